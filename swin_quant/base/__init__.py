@@ -1,3 +1,3 @@
-"""What everything stands on: errors, files, progress, ranks."""
+"""The lowest floor, which every package uses: errors, files, progress, ranks."""
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""Zip archives that somebody else packed: all that is wrong with one is a ValueError, and members unpack in bounds."""
+"""Zip archives that somebody else packed: every fault is a ValueError, and members unpack within bounds."""
 
 import zipfile
 from typing import BinaryIO

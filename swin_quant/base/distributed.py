@@ -20,7 +20,7 @@ from swin_quant.base.watchdog import Watchdog, broken_connection
 
 T = TypeVar("T")
 R = TypeVar("R")
-_PATIENCE = timedelta(hours=2)  # of torch's own; that nobody waits for a lost rank is the watchdog's business
+_PATIENCE = timedelta(hours=2)  # torch's own timeout; the watchdog ends a wait for a lost rank earlier
 
 
 @dataclass(frozen=True)
@@ -61,14 +61,14 @@ def gather(items: list[T]) -> list[T]:
 
 
 def shared_out(values: Sequence[T], measure: Callable[[T], R]) -> list[R]:
-    """`measure` of each value, plain data; every rank takes a part of them, and is given what all found."""
+    """`measure` of each value, as plain data; every rank measures a part and receives all results."""
     rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     found = gather([(number, measure(values[number])) for number in range(rank, len(values), size)])
     return [result for _, result in sorted(found, key=itemgetter(0))]
 
 
 def from_main(value: T) -> T:
-    """What rank 0 has, on every rank: tensors (on the CPU) and plain data, read without running anything they hold."""
+    """Rank 0's value on every rank: tensors (on the CPU) and plain data, read without running code in them."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return value
     buffer = io.BytesIO()

@@ -37,7 +37,7 @@ class UsageError(SwinQuantError):
 
 
 def in_words(text: str) -> str:
-    """A message with its fields called as they are called here."""
+    """A message with the names that fields have in this context."""
     return _FIELD.sub(lambda match: _words.get(match[1], match[1]), text)
 
 
@@ -59,14 +59,14 @@ def speaking(words: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def called(**words: str) -> Iterator[None]:
-    """Inside, these fields are called so, and the others as they are called outside."""
+    """Inside, these fields have these names; every other keeps the name it has outside."""
     with speaking({**_words, **words}):
         yield
 
 
 @contextmanager
 def memory_errors_named() -> Iterator[None]:
-    """Inside, memory that is used up is a SwinQuantError with what to lower, where that is called something here."""
+    """Inside, running out of memory is a SwinQuantError; it names the field to lower, if this context has one."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:

@@ -18,9 +18,9 @@ from typing import Any
 from swin_quant.base.errors import SwinQuantError, listed
 
 MAX_JSON_BYTES = 32 * 1024 * 1024
-_MAX_LINES_BYTES = 4 * 1024 * 1024  # ImageNet-22k's descriptions have a third of it
+_MAX_LINES_BYTES = 4 * 1024 * 1024  # three times ImageNet-22k's descriptions
 INDEX = ".index.json"
-"""How the name of a file ends that says which of the files beside it holds each tensor of a checkpoint."""
+"""End of the name of an index: a file that names, for each tensor, the file beside it that holds the tensor."""
 _MOST_PARTS = 1024
 _MAX_JSON_VALUES = 2**20  # an empty list is 3 bytes in the file and 64 in memory
 
@@ -120,9 +120,9 @@ def atomic_write_bytes(path: str | os.PathLike[str], data: bytes | memoryview) -
 
 @contextlib.contextmanager
 def one_at_a_time(folder: str | os.PathLike[str]) -> Iterator[None]:
-    """Inside is one process at a time, of those that ask for the same folder: others wait.
+    """Inside, at most one process at a time holds the folder; every other waits.
 
-    Nobody waits where the file system locks no folders.
+    No process waits where the file system locks no folders.
     """
     handle = None
     with contextlib.suppress(OSError):
@@ -136,7 +136,7 @@ def one_at_a_time(folder: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def sha256_of(path: str | os.PathLike[str]) -> str:
-    """The SHA-256 of a file's bytes, and of those that an index names, in hexadecimal, read in pieces."""
+    """The SHA-256 of a file's bytes, followed by the parts that an index names, in hexadecimal."""
     digest = hashlib.sha256()
     for part in (path, *parts_of(path)):
         try:

@@ -1,4 +1,4 @@
-"""What was measured, kept in a file as it comes, so that a run which is cut off does not measure it again."""
+"""Measurements, kept in a file as they come, so that an interrupted run does not repeat them."""
 
 import json
 import os
@@ -16,14 +16,14 @@ from swin_quant.base.schema import checked
 
 @dataclass(frozen=True)
 class JournalFile:
-    """What is in the file."""
+    """The content of the file."""
 
     subject: dict[str, Any]
     entries: dict[str, Any]
 
 
 class Journal:
-    """Results by name in a JSON file, all of them of the same `subject`: plain data that says what was measured.
+    """Results by name in a JSON file, all for the same `subject`: plain data that describes the measurement.
 
     A file of another subject, or one that cannot be read, is begun anew, with a warning.
     """
@@ -34,12 +34,12 @@ class Journal:
         self.found = len(self.entries)
 
     def remember(self, name: str, kind: Any, measure: Callable[[], Any]) -> Any:
-        """What `measure()` gave, now or in an earlier run: plain data of a `kind` (`schema.checked`)."""
+        """The result of `measure()`, from now or an earlier run: plain data of a `kind` (`schema.checked`)."""
         known = self.known(name, kind)
         return self.keep({name: measure()}, kind)[name] if known is None else known
 
     def known(self, name: str, kind: Any) -> Any:
-        """What was kept, None if nothing was, or nothing of that kind."""
+        """The kept result; None if there is none, or none of that kind."""
         try:
             return checked(kind, self.entries[name], str(self.path), name) if name in self.entries else None
         except SwinQuantError as error:
@@ -47,7 +47,7 @@ class Journal:
             return None
 
     def keep(self, results: Mapping[str, Any], kind: Any) -> dict[str, Any]:
-        """Write results down; they come back as plain data."""
+        """Write results; they come back as plain data."""
         kept = plain(dict(results))
         self.entries |= kept
         write_json(self.path, {"subject": self.subject, "entries": self.entries})

@@ -6,7 +6,7 @@ from functools import cache
 
 
 def matched(pattern: str, name: str) -> tuple[str, ...] | None:
-    """The words that the stars of `pattern` stand for in `name`; None where it does not match."""
+    """The words in `name` for the stars of `pattern`; None if it does not match."""
     match = _compiled(pattern).fullmatch(name)
     return tuple(match.groups()) if match else None
 

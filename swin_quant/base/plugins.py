@@ -1,4 +1,4 @@
-"""What installed packages announce as entry points of a group of ours."""
+"""Objects that installed packages announce as entry points of a group."""
 
 from collections.abc import Callable, Iterator
 from importlib.metadata import entry_points

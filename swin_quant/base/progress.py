@@ -1,4 +1,4 @@
-"""What a person sees while work goes on: one console on standard error for bars and messages.
+"""Progress bars and messages, on one console on standard error.
 
 Bars appear only on a terminal, on rank 0 and unless quiet; elsewhere plain lines say now and then how far the work
 is. Messages go through `logging`, so that a library user can
@@ -26,7 +26,7 @@ LINE_SECONDS = 5.0  # between plain lines, or a tenth of the time that has passe
 
 
 def _in_words(record: logging.LogRecord) -> bool:
-    """Messages speak of fields, as errors do."""
+    """Gives the fields in messages their names in this context, as in errors."""
     record.msg, record.args = in_words(record.getMessage()), ()
     return True
 
@@ -56,19 +56,19 @@ def set_up(verbose: bool = False, quiet: bool = False, rank: int = 0) -> None:
 
 
 def shows_bars() -> bool:
-    """Whether somebody looks at a terminal."""
+    """Whether standard error is a terminal."""
     return bars and console.is_terminal
 
 
 class Lines:
-    """Lines in place of a bar, where no terminal is: how much of `total` is done, how long that took, what is left."""
+    """Lines in place of a bar, without a terminal: the share of `total` that is done, the time so far and left."""
 
     def __init__(self, total: int | None, done: int = 0) -> None:
         self.total, self.before, self.start = total, done, clock()
         self.due = self.start + LINE_SECONDS
 
     def show(self, description: str, done: int, note: str = "") -> None:
-        """Log a line, if it is time for one."""
+        """Log a line, if enough time has passed."""
         now = clock()
         if not bars or console.is_terminal or now < self.due:
             return

@@ -10,7 +10,7 @@ from swin_quant.base.errors import SwinQuantError, is_out_of_gpu_memory, one_lin
 
 _Given = ParamSpec("_Given")
 _Found = TypeVar("_Found")
-_LONGEST = 200  # characters of what a library says
+_LONGEST = 200  # characters of a library's message
 
 
 @contextmanager
@@ -59,7 +59,7 @@ def _fault(error: Exception, what: str) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    """What a library says; ours says it all in a ValueError."""
+    """The first line of a library's message; our own ValueErrors need no name of their class."""
     said = one_line(next(iter(str(error).strip().splitlines()), "")[:_LONGEST])
     return said if said and type(error) is ValueError else ": ".join(filter(None, (type(error).__name__, said)))
 

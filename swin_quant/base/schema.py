@@ -1,4 +1,4 @@
-"""Plain data of others, checked against the annotations of what it is to be: the one validator of this package.
+"""Untrusted plain data, checked against the annotations of a type: the one validator of this package.
 
 A record is a dataclass or a TypedDict. Types are str, bool, int, float (finite; an int will do), Literal, list[T],
 tuple[T, T], tuple[T, ...], dict[str, T], T | None, Any and records; `Annotated[T, within(least=1)]` says more. Errors
@@ -29,7 +29,7 @@ _WORDS = {"true": True, "false": False}
 
 @dataclass(frozen=True)
 class Must:
-    """What a value must be beyond its type; None, where it is allowed, need not."""
+    """A condition on a value beyond its type; None, where allowed, is exempt."""
 
     holds: Callable[[Any], bool]
     be: str
@@ -45,12 +45,12 @@ def within(above: float = -inf, least: float = -inf, most: float = inf, below: f
 
 
 def counted(least: int, most: int) -> Must:
-    """A list of so many entries."""
+    """A list with a number of entries in this range."""
     return Must(lambda entries: least <= len(entries) <= most, f"a list of {least} to {most} entries")
 
 
 def one_of(choices: Collection[object]) -> Must:
-    """One of some words or numbers that are listed elsewhere."""
+    """One of these words or numbers."""
     return Must(lambda value: value in choices, f"one of {', '.join(map(str, choices))}")
 
 
@@ -75,12 +75,12 @@ def checked(
 def check_record(
     kind: Any, data: Any, source: str, key: str = "", unknown: list[str] | None = None
 ) -> Mapping[str, Any]:
-    """As `checked`, of a record that is not to be made: its fields."""
+    """Like `checked`, for a record that need not be built: returns its fields."""
     return _Reading(source, False, unknown, SwinQuantError).fields(kind, data, key)
 
 
 def check_fields(record: Any) -> None:
-    """UsageError unless the fields of a dataclass that was made in code are, as they are told, what it says of them."""
+    """UsageError unless the fields of a dataclass made in code fit their annotations."""
     for name, kind in fields_of(type(record))[0].items():
         value = _Reading("", False, None, UsageError).value(kind, getattr(record, name), name)
         object.__setattr__(record, name, value)  # it may be frozen; lists are tuples now, and 1 is 1.0 for a float

@@ -2,8 +2,8 @@
 
 It makes a run repeatable and an import checkable. The annotations here and in `records` are the schema: reading and
 making a card both check every key and type against them, since a card comes from another machine as easily as from
-here. A card can grow: a key that came later is optional (a default, or a part of a record that is `total=False`), and
-keys of a newer version are kept as they are, with a warning. What cannot be read so has another number in `SCHEMA`.
+here. A card can grow: a later key is optional (a default, or a part of a record with `total=False`), and keys of a
+newer version are kept unchanged, with a warning. An incompatible format has another number in `SCHEMA`.
 """
 
 import dataclasses
@@ -47,10 +47,10 @@ SCHEMA = f"{FAMILY}{FORMAT}"
 
 @dataclass(frozen=True)
 class RunCard:
-    """A run, as recorded. `results` holds what `Result`s are in JSON; `measured()` gives them back as such.
+    """A run, as recorded. `results` holds `Result`s as JSON; `measured()` gives them as objects.
 
-    `class_names`: those of the model's classes, in their order, where somebody stated them.
-    `newer` holds the keys beside these that a newer version wrote; `checked`: the file was, which this is made of.
+    `class_names`: the model's class names in order, where known. `newer`: further keys that a newer version wrote.
+    `checked`: the card comes from a file that was checked already.
     """
 
     name: FileName
@@ -90,32 +90,31 @@ class RunCard:
 
     @property
     def kept_passes(self) -> list[PassRecord]:
-        """Those that were not taken back, of this calibration and of earlier ones that the weights come from."""
+        """The passes that were not taken back, in this calibration and in earlier ones of the same weights."""
         passes = self.calibration.get("passes", []) if self.calibration else []
         return [one for one in passes if one["kept"]]
 
     @property
     def has_own_weights(self) -> bool:
-        """Whether the weights, in float, compute another thing than the source: QAT, or passes that correct them."""
+        """Whether the weights, in float, compute something else than the source: after QAT or correcting passes."""
         return self.is_qat or any(not one["keeps_function"] for one in self.kept_passes)
 
     @property
     def changes_features(self) -> bool:
-        """Whether maps of stages are others than the source's, at some size of pictures, though the logits are not."""
+        """Whether maps of stages differ from the source's at some picture size, though the logits do not."""
         return any(not one.get("keeps_features", True) for one in self.kept_passes)
 
     @property
     def original_sha256(self) -> str | None:
-        """Which float model deltas are to: the source, or the checkpoint itself where that was trained in float."""
+        """The float model that deltas compare with: the source, or the checkpoint itself if it was trained in float."""
         record = self.checkpoint if self.training and not self.is_qat else self.source
         return record["sha256"] if record else None
 
     def measured(self) -> list[Result]:
         """The results, typed.
 
-        One of before policies were told apart by their rules gets those of the card's policy. Cards of before `weights`
-        was recorded compare QAT with its own weights unquantized: those are not its original, and such comparisons are
-        left out.
+        Older results without the hash of a policy's rules get the card's. Older cards without `weights` compare QAT
+        with its own weights unquantized, which are not its original: these comparisons are left out.
         """
         results = [Result.of(record) for record in self.results]
         results = [_as_qat(result) if self.is_qat and result.weights is None else result for result in results]
@@ -137,11 +136,11 @@ class RunCard:
         return dataclasses.replace(self, results=results)
 
     def since(self, older: "RunCard") -> "RunCard":
-        """The card with those results alone that `older` has not: what was measured in between."""
+        """The card with only the results that `older` lacks."""
         return dataclasses.replace(self, results=[one for one in self.results if one not in older.results])
 
     def with_verification(self, record: VerificationRecord) -> "RunCard":
-        """A card that also holds `record`, instead of what it said of the same engine, precision and reference."""
+        """A card that also holds `record`, instead of an older one for the same engine, precision and reference."""
         identity = itemgetter("engine", "precision", "policy", "reference")
         kept = [old for old in self.verification if identity(old) != identity(record)]
         return dataclasses.replace(self, verification=[*kept, finite(record)])
@@ -193,7 +192,7 @@ def _as_qat(result: Result) -> Result:
 
 
 def without_paths(card: RunCard) -> dict[str, Any]:
-    """The card as JSON, less where files were: what does not depend on the machine and the folder."""
+    """The card as JSON without the places of files, which depend on the machine and the folder."""
     return with_paths(card.to_dict(), lambda file: None)
 
 

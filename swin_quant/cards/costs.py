@@ -31,7 +31,7 @@ class GroupRecord(TypedDict):
 
 
 class SensitivityRecord(TypedDict):
-    """What each node costs under a policy. `profile`: SQNR in dB of each block's output. `forwards`: what it took."""
+    """What each node costs under a policy. `profile`: SQNR in dB of each block's output. `forwards`: passes it took."""
 
     policy: str
     policy_sha256: str

@@ -1,4 +1,4 @@
-"""Which files need a checkpoint: their run cards name it by its SHA-256. It is not replaced while they do."""
+"""The files that need a checkpoint, since their run cards name its SHA-256: it is not replaced while they exist."""
 
 import os
 from collections.abc import Iterator
@@ -16,9 +16,9 @@ _BELOW = 2  # folders
 
 
 def dependents(file: Path) -> list[Path]:
-    """The artifacts and checkpoints that were made of what now lies at `file`, and are compared with it.
+    """The artifacts and checkpoints that were made from `file` and are compared with it.
 
-    Looked for beside it, below, above, and in the folders beside its own.
+    They are looked for beside it, below, above, and in the folders beside its own.
     """
     if not file.is_file():
         return []
@@ -29,7 +29,7 @@ def dependents(file: Path) -> list[Path]:
 
 
 def refuse_to_replace(file: Path, content: bytes | memoryview | None = None) -> None:
-    """UsageError where something needs what lies at `file`, and it is not the `content` that is to be written."""
+    """UsageError if another file needs `file`, unless the new `content` is the same."""
     if content is not None and file.is_file() and file.stat().st_size == len(content) and file.read_bytes() == content:
         return
     if needed := dependents(file):
@@ -60,7 +60,7 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _made_of(path: Path, file: Path, sha256: str) -> Path | None:
-    """The file of a run card, if that is compared with `file` by its hash, and finds no other that has it."""
+    """The file of a run card that is compared with `file` by its hash, if no other file has this hash."""
     try:
         if path.stat().st_size > _LARGEST or sha256.encode() not in path.read_bytes():
             return None

@@ -1,4 +1,4 @@
-"""Where a model came from: files that its run card names, found again, and accepted by their SHA-256 alone.
+"""The origin of a model: files that its run card names, found again and accepted by their SHA-256 alone.
 
 Quantized figures are compared with the float checkpoint that the user had. Calibration leaves its weights as they are,
 QAT and some passes do not: then the original is looked for, or another file that is known to hold its weights.
@@ -41,7 +41,7 @@ def card_of(checkpoint: str | Path, sha256: Callable[[], str] | None = None) -> 
 
 
 def find(record: Mapping[str, Any] | None, folders: Sequence[Path]) -> Path | None:
-    """The file of a card's record, where the card says or of that name in one of `folders`; None if it is not there."""
+    """The file of a card's record, at its recorded place or by name in one of `folders`; None if it is not there."""
     if record is None:
         return None
     places = [*([Path(record["path"])] if "path" in record else []), *(folder / record["file"] for folder in folders)]
@@ -56,7 +56,7 @@ def _is(path: Path, sha256: str) -> bool:
 
 
 def starts(card: RunCard, folders: Sequence[Path]) -> Iterator[Start]:
-    """What QAT started from, and what that started from, as far as the files are found: to the calibrated one."""
+    """The chain of checkpoints that QAT started from, back to the calibrated one, as far as files are found."""
     for _ in range(_MOST_STARTS):
         file = find(card.training["start"], folders) if card.is_qat and card.training else None
         if file is None:
@@ -108,7 +108,7 @@ def _checked(card: RunCard, given: Path) -> Path:
 
 
 def _holds_original(start: Start, card: RunCard) -> bool:
-    """Whether a start's weights are those of the card's original: it is that file, or was calibrated only."""
+    """Whether a start has the original's weights: it is that file, or was only calibrated."""
     if start.card is None:
         return sha256_of(start.file) == _source(card)
     return not start.card.has_own_weights and _source(start.card) == _source(card)

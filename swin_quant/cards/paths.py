@@ -12,7 +12,7 @@ _MOST_UP, _LONGEST_PATH = 4, 255
 
 
 def portable_path(file: str | os.PathLike[str], folder: Path) -> str | None:
-    """`file` from `folder`, both absolute, as a card may have it; None where that would tell where on the machine."""
+    """The path of `file` from `folder`, both absolute, for a card; None if it would reveal a place on the machine."""
     try:
         if os.path.commonpath([file, folder]) == Path(folder).anchor:
             return None
@@ -36,7 +36,7 @@ def located(path: str, card: Path) -> str:
 
 
 def with_paths(content: dict[str, Any], change: Callable[[str], str | None]) -> dict[str, Any]:
-    """`content`, a card in JSON, with the path of each file as `change` says, and none where that is None."""
+    """`content`, a card in JSON, with `change` applied to the path of each file; None removes the path."""
     training = content.get("training") or {}
     places = [content.get("source"), content.get("checkpoint"), training.get("start"), training.get("teacher")]
     for record in places:

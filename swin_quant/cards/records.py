@@ -20,7 +20,7 @@ NAMES = "at most 100,000 printable names of at most 300 characters"
 
 
 def are_names(names: list[str]) -> bool:
-    """Whether a list is fit for names of classes."""
+    """Whether a list can be class names."""
     return len(names) <= 100_000 and all(0 < len(name) <= 300 and name.isprintable() for name in names)
 
 
@@ -29,12 +29,11 @@ FileName = Annotated[str, Must(is_bare_name, "fit for a file name, without folde
 ClassNames = Annotated[list[str], Must(are_names, NAMES)]
 Moment = Annotated[str, Must(_is_date, "an ISO date and time")]
 
-ORIGINAL, PTQ, QAT = "original", "ptq", "qat"  # whose weights a result is of
+ORIGINAL, PTQ, QAT = "original", "ptq", "qat"  # the weights that a result was measured with
 
-
-# What weights are called with the nodes off where they are no baseline.
+# Notes on weights with the nodes off that are no baseline.
 UNQUANTIZED = {QAT: "QAT weights, unquantized", PTQ: "corrected weights, unquantized"}
-CORRECTED = "corrected"  # what weights are called that a pass changed behind the calibration
+CORRECTED = "corrected"  # weights that a pass changed after calibration
 
 
 class _Located(TypedDict, total=False):
@@ -44,7 +43,7 @@ class _Located(TypedDict, total=False):
 
 
 class _MaybeWeights(TypedDict, total=False):
-    """`weights`: which of the file's sets of weights was taken, where it holds several."""
+    """`weights`: the set that was taken, from a file that holds several."""
 
     weights: str
 
@@ -86,7 +85,7 @@ class _SearchRecord(TypedDict):
 
 
 class _MaybeMaps(TypedDict, total=False):
-    """`keeps_features`: what the stages give in float is what it was before, too, at any size of pictures."""
+    """`keeps_features`: the float maps of stages are unchanged, too, at any size of pictures."""
 
     keeps_features: bool
 
@@ -122,7 +121,7 @@ class BitsRecord(TypedDict, total=False):
 
 
 class SearchRecord(_SearchRecord, BitsRecord):
-    """How ranges were found in what was observed."""
+    """How ranges were found in the observed statistics."""
 
 
 class AdviceRecord(TypedDict):
@@ -198,7 +197,7 @@ class TrainingRecord(_TrainingRecord, total=False):
 
 
 class KnownOptions(TypedDict, total=False):
-    """What of an artifact's options is read again, whatever its backend; the others are the backend's own."""
+    """The options of an artifact that are read again, whatever its backend; any other is the backend's own."""
 
     target: str | None
     float_type: str | None
@@ -293,5 +292,5 @@ class Result:
 
     @classmethod
     def of(cls, record: dict[str, Any]) -> "Result":
-        """A result of a card, without what a newer version may have added."""
+        """A result of a card, without keys of a newer version."""
         return cls(**{key: value for key, value in record.items() if key in fields_of(cls)[0]})

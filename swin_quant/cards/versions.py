@@ -1,4 +1,4 @@
-"""What figures depend on besides the checkpoint."""
+"""The software and hardware that figures depend on."""
 
 import importlib.metadata
 import platform
@@ -11,7 +11,7 @@ from swin_quant.base import __version__
 
 
 def versions() -> dict[str, str | None]:
-    """What the figures depend on besides the checkpoint; None where there is no such thing."""
+    """Versions of software, and the hardware; None for anything absent."""
     return {
         "swin_quant": __version__,
         "python": platform.python_version(),

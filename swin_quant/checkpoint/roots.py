@@ -29,7 +29,7 @@ _FEWEST = 0.5  # a root with fewer than this share of the best root's keys is no
 
 @dataclass(frozen=True)
 class FoundModel:
-    """A model's keys without their root, and what the root is; `said`: the user's word chose it, among `several`."""
+    """A model's entries without their root, and the root; `user_chose`: the user named it; `several`: one of many."""
 
     state: dict[str, Tensor]
     root: str = ""

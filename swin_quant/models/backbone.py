@@ -1,4 +1,4 @@
-"""Swin V1 and V2 as a backbone: pictures of any size in, the maps of some stages out, made of the classifier's parts.
+"""Swin V1 and V2 as a backbone: pictures of any size in, maps of some stages out, built from the classifier's parts.
 
 Nodes and parameters have the names that they have in the classifier, so its ranges and weights serve here. Each output
 may have a norm of its own, `norm0` to `norm3`, as in Microsoft's detection and segmentation code, or the last one the
@@ -22,7 +22,7 @@ from swin_quant.models.maps import Cut, neighbours, patches
 
 
 class MapBlock(WindowBlock):
-    """A block on maps [B, H, W, C] of any size. Its masks depend on the map: none is kept."""
+    """A block on maps [B, H, W, C] of any size. It computes its masks anew, since they depend on the map."""
 
     def __init__(
         self,
@@ -107,13 +107,13 @@ class Backbone(Swin):
         self.left_out = "|".join(unused)
 
     def normed(self, x: Tensor, stage: int) -> Tensor:
-        """The map [B, H, W, C] of a stage as it is given out, channels last."""
+        """The output for the map [B, H, W, C] of a stage, channels last."""
         if self.norms == EACH:
             return self.get_submodule(f"norm{stage}")(x)
         return self.norm(x) if self.norms == LAST and stage == len(self.geometry.depths) - 1 else x
 
     def forward(self, x: Tensor) -> list[Tensor]:  # type: ignore[override]  # maps in place of logits
-        """UsageError for pictures that are smaller than a patch."""
+        """The maps of the stages. UsageError for pictures smaller than a patch."""
         if min(x.shape[-2:]) < (least := self.geometry.patch_size):
             raise UsageError(f"pictures of {x.shape[-2]} x {x.shape[-1]}: must be of {least} x {least} pixels at least")
         found, x = [], self.patch_embed(x)

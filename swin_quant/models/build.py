@@ -14,9 +14,9 @@ from swin_quant.quant.quantizer import named_nodes
 
 
 def build_model(cfg: CfgNode) -> Classifier:
-    """The model of a checked `cfg` in evaluation mode, every node off; it gives what MODEL.OUTPUT_KIND says.
+    """The model of a checked `cfg` in evaluation mode, every node off, with the output that MODEL.OUTPUT_KIND names.
 
-    UsageError where its architecture gives no such thing.
+    UsageError where its architecture has no such output.
     """
     architecture = architectures()[cfg.MODEL.TYPE]
     if cfg.MODEL.OUTPUT_KIND == FEATURES:
@@ -43,7 +43,7 @@ def _built_by(function: str | None, cfg: CfgNode, architecture: Architecture) ->
 
 
 def _take_head_off(model: Classifier, architecture: Architecture) -> None:
-    """What the head reads becomes the output: [B, channels]."""
+    """Make the head's input the output: [B, channels]."""
     if set(architecture.family.head) != {"head.weight", "head.bias"}:
         raise UsageError(f"MODEL.OUTPUT_KIND {EMBEDDING}: the head of {architecture.name} is not called `head`")
     model.add_module("head", nn.Identity())

@@ -15,14 +15,14 @@ from swin_quant.quant.passes.places import Exchange
 class Classifier(nn.Module):
     """A network from pictures [B, in_chans, image_size, image_size] to logits [B, classes].
 
-    `architecture` is its entry in the registry, set by `build_model`: which parts of it are blocks, stages, pairs.
-    `maps`: the side of the map of tokens in each stage, where there are maps.
-    `output_kind`: what it gives. Without logits it has no classes, and `left_out` (a pattern of `re`) says which keys
-    of a checkpoint it has no use for; with maps, those of `output_stages`, it takes pictures
-    [B, in_chans, H, W] of any size.
-    `weights`: which set of weights it takes from a file that holds several (MODEL.WEIGHTS).
-    `own_units`, `own_exchanges`, `own_stages`: those that a network of no known structure finds in itself; others have
-    them from their architecture (`registry`).
+    `architecture`: its entry in the registry, set by `build_model`, which names its blocks, stages and pairs.
+    `maps`: the side of the map of tokens in each stage, for networks with maps.
+    `output_kind`: the kind of output. Without logits there are no classes, and `left_out` (a pattern of `re`) matches
+    the keys of a checkpoint that it does not need; with maps, of `output_stages`, it takes pictures [B, in_chans, H, W]
+    of any size.
+    `weights`: the set of weights to take from a file that holds several (MODEL.WEIGHTS).
+    `own_units`, `own_exchanges`, `own_stages`: found by tracing in a network of unknown structure; a known architecture
+    has its own (`registry`).
     """
 
     architecture: "Architecture | None" = None
@@ -39,8 +39,8 @@ class Classifier(nn.Module):
         self.image_size, self.in_chans, self.classes, self.maps = image_size, in_chans, classes, maps
 
     def check(self, images: Tensor) -> None:
-        """UsageError for pictures of another size than it was built for, but where it gives maps: some networks would
-        answer, with other rows than there are pictures. Tensors without values ask what depends on the size."""
+        """UsageError for pictures of another size than the network was built for, unless its output is maps: some
+        networks would answer with another number of rows. Meta tensors pass, since they only probe how shapes depend on size."""
         wanted = (self.in_chans, self.image_size, self.image_size)
         if self.output_kind != FEATURES and not images.is_meta and tuple(images.shape[1:]) != wanted:
             raise UsageError(
@@ -53,16 +53,16 @@ class Classifier(nn.Module):
 class Architecture:
     """An entry of the registry: a family, and the network that a config of it describes.
 
-    `build(cfg)` gives a `Classifier` with freshly initialised weights, nodes off. `blocks` are the parts that repeat,
-    in the order of the forward pass: what is computed anew to save memory, sharded, and counted by layer decay.
-    `stages` are those whose outputs are features. `pairs`: a norm and the linears that read its output and nothing
-    else does, so that a factor can move from one to the others; stars stand for the same words in all. `exchanges`:
-    other places of such a kind; `streams(model)`: those of residual streams, which depend on the depth. `padded`: what
-    is given zeros beside tokens where a map has no whole windows: no offset may move into it. `no_decay`: what is in
-    the names of parameters that weight decay leaves alone, beside norms and biases. `rewrites`: the module that
-    rewrites it for ONNX, or the name of one of the exporter's own; None: the generic export is all it needs.
-    `backbone` names a function "module:function" from a config to the model that gives maps; None: there is none.
-    `embedding` one to the model that gives what the head reads; None: that without its `head`.
+    `build(cfg)` gives a `Classifier` with freshly initialised weights, nodes off. `blocks`: the parts that repeat, in
+    the order of the forward pass; they are recomputed to save memory, sharded, and counted by layer decay. `stages`:
+    the parts whose outputs are features. `pairs`: a norm and the linears that alone read its output, so that a factor
+    can move from one to the others; stars stand for the same words in all. `exchanges`: other such places;
+    `streams(model)`: such places in residual streams, which depend on the depth. `padded`: parts that see zeros beside
+    tokens where a map has no whole windows, so that no offset may move into them. `no_decay`: parts of the names of
+    parameters without weight decay, beside norms and biases. `rewrites`: the module that rewrites the network for ONNX,
+    or the name of one of the exporter's own; None: the generic export. `backbone` names a function "module:function"
+    from a config to the model that gives maps; None: there is none. `embedding` names one to the model whose output is
+    the head's input; None: the classifier without its `head`.
     """
 
     family: Family

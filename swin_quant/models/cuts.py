@@ -13,7 +13,7 @@ from torch import fx, nn
 from swin_quant.models.placement import ADDS, CONVOLUTIONS, LAYERS, NORMS, word_of
 
 WHOLE = ("",)
-CONSTANT = "_tensor_constant"  # what fx calls tensors that it meets on the way
+CONSTANT = "_tensor_constant"  # fx's name for tensors that it meets while tracing
 MERGES = ADDS | {"cat", "concat"}
 _CHANNELS_FIRST = CONVOLUTIONS | NORMS | {"layernorm2d"}
 _CHANNELS_LAST = frozenset({"linear", "quantlinear", "layernorm"})
@@ -67,7 +67,7 @@ def _operations(graph: fx.Graph) -> list[fx.Node]:
 
 
 def _eligible(graph: fx.Graph, nodes: list[fx.Node], layers: list[bool], root: nn.Module) -> Iterator[Region]:
-    """Closed modules that hold a residual branch of their own, the outermost of such; and those that hold none."""
+    """The outermost closed modules with a residual branch of their own; and the modules without one."""
     flowing = _flowing(graph, nodes)
     regions = {region.name: region for region in _closed(nodes, flowing)}
     owners: set[str] = set()
@@ -85,7 +85,7 @@ def _eligible(graph: fx.Graph, nodes: list[fx.Node], layers: list[bool], root: n
 
 
 def _flowing(graph: fx.Graph, nodes: list[fx.Node]) -> dict[int, fx.Node]:
-    """Place between operations -> the tensor that flows there, where it is one; what is given out besides flows not."""
+    """Place between operations -> the one tensor that flows there; further outputs of the network do not count."""
     index = {node: number for number, node in enumerate(nodes)}
     (pictures,) = (node for node in graph.nodes if node.op == "placeholder")
     (output,) = (node for node in graph.nodes if node.op == "output")
@@ -100,7 +100,7 @@ def _flowing(graph: fx.Graph, nodes: list[fx.Node]) -> dict[int, fx.Node]:
 
 
 def _closed(nodes: list[fx.Node], flowing: Mapping[int, fx.Node]) -> Iterator[Region]:
-    """Every module whose operations are all between two places where one tensor flows."""
+    """Every module with all its operations between two places where one tensor flows."""
     inside: dict[str, list[int]] = {}
     for number, node in enumerate(nodes):
         words = home(node).split(".") if home(node) else []
@@ -120,12 +120,12 @@ def _closed(nodes: list[fx.Node], flowing: Mapping[int, fx.Node]) -> Iterator[Re
 
 
 def _is_own(node: fx.Node, name: str) -> bool:
-    """Whether a value is one of the module `name`, or a constant that tracing found, which each can have."""
+    """Whether a value belongs to the module `name`, or is a constant that tracing found."""
     return node.op == "get_attr" and str(node.target).startswith((f"{name}.", CONSTANT))
 
 
 def home(node: fx.Node) -> str:
-    """The module that an operation is of: that which is called, or in whose forward it stands."""
+    """The module of an operation: the one that is called, or whose forward contains it."""
     if node.op in ("call_module", "get_attr"):
         return str(node.target)
     stack = node.meta.get("nn_module_stack") or {}
@@ -133,7 +133,7 @@ def home(node: fx.Node) -> str:
 
 
 def taken_out(graph: fx.Graph, region: Region) -> fx.Graph:
-    """The graph of a region, from its own module's view; in `graph` is a call of that module in its place."""
+    """The graph of a region, seen from its own module; `graph` then calls that module in its place."""
     reads = dict.fromkeys(one for node in region.nodes for one in node.all_input_nodes if one not in region.nodes)
     (given,) = (one for one in reads if one.op != "get_attr")
     inner, prefix = fx.Graph(), f"{region.name}."

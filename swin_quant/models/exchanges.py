@@ -1,4 +1,4 @@
-"""Where factors and offsets are free in a traced network, read from its graph (`quant.passes.places`).
+"""Places in a traced network where factors and offsets can move, read from its graph (`quant.passes.places`).
 
 A layer whose channels other layers alone read, through what gives k y of k x (cross-layer equalization: Nagel et al.,
 2019); and a norm that layers alone read.
@@ -47,7 +47,7 @@ def exchanges(graph: fx.Graph, root: nn.Module, norms: Mapping[str, str]) -> Ite
 def _readers(
     node: fx.Node, root: nn.Module, through: frozenset[str], norms: Mapping[str, str], channels: int
 ) -> list[str]:
-    """The layers that read all that `node` gives, channel by channel; none where something else does."""
+    """The layers that alone read the output of `node`, channel by channel; none if anything else reads it."""
     found: list[str] = []
     for user in node.users:
         if word_of(user, root) in SIZES:
@@ -66,14 +66,14 @@ def _readers(
 
 
 def _channels_in(layer: QuantizedLayer) -> int:
-    """How many channels each have weights of their own; 0 where groups mix them."""
+    """The number of channels with weights of their own; 0 where groups mix them."""
     if getattr(layer, "groups", 1) == 1:
         return layer.weight.shape[1]
     return len(layer.weight) if layer.groups == len(layer.weight) and layer.weight.shape[1] == 1 else 0
 
 
 def _columns(root: nn.Module, reader: str) -> Part:
-    """The weights that channels are multiplied by: of a depthwise convolution its rows."""
+    """The weights that multiply channels: the rows, for a depthwise convolution."""
     return Part(f"{reader}.weight", dim=0 if getattr(root.get_submodule(reader), "groups", 1) > 1 else 1)
 
 

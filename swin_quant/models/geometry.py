@@ -1,4 +1,4 @@
-"""The numbers that make a Swin: what a config says of the architecture, and what follows from it for each stage."""
+"""The numbers of a Swin's architecture: from the config, and derived for each stage."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from swin_quant.config.swin import SWIN, SWINV2
 
 @dataclass(frozen=True)
 class Geometry:
-    """What a config says of an architecture; sizes in pixels, tokens or channels as the names say.
+    """The architecture in a config; sizes are in pixels, tokens or channels as the names say.
 
     `whole_windows`: no map clips a window or takes a shift away, as in detection code.
     """
@@ -49,7 +49,7 @@ class Geometry:
 
 
 def geometry_of(cfg: CfgNode) -> Geometry:
-    """The geometry that a checked config of a Swin describes. UsageError for one of another family."""
+    """The geometry that a checked config of a Swin describes. UsageError for another family."""
     if cfg.MODEL.TYPE not in (SWIN.name, SWINV2.name):
         raise UsageError(f"MODEL.TYPE is {cfg.MODEL.TYPE}: this is for {SWIN.name} and {SWINV2.name} only")
     a = architecture(cfg)

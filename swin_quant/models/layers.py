@@ -26,8 +26,8 @@ class LayerNorm(nn.LayerNorm):
 
 
 class StreamNorm(LayerNorm):
-    """The norm behind a residual stream whose channels products read as they are. It compares channels: what passes
-    have divided them by, `factors` give back."""
+    """The norm behind a residual stream whose channels products read directly. It compares channels, so `factors`
+    multiply them by what passes have divided them by."""
 
     def __init__(self, channels: int) -> None:
         super().__init__(channels)
@@ -38,7 +38,7 @@ class StreamNorm(LayerNorm):
 
 
 class DropPath(nn.Module):
-    """Leave the branch of a picture out with `rate` while training; those that stay are scaled up. Keeps the shape.
+    """Drop the branch of a picture with probability `rate` while training; kept ones are scaled up. Keeps the shape.
 
     Huang et al., "Deep Networks with Stochastic Depth", 2016. The draws are those of timm's module of the same name.
     """
@@ -93,7 +93,7 @@ class PatchEmbed(nn.Module):
 class PatchMerging(nn.Module):
     """Halve the map and double the channels. [B, H * W, C] -> [B, H * W / 4, 2C]."""
 
-    norm_first: bool  # whether the network normalises what products read, not what they add
+    norm_first: bool  # whether norms come before the products, not behind them
 
     def __init__(self, resolution: int, dim: int) -> None:
         super().__init__()
@@ -167,12 +167,12 @@ class Stage(nn.Module):
 
     def __init__(self, blocks: Sequence[WindowBlock], downsample: nn.Module | None) -> None:
         super().__init__()
-        self.blocks = cast("list[WindowBlock]", nn.ModuleList(blocks))  # its entries are known, to a type checker, too
+        self.blocks = cast("list[WindowBlock]", nn.ModuleList(blocks))  # for the type checker
         self.downsample = downsample
         self.checkpointing = False
 
     def through_blocks(self, x: Tensor) -> Tensor:
-        """What the stage gives before its map is halved."""
+        """The output of the stage before its map is halved."""
         for block in self.blocks:
             x = checkpoint(block, x, use_reentrant=False) if self.checkpointing and self.training else block(x)
         return x

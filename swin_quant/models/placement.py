@@ -1,4 +1,4 @@
-"""Where the nodes of a traced network go, as data: what is multiplied, added, passed through, and never negative.
+"""The places of nodes in a traced network, as data: operations that multiply, add, pass through, or give no negatives.
 
 In the spirit of NNCF's propagation: a node stands before an operation that engines have in int8, its role says of which
 kind, and it is found by walking against the flow through whatever keeps a range. Two nodes that walk to the same tensor
@@ -20,26 +20,26 @@ MATMULS = frozenset({"matmul", "bmm"})
 ADDS = frozenset({"add", "iadd"})
 AVERAGES = frozenset({"adaptiveavgpool2d", "avgpool2d", "mean"})
 SIDES = ("_left", "_right")
-"""What keeps the range of what it is given, or shrinks it a little: a range is that of what lies before it."""
+"""Operations that keep the range of their input, or shrink it a little."""
 PASSES = frozenset(
     "identity dropout dropout2d droppath contiguous clone flatten reshape view permute transpose squeeze unsqueeze "
     "expand getitem unbind split chunk roll pad maxpool2d maxpool2dsame avgpool2d avgpool2dsame adaptiveavgpool2d "
     "adaptivemaxpool2d avgpool maxpool mean amax interpolate upsample pixelshuffle pixelunshuffle folded".split()
 )
-"""What gives nothing, or next to nothing, below zero: half of a symmetric grid would be idle behind it."""
+"""Operations with next to no output below zero: half of a symmetric grid would be idle behind them."""
 ONE_SIDED = frozenset(
     "relu relu6 gelu gelutanh quickgelu silu swish mish hardswish hardsigmoid sigmoid softmax softplus elu celu "
     "hardtanh".split()
 )
-"""What engines compute within the convolution before it, or behind a node that they move across it."""
+"""Operations that engines fuse into the convolution before them, or move a node across."""
 MERGED = frozenset("identity dropout relu relu6 hardtanh maxpool2d flatten reshape view permute transpose".split())
-"""What asks for the size of a tensor, and not for the tensor."""
+"""Operations that read the size of a tensor, not its values."""
 SIZES = frozenset("getattr size dim numel len".split())
 
 
 @dataclass(frozen=True)
 class Place:
-    """A node to be made: before argument `argument` of the operation `at`, under `name`."""
+    """A node to be inserted before argument `argument` of the operation `at`, under `name`."""
 
     at: fx.Node
     argument: int
@@ -59,7 +59,7 @@ def word_of(node: fx.Node, root: nn.Module) -> str:
 
 
 def source_of(node: fx.Node, root: nn.Module) -> fx.Node:
-    """Where the range of what `node` gives comes from: against the flow, through what keeps a range."""
+    """The origin of the range of `node`'s output: upstream, through operations that keep a range."""
     while word_of(node, root) in PASSES and node.args and isinstance(node.args[0], fx.Node):
         node = node.args[0]
     return node
@@ -83,7 +83,7 @@ def _is_one_sided(node: fx.Node, root: nn.Module) -> bool:
 
 
 def output_role(node: fx.Node, root: nn.Module, norms: Mapping[str, str]) -> Role:
-    """The role of the output of a convolution: another where something reads it that has no node of its own."""
+    """The role of a convolution's output, which depends on whether each reader has a node of its own."""
     for reader in node.users:
         word = word_of(reader, root)
         if str(reader.target) in norms or word in MERGED:
@@ -111,8 +111,8 @@ def foldable(graph: fx.Graph, root: nn.Module) -> dict[str, str]:
 
 
 def places(graph: fx.Graph, root: nn.Module) -> Iterator[Place]:
-    """The nodes beside those that layers hold themselves: at the products and the additions of two activations, and at
-    the average of what a fused addition gives, which would be a float one without."""
+    """The nodes outside layers: at products and additions of two activations, and at the average of a fused addition's
+    output, which would be computed in float without one."""
     counts: dict[tuple[str, str], int] = {}
     for node in graph.nodes:
         kind, roles = _requested_roles(node, root)
@@ -126,7 +126,7 @@ def places(graph: fx.Graph, root: nn.Module) -> Iterator[Place]:
 
 
 def _requested_roles(node: fx.Node, root: nn.Module) -> tuple[str, dict[str, Role]]:
-    """What kind of operation a node is, and the roles of its inputs by their sides, in order; none of most."""
+    """The kind of an operation and the roles of its inputs, in order; no roles for most operations."""
     word = word_of(node, root)
     inputs = _inputs(node)
     if word in AVERAGES and _averages_fused(node, root):
@@ -143,12 +143,12 @@ def _requested_roles(node: fx.Node, root: nn.Module) -> tuple[str, dict[str, Rol
 
 
 def _inputs(node: fx.Node) -> list[fx.Node]:
-    """The first two inputs of a node, or those of them that nodes compute."""
+    """Those of a node's first two inputs that other nodes compute."""
     return [one for one in node.args[:2] if isinstance(one, fx.Node)]
 
 
 def _is_fused(inputs: Sequence[fx.Node], root: nn.Module) -> bool:
-    """Whether a convolution is there for this addition alone: engines add within it, if both sides are int8.
+    """Whether only this addition reads a convolution: engines then add within it, if both sides are int8.
 
     The residual stream of others, of transformers and ConvNeXt, loses too much by int8, and stays float.
     """
@@ -161,7 +161,7 @@ def _is_fused(inputs: Sequence[fx.Node], root: nn.Module) -> bool:
 
 
 def _averages_fused(node: fx.Node, root: nn.Module) -> bool:
-    """Whether a node averages nothing but a fused addition, as networks do that end in residual blocks."""
+    """Whether a node averages the output of a fused addition, as in networks that end in residual blocks."""
     while inputs := _inputs(node)[:1]:
         node = inputs[0]
         if len(node.users) > 1:
@@ -175,7 +175,7 @@ def _averages_fused(node: fx.Node, root: nn.Module) -> bool:
 
 
 def _is_activation(node: fx.Node, root: nn.Module) -> bool:
-    """Whether a node is computed from the pictures, and no size of anything."""
+    """Whether a node is computed from the values of the pictures, not from sizes alone."""
     if node.op in ("get_attr", "placeholder"):
         return False
     word = word_of(node, root)
@@ -188,6 +188,6 @@ def _is_activation(node: fx.Node, root: nn.Module) -> bool:
 
 
 def _owner(node: fx.Node) -> str:
-    """The module in whose forward an operation stands."""
+    """The module whose forward contains an operation."""
     stack = node.meta.get("nn_module_stack") or {}
     return str(list(stack.values())[-1][0]) if stack else ""

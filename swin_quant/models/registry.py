@@ -1,4 +1,4 @@
-"""Architectures by name: how each is built, and which of its parts are what. Ours, and those of installed packages.
+"""Architectures by name, built in or from installed packages: how each is built, and the roles of its parts.
 
 Parts are named by patterns over module names: a star stands for one word between dots. `layers.*.blocks.*` are the
 blocks of every stage of Swin.
@@ -71,7 +71,7 @@ def pairs_of(model: nn.Module) -> dict[str, tuple[str, ...]]:
 
 
 def exchanges_of(model: nn.Module) -> list[Exchange]:
-    """Where factors and offsets can move in a model: its own, or the pairs and the others of its architecture."""
+    """The places in a model where factors and offsets can move: its own, or its architecture's."""
     every = found(_exchanges(model), model)
     if own := own_units(model):
         return [one for one in every if _within_one(one, own)]
@@ -79,20 +79,20 @@ def exchanges_of(model: nn.Module) -> list[Exchange]:
 
 
 def norms_without_weights(model: nn.Module) -> list[str]:
-    """The norms of a model where factors could move if these had weights to take them."""
+    """The norms of a model where factors could move if the norms had weights."""
     own = own_units(model)
     return without_weights(tuple(one for one in _exchanges(model) if not own or _within_one(one, own)), model)
 
 
 def padded_of(model: nn.Module) -> list[str]:
-    """The names of what is given zeros beside tokens in maps of some sizes; none of a network with its own units."""
+    """The modules that see zeros beside tokens in maps of some sizes; none for a network with its own units."""
     if own_units(model):
         return []
     return [name for pattern in architecture_of(model).padded for name in matching(model, pattern)]
 
 
 def units_of(model: nn.Module) -> dict[str, nn.Module]:
-    """What the forward pass runs one after the other, by name, in order."""
+    """The modules that the forward pass runs one after the other, by name, in order."""
     if own := own_units(model):
         return {name: model.get_submodule(name) for name in own}
     patterns = architecture_of(model).units
@@ -102,8 +102,8 @@ def units_of(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def blocks_or_units(model: nn.Module) -> dict[str, nn.Module]:
-    """What runs one after the other, to be told apart: blocks of a known architecture, else the units that a traced
-    network found in itself; none of any other, nor of one that is a single unit."""
+    """The blocks of a known architecture, else the units of a traced network; none for any other, and for a single
+    unit."""
     if isinstance(getattr(model, "architecture", None), Architecture) and (blocks := blocks_of(model)):
         return blocks
     return {name: model.get_submodule(name) for name in own_units(model) if name}
@@ -116,13 +116,13 @@ def own_units(model: nn.Module) -> tuple[str, ...]:
 
 
 def _exchanges(model: nn.Module) -> tuple[Exchange, ...]:
-    """Those that a model may have, by patterns."""
+    """The exchanges that a model may have, by patterns."""
     if own_units(model):
         own: tuple[Exchange, ...] = getattr(model, "own_exchanges", ())
         return own
     architecture = architecture_of(model)
     pairs = tuple(of_norm(norm, linears) for norm, linears in architecture.pairs)
-    streams = None if _gives_maps(model) else architecture.streams  # the maps are what the stream is
+    streams = None if _gives_maps(model) else architecture.streams  # maps are the stream itself
     return pairs + architecture.exchanges + (tuple(streams(model)) if streams else ())
 
 
@@ -131,7 +131,7 @@ def _gives_maps(model: nn.Module) -> bool:
 
 
 def _fit_for_padding(exchange: Exchange, padded: Sequence[str]) -> Exchange:
-    """Without the offset, if a layer among padding is to give it back, and the padding has not lost it."""
+    """The exchange without its offset, if a layer that sees padding would have to add it back."""
     for part in padded:
         into = any(inside(layer, part) for layer in exchange.into)
         if into and not inside(exchange.shown.name, part):

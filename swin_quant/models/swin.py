@@ -115,7 +115,7 @@ ARCHITECTURE = Architecture(
         ("layers.*.downsample.norm", ("layers.*.downsample.reduction",)),
     ),
     exchanges=(
-        # Attention weighs tokens and sums to one a channel of v: what v loses, proj gives back.
+        # Attention's weights sum to one for each channel of v: proj multiplies by what v was divided by.
         Exchange(
             shown=_V,
             before=_parameters(_V),
@@ -124,7 +124,7 @@ ARCHITECTURE = Architecture(
             into=(f"{_ATTN}.proj",),
             peers=(_Q, _K),
         ),
-        Exchange(shown=_K, offset=_parameters(_K)[1]),  # adds the same to all logits of a query: softmax takes it off
+        Exchange(shown=_K, offset=_parameters(_K)[1]),  # adds the same to all logits of a query, which softmax ignores
         Exchange(shown=_Q, before=_parameters(_Q), after=_parameters(_K), answered=_K),
     ),
     padded=(_ATTN,),

@@ -23,7 +23,7 @@ from swin_quant.quant.passes.places import Exchange, Part
 from swin_quant.quant.quantizer import Quantizer, Role
 
 LARGEST_LOGIT_SCALE = math.log(100.0)
-SMALLEST_NORM = 1e-12  # what a vector of zeros is divided by
+SMALLEST_NORM = 1e-12  # the divisor for a vector of zeros
 
 
 class CosineQkv(QuantLinear):
@@ -34,7 +34,7 @@ class CosineQkv(QuantLinear):
 
     def __init__(self, dim: int, attention: "WindowAttentionV2") -> None:
         super().__init__(dim, 3 * dim, bias=False)
-        self._attention = (attention,)  # in a tuple, else it were registered as a part of this part of it
+        self._attention = (attention,)  # in a tuple, or torch would register the parent as its own child's child
 
     def effective_bias(self) -> Tensor | None:
         q, v = self._attention[0].q_bias, self._attention[0].v_bias
@@ -42,7 +42,7 @@ class CosineQkv(QuantLinear):
 
     @torch.no_grad()
     def shift_bias(self, shift: Tensor) -> Tensor:
-        """k takes nothing: no key of a checkpoint could hold it."""
+        """k has no offset: no key of a checkpoint could hold it."""
         taken = torch.zeros_like(shift).view(3, -1)
         for place, bias in ((0, self._attention[0].q_bias), (2, self._attention[0].v_bias)):
             if bias is not None:
@@ -69,7 +69,7 @@ class WindowAttentionV2(nn.Module):
         self.relative_position_index: Tensor
         self.register_buffer("relative_position_index", relative_position_index(window))
         self.qkv = CosineQkv(dim, self)
-        self.q_bias = nn.Parameter(torch.zeros(dim)) if qkv_bias else None  # k has none: cosine attention has no use
+        self.q_bias = nn.Parameter(torch.zeros(dim)) if qkv_bias else None  # k has none, as in Microsoft's
         self.v_bias = nn.Parameter(torch.zeros(dim)) if qkv_bias else None
         self.proj = QuantLinear(dim, dim)
         self.proj_drop = nn.Dropout(drop)
@@ -149,8 +149,8 @@ def start(model: Swin) -> Swin:
 
 
 def streams(model: nn.Module) -> Iterator[Exchange]:
-    """The residual stream of each stage: what adds to it, what reads it. The last one ends in `norm`, which compares
-    channels: its factors are given back there."""
+    """The residual stream of each stage, with its writers and readers. The last one ends in `norm`, which compares
+    channels and multiplies the factors back."""
     swin = cast(Swin, model)
     source = "patch_embed.proj" if isinstance(swin.patch_embed.norm, nn.Identity) else "patch_embed.norm"
     position = () if swin.absolute_pos_embed is None else (Part("absolute_pos_embed", dim=2),)
@@ -178,7 +178,7 @@ _ATTN = "layers.*.blocks.*.attn"
 _Q, _K, _V = (Part(f"{_ATTN}.qkv", index=index, of=3) for index in range(3))
 _WQ, _WK, _WV = (Part(f"{_ATTN}.qkv.weight", index=index, of=3) for index in range(3))
 
-# No pairs: what a norm gives is added to the residual stream, which all that adds to it and reads it share.
+# No pairs: a norm's output is added to the residual stream, which has many writers and readers.
 ARCHITECTURE = Architecture(
     SWINV2,
     _build,
@@ -192,7 +192,7 @@ ARCHITECTURE = Architecture(
             offset=Part(f"{_ATTN}.v_bias"),
             into=(f"{_ATTN}.proj",),
         ),
-        # Cosine attention takes the length of each head's q and k off.
+        # Cosine attention divides each head's q and k by its length.
         Exchange(shown=_Q, before=(_WQ, Part(f"{_ATTN}.q_bias")), answered=_V, heads=_ATTN),
         Exchange(shown=_K, before=(_WK,), answered=_V, heads=_ATTN),
     ),

@@ -46,7 +46,7 @@ def timm_backbone(cfg: CfgNode) -> Traced:
 
 
 def timm_embedding(cfg: CfgNode) -> Traced:
-    """What a model's last linear reads: [B, channels]. UsageError for a model that timm cannot say it of."""
+    """The input of a model's last linear: [B, channels]. UsageError for a model where timm cannot name it."""
 
     def giving(name: str, module: nn.Module) -> nn.Module:
         if not hasattr(module, "forward_head") or not hasattr(module, "forward_features"):
@@ -57,7 +57,7 @@ def timm_embedding(cfg: CfgNode) -> Traced:
 
 
 def _running(module: nn.Module, forward: Callable[[Any, Any], Any]) -> nn.Module:
-    """`module` with another forward pass; fx traces that of the class."""
+    """`module` under a class with another forward pass, since fx traces the class's."""
     kind = type(module)
     module.__class__ = type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
     return module
@@ -72,7 +72,7 @@ def _without_logits(model: Traced, kind: str) -> Traced:
 
 
 def _stages(cfg: CfgNode, name: str, module: Any) -> list[int]:
-    """Those asked for, else all that timm names."""
+    """The stages that were asked for, else every one that timm names."""
     if not hasattr(module, "forward_intermediates"):
         raise UsageError(f"MODEL.OUTPUT_KIND {FEATURES}: timm gives no maps of {name}: choose another")
     known = getattr(module, "feature_info", [])
@@ -84,7 +84,7 @@ def _stages(cfg: CfgNode, name: str, module: Any) -> list[int]:
 
 
 def _traced(cfg: CfgNode, giving: Callable[[str, nn.Module], nn.Module]) -> Traced:
-    """What `giving` makes of timm's model of a config, traced."""
+    """timm's model of a config, wrapped by `giving` and traced."""
     timm = import_timm()
     name, options = cfg.MODEL.TIMM.ARCHITECTURE, options_of(cfg, "the configuration")
     if not timm.is_model(name):
@@ -115,7 +115,7 @@ def _traced(cfg: CfgNode, giving: Callable[[str, nn.Module], nn.Module]) -> Trac
 
 
 def _stages_with_weights(module: nn.Module) -> tuple[str, ...]:
-    """The modules whose maps timm gives, but those without parameters, such as an activation behind the stem."""
+    """The modules whose maps timm gives, without those that have no parameters, such as an activation."""
     places = [str(info.get("module")) for info in getattr(module, "feature_info", None) or ()]
     modules = dict(module.named_modules())
     return tuple(name for name in places if name in modules and any(True for _ in modules[name].parameters()))
@@ -123,7 +123,7 @@ def _stages_with_weights(module: nn.Module) -> tuple[str, ...]:
 
 @contextmanager
 def _products_apart(timm: Any) -> Iterator[None]:
-    """timm builds attention of two products and a softmax inside."""
+    """Inside, timm builds attention from two products and a softmax."""
     fused = timm.layers.use_fused_attn()
     timm.layers.set_fused_attn(False)
     try:
@@ -133,18 +133,18 @@ def _products_apart(timm: Any) -> Iterator[None]:
 
 
 def _made(timm: Any, name: str, size: int, options: dict[str, Any], cfg: CfgNode) -> nn.Module:
-    """What timm builds; of this size of pictures where it wants to know it. UsageError for what it refuses."""
+    """timm's model, built for this size of pictures where its builder takes one. UsageError if timm refuses."""
     rates = {"drop_rate": cfg.MODEL.DROP_RATE, "drop_path_rate": cfg.MODEL.DROP_PATH_RATE}
     problem: Exception | None = None
     for more in ({"img_size": size, **rates}, rates, {"drop_rate": cfg.MODEL.DROP_RATE}, {}):
         try:
             module: nn.Module = timm.create_model(name, **{**more, **options})
             return module
-        except TypeError as error:  # it takes no such option, or no such value
+        except TypeError as error:  # an unknown option, or a wrong value
             problem = error
             if not any(f"'{key}'" in str(error) for key in more if key not in options):
                 break
-        except Exception as error:  # whatever the builders of a thousand models make of values
+        except Exception as error:  # a thousand builders raise whatever they like
             problem = error
             break
     reason = (str(problem).splitlines() or [type(problem).__name__])[0][:200]
@@ -152,7 +152,7 @@ def _made(timm: Any, name: str, size: int, options: dict[str, Any], cfg: CfgNode
 
 
 def _activations_apart(root: nn.Module, graph: fx.Graph) -> None:
-    """Batch norms that hold dropout and activation become norms with those behind them, under the names they have."""
+    """Split batch norms that hold dropout and activation into three modules, under the same names."""
     for node in list(graph.nodes):
         norm = root.get_submodule(str(node.target)) if node.op == "call_module" else None
         if not isinstance(norm, nn.BatchNorm2d) or type(norm) is nn.BatchNorm2d:

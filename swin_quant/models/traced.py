@@ -1,4 +1,4 @@
-"""A network of anybody's, traced by torch.fx: its layers become ours, and nodes are put where `placement` says.
+"""Any network, traced by torch.fx: its layers become ours, and nodes are inserted where `placement` says.
 
 Names of modules and parameters stay what they were, so that its checkpoints fit. What is traced is what runs in
 evaluation; modules of torch's own stay modules, which train as ever.
@@ -26,7 +26,7 @@ from swin_quant.quant.quantizer import Quantizer
 
 Operations = tuple[Callable[..., Any], ...]
 _Layers = (nn.Linear, nn.Conv2d)
-_WHOLE = (*_Layers, nn.LayerNorm, nn.BatchNorm2d)  # and what others made of them
+_WHOLE = (*_Layers, nn.LayerNorm, nn.BatchNorm2d)  # and their subclasses
 
 
 class Traced(Classifier):
@@ -54,7 +54,7 @@ class Traced(Classifier):
         return self._run(self, images)
 
     def prune(self) -> list[str]:
-        """Drop the modules that the forward pass does not reach; names of the outermost.
+        """Drop the modules that the forward pass does not reach; returns the names of the outermost ones.
 
         Those without parameters count: a node of theirs has a range in files of the whole network.
         """
@@ -70,7 +70,7 @@ class Traced(Classifier):
 
 
 class TracedPart(nn.Module):
-    """A module of a traced network with the forward pass that it had there: x -> what it gives.
+    """A module of a traced network with its part of the forward pass: x -> output.
 
     `channel_dim`: that of channels in what it gives.
     """
@@ -88,7 +88,7 @@ class TracedPart(nn.Module):
 
 
 def _taken_apart(graph: fx.Graph, root: nn.Module) -> tuple[str, ...]:
-    """Names of the units of a graph, in order, which it now calls; the whole network is one where there are none."""
+    """The names of a graph's units, in order, which it now calls; the whole network is one unit if it has none."""
     found = chain(graph, root)
     for region in found:
         own = root.get_submodule(region.name)
@@ -112,14 +112,14 @@ def _take_over(module: nn.Module, root: nn.Module) -> None:
 
 
 def _give_constants(module: nn.Module, graph: fx.Graph, root: nn.Module) -> None:
-    """Give `module` the tensors that tracing found, which are no buffers, as far as its graph reads them."""
+    """Give `module` the constants that tracing found and its graph reads."""
     for node in graph.nodes:
         if node.op == "get_attr" and str(node.target).startswith(CONSTANT) and not hasattr(module, str(node.target)):
             module.register_buffer(str(node.target), getattr(root, str(node.target)), persistent=False)
 
 
 def _compiled(graph: fx.Graph, root: nn.Module) -> Callable[..., Tensor]:
-    """The forward pass that a graph is."""
+    """A graph as a forward function."""
     code = graph.python_code("self")
     scope = dict(code.globals)
     exec(compile(code.src, f"<forward of {type(root).__name__}>", "exec"), scope)  # fx's own text of its graph
@@ -139,7 +139,7 @@ def traced(
     split: Callable[[nn.Module, fx.Graph], None] = lambda root, graph: None,
     stem: bool = True,
 ) -> Traced:
-    """`module`, which is used up, as a network with nodes. SwinQuantError, named `what`, says what cannot be traced.
+    """`module` as a network with nodes; `module` itself is used up. SwinQuantError names `what` and the obstacle.
 
     `leaves`: classes of modules, and `whole` functions, that are not looked into; `split` may take apart what a leaf
     holds. `stem`: whether the layers that read the pictures themselves are quantized.
@@ -179,12 +179,12 @@ class _Tracer(fx.Tracer):
     def traced(self, module: nn.Module, what: str) -> fx.Graph:
         try:
             graph = self.trace(module, concrete_args=_defaults(module))
-        except Exception as error:  # whatever a module does with what is no tensor yet
+        except Exception as error:  # a forward pass may raise anything on fx's proxies
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
             where = f"in or behind {self.at} ({type(module.get_submodule(self.at)).__name__})" if self.at else "at once"
             raise SwinQuantError(f"{what}: cannot be traced, {where}: {reason}") from error
         for node in [node for node in graph.nodes if word_of(node, module).startswith("assert")]:
-            graph.erase_node(node)  # checks of sizes, and of arguments that nobody gives
+            graph.erase_node(node)  # checks of sizes, and of optional arguments
         graph.owning_module = module  # type: ignore[assignment]  # it asks for modules alone
         graph.eliminate_dead_code()
         others = [node for node in graph.nodes if node.op == "placeholder"][1:]
@@ -203,7 +203,7 @@ def _defaults(module: nn.Module) -> dict[str, Any]:
 
 
 def _tidy(graph: fx.Graph, root: nn.Module) -> None:
-    """Without what does nothing, and nothing in place, since nodes look at what it would change."""
+    """Remove operations without effect, and make the rest out of place, since nodes read their inputs."""
     for node in list(graph.nodes):
         if node.op == "call_module" and type(root.get_submodule(str(node.target))) is nn.Identity:
             node.replace_all_uses_with(node.args[0])
@@ -214,7 +214,7 @@ def _tidy(graph: fx.Graph, root: nn.Module) -> None:
 
 
 def _layers(graph: fx.Graph, root: nn.Module, stem: bool) -> dict[str, QuantizedLayer]:
-    """Linears and convolutions replaced by ours, which take their parameters over."""
+    """Replace linears and convolutions by ours, which take over their parameters."""
     found: dict[str, QuantizedLayer] = {}
     for node in graph.nodes:
         if node.op != "call_module" or not isinstance(node.args[0] if node.args else None, fx.Node):
@@ -233,7 +233,7 @@ def _layers(graph: fx.Graph, root: nn.Module, stem: bool) -> dict[str, Quantized
 
 
 def _is_plain(layer: nn.Module) -> bool:
-    """Whether a layer computes what torch's does: its own class, or one that only casts."""
+    """Whether a layer computes the same as torch's: torch's own class, or a subclass that only casts."""
     kind = type(layer)
     return kind in _Layers or (kind.__name__ == "Linear" and isinstance(layer, nn.Linear))
 
@@ -263,7 +263,7 @@ def _ours(layer: nn.Module) -> QuantizedLayer:
 
 
 def _spell_out(graph: fx.Graph, node: fx.Node, what: str) -> None:
-    """Fused attention as the two products and the softmax that it is."""
+    """Replace fused attention by its two products and softmax."""
     names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
     given = dict(zip(names, node.args, strict=False)) | node.kwargs
     if given.get("is_causal") or given.get("enable_gqa"):
@@ -288,7 +288,7 @@ def _spell_out(graph: fx.Graph, node: fx.Node, what: str) -> None:
 
 
 def masked(scores: Tensor, mask: Tensor) -> Tensor:
-    """As torch's fused attention has it: a mask of bool says what is seen, another is added."""
+    """Apply a mask as torch's fused attention does: a boolean one selects, any other is added."""
     return scores.masked_fill(~mask, -math.inf) if mask.dtype is torch.bool else scores + mask
 
 
