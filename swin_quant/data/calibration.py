@@ -1,4 +1,4 @@
-"""Batches for calibration: so many readable pictures, the same ones on any number of ranks."""
+"""Batches for calibration: a number of readable pictures, the same ones on any number of ranks."""
 
 from collections.abc import Iterator
 from itertools import count

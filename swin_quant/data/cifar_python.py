@@ -15,7 +15,7 @@ from swin_quant.data.cifar import PIXELS, SIDE, VAL
 from swin_quant.data.pictures import Pictures, printable
 from swin_quant.data.source import DataRequest, DataSource
 
-_MAX_BYTES = 256 << 20  # of a batch: CIFAR-100's training pictures are 155 MB
+_MAX_BYTES = 256 << 20  # for a batch: CIFAR-100's training pictures are 155 MB
 _FOLDERS = {  # folder -> training files, test file, file of names, key of labels, key of names, classes
     "cifar-10-batches-py": (
         tuple(f"data_batch_{n}" for n in range(1, 6)),
@@ -33,7 +33,7 @@ _NUMBERS = {"BININT", "BININT1", "BININT2"}
 
 @dataclass(frozen=True)
 class _Read:
-    """What stands in a pickle: the longest string, and the numbers and strings that follow each string."""
+    """The content of a pickle: its longest string, and the numbers and strings that follow each key."""
 
     longest: bytes
     numbers: dict[str, list[int]]
@@ -44,7 +44,7 @@ class PickledCifarPictures(Pictures):
     """The pictures of pickled batches in their order, named `<batch>/<number>`; CIFAR-100 by its 100 fine labels.
 
     Raises:
-        SwinQuantError: a batch that is missing, cut off or no pickle, as many labels as there are no pictures.
+        SwinQuantError: a batch that is missing, cut off or no pickle, or a wrong number of labels.
     """
 
     def __init__(self, files: list[Path]) -> None:
@@ -73,7 +73,7 @@ class PickledCifarPictures(Pictures):
 
 
 def _read(path: Path, key: str) -> _Read:
-    """Strings and numbers of a pickle; those behind the string `key` are kept, up to the next key of its dict."""
+    """The longest string of a pickle, and the strings and numbers between the string `key` and the dict's next key."""
     data = read_bounded(path, "batch of CIFAR", _MAX_BYTES)
     longest, numbers, texts = b"", dict[str, list[int]](), dict[str, list[str]]()
     inside = False
@@ -91,7 +91,7 @@ def _read(path: Path, key: str) -> _Read:
                 numbers.setdefault(key, []).append(value)
             elif inside and opcode.name in ("APPENDS", "SETITEM", "SETITEMS") and (numbers or texts):
                 inside = False
-    except Exception as error:  # ValueError mostly, and what decoding, int() and struct say of damage
+    except Exception as error:  # mostly ValueError; decoding, int() and struct raise others on damage
         raise SwinQuantError(f"{path}: is no batch of CIFAR, or is cut off: {one_line(str(error))[:200]}") from error
     return _Read(longest, numbers, texts)
 

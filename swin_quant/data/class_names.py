@@ -1,4 +1,4 @@
-"""Which class of the model each class of a data set is: by name, or by place where labels are only numbers."""
+"""Matching the classes of a data set with the model's: by name, or by place where labels are only numbers."""
 
 import re
 from collections import defaultdict
@@ -12,16 +12,16 @@ from swin_quant.data.pictures import Pictures
 Keys = Callable[[str], Collection[str]]
 
 SHOWN = 4  # names of a list, in a message
-_MOST = 0.9  # of ImageNet's names in the English of somebody else, which may be a little older or newer
+_MOST = 0.9  # the share of ImageNet's English names that must match: lists differ a little with their age
 
 
 def fit(pictures: Pictures, classes: int, names: Sequence[str], place: str, whose: str = "the model") -> None:
-    """Give `pictures` the labels of a model of so many `classes`, which are called `names` where that is known.
+    """Give `pictures` the labels of a model with this number of `classes`, called `names` if they are known.
 
-    A part of the model's classes will do. `whose` names are said in errors.
+    The pictures may have a part of the model's classes. `whose`: the owner of `names`, for errors.
 
     Raises:
-        SwinQuantError: names `place`, and what is in one list alone; or another number of classes without names.
+        SwinQuantError: names `place` and the classes in one list alone; or without names, another number of classes.
     """
     data = list(pictures.class_names)
     known = names if len(names) == classes else _imagenet(data, classes)
@@ -42,8 +42,8 @@ def fit(pictures: Pictures, classes: int, names: Sequence[str], place: str, whos
 
 
 def stated(names: Sequence[str], classes: int) -> list[str]:
-    """The names for a model of so many `classes` that has none, of data it is used with; none where they are numbers
-    from 0, or others than so many."""
+    """The class names that a data set gives a model without its own; none if they are numbers from 0, or not as many as
+    `classes`."""
     known = _imagenet(names, classes) or list(names)
     return known if len(known) == classes and known != list(map(str, range(classes))) else []
 
@@ -78,7 +78,7 @@ def _is_number(name: str) -> bool:
 
 
 def _imagenet(data: Sequence[str], classes: int) -> list[str]:
-    """The wnids of a model that has no names, where data have some of them, all, or fewer others."""
+    """The wnids of an ImageNet model without names, if the data's classes are wnids and fit it."""
     known = wnids_of(classes) if data and all(map(is_wnid, data)) else None
     return list(known) if known and (len(data) < classes or set(data) <= set(known)) else []
 
@@ -93,10 +93,10 @@ def _relabel(pictures: Pictures, found: Sequence[int], names: Sequence[str], pla
 
 
 def _matches(model: Sequence[str], data: Sequence[str]) -> list[int | None]:
-    """The place in `model` of each name in `data`; None where it has none, or several.
+    """The place in `model` of each name in `data`; None for no place, or several.
 
-    As written; in any case, `_` for a space; and where one of the two has ImageNet's wnids, by their English names:
-    all of them, or one.
+    Names match as written; then in any case, with `_` for a space; then, if one side has ImageNet's wnids, by the
+    whole English name, or by one of its synonyms.
     """
     levels: list[Keys] = [lambda name: [name], lambda name: [_folded(name)]]
     if any(map(is_wnid, model)) != any(map(is_wnid, data)):

@@ -16,7 +16,7 @@ class FolderPictures(Pictures):
 
     All else is as in torchvision's ImageFolder, except that dot-files are skipped, a class may be empty, and a folder
     is entered once. `folder` and `root` may be links; a link below that leads out of both is not followed (`Walk`).
-    Warnings say what was left out, and which classes are empty.
+    Warnings name files that were left out, and empty classes.
 
     Args:
         folder: the folder of one split.
@@ -52,7 +52,7 @@ class FolderPictures(Pictures):
         self.class_names = [printable(name) for name in classes]
 
     def open(self, index: int) -> bytes:
-        """Return the bytes of one file. Raises UnreadablePicture, also for what is no regular file or over 64 MiB."""
+        """Return the bytes of one file. Raises UnreadablePicture, also for a special file, or one over 64 MiB."""
         try:
             with open_plain(self.folder / self._files[index]) as file:
                 data = file.read(MAX_BYTES + 1)

@@ -23,13 +23,17 @@ from swin_quant.data.pictures import printable
 from swin_quant.data.source import DataRequest, DataSource, subfolders
 
 PICTURE = re.compile(r"ILSVRC2012_val_([0-9]{8})\.(?:JPEG|jpeg|jpg|JPG|png)")
-_WORDS = ("synset_words.txt", "LOC_synset_mapping.txt", "synsets.txt")  # a wnid first in each line, sorted as published
+_WORDS = (
+    "synset_words.txt",
+    "LOC_synset_mapping.txt",
+    "synsets.txt",
+)  # a wnid begins each line, in published order
 _SPLITS = ("val", "validation")
 _MAX_META_BYTES, _MAX_INFLATED_BYTES = 8 << 20, 32 << 20
 _COMPRESSED = 15  # miCOMPRESSED of MAT files
 
 Labels = Callable[[str, int], str]
-"""From a picture's stem and number to its wnid; KeyError where it has none."""
+"""From a picture's stem and number to its wnid; KeyError if it has none."""
 
 
 class IlsvrcPictures(FolderPictures):

@@ -27,7 +27,7 @@ def wnids_of(classes: int) -> tuple[str, ...] | None:
 
 
 def english_of(name: str) -> str:
-    """What ImageNet calls a wnid in English, names with commas between them; any other name as it is."""
+    """ImageNet's English names for a wnid, with commas between them; any other name unchanged."""
     try:
         return str(_info("imagenet-22k").label_name_to_description(name)) if is_wnid(name) else name
     except KeyError:

@@ -1,4 +1,4 @@
-"""Into how many code blocks a JPEG 2000 file cuts its picture: openjpeg keeps some 300 bytes for each, empty or not.
+"""The number of code blocks in a JPEG 2000 file: openjpeg keeps some 300 bytes for each, empty or not.
 
 Source: ITU-T T.800, annexes A (markers) and I (boxes).
 """
@@ -15,7 +15,7 @@ _KNOWN = {_TILE, _COD, _COC, *(0xFF00 | low for low in b"\x50\x51\x55\x57\x58\x5
 
 
 def code_blocks(data: bytes, pixels: int) -> float:
-    """About how many a component of so many pixels has, where a part of the file cuts finest. ValueError: damaged."""
+    """About how many code blocks a component of `pixels` pixels has, by the finest coding. ValueError: damaged."""
     try:
         return max(pixels * sum(_density(data, at, marker)) for at, marker in _codings(data))
     except (struct.error, IndexError) as error:
@@ -34,7 +34,7 @@ def _density(data: bytes, at: int, marker: int) -> Iterator[float]:
 
 
 def _codings(data: bytes) -> Iterator[tuple[int, int]]:
-    """Places of COD and COC, and which it is, in the main header and in those of tiles."""
+    """(place, marker) of each COD and COC in the main header and in tiles' headers."""
     at, tile_end = _codestream(data) + 2, 0
     while at < len(data):
         (marker,) = struct.unpack_from(">H", data, at)
@@ -43,7 +43,7 @@ def _codings(data: bytes) -> Iterator[tuple[int, int]]:
         if marker == _DATA and tile_end > at:
             at = tile_end
             continue
-        if marker not in _KNOWN:  # its length would be a guess, and a decoder's may be another
+        if marker not in _KNOWN:  # its length is unknown, and a decoder may guess another
             raise ValueError(f"marker {marker:04X} in its headers")
         if marker == _TILE:
             (length,) = struct.unpack_from(">I", data, at + 6)
@@ -54,7 +54,7 @@ def _codings(data: bytes) -> Iterator[tuple[int, int]]:
 
 
 def _codestream(data: bytes) -> int:
-    """Its place: the file's start, or in the first box of that kind."""
+    """The place of the codestream: the file's start, or inside the first box of that kind."""
     at = 0
     while not data.startswith(_START, at):
         size, kind = struct.unpack_from(">I4s", data, at)

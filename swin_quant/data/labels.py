@@ -1,4 +1,4 @@
-"""From labels as somebody wrote them, numbers or names, to class indices and the names of the classes."""
+"""From written labels, numbers or names, to class indices and class names."""
 
 import os
 import re
@@ -10,7 +10,7 @@ from swin_quant.base.files import read_lines
 from swin_quant.data.pictures import printable
 
 CLASSES_FILE = "classes.txt"
-MAX_CLASSES = 1_000_000  # where the model does not say how many
+MAX_CLASSES = 1_000_000  # if the model's number is not known
 
 
 def classed(

@@ -15,7 +15,7 @@ from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.data.pictures import Pictures, UnreadablePicture
 from swin_quant.data.preprocess import Transform
 
-_FEW = 256  # pictures that are decoded before workers would have started
+_FEW = 256  # pictures decoded in the time that workers take to start
 
 
 @dataclass
@@ -44,7 +44,7 @@ def load_batches(
         SwinQuantError: the source itself broke (an archive that vanished), or a worker process died.
     """
     if workers:
-        import_timm()  # once here, where forked workers inherit it, and not 2 s in each of them
+        import_timm()  # once here, where forked workers inherit it: it takes 2 s
     loader = DataLoader(
         _Batches(pictures, transform, batches),
         batch_size=None,  # an item of the dataset is a whole batch already

@@ -18,11 +18,11 @@ from swin_quant.data.source import DataRequest, DataSource, files_of
 
 IMAGES = ("image", "img", "jpg", "png", "picture", "bytes", "image_bytes")
 LABELS = ("label", "labels", "fine_label", "class", "cls", "target")
-_MAX_ROWS = 1 << 24  # of all files together
-_MAX_GROUP_BYTES = 1 << 30  # of pictures that are held at a time
-_SOME_PICTURES, _SOME_LABELS = 16, 1 << 12  # that are unpacked at a time
-_FREE_TEXT, _TEXT = 1 << 22, 128  # bytes of labels in a file, and of each
-_FREE_BYTES, _FREE_ROWS, _TIMES = 1 << 26, 1 << 20, 16  # what may come of a small file, and of each byte of a large one
+_MAX_ROWS = 1 << 24  # in all files together
+_MAX_GROUP_BYTES = 1 << 30  # pictures held at a time
+_SOME_PICTURES, _SOME_LABELS = 16, 1 << 12  # unpacked at a time
+_FREE_TEXT, _TEXT = 1 << 22, 128  # bytes of labels in a file, and in each label
+_FREE_BYTES, _FREE_ROWS, _TIMES = 1 << 26, 1 << 20, 16  # most output of a small file, and per byte of a large one
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ class ParquetPictures(Pictures):
             yield values.flatten()[0] if hasattr(values, "flatten") else values
 
     def _room(self, number: int, group: int, column: _Column) -> int:
-        """How much a row group may unpack to."""
+        """The most bytes that a row group may unpack to."""
         chunk = self._file(number).metadata.row_group(group).column(column.number)
         return _FREE_BYTES + _TIMES * min(chunk.total_compressed_size, self._paths[number].stat().st_size)
 

@@ -1,6 +1,6 @@
-"""How much the pages of a Parquet file unpack to, by their own headers: Arrow reserves and fills what these say.
+"""The unpacked size of a Parquet file's pages, by their own headers: Arrow reserves and fills as much.
 
-What the metadata at its end says of sizes is not what Arrow goes by, and is not believed. Layout: Parquet's
+Arrow ignores the sizes in the metadata at the file's end, so they are not trusted here. Layout: Parquet's
 parquet.thrift (PageHeader), https://parquet.apache.org/docs/file-format/; numbers are in Thrift's compact protocol.
 """
 
@@ -10,8 +10,8 @@ from typing import BinaryIO
 
 from swin_quant.base.reading import varint
 
-_MOST_PAGES = 1 << 17  # of a column in a row group
-_MOST_VALUES = 1 << 20  # of a file's metadata: Arrow makes objects of 700 bytes of four bytes each
+_MOST_PAGES = 1 << 17  # in a column of a row group
+_MOST_VALUES = 1 << 20  # in a file's metadata: Arrow makes an object of 700 bytes from four bytes
 _MAX_FOOTER = 64 << 20
 _DEEPEST = 16
 _BOOLS, _NUMBERS = (1, 2), (4, 5, 6)
@@ -21,14 +21,14 @@ _BINARY, _LIST, _SET, _MAP, _STRUCT = 8, 9, 10, 11, 12
 
 @dataclass(frozen=True)
 class Page:
-    """How many bytes a page takes unpacked, and in the file."""
+    """The size of a page in bytes, unpacked and in the file."""
 
     unpacked: int
     stored: int
 
 
 def pages_of(file: BinaryIO, start: int, size: int) -> Iterator[Page]:
-    """The pages of the column that is `size` bytes from `start`. ValueError for what are none."""
+    """The pages of the column that is `size` bytes from `start`. ValueError if they are not pages."""
     at, end = start, start + size
     for _ in range(_MOST_PAGES):
         if at >= end:
@@ -44,7 +44,7 @@ def pages_of(file: BinaryIO, start: int, size: int) -> Iterator[Page]:
 
 
 def check_footer(file: BinaryIO) -> None:
-    """ValueError unless the metadata at the end of a file have as many parts as those of pictures may have."""
+    """ValueError if the metadata at the end of a file have more parts than a file of pictures needs."""
     end = file.seek(-8, 2)
     size = int.from_bytes(file.read(4), "little")
     if size > min(end, _MAX_FOOTER):
@@ -54,13 +54,13 @@ def check_footer(file: BinaryIO) -> None:
 
 
 class _Thrift:
-    """One walk through a message, without keeping it."""
+    """One walk through a Thrift message, without keeping it."""
 
     def __init__(self, file: BinaryIO, most: int) -> None:
         self.file, self.left = file, most
 
     def struct(self, depth: int = 0) -> dict[int, int]:
-        """The whole numbers that are fields of a struct, by the fields' numbers."""
+        """The integer fields of a struct, by field number."""
         found: dict[int, int] = {}
         number = 0
         while head := self.byte():

@@ -1,4 +1,4 @@
-"""What every source of pictures offers, and the one decoder that turns a file of any kind into RGB."""
+"""The interface of every source of pictures, and the one decoder that turns a file of any kind into RGB."""
 
 import contextlib
 import warnings
@@ -38,12 +38,12 @@ FORMATS = {
 }
 EXTENSIONS = tuple(extension for extensions in FORMATS.values() for extension in extensions)
 
-MAX_BYTES = 64 << 20  # of a file, or of an unpacked zip member
+MAX_BYTES = 64 << 20  # for a file, or an unpacked zip member
 MAX_PIXELS = 2**26  # PIL takes 4 bytes a pixel of any colour, and converting copies once: 512 MiB
 MAX_BLOCKS = 2**20  # code blocks of a JPEG 2000
-MAX_SCANNED = 2**31  # pixels, those of every scan of a JPEG: a progressive one may go over them any number of times
+MAX_SCANNED = 2**31  # pixels times scans: a progressive JPEG may have any number of scans
 _READS = 2**13  # of the parts of a file before its pixels, and of a PNG 8 a kilobyte: a hundred take PIL a millisecond
-_STRIP = 2**20  # pixels that are worked on at a time
+_STRIP = 2**20  # pixels converted at a time
 _SCAN = b"\xff\xda"  # its marker, which compressed data cannot hold (ITU-T T.81, B.1.1.5)
 MAX_ASPECT = 100  # a 1 x 60000 picture would be 256 x 15 million once its shorter side is resized
 
@@ -88,7 +88,7 @@ class Pictures(ABC):
 
 
 class SomePictures(Pictures):
-    """Those of others that `indices` say, in that order."""
+    """A selection from other Pictures, by `indices`, in that order."""
 
     def __init__(self, whole: Pictures, indices: Sequence[int]) -> None:
         self.whole, self.indices = whole, indices
@@ -101,7 +101,7 @@ class SomePictures(Pictures):
 
 
 def is_picture(name: str) -> bool:
-    """Tell by its extension, in any case, whether a file is taken for a picture."""
+    """Whether a file is taken for a picture, by its extension in any case."""
     return name.lower().endswith(EXTENSIONS)
 
 
@@ -130,7 +130,7 @@ def decode(data: bytes | Image.Image, name: str, upright: bool = False) -> Image
 
 
 class _File(BytesIO):
-    """A file that may be read in so many parts: PIL would take minutes for one of millions of empty ones."""
+    """A file with a limited number of reads: PIL would take minutes over millions of empty parts."""
 
     def __init__(self, data: bytes) -> None:
         super().__init__(data)
@@ -144,17 +144,17 @@ class _File(BytesIO):
 
 
 class _TooManyParts(Exception):
-    """None of the kinds that PIL takes for another format, or for the end of a damaged file."""
+    """Raised past the limit. A kind of error that PIL does not take for another format, or for a damaged end."""
 
 
 def scans_of(image: Image.Image, data: bytes) -> int:
-    """How many times its decoder goes over the pixels of a picture at most."""
-    is_jpeg = image.format in ("JPEG", "MPO") or "jpeg" in str(image.info.get("compression"))  # of a TIFF
+    """The most times that a decoder goes over the pixels of a picture."""
+    is_jpeg = image.format in ("JPEG", "MPO") or "jpeg" in str(image.info.get("compression"))  # in a TIFF
     return max(1, data.count(_SCAN)) if is_jpeg else 1
 
 
 def opened(data: bytes) -> Image.Image:
-    """The picture with its header read, and no pixel yet. It raises what PIL does, or a ValueError."""
+    """The picture with only its header read. Raises PIL's errors, or a ValueError."""
     if not data:
         raise ValueError("empty file")
     try:

@@ -1,4 +1,4 @@
-"""Whether tensors are pictures as a model takes them: float, normalised, [B, channels, H, W]."""
+"""Checks that tensors are prepared pictures: float, normalised, [B, channels, H, W]."""
 
 from dataclasses import dataclass
 
@@ -11,15 +11,15 @@ from swin_quant.data.preprocess import Preprocess
 
 _PIXELS = "model.preprocess.normalised({})"
 _CHANNELS_LAST = "images.permute(0, 2, 3, 1)"
-_FAR = 8  # times the largest value of a normalised picture: neither pictures nor random numbers come there
-_MANY = 0.25  # of the values: of normal random ones fewer lie outside, or some outside of all ranges
+_FAR = 8  # times the largest value of a normalised picture: beyond pictures and random numbers
+_MANY = 0.25  # share of values outside: normal random numbers have fewer, or some beyond every range
 
 
 @dataclass
 class Prepared:
-    """Looks at batches for a model with this `preprocess`, at the values of the first one alone. None: nobody said.
+    """Checks batches for a model with this `preprocess` (None: unknown), and the values of the first batch alone.
 
-    `takes_pixels`: uint8 [B, H, W, channels] may come instead, and is not looked at.
+    `takes_pixels`: uint8 [B, H, W, channels] may come instead, unchecked.
     """
 
     preprocess: Preprocess | None
@@ -28,7 +28,7 @@ class Prepared:
     takes_pixels: bool = False
 
     def __call__(self, images: Tensor) -> None:
-        """UsageError with the right call for what cannot be prepared pictures; a warning for what hardly can."""
+        """UsageError, with the right call, for tensors that cannot be prepared pictures; a warning in doubt."""
         if self.takes_pixels and images.dtype == torch.uint8:
             return
         first, self.looked = not self.looked, True
@@ -39,7 +39,7 @@ class Prepared:
 
 
 def fault(images: Tensor, preprocess: Preprocess | None, channels: int | None = None, ranges: bool = True) -> str:
-    """Why `images` cannot be prepared pictures, and what to give; empty where they can. `ranges`: by values, too."""
+    """The reason why `images` cannot be prepared pictures, with the remedy; or empty. `ranges`: check values, too."""
     shape, channels = list(images.shape), channels or (3 if preprocess else None)
     if images.dim() != 4:
         return f"images {shape}: must be [B, {channels or 'channels'}, H, W]; one picture is images[None]"
@@ -58,7 +58,7 @@ def fault(images: Tensor, preprocess: Preprocess | None, channels: int | None = 
 
 
 def doubt(images: Tensor, preprocess: Preprocess | None) -> str:
-    """Why `images` are hardly normalised as the `preprocess` says, and what to give; empty where they may be."""
+    """The reason to doubt that `images` are normalised by `preprocess`, with the remedy; or empty."""
     if not preprocess or not images.numel():
         return ""
     (least, most), (low, high) = _range(images), _normal(preprocess)

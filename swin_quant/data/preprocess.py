@@ -1,4 +1,4 @@
-"""How a picture becomes the model's input: the evaluation transform, and FasterTransformer's training crops."""
+"""From a picture to the model's input: the evaluation transform, and FasterTransformer's training crops."""
 
 import hashlib
 import random
@@ -20,7 +20,7 @@ from swin_quant.base.schema import check_fields, checked, one_of, plain, within
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 INTERPOLATIONS = ("bicubic", "bilinear", "lanczos", "hamming", "box", "nearest")
-_LARGEST = 1e6  # of mean and std: beyond all scales that pictures have
+_LARGEST = 1e6  # mean and std: beyond every scale of pictures
 MAX_SIZE = 4096
 CROP_RATIO = 224 / 256
 SQUARE, FLOORED, SQUASHED, SHORTER, WHOLE = SHAPES = ("square", "floored", "squashed", "shorter", "whole")
@@ -29,7 +29,7 @@ _Std = Annotated[float, within(above=0, most=_LARGEST)]
 
 
 class Transform(Protocol):
-    """What the loader asks of a transform: its output size, whether pictures are to be turned as their EXIF says, and a
+    """The loader's interface to a transform: the output size, whether to turn pictures as their EXIF says, and the
     tensor for a picture and its index."""
 
     @property
@@ -87,29 +87,29 @@ class Preprocess:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Preprocess":
-        """Take back what `to_dict` gave, JSON in between or not. Raises SwinQuantError on any other keys or values."""
+        """Read the output of `to_dict`, from JSON or not. Raises SwinQuantError for any other keys or values."""
         return checked(cls, values, "preprocess")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON holds them, those that older cards have not only where they are unusual."""
+        """The fields as JSON; fields that older cards lack are written only if they differ from the default."""
         usual = {"crop_ratio": CROP_RATIO, "shape": SQUARE, "upright": False}
         return {key: value for key, value in plain(asdict(self)).items() if key not in usual or value != usual[key]}
 
     @property
     def is_square(self) -> bool:
-        """Whether all pictures come out alike. Where they do not, they are taken one by one."""
+        """Whether all pictures get the same size. Otherwise a batch holds one picture."""
         return self.shape in (SQUARE, FLOORED, SQUASHED)
 
     @property
     def resized(self) -> int | list[int] | None:
-        """What a picture is resized to before any crop: its shorter side, height and width, or nothing at all."""
+        """The size before any crop: the shorter side, height and width, or None for no resizing."""
         if not self.is_square:
             return self.size if self.shape == SHORTER else None
         side = int(self.size / self.crop_ratio) if self.crop else self.size
         return side if self.crop and self.shape != SQUASHED else [side, side]
 
     def pixels(self, images: Tensor) -> Tensor:
-        """The pixels that `images` [B, 3, H, W] were normalised from: uint8 [B, H, W, 3], exactly; others rounded."""
+        """The pixels before normalisation of `images` [B, 3, H, W], as uint8 [B, H, W, 3]; other values are rounded."""
         wide = images.detach().double()
         mean, std = (wide.new_tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
         values = ((wide * std + mean) * 255).round().clamp(0, 255)

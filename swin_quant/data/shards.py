@@ -16,8 +16,8 @@ from swin_quant.data.pictures import MAX_BYTES, Pictures, UnreadablePicture, is_
 from swin_quant.data.source import DataRequest, DataSource, files_of
 
 _MAX_LABEL_BYTES = 64
-_MAX_HEADER_BYTES = 1 << 16  # of what tarfile reads at once: long names, pax records
-_MAX_MEMBERS = 1 << 24  # of all shards together
+_MAX_HEADER_BYTES = 1 << 16  # for one read of tarfile: long names, pax records
+_MAX_MEMBERS = 1 << 24  # in all shards together
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def listed_shards(shards: Sequence[Path]) -> str:
 
 
 class _Careful(io.RawIOBase):
-    """A file for tarfile, which reads as much as a header says: no more than a header needs."""
+    """A file for tarfile that limits each read to the size of a header."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -106,7 +106,7 @@ class _Careful(io.RawIOBase):
 
 
 def _members(number: int, shard: Path) -> Iterator[tuple[str, _Member, str | None]]:
-    """Name, place, and the label where it is one, of the pictures and labels in a shard."""
+    """(name, place, label) of each picture and label file in a shard; the label is None for a picture."""
     try:
         with open_plain(shard) as file:
             if file.read(4)[:2] in (b"\x1f\x8b", b"BZ", b"\xfd7", b"(\xb5"):
@@ -135,7 +135,7 @@ def _members(number: int, shard: Path) -> Iterator[tuple[str, _Member, str | Non
 
 
 def _plain(name: str) -> str:
-    """Nothing is extracted, but a name is shown and hashed."""
+    """A member's name, checked: nothing is extracted, but the name is shown and hashed."""
     while name.startswith("./"):
         name = name[2:]
     if name.startswith("/") or ".." in name.split("/") or "\\" in name:

@@ -1,4 +1,4 @@
-"""A kind of data set: how it is asked for, how it is recognised where it lies, and how it is opened."""
+"""A kind of data set: its prefix, how its files are found, and how they are opened."""
 
 import glob
 import os
@@ -12,14 +12,14 @@ from swin_quant.base.errors import UsageError
 from swin_quant.data.pictures import Pictures
 
 SPLIT = "{split}"  # stands for the split in a path or pattern
-_MAX_FILES = 100_000  # that a pattern of braces may mean
+_MAX_FILES = 100_000  # for one pattern with braces
 
 
 @dataclass(frozen=True)
 class DataRequest:
-    """A split of what lies at `place`, for a model of `classes`; None: labels are not needed.
+    """A split of the data at `place`, for a model with `classes` classes; None: labels are not needed.
 
-    `prefix` is that of the kind that was asked for by it, and need not be guessed.
+    `prefix`: the kind, if the user named it; otherwise it is guessed.
     """
 
     place: str
@@ -29,12 +29,12 @@ class DataRequest:
 
     @property
     def folder(self) -> Path:
-        """Where the split lies if `place` is a folder of splits."""
+        """The folder of the split, if `place` is a folder of splits."""
         return Path(self.place, self.split)
 
     @property
     def has_splits(self) -> bool:
-        """Whether another split is other data: one file is the same data, whatever its split is called."""
+        """Whether another split means other data: a single file is the same data under any split."""
         return SPLIT in self.place or os.path.isdir(self.place)
 
 
@@ -82,12 +82,12 @@ def subfolders(folder: Path) -> list[str]:
 
 
 def _matches(place: str) -> list[Path]:
-    """A file that is not there stays: whoever opens it says so."""
+    """Files of a pattern; a missing file stays, and opening it will be the error."""
     return [Path(file) for file in sorted(glob.glob(place))] if glob.has_magic(place) else [Path(place)]
 
 
 def _braces(place: str) -> Iterator[str]:
-    """What `{0000..0009}` and `{a,b}` stand for, in their order, as in webdataset's names of shards."""
+    """The names that `{0000..0009}` and `{a,b}` stand for, in order, as in webdataset's names of shards."""
     parts = re.split(r"\{([^{}]*)\}", place)
     choices = [_choices(part, place) if index % 2 else [part] for index, part in enumerate(parts)]
     count = 1

@@ -1,4 +1,4 @@
-"""From a data path and a split to pictures: the one place that knows every kind of source."""
+"""From a data path and a split to pictures, over every kind of source."""
 
 import importlib
 import os
@@ -82,20 +82,20 @@ def open_pictures(
 
 
 def _trained_on(data_path: str, classes: int) -> list[str]:
-    """The class names of the training pictures beside another split, where they are its own to state."""
+    """The class names of the training pictures beside another split, if its kind states class names."""
     if folders := subfolders(Path(data_path, TRAIN)):
         return stated(in_order(folders), classes)
     asked = _request(data_path, TRAIN, None)
     try:
         source, files = (_detect(asked) if asked.has_splits else None) or (None, [])
         return stated(source.open(files, asked).class_names, classes) if source and source.names_own else []
-    except SwinQuantError:  # they are not what was asked for
+    except SwinQuantError:  # the user asked for another split
         return []
 
 
 def open_unlabelled(cfg: CfgNode, split: str) -> Pictures:
-    """The pictures of a config's data path, for what needs no labels. Folders may be flat; maps have labels, which are
-    checked. Errors as `open_pictures`."""
+    """The pictures of a config's data path, without need for labels. Folders may be flat; labels in maps are checked.
+    Errors as `open_pictures`."""
     data_path, zip_mode = cfg.DATA.DATA_PATH, cfg.DATA.ZIP_MODE
     classes = cfg.MODEL.NUM_CLASSES if zip_mode or is_archive(data_path, split) else None
     return open_pictures(data_path, split, zip_mode=zip_mode, cache_mode="no", num_classes=classes)
@@ -106,7 +106,7 @@ def is_archive(data_path: str, split: str) -> bool:
     root = Path(data_path)
     try:
         return not (root / split).is_dir() and all((root / f"{split}{end}").is_file() for end in (".zip", "_map.txt"))
-    except OSError:  # a name that is too long: whoever opens it says so
+    except OSError:  # a name that is too long: opening it will be the error
         return False
 
 
@@ -118,7 +118,7 @@ def sources() -> dict[str, DataSource]:
 
 
 def is_data_set(data_path: str) -> bool:
-    """Whether a path says by itself that it is a data set, with labels, and not a folder or file of pictures."""
+    """Whether a path alone shows that it is a data set with labels, not a folder or file of pictures."""
     asked = _request(data_path, "val", None)
     return data_path == DIGITS or bool(asked.prefix) or (not os.path.isdir(data_path) and _detect(asked) is not None)
 
@@ -156,7 +156,7 @@ def _kinds(asked: DataRequest) -> list[DataSource]:
 
 
 def _detect(asked: DataRequest) -> tuple[DataSource, list[Path]] | None:
-    """The kind that the place is of, and its files; None where it is folders, or nothing."""
+    """The kind of data at the place, and its files; None for folders, or nothing."""
     for source in _kinds(asked):
         if files := source.find(asked):
             return source, files

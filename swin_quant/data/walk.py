@@ -1,4 +1,4 @@
-"""What lies in folders of pictures: what of it is taken, and what is left out, which is counted and named."""
+"""Walking through folders of pictures. Files that are left out are counted and named."""
 
 import os
 from collections import Counter
@@ -18,7 +18,7 @@ class Walk:
     def __init__(self, roots: Iterable[str | os.PathLike[str]]) -> None:
         self.roots = [os.path.realpath(root) for root in roots]
         self._kinds: Counter[str] = Counter()
-        self._links: dict[str, str] = {}  # where a link really lies -> how it was reached
+        self._links: dict[str, str] = {}  # real place of a link -> the path that reached it
 
     def listed(self, folder: str | os.PathLike[str]) -> tuple[list[str], list[str]]:
         """Names of the folders and of the files in a folder, sorted. SwinQuantError where it cannot be listed."""
@@ -61,7 +61,7 @@ class Walk:
         self._kinds.update(printable(extension) + where for extension in extensions)
 
     def left_out(self, place: str | os.PathLike[str]) -> str:
-        """What was, in words, with links as they lie from `place`; empty if nothing was."""
+        """The files that were left out, in words, with links relative to `place`; or empty."""
         said = []
         if self._kinds:
             kinds = listed(f"{count} {kind}" for kind, count in self._kinds.most_common())
@@ -75,7 +75,7 @@ class Walk:
         return "; ".join(said)
 
     def tell(self, place: str | os.PathLike[str]) -> None:
-        """Warn of what was left out."""
+        """Warn about files that were left out."""
         if said := self.left_out(place):
             log.warning("%s: %s", place, said)
 

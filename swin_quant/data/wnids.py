@@ -1,4 +1,4 @@
-"""Folders named by wnid that are all there is of a place: labels are those of ImageNet's whole list."""
+"""A place with nothing but folders named by wnid: labels are places in ImageNet's whole list."""
 
 from pathlib import Path
 

@@ -40,7 +40,7 @@ class Classifier(nn.Module):
 
     def check(self, images: Tensor) -> None:
         """UsageError for pictures of another size than the network was built for, unless its output is maps: some
-        networks would answer with another number of rows. Meta tensors pass, since they only probe how shapes depend on size."""
+        networks would answer with another number of rows. Meta tensors pass: they probe how shapes depend on it."""
         wanted = (self.in_chans, self.image_size, self.image_size)
         if self.output_kind != FEATURES and not images.is_meta and tuple(images.shape[1:]) != wanted:
             raise UsageError(
