@@ -343,7 +343,7 @@ def install(tmp_path, monkeypatch):
     (tmp_path / "site").mkdir()
     monkeypatch.syspath_prepend(Path(__file__).parent / "plugins")
     monkeypatch.syspath_prepend(tmp_path / "site")
-    caches = [backends._found, architectures._found, families._found]
+    caches = [backends._found, architectures._discovered, families._discovered]
     for cache in caches:
         cache.cache_clear()
 

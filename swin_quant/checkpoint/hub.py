@@ -11,13 +11,9 @@ from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.files import parts_of
 from swin_quant.base.progress import log
 
-WEIGHTS = (
-    "model.safetensors",
-    "pytorch_model.bin",
-    "pytorch_model.pth",
-    "model.pth",
-    "model.safetensors.index.json",
-    "pytorch_model.bin.index.json",
+WEIGHTS = tuple(
+    "model.safetensors pytorch_model.bin pytorch_model.pth model.pth model.safetensors.index.json "
+    "pytorch_model.bin.index.json".split()
 )
 """Names of weights files in repositories, in the order in which they are looked for."""
 _BESIDE = ("config.json", "preprocessor_config.json")  # descriptions of the model and of its preprocessing

@@ -14,21 +14,9 @@ from swin_quant.config.family import Family, check_values, need
 
 HEADS = ("fc", "head.fc", "classifier", "head", "last_linear", "head.l")
 # Options of timm's builders that read files, or that other keys of the config set.
-_NOT_OPTIONS = (
-    "pretrained",
-    "pretrained_cfg",
-    "pretrained_cfg_overlay",
-    "pretrained_strict",
-    "checkpoint_path",
-    "cache_dir",
-    "features_only",
-    "num_classes",
-    "scriptable",
-    "exportable",
-    "no_jit",
-    "in_chans",
-    "drop_path_rate",
-    "drop_rate",
+_NOT_OPTIONS = frozenset(
+    "pretrained pretrained_cfg pretrained_cfg_overlay pretrained_strict checkpoint_path cache_dir features_only "
+    "num_classes scriptable exportable no_jit in_chans drop_path_rate drop_rate".split()
 )
 CROP_RATIO = 0.875  # timm's defaults, of its PretrainedCfg
 _DATA = {"interpolation": "bicubic", "mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
