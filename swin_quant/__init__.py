@@ -28,20 +28,20 @@ if TYPE_CHECKING:
     from swin_quant.face.checking import predict as predict
     from swin_quant.face.checking import verify as verify
     from swin_quant.face.exporting import export as export
-    from swin_quant.face.exporting import package as package
     from swin_quant.face.planning import plan as plan
     from swin_quant.face.policy import policy as policy
     from swin_quant.face.searching import Search as Search
     from swin_quant.face.searching import search as search
     from swin_quant.face.sensitivity import sensitivity as sensitivity
-    from swin_quant.face.serving import app as app
     from swin_quant.loading import load as load
     from swin_quant.model import Model as Model
     from swin_quant.quant.policy import Policy as Policy
-    from swin_quant.tasks.doctor import doctor as doctor
     from swin_quant.verbs.calibrate import calibrate as calibrate
+    from swin_quant.verbs.doctor import doctor as doctor
     from swin_quant.verbs.evaluate import Evaluation as Evaluation
     from swin_quant.verbs.evaluate import evaluate as evaluate
+    from swin_quant.verbs.package import package as package
+    from swin_quant.verbs.serve import app as app
     from swin_quant.verbs.wrap import wrap as wrap
 
 # Name -> its module, and what it is called there.
@@ -68,10 +68,10 @@ _FACE = {
     "Alignment": ("swin_quant.face.alignment", "Alignment"),
     "predict": ("swin_quant.face.checking", "predict"),
     "artifact": ("swin_quant.exported", "artifact"),
-    "package": ("swin_quant.face.exporting", "package"),
-    "app": ("swin_quant.face.serving", "app"),
+    "package": ("swin_quant.verbs.package", "package"),
+    "app": ("swin_quant.verbs.serve", "app"),
     "Exported": ("swin_quant.exported", "Exported"),
-    "doctor": ("swin_quant.tasks.doctor", "doctor"),
+    "doctor": ("swin_quant.verbs.doctor", "doctor"),
     "SwinQuantError": ("swin_quant.base.errors", "SwinQuantError"),
     "UsageError": ("swin_quant.base.errors", "UsageError"),
     "reproducible": ("swin_quant.base.reproducible", "reproducible"),

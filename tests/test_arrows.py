@@ -114,7 +114,7 @@ def test_quant_does_not_know_swin():
 def test_only_what_is_for_swin_knows_swin():
     """Architectures are told apart by the registry: others import the parts of Swin nowhere else."""
     parts = re.compile(r"swin_quant\.models\.(layers|swin|swin_v2|windows|geometry)\b")
-    for_swin = {"models", "backends/cuda", "backends/fastertransformer", "backends/onnx/swin", "cli/ft/gemms.py"}
+    for_swin = {"models", "backends/cuda", "backends/fastertransformer", "backends/onnx/swin", "verbs/ft/gemms.py"}
     know = {str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py") if parts.search(path.read_text())}
     assert [path for path in sorted(know) if not any(path.startswith(place) for place in for_swin)] == []
 

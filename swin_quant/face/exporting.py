@@ -13,8 +13,6 @@ from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Policy, settings_for
 from swin_quant.quant.quantizer import named_nodes
 from swin_quant.saving import place_for
-from swin_quant.ship.repository import Serving
-from swin_quant.tasks import package as packages
 from swin_quant.tasks.export import (
     backend_of,
     export_checkpoint,
@@ -94,13 +92,3 @@ def _was_saved(place: Path, name: str) -> bool:
         return RunCard.read(card_path(place)).name == name
     except SwinQuantError:
         return False
-
-
-def package(exported: Exported, folder: str | Path, *, labels: str | None = None, overwrite: bool = False,
-            max_batch: int = 32, delay_us: int = 2000, instances: int = 1) -> Path:  # fmt: skip
-    """Write a folder that runs an ONNX artifact without torch and without this package (docs/shipping.md).
-
-    `labels`: a file of class names. `max_batch`, `delay_us` and `instances` are for model servers.
-    """
-    how = packages.Packaging(labels, overwrite, Serving(max_batch, delay_us, instances))
-    return packages.package(exported.artifact, folder, how)

@@ -27,7 +27,7 @@ from swin_quant.score import interleave
 from swin_quant.score.candidate import Identity, Runner
 from swin_quant.score.options import EngineOptions
 from swin_quant.serving.limits import ServiceLimits
-from swin_quant.tasks.serve import Hosting, private_copy, service_of
+from swin_quant.verbs.serve import Hosting, private_copy, service_of
 
 
 @pytest.fixture(scope="session")
@@ -322,7 +322,7 @@ def test_the_application_is_on_the_device_that_it_is_told(file, no_gpu):
 
 def test_serve_runs_one_picture_first_where_any_batch_runs_as_it_is(file, monkeypatch):
     ran = counted_batches(monkeypatch)
-    service_of(open_artifact(file))
+    service_of(open_artifact(file), Hosting())
     assert ran == [1]
 
 

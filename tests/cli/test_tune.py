@@ -32,7 +32,7 @@ from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import apply_policy
 from swin_quant.score.jobs import JobFailed, JobProcess
 from swin_quant.tasks import tune
-from swin_quant.tasks.serve import private_copy
+from swin_quant.verbs.serve import private_copy
 
 HERE = TunedFor(kernels_hash(), "NVIDIA H200", "3.6.0")
 

@@ -19,7 +19,7 @@ import pytest
 import yaml
 from shown import ROOT
 
-from swin_quant.tasks.serve import _listening
+from swin_quant.verbs.serve import _listening
 
 pytest.importorskip("uvicorn")
 pytest.importorskip("starlette")

@@ -1,34 +1,41 @@
-"""swin-quant completion."""
+"""Print what makes a shell complete our commands and flags."""
 
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from swin_quant.cli.flags import Flag, add_flags
 
 if TYPE_CHECKING:
     from swin_quant.base.distributed import World
 
-SHELLS = ("bash", "zsh", "tcsh")
 HELP = "Print what makes a shell complete our commands and flags (by shtab, extra `completion`)."
 EXAMPLES = """examples:
   swin-quant completion bash > ~/.local/share/bash-completion/completions/swin-quant
   swin-quant completion zsh > ~/.zfunc/_swin-quant"""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", choices=SHELLS)
+@dataclass(frozen=True)
+class CompletionOptions:
+    """Which shell is to complete."""
+
+    shell: Annotated[Literal["bash", "zsh", "tcsh"], Flag(place=True)]
 
 
-def run(args: argparse.Namespace, world: World) -> None:
+OPTIONS = CompletionOptions
+
+
+def run(options: CompletionOptions, world: World) -> None:
     from swin_quant.base.extras import library
 
-    print(library("shtab", "completion").complete(whole_parser(), args.shell))
+    print(library("shtab", "completion").complete(whole_parser(), options.shell))
 
 
 def whole_parser() -> argparse.ArgumentParser:
     """All commands as one parser, groups as commands of commands."""
     from swin_quant.cli import COMMANDS, GROUPS
-    from swin_quant.cli.flags import add_flags
     from swin_quant.cli.session import command_of
 
     parser = argparse.ArgumentParser(prog="swin-quant")

@@ -3,43 +3,72 @@
 Float, both INT8 modes of FasterTransformer, the engines that are installed, and 4 bits, calibrated and after QAT.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from yacs.config import CfgNode
-
-from swin_quant.backends.registry import targets
-from swin_quant.base.distributed import World
 from swin_quant.base.errors import UsageError
-from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir
-from swin_quant.base.progress import log
-from swin_quant.cards.card import RunCard
-from swin_quant.cards.paths import card_path
-from swin_quant.config import find_config, load_config
-from swin_quant.data.sources import DIGITS, open_pictures
-from swin_quant.loading import load_for_scoring
-from swin_quant.quant.policies import load_policy
-from swin_quant.score.scoring import score_model
-from swin_quant.tasks.export import export_checkpoint
-from swin_quant.tasks.page import pictures_at, write_page
-from swin_quant.train.recipe import load_recipe
-from swin_quant.train.run import Request
-from swin_quant.verbs.calibrate import CalibrationPlan, calibrate_checkpoint
-from swin_quant.verbs.evaluate import compared
-from swin_quant.verbs.evaluate_artifacts import Scoring, score_artifacts, write_cards
-from swin_quant.verbs.finetune import finetune
-from swin_quant.verbs.train import train_float
+from swin_quant.cli.flags import Flag
+from swin_quant.cli.output import print_table
+from swin_quant.cli.shared import one_process
 
-PICTURES = 360  # that the page looks at: all of val
+if TYPE_CHECKING:
+    from yacs.config import CfgNode
+
+    from swin_quant.base.distributed import World
+    from swin_quant.cards.card import RunCard
+
+HELP = "Train a micro Swin on digits, calibrate it, train it at 4 bits, score all on the engines. Offline, under 90 s."
+EXAMPLES = """examples:
+  swin-quant demo
+  swin-quant demo --model swinv2_digits --output out/demo2"""
+PICTURES = 360  # on the page: all of val
 FOUR_BITS, FOUR_BIT_EPOCHS = "w4a4", 2
 
 
-def run_demo(output: str | Path, config: str = "swin_digits", epochs: int = 6, world: World = World()) -> list[RunCard]:  # noqa: B008
-    """Train, calibrate, finetune, export and score a micro Swin; files go to `output`. Returns cards with results."""
-    output = ensure_writable_dir(output)
-    cfg = load_config(find_config(config), overrides={"DATA.DATA_PATH": DIGITS, "DATA.BATCH_SIZE": 64})
+@dataclass(frozen=True)
+class DemoOptions:
+    """Which model is trained, for how long, and where everything is left."""
+
+    output: Annotated[str, Flag("folder of everything", "DIR")] = "out/demo"
+    model: Annotated[Literal["swin_digits", "swinv2_digits"], Flag("which micro Swin")] = "swin_digits"
+    epochs: Annotated[int, Flag("epochs of the float training", "N")] = 6
+
+
+OPTIONS = DemoOptions
+
+
+def run(options: DemoOptions, world: World) -> None:
+    if options.epochs < 1:
+        raise UsageError(f"--epochs {options.epochs}: must be at least 1")
+    one_process(world, "the demo")
+    print_table(run_demo(options, world))
+
+
+def run_demo(options: DemoOptions, world: World) -> list[RunCard]:
+    """Train, calibrate, finetune, export and score a micro Swin; returns the cards with the results."""
+    from swin_quant.backends.registry import targets
+    from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir
+    from swin_quant.base.progress import log
+    from swin_quant.cards.paths import card_path
+    from swin_quant.config import find_config, load_config
+    from swin_quant.data.sources import DIGITS
+    from swin_quant.quant.policies import load_policy
+    from swin_quant.score.scoring import score_model
+    from swin_quant.tasks.export import export_checkpoint
+    from swin_quant.tasks.page import pictures_at, write_page
+    from swin_quant.train.recipe import load_recipe
+    from swin_quant.train.run import Request
+    from swin_quant.verbs.calibrate import CalibrationPlan, calibrate_checkpoint
+    from swin_quant.verbs.evaluate_artifacts import Scoring, score_artifacts, write_cards
+    from swin_quant.verbs.train import train_float
+
+    output, epochs = ensure_writable_dir(options.output), options.epochs
+    cfg = load_config(find_config(options.model), overrides={"DATA.DATA_PATH": DIGITS, "DATA.BATCH_SIZE": 64})
 
     log.info("1. train %s in float for %d epochs", cfg.MODEL.NAME, epochs)
     recipe = load_recipe("digits").having({"epochs": epochs}, "<epochs>")
@@ -76,7 +105,9 @@ def run_demo(output: str | Path, config: str = "swin_digits", epochs: int = 6, w
 
 
 def _digit(wanted: int) -> bytes:
-    """A picture of that digit, which training never saw, for whoever asks the service."""
+    """A picture of that digit, which training never saw, for requests to the service."""
+    from swin_quant.data.sources import DIGITS, open_pictures
+
     pictures, file = open_pictures(DIGITS, "val", cache_mode="no"), BytesIO()
     pictures.read(list(pictures.labels).index(wanted)).save(file, "PNG")
     return file.getvalue()
@@ -84,6 +115,13 @@ def _digit(wanted: int) -> bytes:
 
 def _train_four_bits(cfg: CfgNode, checkpoint: Path, folder: Path, epochs: int, world: World) -> list[Path]:
     """The calibrated and the trained checkpoint at W4A4."""
+    from swin_quant.base.files import ensure_writable_dir
+    from swin_quant.quant.policies import load_policy
+    from swin_quant.train.recipe import load_recipe
+    from swin_quant.train.run import Request
+    from swin_quant.verbs.calibrate import CalibrationPlan, calibrate_checkpoint
+    from swin_quant.verbs.finetune import finetune
+
     policy = replace(load_policy("qdq").bits("*", 4), name=FOUR_BITS)
     done = calibrate_checkpoint(cfg, str(checkpoint), policy, CalibrationPlan(), ensure_writable_dir(folder), world)
     start = Request(folder, start=str(done.checkpoint), overwrite=True)
@@ -93,6 +131,11 @@ def _train_four_bits(cfg: CfgNode, checkpoint: Path, folder: Path, epochs: int, 
 
 def _score_checkpoints(files: Sequence[Path], cfg: CfgNode, world: World) -> dict[Path, RunCard]:
     """The cards of calibrated checkpoints, each under its own policy."""
+    from swin_quant.cards.paths import card_path
+    from swin_quant.loading import load_for_scoring
+    from swin_quant.score.scoring import score_model
+    from swin_quant.verbs.evaluate import compared
+
     cards: dict[Path, RunCard] = {}
     for file in files:
         subject = load_for_scoring(cfg, str(file), [], world)

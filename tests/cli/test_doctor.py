@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import swin_quant as sq
-from swin_quant.tasks import doctor as task
-from swin_quant.tasks.doctor import doctor, mismatch_remedy
+from swin_quant.verbs import doctor as task
+from swin_quant.verbs.doctor import doctor, mismatch_remedy
 
 VNNI = {"avx2": True, "avx512_f": True, "avx512_vnni": True, "amx_int8": True, "amx_bf16": True}
 

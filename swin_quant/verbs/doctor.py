@@ -1,7 +1,9 @@
 """What this machine has: versions, engines, what CPU and GPU can do, folders, and what stands in the way.
 
-Everything is asked in a way that works where it is not there; a topic that cannot be asked says so.
+Each question works on a machine that lacks the thing asked about; a topic that cannot be asked says so.
 """
+
+from __future__ import annotations
 
 import importlib
 import importlib.metadata
@@ -11,23 +13,30 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from swin_quant.backends.registry import engines
-from swin_quant.backends.saturation import saturates
 from swin_quant.base.errors import listed, one_line
 from swin_quant.base.extras import installing
-from swin_quant.cards.versions import versions
+from swin_quant.cli.output import put
+from swin_quant.cli.shared import Json
 from swin_quant.report.machine import MachineFact, MachineFacts
 from swin_quant.score.cpu import usable_cores
 
+if TYPE_CHECKING:
+    from swin_quant.base.distributed import World
+
+HELP = "What this machine has: versions, engines and how to get the others, CPU and GPU; and what stands in the way."
+EXAMPLES = """examples:
+  swin-quant doctor
+  swin-quant doctor --json machine.json                            (for a bug report)"""
 _MISMATCH = "torchvision::nms does not exist"
 _CPU_WHEELS = "https://download.pytorch.org/whl/cpu"
 _OWN = "swin-quant"
-# Names of torch.cpu.get_capabilities, x86 and ARM.
+# Capability names of torch.cpu.get_capabilities, x86 and ARM.
 _CPU: Mapping[str, Mapping[str, str]] = {
     "int8": {"avx_vnni": "AVX-VNNI", "avx512_vnni": "AVX-512 VNNI", "amx_int8": "AMX", "dot": "dot products",
              "i8mm": "matrix products (i8mm)"},
@@ -35,10 +44,32 @@ _CPU: Mapping[str, Mapping[str, str]] = {
                        "bf16": "bfloat16", "sve_bf16": "SVE bfloat16"},
     "vectors": {"avx2": "AVX2", "avx512_f": "AVX-512", "neon": "NEON", "sve": "SVE"},
 }  # fmt: skip
-# From which compute capability on tensor cores multiply them (NVIDIA's CUDA programming guide).
+# Type -> the first compute capability whose tensor cores multiply it (NVIDIA's CUDA programming guide).
 _GPU = {"float16": 70, "int8": 75, "bfloat16": 80, "fp8": 89}
 _CHECK = "import torchvision"
 _REQUIRED = "pip install -c constraints.txt -e . in the checkout"
+
+
+@dataclass(frozen=True)
+class DoctorOptions:
+    """How the findings are shown."""
+
+    json: Json = None
+
+
+OPTIONS = DoctorOptions
+
+
+def run(options: DoctorOptions, world: World) -> None:
+    from swin_quant.report.table import has_colors, json_text, print_text, screen_width
+
+    if not world.is_main:
+        return
+    found = doctor()
+    if options.json != "-":
+        print_text(found.text(screen_width(80), has_colors()))
+    if options.json:
+        put(options.json, json_text(found.to_dict()))
 
 
 def doctor() -> MachineFacts:
@@ -55,6 +86,8 @@ def _asked(topic: str, ask: Callable[[], Iterator[tuple[str, ...]]]) -> Iterator
 
 
 def _versions() -> Iterator[tuple[str, ...]]:
+    from swin_quant.cards.versions import versions
+
     said = versions()
     for name in ("swin_quant", "python", "torch", "timm", "numpy"):
         yield (name, version) if (version := said[name]) else (name, "not installed", "caution", _REQUIRED)
@@ -64,6 +97,7 @@ def _versions() -> Iterator[tuple[str, ...]]:
 
 def _torchvision() -> tuple[str, ...]:
     """Whether a script of the user's can import torchvision, and so timm: a fresh process tries."""
+
     version = _version("torchvision")
     if version is None:
         return "torchvision", "not installed", "caution", f"timm needs it: {_REQUIRED}"
@@ -77,6 +111,8 @@ def _torchvision() -> tuple[str, ...]:
 
 def _pairing() -> str:
     """Which torch the installed torchvision is for, and which there is."""
+    import torch
+
     wanted = [one for one in importlib.metadata.requires("torchvision") or [] if re.match(r"torch\b", one)]
     return f"it is for {listed(wanted) or 'an unknown torch'}, this is {torch.__version__}: install the two together"
 
@@ -144,6 +180,11 @@ def _is_there(distribution: str) -> bool:
 
 
 def _cpu() -> Iterator[tuple[str, ...]]:
+    import torch
+
+    from swin_quant.backends.saturation import saturates
+    from swin_quant.cards.versions import versions
+
     yield "processor", f"{versions()['cpu'] or 'unknown'}, {usable_cores()} cores for this process"
     has: Mapping[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
     for what, names in _CPU.items():
@@ -164,6 +205,8 @@ _SATURATION: Mapping[bool | None, tuple[str, ...]] = {
 
 
 def _gpu() -> Iterator[tuple[str, ...]]:
+    import torch
+
     driver = _driver()
     yield ("driver", driver) if driver else ("driver", "none of NVIDIA's", "missing")
     build = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "for CPUs"
@@ -187,6 +230,7 @@ def _gpu() -> Iterator[tuple[str, ...]]:
 
 def _driver(file: Path = Path("/proc/driver/nvidia/version")) -> str | None:
     """The version of NVIDIA's driver."""
+
     try:
         found = re.search(r"Kernel Module.*?\s(\d+(?:\.\d+)+)", file.read_text())
     except OSError:
@@ -195,6 +239,7 @@ def _driver(file: Path = Path("/proc/driver/nvidia/version")) -> str | None:
 
 
 def _folders() -> Iterator[tuple[str, ...]]:
+    import torch
     from huggingface_hub import constants
 
     home = Path.home()

@@ -1,13 +1,13 @@
-"""swin-quant ft gemms."""
+"""List the int8 GEMMs of a model and batch for FasterTransformer, and what its tuner files say of them."""
 
 from __future__ import annotations
 
-import argparse
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated
 
 from swin_quant.base.errors import UsageError
-from swin_quant.cli import options
-from swin_quant.cli.numbers import whole
+from swin_quant.cli.flags import Flag, Group
+from swin_quant.cli.shared import ModelOptions, config_of, found
 
 if TYPE_CHECKING:
     from swin_quant.backends.fastertransformer.tuner import Tuned, TunedGemm
@@ -20,32 +20,40 @@ EXAMPLES = """examples:
   swin-quant ft gemms out/my_calib.pth --batch 32 --tuned a.in b.in --write igemm_config.in   (the fastest of both)"""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    options.add_checkpoint(parser, "of the model; or --cfg", head=False)
-    parser.add_argument("--batch", type=whole, default=1, metavar="N", help="pictures (default 1)")
-    parser.add_argument("--tuned", nargs="+", default=[], metavar="FILE", help="igemm_config.in files to look them up")
-    parser.add_argument("--write", metavar="FILE", help="write the fastest entry of each shape in the --tuned files")
+@dataclass(frozen=True)
+class GemmsOptions:
+    """Whose GEMMs are listed, and the tuner files that are asked for them."""
+
+    checkpoint: Annotated[str | None, Flag("of the model; or --cfg", "CHECKPOINT", or_flag=True)] = None
+    model: Annotated[ModelOptions, Group("model")] = field(default_factory=ModelOptions)
+    batch: Annotated[int, Flag("pictures", "N")] = 1
+    tuned: Annotated[tuple[str, ...], Flag("igemm_config.in files to look them up", "FILE")] = ()
+    write: Annotated[str | None, Flag("write the fastest entry of each shape in the --tuned files", "FILE")] = None
 
 
-def run(args: argparse.Namespace, world: World) -> None:
+OPTIONS = GemmsOptions
+
+
+def run(options: GemmsOptions, world: World) -> None:
     from swin_quant.backends.fastertransformer.tuner import fastest, gemm_shapes, read_tuned, write_tuned
     from swin_quant.models.geometry import geometry_of
 
-    if args.write and not args.tuned:
+    if options.write and not options.tuned:
         raise UsageError("--write needs --tuned FILE ...: algorithms come from swin_gemm on the target GPU")
-    shapes = gemm_shapes(geometry_of(options.config_of(args)), args.batch)
-    tuned = fastest([read_tuned(path) for path in args.tuned])
+    cfg = config_of(found(options.checkpoint), options.model, DATA__BATCH_SIZE=options.batch)
+    shapes = gemm_shapes(geometry_of(cfg), options.batch)
+    tuned = fastest([read_tuned(path) for path in options.tuned])
     if world.is_main:
         _print(shapes, {gemm: tuned.get(gemm.key) for gemm in shapes})
-        if args.write:
-            write_tuned(args.write, tuned.values())
+        if options.write:
+            write_tuned(options.write, tuned.values())
 
 
 def _print(shapes: list[TunedGemm], tuned: dict[TunedGemm, Tuned | None]) -> None:
     print(f"{'stage':>5}  {'layer':<13} {'m':>9} {'n':>6} {'k':>6}  algorithm")
     for gemm in shapes:
-        found = tuned[gemm]
-        note = f"{found.algo_id}, {found.exec_time:g} ms" if found else "not tuned"
+        entry = tuned[gemm]
+        note = f"{entry.algo_id}, {entry.exec_time:g} ms" if entry else "not tuned"
         print(f"{gemm.stage:>5}  {gemm.layer:<13} {gemm.m:>9} {gemm.n:>6} {gemm.k:>6}  {note}")
     known = sum(entry is not None for entry in tuned.values())
     print(f"{len(shapes)} shapes, {known} tuned")

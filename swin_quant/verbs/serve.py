@@ -1,0 +1,259 @@
+"""Serve an artifact over HTTP on this machine: KServe v2 protocol, or a picture in and its classes out."""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import shutil
+import socket
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from glob import escape
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.cli.flags import Flag, Group
+from swin_quant.cli.shared import EngineFlags, one_process
+from swin_quant.score.options import EngineOptions
+from swin_quant.serving.limits import ServiceLimits
+
+if TYPE_CHECKING:
+    from swin_quant.backends.artifact import Artifact
+    from swin_quant.base.distributed import World
+    from swin_quant.serving.app import Service
+
+HELP = "Serve an artifact over HTTP on this machine: KServe v2 protocol, or a picture in and its classes out."
+EXAMPLES = """examples:
+  swin-quant serve out/my_int8.onnx
+  swin-quant serve out/my_int8.onnx --engine openvino --max-batch 16 --delay-us 1000 --port 8080
+
+  curl --data-binary @cat.jpg localhost:8000/predict
+
+Ctrl-C or SIGTERM ends it: what had come is answered first. More in docs/shipping.md."""
+MOST_DECODERS = 256
+_BACKLOG = 1000  # connections that may wait to be accepted
+_M_MMAP_THRESHOLD, _KEPT = -3, 4 << 20  # bytes: larger blocks go back to the system when they are free
+_SWITCH_S = 0.0001  # a thread that decodes lets the one that answers go on after this; Python's own is 50 times longer
+
+
+@dataclass(frozen=True)
+class LimitFlags:
+    """What clients may do; `ServiceLimits` holds the defaults and checks the numbers."""
+
+    max_batch: Annotated[int, Flag("pictures at a time", "N")] = ServiceLimits.max_batch
+    delay_us: Annotated[int, Flag("microseconds that a request waits for others", "N")] = ServiceLimits.delay_us
+    max_queue: Annotated[int, Flag("requests that may wait to be decoded, and pictures for the engine", "N")] = (
+        ServiceLimits.max_queue
+    )
+    max_megabytes: Annotated[float, Flag("of a request", "N")] = ServiceLimits.max_megabytes
+    timeout_s: Annotated[float, Flag("seconds of a request, from its first byte to its answer", "N")] = (
+        ServiceLimits.timeout_s
+    )
+    max_megapixels: Annotated[float, Flag("of a picture, those of every scan of a progressive JPEG", "N")] = (
+        ServiceLimits.max_megapixels
+    )
+    budget_megabytes: Annotated[float, Flag("of memory that all requests hold at a time", "N")] = (
+        ServiceLimits.budget_megabytes
+    )
+    decoders: Annotated[int, Flag("threads that decode", "N")] = 2
+
+    def limits(self) -> ServiceLimits:
+        return ServiceLimits(**{name: getattr(self, name) for name in ServiceLimits.__dataclass_fields__})
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """Which artifact is served, where, and within which limits."""
+
+    artifact: Annotated[str, Flag("exported file; its run card lies beside it", "ARTIFACT", place=True)]
+    host: Annotated[str, Flag("address (default 127.0.0.1: this machine alone)")] = "127.0.0.1"
+    port: Annotated[int, Flag("default 8000; 0 is any free one", "N")] = 8000
+    name: Annotated[str | None, Flag("of the model, in URLs (default: its run card's)")] = None
+    labels: Annotated[str | None, Flag("class names, one a line (default: the model's, ImageNet's)", "FILE")] = None
+    engines: Annotated[EngineFlags, Group("engines")] = field(default_factory=EngineFlags)
+    limits: Annotated[LimitFlags, Group("limits")] = field(default_factory=LimitFlags)
+    device: Annotated[Literal["auto", "cpu", "cuda"], Flag(argparse.SUPPRESS)] = "auto"
+
+
+OPTIONS = ServeOptions
+
+
+@dataclass(frozen=True)
+class Hosting:
+    """How an artifact is served. `name` None: its card's; `labels`: a file of class names, None: the model's own."""
+
+    engines: Sequence[str] | None = None
+    options: EngineOptions = field(default_factory=EngineOptions)
+    limits: ServiceLimits = field(default_factory=ServiceLimits)
+    name: str | None = None
+    labels: str | None = None
+    decoders: int = LimitFlags.decoders
+
+
+def app(
+    file: str | Path,
+    engine: str | None = None,
+    *,
+    name: str | None = None,
+    labels: str | None = None,
+    threads: int | None = None,
+    device: str = "cpu",
+    **limits: Any,
+) -> Any:
+    """The ASGI application that `swin-quant serve` runs, for servers and clusters of your own (docs/shipping.md).
+
+    `device`: cpu or cuda, torch's current GPU. `limits`: max_batch, delay_us, max_queue, max_megabytes, timeout_s,
+    max_megapixels, budget_megabytes.
+    """
+    from swin_quant.backends.artifact import open_artifact
+    from swin_quant.serving.app import build_app
+
+    options = EngineOptions(threads=threads, device=device)
+    how = Hosting([engine] if engine else None, options, ServiceLimits(**limits), name, labels)
+    return build_app(service_of(open_artifact(file), how))
+
+
+def run(options: ServeOptions, world: World) -> None:
+    from swin_quant.backends.artifact import open_artifact
+
+    one_process(world, "serve")
+    decoders = options.limits.decoders
+    if not 1 <= decoders <= MOST_DECODERS:
+        raise UsageError(f"--decoders {decoders}: must be from 1 to {MOST_DECODERS}")
+    how = Hosting(
+        options.engines.engine or None,
+        options.engines.options(world),
+        options.limits.limits(),
+        options.name,
+        options.labels,
+        decoders,
+    )
+    serve(open_artifact(options.artifact), options.host, options.port, how)
+
+
+def serve(artifact: Artifact, host: str, port: int, how: Hosting) -> None:
+    """Serve until SIGTERM or Ctrl-C: then no more requests are taken, and those that came are answered.
+
+    `port` 0 is any free one, which is logged. SwinQuantError for an address that cannot be had.
+    """
+    from swin_quant.base.extras import library
+    from swin_quant.base.progress import log
+    from swin_quant.serving.app import build_app
+    from swin_quant.serving.server import server_of
+
+    library("uvicorn", "serve")  # where it is missing, this is said before an engine is loaded
+    with private_copy(artifact) as copy, _listening(host, port) as listener:
+        service = service_of(copy, how)
+        app = build_app(service)
+        server = server_of(app, how.limits, app.state.count)
+        where = "http://{}:{}".format(*listener.getsockname()[:2])
+        names = copy.file.name, service.about["engine"], where, service.name, where
+        log.info("%s on %s: %s/v2/models/%s, pictures to %s/predict", *names)
+        _tune_process()
+        try:
+            server.run(sockets=[listener])
+        except KeyboardInterrupt:  # which the server heard, and raises again when it has ended
+            if not server.should_exit:
+                raise
+        log.info("stopped: what had come was answered")
+
+
+def service_of(artifact: Artifact, how: Hosting) -> Service:
+    """The artifact on its engine, every size of batch and one picture run once, so that the first client does not wait.
+
+    UsageError for maps, and for pictures of any size; SwinQuantError where the engine cannot load or run it.
+    """
+    import torch
+    from PIL import Image
+
+    import swin_quant
+    from swin_quant.backends.registry import engine_named
+    from swin_quant.config.outputs import FEATURES, LOGITS
+    from swin_quant.exported import config_of, labels_in, load_engines, one_engine, preprocess_of
+    from swin_quant.serving.app import Service
+    from swin_quant.ship.facts import fit_name
+    from swin_quant.tasks.predict import class_names
+
+    cfg, preprocess = config_of(artifact), preprocess_of(artifact)
+    kind = cfg.MODEL.OUTPUT_KIND
+    if kind == FEATURES or not preprocess.is_square:
+        raise UsageError(f"{artifact.file}: gives maps, or takes pictures of any size: serve a classifier or embedding")
+    chosen, limits = one_engine(artifact, how.engines), how.limits
+    sizes = graphs_for(limits.max_batch) if engine_named(chosen).graph_per_shape else ()
+    options = replace(how.options, graphs=max(how.options.graphs, len(sizes)))
+    (engine,) = load_engines(artifact, [chosen], options).values()
+    if engine.max_batch:
+        sizes, limits = (), replace(limits, max_batch=min(limits.max_batch, engine.max_batch))
+    preprocess(Image.new("RGB", (preprocess.size, preprocess.size)))  # imports what it needs now
+    # The largest batch first: where programs share memory in turns, it needs the most.
+    for size in reversed(sizes or _prepared(engine.sizes, limits.max_batch)):
+        with torch.inference_mode():
+            outputs = engine(torch.zeros(size, 3, preprocess.size, preprocess.size))
+    names = class_names(cfg.MODEL.NUM_CLASSES, how.labels, labels_in(artifact)) if kind == LOGITS else []
+    about = {
+        "version": swin_quant.__version__,
+        "file": artifact.file.name,
+        "sha256": artifact.record["sha256"],
+        "engine": engine.name,
+        "precision": engine.precision,
+        "policy": engine.policy,
+    }
+    name = fit_name(how.name or artifact.card.name)
+    return Service(name, engine, preprocess, outputs.shape[1], kind, names, sizes, limits, how.decoders, about)
+
+
+def graphs_for(largest: int) -> tuple[int, ...]:
+    """1, 2, 4, ... up to the largest batch: where each size costs a graph, pictures are filled up to one of these."""
+    powers = [2**power for power in range(largest.bit_length()) if 2**power < largest]
+    return (*powers, largest)
+
+
+def _prepared(sizes: Sequence[int], largest: int) -> tuple[int, ...]:
+    """Batches by which an engine of such `sizes` makes all that any up to the largest needs."""
+    return (*(size for size in sizes if size < largest), largest) if sizes else (1,)
+
+
+@contextmanager
+def private_copy(artifact: Artifact) -> Iterator[Artifact]:
+    """The artifact in a folder of its own: replacing the file while it is served changes nothing."""
+    from swin_quant.backends.artifact import open_artifact
+    from swin_quant.backends.registry import takers
+    from swin_quant.cards.paths import card_path
+
+    with TemporaryDirectory(prefix="swin_quant_") as folder:
+        names = [artifact.file.name, *(other["file"] for other in artifact.record["others"])]
+        beside = [ending for backend in takers(artifact.record["backend"]) for ending in backend.beside]
+        stem = escape(artifact.file.stem)
+        there = {file for ending in beside for file in artifact.file.parent.glob(stem + ending) if file.is_file()}
+        for name in (*names, card_path(artifact.file).name, *(file.name for file in there)):
+            shutil.copyfile(artifact.file.with_name(name), Path(folder, name))
+        yield open_artifact(Path(folder, artifact.file.name))
+
+
+def _tune_process() -> None:
+    """Settings of the whole process, which an application within another's must not touch."""
+    sys.setswitchinterval(_SWITCH_S)
+    with suppress(OSError, AttributeError):  # glibc alone has it: it would keep a large picture's memory for the next
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _KEPT)
+
+
+@contextmanager
+def _listening(host: str, port: int) -> Iterator[socket.socket]:
+    from swin_quant.base.files import reason
+
+    if not 0 <= port <= 65535:
+        raise UsageError(f"‹port› {port}: must be from 0 to 65535")
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        raise SwinQuantError(f"{host}:{port}: cannot be listened to: {reason(error)}") from error
+    with listener:
+        # Connections inherit it. asyncio does not set it for such a socket, and each answer, head and then body, would
+        # wait 40 ms for the client's acknowledgement of its head.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        yield listener
