@@ -33,7 +33,7 @@ from swin_quant.data.sources import open_pictures
 from swin_quant.models.layers import Swin
 from swin_quant.quant.policies import load_policy
 from swin_quant.score.torch_engines import torch_engines
-from swin_quant.tasks.export import export_checkpoint
+from swin_quant.verbs.export import export_checkpoint
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"
 BATCH = 100

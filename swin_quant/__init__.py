@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from swin_quant.face.checking import Verification as Verification
     from swin_quant.face.checking import predict as predict
     from swin_quant.face.checking import verify as verify
-    from swin_quant.face.exporting import export as export
     from swin_quant.face.planning import plan as plan
     from swin_quant.face.policy import policy as policy
     from swin_quant.face.searching import Search as Search
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     from swin_quant.verbs.doctor import doctor as doctor
     from swin_quant.verbs.evaluate import Evaluation as Evaluation
     from swin_quant.verbs.evaluate import evaluate as evaluate
+    from swin_quant.verbs.export import export as export
     from swin_quant.verbs.package import package as package
     from swin_quant.verbs.serve import app as app
     from swin_quant.verbs.wrap import wrap as wrap
@@ -61,7 +61,7 @@ _FACE = {
     "sensitivity": ("swin_quant.face.sensitivity", "sensitivity"),
     "search": ("swin_quant.face.searching", "search"),
     "Search": ("swin_quant.face.searching", "Search"),
-    "export": ("swin_quant.face.exporting", "export"),
+    "export": ("swin_quant.verbs.export", "export"),
     "verify": ("swin_quant.face.checking", "verify"),
     "Verification": ("swin_quant.face.checking", "Verification"),
     "align": ("swin_quant.face.alignment", "align"),

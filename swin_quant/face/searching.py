@@ -13,7 +13,6 @@ from swin_quant.base.files import ensure_writable_dir
 from swin_quant.base.progress import log
 from swin_quant.data.picture_set import PictureSet, Source, batches
 from swin_quant.data.prepared import Prepared
-from swin_quant.face.exporting import file_of, refuse_changed
 from swin_quant.model import Model
 from swin_quant.quant.names import SEARCHED_ON
 from swin_quant.quant.policies import load_policy
@@ -27,6 +26,7 @@ from swin_quant.tasks.measuring import Measuring
 from swin_quant.tasks.search import PolicySearch, search_record
 from swin_quant.tasks.search import search as find
 from swin_quant.tasks.sensitivity import Sampling
+from swin_quant.verbs.export import file_of, refuse_changed
 
 _WIDTH = 140
 

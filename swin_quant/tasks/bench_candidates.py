@@ -23,7 +23,7 @@ from swin_quant.score.baseline import whose_weights
 from swin_quant.score.candidate import BenchCandidate
 from swin_quant.score.engine import EAGER, HALF_TYPES
 from swin_quant.score.options import EngineOptions
-from swin_quant.tasks.export import export_checkpoint
+from swin_quant.verbs.export import export_checkpoint
 
 FLOAT32 = "float32"
 REFERENCE = f"{EAGER} {FLOAT32}"  # the candidate whose logits are the reference

@@ -20,9 +20,9 @@ from swin_quant.quant.policy import Policy
 from swin_quant.score.bench import BenchPlan
 from swin_quant.score.cpu import features, usable_cores
 from swin_quant.score.options import EngineOptions
-from swin_quant.tasks.float_types import told_exporter
 from swin_quant.tasks.measured_on import MeasuredOn, drawn
 from swin_quant.tasks.sensitivity import Sampling
+from swin_quant.verbs.export_target import float_type_options
 
 _FILES = ("RESUME", "PRETRAINED")  # of a config: `checkpoint` is known by its hash
 _OF_IMAGES = ("DATA_PATH", "IMG_SIZE", "INTERPOLATION", "MEAN", "STD")  # of a config: which images, and how they look
@@ -72,7 +72,7 @@ class Measuring:
     @cached_property
     def told_exporter(self) -> dict[str, str]:
         """How an export is to be, for the engine to run it as the options say."""
-        return told_exporter(self.backend, self.backend, self.options.float_type)
+        return float_type_options(self.backend, self.backend, self.options.float_type)
 
     @property
     def is_timed(self) -> bool:

@@ -31,10 +31,10 @@ from swin_quant.quant.quantizer import named_nodes
 from swin_quant.quant.search import Unit
 from swin_quant.quant.sensitivity import LAYER, sensitivity
 from swin_quant.score.baseline import load_original
-from swin_quant.tasks.export import export_checkpoint
 from swin_quant.tasks.measured_on import of_config
 from swin_quant.tasks.measuring import Measuring
 from swin_quant.tasks.policy_timing import beyond_chance, extremes, timed
+from swin_quant.verbs.export import export_checkpoint
 
 _LEARNED_FROM = ("train", "")  # where nobody said of which split pictures are, they may be
 # Times the drop on what a network was trained on, since it is less sure of others: of the hard models of

@@ -14,8 +14,8 @@ from swin_quant.quant.policy import Policy
 from swin_quant.score.candidate import BenchCandidate
 from swin_quant.score.cpu import usable_cores
 from swin_quant.score.interleave import Timing, interleave
-from swin_quant.tasks.export import export_checkpoint
 from swin_quant.tasks.measuring import Measuring
+from swin_quant.verbs.export import export_checkpoint
 
 _AT_ONCE = 6  # engines in memory while they are timed in turns
 _ALL_ON, _FLOAT = "all", "float"

@@ -37,13 +37,13 @@ from swin_quant.saving import place_of
 from swin_quant.score.engine import HALF_TYPES
 from swin_quant.score.options import EngineOptions
 from swin_quant.score.scoring import dataset_record, open_labelled
-from swin_quant.tasks.float_types import told_exporter
 from swin_quant.tasks.measuring import Measuring
 from swin_quant.tasks.passes import of_weights
 from swin_quant.tasks.search import PolicySearch, found_before
 from swin_quant.tasks.sensitivity import Sampling
 from swin_quant.tasks.verify import failures
 from swin_quant.verbs.calibrate import CalibrationPlan
+from swin_quant.verbs.export_target import float_type_options
 
 VAL = "val"
 _FILES = {"RESUME", "PRETRAINED"}  # keys of MODEL that say nothing of it
@@ -98,7 +98,7 @@ class Quantization:
     def told_exporter(self) -> dict[str, str]:
         """How the artifact is to be, for its engine to run it as the options say."""
         engine = engine_named(self.engine) if self.engine else None
-        return told_exporter(self.target, engine, self.options.float_type)
+        return float_type_options(self.target, engine, self.options.float_type)
 
     @cached_property
     def world(self) -> World:

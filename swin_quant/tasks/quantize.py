@@ -13,7 +13,6 @@ from swin_quant.backends.artifact import Artifact
 from swin_quant.base.errors import SwinQuantError, UsageError, memory_errors_named, one_line
 from swin_quant.base.progress import log
 from swin_quant.data.sources import has_split, open_unlabelled
-from swin_quant.tasks.export import export_checkpoint
 from swin_quant.tasks.quantization import (
     VAL,
     Quantization,
@@ -27,6 +26,7 @@ from swin_quant.tasks.search import search
 from swin_quant.tasks.verify import Verifying, failures, verify_artifact
 from swin_quant.verbs.calibrate import calibrate_checkpoint
 from swin_quant.verbs.evaluate_artifacts import Scoring, score_artifacts, write_cards
+from swin_quant.verbs.export import export_checkpoint
 
 ARTIFACT = "ARTIFACT"
 _OF_SCORING = ("DATA_PATH", "ZIP_MODE", "BATCH_SIZE", "NUM_WORKERS", "CACHE_MODE")

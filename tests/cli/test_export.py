@@ -17,7 +17,7 @@ from swin_quant.base.files import sha256_of
 from swin_quant.cards.card import RunCard
 from swin_quant.exported import labels_in
 from swin_quant.quant.policies import load_policy
-from swin_quant.tasks.export import policy_for
+from swin_quant.verbs.export_target import policy_for
 
 
 @pytest.fixture

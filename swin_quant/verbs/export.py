@@ -1,0 +1,357 @@
+"""Export a calibrated model to what will be deployed: FasterTransformer's weights, or ONNX for an engine."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from swin_quant.backends.backend import PRECISIONS, Backend
+from swin_quant.backends.registry import targets
+from swin_quant.base.errors import SwinQuantError, UsageError, listed
+from swin_quant.cli.flags import Flag, Group
+from swin_quant.cli.shared import ModelOptions, OutputKind, PolicyOptions, config_of, found, one_process
+
+if TYPE_CHECKING:
+    from torch import nn
+    from yacs.config import CfgNode
+
+    from swin_quant.backends.artifact import Artifact
+    from swin_quant.base.distributed import World
+    from swin_quant.cards.card import RunCard
+    from swin_quant.exported import Exported
+    from swin_quant.model import Model
+    from swin_quant.models.classifier import Classifier
+    from swin_quant.quant.policy import Policy
+
+HELP = "Export a calibrated checkpoint to what will be deployed: FasterTransformer's weights, or ONNX for an engine."
+EXAMPLES = """examples:
+  swin-quant export out/my_calib.pth --for openvino --output out/openvino
+  swin-quant export out/my_calib.pth --for openvino --precision float --output out/openvino  (baseline)
+  swin-quant export out/my_calib.pth --for openvino --saturation-safe --output out  (CPUs without VNNI)
+  swin-quant export out/my_calib.pth --for fastertransformer --sm 80 --check --output out/ft
+  swin-quant export out/my_calib.pth --for onnx --plugin layer_norm=my.domain::Norm --output out/plugin
+  swin-quant export theirs_calib.pth --for onnx --policy qdq --output out
+  swin-quant export out/my_calib.pth --for onnx --policy qdq --off role:matmul_input --output out
+
+Config and preprocessing are those of the run card beside the checkpoint; --cfg is for one that has none. Policies:
+the card's, so that what was calibrated and scored is what is exported. A backend that does not take it gets its own
+best (every node was calibrated), which a warning names; one of your own, or of training, always stays."""
+CHECKED = 4  # pictures of --check
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetOptions:
+    """Which checkpoint is exported, and what every target takes."""
+
+    output: Annotated[str, Flag("folder for the artifact and its run card", "DIR")]
+    checkpoint: Annotated[
+        str | None, Flag("calibrated checkpoint, ours or FasterTransformer's", "CHECKPOINT", or_flag=True)
+    ] = None
+    model: Annotated[ModelOptions, Group("model")] = field(default_factory=ModelOptions)
+    precision: Annotated[str, Flag("float: the baseline", choices=PRECISIONS)] = "int8"
+    float_type: Annotated[
+        Literal["float32", "float16", "bfloat16"] | None,
+        Flag("of what is not int8 (default: float32; for GPUs float16; bfloat16: cuda)"),
+    ] = None
+    batch: Annotated[int | None, Flag("ONNX: only batches of N; fastertransformer, cuda: up to N", "N")] = None
+    sm: Annotated[int | None, Flag("fastertransformer: compute capability (default 80)", "NN")] = None
+    fix_gelu_bias: Annotated[bool, Flag("fastertransformer: undo its misreading of more than 4096 biases (Swin-L)")] = (
+        False
+    )
+    check: Annotated[bool, Flag("run or read back the export and compare it with the model")] = False
+    policy: Annotated[PolicyOptions, Group("policy: which nodes are quantized, and how (default: see below)")] = field(
+        default_factory=PolicyOptions
+    )
+    device: Annotated[Literal["cpu"], Flag(argparse.SUPPRESS)] = "cpu"
+
+
+@dataclass(frozen=True)
+class OnnxOptions:
+    """Options that exporters of ONNX files have."""
+
+    opset: Annotated[int | None, Flag("17 to 20 (default 20; 21 with --int4-weights)", "N")] = None
+    int4_weights: Annotated[bool, Flag("store weights of at most 4 bits as INT4 (policies w4a16, w4a8)")] = False
+    replace: Annotated[
+        tuple[str, ...], Flag("equivalent operators for some: roll, gather, ... (docs/analyze.md)", "NAME")
+    ] = ()
+    plugin: Annotated[
+        tuple[str, ...],
+        Flag("operators as nodes of a domain of your own (docs/custom_operators.md)", "OP=DOMAIN::NAME"),
+    ] = ()
+    uint8_input: Annotated[bool, Flag("cuda, too: pictures are uint8 [batch, S, S, 3], which the file normalises")] = (
+        False
+    )
+    softmax: Annotated[bool, Flag("give probabilities, too")] = False
+    top_k: Annotated[int | None, Flag("give the N best classes and theirs, too", "N")] = None
+    labels: Annotated[str | None, Flag("class names, one a line, to travel in the file", "FILE")] = None
+
+    def given(self) -> dict[str, Any]:
+        """The exporter's options, the class names read."""
+        from swin_quant.base.files import read_lines
+
+        names = tuple(read_lines(self.labels, "list of class names")) if self.labels else None
+        return {**vars(self), "replace": self.replace or None, "plugin": self.plugin or None, "labels": names}
+
+
+def _target_names() -> list[str]:
+    return list(targets())
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions(TargetOptions):
+    """Which checkpoint is exported, for which backend."""
+
+    backend: Annotated[str, Flag("what is to run it", name="--for", choices=_target_names)]
+    output_kind: OutputKind = None
+    onnx: Annotated[OnnxOptions, Group("ONNX")] = field(default_factory=OnnxOptions)
+
+
+OPTIONS = ExportOptions
+
+
+def run(options: ExportOptions, world: World) -> None:
+    export_for(options.backend, options, world, options.output_kind, options.onnx)
+
+
+def export_for(
+    backend: str,
+    options: TargetOptions,
+    world: World,
+    output_kind: str | None = None,
+    onnx: OnnxOptions = OnnxOptions(),
+) -> None:
+    """The commands `export` and `ft export`."""
+    from swin_quant.backends.saturation import at_risk, warn
+    from swin_quant.base.progress import log
+
+    one_process(world, "export")
+    if not (checkpoint := found(options.checkpoint)):
+        raise UsageError("no checkpoint: name the calibrated one")
+    cfg = config_of(checkpoint, options.model, MODEL__OUTPUT_KIND=output_kind)
+    policy, target = options.policy.one(), targets()[backend]
+    checks_itself = "check" in target.exporting.flags
+    given = {key: getattr(options, key) for key in ("float_type", "batch", "sm", "fix_gelu_bias")} | onnx.given()
+    given["check"] = options.check and checks_itself
+    how = (options.precision, given, options.policy.saturation_safe)
+    artifact, model = export_checkpoint(checkpoint, backend, options.output, cfg, policy, *how)
+    if options.check and not checks_itself:
+        log.info("check: %s", check_export(artifact, model))  # its engine says whether products saturate here
+    else:
+        for engine in at_risk(target):
+            warn(engine, artifact)
+    _print(artifact, target, checkpoint)
+
+
+def _print(artifact: Artifact, target: Backend, checkpoint: str) -> None:
+    from swin_quant.base.progress import log
+    from swin_quant.cards.paths import card_path
+    from swin_quant.config.outputs import LOGITS
+
+    record = artifact.record
+    policy = f", policy {artifact.card.policy['name']}" if artifact.card.policy else ""
+    log.info("%s: %s%s, %.1f MB", record["backend"], record["precision"], policy, artifact.file.stat().st_size / 1e6)
+    for other in record["others"]:
+        log.info("with it: %s", artifact.file.with_name(other["file"]))
+    log.info("run card: %s", card_path(artifact.file))
+    print(artifact.file)
+    runnable = record["precision"] == "int8" or not target.only_quantized
+    runnable &= artifact.card.config["MODEL"].get("OUTPUT_KIND", LOGITS) == LOGITS  # the next steps are about logits
+    for command in target.exporting.next_step if runnable else ():
+        log.info("next: %s", command.format(file=artifact.file, checkpoint=Path(checkpoint)))
+
+
+def export(
+    model: Model,
+    backend: str,
+    folder: str | Path,
+    policy: str | Policy | None = None,
+    *,
+    precision: str = "int8",
+    saturation_safe: bool = False,
+    **options: Any,
+) -> Exported:
+    """Export `model`, as it is in memory, for a backend ("openvino", "tensorrt", "cuda", ...) into `folder`.
+
+    `policy` None: the model's, if that backend takes it, else its best, which a warning names. `options` are those
+    of `swin-quant export`: opset, float_type, batch, sm, labels, ... A model that is in no file yet is saved in the
+    folder first: an artifact is verified against its checkpoint.
+    """
+    from copy import deepcopy
+
+    from swin_quant.base.files import ensure_writable_dir
+    from swin_quant.checkpoint.range_bits import check_bits
+    from swin_quant.exported import Exported
+    from swin_quant.models.classifier import Classifier
+    from swin_quant.quant.policies import load_policy
+    from swin_quant.quant.policy import apply_policy
+    from swin_quant.verbs.export_target import exporter_options, policy_of, target_of
+
+    target = target_of(backend)
+    told = exporter_options(target, precision, options)  # contradictions are refused before a file is written
+    chosen = load_policy(policy) if isinstance(policy, str) else policy
+    used = policy_of(backend, model.card, model.file, chosen, precision, saturation_safe)
+    if not isinstance(model.module, Classifier):
+        raise UsageError(f"{type(model.module).__name__}: is not a network that can be exported: give it to `wrap`")
+    _need_ranges(model, used)
+    file = file_of(model, ensure_writable_dir(folder))
+    check_bits(model.module, model.card, [used], model.name)
+    module = deepcopy(model.module).cpu().eval()  # the caller's keeps its policy and its place
+    apply_policy(module, used)
+    return Exported(_write(module, model.card, file, target, folder, used, precision, told, saturation_safe))
+
+
+def export_checkpoint(
+    checkpoint: str | Path,
+    backend: str,
+    folder: str | Path,
+    cfg: CfgNode | None = None,
+    policy: Policy | None = None,
+    precision: str = "int8",
+    options: Mapping[str, Any] | None = None,
+    saturation_safe: bool = False,
+) -> tuple[Artifact, Classifier]:
+    """Export `checkpoint` for a backend, as `export` does; returns the artifact, and the model that it was made from.
+
+    The config is that of the run card beside the checkpoint; `cfg` is for one that has none. SwinQuantError for a
+    checkpoint without ranges, UsageError for what the backend cannot do.
+    """
+    from swin_quant.cards.paths import card_path
+    from swin_quant.checkpoint.opened import open_checkpoint
+    from swin_quant.config import from_dict
+    from swin_quant.loading import giving, load_for_scoring
+    from swin_quant.verbs.export_target import exporter_options, policy_of, target_of
+
+    target = target_of(backend)
+    told = exporter_options(target, precision, options or {})
+    opened = open_checkpoint(checkpoint)
+    used = policy_of(backend, opened.card, opened.file, policy, precision, saturation_safe)
+    if cfg is None:
+        if opened.card is None:
+            raise UsageError(f"{checkpoint}: has no run card {card_path(checkpoint).name} beside it: give ‹cfg›")
+        cfg = from_dict(opened.card.config, str(card_path(checkpoint)))
+    subject = load_for_scoring(cfg, opened, [used])
+    card = giving(subject.card, cfg)
+    written = _write(subject.model, card, opened.file, target, folder, used, precision, told, saturation_safe)
+    return written, subject.model
+
+
+def _write(
+    module: nn.Module,
+    card: RunCard,
+    file: Path,
+    target: Backend,
+    folder: str | Path,
+    used: Policy,
+    precision: str,
+    told: Any,
+    saturation_safe: bool,
+) -> Artifact:
+    """Write the artifact of a module under a policy, which is applied; its card names `file`, the checkpoint."""
+    from swin_quant.backends.backend import function
+    from swin_quant.backends.saturation import at_risk, safe_on
+    from swin_quant.base.files import ensure_writable_dir, place_of, sha256_of
+
+    if saturation_safe and not set(at_risk(target)) & set(safe_on(module)):
+        raise UsageError(
+            f"‹saturation_safe›: {target.name} multiplies two activations where policy {used.name} quantizes "
+            "attention, which saturates whatever the weights are: give ‹policy› cpu"
+        )
+    record = card.checkpoint or {"file": file.name, "sha256": sha256_of(file)}
+    policy = None if precision == "float" else used.to_dict()
+    card = replace(card, checkpoint={**record, "path": str(place_of(file))}, policy=policy)
+    made: Artifact = function(target.exporting.export)(module, card, ensure_writable_dir(folder), told)
+    return made
+
+
+def check_export(artifact: Artifact, model: Classifier) -> str:
+    """Run the artifact on seeded noise on the first engine installed; a sentence with its distance from the model.
+
+    The reference is fake-quant for what is quantized, else float32. SwinQuantError beyond `verify`'s tolerance.
+    """
+    import torch
+
+    from swin_quant.backends import engine_loader
+    from swin_quant.config.outputs import LOGITS
+    from swin_quant.data.preprocess import Preprocess
+    from swin_quant.exported import names_of_engines
+    from swin_quant.quant.policy import policy_from_dict
+    from swin_quant.score.baseline import engines_beside, unnamed_baseline
+    from swin_quant.score.bench import noise
+    from swin_quant.score.difference import difference, difference_of_outputs
+    from swin_quant.score.options import EngineOptions
+    from swin_quant.tasks.verify import is_quantized, tolerance_of
+
+    name = names_of_engines(artifact, None)[0]
+    record, policy = artifact.record, artifact.card.policy
+    policies = [policy_from_dict(policy, artifact.card.name)] if policy and is_quantized(record["precision"]) else []
+    engines = engines_beside(model, torch.device("cpu"), None, policies, unnamed_baseline(artifact.card))
+    label, reference = next(pair for pair in engines.items() if pair[1].policy or not policies)
+    count = record["options"].get("batch") or CHECKED
+    images = noise(count, model.in_chans, model.image_size).images
+    if record["options"].get("uint8_input"):
+        preprocess = Preprocess.from_dict(artifact.card.preprocess)
+        images = preprocess.normalised(preprocess.pixels(images))  # noise that pixels can hold
+    with torch.inference_mode():
+        given, expected = engine_loader(name)(artifact, EngineOptions())(images), reference(images)
+    has_logits = model.output_kind == LOGITS
+    found = difference(given, expected) if has_logits else difference_of_outputs([given], [expected])
+    limit = tolerance_of(name, record["precision"], record["options"].get("float_type"))
+    text = (
+        f"{name} against {reference.name} {label}, {count} seeded pictures: mean |Δlogit| {found['mean']:.3g} "
+        f"(limit {limit:g}), max {found['max']:.3g}"
+    )
+    if not found["mean"] < limit:
+        raise SwinQuantError(f"{artifact.file}: is not what the model computes: {text}")
+    return text
+
+
+def _need_ranges(model: Model, policy: Policy) -> None:
+    """SwinQuantError where a node that is on has none."""
+    from swin_quant.quant.policy import settings_for
+    from swin_quant.quant.quantizer import named_nodes
+
+    nodes = named_nodes(model.module)
+    on = [name for name, setting in settings_for(model.module, policy).items() if setting.enabled]
+    if without := [name for name in on if nodes[name].amax is None]:
+        raise SwinQuantError(
+            f"{model.name}: {listed(without, 2)} of policy {policy.name} have no range: calibrate it, or export it "
+            "with ‹precision› float"
+        )
+
+
+def file_of(model: Model, folder: Path) -> Path:
+    """The checkpoint that `model` is in; it is saved in `folder` where there is none yet.
+
+    UsageError where its weights were changed since, and where a file lies there that is not a save of this model.
+    """
+    from swin_quant.cards.paths import card_path
+    from swin_quant.saving import place_for
+
+    refuse_changed(model)
+    if model.file:
+        return model.file
+    place = folder / f"{model.name}_float.pth"
+    if model.is_calibrated:
+        place = place_for(folder, model.module, model.card)
+    if (place.exists() or card_path(place).exists()) and not _was_saved(place, model.name):
+        raise UsageError(f"{place}: was not written by `save` of {model.name}: give another folder, or save it first")
+    return model.save(place)
+
+
+def refuse_changed(model: Model) -> None:
+    """UsageError where the weights of a model are no longer those of its file: results would be the file's."""
+    if model.is_changed:
+        raise UsageError(f"{model.name}: its weights were changed since {model.file}: `save` it to another file first")
+
+
+def _was_saved(place: Path, name: str) -> bool:
+    from swin_quant.cards.card import RunCard
+    from swin_quant.cards.paths import card_path
+
+    try:
+        return RunCard.read(card_path(place)).name == name
+    except SwinQuantError:
+        return False

@@ -1,0 +1,172 @@
+"""What an export target takes: its policy, its exporter's options, the type of what is not int8."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from swin_quant.backends.backend import Backend, function
+from swin_quant.backends.registry import targets
+from swin_quant.backends.saturation import at_risk, without_saturation
+from swin_quant.base.errors import UsageError, listed
+from swin_quant.base.progress import log
+from swin_quant.cards.card import RunCard
+from swin_quant.checkpoint.opened import open_checkpoint
+from swin_quant.quant.policies import builtin_policies, described, is_builtin, load_policy
+from swin_quant.quant.policy import Policy, policy_from_dict
+
+
+def target_of(name: str) -> Backend:
+    """The backend of that name; UsageError where none exports."""
+    if name not in targets():
+        raise UsageError(f"‹backend› {name}: there are {', '.join(targets())}")
+    return targets()[name]
+
+
+def exporter_options(backend: Backend, precision: str, given: Mapping[str, Any]) -> Any:
+    """The exporter's options; it chooses those that are None in `given`. UsageError for one that it does not have."""
+    exports = backend.exporting
+    known = (*exports.flags, *(exports.float_flags if precision == "float" else ()))
+    wanted = {key: value for key, value in given.items() if value is not None and value is not False}
+    if idle := [key for key in wanted if key not in known]:
+        raise UsageError(f"‹{idle[0]}›: means nothing to ‹backend› {backend.name} with {precision}")
+    return function(exports.options)(precision=precision, **exports.fixed, **wanted)
+
+
+def float_type_options(target: Backend, engine: Backend | None, float_type: str | None) -> dict[str, str]:
+    """Exporter options that make the file of `target` run in this type on `engine`; None: no engine is at hand.
+
+    Empty where the engine itself chooses. UsageError for a type that neither has.
+    """
+    runs = engine or target
+    if float_type is None or (runs.float_types and not runs.is_installed):
+        return {}
+    able = _able(runs)
+    if not able:
+        options = {"float_type": float_type}
+        exporter_options(target, "int8", options)
+        return options
+    if float_type not in able:
+        raise UsageError(f"‹float_type› {float_type}: {runs.name} runs what is not int8 in {' or '.join(able)} here")
+    return {}
+
+
+def _able(engine: Backend) -> Sequence[str]:
+    """The types that an engine can run a file in, whatever its export says; empty where the export decides."""
+    if engine.float_types:
+        found: list[str] = function(engine.float_types)()
+        return found
+    return [engine.only_float_type] if engine.only_float_type else []
+
+
+def policy_of(
+    target: str,
+    card: RunCard | None,
+    checkpoint: str | Path | None,
+    policy: Policy | None = None,
+    precision: str = "int8",
+    saturation_safe: bool = False,
+) -> Policy:
+    """The policy of an artifact: the one asked for, else `policy_for`. UsageError for options that contradict."""
+    if precision == "float":
+        if policy:
+            raise UsageError("‹policy› chooses what is int8: leave it out with ‹precision› float")
+        policy = load_policy("float")
+    if saturation_safe and (precision == "float" or not at_risk(target_of(target))):
+        raise UsageError(f"‹saturation_safe›: means nothing to ‹backend› {target} with precision {precision}")
+    policy = policy or policy_for(target, card, checkpoint)
+    return without_saturation(policy) if saturation_safe else policy
+
+
+def policy_for(target: str, card: RunCard | None, checkpoint: str | Path | None = None) -> Policy:
+    """The policy of a target where the user names none.
+
+    The run card's stays, so that the export is what was calibrated and scored: where it is the user's own, whatever its
+    name, where the model was trained under it, and where the target takes it; FasterTransformer takes no other.
+    Else it is one of the target's policies that was scored, or its best built-in one, which calibration allows since it
+    found the ranges of all nodes; a warning says that the card's results belong to another policy. A `checkpoint` whose
+    ranges are older than zero points lacks one end of each: it gets the best policy without zero points.
+    """
+    exports = target_of(target).exporting
+    fitting = [name for name in exports.policies if name in builtin_policies()]
+    own = policy_from_dict(card.policy, card.name) if card and card.policy else None
+    is_ours = own is not None and is_builtin(own)
+    if exports.only:
+        if own is None or (is_ours and own.name not in fitting):
+            has = f"the run card's is {own.name}" if own else "there is no run card"
+            raise UsageError(f"‹backend› {target} needs the policy {' or '.join(fitting)}, {has}: give ‹policy›")
+        return own
+    offered = [load_policy(name) for name in fitting]
+    if own is None or card is None:
+        return _best(offered, target, checkpoint)
+    if not is_ours:
+        if own.name in builtin_policies():
+            log.warning(
+                "policy %s is the run card's, not the built-in %s: ‹policy› %s takes that one",
+                described(own),
+                own.name,
+                own.name,
+            )
+        return own
+    scored = {result.policy_sha256: result.policy for result in card.measured() if result.policy}
+    is_made = bool(card.training or card.calibration or card.results)
+    fits = own.name in fitting and is_made or own.has_float8 and any(policy.has_float8 for policy in offered)
+    if card.training and not fits:
+        log.warning(
+            "policy %s stays, since the model was trained under it: %s runs %s best, see ‹policy›",
+            own.name,
+            target,
+            fitting[0],
+        )
+    elif not fits and (measured := [policy for policy in offered if policy.sha256 in scored]):
+        log.info("policy %s, which was scored, of those that %s runs", measured[0].name, target)
+        return measured[0]
+    elif not fits:
+        return _instead(own, _best(offered, target, checkpoint), target, card)
+    elif scored and own.sha256 not in scored:
+        log.warning(
+            "policy %s of the run card was not scored, and %s was: ‹policy› exports another",
+            own.name,
+            listed(map(str, scored.values()), 3),
+        )
+    elif own.name != fitting[0]:
+        log.info(
+            "policy %s, as calibrated: %s runs %s best, which ‹policy› %s takes: score it first",
+            own.name,
+            target,
+            fitting[0],
+            fitting[0],
+        )
+    return own
+
+
+def _instead(own: Policy, best: Policy, target: str, card: RunCard) -> Policy:
+    """The best policy of a target; a warning where it is not the run card's."""
+    if own.sha256 != best.sha256:
+        whose = "the run card and its results" if card.results else "the run card"
+        why = "in float8" if own.has_float8 else f"not for {target}"
+        log.warning(
+            "policy %s of %s is %s, and %s gets %s: `evaluate` with ‹policy› %s scores that one, "
+            "‹policy› %s keeps the other",
+            own.name,
+            whose,
+            why,
+            target,
+            best.name,
+            best.name,
+            own.name,
+        )
+    return best
+
+
+def _best(fitting: Sequence[Policy], target: str, checkpoint: str | Path | None) -> Policy:
+    best, *others = fitting
+    if checkpoint is None or not best.has_zero_points or open_checkpoint(checkpoint).has_zero_points:
+        return best
+    usable = next((policy for policy in others if not policy.has_zero_points), best)
+    log.warning(
+        "policy %s: ranges of before zero points lack an end; calibrate again for %s, which %s runs best",
+        usable.name,
+        best.name,
+        target,
+    )
+    return usable
