@@ -69,7 +69,7 @@ class TargetOptions:
 
 
 @dataclass(frozen=True)
-class OnnxOptions:
+class OnnxFlags:
     """Options that exporters of ONNX files have."""
 
     opset: Annotated[int | None, Flag("17 to 20 (default 20; 21 with --int4-weights)", "N")] = None
@@ -106,7 +106,7 @@ class ExportOptions(TargetOptions):
 
     backend: Annotated[str, Flag("what is to run it", name="--for", choices=_target_names)]
     output_kind: OutputKind = None
-    onnx: Annotated[OnnxOptions, Group("ONNX")] = field(default_factory=OnnxOptions)
+    onnx: Annotated[OnnxFlags, Group("ONNX")] = field(default_factory=OnnxFlags)
 
 
 OPTIONS = ExportOptions
@@ -121,7 +121,7 @@ def export_for(
     options: TargetOptions,
     world: World,
     output_kind: str | None = None,
-    onnx: OnnxOptions = OnnxOptions(),
+    onnx: OnnxFlags = OnnxFlags(),
 ) -> None:
     """The commands `export` and `ft export`."""
     from swin_quant.backends.saturation import at_risk, warn

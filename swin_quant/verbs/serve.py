@@ -15,6 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from swin_quant.base import __version__
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.cli.flags import Flag, Group
 from swin_quant.cli.shared import EngineFlags, one_process
@@ -170,7 +171,6 @@ def service_of(artifact: Artifact, how: Hosting) -> Service:
     import torch
     from PIL import Image
 
-    import swin_quant
     from swin_quant.backends.registry import engine_named
     from swin_quant.config.outputs import FEATURES, LOGITS
     from swin_quant.exported import config_of, labels_in, load_engines, one_engine, preprocess_of
@@ -195,7 +195,7 @@ def service_of(artifact: Artifact, how: Hosting) -> Service:
             outputs = engine(torch.zeros(size, 3, preprocess.size, preprocess.size))
     names = class_names(cfg.MODEL.NUM_CLASSES, how.labels, labels_in(artifact)) if kind == LOGITS else []
     about = {
-        "version": swin_quant.__version__,
+        "version": __version__,
         "file": artifact.file.name,
         "sha256": artifact.record["sha256"],
         "engine": engine.name,
