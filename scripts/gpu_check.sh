@@ -70,14 +70,14 @@ note=
 declare -A least=(
     [environment]=8 [compile_ahead]=22 [kernels]=42 [sizes]=34 [essentials]=15
     [cuda_engine]=165
-    [train]=9 [train_v2]=9 [calibrate]=8 [score]=8 [accuracy]=36 [export]=12 [verify]=8 [evaluate]=8 [run]=7 [predict]=10
+    [train]=9 [train_v2]=9 [calibrate]=8 [score]=8 [accuracy]=36 [export]=12 [verify]=8 [evaluate]=8 [logits]=7 [predict]=10
     [serve]=9 [align]=9 [tune]=10 [bench]=8 [finetune]=8 [torchrun]=9 [memory]=7 [step_time]=7 [compile]=16 [tests]=11
 )
 if [ "$device" = cpu ]; then # whose compiler takes minutes, and where nothing is tuned, or compiled for a GPU
     least=(
         [environment]=8 [kernels]=15 [sizes]=10 [essentials]=18
         [cuda_engine]=24
-        [train]=14 [train_v2]=16 [calibrate]=12 [score]=12 [accuracy]=40 [export]=20 [verify]=12 [evaluate]=20 [run]=10
+        [train]=14 [train_v2]=16 [calibrate]=12 [score]=12 [accuracy]=40 [export]=20 [verify]=12 [evaluate]=20 [logits]=10
         [predict]=10 [serve]=15 [align]=12 [bench]=14 [finetune]=14 [torchrun]=18 [memory]=9 [step_time]=14 [compile]=70
         [tests]=28
     )
@@ -248,7 +248,7 @@ step export bash -c "$all" "$PYTHON" "$calibrated" "$work" "${made[@]}" # each: 
 on_digits=(--data-path digits --batch "$engine_batch")
 swin_quant verify verify "$deployed" --checkpoint "$calibrated" "${on_digits[@]}" --pictures "$engine_batch"
 swin_quant evaluate evaluate "${forms[@]}" --checkpoint "$calibrated" "${on_digits[@]}"
-swin_quant run run "$deployed" "${on_digits[@]}" --output "$work/run"
+swin_quant logits predict "$deployed" "${on_digits[@]}" --logits "$work/logits"
 swin_quant predict predict "$uint8" docs/images/report.png
 # One picture at a time, for whose kernels `predict` has waited.
 if "$PYTHON" -c 'import starlette, uvicorn, prometheus_client' > /dev/null 2>&1; then

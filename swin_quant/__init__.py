@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from swin_quant.face.alignment import Alignment as Alignment
     from swin_quant.face.alignment import align as align
     from swin_quant.face.analysis import analyze as analyze
-    from swin_quant.face.checking import Verification as Verification
-    from swin_quant.face.checking import predict as predict
-    from swin_quant.face.checking import verify as verify
     from swin_quant.face.planning import plan as plan
     from swin_quant.face.policy import policy as policy
     from swin_quant.face.searching import Search as Search
@@ -41,7 +38,10 @@ if TYPE_CHECKING:
     from swin_quant.verbs.evaluate import evaluate as evaluate
     from swin_quant.verbs.export import export as export
     from swin_quant.verbs.package import package as package
+    from swin_quant.verbs.predict import predict as predict
     from swin_quant.verbs.serve import app as app
+    from swin_quant.verbs.verify import Verification as Verification
+    from swin_quant.verbs.verify import verify as verify
     from swin_quant.verbs.wrap import wrap as wrap
 
 # Name -> its module, and what it is called there.
@@ -62,11 +62,11 @@ _FACE = {
     "search": ("swin_quant.face.searching", "search"),
     "Search": ("swin_quant.face.searching", "Search"),
     "export": ("swin_quant.verbs.export", "export"),
-    "verify": ("swin_quant.face.checking", "verify"),
-    "Verification": ("swin_quant.face.checking", "Verification"),
+    "verify": ("swin_quant.verbs.verify", "verify"),
+    "Verification": ("swin_quant.verbs.verify", "Verification"),
     "align": ("swin_quant.face.alignment", "align"),
     "Alignment": ("swin_quant.face.alignment", "Alignment"),
-    "predict": ("swin_quant.face.checking", "predict"),
+    "predict": ("swin_quant.verbs.predict", "predict"),
     "artifact": ("swin_quant.exported", "artifact"),
     "package": ("swin_quant.verbs.package", "package"),
     "app": ("swin_quant.verbs.serve", "app"),

@@ -101,17 +101,18 @@ def test_its_commands_can_be_given_and_run_on_the_device(tmp_path, noting, devic
         if "swin_quant" in words:
             command, *rest = words[words.index("swin_quant") + 1 :]
             commands.setdefault(command, []).append(PARSERS[command].parse_args(rest))
-    on_device = {"train", "calibrate", "evaluate", "finetune", "verify", "run", "predict", "align", "bench"}
+    on_device = {"train", "calibrate", "evaluate", "finetune", "verify", "predict", "align", "bench"}
     assert set(commands) == on_device | {"export"} | ({"tune"} if device == "cuda" else set())
     assert {one.device for command in on_device for one in commands[command]} == {device}
-    files = {str(one.artifact) for command in ("verify", "run", "tune") for one in commands.get(command, ())}
+    files = {str(one.artifact) for command in ("verify", "tune") for one in commands.get(command, ())}
     assert len(files) == 1 and commands["bench"][0].files == [*files] and commands["align"][0].b in files
     forms = {(*one.policy, one.float_type, one.uint8_input): one.output for one in commands["export"]}
     assert {("cuda", "bfloat16"), ("cuda-fp8", None)} <= {form[:2] for form in forms} and len(forms) == 4
     evaluated = [str(Path(file).parent) for one in commands["evaluate"] for file in one.files]
     assert sorted(evaluated) == sorted(forms.values())  # each form in the folder that it was exported to
-    assert commands["predict"][0].model.endswith("_int8_uint8_cuda.safetensors")
-    assert all((SCRIPT.parents[1] / image).is_file() for image in commands["predict"][0].images)
+    logits, shown = commands["predict"]
+    assert logits.logits and logits.model in files and shown.model.endswith("_int8_uint8_cuda.safetensors")
+    assert all((SCRIPT.parents[1] / image).is_file() for image in shown.images)
     benchmarks = [words for words in given if words[0].startswith("benchmarks/")]
     assert all(Path(SCRIPT.parents[1], words[0]).is_file() for words in benchmarks)
     assert {Path(words[0]).stem for words in benchmarks} == {

@@ -16,7 +16,7 @@ SECTIONS = {
         "evaluate": "accuracy and latency of a checkpoint or of artifacts on their engines, the float model first",
         "export": "calibrated checkpoint -> FasterTransformer, ONNX, ONNX Runtime, OpenVINO, TensorRT, CUDA",
         "verify": "an artifact against its checkpoint on real pictures: logits within tolerance or not",
-        "predict": "the most probable classes of pictures, from a checkpoint or an artifact",
+        "predict": "the most probable classes of pictures, from a checkpoint or an artifact; or its logits",
         "report": "the accuracy-delta table of any number of run cards",
     },
     "make": {
@@ -33,7 +33,6 @@ SECTIONS = {
     "deploy": {
         "package": "ONNX artifact -> a folder that runs without torch: Python, C++, Docker, Triton, OpenVINO, KServe",
         "serve": "an artifact over HTTP on this machine: KServe v2 protocol, dynamic batching, metrics",
-        "run": "an artifact on pictures -> logits for other programs",
         "build-engine": "exported ONNX file -> TensorRT engine for this GPU, and which layers really run in int8",
         "tune": "the fastest tiles of the CUDA engine's kernels on this GPU, in a file beside the artifact",
     },

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.cli import deployed
 from swin_quant.cli.numbers import whole
-from swin_quant.cli.verify import DEFAULT_COUNT
+from swin_quant.verbs.verify import PICTURES as DEFAULT_COUNT
 
 if TYPE_CHECKING:
     from swin_quant.base.distributed import World
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace, world: World) -> None:
     from swin_quant.report.table import print_table
     from swin_quant.report.verification import products_table, table_of
     from swin_quant.tasks.build_engine import build_engine, verify_engine
-    from swin_quant.tasks.verify import Verifying, failures
+    from swin_quant.verbs.verify import Verifying, failures
 
     if not world.is_main:
         return

@@ -33,6 +33,8 @@ CHECKPOINTS = (".pth", ".pt", ".safetensors", ".bin", ".ckpt")
 DEFAULT_BATCH = 32  # pictures at a time, where no config says
 _JSON = Flag("print the result as JSON, or write it to FILE", "FILE", optional="-")
 
+HIDDEN = Flag(argparse.SUPPRESS)  # without a place in --help
+
 CheckpointFile = Annotated[str | None, Flag("float or calibrated checkpoint", "CHECKPOINT", or_flag=True)]
 Json = Annotated[str | None, _JSON]
 Output = Annotated[str | None, Flag("folder of the results (default: output/<NAME>)", "DIR")]

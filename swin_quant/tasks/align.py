@@ -45,7 +45,7 @@ from swin_quant.score.alignment import (
 from swin_quant.score.options import EngineOptions
 from swin_quant.score.run_engines import readable_batches
 from swin_quant.score.torch_engines import torch_engines
-from swin_quant.tasks.verify import is_quantized
+from swin_quant.verbs.verify import is_quantized
 
 FLOAT_BELOW, QUANTIZED_BELOW, BETWEEN_BELOW = (
     60.0,

@@ -17,7 +17,7 @@ from swin_quant.cards.records import VerificationRecord
 from swin_quant.data.pictures import Pictures
 from swin_quant.exported import find_checkpoint, no_checkpoint
 from swin_quant.score.options import EngineOptions
-from swin_quant.tasks.verify import Verifying, verify_artifact
+from swin_quant.verbs.verify import Verifying, verify_artifact
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from swin_quant.loading import load_for_scoring
 from swin_quant.report.page.data import Disagreement, Seen
 from swin_quant.score.baseline import engines_beside
 from swin_quant.score.run_engines import infer
-from swin_quant.tasks.predict import class_names, top_classes
+from swin_quant.score.top_classes import class_names, top_classes
 from swin_quant.verbs.evaluate import compared
 
 MOST = 24  # on the page

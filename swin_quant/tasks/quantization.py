@@ -41,9 +41,9 @@ from swin_quant.tasks.measuring import Measuring
 from swin_quant.tasks.passes import of_weights
 from swin_quant.tasks.search import PolicySearch, found_before
 from swin_quant.tasks.sensitivity import Sampling
-from swin_quant.tasks.verify import failures
 from swin_quant.verbs.calibrate import CalibrationPlan
 from swin_quant.verbs.export_target import float_type_options
+from swin_quant.verbs.verify import failures
 
 VAL = "val"
 _FILES = {"RESUME", "PRETRAINED"}  # keys of MODEL that say nothing of it

@@ -23,10 +23,10 @@ from swin_quant.tasks.quantization import (
     is_verified,
 )
 from swin_quant.tasks.search import search
-from swin_quant.tasks.verify import Verifying, failures, verify_artifact
 from swin_quant.verbs.calibrate import calibrate_checkpoint
 from swin_quant.verbs.evaluate_artifacts import Scoring, score_artifacts, write_cards
 from swin_quant.verbs.export import export_checkpoint
+from swin_quant.verbs.verify import Verifying, failures, verify_artifact
 
 ARTIFACT = "ARTIFACT"
 _OF_SCORING = ("DATA_PATH", "ZIP_MODE", "BATCH_SIZE", "NUM_WORKERS", "CACHE_MODE")

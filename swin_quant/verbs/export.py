@@ -282,7 +282,7 @@ def check_export(artifact: Artifact, model: Classifier) -> str:
     from swin_quant.score.bench import noise
     from swin_quant.score.difference import difference, difference_of_outputs
     from swin_quant.score.options import EngineOptions
-    from swin_quant.tasks.verify import is_quantized, tolerance_of
+    from swin_quant.verbs.verify import is_quantized, tolerance_of
 
     name = names_of_engines(artifact, None)[0]
     record, policy = artifact.record, artifact.card.policy

@@ -174,9 +174,9 @@ def service_of(artifact: Artifact, how: Hosting) -> Service:
     from swin_quant.backends.registry import engine_named
     from swin_quant.config.outputs import FEATURES, LOGITS
     from swin_quant.exported import config_of, labels_in, load_engines, one_engine, preprocess_of
+    from swin_quant.score.top_classes import class_names
     from swin_quant.serving.app import Service
     from swin_quant.ship.facts import fit_name
-    from swin_quant.tasks.predict import class_names
 
     cfg, preprocess = config_of(artifact), preprocess_of(artifact)
     kind = cfg.MODEL.OUTPUT_KIND

@@ -104,7 +104,7 @@ def test_check_runs_it_before_it_leaves_the_house(run, wide, tmp_path):
 
 
 def test_run_writes_logits(run, file, pictures, tmp_path):
-    done = run("run", file, "--engine", "cuda", "--data-path", pictures, "--device", "cpu", "--output", tmp_path)
+    done = run("predict", file, "--engine", "cuda", "--data-path", pictures, "--device", "cpu", "--logits", tmp_path)
     assert done.code == 0, done.err
     (written,) = tmp_path.glob("*_logits.npz")
     arrays = dict(np.load(written))
@@ -120,18 +120,18 @@ def test_predict_evaluate_and_bench(run, file, pictures):
     assert timed.code == 0 and "cuda int8 cuda" in timed.out, timed.out
 
 
-@pytest.mark.parametrize("command", ["run", "evaluate", "predict", "verify", "bench", "align"])
+@pytest.mark.parametrize("command", ["evaluate", "predict", "predict --logits", "verify", "bench", "align"])
 def test_without_a_gpu_that_is_asked_for(run, file, wide, pictures, no_gpu, command, tmp_path):
     data = ("--data-path", pictures)
     words = {
-        "run": (file, *data, "--output", tmp_path),
         "evaluate": (file, *data),
         "predict": (file, pictures / "val"),
+        "predict --logits": (file, *data, "--logits", tmp_path),
         "verify": (file, "--checkpoint", wide, *data),
         "bench": (file,),
         "align": (wide, file, "--policy", "cuda", *data),
     }
-    message = run(command, *words[command], "--device", "cuda").error(2)
+    message = run(command.split()[0], *words[command], "--device", "cuda").error(2)
     assert "finds no GPU" in message or "no GPU" in message
 
 
@@ -178,8 +178,8 @@ def test_a_run_card_without_a_batch(run, file, pictures, tmp_path):
     card = json.loads(file.with_suffix(".json").read_text())
     del card["artifact"]["options"]["batch"]
     copy.with_suffix(".json").write_text(json.dumps(card))
-    words = ("--data-path", pictures, "--device", "cpu", "--output", out)
-    assert f"{copy}: its run card names no batch that it takes; export again" in run("run", copy, *words).error(1)
+    words = ("--data-path", pictures, "--device", "cpu", "--logits", out)
+    assert f"{copy}: its run card names no batch that it takes; export again" in run("predict", copy, *words).error(1)
     assert not list(out.glob("*"))
 
 
@@ -209,7 +209,7 @@ OLD = {
     "cuda": ("Tesla T4", (7, 5), "is of compute capability 7.5, and the CUDA engine needs 8.0 or above"),
     "cuda-fp8": ("NVIDIA A100", (8, 0), "is of compute capability 8.0, and float8 needs 8.9 or above: export with"),
 }
-REFUSED = [(command, policy) for command in ("run", "evaluate", "predict", "verify", "align", "tune") for policy in OLD]
+REFUSED = [(command, policy) for command in ("evaluate", "predict", "verify", "align", "tune") for policy in OLD]
 
 
 @pytest.mark.parametrize(("command", "policy"), [*REFUSED, ("bench", "cuda")])
@@ -217,7 +217,6 @@ def test_a_gpu_that_is_too_old(run, files, wide, pictures, snapshot, monkeypatch
     gpu, capability, said = OLD[policy]
     file, output = files("--policy", policy), ("--output", tmp_path)
     words = {
-        "run": ("--data-path", pictures, *output),
         "evaluate": ("--data-path", pictures),
         "predict": (pictures / "val", *output),
         "verify": ("--checkpoint", wide, "--data-path", pictures),
@@ -248,7 +247,7 @@ def test_memory_that_is_not_there(run, file, pictures, tmp_path, monkeypatch):
             raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2.00 GiB.")
 
     monkeypatch.setattr(HostSession, "__call__", full)
-    message = run("run", file, "--data-path", pictures, "--device", "cpu", "--output", tmp_path).error(1)
+    message = run("predict", file, "--data-path", pictures, "--device", "cpu", "--logits", tmp_path).error(1)
     assert "a batch of 7 needs 300 MB, 100 of 8000 MB are free: give a smaller --batch" in message
     assert not list(tmp_path.glob("*.npz"))
 
@@ -293,7 +292,7 @@ def test_tiles_of_another_place_are_told_of_and_left_aside(run, file, pictures, 
         tiles, replace(HERE, **other), [TimedTiles(launch=shape_of(launch), batch=8, tiles=Tiles(64, 32, 32), us=3.5)]
     )
     before = tiles.read_bytes()
-    done = run("run", file, "--engine", "cuda", "--data-path", pictures, "--device", "cpu", "--output", tmp_path)
+    done = run("predict", file, "--engine", "cuda", "--data-path", pictures, "--device", "cpu", "--logits", tmp_path)
     after = tiles.read_bytes()
     tiles.unlink()
     assert done.code == 0 and list(tmp_path.glob("*_logits.npz")) and after == before, done.err

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from swin_quant.base.errors import SwinQuantError, UsageError
-from swin_quant.tasks.predict import class_names, top_classes
+from swin_quant.score.top_classes import class_names, top_classes
 
 
 def test_the_best_classes_against_numpy():

@@ -10,7 +10,7 @@ from swin_quant.backends.registry import engines
 from swin_quant.score.difference import difference
 from swin_quant.score.engine import Engine
 from swin_quant.score.run_engines import Inferred
-from swin_quant.tasks.verify import compare, failures, is_quantized, tolerance_of
+from swin_quant.verbs.verify import compare, failures, is_quantized, tolerance_of
 
 FLOAT32 = Engine("torch", "float32", None, torch.nn.Identity())
 SIMULATED = Engine("torch fake-quant", "int8", "qdq", torch.nn.Identity())

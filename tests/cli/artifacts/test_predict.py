@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from swin_quant.cli.predict import SCHEMA
+from swin_quant.verbs.predict import SCHEMA
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from swin_quant.backends.artifact import finish_artifact
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import Result
-from swin_quant.tasks import verify as tasks
+from swin_quant.score import run_engines
 
 
 @pytest.fixture
@@ -73,8 +73,8 @@ def test_what_another_process_measured_meanwhile_stays(verify, exports, monkeypa
     path = exports.ft.with_suffix(".json")
     data = {"name": "animals", "split": "val", "pictures": 7, "sha256": None}
     theirs = RunCard.read(path).with_result(Result("openvino", "int8", None, data, 7, 50.0, 100.0, 0.7, 1, "cpu"))
-    infer = tasks.infer
-    monkeypatch.setattr(tasks, "infer", lambda *args, **how: (theirs.write(path), infer(*args, **how))[1])
+    infer = run_engines.infer
+    monkeypatch.setattr(run_engines, "infer", lambda *args, **how: (theirs.write(path), infer(*args, **how))[1])
     assert verify(exports.ft, "--pictures", 2).code == 0
     card = RunCard.read(path)
     assert [result.engine for result in card.measured()] == ["openvino"] and len(card.verification) == 2

@@ -1,7 +1,7 @@
 """An artifact on pictures: its logits in a file for other programs."""
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,31 +14,39 @@ from swin_quant.base.progress import log
 from swin_quant.config.outputs import FEATURES, LOGITS, classes_of
 from swin_quant.data.pictures import Pictures
 from swin_quant.exported import config_of, load_engines, one_engine, preprocess_of
+from swin_quant.score.options import EngineOptions
 from swin_quant.score.run_engines import Inferred, infer
-from swin_quant.tasks.verify import Verifying
 
 
-def run_artifact(artifact: Artifact, pictures: Callable[[], Pictures], folder: str | Path, how: Verifying) -> Path:
+def write_logits(
+    artifact: Artifact,
+    pictures: Callable[[], Pictures],
+    folder: str | Path,
+    engines: Sequence[str] | None,
+    options: EngineOptions,
+    batch_size: int = 32,
+    workers: int = 0,
+    max_unreadable: float = 0.01,
+) -> Path:
     """Write <ARTIFACT>_logits.npz into `folder`: names [N], logits float32 [N, classes], top1 and labels int64 [N].
 
     An embedding is `embedding`, float32 [N, channels], in <ARTIFACT>_embedding.npz. Maps are `features0` to `features3`
     by stage, [N, C, h, w], in <ARTIFACT>_features.npz; where pictures have several sizes, those of picture 7 are
     `features0_7`, [C, h, w].
-    `how` says the engine, one of `engines`, and how pictures are read. Pictures that cannot be read are left out.
+    It runs on one of `engines`. Pictures that cannot be read are left out.
     """
-    name = one_engine(artifact, how.engines)
+    name = one_engine(artifact, engines)
     cfg, shown = config_of(artifact), pictures()
     kind = cfg.MODEL.OUTPUT_KIND
     target = ensure_writable_dir(folder) / f"{artifact.file.stem}_{kind}.npz"
-    engines = load_engines(artifact, [name], how.options)
     inferred = infer(
-        engines,
+        load_engines(artifact, [name], options),
         shown,
         preprocess_of(artifact),
         classes_of(cfg),
-        batch_size=how.batch_size,
-        workers=how.workers,
-        max_unreadable=how.max_unreadable,
+        batch_size=batch_size,
+        workers=workers,
+        max_unreadable=max_unreadable,
     )
     if inferred.unreadable:
         log.warning("left out, unreadable: %s", listed(inferred.unreadable))

@@ -1,4 +1,4 @@
-"""swin-quant run: names, logits and top-1 of an artifact, as other programs read them."""
+"""swin-quant predict --logits: names, logits and top-1 of an artifact, as other programs read them."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ def logits(run, tmp_path):
     """logits(artifact and flags ...) -> the arrays that were written."""
 
     def go(*words):
-        done = run("run", *words, "--output", tmp_path / "out")
+        done = run("predict", *words, "--logits", tmp_path / "out")
         assert done.code == 0, done.err
         (written,) = (tmp_path / "out").glob("*_logits.npz")
         return dict(np.load(written))  # allow_pickle is off
@@ -31,15 +31,27 @@ def test_logits_against_arithmetic(logits, hand_made, pictures, arithmetic, engi
 def test_one_engine_does_without_being_named(logits, run, hand_made, own_pictures, tmp_path):
     files = sorted(own_pictures.rglob("*.png"))
     files[1].write_bytes(b"broken")
-    arrays = logits(hand_made, "--images", *files[:4], "--max-unreadable", 0.5)
+    arrays = logits(hand_made, *files[:4], "--max-unreadable", 0.5)
     assert arrays["names"].tolist() == [str(file) for file in (files[0], *files[2:4])]
     assert arrays["labels"].tolist() == [-1, -1, -1]
-    many = ("--engine", "onnxruntime", "openvino", "--images", own_pictures, "--output", tmp_path / "x")
-    assert "give one" in run("run", hand_made, *many).error(2)
+    many = (own_pictures, "--engine", "onnxruntime", "openvino", "--logits", tmp_path / "x")
+    assert "give one" in run("predict", hand_made, *many).error(2)
 
 
 def test_where_it_cannot_write(run, hand_made, pictures, tmp_path):
-    words = ("run", hand_made, "--data-path", pictures, "--output")
+    words = ("predict", hand_made, "--data-path", pictures, "--logits")
     (tmp_path / "file").write_text("")
     assert "cannot be the output directory" in run(*words, tmp_path / "file").error(1)
     assert (tmp_path / "file").read_text() == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--data-path", "x"), "are for --logits: name the pictures"),
+        ((), "no pictures: name files"),
+        (("--logits", "out"), "no pictures: give"),
+    ],
+)
+def test_what_is_for_logits_alone(run, hand_made, words, says):
+    assert says in run("predict", hand_made, *words).error(2)

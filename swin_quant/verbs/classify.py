@@ -1,0 +1,190 @@
+"""The most probable classes of pictures, by a model or an artifact: in memory, or in Parquet files.
+
+The files hold some thousand rows each, are shared among ranks, and a run that was cut off goes on.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any, TypedDict
+
+import torch
+from torch import nn
+
+from swin_quant.backends.artifact import Artifact
+from swin_quant.base.distributed import World, gather
+from swin_quant.base.errors import SwinQuantError
+from swin_quant.base.files import sha256_of_data, write_json
+from swin_quant.base.schema import within
+from swin_quant.base.shards import Sharding, Shards
+from swin_quant.config.outputs import need_logits
+from swin_quant.data.pictures import Pictures
+from swin_quant.data.preprocess import Preprocess
+from swin_quant.data.sampling import digest
+from swin_quant.exported import config_of, labels_in, load_engines, one_engine, preprocess_of
+from swin_quant.quant.policy import Policy
+from swin_quant.score.engine import Engine
+from swin_quant.score.options import EngineOptions
+from swin_quant.score.run_engines import infer
+from swin_quant.score.top_classes import Guess, class_names, top_classes
+from swin_quant.score.torch_engines import torch_engines
+
+SHARDS_SCHEMA = "swin-quant/prediction-shards/1"
+
+
+@dataclass(frozen=True)
+class Classifying:
+    """An engine that classifies, with what its card says of pictures and classes; `sha256`: of its file, if any."""
+
+    name: str
+    engine: Engine
+    preprocess: Preprocess
+    classes: int
+    names: Sequence[str] = ()
+    sha256: str | None = None
+    device: torch.device = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """The most probable classes of each readable picture, best first; and why others could not be read."""
+
+    answers: dict[str, list[Guess]]
+    unreadable: dict[str, str]
+
+
+def of_artifact(artifact: Artifact, engines: Sequence[str] | None, options: EngineOptions) -> Classifying:
+    """An artifact on one engine."""
+    cfg, preprocess = config_of(artifact), preprocess_of(artifact)
+    need_logits(cfg, "predict")
+    (engine,) = load_engines(artifact, [one_engine(artifact, engines)], options).values()
+    names, sha256 = labels_in(artifact), artifact.record["sha256"]
+    return Classifying(artifact.file.name, engine, preprocess, cfg.MODEL.NUM_CLASSES, names, sha256)
+
+
+def of_model(
+    model: nn.Module,
+    name: str,
+    preprocess: Preprocess,
+    classes: int,
+    policies: Sequence[Policy],
+    sha256: str | None = None,
+    names: Sequence[str] = (),
+) -> Classifying:
+    """A model in torch: quantized under the first of `policies`, else in float."""
+    device = next(model.parameters()).device
+    engine = list(torch_engines(model, device, None, policies[:1]).values())[-1]
+    return Classifying(name, engine, preprocess, classes, names, sha256, device)
+
+
+def classify(
+    by: Classifying, pictures: Pictures, top: int = 5, labels: str | None = None, batch_size: int = 32, workers: int = 0
+) -> Predictions:
+    """The `top` classes of each picture, by name: from the file `labels`, else as `class_names` says."""
+    names = class_names(by.classes, labels, by.names)
+    inferred = infer(
+        {by.engine.label: by.engine},
+        pictures,
+        by.preprocess,
+        by.classes,
+        batch_size=batch_size,
+        workers=workers,
+        device=by.device,
+    )
+    (logits,) = inferred.logits.values()
+    answers = dict(zip(inferred.names, top_classes(logits, names, top), strict=True))
+    index = {name: number for number, name in enumerate(pictures.names)} if inferred.unreadable else {}
+    reasons = {name: pictures.flaw(index[name]) or f"{name}: cannot be read" for name in inferred.unreadable}
+    return Predictions(answers, reasons)
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What is asked of each picture: `top` classes, named by the file `labels`; and how pictures are read."""
+
+    top: int = 5
+    labels: str | None = None
+    batch_size: int = 32
+    workers: int = 0
+
+
+class _Unread(TypedDict):
+    """Of a shard: how many of its pictures could not be read."""
+
+    unreadable: Annotated[int, within(least=0)]
+
+
+class PictureRange(Pictures):
+    """The pictures `start` to `stop` of others."""
+
+    def __init__(self, whole: Pictures, start: int, stop: int) -> None:
+        self._whole, self._start = whole, start
+        self.names, self.labels = whole.names[start:stop], whole.labels[start:stop]
+        self.class_names = whole.class_names
+
+    def open(self, index: int) -> Any:
+        return self._whole.open(self._start + index)
+
+
+def classify_shards(by: Classifying, pictures: Pictures, sharding: Sharding, asked: Answers, world: World) -> Path:
+    """Write `predictions-00000-of-00012.parquet` ... and `predictions.json`, which names them; that file's path.
+
+    Columns: picture, classes (the best first: index, name, probability), unreadable (why, else null). Rows have the
+    order of the pictures. Every rank computes each world.size-th shard. UsageError for a folder with shards of others.
+    """
+    names = class_names(by.classes, asked.labels, by.names)
+    subject = {
+        "model": by.name,
+        "sha256": by.sha256,
+        "engine": by.engine.name,
+        "precision": by.engine.precision,
+        "policy": by.engine.policy,
+        "policy_sha256": by.engine.policy_sha256,
+        "preprocess": by.preprocess.to_dict(),
+        "top": asked.top,
+        "classes": digest(names),
+        "pictures": len(pictures),
+        "pictures_sha256": digest(pictures.names),
+    }
+    if extensions := by.engine.details.get("extensions"):  # which compute some operators in their own way
+        subject["extensions"] = extensions
+    shards = Shards(sharding, "predictions", len(pictures), sha256_of_data(subject))
+    for number in shards.left(world):
+        places = shards.places(number)
+        part = PictureRange(pictures, places.start, places.stop)
+        found = _predicted(by, part, asked)
+        shards.write(number, _rows(part, found), _columns(), {"unreadable": len(found.unreadable)})
+    unreadable = sum(gather([shards.facts(number, _Unread)["unreadable"] for number in shards.share(world)]))
+    manifest = sharding.folder / "predictions.json"
+    if world.is_main:
+        files = [file.name for file in shards.files]
+        write_json(manifest, {"schema": SHARDS_SCHEMA, **subject, "unreadable": unreadable, "files": files})
+    return manifest
+
+
+def _predicted(by: Classifying, part: Pictures, asked: Answers) -> Predictions:
+    try:
+        return classify(by, part, asked.top, asked.labels, asked.batch_size, asked.workers)
+    except SwinQuantError:
+        reasons = [part.flaw(index) for index in range(len(part))]
+        if None in reasons:
+            raise
+        return Predictions({}, {name: str(why) for name, why in zip(part.names, reasons, strict=True)})
+
+
+def _rows(part: Pictures, found: Predictions) -> list[dict[str, Any]]:
+    return [
+        {
+            "picture": name,
+            "classes": [asdict(guess) for guess in found.answers.get(name, [])],
+            "unreadable": found.unreadable.get(name),
+        }
+        for name in part.names
+    ]
+
+
+def _columns() -> list[tuple[str, Any]]:
+    import pyarrow
+
+    guess = pyarrow.struct([("index", pyarrow.int32()), ("name", pyarrow.string()), ("probability", pyarrow.float32())])
+    return [("picture", pyarrow.string()), ("classes", pyarrow.list_(guess)), ("unreadable", pyarrow.string())]

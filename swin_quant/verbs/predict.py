@@ -1,0 +1,230 @@
+"""The most probable classes of pictures, or the logits as they are, from a model, a checkpoint or an artifact."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.cli import shared
+from swin_quant.cli.flags import Flag, Group
+from swin_quant.cli.output import put
+
+if TYPE_CHECKING:
+    from swin_quant.base.distributed import World
+    from swin_quant.exported import Exported
+    from swin_quant.model import Model
+    from swin_quant.score.top_classes import Guess
+    from swin_quant.verbs.classify import Classifying, Predictions
+
+SCHEMA = "swin-quant/predictions/1"
+HELP = """Classify pictures: the five most probable classes of each, from a checkpoint or an artifact on any engine.
+With --output it writes Parquet files, under torchrun shared among processes, and goes on where it was cut off; with
+--logits the outputs of an artifact for other programs."""
+EXAMPLES = """examples:
+  swin-quant predict out/my_calib.pth cat.jpg                              (INT8 as its run card says)
+  swin-quant predict swin_tiny_patch4_window7_224.pth cat.jpg
+  swin-quant predict out/my_int8.onnx holiday 'more/*.png' --engine openvino --json answers.json
+  torchrun --nproc_per_node 2 -m swin_quant predict out/my_int8.onnx archive --threads 1 --output answers
+  swin-quant predict out/my_int8.onnx --data-path imagenet --logits out
+
+numpy.load("out/my_int8_logits.npz") holds: names, text [N]; logits, float32 [N, classes]; top1, int64 [N];
+labels, int64 [N], -1 where there is none."""
+
+
+@dataclass(frozen=True)
+class AnswerOptions:
+    """What is written of each picture, and how pictures are read."""
+
+    labels: Annotated[str | None, Flag("class names, one a line (default: the model's own, ImageNet's)", "FILE")] = None
+    output: Annotated[str | None, Flag("write Parquet files there, --shard pictures each, and no table", "DIR")] = None
+    shard: Annotated[int | None, Flag("pictures a Parquet file (default 10000)", "N")] = None
+    logits: Annotated[
+        str | None, Flag("write <ARTIFACT>_logits.npz there, and no classes: outputs for other programs", "DIR")
+    ] = None
+    top: Annotated[int, Flag("classes a picture", "N")] = 5
+    batch: Annotated[int, Flag("pictures at a time", "N")] = shared.DEFAULT_BATCH
+    workers: Annotated[int, Flag("processes that load pictures, at most", "N")] = 8
+
+
+@dataclass(frozen=True)
+class PlaceOptions:
+    """A split of a data set, in place of pictures by name; for --logits."""
+
+    data_path: Annotated[
+        str | None, Flag("--logits: folder of pictures, or with val/ or its zip; digits, csv:FILE, ...", "DIR")
+    ] = None
+    zip: Annotated[bool, Flag("--logits: the zip of the split, even where a folder lies beside it")] = False
+    split: Annotated[str, Flag("--logits: split of --data-path (default val)")] = "val"
+    max_unreadable: Annotated[
+        float, Flag("--logits: end the run when more than this share is unreadable (default 0.01)", "SHARE")
+    ] = 0.01
+
+
+@dataclass(frozen=True)
+class PredictOptions:
+    """What answers, on which pictures, and what becomes of the answers."""
+
+    model: Annotated[str, Flag("checkpoint or artifact; its run card lies beside it", "MODEL", place=True)]
+    images: Annotated[tuple[str, ...], Flag("files, folders, 'patterns'", "IMAGE", place=True)] = ()
+    geometry: Annotated[shared.ModelOptions, Group("model")] = field(default_factory=shared.ModelOptions)
+    replace_head: shared.ReplaceHead = False
+    policy: Annotated[shared.PolicyOptions, Group("policy: which nodes are quantized, and how")] = field(
+        default_factory=shared.PolicyOptions
+    )
+    engines: Annotated[shared.EngineFlags, Group("engines")] = field(default_factory=shared.EngineFlags)
+    answers: Annotated[AnswerOptions, Group("answers")] = field(default_factory=AnswerOptions)
+    place: Annotated[PlaceOptions, Group("pictures of a data set")] = field(default_factory=PlaceOptions)
+    json: shared.Json = None
+    device: Annotated[Literal["auto", "cpu", "cuda"], Flag("default: a GPU if any")] = "auto"
+
+
+OPTIONS = PredictOptions
+
+
+def predict(
+    model: Model | Exported,
+    images: str | Path | Sequence[str | Path],
+    top: int = 5,
+    engine: str | None = None,
+    *,
+    device: str = "cpu",
+) -> dict[str, list[Guess]]:
+    """The `top` most probable classes of each picture: files, folders or patterns. What cannot be read is left out.
+
+    `device`: that of an artifact's engine, cpu or cuda, torch's current GPU; a model runs where it is.
+    """
+    from swin_quant.data.named import NamedPictures
+    from swin_quant.exported import Exported
+    from swin_quant.quant.eval_mode import eval_mode
+    from swin_quant.score.options import EngineOptions
+    from swin_quant.verbs.classify import classify, of_artifact, of_model
+
+    places = [images] if isinstance(images, (str, Path)) else list(images)
+    network = [] if isinstance(model, Exported) else [model.module]
+    if isinstance(model, Exported):
+        by = of_artifact(model.artifact, [engine] if engine else None, EngineOptions(device=device))
+    elif engine:
+        raise UsageError(f"{model.name}: engine {engine} runs artifacts: export the model first")
+    else:
+        policies = [model.policy] if model.policy and model.is_calibrated else []
+        by = of_model(model.module, model.name, model.preprocess, model.classes, policies, names=model.class_names)
+    with eval_mode(*network):
+        return classify(by, NamedPictures(places), top).answers
+
+
+def run(options: PredictOptions, world: World) -> None:
+    from swin_quant.base.progress import log
+    from swin_quant.data.named import NamedPictures
+    from swin_quant.verbs.classify import Answers, classify, classify_shards
+
+    wanted = options.answers
+    if wanted.logits:
+        _write_logits(options, world)
+        return
+    if options.place != PlaceOptions():
+        raise UsageError("--data-path, --zip, --split, --max-unreadable: are for --logits: name the pictures")
+    if not options.images:
+        raise UsageError("no pictures: name files, folders or patterns")
+    if not wanted.output:
+        shared.one_process(world, "predict without --output")
+    if wanted.output and options.json:
+        raise UsageError("--output and --json: choose one, Parquet files or JSON")
+    if wanted.shard and not wanted.output:
+        raise UsageError("--shard: is for --output")
+    if wanted.top < 1:
+        raise UsageError(f"--top {wanted.top}: must be at least 1")
+    pictures = NamedPictures(list(options.images))
+    by = (_of_checkpoint if shared.is_checkpoint(options.model) else _of_artifact)(options, world)
+    if sharding := shared.sharding(wanted.output, wanted.shard):
+        asked = Answers(wanted.top, wanted.labels, wanted.batch, wanted.workers)
+        manifest = classify_shards(by, pictures, sharding, asked, world)
+        if world.is_main:
+            print(manifest)
+        return
+    found = classify(by, pictures, wanted.top, wanted.labels, wanted.batch, wanted.workers)
+    for why in found.unreadable.values():
+        log.warning("skipped: %s", why)
+    _write(options.json, by, found)
+
+
+def _write_logits(options: PredictOptions, world: World) -> None:
+    from swin_quant.backends.artifact import open_artifact
+    from swin_quant.verbs.logits import write_logits
+
+    wanted, place = options.answers, options.place
+    shared.one_process(world, "predict --logits")
+    if shared.is_checkpoint(options.model):
+        raise UsageError(f"--logits: {options.model} is a checkpoint: export it, then name the artifact")
+    pictures = shared.PictureOptions(place.data_path, options.images, place.zip, place.split)
+    assert wanted.logits is not None
+    write_logits(
+        open_artifact(options.model),
+        pictures.open,
+        wanted.logits,
+        options.engines.engine or None,
+        options.engines.options(world),
+        wanted.batch,
+        wanted.workers,
+        place.max_unreadable,
+    )
+
+
+def _of_artifact(options: PredictOptions, world: World) -> Classifying:
+    from swin_quant.backends.artifact import open_artifact
+    from swin_quant.verbs.classify import of_artifact
+
+    artifact = open_artifact(options.model)
+    if options.geometry.cfg or options.policy.policy or options.geometry.keys():
+        raise UsageError(
+            "--cfg, --policy, --weights, --img-size, --window: are for checkpoints: an artifact has a run card"
+        )
+    return of_artifact(artifact, options.engines.engine or None, options.engines.options(world))
+
+
+def _of_checkpoint(options: PredictOptions, world: World) -> Classifying:
+    """Quantized as --policy or the card says, else in float."""
+    from swin_quant.config.outputs import need_logits
+    from swin_quant.data.preprocess import Preprocess
+    from swin_quant.loading import load_for_scoring
+    from swin_quant.verbs.classify import of_model
+
+    if options.engines.engine:
+        raise UsageError("--engine is for artifacts: export the checkpoint, then name that")
+    file = str(shared.found(options.model))
+    cfg = shared.config_of(file, options.geometry)
+    need_logits(cfg, "predict")
+    subject = load_for_scoring(cfg, file, options.policy.policies(), world, options.replace_head)
+    preprocess = Preprocess.from_dict(subject.card.preprocess)
+    if preprocess.size != cfg.DATA.IMG_SIZE:
+        raise SwinQuantError(
+            f"{file}: its run card resizes pictures to {preprocess.size}, the model takes {cfg.DATA.IMG_SIZE}"
+        )
+    record = subject.card.checkpoint or subject.card.source
+    sha256 = record["sha256"] if record else None
+    name, names = Path(file).name, subject.card.class_names
+    return of_model(subject.model, name, preprocess, cfg.MODEL.NUM_CLASSES, subject.policies, sha256, names)
+
+
+def _write(target: str | None, by: Classifying, found: Predictions) -> None:
+    from swin_quant.report.predictions import table_of
+    from swin_quant.report.table import print_table
+
+    answers = found.answers.items()
+    content: dict[str, Any] = {
+        "schema": SCHEMA,
+        "model": by.name,
+        "engine": by.engine.name,
+        "precision": by.engine.precision,
+        "policy": by.engine.policy,
+        "pictures": [{"picture": name, "classes": [asdict(guess) for guess in top]} for name, top in answers],
+        "unreadable": found.unreadable,
+    }
+    if target != "-":
+        best = {name: [(guess.probability, guess.index, guess.name) for guess in top] for name, top in answers}
+        print_table(table_of(best, f"{by.name}: {by.engine.label} on {by.engine.name}"))
+    if target:
+        put(target, json.dumps(content, indent=2))

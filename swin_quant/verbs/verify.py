@@ -1,0 +1,279 @@
+"""Whether an artifact computes what its checkpoint computes: logits compared on real pictures, against tolerances."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.cli import shared
+from swin_quant.cli.flags import Flag, Group
+from swin_quant.cli.output import put
+from swin_quant.score.options import EngineOptions
+
+if TYPE_CHECKING:
+    from swin_quant.backends.artifact import Artifact
+    from swin_quant.base.distributed import World
+    from swin_quant.cards.records import VerificationRecord
+    from swin_quant.data.picture_set import PictureSet
+    from swin_quant.data.pictures import Pictures
+    from swin_quant.exported import Exported
+    from swin_quant.score.engine import Engine
+    from swin_quant.score.run_engines import Inferred
+
+PICTURES = 64
+HELP = "Compare an artifact with the checkpoint it was exported from, on real pictures: pass or fail for each engine."
+EXAMPLES = """examples:
+  swin-quant verify out/my_int8.onnx --data-path imagenet
+  swin-quant verify out/my_int8.onnx --engine openvino --images cat.jpg 'holiday/*.jpg'
+
+A quantized artifact passes when its mean |Δlogit| against fake-quant is below the engine's tolerance, a float one when
+that against the float model is. Exit code 1 says that an engine failed."""
+_WIDTH = 140  # characters of a printed table
+
+
+@dataclass(frozen=True)
+class VerifyOptions:
+    """Which artifact is compared, on which engines and pictures."""
+
+    artifact: Annotated[str, Flag("exported file; its run card lies beside it", "ARTIFACT", place=True)]
+    checkpoint: Annotated[str | None, Flag("what it was made from (default: looked for)", "FILE")] = None
+    pictures: Annotated[int, Flag("pictures, evenly spread over those there are", "N")] = PICTURES
+    engines: Annotated[shared.EngineFlags, Group("engines")] = field(default_factory=shared.EngineFlags)
+    place: Annotated[shared.PictureOptions, Group("pictures")] = field(default_factory=shared.PictureOptions)
+    json: shared.Json = None
+    device: Annotated[Literal["auto", "cpu", "cuda"], shared.HIDDEN] = "auto"
+
+
+OPTIONS = VerifyOptions
+
+
+@dataclass(frozen=True)
+class Verifying:
+    """How an artifact is verified: on `engines` (None: as `load_engines`), on `count` pictures of those there are.
+
+    `checkpoint`: what it was made from, where that is not found.
+    """
+
+    engines: Sequence[str] | None = None
+    options: EngineOptions = EngineOptions()
+    checkpoint: str | None = None
+    count: int = PICTURES
+    batch_size: int = 32
+    workers: int = 0
+    max_unreadable: float = 0.01
+
+
+@dataclass(frozen=True)
+class Verification:
+    """How far the logits of an artifact are from its checkpoint's; printed, it is the table of `swin-quant verify`."""
+
+    records: Sequence[VerificationRecord]
+
+    @property
+    def failures(self) -> list[str]:
+        """What is not within its tolerance, in words; empty where all is well."""
+        return failures(self.records)
+
+    def __bool__(self) -> bool:
+        return not self.failures
+
+    def __str__(self) -> str:
+        from swin_quant.report.table import terminal
+        from swin_quant.report.verification import table_of
+
+        return terminal(table_of(self.records), _WIDTH)
+
+    def _repr_html_(self) -> str:
+        from swin_quant.report.table import html_table
+        from swin_quant.report.verification import table_of
+
+        return html_table(table_of(self.records))
+
+
+def verify(exported: Exported, pictures: PictureSet, engine: str | None = None, *, device: str = "cpu") -> Verification:
+    """Compare an artifact with the checkpoint that it was made from, on pictures; the result goes into its run card.
+
+    `device`: cpu or cuda, torch's current GPU, of both. UsageError for pictures that are nowhere on disk: a run card
+    says which they were.
+    """
+    from swin_quant.base.distributed import world_on
+    from swin_quant.data.picture_set import PictureSet
+
+    if not isinstance(pictures, PictureSet):
+        raise UsageError("pictures: `verify` compares on pictures of a place on disk: give sq.pictures(PLACE)")
+    count = pictures.count or PICTURES
+    how = Verifying([engine] if engine else None, EngineOptions(device=device), count=count)
+    return Verification(verify_artifact(exported.artifact, pictures.open, how, world_on(device)))
+
+
+def verify_artifact(
+    artifact: Artifact,
+    pictures: Callable[[], Pictures],
+    how: Verifying,
+    world: World,
+) -> list[VerificationRecord]:
+    """Compare the artifact with its checkpoint, and keep what was found in its run card; `failures` says what fell.
+
+    SwinQuantError where the checkpoint is not found. `pictures` are opened when everything else is in order.
+    """
+    from functools import reduce
+
+    from swin_quant.cards.card import RunCard
+    from swin_quant.cards.paths import card_path
+    from swin_quant.cards.update import update
+    from swin_quant.config.outputs import LOGITS, classes_of
+    from swin_quant.exported import (
+        config_of,
+        find_checkpoint,
+        load_engines,
+        load_origin,
+        names_of_engines,
+        no_checkpoint,
+        preprocess_of,
+    )
+    from swin_quant.score.baseline import engines_beside, unnamed_baseline
+    from swin_quant.score.run_engines import infer
+
+    names = names_of_engines(artifact, how.engines)
+    cfg, preprocess = config_of(artifact), preprocess_of(artifact)
+    checkpoint = find_checkpoint(artifact, how.checkpoint)
+    if checkpoint is None:
+        raise SwinQuantError(f"{artifact.file}: nothing to compare with: {no_checkpoint(artifact)}")
+    shown = pictures()
+    origin = load_origin(artifact, cfg, checkpoint, world)
+    policies = origin.policies if is_quantized(artifact.record["precision"]) else ()
+    references = engines_beside(origin.model, world.device, None, policies, unnamed_baseline(artifact.card))
+    engines = load_engines(artifact, names, how.options)
+    inferred = infer(
+        references | engines,
+        shown,
+        preprocess,
+        classes_of(cfg),
+        batch_size=how.batch_size,
+        workers=how.workers,
+        count=how.count,
+        max_unreadable=how.max_unreadable,
+        device=world.device,
+    )
+    float_type = artifact.record["options"].get("float_type")
+    has_logits = cfg.MODEL.OUTPUT_KIND == LOGITS
+    records = compare(engines, dict(zip(engines, names, strict=True)), references, inferred, float_type, has_logits)
+    update(card_path(artifact.file), artifact.card, lambda card: reduce(RunCard.with_verification, records, card))
+    return records
+
+
+def tolerance_of(engine: str, precision: str, float_type: str | None = None) -> float:
+    """The mean |Δlogit| below which an artifact passes on the engine of that name.
+
+    `precision` is the engine's (int8, int8+bfloat16, float16, ...), `float_type` what the artifact was exported in:
+    weights and scales that were rounded to half stay so on an engine that computes in float32.
+    """
+    from swin_quant.backends.registry import engine_named
+    from swin_quant.score.engine import HALF_TYPES
+
+    limits = engine_named(engine).tolerances
+    if limits is None:
+        raise SwinQuantError(f"engine {engine} says no tolerances: there is nothing to verify it against")
+    base = limits.quantized if is_quantized(precision) else limits.float32
+    is_half = float_type in HALF_TYPES or precision.rpartition("+")[2] in HALF_TYPES
+    return max(base, limits.half) if is_half else base
+
+
+def is_quantized(precision: str) -> bool:
+    """Whether logits are to be compared with fake-quant's rather than the float model's."""
+    from swin_quant.score.engine import HALF_TYPES
+
+    return precision != "float32" and precision not in HALF_TYPES
+
+
+def compare(
+    engines: Mapping[str, Engine],
+    keys: Mapping[str, str],
+    references: Mapping[str, Engine],
+    inferred: Inferred,
+    float_type: str | None = None,
+    has_logits: bool = True,
+) -> list[VerificationRecord]:
+    """A record for each engine and reference, the one that is the criterion first and with its tolerance.
+
+    That is fake-quant for a quantized artifact, which is then compared with float32 as well, float32 for a float one.
+
+    `keys` gives an engine's name by its key in `engines`; `inferred` has the logits of all by their keys;
+    `float_type` is that of the artifact; `has_logits`: outputs are compared as logits.
+    """
+    from swin_quant.data.sampling import digest
+    from swin_quant.score.difference import difference, difference_of_outputs
+    from swin_quant.score.engine import EAGER, FAKE_QUANT
+
+    records: list[VerificationRecord] = []
+    logits = inferred.logits if has_logits else {}
+    for key, engine in engines.items():
+        wanted = [FAKE_QUANT, EAGER] if is_quantized(engine.precision) else [EAGER]
+        found = [(label, reference) for label, reference in references.items() if reference.name in wanted]
+        for label, reference in sorted(found, key=lambda pair: wanted.index(pair[1].name)):
+            criterion = reference.name == wanted[0]
+            tolerance = tolerance_of(keys[key], engine.precision, float_type) if criterion else None
+            measured = (
+                difference(logits[key], logits[label])
+                if has_logits
+                else difference_of_outputs(inferred.outputs[key], inferred.outputs[label])
+            )
+            records.append(
+                {
+                    "engine": engine.name,
+                    "precision": engine.precision,
+                    "policy": engine.policy,
+                    "reference": f"{reference.name} {label}" if reference.name == EAGER else reference.name,
+                    "pictures": len(inferred.names),
+                    "pictures_sha256": digest(inferred.names),
+                    "tolerance": tolerance,
+                    "passed": measured["mean"] < tolerance if tolerance is not None else None,
+                    **measured,  # type: ignore[typeddict-item]
+                }
+            )
+    return records
+
+
+def failures(records: Sequence[VerificationRecord]) -> list[str]:
+    """One clause for each record that is not within its tolerance."""
+    return [
+        f"{record['engine']}: mean |Δlogit| against {record['reference']} is {record['mean']:.4g}, "
+        f"not below {record['tolerance']:g}"
+        for record in records
+        if record["passed"] is False
+    ]
+
+
+def run(options: VerifyOptions, world: World) -> None:
+    from swin_quant.backends.artifact import open_artifact
+    from swin_quant.base.files import finite
+    from swin_quant.base.progress import log
+    from swin_quant.cards.paths import card_path
+    from swin_quant.report.table import print_table
+    from swin_quant.report.verification import table_of
+
+    shared.one_process(world, "verify")
+    if options.pictures < 1:
+        raise UsageError(f"--pictures {options.pictures}: must be at least 1")
+    place = options.place
+    how = Verifying(
+        options.engines.engine or None,
+        options.engines.options(world),
+        options.checkpoint,
+        options.pictures,
+        place.batch,
+        place.workers,
+        place.max_unreadable,
+    )
+    artifact = open_artifact(options.artifact)
+    records = verify_artifact(artifact, place.open, how, world)
+    log.info("run card: %s", card_path(artifact.file))
+    if options.json != "-":
+        print_table(table_of(records))
+    if options.json:
+        put(options.json, json.dumps(finite(records), indent=2))
+    if failed := failures(records):
+        raise SwinQuantError(f"{artifact.file}: verification failed: {'; '.join(failed)}")
