@@ -55,7 +55,7 @@ def policy(weights=8, activations=8, name="ft-mode1"):
     return load_policy(name).and_then(*rules)
 
 
-def card(method="mse", policy=policy(), ranges=None, **calibration):  # noqa: B008
+def card(method="mse", policy=policy(), ranges=None, **calibration):
     record = RECORD | {"method": method} | calibration
     training = TRAINING | {"ranges": ranges} if ranges else None
     return RunCard("x", {}, {}, policy=policy.to_dict(), calibration=record, training=training)
