@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
+import swin_quant as sq
 from swin_quant.backends import saturation
 from swin_quant.backends.artifact import open_artifact
 from swin_quant.backends.onnx_reader.file import open_onnx
@@ -342,3 +343,15 @@ def test_an_export_on_a_cpu_that_would_saturate_names_the_remedy(run, calibrated
     engines = ["onnxruntime", "openvino"] if backend == "onnx" else [backend]
     assert [line.split(":")[1].strip() for line in plain.err.splitlines()] == engines
     assert all(f"--for {engine} --saturation-safe" in plain.err for engine in engines) and not safe.err
+
+
+@pytest.mark.parametrize("policy", [None, "cpu"])
+def test_python_exports_what_is_in_memory_as_the_command_exports_its_file(run, calibrated, tmp_path, policy):
+    model = sq.load(calibrated)
+    before = model.nodes()
+    made = sq.export(model, "onnxruntime", tmp_path / "memory", policy)
+    words = ("--policy", policy) if policy else ()
+    done = run("export", calibrated, "--for", "onnxruntime", *words, "--output", tmp_path / "file")
+    assert made.artifact.record["sha256"] == exported(done).record["sha256"]
+    assert made.card.checkpoint == exported(done).card.checkpoint
+    assert model.nodes() == before
