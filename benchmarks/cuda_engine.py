@@ -12,7 +12,7 @@ Our kernels are compiled first, by as many processes as there are cores; `--only
 compiles also those that other fusions would need. Everything else runs in a process of its own, which is replaced after
 a candidate that hangs, dies, or spoils the GPU: that one has failed, is listed, and comes last in the next run. So is
 our engine where its logits are not its references': of wrong kernels no time is taken. Tiles are those of `--tiles`, a
-file of `swin-quant tune`, or of cuda_engine.tiles.json in the output folder.
+file of `swin-quant cuda tune`, or of cuda_engine.tiles.json in the output folder.
 
 Writes cuda_engine.md and cuda_engine.json, anew after each result. `--device cpu` is a dry run of this script, for
 micro models: it measures no GPU. Who is who: cuda_candidates.py.

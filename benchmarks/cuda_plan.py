@@ -16,7 +16,7 @@ from swin_quant.config import load_config
 from swin_quant.config.files import find_config
 from swin_quant.report.plan import fusion_table, plan_table
 from swin_quant.report.table import Column, ReportTable, figure, markdown
-from swin_quant.tasks.plan import plan
+from swin_quant.verbs.cuda.plan import plan
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "results" / "cuda_plan.md"
 MODELS = (

@@ -72,7 +72,7 @@ class Case:
         return fused_program(spec or self.spec, batch or self.batch, self.machine).launches
 
     def us(self, precision: str, choice: str) -> float:
-        """As `swin-quant plan` has it."""
+        """As `swin-quant cuda plan` has it."""
         return next(one.us for one in self.plan.fusions[precision] if one.name == choice)
 
     def floors(self, launches: Iterable[Launch], more: Callable[[Launch], int] = lambda launch: 0) -> float:
@@ -206,7 +206,7 @@ OPTIMIZATIONS = (
         lambda case: case.floors(case.executed(batch=case.batch + 1)),
         lambda case: case.floors(case.executed(batch=one_more(case))),
     ),
-    Optimization("tiles by `swin-quant tune`", "the plan knows no tiles"),
+    Optimization("tiles by `swin-quant cuda tune`", "the plan knows no tiles"),
     Optimization("Triton's `launch_pdl`", "a kernel begins before the one in front has ended; not taken yet"),
 )
 
@@ -227,7 +227,7 @@ Written by `python benchmarks/cuda_predictions.py`: **{PLANNED}**. Sums of the f
 optimization and with it, by networks and batches on {machine.description} ({machine.source});
 how floors are computed says [cuda_plan.md](cuda_plan.md). A floor is what cannot be had: a prediction of what is saved
 holds as far as kernels are equally near to theirs. *Outcome* is for who has a GPU: `benchmarks/cuda_engine.py` measures
-the sums and each launch, `swin-quant tune` fused and apart.
+the sums and each launch, `swin-quant cuda tune` fused and apart.
 """
     head = ["optimization", "what it saves", *cases, "outcome"]
     yield f"| {' | '.join(head)} |\n|---|---|{'---:|' * len(cases)}---|"

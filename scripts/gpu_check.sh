@@ -258,7 +258,7 @@ else
 fi
 swin_quant align align "$calibrated" "$deployed" --policy cuda --data-path digits --batch 8 --pictures 8
 if [ "$device" = cuda ]; then # a CPU has nothing to tune
-    step tune "$PYTHON" -m swin_quant tune "$deployed" --batch "$engine_batch" --seconds $(($(limit_of tune) / 2))
+    step tune "$PYTHON" -m swin_quant cuda tune "$deployed" --batch "$engine_batch" --seconds $(($(limit_of tune) / 2))
 fi
 swin_quant bench bench "$deployed" --checkpoint "$calibrated" --batch "$engine_batch" --rounds 2 --seconds 0.2 \
     --threads 1 # the GPU's work needs no more, and in a dry run several would wait for each other on a busy CPU

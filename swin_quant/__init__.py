@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from swin_quant.face.alignment import Alignment as Alignment
     from swin_quant.face.alignment import align as align
     from swin_quant.face.analysis import analyze as analyze
-    from swin_quant.face.planning import plan as plan
     from swin_quant.face.policy import policy as policy
     from swin_quant.face.searching import Search as Search
     from swin_quant.face.searching import search as search
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from swin_quant.model import Model as Model
     from swin_quant.quant.policy import Policy as Policy
     from swin_quant.verbs.calibrate import calibrate as calibrate
+    from swin_quant.verbs.cuda.plan import plan as plan
     from swin_quant.verbs.doctor import doctor as doctor
     from swin_quant.verbs.evaluate import Evaluation as Evaluation
     from swin_quant.verbs.evaluate import evaluate as evaluate
@@ -53,7 +53,7 @@ _FACE = {
     "Policy": ("swin_quant.quant.policy", "Policy"),
     "Preprocess": ("swin_quant.data.preprocess", "Preprocess"),
     "analyze": ("swin_quant.face.analysis", "analyze"),
-    "plan": ("swin_quant.face.planning", "plan"),
+    "plan": ("swin_quant.verbs.cuda.plan", "plan"),
     "calibrate": ("swin_quant.verbs.calibrate", "calibrate"),
     "evaluate": ("swin_quant.verbs.evaluate", "evaluate"),
     "Evaluation": ("swin_quant.verbs.evaluate", "Evaluation"),

@@ -41,10 +41,10 @@ QUICK = {
 }
 # What is not run here, and why; test_flags parses these, too.
 NOT_RUN = {
-    "build-engine": "needs TensorRT; test_build_engine has a stand-in",
+    "tensorrt build-engine": "needs TensorRT; test_build_engine has a stand-in",
     "serve": "serves until it is told to end; test_serve does",
     "demo": "trains for a minute; test_demo cuts it short",
-    "tune": "needs a GPU",
+    "cuda tune": "needs a GPU",
     "search": "an export and a process for each kind of layer; test_search runs it",
     "quantize my.pth --data-path imagenet --for openvino --policy auto": "searches; test_search",
     "bench out/my_": "a process an engine, a file a baseline; test_bench runs both",

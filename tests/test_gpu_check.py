@@ -11,6 +11,8 @@ import pytest
 import torch
 from shown import PARSERS
 
+from swin_quant.cli import GROUPS
+
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "gpu_check.sh"
 
 
@@ -99,12 +101,14 @@ def test_its_commands_can_be_given_and_run_on_the_device(tmp_path, noting, devic
     commands = {}
     for words in given:
         if "swin_quant" in words:
-            command, *rest = words[words.index("swin_quant") + 1 :]
-            commands.setdefault(command, []).append(PARSERS[command].parse_args(rest))
+            place = words.index("swin_quant") + 1
+            size = 2 if words[place] in GROUPS else 1
+            command = " ".join(words[place : place + size])
+            commands.setdefault(command, []).append(PARSERS[command].parse_args(words[place + size :]))
     on_device = {"train", "calibrate", "evaluate", "finetune", "verify", "predict", "align", "bench"}
-    assert set(commands) == on_device | {"export"} | ({"tune"} if device == "cuda" else set())
+    assert set(commands) == on_device | {"export"} | ({"cuda tune"} if device == "cuda" else set())
     assert {one.device for command in on_device for one in commands[command]} == {device}
-    files = {str(one.artifact) for command in ("verify", "tune") for one in commands.get(command, ())}
+    files = {str(one.artifact) for command in ("verify", "cuda tune") for one in commands.get(command, ())}
     assert len(files) == 1 and commands["bench"][0].files == [*files] and commands["align"][0].b in files
     forms = {(*one.policy, one.float_type, one.uint8_input): one.output for one in commands["export"]}
     assert {("cuda", "bfloat16"), ("cuda-fp8", None)} <= {form[:2] for form in forms} and len(forms) == 4

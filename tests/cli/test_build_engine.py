@@ -1,4 +1,4 @@
-"""swin-quant build-engine, with a stand-in for TensorRT, from a file that our exporter wrote."""
+"""swin-quant tensorrt build-engine, with a stand-in for TensorRT, from a file that our exporter wrote."""
 
 import importlib
 import json
@@ -21,6 +21,8 @@ from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import dequantize, quantize
 from swin_quant.score.options import EngineOptions
+
+BUILD = ("tensorrt", "build-engine")
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +59,7 @@ def trt(monkeypatch):
 
 @pytest.mark.slow
 def test_from_an_export_to_an_engine_that_scores_like_the_model(run, trt, exported, onnx_file):
-    done = run("build-engine", onnx_file, "--max-batch", 16, "--no-verify")
+    done = run(*BUILD, onnx_file, "--max-batch", 16, "--no-verify")
     assert done.code == 0, done
     assert "trtexec --onnx=" in done.err and "--maxShapes=images:16x3x32x32" in done.err
     engine = load(open_artifact(onnx_file.with_name(f"{onnx_file.stem}_sm89.engine")), EngineOptions(device="cuda"))
@@ -81,7 +83,7 @@ def test_products_that_fall_back_are_said(run, trt, onnx_file):
         node.name for node in onnx.load(onnx_file).graph.node if node.op_type == "MatMul" and "fc1" in node.name
     )
     trt.FALLBACK.add(node)
-    done = run("build-engine", onnx_file, "--no-verify")
+    done = run(*BUILD, onnx_file, "--no-verify")
     assert "int8 in the graph, not in the engine: layers.0.blocks.0.mlp.fc1" in done.err
     report = json.loads(onnx_file.with_name(f"{onnx_file.stem}_sm89.layers.json").read_text())
     assert report["int8_lost"] == 1
@@ -90,7 +92,7 @@ def test_products_that_fall_back_are_said(run, trt, onnx_file):
 def test_without_tensorrt_the_trtexec_line_is_all_there_is(run, onnx_file, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorrt", None)
     before = sorted(onnx_file.parent.iterdir())
-    done = run("build-engine", onnx_file, "--output", onnx_file.with_name("x.engine"))
+    done = run(*BUILD, onnx_file, "--output", onnx_file.with_name("x.engine"))
     said = done.err.splitlines()
     assert done.code == 2 and said[0].startswith("the same by NVIDIA's tool: trtexec") and "x.engine" in said[0]
     assert len(said) == 2 and "pip install tensorrt-cu" in said[1]
@@ -101,18 +103,18 @@ def test_without_a_gpu(run, trt, onnx_file, monkeypatch):
     monkeypatch.undo()
     monkeypatch.setitem(sys.modules, "tensorrt", trt)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert "no NVIDIA GPU" in run("build-engine", onnx_file, "--quiet").error(2)
+    assert "no NVIDIA GPU" in run(*BUILD, onnx_file, "--quiet").error(2)
 
 
 def test_bad_usage(run, onnx_file, tmp_path):
-    assert "has no run card" in run("build-engine", shutil.copy(onnx_file, tmp_path / "alone.onnx")).error(1)
-    assert "in growing order" in run("build-engine", onnx_file, "--min-batch", 9).error(2)
+    assert "has no run card" in run(*BUILD, shutil.copy(onnx_file, tmp_path / "alone.onnx")).error(1)
+    assert "in growing order" in run(*BUILD, onnx_file, "--min-batch", 9).error(2)
 
 
 def test_pictures_and_checkpoint_are_asked_for_before_anything_is_built(run, trt, onnx_file, pictures):
-    said = run("build-engine", onnx_file, "--quiet").error(2)
+    said = run(*BUILD, onnx_file, "--quiet").error(2)
     assert "verified on real pictures: give --data-path DIR" in said and "--no-verify" in said
-    said = run("build-engine", onnx_file, "--data-path", pictures, "--quiet").error(1)
+    said = run(*BUILD, onnx_file, "--data-path", pictures, "--quiet").error(1)
     assert "nothing to compare the engine with" in said and "--no-verify" in said
     assert not list(onnx_file.parent.glob("*.engine"))
 
@@ -128,7 +130,17 @@ def calibrated_export(calibrated, tmp_path_factory):
 
 @pytest.mark.slow
 def test_an_engine_is_verified_when_it_is_built(run, trt, calibrated_export, pictures, tmp_path):
-    words = ("build-engine", calibrated_export, "--output", tmp_path, "--data-path", pictures, "--pictures", 4)
+    words = (
+        "tensorrt",
+        "build-engine",
+        calibrated_export,
+        "--output",
+        tmp_path,
+        "--data-path",
+        pictures,
+        "--pictures",
+        4,
+    )
     done = run(*words, "--opt-batch", 2, "--max-batch", 2)
     assert done.code == 0, done
     engine = tmp_path / "swin_micro_fp8_tensorrt_sm89.engine"
@@ -145,7 +157,9 @@ def test_an_engine_that_computes_something_else_is_told_and_its_card_knows(
     """As fused attention did on one GPU: no error, other logits (TRT#4837)."""
     honest = Session.__call__
     monkeypatch.setattr(Session, "__call__", lambda self, images: honest(self, images).flip(1))
-    done = run("build-engine", calibrated_export, "--output", tmp_path, "--data-path", pictures, "--pictures", 4)
+    done = run(
+        "tensorrt", "build-engine", calibrated_export, "--output", tmp_path, "--data-path", pictures, "--pictures", 4
+    )
     assert done.code == 1
     assert "verification failed: tensorrt: mean |Δlogit| against torch fake-quant" in done.err.splitlines()[-1]
     records = RunCard.read(tmp_path / "swin_micro_fp8_tensorrt_sm89.json").verification
@@ -157,7 +171,9 @@ def test_an_engine_that_could_not_be_compared_is_not_hidden(run, trt, calibrated
     """It took minutes: its layers and its place are told before the pictures are read."""
     for file in (own_pictures / "val").rglob("*.png"):
         file.write_bytes(b"")
-    done = run("build-engine", calibrated_export, "--output", tmp_path / "made", "--data-path", own_pictures)
+    done = run(
+        "tensorrt", "build-engine", calibrated_export, "--output", tmp_path / "made", "--data-path", own_pictures
+    )
     assert done.code == 1 and "of 7 pictures are unreadable" in done.err.splitlines()[-1]
     engine = tmp_path / "made" / "swin_micro_fp8_tensorrt_sm89.engine"
     assert engine.exists() and f"engine: {engine}" in done.err and "* products: " in done.out
@@ -166,5 +182,5 @@ def test_an_engine_that_could_not_be_compared_is_not_hidden(run, trt, calibrated
 @pytest.mark.slow
 def test_float8_needs_a_gpu_that_multiplies_it(run, trt, calibrated_export, monkeypatch):
     monkeypatch.setattr(host, "find_gpu", lambda: host.Gpu(torch.device("cpu"), "Older GPU", "8.6"))
-    said = run("build-engine", calibrated_export, "--no-verify", "--quiet").error(2)
+    said = run(*BUILD, calibrated_export, "--no-verify", "--quiet").error(2)
     assert "products are float8, which Older GPU (compute capability 8.6) does not multiply" in said

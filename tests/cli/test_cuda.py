@@ -209,7 +209,7 @@ OLD = {
     "cuda": ("Tesla T4", (7, 5), "is of compute capability 7.5, and the CUDA engine needs 8.0 or above"),
     "cuda-fp8": ("NVIDIA A100", (8, 0), "is of compute capability 8.0, and float8 needs 8.9 or above: export with"),
 }
-REFUSED = [(command, policy) for command in ("evaluate", "predict", "verify", "align", "tune") for policy in OLD]
+REFUSED = [(command, policy) for command in ("evaluate", "predict", "verify", "align", "cuda tune") for policy in OLD]
 
 
 @pytest.mark.parametrize(("command", "policy"), [*REFUSED, ("bench", "cuda")])
@@ -222,7 +222,7 @@ def test_a_gpu_that_is_too_old(run, files, wide, pictures, snapshot, monkeypatch
         "verify": ("--checkpoint", wide, "--data-path", pictures),
         "bench": ("--checkpoint", wide, "--quiet", *output),
         "align": (wide, "--policy", "cuda", "--data-path", pictures),
-        "tune": (),
+        "cuda tune": (),
     }
     found = {
         "is_available": True,
@@ -235,8 +235,8 @@ def test_a_gpu_that_is_too_old(run, files, wide, pictures, snapshot, monkeypatch
         monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
     monkeypatch.setattr(torch.nn.Module, "to", lambda self, *_: self)  # of the model beside it
     monkeypatch.setattr(interleave, "Runner", InThisProcess)
-    before, device = snapshot(file.parent), () if command == "tune" else ("--device", "cuda")
-    assert f"{gpu}: {said}" in run(command, file, *words[command], *device).error(2)
+    before, device = snapshot(file.parent), () if command == "cuda tune" else ("--device", "cuda")
+    assert f"{gpu}: {said}" in run(*command.split(), file, *words[command], *device).error(2)
     assert not list(tmp_path.iterdir()) and snapshot(file.parent) == before
 
 
@@ -282,7 +282,7 @@ def fake_gpu(monkeypatch):
         ({}, None),
         ({"gpu": "NVIDIA A100"}, "was tuned on gpu NVIDIA A100, not on NVIDIA H200 with triton 3.6.0"),
         ({"triton": "3.7.1"}, "was tuned on triton 3.7.1, not on NVIDIA H200 with triton 3.6.0"),
-        ({"kernels": "0" * 64}, "was tuned for other kernels than these: run `swin-quant tune` again"),
+        ({"kernels": "0" * 64}, "was tuned for other kernels than these: run `swin-quant cuda tune` again"),
     ],
 )
 def test_tiles_of_another_place_are_told_of_and_left_aside(run, file, pictures, tmp_path, fake_gpu, other, said):

@@ -1,4 +1,4 @@
-"""swin-quant plan: its table, its files, and what it refuses."""
+"""swin-quant cuda plan: its table, its files, and what it refuses."""
 
 import json
 
@@ -6,14 +6,21 @@ import pytest
 
 import swin_quant as sq
 
+PLAN = ("cuda", "plan")
+
 
 def test_without_a_model_it_is_that_of_swin_t(run):
-    bare, named = run("plan", "--gpu", "l4"), run("plan", "--cfg", "swin_tiny_patch4_window7_224", "--gpu", "l4")
+    bare, named = (
+        run(*PLAN, "--gpu", "l4"),
+        run(*PLAN, "--cfg", "swin_tiny_patch4_window7_224", "--gpu", "l4"),
+    )
     assert bare.code == 0 and bare.out == named.out and "planned, not measured: swin_tiny" in bare.out
 
 
 def test_the_table_says_that_it_was_planned_and_adds_up(run, micro, tmp_path):
-    done = run("plan", "--cfg", "swin_tiny_patch4_window7_224", "--gpu", "a100", "--batch", "8", "--output", tmp_path)
+    done = run(
+        "cuda", "plan", "--cfg", "swin_tiny_patch4_window7_224", "--gpu", "a100", "--batch", "8", "--output", tmp_path
+    )
     assert done.code == 0, done
     assert done.out.startswith("planned, not measured: swin_tiny_patch4_window7_224, batch 8") and "fp8" not in done.out
     assert "layers.2.blocks.*.mlp.fc1" in done.out and "norm1 into qkv" in done.out
@@ -27,13 +34,13 @@ def test_the_table_says_that_it_was_planned_and_adds_up(run, micro, tmp_path):
 
 
 def test_of_a_gpu_whose_int8_has_no_peak_to_reach_it_says_so(run, micro):
-    done = run("plan", micro / "swin.pth", "--cfg", micro / "swin.yaml", "--gpu", "b200", "--batch", "1")
+    done = run(*PLAN, micro / "swin.pth", "--cfg", micro / "swin.yaml", "--gpu", "b200", "--batch", "1")
     assert done.code == 0 and "float8 is the format of this GPU" in " ".join(done.out.split())
 
 
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
 def test_a_checkpoint_as_json(run, micro, kind):
-    done = run("plan", micro / f"{kind}.pth", "--cfg", micro / f"{kind}.yaml", "--batch", "1", "--json")
+    done = run(*PLAN, micro / f"{kind}.pth", "--cfg", micro / f"{kind}.yaml", "--batch", "1", "--json")
     found = json.loads(done.out)
     assert found["batch"] == 1 and found["int8 at most"] >= 1 and found["machine"]["gpu"]["capability"] == 90
 
@@ -54,4 +61,4 @@ def test_from_python(micro):
     ],
 )
 def test_bad_input_is_one_line(run, words, said):
-    assert said in run("plan", "--cfg", "swin_tiny_patch4_window7_224", *words).error(2)
+    assert said in run(*PLAN, "--cfg", "swin_tiny_patch4_window7_224", *words).error(2)

@@ -138,7 +138,7 @@ class GraphSession:
                     if program.launches == apart.launches and self.tuned is NO_TILES:
                         raise
                     log.warning(
-                        "%s: its launches run apart, with default tiles; `swin-quant tune` may mend it", refused
+                        "%s: its launches run apart, with default tiles; `swin-quant cuda tune` may mend it", refused
                     )
                     self._captured[size] = self._made(apart, NO_TILES)
             return self._captured[size]

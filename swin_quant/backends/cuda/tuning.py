@@ -133,7 +133,7 @@ def read_timed(path: Path, place: TunedFor, launches: Sequence[Launch] = ()) -> 
     tiles are not for the kernels of these `launches`, apart or fused."""
     data = read_json(path, "tiles file")
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
-        raise SwinQuantError(f"{path}: is not a tiles file of this version ({SCHEMA}): run `swin-quant tune` again")
+        raise SwinQuantError(f"{path}: is no tiles file of this version ({SCHEMA}): run `swin-quant cuda tune` again")
     file: TilesFile = checked(TilesFile, data, str(path))
     if other := [f"{word} {file[word]:.40}" for word in ("gpu", "triton") if file[word] != getattr(place, word)]:
         raise SwinQuantError(
@@ -141,17 +141,17 @@ def read_timed(path: Path, place: TunedFor, launches: Sequence[Launch] = ()) -> 
             "tune` here"
         )
     if file["kernels"] != place.kernels:
-        raise SwinQuantError(f"{path}: was tuned for other kernels than these: run `swin-quant tune` again")
+        raise SwinQuantError(f"{path}: was tuned for other kernels than these: run `swin-quant cuda tune` again")
     run = {shape_of(launch): launch for launch in (*launches, *candidates(launches))}
     for number, one in enumerate(file["timed"]):
         if (one["tiles"] is None) != (one["us"] is None):
-            raise SwinQuantError(f"{path}: timed[{number}]: has tiles or a time alone: run `swin-quant tune` again")
+            raise SwinQuantError(f"{path}: timed[{number}]: has tiles or time alone: run `swin-quant cuda tune` again")
         if one["tiles"] is None:
             continue
         if not one["tiles"].are_possible():
             raise SwinQuantError(
                 f"{path}: timed[{number}].tiles: sides, warps and windows must be powers of two, warps at most "
-                f"{MOST_WARPS}: run `swin-quant tune` again"
+                f"{MOST_WARPS}: run `swin-quant cuda tune` again"
             )
         if one["launch"] in run:
             _check(run[one["launch"]], one["tiles"], f"{path}: timed[{number}].tiles")
@@ -171,7 +171,7 @@ def _check(launch: Launch, tiles: Tiles, where: str) -> None:
     try:
         kernel_module(launch).call(**arguments_of(launch, without_memory), tiles=tiles)
     except SwinQuantError as error:
-        raise SwinQuantError(f"{where}: {launch.op}: {error}: run `swin-quant tune` again") from error
+        raise SwinQuantError(f"{where}: {launch.op}: {error}: run `swin-quant cuda tune` again") from error
 
 
 def tiles_beside(artifact: Path, place: TunedFor, launches: Sequence[Launch]) -> TileTable:

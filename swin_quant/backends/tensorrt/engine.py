@@ -85,14 +85,14 @@ class Session:
 
 
 def load(artifact: Artifact, options: EngineOptions) -> Engine:
-    """An engine built by `swin-quant build-engine`, on the current GPU. `threads` are a CPU's and change nothing.
+    """A built TensorRT engine on the current GPU. `threads` are a CPU's and change nothing.
 
     UsageError where TensorRT or a GPU is missing, for options that an engine cannot have any more, and for an engine
     of another TensorRT or another GPU architecture: those would be refused by TensorRT, or give what nobody measured.
     """
     record = artifact.record
     if record["backend"] != "tensorrt":
-        raise UsageError(f"{artifact.file}: is not a TensorRT engine: make one with `swin-quant build-engine`")
+        raise UsageError(f"{artifact.file}: is not a TensorRT engine: make one with `swin-quant tensorrt build-engine`")
     for name, why in _CHOSEN_BEFORE.items():
         if getattr(options, name) != getattr(EngineOptions(), name):
             raise UsageError(f"{artifact.file}: {name} cannot be chosen for a TensorRT engine: {why}")
@@ -129,7 +129,7 @@ def _check_host(artifact: Artifact, trt: ModuleType, gpu: host.Gpu) -> None:
         if built.get(key) != value:
             raise UsageError(
                 f"{artifact.file}: was built with {names[key]} {built.get(key)}, here is {value}: "
-                "build it again on this machine with `swin-quant build-engine`"
+                "build it again on this machine with `swin-quant tensorrt build-engine`"
             )
 
 

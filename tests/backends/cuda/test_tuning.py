@@ -16,9 +16,9 @@ from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.planning import spec_of_config
 from swin_quant.backends.cuda.timing import candidates, tiles_to_try
+from swin_quant.backends.cuda.tune import BATCHES
 from swin_quant.backends.cuda.tuning import TimedTiles, TunedFor, read_tiles, shape_of, tiles_beside, tiles_path
 from swin_quant.base.errors import SwinQuantError
-from swin_quant.tasks.tune import BATCHES
 
 HERE = TunedFor("0" * 64, "NVIDIA H200", "3.6.0")
 BEST = Tiles(64, 32, 32, 2, 4)
@@ -87,7 +87,7 @@ def test_tiles_of_another_place_are_refused_and_left_aside_by_the_engine(written
 @pytest.mark.parametrize(
     "change, said",
     [
-        ({"schema": "swin-quant/tiles/0"}, "is not a tiles file of this version"),
+        ({"schema": "swin-quant/tiles/0"}, "is no tiles file of this version"),
         ({"timed": [{"launch": "x", "batch": 0, "tiles": {"rows": 1}, "us": 1.0}]}, r"timed\[0\].batch is 0"),
         ({"timed": [{"launch": "x", "batch": 1, "tiles": {"lines": 1}, "us": 1.0}]}, r"timed\[0\].tiles"),
         ({"timed": [{"launch": "x", "batch": 1, "tiles": {"rows": "1"}, "us": 1.0}]}, r"timed\[0\].tiles.rows"),
@@ -147,7 +147,7 @@ def test_tiles_that_are_not_for_their_kernel_are_refused(of_both, tmp_path, capl
     tiles = replace(tiles_to_try(launch)[0], **sides)
     path = tiles_path(tmp_path / "my_int8_cuda.safetensors", HERE.gpu)
     tuning.write_tiles(path, HERE, [TimedTiles(launch=shape_of(launch), batch=8, tiles=tiles, us=3.5)])
-    with pytest.raises(SwinQuantError, match=f"{path.name}: .*{op}: {said}: run .swin-quant tune. again"):
+    with pytest.raises(SwinQuantError, match=f"{path.name}: .*{op}: {said}: run .swin-quant cuda tune. again"):
         read_tiles(path, HERE, of_both)
     with caplog.at_level(logging.WARNING):
         assert tiles_beside(tmp_path / "my_int8_cuda.safetensors", HERE, of_both) is tuning.NO_TILES

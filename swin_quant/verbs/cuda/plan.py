@@ -1,0 +1,103 @@
+"""What the CUDA engine can at best give on a GPU that need not be there: planned, not measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from swin_quant.cli import shared
+from swin_quant.cli.flags import Flag, Group
+from swin_quant.cli.output import put
+
+if TYPE_CHECKING:
+    from swin_quant.backends.cuda.planning import CudaPlan
+    from swin_quant.base.distributed import World
+    from swin_quant.model import Model
+
+HELP = "What the CUDA engine can at best give on a GPU: bytes, operations and least time of each launch. No GPU needed."
+MODEL = "swin_tiny_patch4_window7_224"
+EXAMPLES = """examples:
+  swin-quant cuda plan --gpu h200 --batch 32                                            (Swin-T, if no other is given)
+  swin-quant cuda plan my.pth --gpu h200 --batch 32
+  swin-quant cuda plan --cfg swin_tiny_patch4_window7_224 --gpu a100 --json plan.json   (shapes alone need no weights)
+  swin-quant cuda plan --cfg swin_tiny_patch4_window7_224 --gpu l4 --output out         (plan.md, plan.csv, plan.json)
+
+Planned, not measured: the launches are those that the engine executes, their times the least that the peaks of a GPU's
+data sheet allow. INT8 stands beside FP16 and, where the GPU has it, FP8; below it, what fusing launches would save."""
+GPU, BATCH = "h200", 32
+_WIDTH = 100  # characters of a printed table
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """Which model is planned, for which GPU."""
+
+    checkpoint: Annotated[
+        str | None, Flag("a Swin, float or calibrated, or timm:NAME, hf:NAME", "CHECKPOINT", or_flag=True)
+    ] = None
+    model: Annotated[shared.ModelOptions, Group("model")] = field(default_factory=shared.ModelOptions)
+    gpu: Annotated[str, Flag("a100, l4, rtx4090, h100, h200, b200, ... or a YAML file", "NAME|FILE")] = GPU
+    batch: Annotated[int, Flag("pictures at a time", "N")] = BATCH
+    output: Annotated[str | None, Flag("also write plan.md, plan.csv and plan.json there", "DIR")] = None
+    json: shared.Json = None
+    device: Annotated[Literal["cpu"], shared.HIDDEN] = "cpu"
+
+
+OPTIONS = PlanOptions
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What the CUDA engine can at best give, planned and not measured. `found` has all of it as data."""
+
+    found: CudaPlan
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return self.found.to_dict()
+
+    def __str__(self) -> str:
+        from swin_quant.report.plan import plan_text
+
+        return plan_text(self.found, _WIDTH)
+
+    def _repr_html_(self) -> str:
+        from swin_quant.report.plan import fusion_table, plan_table
+        from swin_quant.report.table import html_table
+
+        return html_table(plan_table(self.found)) + html_table(fusion_table(self.found))
+
+
+def plan(model: Model, gpu: str = GPU, batch: int = BATCH) -> Planned:
+    """The least time of each launch of the CUDA engine for `batch` pictures on `gpu`: a name, or a YAML file of peaks.
+
+    UsageError for a model that is no Swin.
+    """
+    from swin_quant.backends.cuda.planning import cuda_plan
+    from swin_quant.operators.roofline import load_machine
+
+    return Planned(cuda_plan(model.config, load_machine(gpu), batch))
+
+
+def run(options: PlanOptions, world: World) -> None:
+    from swin_quant.backends.cuda.planning import cuda_plan
+    from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir
+    from swin_quant.base.progress import log
+    from swin_quant.operators.roofline import load_machine
+    from swin_quant.report.plan import FILES, plan_text
+    from swin_quant.report.table import NARROW, has_colors, json_text, print_text, screen_width
+
+    shared.one_process(world, "cuda plan")
+    checkpoint, model = shared.found(options.checkpoint), options.model
+    if not checkpoint and not model.cfg:
+        model = replace(model, cfg=MODEL)
+    found = cuda_plan(shared.config_of(checkpoint, model), load_machine(options.gpu), options.batch)
+    if options.output:
+        folder = ensure_writable_dir(options.output)
+        for name, write in FILES.items():
+            atomic_write_bytes(folder / name, write(found).encode())
+            log.info("plan: %s", folder / name)
+    if options.json != "-":
+        print_text(plan_text(found, screen_width(NARROW), has_colors()))
+    if options.json:
+        put(options.json, json_text(found.to_dict()))

@@ -1,0 +1,1 @@
+"""Commands of TensorRT: an engine for the GPU that is here."""

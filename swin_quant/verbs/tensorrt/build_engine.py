@@ -1,0 +1,162 @@
+"""Build a TensorRT engine for this GPU from an exported ONNX file, and compare it with what it was made from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from swin_quant.base.errors import SwinQuantError, UsageError, listed
+from swin_quant.cli import shared
+from swin_quant.cli.flags import Flag, Group
+from swin_quant.score.options import EngineOptions
+from swin_quant.verbs.verify import PICTURES, Verifying, failures, verify_artifact
+
+if TYPE_CHECKING:
+    from swin_quant.backends.artifact import Artifact
+    from swin_quant.backends.tensorrt.layers import LayerReport
+    from swin_quant.backends.tensorrt.plan import BuildOptions
+    from swin_quant.base.distributed import World
+    from swin_quant.cards.records import VerificationRecord
+    from swin_quant.data.pictures import Pictures
+
+HELP = "Build a TensorRT engine for this GPU from an exported ONNX file, report what runs in int8, and verify it."
+EXAMPLES = """examples:
+  swin-quant tensorrt build-engine out/swin_tiny_int8.onnx --data-path imagenet
+  swin-quant tensorrt build-engine out/swin_tiny_int8.onnx --max-batch 64 --timing-cache trt.cache --no-verify
+The trtexec line of the same build is printed first, also where TensorRT is not installed. The engine's logits are
+compared with the checkpoint's at the end, as `verify` does; exit code 1 says that they are too far off."""
+
+
+@dataclass(frozen=True)
+class BuildEngineOptions:
+    """Which file is built, for which batches, and how the engine is verified."""
+
+    model: Annotated[str, Flag("exported file; its run card lies beside it", "MODEL.onnx", place=True)]
+    output: Annotated[str | None, Flag("folder of MODEL_sm<NN>.engine (default: the model's)", "DIR")] = None
+    min_batch: Annotated[int, Flag("smallest batch", "N")] = 1
+    opt_batch: Annotated[int, Flag("batch it is tuned for", "N")] = 8
+    max_batch: Annotated[int, Flag("largest batch", "N")] = 32
+    workspace: Annotated[int | None, Flag("limit of scratch memory (default: none)", "MIB")] = None
+    timing_cache: Annotated[str | None, Flag("kernel timings to start from, and to keep", "FILE")] = None
+    allow_float32: Annotated[bool, Flag("take an int8 graph whose float part is float32")] = False
+    no_verify: Annotated[bool, Flag("leave verification out; no pictures are needed then")] = False
+    checkpoint: Annotated[str | None, Flag("what the model was made from (default: looked for)", "FILE")] = None
+    pictures: Annotated[int, Flag("pictures, evenly spread over those there are", "N")] = PICTURES
+    place: Annotated[shared.PictureOptions, Group("pictures")] = field(default_factory=shared.PictureOptions)
+    device: Annotated[Literal["auto", "cpu", "cuda"], shared.HIDDEN] = "auto"
+
+
+OPTIONS = BuildEngineOptions
+
+
+@dataclass(frozen=True)
+class BuiltEngine:
+    """An engine, in which type each of its layers runs, and the pictures to compare it on: None where nobody asked."""
+
+    artifact: Artifact
+    layers: LayerReport
+    pictures: Pictures | None = None
+
+
+def build_engine(
+    model: str | Path,
+    options: BuildOptions,
+    folder: str | None = None,
+    pictures: Callable[[], Pictures] | None = None,
+    checkpoint: str | None = None,
+) -> BuiltEngine:
+    """The engine, in `folder` or beside `model`, to be compared on `pictures` with `checkpoint`: `verify_engine`.
+
+    What NVIDIA's own tool would be told is logged first, also where TensorRT is missing. Pictures and checkpoint that
+    are not there are told before anything is built.
+    """
+    from swin_quant.backends.artifact import open_artifact
+    from swin_quant.backends.tensorrt import host
+    from swin_quant.backends.tensorrt.build import build
+    from swin_quant.backends.tensorrt.plan import SUFFIX, default_output, make_plan
+    from swin_quant.base.files import ensure_writable_dir
+    from swin_quant.base.progress import log
+    from swin_quant.exported import find_checkpoint, no_checkpoint
+
+    model = Path(model)
+    artifact = open_artifact(model)
+    plan = make_plan(artifact, options)
+    place = Path(folder) / model.name if folder else model
+    log.info("the same by NVIDIA's tool: %s", plan.trtexec(place.with_suffix(SUFFIX)))
+    host.tensorrt()
+    gpu = host.find_gpu()
+    shown = pictures() if pictures else None
+    if shown is not None and find_checkpoint(artifact, checkpoint) is None:
+        raise SwinQuantError(f"{model}: nothing to compare the engine with: {no_checkpoint(artifact)}, or ‹no_verify›")
+    if folder:
+        ensure_writable_dir(folder)
+    return BuiltEngine(*build(plan, default_output(place, gpu)), shown)
+
+
+def verify_engine(
+    built: BuiltEngine,
+    how: Verifying,
+    world: World,
+) -> list[VerificationRecord] | None:
+    """How far its logits are from what they should be; None where nobody asked.
+
+    Fused attention has been wrong, and silently, on GPUs that a library was not tested on (TRT#4837).
+    """
+    shown = built.pictures
+    if shown is None:
+        return None
+    how = replace(how, engines=("tensorrt",), options=EngineOptions(device="cuda"))
+    return verify_artifact(built.artifact, lambda: shown, how, world)
+
+
+def run(options: BuildEngineOptions, world: World) -> None:
+    from swin_quant.backends.tensorrt.plan import BuildOptions
+    from swin_quant.base.progress import log
+    from swin_quant.report.table import print_table
+    from swin_quant.report.verification import products_table, table_of
+
+    place = options.place
+    if not world.is_main:
+        return
+    if options.pictures < 1:
+        raise UsageError(f"--pictures {options.pictures}: must be at least 1")
+    cache = Path(options.timing_cache) if options.timing_cache else None
+    batches = (options.min_batch, options.opt_batch, options.max_batch)
+    wanted = BuildOptions(*batches, options.workspace, cache, options.allow_float32)
+    how = Verifying(
+        checkpoint=options.checkpoint,
+        count=options.pictures,
+        batch_size=min(place.batch, options.max_batch),
+        workers=place.workers,
+        max_unreadable=place.max_unreadable,
+    )
+    shown = None if options.no_verify else partial(_pictures, place)
+    built = build_engine(options.model, wanted, options.output, shown, options.checkpoint)
+    print_table(products_table(built.layers))
+    if lost := built.layers.lost:
+        types = " and ".join(dict.fromkeys(row.wanted for row in lost))
+        log.warning("%s in the graph, not in the engine: %s", types, listed(row.name for row in lost))
+    log.info("engine: %s", built.artifact.file)
+    records = verify_engine(built, how, world)  # the engine took minutes: what raises here must not hide it
+    if records is None:
+        log.warning(
+            "not verified: compare it on this GPU before it is used: `swin-quant verify %s`", built.artifact.file
+        )
+        return
+    print_table(table_of(records))
+    if failed := failures(records):
+        raise SwinQuantError(
+            f"{built.artifact.file}: verification failed: {'; '.join(failed)}: do not use this engine: build it with "
+            "another TensorRT, or from an export with precision float, which tells whose fault it is"
+        )
+
+
+def _pictures(place: shared.PictureOptions) -> Pictures:
+    if not place.data_path and not place.images:
+        raise UsageError(
+            "the engine is verified on real pictures: give --data-path DIR or --images PLACE ..., or --no-verify"
+        )
+    return place.open()
