@@ -33,6 +33,15 @@ def definitions(*paths):
     return found
 
 
+def whole(path):
+    """Fields of options that are handed on all at once."""
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ClassDef) and any(
+            word in ast.unparse(node) for word in ("vars(self)", "getattr(self, name)")
+        ):
+            yield from (part.target.id for part in node.body if isinstance(part, ast.AnnAssign))
+
+
 PACKAGE = Path(swin_quant.cli.__file__).parents[1]
 SHARED = definitions(*PACKAGE.joinpath("cli").rglob("*.py"), *PACKAGE.joinpath("verbs").rglob("*.py"))
 
@@ -47,8 +56,9 @@ def test_a_flag_takes_the_same_in_all_commands(command):
 @pytest.mark.parametrize("command", sorted(set(OURS) - {"ft export"}))  # which is `export`
 def test_every_option_is_read(command):
     """By the command's own file, or by what it calls of the command line's."""
-    own = definitions(Path(command_of(command).__file__))
-    todo, seen, read = [*own["run"]], {"run"}, set(SESSION)
+    file = Path(command_of(command).__file__)
+    own = definitions(file)
+    todo, seen, read = [*own["run"]], {"run"}, SESSION.union(whole(file))
     while todo:
         for node in ast.walk(todo.pop()):
             if isinstance(node, ast.Attribute):
