@@ -36,7 +36,7 @@ def test_every_flag_that_is_named_is_one(path):
 
 
 COMMAND_LINE = ("cli", "ft", "verbs", "quantize.py")  # the last makes commands
-LIBRARY = [path for path in FILES if path.suffix == ".py" and not {path.parent.name, path.name} & set(COMMAND_LINE)]
+LIBRARY = [path for path in FILES if path.suffix == ".py" and not {*path.parts} & set(COMMAND_LINE)]
 FIELD = re.compile(r"‹([a-z][a-z0-9_]*)›")
 
 
