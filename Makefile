@@ -69,7 +69,7 @@ clean:  ## remove builds, caches and the demo's output; delete .venv by hand for
 
 # torch comes first and alone (--no-deps): TORCH_INDEX need not hold our pins of what torch needs, and no later
 # requirement can drag in another build of it.
-$(STAMP): pyproject.toml constraints.txt swin_quant/__init__.py
+$(STAMP): pyproject.toml constraints.txt swin_quant/base/__init__.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and \
 		"swin-quant needs Python 3.10 or newer, this is " + sys.version.split()[0] + ": make PYTHON=python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
