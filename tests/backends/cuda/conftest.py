@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from kernels_green import is_chosen, is_green
 
 from swin_quant.backends.artifact import open_artifact
 from swin_quant.backends.cuda.export import CudaOptions, export
@@ -31,6 +30,8 @@ def pytest_collection_modifyitems(config, items):
 
     All of it on a GPU, and where tests of this folder are asked for by name.
     """
+    from kernels_green import is_chosen, is_green  # child processes of tests import this file, and have no helpers
+
     by_name = any(Path(word.split("::")[0]).resolve().is_relative_to(HERE) for word in config.args)
     if by_name or torch.cuda.is_available() or not is_green():
         return
