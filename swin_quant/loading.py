@@ -173,3 +173,18 @@ def refuse_changed_features(checkpoint: str, card: RunCard | None, cfg: CfgNode)
             f"{checkpoint}: `equalize` changed in it what logits do not feel and features do (sizes of a residual "
             "stream, or what norms give beside padding): calibrate the float checkpoint with ‹output_kind› features"
         )
+
+
+def model_or_shapes(cfg: CfgNode, checkpoint: str | None = None, policy: Policy | None = None) -> Classifier:
+    """The model that `cfg` describes, float or calibrated as its checkpoint is; without one, shapes alone."""
+    with torch.device("cpu" if checkpoint else "meta"):  # shapes and names need no weights
+        model = build_model(cfg)
+    subject = open_checkpoint(checkpoint) if checkpoint else None
+    card = subject.card if subject else None
+    if card and card.policy and policy is None:
+        policy = policy_from_dict(card.policy, card.name)
+    if policy is not None:
+        apply_policy(model, policy)
+    if subject:
+        (load_calibrated if subject.is_calibrated else load_float)(model, subject)
+    return model

@@ -14,6 +14,7 @@ from swin_quant.data.loader import load_batches
 from swin_quant.data.pictures import Pictures
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import sample
+from swin_quant.loading import model_or_shapes
 from swin_quant.models.classifier import Architecture
 from swin_quant.models.registry import blocks_of
 from swin_quant.operators.analysis import Analysis, Checked
@@ -27,7 +28,6 @@ from swin_quant.operators.variation import training_only, variations
 from swin_quant.quant.advice import Advice
 from swin_quant.quant.eval_mode import eval_mode
 from swin_quant.quant.quantizer import named_nodes
-from swin_quant.tasks.nodes import model_of
 
 MACHINE = "t4"
 
@@ -39,7 +39,7 @@ def analyze_checkpoint(
 
     `options` are those of `analyze_module`.
     """
-    model = model_of(cfg, checkpoint)
+    model = model_or_shapes(cfg, checkpoint)
     shape = (batch, model.in_chans, cfg.DATA.IMG_SIZE, cfg.DATA.IMG_SIZE)
     return analyze_module(model, shape, cfg.MODEL.NAME, pictures, **options)
 

@@ -11,7 +11,8 @@ from swin_quant.base.distributed import World
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import Result
-from swin_quant.cli import report
+from swin_quant.cli.flags import add_flags, options_from
+from swin_quant.verbs import report
 
 DATASET = {"name": "cifar10", "split": "val", "pictures": 5000, "sha256": "1" * 64}
 FLOAT = Result("torch", "float32", None, DATASET, 5000, 70.8, 98.12, None, 32, "cpu")
@@ -19,9 +20,13 @@ INT8 = dataclasses.replace(FLOAT, engine="torch fake-quant", precision="int8", p
 
 
 def swin_quant_report(*arguments) -> None:
+    report.run(asked(arguments), World())
+
+
+def asked(arguments):
     parser = argparse.ArgumentParser()
-    report.add_arguments(parser)
-    report.run(parser.parse_args([str(argument) for argument in arguments]), World())
+    add_flags(parser, report.OPTIONS)
+    return options_from(parser.parse_args([str(argument) for argument in arguments]), report.OPTIONS)
 
 
 def refused(*arguments, kind=SwinQuantError) -> str:
@@ -135,9 +140,7 @@ def test_an_output_that_cannot_be_written(tmp_path):
 
 
 def test_only_the_first_rank_prints(tmp_path, capsys):
-    parser = argparse.ArgumentParser()
-    report.add_arguments(parser)
-    report.run(parser.parse_args([str(write(tmp_path / "a.json", FLOAT))]), World(rank=1, size=2))
+    report.run(asked([write(tmp_path / "a.json", FLOAT)]), World(rank=1, size=2))
     assert capsys.readouterr().out == ""
 
 

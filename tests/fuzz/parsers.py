@@ -50,7 +50,7 @@ from swin_quant.cards.records import Result
 from swin_quant.checkpoint import load_calibrated, load_float, read_weights
 from swin_quant.checkpoint.identify import config_for
 from swin_quant.checkpoint.mindspore import to_mindspore
-from swin_quant.cli import report
+from swin_quant.cli.flags import add_flags, options_from
 from swin_quant.config import from_dict, load_config, to_dict
 from swin_quant.data.imagenet import wnids_of
 from swin_quant.data.pictures import UnreadablePicture, decode
@@ -76,6 +76,7 @@ from swin_quant.train.outdir import open_folder
 from swin_quant.train.recipe import Recipe, load_recipe
 from swin_quant.train.record import STEP_COLUMNS, STEPS, Table
 from swin_quant.train.snapshot import FORMAT, Position, TrainingState, check_snapshot
+from swin_quant.verbs import report
 
 Files = dict[str, bytes]
 TESTS = Path(__file__).parents[1]
@@ -254,10 +255,10 @@ def reports() -> list[Files]:
 
 def make_report(folder: Path) -> None:
     parser = ArgumentParser()
-    report.add_arguments(parser)
+    add_flags(parser, report.OPTIONS)
     for words in (*(["--format", form] for form in FORMATS), ["--json", "-"]):
         with contextlib.redirect_stdout(io.StringIO()):
-            report.run(parser.parse_args([str(folder), *words]), World())
+            report.run(options_from(parser.parse_args([str(folder), *words]), report.OPTIONS), World())
 
 
 def shipped(kind: str) -> list[Files]:

@@ -1,17 +1,18 @@
-"""swin-quant inspect."""
+"""What is in an ONNX file: int8 products, attention, and what an engine will not fuse."""
 
 from __future__ import annotations
 
-import argparse
 import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from swin_quant.backends.registry import engines_for
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.files import finite
 from swin_quant.base.reading import reading
-from swin_quant.cli import options
+from swin_quant.cli import shared
+from swin_quant.cli.flags import Flag
 from swin_quant.cli.output import put
 
 if TYPE_CHECKING:
@@ -24,15 +25,23 @@ EXAMPLES = """examples:
   swin-quant inspect some_swin_of_timm.onnx                                 (any ONNX file; what is unknown is said)"""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL.onnx")
-    parser.add_argument(
-        "--engine", choices=engines_for("onnx"), help="only what this engine will not fuse (default: all)"
-    )
-    options.add_json(parser)
+def _engines() -> list[str]:
+    return list(engines_for("onnx"))
 
 
-def run(args: argparse.Namespace, world: World) -> None:
+@dataclass(frozen=True)
+class InspectOptions:
+    """Which file is looked at, for which engine."""
+
+    model: Annotated[str, Flag(metavar="MODEL.onnx", place=True)]
+    engine: Annotated[str | None, Flag("only what this engine will not fuse (default: all)", choices=_engines)] = None
+    json: shared.Json = None
+
+
+OPTIONS = InspectOptions
+
+
+def run(options: InspectOptions, world: World) -> None:
     from swin_quant.backends.onnx_reader.file import read_model
     from swin_quant.backends.onnx_reader.inspect import inspect_model
     from swin_quant.report.inspect import inspection_text
@@ -41,12 +50,12 @@ def run(args: argparse.Namespace, world: World) -> None:
     if not world.is_main:
         return
     try:
-        with reading(args.model, "ONNX file"):
-            report = inspect_model(read_model(Path(args.model)), [args.engine] if args.engine else None)
+        with reading(options.model, "ONNX file"):
+            report = inspect_model(read_model(Path(options.model)), [options.engine] if options.engine else None)
     except SwinQuantError as error:
-        named = str(error).startswith(args.model)
-        raise error if named else SwinQuantError(f"{args.model}: {error}") from error
-    if args.json != "-":
+        named = str(error).startswith(options.model)
+        raise error if named else SwinQuantError(f"{options.model}: {error}") from error
+    if options.json != "-":
         print_text(inspection_text(report, screen_width(), has_colors()))
-    if args.json:
-        put(args.json, json.dumps(finite({"file": Path(args.model).name, **report.to_dict()}), indent=2))
+    if options.json:
+        put(options.json, json.dumps(finite({"file": Path(options.model).name, **report.to_dict()}), indent=2))

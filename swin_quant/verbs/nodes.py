@@ -1,0 +1,64 @@
+"""List every quantizer node of a model under a policy, with the ranges of a checkpoint if there is one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from swin_quant.base.errors import UsageError
+from swin_quant.cli import shared
+from swin_quant.cli.flags import Flag, Group
+from swin_quant.cli.output import put
+
+if TYPE_CHECKING:
+    from swin_quant.base.distributed import World
+
+HELP = "List every quantizer node of a model: state, bits, granularity, range, shape."
+EXAMPLES = """examples:
+  swin-quant nodes --cfg swin_tiny_patch4_window7_224 --policy ft-mode2
+  swin-quant nodes out/my_calib.pth                                                     (policy of its run card)
+  swin-quant nodes out/my_calib.pth --policy qdq --format csv > nodes.csv"""
+
+
+@dataclass(frozen=True)
+class NodesOptions:
+    """Whose nodes are listed, and how."""
+
+    checkpoint: Annotated[str | None, Flag("calibrated checkpoint, to see its ranges", "CHECKPOINT", or_flag=True)] = (
+        None
+    )
+    model: Annotated[shared.ModelOptions, Group("model")] = field(default_factory=shared.ModelOptions)
+    policy: Annotated[shared.PolicyOptions, Group("policy: which nodes are quantized, and how")] = field(
+        default_factory=shared.PolicyOptions
+    )
+    format: Annotated[Literal["table", "csv"], Flag("how they are printed")] = "table"
+    json: shared.Json = None
+    device: Annotated[Literal["cpu"], shared.HIDDEN] = "cpu"
+
+
+OPTIONS = NodesOptions
+
+
+def run(options: NodesOptions, world: World) -> None:
+    from swin_quant.loading import model_or_shapes
+    from swin_quant.quant.listing import list_nodes
+    from swin_quant.report import nodes
+    from swin_quant.report.table import print_table, print_text
+
+    checkpoint = shared.found(options.checkpoint)
+    cfg = shared.config_of(checkpoint, options.model)
+    policies = options.policy.policies()
+    if len(policies) > 1:
+        raise UsageError("--policy: nodes are listed under one policy at a time")
+    model = model_or_shapes(cfg, checkpoint, policies[0] if policies else None)
+    rows = list_nodes(model, (1, model.in_chans, cfg.DATA.IMG_SIZE, cfg.DATA.IMG_SIZE))
+    if not world.is_main:
+        return
+    if options.json:
+        put(options.json, nodes.as_json(rows))
+    if options.json == "-":
+        return
+    if options.format == "csv":
+        print_text(nodes.as_csv(rows))
+    else:
+        print_table(nodes.table_of(rows))

@@ -1,0 +1,48 @@
+"""List the built-in policies: what each is for, and the backends that take it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from swin_quant.backends.registry import targets
+from swin_quant.cli import shared
+from swin_quant.cli.output import put
+
+if TYPE_CHECKING:
+    from swin_quant.base.distributed import World
+
+HELP = "List the built-in policies: what each is for, and the backends that take it."
+EXAMPLES = """examples:
+  swin-quant policies
+  swin-quant nodes --cfg swin_tiny_patch4_window7_224 --policy qdq       (which nodes a policy enables)
+
+A policy of your own is a YAML file like those in configs/policies; --policy takes its path."""
+
+
+@dataclass(frozen=True)
+class PoliciesOptions:
+    """How the list is printed."""
+
+    json: shared.Json = None
+
+
+OPTIONS = PoliciesOptions
+
+
+def run(options: PoliciesOptions, world: World) -> None:
+    from swin_quant.quant.policies import builtin_policies, load_policy
+
+    policies = {name: load_policy(name) for name in builtin_policies()}
+    taken = {
+        name: [one for one, backend in targets().items() if name in backend.exporting.policies] for name in policies
+    }
+    if options.json:
+        content = [{**policy.to_dict(), "for": taken[name]} for name, policy in policies.items()]
+        put(options.json, json.dumps(content, indent=2))
+    if options.json == "-" or not world.is_main:
+        return
+    for name, policy in policies.items():
+        print(name + (f"  (for {', '.join(taken[name])})" if taken[name] else ""))
+        print(f"    {' '.join(policy.description.split())}")

@@ -1,0 +1,144 @@
+"""The accuracy-delta table of run cards, as measured: for a terminal, Markdown, CSV, JSON, and as a page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from swin_quant.base.errors import SwinQuantError, UsageError, listed
+from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir, read_json
+from swin_quant.cli import shared
+from swin_quant.cli.flags import Flag, Group
+from swin_quant.cli.output import put
+from swin_quant.report import FORMATS, SUFFIXES
+
+if TYPE_CHECKING:
+    from swin_quant.base.distributed import World
+    from swin_quant.cards.card import RunCard
+
+HELP = "The accuracy-delta table of any number of run cards, as measured: for a terminal, Markdown, CSV, JSON, a page."
+EXAMPLES = """examples:
+  swin-quant report out/swin_tiny_patch4_window7_224_calib.json
+  swin-quant report out/mode1 out/mode2 --output docs/results         (all run cards directly in a directory)
+  swin-quant report out/*/*_calib.json --format csv > table.csv
+  swin-quant report out --columns name policy quantized_acc1 delta_acc1 agreement quantized_ms
+  swin-quant report out --html report.html                            (a page: one file, which fetches nothing)
+  swin-quant report out --html report.html --data-path data           (and pictures that INT8 sees otherwise)"""
+_NAME = "accuracy"  # of the files in --output
+_FILES = ", ".join(f"{_NAME}{suffix}" for suffix in SUFFIXES)
+_NO_RESULT = "no result: run `swin-quant evaluate`"
+
+
+@dataclass(frozen=True)
+class PageOptions:
+    """Pictures for the page."""
+
+    data_path: Annotated[str | None, Flag("folder with the split, or its zip; or: digits", "DIR")] = None
+    zip: Annotated[bool, Flag("the zip of the split, even where a folder lies beside it")] = False
+    split: Annotated[str, Flag("which split of the data (default val)")] = "val"
+    pictures: Annotated[int, Flag("how many", "N")] = 256
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """Which cards are told, and where."""
+
+    cards: Annotated[tuple[str, ...], Flag("run card, or directory of run cards", "RUN_CARD", place=True)]
+    format: Annotated[str, Flag("what is printed (default terminal)", choices=FORMATS)] = "terminal"
+    columns: Annotated[
+        tuple[str, ...],
+        Flag("these, as CSV calls them, in this order; all: every one, in Markdown, too", "KEY"),
+    ] = ()
+    output: Annotated[str | None, Flag(f"also write {_FILES} there", "DIR")] = None
+    html: Annotated[str | None, Flag("also write the page there: one file, which needs no network", "FILE")] = None
+    page: Annotated[PageOptions, Group("pictures for the page, that float and quantized name differently")] = field(
+        default_factory=PageOptions
+    )
+    json: shared.Json = None
+
+
+OPTIONS = ReportOptions
+
+
+def run(options: ReportOptions, world: World) -> None:
+    from swin_quant.base.progress import log
+    from swin_quant.report.accuracy.render import AccuracyTable
+    from swin_quant.report.table import print_text
+
+    if not world.is_main:
+        return
+    read = read_cards(map(Path, options.cards))
+    cards = with_results(read)
+    if options.page.data_path and not options.html:
+        raise UsageError("--data-path: is for the page: add --html FILE")
+    if options.page.pictures < 1:
+        raise UsageError(f"--pictures {options.page.pictures}: must be at least 1")
+    table = AccuracyTable.of(list(cards.values()), options.columns)
+    targets = (
+        {Path(options.output) / f"{_NAME}{suffix}": form for suffix, form in SUFFIXES.items()} if options.output else {}
+    )
+    named = [*targets, *(Path(file) for file in (options.html, options.json) if file not in (None, "-"))]
+    if lost := [target for target in named if target.resolve() in {path.resolve() for path in read} or is_card(target)]:
+        raise UsageError(f"{lost[0]}: is a run card, which the table would overwrite: choose another place")
+    narrow = table if options.columns else table.short()  # Markdown does not fold: a table of all columns is unreadable
+
+    def text(form: str) -> str:
+        return (narrow if form == "markdown" else table).text(form)
+
+    for target, form in targets.items():
+        atomic_write_bytes(ensure_writable_dir(target.parent) / target.name, text(form).encode())
+        log.info("table: %s", target)
+    if options.html:
+        from swin_quant.tasks.page import pictures_at, write_page
+
+        opened = (
+            pictures_at(options.page.data_path, options.page.split, options.page.zip)
+            if options.page.data_path
+            else None
+        )
+        write_page(Path(options.html), read, opened, options.page.pictures)
+    if options.json != "-":
+        table.show() if options.format == "terminal" else print_text(text(options.format))
+    if options.json:
+        put(options.json, table.text("json"))
+
+
+def with_results(cards: Mapping[Path, RunCard]) -> dict[Path, RunCard]:
+    """The cards with results; those without are left out, with a warning that names them."""
+    from swin_quant.base.progress import log
+
+    empty = [str(path) for path, card in cards.items() if not card.results]
+    if len(empty) == len(cards):
+        raise SwinQuantError(f"{listed(empty)}: {_NO_RESULT}")
+    if empty:
+        log.warning("left out: %s: %s", listed(empty), _NO_RESULT)
+    return {path: card for path, card in cards.items() if card.results}
+
+
+def read_cards(paths: Iterable[Path]) -> dict[Path, RunCard]:
+    """The cards by file, as they are named."""
+    from swin_quant.cards.card import RunCard
+
+    files = [file for path in paths for file in (_cards_in(path) if path.is_dir() else (path,))]
+    return {file: RunCard.read(file) for file in dict.fromkeys(files)}
+
+
+def _cards_in(directory: Path) -> Iterator[Path]:
+    found = [file for file in sorted(directory.glob("*.json")) if is_card(file)]
+    if not found:
+        raise SwinQuantError(f"{directory}: no run card (*.json) in this directory")
+    yield from found
+
+
+def is_card(file: Path) -> bool:
+    """Whether a file calls itself a run card, of whatever version."""
+    from swin_quant.cards.card import FAMILY
+
+    try:
+        content = read_json(file, "run card")
+    except SwinQuantError:
+        return False
+    schema = content.get("schema") if isinstance(content, dict) else None
+    return isinstance(schema, str) and schema.startswith(FAMILY)
