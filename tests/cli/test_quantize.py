@@ -117,7 +117,7 @@ def test_the_commands_are_given_what_was_asked_for(run, words, tmp_path):
         for _, name, *rest in map(shlex.split, done.out.splitlines())
     )
     assert calibrate["policy"] == export["policy"] == [str(tmp_path / "my own.yaml")]
-    assert calibrate["cfg"] and (calibrate["calibrator"], calibrate["calib_split"], calibrate["seed"]) == (
+    assert calibrate["cfg"] and (calibrate["calibrator"], calibrate["split"], calibrate["seed"]) == (
         "mse",
         "val",
         3,
