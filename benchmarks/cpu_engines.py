@@ -54,7 +54,7 @@ from swin_quant.score.bench import BenchPlan, measure, noise
 from swin_quant.score.candidate import BenchCandidate
 from swin_quant.score.cpu import usable_cores
 from swin_quant.score.options import EngineOptions
-from swin_quant.tasks.bench_candidates import REFERENCE
+from swin_quant.verbs.bench_candidates import REFERENCE
 
 MODEL, BATCHES, ROUNDS, SECONDS = "swin_tiny_patch4_window7_224", [1, 8], 5, 1.0  # unless said
 INT4_ROWS = [(engine, policy, small) for engine in ("openvino", "onnxruntime") for policy in ("w4a16", "w4a8")

@@ -31,7 +31,7 @@ from swin_quant.score.candidate import BenchCandidate
 from swin_quant.score.cpu import usable_cores
 from swin_quant.score.engine import Engine
 from swin_quant.score.options import EngineOptions
-from swin_quant.tasks.bench_candidates import REFERENCE
+from swin_quant.verbs.bench_candidates import REFERENCE
 
 ROOT = Path(__file__).resolve().parents[1]
 MICRO = ("swin_micro_cifar10", "swinv2_micro_cifar10")

@@ -163,7 +163,7 @@ def measured(
     from swin_quant.score.bench import BenchPlan, load_pictures, measure
     from swin_quant.score.candidate import BenchCandidate
     from swin_quant.score.options import EngineOptions
-    from swin_quant.tasks.bench_candidates import REFERENCE
+    from swin_quant.verbs.bench_candidates import REFERENCE
 
     files, checkpoint = prepare(args, name, engine), args.work / f"{name}_calib.pth"
     config = RunCard.read(card_path(checkpoint)).config

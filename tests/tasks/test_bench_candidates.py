@@ -14,7 +14,7 @@ from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import apply_policy
 from swin_quant.saving import save_with_card
-from swin_quant.tasks.bench_candidates import REFERENCE, bench_candidates
+from swin_quant.verbs.bench_candidates import REFERENCE, bench_candidates
 from swin_quant.verbs.export import export_checkpoint
 
 MICRO = {"EMBED_DIM": 16, "DEPTHS": [1, 1], "NUM_HEADS": [1, 2], "WINDOW_SIZE": 4}

@@ -1,0 +1,132 @@
+"""Measure artifacts and checkpoints of one model beside their float baselines, in interleaved rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir
+from swin_quant.cli import shared
+from swin_quant.cli.flags import Flag, Group
+from swin_quant.cli.output import put
+from swin_quant.score.cpu import usable_cores
+
+if TYPE_CHECKING:
+    from swin_quant.base.distributed import World
+    from swin_quant.score.bench import BenchPictures, BenchPlan, BenchReport
+
+HELP = "Latency, images/s, memory and agreement of artifacts, in interleaved rounds with their float baselines."
+EXAMPLES = """examples:
+  swin-quant bench out/my_int8_openvino.onnx
+  swin-quant bench out/my_calib.pth --batch 1 8                      (exported for ONNX Runtime and OpenVINO first)
+  swin-quant bench out/my_int8.onnx --engine openvino --data-path imagenet --pictures 500 --output docs/results
+
+Always measured beside them: the float32 model in torch, and float32 (where the CPU has it, bfloat16) on every ONNX
+engine. Each candidate has a process of its own; their blocks of calls take turns, so that drift hits all alike."""
+
+
+@dataclass(frozen=True)
+class MeasuringOptions:
+    """How candidates are timed."""
+
+    batch: Annotated[tuple[int, ...], Flag("default 1 8 32", "N")] = (1, 8, 32)
+    threads: Annotated[int | None, Flag(f"of every engine (default: all cores, {usable_cores()})", "N")] = None
+    rounds: Annotated[int, Flag("default 5", "N")] = 5
+    seconds: Annotated[float, Flag("of a block of calls (default 1)", "S")] = 1.0
+
+
+@dataclass(frozen=True)
+class ComparingOptions:
+    """Pictures on which logits are compared."""
+
+    data_path: Annotated[str | None, Flag("folder with val/, or its zip; or: digits", "DIR")] = None
+    zip: Annotated[bool, Flag("the zip of the split, even where a folder lies beside it")] = False
+    split: Annotated[str, Flag("default val")] = "val"
+    pictures: Annotated[int, Flag("evenly spread over those there are", "N")] = 256
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """What is measured, on which engines, and how."""
+
+    files: Annotated[
+        tuple[str, ...], Flag("artifacts or checkpoints of one model, cards beside them", "FILE", place=True)
+    ]
+    engine: Annotated[
+        tuple[str, ...], Flag("default: what an artifact was exported for, else all that take it", "NAME")
+    ] = ()
+    float_type: Annotated[
+        tuple[str, ...],
+        Flag(
+            "of what is not int8, on OpenVINO (default: float32, and bfloat16 if there)",
+            choices=("float32", "bfloat16", "float16"),
+        ),
+    ] = ()
+    checkpoint: Annotated[str | None, Flag("what they were made from (default: looked for)", "FILE")] = None
+    measuring: Annotated[MeasuringOptions, Group("measuring")] = field(default_factory=MeasuringOptions)
+    comparing: Annotated[ComparingOptions, Group("pictures: what logits are compared on (default: seeded noise)")] = (
+        field(default_factory=ComparingOptions)
+    )
+    output: Annotated[str | None, Flag("also write bench.md, bench.csv and bench.json there", "DIR")] = None
+    json: shared.Json = None
+    device: Annotated[Literal["cpu", "cuda"], Flag("of torch, and of engines that run on either (default cpu)")] = "cpu"
+
+
+OPTIONS = BenchOptions
+
+
+def bench(
+    paths: Sequence[str],
+    plan: BenchPlan,
+    pictures: BenchPictures | None = None,
+    engines: Sequence[str] | None = None,
+    float_types: Sequence[str] | None = None,
+    checkpoint: str | None = None,
+    device: str = "cpu",
+) -> BenchReport:
+    """Measure artifacts and checkpoints of one model beside its float baselines; see `bench_candidates`."""
+    from tempfile import TemporaryDirectory
+
+    from swin_quant.base.progress import log
+    from swin_quant.score.bench import measure, noise
+    from swin_quant.verbs.bench_candidates import bench_candidates
+
+    with TemporaryDirectory(prefix="swin-quant-bench-") as workspace:
+        found = bench_candidates(paths, engines, float_types, checkpoint, Path(workspace), plan.threads, device)
+        side = found.cfg.DATA.IMG_SIZE
+        log.info("candidates: %s", ", ".join(candidate.name for candidate in found.candidates))
+        return measure(found.card.name, found.candidates, plan, side, pictures or noise(64, 3, side))
+
+
+def run(options: BenchOptions, world: World) -> None:
+    from swin_quant.base.progress import log
+    from swin_quant.report import bench as table
+    from swin_quant.report.table import print_table
+    from swin_quant.score.bench import BenchPlan, load_pictures
+
+    shared.one_process(world, "bench")
+    how, place = options.measuring, options.comparing
+    if place.pictures < 1:
+        raise UsageError(f"--pictures {place.pictures}: must be at least 1")
+    threads = usable_cores() if how.threads is None else how.threads
+    plan = BenchPlan(tuple(dict.fromkeys(how.batch)), how.rounds, how.seconds, threads)
+    if options.output:
+        ensure_writable_dir(options.output)
+    shown = None
+    if place.data_path:
+        shown = load_pictures(options.files[0], place.data_path, place.split, place.zip, place.pictures)
+    kinds = (options.engine or None, options.float_type or None)
+    report = bench(options.files, plan, shown, *kinds, options.checkpoint, world.device.type)
+    if options.output:
+        for name, write in table.FILES.items():
+            atomic_write_bytes(f"{options.output}/{name}", write(report).encode())
+            log.info("table: %s/%s", options.output, name)
+    if options.json != "-":
+        print_table(table.table_of(report))
+    if options.json:
+        put(options.json, table.as_json(report))
+    if all(row.failure for row in report.rows):
+        raise SwinQuantError("nothing was measured: every candidate failed")
