@@ -47,9 +47,10 @@ from swin_quant.base.shards import Sharding, Shards
 from swin_quant.base.shipped import configs_dir
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import Result
-from swin_quant.checkpoint import load_calibrated, load_float, read_weights
+from swin_quant.checkpoint import load_calibrated, load_float
 from swin_quant.checkpoint.identify import config_for
 from swin_quant.checkpoint.mindspore import to_mindspore
+from swin_quant.checkpoint.opened import open_checkpoint
 from swin_quant.cli.flags import add_flags, options_from
 from swin_quant.config import from_dict, load_config, to_dict
 from swin_quant.data.imagenet import wnids_of
@@ -209,8 +210,8 @@ def repositories() -> list[Files]:
 
 
 def identify(name: str, folder: Path) -> None:
-    weights = read_weights(folder / name)
-    load_float(build_model(config_for(weights)), weights)
+    checkpoint = open_checkpoint(folder / name)
+    load_float(build_model(config_for(checkpoint)), checkpoint)
 
 
 # Texts
