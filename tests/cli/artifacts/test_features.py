@@ -35,7 +35,7 @@ def test_a_backbone_calibrated_on_mixed_sizes_is_exported_verified_and_run(expor
     assert main(["verify", file, "--engine", "onnxruntime", "openvino", *images]) == 0
     records = json.loads((out / "micro_features_int8_openvino.json").read_text())["verification"]
     assert {record["agreement"] for record in records} == {None} and min(record["cosine"] for record in records) > 0.99
-    assert main(["run", file, *images, "--output", str(out)]) == 0
+    assert main(["predict", file, *images[1:], "--logits", str(out)]) == 0
     found = np.load(out / "micro_features_int8_openvino_features.npz")
     assert found["features0_1"].shape == (32, 12, 9) and found["features1_2"].shape == (64, 5, 8)
 
@@ -47,7 +47,7 @@ def test_an_embedding_of_what_was_calibrated_as_a_classifier(exports, pictures, 
     assert main(["export", str(exports.checkpoint), *exporting]) == 0
     file = str(out / "micro_embedding_int8_onnxruntime.onnx")
     assert main(["verify", file, "--data-path", str(pictures), "--checkpoint", str(exports.checkpoint)]) == 0
-    assert main(["run", file, "--data-path", str(pictures), "--output", str(out)]) == 0
+    assert main(["predict", file, "--data-path", str(pictures), "--logits", str(out)]) == 0
     assert np.load(out / "micro_embedding_int8_onnxruntime_embedding.npz")["embedding"].shape == (7, 64)
     assert main(["predict", file, str(pictures / "val")]) == 2
     assert "predict is about logits, and this model gives embedding" in capsys.readouterr().err
