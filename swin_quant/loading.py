@@ -88,7 +88,7 @@ def load_for_scoring(
     cfg: CfgNode,
     checkpoint: Checkpoint,
     policies: Sequence[Policy] = (),
-    world: World = World(),  # noqa: B008
+    world: World = World(),
     replace_head: bool = False,
     any_bits: bool = False,
 ) -> Subject:

@@ -97,7 +97,7 @@ class Calibration:
 def calibrate(
     model: nn.Module,
     batches: Iterable[Tensor],
-    method: Method = Method(),  # noqa: B008
+    method: Method = Method(),
     answers: Answers = lambda logits: None,
 ) -> Calibration:
     """`observe`, then `set_ranges`: give every node of `model` its range from `batches`."""
@@ -109,7 +109,7 @@ def calibrate(
 def observe(
     model: nn.Module,
     batches: Iterable[Tensor],
-    method: Method = Method(),  # noqa: B008
+    method: Method = Method(),
     answers: Answers = lambda logits: None,
 ) -> Calibration:
     """The statistics of every activation node over `batches` of images [B, 3, H, W]: this rank's share, maybe none.

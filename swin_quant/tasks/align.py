@@ -95,8 +95,8 @@ def side_of(
     place: str | Path,
     policy: Policy | None = None,
     engine: str | None = None,
-    options: EngineOptions = EngineOptions(),  # noqa: B008
-    world: World = World(),  # noqa: B008
+    options: EngineOptions = EngineOptions(),
+    world: World = World(),
     cfg: CfgNode | None = None,
     wanted: Mapping[str, Any] | None = None,
 ) -> Side:
@@ -121,7 +121,7 @@ def side_of(
 def of_checkpoint(
     place: str,
     policy: Policy | None = None,
-    world: World = World(),  # noqa: B008
+    world: World = World(),
     cfg: CfgNode | None = None,
     wanted: Mapping[str, Any] | None = None,
 ) -> Side:
@@ -153,7 +153,7 @@ def of_model(
 def of_artifact(
     artifact: Artifact,
     engine: str | None = None,
-    options: EngineOptions = EngineOptions(),  # noqa: B008
+    options: EngineOptions = EngineOptions(),
 ) -> Side:
     """An artifact on its engine: logits of the file as it is, all else of a copy that gives more (`Backend.inside`)."""
     name = one_engine(artifact, [engine] if engine else None)

@@ -82,8 +82,8 @@ def improve(
     images: Sequence[tuple[int, Tensor]],
     method: Method,
     plan: PassPlan,
-    world: World = World(),  # noqa: B008
-    scratch: Scratch = Scratch(),  # noqa: B008
+    world: World = World(),
+    scratch: Scratch = Scratch(),
 ) -> tuple[Calibration, list[PassRecord]]:
     """Run the passes of `plan` on a calibrated model under its policy; what it saw last, and what each pass did.
 

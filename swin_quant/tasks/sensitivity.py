@@ -49,7 +49,7 @@ def measure_checkpoint(
     checkpoint: str,
     policy: Policy | None,
     sampling: Sampling,
-    world: World = World(),  # noqa: B008
+    world: World = World(),
 ) -> tuple[RunCard, SensitivityRecord]:
     """The checkpoint's run card with what was measured, and that; the card is written by rank 0 if there was one.
 
@@ -76,7 +76,7 @@ def measure(
     pictures: Pictures,
     preprocess: Preprocess,
     sampling: Sampling,
-    world: World = World(),  # noqa: B008
+    world: World = World(),
     workers: int = 0,
 ) -> SensitivityRecord:
     """On a seeded sample of `pictures`, the same on any number of ranks; see `quant.sensitivity`."""

@@ -77,7 +77,7 @@ class CalibrationResult:
             )
         return replace(self, record={**self.record, "passes": earlier}) if earlier else self
 
-    def checked(self, model: nn.Module, policy: Policy, world: World = World()) -> CalibrationRecord:  # noqa: B008
+    def checked(self, model: nn.Module, policy: Policy, world: World = World()) -> CalibrationRecord:
         """The record, with what the ranges cost under `policy`, which is applied, and advice, which is also said."""
         check = check_ranges(model, self.calibration, self.method, self.some)
         passes = [one["name"] for one in self.record.get("passes", []) if one["kept"]]

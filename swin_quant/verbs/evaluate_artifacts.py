@@ -76,7 +76,7 @@ class Scored(Artifact):
 def score_artifacts(
     artifacts: Sequence[Artifact],
     scoring: Scoring,
-    world: World = World(),  # noqa: B008
+    world: World = World(),
 ) -> list[Scored]:
     """The artifacts with results in their cards, nothing written: each with its baseline's and its own.
 

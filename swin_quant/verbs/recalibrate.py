@@ -30,7 +30,7 @@ def recalibrate(
     policy: Policy,
     method: Method,
     output: str | Path,
-    world: World = World(),  # noqa: B008
+    world: World = World(),
 ) -> Model:
     """What `calibrate_checkpoint` would give on the same pictures, to the bit.
 

@@ -51,7 +51,7 @@ def told(value):
 def test_ranges_that_rank_0_found_serve_a_rank_on_a_gpu(gpu, tiny_model, images, together, tmp_path, monkeypatch):
     options = RangeSearchOptions(pictures=8, rounds=1, rows=True, together=together)
 
-    def searched(scratch=Scratch()):  # noqa: B008
+    def searched(scratch=Scratch()):
         model = tiny_model("swin").to(gpu)
         apply_policy(model, load_policy("qdq").bits("role:gemm_weight", 4))
         parts = [part.to(gpu) for part in images.split(8)]

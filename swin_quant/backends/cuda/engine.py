@@ -30,7 +30,7 @@ OLDEST = {"int8": (8, 0), FP8: (8, 9)}  # compute capability of the first tensor
 _WHAT = {"int8": "the CUDA engine", FP8: "float8"}
 
 
-def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine:  # noqa: B008
+def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine:
     """An engine from the exported file alone, on `options.device`; of several GPUs, on torch's current one.
 
     Errors: no GPU, or one that is too old; no C compiler, which Triton needs there; a type that the file was not

@@ -46,7 +46,7 @@ def export(
     model: nn.Module,
     card: RunCard,
     folder: Path,
-    options: CudaOptions = CudaOptions(),  # noqa: B008
+    options: CudaOptions = CudaOptions(),
 ) -> Artifact:
     """Write a calibrated `model`, to which its policy was applied, into `folder`.
 

@@ -18,7 +18,7 @@ NAME = "FasterTransformer (emulated)"
 ATTENTION = {"auto": None, "fused": True, "unfused": False}
 
 
-def load(artifact: Artifact, options: EngineOptions = EngineOptions(), attention: str = "auto") -> Engine:  # noqa: B008
+def load(artifact: Artifact, options: EngineOptions = EngineOptions(), attention: str = "auto") -> Engine:
     """An engine from the exported files alone. `attention`: auto (what the target GPU runs), fused or unfused.
 
     Errors: a float export, a type other than float16 beside int8, a changed or contradictory file.

@@ -75,7 +75,7 @@ def export(
     model: nn.Module,
     card: RunCard,
     folder: Path,
-    options: FasterTransformerOptions = FasterTransformerOptions(),  # noqa: B008
+    options: FasterTransformerOptions = FasterTransformerOptions(),
 ) -> Artifact:
     """Write the export of a calibrated `model` into `folder`. The policy of `card` decides the int8 mode.
 

@@ -79,7 +79,7 @@ def _labels(model: Classifier, card: RunCard) -> list[str] | None:
     return [english_of(name) for name in card.class_names] if has else None
 
 
-def export(model: Classifier, card: RunCard, folder: str | Path, options: OnnxOptions = OnnxOptions()) -> Artifact:  # noqa: B008
+def export(model: Classifier, card: RunCard, folder: str | Path, options: OnnxOptions = OnnxOptions()) -> Artifact:
     """Write `<NAME>_<int8|fp8|fp32|fp16>[_<target>].onnx` and its run card into `folder`; the policy is the card's.
 
     `model` holds the ranges of its nodes and comes back with the policy applied and every node off. Everything that

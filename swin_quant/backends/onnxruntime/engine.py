@@ -33,7 +33,7 @@ _TYPES = {  # of products, by the operator that the runtime computes them with
 _SILENT = 4  # fatal errors only: others come to us as exceptions
 
 
-def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine:  # noqa: B008
+def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine:
     """The engine of an ONNX artifact. UsageError for a type or device that it has not."""
     if options.float_type not in (None, "float32"):
         raise UsageError(f"{NAME}: runs what is not int8 in float32 on a CPU, not in {options.float_type}")

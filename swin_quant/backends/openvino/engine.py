@@ -30,7 +30,7 @@ _GEMMS = ("FullyConnected", "MatMul", "Convolution")  # layers of its runtime; `
 DEFAULT_SIDE = 224  # of pictures where any will do and none were run
 
 
-def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine:  # noqa: B008
+def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine:
     """The engine of an ONNX artifact. UsageError for a type or device that it has not.
 
     Float layers run in `options.float_type`, float32 if None: OpenVINO's own default is bfloat16 on many CPUs, with

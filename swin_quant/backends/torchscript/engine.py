@@ -20,7 +20,7 @@ from swin_quant.score.options import EngineOptions
 NAME = "TorchScript"
 
 
-def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine:  # noqa: B008
+def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine:
     """The engine of a TorchScript artifact, float32 on the CPU. `extensions`: libraries that define its operators.
 
     The file is code, and runs: where this process did not write it, a warning says so.

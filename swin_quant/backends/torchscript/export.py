@@ -50,7 +50,7 @@ def export(
     model: Classifier,
     card: RunCard,
     folder: str | Path,
-    options: TorchScriptOptions = TorchScriptOptions(),  # noqa: B008
+    options: TorchScriptOptions = TorchScriptOptions(),
 ) -> Artifact:
     """Write `<NAME>[_embedding]_<int8|fp32>.torchscript.pt` and its run card into `folder`; the policy is the card's.
 

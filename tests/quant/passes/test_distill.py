@@ -30,7 +30,7 @@ def images():
 def pieced(tiny_model, images):
     """make(kind, policy, bits, KEY=value ...) -> a calibrated piece of work."""
 
-    def make(kind="swin", policy="qdq", bits=4, scratch=Scratch(), **keys):  # noqa: B008
+    def make(kind="swin", policy="qdq", bits=4, scratch=Scratch(), **keys):
         model = tiny_model(kind, **SMALL, **MORE[kind], **keys)
         apply_policy(model, load_policy(policy).bits("role:gemm_weight", bits))
         calibrate(model, images.split(8))

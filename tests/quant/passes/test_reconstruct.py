@@ -36,7 +36,7 @@ def images():
 def pieced(tiny_model, images):
     """make(kind, policy, bits) -> a calibrated piece of work."""
 
-    def make(kind="swin", policy="qdq", bits=4, activations=8, scratch=Scratch(), pictures=16):  # noqa: B008
+    def make(kind="swin", policy="qdq", bits=4, activations=8, scratch=Scratch(), pictures=16):
         model = tiny_model(kind, **SMALL, **MORE[kind])
         apply_policy(model, load_policy(policy).bits("role:gemm_weight", bits).bits("role:activation", activations))
         calibrate(model, images.split(8))
