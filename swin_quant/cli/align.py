@@ -10,6 +10,7 @@ from swin_quant.base.errors import UsageError
 from swin_quant.cli import deployed, options
 from swin_quant.cli.numbers import whole
 from swin_quant.cli.output import put
+from swin_quant.cli.shared import is_checkpoint, one_process
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, world: World) -> None:
     from swin_quant.tasks.align import dump
 
-    deployed.refuse_ranks(world, "align")
+    one_process(world, "align")
     if args.b is None and not args.to:
         raise UsageError("nothing to compare with: give B, or --to FILE to dump A's tensors")
     if args.pictures < 1:
@@ -116,7 +117,7 @@ def _sides(args: argparse.Namespace, world: World) -> list[Side]:
     sides = []
     for place, policy, engine in zip(places, policies, engines, strict=True):
         dumped = is_dump(place)
-        checkpoint = not dumped and deployed.is_checkpoint(place)
+        checkpoint = not dumped and is_checkpoint(place)
         chosen = load_policy(policy) if policy and checkpoint else None
         cfg = config_given(args.cfg, place if checkpoint else None, args.opts or (), wanted) if args.cfg else None
         on = engine if not dumped and not checkpoint else None

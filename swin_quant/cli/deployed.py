@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swin_quant.backends.registry import engines
 from swin_quant.base.errors import UsageError
-from swin_quant.base.files import require_file
 from swin_quant.cli.numbers import whole
-from swin_quant.cli.options import CONFIG_KEYS, HUBS
+from swin_quant.cli.options import CONFIG_KEYS
 from swin_quant.score.options import EngineOptions
 
 if TYPE_CHECKING:
@@ -21,7 +19,6 @@ if TYPE_CHECKING:
     from swin_quant.data.pictures import Pictures
 
 DEFAULT_BATCH = 32
-CHECKPOINTS = (".pth", ".pt", ".safetensors", ".bin", ".ckpt")
 
 
 def add_engines(parser: argparse.ArgumentParser) -> None:
@@ -96,21 +93,3 @@ def pictures_of(args: argparse.Namespace) -> Pictures:
     if args.images:
         return NamedPictures(args.images)
     return open_pictures(args.data_path, args.split, zip_mode=args.zip, cache_mode="no")
-
-
-def refuse_ranks(world: World, command: str) -> None:
-    """UsageError under a launcher of several processes."""
-    if world.size > 1:
-        raise UsageError(f"{command} runs in one process: start it without torchrun")
-
-
-def is_checkpoint(path: str) -> bool:
-    """Whether a file is a checkpoint and no artifact: by its run card, else by its name. UsageError for none."""
-    from swin_quant.cards.card import RunCard
-    from swin_quant.cards.paths import card_path
-
-    if path.startswith(HUBS) or os.path.isdir(path):
-        return True
-    require_file(path, "checkpoint or artifact")
-    card = card_path(path)
-    return path.endswith(CHECKPOINTS) and not (card.is_file() and RunCard.read(card).artifact)

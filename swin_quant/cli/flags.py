@@ -79,7 +79,8 @@ def options_from(args: argparse.Namespace, options: type[Options]) -> Options:
             given[field.name] = options_from(args, kind)
         elif isinstance(said, Flag):
             value = getattr(args, field.name)
-            given[field.name] = tuple(value) if isinstance(value, list) else value
+            if value is not None:
+                given[field.name] = tuple(value) if isinstance(value, list) else value
     return options(**given)
 
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import os
-import shlex
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from swin_quant.base.errors import UsageError, listed
-from swin_quant.cli.flags import OneWay
+from swin_quant.base.errors import UsageError
+from swin_quant.cli.flags import OneWay, options_from
 from swin_quant.cli.numbers import whole
+from swin_quant.cli.shared import PassOptions, PolicyOptions, RangeOptions, found, pass_recipes
 from swin_quant.config.outputs import OUTPUT_KINDS
 from swin_quant.quant.names import AUTO, BY_BITS, CALIBRATORS, DEFAULT_PERCENTILE
 
@@ -20,10 +17,9 @@ if TYPE_CHECKING:
     from yacs.config import CfgNode
 
     from swin_quant.quant.calibration import Method
-    from swin_quant.quant.policy import Policy, Rule
+    from swin_quant.quant.policy import Policy
     from swin_quant.tasks.passes import PassPlan
 
-HUBS = ("timm:", "hf:")
 # Options that only set a key of the config. An option that was not given leaves the key alone.
 CONFIG_KEYS = {
     "data_path": "DATA.DATA_PATH",
@@ -143,29 +139,15 @@ def add_calibrator(parser: argparse.ArgumentParser) -> None:
 def add_passes(parser: argparse.ArgumentParser, automatic: bool = True) -> None:
     """`automatic`: where none is asked for, channels that stand out are evened out."""
     group = parser.add_argument_group("passes: what wins accuracy back, behind the calibration")
-    group.add_argument("--passes", metavar="NAME|FILE", help=f"{', '.join(_recipes_of_passes())}, or a YAML file")
+    group.add_argument("--passes", metavar="NAME|FILE", help=pass_recipes())
     if automatic:
         group.add_argument("--no-equalize", action="store_true",
                            help="leave channels that stand out as they are (without --passes)")  # fmt: skip
 
 
-def _recipes_of_passes() -> list[str]:
-    from swin_quant.base.shipped import shipped_files
-
-    return [path.stem for path in shipped_files("passes")]
-
-
 def passes_of(args: argparse.Namespace) -> PassPlan:
-    """The passes that the options describe; main.py has no --no-equalize, and does nothing unasked."""
-    from swin_quant.quant.passes.recipe import load_passes
-    from swin_quant.tasks.passes import PassPlan
-
-    if args.passes and getattr(args, "no_equalize", False):
-        raise UsageError("--passes and --no-equalize: the recipe says whether to equalize: leave one of them out")
-    if args.passes:
-        return PassPlan.of(load_passes(args.passes), f" --passes {shlex.quote(args.passes)}")
-    unasked = not getattr(args, "no_equalize", True)
-    return PassPlan(automatic=unasked, words="" if unasked else " --no-equalize")
+    """The passes that the options describe."""
+    return options_from(args, PassOptions).plan()
 
 
 POLICY_CHANGES = ("--wprec", "--aprec", "--quant-per-tensor", "--narrow-range", "--off")
@@ -224,102 +206,16 @@ def model_keys(args: argparse.Namespace) -> dict[str, Any]:
     return {key: value for key, value in given.items() if value is not None}
 
 
-def found(checkpoint: str | None) -> str | None:
-    """The file behind a name of timm's or Hugging Face's hub, in a snapshot's folder, or of a part; else the path."""
-    from swin_quant.checkpoint.sources import local_file
-
-    named = checkpoint and (checkpoint.startswith(HUBS) or os.path.isdir(checkpoint) or "-of-" in checkpoint)
-    return str(local_file(checkpoint)) if checkpoint and named else checkpoint
-
-
 def method_of(args: argparse.Namespace) -> Method:
     """How the options say that ranges are found."""
-    from swin_quant.quant.calibration import Method
-
-    given = args.percentile is not None
-    name = args.calibrator or ("percentile" if given else None)
-    return Method(name, args.percentile if given else DEFAULT_PERCENTILE, args.exact_histogram)
+    return options_from(args, RangeOptions).method()
 
 
 def policies_of(args: argparse.Namespace) -> list[Policy]:
-    """The policies that the options name, in order; empty if they name none.
-
-    One that other options change gets a name of its own, so that its results are not taken for those of the original.
-    """
-    from swin_quant.quant.policies import load_policy
-
-    names = list(args.policy or ())
-    if "auto" in names:
-        raise UsageError("--policy auto: `quantize` has it, and `search` finds it for a calibrated checkpoint")
-    rules = _extra_rules(args)
-    policies = [load_policy(name) for name in names]
-    if rules and not policies:
-        raise UsageError("options that change a policy need --policy")
-    counted = Counter(policy.sha256 for policy in policies)
-    if twice := [policy.name for policy in policies if counted[policy.sha256] > 1]:
-        raise UsageError(f"--policy: {' and '.join(dict.fromkeys(twice))} is given twice, by its rules")
-    if not rules:
-        return policies
-    changes = " ".join(_changes(args))
-    nothing = load_policy("float")
-    return [policy if policy.sha256 == nothing.sha256 else _changed(policy, rules, changes) for policy in policies]
+    """The policies that the options name, in order; empty if they name none."""
+    return options_from(args, PolicyOptions).policies()
 
 
 def policy_of(args: argparse.Namespace) -> Policy | None:
     """The policy of a command that takes one; None for its own, which --saturation-safe may change in its place."""
-    if args.saturation_safe and not args.policy and len(_changes(args)) == 1:
-        return None
-    policies = policies_of(args)
-    return policies[0] if policies else None
-
-
-def tell_bits(policies: Sequence[Policy]) -> None:
-    """Say of policies of few bits what becomes of them. 7 bits are for export."""
-    from swin_quant.base.progress import log
-
-    if few := [policy.name for policy in policies if any(rule.bits and rule.bits < 7 for rule in policy.rules)]:
-        log.info(
-            "%s: fewer than 8 bits are simulated: ONNX files hold such weights in int8, no smaller and no faster ("
-            "those of 4 bits in INT4 with `export --int4-weights`), and no such activations; FasterTransformer takes "
-            "neither",
-            listed(few),
-        )
-
-
-def _changed(policy: Policy, rules: list[Rule], changes: str) -> Policy:
-    return replace(policy.and_then(*rules), name=f"{policy.name} {changes}")
-
-
-def _changes(args: argparse.Namespace) -> list[str]:
-    """What the options change in a policy, as words for its name."""
-    words = [f"W{args.wprec}"] if args.wprec else []
-    words += [f"A{args.aprec}"] if args.aprec else []
-    words += ["per-tensor"] if args.quant_per_tensor else []
-    words += ["narrow-range"] if args.narrow_range else []
-    words += ["saturation-safe"] if args.saturation_safe else []
-    return words + [f"-{selector}" for selector in args.off or ()]
-
-
-def _extra_rules(args: argparse.Namespace) -> list[Rule]:
-    from swin_quant.backends.saturation import SAFE_WEIGHTS
-    from swin_quant.quant.policy import Rule
-
-    if args.wprec and args.saturation_safe:
-        raise UsageError("--wprec and --saturation-safe both set the bits of weights: give one of them")
-    rules = []
-    for flag, bits in (("--wprec", args.wprec), ("--aprec", args.aprec)):
-        if bits is not None and not 2 <= bits <= 8:
-            raise UsageError(f"{flag} {bits}: must be from 2 to 8")
-    if args.wprec or args.quant_per_tensor or args.narrow_range:
-        granularity = "per-tensor" if args.quant_per_tensor else None
-        weights = ("role:gemm_weight",)
-        rules.append(
-            Rule(nodes=weights, bits=args.wprec, granularity=granularity, narrow_range=args.narrow_range or None)
-        )
-    if args.saturation_safe:
-        rules.append(SAFE_WEIGHTS)
-    if args.aprec:
-        rules.append(Rule(nodes=("role:activation",), bits=args.aprec))
-    if args.off:
-        rules.append(Rule(disable=tuple(args.off)))
-    return rules
+    return options_from(args, PolicyOptions).one()

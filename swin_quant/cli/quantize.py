@@ -14,6 +14,7 @@ from swin_quant.cli import deployed, options
 from swin_quant.cli.numbers import whole
 from swin_quant.cli.output import output_dir, show
 from swin_quant.cli.search import add_budget
+from swin_quant.cli.shared import one_process
 
 if TYPE_CHECKING:
     from swin_quant.base.distributed import World
@@ -75,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, world: World) -> None:
     from swin_quant.tasks.quantize import quantize_all, steps
 
-    deployed.refuse_ranks(world, "quantize")
+    one_process(world, "quantize")
     if not args.checkpoint:
         raise UsageError("no checkpoint: name a float or a calibrated one")
     names = [args.checkpoint] if isinstance(args.checkpoint, str) else args.checkpoint

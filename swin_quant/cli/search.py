@@ -10,6 +10,7 @@ from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.cli import deployed, options
 from swin_quant.cli.numbers import whole
 from swin_quant.cli.output import output_dir, put
+from swin_quant.cli.shared import one_process
 from swin_quant.quant.names import SEARCHED_ON
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def run(args: argparse.Namespace, world: World) -> None:
     from swin_quant.tasks.search import PolicySearch, search
     from swin_quant.tasks.sensitivity import Sampling
 
-    deployed.refuse_ranks(world, "search")
+    one_process(world, "search")
     if not args.checkpoint:
         raise UsageError("nothing to search for: name a calibrated checkpoint")
     batch = 1 if args.batch is None else args.batch

@@ -245,7 +245,7 @@ class PolicyOptions:
 
     policy: Annotated[
         tuple[str, ...],
-        Flag("built-in policies (`swin-quant show policies` lists them) or YAML files", "NAME|FILE"),
+        Flag("built-in policies (`swin-quant policies` lists them) or YAML files", "NAME|FILE"),
     ] = ()
     wprec: Annotated[int | None, Flag("bits of weights, 2 to 8 (default: the policy's, 8)", "BITS")] = None
     aprec: Annotated[int | None, Flag("bits of activations, 2 to 8 (default: the policy's, 8)", "BITS")] = None
