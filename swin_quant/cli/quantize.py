@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 from swin_quant.backends.registry import targets
 from swin_quant.base.errors import UsageError
 from swin_quant.cli import deployed, options
+from swin_quant.cli.flags import add_flags
 from swin_quant.cli.numbers import whole
 from swin_quant.cli.output import output_dir, show
-from swin_quant.cli.search import add_budget
 from swin_quant.cli.shared import one_process
+from swin_quant.verbs.search import BudgetOptions
 
 if TYPE_CHECKING:
     from swin_quant.base.distributed import World
@@ -61,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_calibrator(parser)
     options.add_passes(parser)
     options.add_policy(parser, "the backend's best; auto: found by `search`")
-    add_budget(parser)
+    add_flags(parser.add_argument_group("budget"), BudgetOptions)
     parser.add_argument("--threads", type=whole, metavar="N", help="of the engine (default: its own choice)")
     parser.add_argument("--float-type", choices=("float32", "bfloat16", "float16"),
                         help="what is not int8, where there is a choice (default float32; GPUs float16)")  # fmt: skip
