@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from swin_quant.data.picture_set import pictures as pictures
     from swin_quant.exported import Exported as Exported
     from swin_quant.exported import artifact as artifact
-    from swin_quant.face.alignment import Alignment as Alignment
-    from swin_quant.face.alignment import align as align
     from swin_quant.face.analysis import analyze as analyze
     from swin_quant.face.policy import policy as policy
     from swin_quant.face.searching import Search as Search
@@ -31,6 +29,8 @@ if TYPE_CHECKING:
     from swin_quant.loading import load as load
     from swin_quant.model import Model as Model
     from swin_quant.quant.policy import Policy as Policy
+    from swin_quant.verbs.align import align as align
+    from swin_quant.verbs.align_sides import Alignment as Alignment
     from swin_quant.verbs.calibrate import calibrate as calibrate
     from swin_quant.verbs.cuda.plan import plan as plan
     from swin_quant.verbs.doctor import doctor as doctor
@@ -64,8 +64,8 @@ _FACE = {
     "export": ("swin_quant.verbs.export", "export"),
     "verify": ("swin_quant.verbs.verify", "verify"),
     "Verification": ("swin_quant.verbs.verify", "Verification"),
-    "align": ("swin_quant.face.alignment", "align"),
-    "Alignment": ("swin_quant.face.alignment", "Alignment"),
+    "align": ("swin_quant.verbs.align", "align"),
+    "Alignment": ("swin_quant.verbs.align_sides", "Alignment"),
     "predict": ("swin_quant.verbs.predict", "predict"),
     "artifact": ("swin_quant.exported", "artifact"),
     "package": ("swin_quant.verbs.package", "package"),

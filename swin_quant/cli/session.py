@@ -20,6 +20,15 @@ from swin_quant.cli.several import Store, apart
 FRONT_DOOR = "ft front-door"  # main.py: not listed among the commands
 
 
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Help that shows a flag of several words as `--engine NAME ...`: most fit beside their explanation."""
+
+    def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
+        (word,) = self._metavar_formatter(action, default_metavar)(1)
+        shown = {"+": f"{word} ...", "*": f"[{word} ...]"}
+        return shown.get(str(action.nargs)) or super()._format_args(action, default_metavar)
+
+
 class _Parser(argparse.ArgumentParser):
     """An argument parser whose errors are one line, and which takes no abbreviated flags."""
 
@@ -67,7 +76,7 @@ def parser_of(name: str, command: ModuleType) -> _Parser:
         prog="main.py" if name == FRONT_DOOR else f"swin-quant {name}",
         description=command.HELP,
         epilog=command.EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_Help,
         allow_abbrev=False,
     )
     if hasattr(command, "OPTIONS"):

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from swin_quant.base.distributed import World
     from swin_quant.base.shards import Sharding
+    from swin_quant.checkpoint import Checkpoint
     from swin_quant.data.pictures import Pictures
     from swin_quant.quant.calibration import Method
     from swin_quant.quant.policy import Policy, Rule
@@ -76,9 +77,7 @@ class ModelOptions:
         str | None, Flag("which, of a file that holds several sets (default: as timm's loader)", "ema|raw|NAME")
     ] = None
     img_size: Annotated[int | None, Flag("side of the pictures, if not the file's", "PIXELS")] = None
-    window: Annotated[
-        int | None, Flag("side of the windows, if not the file's: positions are interpolated", "TOKENS")
-    ] = None
+    window: Annotated[int | None, Flag("side of the windows, if not the file's (interpolated)", "TOKENS")] = None
     opts: Annotated[tuple[str, ...], Flag("set keys of the config, as KEY VALUE pairs", "KEY VALUE")] = ()
 
     def keys(self) -> dict[str, Any]:
@@ -120,21 +119,18 @@ class ScoringOptions(LoadingOptions):
 
 
 @dataclass(frozen=True)
-class PictureOptions:
-    """Pictures whose labels are not needed: a split of a dataset, or files, folders and patterns."""
+class PlaceOfPictures:
+    """Pictures whose labels need not be known: a split of a dataset, or files, folders and patterns."""
 
     data_path: Annotated[
         str | None, Flag("folder of pictures, or with val/ or its zip; digits, csv:FILE, ...", "DIR")
     ] = None
     images: Annotated[tuple[str, ...], Flag("instead: files, folders, 'patterns'", "PLACE")] = ()
-    zip: Annotated[bool, Flag("the zip of the split, even where a folder lies beside it")] = False
+    zip: Annotated[bool, Flag("the zip of the split, though a folder lies beside it")] = False
     split: Annotated[str, Flag("split of --data-path (default val)")] = "val"
-    max_unreadable: MaxUnreadable = 0.01
-    batch: Annotated[int, Flag("pictures at a time", "N")] = DEFAULT_BATCH
-    workers: Annotated[int, Flag("processes that load pictures, at most", "N")] = 8
 
-    def open(self) -> Pictures:
-        """UsageError where none are named, or both kinds."""
+    def open(self, classes: int | None = None) -> Pictures:
+        """The pictures, labelled if `classes`, their number, is given. UsageError for none, or for both kinds."""
         from swin_quant.data.named import NamedPictures
         from swin_quant.data.sources import open_pictures
 
@@ -146,7 +142,16 @@ class PictureOptions:
             )
         if not self.data_path:
             return NamedPictures(list(self.images))
-        return open_pictures(self.data_path, self.split, zip_mode=self.zip, cache_mode="no")
+        return open_pictures(self.data_path, self.split, zip_mode=self.zip, cache_mode="no", num_classes=classes)
+
+
+@dataclass(frozen=True)
+class PictureOptions(PlaceOfPictures):
+    """As above, and how they are read."""
+
+    max_unreadable: MaxUnreadable = 0.01
+    batch: Annotated[int, Flag("pictures at a time", "N")] = DEFAULT_BATCH
+    workers: Annotated[int, Flag("processes that load pictures, at most", "N")] = 8
 
 
 def _engine_names() -> str:
@@ -321,15 +326,15 @@ class PolicyOptions:
         return rules
 
 
-def config_of(checkpoint: str | None, model: ModelOptions, *others: SetsKeys, **more: Any) -> CfgNode:
+def config_of(checkpoint: Checkpoint | None, model: ModelOptions, *others: SetsKeys, **more: Any) -> CfgNode:
     """The config: --cfg, else what the checkpoint says; then --opts, then options of their own and `more` keys.
 
-    `checkpoint`: a file, as `found` gives it. `more`: keys with `__` for the dot.
+    `checkpoint`: a file, as `found` gives it, or one that is open. `more`: keys with `__` for the dot.
     """
     from swin_quant.checkpoint.identify import config_for, config_given
     from swin_quant.config import architecture
 
-    overrides = _given(MODEL__RESUME=checkpoint, **more) | model.keys()
+    overrides = _given(MODEL__RESUME=checkpoint and str(checkpoint), **more) | model.keys()
     for options in others:
         overrides |= options.keys()
     opts = model.opts

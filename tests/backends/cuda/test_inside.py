@@ -9,7 +9,7 @@ from swin_quant.base.errors import SwinQuantError
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import apply_policy
 from swin_quant.score.options import EngineOptions
-from swin_quant.tasks.align import align, of_artifact, of_model
+from swin_quant.verbs.align_sides import compare, of_artifact, of_model
 from tests.backends.cuda.conftest import pictures
 
 
@@ -29,7 +29,7 @@ def sides(exported):
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
 def test_every_layer_is_that_of_fake_quant(sides, kind, policy):
     below = 20 if policy.endswith("fp8") else 30  # dB; a value between two levels may be either: how far they are
-    found = align(*sides(kind, policy), [pictures(3, seed=2)], below)
+    found = compare(*sides(kind, policy), [pictures(3, seed=2)], below)
     rows = {row.name: row for row in found.rows}
     block = "layers.0.blocks.1"
     q = f"{block}.attn.{'matmul' if kind == 'swin' else 'mha'}_q_input_quantizer"
@@ -43,7 +43,7 @@ def test_a_layer_that_differs_is_found(exported, sides):
     model, engine = sides("swin", "cuda")
     with torch.no_grad():
         model.model.get_submodule("layers.0.blocks.1.mlp.fc1").weight.mul_(1.2)
-    found = align(model, engine, [pictures(3)])
+    found = compare(model, engine, [pictures(3)])
     assert found.first.name == "layers.0.blocks.1.mlp.fc2._input_quantizer"
 
 

@@ -6,9 +6,13 @@ from dataclasses import replace
 import numpy as np
 import onnx
 import pytest
+import torch
 
+import swin_quant as sq
 from swin_quant.base.files import sha256_of
 from swin_quant.cards.card import RunCard
+from swin_quant.config import load_config
+from swin_quant.models import build_model
 
 pytestmark = pytest.mark.slow
 
@@ -38,18 +42,21 @@ def test_every_tensor_of_an_int8_file_is_that_of_fake_quant(aligned, exports, en
 
 
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
-def test_a_float_file_agrees_to_the_last_bits_until_a_layer_of_it_is_changed(aligned, run, micro, kind, tmp_path):
-    words = ("--cfg", micro / f"{kind}.yaml", "--checkpoint", micro / f"{kind}.pth", "--precision", "float")
-    assert run("export", "--for", "openvino", *words, "--output", tmp_path).code == 0
+def test_a_float_file_agrees_to_the_last_bits_until_a_layer_of_it_is_changed(
+    aligned, run, randomise, write_config, kind, tmp_path
+):
+    cfg = ("--cfg", write_config(tmp_path, kind, DEPTHS=[2, 1]))  # the exporter takes seconds a block
+    torch.save({"model": randomise(build_model(load_config(cfg[1]))).state_dict()}, tmp_path / "x.pth")
+    words = ("--checkpoint", tmp_path / "x.pth", "--precision", "float", "--output", tmp_path)
+    assert run("export", "--for", "openvino", *cfg, *words).code == 0
     (file,) = tmp_path.glob("*.onnx")
-    cfg = ("--cfg", micro / f"{kind}.yaml")
     for engine in ("onnxruntime", "openvino"):
-        found, db = aligned(micro / f"{kind}.pth", file, "--engine", engine, *cfg)
-        assert found["first"] is None and len(db) > 40 and all(value is None or value > 90 for value in db.values()), db
+        found, db = aligned(tmp_path / "x.pth", file, "--engine", engine, *cfg)
+        assert found["first"] is None and len(db) > 30 and all(value is None or value > 90 for value in db.values()), db
     found, db = aligned(file, file, "--engine", "onnxruntime", "openvino")
     assert found["first"] is None and "onnxruntime" in found["a"] and "openvino" in found["b"]
     changed(file, "layers.0.blocks.1.mlp.fc1.bias")
-    found, _ = aligned(micro / f"{kind}.pth", file, "--engine", "onnxruntime", *cfg)
+    found, _ = aligned(tmp_path / "x.pth", file, "--engine", "onnxruntime", *cfg)
     assert found["first"] == "forward/layers.0.blocks.1.mlp.fc1"
 
 
@@ -78,3 +85,5 @@ def test_a_dump_of_an_artifact_is_what_other_programs_compare_with(run, exports,
         assert "forward/layers.0.blocks.0.mlp.fc1" in arrays
     done = run("align", exports.onnx, tmp_path / "x.npz", "--engine", "onnxruntime")
     assert done.code == 0 and "no tensor of" in done.out and "equal" in done.out
+    found = sq.align(exports.onnx, sq.artifact(exports.onnx), [torch.randn(2, 3, 32, 32)], engine="onnxruntime")
+    assert found.first is None and "onnxruntime" in found.a and "onnxruntime" in found.b

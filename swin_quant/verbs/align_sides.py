@@ -1,0 +1,276 @@
+"""The two sides that `align` compares: checkpoints run by torch, artifacts on engines, or tensors that were dumped."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+from yacs.config import CfgNode
+
+from swin_quant.backends.artifact import Artifact, open_artifact
+from swin_quant.backends.backend import function
+from swin_quant.backends.registry import backends, engine_named
+from swin_quant.base.arrays import read_arrays, write_arrays
+from swin_quant.base.distributed import World
+from swin_quant.base.errors import SwinQuantError, UsageError, listed
+from swin_quant.base.progress import log
+from swin_quant.cards.card import RunCard
+from swin_quant.cards.paths import card_path
+from swin_quant.checkpoint import OpenedCheckpoint, open_checkpoint
+from swin_quant.checkpoint.identify import config_for
+from swin_quant.checkpoint.mindspore import from_mindspore, is_mindspore, to_mindspore
+from swin_quant.data.preprocess import Preprocess
+from swin_quant.exported import load_engines, on_its_device, one_engine, preprocess_of
+from swin_quant.loading import load_for_scoring
+from swin_quant.quant.policy import Policy
+from swin_quant.report.alignment import table_of
+from swin_quant.report.table import html_table, terminal
+from swin_quant.score.alignment import (
+    IMAGES,
+    LABELS,
+    Differences,
+    Tally,
+    Trace,
+    from_arrays,
+    of_output,
+    step_trace,
+    taking,
+    to_arrays,
+    torch_trace,
+)
+from swin_quant.score.options import EngineOptions
+from swin_quant.score.torch_engines import torch_engines
+from swin_quant.verbs.verify import is_quantized
+
+FLOAT_BELOW, QUANTIZED_BELOW, MIXED_BELOW = 60.0, 30.0, 15.0  # dB: two float sides, two quantized ones, one of each
+MINDSPORE = "mindspore"
+_PARAMETERS = ("weights", "gradients", "update")  # groups whose tensors are named as parameters are
+_WIDTH = 140  # characters of a printed table
+_Renaming: TypeAlias = "Callable[[Trace], Trace]"
+
+
+class Alignment(Differences):
+    """How far two sides are apart, tensor by tensor; printed, it is the table of `swin-quant align`."""
+
+    def __str__(self) -> str:
+        return terminal(table_of(self), _WIDTH)
+
+    def _repr_html_(self) -> str:
+        return html_table(table_of(self))
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side: `run` computes a trace of images [B, 3, H, W], or `dumped` is a trace that was written before.
+
+    `quantized`: None where a dump does not say. `max_batch`: the most images that `run` takes.
+    """
+
+    name: str
+    run: Callable[[Tensor], Trace] | None = None
+    dumped: Trace | None = None
+    preprocess: Preprocess | None = None
+    quantized: bool | None = None
+    max_batch: int | None = None
+    model: nn.Module | None = None
+
+    @property
+    def classes(self) -> int | None:
+        """The number of classes, where the model says it."""
+        return getattr(self.model, "classes", None)
+
+    def trace(self, images: Tensor) -> Trace:
+        """The trace of these images, computed in batches that `run` takes; a dump keeps its own."""
+        if self.dumped is not None:
+            return self.dumped
+        assert self.run is not None
+        parts = [self.run(part) for part in images.split(self.max_batch or max(len(images), 1))]
+        return parts[0] if len(parts) == 1 else {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+def open_side(
+    place: str | Path,
+    policy: Policy | None = None,
+    engine: str | None = None,
+    options: EngineOptions = EngineOptions(),
+    world: World = World(),
+    config: Callable[[OpenedCheckpoint], CfgNode] = config_for,
+) -> Side:
+    """The side at a place: a dump (.npz, or a folder of .npy), an artifact, or a checkpoint.
+
+    `policy` and `config` are for a checkpoint (None: the policy of its run card), `engine` and `options` for an
+    artifact (None: the engine that it was made for).
+    """
+    path = Path(place)
+    if path.suffix == ".npz" or (path.is_dir() and any(path.rglob("*.npy"))):
+        return Side(str(place), dumped=_in_our_names(from_arrays(read_arrays(path))))
+    if path.suffix == ".onnx" or (card_path(path).is_file() and RunCard.read(card_path(path)).artifact):
+        return of_artifact(open_artifact(path), engine, options)
+    checkpoint = open_checkpoint(place)
+    subject = load_for_scoring(config(checkpoint), checkpoint, [policy] if policy else [], world)
+    preprocess = Preprocess.from_dict(subject.card.preprocess)
+    return of_model(subject.model, subject.policies[:1], world, str(place), preprocess)
+
+
+def of_model(
+    model: nn.Module, policies: Sequence[Policy], world: World, name: str, preprocess: Preprocess | None = None
+) -> Side:
+    """A model that torch runs: quantized under the policy if that enables a node, else in float."""
+    engine = list(torch_engines(model, world.device, None, policies).values())[-1]
+    run = torch_trace(model, engine, name)
+    return Side(
+        f"{name} ({engine.label})",
+        lambda images: run(images.to(world.device)),
+        preprocess=preprocess,
+        quantized=engine.policy is not None,
+        model=model,
+    )
+
+
+def of_artifact(artifact: Artifact, engine: str | None = None, options: EngineOptions = EngineOptions()) -> Side:
+    """An artifact on its engine: logits of the file as it is, all else of a copy that gives more (`Backend.inside`)."""
+    name = one_engine(artifact, [engine] if engine else None)
+    options = on_its_device(name, options)
+    ((label, loaded),) = load_engines(artifact, [name], options).items()
+    inner = engine_named(name).inside
+    if inner is None:
+        log.warning("%s shows nothing of its inside: logits only", name)
+    look: Callable[[Tensor], Mapping[str, Tensor]] = function(inner)(artifact, options) if inner else lambda _: {}
+    kind = backends().get(artifact.record["backend"])
+    restore = function(kind.restore)(artifact) if kind and kind.restore else {}
+
+    def run(images: Tensor) -> Trace:
+        found = {}
+        for module, tensor in look(images).items():
+            back = restore.get(module, _as_it_is)
+            if back is not None:
+                found[f"forward/{module}"] = back(tensor)
+        return {**found, **of_output(loaded(images))}
+
+    quantized = is_quantized(artifact.record["precision"])
+    return Side(label, run, preprocess=preprocess_of(artifact), quantized=quantized, max_batch=loaded.max_batch)
+
+
+def _as_it_is(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def take_step(side: Side, lr: float, pictures: tuple[Tensor, Tensor] | None, other: Side | None = None) -> Side:
+    """The dump of one training step of a checkpoint; a dump is handed back.
+
+    The step takes the images and labels of the `other` dump, so that a difference in preprocessing is not found again
+    in all that follows. `pictures`, (images, labels), serve where that has none, and are compared as the group `input`.
+    """
+    if side.dumped is not None:
+        return side
+    if side.model is None or side.quantized:
+        raise UsageError(f"{side.name}: a training step is of a float checkpoint: choose ‹policy› float")
+    given = other.dumped if other and other.dumped else {}
+    images = given.get(IMAGES, pictures[0] if pictures else None)
+    labels = given.get(LABELS, pictures[1] if pictures else None)
+    if images is None or labels is None:
+        raise UsageError("a training step needs images and labels: give ‹data_path›, or a dump that holds both")
+    classes = side.classes or 0
+    if images.dim() != 4 or labels.shape != images.shape[:1] or not ((labels >= 0) & (labels < classes)).all():
+        raise SwinQuantError(
+            f"{other.name if other else side.name}: images {list(images.shape)} and labels {list(labels.shape)} are "
+            f"not [B, 3, H, W] and [B] of {classes} classes"
+        )
+    with taking(images, side.name):
+        trace = step_trace(side.model, images.float(), labels.long(), lr)
+    if pictures:
+        trace |= {IMAGES: pictures[0], LABELS: pictures[1]}
+    return replace(side, run=None, dumped=trace)
+
+
+def dump(side: Side, file: str | Path, images: Tensor | None = None, names: str = "ours") -> int:
+    """Write the trace of a side and its images as an .npz; returns the number of tensors.
+
+    `images`: None of a side that was dumped. `names`: parameters get our names, or MindSpore's.
+    """
+    trace = side.dumped or {} if images is None else {IMAGES: images, **side.trace(images)}
+    trace = _renamed(trace, to_mindspore) if names == MINDSPORE else trace
+    write_arrays(file, to_arrays(trace))
+    return len(trace)
+
+
+def compare(a: Side, b: Side, batches: Iterable[Tensor] = (), below: float | None = None) -> Alignment:
+    """Compare what both sides compute of the same images, batches [B, 3, H, W]; a dump brings its own, if it has any.
+
+    `below`: the SQNR in dB under which two tensors differ. SwinQuantError where not one tensor can be compared.
+    """
+    tally, count = Tally(), 0
+    for images in _images(a, b, batches):
+        count += len(images)
+        tally.add(_without_input(a.trace(images)), _without_input(b.trace(images)))
+    return _alignment(a, b, tally, count, below)
+
+
+def compare_steps(a: Side, b: Side, below: float | None = None) -> Alignment:
+    """Compare two dumps of a training step (`take_step`), group by group in the order of a step."""
+    assert a.dumped is not None and b.dumped is not None
+    tally = Tally()
+    tally.add(a.dumped, b.dumped)
+    count = len(next((dumped[IMAGES] for dumped in (a.dumped, b.dumped) if IMAGES in dumped), ()))
+    return _alignment(a, b, tally, count, below)
+
+
+def preprocessing_of(sides: Sequence[Side]) -> Preprocess:
+    """How pictures become the input of all sides. UsageError where they disagree, or none says."""
+    known = [(side.name, side.preprocess) for side in sides if side.preprocess]
+    if not known:
+        raise UsageError("neither side says how a picture becomes its input: two dumps need no pictures")
+    (a, first), (b, last) = known[0], known[-1]
+    if first != last:
+        theirs = asdict(last)
+        apart = [f"{key} is {value} and {theirs[key]}" for key, value in asdict(first).items() if value != theirs[key]]
+        raise UsageError(f"{a} and {b} take pictures differently: {'; '.join(apart)}")
+    return first
+
+
+def _images(a: Side, b: Side, batches: Iterable[Tensor]) -> Iterator[Tensor]:
+    dumps = [side.dumped for side in (a, b) if side.dumped is not None]
+    if not dumps:
+        yield from batches
+        return
+    own = next((dumped[IMAGES] for dumped in dumps if IMAGES in dumped), None)
+    if own is None and len(dumps) == 1:
+        own = torch.cat(list(batches))
+    yield torch.empty(0) if own is None else own.float()
+
+
+def _without_input(trace: Trace) -> Trace:
+    return {name: tensor for name, tensor in trace.items() if name not in (IMAGES, LABELS)}
+
+
+def _alignment(a: Side, b: Side, tally: Tally, pictures: int, below: float | None) -> Alignment:
+    if below is None:
+        kinds = {a.quantized, b.quantized} - {None}
+        below = MIXED_BELOW if len(kinds) > 1 else QUANTIZED_BELOW if kinds == {True} else FLOAT_BELOW
+    rows, only = tally.rows(), tally.only
+    if not rows:
+        sides = (listed(sorted(names), 3) or "nothing" for names in only)
+        raise SwinQuantError(f"{a.name} and {b.name}: they name no tensor alike: {' - '.join(sides)}")
+    if all(row.problem and math.isnan(row.sqnr_db) for row in rows):
+        raise SwinQuantError(
+            f"{a.name} and {b.name}: no tensor can be compared ({rows[0].group}/{rows[0].name}: {rows[0].problem}): "
+            "other pictures, or weights of another model"
+        )
+    return Alignment(a.name, b.name, rows, below, pictures, (len(only[0]), len(only[1])))
+
+
+def _in_our_names(trace: Trace) -> Trace:
+    """The trace with parameters under our names, where they have MindSpore's."""
+    return _renamed(trace, lambda own: from_mindspore(own) if is_mindspore(own) else own)
+
+
+def _renamed(trace: Trace, rename: _Renaming) -> Trace:
+    """The trace with each group of parameters renamed as a whole."""
+    found = dict(trace)
+    for group in _PARAMETERS:
+        own = {name.removeprefix(f"{group}/"): found.pop(name) for name in trace if name.startswith(f"{group}/")}
+        found |= {f"{group}/{name}": value for name, value in rename(own).items()}
+    return found
