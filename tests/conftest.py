@@ -2,6 +2,7 @@
 commands a micro model, a few small pictures, and the command line run in this process or in forks of it."""
 
 import functools
+import importlib.util
 import logging
 import os
 import signal
@@ -23,6 +24,7 @@ from hypothesis import settings
 from PIL import Image
 
 from swin_quant.backends import registry as backends
+from swin_quant.backends.onnx import export as onnx_export
 from swin_quant.base.reproducible import reproducible
 from swin_quant.base.shipped import configs_dir
 from swin_quant.cli import main
@@ -56,6 +58,22 @@ TINY = {"DEPTHS": [2, 1], "NUM_HEADS": [1, 2]}
 MORE = {"swin": {}, "swinv2": {"PRETRAINED_WINDOW_SIZES": [0, 0]}}
 CLASSES = ("cat", "dog", "fox")
 VAL = 7  # uneven over two ranks, and over three classes
+
+
+@pytest.fixture(autouse=True, scope="session")
+def exported_once(tmp_path_factory):
+    """Models that are equal go through torch's exporter once a session, which takes seconds, but for its own tests."""
+    if importlib.util.find_spec("onnx") is None:
+        yield
+        return
+    from exports import kept
+
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "exports"
+    folder.mkdir(exist_ok=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(onnx_export, "to_onnx", kept(onnx_export.to_onnx, folder))
+        yield
 
 
 def pytest_collection_modifyitems(items):

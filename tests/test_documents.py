@@ -59,20 +59,13 @@ LAUNCHER = "python -m torch.distributed.launch --nproc_per_node 1 --master_port 
 
 
 @pytest.fixture(scope="module")
-def reader(tmp_path_factory, micro, pictures) -> Path:
-    """The folder of a reader: a float checkpoint, `imagenet`, a photo, a folder of them."""
+def reader(tmp_path_factory, write_config, randomise, pictures) -> Path:
+    """The folder of a reader: a float checkpoint of a block a stage, `imagenet`, a photo, a folder of them."""
     folder = tmp_path_factory.mktemp("reader")
-    config = yaml.safe_load((micro / "swin.yaml").read_text())
-    config["MODEL"]["NAME"] = NAME
-    file = folder / "configs" / "swin" / f"{NAME}.yaml"
-    file.parent.mkdir(parents=True)
-    file.write_text(yaml.safe_dump(config))
-    weights = Path(shutil.copy(micro / "swin.pth", folder / f"{NAME}.pth"))
-    cfg = load_config(file)
-    card = RunCard(NAME, portable_config(cfg), Preprocess.from_config(cfg).to_dict())
-    replace(card, checkpoint=CheckpointRecord(file=weights.name, sha256=sha256_of(weights))).write(
-        weights.with_suffix(".json")
-    )
+    (folder / "configs" / "swin").mkdir(parents=True)
+    keys = {"EMBED_DIM": 32, "DEPTHS": [1, 1]}  # FasterTransformer takes heads of 32 channels
+    config = yaml.safe_load(write_config(folder, "swin", **keys).read_text())
+    add_checkpoint(folder, config, f"configs/swin/{NAME}", NAME, randomise)
     shutil.copytree(pictures, folder / "imagenet")
     for picture in list((pictures / "train").rglob("*.png")):
         for copy in range(1, 8):  # 80 calibrate
@@ -82,24 +75,28 @@ def reader(tmp_path_factory, micro, pictures) -> Path:
     return folder
 
 
+def add_checkpoint(folder, config, place, name, randomise):
+    """Write the config of the model of that name at `place`, its weights and their run card into the folder."""
+    config["MODEL"]["NAME"] = name
+    (folder / f"{place}.yaml").write_text(yaml.safe_dump(config))
+    cfg = load_config(folder / f"{place}.yaml")
+    weights = {k: v for k, v in randomise(build_model(cfg)).state_dict().items() if not k.endswith("_amax")}
+    torch.save({"model": weights}, folder / f"{name}.pth")
+    card = RunCard(name, portable_config(cfg), Preprocess.from_config(cfg).to_dict())
+    record = CheckpointRecord(file=f"{name}.pth", sha256=sha256_of(folder / f"{name}.pth"))
+    replace(card, checkpoint=record).write(folder / f"{name}.json")
+    return weights
+
+
 @pytest.fixture(scope="module")
-def shelf(reader, tmp_path_factory, write_config, randomise):
+def shelf(reader, tmp_path_factory, randomise):
     """The folder of one who tries what documents show: all that they name, made of micro models. Copy it."""
     folder = tmp_path_factory.mktemp("shelf") / "shelf"
     shutil.copytree(reader, folder, ignore=shutil.ignore_patterns("out*"))
-    keys = {"EMBED_DIM": 32, "DEPTHS": [1, 1]}  # one block a stage, of heads that FasterTransformer takes
-    config = yaml.safe_load(write_config(folder, "swin", **keys).read_text())
-    for name, file in (("my", "my"), (NAME, f"configs/swin/{NAME}")):
-        config["MODEL"]["NAME"] = name
-        (folder / f"{file}.yaml").write_text(yaml.safe_dump(config))
-    cfg = load_config(folder / "configs" / "swin" / f"{NAME}.yaml")
-    weights = {k: v for k, v in randomise(build_model(cfg)).state_dict().items() if not k.endswith("_amax")}
-    card = RunCard(NAME, portable_config(cfg), Preprocess.from_config(cfg).to_dict())
-    for name in ("my", "swin_tiny", NAME):
-        torch.save({"model": weights}, folder / f"{name}.pth")
-        record = CheckpointRecord(file=f"{name}.pth", sha256=sha256_of(folder / f"{name}.pth"))
-        config = portable_config(load_config(folder / "my.yaml") if name == "my" else cfg)
-        replace(card, name=config["MODEL"]["NAME"], config=config, checkpoint=record).write(folder / f"{name}.json")
+    config = yaml.safe_load((folder / "configs" / "swin" / f"{NAME}.yaml").read_text())
+    weights = add_checkpoint(folder, config, "my", "my", randomise)
+    for suffix in (".pth", ".json"):
+        shutil.copy(folder / f"{NAME}{suffix}", folder / f"swin_tiny{suffix}")
     save_file(weights, folder / "timm_swin_tiny.safetensors")
     shutil.copy(folder / "photo.jpg", folder / "cat.jpg")
     shutil.copytree(folder / "holiday", folder / "more")
@@ -231,5 +228,6 @@ def test_the_python_of_the_readme(reader, monkeypatch, capsys):
     monkeypatch.chdir(reader)
     for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL):
         block = block.replace("layers.3", "layers.1")  # the micro model has two stages
+        block = block.replace("max_drop=0.1)", "max_drop=0.1, rounds=1, seconds=0.01)")
         exec(compile(block, "README.md", "exec"), {"images": torch.zeros(2, 3, 32, 32)})
     assert "Δ acc@1" in capsys.readouterr().out and (reader / "out" / "mine.pth").is_file()

@@ -1,0 +1,54 @@
+"""Graphs that torch's exporter made, kept for a session of tests: many export one model alike, seconds each."""
+
+import hashlib
+import io
+import os
+import pickle
+from dataclasses import replace
+
+import onnx
+import torch
+
+
+class _Content(pickle.Pickler):
+    """Writes equal bytes for equal models, in any process: a tensor as the hash of its values, a set in order."""
+
+    def reducer_override(self, thing):
+        if isinstance(thing, torch.Tensor):
+            if type(thing) not in (torch.Tensor, torch.nn.Parameter):
+                raise pickle.PicklingError("has more than its values")
+            values = thing.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+            return str, (f"{thing.dtype} {list(thing.shape)} {hashlib.sha256(values).hexdigest()}",)
+        if isinstance(thing, set | frozenset):
+            return sorted, (sorted(map(repr, thing)),)
+        return NotImplemented
+
+
+def _hash_of(things):
+    """None where something has no lasting name, such as a class or a function that a test made."""
+    content = io.BytesIO()
+    try:
+        _Content(content).dump(things)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        return None
+    return hashlib.sha256(content.getvalue()).hexdigest()
+
+
+def kept(to_onnx, folder):
+    """`to_onnx`, which reads the graph of an equal model under equal options from the folder; not in its own tests."""
+
+    def export(model, images, options, int4=(), outputs=("logits",), own=None):
+        def made():
+            return to_onnx(model, images, options, int4, outputs, own or {})
+
+        how = replace(options, labels=None), tuple(int4), tuple(outputs), tuple(map(str, own or ()))
+        is_tested = "tests/backends/onnx/" in os.environ.get("PYTEST_CURRENT_TEST", "")
+        name = _hash_of((model, images.shape, images.dtype, how))
+        if is_tested or options.replace or options.plugin or not name:
+            return made()
+        if not (file := folder / f"{name}.onnx").exists():
+            (part := folder / f"{name}.{os.getpid()}").write_bytes(made().SerializeToString())
+            part.rename(file)
+        return onnx.load_model_from_string(file.read_bytes())
+
+    return export
