@@ -5,6 +5,7 @@ from swin_quant.cards.card import RunCard
 from swin_quant.models.classifier import Classifier
 from swin_quant.quant.policy import apply_policy, enabled_nodes, policy_from_dict
 from swin_quant.quant.quantizer import named_nodes
+from swin_quant.quant.setting import Setting
 
 
 def apply_card_policy(model: Classifier, card: RunCard, precision: str) -> str:
@@ -13,7 +14,7 @@ def apply_card_policy(model: Classifier, card: RunCard, precision: str) -> str:
     SwinQuantError where there is none, UsageError where it quantizes no node.
     """
     for node in named_nodes(model).values():
-        node.enabled = False
+        node.setting = Setting()
     if precision == "float":
         return precision
     if card.policy is None:

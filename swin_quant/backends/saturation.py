@@ -75,11 +75,11 @@ def safe_on(model: nn.Module) -> list[str]:
     Products of two activations are uint8 by uint8, exact, in ONNX Runtime, and uint8 by int8 of 8 bits in OpenVINO.
     Float8, and weights alone, are multiplied as floats.
     """
-    nodes = [node for node in enabled_nodes(model).values() if node.format != FP8]
+    nodes = [node for node in enabled_nodes(model).values() if node.setting.format != FP8]
     known = {name: engine.saturation for name, engine in engines().items() if engine.saturation}
     if all(node.role is Role.GEMM_WEIGHT for node in nodes):
         return list(known)
-    if any(node.role is Role.GEMM_WEIGHT and node.bits > SAFE_BITS for node in nodes):
+    if any(node.role is Role.GEMM_WEIGHT and node.setting.bits > SAFE_BITS for node in nodes):
         return []
     products = any(node.role in (Role.MATMUL_INPUT, Role.SOFTMAX_OUTPUT) for node in nodes)
     return [name for name, found in known.items() if found.exact_products or not products]

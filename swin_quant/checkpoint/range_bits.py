@@ -18,9 +18,10 @@ from swin_quant.cards.records import BitsRecord, CalibrationRecord
 from swin_quant.quant.calibration import Method
 from swin_quant.quant.fake_quant import FP8
 from swin_quant.quant.passes import choosing_ranges, passes
-from swin_quant.quant.policy import Policy, Setting, policy_from_dict, settings_for
+from swin_quant.quant.policy import Policy, policy_from_dict, settings_for
 from swin_quant.quant.quantizer import Role, named_nodes
 from swin_quant.quant.range_methods import RANGE_METHODS
+from swin_quant.quant.setting import Setting
 
 LEARNED = "learned"
 OF_BITS = (
@@ -50,7 +51,7 @@ class Origin:
 
 def bits_record(model: nn.Module, method: Method) -> BitsRecord:
     """The bits of `model`'s activation nodes for a calibration record, once its policy is applied."""
-    bits = {name: node.bits for name, node in named_nodes(model).items() if node.role is not Role.GEMM_WEIGHT}
+    bits = {name: node.setting.bits for name, node in named_nodes(model).items() if node.role is not Role.GEMM_WEIGHT}
     most = Counter(bits.values()).most_common(1)[0][0]
     found: BitsRecord = {
         "bits": most,

@@ -34,8 +34,10 @@ def checked_ranges(model: nn.Module, state: Mapping[str, Tensor], path: Path) ->
     given = {key.removesuffix(SUFFIX): value for key, value in state.items() if key.endswith(SUFFIX)}
     ends = {key.removesuffix(BOUNDS): value for key, value in state.items() if key.endswith(BOUNDS)}
     faults: dict[str, list[str]] = defaultdict(list)
-    faults["missing"] = [name for name, node in nodes.items() if node.enabled and name not in given]
-    without = [name for name, node in nodes.items() if node.enabled and not node.symmetric and name not in ends]
+    faults["missing"] = [name for name, node in nodes.items() if node.setting.enabled and name not in given]
+    without = [
+        name for name, node in nodes.items() if node.setting.enabled and not node.setting.symmetric and name not in ends
+    ]
     faults["without the lower end that a zero point needs (_bounds)"] = without
     ranges: dict[str, Tensor] = {}
     for name, value in given.items():

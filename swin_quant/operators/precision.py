@@ -10,6 +10,7 @@ from swin_quant.base.errors import listed
 from swin_quant.quant.advice import Advice
 from swin_quant.quant.calibration import LARGEST_HALF
 from swin_quant.quant.quantizer import Quantizer, Role, named_nodes
+from swin_quant.quant.ranges import range_of
 from swin_quant.quant.standouts import UNREACHED
 from swin_quant.quant.watch import watching
 
@@ -54,7 +55,7 @@ def by_ranges(model: nn.Module) -> Iterator[Advice]:
         for name, node in named_nodes(model).items()
         if node.amax is not None and node.role is not Role.GEMM_WEIGHT
     }
-    largest = {name: float(node.known_amax.abs().max()) for name, node in nodes.items()}
+    largest = {name: abs(range_of(node).amax) for name, node in nodes.items()}
     if beyond := {name: value for name, value in largest.items() if value > LARGEST_HALF}:
         yield Advice("beyond-half", f"ranges of {len(beyond)} nodes exceed the largest float16: {_worst(beyond)}",
                      tuple(beyond), True)  # fmt: skip

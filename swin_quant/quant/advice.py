@@ -57,14 +57,14 @@ class Findings:
 
     @property
     def enabled(self) -> dict[str, Quantizer]:
-        return {name: node for name, node in self.nodes.items() if node.enabled}
+        return {name: node for name, node in self.nodes.items() if node.setting.enabled}
 
     @property
     def methods(self) -> str:
         """Of the nodes that are on, or of all where none is."""
         nodes = {name: node for name, node in self.nodes.items() if node.role is not Role.GEMM_WEIGHT}
-        on = {name: node for name, node in nodes.items() if node.enabled} or nodes
-        return "+".join(sorted({self.method.for_node(name, node.bits) for name, node in on.items()}))
+        on = {name: node for name, node in nodes.items() if node.setting.enabled} or nodes
+        return "+".join(sorted({self.method.for_node(name, node.setting.bits) for name, node in on.items()}))
 
 
 def advise(findings: Findings) -> list[Advice]:
@@ -129,7 +129,7 @@ def figures_of(check: Check) -> str:
 
 def _clipped_by(own: Range, node: Quantizer, statistics: Statistics) -> float:
     """The share of a node's values that are outside of its range."""
-    if node.symmetric:
+    if node.setting.symmetric:
         return clipped_share(statistics, own.amax)
     sides, ends = statistics.both_sides(), map(abs, own.bounds or (0.0, 0.0))
     beyond = sum(clipped_share(side, end) * side.counts.sum() for side, end in zip(sides, ends, strict=True))
@@ -138,14 +138,14 @@ def _clipped_by(own: Range, node: Quantizer, statistics: Statistics) -> float:
 
 def _by_method(name: str, node: Quantizer, statistics: Statistics, method: Method) -> Range:
     """The range that a method called `name` gives a node."""
-    amax = search_range(name, statistics, node.bits, method.percentile, node.format)
-    if node.symmetric:
+    amax = search_range(name, statistics, node.setting.bits, method.percentile, node.setting.format)
+    if node.setting.symmetric:
         return Range(amax)
-    return Range(amax, search_bounds(name, statistics, 2**node.bits - 1, method.percentile))
+    return Range(amax, search_bounds(name, statistics, 2**node.setting.bits - 1, method.percentile))
 
 
 def _width(found: Range, node: Quantizer) -> float:
-    low, high = (-found.amax, found.amax) if node.symmetric or found.bounds is None else found.bounds
+    low, high = (-found.amax, found.amax) if node.setting.symmetric or found.bounds is None else found.bounds
     return high - low
 
 
@@ -173,11 +173,11 @@ def _clipped(f: Findings) -> Iterator[Advice]:
     better: dict[str, int] = {}
     for name, node in f.enabled.items():
         statistics = f.calibration.statistics.get(name)
-        if statistics is None or not (node.symmetric or statistics.sides):
+        if statistics is None or not (node.setting.symmetric or statistics.sides):
             continue
         own = range_of(node)
         share = _clipped_by(own, node, statistics)
-        if share <= (0.0 if node.format == FP8 else CLIPPED):
+        if share <= (0.0 if node.setting.format == FP8 else CLIPPED):
             continue
         kept = {
             method: sqnr_db(statistics, *wider.on_grid_of(node))
@@ -271,8 +271,8 @@ def _sample(f: Findings) -> Iterator[Advice]:
 
 
 def _few_bits(f: Findings) -> Iterator[Advice]:
-    bits = min((node.bits for node in f.enabled.values()), default=8)
-    in_blocks = any(node.block for node in f.enabled.values())  # which the recipe does not take
+    bits = min((node.setting.bits for node in f.enabled.values()), default=8)
+    in_blocks = any(node.setting.block for node in f.enabled.values())  # which the recipe does not take
     if bits <= FEW_BITS and not in_blocks and not set(f.passes) - {"equalize"}:
         yield Advice("passes", f"{bits} bits: ‹passes› fast wins some of the loss back, see docs/accuracy.md")
 

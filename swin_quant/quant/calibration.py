@@ -143,7 +143,9 @@ def observe(
 def _check_method(model: nn.Module, method: Method) -> None:
     """UsageError for one that knows nothing of float8, unless it was chosen node by node, by what comes of it."""
     if method.of_nodes is None and method.name in RANGE_METHODS and RANGE_METHODS[method.name].even_steps:
-        float8 = [name for name, node in named_nodes(model).items() if node.enabled and node.format == FP8]
+        float8 = [
+            name for name, node in named_nodes(model).items() if node.setting.enabled and node.setting.format == FP8
+        ]
         if float8:
             raise UsageError(
                 f"‹calibrator› {method.name}: is for grids of equal steps, and {listed(float8, 2)} are in float8: "
@@ -179,13 +181,13 @@ def search_ranges(
 
 
 def _search(calibration: Calibration, name: str, node: Quantizer, method: Method) -> Range:
-    bits = node.bits
+    bits = node.setting.bits
     chosen, ends = method.for_node(name, bits), calibration.ends.get(name)
     if chosen == "max":
         return Range(calibration.largest[name], ends)
     statistics = calibration.statistics[name]
     bounds = search_bounds(chosen, statistics, 2**bits - 1, method.percentile) if statistics.sides else None
-    return Range(search_range(chosen, statistics, bits, method.percentile, node.format), bounds)
+    return Range(search_range(chosen, statistics, bits, method.percentile, node.setting.format), bounds)
 
 
 @contextmanager

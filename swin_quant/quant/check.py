@@ -85,7 +85,7 @@ def check_ranges(
     ranges: dict[str, dict[str, Range]] = {}
     others: dict[str, float] = {}
     for name in methods_for(enabled_nodes(model).values()):
-        if any(method.for_node(place, node.bits) != name for place, node in nodes.items()):
+        if any(method.for_node(place, node.setting.bits) != name for place, node in nodes.items()):
             ranges[name] = search_ranges(model, calibration, method.alone(name), nodes)
             with _having(nodes, ranges[name]):
                 others[name] = _compared(model, batches)[1]
@@ -115,7 +115,7 @@ def _having(nodes: Mapping[str, Quantizer], ranges: Mapping[str, Range]) -> Iter
     before = {name: (nodes[name].amax, nodes[name].bounds) for name in ranges}
     try:
         for name, found in ranges.items():
-            found.give(nodes[name], nodes[name].known_amax.device)
+            found.give(nodes[name])
         yield
     finally:
         for name, kept in before.items():

@@ -54,8 +54,8 @@ def choose_methods(piece: Workpiece, calibration: Calibration) -> MethodChoice |
     expected = _logits(model, images)
     ranges = {name: search_ranges(model, calibration, piece.method.alone(name), nodes) for name in RANGE_METHODS}
     alike: dict[str | None, dict[str, str]] = {name: dict.fromkeys(nodes, name) for name in RANGE_METHODS}
-    if len({node.bits for node in nodes.values()}) > 1:
-        alike[None] = {name: piece.method.alone(None).for_bits(node.bits) for name, node in nodes.items()}
+    if len({node.setting.bits for node in nodes.values()}) > 1:
+        alike[None] = {name: piece.method.alone(None).for_bits(node.setting.bits) for name, node in nodes.items()}
 
     def sqnr(methods: _Methods) -> float:
         with _keeping_ranges(nodes):
@@ -69,7 +69,7 @@ def choose_methods(piece: Workpiece, calibration: Calibration) -> MethodChoice |
         mixed = {**alike[best], **_of_units(piece, nodes, ranges, images)}
     found, reached = (mixed, gain) if (gain := sqnr(mixed)) > singles[best] else (alike[best], singles[best])
     of_all = replace(piece.method.alone(best), of_nodes={})
-    own = {name: method for name, method in found.items() if method != of_all.for_bits(nodes[name].bits)}
+    own = {name: method for name, method in found.items() if method != of_all.for_bits(nodes[name].setting.bits)}
     said = {name or "by bits": value for name, value in singles.items()}
     return MethodChoice(replace(of_all, of_nodes=own), reached, said, sum(map(len, images)))
 
@@ -112,12 +112,12 @@ def _others(ranges: _Ranges, name: str, node: Quantizer, present: str) -> Iterat
 
 
 def _ends(found: Range, node: Quantizer) -> tuple[float, float]:
-    return (-found.amax, found.amax) if node.symmetric or found.bounds is None else found.bounds
+    return (-found.amax, found.amax) if node.setting.symmetric or found.bounds is None else found.bounds
 
 
 def _give(nodes: Mapping[str, Quantizer], ranges: _Ranges, methods: _Methods) -> None:
     for name, node in nodes.items():
-        ranges[methods[name]][name].give(node, node.known_amax.device)
+        ranges[methods[name]][name].give(node)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from swin_quant.quant.quantizer import named_nodes
+from swin_quant.quant.ranges import range_of
 from swin_quant.quant.watch import watching
 
 
@@ -44,14 +45,14 @@ def list_nodes(model: nn.Module, input_shape: Sequence[int]) -> list[NodeRow]:
         NodeRow(
             name,
             node.role.value,
-            node.enabled,
-            node.format,
-            node.bits,
-            node.per_channel,
-            node.block,
-            node.symmetric,
-            None if node.amax is None else node.known_amax.max().item(),
-            None if node.bounds is None or node.symmetric else node.bounds.tolist(),
+            node.setting.enabled,
+            node.setting.format,
+            node.setting.bits,
+            node.setting.per_channel,
+            node.setting.block,
+            node.setting.symmetric,
+            None if node.amax is None else range_of(node).amax,
+            None if node.bounds is None or node.setting.symmetric else node.bounds.tolist(),
             shapes[name],
         )
         for name, node in nodes.items()

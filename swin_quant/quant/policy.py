@@ -19,6 +19,7 @@ from swin_quant.base.files import sha256_of_data
 from swin_quant.base.schema import Must, checked, one_of, within
 from swin_quant.quant.fake_quant import FORMATS, FP8, TINY_AMAX
 from swin_quant.quant.quantizer import Quantizer, Role, State, named_nodes
+from swin_quant.quant.setting import Setting
 
 _SELECTING = ("enable", "disable", "nodes")
 _SETTING = ("format", "bits", "granularity", "block", "narrow_range", "symmetric", "amax")
@@ -57,20 +58,6 @@ class Rule:
     symmetric: bool | None = None
     format: Annotated[str, one_of(FORMATS)] | None = None
     amax: Annotated[float, within(above=TINY_AMAX)] | None = None
-
-
-@dataclass(frozen=True)
-class Setting:
-    """The answer of a policy for one node."""
-
-    enabled: bool = False
-    bits: int = 8
-    granularity: str = "per-tensor"
-    block: int | None = None
-    narrow_range: bool = False
-    symmetric: bool = True
-    format: str = FORMATS[0]
-    amax: float | None = None
 
 
 class _Named(TypedDict):
@@ -260,23 +247,12 @@ def apply_policy(model: nn.Module, policy: Policy) -> None:
 def apply_settings(model: nn.Module, settings: Mapping[str, Setting]) -> None:
     """Set every node as `settings` say, all states off. Ranges stay what they are."""
     for name, node in named_nodes(model).items():
-        setting = settings[name]
-        node.state = State.OFF
-        node.enabled, node.bits, node.narrow_range = setting.enabled, setting.bits, setting.narrow_range
-        node.per_channel, node.symmetric = setting.granularity == "per-channel", setting.symmetric
-        node.format, node.fixed, node.block = setting.format, setting.amax, setting.block
-
-
-def setting_of(node: Quantizer) -> Setting:
-    """What `apply_settings` made of a node."""
-    granularity = "per-channel" if node.per_channel else "per-tensor"
-    return Setting(node.enabled, node.bits, granularity, node.block, node.narrow_range, node.symmetric, node.format,
-                   node.fixed)  # fmt: skip
+        node.state, node.setting = State.OFF, settings[name]
 
 
 def refuse_blocks(model: nn.Module, who: str) -> None:
     """UsageError where weights have a range for each block of a row, which `who` has no use for."""
-    if names := [name for name, node in enabled_nodes(model).items() if node.block]:
+    if names := [name for name, node in enabled_nodes(model).items() if node.setting.block]:
         raise UsageError(
             f"{who}: takes no weights in blocks, which the policy has at {listed(names, 3)}: leave block out"
         )
@@ -284,7 +260,7 @@ def refuse_blocks(model: nn.Module, who: str) -> None:
 
 def enabled_nodes(model: nn.Module) -> dict[str, Quantizer]:
     """The nodes that the model's policy switches on."""
-    return {name: node for name, node in named_nodes(model).items() if node.enabled}
+    return {name: node for name, node in named_nodes(model).items() if node.setting.enabled}
 
 
 def quantize(model: nn.Module) -> None:
@@ -295,7 +271,7 @@ def quantize(model: nn.Module) -> None:
             f"{len(missing)} of {len(nodes)} enabled nodes have no range (amax): {listed(missing, 3)}; "
             "the model is not calibrated for this policy: run `swin-quant calibrate`"
         )
-    if missing := [name for name, node in nodes.items() if not node.symmetric and node.bounds is None]:
+    if missing := [name for name, node in nodes.items() if not node.setting.symmetric and node.bounds is None]:
         raise SwinQuantError(
             f"{len(missing)} of {len(nodes)} enabled nodes have no lower end, which a zero point needs: "
             f"{listed(missing, 3)}; calibrate the model again, or choose a policy without zero points"

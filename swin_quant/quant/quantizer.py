@@ -15,11 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from swin_quant.base.errors import SwinQuantError
-from swin_quant.quant.fake_quant import FORMATS, FP8, TINY_AMAX, grid, grid_between
+from swin_quant.quant.fake_quant import FP8, TINY_AMAX, grid_between
+from swin_quant.quant.setting import Setting
 from swin_quant.quant.straight_through import simulate
 
 Observer = Callable[[Tensor], None]
-_NO_BOUNDS = "node {} has no lower end (bounds): calibrate the model again for zero points"
+NO_RANGE = "node {} has no range (amax): calibrate the model before quantizing it"
+NO_BOUNDS = "node {} has no lower end (bounds): calibrate the model again for zero points"
 
 
 class State(Enum):
@@ -47,14 +49,12 @@ class Role(str, Enum):
 
 
 class Quantizer(nn.Module):
-    """A node. `amax` is None until calibrated, then float32: 0-dim, or [channels, 1, ...] per channel.
+    """A node. `setting` is the policy's decision for it, `state` what it does now: calibration observes every node, and
+    only then does a policy choose.
 
-    It is what was calibrated or learned, and no policy writes it: `range_for` derives the range in effect. `bounds` is
-    the range of the node where it is not `symmetric`: float32 [2], low <= 0 <= high; None if nobody recorded it.
-    `block`: how many values of a row of a weight [out, in] share a range; None: all of them.
-    `enabled` and `format`, `bits`, `per_channel`, `narrow_range`, `symmetric` and `fixed`, a range that takes the place
-    of the calibrated one, are the policy's answer for this node; `state` is what it does now. They are separate, since
-    calibration observes every node and only then does a policy choose.
+    `amax` is None until calibrated, then float32: 0-dim, or [channels, 1, ...] per channel. `bounds` are the two ends
+    for a grid with a zero point: float32 [2], low <= 0 <= high; None if nobody recorded them. Both are as calibrated or
+    learned, and no policy writes them: `range` is that of the two which the setting asks for, `range_for` what counts.
     """
 
     def __init__(self, role: Role) -> None:
@@ -62,14 +62,7 @@ class Quantizer(nn.Module):
         self.role = role
         self.name = "(unnamed node)"
         self.state = State.OFF
-        self.enabled = False
-        self.format = FORMATS[0]
-        self.bits = 8
-        self.per_channel = False
-        self.narrow_range = False
-        self.symmetric = True
-        self.fixed: float | None = None
-        self.block: int | None = None
+        self.setting = Setting()
         self.observer: Observer | None = None
         self._amax: Tensor | None
         self._bounds: Tensor | None
@@ -114,100 +107,68 @@ class Quantizer(nn.Module):
             self.register_buffer(key, value)
 
     @property
-    def known_amax(self) -> Tensor:
-        """`amax` of a node that has one, or that which is fixed. SwinQuantError where it was never calibrated."""
-        if self._amax is None:
-            raise SwinQuantError(f"node {self.name} has no range (amax): calibrate the model before quantizing it")
-        if self.fixed is not None:
-            return torch.full((), self.fixed, dtype=torch.float32, device=self._amax.device)
-        return self._amax
-
-    @property
-    def known_bounds(self) -> Tensor:
-        """`bounds` of a node that has them. SwinQuantError where they were never recorded."""
-        if self._bounds is None:
-            raise SwinQuantError(_NO_BOUNDS.format(self.name))
-        return self._bounds
-
-    @property
-    def known_range(self) -> Tensor:
-        """What the policy's grid is made of, and QAT learns: `amax` where it is symmetric, else `bounds`."""
-        return self.known_amax if self.symmetric else self.known_bounds
-
-    @property
-    def signed_grid(self) -> tuple[int, int]:
-        """Smallest and largest level of its format and bits, without a zero point."""
-        return grid(self.bits, self.narrow_range, self.format)
-
-    @property
-    def kind(self) -> str:
-        """What its values are when it quantizes: `int8`, `int4`, `fp8`."""
-        return FP8 if self.format == FP8 else f"int{self.bits}"
+    def range(self) -> Tensor:
+        """The range that the grid is made of, and that QAT learns: `bounds` for a zero point, else `amax`, which a
+        policy may have fixed. SwinQuantError where it was never calibrated."""
+        found = self._amax if self.setting.symmetric else self._bounds
+        if found is None:
+            raise SwinQuantError((NO_RANGE if self.setting.symmetric else NO_BOUNDS).format(self.name))
+        if self.setting.amax is not None:
+            return torch.full((), self.setting.amax, dtype=torch.float32, device=found.device)
+        return found
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Smallest and largest level. Where it is not symmetric, the zero point of the unsigned grid is -qmin."""
-        qmin, qmax = self.signed_grid
-        if self.symmetric:
+        """Smallest and largest level. The unsigned grid has the zero point -qmin, unless the setting is symmetric."""
+        qmin, qmax = self.setting.levels
+        if self.setting.symmetric:
             return qmin, qmax
         if self._ends is None:
-            raise SwinQuantError(_NO_BOUNDS.format(self.name))
+            raise SwinQuantError(NO_BOUNDS.format(self.name))
         low, high = self._ends
         return grid_between(low, high, qmax - qmin)
 
-    @property
-    def tensor_range(self) -> Tensor:
-        """The range in effect for a tensor as a whole, 0-dim; of a grid with a zero point, its upper end."""
-        if self.symmetric:
-            return self.known_amax.max()
-        (low, high), (qmin, qmax) = self.known_bounds.unbind(), self.grid
-        return (high - low) * (qmax / (qmax - qmin))  # qmax steps of a share of the width each
-
-    def range_for(self, x: Tensor) -> Tensor:
+    def range_for(self, x: Tensor | None = None) -> Tensor:
         """The range in effect for `x` [channels, ...] at the node's granularity: 0-dim, or [channels, 1, ...].
 
-        Of a range per tensor, a channel takes its part (`row_ranges`); of ranges per channel, a tensor takes the
-        largest. In blocks, [channels, in]: each value the range of its block.
+        None: for a tensor as a whole, 0-dim. A range per tensor is cut to what each channel takes (`row_ranges`); of
+        ranges per channel, a tensor takes the largest. In blocks [channels, in]: each value has its block's range. With
+        a zero point: the upper end of the grid.
         """
-        if not self.symmetric:
-            return self.tensor_range
-        amax = self.known_amax
-        if self.block:
-            return self.block_ranges(x).repeat_interleave(self.block, 1)
-        if self.per_channel == (amax.dim() > 0):
+        if not self.setting.symmetric:
+            (low, high), (qmin, qmax) = self.range.unbind(), self.grid
+            return (high - low) * (qmax / (qmax - qmin))  # qmax steps of a share of the width each
+        amax = self.range
+        if x is None:
+            return amax.max()
+        if self.setting.block:
+            return self._block_ranges(x, self.setting.block)
+        if self.setting.per_channel == (amax.dim() > 0):
             return amax
-        if not self.per_channel:
-            return self.tensor_range
-        return row_ranges(x, amax)
+        return row_ranges(x, amax) if self.setting.per_channel else amax.max()
 
-    def block_ranges(self, x: Tensor) -> Tensor:
-        """The range of each block of a weight `x` [channels, in], float32 [channels, in / block].
-
-        SwinQuantError where blocks do not fill the rows, or rows are those of a convolution.
-        """
-        assert self.block
-        if x.dim() != 2 or x.shape[1] % self.block:
+    def _block_ranges(self, x: Tensor, block: int) -> Tensor:
+        if x.dim() != 2 or x.shape[1] % block:
             shape = " x ".join(map(str, x.shape))
-            raise SwinQuantError(
-                f"node {self.name}: blocks of {self.block} do not fill the rows of a weight of {shape}"
-            )
-        return _parts(x.detach().unflatten(1, (-1, self.block)).abs().amax(-1), self.known_amax)
+            raise SwinQuantError(f"node {self.name}: blocks of {block} do not fill the rows of a weight of {shape}")
+        largest = x.detach().unflatten(1, (-1, block)).abs().amax(-1)
+        return _parts(largest, self.range).repeat_interleave(block, 1)
 
     def learn_range(self) -> None:
         """Make the range a parameter, which an optimizer can move; key and value in a state_dict stay the same.
 
-        Of `bounds` only the width is learned: the zero point stays (`keep_zero_point`).
+        With a zero point only the width is learned: `keep_zero_point` follows each step.
         """
-        key, value = ("_amax" if self.symmetric else "_bounds"), self.known_range
+        key, value = ("_amax" if self.setting.symmetric else "_bounds"), self.range
         delattr(self, key)
         setattr(self, key, nn.Parameter(value.detach().clone()))
 
     def keep_zero_point(self, least: Tensor) -> None:
-        """After an optimizer has moved `bounds`: of this width, but of `least` (0-dim), and the node's zero point."""
+        """Put bounds that an optimizer moved back around the zero point; their width is at least `least`."""
         with torch.no_grad():
-            (low, high), (qmin, qmax) = self.known_bounds.unbind(), self.grid
+            (low, high), (qmin, qmax) = self.range.unbind(), self.grid
             levels = torch.arange(qmin, qmax + 1, qmax - qmin, device=low.device)
-            self.known_bounds.copy_(torch.maximum(high - low, least) / (qmax - qmin) * levels)
+            self.range.copy_(torch.maximum(high - low, least) / (qmax - qmin) * levels)
 
     def freeze_range(self) -> None:
         """Make the range a buffer again."""
@@ -249,9 +210,8 @@ class Quantizer(nn.Module):
 
     def extra_repr(self) -> str:
         amax = "none" if self._amax is None else f"{self._amax.max().item():.4g}"
-        granularity = "per-channel" if self.per_channel else "per-tensor"
-        kind = FP8 if self.format == FP8 else f"{self.bits} bits"
-        return f"{self.role.value}, {self.state.value}, {kind}, {granularity}, amax={amax}"
+        kind = FP8 if self.setting.format == FP8 else f"{self.setting.bits} bits"
+        return f"{self.role.value}, {self.state.value}, {kind}, {self.setting.granularity}, amax={amax}"
 
 
 def row_ranges(x: Tensor, amax: Tensor) -> Tensor:

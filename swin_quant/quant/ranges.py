@@ -6,9 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from swin_quant.base.errors import SwinQuantError
 from swin_quant.quant.fake_quant import FP8, TINY_AMAX, UNUSED_AMAX, grid, grid_between
 from swin_quant.quant.names import BY_BITS, DEFAULT_PERCENTILE
-from swin_quant.quant.quantizer import Quantizer
+from swin_quant.quant.quantizer import NO_RANGE, Quantizer
 from swin_quant.quant.range_methods import RANGE_METHODS
 from swin_quant.quant.statistics import Statistics
 
@@ -25,8 +26,10 @@ class Range:
         """Whether only zeros were seen."""
         return self.amax <= TINY_AMAX
 
-    def give(self, node: Quantizer, device: torch.device) -> None:
-        """Make it the range of `node`; one that saw only zeros gets one that formats can store."""
+    def give(self, node: Quantizer, device: torch.device | None = None) -> None:
+        """Give it to `node`, by default on the device of its range; a dead node gets one that formats can store."""
+        if device is None and node.amax is not None:
+            device = node.amax.device
         used = Range(UNUSED_AMAX, self.bounds and (-UNUSED_AMAX, UNUSED_AMAX)) if self.is_dead else self
         node.amax = torch.tensor(used.amax, dtype=torch.float32, device=device)
         ends = used.bounds and torch.tensor(used.bounds, dtype=torch.float32, device=device)
@@ -34,8 +37,8 @@ class Range:
 
     def on_grid_of(self, node: Quantizer) -> tuple[float, int, int]:
         """amax, qmin and qmax of `fake_quant` with this range on the grid of `node`."""
-        qmin, qmax = node.signed_grid
-        if node.symmetric:
+        qmin, qmax = node.setting.levels
+        if node.setting.symmetric:
             return self.amax, qmin, qmax
         if self.bounds is None:
             raise ValueError("a range of magnitudes only")
@@ -45,8 +48,10 @@ class Range:
 
 
 def range_of(node: Quantizer) -> Range:
-    """The range of an activation node."""
-    amax = node.known_amax.item()
+    """The range of a node; where rows have their own, the largest. SwinQuantError for one that was not calibrated."""
+    if node.amax is None:
+        raise SwinQuantError(NO_RANGE.format(node.name))
+    amax = (node.range if node.setting.symmetric else node.amax).max().item()
     if node.bounds is None:
         return Range(amax)
     low, high = node.bounds.tolist()
@@ -80,7 +85,7 @@ def search_bounds(
 
 def methods_for(nodes: Iterable[Quantizer]) -> list[str]:
     """The range methods that a user may ask for where all `nodes` are on: float8 has no equal steps."""
-    float8 = any(node.format == FP8 for node in nodes)
+    float8 = any(node.setting.format == FP8 for node in nodes)
     return [name for name, method in RANGE_METHODS.items() if not (float8 and method.even_steps)]
 
 
@@ -95,4 +100,4 @@ def weight_range(method: str, weight: Tensor, node: Quantizer) -> Tensor | None:
     None where the method has none of its own, and a weight takes its largest magnitude.
     """
     of_weight = RANGE_METHODS[method].of_weight
-    return of_weight(weight, *node.signed_grid, node.per_channel) if of_weight else None
+    return of_weight(weight, *node.setting.levels, node.setting.per_channel) if of_weight else None

@@ -88,8 +88,11 @@ def _left(piece: Workpiece, exchanged: bool) -> list[Standout]:
 
     def lose(name: str, module: nn.Module, inputs: tuple[Any, ...], y: Tensor) -> None:
         node, y = nodes[name], y.detach()[..., ~large[name]].float()
-        (signal, wrong), ranged = rest[name], node.amax is not None and (node.symmetric or node.bounds is not None)
-        more = noise(simulate(y, node.tensor_range, *node.grid).double() if ranged else y, y.double())
+        (signal, wrong), ranged = (
+            rest[name],
+            node.amax is not None and (node.setting.symmetric or node.bounds is not None),
+        )
+        more = noise(simulate(y, node.range_for(), *node.grid).double() if ranged else y, y.double())
         rest[name] = signal + more[0], wrong + more[1]
 
     _see(piece, wide, lose)
@@ -107,7 +110,7 @@ def _see(piece: Workpiece, nodes: Mapping[str, Quantizer], visit: Visit) -> None
         with watching(activations, visit):
             through(piece.model, piece.first(PICTURES))
     for name, node in nodes.items():
-        if node.role is Role.GEMM_WEIGHT and not (node.per_channel or node.block):
+        if node.role is Role.GEMM_WEIGHT and not (node.setting.per_channel or node.setting.block):
             visit(name, node, (), piece.model.get_parameter(f"{_owner(name)}.weight").T)
 
 

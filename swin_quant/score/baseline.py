@@ -132,7 +132,11 @@ def _found_again(model: Classifier, start: Start) -> str | None:
     if start.card is None or record is None or kept is None or choosing_ranges(record.get("passes", [])):
         return None
     made, nodes = origins(model, start.card), named_nodes(model)
-    wrong = [name for name, node in nodes.items() if node.enabled and made[name].bits not in (None, node.bits)]
+    wrong = [
+        name
+        for name, node in nodes.items()
+        if node.setting.enabled and made[name].bits not in (None, node.setting.bits)
+    ]
     file = start.file.with_name(kept["file"])
     if not wrong or not file.is_file() or sha256_of(file) != kept["sha256"]:
         return None
@@ -141,7 +145,7 @@ def _found_again(model: Classifier, start: Start) -> str | None:
     for name, found in search_ranges(model, calibration, method, wrong).items():
         found.give(nodes[name], next(model.parameters()).device)
     log.info("PTQ beside QAT: %d of its ranges are found again, for the bits in use, in %s", len(wrong), file)
-    return "+".join(sorted({method.for_bits(nodes[name].bits) for name in wrong}))
+    return "+".join(sorted({method.for_bits(nodes[name].setting.bits) for name in wrong}))
 
 
 def _built(cfg: CfgNode) -> Classifier:

@@ -13,7 +13,6 @@ from swin_quant.quant.fake_quant import FP8
 from swin_quant.quant.policies import told_apart
 from swin_quant.quant.policy import (
     Policy,
-    Setting,
     apply_settings,
     dequantize,
     enabled_nodes,
@@ -21,6 +20,7 @@ from swin_quant.quant.policy import (
     settings_for,
 )
 from swin_quant.quant.quantizer import Role
+from swin_quant.quant.setting import Setting
 from swin_quant.score.engine import EAGER, FAKE_QUANT, HALF_TYPES, Engine
 
 
@@ -81,14 +81,14 @@ def _quantizing(model: nn.Module, settings: Mapping[str, Setting]) -> Iterator[N
 
 def precision_of(model: nn.Module) -> str:
     """`int8` or `fp8` if every enabled node is, `W4A8` for weights and activations, `mixed` for anything else."""
-    formats = {node.format for node in enabled_nodes(model).values()}
+    formats = {node.setting.format for node in enabled_nodes(model).values()}
     if formats == {FP8}:
         return FP8
     if len(formats) > 1:
         return "mixed"
     bits: dict[bool, set[int]] = {True: set(), False: set()}
     for node in enabled_nodes(model).values():
-        bits[node.role is Role.GEMM_WEIGHT].add(node.bits)
+        bits[node.role is Role.GEMM_WEIGHT].add(node.setting.bits)
     if bits[True] | bits[False] == {8}:
         return "int8"
     if any(len(kind) > 1 for kind in bits.values()):

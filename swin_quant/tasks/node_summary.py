@@ -57,9 +57,9 @@ def node_summaries(card: RunCard, checkpoint: Path, artifacts: Sequence[RunCard]
                 row=row,
                 column=column,
                 role=node.role.value,
-                on=node.enabled,
-                kind=node.kind,
-                bits=node.bits,
+                on=node.setting.enabled,
+                kind=node.setting.kind,
+                bits=node.setting.bits,
                 grid=_grid(node),
                 amax=known.amax if known else None,
                 low=low,
@@ -75,9 +75,9 @@ def node_summaries(card: RunCard, checkpoint: Path, artifacts: Sequence[RunCard]
 
 
 def _grid(node: Quantizer) -> str:
-    if node.format == FP8:
+    if node.setting.format == FP8:
         return "E4M3"
-    return "symmetric" if node.symmetric else "zero point"
+    return "symmetric" if node.setting.symmetric else "zero point"
 
 
 def _apply(model: nn.Module, card: RunCard) -> None:
@@ -95,7 +95,9 @@ def _precisions(model: nn.Module, card: RunCard) -> dict[str, str]:
     """The type of each node in an artifact, by the policy of its export."""
     _apply(model, card)
     on = bool(card.policy)
-    return {name: node.kind if on and node.enabled else "float" for name, node in named_nodes(model).items()}
+    return {
+        name: node.setting.kind if on and node.setting.enabled else "float" for name, node in named_nodes(model).items()
+    }
 
 
 def _place(name: str, units: Sequence[str]) -> tuple[str, str]:
@@ -120,15 +122,13 @@ def _costs(card: RunCard) -> dict[str, float]:
 
 
 def _range(node: Quantizer) -> Range | None:
-    if node.amax is None:
-        return None
-    return Range(float(node.amax.max())) if node.role is Role.GEMM_WEIGHT else range_of(node)
+    return None if node.amax is None else range_of(node)
 
 
 def _ends(known: Range | None, node: Quantizer) -> tuple[float | None, float | None]:
     if known is None:
         return None, None
-    return (-known.amax, known.amax) if node.symmetric or known.bounds is None else known.bounds
+    return (-known.amax, known.amax) if node.setting.symmetric or known.bounds is None else known.bounds
 
 
 def _judged(statistics: Statistics, known: Range, node: Quantizer) -> tuple[float | None, float | None]:
@@ -136,11 +136,11 @@ def _judged(statistics: Statistics, known: Range, node: Quantizer) -> tuple[floa
     amax, qmin, qmax = known.on_grid_of(node)
     if amax <= 0:
         return None, None
-    if not node.symmetric and statistics.sides is None:
+    if not node.setting.symmetric and statistics.sides is None:
         return None, None
     kept = sqnr_db(statistics, amax, qmin, qmax)
     sides = [(statistics, amax)]
-    if not node.symmetric:
+    if not node.setting.symmetric:
         sides = list(zip(statistics.both_sides(), (-qmin * amax / qmax, amax), strict=True))
     total = sum(int(side.counts.sum()) for side, _ in sides)
     beyond = sum(clipped_share(side, end) * int(side.counts.sum()) for side, end in sides)
@@ -149,7 +149,7 @@ def _judged(statistics: Statistics, known: Range, node: Quantizer) -> tuple[floa
 
 def _judged_weight(weight: Tensor, node: Quantizer) -> tuple[float | None, float]:
     amax = node.range_for(weight).detach()
-    noise = (quantize_dequantize(weight, amax, *node.signed_grid) - weight).double().square().sum()
+    noise = (quantize_dequantize(weight, amax, *node.setting.levels) - weight).double().square().sum()
     signal = weight.double().square().sum()
     kept = 10 * math.log10(signal / noise) if signal > 0 and noise > 0 else None
     return kept, 100 * (weight.abs() > amax).double().mean().item()

@@ -51,8 +51,8 @@ class PassPlan:
     def for_model(self, model: nn.Module) -> "PassPlan":
         """What is to run for the bits of a model's enabled nodes. UsageError where its policy forbids that."""
         nodes = enabled_nodes(model).values()
-        weights = _usual(node.bits for node in nodes if node.role is Role.GEMM_WEIGHT)
-        activations = _usual(node.bits for node in nodes if node.role is not Role.GEMM_WEIGHT)
+        weights = _usual(node.setting.bits for node in nodes if node.role is Role.GEMM_WEIGHT)
+        activations = _usual(node.setting.bits for node in nodes if node.role is not Role.GEMM_WEIGHT)
         steps = self.recipe.for_bits(min(weights, activations), activations) if self.recipe else self.steps
         refuse(model, steps)
         return replace(self, steps=steps, recipe=None)

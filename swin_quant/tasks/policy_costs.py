@@ -165,7 +165,7 @@ class Measured:
     def nodes_off(self, policy: Policy) -> list[str]:
         """The names of the nodes that a policy leaves float."""
         apply_policy(self.model, policy)
-        return [name for name, node in named_nodes(self.model).items() if not node.enabled]
+        return [name for name, node in named_nodes(self.model).items() if not node.setting.enabled]
 
     def costs(self, policies: Sequence[Policy]) -> dict[str, float]:
         """By the policy's name: milliseconds, or nodes left float where those are not measured."""

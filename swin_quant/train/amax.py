@@ -44,7 +44,7 @@ class RangeKeeper:
         self.before = {name: _size(node).clone() for name, node in enabled_nodes(model).items()}
         if recipe.initial == "reestimated":
             self.reestimate()
-        self.floors = {name: node.known_range.detach() * _SMALLEST for name, node in self.nodes.items()}
+        self.floors = {name: node.range.detach() * _SMALLEST for name, node in self.nodes.items()}
         if recipe.mode == "learned":
             for node in self.nodes.values():
                 node.learn_range()
@@ -54,8 +54,8 @@ class RangeKeeper:
         if self.recipe.mode == "learned":
             with torch.no_grad():
                 for name, node in self.nodes.items():
-                    if node.symmetric:
-                        node.known_amax.clamp_(min=self.floors[name].max())
+                    if node.setting.symmetric:
+                        node.range.clamp_(min=self.floors[name].max())
                     else:
                         node.keep_zero_point(least=self.floors[name].abs().sum())
 
@@ -76,7 +76,7 @@ class RangeKeeper:
         found: dict[str, list[float]] = {"clipped_share": list(self.clipped.values())}
         for node in enabled_nodes(self.model).values():
             kind = "weights" if node.role is Role.GEMM_WEIGHT else "activations"
-            found.setdefault(f"amax/{kind}", []).append(node.tensor_range.item())
+            found.setdefault(f"amax/{kind}", []).append(node.range_for().item())
         return found
 
     def record(self) -> RangesRecord:
@@ -110,9 +110,9 @@ class RangeKeeper:
             node.freeze_range()
         on = enabled_nodes(model)
         for name, layer in _weights(model, on):
-            qmin, qmax = on[name].signed_grid
+            qmin, qmax = on[name].setting.levels
             with torch.no_grad():
-                amax = on[name].known_amax
+                amax = on[name].range
                 layer.weight.copy_(torch.minimum(torch.maximum(layer.weight, amax * (qmin / qmax)), amax))
         off = {name: node for name, node in named_nodes(model).items() if name not in on}
         _calibrate(model, off, Method(), self.images())
@@ -137,7 +137,8 @@ def clipped_shares(model: nn.Module, images: Iterable[Tensor]) -> dict[str, floa
 
     def count(name: str, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         node, values = nodes[name], inputs[0].float()
-        outside = (values > node.tensor_range) | (values < lowest_inside(node.tensor_range, *node.grid))
+        amax = node.range_for()
+        outside = (values > amax) | (values < lowest_inside(amax, *node.grid))
         rows[name].add_(torch.stack([outside.sum(), torch.tensor(outside.numel(), device=device)]))
 
     with torch.no_grad(), eval_mode(model), watching(nodes, count):
@@ -148,12 +149,12 @@ def clipped_shares(model: nn.Module, images: Iterable[Tensor]) -> dict[str, floa
 
 
 def _chosen(node: Quantizer, recipe: Ranges) -> bool:
-    return recipe.weights if node.role is Role.GEMM_WEIGHT else recipe.activations and node.fixed is None
+    return recipe.weights if node.role is Role.GEMM_WEIGHT else recipe.activations and node.setting.amax is None
 
 
 def _size(node: Quantizer) -> Tensor:
     """amax, or one for each row; for a range with a zero point, its upper end."""
-    return (node.known_amax if node.symmetric else node.tensor_range).detach()
+    return (node.range if node.setting.symmetric else node.range_for()).detach()
 
 
 def _drift(now: Tensor, before: Tensor) -> float:

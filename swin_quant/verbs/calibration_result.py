@@ -142,8 +142,8 @@ def calibrated_on(
 def _methods(model: nn.Module, method: Method) -> list[str]:
     """The range methods of the activation nodes that are on, or of all where none is."""
     nodes = [node for node in named_nodes(model).values() if node.role is not Role.GEMM_WEIGHT]
-    on = [node for node in nodes if node.enabled] or nodes
-    return sorted({method.for_node(node.name, node.bits) for node in on})
+    on = [node for node in nodes if node.setting.enabled] or nodes
+    return sorted({method.for_node(node.name, node.setting.bits) for node in on})
 
 
 def search_record(method: Method, model: nn.Module, calibration: Calibration) -> SearchRecord:

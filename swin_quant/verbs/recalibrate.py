@@ -62,7 +62,7 @@ def recalibrate(
     names = [name for name, node in named_nodes(model).items() if node.role is not Role.GEMM_WEIGHT]
     calibration = read_calibration(statistics, names, searched["pictures"])
     if not calibration.ends and (
-        unsigned := [name for name, node in enabled_nodes(model).items() if not node.symmetric]
+        unsigned := [name for name, node in enabled_nodes(model).items() if not node.setting.symmetric]
     ):
         raise UsageError(
             f"{statistics}: was written before signs were kept, and policy {policy.name} has zero points at "

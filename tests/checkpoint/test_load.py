@@ -13,6 +13,7 @@ from swin_quant.checkpoint import load_calibrated, load_float, save_calibrated, 
 from swin_quant.config import from_dict
 from swin_quant.models import build_model
 from swin_quant.quant.quantizer import named_nodes
+from tests.helpers.settings import change
 
 SHARED = Path(os.environ.get("SWIN_QUANT_SHARED", Path(__file__).parents[3] / "shared")) / "checkpoints"
 GEOMETRY = {"PATCH_SIZE": 2, "EMBED_DIM": 16, "DEPTHS": [2, 2], "NUM_HEADS": [1, 2], "WINDOW_SIZE": 4}
@@ -30,7 +31,8 @@ def model(kind="swin", *, classes=10, image=32, seed=0, **geometry):
 def calibrated(kind="swin", seed=1):
     made = model(kind, seed=seed)
     for index, node in enumerate(named_nodes(made).values()):
-        node.enabled, node.amax = True, torch.tensor(0.5 + index / 7)
+        node.amax = torch.tensor(0.5 + index / 7)
+        change(node, enabled=True)
     return made
 
 
@@ -322,7 +324,7 @@ def test_only_enabled_nodes_need_a_range_and_none_keeps_an_old_one(tmp_path):
     name = apply_fault(state, "missing")
     path = save(state, tmp_path / "x.pth")
     made = calibrated(seed=7)
-    named_nodes(made)[name].enabled = False
+    change(named_nodes(made)[name], enabled=False)
     load_calibrated(made, path)
     assert named_nodes(made)[name].amax is None
 
@@ -357,7 +359,7 @@ def with_ends(**ends):
 
 def asymmetric(seed=7):
     made = calibrated(seed=seed)
-    named_nodes(made)[GELU].symmetric = False
+    change(named_nodes(made)[GELU], symmetric=False)
     return made
 
 
@@ -378,7 +380,7 @@ def test_a_file_of_before_zero_points_serves_every_policy_without(tmp_path):
     load_calibrated(calibrated(seed=7), path)
     refused(load_calibrated, asymmetric(), path, "1 without the lower end", GELU, "calibrate the model again")
     off = asymmetric()
-    named_nodes(off)[GELU].enabled = False
+    change(named_nodes(off)[GELU], enabled=False)
     load_calibrated(off, path)
 
 

@@ -14,6 +14,7 @@ from swin_quant.checkpoint import load_calibrated, load_float
 from swin_quant.checkpoint.identify import config_for
 from swin_quant.config import to_dict
 from swin_quant.quant.quantizer import named_nodes
+from tests.helpers.settings import change
 
 NAMES = {"swin": "swin_tiny_patch4_window7_224", "swinv2": "swinv2_tiny_window8_256"}
 BIAS = "layers.0.blocks.0.attn.relative_position_bias_table"
@@ -76,7 +77,8 @@ def test_masks_of_another_size_decide_nothing(kind, tiny_model, tmp_path):
 def test_ranges_are_of_their_size_alone(tiny_model, tmp_path):
     source, made = tiny_model("swin", seed=3, **shape(32, 4)), tiny_model("swin", **shape(48, 6))
     for node in named_nodes(source).values():
-        node.enabled, node.amax = True, torch.tensor(1.0)
+        node.amax = torch.tensor(1.0)
+        change(node, enabled=True)
     torch.save(source.state_dict(), tmp_path / "x.pth")
     with pytest.raises(SwinQuantError, match="the file has WINDOW_SIZE 4, IMG_SIZE 32"):
         load_calibrated(made, tmp_path / "x.pth")

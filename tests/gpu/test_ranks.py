@@ -45,4 +45,4 @@ def test_a_step_is_that_of_one_process(group, calibrated, images, fsdp):
         load_full_states(model, optimizer, states)
     for name, weight in weights[0].items():
         torch.testing.assert_close(weights[1][name], weight, rtol=1e-3, atol=1e-3)
-    assert all(node.state is State.QUANTIZE for node in named_nodes(together).values() if node.enabled)
+    assert all(node.state is State.QUANTIZE for node in named_nodes(together).values() if node.setting.enabled)

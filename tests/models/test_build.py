@@ -72,7 +72,7 @@ def test_nodes_know_their_names_and_are_off(kind, tiny_model):
     model = tiny_model(kind)
     for name, node in named_nodes(model).items():
         assert node.name == name and model.get_submodule(name) is node
-        assert node.state is State.OFF and not node.enabled and node.amax is None
+        assert node.state is State.OFF and not node.setting.enabled and node.amax is None
     assert not model.training
 
 

@@ -19,6 +19,7 @@ from swin_quant.quant.policy import Rule, apply_policy
 from swin_quant.quant.quantizer import Role, named_nodes
 from swin_quant.quant.standouts import standouts
 from swin_quant.quant.statistics import Statistics
+from tests.helpers.settings import change
 from tests.outliers import plant
 
 SMALL = {"EMBED_DIM": 16, "DEPTHS": [2, 1], "NUM_HEADS": [1, 2], "WINDOW_SIZE": 4}
@@ -140,7 +141,7 @@ def test_four_bits_ask_for_a_recipe_once_and_not_where_it_would_be_refused(subje
     assert "passes" in kinds(findings)
     assert "passes" not in kinds(replace(findings, passes=["ridge"]))
     for node in findings.nodes.values():
-        node.block = 16 if node.role is Role.GEMM_WEIGHT else None
+        change(node, block=16 if node.role is Role.GEMM_WEIGHT else None)
     assert "passes" not in kinds(findings)
 
 
@@ -219,7 +220,8 @@ def test_what_other_channels_keep_is_what_rounding_leaves_them(times):
     layer = QuantLinear(16, 4, bias=False)
     named_nodes(model := torch.nn.Sequential(layer))
     node = layer._input_quantizer
-    node.enabled, node.amax = True, torch.tensor(float(times))
+    node.amax = torch.tensor(float(times))
+    change(node, enabled=True)
     x = torch.rand(8, 512, 16, generator=torch.Generator().manual_seed(0)) * 2 - 1
     x[..., 5] *= times
     (found,) = standouts(Workpiece(model, [x]), exchanged=True)

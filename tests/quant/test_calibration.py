@@ -19,6 +19,7 @@ from swin_quant.quant.fake_quant import UNUSED_AMAX
 from swin_quant.quant.linear import QuantLinear
 from swin_quant.quant.policy import quantize
 from swin_quant.quant.quantizer import Role, State, named_nodes
+from tests.helpers.settings import change
 
 KINDS = pytest.mark.parametrize("kind", ["swin", "swinv2"])
 METHODS = ("max", "percentile", "mse", "entropy")
@@ -174,7 +175,7 @@ def test_bits_of_a_node_decide_its_mse_range(tiny_model):
     set_ranges(model, calibration, Method("mse"))
     wide = ranges(model)
     for node in named_nodes(model).values():
-        node.bits = 4
+        change(node, bits=4)
     set_ranges(model, calibration, Method("mse"))
     name = "layers.0.blocks.0.attn.qkv._input_quantizer"
     assert ranges(model)[name] < 0.9 * wide[name]
@@ -188,10 +189,10 @@ def test_ranges_are_those_of_the_float_model_even_if_it_was_quantizing(kind, tin
     first = ranges(model)
     use_policy(model, "ft-mode1")
     for node in named_nodes(model).values():
-        node.bits = 2
+        change(node, bits=2)
     quantize(model)
     for node in named_nodes(model).values():
-        node.bits = 8
+        change(node, bits=8)
     calibrate(model, [images])
     assert ranges(model) == first
 
@@ -430,12 +431,12 @@ def test_without_a_method_each_node_has_that_of_its_bits(tiny_model):
     calibration = observe(model, [torch.randn(2, 3, 32, 32)])
     nodes = {name: node for name, node in named_nodes(model).items() if node.role is not Role.GEMM_WEIGHT}
     for number, node in enumerate(nodes.values()):
-        node.bits = 8 if number % 2 else 4
+        change(node, bits=8 if number % 2 else 4)
     found = {}
     for method in (None, "percentile", "mse"):
         set_ranges(model, calibration, Method(method))
         found[method] = ranges(model)
-    assert all(found[None][name] == found["percentile" if node.bits == 8 else "mse"][name]
+    assert all(found[None][name] == found["percentile" if node.setting.bits == 8 else "mse"][name]
                for name, node in nodes.items())  # fmt: skip
     assert found["percentile"] != found[None] != found["mse"]
 

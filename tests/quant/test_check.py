@@ -9,6 +9,7 @@ from swin_quant.quant.check import CheckBatch, check_ranges
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Rule, apply_policy, quantize
 from swin_quant.quant.quantizer import Role, State, named_nodes
+from tests.helpers.settings import change
 
 KINDS = pytest.mark.parametrize("kind", ["swin", "swinv2"])
 FAULTY = "layers.0.blocks.0.mlp.fc2._input_quantizer"
@@ -76,7 +77,7 @@ def test_where_max_was_observed_histograms_are_taken_of_the_same_pictures(subjec
 def test_the_methods_of_mixed_bits_are_compared_with_each_alone(subject):
     model, calibration, batches = subject()
     for node in list(named_nodes(model).values())[::2]:
-        node.bits = 2
+        change(node, bits=2)
     set_ranges(model, calibration, Method())
     check = check_ranges(model, calibration, Method(), batches)
     assert set(check.others) == {"max", "percentile", "mse", "entropy"}

@@ -19,6 +19,7 @@ from swin_quant.quant.ranges import search_range
 from swin_quant.quant.statistics import Statistics, sqnr_db
 from swin_quant.quant.straight_through import simulate
 from swin_quant.score.torch_engines import precision_of
+from tests.helpers.settings import change
 
 LEVELS = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
 LEVELS = LEVELS[LEVELS.isfinite()]
@@ -55,7 +56,8 @@ def test_a_node_is_divided_by_its_scale_cast_and_multiplied(amax, seed):
     x = amax * torch.randn(200, generator=torch.Generator().manual_seed(seed))
     scale = torch.tensor(amax) / 448
     node = Quantizer(Role.GEMM_INPUT)
-    node.amax, node.format, node.state = amax, "fp8", State.QUANTIZE
+    node.amax, node.state = amax, State.QUANTIZE
+    change(node, format="fp8")
     assert torch.equal(node(x), cast(x / scale) * scale)
     assert torch.equal(node(x.half()).float(), (cast(x.half().float() / scale) * scale).half().float())
 
@@ -181,7 +183,7 @@ def test_a_fixed_range_takes_the_calibrated_ones_place_and_leaves_it(kind, tiny_
     assert torch.equal(node(probabilities), cast(probabilities * 448) * (torch.ones(()) / 448))
     assert node.amax == 0.25
     apply_policy(model, load_policy("tensorrt"))
-    assert node.known_amax == 0.25
+    assert node.range == 0.25
 
 
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
@@ -193,7 +195,7 @@ def test_the_fp8_policies(kind, tiny_model):
         apply_policy(model, load_policy(name))
         on[name] = enabled_nodes(model)
         assert precision_of(model) == ("int8" if name == "tensorrt" else "fp8")
-        assert all(n.per_channel for n in on[name].values() if n.role is Role.GEMM_WEIGHT)
+        assert all(n.setting.per_channel for n in on[name].values() if n.role is Role.GEMM_WEIGHT)
     assert on["tensorrt-fp8"].keys() == on["tensorrt"].keys()
     left = on["tensorrt-fp8"].keys() - on["cuda-fp8"].keys()
     assert {name.rpartition(".")[2] for name in left} == {"matmul_a_input_quantizer"}

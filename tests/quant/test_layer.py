@@ -10,6 +10,7 @@ from swin_quant.quant.fake_quant import fake_quant, grid
 from swin_quant.quant.layer import QuantizedLayer, weighted_layers
 from swin_quant.quant.linear import QuantLinear
 from swin_quant.quant.policy import quantize
+from tests.helpers.settings import change
 
 
 class QuantConv1d(QuantizedLayer, nn.Conv1d):
@@ -34,8 +35,8 @@ def test_it_quantizes_what_goes_in_the_weight_and_the_product_before_the_bias(mo
     conv, x = model[0], torch.randn(7, 2, 8)
     calibrate(model, [x], Method("max"))
     for node in (conv._input_quantizer, conv._weight_quantizer, conv._aftergemm_quantizer):
-        node.enabled = after or node is not conv._aftergemm_quantizer
-    conv._weight_quantizer.per_channel = True
+        change(node, enabled=after or node is not conv._aftergemm_quantizer)
+    change(conv._weight_quantizer, granularity="per-channel")
     quantize(model)
 
     def rounded(tensor, amax):

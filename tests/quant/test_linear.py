@@ -6,6 +6,7 @@ import torch.nn.functional as F
 
 from swin_quant.quant.linear import QuantLinear
 from swin_quant.quant.quantizer import State
+from tests.helpers.settings import change
 
 NODES = ("_input_quantizer", "_weight_quantizer", "_aftergemm_quantizer")
 
@@ -66,15 +67,17 @@ def test_the_range_in_effect_has_the_granularity_and_the_stored_one_stays():
     made, x = layer("_weight_quantizer"), torch.eye(5)
     node = made._weight_quantizer
     made.weight.data = torch.tensor([[1.0, -2, 0, 0, 0], [0.0] * 5, [0, 0, 0, 0.25, -0.125]])
-    node.amax, node.per_channel = 1.5, True
+    node.amax = 1.5
+    change(node, granularity="per-channel")
     assert node.range_for(made.weight).tolist() == [[1.5], [1.5], [0.25]], "rows never exceed the stored range"
     with torch.no_grad():
         rows = torch.stack([rounded(row, amax) for row, amax in zip(made.weight, (1.5, 1.5, 0.25), strict=True)])
         assert close(made(x) - made.bias, rows.T)
     assert node.amax == 1.5 and node.amax.shape == ()
-    node.amax, node.per_channel = torch.tensor([[0.7], [0.3], [0.5]]), False
+    node.amax = torch.tensor([[0.7], [0.3], [0.5]])
+    change(node, granularity="per-tensor")
     assert node.range_for(made.weight).shape == () and node.range_for(made.weight) == node.amax.max()
-    node.per_channel = True
+    change(node, granularity="per-channel")
     assert node.range_for(made.weight) is node.amax
 
 
@@ -87,10 +90,11 @@ def test_a_range_of_the_right_granularity_is_used_as_it_is(learned):
 
 
 @pytest.mark.parametrize("stored", [torch.tensor(0.4), torch.tensor([[0.7], [0.3], [0.5]])])
-@pytest.mark.parametrize("per_channel", [False, True])
-def test_a_derived_range_compiles_and_exports(stored, per_channel):
+@pytest.mark.parametrize("granularity", ["per-tensor", "per-channel"])
+def test_a_derived_range_compiles_and_exports(stored, granularity):
     made, x = layer("_weight_quantizer").eval(), torch.randn(2, 5)
-    made._weight_quantizer.amax, made._weight_quantizer.per_channel = stored, per_channel
+    made._weight_quantizer.amax = stored
+    change(made._weight_quantizer, granularity=granularity)
     with torch.no_grad():
         expected = made(x)
         assert torch.equal(torch.compile(made, fullgraph=True, backend="eager")(x), expected)

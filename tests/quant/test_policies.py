@@ -51,7 +51,9 @@ def test_a_file_of_the_user(name, tmp_path, tiny_model, use_policy):
     assert policy.name == "mine" and policy.description.startswith("four bits")
     nodes = enabled_nodes(use_policy(tiny_model("swin", **DEEP), str(tmp_path / name)))
     expected = {f"layers.3.blocks.{j}.{linear}._weight_quantizer" for j in (0, 1) for linear in ("attn.qkv", "mlp.fc1")}
-    assert set(nodes) == expected and all(node.bits == 4 and node.per_channel for node in nodes.values())
+    assert set(nodes) == expected and all(
+        node.setting.bits == 4 and node.setting.per_channel for node in nodes.values()
+    )
 
 
 def test_a_file_in_the_way_does_not_hide_a_built_in_policy(tmp_path, monkeypatch):

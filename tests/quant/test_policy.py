@@ -26,6 +26,7 @@ from swin_quant.quant.policy import (
     quantize,
 )
 from swin_quant.quant.quantizer import Role, State, named_nodes
+from swin_quant.quant.setting import Setting
 
 # FasterTransformer's disable lists, searched in dotted names; docs/reference, section 1.5.
 ALWAYS_OFF = ("final_input", "layernorm_input", "softmax_input", "local_input", "residual_input")
@@ -56,12 +57,12 @@ def test_zero_points_are_for_activations(tiny_model):
     assert policy.name == ("qdq *.mlp.fc2._input_quantizer=asymmetric *.matmul_a_input_quantizer=asymmetric")
     assert policy_from_dict(policy.to_dict(), "again") == policy
     apply_policy(model, policy)
-    chosen = {name for name, node in enabled_nodes(model).items() if not node.symmetric}
+    chosen = {name for name, node in enabled_nodes(model).items() if not node.setting.symmetric}
     assert chosen == {
         n for n in enabled_nodes(model) if n.endswith(("mlp.fc2._input_quantizer", "matmul_a_input_quantizer"))
     }
     apply_policy(model, policy.and_then(Rule(nodes=("*",), symmetric=True)))
-    assert all(node.symmetric for node in enabled_nodes(model).values())
+    assert all(node.setting.symmetric for node in enabled_nodes(model).values())
     with pytest.raises(UsageError, match="rule 3: zero points are for activations, not for .*_weight_quantizer"):
         apply_policy(model, load_policy("qdq").asymmetric("*.mlp.fc2.*"))
     for value in ("no", 0):
@@ -75,7 +76,7 @@ def test_cpu_has_a_zero_point_behind_gelu(tiny_model):
     for name in ("cpu", "cpu-amx", "onnxruntime"):
         model = tiny_model("swinv2")
         apply_policy(model, load_policy(name))
-        asymmetric = {name for name, node in enabled_nodes(model).items() if not node.symmetric}
+        asymmetric = {name for name, node in enabled_nodes(model).items() if not node.setting.symmetric}
         assert asymmetric == {name for name in enabled_nodes(model) if name.endswith("mlp.fc2._input_quantizer")}
         assert asymmetric and load_policy(name).has_zero_points
 
@@ -133,8 +134,7 @@ def test_the_int8_modes_are_fastertransformers(name, meta_model, use_policy):
         enabled = set(enabled_nodes(model))
         assert enabled == {node for node in named_nodes(model) if not any(re.search(p, node) for p in OFF[mode])}
         assert len(enabled) == FAMILIES[name][mode - 1]
-        settings = {(n.bits, n.per_channel, n.narrow_range) for n in enabled_nodes(model).values()}
-        assert settings == {(8, False, False)}
+        assert {node.setting for node in enabled_nodes(model).values()} == {Setting(enabled=True)}
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -144,7 +144,7 @@ def test_qdq_is_gemm_and_matmul_inputs_with_rows_of_weights(name, meta_model, us
     assert set(enabled) == {node for node in named_nodes(model) if re.search(QDQ[name.split("_")[0]], node)}
     assert len(enabled) == FAMILIES[name][2]
     for node_name, node in enabled.items():
-        assert node.per_channel == node_name.endswith("_weight_quantizer") and node.bits == 8
+        assert node.setting.per_channel == node_name.endswith("_weight_quantizer") and node.setting.bits == 8
 
 
 def test_float_enables_nothing(meta_model, use_policy):
@@ -156,12 +156,10 @@ def test_policies_replace_each_other_entirely(tiny_model, use_policy):
     alone = {}
     for name in ("ft-mode1", "qdq", "float", "ft-mode2"):
         fresh = use_policy(tiny_model("swin"), name)
-        alone[name] = [(n.enabled, n.bits, n.per_channel, n.narrow_range) for n in named_nodes(fresh).values()]
+        alone[name] = [node.setting for node in named_nodes(fresh).values()]
     for name in ("ft-mode1", "qdq", "float", "ft-mode2", "ft-mode1"):
         use_policy(model, name)
-        assert [
-            (n.enabled, n.bits, n.per_channel, n.narrow_range) for n in named_nodes(model).values()
-        ] == alone[name]  # fmt: skip
+        assert [node.setting for node in named_nodes(model).values()] == alone[name]
 
 
 ROLES = {

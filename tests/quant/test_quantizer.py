@@ -8,21 +8,20 @@ from torch import nn
 
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.quant.quantizer import Quantizer, Role, State, named_nodes
+from swin_quant.quant.setting import Setting
 from swin_quant.train.parallel import tell_cpus_apart
 
 
-def node(amax=None, state=State.QUANTIZE, **settings):
+def node(amax=None, state=State.QUANTIZE, observer=None, **setting):
     made = Quantizer(Role.GEMM_INPUT)
-    made.amax, made.state = amax, state
-    for name, value in settings.items():
-        setattr(made, name, value)
+    made.amax, made.state, made.observer, made.setting = amax, state, observer, Setting(**setting)
     return made
 
 
 def test_starts_off_disabled_and_without_a_range():
     made = Quantizer(Role.RESIDUAL)
-    assert made.state is State.OFF and not made.enabled and made.amax is None
-    assert made.bits == 8 and not made.per_channel and not made.narrow_range
+    assert made.state is State.OFF and made.setting == Setting() and made.amax is None
+    assert made.setting.kind == "int8" and made.setting.levels == (-128, 127)
     assert not list(made.parameters()) and not made.state_dict()
 
 

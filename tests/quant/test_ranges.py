@@ -16,6 +16,7 @@ from swin_quant.quant.quantizer import Quantizer, Role
 from swin_quant.quant.range_methods import RANGE_METHODS
 from swin_quant.quant.ranges import search_range, weight_range
 from swin_quant.quant.statistics import Statistics, sqnr_db
+from tests.helpers.settings import change
 
 METHODS = ("max", "percentile", "mse", "entropy")
 
@@ -249,13 +250,13 @@ def test_a_weights_range_has_the_least_error_on_the_grid_of_its_node(bits, narro
     weight = torch.randn(5, 300) * torch.tensor([[0.1], [1.0], [3.0], [0.0], [2.0]])
     weight[4, 0] = 40.0
     node = Quantizer(Role.GEMM_WEIGHT)
-    node.bits, node.narrow_range = bits, narrow
+    change(node, bits=bits, narrow_range=narrow)
 
     def error(rows, amax):
         return (fake_quant(rows, amax, *grid(bits, narrow)) - rows).square().sum().item()
 
     assert weight_range("mse", weight, node).shape == ()
-    node.per_channel = True
+    change(node, granularity="per-channel")
     by_row = weight_range("mse", weight, node)
     assert by_row.shape == (5, 1) and (by_row > 0).all()
     assert weight_range("mse", weight.view(5, 3, 10, 10), node).shape == (5, 1, 1, 1)
@@ -269,7 +270,7 @@ def test_a_narrow_range_of_few_bits_is_not_that_of_the_whole_grid():
     """Three levels and four have their least errors at other ranges: values below zero find one level less."""
     weight = -torch.rand(1, 4000)
     node = Quantizer(Role.GEMM_WEIGHT)
-    node.bits = 2
+    change(node, bits=2)
     whole = weight_range("mse", weight, node)
-    node.narrow_range = True
+    change(node, narrow_range=True)
     assert weight_range("mse", weight, node) > 1.2 * whole

@@ -16,6 +16,7 @@ from swin_quant.quant.quantizer import Quantizer, Role, State
 from swin_quant.quant.ranges import Range, search_bounds, search_range
 from swin_quant.quant.statistics import sqnr_db
 from swin_quant.quant.straight_through import _traced, simulate
+from tests.helpers.settings import change
 
 ENDS = st.tuples(st.floats(-1e4, 0, width=32), st.floats(0, 1e4, width=32)).filter(
     lambda ends: ends[1] - ends[0] > 1e-3
@@ -25,7 +26,8 @@ VALUES = st.lists(st.floats(-3e4, 3e4, width=32), min_size=1, max_size=40)
 
 def node_between(low, high, bits=8):
     node = Quantizer(Role.GEMM_INPUT)
-    node.symmetric, node.bits, node.state = False, bits, State.QUANTIZE
+    node.state = State.QUANTIZE
+    change(node, symmetric=False, bits=bits)
     node.bounds = (low, high)
     return node
 
@@ -53,7 +55,7 @@ def onnxruntimes():
 @example([-9.0, -0.5, 0.0, 2.0], (-1.0, 0.0))
 def test_is_onnx_runtimes_quantize_and_dequantize_to_the_bit(onnxruntimes, values, ends):
     node, x = node_between(*ends), torch.tensor(values)
-    scale = (node.tensor_range / node.grid[1]).numpy()
+    scale = (node.range_for() / node.grid[1]).numpy()
     theirs = onnxruntimes(x.numpy(), scale, np.asarray(-node.grid[0], np.uint8))
     assert np.array_equal(node(x).numpy(), theirs)
 
@@ -155,7 +157,8 @@ def test_ranges_stay_float32_and_follow_the_device():
 
 def test_without_a_lower_end_the_node_is_named():
     node = Quantizer(Role.GEMM_INPUT)
-    node.name, node.amax, node.symmetric, node.state = "layers.0.x", 1.0, False, State.QUANTIZE
+    node.name, node.amax, node.state = "layers.0.x", 1.0, State.QUANTIZE
+    change(node, symmetric=False)
     with pytest.raises(SwinQuantError, match=r"node layers.0.x has no lower end.*calibrate the model again"):
         node(torch.ones(3))
 
@@ -163,9 +166,9 @@ def test_without_a_lower_end_the_node_is_named():
 def test_a_policy_changes_no_range():
     node = node_between(-0.17, 3.0)
     node.amax = 2.5
-    node.symmetric = True
-    assert node.tensor_range.item() == 2.5 and node.grid == (-128, 127)
-    node.symmetric = False
+    change(node, symmetric=True)
+    assert node.range_for().item() == 2.5 and node.grid == (-128, 127)
+    change(node, symmetric=False)
     assert node.bounds.tolist() == pytest.approx([-0.17, 3.0]) and node.grid == (-14, 241)
 
 
@@ -251,7 +254,7 @@ def test_a_zero_point_gains_five_decibels_on_gelu():
     node = Quantizer(Role.GEMM_INPUT)
     found = Range(search_range("mse", statistics), search_bounds("mse", statistics))
     before = sqnr_db(statistics, *found.on_grid_of(node))
-    node.symmetric = False
+    change(node, symmetric=False)
     assert 5 < sqnr_db(statistics, *found.on_grid_of(node)) - before < 6.5
 
 

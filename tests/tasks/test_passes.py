@@ -75,8 +75,8 @@ def test_calibrator_auto_chooses_in_front_of_a_pass_that_gives_ranges(tiny_model
 
     def widen(piece, options):
         for name, node in enabled_nodes(piece.model).items():
-            node.amax = node.known_amax * 1.5
-            given[name] = node.known_amax.clone()
+            node.amax = node.range * 1.5
+            given[name] = node.range.clone()
         return "wider"
 
     model = use_policy(tiny_model("swin", EMBED_DIM=16, DEPTHS=[1, 1], NUM_HEADS=[1, 2]), "qdq")
@@ -85,7 +85,7 @@ def test_calibrator_auto_chooses_in_front_of_a_pass_that_gives_ranges(tiny_model
     step = Step(Pass(widen, type(None), keeps_function=True, of_ranges=True, judges_itself=True))
     record = found.improved(model, PassPlan((HALVE, step)), World()).record
     assert [one["kept"] for one in record["passes"]] == [True, True]
-    assert all(torch.equal(node.known_amax, given[name]) for name, node in enabled_nodes(model).items())
+    assert all(torch.equal(node.range, given[name]) for name, node in enabled_nodes(model).items())
 
 
 @pytest.mark.parametrize("least, cured", [(equalize._BETTER, True), (0.0, False)])

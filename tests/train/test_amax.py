@@ -7,6 +7,7 @@ from swin_quant.quant.quantizer import Role, named_nodes
 from swin_quant.quant.watch import watching
 from swin_quant.train.amax import RangeKeeper, clipped_shares
 from swin_quant.train.recipe import Ranges
+from tests.helpers.settings import change
 
 IMAGES = [torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(n)) for n in range(2)]
 
@@ -21,7 +22,7 @@ def made(tiny_model, use_policy):
         calibrate(model, IMAGES, Method("percentile", percentile))
         use_policy(model, policy)
         for node in enabled_nodes(model).values():
-            node.bits = bits or node.bits
+            change(node, bits=bits or node.setting.bits)
         quantize(model)
         return model, RangeKeeper(model, Ranges(**recipe), 4, lambda: IMAGES)
 
@@ -37,7 +38,7 @@ def move_weights(model):
 
 
 def ranges(model, on=True):
-    return {name: node.amax.clone() for name, node in named_nodes(model).items() if node.enabled is on}
+    return {name: node.amax.clone() for name, node in named_nodes(model).items() if node.setting.enabled is on}
 
 
 def moved(before, after):
@@ -78,8 +79,8 @@ def test_learned_ranges_are_parameters_of_the_chosen_nodes_only(made, which, rol
 
 def with_zero_points(model):
     for name, node in enabled_nodes(model).items():
-        node.symmetric = not name.endswith("mlp.fc2._input_quantizer")
-    return {name: node for name, node in enabled_nodes(model).items() if not node.symmetric}
+        change(node, symmetric=not name.endswith("mlp.fc2._input_quantizer"))
+    return {name: node for name, node in enabled_nodes(model).items() if not node.setting.symmetric}
 
 
 def test_learned_ranges_with_a_zero_point_are_both_ends_of_it(made):
@@ -179,7 +180,7 @@ def test_clipped_shares_are_exact(made):
 def test_learned_ranges_of_float8_and_those_that_are_fixed(made):
     model, keeper = made("tensorrt-fp8", mode="learned")
     learned = {name for name, _ in model.named_parameters() if name.endswith("_amax")}
-    fixed = {name for name, node in enabled_nodes(model).items() if node.fixed is not None}
+    fixed = {name for name, node in enabled_nodes(model).items() if node.setting.amax is not None}
     assert fixed and learned == {f"{name}._amax" for name in enabled_nodes(model).keys() - fixed}
     model(IMAGES[0]).square().sum().backward()
     for name, node in enabled_nodes(model).items():

@@ -23,6 +23,7 @@ from swin_quant.train.precision import Precision
 from swin_quant.train.recipe import Augmentation, Distillation, Optimizer, Ranges, Recipe, Schedule
 from swin_quant.train.record import Record, read_table
 from swin_quant.train.snapshot import Snapshots, check_snapshot
+from tests.helpers.settings import change
 
 PREPROCESS = Preprocess(16, False, "bicubic", IMAGENET_MEAN, IMAGENET_STD)
 PADDED = Augmentation(crop="padded", padding=1)
@@ -353,7 +354,7 @@ def qat(job, mode, recipe=RECIPE, folder=None, kind="swin", snapshot=None, use_p
     calibrate(made.model, [batch for batch in made.batches.sample(2)], Method("max"))
     use_policy(made.model, "ft-mode1")
     for name, node in enabled_nodes(made.model).items():
-        node.symmetric = not (zero_points and name.endswith("mlp.fc2._input_quantizer"))
+        change(node, symmetric=not (zero_points and name.endswith("mlp.fc2._input_quantizer")))
     quantize(made.model)
     keeper = RangeKeeper(made.model, recipe.amax, recipe.epochs, lambda: made.batches.sample(2))
     made.after_step, made.after_epoch = keeper.after_step, keeper.after_epoch

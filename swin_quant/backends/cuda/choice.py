@@ -90,25 +90,27 @@ def check_batch(spec: NetworkSpec, batch: int) -> None:
 
 def _of_nodes(model: Swin, plain: NetworkSpec) -> NetworkSpec:
     nodes, version = named_nodes(model), plain.version
-    enabled = {name: node for name, node in nodes.items() if node.enabled}
+    enabled = {name: node for name, node in nodes.items() if node.setting.enabled}
     if not enabled:
         raise UsageError("an int8 export needs a policy that quantizes something: give ‹policy› cuda")
-    if shifted := [name for name, node in enabled.items() if not node.symmetric]:
+    if shifted := [name for name, node in enabled.items() if not node.setting.symmetric]:
         raise UsageError(f"the CUDA engine's int8 has no zero points: {listed(shifted, 2)} have; give ‹policy› cuda")
-    if other := [name for name, node in enabled.items() if node.bits != 8]:
-        bits = enabled[other[0]].bits
+    if other := [name for name, node in enabled.items() if node.setting.bits != 8]:
+        bits = enabled[other[0]].setting.bits
         raise UsageError(f"the CUDA engine multiplies int8 by int8: {listed(other, 2)} have {bits} bits; give 8")
-    if floating := [name for name, node in enabled.items() if node.format == FP8]:
-        if integer := [name for name, node in enabled.items() if node.format != FP8]:
+    if floating := [name for name, node in enabled.items() if node.setting.format == FP8]:
+        if integer := [name for name, node in enabled.items() if node.setting.format != FP8]:
             raise UsageError(
                 "the CUDA engine multiplies in one format, int8 or fp8: the policy has "
                 f"{listed(floating, 1)} in fp8 and {listed(integer, 1)} in int8; give ‹policy› cuda or cuda-fp8"
             )
-    if narrow := [name for name, node in enabled.items() if node.narrow_range and node.role is not Role.GEMM_WEIGHT]:
+    if narrow := [
+        name for name, node in enabled.items() if node.setting.narrow_range and node.role is not Role.GEMM_WEIGHT
+    ]:
         raise UsageError(f"the CUDA engine's int8 begins at -128: {listed(narrow, 2)} have a narrow range")
     for mode, name in INT8_MODES.items():
         wanted = {node for node, setting in settings_for(model, load_policy(name)).items() if setting.enabled}
-        if wanted == enabled.keys() and not floating and not any(node.per_channel for node in enabled.values()):
+        if wanted == enabled.keys() and not floating and not any(node.setting.per_channel for node in enabled.values()):
             if version == 2 and mode == 2:
                 raise UsageError("Swin V2 under ft-mode2: FasterTransformer's kernels ignore it there; give ft-mode1")
             if plain.float_type != "float16":

@@ -22,7 +22,7 @@ class FtPacking(Packing):
 
     def __init__(self, model: Swin, spec: NetworkSpec) -> None:
         super().__init__(model, spec)
-        self.scales = FtScales({name: self.amax(name) for name, node in self.nodes.items() if node.enabled})
+        self.scales = FtScales({name: self.amax(name) for name, node in self.nodes.items() if node.setting.enabled})
         self.is_wide = spec.arithmetic == "ft-mode2"
 
     def linear(self, name: str, layer: QuantLinear, stage: int = 0) -> None:

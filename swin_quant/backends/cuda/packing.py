@@ -172,7 +172,7 @@ class Packing:
 
     def amax(self, node: str) -> float:
         """SwinQuantError for one that was never calibrated."""
-        return self.nodes[node].known_amax.abs().max().item()
+        return self.nodes[node].range.abs().max().item()
 
     def _float(self, name: str, tensor: Tensor) -> None:
         self.tensors[name] = tensor.float()

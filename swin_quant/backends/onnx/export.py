@@ -51,16 +51,16 @@ __all__ = ["OnnxOptions", "export"]
 FAULTS: dict[str, Callable[[Quantizer], bool]] = {
     "have no range (amax), run `swin-quant calibrate`": lambda node: node.amax is None,
     "have no lower end (bounds) for their zero point, calibrate again": (
-        lambda node: not node.symmetric and node.bounds is None
+        lambda node: not node.setting.symmetric and node.bounds is None
     ),
     "have a range (amax) of 0, NaN or infinity, calibrate again on pictures that reach them": (
         lambda node: not (torch.isfinite(used := _amax(node)) & (used > TINY_AMAX)).all()
     ),
     "have less than 8 bits, which QuantizeLinear has not, leave them to weights": (
-        lambda node: node.bits != 8 and node.role is not Role.GEMM_WEIGHT
+        lambda node: node.setting.bits != 8 and node.role is not Role.GEMM_WEIGHT
     ),
     "have a narrow range, which QuantizeLinear has not, leave it to weights": (
-        lambda node: node.narrow_range and node.role is not Role.GEMM_WEIGHT
+        lambda node: node.setting.narrow_range and node.role is not Role.GEMM_WEIGHT
     ),
 }
 
@@ -70,7 +70,7 @@ _IR_VERSIONS = {17: 8, 18: 8, 19: 9, 20: 9, 21: 10}
 
 
 def _amax(node: Quantizer) -> Tensor:
-    return node.known_amax if node.symmetric else node.tensor_range
+    return node.range if node.setting.symmetric else node.range_for()
 
 
 def _labels(model: Classifier, card: RunCard) -> list[str] | None:
@@ -133,13 +133,13 @@ def choose_nodes(model: Classifier, card: RunCard, options: OnnxOptions) -> None
             raise SwinQuantError(f"{card.name}: {len(names)} of {len(nodes)} nodes {fault}: {listed(names, 3)}")
     if options.is_symmetric:
         centred = {f"{name}._input_quantizer" for name, layer in model.named_modules() if takes_offset(layer)}
-        if names := [name for name, node in nodes.items() if not node.symmetric and name not in centred]:
+        if names := [name for name, node in nodes.items() if not node.setting.symmetric and name not in centred]:
             raise UsageError(
                 f"{card.name}: {options.target} takes no zero points but those that a linear's bias can hold, and "
                 f"policy {policy} has them at {listed(names, 3)}: choose a ‹policy› without"
             )
     _check_blocks(card.name, nodes, options)
-    names = [name for name, node in nodes.items() if node.format == FP8]
+    names = [name for name, node in nodes.items() if node.setting.format == FP8]
     if names and not options.takes_fp8:
         raise UsageError(
             f"{card.name}: {options.target} takes no float8, and policy {policy} has it at "
@@ -151,7 +151,11 @@ def choose_nodes(model: Classifier, card: RunCard, options: OnnxOptions) -> None
 
 def _check_blocks(name: str, nodes: Mapping[str, Quantizer], options: OnnxOptions) -> None:
     """UsageError for weights in blocks that are not stored as INT4: before opset 21 no Q/DQ has them."""
-    wide = [node for node, one in nodes.items() if one.block and not (options.int4_weights and one.bits <= INT4_BITS)]
+    wide = [
+        name
+        for name, node in nodes.items()
+        if node.setting.block and not (options.int4_weights and node.setting.bits <= INT4_BITS)
+    ]
     if wide:
         how = "give ‹int4_weights›" if not options.int4_weights else f"they have more than {INT4_BITS} bits"
         raise UsageError(f"{name}: weights in blocks are for INT4 files, and {listed(wide, 3)} have them: {how}")
@@ -159,7 +163,7 @@ def _check_blocks(name: str, nodes: Mapping[str, Quantizer], options: OnnxOption
 
 def has_fp8(model: nn.Module) -> bool:
     """Whether a node that is on is float8."""
-    return any(node.format == FP8 for node in enabled_nodes(model).values())
+    return any(node.setting.format == FP8 for node in enabled_nodes(model).values())
 
 
 def int4_nodes(model: nn.Module, card: RunCard, options: OnnxOptions) -> list[str]:
@@ -167,7 +171,7 @@ def int4_nodes(model: nn.Module, card: RunCard, options: OnnxOptions) -> list[st
     if not options.int4_weights:
         return []
     weights = {name: node for name, node in enabled_nodes(model).items() if node.role is Role.GEMM_WEIGHT}
-    if found := [name for name, node in weights.items() if node.bits <= INT4_BITS]:
+    if found := [name for name, node in weights.items() if node.setting.bits <= INT4_BITS]:
         return found
     policy = card.policy["name"] if card.policy else "none"
     raise UsageError(f"‹int4_weights›: policy {policy} has no weights of {INT4_BITS} bits: give ‹policy› w4a16 or w4a8")

@@ -32,10 +32,10 @@ class Pair(nn.Module):
         super().__init__()
         self.scale: Tensor
         qmin, qmax = node.grid
-        self.register_buffer("scale", node.tensor_range.detach() / qmax)
-        self.zero_point = None if node.symmetric or centred else -qmin
-        self.offset = (qmin + 128) * self.scale.item() if centred and not node.symmetric else 0.0
-        self.format = node.format
+        self.register_buffer("scale", node.range_for().detach() / qmax)
+        self.zero_point = None if node.setting.symmetric or centred else -qmin
+        self.offset = (qmin + 128) * self.scale.item() if centred and not node.setting.symmetric else 0.0
+        self.format = node.setting.format
 
     def forward(self, x: Tensor) -> Tensor:
         own = x.to(self.scale.dtype)
@@ -44,11 +44,11 @@ class Pair(nn.Module):
 
 def levels(weight: Tensor, node: Quantizer) -> tuple[Tensor, Tensor]:
     """A weight [out, ...] on the grid of its node: int8 or float8 of its shape, and its scale, 0-dim or [out]."""
-    qmin, qmax = node.signed_grid
+    qmin, qmax = node.setting.levels
     scale = node.range_for(weight).detach() / qmax  # 0-dim or [out, 1, ...]
     values = round_to_grid_(weight / scale, qmin, qmax)
     return values.to(
-        torch.float8_e4m3fn if node.format == FP8 else torch.int8
+        torch.float8_e4m3fn if node.setting.format == FP8 else torch.int8
     ), scale.flatten() if scale.dim() else scale
 
 
@@ -58,8 +58,8 @@ class StoredWeight(nn.Module):
     def __init__(self, weight: Tensor, node: Quantizer) -> None:
         super().__init__()
         values, scale = levels(weight, node)
-        if node.block:
-            scale = (node.block_ranges(weight).detach() / node.signed_grid[1]).T.contiguous()
+        if node.setting.block:
+            scale = (node.range_for(weight)[:, :: node.setting.block].detach() / node.setting.levels[1]).T.contiguous()
         self.values: Tensor
         self.scale: Tensor
         self.register_buffer("values", values.T.contiguous())
@@ -123,12 +123,14 @@ class Product(nn.Module):
         weight, node, bias = layer.weight.detach(), layer._weight_quantizer, layer.effective_bias()
         self._input_quantizer = lowered(layer._input_quantizer)
         self._aftergemm_quantizer = lowered(layer._aftergemm_quantizer)
-        self._weight_quantizer = KeptWeight(weight, node) if node.enabled else None
+        self._weight_quantizer = KeptWeight(weight, node) if node.setting.enabled else None
         self.weight: Tensor
         self.bias: Tensor | None
-        if not node.enabled:
+        if not node.setting.enabled:
             self.register_buffer("weight", weight)
-        self.inside = layer.output_has_bias or not layer._aftergemm_quantizer.enabled  # engines fuse such a bias
+        self.inside = (
+            layer.output_has_bias or not layer._aftergemm_quantizer.setting.enabled
+        )  # engines fuse such a bias
         if bias is not None:
             bias = (bias.detach() if self.inside else layer.aligned(bias.detach())).clone()
         self.register_buffer("bias", bias)
@@ -157,7 +159,7 @@ class Linear(nn.Module):
             self._input_quantizer = lowered(layer._input_quantizer, centred)
             self._aftergemm_quantizer = lowered(layer._aftergemm_quantizer)
             node = layer._weight_quantizer
-            self._weight_quantizer = StoredWeight(weight, node) if node.enabled else FloatWeight(weight)
+            self._weight_quantizer = StoredWeight(weight, node) if node.setting.enabled else FloatWeight(weight)
         else:
             self._input_quantizer = self._aftergemm_quantizer = nn.Identity()
             self._weight_quantizer = FloatWeight(weight)
@@ -180,12 +182,16 @@ class Linear(nn.Module):
 
 def lowered(node: Quantizer, centred: bool = False) -> nn.Module:
     """What takes a node's place: a pair where the policy enabled it, else nothing."""
-    return Pair(node, centred) if node.enabled else nn.Identity()
+    return Pair(node, centred) if node.setting.enabled else nn.Identity()
 
 
 def takes_offset(layer: nn.Module) -> bool:
     """Whether a layer's bias can give back what was taken off its input: the product is float, nothing is padded."""
-    return isinstance(layer, nn.Linear) and isinstance(layer, QuantizedLayer) and not layer._aftergemm_quantizer.enabled
+    return (
+        isinstance(layer, nn.Linear)
+        and isinstance(layer, QuantizedLayer)
+        and not layer._aftergemm_quantizer.setting.enabled
+    )
 
 
 def lower(model: nn.Module, centred: bool = False) -> None:

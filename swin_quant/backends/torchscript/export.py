@@ -75,7 +75,7 @@ def _choose(model: Classifier, card: RunCard, options: TorchScriptOptions) -> No
     apply_card_policy(model, card, options.precision)
     if options.precision == "float":
         return
-    if names := [name for name, node in enabled_nodes(model).items() if node.format == FP8]:
+    if names := [name for name, node in enabled_nodes(model).items() if node.setting.format == FP8]:
         raise UsageError(f"{card.name}: TorchScript has no float8 fake-quantize, and {listed(names, 3)} want it")
     refuse_blocks(model, "TorchScript")
     quantize(model)  # refuses what has no range

@@ -20,11 +20,11 @@ class FakeQuantize(nn.Module):
     def __init__(self, node: Quantizer, weight: Tensor | None) -> None:
         super().__init__()
         qmin, qmax = node.grid
-        span = node.tensor_range if weight is None else node.range_for(weight)
+        span = node.range_for() if weight is None else node.range_for(weight)
         self.scale: Tensor
         self.register_buffer("scale", (span.detach() / qmax).flatten() if span.dim() else span.detach() / qmax)
-        self.zero_point = 0 if node.symmetric else -qmin
-        self.least, self.most = (qmin, qmax) if node.symmetric else (0, qmax - qmin)
+        self.zero_point = 0 if node.setting.symmetric else -qmin
+        self.least, self.most = (qmin, qmax) if node.setting.symmetric else (0, qmax - qmin)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.scale.dim():
@@ -39,4 +39,4 @@ def spell_out(model: nn.Module) -> None:
         owner, _, own = name.rpartition(".")
         layer = model.get_submodule(owner)
         weight = layer.weight if own == "_weight_quantizer" and isinstance(layer.weight, Tensor) else None
-        layer.add_module(own, FakeQuantize(node, weight) if node.enabled else Off())
+        layer.add_module(own, FakeQuantize(node, weight) if node.setting.enabled else Off())

@@ -178,11 +178,13 @@ class _Learner:
 
     def __init__(self, model: nn.Module, options: DistillOptions) -> None:
         self.model = model
-        self.nodes = [node for node in enabled_in(model) if node.fixed is None and node.role is not Role.GEMM_WEIGHT]
+        self.nodes = [
+            node for node in enabled_in(model) if node.setting.amax is None and node.role is not Role.GEMM_WEIGHT
+        ]
         floats = [each for each in model.parameters() if each.requires_grad]
         for node in self.nodes:
             node.learn_range()
-        ranges = [node.known_range for node in self.nodes]
+        ranges = [node.range for node in self.nodes]
         self.least = [_SMALLEST * each.detach().abs().sum() for each in ranges]
         self.parameters: list[Tensor] = [*ranges, *floats]
         self.rates = [options.range_rate * _size(each) for each in ranges]
@@ -207,8 +209,8 @@ class _Learner:
             parameter.sub_(rate * left / once * mean / ((square / twice).sqrt() + _EPSILON))
             gradient.zero_()
         for node, least in zip(self.nodes, self.least, strict=True):
-            if node.symmetric:
-                node.known_amax.clamp_(min=least)
+            if node.setting.symmetric:
+                node.range.clamp_(min=least)
             else:
                 node.keep_zero_point(least)
 

@@ -40,7 +40,7 @@ def run(piece: Workpiece, options: GptqOptions) -> str:
     def solve(problem: Problem) -> Tensor:
         target, node = corrected(problem), problem.layer._weight_quantizer
         _settle(node, problem.like(target), piece.method)
-        qmin, qmax = node.signed_grid
+        qmin, qmax = node.setting.levels
         step = node.range_for(problem.like(target)) / qmax  # float32, as whatever reads the weights computes it
         step = step.view(-1, 1) if step.dim() else step
         scale, levels = step.double().expand(len(target), 1), torch.zeros_like(target)
@@ -58,7 +58,7 @@ def _settle(node: Quantizer, weight: Tensor, method: Method) -> None:
 
     By the method for its bits; where that has none for weights, the largest magnitude.
     """
-    found = weight_range(method.for_bits(node.bits), weight, node)
+    found = weight_range(method.for_bits(node.setting.bits), weight, node)
     node.amax = weight.abs().max() if found is None else found
     node.amax = node.range_for(weight)
 

@@ -101,7 +101,7 @@ def _running(unit: nn.Module, given: Sequence[Tensor]) -> list[str]:
     layers = {
         name: layer
         for name, layer in unit.named_modules()
-        if isinstance(layer, QuantizedLayer) and layer._weight_quantizer.enabled
+        if isinstance(layer, QuantizedLayer) and layer._weight_quantizer.setting.enabled
     }
     order: dict[str, None] = {}
 

@@ -78,20 +78,18 @@ class _Student:
 
     def __init__(self, unit: nn.Module) -> None:
         activations = [node for node in enabled_in(unit) if node.role is not Role.GEMM_WEIGHT]
-        self.nodes = [node for node in activations if node.fixed is None]
+        self.nodes = [node for node in activations if node.setting.amax is None]
         layers = [part for part in unit.modules() if isinstance(part, QuantizedLayer)]
-        self.roundings = {layer: rounding_of(layer) for layer in layers if layer._weight_quantizer.enabled}
+        self.roundings = {layer: rounding_of(layer) for layer in layers if layer._weight_quantizer.setting.enabled}
         floating = [parameter for parameter in unit.parameters() if parameter.dim() == 1 and parameter.requires_grad]
         for node in activations:
             node.state = State.QUANTIZE
         for node in self.nodes:
             node.learn_range()
-        self.least = [_SMALLEST * node.known_range.detach().abs().sum() for node in self.nodes]
+        self.least = [_SMALLEST * node.range.detach().abs().sum() for node in self.nodes]
         self.variables = [rounding.variable.requires_grad_() for rounding in self.roundings.values()]
         rated = [(self.variables, _ROUNDING_RATE), (floating, _FLOAT_RATE)]
-        rated += [
-            ([node.known_range], _RANGE_RATE * node.known_range.detach().abs().max().item()) for node in self.nodes
-        ]
+        rated += [([node.range], _RANGE_RATE * node.range.detach().abs().max().item()) for node in self.nodes]
         self.rates = [rate for parameters, rate in rated if parameters]
         self.optimizer = torch.optim.Adam([{"params": parameters} for parameters, _ in rated if parameters])
         self.is_soft = True
@@ -114,8 +112,8 @@ class _Student:
         self.optimizer.step()
         for node, least in zip(self.nodes, self.least, strict=True):
             with torch.no_grad():
-                if node.symmetric:
-                    node.known_amax.clamp_(min=least)
+                if node.setting.symmetric:
+                    node.range.clamp_(min=least)
                 else:
                     node.keep_zero_point(least)
 

@@ -8,7 +8,7 @@ import hashlib
 import json
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -67,10 +67,7 @@ class Scratch:
 def key_of(models: Sequence[nn.Module], images: Sequence[Tensor], plain: Any) -> str:
     """The hash of weights, ranges and settings of networks, of pictures, and of `plain` data."""
     nodes = [node for model in models for node in model.modules() if isinstance(node, Quantizer)]
-    settings = [
-        (node.enabled, node.kind, node.per_channel, node.block, node.narrow_range, node.symmetric, node.fixed)
-        for node in nodes
-    ]
+    settings = [astuple(node.setting) for node in nodes]
     digest = hashlib.sha256(json.dumps([plain, settings, torch.__version__], sort_keys=True).encode())
     for name, value in (*(pair for model in models for pair in state_of(model).items()), *(("", b) for b in images)):
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())

@@ -67,7 +67,7 @@ def rounding_of(layer: QuantizedLayer) -> Rounding:
     """The weight of a layer on the grid of its node; of two ranges, the one in effect and that of least squared error,
     it takes what its nearest levels are nearer in. So one that was chosen with the weight stays."""
     node, weight = layer._weight_quantizer, layer.weight.detach()
-    ends = node.signed_grid
+    ends = node.setting.levels
     candidates = [node.range_for(weight).detach(), weight_range("mse", weight, node)]
     errors = [
         torch.inf if amax is None else (quantize_dequantize(weight, amax, *ends) - weight).square().sum().item()

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from swin_quant.quant.factors import give_factors
 from swin_quant.quant.fold import unfolding
-from swin_quant.quant.policy import apply_settings, setting_of
+from swin_quant.quant.policy import apply_settings
 from swin_quant.quant.quantizer import Quantizer, named_nodes
 
 Values = dict[str, Tensor]
@@ -43,7 +43,7 @@ def give_state(module: nn.Module, state: Mapping[str, Tensor]) -> None:
 def all_or_nothing(model: nn.Module) -> Iterator[None]:
     """What ends inside with an error, or is interrupted, leaves norms, weights, ranges and settings as they were."""
     unfold = unfolding(model)
-    before, settings = state_of(model), {name: setting_of(node) for name, node in named_nodes(model).items()}
+    before, settings = state_of(model), {name: node.setting for name, node in named_nodes(model).items()}
     try:
         yield
     except BaseException:

@@ -40,7 +40,7 @@ class Trial:
     def _set_ranges(self) -> None:
         for layer in self.unit.modules():
             node = getattr(layer, "_weight_quantizer", None)
-            if isinstance(node, Quantizer) and node.enabled:
+            if isinstance(node, Quantizer) and node.setting.enabled:
                 node.amax = _alive(layer.weight.detach().abs().max())  # type: ignore[operator]
         for node in self.nodes:
             if isinstance(node.observer, _Sample):
@@ -68,19 +68,19 @@ class _Sample:
             largest[None] if method == "max" or largest <= TINY_AMAX else largest * _CANDIDATES.to(largest.device)
         )
         values = torch.cat(self.values) if self.values else largest[None]
-        if node.symmetric:  # one grid: all at once
+        if node.setting.symmetric:  # one grid: all at once
             errors = _error(values, _alive(candidates)[:, None], node.grid)
         else:
             each = []
             for amax in candidates:
                 self._give(node, amax)
-                each.append(_error(values, node.tensor_range, node.grid))
+                each.append(_error(values, node.range_for(), node.grid))
             errors = torch.stack(each)
         self._give(node, candidates[int(errors.argmin())])
 
     def _give(self, node: Quantizer, amax: Tensor) -> None:
         node.amax = amax = _alive(amax)
-        if not node.symmetric:
+        if not node.setting.symmetric:
             ends = torch.stack([torch.maximum(self.low, -amax), torch.minimum(self.high, amax)])
             node.bounds = ends if ends[1] - ends[0] > TINY_AMAX else torch.stack([-amax, amax])
 
@@ -96,7 +96,7 @@ def _alive(amax: Tensor) -> Tensor:
 
 def enabled_in(unit: nn.Module) -> list[Quantizer]:
     """The nodes of a unit that its policy switches on; their names stay those that they have in the network."""
-    return [module for module in unit.modules() if isinstance(module, Quantizer) and module.enabled]
+    return [module for module in unit.modules() if isinstance(module, Quantizer) and module.setting.enabled]
 
 
 @contextmanager

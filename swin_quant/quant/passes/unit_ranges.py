@@ -25,7 +25,7 @@ def search_ranges(unit: nn.Module, lesson: Lesson, rounds: int, together: bool) 
     """
     least = from_main(lesson.cost(unit, lesson.shown))  # ranks whose kernels differ must not choose differently
     layers = {part._weight_quantizer: part for part in unit.modules() if isinstance(part, QuantizedLayer)}
-    nodes = [node for node in enabled_in(unit) if node.fixed is None]
+    nodes = [node for node in enabled_in(unit) if node.setting.amax is None]
     turn = _together if together else _in_turn
 
     def tried(node: Quantizer, finer: int) -> list[Tensor]:
@@ -95,12 +95,12 @@ def _candidates(node: Quantizer, weight: Tensor | None, finer: int) -> Iterator[
 
 
 def _range(node: Quantizer) -> Tensor:
-    return node.known_range.clone()
+    return node.range.clone()
 
 
 def _give(node: Quantizer, value: Tensor) -> None:
-    value = value.to(node.known_range.device)  # what rank 0 tells comes on the CPU
-    if node.symmetric:
+    value = value.to(node.range.device)  # what rank 0 tells comes on the CPU
+    if node.setting.symmetric:
         node.amax = value
     else:
         node.bounds = value

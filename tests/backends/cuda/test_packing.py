@@ -35,5 +35,5 @@ def test_weights_are_to_the_bit_those_of_fake_quant(calibrated, kind, policy):
         simulated = fake_quant(layer.weight, node.range_for(layer.weight), *node.grid)
         step = node.range_for(layer.weight) / largest
         assert torch.equal(levels * step, simulated), name
-        scale = step.double().flatten() * layer._input_quantizer.known_amax.double() / largest
+        scale = step.double().flatten() * layer._input_quantizer.range.double() / largest
         assert torch.equal(packed.tensors[f"{name}.scale"], scale.float().expand(len(levels))), name

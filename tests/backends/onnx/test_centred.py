@@ -15,7 +15,7 @@ from swin_quant.backends.onnx_reader.inspect.report import inspect_model
 from swin_quant.base.errors import UsageError
 from swin_quant.quant.linear import QuantLinear
 from swin_quant.quant.policies import load_policy
-from swin_quant.quant.policy import Policy, Rule, apply_policy
+from swin_quant.quant.policy import Policy, Rule, apply_policy, enabled_nodes
 from swin_quant.quant.quantizer import State
 
 POLICY = "tensorrt-centred"
@@ -55,8 +55,7 @@ def test_only_what_lies_behind_gelu_has_another_grid(tiny_model, use_policy):
     for policy in ("tensorrt", POLICY):
         model = tiny_model("swin")
         use_policy(model, policy)
-        nodes[policy] = {name: (node.bits, node.per_channel, node.symmetric) for name, node in model.named_modules()
-                         if getattr(node, "enabled", False)}  # fmt: skip
+        nodes[policy] = {name: node.setting for name, node in enabled_nodes(model).items()}
     assert nodes["tensorrt"].keys() == nodes[POLICY].keys()
     differ = {name for name, each in nodes[POLICY].items() if each != nodes["tensorrt"][name]}
     assert differ and all(name.endswith("mlp.fc2._input_quantizer") for name in differ)

@@ -93,7 +93,7 @@ def test_weights_of_more_bits_beside_them_stay_int8(calibrated, tmp_path, run, i
     artifact = export(model, card, tmp_path, OnnxOptions(int4_weights=True))
     types = {t.name: t.data_type for t in onnx.load(artifact.file).graph.initializer if t.name.endswith(".values")}
     for name, node in weights(model).items():
-        assert types[f"{name}.values"] == (onnx.TensorProto.INT8 if node.bits == 6 else onnx.TensorProto.INT4)
+        assert types[f"{name}.values"] == (onnx.TensorProto.INT8 if node.setting.bits == 6 else onnx.TensorProto.INT4)
     assert np.isfinite(run(artifact.file, images)["logits"]).all()
 
 

@@ -26,7 +26,7 @@ def test_pairs_are_of_uint8_around_the_zero_point_of_the_node(kind, graph, calib
     used = {node.name.rpartition(".")[0]: node for node in graph.node if node.op_type == "QuantizeLinear"}
     found = {name: tensors[node.input[2]] for name, node in used.items()}
     for name, node in enabled_nodes(model).items():
-        if name in found and not node.symmetric:
+        if name in found and not node.setting.symmetric:
             assert found[name].dtype == np.uint8 and found[name] == -node.grid[0]
             low, high = node.bounds.tolist()
             assert tensors[f"{name}.scale"] == pytest.approx((high - low) / 255, rel=1e-6)
@@ -46,7 +46,7 @@ def test_every_level_is_fake_quants(kind, exported, calibrated, run, images):
     tensors = {tensor.name: tensor for tensor in proto.graph.initializer}
     x = torch.linspace(-3, 3, 20_001)
     for name, node in enabled_nodes(model).items():
-        if not node.symmetric:
+        if not node.setting.symmetric:
             pair = [found for found in proto.graph.node if found.name.rpartition(".")[0] == name]
             nodes = [onnx.helper.make_node(*step) for step in _alone(pair)]
             graph = onnx.helper.make_graph(

@@ -103,7 +103,7 @@ def test_nodes_are_off_and_ranges_keep_their_kind(policy, pieced):
     assert not same(piece.model.state_dict(), before)
     for name, node in named_nodes(piece.model).items():
         assert node.state is State.OFF and not isinstance(node.amax, torch.nn.Parameter)
-        assert not node.enabled or node.grid == zero_points[name]
+        assert not node.setting.enabled or node.grid == zero_points[name]
 
 
 def test_a_seed_gives_the_same_bits_and_another_one_others(pieced):

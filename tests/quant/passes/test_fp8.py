@@ -36,7 +36,7 @@ def sqnr(piece):
 
 
 def fixed_ranges(model):
-    return {name: node.amax.item() for name, node in enabled_nodes(model).items() if node.fixed is not None}
+    return {name: node.amax.item() for name, node in enabled_nodes(model).items() if node.setting.amax is not None}
 
 
 @pytest.mark.parametrize(

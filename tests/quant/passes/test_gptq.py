@@ -65,8 +65,7 @@ def test_weights_lie_on_the_grid_and_stay_there_in_a_file(
     again = tiny_model(kind, seed=1, **SMALL[kind])
     apply_policy(again, load_policy(policy))
     for name, node in enabled_nodes(model).items():
-        copy = again.get_submodule(name)
-        copy.bits, copy.narrow_range, copy.per_channel = node.bits, node.narrow_range, node.per_channel
+        again.get_submodule(name).setting = node.setting
     load_calibrated(again, tmp_path / "x.pth")
     assert torch.equal(logits(again, images), logits(model, images))
 

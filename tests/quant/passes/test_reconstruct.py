@@ -121,7 +121,7 @@ def test_weights_end_on_their_grids_and_ranges_keep_their_kind(policy, pieced):
     for name, layer in weighted_layers(piece.model).items():
         node = layer._weight_quantizer
         changed += not torch.equal(layer.weight, before[name.replace("_weight_quantizer", "weight")])
-        if node.enabled and not torch.equal(layer.weight, before[name.replace("_weight_quantizer", "weight")]):
+        if node.setting.enabled and not torch.equal(layer.weight, before[name.replace("_weight_quantizer", "weight")]):
             assert torch.equal(
                 quantize_dequantize(layer.weight, node.range_for(layer.weight), *node.grid), layer.weight
             )
@@ -129,7 +129,7 @@ def test_weights_end_on_their_grids_and_ranges_keep_their_kind(policy, pieced):
     assert changed
     for name, node in named_nodes(piece.model).items():
         assert node.state is State.OFF and not isinstance(node.amax, torch.nn.Parameter)
-        assert not node.enabled or node.grid == zero_points[name]
+        assert not node.setting.enabled or node.grid == zero_points[name]
 
 
 def test_a_seed_gives_the_same_bits_and_another_one_others(pieced):

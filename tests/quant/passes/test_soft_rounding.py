@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from swin_quant.quant.fake_quant import grid, quantize_dequantize
 from swin_quant.quant.linear import QuantLinear
 from swin_quant.quant.passes.soft_rounding import Rounding, rectified, rounding_of, undecided, variable_of
+from tests.helpers.settings import change
 
 SEEDS, BITS = st.integers(0, 10_000), st.integers(2, 8)
 
@@ -71,7 +72,7 @@ def test_rows_of_zeros_stay_zeros():
 def test_a_range_that_was_chosen_with_the_weight_stays():
     layer = QuantLinear(7, 5)
     node = layer._weight_quantizer
-    node.bits, node.per_channel = 4, True
+    change(node, bits=4, granularity="per-channel")
     node.amax = torch.full((5, 1), 0.9)
     layer.weight.data = quantize_dequantize(weight_of(3), node.amax, -8, 7)
     assert torch.equal(rounding_of(layer).amax, node.amax)

@@ -7,6 +7,7 @@ from swin_quant.models.registry import units_of
 from swin_quant.quant.calibration import calibrate
 from swin_quant.quant.passes.trial import Trial, enabled_in
 from swin_quant.quant.passes.units import walk
+from tests.helpers.settings import change
 
 
 @pytest.mark.parametrize("method", [None, "max"])
@@ -16,14 +17,14 @@ def test_zero_points_take_from_a_unit_s_error_and_their_ranges_come_back(method,
     use_policy(model, "cpu")
     asked = 0
     for run in walk(model, units_of(model), [images]):
-        nodes = [node for node in enabled_in(run.unit) if not node.symmetric]
+        nodes = [node for node in enabled_in(run.unit) if not node.setting.symmetric]
         if nodes:
             before = [(node.amax, node.bounds) for node in nodes]
             error = Trial(run, method).error()
             assert all(torch.equal(node.amax, amax) and torch.equal(node.bounds, ends)
                        for node, (amax, ends) in zip(nodes, before, strict=True))  # fmt: skip
             for node in nodes:
-                node.symmetric = True
+                change(node, symmetric=True)
             assert 0 < error < Trial(run, method).error()
             asked += 1
     assert asked > 1

@@ -33,7 +33,7 @@ def _attention(at: str, block: WindowBlock, in_weights: bool) -> dict[str, Resto
     nodes: dict[str, Restore | None] = {
         f"{at}.{name}_input_quantizer": partial(torch.mul, factor) for name in ("matmul_q", "softmax")
     }
-    folded = in_weights and not block.attn.qkv._aftergemm_quantizer.enabled  # type: ignore[union-attr]
+    folded = in_weights and not block.attn.qkv._aftergemm_quantizer.setting.enabled  # type: ignore[union-attr]
     return found | nodes | ({f"{at}.qkv": partial(_unscaled, factor)} if folded else {})
 
 
