@@ -140,7 +140,7 @@ def scored(given: tuple[Path, Path], args, split: str, count: int, wanted: tuple
 def compile_all(artifacts, batch: int) -> None:
     """The kernels of all of them for a batch, by several processes at once."""
     from swin_quant.backends.cuda.ahead import compile_ahead
-    from swin_quant.backends.cuda.choosing import fused_program
+    from swin_quant.backends.cuda.choose_fusions import fused_program
     from swin_quant.backends.cuda.engine import capability_here, machine_here
     from swin_quant.backends.cuda.export import LARGEST_BATCH
     from swin_quant.backends.cuda.file import read_network

@@ -23,15 +23,15 @@ from torch import Tensor, nn
 
 from swin_quant.backends.artifact import open_artifact
 from swin_quant.backends.cuda.binding import Bound, bind
-from swin_quant.backends.cuda.cases import arguments_of, kernel_module
-from swin_quant.backends.cuda.choice import spec_for
-from swin_quant.backends.cuda.choosing import fused_program
+from swin_quant.backends.cuda.choose_fusions import fused_program
 from swin_quant.backends.cuda.engine import machine_here
 from swin_quant.backends.cuda.floors import floor_of
 from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.network import Network, pack
 from swin_quant.backends.cuda.program import Launch
+from swin_quant.backends.cuda.required_kernels import arguments_of, kernel_module
 from swin_quant.backends.cuda.sessions import HostSession
+from swin_quant.backends.cuda.spec_from_policy import spec_for
 from swin_quant.backends.cuda.timing import COPIES, filled, microseconds
 from swin_quant.backends.cuda.tuning import NO_TILES, TileTable, here, read_tiles
 from swin_quant.base.compat import import_timm

@@ -18,13 +18,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 
-from swin_quant.backends.cuda.cases import cases
 from swin_quant.backends.cuda.crosscompile import OLDEST_FLOAT8, TARGETS, CompiledKernel, KernelCall, cross_compile
-from swin_quant.backends.cuda.findings import findings
 from swin_quant.backends.cuda.fusions import candidates
+from swin_quant.backends.cuda.kernel_faults import kernel_faults
 from swin_quant.backends.cuda.kernels.call import settle_cache_keys
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.planning import spec_of_config
+from swin_quant.backends.cuda.required_kernels import kernels_of
 from swin_quant.backends.cuda.spec import NetworkSpec
 from swin_quant.base.files import read_json, sha256_of_data, write_json
 from swin_quant.config import load_config
@@ -119,7 +119,7 @@ def kernels(
     for precision, name, ops in (*whole, *(("int8", name, "attention") for name in attention)):
         spec = spec_of_kind(name, precision)
         for launches in (program_of(spec, batch).launches for batch in batches):
-            for call in cases([one for one in (*launches, *candidates(launches)) if one.op.startswith(ops)]):
+            for call in kernels_of([one for one in (*launches, *candidates(launches)) if one.op.startswith(ops)]):
                 kind = without_map(call)
                 if kind not in found:
                     found[kind] = precision, call
@@ -189,7 +189,7 @@ def failures(rows: list[Row]) -> Iterator[str]:
     """What a kernel must have and has not."""
     for _, call, compiled in rows:
         for one in filter(None, compiled):
-            yield from (f"{title(call)}, {one.capability}: {found}" for found in findings(call, one))
+            yield from (f"{title(call)}, {one.capability}: {found}" for found in kernel_faults(call, one))
 
 
 def title(call: KernelCall) -> str:

@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
-from swin_quant.backends.cuda.choosing import CACHE_BYTES_US
+from swin_quant.backends.cuda.choose_fusions import CACHE_BYTES_US
 from swin_quant.backends.cuda.fusions import ALL, APART
 from swin_quant.backends.cuda.planning import AS_FP16, FP8, FP16, INT8, PLANNED, CudaPlan, Fused
 from swin_quant.config import load_config

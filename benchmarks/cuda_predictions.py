@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from swin_quant.backends.cuda.choosing import CACHE_BYTES_US, fused_program
+from swin_quant.backends.cuda.choose_fusions import CACHE_BYTES_US, fused_program
 from swin_quant.backends.cuda.export import LARGEST_BATCH
 from swin_quant.backends.cuda.floors import floor_of, gpu_of
 from swin_quant.backends.cuda.fusions import ALL, APART, CHOICES
@@ -154,7 +154,7 @@ OPTIMIZATIONS = (
     ),
     Optimization(
         "fusions: all that pay, as executed",
-        "the sum is least by the model of backends/cuda/choosing.py",
+        "the sum is least by the model of backends/cuda/choose_fusions.py",
         lambda case: case.us(INT8, APART),
         lambda case: case.us(INT8, AS_EXECUTED),
     ),

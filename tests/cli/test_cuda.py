@@ -13,10 +13,10 @@ import yaml
 import swin_quant as sq
 from swin_quant.backends.artifact import open_artifact
 from swin_quant.backends.cuda import engine
+from swin_quant.backends.cuda.gpu_errors import gpu_errors
 from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.sessions import HostSession, sizes
-from swin_quant.backends.cuda.trouble import gpu_told
 from swin_quant.backends.cuda.tuning import TimedTiles, TunedFor, kernels_hash, shape_of, tiles_path, write_tiles
 from swin_quant.base.errors import UsageError
 from swin_quant.cli import main
@@ -243,7 +243,7 @@ def test_a_gpu_that_is_too_old(run, files, wide, pictures, snapshot, monkeypatch
 def test_memory_that_is_not_there(run, file, pictures, tmp_path, monkeypatch):
     def full(self, images):
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (100 * 2**20, 8000 * 2**20))
-        with gpu_told("a batch of 7", torch.device("cuda"), 300 * 2**20):
+        with gpu_errors("a batch of 7", torch.device("cuda"), 300 * 2**20):
             raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2.00 GiB.")
 
     monkeypatch.setattr(HostSession, "__call__", full)

@@ -11,12 +11,12 @@ import torch
 from swin_quant.backends.artifact import open_artifact
 from swin_quant.backends.cuda import tune
 from swin_quant.backends.cuda.ahead import CompiledAhead
-from swin_quant.backends.cuda.choice import spec_for
 from swin_quant.backends.cuda.export import CudaOptions, export
 from swin_quant.backends.cuda.file import read_network
 from swin_quant.backends.cuda.fusions import candidates
 from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.launches import program_of
+from swin_quant.backends.cuda.spec_from_policy import spec_for
 from swin_quant.backends.cuda.timing import tiles_to_try
 from swin_quant.backends.cuda.tuning import (
     TimedTiles,

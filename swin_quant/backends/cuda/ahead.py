@@ -12,10 +12,10 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass
 
-from swin_quant.backends.cuda.cases import tiled_cases
 from swin_quant.backends.cuda.crosscompile import KernelCall, compiled
 from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.program import Launch
+from swin_quant.backends.cuda.required_kernels import kernels_with_tiles
 from swin_quant.base.progress import log
 
 
@@ -39,7 +39,7 @@ def compile_ahead(
     if os.environ.get("TRITON_INTERPRET") == "1":
         return CompiledAhead(0, (), 0)
     end = time.monotonic() + seconds
-    calls = tiled_cases(wanted)
+    calls = kernels_with_tiles(wanted)
     context = multiprocessing.get_context("forkserver")  # a process with a GPU's context cannot be forked
     context.set_forkserver_preload([__name__])
     pool = ProcessPoolExecutor(min(processes or len(os.sched_getaffinity(0)), max(len(calls), 1)), context)

@@ -6,10 +6,10 @@ from pathlib import Path
 from torch import nn
 
 from swin_quant.backends.artifact import Artifact, finish_artifact
-from swin_quant.backends.cuda.choice import check_batch, nodes_of, spec_for
 from swin_quant.backends.cuda.file import write_network
 from swin_quant.backends.cuda.network import pack
 from swin_quant.backends.cuda.spec import REDUCTION, NetworkSpec
+from swin_quant.backends.cuda.spec_from_policy import check_batch, nodes_of, spec_for
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.files import ensure_writable_dir
 from swin_quant.cards.card import RunCard

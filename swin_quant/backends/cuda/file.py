@@ -14,10 +14,10 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from swin_quant.backends.cuda.choice import check_geometry
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.network import Network, is_finite
 from swin_quant.backends.cuda.spec import ARITHMETICS, NetworkSpec
+from swin_quant.backends.cuda.spec_from_policy import check_geometry
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.files import atomic_write_bytes
 from swin_quant.base.reading import reads

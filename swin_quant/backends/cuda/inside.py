@@ -8,11 +8,11 @@ from torch import Tensor
 from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.cuda.binding import bind
 from swin_quant.backends.cuda.engine import load
+from swin_quant.backends.cuda.gpu_errors import gpu_errors
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.network import Network
 from swin_quant.backends.cuda.program import Launch, Program
 from swin_quant.backends.cuda.sessions import as_input
-from swin_quant.backends.cuda.trouble import gpu_told
 from swin_quant.score.options import EngineOptions
 
 _QKV = {1: ("matmul_q", "matmul_k", "matmul_v"), 2: ("mha_q", "mha_k", "matmul_v")}
@@ -30,7 +30,7 @@ def inside(artifact: Artifact, options: EngineOptions) -> Callable[[Tensor], dic
         network, device = session.network, session.device  # type: ignore[attr-defined]  # a session of ours
         program = program_of(network.spec, len(images))
         found: dict[str, Tensor] = {}
-        with gpu_told(f"a batch of {len(images)}", device):
+        with gpu_errors(f"a batch of {len(images)}", device):
             bound = bind(program, session.tensors, network.scalars, device)  # type: ignore[attr-defined]
             bound.images.copy_(as_input(network, images))
             for number, call in enumerate(bound.calls):

@@ -7,7 +7,7 @@ from typing import Any
 
 from yacs.config import CfgNode
 
-from swin_quant.backends.cuda.choosing import chosen, modelled_us
+from swin_quant.backends.cuda.choose_fusions import chosen, modelled_us
 from swin_quant.backends.cuda.floors import Floor, floor_of, gpu_of
 from swin_quant.backends.cuda.fusions import CHOICES, merged, rows
 from swin_quant.backends.cuda.launches import program_of

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from swin_quant.backends.cuda.binding import Bound, bind, memory
-from swin_quant.backends.cuda.choosing import fused_program
+from swin_quant.backends.cuda.choose_fusions import fused_program
+from swin_quant.backends.cuda.gpu_errors import NoKernel, gpu_errors
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.network import Network
 from swin_quant.backends.cuda.program import Program
-from swin_quant.backends.cuda.trouble import NoKernel, gpu_told
 from swin_quant.backends.cuda.tuning import NO_TILES, TileTable
 from swin_quant.base.errors import UsageError
 from swin_quant.base.progress import log
@@ -88,7 +88,7 @@ class GraphSession:
     ) -> None:
         self.network, self.device, self.largest, self.tuned, self.machine = network, device, largest, tuned, machine
         need = sum(tensor.nbytes for tensor in network.tensors.values())
-        with gpu_told(
+        with gpu_errors(
             "a copy of the weights", device, need, "end what else has memory there, or export a smaller model"
         ):
             self.tensors = {name: tensor.to(device) for name, tensor in network.tensors.items()}
@@ -107,7 +107,7 @@ class GraphSession:
         A network that takes pixels takes them as they are, too: uint8 [B, S, S, in], nothing else is copied.
         """
         count = len(images)
-        with gpu_told(f"a batch of {count}", self.device), torch.cuda.device(self.device):
+        with gpu_errors(f"a batch of {count}", self.device), torch.cuda.device(self.device):
             if torch.cuda.is_current_stream_capturing():
                 raise UsageError(
                     "the CUDA engine replays graphs of its own: call it outside of your CUDA graph's capture"
@@ -144,7 +144,7 @@ class GraphSession:
             return self._captured[size]
 
     def _made(self, program: Program, tuned: TileTable) -> Captured:
-        with gpu_told(f"a batch of {program.batch}", self.device, program.nbytes):
+        with gpu_errors(f"a batch of {program.batch}", self.device, program.nbytes):
             if self._block is None or self._block.nbytes < program.nbytes:
                 self._block = memory(program.nbytes, self.device)
             bound = bind(program, self.tensors, self.network.scalars, self.device, tuned, self._block)

@@ -12,11 +12,11 @@ import torch
 
 from swin_quant.backends.cuda import ahead
 from swin_quant.backends.cuda.binding import bind
-from swin_quant.backends.cuda.cases import arguments_of, cases, kernel_module, tiled_cases
 from swin_quant.backends.cuda.crosscompile import LIMITS, compiled, recorded, usage
 from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.planning import spec_of_config
+from swin_quant.backends.cuda.required_kernels import arguments_of, kernel_module, kernels_of, kernels_with_tiles
 from swin_quant.backends.cuda.timing import filled, tiles_to_try
 
 triton = pytest.importorskip("triton")
@@ -73,7 +73,7 @@ def test_what_is_compiled_ahead_is_what_a_launch_takes_from_the_cache(tiny_confi
     """V2's attention without a shift, float8, spills on 10.0 with as many registers as Triton 3.7's ptxas chooses."""
     of_eight = {"EMBED_DIM": 96, "DEPTHS": [1], "NUM_HEADS": [3], "WINDOW_SIZE": 8, "PRETRAINED_WINDOW_SIZES": [0]}
     launch = launch_of(program_of(spec_of_config(tiny_config("swinv2", **of_eight), "fp8"), 2), op)
-    (call,) = tiled_cases([(launch, None)])
+    (call,) = kernels_with_tiles([(launch, None)])
     assert ahead.compile_one(call, capability) == ""
     files = sorted(cache.rglob("*"))
     launched = gpu(capability)
@@ -94,7 +94,7 @@ def test_what_is_compiled_ahead_is_what_a_launch_takes_from_the_cache(tiny_confi
 def test_a_kernel_is_launched_once_there_is_memory_to_load_it(program, cache, gpu):
     """A load that failed is told, again and again, and keeps no later launch from working."""
     launch = launch_of(program, "pool")
-    (call,) = tiled_cases([(launch, None)])
+    (call,) = kernels_with_tiles([(launch, None)])
     arguments = arguments_of(launch, partial(filled, device=torch.device("cpu")))
     launched, utils = gpu(90), triton.runtime.driver.active.utils
     load = utils.load_binary
@@ -124,7 +124,7 @@ def test_the_engine_launches_the_kernels_that_are_compiled_ahead(program, monkey
     bound = bind(program, tensors, dict.fromkeys(program.scalars, 0.25), torch.device("cpu"))
     with recorded() as calls:
         bound()
-    assert calls == cases(program.launches)
+    assert calls == kernels_of(program.launches)
 
 
 NAMES = """
@@ -187,4 +187,4 @@ def test_an_interpreter_needs_no_compiler(program, monkeypatch):
 def test_what_is_tried_begins_with_the_default(program):
     tried = tiles_to_try(launch_of(program, "gemm"))
     assert len(tried) == len(set(tried)) > 5
-    assert tiled_cases([(launch_of(program, "gemm"), tried[0])]) == cases([launch_of(program, "gemm")])
+    assert kernels_with_tiles([(launch_of(program, "gemm"), tried[0])]) == kernels_of([launch_of(program, "gemm")])

@@ -10,7 +10,6 @@ from dataclasses import replace
 import pytest
 from kernel_runs import DRAWS
 
-from swin_quant.backends.cuda.cases import cases, tiled_cases
 from swin_quant.backends.cuda.crosscompile import (
     OLDEST_FLOAT8,
     TARGETS,
@@ -19,11 +18,12 @@ from swin_quant.backends.cuda.crosscompile import (
     compiled,
     cross_compile,
 )
-from swin_quant.backends.cuda.findings import findings
 from swin_quant.backends.cuda.fusions import candidates
+from swin_quant.backends.cuda.kernel_faults import kernel_faults
 from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.planning import spec_of_config
+from swin_quant.backends.cuda.required_kernels import kernels_of, kernels_with_tiles
 from swin_quant.backends.cuda.timing import tiles_to_try
 from swin_quant.base.errors import UsageError
 from swin_quant.config import load_config
@@ -48,13 +48,13 @@ def assert_fine(call, capability, is_tried=False):
     """It spills nothing, fits, and multiplies on tensor cores of its type; no two warps do the same, unless it is what
     the tuner tries beside others, whose times tell."""
     made = cross_compile(call, capability)
-    found = [one for one in findings(call, made) if not (is_tried and one.startswith("warps compute the same"))]
+    found = [one for one in kernel_faults(call, made) if not (is_tried and one.startswith("warps compute the same"))]
     assert not found, f"{call.name} {dict(call.constants)}: {found}, {made}"
 
 
 def assert_all_fine(model, precision, capability):
     launches = program_of(spec_of_model(model, precision), 32).launches
-    for call in cases([*launches, *candidates(launches)]):
+    for call in kernels_of([*launches, *candidates(launches)]):
         assert_fine(call, capability)
 
 
@@ -68,12 +68,12 @@ def test_what_is_wrong_with_a_kernel_is_found():
         "not by warp groups": {"mma": {"IMMA": 4}},
         "warps compute the same: 1.50 times its products": {"repeated": 1.5},
     }
-    assert list(findings(product, good)) == []
+    assert list(kernel_faults(product, good)) == []
     for found, change in wrong.items():
-        assert list(findings(product, replace(good, **change))) == [found]
-    assert list(findings(product, replace(good, warps=2, mma={"IMMA": 4}))) == []  # no group of four warps
+        assert list(kernel_faults(product, replace(good, **change))) == [found]
+    assert list(kernel_faults(product, replace(good, warps=2, mma={"IMMA": 4}))) == []  # no group of four warps
     half = replace(product, types=(("qkv", "*bf16"),))
-    assert list(findings(half, replace(good, mma={}))) == ["no tensor-core instructions"]
+    assert list(kernel_faults(half, replace(good, mma={}))) == ["no tensor-core instructions"]
 
 
 @pytest.fixture(scope="module")
@@ -82,10 +82,10 @@ def kernels():
     found = {}
     for name in MODELS:
         launches = program_of(spec_of_model(name), 32).launches
-        for call in cases(launches):
+        for call in kernels_of(launches):
             constants = dict(call.constants)
             found[call.name, constants.get("KIND"), dict(call.types).get("a"), constants.get("WINDOW") == 8] = call
-        found |= {(call.name,): call for call in cases(candidates(launches))}
+        found |= {(call.name,): call for call in kernels_of(candidates(launches))}
     return list(found.values())
 
 
@@ -139,7 +139,7 @@ def test_what_once_spilled_does_not(model, precision, name, sides, capability):
     program's shared memory with 32 rows and with the next weights fetched ahead; and in float8 with 64 rows of 256
     channels in parts of 64, or of which V2 has the norm, and with steps of 128 in a projection."""
     launches = program_of(spec_of_model(model, precision), 32).launches
-    found = [call for call in cases([*launches, *candidates(launches)]) if call.name == name]
+    found = [call for call in kernels_of([*launches, *candidates(launches)]) if call.name == name]
     *_, call = (call for call in found if sides.items() <= dict(call.constants).items())  # a shifted one, unless told
     assert_fine(call, capability)
 
@@ -184,7 +184,7 @@ def test_shapes_that_the_script_has_not_compile(model, precision, capability):
 @pytest.mark.parametrize("capability", [80, 90])
 def test_the_head_of_one_picture_compiles(capability):
     """One row: Triton makes a constant of their number."""
-    call = cases(program_of(spec_of_model(MODELS[0]), 1).launches)[-1]
+    call = kernels_of(program_of(spec_of_model(MODELS[0]), 1).launches)[-1]
     assert dict(call.constants)["rows_in_all"] == 1
     assert_fine(call, capability)
 
@@ -206,7 +206,8 @@ def test_tiles_of_other_batches_compile(model, precision, batch, capability):
     compiled elsewhere."""
     spec = spec_of_model(model, precision)
     usual, others = (
-        cases([*launches, *candidates(launches)]) for launches in (program_of(spec, n).launches for n in (32, batch))
+        kernels_of([*launches, *candidates(launches)])
+        for launches in (program_of(spec, n).launches for n in (32, batch))
     )
     known = {(call.types, call.constants, call.options) for call in usual}
     for call in others:
@@ -239,7 +240,7 @@ def test_several_windows_a_program_compile(model, precision, windows, capability
             if tiles.windows == windows:
                 tried[launch.arguments["windows"].shift > 0, tiles.warps, tiles.stages] = launch, tiles
     assert len(tried) == 8
-    for call in tiled_cases(tried.values()):
+    for call in kernels_with_tiles(tried.values()):
         assert_fine(call, capability, is_tried=True)
 
 
@@ -255,10 +256,10 @@ def test_no_two_warps_compute_the_same(op, sides, again):
     """As eight did of 64 rows, whose products and GELU were then done twice."""
     launches = [one for one in candidates(program_of(spec_of_model(MODELS[0]), 32).launches) if one.op == op]
     launch, call = next(
-        (one, call) for one in launches for call in cases([one]) if sides.items() <= dict(call.constants).items()
+        (one, call) for one in launches for call in kernels_of([one]) if sides.items() <= dict(call.constants).items()
     )
     assert cross_compile(call, 80).repeated == 1
-    (twice,) = tiled_cases([(launch, Tiles(*again, warps=8, stages=2))])
+    (twice,) = kernels_with_tiles([(launch, Tiles(*again, warps=8, stages=2))])
     assert cross_compile(twice, 80).repeated == 2
 
 
@@ -266,7 +267,7 @@ def test_no_two_warps_compute_the_same(op, sides, again):
 def test_the_position_bias_of_a_window_of_7_is_loaded_in_vectors(op):
     """Rows of 49 halves begin at any address: each value was a load of its own, 25 of a thread."""
     launches = program_of(spec_of_model(MODELS[0]), 32).launches
-    call = next(call for call in cases([*launches, *candidates(launches)]) if call.name == op)
+    call = next(call for call in kernels_of([*launches, *candidates(launches)]) if call.name == op)
     _, made = compiled(call, 80)
     loads = re.findall(r"ld\.global\S*", made.asm["ptx"])
     assert loads and not [load for load in loads if load.endswith((".b16", ".b8"))], loads
@@ -276,7 +277,9 @@ def test_the_position_bias_of_a_window_of_7_is_loaded_in_vectors(op):
 def of_float8():
     """Products of SwinV2-T in float8, one of each kind, alone and in what is fused around them."""
     launches = program_of(spec_of_model(MODELS[1], "fp8"), 32).launches
-    kinds = {(call.name, dict(call.constants).get("KIND")): call for call in cases([*launches, *candidates(launches)])}
+    kinds = {
+        (call.name, dict(call.constants).get("KIND")): call for call in kernels_of([*launches, *candidates(launches)])
+    }
     return [call for call in kinds.values() if "*fp8e4nv" in (dict(call.types).get("w"), dict(call.types).get("qkv"))]
 
 
@@ -294,7 +297,7 @@ def test_sums_of_float8_are_added_up_in_float32_after_each_tile(op):
     """Hopper's tensor cores keep 14 bits of a sum. With float8 probabilities and windows of several tiles of keys."""
     spec = spec_of_model("swinv2_tiny_patch4_window16_256", "fp8")
     launches = program_of(replace(spec, quantized=frozenset(spec.products())), 32).launches
-    call = next(call for call in cases([*launches, *candidates(launches)]) if call.name == op)
+    call = next(call for call in kernels_of([*launches, *candidates(launches)]) if call.name == op)
     for capability in (89, 90, 100, 120):
         assert_fine(call, capability)
     _, made = compiled(call, 90)
@@ -318,7 +321,7 @@ def of_each_form(spec):
     """One kernel of each form, of all that a network launches: as its constants and the types of its operands are."""
     launches = program_of(spec, 32).launches
     found = {}
-    for call in cases([*launches, *candidates(launches)]):
+    for call in kernels_of([*launches, *candidates(launches)]):
         rounding = (dict(call.constants).get(word) for word in ("KIND", "PRODUCT_ROUNDS", "HALF_STEPS", "POST"))
         found.setdefault((call.name, *rounding, call.types), call)
     return found.values()
@@ -358,7 +361,7 @@ def test_older_gpus_are_refused_by_name(of_float8):
 @pytest.mark.slow
 def test_the_last_norm_of_v2_with_factors_in_front_spills_nowhere():
     spec = replace(spec_of_model(MODELS[1]), exit_factors=True)
-    (call,) = (call for call in cases(program_of(spec, 32).launches) if call.name == "pool")
+    (call,) = (call for call in kernels_of(program_of(spec, 32).launches) if call.name == "pool")
     for capability in (86, 100):
         assert_fine(call, capability)
 
@@ -366,7 +369,7 @@ def test_the_last_norm_of_v2_with_factors_in_front_spills_nowhere():
 @pytest.mark.parametrize(("model", "most"), [(MODELS[0], 4), ("swin_large_patch4_window12_384_22kto1k_finetune", 18)])
 def test_a_picture_is_pooled_in_few_steps(model, most):
     """Each waits for the one before, of a program that has a multiprocessor to itself: they were 13 and 72."""
-    (call,) = cases([one for one in program_of(spec_of_model(model), 32).launches if one.op == "pool"])
+    (call,) = kernels_of([one for one in program_of(spec_of_model(model), 32).launches if one.op == "pool"])
     constants = dict(call.constants)
     assert -(-constants["TOKENS"] // constants["ROWS"]) <= most
     assert_fine(call, 86)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from swin_quant.backends.cuda.engine import load, machine_here
-from swin_quant.backends.cuda.trouble import gpu_told
+from swin_quant.backends.cuda.gpu_errors import gpu_errors
 from swin_quant.backends.fastertransformer.emulator import Emulator
 from swin_quant.backends.fastertransformer.export import export as export_ft
 from swin_quant.backends.fastertransformer.stored import read_export
@@ -217,7 +217,7 @@ def test_a_machine_without_a_c_compiler(exported, h100, monkeypatch, tmp_path, c
     message = f"Triton cannot build what launches kernels .*{said}.*: install a C compiler .* headers .python3-dev.$"
     with pytest.raises(SwinQuantError, match=message):
         load(artifact, EngineOptions(device="cuda"))
-    with pytest.raises(SwinQuantError, match=message), gpu_told("a batch of 8", torch.device("cuda")):
+    with pytest.raises(SwinQuantError, match=message), gpu_errors("a batch of 8", torch.device("cuda")):
         h100.get_current_device()  # of Triton 3.6 each kernel has a launcher
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from swin_quant.backends.cuda.choosing import CACHE_BYTES_US
+from swin_quant.backends.cuda.choose_fusions import CACHE_BYTES_US
 from swin_quant.backends.cuda.floors import bytes_of, floor_of, gpu_of
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.planning import cuda_plan, spec_of_config

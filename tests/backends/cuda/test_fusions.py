@@ -10,15 +10,15 @@ import pytest
 import torch
 
 from swin_quant.backends.cuda.binding import bind
-from swin_quant.backends.cuda.cases import arguments_of, kernel_module, without_memory
-from swin_quant.backends.cuda.choice import spec_for
-from swin_quant.backends.cuda.choosing import chosen, fused_program, modelled_us, programs_of
+from swin_quant.backends.cuda.choose_fusions import chosen, fused_program, modelled_us, programs_of
 from swin_quant.backends.cuda.floors import bytes_of
 from swin_quant.backends.cuda.fusions import FUSIONS, candidates, fused, rows
 from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.network import pack
 from swin_quant.backends.cuda.planning import spec_of_config
+from swin_quant.backends.cuda.required_kernels import arguments_of, kernel_module, without_memory
+from swin_quant.backends.cuda.spec_from_policy import spec_for
 from swin_quant.backends.cuda.tuning import TileTable, shape_of
 from swin_quant.config import load_config
 from swin_quant.config.files import find_config

@@ -12,11 +12,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swin_quant.backends.cuda.choice import spec_for
 from swin_quant.backends.cuda.kernels import patch_embed
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.network import pack
 from swin_quant.backends.cuda.sessions import Captured, GraphSession, HostSession, sizes
+from swin_quant.backends.cuda.spec_from_policy import spec_for
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.operators.roofline import load_machine

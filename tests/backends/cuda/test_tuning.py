@@ -10,11 +10,11 @@ import torch
 
 from swin_quant.backends.cuda import binding, fusions, timing, tuning
 from swin_quant.backends.cuda.binding import bind
-from swin_quant.backends.cuda.cases import cases, kernel_module, tiled_cases
 from swin_quant.backends.cuda.crosscompile import recorded
 from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.planning import spec_of_config
+from swin_quant.backends.cuda.required_kernels import kernel_module, kernels_of, kernels_with_tiles
 from swin_quant.backends.cuda.timing import candidates, tiles_to_try
 from swin_quant.backends.cuda.tune import BATCHES
 from swin_quant.backends.cuda.tuning import TimedTiles, TunedFor, read_tiles, shape_of, tiles_beside, tiles_path
@@ -244,13 +244,13 @@ def test_attention_is_tried_with_several_windows_a_program(launches):
         launch = next(one for one in launches(batch) if one.op == "attention")
         tried = tiles_to_try(launch)
         assert max(one.windows for one in tried) == most and tried[0].windows == 1, (batch, launch.operands)
-        for call in tiled_cases([(launch, one) for one in tried]):
+        for call in kernels_with_tiles([(launch, one) for one in tried]):
             assert dict(call.constants)["WINDOWS"] in {one.windows for one in tried}
 
 
 def test_what_is_compiled_is_what_the_launch_list_needs(launches):
     pytest.importorskip("triton")
-    found = cases(launches(2))
+    found = kernels_of(launches(2))
     assert {call.name for call in found} >= {"gemm", "attention", "norm_quantize", "merge_quantize", "pool"}
     assert all(
         dict(call.types)["a"] == "*i8" for call in found if call.name == "gemm" and "scale" not in dict(call.constants)
@@ -262,7 +262,7 @@ def test_every_launch_says_whether_products_and_sums_are_rounded_as_one(tiny_con
     """Triton's default is not the same in all versions; FasterTransformer rounds products by themselves."""
     pytest.importorskip("triton")
     spec = replace(spec_of_config(tiny_config("swin", EMBED_DIM=64)), arithmetic=arithmetic)
-    found = cases(program_of(spec, 2).launches)
+    found = kernels_of(program_of(spec, 2).launches)
     apart = [call for call in found if dict(call.types).get("product_levels") == "fp32"]
     assert bool(apart) == (arithmetic != "cuda")
     for call in found:

@@ -20,8 +20,8 @@ from kernel_runs import (
     windowed,
 )
 
-from swin_quant.backends.cuda.choice import LARGEST_HEAD_DIM
 from swin_quant.backends.cuda.kernels.tiles import Tiles
+from swin_quant.backends.cuda.spec_from_policy import LARGEST_HEAD_DIM
 
 SHIFTED = [(16, 8, 4), (24, 12, 6), (32, 16, 8), pytest.param((48, 24, 12), marks=pytest.mark.slow)]
 FT_LOGITS = {"logits_scale": 32**-0.5, "product_levels": 0.0006, "product_step": 0.3, "softmax_epsilon": 1e-6}

@@ -6,11 +6,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from kernel_runs import FLOAT8, HALVES, Draw, assert_same, few, linear, maps, need_float8, operands, poisoned, seeds
 
-from swin_quant.backends.cuda.choice import LARGEST_HEAD_DIM
 from swin_quant.backends.cuda.kernels import gemm, norm_quantize
 from swin_quant.backends.cuda.kernels.gemm import Epilogue, gelu_table
 from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.kernels.windows import Windows
+from swin_quant.backends.cuda.spec_from_policy import LARGEST_HEAD_DIM
 
 
 @few

@@ -10,12 +10,12 @@ import pytest
 import torch
 from kernel_runs import BYTES, LARGEST_WEIGHT, SQUARES, Draw, assert_near, both, poisoned
 
-from swin_quant.backends.cuda.cases import arguments_of
-from swin_quant.backends.cuda.choice import LARGEST_HEAD_DIM
 from swin_quant.backends.cuda.fusions import FUSIONS, candidates
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.planning import spec_of_config
 from swin_quant.backends.cuda.program import ScalarRef, TensorRef
+from swin_quant.backends.cuda.required_kernels import arguments_of
+from swin_quant.backends.cuda.spec_from_policy import LARGEST_HEAD_DIM
 from swin_quant.backends.cuda.tuning import shape_of
 from swin_quant.config import load_config
 from swin_quant.config.files import find_config

@@ -1,4 +1,4 @@
-"""The kernels that a network needs, by its launch list: what is to be compiled for GPUs that are not here."""
+"""The kernels that a launch list needs: they can be compiled for GPUs that are not here."""
 
 import importlib
 from collections.abc import Callable, Iterable
@@ -15,13 +15,13 @@ from swin_quant.backends.cuda.program import Launch, ScalarRef, TensorRef, parts
 SOME_NUMBER = 0.5
 
 
-def cases(launches: Iterable[Launch]) -> list[KernelCall]:
+def kernels_of(launches: Iterable[Launch]) -> list[KernelCall]:
     """The kernels that launches of the engine need, each once. Nothing is allocated or run."""
-    return tiled_cases((launch, None) for launch in launches)
+    return kernels_with_tiles((launch, None) for launch in launches)
 
 
-def tiled_cases(wanted: Iterable[tuple[Launch, Tiles | None]]) -> list[KernelCall]:
-    """The same with tiles of one's own; None: those that the kernel takes by default."""
+def kernels_with_tiles(wanted: Iterable[tuple[Launch, Tiles | None]]) -> list[KernelCall]:
+    """The same with given tiles; None: those that the kernel takes by default."""
     with recorded() as found:
         for launch, tiles in wanted:
             kernel_module(launch).launch(**arguments_of(launch, without_memory), tiles=tiles)
@@ -29,12 +29,12 @@ def tiled_cases(wanted: Iterable[tuple[Launch, Tiles | None]]) -> list[KernelCal
 
 
 def kernel_module(launch: Launch) -> ModuleType:
-    """What computes it: `reference`, `call`, `launch`."""
+    """The module with the kernel's `reference`, `call` and `launch`."""
     return importlib.import_module(f"swin_quant.backends.cuda.kernels.{launch.op}")
 
 
 def arguments_of(launch: Launch, tensor: Callable[[TensorRef], torch.Tensor]) -> dict[str, Any]:
-    """Its arguments with tensors made by `tensor`, and some number for each of the network's."""
+    """The launch's arguments, with tensors made by `tensor` and some number for each scalar of the network."""
     made: dict[TensorRef, torch.Tensor] = {}
     for ref in launch.operands.values():
         if ref not in made:  # what a launch changes is one tensor under two words
@@ -44,7 +44,7 @@ def arguments_of(launch: Launch, tensor: Callable[[TensorRef], torch.Tensor]) ->
 
 
 def without_memory(ref: TensorRef) -> torch.Tensor:
-    """A tensor of the meta device: for what looks at shapes and types alone."""
+    """A tensor of the meta device, which has a shape and a type alone."""
     return torch.empty(ref.shape, dtype=ref.dtype, device="meta")
 
 

@@ -1,4 +1,4 @@
-"""What the nodes of a model ask of the engine: its spec, or one line that says what no kernel does."""
+"""The engine's spec of a model under its policy, or one line that names what no kernel computes."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -36,7 +36,7 @@ def spec_for(
 ) -> NetworkSpec:
     """The spec of a model under the policy that was applied to it; with precision float, no node counts.
 
-    UsageError for what is no Swin classifier, a geometry, or a policy that the engine does not run.
+    UsageError for another network than a Swin classifier, and for a geometry or policy that the engine does not run.
     """
     if not isinstance(model, Swin) or model.output_kind != LOGITS:
         raise UsageError("the CUDA engine runs Swin V1 and V2 as classifiers only: export to another backend")
@@ -82,7 +82,7 @@ def check_geometry(spec: NetworkSpec) -> None:
 
 
 def check_batch(spec: NetworkSpec, batch: int) -> None:
-    """UsageError for a batch of which a tensor has more values than kernels, which count in int32, can address."""
+    """UsageError for a batch with a tensor of more values than kernels can address, which count in int32."""
     largest = max(prod(buffer.shape) for buffer in program_of(spec, 1).buffers.values())  # each grows with the batch
     if batch > (most := ADDRESSED // largest):
         raise UsageError(f"‹batch› {batch}: kernels address {ADDRESSED + 1} values of a tensor: at most {most} here")

@@ -1,4 +1,4 @@
-"""What a GPU refuses, in one line that names the batch: memory that it has not, a kernel that it cannot have."""
+"""Errors of a GPU in one line that names the batch: it is out of memory, or Triton has no kernel for it."""
 
 import re
 from collections.abc import Iterator
@@ -18,13 +18,13 @@ class NoKernel(SwinQuantError):
 
 
 @contextmanager
-def gpu_told(
+def gpu_errors(
     what: str, device: torch.device, need: int | None = None, remedy: str = "give a smaller ‹batch›"
 ) -> Iterator[None]:
-    """Inside, what the GPU `device` refuses is a SwinQuantError.
+    """Inside, errors of the GPU `device` become a SwinQuantError.
 
-    `what` is worked on, e.g. a batch of 8, and `need` how many bytes that takes in all: None where nobody knows, and it
-    is told how many more were asked for.
+    `what` is being computed, e.g. a batch of 8; it takes `need` bytes in all. None if nobody knows: then the message
+    says how many more were asked for.
     """
     try:
         with building_told():
@@ -55,12 +55,12 @@ def _needs(need: int | None, error: BaseException) -> str:
 
 
 def _reasons(error: BaseException | None) -> Iterator[BaseException]:
-    """An error and those behind it: of what fails while it is captured torch raises that the capture is invalid."""
+    """An error and those that led to it: where a capture fails, torch raises only that the capture is invalid."""
     while error is not None:
         yield error
         error = error.__context__
 
 
 def _is_tritons(error: BaseException) -> bool:
-    """Whether its compiler or its launcher refused a kernel: out of shared memory, say, or what a GPU has not."""
+    """Whether Triton's compiler or launcher refused a kernel, as for too little shared memory."""
     return any(kind.__name__ == "TritonError" for kind in type(error).__mro__)

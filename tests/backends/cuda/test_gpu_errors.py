@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from swin_quant.backends.cuda.trouble import gpu_told
+from swin_quant.backends.cuda.gpu_errors import gpu_errors
 from swin_quant.base.errors import SwinQuantError
 
 
@@ -18,7 +18,7 @@ from swin_quant.base.errors import SwinQuantError
 def test_out_of_memory_names_the_batch_and_what_it_needs(monkeypatch, error, needs):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (100 * 2**20, 8000 * 2**20))
     for need, told in ((300 * 2**20, "300 MB"), (None, needs)):
-        with pytest.raises(SwinQuantError) as e, gpu_told("a batch of 64", torch.device("cuda"), need):
+        with pytest.raises(SwinQuantError) as e, gpu_errors("a batch of 64", torch.device("cuda"), need):
             raise error
         assert str(e.value) == (
             f"out of GPU memory: a batch of 64 needs {told}, 100 of 8000 MB are free: give a smaller batch"
@@ -30,7 +30,7 @@ def test_out_of_memory_names_the_batch_and_what_it_needs(monkeypatch, error, nee
     [RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered"), ZeroDivisionError("a bug of ours")],
 )
 def test_another_error_stays_what_it_is(error):
-    with pytest.raises(type(error)) as found, gpu_told("a batch of 64", torch.device("cuda")):
+    with pytest.raises(type(error)) as found, gpu_errors("a batch of 64", torch.device("cuda")):
         raise error
     assert found.value is error
 
@@ -39,5 +39,5 @@ def test_a_kernel_that_the_gpu_cannot_have_is_one_line(monkeypatch):
     errors = pytest.importorskip("triton.runtime.errors")
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA L4")
     with pytest.raises(SwinQuantError, match="NVIDIA L4: Triton has no kernel of a batch of 8 .* Required: 150000"):
-        with gpu_told("a batch of 8", torch.device("cuda")):
+        with gpu_errors("a batch of 8", torch.device("cuda")):
             raise errors.OutOfResources(150_000, 101_376, "shared memory")

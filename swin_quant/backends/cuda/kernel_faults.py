@@ -1,4 +1,4 @@
-"""What is wrong with a compiled kernel: it spills, does not fit, multiplies twice, or not on tensor cores."""
+"""Faults of a compiled kernel: it spills, does not fit, multiplies twice, or multiplies without tensor cores."""
 
 from collections.abc import Iterator
 
@@ -10,8 +10,8 @@ _AGAIN = 1.25  # times its products: 8 warps of the widest projections behind at
 _GROUPS_ALONE = 90, 100  # capabilities whose float8 products are of whole warp groups
 
 
-def findings(call: KernelCall, made: CompiledKernel) -> Iterator[str]:
-    """A line for each; nothing if all is well."""
+def kernel_faults(call: KernelCall, made: CompiledKernel) -> Iterator[str]:
+    """A line for each fault."""
     types, constants = dict(call.types), dict(call.constants)
     operand = types.get("w", types.get("qkv", types.get("weight")))  # norms' weights are float32
     rows = min(constants.get(side, _WARP_GROUP[0]) for side in ("BM", "BQ"))

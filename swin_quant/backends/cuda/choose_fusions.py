@@ -1,10 +1,10 @@
-"""Which fusions a program is executed with on a GPU: those that make its sum least, as timed there or by the model.
+"""Choose the fusions that make a program's time on a GPU least, as timed there or by a model.
 
-The model is that of floors, and two limits more for kernels whose programs have whole rows: where these are fewer than
-multiprocessors, the others idle; and each reads all weights, from the cache, at the rate of one multiprocessor. It says
-what can at best be won, not that a kernel is as near to its floor as those that it replaces. Attention with its
-projection does heads one after another that are programs apart: what each waits for no floor knows, so that it is taken
-only where its programs are at least half as many as multiprocessors.
+The model adds two limits to the floors, for kernels whose programs have whole rows: with fewer programs than
+multiprocessors the others idle; and each program reads all weights from the cache at the rate of one multiprocessor. It
+is a bound: a fused kernel may be farther from its floor than those that it replaces. Attention with its projection does
+heads one after another instead of in programs of their own, which no floor counts: it is taken only where its programs
+are at least half as many as multiprocessors.
 """
 
 from collections.abc import Callable, Sequence

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from swin_quant.backends.cuda.choice import check_batch, check_geometry, spec_for
 from swin_quant.backends.cuda.network import pack
 from swin_quant.backends.cuda.planning import spec_of_config
 from swin_quant.backends.cuda.spec import spec_of
+from swin_quant.backends.cuda.spec_from_policy import check_batch, check_geometry, spec_for
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.config import find_config, load_config
 from swin_quant.quant.policies import load_policy
