@@ -25,7 +25,7 @@ from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import chunks, sample
 from swin_quant.data.sources import open_pictures
 from swin_quant.models import build_model
-from swin_quant.quant.calibration import Method, observe, set_ranges
+from swin_quant.quant.calibration import Method, observe, observing, set_ranges
 from swin_quant.quant.check import PICTURES, CheckBatch, check_ranges
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import apply_policy
@@ -89,10 +89,10 @@ def main() -> None:
         print(f"| {method} | {elapsed:.2f} |")
     print(f"| all four | {total:.2f} |")
 
-    answers: list[Tensor] = []
     apply_policy(model, load_policy("ft-mode1"))
-    set_ranges(model, observe(model, batches[: PICTURES // SIZE], Method(), answers.append), Method())
-    some = [CheckBatch(number, *pair) for number, pair in enumerate(zip(batches, answers, strict=False))]
+    with observing(model) as observation:
+        some = [CheckBatch(n, batch, observation.show(batch)) for n, batch in enumerate(batches[: PICTURES // SIZE])]
+    set_ranges(model, observation.calibration(), Method())
     start = time.perf_counter()
     check = check_ranges(model, calibration, Method(), some)
     elapsed = time.perf_counter() - start

@@ -2,13 +2,12 @@
 
 All nodes are observed, whatever the policy: the policy decides later which are on. Nothing is quantized meanwhile, so
 ranges are those of the float model. Over several ranks the statistics are reduced, then searched: the ranges are
-bit-identical to those of one rank, and on a CPU to those of any size of batch (`alone`).
+bit-identical to those of one rank, and on a CPU to those of any size of batch (`batch_invariance`).
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 from swin_quant.base.distributed import gather
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.progress import track
-from swin_quant.quant.alone import AsAlone
+from swin_quant.quant.batch_invariance import BatchInvariance
 from swin_quant.quant.eval_mode import eval_mode
 from swin_quant.quant.fake_quant import FP8
 from swin_quant.quant.fold import fold
@@ -32,7 +31,6 @@ from swin_quant.quant.ranges import Range, method_for, search_bounds, search_ran
 from swin_quant.quant.statistics import Statistics
 from swin_quant.quant.watch import watching
 
-Answers = Callable[[Tensor], None]
 VALUES_PER_PICTURE = 16384
 LARGEST_HALF = 65504.0
 
@@ -94,50 +92,87 @@ class Calibration:
         return [name for name, largest in self.largest.items() if largest > LARGEST_HALF]
 
 
-def calibrate(
-    model: nn.Module,
-    batches: Iterable[Tensor],
-    method: Method = Method(),
-    answers: Answers = lambda logits: None,
-) -> Calibration:
+def calibrate(model: nn.Module, batches: Iterable[Tensor], method: Method = Method()) -> Calibration:
     """`observe`, then `set_ranges`: give every node of `model` its range from `batches`."""
-    calibration = observe(model, batches, method, answers)
+    calibration = observe(model, batches, method)
     set_ranges(model, calibration, method)
     return calibration
 
 
-def observe(
-    model: nn.Module,
-    batches: Iterable[Tensor],
-    method: Method = Method(),
-    answers: Answers = lambda logits: None,
-) -> Calibration:
-    """The statistics of every activation node over `batches` of images [B, 3, H, W]: this rank's share, maybe none.
+def observe(model: nn.Module, batches: Iterable[Tensor], method: Method = Method()) -> Calibration:
+    """The statistics of every activation node over `batches` of images [B, 3, H, W]; see `observing`."""
+    with observing(model, method) as observation:
+        for images in batches:
+            observation.show(images)
+    return observation.calibration()
 
-    `answers` is shown the float model's logits [B, classes] of each batch (or other `rows`), which cost nothing here.
-    A batch without a picture (B = 0) is a pass as well: those of a sharded model wait for each other.
-    The result is that of all ranks together. Norms that can be folded are. Raises SwinQuantError for NaN or
-    infinity in weights or activations, naming the first module, and when no rank had a picture.
+
+class Observation:
+    """A float model whose activation nodes observe what it is shown, by name."""
+
+    def __init__(self, model: nn.Module, nodes: Mapping[str, Quantizer], method: Method) -> None:
+        self.model, self.device, self.pictures = model, next(model.parameters()).device, 0
+        limit, counts = None if method.exact else VALUES_PER_PICTURE, method.name != "max"
+        self.observers = {name: ActivationObserver(name, self.device, counts, limit) for name in nodes}
+        self._batches = BatchInvariance(model, nodes.values(), self._forward)
+
+    @torch.inference_mode()
+    def show(self, images: Tensor) -> Tensor:
+        """Logits [B, classes], or other `rows`, of a batch [B, 3, H, W] that every node observes.
+
+        A batch without a picture (B = 0) is a pass as well: those of a sharded model wait for each other.
+        SwinQuantError for NaN or infinity in weights or activations, naming the first module.
+        """
+        self.pictures += len(images)
+        return self._batches.run(images)
+
+    def _forward(self, images: Tensor) -> Tensor:
+        for observer in self.observers.values():
+            observer.pictures = len(images)
+        try:
+            logits = rows(self.model(images))
+            if not logits.isfinite().all():
+                raise NonFiniteError("the model's output")
+        except NonFiniteError as error:
+            raise SwinQuantError(f"{first_non_finite(self.model, images)} (noticed at: {error})") from error
+        return logits
+
+    def calibration(self) -> Calibration:
+        """What all ranks have observed together. SwinQuantError when none had a picture."""
+        observers, pictures = self.observers, _reduce(self.observers, self.pictures, self.device)
+        if pictures == 0:
+            raise SwinQuantError("calibration saw no picture: check ‹data_path› and ‹pictures›")
+        statistics = {name: o.statistics() for name, o in observers.items() if o.histograms}
+        largest = {name: observer.largest for name, observer in observers.items()}
+        ends = {name: (observer.lowest, observer.highest) for name, observer in observers.items()}
+        peaks = {
+            name: sorted(observer.peaks) for name, observer in observers.items() if len(observer.peaks) == pictures
+        }
+        return Calibration(pictures, statistics, largest, ends=ends, peaks=peaks)
+
+
+@contextmanager
+def observing(model: nn.Module, method: Method = Method()) -> Iterator[Observation]:
+    """Inside, every activation node of the float model observes what it is shown: this rank's share of the pictures.
+
+    Norms that can be folded are. Afterwards every node is off. SwinQuantError for NaN or infinity in the weights.
     """
     _check_method(model, method)
     fold(model)
     check_weights(model)
-    pictures = 0
-    with _observing(model, method) as observers, torch.inference_mode():
-        as_alone = AsAlone(model, [node for node in named_nodes(model).values() if node.observer is not None])
-        for images in batches:
-            pictures += len(images)
-            logits: list[Tensor] = []
-            as_alone.run(images, partial(_observe, model, observers, logits))
-            answers(torch.cat(logits)[-len(images) or None :])  # a batch that was taken back came first
-    pictures = _reduce(observers, pictures, next(model.parameters()).device)
-    if pictures == 0:
-        raise SwinQuantError("calibration saw no picture: check ‹data_path› and ‹pictures›")
-    statistics = {name: o.statistics() for name, o in observers.items() if o.histograms}
-    largest = {name: observer.largest for name, observer in observers.items()}
-    ends = {name: (observer.lowest, observer.highest) for name, observer in observers.items()}
-    peaks = {name: sorted(observer.peaks) for name, observer in observers.items() if len(observer.peaks) == pictures}
-    return Calibration(pictures, statistics, largest, ends=ends, peaks=peaks)
+    nodes = named_nodes(model)
+    activations = {name: node for name, node in nodes.items() if node.role is not Role.GEMM_WEIGHT}
+    observation = Observation(model, activations, method)
+    for node in nodes.values():
+        node.state = State.OFF
+    try:
+        for name, node in activations.items():
+            node.state, node.observer = State.CALIBRATE, observation.observers[name]
+        with eval_mode(model):
+            yield observation
+    finally:
+        for node in nodes.values():
+            node.state, node.observer = State.OFF, None
 
 
 def _check_method(model: nn.Module, method: Method) -> None:
@@ -188,40 +223,6 @@ def _search(calibration: Calibration, name: str, node: Quantizer, method: Method
     statistics = calibration.statistics[name]
     bounds = search_bounds(chosen, statistics, 2**bits - 1, method.percentile) if statistics.sides else None
     return Range(search_range(chosen, statistics, bits, method.percentile, node.setting.format), bounds)
-
-
-@contextmanager
-def _observing(model: nn.Module, method: Method) -> Iterator[dict[str, ActivationObserver]]:
-    """Every activation node observes inside; afterwards every node is off and has no observer."""
-    device = next(model.parameters()).device
-    limit = None if method.exact else VALUES_PER_PICTURE
-    nodes = named_nodes(model)
-    observers = {
-        name: ActivationObserver(name, device, method.name != "max", limit)
-        for name, node in nodes.items()
-        if node.role is not Role.GEMM_WEIGHT
-    }
-    for node in nodes.values():
-        node.state = State.OFF
-    try:
-        for name, observer in observers.items():
-            nodes[name].state, nodes[name].observer = State.CALIBRATE, observer
-        with eval_mode(model):
-            yield observers
-    finally:
-        for node in nodes.values():
-            node.state, node.observer = State.OFF, None
-
-
-def _observe(model: nn.Module, observers: dict[str, ActivationObserver], logits: list[Tensor], images: Tensor) -> None:
-    for observer in observers.values():
-        observer.pictures = len(images)
-    try:
-        logits.append(rows(model(images)))
-        if not logits[-1].isfinite().all():
-            raise NonFiniteError("the model's output")
-    except NonFiniteError as error:
-        raise SwinQuantError(f"{first_non_finite(model, images)} (noticed at: {error})") from error
 
 
 def _reduce(observers: dict[str, ActivationObserver], pictures: int, device: torch.device) -> int:

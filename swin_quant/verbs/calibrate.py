@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -16,12 +16,13 @@ from swin_quant.cli.flags import Flag, Group
 from swin_quant.quant.names import DEFAULT_PERCENTILE
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
     from yacs.config import CfgNode
 
     from swin_quant.base.distributed import World
     from swin_quant.cards.card import RunCard
     from swin_quant.cards.records import CalibrationRecord, SourceRecord
+    from swin_quant.data.calibration import Numbered
     from swin_quant.data.picture_set import PictureSet, Source
     from swin_quant.data.pictures import Pictures
     from swin_quant.data.preprocess import Transform
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from swin_quant.quant.passes.scratch import Scratch
     from swin_quant.quant.policy import Policy
     from swin_quant.tasks.passes import PassPlan
+    from swin_quant.verbs.calibration_result import CalibrationBatches
 
 HELP = "Calibrate a float checkpoint on pictures: writes <NAME>_calib.pth and its run card, then scores them."
 EXAMPLES = """examples:
@@ -215,12 +217,12 @@ def calibrate_model(
     passes = plan.passes.for_model(model.module)
     names = model.class_names
     if isinstance(pictures, Pictures):
-        shown = _from_pictures(pictures, transform or model.preprocess, plan, world, workers)
+        given = _from_pictures(pictures, transform or model.preprocess, plan, world, workers)
         with contextlib.suppress(UsageError):  # it need not say how many classes it has
             names = names or (stated(pictures.class_names, model.classes) if pictures.class_names else [])
     else:
-        shown = _from_tensors(model, pictures)
-    result = calibrated_on(model.module, shown.batches, plan.method, shown.batch_size, shown.record)
+        given = _from_tensors(model, pictures)
+    result = calibrated_on(model.module, given, plan.method)
     result = result.improved(model.module, passes, world, before, scratch)
     model.card = replace(
         model.card,
@@ -240,18 +242,9 @@ def calibrate_model(
     return model
 
 
-@dataclass(frozen=True)
-class _Shown:
-    """Numbered batches of images [B, 3, H, W], and what a run card records of them once they have been seen."""
-
-    batches: Iterator[tuple[int, Tensor]]
-    batch_size: int
-    record: Callable[[], CalibrationRecord]
-
-
 def _from_pictures(
     pictures: Pictures, transform: Transform, plan: CalibrationPlan, world: World, workers: int
-) -> _Shown:
+) -> CalibrationBatches:
     """This rank's share of a seeded sample."""
     from swin_quant.base.distributed import gather
     from swin_quant.base.progress import track
@@ -259,6 +252,7 @@ def _from_pictures(
     from swin_quant.data.loader import UnreadableLimit
     from swin_quant.data.preprocess import Preprocess
     from swin_quant.data.sampling import digest
+    from swin_quant.verbs.calibration_result import CalibrationBatches
 
     if isinstance(transform, Preprocess) and not transform.is_square:
         plan = replace(plan, batches=plan.pictures, batch_size=1)
@@ -266,46 +260,42 @@ def _from_pictures(
     numbered = calibration_batches(
         pictures, transform, plan.pictures, plan.batch_size, plan.seed, limit, world.rank, world.size, workers
     )
-    used: list[tuple[int, list[str]]] = []
+    tracked = track(numbered, "calibrating", len(range(world.rank, plan.batches, world.size)))
 
-    def batches() -> Iterator[tuple[int, Tensor]]:
-        for number, batch in track(numbered, "calibrating", len(range(world.rank, plan.batches, world.size))):
-            used.append((number, [pictures.names[index] for index in batch.indices]))
-            yield number, batch.images.to(world.device)
-
-    def record() -> CalibrationRecord:
+    def record(seen: Sequence[Numbered]) -> CalibrationRecord:
         limit.count(gather(limit.names))
         limit.check()
-        names = [name for _, batch in sorted(gather(used)) for name in batch]
+        indices = sorted(gather([(number, batch.indices) for number, batch in seen]))
+        names = [pictures.names[index] for _, batch in indices for index in batch]
         sampled = {"batches": plan.batches, "batch_size": plan.batch_size, "seed": plan.seed, "split": plan.split}
-        seen = {"pictures_sha256": digest(names), "files": names, "unreadable": sorted(limit.names)}
-        return cast("CalibrationRecord", {**sampled, "augment": plan.augment, **seen})
+        used = {"pictures_sha256": digest(names), "files": names, "unreadable": sorted(limit.names)}
+        return cast("CalibrationRecord", {**sampled, "augment": plan.augment, **used})
 
-    return _Shown(batches(), plan.batch_size, record)
+    return CalibrationBatches(tracked, plan.batch_size, record)
 
 
-def _from_tensors(model: Model, source: Iterable[Any]) -> _Shown:
+def _from_tensors(model: Model, source: Iterable[Any]) -> CalibrationBatches:
     """Batches of any size, numbered by their first picture; a hash of their values stands for names."""
     from swin_quant.base.progress import track
     from swin_quant.data.picture_set import batches as tensors
+    from swin_quant.verbs.calibration_result import CalibrationBatches
 
-    seen = hashlib.sha256()
-    sizes: list[int] = []
-
-    def batches() -> Iterator[tuple[int, Tensor]]:
-        total = len(source) if isinstance(source, Sized) else None
+    def numbered() -> Iterator[Numbered]:
+        total, first = len(source) if isinstance(source, Sized) else None, 0
         for batch in track(tensors(source, labelled=False, prepared=model.prepared), "calibrating", total):
-            first = sum(sizes)
-            seen.update(batch.images.numpy(force=True).tobytes())
-            sizes.append(len(batch.images))
-            yield first, batch.images.to(model.device)
+            yield first, batch
+            first += len(batch.images)
 
-    def record() -> CalibrationRecord:
-        sampled = {"batches": len(sizes), "batch_size": max(sizes), "seed": 0, "split": "", "augment": False}
-        known = {"pictures_sha256": seen.hexdigest(), "files": [], "unreadable": []}
+    def record(seen: Sequence[Numbered]) -> CalibrationRecord:
+        values = hashlib.sha256()
+        for _, batch in seen:
+            values.update(batch.images.numpy(force=True).tobytes())
+        size = max(len(batch.images) for _, batch in seen)
+        sampled = {"batches": len(seen), "batch_size": size, "seed": 0, "split": "", "augment": False}
+        known = {"pictures_sha256": values.hexdigest(), "files": [], "unreadable": []}
         return cast("CalibrationRecord", {**sampled, **known})
 
-    return _Shown(batches(), 1, record)
+    return CalibrationBatches(numbered(), 1, record)
 
 
 def _source(model: Model) -> SourceRecord | None:

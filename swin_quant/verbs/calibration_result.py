@@ -1,6 +1,6 @@
 """The result of a calibration: improved by passes, checked against float, recorded, with advice."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
@@ -18,8 +18,9 @@ from swin_quant.cards.records import (
     SearchRecord,
 )
 from swin_quant.checkpoint.range_bits import bits_record
+from swin_quant.data.calibration import Numbered
 from swin_quant.quant.advice import Advice, Findings, advise, figures_of
-from swin_quant.quant.calibration import Calibration, Method, calibrate
+from swin_quant.quant.calibration import Calibration, Method, observing, set_ranges
 from swin_quant.quant.check import PICTURES, RUIN_DB, CheckBatch, check_ranges
 from swin_quant.quant.eval_mode import eval_mode
 from swin_quant.quant.passes.scratch import Scratch
@@ -104,30 +105,32 @@ def _sizes(images: Sequence[tuple[int, Tensor]]) -> set[tuple[int, ...]]:
     return {tuple(size) for size in gather([list(batch.shape[1:]) for _, batch in images if len(batch)])}
 
 
-def calibrated_on(
-    model: nn.Module,
-    batches: Iterable[tuple[int, Tensor]],
-    method: Method,
-    batch_size: int,
-    record: Callable[[], CalibrationRecord],
-) -> CalibrationResult:
-    """Calibrate on (number, images [B, 3, H, W]); `record` gives what is known of the pictures once they were seen."""
-    kept: list[tuple[int, Tensor]] = []
+@dataclass(frozen=True)
+class CalibrationBatches:
+    """This rank's numbered batches to calibrate on; `size` pictures a number. `record`: what a run card keeps of the
+    batches that were seen."""
+
+    batches: Iterable[Numbered]
+    size: int
+    record: Callable[[Sequence[Numbered]], CalibrationRecord]
+
+
+def calibrated_on(model: nn.Module, given: CalibrationBatches, method: Method) -> CalibrationResult:
+    """Calibrate `model`: show it each batch, then search the ranges."""
+    device = next(model.parameters()).device
+    seen: list[Numbered] = []
     some: list[CheckBatch] = []
-
-    def images() -> Iterator[Tensor]:
-        for numbered in batches:
-            kept.append(numbered)
-            yield numbered[1]
-
-    def keep(logits: Tensor) -> None:
-        number, batch = kept[-1]
-        if (wanted := PICTURES - number * batch_size) > 0:
-            some.append(CheckBatch(number, batch[:wanted], logits[:wanted]))
-
-    calibration = calibrate(model, images(), method, keep)
-    whole: CalibrationRecord = {
-        **record(),
+    with observing(model, method) as observation:
+        for number, batch in given.batches:
+            images = batch.images.to(device)
+            logits = observation.show(images)
+            seen.append((number, replace(batch, images=images)))
+            if (wanted := PICTURES - number * given.size) > 0:
+                some.append(CheckBatch(number, images[:wanted], logits[:wanted]))
+    calibration = observation.calibration()
+    set_ranges(model, calibration, method)
+    record: CalibrationRecord = {
+        **given.record(seen),
         "exact": method.exact,
         "pictures": calibration.pictures,
         "beyond_half": calibration.beyond_half,
@@ -136,7 +139,7 @@ def calibrated_on(
         "advice": [],
         **search_record(method, model, calibration),
     }
-    return CalibrationResult(calibration, whole, method, some, kept)
+    return CalibrationResult(calibration, record, method, some, [(number, batch.images) for number, batch in seen])
 
 
 def _methods(model: nn.Module, method: Method) -> list[str]:

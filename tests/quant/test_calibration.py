@@ -13,6 +13,7 @@ from swin_quant.quant.calibration import (
     calibrate,
     check_weights,
     observe,
+    observing,
     set_ranges,
 )
 from swin_quant.quant.fake_quant import UNUSED_AMAX
@@ -442,15 +443,15 @@ def test_without_a_method_each_node_has_that_of_its_bits(tiny_model):
 
 
 @pytest.mark.parametrize("together", [True, False], ids=["in batches", "one by one"])
-def test_what_the_float_model_answers_is_shown_on_the_way(tiny_model, monkeypatch, together):
+def test_the_float_models_logits_of_each_batch_are_given(tiny_model, monkeypatch, together):
     model = tiny_model()
     images = torch.randn(5, 3, 32, 32)
-    shown = []
-    monkeypatch.setattr("swin_quant.quant.alone.torch.equal", lambda *_: together)
-    observe(model, [images[:3], images[:0], images[3:]], Method("max"), shown.append)
+    monkeypatch.setattr("swin_quant.quant.batch_invariance.torch.equal", lambda *_: together)
+    with observing(model, Method("max")) as observation:
+        found = [observation.show(batch) for batch in (images[:3], images[:0], images[3:])]
     with torch.inference_mode():
-        assert [len(logits) for logits in shown] == [3, 0, 2]
-        torch.testing.assert_close(torch.cat(shown), model(images), rtol=1e-4, atol=1e-5)
+        assert [len(logits) for logits in found] == [3, 0, 2]
+        torch.testing.assert_close(torch.cat(found), model(images), rtol=1e-4, atol=1e-5)
 
 
 def test_layers_of_a_model_are_all_seen(tiny_model):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from swin_quant.base.errors import UsageError
-from swin_quant.quant.calibration import Method, observe, set_ranges
+from swin_quant.quant.calibration import Method, observing, set_ranges
 from swin_quant.quant.check import CheckBatch, check_ranges
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Rule, apply_policy, quantize
@@ -25,10 +25,11 @@ def subject(tiny_model):
         model = tiny_model(kind, **SMALL, **MORE[kind])
         apply_policy(model, load_policy("ft-mode1").and_then(Rule(nodes=("role:activation",), bits=bits)))
         images = torch.randn(12, 3, 32, 32).split(5)
-        answers = []
-        calibration = observe(model, images, Method(method), answers.append)
+        with observing(model, Method(method)) as observation:
+            batches = [CheckBatch(n, x, observation.show(x)) for n, x in enumerate(images)]
+        calibration = observation.calibration()
         set_ranges(model, calibration, Method(method))
-        return model, calibration, [CheckBatch(n, x, y) for n, (x, y) in enumerate(zip(images, answers, strict=True))]
+        return model, calibration, batches
 
     return make
 

@@ -1,0 +1,96 @@
+"""Batches in which every node sees, to the bit, what it sees of each picture alone on one thread.
+
+The order in which a CPU adds up a matrix product may depend on the rows beside a row and on the number of threads. MKL
+promises that it does not (MKL_CBWR, see base/reproducible.py), but keeps that on some CPUs only, and other libraries
+promise nothing. So a batch of a new size is tried: its first and last picture also run alone, on one thread. If a node
+sees other bits there, its observer forgets the batch, and the pictures run one by one: slower, but the same on any
+number of ranks and threads and in batches of any size.
+"""
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from swin_quant.base.progress import log
+from swin_quant.quant.quantizer import Quantizer
+
+Forward = Callable[[Tensor], Tensor]
+
+
+class BatchInvariance:
+    """Runs batches through the `forward` of `model`, whose `nodes` have an observer each."""
+
+    def __init__(self, model: nn.Module, nodes: Iterable[Quantizer], forward: Forward) -> None:
+        self.nodes, self.forward = list(nodes), forward
+        self.holds: dict[tuple[int, ...], bool] = {}  # by the shape of a batch
+        parameter = next(model.parameters())
+        sharded = hasattr(parameter, "full_tensor")  # a DTensor, whose class takes a second to import
+        # One by one is too slow for a GPU, and the ranks of a sharded model must run equally often.
+        self.is_tried = parameter.device.type == "cpu" and not sharded
+
+    def run(self, images: Tensor) -> Tensor:
+        """The outputs of the batch [B, 3, H, W], which runs as a whole or picture by picture."""
+        shape = tuple(images.shape)
+        if not self.is_tried or not len(images) or self.holds.get(shape):
+            return self.forward(images)
+        if shape not in self.holds and (together := self._try(images)) is not None:
+            return together
+        with _one_thread():
+            return torch.cat([self.forward(picture) for picture in images.split(1)])
+
+    def _try(self, images: Tensor) -> Tensor | None:
+        """The outputs of the batch; None, and no node has observed it, if its first or last picture differs alone."""
+        size = len(images)
+        if size == 1 and torch.get_num_threads() == 1:
+            return self.forward(images)
+        ends = sorted({0, size - 1})
+        before = [copy.deepcopy(vars(node.observer)) for node in self.nodes]
+        outputs, together = self._hashed(images, ends, observe=True)
+        with _one_thread():
+            alone = torch.cat([self._hashed(images[at : at + 1], [0], observe=False)[1] for at in ends], dim=1)
+        holds = torch.equal(together, alone)
+        if not holds:
+            for node, state in zip(self.nodes, before, strict=True):
+                vars(node.observer).update(state)
+            if all(self.holds.values()):
+                log.info("pictures are calibrated one by one: in batches or on threads, this CPU's last bits differ")
+        self.holds[tuple(images.shape)] = holds
+        return outputs if holds else None
+
+    def _hashed(self, images: Tensor, at: Sequence[int], observe: bool) -> tuple[Tensor, Tensor]:
+        """The outputs, and int32 [calls, len(at)]: a hash of the bits that each node sees of the pictures `at`."""
+        hashes: list[Tensor] = []
+        observers = [node.observer for node in self.nodes]
+
+        def hashing(observer: Callable[[Tensor], None] | None) -> Callable[[Tensor], None]:
+            def see(x: Tensor) -> None:
+                bits = x.detach().reshape(len(images), -1)[at].float().view(torch.int32)
+                # Squares, since errors of one bit up and down must not cancel; modulo 2**32, where a sum takes a
+                # quarter of the time.
+                hashes.append((bits * bits).sum(1, dtype=torch.int32))
+                if observe and observer is not None:
+                    observer(x)
+
+            return see
+
+        for node in self.nodes:
+            node.observer = hashing(node.observer)
+        try:
+            outputs = self.forward(images)
+        finally:
+            for node, observer in zip(self.nodes, observers, strict=True):
+                node.observer = observer
+        return outputs, torch.stack(hashes)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
