@@ -22,7 +22,7 @@ from swin_quant.cards.records import (
 )
 from swin_quant.checkpoint import calibrated_bytes
 from swin_quant.quant.calibration import Calibration
-from swin_quant.quant.spread import MOST
+from swin_quant.quant.range_uncertainty import MOST
 from swin_quant.quant.statistics_file import SUFFIX, statistics_bytes
 
 _MOST_PLACES = 1000

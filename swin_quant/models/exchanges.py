@@ -41,7 +41,7 @@ def exchanges(graph: fx.Graph, root: nn.Module, norms: Mapping[str, str]) -> Ite
                 if not all(isinstance(root.get_submodule(reader), nn.Linear) for reader in readers):
                     found = replace(found, offset=None, into=())  # padding is zero, whatever the offset
                 after = tuple(_columns(root, reader) for reader in readers)
-                yield replace(found, shown=_seen_by(readers[0]), after=after)
+                yield replace(found, scaled=_seen_by(readers[0]), after=after)
 
 
 def _readers(

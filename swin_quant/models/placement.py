@@ -20,20 +20,20 @@ MATMULS = frozenset({"matmul", "bmm"})
 ADDS = frozenset({"add", "iadd"})
 AVERAGES = frozenset({"adaptiveavgpool2d", "avgpool2d", "mean"})
 SIDES = ("_left", "_right")
-"""Operations that keep the range of their input, or shrink it a little."""
-PASSES = frozenset(
+# Operations that keep the range of their input, or shrink it a little.
+RANGE_KEEPING = frozenset(
     "identity dropout dropout2d droppath contiguous clone flatten reshape view permute transpose squeeze unsqueeze "
     "expand getitem unbind split chunk roll pad maxpool2d maxpool2dsame avgpool2d avgpool2dsame adaptiveavgpool2d "
     "adaptivemaxpool2d avgpool maxpool mean amax interpolate upsample pixelshuffle pixelunshuffle folded".split()
 )
-"""Operations with next to no output below zero: half of a symmetric grid would be idle behind them."""
+# Operations with next to no output below zero: half of a symmetric grid would be idle behind them.
 ONE_SIDED = frozenset(
     "relu relu6 gelu gelutanh quickgelu silu swish mish hardswish hardsigmoid sigmoid softmax softplus elu celu "
     "hardtanh".split()
 )
-"""Operations that engines fuse into the convolution before them, or move a node across."""
+# Operations that engines fuse into the convolution before them, or move a node across.
 MERGED = frozenset("identity dropout relu relu6 hardtanh maxpool2d flatten reshape view permute transpose".split())
-"""Operations that read the size of a tensor, not its values."""
+# Operations that read the size of a tensor, not its values.
 SIZES = frozenset("getattr size dim numel len".split())
 
 
@@ -60,7 +60,7 @@ def word_of(node: fx.Node, root: nn.Module) -> str:
 
 def source_of(node: fx.Node, root: nn.Module) -> fx.Node:
     """The origin of the range of `node`'s output: upstream, through operations that keep a range."""
-    while word_of(node, root) in PASSES and node.args and isinstance(node.args[0], fx.Node):
+    while word_of(node, root) in RANGE_KEEPING and node.args and isinstance(node.args[0], fx.Node):
         node = node.args[0]
     return node
 
@@ -153,7 +153,9 @@ def _is_fused(inputs: Sequence[fx.Node], root: nn.Module) -> bool:
     The residual stream of others, of transformers and ConvNeXt, loses too much by int8, and stays float.
     """
     for node in inputs:
-        while len(node.users) == 1 and word_of(node, root) in PASSES | NORMS and isinstance(node.args[0], fx.Node):
+        while (
+            len(node.users) == 1 and word_of(node, root) in RANGE_KEEPING | NORMS and isinstance(node.args[0], fx.Node)
+        ):
             node = node.args[0]
         if len(node.users) == 1 and word_of(node, root) in CONVOLUTIONS:
             return True

@@ -134,13 +134,13 @@ def _fit_for_padding(exchange: Exchange, padded: Sequence[str]) -> Exchange:
     """The exchange without its offset, if a layer that sees padding would have to add it back."""
     for part in padded:
         into = any(inside(layer, part) for layer in exchange.into)
-        if into and not inside(exchange.shown.name, part):
+        if into and not inside(exchange.scaled.name, part):
             return replace(exchange, offset=None, into=())
     return exchange
 
 
 def _within_one(exchange: Exchange, units: tuple[str, ...]) -> bool:
-    names = [part.name for part in (exchange.shown, *exchange.before, *exchange.after)]
+    names = [part.name for part in (exchange.scaled, *exchange.before, *exchange.after)]
     return any(all(inside(name, unit) for name in names) for unit in units)
 
 

@@ -117,15 +117,15 @@ ARCHITECTURE = Architecture(
     exchanges=(
         # Attention's weights sum to one for each channel of v: proj multiplies by what v was divided by.
         Exchange(
-            shown=_V,
+            scaled=_V,
             before=_parameters(_V),
             after=(Part(f"{_ATTN}.proj.weight", dim=1),),
             offset=_parameters(_V)[1],
             into=(f"{_ATTN}.proj",),
             peers=(_Q, _K),
         ),
-        Exchange(shown=_K, offset=_parameters(_K)[1]),  # adds the same to all logits of a query, which softmax ignores
-        Exchange(shown=_Q, before=_parameters(_Q), after=_parameters(_K), answered=_K),
+        Exchange(scaled=_K, offset=_parameters(_K)[1]),  # adds the same to all logits of a query, which softmax ignores
+        Exchange(scaled=_Q, before=_parameters(_Q), after=_parameters(_K), partner=_K),
     ),
     padded=(_ATTN,),
     units=("layers.*.blocks.*", "layers.*.downsample"),

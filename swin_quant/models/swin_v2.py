@@ -161,7 +161,7 @@ def streams(model: nn.Module) -> Iterator[Exchange]:
         merging = [(f"{at}.downsample.reduction", neighbour) for neighbour in range(4)] if stage.downsample else []
         shown, *also = (Part(f"{linear}._input_quantizer") for linear in reading)
         yield Exchange(
-            shown=shown,
+            scaled=shown,
             also=(*also, *(Part(f"{linear}._input_quantizer", index=index, of=4) for linear, index in merging)),
             before=(*(Part(f"{layer}.{kind}") for layer in adding for kind in ("weight", "bias")), *position),
             after=(
@@ -186,15 +186,15 @@ ARCHITECTURE = Architecture(
     stages="layers.*",
     exchanges=(
         Exchange(
-            shown=_V,
+            scaled=_V,
             before=(_WV, Part(f"{_ATTN}.v_bias")),
             after=(Part(f"{_ATTN}.proj.weight", dim=1),),
             offset=Part(f"{_ATTN}.v_bias"),
             into=(f"{_ATTN}.proj",),
         ),
         # Cosine attention divides each head's q and k by its length.
-        Exchange(shown=_Q, before=(_WQ, Part(f"{_ATTN}.q_bias")), answered=_V, heads=_ATTN),
-        Exchange(shown=_K, before=(_WK,), answered=_V, heads=_ATTN),
+        Exchange(scaled=_Q, before=(_WQ, Part(f"{_ATTN}.q_bias")), partner=_V, heads=_ATTN),
+        Exchange(scaled=_K, before=(_WK,), partner=_V, heads=_ATTN),
     ),
     streams=streams,
     units=("layers.*.blocks.*", "layers.*.downsample"),

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from swin_quant.base.errors import listed
 from swin_quant.quant.advice import Advice
 from swin_quant.quant.calibration import LARGEST_HALF
+from swin_quant.quant.outlier_channels import UNREACHED
 from swin_quant.quant.quantizer import Quantizer, Role, named_nodes
 from swin_quant.quant.ranges import range_of
-from swin_quant.quant.standouts import UNREACHED
 from swin_quant.quant.watch import watching
 
 SQUARE_OVERFLOWS = 256.0  # the square of a larger value is beyond the largest float16

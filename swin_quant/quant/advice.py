@@ -13,10 +13,10 @@ from swin_quant.config.outputs import LOGITS
 from swin_quant.quant.calibration import Calibration, Method
 from swin_quant.quant.check import RUIN_DB, Check
 from swin_quant.quant.fake_quant import FP8
+from swin_quant.quant.outlier_channels import LOST_DB, OutlierChannels
 from swin_quant.quant.quantizer import Quantizer, Role
+from swin_quant.quant.range_uncertainty import MOST, pictures_for, sample_spread
 from swin_quant.quant.ranges import Range, methods_for, range_of, search_bounds, search_range
-from swin_quant.quant.spread import MOST, pictures_for, sample_spread
-from swin_quant.quant.standouts import LOST_DB, Standout
 from swin_quant.quant.statistics import Statistics, sqnr_db
 
 CLIPPED = 0.001  # of a node's values on equal steps: ten times what the percentile calibrator clips
@@ -53,7 +53,7 @@ class Findings:
     policy: str
     check: Check | None = None
     passes: Sequence[str] = ()
-    standouts: Sequence[Standout] = ()
+    outlier_channels: Sequence[OutlierChannels] = ()
 
     @property
     def enabled(self) -> dict[str, Quantizer]:
@@ -206,7 +206,7 @@ def _percent(share: float) -> str:
 
 
 def _outliers(f: Findings) -> Iterator[Advice]:
-    curable = sorted((one for one in f.standouts if one.cure), key=lambda one: -one.times)
+    curable = sorted((one for one in f.outlier_channels if one.cure), key=lambda one: -one.times)
     if curable:
         first = curable[0]
         few = " and ".join(first.cure) if len(first.cure) <= 3 else listed(first.cure, 2)  # a stream has dozens
@@ -223,12 +223,12 @@ def _outliers(f: Findings) -> Iterator[Advice]:
             f"channels stand out in {_counted(curable, 'place')}, in {first.place} by {first.times:.0f} times: {cure}",
             tuple(one.place for one in curable),
         )
-    rest = sorted((one for one in f.standouts if not one.cure), key=lambda one: (one.rest_db, -one.times))
+    rest = sorted((one for one in f.outlier_channels if not one.cure), key=lambda one: (one.rest_db, -one.times))
     if rest:
         yield _uncured(f, rest)
 
 
-def _uncured(f: Findings, rest: Sequence[Standout]) -> Advice:
+def _uncured(f: Findings, rest: Sequence[OutlierChannels]) -> Advice:
     """Of channels that nothing can move, those first that cost the others of their tensor most."""
     first, lost = rest[0], [one for one in rest if one.rest_db < LOST_DB]
     which = f"channel {first.channels[0]}" if len(first.channels) == 1 else f"{len(first.channels)} channels"

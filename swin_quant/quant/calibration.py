@@ -37,10 +37,10 @@ LARGEST_HALF = 65504.0
 
 @dataclass(frozen=True)
 class Method:
-    """How ranges are chosen: `name` None is the method that suits a node's bits, as is AUTO until `choice` has looked.
+    """How ranges are chosen; `name` None: by a method that suits a node's bits, as is AUTO until `auto_calibrator` ran.
 
-    `exact` counts every value instead of `VALUES_PER_PICTURE` a picture and node. `of_nodes`: nodes with a method of
-    their own, by name; None where nobody looked at each. UsageError for a name or a percentile that there is not.
+    `exact` counts every value instead of `VALUES_PER_PICTURE` a picture and node. `of_nodes`: methods of single nodes
+    by name; None unless nodes were looked at one by one. UsageError for an unknown name or an impossible percentile.
     """
 
     name: str | None = None
@@ -60,7 +60,7 @@ class Method:
         return self.name == AUTO
 
     def for_bits(self, bits: int) -> str:
-        """The method for a node of so many bits, unless it has one of its own."""
+        """The method for nodes of so many bits."""
         return method_for(bits) if self.name in (None, AUTO) else str(self.name)
 
     def for_node(self, name: str, bits: int) -> str:
@@ -74,9 +74,9 @@ class Method:
 
 @dataclass
 class Calibration:
-    """What a calibration found. `dead`: nodes that saw only zeros; `beyond_half`: whose values overflow float16.
+    """What the nodes of a model observed. `dead`: nodes that saw only zeros.
 
-    `largest` magnitude and `ends`, low <= 0 <= high, of every activation node; no ends where nobody kept signs.
+    `largest` magnitude and `ends`, low <= 0 <= high, of every activation node; no ends if signs were not kept.
     `peaks`: the largest magnitude in each picture, sorted, of every activation node that a picture passes once.
     """
 
@@ -89,6 +89,7 @@ class Calibration:
 
     @property
     def beyond_half(self) -> list[str]:
+        """Nodes with values that overflow float16."""
         return [name for name, largest in self.largest.items() if largest > LARGEST_HALF]
 
 
@@ -108,7 +109,7 @@ def observe(model: nn.Module, batches: Iterable[Tensor], method: Method = Method
 
 
 class Observation:
-    """A float model whose activation nodes observe what it is shown, by name."""
+    """A float model and the observers of its activation nodes, by name."""
 
     def __init__(self, model: nn.Module, nodes: Mapping[str, Quantizer], method: Method) -> None:
         self.model, self.device, self.pictures = model, next(model.parameters()).device, 0
@@ -138,7 +139,7 @@ class Observation:
         return logits
 
     def calibration(self) -> Calibration:
-        """What all ranks have observed together. SwinQuantError when none had a picture."""
+        """The result of all ranks together. SwinQuantError when none had a picture."""
         observers, pictures = self.observers, _reduce(self.observers, self.pictures, self.device)
         if pictures == 0:
             raise SwinQuantError("calibration saw no picture: check ‹data_path› and ‹pictures›")
@@ -153,9 +154,9 @@ class Observation:
 
 @contextmanager
 def observing(model: nn.Module, method: Method = Method()) -> Iterator[Observation]:
-    """Inside, every activation node of the float model observes what it is shown: this rank's share of the pictures.
+    """Inside, every activation node of the float model observes this rank's share of the pictures.
 
-    Norms that can be folded are. Afterwards every node is off. SwinQuantError for NaN or infinity in the weights.
+    Folds the norms that can be folded; afterwards every node is off. SwinQuantError for NaN or infinity in the weights.
     """
     _check_method(model, method)
     fold(model)
@@ -176,7 +177,7 @@ def observing(model: nn.Module, method: Method = Method()) -> Iterator[Observati
 
 
 def _check_method(model: nn.Module, method: Method) -> None:
-    """UsageError for one that knows nothing of float8, unless it was chosen node by node, by what comes of it."""
+    """UsageError for a method without float8, unless methods were chosen node by node, by their errors."""
     if method.of_nodes is None and method.name in RANGE_METHODS and RANGE_METHODS[method.name].even_steps:
         float8 = [
             name for name, node in named_nodes(model).items() if node.setting.enabled and node.setting.format == FP8
@@ -189,10 +190,9 @@ def _check_method(model: nn.Module, method: Method) -> None:
 
 
 def set_ranges(model: nn.Module, calibration: Calibration, method: Method) -> None:
-    """Search the range of every node: float32, 0-dim, and both ends of it. Dead nodes are noted in `calibration`.
+    """Search the range of every node, and note dead nodes in `calibration`. Needs no forward: may be called again.
 
-    Weights always take their maximum (docs/reference, section 1.6). May be called again with another method on the same
-    statistics, since searching needs no forward.
+    Weights always take their maximum (docs/reference, section 1.6).
     """
     _check_method(model, method)
     device = next(model.parameters()).device
@@ -206,7 +206,7 @@ def set_ranges(model: nn.Module, calibration: Calibration, method: Method) -> No
 def search_ranges(
     model: nn.Module, calibration: Calibration, method: Method, names: Collection[str] | None = None
 ) -> dict[str, Range]:
-    """The range of every activation node, or of those called `names`; nothing changes."""
+    """The ranges of all activation nodes, or of those called `names`; no node gets them."""
     if method.name != "max" and len(calibration.statistics) < len(calibration.largest):
         which = f"calibrator {method.name}" if method.name else "the default calibrator"
         raise UsageError(f"{which} needs histograms, and max was observed: observe again")

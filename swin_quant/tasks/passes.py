@@ -15,17 +15,17 @@ from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import AdviceRecord, PassRecord
 from swin_quant.models.classifier import Classifier
 from swin_quant.models.registry import exchanges_of, norms_without_weights, padded_of, units_of
+from swin_quant.quant.auto_calibrator import choose_methods
 from swin_quant.quant.calibration import Calibration, Method, calibrate, set_ranges
-from swin_quant.quant.choice import choose_methods
+from swin_quant.quant.outlier_channels import OutlierChannels, outlier_channels
 from swin_quant.quant.passes import choosing_ranges
 from swin_quant.quant.passes.equalize import NO_GAIN, outliers
-from swin_quant.quant.passes.kind import Workpiece
+from swin_quant.quant.passes.kind import PassContext
 from swin_quant.quant.passes.recipe import PassRecipe, PassStep, steps_of
 from swin_quant.quant.passes.run import Gain, refuse, run_passes
 from swin_quant.quant.passes.scratch import Scratch
 from swin_quant.quant.policy import enabled_nodes
 from swin_quant.quant.quantizer import Role
-from swin_quant.quant.standouts import Standout, standouts
 
 AUTOMATIC = steps_of([{"name": "equalize", "only_outliers": True}])
 CHUNK = 8  # pictures at a time, whatever the batches were: the same on any number of ranks
@@ -98,10 +98,10 @@ def improve(
             f"{names}: {type(model).__name__} names no units, which passes go through: sq.wrap finds those of a network"
         )
     everyone = gathered(images, world)
-    piece = Workpiece(model, everyone, method, units_of(model), exchanges_of(model),
+    context = PassContext(model, everyone, method, units_of(model), exchanges_of(model),
                       scratch, padded_of(model), norms_without_weights(model))  # fmt: skip
     if not steps:
-        if not piece.units or not (found := from_main(outliers(piece))):
+        if not context.units or not (found := from_main(outliers(context))):
             return calibration, []
         worst = max(found, key=found.__getitem__)
         log.info("channels stand out in %d places, in %s by %.0f times: they are evened out (‹no_equalize›: not)",
@@ -112,7 +112,7 @@ def improve(
     def observe_again() -> None:
         again.append(calibrate(model, [batch for _, batch in images], method))
 
-    gains = run_passes(piece, steps, observe_again)
+    gains = run_passes(context, steps, observe_again)
     if lost := [gain.step.name for gain in gains if not gain.kept]:
         log.warning("taken back, since the logits lost by it: %s", listed(lost))
     observing = [gain for gain in gains if gain.observed]
@@ -125,7 +125,7 @@ def choose(
 ) -> Method:
     """Calibrator auto: give every node the range of the method that suits it, and return which that is."""
     units = units_of(model) if _is_known(model) else {}
-    found = choose_methods(Workpiece(model, gathered(images, world), method, units), calibration)
+    found = choose_methods(PassContext(model, gathered(images, world), method, units), calibration)
     if found is None:  # nothing is on that could tell methods apart
         chosen = replace(method.alone(None), of_nodes={})
     else:
@@ -140,14 +140,14 @@ def choose(
 
 def standing_out(
     model: nn.Module, images: Sequence[tuple[int, Tensor]], passes: Sequence[PassRecord], world: World
-) -> list[Standout]:
+) -> list[OutlierChannels]:
     """Channels that stand out in the first pictures, and what could be done about them besides these passes."""
     if not _is_known(model) or not enabled_nodes(model):
         return []
     notes = [one["note"] for one in passes if one["name"] == "equalize" and one["kept"]]
     exchanged = any(not note.startswith(NO_GAIN) for note in notes)
-    piece = Workpiece(model, gathered(images, world), exchanges=exchanges_of(model))
-    return standouts(piece, exchanged, tried=bool(notes))
+    context = PassContext(model, gathered(images, world), exchanges=exchanges_of(model))
+    return outlier_channels(context, exchanged, tried=bool(notes))
 
 
 def of_weights(card: RunCard | None) -> list[PassRecord]:

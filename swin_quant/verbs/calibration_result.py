@@ -23,10 +23,10 @@ from swin_quant.quant.advice import Advice, Findings, advise, figures_of
 from swin_quant.quant.calibration import Calibration, Method, observing, set_ranges
 from swin_quant.quant.check import PICTURES, RUIN_DB, CheckBatch, check_ranges
 from swin_quant.quant.eval_mode import eval_mode
+from swin_quant.quant.outlier_channels import OutlierChannels
 from swin_quant.quant.passes.scratch import Scratch
 from swin_quant.quant.policy import Policy
 from swin_quant.quant.quantizer import Role, named_nodes
-from swin_quant.quant.standouts import Standout
 from swin_quant.tasks.passes import PassPlan, choose, improve, of_weights, standing_out
 
 _NOWHERE = Scratch()
@@ -37,7 +37,7 @@ _SHOWN = 5  # lines of advice on the screen, beside warnings
 class CalibrationResult:
     """A calibration and its record; this rank's numbered batches, and its part of the first pictures for the check.
 
-    `standouts`: the channels that still stand out behind the passes.
+    `outlier_channels`: the channels that still stand out behind the passes.
     """
 
     calibration: Calibration
@@ -45,7 +45,7 @@ class CalibrationResult:
     method: Method
     some: Sequence[CheckBatch]
     images: Sequence[tuple[int, Tensor]] = ()
-    standouts: Sequence[Standout] = ()
+    outlier_channels: Sequence[OutlierChannels] = ()
 
     def improved(
         self, model: nn.Module, plan: PassPlan, world: World, before: RunCard | None = None, scratch: Scratch = _NOWHERE
@@ -67,8 +67,8 @@ class CalibrationResult:
             if passes := [*earlier, *done, *more]:
                 again = search_record(method, model, calibration)
                 record = {**record, **again, "beyond_half": calibration.beyond_half, "passes": passes}
-            standouts = standing_out(model, self.images, passes, world)
-        return replace(self, calibration=calibration, record=record, method=method, standouts=standouts)
+            outlier_channels = standing_out(model, self.images, passes, world)
+        return replace(self, calibration=calibration, record=record, method=method, outlier_channels=outlier_channels)
 
     def _of_several_sizes(self, plan: PassPlan, earlier: list[PassRecord]) -> "CalibrationResult":
         if plan.steps or self.method.is_auto:
@@ -83,7 +83,7 @@ class CalibrationResult:
         check = check_ranges(model, self.calibration, self.method, self.some)
         passes = [one["name"] for one in self.record.get("passes", []) if one["kept"]]
         nodes = named_nodes(model)
-        found = Findings(nodes, self.calibration, self.method, policy.name, check, passes, self.standouts)
+        found = Findings(nodes, self.calibration, self.method, policy.name, check, passes, self.outlier_channels)
         record: CalibrationRecord = {**self.record, "advice": tell_advice(advise(found), world)}
         if check is None:
             return record

@@ -9,7 +9,7 @@ from pieces import same
 from swin_quant.models.registry import units_of
 from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.passes import range_search, unit_ranges
-from swin_quant.quant.passes.kind import Workpiece
+from swin_quant.quant.passes.kind import PassContext
 from swin_quant.quant.passes.range_search import RangeSearchOptions
 from swin_quant.quant.passes.scratch import Scratch
 from swin_quant.quant.passes.state import state_of
@@ -56,8 +56,8 @@ def test_ranges_that_rank_0_found_serve_a_rank_on_a_gpu(gpu, tiny_model, images,
         apply_policy(model, load_policy("qdq").bits("role:gemm_weight", 4))
         parts = [part.to(gpu) for part in images.split(8)]
         calibrate(model, parts)
-        piece = Workpiece(model, parts, units=units_of(model), scratch=scratch)
-        range_search.run(piece, options)
+        context = PassContext(model, parts, units=units_of(model), scratch=scratch)
+        range_search.run(context, options)
         return state_of(model)
 
     first = searched(Scratch(tmp_path))

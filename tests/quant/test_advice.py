@@ -13,11 +13,11 @@ from swin_quant.quant.advice import Findings, advise, clipped_share
 from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.linear import QuantLinear
 from swin_quant.quant.observers import ActivationObserver
-from swin_quant.quant.passes.kind import Workpiece
+from swin_quant.quant.outlier_channels import outlier_channels
+from swin_quant.quant.passes.kind import PassContext
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Rule, apply_policy
 from swin_quant.quant.quantizer import Role, named_nodes
-from swin_quant.quant.standouts import standouts
 from swin_quant.quant.statistics import Statistics
 from tests.helpers.settings import change
 from tests.outliers import plant
@@ -148,15 +148,15 @@ def test_four_bits_ask_for_a_recipe_once_and_not_where_it_would_be_refused(subje
 def test_channels_that_stand_out_come_with_their_cure(subject):
     images = torch.randn(8, 3, 32, 32)
     model, findings = subject(images, prepare=lambda model: plant(model, "norms", 100))
-    piece = Workpiece(model, [images], exchanges=exchanges_of(model))
-    found = standouts(piece, exchanged=False)
+    context = PassContext(model, [images], exchanges=exchanges_of(model))
+    found = outlier_channels(context, exchanged=False)
     cures = {one.place: one.cure for one in found if one.cure}
     assert cures["layers.0.blocks.0.norm1"] == ("layers.0.blocks.0.norm1", "layers.0.blocks.0.attn.qkv")
-    told = advise(Findings(findings.nodes, findings.calibration, findings.method, "x", standouts=found))
+    told = advise(Findings(findings.nodes, findings.calibration, findings.method, "x", outlier_channels=found))
     (advice,) = [one for one in told if one.kind == "outliers"]
     assert "norm" in advice.text and "equalize" in advice.text
-    assert not [one for one in standouts(piece, exchanged=True) if one.cure]
-    told = advise(replace(findings, standouts=standouts(piece, exchanged=False, tried=True)))
+    assert not [one for one in outlier_channels(context, exchanged=True) if one.cure]
+    told = advise(replace(findings, outlier_channels=outlier_channels(context, exchanged=False, tried=True)))
     (advice,) = [one for one in told if one.kind == "outliers"]
     assert "no unit was better for it" in advice.text and "could even" not in advice.text
 
@@ -167,10 +167,10 @@ def test_channels_that_nothing_can_move_are_said_to_be_so(subject):
 
     images = torch.randn(8, 3, 32, 32)
     model, findings = subject(images, prepare=damage)
-    found = standouts(Workpiece(model, [images], exchanges=exchanges_of(model)), exchanged=True)
+    found = outlier_channels(PassContext(model, [images], exchanges=exchanges_of(model)), exchanged=True)
     worst = max(found, key=lambda one: one.times)
     assert "fc2" in worst.place and not worst.cure and worst.times == pytest.approx(200, rel=0.8)
-    told = advise(Findings(findings.nodes, findings.calibration, findings.method, "x", standouts=found))
+    told = advise(Findings(findings.nodes, findings.calibration, findings.method, "x", outlier_channels=found))
     assert any(one.kind == "outliers-uncured" and "no equalization reaches" in one.text for one in told)
 
 
@@ -187,8 +187,8 @@ def test_a_massive_channel_of_the_stream_is_warned_of_by_name(policy, lost, subj
 
     images = torch.randn(8, 3, 32, 32)
     model, findings = subject(images, prepare=massive, policy=policy)
-    found = standouts(Workpiece(model, [images], exchanges=exchanges_of(model)), exchanged=True)
-    told = [one for one in advise(replace(findings, standouts=found)) if one.kind == "outliers-uncured"]
+    found = outlier_channels(PassContext(model, [images], exchanges=exchanges_of(model)), exchanged=True)
+    told = [one for one in advise(replace(findings, outlier_channels=found)) if one.kind == "outliers-uncured"]
     assert [one.warns for one in told] == [True] * bool(lost)
     for advice in told:
         assert {f"layers.0.blocks.{at}.{node}_quantizer" for at in (0, 1) for node in lost} <= set(advice.nodes)
@@ -205,9 +205,9 @@ def test_a_stream_that_a_policy_leaves_uneven_is_warned_of(tiny_model):
         apply_policy(model, load_policy(policy))
         images = torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(0))
         calibration = calibrate(model, [images], Method("max"))
-        found = standouts(Workpiece(model, [images], exchanges=exchanges_of(model)), exchanged=False)
+        found = outlier_channels(PassContext(model, [images], exchanges=exchanges_of(model)), exchanged=False)
         named[policy] = {one.place: one.channels for one in found if not one.cure and one.rest_db < 25}
-        told = advise(Findings(named_nodes(model), calibration, Method("max"), policy, standouts=found))
+        told = advise(Findings(named_nodes(model), calibration, Method("max"), policy, outlier_channels=found))
         warned = [one.text for one in told if one.kind == "outliers-uncured" and one.warns]
         assert len(warned) == (policy == "ft-mode1")
         assert all("channel 3 of layers.1" in text and "‹policy› qdq or cpu" in text for text in warned)
@@ -224,7 +224,7 @@ def test_what_other_channels_keep_is_what_rounding_leaves_them(times):
     change(node, enabled=True)
     x = torch.rand(8, 512, 16, generator=torch.Generator().manual_seed(0)) * 2 - 1
     x[..., 5] *= times
-    (found,) = standouts(Workpiece(model, [x]), exchanged=True)
+    (found,) = outlier_channels(PassContext(model, [x]), exchanged=True)
     assert found.channels == (5,) and found.times == pytest.approx(times, rel=0.01)
     assert found.rest_db == pytest.approx(10 * math.log10((1 / 3) * 12 / (times / 127) ** 2), abs=0.3)
 

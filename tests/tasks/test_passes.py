@@ -33,8 +33,8 @@ class Step:
 
 
 @torch.no_grad()
-def halve(piece, options):
-    for block in piece.units.values():
+def halve(context, options):
+    for block in context.units.values():
         if hasattr(block, "norm2"):
             block.norm2.weight.mul_(0.5)
             block.norm2.bias.mul_(0.5)
@@ -43,8 +43,8 @@ def halve(piece, options):
 
 
 @torch.no_grad()
-def spoil(piece, options):
-    piece.model.head.weight.mul_(-1)
+def spoil(context, options):
+    context.model.head.weight.mul_(-1)
     return "spoiled"
 
 
@@ -73,8 +73,8 @@ def test_calibrator_auto_chooses_in_front_of_a_pass_that_gives_ranges(tiny_model
     """Behind it, its own choice would be all that is left."""
     given = {}
 
-    def widen(piece, options):
-        for name, node in enabled_nodes(piece.model).items():
+    def widen(context, options):
+        for name, node in enabled_nodes(context.model).items():
             node.amax = node.range * 1.5
             given[name] = node.range.clone()
         return "wider"

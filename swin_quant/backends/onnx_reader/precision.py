@@ -13,7 +13,7 @@ from swin_quant.base.errors import listed
 from swin_quant.base.extras import library
 from swin_quant.quant.advice import Advice
 from swin_quant.quant.calibration import LARGEST_HALF
-from swin_quant.quant.standouts import UNREACHED
+from swin_quant.quant.outlier_channels import UNREACHED
 
 _FLOATS = (1, 10, 11, 16)  # FLOAT, FLOAT16, DOUBLE, BFLOAT16 of TensorProto
 _HALF = 10

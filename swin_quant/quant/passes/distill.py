@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from swin_quant.base.progress import log, track
 from swin_quant.base.schema import check_fields, within
 from swin_quant.quant.outputs import has_classes, rows
-from swin_quant.quant.passes.kind import Pass, Workpiece
+from swin_quant.quant.passes.kind import Pass, PassContext
 from swin_quant.quant.passes.scratch import key_of
 from swin_quant.quant.passes.state import Values, give_state, state_of
 from swin_quant.quant.passes.trial import enabled_in
@@ -61,27 +61,27 @@ class DistillOptions:
         check_fields(self)
 
 
-def run(piece: Workpiece, options: DistillOptions) -> str:
+def run(context: PassContext, options: DistillOptions) -> str:
     """Let the network learn; it stays what it was where what is asked of its logits or classes is no better for it."""
-    options = options if has_classes(piece.original) else replace(options, classes=0.0)
-    batches = piece.first(options.pictures)
-    key = key_of([piece.model, piece.original], batches, ["distill", asdict(options)])
-    images, before = torch.cat(batches), state_of(piece.model)
+    options = options if has_classes(context.original) else replace(options, classes=0.0)
+    batches = context.first(options.pictures)
+    key = key_of([context.model, context.original], batches, ["distill", asdict(options)])
+    images, before = torch.cat(batches), state_of(context.model)
     if len(images) < 2:  # it would judge itself by what it learned from
         return "one picture: none is left to judge by"
     held_out = max(1, round(_HELD_OUT * len(images)))
     judging, shown = images[-held_out:], images[: max(1, len(images) - held_out)]
     judging = varied(judging, torch.Generator().manual_seed(_JUDGES))
-    scale, shares = _cost(piece, judging), _shares(options)
+    scale, shares = _cost(context, judging), _shares(options)
     if not 0 < scale[0] < math.inf:
         return "nothing to learn from: the logits' error is zero, or not a number"
-    done = _learn(piece, shown, scale, options, key)
+    done = _learn(context, shown, scale, options, key)
     judged = shares * torch.tensor((1.0, 0.0, 1.0))  # what units give is a means, not an end
-    after = _weighed(_cost(piece, judging), scale, judged).item() if done else math.inf
+    after = _weighed(_cost(context, judging), scale, judged).item() if done else math.inf
     if after < 1:
         what = {0.0: "error of logits", 1.0: "divergence of classes"}.get(options.classes, "error of both")
         return f"{what} {-10 * math.log10(after) if after else math.inf:.1f} dB lower on pictures held out"
-    give_state(piece.model, before)
+    give_state(context.model, before)
     return "no gain on pictures held out" if done else "not finite: left as it was"
 
 
@@ -95,12 +95,12 @@ def _weighed(errors: Tensor, scale: Tensor, shares: Tensor) -> Tensor:
     return (errors / whole.to(errors) * shares.to(errors)).sum()
 
 
-def _errors(piece: Workpiece, x: Tensor) -> Tensor:
+def _errors(context: PassContext, x: Tensor) -> Tensor:
     """[3]: of the logits, and the mean of those of the units, each relative to the square of what float gives; the
     divergence of the quantized network's probabilities of classes from float's (Kullback-Leibler), a picture."""
     with torch.no_grad():
-        wanted, inside = _outputs(piece.original, piece.units, x)
-    found, parts = _outputs(piece.model, piece.units, x)
+        wanted, inside = _outputs(context.original, context.units, x)
+    found, parts = _outputs(context.model, context.units, x)
     each = [_relative(parts[name], target) for name, target in inside.items()]
     classes = nn.functional.kl_div(found.log_softmax(1), wanted.log_softmax(1), reduction="batchmean", log_target=True)
     return torch.stack([_relative(found, wanted), torch.stack(each).mean(), classes])
@@ -116,10 +116,10 @@ def _outputs(model: nn.Module, units: Mapping[str, nn.Module], x: Tensor) -> tup
 
 
 @torch.no_grad()
-def _cost(piece: Workpiece, images: Tensor) -> Tensor:
+def _cost(context: PassContext, images: Tensor) -> Tensor:
     """Errors of the quantized network, a picture; float64 [3]."""
-    with _quantizing(piece.model):
-        parts = [_errors(piece, x).double().cpu() * len(x) for x in _parts(images)]
+    with _quantizing(context.model):
+        parts = [_errors(context, x).double().cpu() * len(x) for x in _parts(images)]
     return torch.stack(parts).sum(0) / len(images)
 
 
@@ -133,12 +133,12 @@ def _quantizing(model: nn.Module) -> Iterator[None]:
 
 
 @torch.enable_grad()
-def _learn(piece: Workpiece, images: Tensor, scale: Tensor, options: DistillOptions, key: str) -> bool:
+def _learn(context: PassContext, images: Tensor, scale: Tensor, options: DistillOptions, key: str) -> bool:
     """Change the network; whether every loss was finite."""
-    with _quantizing(piece.model):
-        learner = _Learner(piece.model, options)
+    with _quantizing(context.model):
+        learner = _Learner(context.model, options)
         try:
-            found = piece.scratch.known(key, learner.kept(0), images.device)
+            found = context.scratch.known(key, learner.kept(0), images.device)
             start = learner.give(found) if found else 0
             if start:
                 log.info("distill: %d of %d iterations were done before", start, options.iterations)
@@ -146,13 +146,13 @@ def _learn(piece: Workpiece, images: Tensor, scale: Tensor, options: DistillOpti
                 generator = torch.Generator().manual_seed(_PRIME * options.seed + number)
                 some = images[torch.randperm(len(images), generator=generator)[: options.batch]]
                 for x in _parts(varied(some, generator)):
-                    loss = _weighed(_errors(piece, x), scale, _shares(options)) * len(x) / len(some)
+                    loss = _weighed(_errors(context, x), scale, _shares(options)) * len(x) / len(some)
                     if not loss.isfinite():
                         return False
                     learner.feel(loss)
                 learner.step(number + 1, left=(1 + math.cos(math.pi * number / options.iterations)) / 2)
                 if (number + 1) % _KEPT_EVERY == 0:
-                    piece.scratch.keep(key, learner.kept(number + 1))
+                    context.scratch.keep(key, learner.kept(number + 1))
         finally:
             learner.leave()
     return True

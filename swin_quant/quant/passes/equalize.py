@@ -20,7 +20,7 @@ from swin_quant.base.errors import listed
 from swin_quant.base.schema import check_fields, counted, within
 from swin_quant.quant.layer import channels_last
 from swin_quant.quant.passes.gains import gain_db, note_of
-from swin_quant.quant.passes.kind import Pass, Workpiece
+from swin_quant.quant.passes.kind import Pass, PassContext
 from swin_quant.quant.passes.places import Exchange, Part, recentre, rescale
 from swin_quant.quant.passes.trial import Trial, copied, enabled_in, restore
 from swin_quant.quant.passes.units import UnitRun, UpTo, inside, through
@@ -50,7 +50,7 @@ class EqualizeOptions:
 
 @dataclass(frozen=True)
 class Spread:
-    """The smallest and the largest value of each channel, [channels], where an exchange is seen and answered; of the
+    """The smallest and the largest value of each channel, [channels], where an exchange is seen and partner; of the
     weights that read it, the largest magnitude; and how many times the size of what it should equal the median channel
     has: of its peers, of what answers it, in the head where that is farthest from one."""
 
@@ -99,61 +99,61 @@ def factors(size: Tensor, other: Tensor | None, alpha: float, relative: bool = T
     return torch.ldexp((mantissa * 256).round() / 256, exponent)
 
 
-def run(piece: Workpiece, options: EqualizeOptions) -> str:
-    """Equalize `piece.model`: residual streams, then unit after unit, in float's own activations behind that.
+def run(context: PassContext, options: EqualizeOptions) -> str:
+    """Equalize `context.model`: residual streams, then unit after unit, in float's own activations behind that.
 
     Units in which channels stand out come first: a stream is measured by what reads it, and rows that are too large
     there would pass for channels of the stream.
     """
     gains: dict[str, float] = {}
-    streams = any(exchange.stream for exchange in open_exchanges(piece))
+    streams = any(exchange.stream for exchange in open_exchanges(context))
     if streams:
-        _equalize_units(piece, replace(options, only_outliers=True), gains)
-    along_streams = _equalize_streams(piece, options)
+        _equalize_units(context, replace(options, only_outliers=True), gains)
+    along_streams = _equalize_streams(context, options)
     if along_streams > 0:
-        piece = replace(piece)  # the same function, in which units take and give other sizes
+        context = replace(context)  # the same function, in which units take and give other sizes
     if along_streams > 0 or not (streams and options.only_outliers):
-        _equalize_units(piece, options, gains)
+        _equalize_units(context, options, gains)
     said = [f"residual streams gain {along_streams:.1f} dB"] if along_streams > 0 else []
     if any(gains.values()):
-        said += [note_of(gains, len(piece.units))]
+        said += [note_of(gains, len(context.units))]
     said = said or [NO_GAIN]
-    if piece.fixed and not options.only_outliers:
-        some = "1 norm has" if len(piece.fixed) == 1 else f"{len(piece.fixed)} norms have"
-        said += [f"{some} no weights to take factors: {listed(piece.fixed, 1)}"]
+    if context.fixed and not options.only_outliers:
+        some = "1 norm has" if len(context.fixed) == 1 else f"{len(context.fixed)} norms have"
+        said += [f"{some} no weights to take factors: {listed(context.fixed, 1)}"]
     return "; ".join(said)
 
 
-def _equalize_units(piece: Workpiece, options: EqualizeOptions, gains: dict[str, float]) -> None:
+def _equalize_units(context: PassContext, options: EqualizeOptions, gains: dict[str, float]) -> None:
     """Choose unit after unit; what each gains in dB is added to `gains`."""
-    own = [exchange for exchange in open_exchanges(piece) if not exchange.stream]
-    for step in piece.walk(options.pictures):
-        places = [exchange for exchange in own if inside(exchange.shown.name, step.name)]
-        spreads = _spreads(piece.model, step.unit, places, step.inputs) if places else []
+    own = [exchange for exchange in open_exchanges(context) if not exchange.stream]
+    for step in context.walk(options.pictures):
+        places = [exchange for exchange in own if inside(exchange.scaled.name, step.name)]
+        spreads = _spreads(context.model, step.unit, places, step.inputs) if places else []
         if places and (not options.only_outliers or any(map(stands_out, places, spreads))):
-            gains[step.name] = gains.get(step.name, 0.0) + _equalize(piece, step, places, spreads, options)
+            gains[step.name] = gains.get(step.name, 0.0) + _equalize(context, step, places, spreads, options)
 
 
-def _equalize_streams(piece: Workpiece, options: EqualizeOptions) -> float:
+def _equalize_streams(context: PassContext, options: EqualizeOptions) -> float:
     """Choose for each residual stream, by what the last unit gives; the gain there in dB. What reads a stream feels
     one factor a channel, and units alone would say nothing of what those behind them gain."""
-    places = [exchange for exchange in open_exchanges(piece) if exchange.stream]
+    places = [exchange for exchange in open_exchanges(context) if exchange.stream]
     if not places:
         return 0.0
-    images = piece.first(options.pictures)
-    spreads = _spreads(piece.model, piece.model, places, images)
+    images = context.first(options.pictures)
+    spreads = _spreads(context.model, context.model, places, images)
     if options.only_outliers and not any(map(stands_out, places, spreads)):
         return 0.0
-    behind = next((place.exit for place in places if place.exit), [*piece.units][-1])  # in float all that was there
-    whole = UpTo(piece.model, piece.model.get_submodule(behind))
-    return _equalize(piece, UnitRun("", whole, images, through(whole, images), whole), places, spreads, options)
+    behind = next((place.exit for place in places if place.exit), [*context.units][-1])  # in float all that was there
+    whole = UpTo(context.model, context.model.get_submodule(behind))
+    return _equalize(context, UnitRun("", whole, images, through(whole, images), whole), places, spreads, options)
 
 
-def open_exchanges(piece: Workpiece) -> list[Exchange]:
+def open_exchanges(context: PassContext) -> list[Exchange]:
     """The exchanges that its policy has a use for. A multiplication more is none for FasterTransformer's kernels, whose
     policies are those that round what products give."""
-    closed = any(node.role is Role.GEMM_OUTPUT for node in enabled_in(piece.model))
-    return [exchange for exchange in piece.exchanges if not (closed and exchange.exit)]
+    closed = any(node.role is Role.GEMM_OUTPUT for node in enabled_in(context.model))
+    return [exchange for exchange in context.exchanges if not (closed and exchange.exit)]
 
 
 def outlier(place: Exchange, spread: Spread) -> float:
@@ -177,31 +177,31 @@ def _times(size: Tensor, like: Tensor) -> float:
     return size.max().item() / median if median else 1.0
 
 
-def outliers(piece: Workpiece, pictures: int = 32) -> dict[str, float]:
+def outliers(context: PassContext, pictures: int = 32) -> dict[str, float]:
     """Where an exchange could cure channels that stand out: name of the module that shows them -> how far."""
-    places = open_exchanges(piece)
-    spreads = _spreads(piece.model, piece.model, places, piece.first(pictures)) if places else []
+    places = open_exchanges(context)
+    spreads = _spreads(context.model, context.model, places, context.first(pictures)) if places else []
     named = zip(places, spreads, strict=True)
     found: dict[str, float] = {}
     for exchange, spread in named:
-        name = exchange.shown.name
+        name = exchange.scaled.name
         if stands_out(exchange, spread):
             found[name] = max(outlier(exchange, spread), found.get(name, 0.0))
     return found
 
 
 def _equalize(
-    piece: Workpiece, step: UnitRun, places: Sequence[Exchange], spreads: Sequence[Spread], options: EqualizeOptions
+    context: PassContext, step: UnitRun, places: Sequence[Exchange], spreads: Sequence[Spread], options: EqualizeOptions
 ) -> float:
     """Choose for each place of a unit; the gain at its output in dB, NaN where that is not finite."""
-    trial, unit = Trial(step, piece.method.name), step.unit
+    trial, unit = Trial(step, context.method.name), step.unit
     if not trial.nodes:
         return 0.0
     original = copied(unit)
     plain = [Choice()] * len(places)
 
     def error(choices: Sequence[Choice]) -> float:
-        _apply(piece.model, unit, original, places, spreads, choices)
+        _apply(context.model, unit, original, places, spreads, choices)
         return trial.error()
 
     found = {tuple(plain): error(plain)}
@@ -219,14 +219,14 @@ def _equalize(
                 best = other
     before, after = found[tuple(plain)], found[best]
     better = after < before * _BETTER
-    _apply(piece.model, unit, original, places, spreads, best if better else tuple(plain))
+    _apply(context.model, unit, original, places, spreads, best if better else tuple(plain))
     return gain_db(before, after) if better or after == math.inf else 0.0
 
 
 def _choices(place: Exchange, alphas: Sequence[float]) -> Iterator[Choice]:
     yield Choice()
     if place.before:
-        yield from (Choice(alpha=alpha) for alpha in (alphas[:1] if place.answered else alphas))  # one that balances
+        yield from (Choice(alpha=alpha) for alpha in (alphas[:1] if place.partner else alphas))  # one that balances
     if place.offset:
         yield Choice(centred=True)
 
@@ -250,7 +250,7 @@ def _factors(model: nn.Module, exchange: Exchange, spread: Spread, choice: Choic
     if exchange.heads and spread.answer is not None:
         each = _heads(model, exchange, size, spread.answer)
         return factors(each, None, 1.0, relative=False).repeat_interleave(len(size) // len(each))
-    if exchange.answered:  # sizes of one kind on both sides: what is in the middle has no favourite
+    if exchange.partner:  # sizes of one kind on both sides: what is in the middle has no favourite
         return factors(size, spread.answer, 0.5, relative=False)
     found = factors(size, _columns(model, exchange), alpha)
     return found if 1 / OUTLIER <= spread.level <= OUTLIER else found * 2.0 ** round(math.log2(spread.level))
@@ -265,14 +265,14 @@ def _heads(model: nn.Module, exchange: Exchange, size: Tensor, answer: Tensor) -
 
 def _columns(model: nn.Module, exchange: Exchange) -> Tensor | None:
     """The largest magnitude of what reads each channel, [channels]; None where that is no weight."""
-    if exchange.answered or not exchange.after:
+    if exchange.partner or not exchange.after:
         return None
     columns = [part.cut(model.get_parameter(part.name)).transpose(0, part.dim).flatten(1) for part in exchange.after]
     return torch.stack([column.detach().abs().amax(1) for column in columns]).amax(0)
 
 
 def _spreads(model: nn.Module, unit: nn.Module, places: Sequence[Exchange], inputs: Sequence[Tensor]) -> list[Spread]:
-    parts = [part for place in places for part in (place.shown, place.answered, *place.peers, *place.also) if part]
+    parts = [part for place in places for part in (place.scaled, place.partner, *place.peers, *place.also) if part]
     modules = {part.name: model.get_submodule(part.name) for part in parts}
     owners = {name: _owner(model, name, module) for name, module in modules.items()}
     low: dict[str, Tensor] = {}
@@ -294,20 +294,20 @@ def _spreads(model: nn.Module, unit: nn.Module, places: Sequence[Exchange], inpu
         return torch.maximum(-cut(part, low), cut(part, high))
 
     def level(place: Exchange, answer: Tensor | None) -> float:
-        own = size(place.shown)
+        own = size(place.scaled)
         if answer is not None:
             found = _heads(model, place, own, answer)
         else:
-            peers = torch.stack([size(part).median() for part in place.peers or (place.shown,)])
+            peers = torch.stack([size(part).median() for part in place.peers or (place.scaled,)])
             found = (own.median() / peers.log().mean().exp())[None]
         alive = found[(found > 0) & found.isfinite()]
         return alive[alive.log().abs().argmax()].item() if len(alive) else 1.0
 
     spreads = []
     for place in places:
-        answer = size(place.answered) if place.answered else None
-        least = torch.stack([cut(part, low) for part in (place.shown, *place.also)]).amin(0)
-        most = torch.stack([cut(part, high) for part in (place.shown, *place.also)]).amax(0)
+        answer = size(place.partner) if place.partner else None
+        least = torch.stack([cut(part, low) for part in (place.scaled, *place.also)]).amin(0)
+        most = torch.stack([cut(part, high) for part in (place.scaled, *place.also)]).amax(0)
         spreads.append(Spread(least, most, answer, _columns(model, place), level(place, answer)))
     return spreads
 

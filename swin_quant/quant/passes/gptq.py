@@ -14,7 +14,7 @@ from torch import Tensor
 
 from swin_quant.base.schema import check_fields, within
 from swin_quant.quant.calibration import Method
-from swin_quant.quant.passes.kind import Pass, Workpiece
+from swin_quant.quant.passes.kind import Pass, PassContext
 from swin_quant.quant.passes.layerwise import Problem, solve_layers
 from swin_quant.quant.passes.ridge import corrected, damped
 from swin_quant.quant.passes.rounding import gptq, nearest_where_better
@@ -33,13 +33,13 @@ class GptqOptions:
         check_fields(self)
 
 
-def run(piece: Workpiece, options: GptqOptions) -> str:
+def run(context: PassContext, options: GptqOptions) -> str:
     """Solve for the weights of every unit in order and round them; a row keeps the nearest levels where they are
     better."""
 
     def solve(problem: Problem) -> Tensor:
         target, node = corrected(problem), problem.layer._weight_quantizer
-        _settle(node, problem.like(target), piece.method)
+        _settle(node, problem.like(target), context.method)
         qmin, qmax = node.setting.levels
         step = node.range_for(problem.like(target)) / qmax  # float32, as whatever reads the weights computes it
         step = step.view(-1, 1) if step.dim() else step
@@ -50,7 +50,7 @@ def run(piece: Workpiece, options: GptqOptions) -> str:
             levels[which] = nearest_where_better(gptq(*mine), *mine)
         return levels.float() * step
 
-    return solve_layers(piece, options.pictures, solve)
+    return solve_layers(context, options.pictures, solve)
 
 
 def _settle(node: Quantizer, weight: Tensor, method: Method) -> None:

@@ -14,7 +14,7 @@ from swin_quant.quant.passes.units import UnitRun, walk
 
 
 @dataclass(frozen=True)
-class Workpiece:
+class PassContext:
     """A calibrated network under its policy, nodes off, and the pictures of all ranks in batches [<= 8, 3, H, W].
 
     `units`: what the forward pass runs one after the other, each on what the one before gave; `exchanges`: where
@@ -55,13 +55,13 @@ class Workpiece:
 class Pass:
     """A way to make a calibrated network better.
 
-    `run(piece, options)` changes its network and says in half a line what it did; `options` are a frozen dataclass
+    `run(context, options)` changes its network and says in half a line what it did; `options` are a frozen dataclass
     with defaults, which checks itself (UsageError). `keeps_function`: in float, the network computes what it did.
     `of_ranges`: it chooses ranges, which must not be observed again behind it; behind one that keeps the function and
     chooses none, they are. `judges_itself`: what it leaves was better in the logits or classes, on pictures held out.
     """
 
-    run: Callable[[Workpiece, Any], str]
+    run: Callable[[PassContext, Any], str]
     options: type[Any]
     keeps_function: bool = False
     of_ranges: bool = False

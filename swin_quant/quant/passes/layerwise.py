@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from swin_quant.base.errors import listed
 from swin_quant.quant.layer import QuantizedLayer
 from swin_quant.quant.passes.gains import gain_db, note_of
-from swin_quant.quant.passes.kind import Workpiece
+from swin_quant.quant.passes.kind import PassContext
 from swin_quant.quant.passes.state import give_state, state_of
 from swin_quant.quant.passes.trial import quantized, quantizing, squared_error
 from swin_quant.quant.passes.units import UnitRun, entering, through
@@ -65,13 +65,13 @@ Solve = Callable[[Problem], Tensor]
 """The weight [out, in] that a layer gets; its node may get another range. torch.linalg.LinAlgError: there is none."""
 
 
-def solve_layers(piece: Workpiece, pictures: int, solve: Solve) -> str:
+def solve_layers(context: PassContext, pictures: int, solve: Solve) -> str:
     """Give the layers of every unit whose weights are quantized those of `solve`, shift their biases by what is left,
     and say what that did. Convolutions of several groups keep theirs."""
     gains: dict[str, float] = {}
     skipped: list[str] = []
     given: list[Tensor] = []
-    for step in piece.walk(pictures):
+    for step in context.walk(pictures):
         given = given or step.inputs
         original = state_of(step.unit)
         outputs = quantized(step.unit, given)
@@ -90,8 +90,8 @@ def solve_layers(piece: Workpiece, pictures: int, solve: Solve) -> str:
         else:
             give_state(step.unit, original)
         given = outputs
-    note = note_of(gains, len(piece.units))
-    if sum(map(len, piece.first(pictures))) == 1:
+    note = note_of(gains, len(context.units))
+    if sum(map(len, context.first(pictures))) == 1:
         note += "; one picture: none is left to judge how far weights may go from float's"
     return f"{note}; no solution in {listed(skipped, 3)}" if skipped else note
 

@@ -1,4 +1,4 @@
-"""Where a network can be rewritten without changing what it computes, as data that an architecture gives.
+"""Places where a network can be rewritten without a change of its function, as data of an architecture.
 
 Names are patterns over dotted names, as in the registry of models: a star stands for one word.
 """
@@ -17,7 +17,7 @@ from swin_quant.quant.layer import QuantizedLayer
 
 @dataclass(frozen=True)
 class Part:
-    """The `index`-th of `of` equal parts, along `dim`, of a parameter; or of the channels that a module gives."""
+    """The `index`-th of `of` equal parts, along `dim`, of a parameter or of the channels of a module's output."""
 
     name: str
     dim: int = 0
@@ -33,23 +33,24 @@ class Part:
 
 @dataclass(frozen=True)
 class Exchange:
-    """Channels whose size, or whose zero, is free: what is taken on one side is given back on the other.
+    """Channels whose size, or whose zero, is free: what one side loses, the other gets back.
 
-    The parameters `before` may be divided by a factor a channel and those `after` multiplied by it. An `offset`, a
-    parameter that is added, may lose a number a channel which the layers `into` get back in their biases, times their
-    weights; with none, that number has no effect at all. `shown`: the module in whose output the channels are seen,
-    `answered` the one in which those of the other side are, where that is no weight. `heads`: a module whose `heads`
-    groups of channels take one factor each, which gives them the size of what `answered` shows. `peers`: channels that
-    share ranges with those `shown`, which are brought to their level if they are all far from it. `also`: where else
-    the channels are seen. `stream`: they are those of a residual stream: what units take and give changes with them.
-    `exit`: a `ChannelFactors` behind them all, which multiplies by the factor what leaves the stream, and so costs a
-    multiplication.
+    The parameters `before` may be divided by a factor a channel, if those `after` are multiplied by it. From the
+    parameter `offset`, which is added, a number a channel may be taken, if the layers `into` get it back in their
+    biases, times their weights; without such layers it has no effect at all.
+
+    `scaled`: the module whose output shows the channels. `partner`: the module that shows those of the other side,
+    unless they are a weight's. `heads`: a module whose `heads` groups of channels take one factor each, which gives
+    them the size of `partner`. `peers`: channels that share ranges with `scaled`, which is brought to their level if
+    all of it is far from them. `also`: other modules that show the channels. `stream`: they are those of a residual
+    stream, so that inputs and outputs of units change. `exit`: a `ChannelFactors` behind them all, which multiplies
+    what leaves the stream by the factor, and so costs a multiplication.
     """
 
-    shown: Part
+    scaled: Part
     before: tuple[Part, ...] = ()
     after: tuple[Part, ...] = ()
-    answered: Part | None = None
+    partner: Part | None = None
     offset: Part | None = None
     into: tuple[str, ...] = ()
     heads: str | None = None
@@ -60,9 +61,9 @@ class Exchange:
 
 
 def of_norm(norm: str, linears: tuple[str, ...]) -> Exchange:
-    """A norm, and the linears that alone read what it gives."""
+    """A norm, and the linears that alone read its output."""
     return Exchange(
-        shown=Part(norm),
+        scaled=Part(norm),
         before=(Part(f"{norm}.weight"), Part(f"{norm}.bias")),
         after=tuple(Part(f"{linear}.weight", dim=1) for linear in linears),
         offset=Part(f"{norm}.bias"),
@@ -71,7 +72,7 @@ def of_norm(norm: str, linears: tuple[str, ...]) -> Exchange:
 
 
 def found(exchanges: tuple[Exchange, ...], model: nn.Module) -> Iterator[Exchange]:
-    """The exchanges of a model by full names; without the parameters that it lacks, nor a side that it lacks."""
+    """The exchanges of a model by full names, without parameters and sides that it lacks."""
     parameters = dict(model.named_parameters())
     modules = dict(model.named_modules())
     for one in _by_name(exchanges, model):
@@ -85,7 +86,7 @@ def found(exchanges: tuple[Exchange, ...], model: nn.Module) -> Iterator[Exchang
 
 
 def without_weights(exchanges: tuple[Exchange, ...], model: nn.Module) -> list[str]:
-    """The modules that could take a factor a channel, had they weights of their own: norms without them."""
+    """Norms without weights, which could take a factor a channel if they had them."""
     parameters = dict(model.named_parameters())
     before = [[part.name for part in one.before] for one in _by_name(exchanges, model) if one.before]
     return list(dict.fromkeys(names[0].rpartition(".")[0] for names in before if not parameters.keys() & set(names)))
@@ -94,7 +95,7 @@ def without_weights(exchanges: tuple[Exchange, ...], model: nn.Module) -> list[s
 def _by_name(exchanges: tuple[Exchange, ...], model: nn.Module) -> Iterator[Exchange]:
     for exchange in exchanges:
         for name, _ in model.named_modules():
-            words = matched(exchange.shown.name, name)
+            words = matched(exchange.scaled.name, name)
             if words is not None:
                 yield _named(exchange, words)
 
@@ -105,10 +106,10 @@ def _named(exchange: Exchange, words: tuple[str, ...]) -> Exchange:
 
     return replace(
         exchange,
-        shown=part(exchange.shown),
+        scaled=part(exchange.scaled),
         before=tuple(map(part, exchange.before)),
         after=tuple(map(part, exchange.after)),
-        answered=part(exchange.answered) if exchange.answered else None,
+        partner=part(exchange.partner) if exchange.partner else None,
         offset=part(exchange.offset) if exchange.offset else None,
         into=tuple(filled(layer, words) for layer in exchange.into),
         heads=filled(exchange.heads, words) if exchange.heads else None,
@@ -130,7 +131,7 @@ def along(values: Tensor, tensor: Tensor, dim: int) -> Tensor:
 
 @torch.no_grad()
 def rescale(model: nn.Module, exchange: Exchange, factors: Tensor) -> None:
-    """Divide `before` by `factors` [channels], multiply `after` and what is at the `exit` by them, in place."""
+    """Divide `before` by `factors` [channels], and multiply `after` and `exit` by them, in place."""
     for parts, each in ((exchange.before, 1 / factors), (exchange.after, factors)):
         for part in parts:
             values = part.cut(model.get_parameter(part.name))
@@ -142,7 +143,7 @@ def rescale(model: nn.Module, exchange: Exchange, factors: Tensor) -> None:
 
 
 def take_back(model: nn.Module, exchange: Exchange) -> None:
-    """Leave nothing at the exit: a network of the same function, as it was before."""
+    """Undo the factors at the exit: the network's function stays."""
     if exchange.exit is not None:
         leaving = cast(ChannelFactors, model.get_submodule(exchange.exit))
         if leaving.weight is not None:
@@ -152,7 +153,7 @@ def take_back(model: nn.Module, exchange: Exchange) -> None:
 
 @torch.no_grad()
 def recentre(model: nn.Module, exchange: Exchange, middle: Tensor) -> None:
-    """Take `middle` [channels] off the offset, and give it back behind, in place."""
+    """Subtract `middle` [channels] from the offset, and add it to the biases behind, in place."""
     if exchange.offset is None:
         return
     values = exchange.offset.cut(model.get_parameter(exchange.offset.name))

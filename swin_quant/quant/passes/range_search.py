@@ -17,10 +17,10 @@ from swin_quant.base.progress import log
 from swin_quant.base.schema import check_fields, within
 from swin_quant.quant.passes.fisher import channel_weights
 from swin_quant.quant.passes.gains import gain_db, note_of
-from swin_quant.quant.passes.kind import Pass, Workpiece
-from swin_quant.quant.passes.lesson import Lesson, lesson_of
+from swin_quant.quant.passes.kind import Pass, PassContext
 from swin_quant.quant.passes.scratch import key_of
 from swin_quant.quant.passes.state import AMAX, BOUNDS, Values, give_state, state_of
+from swin_quant.quant.passes.targets import Targets, targets_of
 from swin_quant.quant.passes.trial import enabled_in, quantized
 from swin_quant.quant.passes.unit_ranges import search_ranges
 
@@ -40,42 +40,42 @@ class RangeSearchOptions:
         check_fields(self)
 
 
-def run(piece: Workpiece, options: RangeSearchOptions) -> str:
+def run(context: PassContext, options: RangeSearchOptions) -> str:
     """Choose the ranges of every unit in order; one whose output is no better on pictures held out keeps its own."""
-    images = piece.first(options.pictures)
+    images = context.first(options.pictures)
     if sum(map(len, images)) < 2:  # it would judge ranges by what they were searched on
         return "one picture: none is left to judge by"
-    key = key_of([piece.model, piece.original], images, ["range_search", asdict(options)])
-    weights = channel_weights(piece.original, list(piece.units), images, options.seed) if options.weighted else {}
+    key = key_of([context.model, context.original], images, ["range_search", asdict(options)])
+    weights = channel_weights(context.original, list(context.units), images, options.seed) if options.weighted else {}
     gains: dict[str, float] = {}
     known = 0
     given: list[Tensor] = []
-    for number, step in enumerate(piece.walk(options.pictures)):
+    for number, step in enumerate(context.walk(options.pictures)):
         given = given or step.inputs
         if enabled_in(step.unit):
             name, before = f"{key}-{number}", state_of(step.unit)
-            found = from_main(piece.scratch.known(name, [*_of_ranges(before), "gain"], given[0].device))
+            found = from_main(context.scratch.known(name, [*_of_ranges(before), "gain"], given[0].device))
             known += found is not None
             if found is not None:  # on ranks but the first it comes on the CPU
                 found = {key: value.to(given[0].device) for key, value in found.items()}
             else:
-                found = _found(step.unit, lesson_of(step, given, weights.get(step.name)), options)
-                piece.scratch.keep(name, found)
+                found = _found(step.unit, targets_of(step, given, weights.get(step.name)), options)
+                context.scratch.keep(name, found)
             gains[step.name] = found.pop("gain").item()
             give_state(step.unit, {**before, **found})
         given = quantized(step.unit, given)
     if known:
         log.info("range_search: %d of %d units were done before", known, len(gains))
-    return note_of(gains, len(piece.units))
+    return note_of(gains, len(context.units))
 
 
-def _found(unit: nn.Module, lesson: Lesson, options: RangeSearchOptions) -> Values:
+def _found(unit: nn.Module, targets: Targets, options: RangeSearchOptions) -> Values:
     """The ranges that the unit is to have, and its `gain` in dB: 0 where they are those that it had, NaN if that is
     because something was not finite."""
     before = _of_ranges(state_of(unit))
-    error = from_main(lesson.cost(unit, lesson.judging))
-    search_ranges(unit, lesson, options.rounds, options.together)
-    after = from_main(lesson.cost(unit, lesson.judging))
+    error = from_main(targets.cost(unit, targets.judging))
+    search_ranges(unit, targets, options.rounds, options.together)
+    after = from_main(targets.cost(unit, targets.judging))
     kept = _of_ranges(state_of(unit)) if after < error else before
     return {**kept, "gain": torch.tensor(gain_db(error, after))}
 

@@ -17,12 +17,12 @@ from swin_quant.base.progress import log
 from swin_quant.base.schema import check_fields, within
 from swin_quant.quant.passes.fisher import channel_weights, picture_gradients
 from swin_quant.quant.passes.gains import gain_db, note_of
-from swin_quant.quant.passes.kind import Pass, Workpiece
-from swin_quant.quant.passes.learning import Course, learn
-from swin_quant.quant.passes.lesson import Lesson, lesson_of
+from swin_quant.quant.passes.kind import Pass, PassContext
 from swin_quant.quant.passes.scratch import key_of
 from swin_quant.quant.passes.state import Values, give_state, state_of
+from swin_quant.quant.passes.targets import Targets, targets_of
 from swin_quant.quant.passes.trial import enabled_in, quantized
+from swin_quant.quant.passes.unit_training import TrainingPlan, train_unit
 from swin_quant.quant.passes.units import walk
 
 _PRIME = 7919  # a unit's random numbers are its own: going on at a unit gives what going through gives
@@ -47,33 +47,33 @@ class ReconstructOptions:
         check_fields(self)
 
 
-def run(piece: Workpiece, options: ReconstructOptions) -> str:
+def run(context: PassContext, options: ReconstructOptions) -> str:
     """Reconstruct the units in order; one whose output is no better for it is left as it was."""
-    images = piece.first(options.pictures)
+    images = context.first(options.pictures)
     if sum(map(len, images)) < 2:  # it would judge units by what they learned from
         return "one picture: none is left to judge by"
-    shown_as = 2 if options.mirror and 2 * sum(map(len, images)) <= options.pictures else 1
-    images = with_mirrored(images) if shown_as == 2 else images
-    key = key_of([piece.model, piece.original], images, ["reconstruct", asdict(options)])
-    weights = channel_weights(piece.original, list(piece.units), images, options.seed) if options.weighted else {}
+    rows = 2 if options.mirror and 2 * sum(map(len, images)) <= options.pictures else 1
+    images = with_mirrored(images) if rows == 2 else images
+    key = key_of([context.model, context.original], images, ["reconstruct", asdict(options)])
+    weights = channel_weights(context.original, list(context.units), images, options.seed) if options.weighted else {}
     gains: dict[str, float] = {}
     known = 0
     given: list[Tensor] = []
-    for number, step in enumerate(walk(piece.model, piece.units, images, piece.original)):
+    for number, step in enumerate(walk(context.model, context.units, images, context.original)):
         given = given or step.inputs
         if enabled_in(step.unit):
             name = f"{key}-{number}"
-            found = piece.scratch.known(name, [*state_of(step.unit), "gain"], given[0].device)
+            found = context.scratch.known(name, [*state_of(step.unit), "gain"], given[0].device)
             known += found is not None
             if found is None:
                 gradients = (
-                    picture_gradients(piece.original, step.name, images, options.rank, options.seed)
+                    picture_gradients(context.original, step.name, images, options.rank, options.seed)
                     if options.rank
                     else None
                 )
-                lesson = lesson_of(step, given, weights.get(step.name), gradients, shown_as)
-                found = _improved(step.unit, lesson, options, number)
-                piece.scratch.keep(name, found)
+                targets = targets_of(step, given, weights.get(step.name), gradients, rows)
+                found = _improved(step.unit, targets, options, number)
+                context.scratch.keep(name, found)
             gains[step.name] = found.pop("gain").item()
             give_state(step.unit, found)
         given = quantized(step.unit, given)
@@ -88,15 +88,15 @@ def with_mirrored(images: Sequence[Tensor]) -> list[Tensor]:
     return [part for both in pairs for part in both.split(len(both) // 2)]
 
 
-def _improved(unit: nn.Module, lesson: Lesson, options: ReconstructOptions, number: int) -> Values:
+def _improved(unit: nn.Module, targets: Targets, options: ReconstructOptions, number: int) -> Values:
     """The state that the unit is to have, and its `gain` in dB: 0 where it stays what it was, NaN if that is because
     something was not finite."""
     before = state_of(unit)
-    generator = torch.Generator(lesson.given.device).manual_seed(_PRIME * options.seed + number)
-    course = Course(options.iterations, options.batch, options.drop)
-    error, after = lesson.cost(unit, lesson.judging), math.inf
-    if 0 < error < math.inf and learn(unit, lesson, course, generator):
-        after = lesson.cost(unit, lesson.judging)
+    generator = torch.Generator(targets.given.device).manual_seed(_PRIME * options.seed + number)
+    plan = TrainingPlan(options.iterations, options.batch, options.drop)
+    error, after = targets.cost(unit, targets.judging), math.inf
+    if 0 < error < math.inf and train_unit(unit, targets, plan, generator):
+        after = targets.cost(unit, targets.judging)
     if after < error:
         return {**state_of(unit), "gain": torch.tensor(gain_db(error, after))}
     give_state(unit, before)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from swin_quant.base.schema import check_fields, counted, within
-from swin_quant.quant.passes.kind import Pass, Workpiece
+from swin_quant.quant.passes.kind import Pass, PassContext
 from swin_quant.quant.passes.layerwise import ErrorForm, Problem, solve_layers
 
 DAMPS = (0.01, 0.1, 1.0, 10.0)
@@ -55,7 +55,7 @@ def corrected(problem: Problem, damps: tuple[float, ...] = DAMPS) -> Tensor:
     return weight
 
 
-def run(piece: Workpiece, options: RidgeOptions) -> str:
+def run(context: PassContext, options: RidgeOptions) -> str:
     """Solve for the weights of every unit; the largest magnitude is their range, as behind any calibration."""
 
     def solve(problem: Problem) -> Tensor:
@@ -63,7 +63,7 @@ def run(piece: Workpiece, options: RidgeOptions) -> str:
         problem.layer._weight_quantizer.amax = weight.abs().max()
         return weight
 
-    return solve_layers(piece, options.pictures, solve)
+    return solve_layers(context, options.pictures, solve)
 
 
 PASS = Pass(run, RidgeOptions)

@@ -18,7 +18,7 @@ from swin_quant.base.progress import log
 from swin_quant.quant.calibration import check_weights
 from swin_quant.quant.check import distance
 from swin_quant.quant.outputs import rows
-from swin_quant.quant.passes.kind import Workpiece
+from swin_quant.quant.passes.kind import PassContext
 from swin_quant.quant.passes.recipe import PassStep
 from swin_quant.quant.passes.state import Values, give_state, state_of, weights_in
 from swin_quant.quant.passes.units import given_by
@@ -49,31 +49,31 @@ class Gain:
     keeps_features: bool = True
 
 
-def run_passes(piece: Workpiece, steps: Sequence[PassStep], observe_again: Callable[[], None]) -> list[Gain]:
-    """Change `piece.model`, which is calibrated under its policy; `observe_again` finds its ranges anew.
+def run_passes(context: PassContext, steps: Sequence[PassStep], observe_again: Callable[[], None]) -> list[Gain]:
+    """Change `context.model`, which is calibrated under its policy; `observe_again` finds its ranges anew.
 
     UsageError where there is nothing to work on. Of several ranks, all are given what rank 0 found.
     """
-    _check(piece, steps)
-    shown = piece.first(PICTURES)
-    expected = _logits(piece.model, shown)
-    before, gains = _measured(piece.model, shown, expected), []
+    _check(context, steps)
+    shown = context.first(PICTURES)
+    expected = _logits(context.model, shown)
+    before, gains = _measured(context.model, shown, expected), []
     for step in steps:
-        kept, start = state_of(piece.model), time.perf_counter()
-        note = step.kind.run(piece, step.options)
-        _agree(piece.model)
-        left = state_of(piece.model)
+        kept, start = state_of(context.model), time.perf_counter()
+        note = step.kind.run(context, step.options)
+        _agree(context.model)
+        left = state_of(context.model)
         renewed = step.kind.observes_again and not _same(left, kept)
         keeps = step.kind.keeps_function or _same(weights_in(left), weights_in(kept))
-        alike = not renewed or _features_alike(piece)
+        alike = not renewed or _features_alike(context)
         if renewed:
             observe_again()
-        after = _measured(piece.model, shown, expected)
+        after = _measured(context.model, shown, expected)
         harmless = from_main(step.kind.judges_itself or after[1] >= before[1] - _HARM_DB)
         if not harmless:
-            give_state(piece.model, kept)
+            give_state(context.model, kept)
         elif renewed:
-            piece = replace(piece)  # its function in other weights is what the next ones measure by
+            context = replace(context)  # its function in other weights is what the next ones measure by
         seconds = time.perf_counter() - start
         gains.append(
             Gain(step, note, seconds, (before[1], after[1]), (before[0], after[0]), harmless, renewed, keeps, alike)
@@ -95,14 +95,14 @@ def _names(steps: Sequence[PassStep]) -> str:
     return ", ".join(dict.fromkeys(step.name for step in steps))
 
 
-def _check(piece: Workpiece, steps: Sequence[PassStep]) -> None:
-    refuse(piece.model, steps)
+def _check(context: PassContext, steps: Sequence[PassStep]) -> None:
+    refuse(context.model, steps)
     names = _names(steps)
-    if not piece.units:
+    if not context.units:
         raise UsageError(f"{names}: this architecture names no `units`, which passes go through one after the other")
-    if not len(piece.images) or not len(piece.images[0]):
+    if not len(context.images) or not len(context.images[0]):
         raise SwinQuantError(f"{names}: there is no picture to measure on: check ‹data_path› and ‹pictures›")
-    check_weights(piece.model)
+    check_weights(context.model)
 
 
 def _say(gain: Gain) -> None:
@@ -127,13 +127,13 @@ def _measured(model: nn.Module, images: Sequence[Tensor], expected: Tensor) -> t
         dequantize(model)
 
 
-def _features_alike(piece: Workpiece) -> bool:
-    was, now = (_features(piece, model) for model in (piece.original, piece.model))
+def _features_alike(context: PassContext) -> bool:
+    was, now = (_features(context, model) for model in (context.original, context.model))
     return all(bool((now[name] - x).norm() <= _ALIKE * x.norm()) for name, x in was.items())
 
 
 @torch.inference_mode()
-def _features(piece: Workpiece, model: nn.Module) -> Values:
+def _features(context: PassContext, model: nn.Module) -> Values:
     """What units give for a picture; and what `padded` modules give if half of what they are given were padding, as
     none is at the size of this picture."""
     given: dict[str, tuple[Any, ...]] = {}
@@ -141,8 +141,8 @@ def _features(piece: Workpiece, model: nn.Module) -> Values:
     def look(name: str, module: nn.Module, inputs: tuple[Any, ...], y: Tensor) -> None:
         given[name] = inputs
 
-    with watching({name: model.get_submodule(name) for name in piece.padded}, look):
-        _, found = given_by(piece.units, model, piece.images[0][:1])
+    with watching({name: model.get_submodule(name) for name in context.padded}, look):
+        _, found = given_by(context.units, model, context.images[0][:1])
     for name, (x, *others) in given.items():
         x = x.clone()
         x[:, x.shape[1] // 2 :] = 0

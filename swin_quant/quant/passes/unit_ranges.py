@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from swin_quant.base.distributed import from_main, shared_out
 from swin_quant.quant.layer import QuantizedLayer
-from swin_quant.quant.passes.lesson import Lesson
+from swin_quant.quant.passes.targets import Targets
 from swin_quant.quant.passes.trial import enabled_in
 from swin_quant.quant.quantizer import Quantizer
 from swin_quant.quant.ranges import weight_range
@@ -18,12 +18,12 @@ _BETTER = 0.999  # of the error before
 Tried = Callable[[Quantizer], list[Tensor]]
 
 
-def search_ranges(unit: nn.Module, lesson: Lesson, rounds: int, together: bool) -> None:
+def search_ranges(unit: nn.Module, targets: Targets, rounds: int, together: bool) -> None:
     """Give the nodes of the unit, which is quantized, ranges by which it errs less on the pictures that are shown.
 
     `together`: nodes choose at once, not one after another. Each rank tries a part, and all choose the same.
     """
-    least = from_main(lesson.cost(unit, lesson.shown))  # ranks whose kernels differ must not choose differently
+    least = from_main(targets.cost(unit, targets.training))  # ranks whose kernels differ must not choose differently
     layers = {part._weight_quantizer: part for part in unit.modules() if isinstance(part, QuantizedLayer)}
     nodes = [node for node in enabled_in(unit) if node.setting.amax is None]
     turn = _together if together else _in_turn
@@ -33,33 +33,33 @@ def search_ranges(unit: nn.Module, lesson: Lesson, rounds: int, together: bool) 
         return list(_candidates(node, None if layer is None else layer.weight, finer))
 
     for finer in range(rounds):
-        least = turn(unit, lesson, nodes, partial(tried, finer=finer), least)
+        least = turn(unit, targets, nodes, partial(tried, finer=finer), least)
 
 
-def _in_turn(unit: nn.Module, lesson: Lesson, nodes: Sequence[Quantizer], tried: Tried, least: float) -> float:
+def _in_turn(unit: nn.Module, targets: Targets, nodes: Sequence[Quantizer], tried: Tried, least: float) -> float:
     """Node after node, each beside what those before it chose. Ranks share out the ranges of a node."""
     for node in nodes:
         before, candidates = _range(node), from_main(tried(node))
-        errors = shared_out(candidates, partial(_error, unit, lesson, node))
+        errors = shared_out(candidates, partial(_error, unit, targets, node))
         best, least = _best(errors, least)
         _give(node, before if best is None else candidates[best])
     return least
 
 
-def _together(unit: nn.Module, lesson: Lesson, nodes: Sequence[Quantizer], tried: Tried, least: float) -> float:
+def _together(unit: nn.Module, targets: Targets, nodes: Sequence[Quantizer], tried: Tried, least: float) -> float:
     """Each node beside the ranges that all had before, which stay where what all chose is no better. Ranks share out
     the nodes."""
     before = [_range(node) for node in nodes]
     candidates = from_main([tried(node) for node in nodes])
 
     def choice(number: int) -> int | None:
-        best, _ = _best([_error(unit, lesson, nodes[number], each) for each in candidates[number]], least)
+        best, _ = _best([_error(unit, targets, nodes[number], each) for each in candidates[number]], least)
         _give(nodes[number], before[number])
         return best
 
     for number, best in enumerate(shared_out(range(len(nodes)), choice)):
         _give(nodes[number], before[number] if best is None else candidates[number][best])
-    error = from_main(lesson.cost(unit, lesson.shown))
+    error = from_main(targets.cost(unit, targets.training))
     if error < least:
         return error
     for node, value in zip(nodes, before, strict=True):
@@ -76,9 +76,9 @@ def _best(errors: Sequence[float], least: float) -> tuple[int | None, float]:
     return best, least
 
 
-def _error(unit: nn.Module, lesson: Lesson, node: Quantizer, candidate: Tensor) -> float:
+def _error(unit: nn.Module, targets: Targets, node: Quantizer, candidate: Tensor) -> float:
     _give(node, candidate)
-    return lesson.cost(unit, lesson.shown)
+    return targets.cost(unit, targets.training)
 
 
 def _candidates(node: Quantizer, weight: Tensor | None, finer: int) -> Iterator[Tensor]:

@@ -12,6 +12,7 @@ from swin_quant.backends.onnx.swin import tokens
 from swin_quant.backends.onnx.swin.rewrites import REWRITES
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.models.windows import window_partition
+from swin_quant.quant.policy import enabled_nodes
 from tests.helpers.settings import change
 
 PREPROCESS = Preprocess(32, False, "bicubic", (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
@@ -27,7 +28,7 @@ def test_torch_computes_the_same(kind, policy, rewrites, calibrated, images, ass
     model, _ = calibrated(kind, policy)
     with torch.no_grad():
         assert_quantized_alike(network(model, OnnxOptions(rewrites=rewrites), PREPROCESS)(images).numpy(), kind, policy)
-        for node in model.modules():
+        for node in enabled_nodes(model).values():
             change(node, enabled=False)
         floats = network(model, OnnxOptions(rewrites=rewrites), PREPROCESS)(images)
         torch.testing.assert_close(floats, model(images), rtol=1e-4, atol=1e-5)

@@ -10,7 +10,7 @@ from swin_quant.models.registry import exchanges_of, units_of
 from swin_quant.quant.calibration import calibrate
 from swin_quant.quant.passes import distill
 from swin_quant.quant.passes.distill import DistillOptions, run, varied
-from swin_quant.quant.passes.kind import Workpiece
+from swin_quant.quant.passes.kind import PassContext
 from swin_quant.quant.passes.scratch import Scratch
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import apply_policy, dequantize, enabled_nodes, quantize
@@ -27,14 +27,14 @@ def images():
 
 
 @pytest.fixture
-def pieced(tiny_model, images):
-    """make(kind, policy, bits, KEY=value ...) -> a calibrated piece of work."""
+def make_context(tiny_model, images):
+    """make(kind, policy, bits, KEY=value ...) -> a calibrated context."""
 
     def make(kind="swin", policy="qdq", bits=4, scratch=Scratch(), **keys):
         model = tiny_model(kind, **SMALL, **MORE[kind], **keys)
         apply_policy(model, load_policy(policy).bits("role:gemm_weight", bits))
         calibrate(model, images.split(8))
-        return Workpiece(
+        return PassContext(
             model, images[:24].split(8), units=units_of(model), exchanges=exchanges_of(model), scratch=scratch
         )
 
@@ -43,81 +43,81 @@ def pieced(tiny_model, images):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
-def test_logits_of_other_pictures_come_nearer_to_float(kind, pieced, images):
-    piece = pieced(kind)
-    before = sqnr(piece, images[24:])
-    note = run(piece, DistillOptions(iterations=15, batch=8, weight_rate=1e-3))
-    assert sqnr(piece, images[24:]) > before + 0.5, note
+def test_logits_of_other_pictures_come_nearer_to_float(kind, make_context, images):
+    context = make_context(kind)
+    before = sqnr(context, images[24:])
+    note = run(context, DistillOptions(iterations=15, batch=8, weight_rate=1e-3))
+    assert sqnr(context, images[24:]) > before + 0.5, note
     assert note.startswith("error of logits ") and "dB lower on pictures held out" in note
 
 
-def test_what_classes_are_worth_is_learned_in_place_of_logits(pieced, images):
-    def divergence(piece):
+def test_what_classes_are_worth_is_learned_in_place_of_logits(make_context, images):
+    def divergence(context):
         with torch.inference_mode():
-            wanted = piece.original(images[24:]).double().softmax(1)
-            quantize(piece.model)
-            found = piece.model(images[24:]).double().softmax(1)
-            dequantize(piece.model)
+            wanted = context.original(images[24:]).double().softmax(1)
+            quantize(context.model)
+            found = context.model(images[24:]).double().softmax(1)
+            dequantize(context.model)
         return (wanted * (wanted / found).log()).sum(1).mean()
 
-    piece = pieced()
-    before = divergence(piece)
-    note = run(piece, DistillOptions(iterations=6, batch=8, weight_rate=3e-3, range_rate=1e-2, classes=1.0))
-    assert divergence(piece) < before and note.startswith("divergence of classes ")
+    context = make_context()
+    before = divergence(context)
+    note = run(context, DistillOptions(iterations=6, batch=8, weight_rate=3e-3, range_rate=1e-2, classes=1.0))
+    assert divergence(context) < before and note.startswith("divergence of classes ")
 
 
 @pytest.mark.parametrize("kind", ["embedding", "features"])
-def test_a_network_without_classes_learns_by_what_it_gives(kind, pieced):
+def test_a_network_without_classes_learns_by_what_it_gives(kind, make_context):
     """Maps have no softmax: what `best` asks of classes below 8 bits would let their size go anywhere."""
     states = []
     for classes in (0.0, 1.0):
-        piece = pieced(OUTPUT_KIND=kind)
-        assert "classes" not in run(piece, DistillOptions(iterations=2, batch=8, classes=classes))
-        states.append(piece.model.state_dict())
+        context = make_context(OUTPUT_KIND=kind)
+        assert "classes" not in run(context, DistillOptions(iterations=2, batch=8, classes=classes))
+        states.append(context.model.state_dict())
     assert same(*states)
 
 
-def test_it_is_judged_on_pictures_that_no_pass_has_seen_as_they_are(pieced, monkeypatch):
+def test_it_is_judged_on_pictures_that_no_pass_has_seen_as_they_are(make_context, monkeypatch):
     judged, cost = [], distill._cost
-    monkeypatch.setattr(distill, "_cost", lambda piece, images: judged.append(images) or cost(piece, images))
-    piece = pieced()
-    run(piece, DistillOptions(iterations=1, batch=4))
-    given = torch.cat(list(piece.images))
+    monkeypatch.setattr(distill, "_cost", lambda context, images: judged.append(images) or cost(context, images))
+    context = make_context()
+    run(context, DistillOptions(iterations=1, batch=4))
+    given = torch.cat(list(context.images))
     assert len(judged) == 2 and torch.equal(*judged) and len(judged[0]) == 6
     assert not any(torch.equal(one, other) for one in judged[0] for other in given)
 
 
-def test_of_one_picture_nothing_is_learned_since_none_is_left_to_judge(pieced):
-    piece = pieced()
-    piece = replace(piece, images=[piece.images[0][:1]])
-    before = {name: value.clone() for name, value in piece.model.state_dict().items()}
-    assert "judge" in run(piece, SHORT) and same(piece.model.state_dict(), before)
+def test_of_one_picture_nothing_is_learned_since_none_is_left_to_judge(make_context):
+    context = make_context()
+    context = replace(context, images=[context.images[0][:1]])
+    before = {name: value.clone() for name, value in context.model.state_dict().items()}
+    assert "judge" in run(context, SHORT) and same(context.model.state_dict(), before)
 
 
 @pytest.mark.parametrize("policy", ["ft-mode1", "cpu"])
-def test_nodes_are_off_and_ranges_keep_their_kind(policy, pieced):
-    piece = pieced(policy=policy, bits=8)
-    zero_points = {name: node.grid for name, node in enabled_nodes(piece.model).items()}
-    before = {name: value.clone() for name, value in piece.model.state_dict().items()}
-    distill._learn(piece, torch.cat(list(piece.images)), torch.ones(3), SHORT, "key")
-    assert not same(piece.model.state_dict(), before)
-    for name, node in named_nodes(piece.model).items():
+def test_nodes_are_off_and_ranges_keep_their_kind(policy, make_context):
+    context = make_context(policy=policy, bits=8)
+    zero_points = {name: node.grid for name, node in enabled_nodes(context.model).items()}
+    before = {name: value.clone() for name, value in context.model.state_dict().items()}
+    distill._learn(context, torch.cat(list(context.images)), torch.ones(3), SHORT, "key")
+    assert not same(context.model.state_dict(), before)
+    for name, node in named_nodes(context.model).items():
         assert node.state is State.OFF and not isinstance(node.amax, torch.nn.Parameter)
         assert not node.setting.enabled or node.grid == zero_points[name]
 
 
-def test_a_seed_gives_the_same_bits_and_another_one_others(pieced):
+def test_a_seed_gives_the_same_bits_and_another_one_others(make_context):
     states = []
     for seed in (0, 0, 1):
-        piece = pieced()
-        run(piece, DistillOptions(iterations=1, batch=8, seed=seed))
-        states.append(piece.model.state_dict())
+        context = make_context()
+        run(context, DistillOptions(iterations=1, batch=8, seed=seed))
+        states.append(context.model.state_dict())
     assert same(states[0], states[1]) and not same(states[0], states[2])
 
 
-def test_one_that_was_cut_off_goes_on_and_gives_the_same_bits(pieced, tmp_path, monkeypatch, caplog):
+def test_one_that_was_cut_off_goes_on_and_gives_the_same_bits(make_context, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(distill, "_KEPT_EVERY", 2)
-    whole = pieced()
+    whole = make_context()
     note = run(whole, SHORT)
     change, seen = varied, []
 
@@ -129,37 +129,37 @@ def test_one_that_was_cut_off_goes_on_and_gives_the_same_bits(pieced, tmp_path, 
 
     monkeypatch.setattr(distill, "varied", cut_off)
     with pytest.raises(KeyboardInterrupt):
-        run(pieced(scratch=Scratch(tmp_path)), SHORT)
+        run(make_context(scratch=Scratch(tmp_path)), SHORT)
     seen.clear()
-    piece = pieced(scratch=Scratch(tmp_path))
+    context = make_context(scratch=Scratch(tmp_path))
     caplog.set_level("INFO")
-    assert run(piece, SHORT) == note
-    assert same(piece.model.state_dict(), whole.model.state_dict())
+    assert run(context, SHORT) == note
+    assert same(context.model.state_dict(), whole.model.state_dict())
     assert len(seen) == 3 and "2 of 4 iterations were done before" in caplog.text
 
 
-def test_what_is_no_better_or_not_finite_stays_what_it_was(pieced, monkeypatch):
+def test_what_is_no_better_or_not_finite_stays_what_it_was(make_context, monkeypatch):
     for options, message in (
         (DistillOptions(iterations=2, batch=8, weight_rate=9.0), "no gain"),
         (SHORT, "not finite"),
     ):
         if options is SHORT:
             monkeypatch.setattr(distill, "varied", lambda x, _: x * float("nan" if len(x) == SHORT.batch else 1))
-        piece = pieced()
-        before = {name: value.clone() for name, value in piece.model.state_dict().items()}
-        assert message in run(piece, options)
-        assert same(piece.model.state_dict(), before)
-        assert all(node.state is State.OFF for node in named_nodes(piece.model).values())
+        context = make_context()
+        before = {name: value.clone() for name, value in context.model.state_dict().items()}
+        assert message in run(context, options)
+        assert same(context.model.state_dict(), before)
+        assert all(node.state is State.OFF for node in named_nodes(context.model).values())
 
 
 def test_one_picture_and_constant_ones_do_no_harm(tiny_model, use_policy):
     for pictures in (torch.zeros(3, 3, 32, 32), torch.ones(1, 3, 32, 32)):
         model = use_policy(tiny_model("swin", **SMALL), "ft-mode1")
         calibrate(model, [pictures])
-        piece = Workpiece(model, [pictures], units=units_of(model))
-        before = sqnr(piece, pictures)
-        run(piece, DistillOptions(iterations=2))
-        assert sqnr(piece, pictures) > before - 0.1
+        context = PassContext(model, [pictures], units=units_of(model))
+        before = sqnr(context, pictures)
+        run(context, DistillOptions(iterations=2))
+        assert sqnr(context, pictures) > before - 0.1
 
 
 def test_variations_are_pictures_of_the_same_shape_and_within_the_same_values():

@@ -10,7 +10,7 @@ from swin_quant.quant.calibration import calibrate
 from swin_quant.quant.check import distance
 from swin_quant.quant.factors import made_factors
 from swin_quant.quant.passes.equalize import EqualizeOptions, factors, outliers, run
-from swin_quant.quant.passes.kind import Workpiece
+from swin_quant.quant.passes.kind import PassContext
 from swin_quant.quant.passes.places import rescale
 from swin_quant.quant.policy import dequantize, quantize
 from tests.outliers import plant
@@ -36,9 +36,9 @@ def images():
 
 
 @pytest.fixture
-def pieced():
+def make_context():
     def make(model, images):
-        return Workpiece(
+        return PassContext(
             model,
             images.split(8),
             units=units_of(model),
@@ -84,13 +84,13 @@ def test_last_bits_of_a_measurement_do_not_matter():
 
 
 @pytest.mark.parametrize("kind, where", PLACES)
-def test_planted_outliers_keep_the_function_and_are_found(kind, where, shallow, images, pieced, use_policy):
+def test_planted_outliers_keep_the_function_and_are_found(kind, where, shallow, images, make_context, use_policy):
     model = shallow(kind)
-    clean = outliers(pieced(model, images))
+    clean = outliers(make_context(model, images))
     before = logits(model, images)
     plant(model, where, 100)
     assert torch.allclose(logits(model, images), before, atol=1e-3)
-    found = outliers(pieced(model, images))
+    found = outliers(make_context(model, images))
     assert max(found.values(), default=0) > 10 * max([*clean.values(), 1])
 
 
@@ -106,36 +106,36 @@ def test_planted_outliers_keep_the_function_and_are_found(kind, where, shallow, 
     ],
 )
 def test_channels_that_are_too_small_are_found_by_what_reads_or_answers_them(
-    kind, where, share, shallow, images, pieced
+    kind, where, share, shallow, images, make_context
 ):
     model = shallow(kind)
     plant(model, where, 1 / 100, share)
-    found = outliers(pieced(model, images))
+    found = outliers(make_context(model, images))
     in_first_block = [times for name, times in found.items() if name.startswith("layers.0.blocks.0.")]  # of one head
     assert max(in_first_block, default=0) > 10
 
 
 @pytest.mark.slow
-def test_all_of_v_is_brought_to_the_level_of_q_and_k(shallow, images, pieced, use_policy):
+def test_all_of_v_is_brought_to_the_level_of_q_and_k(shallow, images, make_context, use_policy):
     model = use_policy(shallow("swin"), "ft-mode1")
     expected = logits(model, images)
     unplanted = worth(model, images, expected)
     plant(model, "v", 64, share=1.0)
     planted = worth(model, images, expected)
-    run(pieced(model, images), EqualizeOptions(only_outliers=True))
+    run(make_context(model, images), EqualizeOptions(only_outliers=True))
     assert torch.allclose(logits(model, images), expected, atol=1e-3)
     assert planted < unplanted - 3 and worth(model, images, expected) > unplanted - 1
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind, where", PLACES)
-def test_planted_outliers_are_cured_in_the_same_function(kind, where, shallow, images, pieced, use_policy):
+def test_planted_outliers_are_cured_in_the_same_function(kind, where, shallow, images, make_context, use_policy):
     model = use_policy(shallow(kind), "ft-mode1")
     expected = logits(model, images)
     unplanted = worth(model, images, expected)
     plant(model, where, 100)
     planted = worth(model, images, expected)
-    run(pieced(model, images), EqualizeOptions(only_outliers=True))
+    run(make_context(model, images), EqualizeOptions(only_outliers=True))
     assert torch.allclose(logits(model, images), expected, atol=1e-3)
     cured = worth(model, images, expected)
     assert planted < unplanted - 5 and cured > unplanted - 1.5
@@ -143,7 +143,7 @@ def test_planted_outliers_are_cured_in_the_same_function(kind, where, shallow, i
 
 @pytest.mark.parametrize("row", range(3))
 def test_rows_that_are_too_large_do_not_pass_for_channels_of_the_stream_that_they_read(
-    row, shallow, images, pieced, use_policy
+    row, shallow, images, make_context, use_policy
 ):
     model = use_policy(shallow("swinv2"), "ft-mode1")
     blocks = [block for layer in model.layers for block in layer.blocks]
@@ -156,20 +156,20 @@ def test_rows_that_are_too_large_do_not_pass_for_channels_of_the_stream_that_the
             attn.proj.weight[:, row] /= 100
     adding = {name: value.clone() for name, value in model.named_parameters() if "norm" in name}
     before = [block.attn.qkv.weight.detach().abs().max() for block in blocks]
-    note = run(pieced(model, images), EqualizeOptions(only_outliers=True))
+    note = run(make_context(model, images), EqualizeOptions(only_outliers=True))
     assert "streams" not in note
     assert all(block.attn.qkv.weight.abs().max() < most / 4 for block, most in zip(blocks, before, strict=True))
     assert all(torch.equal(value, adding[name]) for name, value in model.named_parameters() if name in adding)
 
 
-def test_a_residual_stream_is_evened_out_and_its_last_stage_is_left(shallow, images, pieced, use_policy):
+def test_a_residual_stream_is_evened_out_and_its_last_stage_is_left(shallow, images, make_context, use_policy):
     model = use_policy(shallow("swinv2"), "ft-mode1")
     plant(model, "stream", 100)
     expected, maps = logits(model, images), {}
     for stage, layer in enumerate(model.layers):
         layer.blocks[-1].register_forward_hook(lambda m, i, y, at=stage: maps.setdefault(at, []).append(y))
     logits(model, images)
-    note = run(pieced(model, images), EqualizeOptions(only_outliers=True))
+    note = run(make_context(model, images), EqualizeOptions(only_outliers=True))
     assert note.startswith("residual streams gain")
     assert torch.allclose(logits(model, images), expected, atol=1e-3)
     before, after = ((each := y.abs().amax((0, 1))).max() / each.median() for y in (maps[0][0], maps[0][-1]))
@@ -177,14 +177,16 @@ def test_a_residual_stream_is_evened_out_and_its_last_stage_is_left(shallow, ima
     assert torch.allclose(maps[1][0], maps[1][-1], atol=1e-3) and not made_factors(model)
 
 
-def test_the_last_stage_is_evened_out_where_a_multiplication_more_is_no_matter(shallow, images, pieced, use_policy):
+def test_the_last_stage_is_evened_out_where_a_multiplication_more_is_no_matter(
+    shallow, images, make_context, use_policy
+):
     model = use_policy(shallow("swinv2"), "qdq")
     with torch.no_grad():
         model.layers[-1].blocks[0].norm1.weight[3] *= 30
         model.head.weight[:, 3] = 0  # what it says itself is not what its size costs the others
     expected = logits(model, images)
     before = worth(model, images, expected)
-    run(pieced(model, images), EqualizeOptions(only_outliers=True))
+    run(make_context(model, images), EqualizeOptions(only_outliers=True))
     assert made_factors(model) == ["norm.factors"] and model.norm.factors.weight[3] > 2
     assert torch.allclose(logits(model, images), expected, atol=1e-3)
     assert worth(model, images, expected) > before + 0.5
@@ -200,49 +202,49 @@ def test_a_stream_begins_with_whatever_the_config_has(keys, tiny_model, images, 
     assert stage == 1
 
 
-def test_no_unit_is_worse(shallow, images, pieced, use_policy):
+def test_no_unit_is_worse(shallow, images, make_context, use_policy):
     model = use_policy(shallow("swin"), "qdq")
     expected = logits(model, images)
     before = worth(model, images, expected)
-    run(pieced(model, images), EqualizeOptions())
+    run(make_context(model, images), EqualizeOptions())
     assert worth(model, images, expected) > before - 0.5
 
 
-def test_where_nothing_stands_out_nothing_is_changed(shallow, images, pieced, use_policy):
+def test_where_nothing_stands_out_nothing_is_changed(shallow, images, make_context, use_policy):
     model = use_policy(shallow("swinv2"), "ft-mode1")
     calibrate(model, images.split(8))
     before = copy.deepcopy(model.state_dict())
-    assert run(pieced(model, images), EqualizeOptions(only_outliers=True)) == "no unit gains"
+    assert run(make_context(model, images), EqualizeOptions(only_outliers=True)) == "no unit gains"
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
 @pytest.mark.parametrize("pictures", [torch.zeros(3, 3, 32, 32), torch.ones(1, 3, 32, 32)])
-def test_constant_pictures_and_one_picture_do_no_harm(pictures, shallow, pieced, use_policy):
+def test_constant_pictures_and_one_picture_do_no_harm(pictures, shallow, make_context, use_policy):
     model = use_policy(shallow("swin"), "ft-mode1")
     expected = logits(model, pictures)
     calibrate(model, [pictures])
-    run(pieced(model, pictures), EqualizeOptions())
+    run(make_context(model, pictures), EqualizeOptions())
     assert torch.allclose(logits(model, pictures), expected, atol=1e-3)
 
 
 def test_a_layer_without_a_bias_takes_no_offset(tiny_model):
     model = tiny_model("swin", QKV_BIAS=False)
     for exchange in exchanges_of(model):
-        assert not (exchange.offset and exchange.into and "norm1" in exchange.shown.name)
+        assert not (exchange.offset and exchange.into and "norm1" in exchange.scaled.name)
         assert exchange.before, "an exchange with nothing to change is left out"
 
 
 def test_a_norm_without_factors_of_its_own_is_no_place_and_the_others_are_evened_out(
-    shallow, images, pieced, use_policy
+    shallow, images, make_context, use_policy
 ):
     model = plant(use_policy(shallow("swin"), "qdq"), "norms", 100)
     block = model.layers[0].blocks[0]
     block.norm1 = torch.nn.LayerNorm(block.norm1.normalized_shape, elementwise_affine=False)
     expected = logits(model, images)
-    before, piece = worth(model, images, expected), pieced(model, images)
-    assert "layers.0.blocks.0.norm1" not in {place.shown.name for place in piece.exchanges}
-    note = run(piece, EqualizeOptions())
+    before, context = worth(model, images, expected), make_context(model, images)
+    assert "layers.0.blocks.0.norm1" not in {place.scaled.name for place in context.exchanges}
+    note = run(context, EqualizeOptions())
     assert note.endswith("; 1 norm has no weights to take factors: layers.0.blocks.0.norm1")
-    assert "no weights" not in run(pieced(model, images), EqualizeOptions(only_outliers=True))
+    assert "no weights" not in run(make_context(model, images), EqualizeOptions(only_outliers=True))
     torch.testing.assert_close(logits(model, images), expected, rtol=1e-3, atol=1e-3)
     assert worth(model, images, expected) > before + 3

@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from swin_quant.models.registry import exchanges_of, units_of
+from swin_quant.quant.auto_calibrator import choose_methods
 from swin_quant.quant.calibration import Method, calibrate, observe
 from swin_quant.quant.check import distance
-from swin_quant.quant.choice import choose_methods
 from swin_quant.quant.layer import weighted_layers
 from swin_quant.quant.passes import gptq, range_search, reconstruct
 from swin_quant.quant.passes.gptq import GptqOptions
-from swin_quant.quant.passes.kind import Workpiece
+from swin_quant.quant.passes.kind import PassContext
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import apply_policy, dequantize, enabled_nodes, quantize
 
@@ -20,18 +20,18 @@ IMAGES = torch.randn(16, 3, 32, 32, generator=torch.Generator().manual_seed(7))
 
 
 @pytest.fixture
-def piece(tiny_model):
+def context(tiny_model):
     model = tiny_model("swin", **SMALL)
     apply_policy(model, load_policy("tensorrt-fp8"))
     calibrate(model, IMAGES.split(8), Method("max"))
-    return Workpiece(model, list(IMAGES.split(8)), units=units_of(model), exchanges=exchanges_of(model))  # fmt: skip
+    return PassContext(model, list(IMAGES.split(8)), units=units_of(model), exchanges=exchanges_of(model))  # fmt: skip
 
 
-def sqnr(piece):
-    quantize(piece.model)
+def sqnr(context):
+    quantize(context.model)
     with torch.inference_mode():
-        found, expected = piece.model(IMAGES), piece.original(IMAGES)
-    dequantize(piece.model)
+        found, expected = context.model(IMAGES), context.original(IMAGES)
+    dequantize(context.model)
     return distance(found, expected)[1]
 
 
@@ -48,15 +48,15 @@ def fixed_ranges(model):
     ],
     ids=["gptq", "reconstruct", "range_search"],
 )
-def test_a_pass(run, options, rounds_weights, piece):
-    before, ranges = sqnr(piece), fixed_ranges(piece.model)
-    run(piece, options)
-    assert fixed_ranges(piece.model) == ranges and len(ranges) == 2 and 1.0 not in ranges.values()
-    assert sqnr(piece) > before - 0.5
+def test_a_pass(run, options, rounds_weights, context):
+    before, ranges = sqnr(context), fixed_ranges(context.model)
+    run(context, options)
+    assert fixed_ranges(context.model) == ranges and len(ranges) == 2 and 1.0 not in ranges.values()
+    assert sqnr(context) > before - 0.5
     changed = 0
-    originals = weighted_layers(piece.original)
-    for name, layer in weighted_layers(piece.model).items():
-        if rounds_weights and (node := layer._weight_quantizer).enabled:
+    originals = weighted_layers(context.original)
+    for name, layer in weighted_layers(context.model).items():
+        if rounds_weights and (node := layer._weight_quantizer).setting.enabled:
             if torch.equal(layer.weight, originals[name].weight):  # of a unit that the pass gave back
                 continue
             changed += 1
@@ -66,7 +66,7 @@ def test_a_pass(run, options, rounds_weights, piece):
     assert bool(changed) == rounds_weights
 
 
-def test_choosing_methods_leaves_fixed_ranges_as_they_were_found(piece):
-    ranges = fixed_ranges(piece.model)
-    assert choose_methods(piece, observe(piece.model, IMAGES.split(8), Method("mse"))) is not None
-    assert fixed_ranges(piece.model) == ranges
+def test_choosing_methods_leaves_fixed_ranges_as_they_were_found(context):
+    ranges = fixed_ranges(context.model)
+    assert choose_methods(context, observe(context.model, IMAGES.split(8), Method("mse"))) is not None
+    assert fixed_ranges(context.model) == ranges

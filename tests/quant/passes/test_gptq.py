@@ -10,7 +10,7 @@ from swin_quant.quant.calibration import calibrate
 from swin_quant.quant.check import distance
 from swin_quant.quant.fake_quant import fake_quant
 from swin_quant.quant.layer import weighted_layers
-from swin_quant.quant.passes.kind import Workpiece
+from swin_quant.quant.passes.kind import PassContext
 from swin_quant.quant.passes.recipe import steps_of
 from swin_quant.quant.passes.run import run_passes
 from swin_quant.quant.policies import load_policy
@@ -31,7 +31,7 @@ def ready(model, images, policy="qdq", weights=4, activations=4, narrow=False):
     bits = load_policy(policy).bits("role:gemm_weight", weights).bits("role:activation", activations)
     apply_policy(model, bits.and_then(Rule(nodes=("role:gemm_weight",), narrow_range=True)) if narrow else bits)
     calibrate(model, images.split(8))
-    return Workpiece(model, images.split(4), units=units_of(model))
+    return PassContext(model, images.split(4), units=units_of(model))
 
 
 def logits(model, images):
@@ -54,10 +54,10 @@ def test_weights_lie_on_the_grid_and_stay_there_in_a_file(
     kind, policy, weights, activations, tiny_model, images, tmp_path
 ):
     model = tiny_model(kind, **SMALL[kind])
-    piece = ready(model, images, policy, weights, activations, narrow=weights == 4)
+    context = ready(model, images, policy, weights, activations, narrow=weights == 4)
     before = {name: layer.weight.detach().clone() for name, layer in weighted_layers(model).items()}
     steps = steps_of([{"name": "gptq", "pictures": 16}])
-    gains = run_passes(piece, steps, lambda: pytest.fail("ranges are not observed again"))
+    gains = run_passes(context, steps, lambda: pytest.fail("ranges are not observed again"))
     assert gains[0].kept and not gains[0].note.startswith("0 of")
     changed = [layer for name, layer in weighted_layers(model).items() if not torch.equal(layer.weight, before[name])]
     assert len(changed) > 3 and all(map(on_grid, changed))
@@ -75,18 +75,18 @@ def test_logits_come_nearer_to_float_on_other_pictures(kind, tiny_model, images)
     model, other = tiny_model(kind, **SMALL[kind]), torch.randn(16, 3, 32, 32)
     with torch.inference_mode():
         expected = model(other)
-    piece = ready(model, images)
+    context = ready(model, images)
     rough = distance(logits(model, other), expected)[1]
-    run_passes(piece, steps_of(["gptq"]), lambda: None)
+    run_passes(context, steps_of(["gptq"]), lambda: None)
     assert distance(logits(model, other), expected)[1] > rough + 1
 
 
 def test_the_original_and_the_ranges_of_activations_stay(tiny_model, images):
     model = tiny_model("swin", **SMALL["swin"])
-    piece = ready(model, images)
+    context = ready(model, images)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    run_passes(piece, steps_of(["gptq"]), lambda: None)
-    assert all(torch.equal(value, before[name]) for name, value in piece.original.state_dict().items())
+    run_passes(context, steps_of(["gptq"]), lambda: None)
+    assert all(torch.equal(value, before[name]) for name, value in context.original.state_dict().items())
     changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
     assert changed and all(name.endswith(("weight", "bias", "_weight_quantizer._amax")) for name in changed)
 

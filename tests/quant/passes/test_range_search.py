@@ -9,7 +9,7 @@ from pieces import assert_goes_on
 from swin_quant.models.registry import units_of
 from swin_quant.quant.calibration import calibrate
 from swin_quant.quant.passes import range_search
-from swin_quant.quant.passes.kind import Workpiece
+from swin_quant.quant.passes.kind import PassContext
 from swin_quant.quant.passes.range_search import RangeSearchOptions, run
 from swin_quant.quant.passes.trial import quantized, squared_error
 from swin_quant.quant.passes.units import entering, through
@@ -51,7 +51,7 @@ def test_weights_stay_and_the_first_unit_s_output_for_other_pictures_comes_neare
     before = squared_error(quantized(unit, inputs), expected)
     plain = {name: p.clone() for name, p in model.named_parameters()}
     grids = {name: node.grid for name, node in enabled_nodes(model).items()}  # with their zero points
-    note = run(Workpiece(model, images[:32].split(8), units=units_of(model)), replace(SHORT, together=together))
+    note = run(PassContext(model, images[:32].split(8), units=units_of(model)), replace(SHORT, together=together))
     assert squared_error(quantized(unit, inputs), expected) < before, note
     assert all(torch.equal(p, plain[name]) for name, p in model.named_parameters())
     assert all(node.state is State.OFF for node in named_nodes(model).values())
@@ -61,10 +61,10 @@ def test_weights_stay_and_the_first_unit_s_output_for_other_pictures_comes_neare
 def test_one_that_was_cut_off_goes_on_at_its_unit_and_gives_the_same_bits(
     calibrated, images, tmp_path, monkeypatch, caplog
 ):
-    def pieced(**more):
+    def make_context(**more):
         model = calibrated("swin", "cpu")
-        return Workpiece(model, images[:16].split(8), units=units_of(model), **more)
+        return PassContext(model, images[:16].split(8), units=units_of(model), **more)
 
     caplog.set_level("INFO")
-    assert_goes_on(range_search, "search_ranges", pieced, SHORT, tmp_path, monkeypatch)
+    assert_goes_on(range_search, "search_ranges", make_context, SHORT, tmp_path, monkeypatch)
     assert "2 of " in caplog.text

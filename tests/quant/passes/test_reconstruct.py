@@ -11,13 +11,13 @@ from swin_quant.quant.calibration import calibrate
 from swin_quant.quant.fake_quant import quantize_dequantize
 from swin_quant.quant.layer import weighted_layers
 from swin_quant.quant.passes import reconstruct
-from swin_quant.quant.passes.kind import Workpiece
-from swin_quant.quant.passes.learning import heads
+from swin_quant.quant.passes.kind import PassContext
 from swin_quant.quant.passes.recipe import steps_of
 from swin_quant.quant.passes.reconstruct import ReconstructOptions, run, with_mirrored
 from swin_quant.quant.passes.run import run_passes
 from swin_quant.quant.passes.scratch import Scratch
 from swin_quant.quant.passes.state import state_of
+from swin_quant.quant.passes.unit_training import random_mask
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import apply_policy, enabled_nodes
 from swin_quant.quant.quantizer import State, named_nodes
@@ -33,14 +33,14 @@ def images():
 
 
 @pytest.fixture
-def pieced(tiny_model, images):
-    """make(kind, policy, bits) -> a calibrated piece of work."""
+def make_context(tiny_model, images):
+    """make(kind, policy, bits) -> a calibrated context."""
 
     def make(kind="swin", policy="qdq", bits=4, activations=8, scratch=Scratch(), pictures=16):
         model = tiny_model(kind, **SMALL, **MORE[kind])
         apply_policy(model, load_policy(policy).bits("role:gemm_weight", bits).bits("role:activation", activations))
         calibrate(model, images.split(8))
-        return Workpiece(
+        return PassContext(
             model, images[:pictures].split(8), units=units_of(model), exchanges=exchanges_of(model), scratch=scratch
         )
 
@@ -48,23 +48,23 @@ def pieced(tiny_model, images):
 
 
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
-def test_logits_of_other_pictures_come_nearer_to_float(kind, pieced, images):
-    piece = pieced(kind, bits=3, pictures=24)
-    before = sqnr(piece, images[24:])
-    note = run(piece, ReconstructOptions(iterations=30, batch=8))
-    assert sqnr(piece, images[24:]) > before + 1, note
+def test_logits_of_other_pictures_come_nearer_to_float(kind, make_context, images):
+    context = make_context(kind, bits=3, pictures=24)
+    before = sqnr(context, images[24:])
+    note = run(context, ReconstructOptions(iterations=30, batch=8))
+    assert sqnr(context, images[24:]) > before + 1, note
     assert "units gain" in note and "finite" not in note
 
 
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
-def test_errors_that_add_up_count_too(kind, pieced, images):
-    piece = pieced(kind, bits=3, pictures=24)
-    before = sqnr(piece, images[24:])
-    run(piece, ReconstructOptions(iterations=30, batch=8, rank=2))
-    assert sqnr(piece, images[24:]) > before + 1
-    other = pieced(kind, bits=3, pictures=24)
+def test_errors_that_add_up_count_too(kind, make_context, images):
+    context = make_context(kind, bits=3, pictures=24)
+    before = sqnr(context, images[24:])
+    run(context, ReconstructOptions(iterations=30, batch=8, rank=2))
+    assert sqnr(context, images[24:]) > before + 1
+    other = make_context(kind, bits=3, pictures=24)
     run(other, ReconstructOptions(iterations=30, batch=8))
-    assert any(not torch.equal(x, y) for x, y in zip(piece.model.parameters(), other.model.parameters(), strict=True))
+    assert any(not torch.equal(x, y) for x, y in zip(context.model.parameters(), other.model.parameters(), strict=True))
 
 
 def test_a_picture_and_its_mirror_image_teach_both_or_judge_both():
@@ -78,47 +78,47 @@ def test_a_picture_and_its_mirror_image_teach_both_or_judge_both():
 
 
 @pytest.mark.parametrize("pictures", [2, 6, 10])
-def test_nothing_is_judged_by_the_mirror_image_of_what_taught(pictures, pieced, monkeypatch):
-    lessons = []
+def test_nothing_is_judged_by_the_mirror_image_of_what_taught(pictures, make_context, monkeypatch):
+    seen = []
 
-    def look(unit, lesson, *rest):
-        lessons.append(lesson)
+    def look(unit, targets, *rest):
+        seen.append(targets)
         return state_of(unit) | {"gain": torch.tensor(0.0)}
 
     monkeypatch.setattr(reconstruct, "_improved", look)
-    run(pieced(pictures=pictures), SHORT)
-    for lesson in lessons:
-        rows = list(lesson.shown), list(lesson.judging)
+    run(make_context(pictures=pictures), SHORT)
+    for targets in seen:
+        rows = list(targets.training), list(targets.judging)
         taught, judged = ({row // 2 for row in each} for each in rows)  # a picture, and its mirror image behind it
         assert len(rows[0]) + len(rows[1]) == 2 * pictures and taught and judged and not taught & judged
-    assert lessons
+    assert seen
 
 
-def test_one_picture_teaches_nothing(pieced):
-    piece = pieced(pictures=1)
-    before = {name: value.clone() for name, value in piece.model.state_dict().items()}
-    assert run(piece, SHORT) == "one picture: none is left to judge by"
-    assert same(piece.model.state_dict(), before)
+def test_one_picture_teaches_nothing(make_context):
+    context = make_context(pictures=1)
+    before = {name: value.clone() for name, value in context.model.state_dict().items()}
+    assert run(context, SHORT) == "one picture: none is left to judge by"
+    assert same(context.model.state_dict(), before)
 
 
-def test_mirror_images_count_as_pictures(pieced):
+def test_mirror_images_count_as_pictures(make_context):
     few, many = (ReconstructOptions(pictures=count, iterations=2, batch=8) for count in (31, 32))
     states = {}
     for name, options in {"few": few, "plain": replace(few, mirror=False), "many": many}.items():
-        piece = pieced(pictures=16)
-        run(piece, options)
-        states[name] = piece.model.state_dict()
+        context = make_context(pictures=16)
+        run(context, options)
+        states[name] = context.model.state_dict()
     assert same(states["few"], states["plain"]) and not same(states["many"], states["plain"])
 
 
 @pytest.mark.parametrize("policy", ["qdq", "ft-mode1", "cpu"])
-def test_weights_end_on_their_grids_and_ranges_keep_their_kind(policy, pieced):
-    piece = pieced(policy=policy)
-    zero_points = {name: node.grid for name, node in enabled_nodes(piece.model).items()}
-    before = piece.original.state_dict()
-    run(piece, SHORT)
+def test_weights_end_on_their_grids_and_ranges_keep_their_kind(policy, make_context):
+    context = make_context(policy=policy)
+    zero_points = {name: node.grid for name, node in enabled_nodes(context.model).items()}
+    before = context.original.state_dict()
+    run(context, SHORT)
     changed = 0
-    for name, layer in weighted_layers(piece.model).items():
+    for name, layer in weighted_layers(context.model).items():
         node = layer._weight_quantizer
         changed += not torch.equal(layer.weight, before[name.replace("_weight_quantizer", "weight")])
         if node.setting.enabled and not torch.equal(layer.weight, before[name.replace("_weight_quantizer", "weight")]):
@@ -127,55 +127,55 @@ def test_weights_end_on_their_grids_and_ranges_keep_their_kind(policy, pieced):
             )
             assert node.amax.dim() == (2 if policy != "ft-mode1" else 0)
     assert changed
-    for name, node in named_nodes(piece.model).items():
+    for name, node in named_nodes(context.model).items():
         assert node.state is State.OFF and not isinstance(node.amax, torch.nn.Parameter)
         assert not node.setting.enabled or node.grid == zero_points[name]
 
 
-def test_a_seed_gives_the_same_bits_and_another_one_others(pieced):
+def test_a_seed_gives_the_same_bits_and_another_one_others(make_context):
     states = []
     for seed in (0, 0, 1):
-        piece = pieced()
-        run(piece, ReconstructOptions(iterations=4, batch=8, seed=seed))
-        states.append(piece.model.state_dict())
+        context = make_context()
+        run(context, ReconstructOptions(iterations=4, batch=8, seed=seed))
+        states.append(context.model.state_dict())
     assert same(states[0], states[1]) and not same(states[0], states[2])
 
 
-def test_one_that_was_cut_off_goes_on_at_its_unit_and_gives_the_same_bits(pieced, tmp_path, monkeypatch, caplog):
+def test_one_that_was_cut_off_goes_on_at_its_unit_and_gives_the_same_bits(make_context, tmp_path, monkeypatch, caplog):
     caplog.set_level("INFO")
-    assert_goes_on(reconstruct, "learn", pieced, SHORT, tmp_path, monkeypatch)
+    assert_goes_on(reconstruct, "train_unit", make_context, SHORT, tmp_path, monkeypatch)
     assert "2 of " in caplog.text
 
 
-def test_a_unit_that_is_no_better_stays_what_it_was(pieced, monkeypatch):
-    piece = pieced()
-    before = {name: value.clone() for name, value in piece.model.state_dict().items()}
+def test_a_unit_that_is_no_better_stays_what_it_was(make_context, monkeypatch):
+    context = make_context()
+    before = {name: value.clone() for name, value in context.model.state_dict().items()}
     monkeypatch.setattr(reconstruct, "learn", lambda unit, *others: [p.data.mul_(1.5) for p in unit.parameters()])
-    assert run(piece, SHORT).startswith("0 of ")
-    assert same(piece.model.state_dict(), before)
+    assert run(context, SHORT).startswith("0 of ")
+    assert same(context.model.state_dict(), before)
 
 
-def test_a_unit_whose_loss_is_not_finite_stays_and_is_named(pieced, monkeypatch):
-    piece = pieced()
-    before = {name: value.clone() for name, value in piece.model.state_dict().items()}
-    monkeypatch.setattr("swin_quant.quant.passes.learning._FLOAT_RATE", float("nan"))
-    note = run(piece, SHORT)
-    assert "not finite" in note and next(iter(piece.units)) in note
-    assert same(piece.model.state_dict(), before)
+def test_a_unit_whose_loss_is_not_finite_stays_and_is_named(make_context, monkeypatch):
+    context = make_context()
+    before = {name: value.clone() for name, value in context.model.state_dict().items()}
+    monkeypatch.setattr("swin_quant.quant.passes.unit_training._FLOAT_RATE", float("nan"))
+    note = run(context, SHORT)
+    assert "not finite" in note and next(iter(context.units)) in note
+    assert same(context.model.state_dict(), before)
 
 
 def test_one_picture_and_constant_ones_do_no_harm(tiny_model, use_policy):
     for pictures in (torch.zeros(3, 3, 32, 32), torch.ones(1, 3, 32, 32)):
         model = use_policy(tiny_model("swin", **SMALL), "ft-mode1")
         calibrate(model, [pictures])
-        piece = Workpiece(model, [pictures], units=units_of(model))
-        before = sqnr(piece, pictures)
-        run_passes(piece, steps_of([{"name": "reconstruct", "iterations": 3}]), lambda: None)
-        assert sqnr(piece, pictures) > before - 0.6  # a loss of more than half a dB is taken back
+        context = PassContext(model, [pictures], units=units_of(model))
+        before = sqnr(context, pictures)
+        run_passes(context, steps_of([{"name": "reconstruct", "iterations": 3}]), lambda: None)
+        assert sqnr(context, pictures) > before - 0.6  # a loss of more than half a dB is taken back
 
 
 @pytest.mark.parametrize("share", [0.0, 0.25, 0.5, 0.95])
 def test_coins_fall_as_often_as_they_should(share):
     generator = torch.Generator().manual_seed(0)
-    mask = heads(torch.Size((50, 401)), share, generator)
+    mask = random_mask(torch.Size((50, 401)), share, generator)
     assert mask.shape == (50, 401) and mask.double().mean().item() == pytest.approx(share, abs=0.02)

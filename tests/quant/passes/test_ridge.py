@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from swin_quant.models.registry import units_of
 from swin_quant.quant.calibration import calibrate
 from swin_quant.quant.check import distance
-from swin_quant.quant.passes.kind import Workpiece
+from swin_quant.quant.passes.kind import PassContext
 from swin_quant.quant.passes.layerwise import ErrorForm, Problem, Rows
 from swin_quant.quant.passes.ridge import RidgeOptions, corrected, ridge, run
 from swin_quant.quant.policies import load_policy
@@ -69,7 +69,7 @@ def test_logits_come_nearer_to_float_on_other_pictures(kind, tiny_model, images)
     apply_policy(model, load_policy("qdq").bits("role:activation", 4))
     calibrate(model, images.split(8))
     rough = distance(logits(model, other), expected)[1]
-    run(Workpiece(model, images.split(4), units=units_of(model)), RidgeOptions())
+    run(PassContext(model, images.split(4), units=units_of(model)), RidgeOptions())
     assert distance(logits(model, other), expected)[1] > rough + 0.5
 
 
@@ -80,7 +80,7 @@ def test_of_few_pictures_some_are_left_to_judge_by(count, tiny_model, images):
     apply_policy(model, load_policy("qdq").bits("role:activation", 3))
     calibrate(model, images.split(8))
     before = {name: value.clone() for name, value in model.named_parameters() if name.endswith("weight")}
-    note = run(Workpiece(model, images[:count].split(8), units=units_of(model)), RidgeOptions())
+    note = run(PassContext(model, images[:count].split(8), units=units_of(model)), RidgeOptions())
     assert not note.startswith("0 of ") and "picture" not in note
     assert any(not torch.equal(value, before.get(name, value)) for name, value in model.named_parameters())
 
@@ -89,7 +89,7 @@ def test_of_one_picture_it_is_said_that_none_is_left_to_judge_by(tiny_model, ima
     model = use_policy(tiny_model("swin", **SMALL["swin"]), "qdq")
     calibrate(model, images.split(8))
     assert "one picture: none is left to judge" in run(
-        Workpiece(model, [images[:1]], units=units_of(model)), RidgeOptions()
+        PassContext(model, [images[:1]], units=units_of(model)), RidgeOptions()
     )
 
 
@@ -97,7 +97,7 @@ def test_ranges_of_weights_follow_them_and_those_of_activations_stay(tiny_model,
     model = use_policy(tiny_model("swin", **SMALL["swin"]), "ft-mode1")
     calibrate(model, images.split(8))
     before = {name: node.amax for name, node in named_nodes(model).items()}
-    run(Workpiece(model, images.split(4), units=units_of(model)), RidgeOptions())
+    run(PassContext(model, images.split(4), units=units_of(model)), RidgeOptions())
     moved = {name for name, node in named_nodes(model).items() if not torch.equal(node.amax, before[name])}
     assert moved and all(name.endswith("_weight_quantizer") for name in moved)
     for name in moved:
@@ -111,7 +111,7 @@ def test_inputs_of_zeros_have_no_solution_and_their_unit_is_left_and_named(tiny_
     torch.nn.init.zeros_(model.layers[0].blocks[0].norm1.bias)
     calibrate(model, images.split(8))
     before = {name: value.clone() for name, value in model.layers[0].blocks[0].state_dict().items()}
-    note = run(Workpiece(model, images.split(4), units=units_of(model)), RidgeOptions())
+    note = run(PassContext(model, images.split(4), units=units_of(model)), RidgeOptions())
     assert note.endswith("no solution in layers.0.blocks.0")
     assert all(torch.equal(value, before[name]) for name, value in model.layers[0].blocks[0].state_dict().items())
 
@@ -120,6 +120,6 @@ def test_what_is_not_a_number_changes_nothing(tiny_model, images, use_policy):
     model = use_policy(tiny_model("swin", **SMALL["swin"]), "qdq")
     calibrate(model, images.split(8))
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    note = run(Workpiece(model, [images[:8] * torch.nan], units=units_of(model)), RidgeOptions())
+    note = run(PassContext(model, [images[:8] * torch.nan], units=units_of(model)), RidgeOptions())
     assert note.startswith("0 of ") and "no solution in" in note
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

@@ -8,7 +8,7 @@ from pieces import same
 
 from swin_quant.models.registry import exchanges_of, units_of
 from swin_quant.quant.calibration import calibrate
-from swin_quant.quant.passes.kind import Pass, Workpiece
+from swin_quant.quant.passes.kind import Pass, PassContext
 from swin_quant.quant.passes.recipe import steps_of
 from swin_quant.quant.passes.run import run_passes
 
@@ -23,8 +23,8 @@ class Step:
 
 
 @torch.no_grad()
-def spoil(piece, options):
-    piece.model.head.weight.mul_(-1)
+def spoil(context, options):
+    context.model.head.weight.mul_(-1)
     return "spoiled"
 
 
@@ -35,7 +35,7 @@ def test_harm_is_taken_back_where_nobody_else_judged(judges_itself, tiny_model, 
     calibrate(model, [images])
     before = {name: value.clone() for name, value in model.state_dict().items()}
     (gain,) = run_passes(
-        Workpiece(model, [images], units=units_of(model)),
+        PassContext(model, [images], units=units_of(model)),
         [Step(Pass(spoil, type(None), judges_itself=judges_itself))],
         lambda: None,
     )
@@ -52,7 +52,7 @@ def test_a_unit_that_is_not_finite_is_left_as_it_was_and_named(name, tiny_model,
     unit = model.layers[1].blocks[0]
     torch.nn.init.constant_(unit.mlp.fc2.bias, torch.inf)
     before = {name: value.clone() for name, value in unit.state_dict().items()}
-    piece = Workpiece(model, [images], units=units_of(model), exchanges=exchanges_of(model))
+    context = PassContext(model, [images], units=units_of(model), exchanges=exchanges_of(model))
     (step,) = steps_of([{"name": name, "iterations": 1} if name == "reconstruct" else name])
-    assert step.kind.run(piece, step.options).endswith("; not finite, and left as they were: layers.1.blocks.0")
+    assert step.kind.run(context, step.options).endswith("; not finite, and left as they were: layers.1.blocks.0")
     assert same(unit.state_dict(), before)

@@ -1,8 +1,7 @@
-"""A unit learns what it is to give: its weights which way to round, its activations their ranges; biases and norms,
-which stay float, take what is left.
+"""Train a unit towards its targets: the rounding of its weights, the ranges of its activations, its biases and norms.
 
-While it learns, each value that a node quantizes is now and then float's, and so is each of the input: what is learned
-then fits more than the pictures that it was learned from. At the end weights are at levels, and only the rest goes on.
+Meanwhile some quantized values and inputs, drawn anew each time, are replaced by float's, so that the result fits other
+pictures too. Towards the end weights are fixed at levels, and only the rest is trained on.
 (Nagel et al., "Up or Down?", 2020; Li et al., "BRECQ", 2021; Wei et al., "QDrop", 2022; Esser et al., "Learned Step
 Size Quantization", 2020; Finkelstein et al., "QFT", 2022, for biases and norms.)
 """
@@ -18,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from swin_quant.quant.layer import QuantizedLayer
-from swin_quant.quant.passes.lesson import Lesson
 from swin_quant.quant.passes.soft_rounding import Rounding, rounding_of, undecided
+from swin_quant.quant.passes.targets import Targets
 from swin_quant.quant.passes.trial import enabled_in
 from swin_quant.quant.quantizer import Role, State
 
@@ -30,8 +29,8 @@ _SMALLEST = 1e-3  # of a range, relative to where it started: one that reached z
 
 
 @dataclass(frozen=True)
-class Course:
-    """How many iterations, of how many pictures, and how often a value is float's."""
+class TrainingPlan:
+    """So many iterations of `batch` pictures; the share `drop` of values is float's."""
 
     iterations: int
     batch: int
@@ -39,42 +38,42 @@ class Course:
 
 
 @torch.enable_grad()
-def learn(unit: nn.Module, lesson: Lesson, course: Course, generator: torch.Generator) -> bool:
-    """Change `unit`, whose weights are then on the grids of their nodes; whether every loss was finite."""
-    scale = lesson.cost(unit, lesson.shown)
-    batches = _batches(len(lesson.shown), course.batch, generator)
+def train_unit(unit: nn.Module, targets: Targets, plan: TrainingPlan, generator: torch.Generator) -> bool:
+    """Train `unit`, which leaves its weights on the grids of their nodes. False if a loss was not finite."""
+    scale = targets.cost(unit, targets.training)
+    batches = _batches(len(targets.training), plan.batch, generator)
 
     def coin(x: Tensor) -> Tensor:
-        return heads(x.shape, course.drop, generator)
+        return random_mask(x.shape, plan.drop, generator)
 
-    student = _Student(unit)
+    trained = _Trained(unit)
     with ExitStack() as hooks:
-        if course.drop:
-            for node in student.nodes:
-                hooks.enter_context(_giving(node, lambda x, y: torch.where(coin(x), x, y)))
+        if plan.drop:
+            for node in trained.nodes:
+                hooks.enter_context(_replacing(node, lambda x, y: torch.where(coin(x), x, y)))
         soft = hooks.enter_context(ExitStack())
-        for layer, rounding in student.roundings.items():
-            soft.enter_context(_giving(layer._weight_quantizer, partial(_soft, rounding)))
+        for layer, rounding in trained.roundings.items():
+            soft.enter_context(_replacing(layer._weight_quantizer, partial(_soft, rounding)))
         try:
-            for number, rows in zip(range(course.iterations), batches, strict=False):
-                done = number / course.iterations
-                if done >= _ROUNDED and student.is_soft:
+            for number, rows in zip(range(plan.iterations), batches, strict=False):
+                done = number / plan.iterations
+                if done >= _ROUNDED and trained.is_soft:
                     soft.close()
-                    student.round()
-                x = lesson.given[rows]
-                loss = lesson.error(unit(torch.where(coin(x), lesson.inputs[rows], x)), rows) / (len(rows) * scale)
+                    trained.round()
+                x = targets.given[rows]
+                loss = targets.error(unit(torch.where(coin(x), targets.inputs[rows], x)), rows) / (len(rows) * scale)
                 if not loss.isfinite():
                     return False
-                student.step(loss + student.pull(done), left=(1 + math.cos(math.pi * done)) / 2)
+                trained.step(loss + trained.pull(done), left=(1 + math.cos(math.pi * done)) / 2)
             soft.close()
-            student.round()
+            trained.round()
         finally:
-            student.leave()
+            trained.leave()
     return True
 
 
-class _Student:
-    """A unit, and what of it learns."""
+class _Trained:
+    """A unit and its trained parameters."""
 
     def __init__(self, unit: nn.Module) -> None:
         activations = [node for node in enabled_in(unit) if node.role is not Role.GEMM_WEIGHT]
@@ -95,14 +94,14 @@ class _Student:
         self.is_soft = True
 
     def pull(self, done: float) -> Tensor | float:
-        """What draws weights to levels, at this share of the course; it reaches farther and farther from them."""
+        """The loss that draws weights to levels, with the share `done` of the iterations behind; its reach grows."""
         if not self.is_soft or done < _WARM:
             return 0.0
         steepness = _STEEP + (_FLAT - _STEEP) * (done - _WARM) / (_ROUNDED - _WARM)
         return _PULL * sum(undecided(variable, steepness) for variable in self.variables)
 
     def step(self, loss: Tensor, left: float) -> None:
-        """One step down, at this share of the rates."""
+        """One step of Adam with the share `left` of the rates."""
         groups = self.optimizer.param_groups
         learned = [each for group in groups for each in group["params"] if each.requires_grad]
         for each, gradient in zip(learned, torch.autograd.grad(loss, learned, allow_unused=True), strict=True):
@@ -119,7 +118,7 @@ class _Student:
 
     @torch.no_grad()
     def round(self) -> None:
-        """Put weights at levels, for good."""
+        """Fix weights at levels."""
         if self.is_soft:
             for layer, rounding in self.roundings.items():
                 layer.weight.copy_(rounding.hard())
@@ -138,8 +137,8 @@ class _Student:
                 each.grad = None
 
 
-def heads(shape: torch.Size, share: float, generator: torch.Generator) -> Tensor:
-    """A mask with `share` of it set, to a 256th: a random byte a value."""
+def random_mask(shape: torch.Size, share: float, generator: torch.Generator) -> Tensor:
+    """A mask with `share` of it set, to a 256th, by a random byte a value."""
     count = math.prod(shape)
     words = torch.empty(count // 8 + 1, dtype=torch.int64, device=generator.device)
     words.random_(-(2**63), None, generator=generator)
@@ -147,7 +146,7 @@ def heads(shape: torch.Size, share: float, generator: torch.Generator) -> Tensor
 
 
 def _batches(count: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """Rows, each picture once an epoch, without an end."""
+    """Batches of rows without an end, each row once an epoch."""
     while True:
         yield from torch.randperm(count, generator=generator, device=generator.device).split(size)
 
@@ -157,8 +156,8 @@ def _soft(rounding: Rounding, x: Tensor, y: Tensor) -> Tensor:
 
 
 @contextmanager
-def _giving(module: nn.Module, what: Callable[[Tensor, Tensor], Tensor]) -> Iterator[None]:
-    """Inside, the module gives `what(x, y)` in place of y."""
+def _replacing(module: nn.Module, what: Callable[[Tensor, Tensor], Tensor]) -> Iterator[None]:
+    """Inside, the module's output y for an input x is replaced by `what(x, y)`."""
 
     def hook(module: nn.Module, given: tuple[Any, ...], y: Tensor) -> Tensor:
         return what(given[0], y)

@@ -5,11 +5,11 @@ import torch
 from torch import nn
 
 from swin_quant.models.registry import units_of
+from swin_quant.quant.auto_calibrator import choose_methods
 from swin_quant.quant.calibration import Method, observe, set_ranges
 from swin_quant.quant.check import distance
-from swin_quant.quant.choice import choose_methods
 from swin_quant.quant.linear import QuantLinear
-from swin_quant.quant.passes.kind import Workpiece
+from swin_quant.quant.passes.kind import PassContext
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Rule, apply_policy, dequantize, enabled_nodes, quantize
 from swin_quant.quant.quantizer import State, named_nodes
@@ -52,7 +52,7 @@ def test_nodes_that_want_different_methods_get_them(bits):
     calibration = observe(model, [images], AUTO)
     set_ranges(model, calibration, AUTO)
     before = {name: node.amax.clone() for name, node in named_nodes(model).items()}
-    found = choose_methods(Workpiece(model, images.split(8), AUTO), calibration)
+    found = choose_methods(PassContext(model, images.split(8), AUTO), calibration)
     assert all(torch.equal(node.amax, before[name]) for name, node in named_nodes(model).items())
     assert all(node.state is State.OFF for node in named_nodes(model).values())
     reached = {}
@@ -72,8 +72,8 @@ def test_a_swin_is_never_worse_than_by_one_method(kind, more, tiny_model):
     apply_policy(model, load_policy("ft-mode1").and_then(Rule(nodes=("role:activation",), bits=5)))
     calibration = observe(model, [images], AUTO)
     set_ranges(model, calibration, AUTO)
-    piece = Workpiece(model, [images], AUTO, units_of(model))
-    found, again = choose_methods(piece, calibration), choose_methods(piece, calibration)
+    context = PassContext(model, [images], AUTO, units_of(model))
+    found, again = choose_methods(context, calibration), choose_methods(context, calibration)
     assert found == again and found.pictures == 8 and not found.method.is_auto
     alone = {}
     for name in RANGE_METHODS:
@@ -90,4 +90,4 @@ def test_nothing_to_choose(tiny_model):
     calibration = observe(model, [images], AUTO)
     set_ranges(model, calibration, AUTO)
     assert not enabled_nodes(model)
-    assert choose_methods(Workpiece(model, [images], AUTO), calibration) is None
+    assert choose_methods(PassContext(model, [images], AUTO), calibration) is None

@@ -1,9 +1,8 @@
-"""Calibrator auto: each node has the range method whose range costs what is behind it least.
+"""Calibrator auto: each node gets the range method with the least error at the output of its unit.
 
-Unit by unit: of the methods that all nodes of a unit could share, the one with the least error of what the quantized
-unit gives; then each node in turn tries the others. What a range keeps of its own tensor says little about that: the
-values that a method clips may be those that matter, or those that softmax forgets. At the end the logits are compared,
-so that no single method is better on the pictures that were looked at.
+Unit by unit: first the best method that all nodes of a unit share, then each node in turn tries the others. The error
+at the node itself says little: a method may clip the values that matter, or those that softmax forgets. At the end the
+logits are compared, so that no single method is better on these pictures.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 from swin_quant.quant.calibration import Calibration, Method, search_ranges
 from swin_quant.quant.check import distance
 from swin_quant.quant.outputs import rows
-from swin_quant.quant.passes.kind import Workpiece
+from swin_quant.quant.passes.kind import PassContext
 from swin_quant.quant.passes.trial import quantized, squared_error
 from swin_quant.quant.passes.units import inside, walk
 from swin_quant.quant.policy import dequantize, enabled_nodes, quantize
@@ -24,16 +23,16 @@ from swin_quant.quant.quantizer import Quantizer, Role
 from swin_quant.quant.range_methods import RANGE_METHODS
 from swin_quant.quant.ranges import Range
 
-PICTURES = 16  # that are looked at: of each unit, some dozens of forwards
-_BETTER = 0.995  # of a unit's error before: less may be chance
-_SAME = 0.01  # ranges nearer than this are one
+PICTURES = 16  # each unit runs some dozens of times on them
+_BETTER = 0.995  # of the error before: a smaller gain may be chance
+_SAME = 0.01  # of the width: ranges nearer than this count as one
 _Methods = Mapping[str, str]
 _Ranges = Mapping[str, Mapping[str, Range]]
 
 
 @dataclass(frozen=True)
 class MethodChoice:
-    """The methods of all nodes, SQNR of the logits in dB with them, and with each single one; on so many `pictures`."""
+    """The methods of all nodes, the logits' SQNR in dB with them and with each single method, on so many `pictures`."""
 
     method: Method
     sqnr_db: float
@@ -41,21 +40,21 @@ class MethodChoice:
     pictures: int
 
 
-def choose_methods(piece: Workpiece, calibration: Calibration) -> MethodChoice | None:
-    """Choose for the activation nodes that the policy of `piece.model` enables; all others have the best single method.
+def choose_methods(context: PassContext, calibration: Calibration) -> MethodChoice | None:
+    """Choose methods for the enabled activation nodes of `context.model`; all others get the best single method.
 
-    The network is calibrated, and comes back with the ranges that it had. `calibration` holds histograms. None where no
-    such node is on, or there is no picture.
+    The network is calibrated, and keeps its ranges. `calibration` holds histograms. None if no such node is enabled, or
+    there is no picture.
     """
-    model, images = piece.model, piece.first(PICTURES)
+    model, images = context.model, context.first(PICTURES)
     nodes = {name: node for name, node in enabled_nodes(model).items() if node.role is not Role.GEMM_WEIGHT}
     if not nodes or not images:
         return None
     expected = _logits(model, images)
-    ranges = {name: search_ranges(model, calibration, piece.method.alone(name), nodes) for name in RANGE_METHODS}
+    ranges = {name: search_ranges(model, calibration, context.method.alone(name), nodes) for name in RANGE_METHODS}
     alike: dict[str | None, dict[str, str]] = {name: dict.fromkeys(nodes, name) for name in RANGE_METHODS}
     if len({node.setting.bits for node in nodes.values()}) > 1:
-        alike[None] = {name: piece.method.alone(None).for_bits(node.setting.bits) for name, node in nodes.items()}
+        alike[None] = {name: context.method.alone(None).for_bits(node.setting.bits) for name, node in nodes.items()}
 
     def sqnr(methods: _Methods) -> float:
         with _keeping_ranges(nodes):
@@ -66,19 +65,19 @@ def choose_methods(piece: Workpiece, calibration: Calibration) -> MethodChoice |
     best = max(singles, key=singles.__getitem__)
     with _keeping_ranges(nodes):
         _give(nodes, ranges, alike[best])
-        mixed = {**alike[best], **_of_units(piece, nodes, ranges, images)}
+        mixed = {**alike[best], **_of_units(context, nodes, ranges, images)}
     found, reached = (mixed, gain) if (gain := sqnr(mixed)) > singles[best] else (alike[best], singles[best])
-    of_all = replace(piece.method.alone(best), of_nodes={})
+    of_all = replace(context.method.alone(best), of_nodes={})
     own = {name: method for name, method in found.items() if method != of_all.for_bits(nodes[name].setting.bits)}
     said = {name or "by bits": value for name, value in singles.items()}
     return MethodChoice(replace(of_all, of_nodes=own), reached, said, sum(map(len, images)))
 
 
-def _of_units(piece: Workpiece, nodes: Mapping[str, Quantizer], ranges: _Ranges, images: list[Tensor]) -> _Methods:
+def _of_units(context: PassContext, nodes: Mapping[str, Quantizer], ranges: _Ranges, images: list[Tensor]) -> _Methods:
     """The method of each node inside a unit."""
     found: dict[str, str] = {}
-    units = piece.units or {"": piece.model}
-    for step in walk(piece.model, units, images):
+    units = context.units or {"": context.model}
+    for step in walk(context.model, units, images):
         mine = {name: node for name, node in nodes.items() if inside(name, step.name)}
         if not mine:
             continue
@@ -101,7 +100,7 @@ def _of_units(piece: Workpiece, nodes: Mapping[str, Quantizer], ranges: _Ranges,
 
 
 def _others(ranges: _Ranges, name: str, node: Quantizer, present: str) -> Iterator[str]:
-    """The methods that give a node another range than the present one, and than each other."""
+    """The methods whose ranges for a node differ from the present one and from each other."""
     seen = [_ends(ranges[present][name], node)]
     for method in ranges:
         ends = _ends(ranges[method][name], node)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from swin_quant.quant.spread import pictures_for, relative_spread, sample_spread
+from swin_quant.quant.range_uncertainty import pictures_for, relative_spread, sample_spread
 
 
 def drawn(peaks, covered, size, times=20_000):

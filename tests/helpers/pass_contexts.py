@@ -1,4 +1,4 @@
-"""What tests of passes that learn ask of a piece of work and of what is kept of one."""
+"""What tests of passes that learn ask of a pass context and of what is kept of one."""
 
 import pytest
 import torch
@@ -9,12 +9,12 @@ from swin_quant.quant.passes.state import state_of
 from swin_quant.quant.policy import dequantize, quantize
 
 
-def sqnr(piece, images):
+def sqnr(context, images):
     """dB of the logits of the quantized network against the original one."""
-    quantize(piece.model)
+    quantize(context.model)
     with torch.inference_mode():
-        found, expected = piece.model(images), piece.original(images)
-    dequantize(piece.model)
+        found, expected = context.model(images), context.original(images)
+    dequantize(context.model)
     return distance(found, expected)[1]
 
 
@@ -35,16 +35,16 @@ class CutOff:
         return self.function(*given)
 
 
-def assert_goes_on(kind, step, pieced, options, folder, monkeypatch):
+def assert_goes_on(kind, step, make_context, options, folder, monkeypatch):
     """A pass, the module `kind`, that was cut off at its third unit, whose work is the function `step`, goes on there
-    and gives the same bits. `pieced(scratch=...)` makes the same piece of work each time."""
-    whole = pieced()
+    and gives the same bits. `make_context(scratch=...)` makes the same context each time."""
+    whole = make_context()
     note = kind.run(whole, options)
     work = CutOff(getattr(kind, step), 2)
     monkeypatch.setattr(kind, step, work)
     with pytest.raises(KeyboardInterrupt):
-        kind.run(pieced(scratch=Scratch(folder)), options)
+        kind.run(make_context(scratch=Scratch(folder)), options)
     work.after = None
-    piece = pieced(scratch=Scratch(folder))
-    assert kind.run(piece, options) == note
-    assert same(state_of(piece.model), state_of(whole.model)) and work.calls == len(piece.units)
+    context = make_context(scratch=Scratch(folder))
+    assert kind.run(context, options) == note
+    assert same(state_of(context.model), state_of(whole.model)) and work.calls == len(context.units)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from swin_quant.quant.distance import decibels, noise
 from swin_quant.quant.passes.equalize import open_exchanges, outliers
-from swin_quant.quant.passes.kind import Workpiece
+from swin_quant.quant.passes.kind import PassContext
 from swin_quant.quant.passes.units import through
 from swin_quant.quant.policy import enabled_nodes
 from swin_quant.quant.quantizer import Quantizer, Role
@@ -26,7 +26,7 @@ _BY_CHANNEL = (Role.GEMM_INPUT, Role.ONE_SIDED_INPUT, Role.GEMM_OUTPUT)  # their
 
 
 @dataclass(frozen=True)
-class Standout:
+class OutlierChannels:
     """Channels that stand out, `times` as large as others, where `place` shows them. `cure`: the layers between which
     equalization can move their size; empty where there are none. `tried`: it has, and no unit was better for it.
     Where no cure is: which `channels`, largest first, and the SQNR that all others keep on the node's grid, `rest_db`.
@@ -40,35 +40,35 @@ class Standout:
     rest_db: float = math.inf
 
 
-def standouts(piece: Workpiece, exchanged: bool, tried: bool = False) -> list[Standout]:
-    """What stands out of the network of `piece` as it is; only where no exchange reaches, if all were `exchanged`.
+def outlier_channels(context: PassContext, exchanged: bool, tried: bool = False) -> list[OutlierChannels]:
+    """What stands out of the network of `context` as it is; only where no exchange reaches, if all were `exchanged`.
 
     `tried`: they were, and nothing was better for it; then only beside nodes that are on.
     """
-    found: list[Standout] = []
+    found: list[OutlierChannels] = []
     if not exchanged:
         cures: dict[str, tuple[str, ...]] = {}
-        for exchange in piece.exchanges:
+        for exchange in context.exchanges:
             parts = (*exchange.before, *exchange.after, *([exchange.offset] if exchange.offset else []))
-            cures.setdefault(exchange.shown.name, tuple(dict.fromkeys(_owner(part.name) for part in parts)))
-        on = {name for node in enabled_nodes(piece.model) for name in (node, _owner(node))} if tried else set()
+            cures.setdefault(exchange.scaled.name, tuple(dict.fromkeys(_owner(part.name) for part in parts)))
+        on = {name for node in enabled_nodes(context.model) for name in (node, _owner(node))} if tried else set()
         found += [
-            Standout(name, times, cures[name], tried)
-            for name, times in outliers(piece, PICTURES).items()
+            OutlierChannels(name, times, cures[name], tried)
+            for name, times in outliers(context, PICTURES).items()
             if not tried or on & {name, *cures[name]}
         ]
-    return found + _left(piece, exchanged or tried)
+    return found + _left(context, exchanged or tried)
 
 
-def _left(piece: Workpiece, exchanged: bool) -> list[Standout]:
+def _left(context: PassContext, exchanged: bool) -> list[OutlierChannels]:
     """What stands out of enabled nodes that no exchange can rescale; where the others are lost by it, also of weights
     with one range for all rows, and of nodes whose channels were `exchanged` as well as they can be."""
-    reached = {_owner(part.name) for exchange in open_exchanges(piece) for part in exchange.after}
-    moved = {_owner(part.name) for exchange in open_exchanges(piece) for part in exchange.before}
+    reached = {_owner(part.name) for exchange in open_exchanges(context) for part in exchange.after}
+    moved = {_owner(part.name) for exchange in open_exchanges(context) for part in exchange.before}
     nodes: dict[str, Quantizer] = {}
     unreached: set[str] = set()
-    for name, node in enabled_nodes(piece.model).items():
-        if isinstance(piece.model.get_submodule(_owner(name)), nn.Linear):
+    for name, node in enabled_nodes(context.model).items():
+        if isinstance(context.model.get_submodule(_owner(name)), nn.Linear):
             fixed = _owner(name) not in (moved if node.role in _BY_ROW else reached)
             if fixed or exchanged:
                 nodes[name] = node
@@ -80,7 +80,7 @@ def _left(piece: Workpiece, exchanged: bool) -> list[Standout]:
         size = y.detach().flatten(0, -2).abs().amax(0).float()
         sizes[name] = torch.maximum(sizes[name], size) if name in sizes else size
 
-    _see(piece, nodes, measure)
+    _see(context, nodes, measure)
     times = {name: _times(size) for name, size in sizes.items()}
     wide = {name: nodes[name] for name in sizes if times[name] > UNREACHED}
     large = {name: sizes[name] > UNREACHED * sizes[name].max() / times[name] for name in wide}
@@ -95,23 +95,23 @@ def _left(piece: Workpiece, exchanged: bool) -> list[Standout]:
         more = noise(simulate(y, node.range_for(), *node.grid).double() if ranged else y, y.double())
         rest[name] = signal + more[0], wrong + more[1]
 
-    _see(piece, wide, lose)
+    _see(context, wide, lose)
     found = [
-        Standout(name, times[name], channels=_largest(sizes[name], large[name]), rest_db=decibels(*rest[name]))
+        OutlierChannels(name, times[name], channels=_largest(sizes[name], large[name]), rest_db=decibels(*rest[name]))
         for name in wide
     ]
     return [one for one in found if one.place in unreached or one.rest_db < LOST_DB]
 
 
-def _see(piece: Workpiece, nodes: Mapping[str, Quantizer], visit: Visit) -> None:
+def _see(context: PassContext, nodes: Mapping[str, Quantizer], visit: Visit) -> None:
     """Show what nodes are given, channels last, in one forward; of weights the rows, where they share a range."""
     activations = {name: node for name, node in nodes.items() if node.role in _BY_CHANNEL}
     if activations:
         with watching(activations, visit):
-            through(piece.model, piece.first(PICTURES))
+            through(context.model, context.first(PICTURES))
     for name, node in nodes.items():
         if node.role is Role.GEMM_WEIGHT and not (node.setting.per_channel or node.setting.block):
-            visit(name, node, (), piece.model.get_parameter(f"{_owner(name)}.weight").T)
+            visit(name, node, (), context.model.get_parameter(f"{_owner(name)}.weight").T)
 
 
 def _times(size: Tensor) -> float:

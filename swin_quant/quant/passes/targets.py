@@ -1,0 +1,80 @@
+"""The targets of a unit: float's outputs, and the error of the quantized unit on training and on judging pictures."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from swin_quant.quant.passes.trial import quantized
+from swin_quant.quant.passes.units import UnitRun
+
+_HELD_OUT = 0.25  # of the pictures
+CHUNK = 32  # pictures at a time
+
+
+@dataclass(frozen=True)
+class Targets:
+    """Float's `inputs` and `outputs`, and the inputs `given` behind quantized units, a picture a row.
+
+    `root` of the weight of a squared error in each channel. The last `held_out` rows judge. `gradients` [pictures,
+    rank, *output]: directions in which errors of a picture add up (`fisher`), which are half of the error then.
+    """
+
+    inputs: Tensor
+    given: Tensor
+    outputs: Tensor
+    root: Tensor
+    held_out: int
+    gradients: Tensor | None = None
+
+    @property
+    def training(self) -> range:
+        """The rows to learn from: all but those held out, and at least one."""
+        return range(max(1, len(self.given) - self.held_out))
+
+    @property
+    def judging(self) -> range:
+        """The rows held out."""
+        return range(len(self.given) - self.held_out, len(self.given))
+
+    def error(self, outputs: Tensor, rows: Tensor | slice) -> Tensor:
+        """Weighted squared error of the unit's outputs for `rows`, 0-dim."""
+        wrong = outputs - self.outputs[rows]
+        alone = (wrong * self.root).square().sum()
+        if self.gradients is None:
+            return alone
+        along = (self.gradients[rows] * wrong.unsqueeze(1)).flatten(2).sum(2)
+        return (alone + along.square().mean(1).sum()) / 2
+
+    def cost(self, unit: nn.Module, rows: range) -> float:
+        """The quantized unit's error a picture; infinite if it is not finite."""
+        total = 0.0
+        for start in range(rows.start, rows.stop, CHUNK):
+            some = slice(start, min(start + CHUNK, rows.stop))
+            total += self.error(quantized(unit, [self.given[some]])[0], some).item()
+        return total / len(rows) if total < math.inf else math.inf
+
+
+def targets_of(
+    step: UnitRun,
+    given: Sequence[Tensor],
+    weights: Tensor | None,
+    gradients: Tensor | None = None,
+    rows: int = 1,
+) -> Targets:
+    """The targets of a unit for the batches that it is `given` behind quantized units; `weights` of its channels.
+
+    Each picture has so many consecutive `rows`, of which none is held out without the others.
+    """
+    outputs = torch.cat(step.outputs)
+    root = outputs.new_ones(()) if weights is None else _beside(step.unit, outputs, weights.to(outputs.device).sqrt())
+    held_out = rows * max(1, round(_HELD_OUT * len(outputs) / rows))
+    return Targets(torch.cat(step.inputs), torch.cat(list(given)), outputs, root, held_out, gradients)
+
+
+def _beside(unit: nn.Module, outputs: Tensor, weights: Tensor) -> Tensor:
+    """`weights` [channels] in a shape that multiplies the unit's outputs."""
+    dim = getattr(unit, "channel_dim", -1) % outputs.dim()
+    return weights.view(-1, *[1] * (outputs.dim() - 1 - dim))
