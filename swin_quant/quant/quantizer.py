@@ -157,18 +157,21 @@ class Quantizer(nn.Module):
     def learn_range(self) -> None:
         """Make the range a parameter, which an optimizer can move; key and value in a state_dict stay the same.
 
-        With a zero point only the width is learned: `keep_zero_point` follows each step.
+        With a zero point only the width is learned: `hold_range` follows each step.
         """
         key, value = ("_amax" if self.setting.symmetric else "_bounds"), self.range
         delattr(self, key)
         setattr(self, key, nn.Parameter(value.detach().clone()))
 
-    def keep_zero_point(self, least: Tensor) -> None:
-        """Put bounds that an optimizer moved back around the zero point; their width is at least `least`."""
-        with torch.no_grad():
-            (low, high), (qmin, qmax) = self.range.unbind(), self.grid
-            levels = torch.arange(qmin, qmax + 1, qmax - qmin, device=low.device)
-            self.range.copy_(torch.maximum(high - low, least) / (qmax - qmin) * levels)
+    @torch.no_grad()
+    def hold_range(self, least: Tensor) -> None:
+        """Correct a range that an optimizer moved: at least `least` (0-dim) wide, and around the same zero point."""
+        if self.setting.symmetric:
+            self.range.clamp_(min=least)
+            return
+        (low, high), (qmin, qmax) = self.range.unbind(), self.grid
+        levels = torch.arange(qmin, qmax + 1, qmax - qmin, device=low.device)
+        self.range.copy_(torch.maximum(high - low, least) / (qmax - qmin) * levels)
 
     def freeze_range(self) -> None:
         """Make the range a buffer again."""

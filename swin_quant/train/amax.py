@@ -44,7 +44,7 @@ class RangeKeeper:
         self.before = {name: _size(node).clone() for name, node in enabled_nodes(model).items()}
         if recipe.initial == "reestimated":
             self.reestimate()
-        self.floors = {name: node.range.detach() * _SMALLEST for name, node in self.nodes.items()}
+        self.least = {node: _SMALLEST * _width(node) for node in self.nodes.values()}
         if recipe.mode == "learned":
             for node in self.nodes.values():
                 node.learn_range()
@@ -52,12 +52,8 @@ class RangeKeeper:
     def after_step(self) -> None:
         """Keep learned ranges positive, and their zero points."""
         if self.recipe.mode == "learned":
-            with torch.no_grad():
-                for name, node in self.nodes.items():
-                    if node.setting.symmetric:
-                        node.range.clamp_(min=self.floors[name].max())
-                    else:
-                        node.keep_zero_point(least=self.floors[name].abs().sum())
+            for node, least in self.least.items():
+                node.hold_range(least)
 
     def after_epoch(self, epoch: int) -> dict[str, float]:
         """Re-estimate if it is due after `epoch` epochs; returns the ranges' drift and the share that they clip."""
@@ -150,6 +146,12 @@ def clipped_shares(model: nn.Module, images: Iterable[Tensor]) -> dict[str, floa
 
 def _chosen(node: Quantizer, recipe: Ranges) -> bool:
     return recipe.weights if node.role is Role.GEMM_WEIGHT else recipe.activations and node.setting.amax is None
+
+
+def _width(node: Quantizer) -> Tensor:
+    """amax, of several the largest; for a range with a zero point, the distance of its ends."""
+    held = node.range.detach().abs()
+    return held.max() if node.setting.symmetric else held.sum()
 
 
 def _size(node: Quantizer) -> Tensor:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from pieces import CutOff
+from pass_contexts import CutOff
 from PIL import Image
 
 from swin_quant.checkpoint import load_float

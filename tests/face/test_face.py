@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 import torch
-from pieces import CutOff, same
+from pass_contexts import CutOff, same
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 

@@ -4,7 +4,7 @@ import io
 
 import pytest
 import torch
-from pieces import same
+from pass_contexts import same
 
 from swin_quant.models.registry import units_of
 from swin_quant.quant.calibration import Method, calibrate

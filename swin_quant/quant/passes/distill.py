@@ -209,10 +209,7 @@ class _Learner:
             parameter.sub_(rate * left / once * mean / ((square / twice).sqrt() + _EPSILON))
             gradient.zero_()
         for node, least in zip(self.nodes, self.least, strict=True):
-            if node.setting.symmetric:
-                node.range.clamp_(min=least)
-            else:
-                node.keep_zero_point(least)
+            node.hold_range(least)
 
     def kept(self, done: int) -> Values:
         """All that the iterations after the first `done` depend on."""

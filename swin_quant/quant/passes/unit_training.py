@@ -110,11 +110,7 @@ class _Trained:
             group["lr"] = rate * left
         self.optimizer.step()
         for node, least in zip(self.nodes, self.least, strict=True):
-            with torch.no_grad():
-                if node.setting.symmetric:
-                    node.range.clamp_(min=least)
-                else:
-                    node.keep_zero_point(least)
+            node.hold_range(least)
 
     @torch.no_grad()
     def round(self) -> None:

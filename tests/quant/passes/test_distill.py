@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from pieces import same, sqnr
+from pass_contexts import same, sqnr
 
 from swin_quant.models.registry import exchanges_of, units_of
 from swin_quant.quant.calibration import calibrate

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from pieces import assert_goes_on
+from pass_contexts import assert_goes_on
 
 from swin_quant.models.registry import units_of
 from swin_quant.quant.calibration import calibrate

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from pieces import same
+from pass_contexts import same
 
 from swin_quant.models.registry import exchanges_of, units_of
 from swin_quant.quant.calibration import calibrate
