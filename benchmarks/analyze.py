@@ -13,8 +13,10 @@ import torch
 from swin_quant.base.compat import import_timm
 from swin_quant.config import load_config
 from swin_quant.config.files import find_config
+from swin_quant.operators.analysis import analyze_module
+from swin_quant.operators.roofline import load_machine
 from swin_quant.report.analyze import analysis_markdown
-from swin_quant.tasks.analyze import MACHINE, analyze_checkpoint, analyze_module
+from swin_quant.verbs.analyze import MACHINE, analyze_checkpoint
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "results" / "analyze.md"
 OURS = ("swin_tiny_patch4_window7_224", "swinv2_tiny_patch4_window8_256")
@@ -29,7 +31,7 @@ def main() -> None:
     for name in args.timm:
         with torch.device("meta"):
             model = import_timm().create_model(name)
-        found.append(analyze_module(model.eval(), (1, 3, 224, 224), name, machine=args.machine))
+        found.append(analyze_module(model.eval(), (1, 3, 224, 224), name, load_machine(args.machine)))
     text = "# Before quantization\n\nWritten by `python benchmarks/analyze.py`; [what it means](../analyze.md).\n\n"
     PAGE.write_text(text + "\n".join(map(analysis_markdown, found)), encoding="utf-8")
 

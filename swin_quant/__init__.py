@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from swin_quant.data.picture_set import pictures as pictures
     from swin_quant.exported import Exported as Exported
     from swin_quant.exported import artifact as artifact
-    from swin_quant.face.analysis import analyze as analyze
     from swin_quant.face.policy import policy as policy
     from swin_quant.face.searching import Search as Search
     from swin_quant.face.searching import search as search
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from swin_quant.quant.policy import Policy as Policy
     from swin_quant.verbs.align import align as align
     from swin_quant.verbs.align_sides import Alignment as Alignment
+    from swin_quant.verbs.analyze import analyze as analyze
     from swin_quant.verbs.calibrate import calibrate as calibrate
     from swin_quant.verbs.cuda.plan import plan as plan
     from swin_quant.verbs.doctor import doctor as doctor
@@ -52,7 +52,7 @@ _FACE = {
     "policy": ("swin_quant.face.policy", "policy"),
     "Policy": ("swin_quant.quant.policy", "Policy"),
     "Preprocess": ("swin_quant.data.preprocess", "Preprocess"),
-    "analyze": ("swin_quant.face.analysis", "analyze"),
+    "analyze": ("swin_quant.verbs.analyze", "analyze"),
     "plan": ("swin_quant.verbs.cuda.plan", "plan"),
     "calibrate": ("swin_quant.verbs.calibrate", "calibrate"),
     "evaluate": ("swin_quant.verbs.evaluate", "evaluate"),

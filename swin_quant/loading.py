@@ -175,7 +175,7 @@ def refuse_changed_features(checkpoint: str, card: RunCard | None, cfg: CfgNode)
         )
 
 
-def model_or_shapes(cfg: CfgNode, checkpoint: str | None = None, policy: Policy | None = None) -> Classifier:
+def model_or_shapes(cfg: CfgNode, checkpoint: Checkpoint | None = None, policy: Policy | None = None) -> Classifier:
     """The model that `cfg` describes, float or calibrated as its checkpoint is; without one, shapes alone."""
     with torch.device("cpu" if checkpoint else "meta"):  # shapes and names need no weights
         model = build_model(cfg)

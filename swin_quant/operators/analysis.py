@@ -1,14 +1,25 @@
-"""What is known of a model before it is deployed, in one object: operators, targets, shapes, risks, limits."""
+"""The analysis of a model before anything is quantized: operators, targets, shapes, risks, limits, replacements."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
-from swin_quant.operators.roofline import Limit, Machine
-from swin_quant.operators.support import KINDS, Status
-from swin_quant.operators.trace import Call, Shape
-from swin_quant.operators.variation import Variation
+import torch
+from torch import Tensor, nn
+
+from swin_quant.models.classifier import Architecture
+from swin_quant.models.registry import blocks_of
+from swin_quant.operators.precision import by_pictures, by_ranges, by_weights
+from swin_quant.operators.replacements import REPLACEMENTS, chosen
+from swin_quant.operators.replacing import Replacing, compare
+from swin_quant.operators.roofline import Limit, Machine, limits
+from swin_quant.operators.support import KINDS, Status, chosen_targets, status_of
+from swin_quant.operators.trace import Call, Shape, trace
+from swin_quant.operators.variation import Variation, training_only, variations
 from swin_quant.quant.advice import Advice
+from swin_quant.quant.eval_mode import eval_mode
+from swin_quant.quant.quantizer import named_nodes
 
 
 @dataclass(frozen=True)
@@ -24,7 +35,7 @@ class Operator:
 
     @property
     def shapes(self) -> str:
-        """Of the example: what goes in, and what comes out."""
+        """Shapes of the example's inputs and outputs."""
         return f"{_shown(self.example.inputs)} -> {_shown(self.example.outputs)}"
 
 
@@ -42,8 +53,8 @@ class Checked:
 class Analysis:
     """`statuses`: operator -> target -> status; `titles`: target -> its name for people. `limits` are computed from
     the peaks of `machine`, not measured. `replaced`: the replacements that were applied before tracing.
-    `weighed`: whether there were weights to look at for `risks`. `depending`: what of a graph depends on data. `types`:
-    what bytes are counted in.
+    `weighed`: whether there were weights to look at for `risks`. `depending`: nodes of a graph whose shape or flow
+    depends on data. `types`: bytes are counted in these.
     """
 
     name: str
@@ -71,8 +82,22 @@ class Analysis:
 
     @property
     def operators(self) -> list[Operator]:
-        """By MACs, then bytes, most first."""
-        return operators_of(self.calls)
+        """The calls by operator: most MACs first, then most bytes."""
+        by_name: dict[str, list[Call]] = {}
+        for call in self.calls:
+            by_name.setdefault(call.name, []).append(call)
+        found = [
+            Operator(
+                name,
+                len(part),
+                sum(call.macs for call in part),
+                sum(call.parameters for call in part),
+                sum(call.bytes for call in part),
+                max(part, key=lambda call: (call.macs, call.bytes)),
+            )
+            for name, part in by_name.items()
+        ]
+        return sorted(found, key=lambda one: (-one.macs, -one.bytes, one.name))
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -119,23 +144,80 @@ class Analysis:
         return {kind: kinds.count(kind) for kind in KINDS}
 
 
-def operators_of(calls: Sequence[Call]) -> list[Operator]:
-    """Calls of one name together."""
-    by_name: dict[str, list[Call]] = {}
-    for call in calls:
-        by_name.setdefault(call.name, []).append(call)
-    found = [
-        Operator(
-            name,
-            len(part),
-            sum(call.macs for call in part),
-            sum(call.parameters for call in part),
-            sum(call.bytes for call in part),
-            max(part, key=lambda call: (call.macs, call.bytes)),
-        )
-        for name, part in by_name.items()
-    ]
-    return sorted(found, key=lambda one: (-one.macs, -one.bytes, one.name))
+def analyze_module(
+    model: nn.Module,
+    images: Sequence[int],
+    name: str,
+    machine: Machine,
+    pictures: Tensor | None = None,
+    *,
+    targets: Sequence[str] = (),
+    replace: Sequence[str] = (),
+    check: bool = False,
+) -> Analysis:
+    """Analyse a model for pictures of shape `images`, [B, in, H, W], in evaluation mode; the model is not changed.
+
+    `machine`: limits are computed from its peaks. `pictures`, preprocessed, show risks that weights do not. `targets`:
+    these alone. `replace`: replacements (`operators.replacements`) that are applied first. `check`: run every
+    replacement on the model, on `pictures` or on noise, and compare the outputs. NotTraceable, which names the module,
+    for a model that cannot be followed.
+    """
+    tables, wanted = chosen_targets(targets), chosen(replace)
+    calls = trace(model, images, partial(Replacing, wanted))
+    blocks, network = _blocks(model, calls)
+    statuses = {
+        call.name: {key: status_of(table, call.name, network) for key, table in tables.items()} for call in calls
+    }
+    has_weights = not any(parameter.is_meta for parameter in model.parameters())
+    return Analysis(
+        name,
+        tuple(images),
+        sum(parameter.numel() for parameter in model.parameters()),
+        calls,
+        {key: table.title for key, table in tables.items()},
+        {key: table.sources for key, table in tables.items()},
+        statuses,
+        variations(model, images, trace(model, images) if replace else calls),
+        training_only(model),
+        _risks(model, pictures) if has_weights else (),
+        0 if pictures is None else len(pictures),
+        has_weights,
+        machine,
+        limits(calls, blocks, machine),
+        _checked(model, images, pictures) if check else (),
+        list(replace),
+    )
+
+
+def _blocks(model: nn.Module, calls: Sequence[Call]) -> tuple[list[str], str | None]:
+    """(names of the blocks, of the architecture); an unknown model's blocks are the layers of its lists."""
+    known = getattr(model, "architecture", None)
+    if isinstance(known, Architecture) and (blocks := blocks_of(model)):
+        return list(blocks), known.name
+    parts = dict.fromkeys(".".join(call.module.split(".")[:2]) for call in calls if call.module)
+    return list(parts), known.name if isinstance(known, Architecture) else None
+
+
+def _risks(model: nn.Module, pictures: Tensor | None) -> list[Advice]:
+    found = [*by_weights(model)]
+    if named_nodes(model):
+        found += by_ranges(model)
+    if pictures is not None:
+        with eval_mode(model):
+            found += by_pictures(model, pictures.to(_device(model)))
+    return found
+
+
+def _checked(model: nn.Module, images: Sequence[int], pictures: Tensor | None) -> list[Checked]:
+    if pictures is None:
+        pictures = torch.randn(tuple(images), generator=torch.Generator().manual_seed(0))
+    with eval_mode(model):
+        found = compare(model, pictures.to(_device(model)), REPLACEMENTS)
+    return [Checked(name, REPLACEMENTS[name].what, *found[name]) for name in REPLACEMENTS]
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
 
 
 def _shown(shapes: Sequence[Shape]) -> str:

@@ -73,10 +73,10 @@ def exporter() -> Exporter:
     return checked(Exporter, read_yaml(path, "table of operators"), str(path))
 
 
-def chosen_targets(names: Sequence[str] | None) -> dict[str, Target]:
-    """The tables of these names, all of them for None. UsageError for one that there is not."""
+def chosen_targets(names: Sequence[str] = ()) -> dict[str, Target]:
+    """The tables of these names; all tables without one. UsageError for a name that has no table."""
     known = targets()
-    for name in names or ():
+    for name in names:
         if name not in known:
             raise UsageError(f"‹target› {name!r:.60}: there are {', '.join(known)}")
     return {name: known[name] for name in names} if names else dict(known)

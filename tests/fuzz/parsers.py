@@ -72,12 +72,12 @@ from swin_quant.quant.statistics_file import read_statistics, statistics_bytes
 from swin_quant.report import FORMATS
 from swin_quant.score.alignment import from_arrays
 from swin_quant.score.top_classes import class_names
-from swin_quant.tasks.analyze_onnx import analyze_onnx
 from swin_quant.train.outdir import open_folder
 from swin_quant.train.recipe import Recipe, load_recipe
 from swin_quant.train.record import STEP_COLUMNS, STEPS, Table
 from swin_quant.train.snapshot import FORMAT, Position, TrainingState, check_snapshot
 from swin_quant.verbs import report
+from swin_quant.verbs.analyze import analyze_onnx
 
 Files = dict[str, bytes]
 TESTS = Path(__file__).parents[1]

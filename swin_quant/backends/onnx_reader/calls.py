@@ -1,6 +1,6 @@
 """The calls of an ONNX graph as `analyze` counts them: operators, shapes, MACs, reads of weights. Nothing runs.
 
-Shapes are those that ONNX's own inference finds for a batch of a given size. `tasks.analyze` has the same of torch.
+Shapes are those that ONNX's own inference finds for a batch of a given size. `operators/trace.py` counts a torch model.
 """
 
 import math

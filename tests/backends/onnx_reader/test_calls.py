@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 from swin_quant.backends.onnx_reader.calls import counted, macs_of  # noqa: E402
 from swin_quant.base.errors import SwinQuantError, UsageError  # noqa: E402
 from swin_quant.cli import main  # noqa: E402
-from swin_quant.tasks.analyze_onnx import analyze_onnx  # noqa: E402
+from swin_quant.verbs.analyze import analyze_onnx  # noqa: E402
 
 
 def file_of(tmp_path, nodes, tensors, output, batch="batch", name="net.onnx", kind=TensorProto.FLOAT, side=8):

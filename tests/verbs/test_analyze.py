@@ -1,4 +1,4 @@
-"""swin-quant analyze: the report, its JSON, and what it refuses."""
+"""`analyze`: the report, its JSON, and what it refuses."""
 
 import json
 
@@ -10,14 +10,14 @@ import swin_quant as sq
 
 
 def test_the_report_fits_80_columns_and_says_what_it_computed(run, micro, pictures):
-    done = run("analyze", micro / "swin.pth", "--cfg", micro / "swin.yaml", "--data-path", pictures, "--pictures", "2",
-               "--check-replacements")  # fmt: skip
+    words = ("--cfg", micro / "swin.yaml", "--data-path", pictures, "--pictures", "2", "--check-replacements")
+    done = run("analyze", micro / "swin.pth", *words)
     assert done.code == 0, done
     assert max(map(len, done.out.splitlines())) <= 80
     assert done.out.startswith("swin_micro, pictures 1 x 3 x 32 x 32: ")
-    for said in ("batch: may vary", "size: fixed", "never measured", "control flow does not depend on data",
-                 "2 pictures", "equal to the bit"):  # fmt: skip
-        assert said in " ".join(done.out.split()), said
+    text = " ".join(done.out.split())
+    assert "batch: may vary" in text and "size: fixed" in text and "never measured" in text
+    assert "control flow does not depend on data" in text and "2 pictures" in text and "equal to the bit" in text
 
 
 def test_as_json_after_replacements(run, micro):
@@ -38,10 +38,18 @@ def test_as_json_after_replacements(run, micro):
         (["--machine", "tpu"], "no machine 'tpu'"),
         (["--check-replacements"], "give a checkpoint"),
         (["--data-path", "digits"], "give a checkpoint"),
+        (["x.onnx"], "x.onnx: of an ONNX file the graph is analysed alone"),
     ],
 )
 def test_bad_input_is_one_line(run, micro, words, said):
     assert said in run("analyze", "--cfg", micro / "swin.yaml", *words).error(2)
+
+
+def test_pictures_of_which_none_can_be_read(run, micro, tmp_path):
+    (tmp_path / "val" / "cat").mkdir(parents=True)
+    (tmp_path / "val" / "cat" / "x.png").write_bytes(b"no picture")
+    done = run("analyze", micro / "swin.pth", "--cfg", micro / "swin.yaml", "--data-path", tmp_path)
+    assert "none of 1 pictures of --data-path can be read" in done.error(1)
 
 
 def test_a_model_of_ones_own_from_python():
@@ -50,3 +58,5 @@ def test_a_model_of_ones_own_from_python():
     assert all(one["calls"] == 0 for one in found.to_dict()["replacements"])
     with pytest.raises(sq.UsageError, match="of what size"):
         sq.analyze(nn.ReLU())
+    with pytest.raises(sq.UsageError, match=r"images of shape \(3, 8, 8\): must be \[B, 3, H, W\]"):
+        sq.analyze(nn.ReLU(), (3, 8, 8))
