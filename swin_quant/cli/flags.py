@@ -80,8 +80,44 @@ def options_from(args: argparse.Namespace, options: type[Options]) -> Options:
         elif isinstance(said, Flag):
             value = getattr(args, field.name)
             if value is not None:
-                given[field.name] = tuple(value) if isinstance(value, list) else value
+                several = get_origin(kind) is tuple and isinstance(value, str)  # one, given by its flag
+                given[field.name] = (value,) if several else tuple(value) if isinstance(value, list) else value
     return options(**given)
+
+
+def words_from(options: Any) -> list[str]:
+    """The words of a command line that give these options: what stands by its place, then flags unlike their default.
+
+    The inverse of `options_from`; each word is one argument, unquoted.
+    """
+    places, flags = _words_from(options)
+    return [*places, *flags]
+
+
+def _words_from(options: Any) -> tuple[list[str], list[str]]:
+    places: list[str] = []
+    flags: list[str] = []
+    for field, kind, said in _fields(type(options)):
+        value = getattr(options, field.name)
+        if isinstance(kind, type) and is_dataclass(kind):
+            inner = _words_from(value)
+            places += inner[0]
+            flags += inner[1]
+        elif isinstance(said, Flag) and not _is_unsaid(value, field):
+            words = [] if value is True else [str(one) for one in (value if isinstance(value, tuple) else (value,))]
+            if said.place or said.or_flag:
+                places += words
+            else:
+                flags += [_flag_of(field, said), *words]
+    return places, flags
+
+
+def _is_unsaid(value: Any, field: Field[Any]) -> bool:
+    return value is None or value is False or value == () or value == field.default
+
+
+def _flag_of(field: Field[Any], said: Flag) -> str:
+    return said.name or f"--{field.name.replace('_', '-')}"
 
 
 def _fields(options: type) -> Iterator[tuple[Field[Any], Any, Flag | Group | None]]:
@@ -100,7 +136,7 @@ def _fields(options: type) -> Iterator[tuple[Field[Any], Any, Flag | Group | Non
 def _add(
     parser: argparse._ActionsContainer, field: Field[Any], kind: Any, said: Flag, words: Mapping[str, str]
 ) -> None:
-    flag = said.name or f"--{field.name.replace('_', '-')}"
+    flag = _flag_of(field, said)
     flag = words.get(flag, flag)
     is_required = field.default is MISSING and field.default_factory is MISSING
     default = None if is_required else field.default

@@ -50,7 +50,6 @@ class SampleOptions:
 
     pictures: Annotated[int | None, Flag(f"how many calibrate (default {PICTURES})", "N")] = None
     split: Annotated[str | None, Flag("pictures to sample (default train)", "SPLIT")] = None
-    augment: Annotated[bool, Flag("augmented training crops")] = False
 
 
 @dataclass(frozen=True)
@@ -75,6 +74,7 @@ class CalibrateOptions:
     run: Annotated[shared.RunOptions, Group("run")] = field(default_factory=shared.RunOptions)
     output: shared.Output = None
     no_eval: shared.NoEval = False
+    augment: Annotated[bool, Flag("calibrate on augmented training crops")] = False
     statistics: Annotated[str | None, Flag("search ranges anew in what a calibration left: *.stats.npz", "FILE")] = None
     random_weights: Annotated[bool, Flag("without a checkpoint: time untrained weights")] = False
 
@@ -360,7 +360,6 @@ def run(options: CalibrateOptions, world: World) -> None:
     from swin_quant.verbs.recalibrate import calibrated_beside
 
     checkpoint, statistics = shared.found(options.checkpoint), options.statistics
-    sample, data = options.sample, options.data
     if not checkpoint and not options.random_weights and not statistics:
         raise UsageError("no checkpoint: name one (or --random-weights to time an untrained model)")
     if statistics and (idle := [flag for flag, value in _of_pictures(options).items() if value]):
@@ -368,20 +367,27 @@ def run(options: CalibrateOptions, world: World) -> None:
     if statistics and not checkpoint and not options.model.cfg:
         checkpoint = str(calibrated_beside(statistics))
     kind = options.output_kind
-    cfg = shared.config_of(checkpoint, options.model, data, options.run, OUTPUT=options.output, MODEL__OUTPUT_KIND=kind)
-    plan = CalibrationPlan.of(
-        sample.pictures,
-        min(data.batch or BATCH, BATCH),
-        split=sample.split or "train",
-        seed=cfg.SEED,
-        augment=sample.augment,
-        method=options.ranges.method(),
-        max_unreadable=data.max_unreadable,
-        passes=options.passes.plan(),
+    cfg = shared.config_of(
+        checkpoint, options.model, options.data, options.run, OUTPUT=options.output, MODEL__OUTPUT_KIND=kind
     )
-    folder, half = shared.output_dir(options.output, cfg), None if options.no_eval else data.half
+    plan = plan_of(options, cfg)
+    folder, half = shared.output_dir(options.output, cfg), None if options.no_eval else options.data.half
     calibrate_and_score(
         cfg, checkpoint, options.policy.policies(), plan, folder, world, half, options.replace_head, statistics
+    )
+
+
+def plan_of(options: CalibrateOptions, cfg: CfgNode) -> CalibrationPlan:
+    """The pictures, ranges and passes that options ask for; the seed is the config's."""
+    return CalibrationPlan.of(
+        options.sample.pictures,
+        min(options.data.batch or BATCH, BATCH),
+        split=options.sample.split or "train",
+        seed=cfg.SEED,
+        augment=options.augment,
+        method=options.ranges.method(),
+        max_unreadable=options.data.max_unreadable,
+        passes=options.passes.plan(),
     )
 
 
@@ -391,7 +397,7 @@ def _of_pictures(options: CalibrateOptions) -> dict[str, object]:
     return {
         "--pictures": sample.pictures,
         "--split": sample.split,
-        "--augment": sample.augment,
+        "--augment": options.augment,
         "--exact-histogram": options.ranges.exact_histogram,
         "--passes": passes.passes,
         "--no-equalize": passes.no_equalize,

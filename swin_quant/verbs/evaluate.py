@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from swin_quant.quant.policy import Policy
     from swin_quant.score.baseline import Baseline
     from swin_quant.score.engine import Engine
+    from swin_quant.verbs.evaluate_artifacts import Scored
 
 HELP = "Score a checkpoint, or artifacts on their engines, on labelled pictures: the float model first."
 EXAMPLES = """examples:
@@ -295,8 +296,20 @@ def run(options: EvaluateOptions, world: World) -> None:
 
 
 def _run_artifacts(options: EvaluateOptions, world: World) -> None:
+    from swin_quant.cards.update import with_results
+    from swin_quant.verbs.evaluate_artifacts import write_cards
+
+    scored = score_files(options, world)
+    if world.is_main:
+        written = write_cards(scored)
+        measured = [with_results(replace(one.card, results=[]), one.measured) for one in scored]
+        show(written if options.all else measured, options.json)
+
+
+def score_files(options: EvaluateOptions, world: World) -> list[Scored]:
+    """The artifacts that options name, scored; nothing is printed or written."""
     from swin_quant.backends.artifact import open_artifact
-    from swin_quant.verbs.evaluate_artifacts import Scoring, score_artifacts, write_cards
+    from swin_quant.verbs.evaluate_artifacts import Scoring, score_artifacts
 
     scoring = Scoring(
         options.engines.engine or None,
@@ -310,12 +323,7 @@ def _run_artifacts(options: EvaluateOptions, world: World) -> None:
         options.original,
         shared.sharding(options.answers, options.shard),
     )
-    artifacts = [open_artifact(path) for path in dict.fromkeys(options.files)]
-    scored = score_artifacts(artifacts, scoring, world)
-    if world.is_main:
-        written = write_cards(scored)
-        pairs = zip(scored, artifacts, strict=True)
-        show(written if options.all else [one.card.since(before.card) for one, before in pairs], options.json)
+    return score_artifacts([open_artifact(path) for path in dict.fromkeys(options.files)], scoring, world)
 
 
 def evaluate_checkpoint(options: EvaluateOptions, world: World, folder: Path | None = None) -> RunCard:

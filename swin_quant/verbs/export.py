@@ -128,21 +128,28 @@ def export_for(
     from swin_quant.base.progress import log
 
     one_process(world, "export")
-    if not (checkpoint := found(options.checkpoint)):
+    target, checkpoint = targets()[backend], found(options.checkpoint)
+    if not checkpoint:
         raise UsageError("no checkpoint: name the calibrated one")
-    cfg = config_of(checkpoint, options.model, MODEL__OUTPUT_KIND=output_kind)
-    policy, target = options.policy.one(), targets()[backend]
-    checks_itself = "check" in target.exporting.flags
-    given = {key: getattr(options, key) for key in ("float_type", "batch", "sm", "fix_gelu_bias")} | onnx.given()
-    given["check"] = options.check and checks_itself
-    how = (options.precision, given, options.policy.saturation_safe)
-    artifact, model = export_checkpoint(checkpoint, backend, options.output, cfg, policy, *how)
-    if options.check and not checks_itself:
+    artifact, model = exported_as(backend, options, output_kind, onnx)
+    if options.check and "check" not in target.exporting.flags:
         log.info("check: %s", check_export(artifact, model))  # its engine says whether products saturate here
     else:
         for engine in at_risk(target):
             warn(engine, artifact)
     _print(artifact, target, checkpoint)
+
+
+def exported_as(
+    backend: str, options: TargetOptions, output_kind: str | None = None, onnx: OnnxFlags = OnnxFlags()
+) -> tuple[Artifact, Classifier]:
+    """The artifact that options ask for, and the model that it was made from; nothing is printed."""
+    checkpoint = str(found(options.checkpoint))
+    cfg = config_of(checkpoint, options.model, MODEL__OUTPUT_KIND=output_kind)
+    given = {key: getattr(options, key) for key in ("float_type", "batch", "sm", "fix_gelu_bias")} | onnx.given()
+    given["check"] = options.check and "check" in targets()[backend].exporting.flags
+    how = (options.precision, given, options.policy.saturation_safe)
+    return export_checkpoint(checkpoint, backend, options.output, cfg, options.policy.one(), *how)
 
 
 def _print(artifact: Artifact, target: Backend, checkpoint: str) -> None:

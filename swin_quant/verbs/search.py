@@ -12,9 +12,12 @@ from swin_quant.cli.output import put
 from swin_quant.quant.names import SEARCHED_ON
 
 if TYPE_CHECKING:
+    from yacs.config import CfgNode
+
     from swin_quant.base.distributed import World
     from swin_quant.quant.search import Budget
     from swin_quant.score.options import EngineOptions
+    from swin_quant.tasks.search import PolicySearch
 
 HELP = "Find the policy that keeps the loss within a budget at the least latency, by measuring both; writes it as YAML."
 EXAMPLES = """examples:
@@ -98,19 +101,13 @@ class SearchOptions:
 OPTIONS = SearchOptions
 
 
-def run(options: SearchOptions, world: World) -> None:
-    from swin_quant.report.costs import search_json, search_table
-    from swin_quant.report.table import print_table
+def search_of(options: SearchOptions, checkpoint: str, cfg: CfgNode, world: World) -> PolicySearch:
+    """The search that options ask for, of a checkpoint with that config. UsageError for what cannot be searched."""
     from swin_quant.tasks.measuring import Measuring
-    from swin_quant.tasks.search import PolicySearch, search
+    from swin_quant.tasks.search import PolicySearch
     from swin_quant.tasks.sensitivity import Sampling
 
-    shared.one_process(world, "search")
-    if not (checkpoint := shared.found(options.checkpoint)):
-        raise UsageError("nothing to search for: name a calibrated checkpoint")
-    data = options.data
-    cfg = shared.config_of(checkpoint, options.model, data, options.run, OUTPUT=options.output)
-    policies = options.policy.policies()
+    data, policies = options.data, options.policy.policies()
     if len(policies) > 1:
         raise UsageError("--policy: the layers of one policy are switched")
     of = Measuring(
@@ -124,11 +121,23 @@ def run(options: SearchOptions, world: World) -> None:
         options.timing.engine(world),
         **options.timing.measuring(),
     )
-    asked = PolicySearch(of, options.budget.loss(), options.budget.max_ms)
+    return PolicySearch(of, options.budget.loss(), options.budget.max_ms)
+
+
+def run(options: SearchOptions, world: World) -> None:
+    from swin_quant.report.costs import search_json, search_table
+    from swin_quant.report.table import print_table
+    from swin_quant.tasks.search import search
+
+    shared.one_process(world, "search")
+    if not (checkpoint := shared.found(options.checkpoint)):
+        raise UsageError("nothing to search for: name a calibrated checkpoint")
+    cfg = shared.config_of(checkpoint, options.model, options.data, options.run, OUTPUT=options.output)
+    asked = search_of(options, checkpoint, cfg, world)
     result = search(asked)
     if options.json:
         put(options.json, search_json(result))
     if options.json != "-":
-        print_table(search_table(result, asked.limits, f"{of.engine}, batch {of.batch}"))
+        print_table(search_table(result, asked.limits, f"{asked.of.engine}, batch {asked.of.batch}"))
     if not result.met:
         raise SwinQuantError(f"the budget cannot be met ({asked.limits}): the best that was found is {result.file}")

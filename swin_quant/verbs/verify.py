@@ -247,15 +247,10 @@ def failures(records: Sequence[VerificationRecord]) -> list[str]:
     ]
 
 
-def run(options: VerifyOptions, world: World) -> None:
+def verified(options: VerifyOptions, world: World) -> tuple[Artifact, list[VerificationRecord]]:
+    """The artifact that options name, and how far it is from its checkpoint; nothing is printed."""
     from swin_quant.backends.artifact import open_artifact
-    from swin_quant.base.files import finite
-    from swin_quant.base.progress import log
-    from swin_quant.cards.paths import card_path
-    from swin_quant.report.table import print_table
-    from swin_quant.report.verification import table_of
 
-    shared.one_process(world, "verify")
     if options.pictures < 1:
         raise UsageError(f"--pictures {options.pictures}: must be at least 1")
     place = options.place
@@ -269,11 +264,27 @@ def run(options: VerifyOptions, world: World) -> None:
         place.max_unreadable,
     )
     artifact = open_artifact(options.artifact)
-    records = verify_artifact(artifact, place.open, how, world)
+    return artifact, verify_artifact(artifact, place.open, how, world)
+
+
+def run(options: VerifyOptions, world: World) -> None:
+    from swin_quant.base.files import finite
+    from swin_quant.base.progress import log
+    from swin_quant.cards.paths import card_path
+    from swin_quant.report.table import print_table
+    from swin_quant.report.verification import table_of
+
+    shared.one_process(world, "verify")
+    artifact, records = verified(options, world)
     log.info("run card: %s", card_path(artifact.file))
     if options.json != "-":
         print_table(table_of(records))
     if options.json:
         put(options.json, json.dumps(finite(records), indent=2))
+    refuse_failed(artifact, records)
+
+
+def refuse_failed(artifact: Artifact, records: Sequence[VerificationRecord]) -> None:
+    """SwinQuantError where an engine is not within its tolerance."""
     if failed := failures(records):
         raise SwinQuantError(f"{artifact.file}: verification failed: {'; '.join(failed)}")

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from swin_quant.backends.artifact import open_artifact
-from swin_quant.base.errors import UsageError
 from swin_quant.base.files import sha256_of
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import CheckpointRecord
@@ -23,12 +22,10 @@ from swin_quant.data.preprocess import Preprocess
 from swin_quant.models import build_model
 from swin_quant.score.interleave import Timing
 from swin_quant.score.options import EngineOptions
-from swin_quant.tasks import policy_timing, quantization
-from swin_quant.tasks import quantize as quantizing
+from swin_quant.tasks import policy_timing
 from swin_quant.tasks.measuring import Measuring
-from swin_quant.tasks.quantization import Quantization
-from swin_quant.tasks.quantize import steps
-from swin_quant.verbs.calibrate import CalibrationPlan
+from swin_quant.verbs import quantize as quantizing
+from swin_quant.verbs import quantize_done
 
 
 def words_for(micro, pictures, folder):
@@ -74,7 +71,7 @@ def test_what_is_done_is_not_done_again(run, words, made, tmp_path, snapshot):
 
 def test_a_checkpoint_is_read_once_a_run_and_again_when_it_was_written(run, words, made, monkeypatch):
     read, calibrated = [], made.with_name("swin_micro_calib.pth")
-    monkeypatch.setattr(quantization, "sha256_of", lambda file: read.append(Path(file).name) or sha256_of(file))
+    monkeypatch.setattr(quantize_done, "sha256_of", lambda file: read.append(Path(file).name) or sha256_of(file))
     assert run("quantize", *words, "--dry-run").out.count("# done") == 4
     assert read.count(calibrated.name) == 1
     calibrated.write_bytes(calibrated.read_bytes()[:-1] + b"x")
@@ -213,8 +210,8 @@ def test_the_floats_beside_int8_are_those_asked_for_at_every_step(run, words, ma
     planned = run(*dry, "--float-type", "bfloat16").out.splitlines()
     assert ["# done" in line for line in planned] == [True, True, False, False]
     assert ["--float-type bfloat16" in line for line in planned] == [False, False, True, True]
-    found = ["--policy", "auto", "--float-type", "bfloat16", "--rounds", 2, "--seconds", 0.1]
-    search = run(*dry, *found).out.splitlines()[1]
+    found = ["--for", "openvino", "--policy", "auto", "--float-type", "bfloat16", "--rounds", 2, "--seconds", 0.1]
+    search = run("quantize", *words, *found, "--dry-run").out.splitlines()[1]
     assert "--float-type bfloat16 --rounds 2 --seconds 0.1" in search
 
 
@@ -275,20 +272,14 @@ def test_floats_that_nothing_has_are_refused_before_any_work(run, words, tmp_pat
     assert not (tmp_path / "out").exists()
 
 
-def test_torch_computes_on_the_device_that_is_asked_for(run, words, micro, pictures, made, monkeypatch):
-    """The commands say so, and where it is missing no step that needs torch begins."""
+def test_torch_computes_on_the_device_that_is_asked_for(run, words, monkeypatch):
+    """The commands say so, and where it is missing no step begins."""
     for looks in ("torch.cuda.is_available", "torch.cuda.device_count"):
         monkeypatch.setattr(looks, lambda: 0)
-    commands = run("quantize", *words, "--dry-run").out.splitlines()
-    cfg = load_config(micro / "swin.yaml", overrides={"DATA.DATA_PATH": str(pictures)})
-    how = {"plan": CalibrationPlan(1), "options": EngineOptions(device="cuda")}
-    todo = steps(Quantization(str(micro / "swin.pth"), cfg, "onnxruntime", made.parent, **how))
-    for command, step in zip(commands, todo, strict=True):
-        if command.split()[1] == "export":
-            continue
-        assert "--device cpu" in command
-        with pytest.raises(UsageError, match="device cuda: .* has no GPU"):
-            step.do()
+    for command in run("quantize", *words, "--dry-run").out.splitlines():
+        assert ("--device cpu" in command) == (command.split()[1] != "export")
+    on_gpu = [word if word != "cpu" else "cuda" for word in words]
+    assert "device cuda" in run("quantize", *on_gpu).error(2)
 
 
 @pytest.mark.parametrize("split, done", [("train", 0), ("val", 3)])
@@ -406,6 +397,10 @@ def test_fewer_pictures_that_can_be_read_than_asked_for_are_all_there_are(run, w
     words[words.index("--pictures") + 1] = count
     assert run("quantize", *words, "--max-unreadable", 0.5).code == 0
     assert run("quantize", *words, "--max-unreadable", 0.5, "--dry-run").out.count("# done") == 4
+
+
+def test_one_policy_is_deployed(run, words):
+    assert "--policy qdq cpu: give one" in run("quantize", *words, "--policy", "qdq", "cpu").error(2)
 
 
 def test_two_of_one_name_would_share_a_folder(run, words):

@@ -1,0 +1,173 @@
+"""From a float checkpoint to an artifact that was verified and scored: calibrate, export, verify, evaluate."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated
+
+from swin_quant.backends.registry import targets
+from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.cli import shared
+from swin_quant.cli.flags import Flag, Group, words_from
+from swin_quant.cli.output import show
+from swin_quant.quant.names import AUTO
+from swin_quant.verbs.calibrate import SampleOptions
+from swin_quant.verbs.search import BudgetOptions, TimingOptions
+
+if TYPE_CHECKING:
+    from swin_quant.backends.artifact import Artifact
+    from swin_quant.base.distributed import World
+    from swin_quant.verbs.quantize_steps import Quantization
+
+HELP = "From a float checkpoint to an artifact that was verified and scored: calibrate, export, verify, evaluate."
+EXAMPLES = """examples:
+  swin-quant quantize swin_tiny_patch4_window7_224.pth --data-path imagenet --for openvino --output out
+  swin-quant quantize my.pth --data-path imagenet --for openvino --policy auto --max-drop 0.1 --output out
+  swin-quant quantize my.pth --cfg my.yaml --data-path data --for onnxruntime --pictures 160 --dry-run
+  swin-quant quantize my.pth --data-path imagenet --for openvino --policy cpu --off role:one_sided_input --output out
+  swin-quant quantize my.pth swin_tiny_patch4_window7_224.pth --data-path imagenet --for openvino --output family
+
+The policy is the backend's best where none is named; auto is found by `search`. It goes on where it was cut off: a step
+whose result lies in the output folder is not done again. Of several checkpoints, each has a folder of its name below
+--output, one that fails does not stop the others, and one table shows them all."""
+MAX_DROP = 0.1  # points that --policy auto may lose, where no budget is given
+
+
+def _target_names() -> list[str]:
+    return list(targets())
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizeOptions:
+    """Which checkpoints become artifacts of which backend, and how."""
+
+    backend: Annotated[str, Flag("what is to run it", name="--for", choices=_target_names)]
+    checkpoint: Annotated[
+        tuple[str, ...],
+        Flag("float or calibrated: Microsoft's, timm's, Hugging Face's, ours", "CHECKPOINT", or_flag=True),
+    ] = ()
+    model: Annotated[shared.ModelOptions, Group("model")] = field(default_factory=shared.ModelOptions)
+    data: Annotated[shared.ScoringOptions, Group("pictures")] = field(default_factory=shared.ScoringOptions)
+    sample: Annotated[SampleOptions, Group("calibration")] = field(default_factory=SampleOptions)
+    ranges: Annotated[shared.RangeOptions, Group("ranges")] = field(default_factory=shared.RangeOptions)
+    passes: Annotated[shared.PassOptions, Group("passes: what wins accuracy back, behind the calibration")] = field(
+        default_factory=shared.PassOptions
+    )
+    policy: Annotated[shared.PolicyOptions, Group("policy: which nodes are quantized, and how")] = field(
+        default_factory=shared.PolicyOptions
+    )
+    budget: Annotated[BudgetOptions, Group("budget of --policy auto")] = field(default_factory=BudgetOptions)
+    timing: Annotated[TimingOptions, Group("engine; rounds and seconds for --policy auto")] = field(
+        default_factory=TimingOptions
+    )
+    dry_run: Annotated[bool, Flag("print the steps, as commands, and do nothing")] = False
+    run: Annotated[shared.RunOptions, Group("run")] = field(default_factory=shared.RunOptions)
+    output: shared.Output = None
+    json: shared.Json = None
+
+    def __post_init__(self) -> None:
+        if not self.checkpoint:
+            raise UsageError("no checkpoint: name a float or a calibrated one")
+        if len(self.policy.policy) > 1:
+            raise UsageError(f"--policy {' '.join(self.policy.policy)}: give one")
+        automatic = self.policy.policy == (AUTO,)
+        if self.budget != BudgetOptions() and not automatic:
+            raise UsageError(f"a budget is for --policy {AUTO}: other policies are what they are")
+        if (timing := self.timing.measuring()) and not automatic:
+            raise UsageError(f"--{next(iter(timing))} is for --policy {AUTO}: nothing is timed for other policies")
+        changes = shlex.join(words_from(replace(self.policy, policy=(), saturation_safe=False)))
+        if automatic and changes:
+            raise UsageError(
+                f"--policy {AUTO}: {changes} is for a policy with a name: calibrate, then `search --policy NAME` with "
+                "it"
+            )
+        if automatic and self.policy.saturation_safe:
+            raise UsageError("--saturation-safe: what is searched for is measured as it is: leave it out")
+
+
+OPTIONS = QuantizeOptions
+
+
+def run(options: QuantizeOptions, world: World) -> None:
+    from swin_quant.verbs.quantize_steps import Quantization
+
+    shared.one_process(world, "quantize")
+    several = len(options.checkpoint) > 1
+    asked = [Quantization.of(options, checkpoint, world, several) for checkpoint in options.checkpoint]
+    named = {one.cfg.MODEL.NAME: one for one in asked}
+    if len(named) < len(asked):
+        raise UsageError("two checkpoints have one name, which would be their folder's: quantize them one by one")
+    if options.dry_run:
+        for one in asked:
+            for step in one.steps:
+                print(step.command + ("    # done" if step.is_done() else ""))
+        return
+    made, failed = quantize_all(named)
+    if scored := [artifact.card for artifact in made.values() if artifact.card.results]:
+        show(scored, options.json)
+    for artifact in made.values():
+        if not artifact.card.results:
+            print(artifact.file)
+    if failed:
+        raise failed[0]
+
+
+def quantize_all(asked: Mapping[str, Quantization]) -> tuple[dict[str, Artifact], list[SwinQuantError]]:
+    """Each by its name, one after the other: what was made, and one error for all that failed; the rest go on."""
+    from swin_quant.base.errors import memory_errors_named, one_line
+    from swin_quant.base.progress import log
+
+    made: dict[str, Artifact] = {}
+    failed: dict[str, SwinQuantError] = {}
+    for number, (name, one) in enumerate(asked.items(), 1):
+        if len(asked) > 1:
+            log.info("%d of %d: %s", number, len(asked), name)
+        try:
+            with memory_errors_named():
+                made[name] = quantize(one)
+        except SwinQuantError as error:
+            failed[name] = error
+        except (RuntimeError, OSError) as error:  # what exporters and engines raise
+            if len(asked) == 1:
+                raise
+            failed[name] = SwinQuantError(one_line(f"{type(error).__name__}: {error}"))
+        if name in failed and number < len(asked):
+            log.warning("%s: %s: going on with the next", name, failed[name])
+    if len(asked) == 1 or not failed:
+        return made, list(failed.values())
+    reasons = "; ".join(f"{name}: {error}" for name, error in failed.items())
+    return made, [SwinQuantError(f"{len(failed)} of {len(asked)} checkpoints failed: {reasons}")]
+
+
+def quantize(asked: Quantization) -> Artifact:
+    """Do what is not done yet; the artifact with all that was measured in its card.
+
+    SwinQuantError where the artifact does not compute what the model computes: it is then not scored.
+    """
+    from swin_quant.base.progress import log
+
+    for number, step in enumerate(asked.steps, 1):
+        done = step.is_done()
+        others = [] if done else step.changed()
+        said = ": done before" if done else f": done again, for changed: {', '.join(others)}" if others else ""
+        log.info("%d/%d %s%s", number, len(asked.steps), step.command, said)
+        if not done:
+            step.do()
+    _tell_what_is_missing(asked)
+    return asked.made
+
+
+def _tell_what_is_missing(asked: Quantization) -> None:
+    from swin_quant.base.progress import log
+
+    target = asked.target
+    if asked.engine is None:
+        engines = [target] if target.load else asked.takers
+        remedies = " or ".join(backend.remedy for backend in engines if backend.remedy)
+        log.warning("neither verified nor scored: %s does not run its file here as it is (%s)", target.name, remedies)
+        for command in target.exporting.next_step:
+            log.info("next: %s", command.format(file=asked.made.file, checkpoint=asked.calibrated))
+    elif not asked.has_val:
+        log.warning("not scored: %s has no val split", asked.cfg.DATA.DATA_PATH)
