@@ -64,7 +64,7 @@ def load_calibrated(model: nn.Module, checkpoint: Checkpoint) -> Source:
 
 def _read(model: nn.Module, checkpoint: Checkpoint) -> Weights:
     """The weights of a file, under the model's own names where more of them fit than under the house's."""
-    read, wanted = open_checkpoint(checkpoint).weights(getattr(model, "weights", "")), model.state_dict().keys()
+    read, wanted = open_checkpoint(checkpoint).weights(getattr(model, "weights_set", "")), model.state_dict().keys()
     have = len(wanted & read.state.keys())
     whole = have == len(wanted) or getattr(model, "output_kind", LOGITS) == FEATURES
     if read.raw is None or (whole and not read.asked):
@@ -213,10 +213,12 @@ def _diagnosis(faults: _Faults, given: Mapping[str, Tensor], wanted: Mapping[str
     if model and (not file or unsupported_kind(given)):
         return f"it is {described(given)}; "
     if _only_head(faults):
-        theirs = file.get("NUM_CLASSES", _classes(given) or "no")
-        ours = model.get("NUM_CLASSES", _classes(wanted) or 0)
+        theirs, ours = file.get("NUM_CLASSES", _classes(given)), model.get("NUM_CLASSES", _classes(wanted) or 0)
         advice = ": pass ‹replace_head› to load the rest and initialise a new head" if can_replace else ""
-        return f"its head has {theirs} classes, MODEL.NUM_CLASSES is {ours}{advice}; "
+        if theirs:
+            return f"its head has {theirs} classes, MODEL.NUM_CLASSES is {ours}{advice}; "
+        embedding = ", or ‹output_kind› embedding for what it gives without a head" if can_replace else ""
+        return f"it has no head, MODEL.NUM_CLASSES is {ours}{advice}{embedding}; "
     text = difference(file, model)
     return f"{text}; " if text else ""
 

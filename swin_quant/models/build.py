@@ -28,7 +28,7 @@ def build_model(cfg: CfgNode) -> Classifier:
         model.architecture = architecture
         if cfg.MODEL.OUTPUT_KIND == EMBEDDING:
             _take_head_off(model, architecture)
-    model.weights = cfg.MODEL.WEIGHTS
+    model.weights_set = cfg.MODEL.WEIGHTS
     named_nodes(model)
     return model.eval()
 

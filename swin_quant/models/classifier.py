@@ -20,7 +20,7 @@ class Classifier(nn.Module):
     `output_kind`: the kind of output. Without logits there are no classes, and `left_out` (a pattern of `re`) matches
     the keys of a checkpoint that it does not need; with maps, of `output_stages`, it takes pictures [B, in_chans, H, W]
     of any size.
-    `weights`: the set of weights to take from a file that holds several (MODEL.WEIGHTS).
+    `weights_set`: the set of weights to take from a file that holds several (MODEL.WEIGHTS).
     `own_units`, `own_exchanges`, `own_stages`: found by tracing in a network of unknown structure; a known architecture
     has its own (`registry`).
     """
@@ -28,7 +28,7 @@ class Classifier(nn.Module):
     architecture: "Architecture | None" = None
     output_kind = LOGITS
     left_out: str | None = None
-    weights = ""
+    weights_set = ""
     output_stages: tuple[int, ...] = ()
     own_units: tuple[str, ...] = ()
     own_stages: tuple[str, ...] = ()

@@ -213,7 +213,7 @@ def test_a_calibrated_file_is_not_told_to_replace_its_head(tmp_path):
 def test_a_file_without_a_head_needs_the_flag_and_the_flag_forgives_nothing_else(tmp_path):
     state = {key: value for key, value in state_of(model(seed=1)).items() if not key.startswith("head.")}
     path = save(state, tmp_path / "x.pth")
-    refused(load_float, model(), path, "head has no classes", "replace_head")
+    refused(load_float, model(), path, "it has no head", "replace_head", "output_kind embedding")
     load_float(model(), path, replace_head=True)
     del state["norm.weight"]
     refused(load_float, model(), save(state, path), "1 missing: norm.weight", replace_head=True)
