@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -240,8 +239,8 @@ class PassOptions:
         if self.passes and self.no_equalize:
             raise UsageError("--passes and --no-equalize: the recipe says whether to equalize: leave one of them out")
         if self.passes:
-            return PassPlan.of(load_passes(self.passes), f" --passes {shlex.quote(self.passes)}")
-        return PassPlan(automatic=not self.no_equalize, words=" --no-equalize" if self.no_equalize else "")
+            return PassPlan.of(load_passes(self.passes))
+        return PassPlan(automatic=not self.no_equalize)
 
 
 @dataclass(frozen=True)

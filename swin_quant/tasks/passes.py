@@ -1,7 +1,7 @@
 """Passes behind a calibration: on its own pictures, and recorded in its card."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from statistics import median_high
 
 import torch
@@ -35,18 +35,17 @@ CHUNK = 8  # pictures at a time, whatever the batches were: the same on any numb
 class PassPlan:
     """Which passes run behind a calibration; `recipe`: by the bits of a policy.
 
-    `automatic`: where none is asked for, channels that stand out are evened out. `words`: how a command asks for this.
+    `automatic`: where none is asked for, channels that stand out are evened out.
     """
 
     steps: tuple[PassStep, ...] = ()
     automatic: bool = False
-    words: str = field(default="", compare=False)
     recipe: PassRecipe | None = None
 
     @classmethod
-    def of(cls, recipe: PassRecipe, words: str = "") -> "PassPlan":
+    def of(cls, recipe: PassRecipe) -> "PassPlan":
         """What a recipe says."""
-        return cls(recipe.steps, words=words, recipe=recipe)
+        return cls(recipe.steps, recipe=recipe)
 
     def for_model(self, model: nn.Module) -> "PassPlan":
         """What is to run for the bits of a model's enabled nodes. UsageError where its policy forbids that."""
