@@ -59,12 +59,12 @@ def run_demo(options: DemoOptions, world: World) -> list[RunCard]:
     from swin_quant.data.sources import DIGITS
     from swin_quant.quant.policies import load_policy
     from swin_quant.score.scoring import score_model
-    from swin_quant.tasks.page import pictures_at, write_page
     from swin_quant.train.recipe import load_recipe
     from swin_quant.train.run import Request
     from swin_quant.verbs.calibrate import CalibrationPlan, calibrate_checkpoint
     from swin_quant.verbs.evaluate_artifacts import Scoring, score_artifacts, write_cards
     from swin_quant.verbs.export import export_checkpoint
+    from swin_quant.verbs.report_page import pictures_at, write_page
     from swin_quant.verbs.train import train_float
 
     output, epochs = ensure_writable_dir(options.output), options.epochs

@@ -91,7 +91,7 @@ def run(options: ReportOptions, world: World) -> None:
         atomic_write_bytes(ensure_writable_dir(target.parent) / target.name, text(form).encode())
         log.info("table: %s", target)
     if options.html:
-        from swin_quant.tasks.page import pictures_at, write_page
+        from swin_quant.verbs.report_page import pictures_at, write_page
 
         opened = (
             pictures_at(options.page.data_path, options.page.split, options.page.zip)

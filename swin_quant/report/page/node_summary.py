@@ -2,14 +2,13 @@
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 from torch import Tensor, nn
 
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.lineage import find
-from swin_quant.checkpoint import load_calibrated
+from swin_quant.checkpoint import OpenedCheckpoint, load_calibrated
 from swin_quant.config import from_dict
 from swin_quant.models import build_model
 from swin_quant.models.registry import units_of
@@ -27,8 +26,8 @@ BINS = 48
 _SUFFIX = "_quantizer"
 
 
-def node_summaries(card: RunCard, checkpoint: Path, artifacts: Sequence[RunCard] = ()) -> list[NodeSummary]:
-    """Every node of the `checkpoint` of `card`, under the card's policy; `artifacts` were exported from it."""
+def node_summaries(card: RunCard, checkpoint: OpenedCheckpoint, artifacts: Sequence[RunCard] = ()) -> list[NodeSummary]:
+    """Every node of the `checkpoint` under the policy of its `card`. `artifacts`: cards of files made from it."""
     model = build_model(from_dict(card.config, card.name))
     load_calibrated(model, checkpoint)
     nodes = named_nodes(model)
@@ -107,9 +106,9 @@ def _place(name: str, units: Sequence[str]) -> tuple[str, str]:
     return unit or name.split(".")[0], rest.replace("._", ".").replace("_input", "")
 
 
-def _statistics(card: RunCard, checkpoint: Path, names: Sequence[str]) -> dict[str, Statistics]:
+def _statistics(card: RunCard, checkpoint: OpenedCheckpoint, names: Sequence[str]) -> dict[str, Statistics]:
     record = card.calibration.get("statistics") if card.calibration else None
-    file = find(record, [checkpoint.parent])
+    file = find(record, [checkpoint.file.parent])
     return read_statistics(file, names) if file else {}
 
 

@@ -1,0 +1,171 @@
+"""The report as a page: run cards by checkpoint, the nodes of its file, pictures that INT8 classifies otherwise."""
+
+import base64
+import io
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from PIL import Image
+from torch import Tensor
+from yacs.config import CfgNode
+
+from swin_quant.base.errors import SwinQuantError, UsageError, one_line
+from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir
+from swin_quant.base.progress import log
+from swin_quant.cards.card import RunCard
+from swin_quant.cards.lineage import find
+from swin_quant.cards.records import ORIGINAL, PTQ
+from swin_quant.checkpoint import OpenedCheckpoint, open_checkpoint
+from swin_quant.config import from_dict
+from swin_quant.data.class_names import is_numbers
+from swin_quant.data.imagenet import english_of
+from swin_quant.data.pictures import Pictures
+from swin_quant.data.preprocess import Preprocess
+from swin_quant.data.sources import open_pictures
+from swin_quant.loading import load_for_scoring
+from swin_quant.report.page.data import Disagreement, PageData, Seen
+from swin_quant.report.page.document import page
+from swin_quant.report.page.node_summary import node_summaries
+from swin_quant.score.baseline import engines_beside
+from swin_quant.score.engine import Engine
+from swin_quant.score.run_engines import infer
+from swin_quant.score.top_classes import class_names, top_classes
+from swin_quant.verbs.evaluate import compared
+
+MOST = 24  # pictures on the page
+SIDE = 96  # pixels of a thumbnail
+OpenFor = Callable[[CfgNode], Pictures]  # the pictures for the model of a config
+
+
+def write_page(target: Path, cards: Mapping[Path, RunCard], opened: OpenFor | None = None, count: int = 0) -> None:
+    """Write the page of `cards` as one file. `opened`: the pictures, of which `count` are compared."""
+    content = page(_page_data(cards, opened, count)).encode()
+    atomic_write_bytes(ensure_writable_dir(target.parent) / target.name, content)
+    log.info("page: %s, %d kB", target, len(content) // 1000)
+
+
+def pictures_at(data_path: str, split: str, zip_mode: bool) -> OpenFor:
+    """The pictures of a split, for the config of a card."""
+
+    def opened(cfg: CfgNode) -> Pictures:
+        classes = cfg.MODEL.NUM_CLASSES if zip_mode else None
+        return open_pictures(data_path, split, zip_mode=zip_mode, cache_mode="no", num_classes=classes)
+
+    return opened
+
+
+def _page_data(cards: Mapping[Path, RunCard], opened: OpenFor | None, count: int) -> list[PageData]:
+    """The data of each checkpoint that the cards name."""
+    groups: dict[str, dict[Path, RunCard]] = {}
+    for path, card in cards.items():
+        sha = card.checkpoint["sha256"] if card.checkpoint else str(path)
+        groups.setdefault(sha, {})[path] = card
+    found = [_of_checkpoint(group, opened, count) for group in groups.values()]
+    if opened is not None and not any(data.compared for data in found):
+        raise UsageError(
+            "‹data_path›: no checkpoint with a policy, and the float model it came from, is beside the cards"
+        )
+    return found
+
+
+def _of_checkpoint(cards: Mapping[Path, RunCard], opened: OpenFor | None, count: int) -> PageData:
+    """What is shown of one checkpoint. `cards`: those that name it, of itself or of its artifacts."""
+    paths = sorted(cards, key=lambda path: cards[path].artifact is not None)
+    first, together = cards[paths[0]], list(cards.values())
+    data = PageData(first.name, together)
+    file = next((file for path in paths if (file := find(cards[path].checkpoint, [path.parent]))), None)
+    if file is None:
+        return replace(data, missing=f"{first.name}: the checkpoint is not beside the card: its nodes are not shown")
+    if first.policy is None:
+        return replace(data, missing=f"{first.name}: is a float checkpoint, which has no nodes yet")
+    checkpoint = open_checkpoint(file)
+    artifacts = [card for card in together if card.artifact]
+    try:
+        data = replace(data, nodes=node_summaries(_completed(first, together), checkpoint, artifacts))
+    except SwinQuantError as error:
+        log.warning("nodes are not shown: %s", error)
+        return replace(data, missing=f"{first.name}: nodes are not shown: {one_line(str(error))}")
+    return _with_disagreements(data, first, checkpoint, opened, count) if opened and not first.artifact else data
+
+
+def _completed(card: RunCard, beside: Sequence[RunCard]) -> RunCard:
+    """The card, with the calibration and the sensitivity that another card of the same checkpoint may hold."""
+    calibration = next((one.calibration for one in (card, *beside) if one.calibration), None)
+    sensitivity = next((one.sensitivity for one in (card, *beside) if one.sensitivity), None)
+    return replace(card, calibration=calibration, sensitivity=sensitivity)
+
+
+def _with_disagreements(
+    data: PageData, card: RunCard, checkpoint: OpenedCheckpoint, opened: OpenFor, count: int
+) -> PageData:
+    """The data, with the pictures that the quantized model classifies otherwise than float, the worst first.
+
+    `count` pictures are compared, spread evenly. Without the float model, or without a policy, nothing is added.
+    """
+    cfg = from_dict(card.config, card.name)
+    subject = load_for_scoring(cfg, checkpoint)
+    _, baseline = compared(subject, cfg)
+    engines = engines_beside(subject.model, torch.device("cpu"), None, subject.policies[:1], baseline)
+    pair = _float_and_quantized(engines, card)
+    if not pair:
+        return data
+    pictures, classes = opened(cfg), cfg.MODEL.NUM_CLASSES
+    preprocess = Preprocess.from_dict(card.preprocess)
+    seen = infer(pair, pictures, preprocess, classes, count=count)
+    before, after = (seen.logits[label] for label in pair)
+    other = (before.argmax(1) != after.argmax(1)).nonzero().flatten()
+    divergences = _divergence(before[other], after[other])
+    order = divergences.argsort(descending=True, stable=True)[:MOST].tolist()
+    names = class_names(classes, None, card.class_names or pictures.class_names)
+    own = names if is_numbers(pictures.class_names) else pictures.class_names
+    index = {name: number for number, name in enumerate(pictures.names)}
+    found = [
+        Disagreement(
+            picture=seen.names[at],
+            label=english_of(own[label]) if 0 <= (label := int(seen.labels[at])) < len(own) else "no label",
+            thumbnail=_thumbnail(pictures.read(index[seen.names[at]], preprocess.upright)),
+            float_sees=_seen(before[at], names),
+            quantized_sees=_seen(after[at], names),
+            kl=float(divergences[rank]),
+        )
+        for rank in order
+        for at in [int(other[rank])]
+    ]
+    return replace(
+        data, compared=len(seen.names), otherwise=len(other), policy=subject.policies[0].name, disagreements=found
+    )
+
+
+def _float_and_quantized(engines: Mapping[str, Engine], card: RunCard) -> dict[str, Engine]:
+    """The original in float32 and the model under its policy, by their labels; empty where one of them is missing.
+
+    A fine-tuned model is not represented by the calibrated one that it began with.
+    """
+    first = [label for label, engine in engines.items() if engine.precision == "float32" and engine.policy is None]
+    skipped = PTQ if card.is_qat else None
+    last = [label for label, engine in engines.items() if engine.policy and (not skipped or engine.weights != skipped)]
+    if not first or not last or engines[first[0]].weights not in (None, ORIGINAL):
+        return {}
+    return {label: engines[label] for label in (first[0], last[-1])}
+
+
+def _divergence(before: Tensor, after: Tensor) -> Tensor:
+    """Kullback-Leibler divergence in nats of softmax(`after`) from softmax(`before`), [N]."""
+    p, q = before.double().log_softmax(1), after.double().log_softmax(1)
+    return (p.exp() * (p - q)).sum(1)
+
+
+def _thumbnail(picture: Image.Image) -> str:
+    """A JPEG of at most SIDE pixels a side, in base64."""
+    small = picture.copy()
+    small.thumbnail((SIDE, SIDE))
+    buffer = io.BytesIO()
+    small.save(buffer, "JPEG", quality=85)
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+def _seen(logits: Tensor, names: Sequence[str]) -> Seen:
+    (best,) = top_classes(logits[None], names)
+    return Seen([guess.name for guess in best], [100 * guess.probability for guess in best])
