@@ -21,10 +21,6 @@ if TYPE_CHECKING:
     from swin_quant.data.picture_set import pictures as pictures
     from swin_quant.exported import Exported as Exported
     from swin_quant.exported import artifact as artifact
-    from swin_quant.face.policy import policy as policy
-    from swin_quant.face.searching import Search as Search
-    from swin_quant.face.searching import search as search
-    from swin_quant.face.sensitivity import sensitivity as sensitivity
     from swin_quant.loading import load as load
     from swin_quant.model import Model as Model
     from swin_quant.quant.policy import Policy as Policy
@@ -38,7 +34,11 @@ if TYPE_CHECKING:
     from swin_quant.verbs.evaluate import evaluate as evaluate
     from swin_quant.verbs.export import export as export
     from swin_quant.verbs.package import package as package
+    from swin_quant.verbs.policies import policy as policy
     from swin_quant.verbs.predict import predict as predict
+    from swin_quant.verbs.search import Search as Search
+    from swin_quant.verbs.search import search as search
+    from swin_quant.verbs.sensitivity import sensitivity as sensitivity
     from swin_quant.verbs.serve import app as app
     from swin_quant.verbs.verify import Verification as Verification
     from swin_quant.verbs.verify import verify as verify
@@ -49,7 +49,7 @@ _FACE = {
     "load": ("swin_quant.loading", "load"),
     "Model": ("swin_quant.model", "Model"),
     "pictures": ("swin_quant.data.picture_set", "pictures"),
-    "policy": ("swin_quant.face.policy", "policy"),
+    "policy": ("swin_quant.verbs.policies", "policy"),
     "Policy": ("swin_quant.quant.policy", "Policy"),
     "Preprocess": ("swin_quant.data.preprocess", "Preprocess"),
     "analyze": ("swin_quant.verbs.analyze", "analyze"),
@@ -58,9 +58,9 @@ _FACE = {
     "evaluate": ("swin_quant.verbs.evaluate", "evaluate"),
     "Evaluation": ("swin_quant.verbs.evaluate", "Evaluation"),
     "wrap": ("swin_quant.verbs.wrap", "wrap"),
-    "sensitivity": ("swin_quant.face.sensitivity", "sensitivity"),
-    "search": ("swin_quant.face.searching", "search"),
-    "Search": ("swin_quant.face.searching", "Search"),
+    "sensitivity": ("swin_quant.verbs.sensitivity", "sensitivity"),
+    "search": ("swin_quant.verbs.search", "search"),
+    "Search": ("swin_quant.verbs.search", "Search"),
     "export": ("swin_quant.verbs.export", "export"),
     "verify": ("swin_quant.verbs.verify", "verify"),
     "Verification": ("swin_quant.verbs.verify", "Verification"),

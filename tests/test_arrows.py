@@ -23,11 +23,10 @@ FLOORS = [
     ["loading"],
     ["exported"],
     ["tasks"],
-    ["face"],
     ["cli"],
     ["verbs"],
 ]
-FOLDED = {"tasks", "face", "cli", "verbs"}  # into verbs/, one after the other
+FOLDED = {"tasks", "cli", "verbs"}  # into verbs/, one after the other
 FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names}
 
 

@@ -1,13 +1,33 @@
-"""Which pictures are taken, by whom, and a fingerprint of the choice: pure functions of indices and names."""
+"""Seeded samples: which pictures are taken, by which rank, and a fingerprint of the choice."""
 
 import hashlib
 import random
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 from swin_quant.base.errors import UsageError
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """A sample of `count` pictures of `split`, drawn by `seed` and read `batch_size` at a time.
+
+    `max_unreadable`: the share that may be unreadable. UsageError for a number below 1.
+    """
+
+    count: int = 64
+    split: str = "train"
+    seed: int = 0
+    batch_size: int = 16
+    max_unreadable: float = 0.01
+
+    def __post_init__(self) -> None:
+        for field, value in (("‹pictures›", self.count), ("‹batch›", self.batch_size)):
+            if value < 1:
+                raise UsageError(f"{field} {value}: must be at least 1")
 
 
 def sample(total: int, count: int, seed: int) -> list[int]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from swin_quant.base.errors import SwinQuantError
+from swin_quant.cards.costs import LossRecord
 
 FIGURES = 7  # of `distance`
 
@@ -28,12 +29,22 @@ class Loss:
 
     @property
     def most_drop(self) -> float:
-        """What the drop hardly exceeds: two standard errors more."""
+        """A drop that is hardly exceeded: two standard errors more."""
         return self.drop + 2 * self.drop_error
+
+    def record(self) -> LossRecord:
+        """The figures for a run card."""
+        return {
+            "sqnr_db": self.sqnr_db,
+            "kl": self.kl,
+            "agreement": self.agreement,
+            "drop": self.drop,
+            "drop_error": self.drop_error,
+        }
 
     @property
     def figures(self) -> str:
-        """In words."""
+        """The figures in words."""
         return (
             f"SQNR {self.sqnr_db:.1f} dB, agreement {self.agreement:.2f} %, expected drop {self.drop:.3f} ± "
             f"{self.drop_error:.3f} points"

@@ -76,7 +76,7 @@ class Policy:
     name: str
     rules: tuple[Rule, ...]
     description: str = ""
-    html: ClassVar[Callable[["Policy"], str] | None] = None  # how a notebook shows one: the Python face says it
+    html: ClassVar[Callable[["Policy"], str] | None] = None  # how a notebook shows one: `sq.policy` sets it
 
     def __repr__(self) -> str:
         count = len(self.rules)

@@ -207,7 +207,7 @@ def export(
     check_bits(model.module, model.card, [used], model.name)
     module = deepcopy(model.module).cpu().eval()  # the caller's keeps its policy and its place
     apply_policy(module, used)
-    return Exported(_write(module, model.card, file, target, folder, used, precision, told, saturation_safe))
+    return Exported(write_artifact(module, model.card, file, target, folder, used, precision, told, saturation_safe))
 
 
 def export_checkpoint(
@@ -241,11 +241,11 @@ def export_checkpoint(
         cfg = from_dict(opened.card.config, str(card_path(checkpoint)))
     subject = load_for_scoring(cfg, opened, [used])
     card = giving(subject.card, cfg)
-    written = _write(subject.model, card, opened.file, target, folder, used, precision, told, saturation_safe)
+    written = write_artifact(subject.model, card, opened.file, target, folder, used, precision, told, saturation_safe)
     return written, subject.model
 
 
-def _write(
+def write_artifact(
     module: nn.Module,
     card: RunCard,
     file: Path,
@@ -254,7 +254,7 @@ def _write(
     used: Policy,
     precision: str,
     told: Any,
-    saturation_safe: bool,
+    saturation_safe: bool = False,
 ) -> Artifact:
     """Write the artifact of a module under a policy, which is applied; its card names `file`, the checkpoint."""
     from swin_quant.backends.backend import function

@@ -12,6 +12,7 @@ from swin_quant.cli.output import put
 
 if TYPE_CHECKING:
     from swin_quant.base.distributed import World
+    from swin_quant.quant.policy import Policy
 
 HELP = "List the built-in policies: what each is for, and the backends that take it."
 EXAMPLES = """examples:
@@ -29,6 +30,16 @@ class PoliciesOptions:
 
 
 OPTIONS = PoliciesOptions
+
+
+def policy(name_or_path: str) -> Policy:
+    """A built-in policy by name, or one from a YAML file; UsageError names the file and what is wrong in it."""
+    from swin_quant.quant.policies import load_policy
+    from swin_quant.quant.policy import Policy
+    from swin_quant.report.policy import policy_html
+
+    Policy.html = policy_html  # `quant` lies below `report`, and does not import it
+    return load_policy(name_or_path)
 
 
 def run(options: PoliciesOptions, world: World) -> None:

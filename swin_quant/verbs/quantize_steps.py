@@ -27,14 +27,13 @@ from swin_quant.data.sources import has_split, open_unlabelled
 from swin_quant.quant.names import AUTO
 from swin_quant.quant.policy import Policy
 from swin_quant.score.scoring import dataset_record, open_labelled
-from swin_quant.tasks.search import PolicySearch, found_before
-from swin_quant.tasks.search import search as search_policy
 from swin_quant.verbs import calibrate, evaluate, export, search, verify
 from swin_quant.verbs.calibrate import CalibrateOptions, CalibrationPlan, plan_of
 from swin_quant.verbs.evaluate import EvaluateOptions
 from swin_quant.verbs.evaluate_artifacts import write_cards
 from swin_quant.verbs.export import ExportOptions
 from swin_quant.verbs.export_target import float_type_options
+from swin_quant.verbs.policy_search import found_before
 from swin_quant.verbs.quantize import MAX_DROP, QuantizeOptions
 from swin_quant.verbs.quantize_done import (
     artifact_of,
@@ -46,6 +45,7 @@ from swin_quant.verbs.quantize_done import (
     is_verified,
 )
 from swin_quant.verbs.search import BudgetOptions, MeasuredOptions, SearchOptions
+from swin_quant.verbs.search_settings import SearchSettings
 from swin_quant.verbs.verify import VerifyOptions
 
 ARTIFACT = "ARTIFACT"  # its name in commands, as long as it is not there: its exporter names it
@@ -191,15 +191,15 @@ class Quantization:
         )
 
     @cached_property
-    def search(self) -> PolicySearch | None:
+    def search(self) -> SearchSettings | None:
         """The search for the policy; None where one was named."""
         if self.options.policy.policy != (AUTO,):
             return None
-        return search.search_of(self.searching, str(self.calibrated), self.cfg, self.world)
+        return search.settings_of(self.searching, str(self.calibrated), self.cfg, self.world)
 
     @property
     def exporting(self) -> ExportOptions:
-        place = self.search.place if self.search else None
+        place = self.search.file if self.search else None
         return ExportOptions(
             backend=self.options.backend,
             checkpoint=str(self.calibrated),
@@ -274,11 +274,11 @@ class Quantization:
         calibrate.run(options, self.world)
 
     def _search(self, options: SearchOptions) -> None:
-        asked = search.search_of(options, str(self.calibrated), self.cfg, self.world)
-        found = search_policy(asked)
+        asked = search.settings_of(options, str(self.calibrated), self.cfg, self.world)
+        found = search.find_and_keep(search.costs_of(asked, asked.checkpoint))
         if not found.met:
             raise SwinQuantError(
-                f"the budget cannot be met ({asked.limits}): the best that was found is {asked.place} "
+                f"the budget cannot be met ({asked.limits}): the best that was found is {asked.file} "
                 f"({found.found.figures})"
             )
         if found.is_float:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from swin_quant.base.errors import SwinQuantError, UsageError
@@ -15,9 +18,16 @@ if TYPE_CHECKING:
     from yacs.config import CfgNode
 
     from swin_quant.base.distributed import World
-    from swin_quant.quant.search import Budget
+    from swin_quant.checkpoint import Checkpoint
+    from swin_quant.data.picture_set import Source
+    from swin_quant.data.prepared import Prepared
+    from swin_quant.model import Model
+    from swin_quant.quant.policy import Policy
+    from swin_quant.quant.search import Budget, SearchResult, TriedPolicy
+    from swin_quant.report.table import ReportTable
     from swin_quant.score.options import EngineOptions
-    from swin_quant.tasks.search import PolicySearch
+    from swin_quant.verbs.policy_costs import PolicyCosts
+    from swin_quant.verbs.search_settings import SearchPictures, SearchSettings
 
 HELP = "Find the policy that keeps the loss within a budget at the least latency, by measuring both; writes it as YAML."
 EXAMPLES = """examples:
@@ -101,43 +111,228 @@ class SearchOptions:
 OPTIONS = SearchOptions
 
 
-def search_of(options: SearchOptions, checkpoint: str, cfg: CfgNode, world: World) -> PolicySearch:
+_WIDTH = 140  # characters of a printed table
+
+
+@dataclass(frozen=True)
+class Search:
+    """The result of a search; false where the budget cannot be met. Printed, it is the table of `swin-quant search`."""
+
+    settings: SearchSettings
+    result: SearchResult
+
+    @property
+    def policy(self) -> Policy:
+        """The fastest within the budget, or the best there was; `file` says why each of its layers stays float."""
+        return self.result.policy
+
+    @property
+    def file(self) -> Path:
+        """The policy's YAML."""
+        return self.result.file
+
+    @property
+    def tried(self) -> tuple[TriedPolicy, ...]:
+        """All measured policies, the fastest first: loss, and milliseconds of a batch (None where no latency is)."""
+        return self.result.candidates
+
+    @property
+    def front(self) -> tuple[TriedPolicy, ...]:
+        """The policies than which none is faster and as near to float."""
+        return tuple(one for one in self.tried if one.on_front)
+
+    def __bool__(self) -> bool:
+        return self.result.met
+
+    def __str__(self) -> str:
+        from swin_quant.report.table import terminal
+
+        return terminal(self.table(), _WIDTH)
+
+    def _repr_html_(self) -> str:
+        from swin_quant.report.table import html_table
+
+        return html_table(self.table())
+
+    def table(self) -> ReportTable[TriedPolicy]:
+        from swin_quant.report.costs import search_table
+
+        settings = self.settings
+        return search_table(self.result, settings.limits, f"{settings.engine}, batch {settings.batch}")
+
+
+def search(
+    model: Model,
+    pictures: Source,
+    engine: str = "openvino",
+    folder: str | Path = "out",
+    policy: str | Policy | None = None,
+    *,
+    max_drop: float | None = None,
+    min_agreement: float | None = None,
+    min_sqnr: float | None = None,
+    max_ms: float | None = None,
+    batch: int = 1,
+    threads: int | None = None,
+    float_type: str | None = None,
+    device: str = "cpu",
+    rounds: int = 5,
+    seconds: float = 0.5,
+) -> Search:
+    """Find the policy that keeps a budget at the least latency on `engine`, as `swin-quant search` does, and apply it.
+
+    The layers of `policy` are switched, None: the engine's best. `max_drop`: points of top-1 expected to be lost,
+    `min_agreement`: percent, `min_sqnr`: dB, `max_ms`: milliseconds of a `batch`. `pictures` need no labels; of a place
+    on disk 1,024 are taken, unless it says how many, by its seed and 1: another draw than the same seed calibrates by,
+    which may share some. On training pictures, and on those of no named split, the drop counts twice. The policy, its
+    reasons and what was measured lie in `folder`, where a search that was cut off goes on; a model that is in no
+    file yet is saved there first. Where the budget cannot be met, the model keeps its policy, and a warning says
+    so. UsageError for a model that is not calibrated, and for an engine whose latency cannot be measured here; for
+    "fastertransformer" the mode is found that keeps the budget and leaves the fewest nodes float, without latency.
+    """
+    from copy import deepcopy
+
+    from swin_quant.base.files import ensure_writable_dir
+    from swin_quant.base.progress import log
+    from swin_quant.cards.paths import card_path
+    from swin_quant.checkpoint import open_checkpoint
+    from swin_quant.checkpoint.range_bits import check_bits
+    from swin_quant.config.outputs import need_logits
+    from swin_quant.data.picture_set import PictureSet
+    from swin_quant.data.sampling import Sampling
+    from swin_quant.loading import Subject
+    from swin_quant.models.classifier import Classifier
+    from swin_quant.quant.policies import load_policy
+    from swin_quant.quant.policy import apply_policy
+    from swin_quant.quant.search import Budget
+    from swin_quant.score.options import EngineOptions
+    from swin_quant.verbs.export import file_of, refuse_changed
+    from swin_quant.verbs.policy_costs import PolicyCosts
+    from swin_quant.verbs.policy_search import search_record
+    from swin_quant.verbs.search_settings import SearchPictures, SearchSettings
+
+    if not model.is_calibrated:
+        raise UsageError(f"{model.name}: is a float model: calibrate it first")
+    refuse_changed(model)
+    base = load_policy(policy) if isinstance(policy, str) else policy
+    options = EngineOptions(threads=threads, float_type=float_type, device=device)
+    budget, sampling = Budget(max_drop, min_agreement, min_sqnr), Sampling(split="")  # "": nobody said which split
+    if isinstance(pictures, PictureSet):
+        pictures = pictures.of_split("train")
+        sampling = Sampling(pictures.count or SEARCHED_ON, pictures.split or "", pictures.seed + 1)
+    how = (base, budget, max_ms, batch, sampling, options, rounds, seconds)
+    settings = SearchSettings(model.config, "", engine, Path(folder), *how)  # refuses wrong options before any work
+    need_logits(settings.cfg, "search")
+    check_bits(model.module, model.card, [settings.start], model.name)
+    if isinstance(pictures, PictureSet):
+        shown = SearchPictures.drawn_from(pictures.open(), sampling, model.preprocess)
+        shown = replace(shown, place=Path(pictures.path).name)
+    else:
+        shown = _from_batches(pictures, model.prepared)
+    assert isinstance(model.module, Classifier)  # it was built from a config
+    file = file_of(model, ensure_writable_dir(folder))
+    settings = replace(settings, checkpoint=str(file), pictures=shown)
+    card_file = card_path(file) if card_path(file).is_file() else None
+    subject = Subject(deepcopy(model.module), [settings.start], model.card, card_file)
+    result = find_and_keep(PolicyCosts(settings, subject, open_checkpoint(file)))
+    model.card = model.card.with_search(search_record(settings, result))
+    if result.met:
+        apply_policy(model.module, result.policy)
+        model.card = replace(model.card, policy=result.policy.to_dict())
+    else:
+        log.warning(
+            "the budget cannot be met (%s): the best that was found is %s; the model keeps its policy",
+            settings.limits,
+            result.file,
+        )
+    return Search(settings, result)
+
+
+def _from_batches(source: Iterable[Any], prepared: Prepared) -> SearchPictures:
+    """Tensors have no names: a hash of their values tells them from others."""
+    from torch import Tensor
+
+    from swin_quant.data.picture_set import batches
+    from swin_quant.verbs.search_settings import SearchPictures
+
+    seen, images = hashlib.sha256(), list[Tensor]()
+    for batch in batches(source, labelled=False, prepared=prepared):
+        images.append(batch.images.cpu())
+        seen.update(images[-1].numpy(force=True).tobytes())
+    if not images:
+        raise UsageError("pictures: there is no batch to measure with")
+    return SearchPictures(images, [seen.hexdigest()])
+
+
+def settings_of(options: SearchOptions, checkpoint: Checkpoint, cfg: CfgNode, world: World) -> SearchSettings:
     """The search that options ask for, of a checkpoint with that config. UsageError for what cannot be searched."""
-    from swin_quant.tasks.measuring import Measuring
-    from swin_quant.tasks.search import PolicySearch
-    from swin_quant.tasks.sensitivity import Sampling
+    from swin_quant.data.sampling import Sampling
+    from swin_quant.verbs.search_settings import SearchSettings
 
     data, policies = options.data, options.policy.policies()
     if len(policies) > 1:
         raise UsageError("--policy: the layers of one policy are switched")
-    of = Measuring(
+    return SearchSettings(
         cfg,
-        checkpoint,
+        str(checkpoint),
         options.engine,
         shared.output_dir(options.output, cfg),
         policies[0] if policies else None,
+        options.budget.loss(),
+        options.budget.max_ms,
         1 if data.batch is None else data.batch,
         Sampling(data.pictures, data.split, cfg.SEED + 1, max_unreadable=data.max_unreadable),
         options.timing.engine(world),
         **options.timing.measuring(),
     )
-    return PolicySearch(of, options.budget.loss(), options.budget.max_ms)
+
+
+def costs_of(settings: SearchSettings, checkpoint: Checkpoint) -> PolicyCosts:
+    """Load the checkpoint, to measure its policies."""
+    from swin_quant.base.distributed import world_on
+    from swin_quant.checkpoint import open_checkpoint
+    from swin_quant.config.outputs import need_logits
+    from swin_quant.loading import load_for_scoring
+    from swin_quant.verbs.policy_costs import PolicyCosts
+
+    need_logits(settings.cfg, "search")
+    opened, world = open_checkpoint(checkpoint), world_on(settings.options.device)
+    return PolicyCosts(settings, load_for_scoring(settings.cfg, opened, [settings.start], world), opened)
+
+
+def find_and_keep(measured: PolicyCosts) -> SearchResult:
+    """Search, go on where an earlier search was cut off, and keep the result in the run card, if there is one."""
+    from swin_quant.cards.update import update
+    from swin_quant.verbs.policy_search import find_policy, search_record
+
+    result, subject = find_policy(measured), measured.subject
+    if subject.card_file:
+        record = search_record(measured.settings, result)
+        update(subject.card_file, subject.card, lambda card: card.with_search(record))
+    return result
 
 
 def run(options: SearchOptions, world: World) -> None:
-    from swin_quant.report.costs import search_json, search_table
+    from swin_quant.report.costs import search_json
     from swin_quant.report.table import print_table
-    from swin_quant.tasks.search import search
 
     shared.one_process(world, "search")
-    if not (checkpoint := shared.found(options.checkpoint)):
-        raise UsageError("nothing to search for: name a calibrated checkpoint")
-    cfg = shared.config_of(checkpoint, options.model, options.data, options.run, OUTPUT=options.output)
-    asked = search_of(options, checkpoint, cfg, world)
-    result = search(asked)
+    measured = _loaded(options, world)
+    settings, result = measured.settings, find_and_keep(measured)
     if options.json:
         put(options.json, search_json(result))
     if options.json != "-":
-        print_table(search_table(result, asked.limits, f"{asked.of.engine}, batch {asked.of.batch}"))
+        print_table(Search(settings, result).table())
     if not result.met:
-        raise SwinQuantError(f"the budget cannot be met ({asked.limits}): the best that was found is {result.file}")
+        raise SwinQuantError(f"the budget cannot be met ({settings.limits}): the best that was found is {result.file}")
+
+
+def _loaded(options: SearchOptions, world: World) -> PolicyCosts:
+    """The checkpoint as the options say; the weights that were read are dropped with it."""
+    from swin_quant.checkpoint import open_checkpoint
+
+    if not options.checkpoint:
+        raise UsageError("nothing to search for: name a calibrated checkpoint")
+    checkpoint = open_checkpoint(options.checkpoint)
+    cfg = shared.config_of(checkpoint, options.model, options.data, options.run, OUTPUT=options.output)
+    return costs_of(settings_of(options, checkpoint, cfg, world), checkpoint)

@@ -19,13 +19,14 @@ from swin_quant.cli.session import command_of, parser_of
 from swin_quant.config import load_config
 from swin_quant.config.load import portable_config
 from swin_quant.data.preprocess import Preprocess
+from swin_quant.loading import load_for_scoring
 from swin_quant.models import build_model
+from swin_quant.quant.search import Budget
 from swin_quant.score.interleave import Timing
 from swin_quant.score.options import EngineOptions
-from swin_quant.tasks import policy_timing
-from swin_quant.tasks.measuring import Measuring
+from swin_quant.verbs import policy_timing, quantize_done
 from swin_quant.verbs import quantize as quantizing
-from swin_quant.verbs import quantize_done
+from swin_quant.verbs.search_settings import SearchSettings
 
 
 def words_for(micro, pictures, folder):
@@ -257,9 +258,10 @@ def test_what_a_search_times_was_exported_in_the_floats_that_are_asked_for(
     monkeypatch.setattr(policy_timing, "interleave", interleave)
     options = EngineOptions(device="cuda", float_type=float_type)
     folder = Path(in_bfloat16[0]).parent
-    calibrated = str(folder / "out" / "swin_micro_calib.pth")
-    of = Measuring(load_config(folder / "swin.yaml"), calibrated, "cuda", tmp_path, options=options)
-    assert policy_timing.extremes(of) == (1.0, 1.0)
+    calibrated, cfg = folder / "out" / "swin_micro_calib.pth", load_config(folder / "swin.yaml")
+    settings = SearchSettings(cfg, str(calibrated), "cuda", tmp_path, budget=Budget(min_sqnr=0), options=options)
+    subject = load_for_scoring(cfg, calibrated, [settings.start])
+    assert policy_timing.PolicyTimer(settings, subject, calibrated).extremes() == (1.0, 1.0)
     assert written == 2 * [float_type or "float16"]
 
 

@@ -377,20 +377,6 @@ def test_a_model_of_the_user_s_own_needs_no_file_and_no_config(pictures, tmp_pat
         sq.calibrate(Own(), sq.pictures(pictures, "train", 8), policy)
 
 
-@pytest.mark.slow
-def test_what_nodes_cost_from_pictures_and_from_tensors(model, train, pictures, tmp_path, run):
-    with pytest.raises(sq.UsageError, match="no policy"):
-        sq.sensitivity(model, train)
-    sq.calibrate(model, train, "qdq").save(tmp_path / "x.pth")
-    costs = sq.sensitivity(model, sq.pictures(pictures, "train", 6))
-    other = sq.calibrate(sq.load(tmp_path / "x.pth"), train, "cpu")
-    assert other.card.sensitivity is None and other.card.searches == []
-    words = ["sensitivity", tmp_path / "x.pth", "--data-path", pictures, "--pictures", 6, "--device", "cpu", "--json"]
-    assert json.loads(run(*words).out) == costs.record == model.card.sensitivity
-    assert costs.rows("stage")[0].name in str(costs)
-    assert len(sq.sensitivity(model, tensors(pictures, "val"), "ft-mode1").rows()) == 4 * 16 + 3
-
-
 def test_a_policy_shows_all_that_its_rules_say():
     html = sq.policy("cpu").html()
     assert "symmetric" in html and "False" in html

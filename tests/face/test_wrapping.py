@@ -6,7 +6,6 @@ from torch import nn
 
 import swin_quant as sq
 from swin_quant.quant.sensitivity import sensitivity
-from swin_quant.tasks.sensitivity import loss_record
 
 
 class Net(nn.Module):
@@ -84,7 +83,7 @@ def test_sensitivity_has_a_profile_of_its_units_and_the_losses_of_whole_forwards
     assert {group["name"] for group in found["groups"] if group["kind"] == "block"} <= found["profile"].keys()
     whole = sensitivity(model.module, [(0, x)], {})
     alone = {(group["kind"], group["name"]): group["alone"] for group in found["groups"]}
-    assert all(alone[group.kind, group.name] == loss_record(group.alone) for group in whole.groups)
+    assert all(alone[group.kind, group.name] == group.alone.record() for group in whole.groups)
     assert found["forwards"] < whole.forwards
 
 

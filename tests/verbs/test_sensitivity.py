@@ -1,4 +1,4 @@
-"""swin-quant sensitivity: tables, CSV, JSON, and what the run card keeps."""
+"""sensitivity: tables, CSV, JSON, and what the run card keeps."""
 
 import csv
 import io
@@ -6,18 +6,30 @@ import json
 import shutil
 
 import pytest
+import torch
 
+import swin_quant as sq
 from swin_quant.cards.card import RunCard
-from swin_quant.data.sampling import digest
-from swin_quant.face.sensitivity import Costs
+from swin_quant.cli import main
+from swin_quant.data.sampling import Sampling, digest
+from swin_quant.verbs import sensitivity
+from swin_quant.verbs.sensitivity import Costs
+
+
+@pytest.fixture(scope="module")
+def calibrated(tmp_path_factory, micro, pictures):
+    """A folder with swin_micro_calib.pth and its card, under ft-mode1."""
+    folder = tmp_path_factory.mktemp("calibrated")
+    words = ["--cfg", micro / "swin.yaml", "--data-path", pictures, "--pictures", 8, "--policy", "ft-mode1"]
+    words = ["calibrate", micro / "swin.pth", *words, "--device", "cpu", "--no-eval", "--output", folder, "--quiet"]
+    assert main([str(word) for word in words]) == 0
+    return folder
 
 
 @pytest.fixture
 def own(calibrated, tmp_path):
     """A copy of the calibrated checkpoint with its card."""
-    for file in (calibrated, calibrated.with_suffix(".json")):
-        shutil.copy(file, tmp_path / file.name)
-    return tmp_path / calibrated.name
+    return shutil.copytree(calibrated, tmp_path / "own") / "swin_micro_calib.pth"
 
 
 @pytest.fixture
@@ -67,6 +79,32 @@ def test_the_error_through_the_depth_as_table_csv_and_in_python(run, words, own)
     assert all(row["block"] in table for row in rows) and "role:" not in table
     assert all(row["block"] in str(Costs(record)) for row in rows)
     assert "ask for it alone" in run(*words, "--kind", "profile", "node", "--format", "csv").error(2)
+
+
+def test_python_measures_what_the_command_measures(run, words, own, micro, pictures):
+    model, some = sq.load(own), sq.pictures(pictures, "train", 6)
+    costs = sq.sensitivity(model, some)
+    assert costs.record == model.card.sensitivity == json.loads(run(*words, "--json").out)
+    assert costs.rows("stage")[0].name in str(costs) and "<table>" in costs._repr_html_()
+    tensors = [torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))]
+    found = sq.sensitivity(model, tensors, "qdq").record
+    assert (found["policy"], found["pictures"], found["pictures_sha256"]) == ("qdq", 2, None)
+    again = sq.calibrate(model, sq.pictures(pictures, "train", 8), "cpu")
+    assert again.card.sensitivity is None and again.card.searches == []
+    with pytest.raises(sq.UsageError, match="no policy"):
+        sq.sensitivity(sq.load(micro / "swin.pth", micro / "swin.yaml"), some)
+
+
+def test_flags_are_what_is_measured(run, own, pictures, monkeypatch):
+    told = []
+    monkeypatch.setattr(sensitivity, "_on_pictures", lambda *asked: told.append(asked) or 1 / 0)
+    words = ["sensitivity", own, "--data-path", pictures, "--device", "cpu"]
+    given = ["--pictures", 5, "--split", "val", "--batch", 3, "--seed", 7, "--max-unreadable", 0.5, "--policy", "qdq"]
+    run(*words, *given, "--off", "*.attn.*")
+    run(*words, "--batch", 99)
+    (_, policy, opened, _, sampling, *_), (_, own_policy, _, _, plain, *_) = told
+    assert policy.name == "qdq -*.attn.*" and len(opened) == 7 and own_policy.name == "ft-mode1"
+    assert sampling == Sampling(5, "val", 8, 3, 0.5) and plain == Sampling(64, "train", 1, 16, 0.01)
 
 
 @pytest.mark.slow

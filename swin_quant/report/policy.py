@@ -1,6 +1,5 @@
-"""`policy`, and how a notebook shows one."""
+"""A policy as a table of its rules, as a notebook shows it."""
 
-from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Policy, Rule
 from swin_quant.report.table import Column, ReportTable, field, html_table
 
@@ -18,16 +17,8 @@ _COLUMNS: tuple[Column[Rule], ...] = (
 )
 
 
-def policy(name_or_path: str) -> Policy:
-    """A built-in policy by name, or one from a YAML file; UsageError names the file and what is wrong in it."""
-    return load_policy(name_or_path)
-
-
-def _html(policy: Policy) -> str:
+def policy_html(policy: Policy) -> str:
+    """The rules of a policy, a row each."""
     remarks = [policy.description] if policy.description else []
-    return html_table(
-        ReportTable(_COLUMNS, policy.rules, [*remarks, "Later rules override earlier ones."]), policy.name
-    )
-
-
-Policy.html = _html
+    table = ReportTable(_COLUMNS, policy.rules, [*remarks, "Later rules override earlier ones."])
+    return html_table(table, policy.name)

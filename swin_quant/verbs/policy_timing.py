@@ -1,0 +1,102 @@
+"""Milliseconds of policies on an engine, timed in turns, so that what else the machine does hits all alike."""
+
+from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+
+from swin_quant.backends.artifact import Artifact
+from swin_quant.backends.engine_loading import artifact_engine
+from swin_quant.base.errors import SwinQuantError
+from swin_quant.base.progress import track
+from swin_quant.exported import on_its_device
+from swin_quant.loading import Subject
+from swin_quant.quant.policy import Policy, apply_policy
+from swin_quant.score.candidate import BenchCandidate
+from swin_quant.score.cpu import usable_cores
+from swin_quant.score.interleave import Timing, interleave
+from swin_quant.verbs.export import write_artifact
+from swin_quant.verbs.export_target import exporter_options, policy_of
+from swin_quant.verbs.search_settings import SearchSettings
+
+WORKSPACE = "swin-quant-search-"  # first part of the name of a folder for exported files
+_AT_ONCE = 6  # engines in memory while they are timed in turns
+_ALL_ON, _FLOAT = "all", "float"
+
+
+@dataclass(frozen=True)
+class PolicyTimer:
+    """Exports a loaded model under policies, and times the files. `file`: the model's checkpoint."""
+
+    settings: SearchSettings
+    subject: Subject
+    file: Path
+
+    def export(self, policy: Policy | None, folder: Path) -> Artifact:
+        """The model under a policy as an artifact in `folder`; None: the float model."""
+        settings, card, precision = self.settings, self.subject.card, "int8" if policy else "float"
+        options = exporter_options(settings.backend, precision, settings.exporter_options)
+        used = policy_of(settings.engine, card, self.file, policy, precision)
+        module = deepcopy(self.subject.model).cpu()
+        apply_policy(module, used)
+        return write_artifact(module, card, self.file, settings.backend, folder, used, precision, options)
+
+    def extremes(self) -> tuple[float, float]:
+        """Milliseconds with all nodes of the base policy on, and with all float."""
+        timings = self._interleaved({_ALL_ON: self.settings.start, _FLOAT: None})
+        return _ms(timings[_ALL_ON]), _ms(timings[_FLOAT])
+
+    def ratios(
+        self, policies: Mapping[str, Policy], ratio: Callable[[Timing, Timing], float] | None = None
+    ) -> Iterator[dict[str, float]]:
+        """How many times the milliseconds of the base policy each takes, by the best rounds or by `ratio`.
+
+        A few policies at a time, each lot worth keeping at once: to export, load and time them takes minutes.
+        """
+        names = list(policies)
+        starts = range(0, len(names), _AT_ONCE - 1)
+        for first in track(starts, f"timing on {self.settings.engine}", len(starts)):
+            some = {name: policies[name] for name in names[first : first + _AT_ONCE - 1]}
+            timings = self._interleaved({_ALL_ON: self.settings.start, **some})
+            yield {name: (ratio or _ratio)(timings[name], timings[_ALL_ON]) for name in some}
+
+    def _interleaved(self, policies: Mapping[str, Policy | None]) -> dict[str, Timing]:
+        settings = self.settings
+        how = on_its_device(settings.engine, settings.options)
+        with TemporaryDirectory(prefix=WORKSPACE) as workspace:
+            candidates = []
+            for number, (name, policy) in enumerate(policies.items()):
+                file = self.export(policy, Path(workspace) / str(number)).file
+                load = partial(artifact_engine, str(file), settings.backend, how)
+                candidates.append(BenchCandidate(name, load, file))
+            threads = settings.options.threads or usable_cores()
+            side = settings.cfg.DATA.IMG_SIZE
+            timings = interleave(candidates, [settings.batch], settings.rounds, settings.seconds, side, threads)
+        for timing in timings:
+            if timing.failure:
+                raise SwinQuantError(f"{settings.engine} could not be timed: {timing.failure}")
+        return {timing.candidate: timing for timing in timings}
+
+
+def _ms(timing: Timing) -> float:
+    """Milliseconds of the best round: what else the machine does makes calls slower, never faster."""
+    if not timing.rounds:
+        raise SwinQuantError(f"{timing.candidate}: was not timed")
+    return min(map(median, timing.rounds))
+
+
+def _ratio(timing: Timing, base: Timing) -> float:
+    return _ms(timing) / _ms(base)
+
+
+def beyond_chance(timing: Timing, base: Timing) -> float:
+    """The ratio of the best rounds; 1 where rounds disagree which of both is the faster.
+
+    On a busy machine the differences of layers drown in noise, which would otherwise choose among them.
+    """
+    best = _ratio(timing, base)
+    each = [median(theirs) / median(ours) for theirs, ours in zip(timing.rounds, base.rounds, strict=True)]
+    return best if min(best, *each) > 1 or max(best, *each) < 1 else 1.0

@@ -1,0 +1,210 @@
+"""Settings of a search: the limits of a policy, the pictures that losses are measured on, the engine that is timed."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from yacs.config import CfgNode
+
+from swin_quant.backends.backend import Backend
+from swin_quant.backends.registry import targets
+from swin_quant.base.errors import UsageError, listed
+from swin_quant.base.progress import log
+from swin_quant.cards.versions import versions
+from swin_quant.config.load import portable_config
+from swin_quant.data.calibration import calibration_batches
+from swin_quant.data.loader import UnreadableLimit, default_workers
+from swin_quant.data.pictures import Pictures, SomePictures
+from swin_quant.data.preprocess import Preprocess
+from swin_quant.data.sampling import Sampling, digest, sample
+from swin_quant.data.sources import open_unlabelled
+from swin_quant.quant.names import SEARCHED_ON
+from swin_quant.quant.policies import described, load_policy
+from swin_quant.quant.policy import Policy
+from swin_quant.quant.search import Budget, check_limit
+from swin_quant.score.bench import BenchPlan
+from swin_quant.score.cpu import features, usable_cores
+from swin_quant.score.options import EngineOptions
+from swin_quant.verbs.export_target import float_type_options
+
+_FILES = ("RESUME", "PRETRAINED")  # keys of a config that name a checkpoint, which is known by its hash
+_OF_IMAGES = ("DATA_PATH", "IMG_SIZE", "INTERPOLATION", "MEAN", "STD")  # keys of a config that change the images
+
+
+@dataclass(frozen=True)
+class SearchPictures:
+    """Pictures that losses are measured on: batches of images [B, channels, S, S].
+
+    `names` tell these pictures from others: the names of all that were drawn, unreadable ones included. `place`: the
+    last part of their path, as a config keeps it. `others` reads further pictures, at most as many as there are of
+    these; None where there are none.
+    """
+
+    batches: list[Tensor]
+    names: list[str]
+    place: str = ""
+    others: Callable[[], list[Tensor]] | None = None
+
+    @classmethod
+    def of_config(cls, cfg: CfgNode, sampling: Sampling, preprocess: Preprocess) -> "SearchPictures":
+        """A sample of the config's data."""
+        return cls.drawn_from(open_unlabelled(cfg, sampling.split), sampling, preprocess, cfg.DATA.NUM_WORKERS)
+
+    @classmethod
+    def drawn_from(
+        cls, pictures: Pictures, sampling: Sampling, preprocess: Preprocess, workers: int = 8
+    ) -> "SearchPictures":
+        """A sample of opened pictures. SwinQuantError, which names some, where too many of them cannot be read."""
+        images, names = _read(pictures, sampling, preprocess, workers), _drawn(pictures, sampling)
+        left = sample(len(pictures), len(pictures), sampling.seed)[sampling.count :]
+        others = partial(_read, SomePictures(pictures, left), sampling, preprocess, workers) if left else None
+        return cls(images, names, others=others)
+
+
+def _read(pictures: Pictures, sampling: Sampling, preprocess: Preprocess, workers: int) -> list[Tensor]:
+    limit = UnreadableLimit(len(pictures), sampling.max_unreadable)
+    count = min(sampling.count, len(pictures))
+    size = sampling.batch_size if preprocess.is_square else 1
+    numbered = calibration_batches(
+        pictures, preprocess, count, size, sampling.seed, limit, workers=default_workers(workers, 1, count)
+    )
+    images = [batch.images for _, batch in numbered if len(batch.labels)]
+    if limit.names:
+        unreadable = listed(limit.names)
+        log.warning(
+            "%d pictures are unreadable, others are taken where there are more: %s", len(limit.names), unreadable
+        )
+    return images
+
+
+def _drawn(pictures: Pictures, sampling: Sampling) -> list[str]:
+    """The names of the sample; no picture is read."""
+    return [pictures.names[i] for i in sample(len(pictures), min(sampling.count, len(pictures)), sampling.seed)]
+
+
+@dataclass(frozen=True)
+class SearchSettings:
+    """A search for a policy of the calibrated `checkpoint`: `base`, some layers of which stay float.
+
+    `base` None is the engine's best built-in policy. `budget` limits the loss, `max_ms` the milliseconds of a `batch`.
+    Losses are measured on `pictures`; None: the unlabelled pictures of the config that `sampling` draws, which should
+    be others than will score the result. `folder` gets the policy and the journal. UsageError for a search without a
+    limit, and for an engine that cannot be searched for.
+    """
+
+    cfg: CfgNode
+    checkpoint: str
+    engine: str
+    folder: Path
+    base: Policy | None = None
+    budget: Budget = Budget()
+    max_ms: float | None = None
+    batch: int = 1
+    sampling: Sampling = Sampling(SEARCHED_ON, seed=1)
+    options: EngineOptions = EngineOptions()
+    rounds: int = 5
+    seconds: float = 0.5
+    pictures: SearchPictures | None = None
+
+    def __post_init__(self) -> None:
+        device = self.options.device
+        run = {name: one for name, one in targets().items() if one.runs_its_export}
+        fit = [name for name, one in run.items() if one.is_fast_on(device)]
+        fixed = [name for name, one in run.items() if one.exporting.only]
+        if self.engine not in fit + fixed:
+            without = f"; without latency there is a choice for {', '.join(fixed)}" if fixed else ""
+            raise UsageError(f"‹engine› {self.engine}: latency is measured on {', '.join(fit)}{without}")
+        if self.engine in fixed and self.base:
+            only = ", ".join(self.backend.exporting.policies)
+            raise UsageError(f"‹policy›: {self.engine} runs {only} only: one of these is chosen, leave it out")
+        if not self.backend.is_installed:
+            raise UsageError(f"‹engine› {self.engine}: is not installed: {self.backend.remedy}")
+        BenchPlan((self.batch,), self.rounds, self.seconds)  # refuses impossible numbers
+        self.exporter_options  # noqa: B018  (refuses a type that the engine does not have)
+        if self.max_ms is None and self.budget == Budget():
+            raise UsageError("no budget: give ‹max_drop›, ‹min_agreement›, ‹min_sqnr› or ‹max_ms›")
+        check_limit("max_ms", self.max_ms)
+        if self.max_ms is not None and not self.is_timed:
+            raise UsageError(f"‹max_ms›: latency of {self.engine} is not measured here: leave it out")
+
+    @property
+    def backend(self) -> Backend:
+        return targets()[self.engine]
+
+    @cached_property
+    def exporter_options(self) -> dict[str, str]:
+        """Exporter options that make the file run in the asked float type on the engine."""
+        return float_type_options(self.backend, self.backend, self.options.float_type)
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether latency is measured. An engine that is only emulated here runs a few policies, and each of them costs
+        the nodes that it leaves float."""
+        return self.backend.is_fast_on(self.options.device)
+
+    @property
+    def start(self) -> Policy:
+        """The policy whose layers are switched; no other candidate has its name."""
+        if self.base:
+            return replace(self.base, name=described(self.base))
+        return load_policy(self.backend.exporting.policies[0])
+
+    @property
+    def name(self) -> str:
+        """The name of the files that are written."""
+        return f"{self.cfg.MODEL.NAME}_auto_{self.engine}"
+
+    @property
+    def file(self) -> Path:
+        """The file of the policy that is found; the journal lies beside it."""
+        return self.folder / f"{self.name}.yaml"
+
+    @property
+    def journal(self) -> Path:
+        return self.folder / f"{self.name}.journal.json"
+
+    @property
+    def limits(self) -> str:
+        """The limits in words."""
+        said = [str(self.budget)] if str(self.budget) else []
+        return ", ".join([*said, f"at most {self.max_ms:g} ms"] if self.max_ms is not None else said)
+
+    @property
+    def flags(self) -> list[str]:
+        """The limits as flags of the command."""
+        given = {**asdict(self.budget), "max_ms": self.max_ms}
+        return [f"--{key.replace('_', '-')} {float(value)!r}" for key, value in given.items() if value is not None]
+
+    @property
+    def found(self) -> str:
+        """The journal's name for the result."""
+        return f"found: {' '.join(self.flags)}"
+
+    @cached_property
+    def pictures_sha256(self) -> str:
+        """The hash of the pictures' names."""
+        if self.pictures:
+            return digest(self.pictures.names)
+        return digest(_drawn(open_unlabelled(self.cfg, self.sampling.split), self.sampling))
+
+    def subject(self, checkpoint_sha256: str) -> dict[str, Any]:
+        """Everything that results depend on, as plain data."""
+        config = portable_config(self.cfg)
+        place = {"DATA_PATH": self.pictures.place} if self.pictures else {}
+        return {
+            "checkpoint": checkpoint_sha256,
+            "config": {"MODEL": config["MODEL"] | dict.fromkeys(_FILES), "TEST": config["TEST"]},
+            "images": {key: config["DATA"][key] for key in _OF_IMAGES} | place,
+            "base": self.start.sha256,
+            "engine": self.engine,
+            "batch": self.batch,
+            "timing": {"rounds": self.rounds, "seconds": self.seconds} if self.is_timed else None,
+            "pictures": self.pictures_sha256,
+            "sampling": asdict(self.sampling),
+            "options": asdict(self.options),
+            "cpu": {"cores": usable_cores(), "features": features(("avx2", "avx512f", "avx512_vnni", "amx_int8"))},
+            "versions": versions(),
+        }

@@ -1,0 +1,276 @@
+"""Measure what each node and group of nodes costs: the loss with only it quantized, and with all but it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from swin_quant.base.errors import UsageError
+from swin_quant.cli import shared
+from swin_quant.cli.flags import Flag, Group
+from swin_quant.cli.output import put
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from swin_quant.base.distributed import World
+    from swin_quant.cards.costs import SensitivityRecord
+    from swin_quant.data.picture_set import Source
+    from swin_quant.data.pictures import Pictures
+    from swin_quant.data.preprocess import Preprocess
+    from swin_quant.data.sampling import Sampling
+    from swin_quant.model import Model
+    from swin_quant.quant.policy import Policy
+    from swin_quant.report.costs import CostRow
+    from swin_quant.report.table import ReportTable
+
+HELP = "Measure what each node costs: the loss with only it quantized, and with all but it; nothing is changed."
+EXAMPLES = """examples:
+  swin-quant sensitivity out/my_calib.pth --data-path imagenet                          (policy of its run card)
+  swin-quant sensitivity out/my_calib.pth --data-path data --policy qdq --kind layer --top 20
+  swin-quant sensitivity out/my_calib.pth --data-path imagenet --format csv > costs.csv
+  swin-quant sensitivity out/my_calib.pth --data-path imagenet --kind profile --format csv > depth.csv
+
+The logits are compared with the float model's on unlabelled pictures, another draw than calibrate takes by the same
+--seed, since ranges and weights were made to suit those. "off wins" is what SQNR gains by leaving a group
+float: begin there where accuracy drops (--off, or `disable` in a policy)."""
+KINDS = ("role", "stage", "block", "layer", "node")
+PROFILE = "profile"
+COUNT, TOP, BATCH = 64, 8, 16
+_WIDTH = 140  # characters of a printed table
+
+
+@dataclass(frozen=True)
+class SampleOfPictures(shared.LoadingOptions):
+    """The pictures on which losses are measured."""
+
+    pictures: Annotated[int, Flag("how many", "N")] = COUNT
+    split: Annotated[str, Flag("pictures to draw them from")] = "train"
+
+
+@dataclass(frozen=True)
+class SensitivityOptions:
+    """Which checkpoint is measured, on which pictures, under which policy, and what is shown."""
+
+    checkpoint: Annotated[str | None, Flag("calibrated checkpoint", "CHECKPOINT", or_flag=True)] = None
+    model: Annotated[shared.ModelOptions, Group("model")] = field(default_factory=shared.ModelOptions)
+    data: Annotated[SampleOfPictures, Group("pictures")] = field(default_factory=SampleOfPictures)
+    policy: Annotated[shared.PolicyOptions, Group("policy: which nodes are quantized, and how")] = field(
+        default_factory=shared.PolicyOptions
+    )
+    run: Annotated[shared.RunOptions, Group("run")] = field(default_factory=shared.RunOptions)
+    kind: Annotated[
+        tuple[str, ...],
+        Flag("groups to show, or the SQNR of each block's output (default: all)", choices=(*KINDS, PROFILE)),
+    ] = ()
+    top: Annotated[int, Flag(f"rows of each kind, those that cost most; 0: all (default {TOP})", "N")] = TOP
+    format: Annotated[Literal["table", "csv"], Flag("form of the output")] = "table"
+    json: shared.Json = None
+
+
+OPTIONS = SensitivityOptions
+
+
+@dataclass(frozen=True)
+class Costs:
+    """The costs of every node and group; printed, it is the table of `swin-quant sensitivity`."""
+
+    record: SensitivityRecord
+
+    def rows(self, kind: str = "node") -> list[CostRow]:
+        """The groups of a kind (role, stage, block, layer, node), the costliest first."""
+        from swin_quant.report.costs import rows_of
+
+        return rows_of(self.record, [kind])
+
+    def __str__(self) -> str:
+        from swin_quant.report.table import terminal
+
+        return "\n".join(terminal(table, _WIDTH) for table in self._tables())
+
+    def _repr_html_(self) -> str:
+        from swin_quant.report.table import html_table
+
+        return "".join(map(html_table, self._tables()))
+
+    def _tables(self) -> list[ReportTable[Any]]:
+        from swin_quant.report.costs import profile_table, sensitivity_table
+
+        tables: list[ReportTable[Any]] = [sensitivity_table(self.record, KINDS, TOP)]
+        return [*tables, profile_table(self.record)] if self.record["profile"] else tables
+
+
+def sensitivity(model: Model | nn.Module, pictures: Source, policy: str | Policy | None = None) -> Costs:
+    """The loss with only a node quantized, and with all but it, for every node and group of the calibrated `model`.
+
+    `policy` None is the model's own. `pictures` need no labels; of a place on disk 64 are taken, unless it says how
+    many, by its seed and 1: another draw than the same seed calibrates by, which may share some. The result goes into
+    the model's card as well. SwinQuantError where an enabled node has no range.
+    """
+    from swin_quant.base.distributed import World
+    from swin_quant.checkpoint.range_bits import check_bits
+    from swin_quant.config.outputs import need_logits
+    from swin_quant.data.picture_set import PictureSet, batches
+    from swin_quant.data.sampling import Sampling
+    from swin_quant.model import Model
+    from swin_quant.quant.policies import load_policy
+
+    model = model if isinstance(model, Model) else Model(model)
+    if model.card.config:
+        need_logits(model.config, "sensitivity")
+    chosen = load_policy(policy) if isinstance(policy, str) else policy or model.policy
+    if chosen is None:
+        raise UsageError(f"{model.name}: has no policy: name one, or calibrate the model")
+    if model.is_calibrated:
+        check_bits(model.module, model.card, [chosen], model.name)
+    if isinstance(pictures, PictureSet):
+        pictures = pictures.of_split("train")
+        opened = pictures.open()
+        sampling = Sampling(pictures.count or min(COUNT, len(opened)), pictures.split or "", pictures.seed + 1)
+        record = _on_pictures(model.module, chosen, opened, model.preprocess, sampling, World(device=model.device))
+    else:
+        given = (batch.images.to(model.device) for batch in batches(pictures, False, model.prepared))
+        record = _on_batches(model.module, chosen, enumerate(given))
+    model.card = replace(model.card, sensitivity=record)
+    return Costs(record)
+
+
+def _on_pictures(
+    model: nn.Module,
+    policy: Policy,
+    pictures: Pictures,
+    preprocess: Preprocess,
+    sampling: Sampling,
+    world: World,
+    workers: int = 0,
+) -> SensitivityRecord:
+    """The costs on a seeded sample of `pictures`, the same on any number of ranks."""
+    from swin_quant.base.distributed import gather
+    from swin_quant.data.calibration import calibration_batches
+    from swin_quant.data.loader import UnreadableLimit
+    from swin_quant.data.sampling import digest
+
+    limit = UnreadableLimit(len(pictures), sampling.max_unreadable)
+    size = sampling.batch_size if preprocess.is_square else 1
+    numbered = calibration_batches(
+        pictures, preprocess, sampling.count, size, sampling.seed, limit, world.rank, world.size, workers
+    )
+    used: list[tuple[int, list[str]]] = []
+
+    def images() -> Iterator[tuple[int, Tensor]]:
+        for number, batch in numbered:
+            used.append((number, [pictures.names[index] for index in batch.indices]))
+            yield number, batch.images.to(world.device)
+
+    record = _on_batches(model, policy, images())
+    names = [name for _, batch in sorted(gather(used)) for name in batch]
+    return {**record, "pictures_sha256": digest(names)}
+
+
+def _on_batches(model: nn.Module, policy: Policy, batches: Iterable[tuple[int, Tensor]]) -> SensitivityRecord:
+    """The costs on (number, images [B, channels, S, S]); the model is left under `policy`, nodes off."""
+    from swin_quant.base.files import finite
+    from swin_quant.base.progress import track
+    from swin_quant.cards.costs import GroupRecord
+    from swin_quant.models.classifier import Architecture
+    from swin_quant.models.registry import blocks_or_units, stages_of
+    from swin_quant.quant.policy import apply_policy
+    from swin_quant.quant.sensitivity import sensitivity
+
+    apply_policy(model, policy)
+    known = isinstance(getattr(model, "architecture", None), Architecture)  # a model of the user's own has no stages
+    blocks, stages = blocks_or_units(model), list(stages_of(model)) if known else []
+    titles: list[str] = []
+
+    def numbered() -> Iterator[tuple[int, Tensor]]:
+        for done, (number, images) in enumerate(batches, 1):
+            titles.append(f"measuring nodes, batch {done}")
+            yield number, images
+
+    found = sensitivity(model, numbered(), blocks, stages, lambda groups, total: track(groups, titles[-1], total))
+    groups = [
+        GroupRecord(
+            kind=group.kind,
+            name=group.name,
+            nodes=len(group.nodes),
+            alone=group.alone.record(),
+            without=group.without.record(),
+        )
+        for group in found.groups
+    ]
+    record: SensitivityRecord = {
+        "policy": policy.name,
+        "policy_sha256": policy.sha256,
+        "pictures": found.pictures,
+        "pictures_sha256": None,  # tensors have no names
+        "overall": found.overall.record(),
+        "groups": groups,
+        "profile": dict(found.profile),
+        "forwards": found.forwards,
+    }
+    plain: SensitivityRecord = finite(record)
+    return plain
+
+
+def run(options: SensitivityOptions, world: World) -> None:
+    from swin_quant.report import costs
+    from swin_quant.report.table import json_text, print_table, print_text
+
+    groups = [kind for kind in options.kind or KINDS if kind != PROFILE]
+    if options.format == "csv" and groups and PROFILE in options.kind:
+        raise UsageError("--kind profile: CSV has one table: ask for it alone")
+    record = _of_checkpoint(options, world)
+    if not world.is_main:
+        return
+    if options.json:
+        put(options.json, json_text(record))
+    if options.json == "-":
+        return
+    profile = PROFILE in options.kind if options.kind else bool(record["profile"])
+    if options.format == "csv":
+        print_text(costs.sensitivity_csv(record, groups) if groups else costs.profile_csv(record))
+        return
+    if groups:
+        print_table(costs.sensitivity_table(record, groups, options.top or None))
+    if groups and profile:
+        print()
+    if profile:
+        print_table(costs.profile_table(record))
+
+
+def _of_checkpoint(options: SensitivityOptions, world: World) -> SensitivityRecord:
+    """Measure the checkpoint; rank 0 writes the result to its run card, if there is one.
+
+    A checkpoint that QAT trained is compared with its own weights, nodes off.
+    """
+    from swin_quant.base.progress import log
+    from swin_quant.cards.update import update
+    from swin_quant.checkpoint import open_checkpoint
+    from swin_quant.config.outputs import need_logits
+    from swin_quant.data.loader import default_workers
+    from swin_quant.data.preprocess import Preprocess
+    from swin_quant.data.sampling import Sampling
+    from swin_quant.data.sources import open_unlabelled
+    from swin_quant.loading import load_for_scoring
+
+    if not options.checkpoint:
+        raise UsageError("nothing to measure: name a calibrated checkpoint")
+    checkpoint, data = open_checkpoint(options.checkpoint), options.data
+    cfg = shared.config_of(checkpoint, options.model, data, options.run)
+    policies = options.policy.policies()
+    if len(policies) > 1:
+        raise UsageError("--policy: nodes are measured under one policy at a time")
+    size = min(data.batch or BATCH, BATCH)  # more gains nothing, and the outputs of all blocks are kept in memory
+    sampling = Sampling(data.pictures, data.split, cfg.SEED + 1, size, data.max_unreadable)
+    need_logits(cfg, "sensitivity")
+    subject = load_for_scoring(cfg, checkpoint, policies, world)
+    if not subject.policies:
+        raise UsageError(f"{checkpoint}: is a float checkpoint: calibrate it first")
+    pictures, preprocess = open_unlabelled(cfg, data.split), Preprocess.from_dict(subject.card.preprocess)
+    workers = default_workers(cfg.DATA.NUM_WORKERS, world.size, sampling.count)
+    record = _on_pictures(subject.model, subject.policies[0], pictures, preprocess, sampling, world, workers)
+    if subject.card_file and world.is_main:
+        update(subject.card_file, subject.card, lambda now: replace(now, sensitivity=record))
+        log.info("run card: %s", subject.card_file)
+    return record
