@@ -33,7 +33,7 @@ _PARENTS = 2  # the artifact's own folder, and the one above it
 
 @dataclass(frozen=True)
 class Exported:
-    """What is deployed: its main file, and the run card beside it."""
+    """An exported artifact: its main file, and the run card beside it."""
 
     artifact: Artifact
 
@@ -108,7 +108,7 @@ def preprocess_of(artifact: Artifact) -> Preprocess:
 def load_engines(artifact: Artifact, names: Sequence[str] | None, options: EngineOptions) -> dict[str, Engine]:
     """The artifact on each engine called for, by `path on engine`: two folders may hold files of one name.
 
-    None: on that which it was exported for, or on every one that takes it; of those that are installed. UsageError for
+    `names` None: the engine that it was exported for, else every installed one that takes it. UsageError for
     an engine that does not take this kind of artifact, or is not installed.
     """
     policy = _policy_of(artifact)
@@ -133,7 +133,7 @@ def on_its_device(name: str, options: EngineOptions) -> EngineOptions:
 
 
 def names_of_engines(artifact: Artifact, names: Sequence[str] | None) -> list[str]:
-    """Which engines `load_engines` takes."""
+    """The engines that `load_engines` loads."""
     kind = artifact.record["backend"]
     able = {backend.name: backend for backend in takers(kind)}
     if not able:
@@ -198,7 +198,7 @@ def find_checkpoint(artifact: Artifact, given: str | Path | None = None) -> Path
 
 
 def folders_of(artifact: Artifact) -> list[Path]:
-    """Where files that an artifact's card names may be, if not where it says."""
+    """The folders to search for files that an artifact's card names, if they are not where it says."""
     return list(artifact.file.resolve().parents[:_PARENTS])
 
 
@@ -220,7 +220,7 @@ def load_origin(artifact: Artifact, cfg: CfgNode, checkpoint: Path, world: World
 
 
 def labels_in(artifact: Artifact) -> list[str]:
-    """The class names that an artifact carries, or else its card, fit to print; none if nobody said them."""
+    """The class names in an artifact, else in its card, fit to print; empty if neither has any."""
     backend = backends().get(artifact.record["backend"])
     own = function(backend.labels)(artifact) if backend and backend.labels else []
     return [one_line(name) for name in own or artifact.card.class_names]

@@ -1,8 +1,8 @@
 """The publisher's description of a checkpoint, as keys of our configuration.
 
-It lies in the file (Microsoft's pickled `config`, metadata of safetensors) or beside it: transformers' or timm's
-`config.json`, `preprocessor_config.json`. For files in the hub's cache without one, timm itself has it. Every key is
-honoured, ignored, refused, or named in a warning, by the tables of `publishers`.
+It is in the file (Microsoft's pickled `config`, metadata of safetensors) or beside it: transformers' or timm's
+`config.json`, `preprocessor_config.json`. timm itself describes a file in the hub's cache that has neither. The tables
+of `publishers` say of every key whether it is used, ignored, refused, or named in a warning.
 """
 
 import json
@@ -44,7 +44,7 @@ _SMALL = 32  # pixels: Microsoft's code crops no picture up to this size, whatev
 _TIMMS = {"pretrained_cfg", "model_args", "num_classes", "num_features", "input_size", "mean"}
 _TRAINERS = re.compile(r"checkpoint-\d+")  # a folder of transformers' trainer; its processor may lie one above
 _FLAT = {"img_size", "window_size", "embed_dim"}  # a pickled config with any of these holds a builder's arguments
-_NAMED = {  # our key -> the key of a processor, and of timm
+_NAMED = {  # our key -> the key in a processor's description, the key in timm's
     "DATA.IMG_SIZE": ("size", "input_size"),
     "DATA.INTERPOLATION": ("resample", "interpolation"),
     "DATA.MEAN": ("image_mean", "mean"),
@@ -61,9 +61,9 @@ class Description:
 
     Attributes:
         keys: dotted keys of our configuration -> values, of their types.
-        where: the same keys -> the file and key that the value is from.
+        where: the same keys -> the file and key that hold the value.
         refusals: a problem in words -> the keys that settle it if the user sets them.
-        unknown: keys that no table has.
+        unknown: keys that are in no table.
         raw: `transformers`, `processor`, `timm` or `config` -> the description as it was read.
     """
 
@@ -134,9 +134,10 @@ def published(
 ) -> Description:
     """The description of a checkpoint of geometry `told`, without the keys that the user set (`explicit`).
 
-    These keys, and those that a configuration file has `settled`, lift refusals. UsageError for a description that
-    contradicts the tensors or itself, or asks for something unsupported. Beside a file without a repository's usual
-    name the description may be another file's: if it contradicts the tensors it is left unread, with a warning.
+    A key that the user set, or that a configuration file has `settled`, lifts a refusal. UsageError for a description
+    that contradicts the tensors or itself, or asks for something unsupported. A file whose name is not the usual one of
+    a repository may lie beside another file's description: one that contradicts the tensors is left unread, with a
+    warning.
     """
     node, file = f"MODEL.{str(told['TYPE']).upper()}", source.path
     described, beside = Description(), Description()
@@ -252,7 +253,7 @@ def _read_transformers(described: Description, config: Mapping[str, Any], where:
 
 
 def _read_timm(described: Description, config: Mapping[str, Any], where: str, node: str) -> None:
-    """Both layouts of timm's description: all in one, or `pretrained_cfg` and `model_args` apart."""
+    """Read either layout of timm's description: one mapping, or `pretrained_cfg` and `model_args` apart."""
     described.raw["timm"] = config
     for key in ("pretrained_cfg", "model_args"):
         if not isinstance(config.get(key, {}), Mapping | None):
@@ -273,7 +274,7 @@ def _read_timm(described: Description, config: Mapping[str, Any], where: str, no
 
 
 def _microsoft(config: Mapping[str, Any], node: str) -> Iterator[tuple[str, Any]]:
-    """The keys of the model's own section by their names, and of DATA, MODEL and TEST by their dotted names. Other
+    """Keys of the model's own section by their names, keys of DATA, MODEL and TEST by their dotted names; the other
     sections concern training, or other models."""
     for section in ("DATA", "MODEL", "TEST"):
         for key, value in _mapping(config.get(section)).items():
@@ -314,7 +315,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _parsed(text: str) -> Any:
-    """A value of safetensors' metadata, which are all text."""
+    """A value of safetensors' metadata, where every value is text."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

@@ -34,13 +34,13 @@ COLUMNS: tuple[Column[Aligned], ...] = (
 
 
 def table_of(found: Differences, only: Sequence[str] = ()) -> ReportTable[Aligned]:
-    """A line for each tensor that both sides have and whose name a pattern of `only`, if there are any, matches."""
+    """A line for each tensor that both sides have; with `only`, for those whose name matches one of its patterns."""
     rows = [row for row in found.rows if not only or any(fnmatchcase(row.name, pattern) for pattern in only)]
     return ReportTable(COLUMNS, rows, remarks(found), lambda row: "red" if row is found.first else "")
 
 
 def remarks(found: Differences) -> list[str]:
-    """In words: the two sides, the first tensor that differs, and the tensor at which the SQNR falls most."""
+    """Sentences on the two sides, the first tensor that differs, and the tensor at which the SQNR falls most."""
     said = [f"A: {found.a}; B: {found.b}; {found.pictures} pictures; SQNR of B against A"]
     first, drop = found.first, found.drop
     if first is None:
@@ -56,7 +56,7 @@ def remarks(found: Differences) -> list[str]:
 
 
 def as_data(found: Differences) -> dict[str, Any]:
-    """For programs: all rows, and the facts of `remarks` by key."""
+    """The comparison for JSON: all rows, and the facts of `remarks` by key."""
     first, drop = found.first, found.drop
     return finite(
         {

@@ -58,7 +58,7 @@ class TargetRow:
 
 
 @dataclass(frozen=True)
-class Chapter:
+class ReportSection:
     """A heading, and a table or sentences below it."""
 
     title: str
@@ -66,10 +66,10 @@ class Chapter:
     sentences: Sequence[str] = ()
 
 
-def sections(analysis: Analysis, full: bool = False) -> Iterator[Chapter]:
-    """All chapters in order. `full` adds the sources, and the replacement of every operator that a target replaces."""
-    yield Chapter("operators", ReportTable(OPERATORS, analysis.operators, _remarks(analysis)))
-    yield Chapter(
+def sections(analysis: Analysis, full: bool = False) -> Iterator[ReportSection]:
+    """All sections in order. `full` adds the sources, and the replacement of every operator that a target replaces."""
+    yield ReportSection("operators", ReportTable(OPERATORS, analysis.operators, _remarks(analysis)))
+    yield ReportSection(
         "targets",
         _targets(analysis, " " if full else "\n"),
         [*_unknown(analysis), *(_details(analysis) if full else ())],
@@ -80,20 +80,20 @@ def sections(analysis: Analysis, full: bool = False) -> Iterator[Chapter]:
         depends = "nothing asks for a value: control flow does not depend on data"
     training = training_sentence({name: list(calls) for name, calls in analysis.training_only.items()})
     shapes = [*map(sentence, analysis.variations), depends, f"needed by training alone: {training}"]
-    yield Chapter("shapes and control flow", None, shapes)
+    yield ReportSection("shapes and control flow", None, shapes)
     risks = [f"{'warning: ' if one.warns else ''}{one.text}" for one in analysis.risks]
     if analysis.weighed and not risks:
         risks = ["none found"]
-    yield Chapter("precision risks", None, [*risks, _looked_at(analysis)])
+    yield ReportSection("precision risks", None, [*risks, _looked_at(analysis)])
     if analysis.machine:
         remarks = [
             f"computed from the peaks of {analysis.machine.description} ({analysis.machine.source}), never measured",
             "at most: every call on its own; if fused: all but matrix products cost nothing",
             "bound: what limits the products in float",
         ]
-        yield Chapter("roofline", ReportTable(LIMITS, analysis.limits, remarks, lambda row: _bold(row)))
+        yield ReportSection("roofline", ReportTable(LIMITS, analysis.limits, remarks, lambda row: _bold(row)))
     if analysis.checked:
-        yield Chapter("equivalent replacements", ReportTable(CHECKED, analysis.checked))
+        yield ReportSection("equivalent replacements", ReportTable(CHECKED, analysis.checked))
 
 
 def _bold(row: Limit) -> str:
@@ -111,7 +111,7 @@ def head(analysis: Analysis) -> str:
 
 
 def analysis_text(analysis: Analysis, width: int, color: bool = False) -> str:
-    """The chapters for a terminal of `width` columns."""
+    """The sections for a terminal of `width` columns."""
     parts = ["\n".join(bullets([head(analysis)], width))[2:] + "\n"]
     for section in sections(analysis):
         parts.append(f"\n{styled(section.title, 'bold' if color else '')}\n")

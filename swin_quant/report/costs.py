@@ -1,4 +1,4 @@
-"""Tables of what quantization costs: of each group of nodes, of each block, and of each policy that a search tried."""
+"""Tables of the cost of quantization: by group of nodes, by block, and for the policies that a search tried."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ KINDS = ("role", "stage", "block", "layer", "node")
 
 @dataclass(frozen=True)
 class CostRow:
-    """A group of nodes; `gain_db`: the rise of the logits' SQNR without it, None if it has no end."""
+    """A group of nodes; `gain_db`: the rise of the logits' SQNR without it, None if it is infinite."""
 
     group: GroupRecord
     gain_db: float | None
@@ -60,7 +60,7 @@ _TRIED: tuple[Column[TriedPolicy], ...] = (
 
 
 def rows_of(record: SensitivityRecord, kinds: Sequence[str] = KINDS) -> list[CostRow]:
-    """Kind by kind, the costliest first: the group without which the logits are nearest to the float model's."""
+    """The groups by kind, the costliest first: without it the logits are nearest to the float model's."""
     overall = record["overall"]["sqnr_db"]
     rows = [CostRow(group, _gain(group["without"]["sqnr_db"], overall)) for group in record["groups"]]
     rows = [row for row in rows if row.kind in kinds]
@@ -122,7 +122,7 @@ def search_table(result: SearchResult, budget: str, what: str) -> ReportTable[Tr
 
 
 def search_json(result: SearchResult) -> str:
-    """JSON: the policy's file, whether the budget was met, the layers that it leaves float, and the candidates."""
+    """JSON: the file of the policy, whether it met the budget, the layers that it leaves float, and the candidates."""
     layers = [
         {"layer": unit.name, "sqnr_db": finite(unit.sqnr_db), "saved_ms": unit.saved_ms} for unit in result.left_float
     ]

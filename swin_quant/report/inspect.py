@@ -15,7 +15,7 @@ Line = tuple[str, str]  # text and style
 
 @dataclass(frozen=True)
 class BlockRow:
-    """The products of a block, and its attention if it has one; `why` it is not one int8 kernel."""
+    """The products of a block, and its attention if it has one. `why`: the reason that it is not one int8 kernel."""
 
     block: str
     gemms: list[Gemm]
@@ -24,7 +24,7 @@ class BlockRow:
 
     @property
     def floats(self) -> str:
-        """The products that are not quantized, by the part of their name behind the block's."""
+        """The products that are not quantized, by their names without the block's."""
         names = (gemm.name for gemm in self.gemms if gemm.format is None)
         return listed((name.split(f"{self.block}.")[-1].rsplit("/", 2)[-1] for name in names), 6)
 
@@ -40,7 +40,7 @@ def _style(row: BlockRow) -> str:
 
 
 def _share(row: BlockRow, format: str) -> str | None:
-    """The share of products in a format; None if there are none, but 0 of int8 if there are none of float8 either."""
+    """The number of products in a format, as 3/8; None for none, but int8 shows 0 where float8 has none either."""
     counts = Counter(gemm.format for gemm in row.gemms)
     return f"{counts[format]}/{len(row.gemms)}" if counts[format] or (format, counts[FLOAT8]) == ("int8", 0) else None
 

@@ -1,4 +1,4 @@
-"""Tables on what an artifact became: how far its logits are from its checkpoint's, and its products in TensorRT."""
+"""Tables on an artifact: the distance of its logits from its checkpoint's, the types of its products in TensorRT."""
 
 from collections.abc import Sequence
 

@@ -24,7 +24,7 @@ _ERRORS = {error.__name__: error for error in (SwinQuantError, UsageError)}
 
 @dataclass(frozen=True)
 class BenchCandidate:
-    """One engine of a bench: `load`, a picklable function, makes it; `file` is deployed with it.
+    """One engine of a bench: `load`, a picklable function, makes it; `file` is its artifact.
 
     `baseline` names the candidate that its latency is compared with, e.g. float32 on the same engine.
     """

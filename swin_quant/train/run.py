@@ -1,4 +1,4 @@
-"""One run of training, float or QAT: the refusals before the first step, the loop, and the card's record."""
+"""One run of training, float or QAT: checks before the first step, the loop, and the card's record."""
 
 import logging
 from collections.abc import Sequence
@@ -41,14 +41,14 @@ from swin_quant.train.recipe import Recipe
 from swin_quant.train.record import draw
 from swin_quant.train.snapshot import Position, check_snapshot
 
-_LOOKED_AT = 256  # pictures that are scored before training
+_SCORED_BEFORE = 256  # pictures that are scored before training
 
 
 @dataclass(frozen=True)
 class Request:
     """The settings of a run besides config and recipe. Paths are as given; `folder` is for all output.
 
-    `original`: the float checkpoint to compare QAT with, in place of the one that is found.
+    `original`: the float checkpoint to compare QAT with; None: the one that is found.
     """
 
     folder: Path
@@ -96,7 +96,7 @@ def run_training(
     """Train `model` by `recipe` on the config's pictures.
 
     Returns the model, the position reached, the card's `training`, and the class names: `class_names`, or the pictures'
-    if it is empty. All refusals come before the first step. `policy` is given for QAT, and the nodes are on then.
+    if it is empty. Every refusal comes before the first step. `policy`: that of QAT, whose nodes are on; None: float.
     """
     check_parallel(recipe, world)
     check_compiler(recipe, world.device)
@@ -116,10 +116,15 @@ def run_training(
         class_names = class_names or stated(pictures.class_names, cfg.MODEL.NUM_CLASSES)
     else:
         pictures = open_split(cfg, "train", world)
-    of_run = {"model": cfg.MODEL.NAME, "start": start, "policy": policy and policy.to_dict()}
-    of_run |= {"teacher_sha256": teacher_source and teacher_source["sha256"], "pictures_sha256": digest(pictures.names)}
-    of_run |= {f"preprocess.{key}": plain(value) for key, value in asdict(preprocess).items()}
-    settings = settings_of(recipe, world.size, cfg.SEED, **of_run)
+    identity = {
+        "model": cfg.MODEL.NAME,
+        "start": start,
+        "policy": policy and policy.to_dict(),
+        "teacher_sha256": teacher_source and teacher_source["sha256"],
+        "pictures_sha256": digest(pictures.names),
+        **{f"preprocess.{key}": plain(value) for key, value in asdict(preprocess).items()},
+    }
+    settings = settings_of(recipe, world.size, cfg.SEED, **identity)
     snapshot = None
     if world.is_main:
         check = partial(check_snapshot, model=model)
@@ -135,8 +140,8 @@ def run_training(
         log.warning("%s has no val split: the last weights are kept, not the best", cfg.DATA.DATA_PATH)
     model.to(world.device)
     if request.start and labelled and snapshot is None and not request.replace_head:
-        looked_at = pictures if validation is None else held_out
-        _look_before(model, looked_at, preprocess, cfg, world, quantized=policy is not None)
+        some = pictures if validation is None else held_out
+        _warn_if_guessing(model, some, preprocess, cfg, world, quantized=policy is not None)
     compute_again(model, recipe.memory.checkpointing)
     output = (request.folder, snapshot, settings, request.tensorboard)
     job = Job(model, recipe, batches, validation, cfg.SEED, world, teacher, *output)
@@ -166,11 +171,11 @@ def run_training(
     return unsharded, position, record, class_names
 
 
-def _look_before(
+def _warn_if_guessing(
     model: Classifier, pictures: Pictures, preprocess: Preprocess, cfg: CfgNode, world: World, quantized: bool
 ) -> None:
-    """Score some pictures in float to warn of a model that only guesses before it is trained for hours."""
-    some = SomePictures(pictures, evenly(len(pictures), _LOOKED_AT))
+    """Score some pictures in float: a model that only guesses is worth a warning before hours of training."""
+    some = SomePictures(pictures, evenly(len(pictures), _SCORED_BEFORE))
     engine = torch_engines(model, world.device, None)[BASELINE]
     dequantize(model)
     with eval_mode(model):
@@ -181,7 +186,7 @@ def _look_before(
 
 
 def plot(request: Request, title: str, results: Sequence[Result] = ()) -> None:
-    """Draw the plot. Without matplotlib there is none, with a warning only if the user asked for it.
+    """Draw the curves of the run. Without matplotlib nothing is drawn; a warning says so if the user asked for it.
 
     `results`: results scored after the run; the original in float and PTQ are drawn as levels.
     """

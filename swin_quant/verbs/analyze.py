@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from swin_quant.model import Model
     from swin_quant.operators.analysis import Analysis
 
-HELP = "What is to be known of a model before it is deployed: operators, targets, shapes, precision risks, limits."
+HELP = "Analyse a model before anything is quantized: operators, targets, shapes, precision risks, limits."
 EXAMPLES = """examples:
   swin-quant analyze swin_tiny_patch4_window7_224.pth
   swin-quant analyze --cfg swin_tiny_patch4_window7_224 --machine a100          (shapes alone need no weights)
@@ -55,7 +55,7 @@ class AnalyzeOptions:
     target: Annotated[tuple[str, ...], Flag("only these targets (default: all that are known)", "NAME")] = ()
     machine: Annotated[
         str,
-        Flag("whose peaks limits are computed from: t4, a100, h200, ... or a YAML file", "NAME|FILE"),
+        Flag("the GPU whose peaks give the limits: t4, a100, h200, ... or a YAML file", "NAME|FILE"),
     ] = MACHINE
     replace: Annotated[
         tuple[str, ...], Flag("replace these operators by equivalent ones first: roll, gather, ...", "NAME")
@@ -74,7 +74,7 @@ OPTIONS = AnalyzeOptions
 
 @dataclass(frozen=True)
 class Analyzed:
-    """What is known of a model; printed, it is the report of `swin-quant analyze`. `found` has all of it as data."""
+    """The analysis of a model; printed, it is the report of `swin-quant analyze`. `found` holds it as data."""
 
     found: Analysis
 
@@ -105,8 +105,8 @@ def analyze(
 ) -> Analyzed:
     """Operators, targets, shapes, precision risks and limits of `model`: one of ours, of timm's or of your own.
 
-    `images` [B, 3, H, W], preprocessed, are looked at for risks; a shape alone is enough where weights are; None is one
-    picture of a model that says how large its pictures are. SwinQuantError names the module that cannot be traced.
+    `images`: preprocessed pictures [B, 3, H, W], which show risks that weights do not; or their shape alone; None: one
+    picture of the size that a `Model` says. SwinQuantError names the module that cannot be traced.
     """
     from torch import Tensor
 

@@ -134,12 +134,12 @@ def _score_checkpoints(files: Sequence[Path], cfg: CfgNode, world: World) -> dic
     from swin_quant.cards.paths import card_path
     from swin_quant.loading import load_for_scoring
     from swin_quant.score.scoring import score_model
-    from swin_quant.verbs.evaluate import compared
+    from swin_quant.verbs.evaluate import card_and_baseline
 
     cards: dict[Path, RunCard] = {}
     for file in files:
         subject = load_for_scoring(cfg, str(file), [], world)
-        card, baseline = compared(subject, cfg, world)
+        card, baseline = card_and_baseline(subject, cfg, world)
         card = score_model(subject.model, cfg, card, subject.policies, world, baseline=baseline)
         card.write(card_path(file))
         cards[card_path(file)] = card

@@ -62,7 +62,7 @@ class EvaluateOptions:
     output: shared.Output = None
     json: shared.Json = None
     split: Annotated[str, Flag("pictures to score")] = "val"
-    all: Annotated[bool, Flag("show what the run card has of before, too")] = False
+    all: Annotated[bool, Flag("show earlier results of the run card, too")] = False
     answers: Annotated[
         str | None, Flag("write answers to each picture there as Parquet, and go on if cut off", "DIR")
     ] = None
@@ -71,7 +71,7 @@ class EvaluateOptions:
 
     @property
     def of_checkpoints(self) -> dict[str, object]:
-        """Flag -> value, of what means something for a checkpoint alone."""
+        """Flag -> value, for the options that only a checkpoint takes."""
         policy = self.policy
         return {
             "--cfg": self.model.cfg,
@@ -89,7 +89,7 @@ class EvaluateOptions:
 
     @property
     def of_artifacts(self) -> dict[str, object]:
-        """Flag -> value, of what means something for artifacts alone."""
+        """Flag -> value, for the options that only artifacts take."""
         engines = self.engines
         return {
             "--engine": engines.engine,
@@ -211,7 +211,7 @@ def _results(
 
 
 class _Seen:
-    """The tensors that were scored: how many, and a hash of their values, by which they are told from others."""
+    """The tensors that were scored: their number, and a hash of their values, which identifies them."""
 
     def __init__(self) -> None:
         self.sizes: list[int] = []
@@ -237,13 +237,13 @@ def _chosen(pictures: PictureSet, model: Model) -> Pictures:
     return opened if pictures.count is None else SomePictures(opened, pictures.indices(opened))
 
 
-def compared(
+def card_and_baseline(
     subject: Subject, cfg: CfgNode, world: World | None = None, given: str | None = None
 ) -> tuple[RunCard, Baseline | None]:
-    """The card of a loaded checkpoint, and its baseline: `given`, or what is found.
+    """The card of a loaded checkpoint, and its baseline: the float checkpoint `given`, or the one that is found.
 
-    A calibrated checkpoint without run card is taken at the user's word: `given` is what it came from, and if their
-    weights differ it was trained since.
+    A calibrated checkpoint without run card came from `given`, as the user says: if their weights differ, it was
+    trained since.
     """
     import torch
 
@@ -327,7 +327,7 @@ def score_files(options: EvaluateOptions, world: World) -> list[Scored]:
 
 
 def evaluate_checkpoint(options: EvaluateOptions, world: World, folder: Path | None = None) -> RunCard:
-    """Score a checkpoint, and show and keep the results; `folder` is for those of one without a card."""
+    """Score a checkpoint, show the results and keep them: in its run card, else in a new card in `folder`."""
     from swin_quant.base.files import ensure_writable_dir
     from swin_quant.base.progress import log
     from swin_quant.config.outputs import LOGITS
@@ -341,7 +341,7 @@ def evaluate_checkpoint(options: EvaluateOptions, world: World, folder: Path | N
     folder = folder or shared.output_dir(options.output, cfg)
     path = subject.card_file or folder / f"{cfg.MODEL.NAME}_eval.json"
     ensure_writable_dir(path.parent)
-    card, baseline = compared(subject, cfg, world, options.original)
+    card, baseline = card_and_baseline(subject, cfg, world, options.original)
     if cfg.MODEL.OUTPUT_KIND != LOGITS:
         _show_features(options, subject, cfg, card, baseline, world)
         return card
@@ -356,7 +356,7 @@ def evaluate_checkpoint(options: EvaluateOptions, world: World, folder: Path | N
 
 
 def _kept(subject: Subject, before: RunCard, scored: RunCard, path: Path) -> RunCard:
-    """The card at `path`, with what was measured between `before` and `scored`; others may have written to it since."""
+    """The card at `path`, with the results that `scored` adds to `before`; another process may have changed it."""
     from swin_quant.base.files import one_at_a_time
     from swin_quant.cards.records import Result
     from swin_quant.cards.update import update, with_results

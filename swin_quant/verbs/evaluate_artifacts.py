@@ -107,7 +107,7 @@ class _Prepared:
 
     @property
     def folders(self) -> list[Path]:
-        """Where else than at its place the float checkpoint may be."""
+        """The folders to search for the float checkpoint, if it is not where the card says."""
         return [*folders_of(self.artifact), *([self.checkpoint.parent] if self.checkpoint else [])]
 
     @property
@@ -121,16 +121,16 @@ def _prepare(artifact: Artifact, scoring: Scoring) -> _Prepared:
     cfg = config_of(artifact, scoring.overrides)
     prepared = _Prepared(artifact, cfg, preprocess_of(artifact), find_checkpoint(artifact, scoring.checkpoint))
     if scoring.original:
-        original_of(artifact.card, prepared.folders, scoring.original)  # refused now, not after others were scored
+        original_of(artifact.card, prepared.folders, scoring.original)  # refuse before anything is scored
     return prepared
 
 
 def _score_group(group: Sequence[_Prepared], scoring: Scoring, world: World) -> list[Scored]:
     first = group[0]
     names = {p.artifact.file: names_of_engines(p.artifact, scoring.engines) for p in group}
-    deployed = {p.artifact.file: load_engines(p.artifact, names[p.artifact.file], scoring.options) for p in group}
+    loaded = {p.artifact.file: load_engines(p.artifact, names[p.artifact.file], scoring.options) for p in group}
     baseline = _baseline(group, scoring, world)
-    engines = baseline | {key: engine for engines in deployed.values() for key, engine in engines.items()}
+    engines = baseline | {key: engine for engines in loaded.values() for key, engine in engines.items()}
     cfg = _within_limits(first.cfg, engines)
     called = unique_names(str(p.artifact.file) for p in group)
     files = {called[str(p.artifact.file)]: p.artifact.record["sha256"] for p in group}
@@ -146,7 +146,7 @@ def _score_group(group: Sequence[_Prepared], scoring: Scoring, world: World) -> 
         card, file = prepared.artifact.card, prepared.artifact.file
         measured = [results[key] for key in baseline]
         weights = whose_weights(card)
-        for name, key in zip(names[file], deployed[file], strict=True):
+        for name, key in zip(names[file], loaded[file], strict=True):
             device = on_its_device(name, scoring.options).device
             measured.append(replace(results[key], device=device, weights=weights))
         scored.append(Scored(file, with_results(card, measured), tuple(measured)))
@@ -186,7 +186,7 @@ def _within_limits(cfg: CfgNode, engines: Mapping[str, Engine]) -> CfgNode:
 
 
 def write_cards(artifacts: Sequence[Scored]) -> list[RunCard]:
-    """Add what was measured of each artifact to its card, as that is by now; returns the cards."""
+    """Add the results of each artifact to its card, which may have changed meanwhile; returns the cards."""
     cards = []
     for one in artifacts:
         cards.append(update(card_path(one.file), one.card, partial(with_results, results=one.measured)))

@@ -1,4 +1,4 @@
-"""What an export target takes: its policy, its exporter's options, the type of what is not int8."""
+"""The policy and the exporter's options for an export target."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,7 +23,7 @@ def target_of(name: str) -> Backend:
 
 
 def exporter_options(backend: Backend, precision: str, given: Mapping[str, Any]) -> Any:
-    """The exporter's options; it chooses those that are None in `given`. UsageError for one that it does not have."""
+    """The exporter's options; it chooses those that are None in `given`. UsageError for an option that it lacks."""
     exports = backend.exporting
     known = (*exports.flags, *(exports.float_flags if precision == "float" else ()))
     wanted = {key: value for key, value in given.items() if value is not None and value is not False}
@@ -33,14 +33,14 @@ def exporter_options(backend: Backend, precision: str, given: Mapping[str, Any])
 
 
 def float_type_options(target: Backend, engine: Backend | None, float_type: str | None) -> dict[str, str]:
-    """Exporter options that make the file of `target` run in this type on `engine`; None: no engine is at hand.
+    """Exporter options that make the file of `target` run in this type on `engine` (None: the target's own).
 
     Empty where the engine itself chooses. UsageError for a type that neither has.
     """
     runs = engine or target
     if float_type is None or (runs.float_types and not runs.is_installed):
         return {}
-    able = _able(runs)
+    able = _float_types_of(runs)
     if not able:
         options = {"float_type": float_type}
         exporter_options(target, "int8", options)
@@ -50,8 +50,8 @@ def float_type_options(target: Backend, engine: Backend | None, float_type: str 
     return {}
 
 
-def _able(engine: Backend) -> Sequence[str]:
-    """The types that an engine can run a file in, whatever its export says; empty where the export decides."""
+def _float_types_of(engine: Backend) -> Sequence[str]:
+    """The float types that an engine chooses among when it runs a file; empty where the export decides."""
     if engine.float_types:
         found: list[str] = function(engine.float_types)()
         return found
@@ -66,7 +66,7 @@ def policy_of(
     precision: str = "int8",
     saturation_safe: bool = False,
 ) -> Policy:
-    """The policy of an artifact: the one asked for, else `policy_for`. UsageError for options that contradict."""
+    """The policy of an artifact: the user's, else that of `policy_for`. UsageError for options that contradict."""
     if precision == "float":
         if policy:
             raise UsageError("‹policy› chooses what is int8: leave it out with ‹precision› float")
@@ -80,11 +80,11 @@ def policy_of(
 def policy_for(target: str, card: RunCard | None, checkpoint: str | Path | None = None) -> Policy:
     """The policy of a target where the user names none.
 
-    The run card's stays, so that the export is what was calibrated and scored: where it is the user's own, whatever its
-    name, where the model was trained under it, and where the target takes it; FasterTransformer takes no other.
-    Else it is one of the target's policies that was scored, or its best built-in one, which calibration allows since it
-    found the ranges of all nodes; a warning says that the card's results belong to another policy. A `checkpoint` whose
-    ranges are older than zero points lacks one end of each: it gets the best policy without zero points.
+    The run card's policy stays, so that the export is the model that was scored, in three cases: the policy is the
+    user's own, the model was trained under it, or the target takes it (FasterTransformer takes no other). Otherwise
+    it is a policy of the target that was scored, or the target's best built-in one: calibration found the ranges of all
+    nodes. A warning says that the card's results belong to another policy. A `checkpoint` whose ranges are older than
+    zero points lacks one end of each range, and gets the best policy without zero points.
     """
     exports = target_of(target).exporting
     fitting = [name for name in exports.policies if name in builtin_policies()]
@@ -140,7 +140,7 @@ def policy_for(target: str, card: RunCard | None, checkpoint: str | Path | None 
 
 
 def _instead(own: Policy, best: Policy, target: str, card: RunCard) -> Policy:
-    """The best policy of a target; a warning where it is not the run card's."""
+    """The best policy of a target; warns if it is not the run card's."""
     if own.sha256 != best.sha256:
         whose = "the run card and its results" if card.results else "the run card"
         why = "in float8" if own.has_float8 else f"not for {target}"

@@ -99,7 +99,7 @@ def finetune(cfg: CfgNode, recipe: Recipe, request: Request, policies: Sequence[
     from swin_quant.train.amax import settle_granularity
     from swin_quant.train.outdir import only_writer
     from swin_quant.train.run import Trained, refuse_to_replace, run_training, training_config, with_batch_size
-    from swin_quant.verbs.evaluate import compared
+    from swin_quant.verbs.evaluate import card_and_baseline
 
     with only_writer(request.folder, world):
         recipe = with_batch_size(recipe, cfg)
@@ -117,7 +117,9 @@ def finetune(cfg: CfgNode, recipe: Recipe, request: Request, policies: Sequence[
             raise UsageError(
                 f"{request.start}: is not calibrated: run `swin-quant calibrate` first, QAT starts from there"
             )
-        origin, _ = compared(subject, cfg, world, request.original) if request.original else (subject.card, None)
+        origin, _ = (
+            card_and_baseline(subject, cfg, world, request.original) if request.original else (subject.card, None)
+        )
         model, policy = subject.model, subject.policies[0]
         if not enabled_nodes(model):
             raise UsageError(f"policy {policy.name} quantizes nothing: choose another, or `swin-quant train` for float")

@@ -32,7 +32,7 @@ from swin_quant.score.baseline import engines_beside
 from swin_quant.score.engine import Engine
 from swin_quant.score.run_engines import infer
 from swin_quant.score.top_classes import class_names, top_classes
-from swin_quant.verbs.evaluate import compared
+from swin_quant.verbs.evaluate import card_and_baseline
 
 MOST = 24  # pictures on the page
 SIDE = 96  # pixels of a thumbnail
@@ -106,7 +106,7 @@ def _with_disagreements(
     """
     cfg = from_dict(card.config, card.name)
     subject = load_for_scoring(cfg, checkpoint)
-    _, baseline = compared(subject, cfg)
+    _, baseline = card_and_baseline(subject, cfg)
     engines = engines_beside(subject.model, torch.device("cpu"), None, subject.policies[:1], baseline)
     pair = _float_and_quantized(engines, card)
     if not pair:

@@ -60,7 +60,7 @@ Rule: TypeAlias = Callable[[AccuracyRow], str | None]
 
 
 def footnotes(rows: Sequence[AccuracyRow]) -> list[Footnote]:
-    """The footnotes of a table: on figures, on pictures and baselines that differ between rows, on the runs."""
+    """The footnotes of a table: on its figures, on pictures and baselines that differ between rows, and on the runs."""
     found: dict[str, dict[int, None]] = {}
     table = WholeTable(rows)
     for rule in (*_OF_FIGURES, table.unlike_baselines, table.unlike_pictures, *_OF_RUNS):
