@@ -16,7 +16,7 @@ from swin_quant.quant.fake_quant import FP8
 from swin_quant.quant.outlier_channels import LOST_DB, OutlierChannels
 from swin_quant.quant.quantizer import Quantizer, Role
 from swin_quant.quant.range_uncertainty import MOST, pictures_for, sample_spread
-from swin_quant.quant.ranges import Range, methods_for, range_of, search_bounds, search_range
+from swin_quant.quant.ranges import Range, methods_for, range_of, search
 from swin_quant.quant.statistics import Statistics, sqnr_db
 
 CLIPPED = 0.001  # of a node's values on equal steps: ten times what the percentile calibrator clips
@@ -136,16 +136,8 @@ def _clipped_by(own: Range, node: Quantizer, statistics: Statistics) -> float:
     return float(beyond / max(statistics.counts.sum(), 1))
 
 
-def _by_method(name: str, node: Quantizer, statistics: Statistics, method: Method) -> Range:
-    """The range that a method called `name` gives a node."""
-    amax = search_range(name, statistics, node.setting.bits, method.percentile, node.setting.format)
-    if node.setting.symmetric:
-        return Range(amax)
-    return Range(amax, search_bounds(name, statistics, 2**node.setting.bits - 1, method.percentile))
-
-
 def _width(found: Range, node: Quantizer) -> float:
-    low, high = (-found.amax, found.amax) if node.setting.symmetric or found.bounds is None else found.bounds
+    low, high = found.ends_on(node)
     return high - low
 
 
@@ -179,10 +171,14 @@ def _clipped(f: Findings) -> Iterator[Advice]:
         share = _clipped_by(own, node, statistics)
         if share <= (0.0 if node.setting.format == FP8 else CLIPPED):
             continue
+        found = {
+            method: search(method, statistics, node, f.method.percentile, bounded=not node.setting.symmetric)
+            for method in methods
+        }
         kept = {
             method: sqnr_db(statistics, *wider.on_grid_of(node))
-            for method in methods
-            if _width(wider := _by_method(method, node, statistics, f.method), node) > _width(own, node)
+            for method, wider in found.items()
+            if _width(wider, node) > _width(own, node)
         }
         best = max(kept, key=kept.__getitem__, default=None)
         if best and kept[best] > sqnr_db(statistics, *own.on_grid_of(node)) + CLIPPED_DB:

@@ -6,22 +6,19 @@ logits are compared, so that no single method is better on these pictures.
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from swin_quant.quant.calibration import Calibration, Method, search_ranges
-from swin_quant.quant.check import distance
-from swin_quant.quant.outputs import rows
+from swin_quant.quant.check import compare, logits_of
 from swin_quant.quant.passes.kind import PassContext
 from swin_quant.quant.passes.trial import quantized, squared_error
 from swin_quant.quant.passes.units import inside, walk
-from swin_quant.quant.policy import dequantize, enabled_nodes, quantize
+from swin_quant.quant.policy import enabled_nodes
 from swin_quant.quant.quantizer import Quantizer, Role
 from swin_quant.quant.range_methods import RANGE_METHODS
-from swin_quant.quant.ranges import Range
+from swin_quant.quant.ranges import Range, keeping_ranges
 
 PICTURES = 16  # each unit runs some dozens of times on them
 _BETTER = 0.995  # of the error before: a smaller gain may be chance
@@ -50,20 +47,20 @@ def choose_methods(context: PassContext, calibration: Calibration) -> MethodChoi
     nodes = {name: node for name, node in enabled_nodes(model).items() if node.role is not Role.GEMM_WEIGHT}
     if not nodes or not images:
         return None
-    expected = _logits(model, images)
+    expected = logits_of(model, images)
     ranges = {name: search_ranges(model, calibration, context.method.alone(name), nodes) for name in RANGE_METHODS}
     alike: dict[str | None, dict[str, str]] = {name: dict.fromkeys(nodes, name) for name in RANGE_METHODS}
     if len({node.setting.bits for node in nodes.values()}) > 1:
         alike[None] = {name: context.method.alone(None).for_bits(node.setting.bits) for name, node in nodes.items()}
 
     def sqnr(methods: _Methods) -> float:
-        with _keeping_ranges(nodes):
+        with keeping_ranges(nodes.values()):
             _give(nodes, ranges, methods)
-            return _measured(model, images, expected)
+            return compare(model, images, expected)[1]
 
     singles = {name: sqnr(methods) for name, methods in alike.items()}
     best = max(singles, key=singles.__getitem__)
-    with _keeping_ranges(nodes):
+    with keeping_ranges(nodes.values()):
         _give(nodes, ranges, alike[best])
         mixed = {**alike[best], **_of_units(context, nodes, ranges, images)}
     found, reached = (mixed, gain) if (gain := sqnr(mixed)) > singles[best] else (alike[best], singles[best])
@@ -101,42 +98,15 @@ def _of_units(context: PassContext, nodes: Mapping[str, Quantizer], ranges: _Ran
 
 def _others(ranges: _Ranges, name: str, node: Quantizer, present: str) -> Iterator[str]:
     """The methods whose ranges for a node differ from the present one and from each other."""
-    seen = [_ends(ranges[present][name], node)]
+    seen = [ranges[present][name].ends_on(node)]
     for method in ranges:
-        ends = _ends(ranges[method][name], node)
+        ends = ranges[method][name].ends_on(node)
         width = max(ends[1] - ends[0], 1e-30)
         if all(max(abs(a - b) for a, b in zip(ends, other, strict=True)) > _SAME * width for other in seen):
             seen.append(ends)
             yield method
 
 
-def _ends(found: Range, node: Quantizer) -> tuple[float, float]:
-    return (-found.amax, found.amax) if node.setting.symmetric or found.bounds is None else found.bounds
-
-
 def _give(nodes: Mapping[str, Quantizer], ranges: _Ranges, methods: _Methods) -> None:
     for name, node in nodes.items():
         ranges[methods[name]][name].give(node)
-
-
-@contextmanager
-def _keeping_ranges(nodes: Mapping[str, Quantizer]) -> Iterator[None]:
-    before = {name: (node.amax, node.bounds) for name, node in nodes.items()}
-    try:
-        yield
-    finally:
-        for name, kept in before.items():
-            nodes[name].amax, nodes[name].bounds = kept
-
-
-def _logits(model: nn.Module, images: list[Tensor]) -> Tensor:
-    with torch.inference_mode():
-        return torch.cat([rows(model(batch)) for batch in images]).float()
-
-
-def _measured(model: nn.Module, images: list[Tensor], expected: Tensor) -> float:
-    quantize(model)
-    try:
-        return distance(_logits(model, images), expected)[1]
-    finally:
-        dequantize(model)

@@ -27,7 +27,7 @@ from swin_quant.quant.observers import ActivationObserver, NonFiniteError
 from swin_quant.quant.outputs import rows
 from swin_quant.quant.quantizer import Quantizer, Role, State, named_nodes
 from swin_quant.quant.range_methods import RANGE_METHODS
-from swin_quant.quant.ranges import Range, method_for, search_bounds, search_range
+from swin_quant.quant.ranges import Range, method_for, search
 from swin_quant.quant.statistics import Statistics
 from swin_quant.quant.watch import watching
 
@@ -216,13 +216,10 @@ def search_ranges(
 
 
 def _search(calibration: Calibration, name: str, node: Quantizer, method: Method) -> Range:
-    bits = node.setting.bits
-    chosen, ends = method.for_node(name, bits), calibration.ends.get(name)
+    chosen = method.for_node(name, node.setting.bits)
     if chosen == "max":
-        return Range(calibration.largest[name], ends)
-    statistics = calibration.statistics[name]
-    bounds = search_bounds(chosen, statistics, 2**bits - 1, method.percentile) if statistics.sides else None
-    return Range(search_range(chosen, statistics, bits, method.percentile, node.setting.format), bounds)
+        return Range(calibration.largest[name], calibration.ends.get(name))
+    return search(chosen, calibration.statistics[name], node, method.percentile)
 
 
 def _reduce(observers: dict[str, ActivationObserver], pictures: int, device: torch.device) -> int:

@@ -1,12 +1,10 @@
-"""What calibrated ranges cost: the quantized model beside the float one, on some of the calibration pictures.
+"""The cost of calibrated ranges: the quantized model compared with the float one, on some of the calibration pictures.
 
-A method that clips away the signal ruins a model without an error. So the logits are compared once, which takes a few
-forwards. Only where they are far apart are the other methods tried, from the statistics that there are already, and
-the nodes looked for whose ranges are at fault.
+A method that clips away the signal ruins a model without an error. So the logits are compared once, in a few forwards.
+Only if they are far apart, the other methods are tried on the statistics at hand, and the nodes at fault are found.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -15,12 +13,12 @@ from torch import Tensor, nn
 from swin_quant.base.distributed import gather
 from swin_quant.config.outputs import LOGITS
 from swin_quant.quant.calibration import Calibration, Method, observe, search_ranges
-from swin_quant.quant.distance import decibels
+from swin_quant.quant.distance import decibels, noise
 from swin_quant.quant.eval_mode import eval_mode
 from swin_quant.quant.outputs import rows
-from swin_quant.quant.policy import dequantize, enabled_nodes, quantize
+from swin_quant.quant.policy import enabled_nodes, quantizing
 from swin_quant.quant.quantizer import Quantizer, Role
-from swin_quant.quant.ranges import Range, methods_for, range_of
+from swin_quant.quant.ranges import Range, keeping_ranges, methods_for, range_of
 from swin_quant.quant.statistics import sqnr_db
 
 PICTURES = 32  # their SQNR is within 1 dB of that of ten times as many
@@ -34,7 +32,7 @@ LOSS_DB, RUIN_DB, BETTER_DB, FAULT_DB = 20.0, 10.0, 1.5, 6.0
 class CheckBatch:
     """A batch of this rank: its `number` among those of all ranks, images [B, 3, H, W], float logits [B, classes].
 
-    Of a model without logits, `rows` of what it gives.
+    A model without logits gives other `rows`.
     """
 
     number: int
@@ -46,8 +44,8 @@ class CheckBatch:
 class Check:
     """Top-1 agreement in percent and SQNR of the logits in dB (infinite if equal), quantized against float.
 
-    `others`: that SQNR with the ranges of other methods, where they were tried; `at_fault`: the nodes, worst first,
-    whose ranges by the best of them win back most of the loss. `of`: what the model gives; agreement is of logits.
+    `others`: the SQNR with the ranges of other methods, if they were tried; `at_fault`: nodes, worst first, that win
+    most of the loss back with ranges of the best of these. `of`: the model's kind of output; only logits agree.
     """
 
     pictures: int
@@ -67,10 +65,10 @@ class Check:
 def check_ranges(
     model: nn.Module, calibration: Calibration, method: Method, batches: Sequence[CheckBatch]
 ) -> Check | None:
-    """Compare `model`, calibrated by `method` and under its policy, with itself in float; its ranges stay as they are.
+    """Compare `model`, calibrated by `method` and under its policy, with itself in float; its ranges stay.
 
-    `batches`: this rank's part of some of the calibration pictures; the result is of all ranks, and the same on any
-    number of them. None where the policy quantizes nothing, or there is no picture.
+    `batches`: this rank's part of some of the calibration pictures; the result is the same on any number of ranks. None
+    if the policy quantizes nothing, or there is no picture.
     """
     pictures = sum(gather([len(batch.images) for batch in batches]))
     if not enabled_nodes(model) or not pictures:
@@ -87,16 +85,24 @@ def check_ranges(
     for name in methods_for(enabled_nodes(model).values()):
         if any(method.for_node(place, node.setting.bits) != name for place, node in nodes.items()):
             ranges[name] = search_ranges(model, calibration, method.alone(name), nodes)
-            with _having(nodes, ranges[name]):
-                others[name] = _compared(model, batches)[1]
+            others[name] = _sqnr_with(ranges[name], nodes, model, batches)
     check = replace(check, others=others)
     if check.better:
         suspects = _suspects(nodes, calibration, ranges[check.better])
-        with _having(nodes, {name: ranges[check.better][name] for name in suspects}):
-            mended = _compared(model, batches)[1] if suspects else sqnr
+        better = {name: ranges[check.better][name] for name in suspects}
+        mended = _sqnr_with(better, nodes, model, batches) if suspects else sqnr
         if mended - sqnr >= (others[check.better] - sqnr) / 2:
             check = replace(check, at_fault=suspects)
     return check
+
+
+def _sqnr_with(
+    ranges: Mapping[str, Range], nodes: Mapping[str, Quantizer], model: nn.Module, batches: Sequence[CheckBatch]
+) -> float:
+    with keeping_ranges(nodes.values()):
+        for name, found in ranges.items():
+            found.give(nodes[name])
+        return _compared(model, batches)[1]
 
 
 def _suspects(nodes: Mapping[str, Quantizer], calibration: Calibration, ranges: Mapping[str, Range]) -> list[str]:
@@ -110,34 +116,30 @@ def _suspects(nodes: Mapping[str, Quantizer], calibration: Calibration, ranges: 
     return sorted((name for name in gains if gains[name] >= FAULT_DB), key=gains.__getitem__, reverse=True)
 
 
-@contextmanager
-def _having(nodes: Mapping[str, Quantizer], ranges: Mapping[str, Range]) -> Iterator[None]:
-    before = {name: (nodes[name].amax, nodes[name].bounds) for name in ranges}
-    try:
-        for name, found in ranges.items():
-            found.give(nodes[name])
-        yield
-    finally:
-        for name, kept in before.items():
-            nodes[name].amax, nodes[name].bounds = kept
-
-
 def _compared(model: nn.Module, batches: Sequence[CheckBatch]) -> tuple[float, float]:
     """Top-1 agreement in percent and SQNR in dB of the quantized model, over the batches of all ranks.
 
-    Sums are of each batch, added up in the order of the batches' numbers: the same on any number of ranks.
+    Each batch is summed up by itself, and the sums in the order of their numbers: the same on any number of ranks.
     """
-    quantize(model)
-    try:
-        with torch.inference_mode(), eval_mode(model):
-            found = [(batch.number, *_sums(rows(model(batch.images)), batch.logits)) for batch in batches]
-    finally:
-        dequantize(model)
+    with quantizing(model), torch.inference_mode(), eval_mode(model):
+        found = [(batch.number, *_sums(rows(model(batch.images)), batch.logits)) for batch in batches]
     return _figures([sums for _, *sums in sorted(gather(found))])
 
 
-def distance(logits: Tensor, expected: Tensor) -> tuple[float, float]:
-    """Top-1 agreement in percent, and SQNR in dB."""
+def compare(model: nn.Module, batches: Sequence[Tensor], expected: Tensor) -> tuple[float, float]:
+    """Top-1 agreement in percent and SQNR in dB of the quantized model's logits with those `expected`."""
+    with quantizing(model):
+        return agreement_and_sqnr(logits_of(model, batches), expected)
+
+
+@torch.inference_mode()
+def logits_of(model: nn.Module, batches: Sequence[Tensor]) -> Tensor:
+    """Logits or other `rows` of the model as it is, float32 [N, classes], for batches of images [B, 3, H, W]."""
+    return torch.cat([rows(model(batch)) for batch in batches]).float()
+
+
+def agreement_and_sqnr(logits: Tensor, expected: Tensor) -> tuple[float, float]:
+    """Top-1 agreement in percent, and SQNR in dB; no number counts as all lost."""
     return _figures([_sums(logits, expected)])
 
 
@@ -148,7 +150,7 @@ def _sums(logits: Tensor, expected: Tensor) -> _Sums:
     """Of a batch: pictures, how many agree, signal and noise."""
     logits, expected = logits.double(), expected.double()
     agree = (logits.argmax(1) == expected.argmax(1)).sum().item()
-    return len(logits), agree, expected.square().sum().item(), (logits - expected).square().sum().item()
+    return len(logits), agree, *noise(logits, expected)
 
 
 def _figures(batches: Sequence[_Sums]) -> tuple[float, float]:

@@ -7,7 +7,8 @@ rules override earlier ones. A selector is a glob over the dotted node name (`*.
 patterns to switch off (docs/reference, section 1.5).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, ClassVar, TypedDict
@@ -278,6 +279,16 @@ def quantize(model: nn.Module) -> None:
         )
     for node in nodes.values():
         node.state = State.QUANTIZE
+
+
+@contextmanager
+def quantizing(model: nn.Module) -> Iterator[None]:
+    """Inside, enabled nodes quantize; afterwards all are off. SwinQuantError as of `quantize`."""
+    quantize(model)
+    try:
+        yield
+    finally:
+        dequantize(model)
 
 
 def dequantize(model: nn.Module) -> None:

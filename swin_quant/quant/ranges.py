@@ -1,6 +1,7 @@
-"""From what a node saw to the clipping range of it, by any of the range methods."""
+"""The clipping range of a node from its statistics, by any of the range methods."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +17,7 @@ from swin_quant.quant.statistics import Statistics
 
 @dataclass(frozen=True)
 class Range:
-    """What a search found for a node: `amax` for a symmetric grid and, where signs were kept, the ends for another."""
+    """A node's range: `amax` for a symmetric grid and, if signs were kept, the ends for a grid with a zero point."""
 
     amax: float
     bounds: tuple[float, float] | None = None
@@ -35,8 +36,12 @@ class Range:
         ends = used.bounds and torch.tensor(used.bounds, dtype=torch.float32, device=device)
         node.bounds = None if ends is None else ends + 0.0  # of two zeros the one without a sign
 
+    def ends_on(self, node: Quantizer) -> tuple[float, float]:
+        """Lower and upper end on the grid of `node`."""
+        return (-self.amax, self.amax) if node.setting.symmetric or self.bounds is None else self.bounds
+
     def on_grid_of(self, node: Quantizer) -> tuple[float, int, int]:
-        """amax, qmin and qmax of `fake_quant` with this range on the grid of `node`."""
+        """The arguments amax, qmin and qmax of `fake_quant` for this range on the grid of `node`."""
         qmin, qmax = node.setting.levels
         if node.setting.symmetric:
             return self.amax, qmin, qmax
@@ -56,6 +61,24 @@ def range_of(node: Quantizer) -> Range:
         return Range(amax)
     low, high = node.bounds.tolist()
     return Range(amax, (low, high))
+
+
+@contextmanager
+def keeping_ranges(nodes: Iterable[Quantizer]) -> Iterator[None]:
+    """Inside, `nodes` may get any range; afterwards each has its own again."""
+    before = [(node, node.amax, node.bounds) for node in nodes]
+    try:
+        yield
+    finally:
+        for node, amax, bounds in before:
+            node.amax, node.bounds = amax, bounds
+
+
+def search(method: str, statistics: Statistics, node: Quantizer, percentile: float, bounded: bool = True) -> Range:
+    """The range that `method` gives a node; with its ends, if these are wanted and the statistics have signs."""
+    bits = node.setting.bits
+    bounds = search_bounds(method, statistics, 2**bits - 1, percentile) if bounded and statistics.sides else None
+    return Range(search_range(method, statistics, bits, percentile, node.setting.format), bounds)
 
 
 def search_range(

@@ -1,16 +1,17 @@
-"""What a calibration counted, as a small file: ranges for other bits or methods are searched in it, without pictures.
+"""A calibration's statistics in a small file: ranges for other bits or methods are searched in it, without pictures.
 
 A compressed .npz: `names` of the nodes (JSON as uint8), `counts` int64 [nodes, 2, BINS], `width` and `largest` float64
 [nodes, 2], of the values below zero and of all others; `peaks` float32 [nodes, pictures], the sorted largest magnitudes
-of each picture, where they are known, else -1. Files of before zero points have one row a node, of magnitudes.
-It may come from elsewhere: shape, type and size of every part are known before it is unpacked.
+of each picture, -1 if unknown. Files from before zero points have one row a node, of magnitudes.
+It may come from elsewhere: shape, type and size of every part are checked before it is unpacked.
 """
 
 import io
 import json
 import os
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -54,24 +55,31 @@ def statistics_bytes(statistics: Mapping[str, Statistics], peaks: Mapping[str, S
     return buffer.getvalue()
 
 
-@reads("statistics file")
-def read_statistics(path: str | os.PathLike[str], names: Sequence[str]) -> dict[str, Statistics]:
-    """The statistics of the nodes `names`, in their order. SwinQuantError if the file is damaged or of other nodes."""
+@contextmanager
+def _opened(path: str | os.PathLike[str]) -> Iterator[zipfile.ZipFile]:
+    """The archive. SwinQuantError if it is damaged, or a ValueError inside finds that it is of another model."""
     data = read_bounded(path, "statistics file", MAX_BYTES)
-    n, listed = len(names), json.dumps(list(names)).encode()
     try:
         if data.count(_ENTRY) > _MAX_ENTRIES:
             raise ValueError("it has too many parts")
         with opened(io.BytesIO(data)) as archive:
-            found = _part(archive, "names", np.uint8, (len(listed),)).tobytes()
-            shape = _shape(archive, n)
-            counts = _part(archive, "counts", np.int64, (*shape, BINS))
-            width, largest = (_part(archive, name, np.float64, shape) for name in ("width", "largest"))
+            yield archive
+    except ValueError as error:
+        raise SwinQuantError(f"{path}: is not a statistics file of this model: {error}; calibrate again") from error
+
+
+@reads("statistics file")
+def read_statistics(path: str | os.PathLike[str], names: Sequence[str]) -> dict[str, Statistics]:
+    """The statistics of the nodes `names`, in their order. SwinQuantError if the file is damaged or of other nodes."""
+    n, listed = len(names), json.dumps(list(names)).encode()
+    with _opened(path) as archive:
+        found = _part(archive, "names", np.uint8, (len(listed),)).tobytes()
+        shape = _shape(archive, n)
+        counts = _part(archive, "counts", np.int64, (*shape, BINS))
+        width, largest = (_part(archive, name, np.float64, shape) for name in ("width", "largest"))
         if found != listed:
             raise ValueError("it is of the nodes of another model")
         _check(counts, width, largest)
-    except ValueError as error:
-        raise SwinQuantError(f"{path}: is not a statistics file of this model: {error}; calibrate again") from error
     if len(shape) == 1:
         return {name: Statistics(counts[i], float(width[i]), float(largest[i])) for i, name in enumerate(names)}
     sides = [[Statistics(counts[i, k], float(width[i, k]), float(largest[i, k])) for k in (0, 1)] for i in range(n)]
@@ -80,25 +88,21 @@ def read_statistics(path: str | os.PathLike[str], names: Sequence[str]) -> dict[
 
 @reads("statistics file")
 def read_peaks(path: str | os.PathLike[str], names: Sequence[str], pictures: int) -> dict[str, list[float]]:
-    """The largest magnitude in each of the pictures, sorted, of those nodes of which the file has them.
+    """The sorted largest magnitudes of the pictures, for those nodes of which the file has them.
 
     SwinQuantError if it is damaged.
     """
-    data = read_bounded(path, "statistics file", MAX_BYTES)
-    try:
-        with opened(io.BytesIO(data)) as archive:
-            if "peaks.npy" not in archive.namelist():
-                return {}
-            found = _part(archive, "peaks", np.float32, (len(names), pictures))
+    with _opened(path) as archive:
+        if "peaks.npy" not in archive.namelist():
+            return {}
+        found = _part(archive, "peaks", np.float32, (len(names), pictures))
         if not np.isfinite(found).all() or (np.diff(found) < 0).any():
             raise ValueError("largest values of pictures are not numbers in order")
-    except ValueError as error:
-        raise SwinQuantError(f"{path}: is not a statistics file of this model: {error}; calibrate again") from error
     return {name: row.tolist() for name, row in zip(names, found, strict=True) if pictures and row[0] >= 0}
 
 
 def read_calibration(path: str | os.PathLike[str], names: Sequence[str], pictures: int) -> Calibration:
-    """The calibration of so many pictures that the file is of. SwinQuantError as of `read_statistics`."""
+    """The calibration, on so many pictures, that the file holds. SwinQuantError as in `read_statistics`."""
     counted = read_statistics(path, names)
     largest = {name: each.largest for name, each in counted.items()}
     ends = {name: (-each.sides[0].largest, each.sides[1].largest) for name, each in counted.items() if each.sides}
@@ -106,7 +110,7 @@ def read_calibration(path: str | os.PathLike[str], names: Sequence[str], picture
 
 
 def _shape(archive: zipfile.ZipFile, nodes: int) -> tuple[int, ...]:
-    """Of a part: a row for each side of every node, or, of before zero points, for each node."""
+    """Rows of a part: one for each side of every node; in files from before zero points one for each node."""
     try:
         _part(archive, "width", np.float64, (nodes, 2))
     except ValueError:
@@ -115,7 +119,7 @@ def _shape(archive: zipfile.ZipFile, nodes: int) -> tuple[int, ...]:
 
 
 def _part(archive: zipfile.ZipFile, name: str, dtype: type[np.generic], shape: tuple[int, ...]) -> NDArray[Any]:
-    """An array of exactly this type and shape; no more of it is unpacked than that takes."""
+    """An array of exactly this type and shape, of which no more bytes are unpacked."""
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     content = unpacked(archive, f"{name}.npy", size + _HEADER)
     header, _, values = content.partition(b"\n")  # numpy's own reader evaluates the header as Python

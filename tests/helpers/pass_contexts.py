@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from swin_quant.quant.check import distance
+from swin_quant.quant.check import agreement_and_sqnr
 from swin_quant.quant.passes.scratch import Scratch
 from swin_quant.quant.passes.state import state_of
 from swin_quant.quant.policy import dequantize, quantize
@@ -15,7 +15,7 @@ def sqnr(context, images):
     with torch.inference_mode():
         found, expected = context.model(images), context.original(images)
     dequantize(context.model)
-    return distance(found, expected)[1]
+    return agreement_and_sqnr(found, expected)[1]
 
 
 def same(one, other):

@@ -13,7 +13,7 @@ from swin_quant.config import from_dict
 from swin_quant.models import build_model
 from swin_quant.models.registry import exchanges_of, units_of
 from swin_quant.quant.calibration import Method, calibrate
-from swin_quant.quant.check import distance
+from swin_quant.quant.check import agreement_and_sqnr
 from swin_quant.quant.passes.places import rescale
 from swin_quant.quant.passes.units import entering, walk
 from swin_quant.quant.policies import load_policy
@@ -101,13 +101,13 @@ def test_every_pass_runs_and_together_they_gain(name, images):
     with torch.no_grad():
         wanted = model(images)
         quantize(model)
-        before = distance(model(images), wanted)[1]
+        before = agreement_and_sqnr(model(images), wanted)[1]
         dequantize(model)
     improved = sq.calibrate(plain, [images], few, method="max", passes=PASSES)
     assert [one["name"] for one in improved.card.calibration["passes"]] == [one["name"] for one in PASSES]
     with torch.no_grad():
         quantize(model)
-        assert distance(model(images), wanted)[1] > before
+        assert agreement_and_sqnr(model(images), wanted)[1] > before
 
 
 class Skipping(nn.Module):

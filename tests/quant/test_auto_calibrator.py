@@ -7,7 +7,7 @@ from torch import nn
 from swin_quant.models.registry import units_of
 from swin_quant.quant.auto_calibrator import choose_methods
 from swin_quant.quant.calibration import Method, observe, set_ranges
-from swin_quant.quant.check import distance
+from swin_quant.quant.check import agreement_and_sqnr
 from swin_quant.quant.linear import QuantLinear
 from swin_quant.quant.passes.kind import PassContext
 from swin_quant.quant.policies import load_policy
@@ -25,7 +25,7 @@ def sqnr(model, images):
         quantize(model)
         found = model(images)
         dequantize(model)
-    return distance(found, expected)[1]
+    return agreement_and_sqnr(found, expected)[1]
 
 
 class Net(nn.Module):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from swin_quant.quant.calibration import calibrate
-from swin_quant.quant.check import distance
+from swin_quant.quant.check import agreement_and_sqnr
 from swin_quant.quant.policy import dequantize, quantize
 from tests.heavy_products import plant_in_merging, plant_in_mlp
 
@@ -30,7 +30,7 @@ def worth(model, policy, use_policy):
         quantize(model)
         found = model(IMAGES)
     dequantize(model)
-    return distance(found, expected)[1]
+    return agreement_and_sqnr(found, expected)[1]
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_a_product_of_fc2_that_is_far_from_the_others_costs_mode_1_alone(model, 
     given, _, expected = given_and_gives(model, mlp.fc2)
     plant_in_mlp(mlp, given, 0.5)
     _, _, logits = given_and_gives(model, mlp.fc2)
-    assert distance(logits, expected)[1] > 15
+    assert agreement_and_sqnr(logits, expected)[1] > 15
     assert worth(model, "ft-mode1", use_policy) < worth(model, "ft-mode2", use_policy) - 6
 
 
@@ -58,4 +58,4 @@ def test_a_channel_of_patch_merging_is_constant_and_the_network_hardly_sees_it(m
     others = [channel for channel in range(product.shape[1]) if channel != at]
     assert torch.allclose(planted[:, others], product[:, others], atol=1e-3)
     assert merging.reduction.weight.abs().max().item() <= largest * 1.0001
-    assert distance(logits, expected)[1] > 20
+    assert agreement_and_sqnr(logits, expected)[1] > 20

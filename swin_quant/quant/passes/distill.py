@@ -11,8 +11,7 @@ Finkelstein et al., "QFT: Post-training quantization via fast joint finetuning o
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated
 
@@ -20,14 +19,14 @@ import torch
 from torch import Tensor, nn
 
 from swin_quant.base.progress import log, track
-from swin_quant.base.schema import check_fields, within
+from swin_quant.base.schema import within
 from swin_quant.quant.outputs import has_classes, rows
-from swin_quant.quant.passes.kind import Pass, PassContext
+from swin_quant.quant.passes.kind import Pass, PassContext, PassOptions
 from swin_quant.quant.passes.scratch import key_of
 from swin_quant.quant.passes.state import Values, give_state, state_of
 from swin_quant.quant.passes.trial import enabled_in
 from swin_quant.quant.passes.units import given_by
-from swin_quant.quant.policy import dequantize, quantize
+from swin_quant.quant.policy import quantizing
 from swin_quant.quant.quantizer import Role
 
 _VALUES = 1_300_000  # of pictures at a time, whose activations are all that is kept: 8 of 3 x 224 x 224
@@ -42,7 +41,7 @@ _MIXED = 0.5  # of the pictures have up to this share of another
 
 
 @dataclass(frozen=True)
-class DistillOptions:
+class DistillOptions(PassOptions):
     """`pictures` at most; `iterations`, each of `batch` pictures; `seed`. Rates of Adam at the start: `range_rate` is
     relative to a range, `weight_rate` to the root of a weight's mean square; `float_rate`: of biases and norms.
     `classes`: 0: the logits count; 1: the divergence of the probabilities of classes; or something between. Where a
@@ -56,9 +55,6 @@ class DistillOptions:
     weight_rate: Annotated[float, within(least=0)] = 2e-4
     classes: Annotated[float, within(least=0, most=1)] = 0.0
     seed: Annotated[int, within(least=0)] = 0
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 def run(context: PassContext, options: DistillOptions) -> str:
@@ -118,24 +114,15 @@ def _outputs(model: nn.Module, units: Mapping[str, nn.Module], x: Tensor) -> tup
 @torch.no_grad()
 def _cost(context: PassContext, images: Tensor) -> Tensor:
     """Errors of the quantized network, a picture; float64 [3]."""
-    with _quantizing(context.model):
+    with quantizing(context.model):
         parts = [_errors(context, x).double().cpu() * len(x) for x in _parts(images)]
     return torch.stack(parts).sum(0) / len(images)
-
-
-@contextmanager
-def _quantizing(model: nn.Module) -> Iterator[None]:
-    quantize(model)
-    try:
-        yield
-    finally:
-        dequantize(model)
 
 
 @torch.enable_grad()
 def _learn(context: PassContext, images: Tensor, scale: Tensor, options: DistillOptions, key: str) -> bool:
     """Change the network; whether every loss was finite."""
-    with _quantizing(context.model):
+    with quantizing(context.model):
         learner = _Learner(context.model, options)
         try:
             found = context.scratch.known(key, learner.kept(0), images.device)

@@ -12,9 +12,9 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from swin_quant.base.schema import check_fields, within
+from swin_quant.base.schema import within
 from swin_quant.quant.calibration import Method
-from swin_quant.quant.passes.kind import Pass, PassContext
+from swin_quant.quant.passes.kind import Pass, PassContext, PassOptions
 from swin_quant.quant.passes.layerwise import Problem, solve_layers
 from swin_quant.quant.passes.ridge import corrected, damped
 from swin_quant.quant.passes.rounding import gptq, nearest_where_better
@@ -23,14 +23,11 @@ from swin_quant.quant.ranges import weight_range
 
 
 @dataclass(frozen=True)
-class GptqOptions:
+class GptqOptions(PassOptions):
     """`damp`: what is added to the variance of every input, as a share of their mean."""
 
     pictures: Annotated[int, within(least=1)] = 256
     damp: Annotated[float, within(above=0)] = 0.01
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 def run(context: PassContext, options: GptqOptions) -> str:

@@ -1,4 +1,4 @@
-"""What a pass is, and what it works on."""
+"""A pass, its options, and the context that it runs in."""
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from swin_quant.base.schema import check_fields
 from swin_quant.quant.calibration import Method
 from swin_quant.quant.passes.places import Exchange
 from swin_quant.quant.passes.scratch import Scratch
@@ -17,11 +18,10 @@ from swin_quant.quant.passes.units import UnitRun, walk
 class PassContext:
     """A calibrated network under its policy, nodes off, and the pictures of all ranks in batches [<= 8, 3, H, W].
 
-    `units`: what the forward pass runs one after the other, each on what the one before gave; `exchanges`: where
-    factors and offsets are free; `padded`: the names of modules that are given zeros beside tokens [windows, tokens,
-    channels] where these weights serve maps of other sizes; `fixed`: those of norms that would be such a place if they
-    had weights. A pass changes the network; `original` is a copy of what it was, by which every pass measures.
-    `scratch`: where a long one keeps what is done.
+    `units`: the modules that a forward runs one after the other, each on the output of the one before. `exchanges`:
+    places where factors and offsets are free; `fixed`: norms that would be such places if they had weights. `padded`:
+    modules that get zeros beside their tokens [windows, tokens, channels] for maps of other sizes. A pass changes the
+    network and measures by `original`, a copy from before it. `scratch`: where a long pass keeps finished parts.
     """
 
     model: nn.Module
@@ -47,18 +47,26 @@ class PassContext:
         return found
 
     def walk(self, pictures: int) -> Iterator[UnitRun]:
-        """Each unit in order with what the original gives on the first pictures; it may be changed on the way."""
+        """Each unit in order, with the original's inputs and outputs for the first pictures; it may be changed."""
         return walk(self.model, self.units, self.first(pictures), self.original)
+
+
+@dataclass(frozen=True)
+class PassOptions:
+    """Base of the options of a pass, which check themselves by their annotations (UsageError)."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 @dataclass(frozen=True)
 class Pass:
     """A way to make a calibrated network better.
 
-    `run(context, options)` changes its network and says in half a line what it did; `options` are a frozen dataclass
-    with defaults, which checks itself (UsageError). `keeps_function`: in float, the network computes what it did.
-    `of_ranges`: it chooses ranges, which must not be observed again behind it; behind one that keeps the function and
-    chooses none, they are. `judges_itself`: what it leaves was better in the logits or classes, on pictures held out.
+    `run(context, options)` changes its network and returns a note of half a line; `options` are a frozen dataclass with
+    defaults, which checks itself (UsageError). `keeps_function`: the float network computes the same. `of_ranges`: it
+    chooses ranges, so that they must not be observed again; behind a pass that keeps the function and chooses none they
+    are. `judges_itself`: it keeps only what was better for logits or classes on pictures held out.
     """
 
     run: Callable[[PassContext, Any], str]

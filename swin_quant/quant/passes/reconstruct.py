@@ -1,38 +1,36 @@
-"""Block reconstruction: each unit learns to give, quantized and on what the quantized units before it give, what the
-float one gives on float's input (`learning`).
+"""Block reconstruction: each quantized unit is trained to give the float one's outputs (`unit_training`).
 
-An error of a channel weighs what the logits feel of it (`fisher`). Kept only where the output is better on pictures
-that nothing was learned from. (Li et al., "BRECQ", 2021; Wei et al., "QDrop", 2022; Wu et al., "FIMA-Q", 2025.)
+Its inputs are the outputs of the quantized units before it. An error of a channel weighs as much as the logits change
+by it (`fisher`). Kept only if the output is better on pictures that it was not trained on. (Li et al., "BRECQ", 2021;
+Wei et al., "QDrop", 2022; Wu et al., "FIMA-Q", 2025.)
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
-from swin_quant.base.progress import log
-from swin_quant.base.schema import check_fields, within
+from swin_quant.base.schema import within
 from swin_quant.quant.passes.fisher import channel_weights, picture_gradients
 from swin_quant.quant.passes.gains import gain_db, note_of
-from swin_quant.quant.passes.kind import Pass, PassContext
-from swin_quant.quant.passes.scratch import key_of
+from swin_quant.quant.passes.improve_units import improve_units
+from swin_quant.quant.passes.kind import Pass, PassContext, PassOptions
 from swin_quant.quant.passes.state import Values, give_state, state_of
 from swin_quant.quant.passes.targets import Targets, targets_of
-from swin_quant.quant.passes.trial import enabled_in, quantized
 from swin_quant.quant.passes.unit_training import TrainingPlan, train_unit
-from swin_quant.quant.passes.units import walk
+from swin_quant.quant.passes.units import UnitRun
 
-_PRIME = 7919  # a unit's random numbers are its own: going on at a unit gives what going through gives
+_PRIME = 7919  # each unit has its own random numbers: a pass that goes on there gives the same bits
 
 
 @dataclass(frozen=True)
-class ReconstructOptions:
-    """`pictures` at most; `mirror`: each is shown mirrored, too, where that is not more; `iterations` a unit, each of
-    `batch` pictures; `drop`: how often a value is float's; `weighted`: errors by what the logits feel of them; `rank`:
-    of the matrix that has how those of a picture add up, draws of it a picture (0: they do not); `seed`."""
+class ReconstructOptions(PassOptions):
+    """At most `pictures`, with their mirror images if these are not more (`mirror`); `iterations` a unit, each of
+    `batch` pictures; `drop`: the share of values that is float's; `weighted`: errors by their effect on the logits;
+    `rank`: draws a picture of the directions in which its errors add up (0: none)."""
 
     pictures: Annotated[int, within(least=1)] = 1024
     iterations: Annotated[int, within(least=1)] = 200
@@ -43,9 +41,6 @@ class ReconstructOptions:
     rank: Annotated[int, within(least=0, most=64)] = 0
     seed: Annotated[int, within(least=0)] = 0
 
-    def __post_init__(self) -> None:
-        check_fields(self)
-
 
 def run(context: PassContext, options: ReconstructOptions) -> str:
     """Reconstruct the units in order; one whose output is no better for it is left as it was."""
@@ -54,43 +49,27 @@ def run(context: PassContext, options: ReconstructOptions) -> str:
         return "one picture: none is left to judge by"
     rows = 2 if options.mirror and 2 * sum(map(len, images)) <= options.pictures else 1
     images = with_mirrored(images) if rows == 2 else images
-    key = key_of([context.model, context.original], images, ["reconstruct", asdict(options)])
     weights = channel_weights(context.original, list(context.units), images, options.seed) if options.weighted else {}
-    gains: dict[str, float] = {}
-    known = 0
-    given: list[Tensor] = []
-    for number, step in enumerate(walk(context.model, context.units, images, context.original)):
-        given = given or step.inputs
-        if enabled_in(step.unit):
-            name = f"{key}-{number}"
-            found = context.scratch.known(name, [*state_of(step.unit), "gain"], given[0].device)
-            known += found is not None
-            if found is None:
-                gradients = (
-                    picture_gradients(context.original, step.name, images, options.rank, options.seed)
-                    if options.rank
-                    else None
-                )
-                targets = targets_of(step, given, weights.get(step.name), gradients, rows)
-                found = _improved(step.unit, targets, options, number)
-                context.scratch.keep(name, found)
-            gains[step.name] = found.pop("gain").item()
-            give_state(step.unit, found)
-        given = quantized(step.unit, given)
-    if known:
-        log.info("reconstruct: %d of %d units were done before", known, len(gains))
+
+    def improve(step: UnitRun, given: Sequence[Tensor], number: int) -> Values:
+        gradients = None
+        if options.rank:
+            gradients = picture_gradients(context.original, step.name, images, options.rank, options.seed)
+        targets = targets_of(step, given, weights.get(step.name), gradients, rows)
+        return _improved(step.unit, targets, options, number)
+
+    gains = improve_units("reconstruct", context, images, options, "", improve)
     return note_of(gains, len(gains))
 
 
 def with_mirrored(images: Sequence[Tensor]) -> list[Tensor]:
-    """Each picture and its mirror image behind it."""
+    """Each picture, followed by its mirror image."""
     pairs = (torch.stack([batch, batch.flip(-1)], dim=1).flatten(0, 1) for batch in images)
     return [part for both in pairs for part in both.split(len(both) // 2)]
 
 
 def _improved(unit: nn.Module, targets: Targets, options: ReconstructOptions, number: int) -> Values:
-    """The state that the unit is to have, and its `gain` in dB: 0 where it stays what it was, NaN if that is because
-    something was not finite."""
+    """The unit's new state and its `gain` in dB: 0 if it stays as it was, NaN if something was not finite."""
     before = state_of(unit)
     generator = torch.Generator(targets.given.device).manual_seed(_PRIME * options.seed + number)
     plan = TrainingPlan(options.iterations, options.batch, options.drop)

@@ -11,22 +11,19 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from swin_quant.base.schema import check_fields, counted, within
-from swin_quant.quant.passes.kind import Pass, PassContext
+from swin_quant.base.schema import counted, within
+from swin_quant.quant.passes.kind import Pass, PassContext, PassOptions
 from swin_quant.quant.passes.layerwise import ErrorForm, Problem, solve_layers
 
 DAMPS = (0.01, 0.1, 1.0, 10.0)
 
 
 @dataclass(frozen=True)
-class RidgeOptions:
+class RidgeOptions(PassOptions):
     """`damp`: what lambda may be, as a share of the inputs' mean variance."""
 
     pictures: Annotated[int, within(least=1)] = 256
     damp: Annotated[tuple[Annotated[float, within(above=0)], ...], counted(1, 64)] = DAMPS
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 def damped(covariance: Tensor, damp: float) -> Tensor:

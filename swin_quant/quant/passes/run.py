@@ -16,13 +16,12 @@ from swin_quant.base.distributed import from_main
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.progress import log
 from swin_quant.quant.calibration import check_weights
-from swin_quant.quant.check import distance
-from swin_quant.quant.outputs import rows
+from swin_quant.quant.check import compare, logits_of
 from swin_quant.quant.passes.kind import PassContext
 from swin_quant.quant.passes.recipe import PassStep
 from swin_quant.quant.passes.state import Values, give_state, state_of, weights_in
 from swin_quant.quant.passes.units import given_by
-from swin_quant.quant.policy import dequantize, enabled_nodes, quantize, refuse_blocks
+from swin_quant.quant.policy import enabled_nodes, refuse_blocks
 from swin_quant.quant.watch import watching
 
 PICTURES = 64  # that measure
@@ -55,9 +54,9 @@ def run_passes(context: PassContext, steps: Sequence[PassStep], observe_again: C
     UsageError where there is nothing to work on. Of several ranks, all are given what rank 0 found.
     """
     _check(context, steps)
-    shown = context.first(PICTURES)
-    expected = _logits(context.model, shown)
-    before, gains = _measured(context.model, shown, expected), []
+    images = context.first(PICTURES)
+    expected = logits_of(context.model, images)
+    before, gains = compare(context.model, images, expected), []
     for step in steps:
         kept, start = state_of(context.model), time.perf_counter()
         note = step.kind.run(context, step.options)
@@ -68,7 +67,7 @@ def run_passes(context: PassContext, steps: Sequence[PassStep], observe_again: C
         alike = not renewed or _features_alike(context)
         if renewed:
             observe_again()
-        after = _measured(context.model, shown, expected)
+        after = compare(context.model, images, expected)
         harmless = from_main(step.kind.judges_itself or after[1] >= before[1] - _HARM_DB)
         if not harmless:
             give_state(context.model, kept)
@@ -111,20 +110,6 @@ def _say(gain: Gain) -> None:
         "%s: SQNR of the logits %.1f -> %.1f dB, agreement %.1f -> %.1f %%, %.0f s (%s)%s",
         gain.step.name, was, now, agreed, agrees, gain.seconds, gain.note, "" if gain.kept else ": taken back",
     )  # fmt: skip
-
-
-def _logits(model: nn.Module, images: Sequence[Tensor]) -> Tensor:
-    with torch.inference_mode():
-        return torch.cat([rows(model(batch)) for batch in images]).float()
-
-
-def _measured(model: nn.Module, images: Sequence[Tensor], expected: Tensor) -> tuple[float, float]:
-    """Agreement in percent and SQNR in dB of the quantized model; not a number counts as lost."""
-    quantize(model)
-    try:
-        return distance(_logits(model, images), expected)
-    finally:
-        dequantize(model)
 
 
 def _features_alike(context: PassContext) -> bool:

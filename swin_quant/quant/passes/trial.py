@@ -13,6 +13,7 @@ from swin_quant.quant.factors import give_factors
 from swin_quant.quant.fake_quant import TINY_AMAX, UNUSED_AMAX, quantize_dequantize
 from swin_quant.quant.passes.units import UnitRun, through
 from swin_quant.quant.quantizer import Quantizer, Role, State
+from swin_quant.quant.ranges import keeping_ranges
 
 _VALUES = 1024  # of a batch and node
 _CANDIDATES = 2.0 ** (torch.arange(-36, 1) / 4)  # shares of the largest magnitude: nine octaves of outliers
@@ -133,13 +134,13 @@ def copied(unit: nn.Module) -> dict[str, Tensor]:
 
 @contextmanager
 def keeping(nodes: Sequence[Quantizer]) -> Iterator[None]:
-    """Inside, nodes may be set at will; afterwards ranges are as before, and all nodes are off."""
-    before = [(node.amax, node.bounds) for node in nodes]
-    try:
-        yield
-    finally:
-        for node, (amax, bounds) in zip(nodes, before, strict=True):
-            node.state, node.observer, node.amax, node.bounds = State.OFF, None, amax, bounds
+    """Inside, nodes may be set at will; afterwards they have their ranges again, and are off."""
+    with keeping_ranges(nodes):
+        try:
+            yield
+        finally:
+            for node in nodes:
+                node.state, node.observer = State.OFF, None
 
 
 def squared_error(outputs: Sequence[Tensor], targets: Sequence[Tensor]) -> float:

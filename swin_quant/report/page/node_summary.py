@@ -49,7 +49,7 @@ def node_summaries(card: RunCard, checkpoint: OpenedCheckpoint, artifacts: Seque
             kept, clipped = _judged_weight(weight, node)
         elif known is not None and found is not None:
             kept, clipped = _judged(found, known, node)
-        low, high = _ends(known, node)
+        low, high = known.ends_on(node) if known else (None, None)
         summaries.append(
             NodeSummary(
                 name=name,
@@ -122,12 +122,6 @@ def _costs(card: RunCard) -> dict[str, float]:
 
 def _range(node: Quantizer) -> Range | None:
     return None if node.amax is None else range_of(node)
-
-
-def _ends(known: Range | None, node: Quantizer) -> tuple[float | None, float | None]:
-    if known is None:
-        return None, None
-    return (-known.amax, known.amax) if node.setting.symmetric or known.bounds is None else known.bounds
 
 
 def _judged(statistics: Statistics, known: Range, node: Quantizer) -> tuple[float | None, float | None]:

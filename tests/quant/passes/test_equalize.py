@@ -7,7 +7,7 @@ import torch
 
 from swin_quant.models.registry import exchanges_of, norms_without_weights, units_of
 from swin_quant.quant.calibration import calibrate
-from swin_quant.quant.check import distance
+from swin_quant.quant.check import agreement_and_sqnr
 from swin_quant.quant.factors import made_factors
 from swin_quant.quant.passes.equalize import EqualizeOptions, factors, outliers, run
 from swin_quant.quant.passes.kind import PassContext
@@ -59,7 +59,7 @@ def worth(model, images, expected):
     quantize(model)
     found = logits(model, images)
     dequantize(model)
-    return distance(found, expected)[1]
+    return agreement_and_sqnr(found, expected)[1]
 
 
 def test_factors_balance_both_sides_at_half_strength():

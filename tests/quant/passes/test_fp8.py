@@ -6,7 +6,7 @@ import torch
 from swin_quant.models.registry import exchanges_of, units_of
 from swin_quant.quant.auto_calibrator import choose_methods
 from swin_quant.quant.calibration import Method, calibrate, observe
-from swin_quant.quant.check import distance
+from swin_quant.quant.check import agreement_and_sqnr
 from swin_quant.quant.layer import weighted_layers
 from swin_quant.quant.passes import gptq, range_search, reconstruct
 from swin_quant.quant.passes.gptq import GptqOptions
@@ -32,7 +32,7 @@ def sqnr(context):
     with torch.inference_mode():
         found, expected = context.model(IMAGES), context.original(IMAGES)
     dequantize(context.model)
-    return distance(found, expected)[1]
+    return agreement_and_sqnr(found, expected)[1]
 
 
 def fixed_ranges(model):

@@ -7,7 +7,7 @@ from swin_quant.base.errors import UsageError
 from swin_quant.checkpoint import load_calibrated, save_calibrated
 from swin_quant.models.registry import units_of
 from swin_quant.quant.calibration import calibrate
-from swin_quant.quant.check import distance
+from swin_quant.quant.check import agreement_and_sqnr
 from swin_quant.quant.fake_quant import fake_quant
 from swin_quant.quant.layer import weighted_layers
 from swin_quant.quant.passes.kind import PassContext
@@ -76,9 +76,9 @@ def test_logits_come_nearer_to_float_on_other_pictures(kind, tiny_model, images)
     with torch.inference_mode():
         expected = model(other)
     context = ready(model, images)
-    rough = distance(logits(model, other), expected)[1]
+    rough = agreement_and_sqnr(logits(model, other), expected)[1]
     run_passes(context, steps_of(["gptq"]), lambda: None)
-    assert distance(logits(model, other), expected)[1] > rough + 1
+    assert agreement_and_sqnr(logits(model, other), expected)[1] > rough + 1
 
 
 def test_the_original_and_the_ranges_of_activations_stay(tiny_model, images):

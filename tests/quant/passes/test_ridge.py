@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from swin_quant.models.registry import units_of
 from swin_quant.quant.calibration import calibrate
-from swin_quant.quant.check import distance
+from swin_quant.quant.check import agreement_and_sqnr
 from swin_quant.quant.passes.kind import PassContext
 from swin_quant.quant.passes.layerwise import ErrorForm, Problem, Rows
 from swin_quant.quant.passes.ridge import RidgeOptions, corrected, ridge, run
@@ -68,9 +68,9 @@ def test_logits_come_nearer_to_float_on_other_pictures(kind, tiny_model, images)
         expected = model(other)
     apply_policy(model, load_policy("qdq").bits("role:activation", 4))
     calibrate(model, images.split(8))
-    rough = distance(logits(model, other), expected)[1]
+    rough = agreement_and_sqnr(logits(model, other), expected)[1]
     run(PassContext(model, images.split(4), units=units_of(model)), RidgeOptions())
-    assert distance(logits(model, other), expected)[1] > rough + 0.5
+    assert agreement_and_sqnr(logits(model, other), expected)[1] > rough + 0.5
 
 
 @pytest.mark.parametrize("count", [2, 3, 8, 24])

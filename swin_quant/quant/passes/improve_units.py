@@ -1,0 +1,48 @@
+"""Improve a network unit by unit, each on the outputs of the quantized units before it; finished units are kept."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from torch import Tensor
+
+from swin_quant.base.distributed import from_main
+from swin_quant.base.progress import log
+from swin_quant.quant.passes.kind import PassContext
+from swin_quant.quant.passes.scratch import key_of
+from swin_quant.quant.passes.state import Values, give_state, state_of
+from swin_quant.quant.passes.trial import enabled_in, quantized
+from swin_quant.quant.passes.units import UnitRun, walk
+
+Improve = Callable[[UnitRun, list[Tensor], int], Values]
+"""(unit, its inputs, its number) -> the values that it gets, and its `gain` in dB."""
+
+
+def improve_units(
+    name: str, context: PassContext, images: Sequence[Tensor], options: Any, changes: str | tuple[str, ...], by: Improve
+) -> dict[str, float]:
+    """What the pass `name` gains at each unit, in dB, `by` improving those with nodes that are on.
+
+    `changes`: endings of the names in a unit's state that the pass changes. A unit that was done before it was cut off
+    gets what was kept, the same on all ranks.
+    """
+    key = key_of([context.model, context.original], images, [name, asdict(options)])
+    gains: dict[str, float] = {}
+    known = 0
+    given: list[Tensor] = []
+    for number, step in enumerate(walk(context.model, context.units, images, context.original)):
+        given = given or step.inputs
+        if enabled_in(step.unit):
+            file, before, device = f"{key}-{number}", state_of(step.unit), given[0].device
+            changed = [value for value in before if value.endswith(changes)]
+            found = from_main(context.scratch.known(file, [*changed, "gain"], device))
+            known += found is not None
+            if found is None:
+                found = by(step, given, number)
+                context.scratch.keep(file, found)
+            gains[step.name] = found.pop("gain").item()
+            give_state(step.unit, {**before, **{value: each.to(device) for value, each in found.items()}})
+        given = quantized(step.unit, given)
+    if known:
+        log.info("%s: %d of %d units were done before", name, known, len(gains))
+    return gains
