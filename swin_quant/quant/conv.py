@@ -1,4 +1,4 @@
-"""A convolution with nodes on its input, its weight and its product (docs/reference, section 1.4, of linears)."""
+"""A convolution with nodes on its input, its weight and its product (as linears in docs/reference, section 1.4)."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from swin_quant.quant.layer import QuantizedLayer
 class QuantConv2d(QuantizedLayer, nn.Conv2d):
     """y = Q_aftergemm(Q_input(x) * Q_weight(W) + bias). x: [B, in, H, W], y: [B, out, H', W'].
 
-    A range per channel is one of an output channel, [out, 1, 1, 1]: of depthwise convolutions, one of each filter.
+    A range per channel is one for each output channel, [out, 1, 1, 1]; in depthwise convolutions for each filter.
     """
 
     channel_dim = 1
@@ -25,7 +25,7 @@ class QuantConv2d(QuantizedLayer, nn.Conv2d):
         return self._conv_forward(x, weight, bias)
 
     def columns(self, x: Tensor) -> Tensor | None:
-        """Patches of the padded input; None for groups, and for paddings with something else than zeros."""
+        """Patches of the padded input; None for groups, and for paddings other than zeros."""
         if self.groups > 1 or self.padding_mode != "zeros" or isinstance(self.padding, str):
             return None
         patches = F.unfold(x, self.kernel_size, self.dilation, self.padding, self.stride)

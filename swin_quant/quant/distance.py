@@ -1,4 +1,4 @@
-"""How far the logits of a quantized model are from the float model's, summed over batches."""
+"""The loss of a quantized model's logits against the float model's, summed over batches."""
 
 import math
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from torch import Tensor
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.cards.costs import LossRecord
 
-FIGURES = 7  # of `distance`
+FIGURES = 7  # that `distance` returns
 
 
 @dataclass(frozen=True)
@@ -17,8 +17,8 @@ class Loss:
     """SQNR of the logits in dB (infinite if equal), the mean Kullback-Leibler divergence of their softmax in nats,
     top-1 agreement in percent, and the expected drop of top-1 accuracy in points.
 
-    The drop needs no labels: where the two disagree, the float model's own probabilities say how often either class is
-    the right one. It is as good as these probabilities are. `drop_error`: its standard error.
+    The drop needs no labels: if the two disagree, the float model's probabilities tell how often either class is right.
+    It is as good as these probabilities. `drop_error`: its standard error.
     """
 
     sqnr_db: float
@@ -29,7 +29,7 @@ class Loss:
 
     @property
     def most_drop(self) -> float:
-        """A drop that is hardly exceeded: two standard errors more."""
+        """An upper limit of the drop: two standard errors above it."""
         return self.drop + 2 * self.drop_error
 
     def record(self) -> LossRecord:
@@ -53,7 +53,7 @@ class Loss:
 
 @dataclass
 class Totals:
-    """What `distance` gave, summed: any order of batches gives the same if they are added in one."""
+    """Sums of the figures of `distance`."""
 
     values: list[float] = field(default_factory=lambda: [0.0] * FIGURES)
 
@@ -76,8 +76,8 @@ class Totals:
 
 
 def distance(logits: Tensor, expected: Tensor) -> list[float]:
-    """Of logits [B, classes]: signal, noise, divergence, how many agree, probability that is given up, the sum of its
-    squares, pictures. SwinQuantError where some are not finite: no figure would say so."""
+    """Sums over a batch of logits [B, classes]: signal, noise, divergence, agreeing pictures, probability that is lost,
+    its squares, pictures. SwinQuantError for logits that are not finite, which no figure would tell."""
     for whose, values in (("float", expected), ("quantized", logits)):
         if not values.isfinite().all():
             raise SwinQuantError(f"logits of the {whose} model are not finite: check the checkpoint and the pictures")
@@ -91,12 +91,12 @@ def distance(logits: Tensor, expected: Tensor) -> list[float]:
 
 
 def noise(values: Tensor, expected: Tensor) -> tuple[float, float]:
-    """The sum of squares of what was expected, and of the error."""
+    """The sums of squares of the expected values, and of the error."""
     return expected.square().sum().item(), (values - expected).square().sum().item()
 
 
 def decibels(signal: float, error: float) -> float:
-    """SQNR; infinite where there is no error, or nothing to lose; of what is not finite nothing is left."""
+    """SQNR in dB; infinite without an error or a signal, -infinite for sums that are not finite."""
     if not math.isfinite(signal) or not math.isfinite(error):
         return -math.inf
     return 10 * math.log10(signal / error) if signal and error else math.inf

@@ -1,4 +1,4 @@
-"""A network in evaluation mode for a while, and then as it was, part by part."""
+"""A network in evaluation mode for a while; then every module has its own mode again."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ from torch import nn
 
 @contextmanager
 def eval_mode(*models: nn.Module) -> Iterator[None]:
-    """No dropout, no drop path, and norms by what they have seen, inside; afterwards every module's mode is its own."""
+    """Inside: no dropout, no drop path, norms with running statistics. Afterwards modules have their own modes."""
     modes = {module: module.training for model in models for module in model.modules()}
     for model in models:
         model.eval()

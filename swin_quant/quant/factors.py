@@ -1,4 +1,4 @@
-"""A multiplication channel by channel, which is there only where a pass needed it."""
+"""Multiplications channel by channel, which exist only where a pass needed them."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 
 class ChannelFactors(nn.Module):
-    """Multiply channel c of x [..., C] by weight[c]; with no weight, pass x on.
+    """Multiply channel c of x [..., C] by weight[c]; without a weight, pass x on.
 
-    A float checkpoint has none. Passes make one (`quant.passes.equalize`), and a checkpoint that has one brings it.
+    A float checkpoint has no weight here; `quant.passes.equalize` makes one, and later checkpoints load it.
     """
 
     def __init__(self, channels: int) -> None:
@@ -20,7 +20,7 @@ class ChannelFactors(nn.Module):
         self.register_parameter("weight", None)
 
     def give(self, weight: Tensor | None) -> None:
-        """Take `weight` [C], copied, or have none."""
+        """Set the weight to a copy of `weight` [C], or to None."""
         if weight is not None and self.weight is not None:
             self.weight.data.copy_(weight.detach())  # an optimizer may hold the parameter
         else:
@@ -39,18 +39,18 @@ class ChannelFactors(nn.Module):
 
 
 def give_factors(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Give each what `weights` have under its name: it has none where they have none."""
+    """Set the weight of each `ChannelFactors` to that of its name in `weights`, or to None."""
     for name, factors in all_factors(model):
         factors.give(weights.get(name))
 
 
 def made_factors(model: nn.Module) -> list[str]:
-    """Names of the multiplications that have a weight."""
+    """Names of the `ChannelFactors` with a weight."""
     return [name.removesuffix(".weight") for name, factors in all_factors(model) if factors.weight is not None]
 
 
 def all_factors(model: nn.Module) -> Iterator[tuple[str, ChannelFactors]]:
-    """Each such multiplication of a model and the name of its weight, whether it has one or not."""
+    """Each `ChannelFactors` of a model, with the name of its weight, even if it has none."""
     for name, module in model.named_modules():
         if isinstance(module, ChannelFactors):
             yield f"{name}.weight", module

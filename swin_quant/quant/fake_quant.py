@@ -1,10 +1,9 @@
 """The one quantization op: quantize to an integer grid and back, with a clipped straight-through gradient.
 
-Arithmetic is that of ONNX QuantizeLinear / DequantizeLinear (x / scale, round half to even, saturate, times scale)
-in float32 whatever the input type, so that what is simulated is what an engine computes. A grid of signed levels from
-`qmin` to `qmax` is also one of unsigned levels with the zero point `-qmin`. The levels from -448 to 448 are those of
-float8 E4M3, no whole numbers of bits have these ends. It is a custom op and therefore one node of any graph;
-`straight_through` computes the same in the ways that training wants it.
+The arithmetic is that of ONNX QuantizeLinear / DequantizeLinear (x / scale, round half to even, saturate, times scale)
+in float32 for any input type, so that the simulation computes what an engine does. A grid of signed levels from `qmin`
+to `qmax` is also one of unsigned levels with the zero point `-qmin`. The ends -448 and 448 stand for float8 E4M3: no
+integer grid has them. A custom op is one node of any graph; `straight_through` computes the same for training.
 """
 
 import math
@@ -13,14 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+# A range at or below this quantizes everything to zero (pytorch-quantization's rule; docs/reference, section 9.1).
 TINY_AMAX = 2.0**-24
-"""A range at or below this quantizes everything to zero (pytorch-quantization's rule; docs/reference, section 9.1)."""
-UNUSED_AMAX = 1.0
-"""The range of what is nothing but zeros: any positive one is right, and formats want a positive one."""
+UNUSED_AMAX = 1.0  # for tensors of zeros: any positive range is right, and formats need a positive one
 
 FP8 = "fp8"
-FORMATS = ("int8", FP8)
-"""What the levels of a node are: whole numbers of its bits, or the finite values of float8 E4M3 (the `fn` kind)."""
+FORMATS = ("int8", FP8)  # levels: whole numbers of so many bits, or the finite values of float8 E4M3 (the `fn` kind)
 E4M3 = (-448, 448)
 _E4M3_EXPONENT, _E4M3_SMALLEST_NORMAL, _E4M3_STEPS = 0x7F800000, 2.0**-6, 8  # bits of a float32; steps in an octave
 
@@ -34,9 +31,9 @@ def grid(bits: int, narrow_range: bool = False, format: str = "int8") -> tuple[i
 
 
 def grid_between(low: float, high: float, levels: int) -> tuple[int, int]:
-    """Smallest and largest integer of the grid of `levels` steps that spans low <= 0 <= high, low < high, best.
+    """Smallest and largest integer of the grid of `levels` steps that fits low <= 0 <= high, low < high, best.
 
-    Its zero point is -qmin, from 0 to levels - 1: 0 is on the grid, and so is a level above it.
+    Its zero point is -qmin, from 0 to levels - 1: the grid has 0 and a level above it.
     """
     zero_point = min(round(-low * levels / (high - low)), levels - 1)
     return -zero_point, levels - zero_point
@@ -48,16 +45,18 @@ def is_symmetric(qmin: int, qmax: int) -> bool:
 
 
 def lowest_inside(amax: Tensor, qmin: int, qmax: int) -> Tensor:
-    """The lower end of what is not clipped, where `amax` is the upper one.
+    """The smallest value that is not clipped, where `amax` is the largest.
 
-    pytorch-quantization's -amax on a signed grid, whatever the level below it; else that of the grid.
+    On a signed grid -amax, as in pytorch-quantization, though the grid has a level below it; else the grid's end.
     """
     return -amax if is_symmetric(qmin, qmax) else amax * (qmin / qmax)
 
 
 def spacing(levels: Tensor, qmin: int, qmax: int) -> Tensor:
-    """How far apart the levels of a grid are around each of `levels`, which lie on it or between two; 0-dim where all
-    are equally far. Of E4M3: an eighth of the power of two below a value, and of its smallest normal one near zero."""
+    """The distance of the grid's levels around each of `levels`, which may lie between two; 0-dim if all are equal.
+
+    For E4M3 an eighth of the power of two below a value, and of the smallest normal value near zero.
+    """
     if (qmin, qmax) != E4M3:
         return torch.ones((), dtype=levels.dtype, device=levels.device)
     power = (levels.float().view(torch.int32) & _E4M3_EXPONENT).view(torch.float32)
@@ -78,8 +77,10 @@ def coarsest(qmin: int, qmax: int) -> int:
 
 
 def to_levels(x: Tensor, amax: Tensor, qmin: int, qmax: int) -> tuple[Tensor, Tensor]:
-    """The levels of `x` on the grid of `fake_quant`, and the scale that they are multiplied with: float32 of x's shape
-    and of amax's. Both are 0 where a range is at or below `TINY_AMAX`."""
+    """The levels of `x` on the grid of `fake_quant` and their scale, float32 of the shapes of x and of amax.
+
+    Both are 0 where a range is at or below `TINY_AMAX`.
+    """
     alive = amax > TINY_AMAX
     scale = torch.where(alive, amax.float() / qmax, torch.inf)
     levels = round_to_grid_(x.float() / scale, qmin, qmax)  # in place: a large tensor is moved, not computed
@@ -88,7 +89,7 @@ def to_levels(x: Tensor, amax: Tensor, qmin: int, qmax: int) -> tuple[Tensor, Te
 
 @torch.library.custom_op("swin_quant::fake_quant", mutates_args=())
 def fake_quant(x: Tensor, amax: Tensor, qmin: int, qmax: int) -> Tensor:
-    """Round `x` to the grid `scale * {qmin..qmax}` with `scale = amax / qmax`, qmin <= 0 < qmax; E4M3's for its ends.
+    """Round `x` to the grid `scale * {qmin..qmax}` with `scale = amax / qmax`, qmin <= 0 < qmax, or to E4M3.
 
     x: any shape, any float type; the result has its shape and type. amax: float32, 0-dim for one range per
     tensor, or broadcastable to `x` for one range per channel. Gradient of x: 1 from `lowest_inside` to amax, 0 outside
@@ -109,7 +110,7 @@ def _(x: Tensor, amax: Tensor, qmin: int, qmax: int) -> Tensor:
 
 
 def range_gradient(gradient: Tensor, slope: Tensor, shape: torch.Size) -> Tensor:
-    """The sum over all values of a range of gradient * slope (dy/dscale), float32 of amax's `shape`."""
+    """gradient * slope (dy/dscale), summed over the values of each range: float32 of amax's `shape`."""
     if not shape:
         return torch.dot(gradient.reshape(-1).float(), slope.reshape(-1).float())
     return (gradient.float() * slope).sum_to_size(shape)

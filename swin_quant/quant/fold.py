@@ -1,7 +1,7 @@
-"""Batch normalisation folded into the layer before it: the product that an engine computes is the one quantized.
+"""Fold batch normalisation into the layer before it, so that the engine's product is the quantized one.
 
 y = (W x + b - mean) f + beta with f = gamma / sqrt(var + eps) is a layer of weight W f and bias (b - mean) f + beta.
-A model says which norm alone reads which layer: `foldable`, name of a norm -> name of a layer. It is trained with its
+A model's `foldable` maps the name of a norm to that of a layer which only this norm reads. A model is trained with its
 norms and calibrated without; a state_dict of either kind fits (`fitted`).
 """
 
@@ -16,7 +16,7 @@ _KEYS = ("weight", "bias", "running_mean", "running_var")
 
 
 class Folded(nn.Module):
-    """What is left of a norm in its place: the modules below it, such as the activation that some norms hold."""
+    """The remains of a folded norm: the modules below it, such as the activation in some norms."""
 
     def __init__(self, norm: nn.BatchNorm2d) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Folded(nn.Module):
 
 
 def norms_of(model: nn.Module) -> Mapping[str, str]:
-    """Name of a norm -> name of the layer that it can be folded into; empty for a model that says nothing."""
+    """Name of a norm -> name of the layer that it can be folded into; empty by default."""
     found: Mapping[str, str] = getattr(model, "foldable", {})
     return found
 
@@ -41,7 +41,7 @@ def is_folded(model: nn.Module) -> bool:
 
 @torch.no_grad()
 def fold(model: nn.Module) -> None:
-    """Fold every norm that the model names, in place; nothing happens a second time."""
+    """Fold every norm that the model names, in place; once."""
     if is_folded(model):
         return
     for name, layer_name in norms_of(model).items():
@@ -55,7 +55,7 @@ def fold(model: nn.Module) -> None:
 
 
 def unfolding(model: nn.Module) -> Callable[[], None]:
-    """What makes `model` of now again out of one that was folded since: its norms, and the weights in front of them."""
+    """A function that undoes a later `fold`: it restores the norms of `model` and the weights before them."""
     parts = [(name, model.get_submodule(name), model.get_submodule(layer)) for name, layer in norms_of(model).items()]
     weights = [(layer, layer.weight, layer.bias) for *_, layer in parts]
 
@@ -70,7 +70,7 @@ def unfolding(model: nn.Module) -> Callable[[], None]:
 
 
 def fitted(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """`state`, folded if it has norms and `model` has not; `model` is folded if it has norms and `state` has not."""
+    """`state`, folded if it has norms and `model` has none; folds `model` in the opposite case."""
     norms = norms_of(model)
     state = {key: value for key, value in state.items() if not (norms and key.endswith(COUNTERS))}
     has_norms = any(f"{norm}.running_var" in state for norm in norms)
@@ -88,7 +88,7 @@ def fitted(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _product(weight: Tensor, bias: Tensor | None, parts: Mapping[str, Any], eps: float) -> tuple[Tensor, Tensor]:
-    """Weight [out, ...] and bias [out] of layer and norm in one, computed in float64."""
+    """Weight [out, ...] and bias [out] of layer and norm together, computed in float64."""
     zeros = torch.zeros(len(weight), dtype=torch.float64, device=weight.device)
     mean, variance = parts["running_mean"].double(), parts["running_var"].double()
     factor = (zeros + 1 if parts["weight"] is None else parts["weight"].double()) / (variance + eps).sqrt()
@@ -99,5 +99,5 @@ def _product(weight: Tensor, bias: Tensor | None, parts: Mapping[str, Any], eps:
 
 
 def _fits(weight: Tensor, parts: Mapping[str, Any]) -> bool:
-    """Whether the parts of a norm are of this layer's outputs; of another model they are told by their shapes later."""
+    """Whether a norm's parts have the layer's number of outputs; a wrong state is refused later, by its shapes."""
     return all(part is None or part.shape == weight.shape[:1] for part in parts.values())

@@ -1,9 +1,9 @@
-"""A streaming histogram of |x| whose final counts depend on the values only, never on how they arrived.
+"""A streaming histogram of |x| whose counts depend on the values only, not on their order or batches.
 
-The range is always [0, 2**exponent) for the smallest exponent that holds the data, cut into BINS equal bins. When
-larger data arrives the exponent grows and bins are merged in pairs. Since the bins of one exponent nest exactly in
-those of the next, the result is the same for any order, batch size or split over ranks, in fixed memory. Counts
-are int64: float32 counts, as `torch.histc` keeps them, stop at 2**24 (docs/reference, section 9.3).
+The range is [0, 2**exponent) for the smallest exponent that holds the data, cut into BINS equal bins. When larger data
+arrives, the exponent grows and bins are merged in pairs. The bins of one exponent nest exactly in those of the next, so
+that order, batch size and ranks do not matter, and memory is fixed. Counts are int64: float32 counts, as in
+`torch.histc`, stop at 2**24 (docs/reference, section 9.3).
 """
 
 import math
@@ -25,7 +25,7 @@ class Histogram:
 
     @classmethod
     def empty(cls, device: torch.device | str = "cpu") -> "Histogram":
-        """A histogram that has seen nothing."""
+        """A histogram without values."""
         return cls(torch.zeros(BINS, dtype=torch.int64, device=device))
 
     @property
@@ -59,7 +59,7 @@ def add_sides(below: Histogram, above: Histogram, values: Tensor, low: float, hi
     bins = values * (BINS / 2.0**above.exponent)
     if below.exponent != above.exponent:
         bins = torch.where(negative, values * (BINS / 2.0**below.exponent), bins)
-    # One pass, since to split the values costs more; in 32 bits, which stay in the cache.
+    # One pass, for splitting the values costs more; in 32 bits, which stay in the cache.
     bins = bins.abs_().to(torch.int32).add_(negative.to(torch.int32), alpha=BINS)
     counts = torch.bincount(bins, minlength=2 * BINS)
     above.counts += counts[:BINS]

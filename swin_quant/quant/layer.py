@@ -1,4 +1,4 @@
-"""A layer that multiplies what it is given with a weight, and its nodes (docs/reference, section 1.4)."""
+"""A layer that multiplies its input with a weight, and its nodes (docs/reference, section 1.4)."""
 
 from typing import Any
 
@@ -13,18 +13,17 @@ WEIGHT_NODE = "_weight_quantizer"
 class QuantizedLayer(nn.Module):
     """y = Q_aftergemm(product(Q_input(x), Q_weight(W))) + bias.
 
-    Base of the layers that hold such nodes, beside torch's own class: `class QuantLinear(QuantizedLayer, nn.Linear)`.
-    One of another kind says what its product is. Whoever must know such a layer asks for this class, and the layer for
-    the rest. `weight` is [out, ...], `bias` [out] or None.
+    A base beside torch's own class, as in `class QuantLinear(QuantizedLayer, nn.Linear)`, which defines the product.
+    `weight` is [out, ...], `bias` [out] or None.
     """
 
-    channel_dim = -1  # of what it reads and gives
+    channel_dim = -1  # of input and output
     output_has_bias = False  # whether _aftergemm quantizes the product with its bias
     weight: Tensor
-    bias: Any  # a parameter or None; torch's classes declare each their own
+    bias: Any  # a parameter or None; each of torch's classes declares it
 
     def add_nodes(self) -> None:
-        """To be called when torch's class is initialised."""
+        """Call it after torch's class is initialised."""
         self._input_quantizer = Quantizer(Role.GEMM_INPUT)
         self._weight_quantizer = Quantizer(Role.GEMM_WEIGHT)
         self._aftergemm_quantizer = Quantizer(Role.GEMM_OUTPUT)
@@ -34,9 +33,9 @@ class QuantizedLayer(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} does not say what its product is")
 
     def columns(self, x: Tensor) -> Tensor | None:
-        """What rows of the weight, [out, in] when flattened, multiply of the input `x`: [products, in].
+        """The vectors [products, in] of the input `x` that rows of the flattened weight [out, in] are multiplied with.
 
-        None where not every row multiplies the same, and for a layer of another kind that does not say.
+        None if rows differ in that, or the kind of layer does not say.
         """
         return x.reshape(-1, x.shape[-1]) if isinstance(self, nn.Linear) else None
 
@@ -45,22 +44,19 @@ class QuantizedLayer(nn.Module):
         return bias
 
     def effective_bias(self) -> Tensor | None:
-        """What is added to the product [out], or None. A layer whose bias is put together from parts says how."""
+        """The sum [out] that is added to the product, or None; layers override it whose bias has several parts."""
         return self.bias
 
     @torch.no_grad()
     def shift_bias(self, shift: Tensor) -> Tensor:
-        """Add `shift` [out] to the bias, in place; returns what of it was added [out].
-
-        A layer without a bias adds nothing, and returns zeros; so do the outputs that no part of a bias is for.
-        """
+        """Add `shift` [out] to the bias in place, and return the part that was added: 0 for outputs without a bias."""
         if self.bias is None:
             return torch.zeros_like(shift)
         self.bias.add_(shift)
         return shift
 
     def shiftable(self) -> Tensor:
-        """Which outputs [out] `shift_bias` reaches, bool."""
+        """Whether `shift_bias` reaches each output, bool [out]."""
         return torch.full((len(self.weight),), self.bias is not None, device=self.weight.device)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -73,7 +69,7 @@ class QuantizedLayer(nn.Module):
 
 
 def channels_last(module: nn.Module, y: Tensor) -> Tensor:
-    """`y`, what `module` gives or reads, with its channels in the last dimension."""
+    """`y`, an input or output of `module`, with its channels in the last dimension."""
     return y.movedim(getattr(module, "channel_dim", -1), -1)
 
 

@@ -1,7 +1,7 @@
-"""What a node shows while it is calibrated: its exact ends and, where asked, a histogram of either side of zero.
+"""Observe a node during calibration: its exact ends and, if asked, a histogram of either side of zero.
 
 A large tensor is counted by a fixed subset of each picture's values, so that a picture adds the same counts in any
-batch and on any rank. The ends always come from every value.
+batch and on any rank. The ends come from all values.
 """
 
 import math
@@ -15,11 +15,11 @@ from swin_quant.quant.statistics import Statistics, of_sides
 
 
 class NonFiniteError(SwinQuantError):
-    """A tensor held NaN or infinity; `calibration` finds the module that made it."""
+    """A tensor holds NaN or infinity; `calibration` finds the module that made it."""
 
 
 class ActivationObserver:
-    """Streams the tensors of one node. `pictures` is how many pictures the current batch holds."""
+    """Statistics of one node's tensors; `pictures` is the number of pictures in the current batch."""
 
     def __init__(self, name: str, device: torch.device, histogram: bool, values_per_picture: int | None) -> None:
         self.name = name
@@ -35,7 +35,7 @@ class ActivationObserver:
         if not x.numel():
             return
         by_picture = x.detach().reshape(self.pictures, -1)
-        # Of all pictures in one call each: threads that wake for every picture cost more than reading twice.
+        # One call for all pictures: threads that wake for every picture cost more than reading twice.
         least, most = torch.stack([by_picture.amin(1), by_picture.amax(1)]).tolist()
         if not math.isfinite(sum(least) + sum(most)):
             raise NonFiniteError(f"node {self.name} saw NaN or infinity during calibration")
@@ -52,11 +52,11 @@ class ActivationObserver:
 
     @property
     def histograms(self) -> list[Histogram]:
-        """Of both sides, or none."""
+        """The histograms of both sides, or none."""
         return [side for side in (self.below, self.above) if side is not None]
 
     def statistics(self) -> Statistics:
-        """What was seen so far, for a range search."""
+        """The statistics so far, for a range search."""
         if not self.histograms:
             raise ValueError("this observer kept no histogram")
         sides = zip(self.histograms, (abs(self.lowest), self.highest), strict=True)

@@ -1,10 +1,9 @@
 """One node: a named place in a network where a tensor may be observed or quantized.
 
-A quantizer is in exactly one state: OFF passes its input through, CALIBRATE also shows it to an observer,
-QUANTIZE rounds it to the integer grid of its range `amax`. There is no dynamic range: quantizing a node that was
-never calibrated raises with its name. The buffer `_amax` carries pytorch-quantization's name and meaning, so
-that a calibrated checkpoint is FasterTransformer's (docs/reference, sections 1.3 and 1.6). `_bounds` is ours: both ends
-of the range that a zero point needs, beside it in every activation node.
+A quantizer is in one state: OFF passes its input through, CALIBRATE also shows it to an observer, QUANTIZE rounds it
+to the grid of its range. Ranges are never dynamic: quantizing a node that was not calibrated raises with its name. The
+buffer `_amax` has pytorch-quantization's name and meaning, so that a calibrated checkpoint is FasterTransformer's
+(docs/reference, sections 1.3 and 1.6). `_bounds` is ours: both ends of the range, for a zero point.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,16 +35,16 @@ class Role(str, Enum):
     """Where in a network a node sits; policies select by it, architectures declare it."""
 
     GEMM_INPUT = "gemm_input"
-    ONE_SIDED_INPUT = "one_sided_input"  # of a GEMM, too: behind GELU or ReLU, where half of a symmetric grid is idle
+    ONE_SIDED_INPUT = "one_sided_input"  # a GEMM's behind GELU or ReLU: half of a symmetric grid is idle
     GEMM_WEIGHT = "gemm_weight"
     GEMM_OUTPUT = "gemm_output"
     MATMUL_INPUT = "matmul_input"
-    SOFTMAX_OUTPUT = "softmax_output"  # the input of a matmul, too: from 0 to 1, whatever the pictures
+    SOFTMAX_OUTPUT = "softmax_output"  # a matmul's input: from 0 to 1, whatever the pictures
     NORMALIZE_INPUT = "normalize_input"
     SOFTMAX_INPUT = "softmax_input"
     NORM_INPUT = "norm_input"
     RESIDUAL = "residual"
-    CONV_OUTPUT = "conv_output"  # with its bias, where something reads it that has no node: some engines need a pair
+    CONV_OUTPUT = "conv_output"  # with its bias, if a reader has no node of its own: some engines need a pair
 
 
 class Quantizer(nn.Module):
@@ -54,7 +53,7 @@ class Quantizer(nn.Module):
 
     `amax` is None until calibrated, then float32: 0-dim, or [channels, 1, ...] per channel. `bounds` are the two ends
     for a grid with a zero point: float32 [2], low <= 0 <= high; None if nobody recorded them. Both are as calibrated or
-    learned, and no policy writes them: `range` is that of the two which the setting asks for, `range_for` what counts.
+    learned, and no policy writes them: the setting says which is the `range`; `range_for` derives that in effect.
     """
 
     def __init__(self, role: Role) -> None:
@@ -72,7 +71,7 @@ class Quantizer(nn.Module):
 
     @property
     def amax(self) -> Tensor | None:
-        """The clipping range as it was found: values beyond it saturate. scale = amax / largest level, 127 or 448."""
+        """The clipping range as calibrated: values beyond it saturate. scale = amax / largest level, 127 or 448."""
         return self._amax
 
     @amax.setter
@@ -81,7 +80,7 @@ class Quantizer(nn.Module):
 
     @property
     def bounds(self) -> Tensor | None:
-        """Lower and upper end, float32 [2], as they were found for a grid with a zero point."""
+        """Lower and upper end, float32 [2], as calibrated, for a grid with a zero point."""
         return self._bounds
 
     @bounds.setter
@@ -155,7 +154,7 @@ class Quantizer(nn.Module):
         return _parts(largest, self.range).repeat_interleave(block, 1)
 
     def learn_range(self) -> None:
-        """Make the range a parameter, which an optimizer can move; key and value in a state_dict stay the same.
+        """Make the range a parameter for an optimizer; its key and value in a state_dict stay.
 
         With a zero point only the width is learned: `hold_range` follows each step.
         """
@@ -202,7 +201,7 @@ class Quantizer(nn.Module):
         return self
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
-        # The buffer is created by the checkpoint that brings it; a [1] range, as some tools write, becomes 0-dim.
+        # A checkpoint creates the buffers that it has; a [1] range, as some tools write, becomes 0-dim.
         value = state_dict.get(prefix + "_amax")
         if value is not None:
             self.amax = value.reshape(()) if value.numel() == 1 else value
@@ -220,20 +219,20 @@ class Quantizer(nn.Module):
 def row_ranges(x: Tensor, amax: Tensor) -> Tensor:
     """The ranges [channels, 1, ...] of the channels of `x` [channels, ...] under a range per tensor, 0-dim.
 
-    The largest magnitude of each, never more than that range, and all of it if the channel is zero.
+    The largest magnitude of each channel, cut to that range; the whole range for a channel of zeros.
     """
     x, rest = x.detach(), tuple(range(1, x.dim()))
     return _parts(torch.maximum(x.amax(rest, keepdim=True), -x.amin(rest, keepdim=True)), amax)  # abs() would copy x
 
 
 def _parts(largest: Tensor, amax: Tensor) -> Tensor:
-    """The ranges of parts of a tensor by their largest magnitudes, under its own."""
+    """The ranges of parts of a tensor with these largest magnitudes, cut to the tensor's own."""
     largest = largest.float()
     return torch.where(largest > TINY_AMAX, torch.minimum(largest, amax), amax)
 
 
 def named_nodes(model: nn.Module) -> dict[str, Quantizer]:
-    """Every node of a model by its dotted name, in module order; each node learns its name on the way."""
+    """Every node of a model by its dotted name, in module order; also sets each node's `name`."""
     nodes = {name: module for name, module in model.named_modules() if isinstance(module, Quantizer)}
     for name, node in nodes.items():
         node.name = name

@@ -1,4 +1,4 @@
-"""The rest of a network from the middle on: parts that ran already give what they gave."""
+"""Run a network from the middle on: parts before it replay their recorded outputs."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ from swin_quant.quant.watch import watching
 
 @contextmanager
 def recorded(parts: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
-    """What each of `parts`, which run one after another, gives in a forward inside."""
+    """The outputs of `parts`, which run one after another, in a forward inside."""
     outputs: list[Tensor] = []
     with watching({str(number): part for number, part in enumerate(parts)}, lambda *seen: outputs.append(seen[-1])):
         yield outputs
@@ -18,9 +18,9 @@ def recorded(parts: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
 
 @contextmanager
 def replayed(parts: Sequence[nn.Module], outputs: Sequence[Tensor]) -> Iterator[None]:
-    """Inside, the first `len(outputs)` of `parts` compute nothing and give `outputs`, whatever they are given.
+    """Inside, the first `len(outputs)` of `parts` return `outputs` for any input.
 
-    What lies between them is computed as ever, from what the part before it gave.
+    Modules between them compute as usual, from the output of the part before.
     """
     skipped = list(zip(parts, outputs, strict=False))
     for part, output in skipped:

@@ -1,4 +1,4 @@
-"""What a node saw while it was observed, and what rounding and clipping would leave of it."""
+"""Statistics of a node's values, and the error of rounding and clipping them."""
 
 import math
 from dataclasses import dataclass
@@ -12,9 +12,9 @@ from swin_quant.quant.fake_quant import E4M3, is_symmetric
 
 @dataclass(frozen=True)
 class Statistics:
-    """What a node saw: int64 counts [bins] of |x| in equal bins of `width` from 0, and the exact largest |x|.
+    """A node's values: int64 counts [bins] of |x| in equal bins of `width` from 0, and the exact largest |x|.
 
-    `sides`: the same of the values below zero, and of all others; None where nobody kept their signs.
+    `sides`: the same for the values below zero, and for all others; None if signs were not kept.
     """
 
     counts: NDArray[np.int64]
@@ -27,7 +27,7 @@ class Statistics:
         return min(index * self.width, self.largest)
 
     def both_sides(self) -> "tuple[Statistics, Statistics]":
-        """Of the values below zero, and of all others. ValueError where nobody kept their signs."""
+        """Statistics of the values below zero, and of all others. ValueError if signs were not kept."""
         if self.sides is None:
             raise ValueError("these statistics are of magnitudes only")
         return self.sides
@@ -38,7 +38,7 @@ class Statistics:
 
 
 def of_sides(below: Statistics, above: Statistics) -> Statistics:
-    """What is known of all values. Bins of both sides are powers of two wide, and as many."""
+    """Statistics of all values; widths of both sides' bins are powers of two, and their numbers equal."""
     width = max(below.width, above.width)
     counts = sum(_wider(side.counts, round(width / side.width)) for side in (below, above))
     return Statistics(np.asarray(counts), width, max(below.largest, above.largest), (below, above))
@@ -50,10 +50,10 @@ def _wider(counts: NDArray[np.int64], times: int) -> NDArray[np.int64]:
 
 
 def sqnr_db(statistics: Statistics, amax: float, qmin: int, qmax: int) -> float:
-    """What rounding and clipping to `amax` leaves of a node's values: signal to quantization noise, in dB.
+    """Signal to quantization noise of a node's values after rounding and clipping to `amax`, in dB.
 
-    From the histogram alone, values taken as spread evenly inside their bin. The grid is amax / qmax * {qmin..qmax}; a
-    symmetric one is taken as long below zero as above.
+    By the histogram alone, with values spread evenly inside their bin. The grid is amax / qmax * {qmin..qmax}; a
+    symmetric one counts as long below zero as above.
     """
     step = amax / qmax
     sides = [(statistics, amax)]
@@ -71,13 +71,13 @@ def sqnr_db(statistics: Statistics, amax: float, qmin: int, qmax: int) -> float:
 
 
 def slope(counts: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Weights of the values of a function at the edges of bins: with its differences over bins, counts give its sum."""
+    """Weights for a function's values at the edges of bins; the sum is that of counts times its differences."""
     # Summation by parts: sum of counts[j] * (F[j + 1] - F[j]) is the sum of F[j] * (counts[j - 1] - counts[j]).
     return -np.diff(counts.astype(np.float64), prepend=0.0, append=0.0)
 
 
 def grid_error(edges: NDArray[np.floating[Any]], amax: NDArray[np.float64], qmax: int) -> NDArray[np.float64]:
-    """`error_integral` of each `amax` of a grid by its largest level, or that of E4M3: [candidates, edges]."""
+    """`error_integral` for each `amax` on the grid with the largest level `qmax`, E4M3 too: [candidates, edges]."""
     return e4m3_error(edges, amax) if qmax == E4M3[1] else error_integral(edges, amax, amax / qmax)
 
 
@@ -99,13 +99,13 @@ def error_integral(
     return step**3 * rounding + beyond * beyond * beyond / 3
 
 
-_E4M3_STEPS = 2.0 ** np.arange(-9, 6)  # of the octaves from [0, 2^-5) to [256, 512), each but the first of 8 steps
+_E4M3_STEPS = 2.0 ** np.arange(-9, 6)  # in the octaves [0, 2^-5) to [256, 512), each but the first with 8 steps
 _E4M3_BEFORE = np.concatenate([[0.0], np.cumsum(np.array([16, *[8] * 13]) * _E4M3_STEPS[:-1] ** 3 / 12)])
 _E4M3_OFFSETS = _E4M3_BEFORE - np.array([0, *[8] * 14]) * _E4M3_STEPS**3 / 12
 
 
 def e4m3_error(edges: NDArray[np.floating[Any]], amax: NDArray[np.float64]) -> NDArray[np.float64]:
-    """`error_integral` of E4M3, scale amax / 448: octave by octave its grid is as even as one of whole numbers."""
+    """`error_integral` for E4M3 with scale amax / 448: inside an octave its steps are even."""
     scale = amax[:, None] / E4M3[1]
     inside = np.minimum(edges, amax[:, None])
     beyond = edges - inside

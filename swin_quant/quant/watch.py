@@ -1,4 +1,4 @@
-"""Looking on while a network computes."""
+"""Watch modules while a network computes."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,8 +12,9 @@ Visit = Callable[[str, nn.Module, tuple[Any, ...], Any], None]
 
 @contextmanager
 def watching(modules: Mapping[str, nn.Module], visit: Visit) -> Iterator[None]:
-    """Inside, `visit(name, module, inputs, output)` is called after each forward of the modules, which are as before
-    afterwards. What it returns is not used, and what it raises ends the forward.
+    """Inside, `visit(name, module, inputs, output)` is called after each forward of the modules.
+
+    Its result is not used; an exception of it ends the forward.
     """
     hooks = [module.register_forward_hook(partial(_call, visit, name)) for name, module in modules.items()]
     try:
