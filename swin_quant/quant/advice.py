@@ -1,7 +1,6 @@
-"""What a calibration has to tell its user, as data: rules that look at what was found and say a sentence, or nothing.
+"""Advice after a calibration, as data: rules that look at its findings, and each may yield a sentence.
 
-Nothing is computed here that takes a forward. A limit below which a rule is silent was measured, or says why it is what
-it is.
+No rule takes a forward. A rule's limit was measured, or its comment says why it is so.
 """
 
 import math
@@ -15,25 +14,23 @@ from swin_quant.quant.check import RUIN_DB, Check
 from swin_quant.quant.fake_quant import FP8
 from swin_quant.quant.outlier_channels import LOST_DB, OutlierChannels
 from swin_quant.quant.quantizer import Quantizer, Role
-from swin_quant.quant.range_uncertainty import MOST, pictures_for, sample_spread
+from swin_quant.quant.range_uncertainty import MOST, pictures_for, sample_uncertainty
 from swin_quant.quant.ranges import Range, methods_for, range_of, search
 from swin_quant.quant.statistics import Statistics, sqnr_db
 
-CLIPPED = 0.001  # of a node's values on equal steps: ten times what the percentile calibrator clips
+CLIPPED = 0.001  # of a node's values on equal steps: ten times the share that the percentile calibrator clips
 CLIPPED_DB = 3.0  # that another method's range must keep more of the node's own values: half of the error
-SPREAD = 0.1  # of a range, from sample to sample: two micro models are below it from 32 pictures on
-FEW, ENOUGH = (
-    8,
-    32,
-)  # pictures: a bootstrap of fewer than FEW knows little; 2 cost these models 15 dB, 8 to 80 less than 1
+UNCERTAINTY = 0.1  # of a range, from sample to sample: two micro models are below it from 32 pictures on
+FEW = 8  # pictures: a bootstrap of fewer knows little; 2 cost these models 15 dB, 8 to 80 less than 1
+ENOUGH = 32
 FEW_BITS = 4
-OF_PICTURES = {"outliers", "outliers-uncured"}  # rules of what a forward of pictures showed, whatever the ranges are
-_BY_OUTPUT = {"range_search", "reconstruct", "distill"}  # passes that chose ranges of activations by what lies behind
+OF_PICTURES = {"outliers", "outliers-uncured"}  # rules about a forward of pictures, whatever the ranges are
+_BY_OUTPUT = {"range_search", "reconstruct", "distill"}  # passes that chose ranges of activations by a unit's output
 
 
 @dataclass(frozen=True)
 class Advice:
-    """A sentence, and the nodes or layers that it is about. `kind` is the rule; `warns`: something is wrong already."""
+    """A sentence of the rule `kind`, and the nodes or layers that it is about. `warns`: something is wrong already."""
 
     kind: str
     text: str
@@ -43,8 +40,8 @@ class Advice:
 
 @dataclass(frozen=True)
 class Findings:
-    """What rules look at: a calibrated network's nodes under `policy`, by name, what was observed, how ranges were
-    searched, what they cost; names of the passes that were kept, and channels that still stand out.
+    """A calibrated network's nodes under `policy`, by name, their statistics, the range method and the cost of ranges;
+    the names of kept `passes`, and the outlier channels that are left.
     """
 
     nodes: Mapping[str, Quantizer]
@@ -61,14 +58,14 @@ class Findings:
 
     @property
     def methods(self) -> str:
-        """Of the nodes that are on, or of all where none is."""
+        """The range methods of the nodes that are on, or of all if none is."""
         nodes = {name: node for name, node in self.nodes.items() if node.role is not Role.GEMM_WEIGHT}
         on = {name: node for name, node in nodes.items() if node.setting.enabled} or nodes
         return "+".join(sorted({self.method.for_node(name, node.setting.bits) for name, node in on.items()}))
 
 
 def advise(findings: Findings) -> list[Advice]:
-    """All that there is to say, in the order of RULES."""
+    """All advice, in the order of RULES."""
     return [advice for rule in RULES for advice in rule(findings)]
 
 
@@ -122,13 +119,13 @@ def _signal(f: Findings) -> Iterator[Advice]:
 
 
 def figures_of(check: Check) -> str:
-    """What a check measured, in words."""
+    """A check's figures in words."""
     agreement = f", top-1 agreement {check.agreement:.0f} %" if check.of == LOGITS else ""
     return f"SQNR of the {check.of} {check.sqnr_db:.1f} dB{agreement} with float on {check.pictures} of the pictures"
 
 
 def _clipped_by(own: Range, node: Quantizer, statistics: Statistics) -> float:
-    """The share of a node's values that are outside of its range."""
+    """The share of a node's values outside its range."""
     if node.setting.symmetric:
         return clipped_share(statistics, own.amax)
     sides, ends = statistics.both_sides(), map(abs, own.bounds or (0.0, 0.0))
@@ -142,7 +139,7 @@ def _width(found: Range, node: Quantizer) -> float:
 
 
 def clipped_share(statistics: Statistics, amax: float) -> float:
-    """The share of values whose magnitude is above `amax`; those of one bin are taken as spread evenly inside it."""
+    """The share of values with a magnitude above `amax`; the values of a bin count as spread evenly inside it."""
     position = amax / statistics.width
     inside = int(position)
     counts = statistics.counts
@@ -153,10 +150,10 @@ def clipped_share(statistics: Statistics, amax: float) -> float:
 
 
 def _clipped(f: Findings) -> Iterator[Advice]:
-    """Ranges that cut off what another method keeps, and are the worse for it by the node's own values.
+    """Ranges that clip more than another method's, at a loss for the node's own values.
 
-    Calibrator auto and some passes have looked at what lies behind them, which counts for more. Equal steps gain by
-    clipping a few values; those of float8 are no finer for it, and a share however small may be all that is lost.
+    Silent behind calibrator auto and passes that measured units' outputs, which count for more. Equal steps gain by
+    clipping a few values; float8's steps become no finer, so that any clipped share may be all of the loss.
     """
     if f.method.of_nodes is not None or _BY_OUTPUT & set(f.passes):
         return
@@ -196,7 +193,7 @@ def _clipped(f: Findings) -> Iterator[Advice]:
 
 
 def _percent(share: float) -> str:
-    """Two digits of a share that one decimal would call nothing."""
+    """A share in percent, with two digits if one decimal would round it to nothing."""
     percent = 100 * share
     return f"{percent:.1f} %" if percent >= 0.1 else f"{percent:.2g} %"
 
@@ -225,7 +222,7 @@ def _outliers(f: Findings) -> Iterator[Advice]:
 
 
 def _uncured(f: Findings, rest: Sequence[OutlierChannels]) -> Advice:
-    """Of channels that nothing can move, those first that cost the others of their tensor most."""
+    """Outlier channels that nothing can move: those first that cost the others of their tensor most."""
     first, lost = rest[0], [one for one in rest if one.rest_db < LOST_DB]
     which = f"channel {first.channels[0]}" if len(first.channels) == 1 else f"{len(first.channels)} channels"
     kept = f", where the others keep {first.rest_db:.1f} dB of SQNR" if first.rest_db < math.inf else ""
@@ -256,13 +253,13 @@ def _sample(f: Findings) -> Iterator[Advice]:
         yield Advice("sample", text)
     if not FEW <= pictures <= MOST or not peaks:
         return
-    spread, power = sample_spread(peaks, {name: range_of(f.nodes[name]).amax for name in peaks})
-    if spread > SPREAD:
-        wanted = pictures_for(spread, power, pictures, SPREAD)
+    uncertainty, power = sample_uncertainty(peaks, {name: range_of(f.nodes[name]).amax for name in peaks})
+    if uncertainty > UNCERTAINTY:
+        wanted = pictures_for(uncertainty, power, pictures, UNCERTAINTY)
         yield Advice(
             "sample",
-            f"{pictures} pictures are few: drawn anew, one range in ten would differ by {100 * spread:.0f} % or more; "
-            f"about {wanted} would bring that below {100 * SPREAD:.0f} % (‹pictures›)",
+            f"{pictures} pictures are few: drawn anew, one range in ten would differ by {100 * uncertainty:.0f} % or "
+            f"more; about {wanted} would bring that below {100 * UNCERTAINTY:.0f} % (‹pictures›)",
         )
 
 
@@ -278,6 +275,4 @@ def _counted(things: Sequence[object], one: str) -> str:
 
 
 Rule = Callable[[Findings], Iterator[Advice]]
-RULES: tuple[Rule, ...] = (
-    _dead, _alike, _beyond_half, _signal, _clipped, _outliers, _sample, _few_bits,
-)  # fmt: skip
+RULES: tuple[Rule, ...] = (_dead, _alike, _beyond_half, _signal, _clipped, _outliers, _sample, _few_bits)

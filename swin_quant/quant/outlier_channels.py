@@ -1,4 +1,4 @@
-"""Channels that make the range of a tensor wide for all others: where they are, and whether anything can move them."""
+"""Outlier channels, which widen a tensor's range for all others: where they are, and whether anything can move them."""
 
 import math
 from collections.abc import Mapping
@@ -18,18 +18,18 @@ from swin_quant.quant.straight_through import simulate
 from swin_quant.quant.watch import Visit, watching
 
 PICTURES = 8  # one forward of the float model
-UNREACHED = 5.0  # times what 90 % of channels keep within, since hidden ones may be dead: trained micro models, 2.6
-# Of a node: micro models keep 26 and more where they lose nothing, 23 where mode 1 lost 7 dB of the logits.
-LOST_DB = 25.0
+UNREACHED = 5.0  # times the 90 % quantile of channels, as hidden ones may be dead: trained micro models reach 2.6
+LOST_DB = 25.0  # SQNR of a node: micro models keep 26 where nothing is lost, 23 where mode 1 lost 7 dB of the logits
 _BY_ROW = (Role.GEMM_OUTPUT, Role.GEMM_WEIGHT)
 _BY_CHANNEL = (Role.GEMM_INPUT, Role.ONE_SIDED_INPUT, Role.GEMM_OUTPUT)  # their last dimension is one of channels
 
 
 @dataclass(frozen=True)
 class OutlierChannels:
-    """Channels that stand out, `times` as large as others, where `place` shows them. `cure`: the layers between which
-    equalization can move their size; empty where there are none. `tried`: it has, and no unit was better for it.
-    Where no cure is: which `channels`, largest first, and the SQNR that all others keep on the node's grid, `rest_db`.
+    """Channels `times` as large as others at `place`, a module or node.
+
+    `cure`: the layers between which equalization can move their size, if any. `tried`: it did, and no unit was better.
+    Without a cure: the `channels`, largest first, and the SQNR of all others on the node's grid, `rest_db`.
     """
 
     place: str
@@ -41,9 +41,9 @@ class OutlierChannels:
 
 
 def outlier_channels(context: PassContext, exchanged: bool, tried: bool = False) -> list[OutlierChannels]:
-    """What stands out of the network of `context` as it is; only where no exchange reaches, if all were `exchanged`.
+    """The outlier channels of the network of `context`; once all were `exchanged`, those that no exchange reaches.
 
-    `tried`: they were, and nothing was better for it; then only beside nodes that are on.
+    `tried`: exchanges were tried, and nothing was better; then only channels beside nodes that are on.
     """
     found: list[OutlierChannels] = []
     if not exchanged:
@@ -61,8 +61,8 @@ def outlier_channels(context: PassContext, exchanged: bool, tried: bool = False)
 
 
 def _left(context: PassContext, exchanged: bool) -> list[OutlierChannels]:
-    """What stands out of enabled nodes that no exchange can rescale; where the others are lost by it, also of weights
-    with one range for all rows, and of nodes whose channels were `exchanged` as well as they can be."""
+    """Outliers in enabled nodes that no exchange can rescale. If other channels are lost by them, also outliers in
+    weights with one range for all rows, and in nodes whose channels were `exchanged` as well as possible."""
     reached = {_owner(part.name) for exchange in open_exchanges(context) for part in exchange.after}
     moved = {_owner(part.name) for exchange in open_exchanges(context) for part in exchange.before}
     nodes: dict[str, Quantizer] = {}
@@ -104,7 +104,7 @@ def _left(context: PassContext, exchanged: bool) -> list[OutlierChannels]:
 
 
 def _see(context: PassContext, nodes: Mapping[str, Quantizer], visit: Visit) -> None:
-    """Show what nodes are given, channels last, in one forward; of weights the rows, where they share a range."""
+    """Visit the inputs of nodes, channels last, in one forward, and the rows of weights that share a range."""
     activations = {name: node for name, node in nodes.items() if node.role in _BY_CHANNEL}
     if activations:
         with watching(activations, visit):

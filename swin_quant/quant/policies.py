@@ -1,4 +1,4 @@
-"""Finding policies: the built-in ones under configs/policies/ and YAML files of the user's."""
+"""Find policies: the built-in ones under configs/policies/, and the user's YAML files."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -20,21 +20,20 @@ def load_policy(name_or_path: str) -> Policy:
 
 
 def is_builtin(policy: Policy) -> bool:
-    """Whether a policy is the built-in one of its name, and not another that is called so."""
+    """Whether a policy is the built-in one of its name, and not another of that name."""
     return policy.name in builtin_policies() and load_policy(policy.name).sha256 == policy.sha256
 
 
 def described(policy: Policy) -> str:
-    """The name of a policy, and a part of its hash where it has the name of a built-in one that it is not."""
+    """A policy's name, with a part of its hash if it shares the name of a built-in policy."""
     is_other = policy.name in builtin_policies() and not is_builtin(policy)
     return _other(policy.name, policy.sha256) if is_other else policy.name
 
 
 def told_apart(policies: Iterable[tuple[str, str | None]]) -> dict[tuple[str, str | None], str]:
-    """What to call each of the policies (name, SHA-256 or None) beside the others.
+    """Distinct names for the policies (name, SHA-256 or None).
 
-    Its name; where several have that, all but the built-in one, and one of which the rules are not known, show a part
-    of their hash, too.
+    If several share a name, each shows a part of its hash, too, but for the built-in one and one with unknown rules.
     """
     policies, of_name = list(policies), defaultdict(set)
     for name, sha256 in policies:

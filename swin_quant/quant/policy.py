@@ -44,9 +44,9 @@ Selector = Annotated[
 
 @dataclass(frozen=True)
 class Rule:
-    """One step of a policy. Fields left at None keep what earlier rules said; `nodes` stay as enabled as they were.
+    """One step of a policy. None keeps the value of earlier rules; `nodes` stay enabled or disabled.
 
-    `amax` is a range in place of the calibrated one, where the values' ends are known whatever the pictures.
+    `amax` replaces the calibrated range where the ends of the values are known for all pictures.
     """
 
     enable: tuple[Selector, ...] = ()
@@ -72,7 +72,7 @@ class _Content(_Named, total=False):
 
 @dataclass(frozen=True)
 class Policy:
-    """A named list of rules. The rules are what it is: `sha256` tells it from another of its name."""
+    """A named list of rules, whose `sha256` tells it from another policy of its name."""
 
     name: str
     rules: tuple[Rule, ...]
@@ -88,17 +88,17 @@ class Policy:
 
     @property
     def sha256(self) -> str:
-        """Of the rules, in hexadecimal."""
+        """SHA-256 of the rules, in hexadecimal."""
         return sha256_of_data(self.to_dict()["rules"])
 
     @property
     def has_zero_points(self) -> bool:
-        """Whether a rule gives activations one."""
+        """Whether a rule gives activations a zero point."""
         return any(rule.symmetric is False for rule in self.rules)
 
     @property
     def has_float8(self) -> bool:
-        """Whether a rule asks for it."""
+        """Whether a rule asks for float8."""
         return any(rule.format == FP8 for rule in self.rules)
 
     def to_dict(self) -> dict[str, Any]:
@@ -194,7 +194,7 @@ def decide(policy: Policy, roles: Mapping[str, Role]) -> dict[str, Setting]:
 
 
 def _clash(setting: Setting, role: Role) -> str | None:
-    """What of the settings of a node does not go together."""
+    """The conflict within a node's setting, in words, or None."""
     if setting.format == FP8:
         if setting.bits != 8:
             return f"format fp8 has 8 bits, not {setting.bits}: give it format int8, or leave bits out"
@@ -216,8 +216,8 @@ def _matches(
 ) -> dict[str, None]:
     """Names that any selector matches, in model order.
 
-    A model may have no node of a role, as one without attention has no matmul inputs: that is an error only if the
-    other selectors name nothing either, and no role that the policy enables, unless the model `may_lack` them all.
+    A model may lack a role, as one without attention lacks matmul inputs. That is an error only if the other selectors
+    name nothing either, and the model has no role that the policy enables, unless it `may_lack` them all.
     """
     found: set[str] = set()
     absent = ""
@@ -236,7 +236,7 @@ def _matches(
 
 
 def settings_for(model: nn.Module, policy: Policy) -> dict[str, Setting]:
-    """What `policy` decides for every node of `model`; nothing changes."""
+    """The setting of every node of `model` by `policy`; nothing changes."""
     return decide(policy, {name: node.role for name, node in named_nodes(model).items()})
 
 
@@ -252,7 +252,7 @@ def apply_settings(model: nn.Module, settings: Mapping[str, Setting]) -> None:
 
 
 def refuse_blocks(model: nn.Module, who: str) -> None:
-    """UsageError where weights have a range for each block of a row, which `who` has no use for."""
+    """UsageError if weights have a range for each block of a row, which `who` does not support."""
     if names := [name for name, node in enabled_nodes(model).items() if node.setting.block]:
         raise UsageError(
             f"{who}: takes no weights in blocks, which the policy has at {listed(names, 3)}: leave block out"
@@ -265,7 +265,7 @@ def enabled_nodes(model: nn.Module) -> dict[str, Quantizer]:
 
 
 def quantize(model: nn.Module) -> None:
-    """Let every enabled node quantize. SwinQuantError, with names, where one has no range; nothing is changed then."""
+    """Let every enabled node quantize. SwinQuantError, with names, if one has no range; then nothing changes."""
     nodes = enabled_nodes(model)
     if missing := [name for name, node in nodes.items() if node.amax is None]:
         raise SwinQuantError(

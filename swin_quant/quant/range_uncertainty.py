@@ -1,10 +1,10 @@
-"""How far a range would be another one if other pictures had been drawn: a bootstrap over pictures, in closed form.
+"""The uncertainty of a range by the choice of pictures: a bootstrap over pictures, in closed form.
 
-What is kept of each picture is the largest magnitude that a node saw of it, its peak. A range covers the peaks of some
-share of the pictures: of all if it is the maximum, of fewer at a percentile. So it is taken for that quantile of the
-peaks, whose bootstrap distribution is known without drawing: of m pictures drawn from n with replacement the k-th
-smallest peak is at most the i-th if at least k draws fall among the first i, which is binomial. (Efron and Tibshirani,
-"An Introduction to the Bootstrap", 1993, chapter 5, has the method; its ideal form needs no resampling here.)
+A picture's peak is the largest magnitude that a node saw in it. A range covers the peaks of some share of the pictures:
+of all if it is the maximum, of fewer at a percentile. So it counts as that quantile of the peaks, whose bootstrap
+distribution needs no drawing: the k-th smallest peak of m pictures, drawn from n with replacement, is at most the i-th
+if at least k draws are among the first i, which is binomial. (Efron and Tibshirani, "An Introduction to the Bootstrap",
+1993, chapter 5.)
 """
 
 import math
@@ -15,16 +15,16 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-MOST = 1024  # pictures: with more, nobody asks whether they are enough
-_MINE = 0.9  # the share of nodes whose ranges spread no more than what is said of all
-_SLOWEST, _FASTEST = 0.25, 1.0  # powers of the number of pictures by which a spread shrinks; a mean's is 0.5
+MOST = 1024  # pictures: more are enough
+_SHARE = 0.9  # of nodes whose ranges are no more uncertain than the figure for all
+_SLOWEST, _FASTEST = 0.25, 1.0  # powers of the number of pictures by which the uncertainty shrinks; a mean's is 0.5
 
 
-def relative_spread(peaks: Sequence[float], amax: float, drawn: int | None = None) -> float:
-    """Standard error of a range, as a share of it, over samples of `drawn` pictures (None: of as many as there are).
+def relative_uncertainty(peaks: Sequence[float], amax: float, drawn: int | None = None) -> float:
+    """Standard error of a range, as a share of it, over samples of `drawn` pictures (None: as many as there are).
 
-    `peaks`: of each picture, sorted, at least one above zero. A range below all of them is one of the bulk of values,
-    which every picture has: 0.
+    `peaks` of the pictures, sorted, at least one above zero. 0 for a range below all of them: it depends on the bulk of
+    values, which is alike in all pictures.
     """
     n = len(peaks)
     m = n if drawn is None else drawn
@@ -51,23 +51,23 @@ def _at_most(n: int, m: int) -> NDArray[np.float64]:
     return table[:, ::-1].cumsum(1)[:, ::-1]
 
 
-def sample_spread(peaks: Mapping[str, Sequence[float]], amax: Mapping[str, float]) -> tuple[float, float]:
-    """The spread that nine in ten nodes keep within, and by which power of the number of pictures it shrinks.
+def sample_uncertainty(peaks: Mapping[str, Sequence[float]], amax: Mapping[str, float]) -> tuple[float, float]:
+    """The uncertainty that nine in ten nodes keep within, and the power of the number of pictures by which it shrinks.
 
-    Of at least two pictures; of nodes that are not dead.
+    For at least two pictures; dead nodes do not count.
     """
     alive = [name for name, each in peaks.items() if each[-1] > 0]
     if not alive:
         return 0.0, _FASTEST
     pictures = len(peaks[alive[0]])
-    now = [relative_spread(peaks[name], amax[name]) for name in alive]
-    fewer = [relative_spread(peaks[name], amax[name], max(pictures // 2, 1)) for name in alive]
-    spread, before = (float(np.quantile(each, _MINE)) for each in (now, fewer))
+    now = [relative_uncertainty(peaks[name], amax[name]) for name in alive]
+    fewer = [relative_uncertainty(peaks[name], amax[name], max(pictures // 2, 1)) for name in alive]
+    uncertainty, before = (float(np.quantile(each, _SHARE)) for each in (now, fewer))
     halving = math.log(pictures / max(pictures // 2, 1))
-    power = math.log(before / spread) / halving if spread > 0 and before > 0 else _FASTEST
-    return spread, min(max(power, _SLOWEST), _FASTEST)
+    power = math.log(before / uncertainty) / halving if uncertainty > 0 and before > 0 else _FASTEST
+    return uncertainty, min(max(power, _SLOWEST), _FASTEST)
 
 
-def pictures_for(spread: float, power: float, pictures: int, limit: float) -> int:
-    """About how many pictures bring the spread down to `limit`, as a power of two."""
-    return int(2 ** math.ceil(math.log2(pictures * max(spread / limit, 1.0) ** (1 / power))))
+def pictures_for(uncertainty: float, power: float, pictures: int, limit: float) -> int:
+    """About how many pictures bring the uncertainty down to `limit`, as a power of two."""
+    return int(2 ** math.ceil(math.log2(pictures * max(uncertainty / limit, 1.0) ** (1 / power))))

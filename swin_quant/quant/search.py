@@ -1,8 +1,8 @@
-"""Which layers stay float: the policy that costs the least time within a budget of loss.
+"""Search the layers to leave float: the fastest policy within a budget of loss.
 
-Greedy, and measured at every step: layers are left float in the order of how much error they bring for each
-millisecond that their quantization saves. The shortest such list within the budget is found by halving (more float
-layers never lose much), then every layer of it is tried again in int8.
+Greedy, and measured at every step: layers are ordered by their error for each millisecond that their quantization
+saves. Halving finds the shortest beginning of that list that, left float, is within the budget (more float layers never
+lose much); then each of its layers is tried again in int8.
 """
 
 import math
@@ -15,15 +15,15 @@ from swin_quant.quant.distance import Loss
 from swin_quant.quant.policy import Policy
 
 Within = Callable[[frozenset[str]], bool]
-_LEAST = 1e-6  # of the milliseconds of all: what a layer is taken to save that was measured to save nothing
+_LEAST = 1e-6  # of all layers' milliseconds: the saving of a layer that was measured to save nothing
 
 
 @dataclass(frozen=True)
 class Unit:
-    """Nodes that are switched together, those of a layer.
+    """The nodes of a layer, which are switched together.
 
-    `error`: the power of the logits' noise when only they quantize, over that of the logits. `saved_ms`: how much
-    faster the engine is with them on; it was measured, may be below zero, and is zero where nothing could be told.
+    `error`: the power of the logits' noise when only they quantize, relative to the logits'. `saved_ms`: the measured
+    time that the engine saves with them on, maybe negative; zero if it could not be told.
     """
 
     name: str
@@ -33,15 +33,15 @@ class Unit:
 
     @property
     def sqnr_db(self) -> float:
-        """Of the logits when only they quantize; infinite where that changes nothing."""
+        """The logits' SQNR when only these nodes quantize; infinite if that changes nothing."""
         return -10 * math.log10(self.error) if self.error else math.inf
 
 
 @dataclass(frozen=True)
 class Budget:
-    """The loss that may be: expected drop of top-1 in points, agreement in percent, SQNR in dB; None: any.
+    """Limits of the loss: expected drop of top-1 in points, agreement in percent, SQNR in dB; None: no limit.
 
-    The drop counts with two standard errors: among many policies, some one is good by chance on the pictures at hand.
+    The drop counts with two standard errors: of many policies, one is good by chance on the pictures at hand.
     """
 
     max_drop: float | None = None
@@ -70,8 +70,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class TriedPolicy:
-    """A policy that was measured: its loss, and milliseconds of a batch on the engine, None where those are not to be
-    had; `nodes` that are on."""
+    """A measured policy: how many `nodes` are on, its loss, and a batch's milliseconds on the engine, or None."""
 
     policy: str
     nodes: int
@@ -82,7 +81,7 @@ class TriedPolicy:
 
     @property
     def figures(self) -> str:
-        """What was measured, in words."""
+        """The measured figures in words."""
         return self.loss.figures + ("" if self.ms is None else f", {self.ms:.3f} ms")
 
 
@@ -90,8 +89,8 @@ class TriedPolicy:
 class SearchResult:
     """The policy, its file, all candidates, the fastest first, and whether the budget was met.
 
-    `left_float`: the layers that it leaves float of those that could be quantized; `cost_ms`: how much slower than
-    with all of these quantized a batch is, as measured; None where no time was.
+    `left_float`: layers that it leaves float and that could be quantized; `cost_ms`: the time that this costs a batch,
+    None if it was not measured.
     """
 
     policy: Policy
@@ -109,41 +108,40 @@ class SearchResult:
 
     @property
     def found(self) -> TriedPolicy:
-        """What was measured of the policy."""
+        """The policy's own measurement."""
         return next(one for one in self.candidates if one.is_found)
 
 
 def check_limit(name: str, value: float | None, most: float = math.inf) -> None:
-    """UsageError for a limit, called `name` where it was given, that no policy keeps, or that every one does."""
+    """UsageError for a limit of the option `name` that no policy keeps, or every one."""
     if value is not None and not (0 <= value <= most and value < math.inf):
         limits = "a number from 0" + (f" to {most:g}" if most < math.inf else " up")
         raise UsageError(f"‹{name}› {value:g}: must be {limits}")
 
 
 def in_order(units: Sequence[Unit]) -> list[Unit]:
-    """Those first that int8 makes slower, then those that bring most error for the time that they save."""
+    """Units that int8 makes slower first, then those with the most error for the time that they save."""
     least = _LEAST * max(1e-9, sum(abs(unit.saved_ms) for unit in units))
     return sorted(units, key=lambda unit: (unit.saved_ms < 0, unit.error / max(unit.saved_ms, least)), reverse=True)
 
 
 def fastest(units: Sequence[Unit]) -> int:
-    """How many units of the order are left float where that takes the least time: those that int8 makes slower."""
+    """How many units of the order, left float, take the least time: those that int8 makes slower."""
     return sum(unit.saved_ms < 0 for unit in units)
 
 
 def prefix(units: Sequence[Unit], length: int) -> frozenset[str]:
-    """The names of the first so many in the order of `in_order`."""
+    """The names of the first `length` units in the order of `in_order`."""
     return frozenset(unit.name for unit in in_order(units)[:length])
 
 
 def cheapest(
     units: Sequence[Unit], within: Within, again: Callable[[frozenset[str]], Within] | None = None
 ) -> frozenset[str] | None:
-    """The names of the units to leave float, so that `within` holds and no one of them could be quantized as well;
-    those that int8 makes slower stay float.
+    """The names of the fewest units to leave float so that `within` holds; those that int8 makes slower stay float.
 
-    None where it does not even hold for all of them. `within` is asked about log2(n) times, and once for each that
-    the first search leaves float: that may be by another condition, `again` of what that search found.
+    None if it does not hold for all of them. `within` is asked about log2(n) times, and once more for each unit of the
+    first result, there by the condition `again(result)` if it is given.
     """
     low, high = 0, len(units)
     if not within(prefix(units, high)):
@@ -163,8 +161,7 @@ def cheapest(
 
 
 def within_time(units: Sequence[Unit], most_ms: float, milliseconds: Callable[[frozenset[str]], float]) -> int | None:
-    """How many units of the order can be left float before `milliseconds` is above `most_ms`; None where it is above
-    it even for the fastest."""
+    """How many units of the order can be left float within `most_ms`; None if even the fastest number takes longer."""
     least = fastest(units)  # up to there time falls
     low, high = least - 1, len(units)
     while low < high:
@@ -177,7 +174,7 @@ def within_time(units: Sequence[Unit], most_ms: float, milliseconds: Callable[[f
 
 
 def front(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Indices of the points (loss, time) than which none is better in one and as good in the other; by time."""
+    """Indices of the points (loss, time) on the Pareto front, by time."""
     order = sorted(range(len(points)), key=lambda index: (points[index][1], points[index][0]))
     found: list[int] = []
     for index in order:

@@ -1,8 +1,8 @@
-"""What each node costs: the loss of the logits when only it is quantized, and when all but it are.
+"""The cost of each node: the loss of the logits when only it is quantized, and when all others are.
 
-Both are needed. Alone, a node shows its own noise; left out, it shows what is won by keeping it float. Groups of nodes
-(layers, blocks, stages, roles) are asked the same. A forward begins where the group's first node lies: the blocks
-before it give what they gave to the float model, or to the quantized one.
+Alone, a node shows its own noise; left out, it shows the gain of keeping it float. Groups of nodes (layers, blocks,
+stages, roles) are measured alike. A forward begins at the group's first node: the blocks before it replay their outputs
+in the float model, or in the quantized one.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,13 +21,12 @@ from swin_quant.quant.replay import recorded, replayed
 from swin_quant.quant.watch import watching
 
 NODE, LAYER, BLOCK, STAGE, ROLE = "node", "layer", "block", "stage", "role"
-Group = tuple[str, str, tuple[str, ...]]
-"""Kind, name, nodes."""
+Group = tuple[str, str, tuple[str, ...]]  # kind, name, nodes
 
 
 @dataclass(frozen=True)
 class GroupLoss:
-    """The loss with only these nodes quantized, and with all but these. `kind`: what joins them; `name` is theirs."""
+    """The loss with only these nodes quantized, and with all others; `kind` and `name` of the group."""
 
     kind: str
     name: str
@@ -38,10 +37,10 @@ class GroupLoss:
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """Of every group, in the model's order, and of all nodes together.
+    """The losses of every group, in the model's order, and of all nodes together.
 
-    `profile`: block -> SQNR in dB of its output, of the quantized model against the float one. `forwards` is what it
-    took, in forwards of the whole model over all pictures.
+    `profile`: block -> SQNR in dB of its output, quantized against float. `forwards`: the work done, in forwards of the
+    whole model over all pictures.
     """
 
     pictures: int
@@ -51,12 +50,12 @@ class Sensitivity:
     forwards: float
 
     def of(self, kind: str) -> list[GroupLoss]:
-        """The groups of a kind, those first without which the logits would be nearest to the float model's."""
+        """The groups of a kind, the costliest first: without them the logits are nearest to float's."""
         return sorted((group for group in self.groups if group.kind == kind), key=lambda group: -group.without.sqnr_db)
 
 
 def groups_of(nodes: Mapping[str, Quantizer], blocks: Iterable[str] = (), stages: Iterable[str] = ()) -> list[Group]:
-    """Every node; those of a layer, a block, a stage, by their names; those of a role."""
+    """Every node, and the nodes of each layer, block and stage, by their names, and of each role."""
     found: list[Group] = [(NODE, name, (name,)) for name in nodes]
     layers: dict[str, list[str]] = {}
     for name in nodes:
@@ -77,11 +76,11 @@ def sensitivity(
     tell: Callable[[Iterable[int], int], Iterable[int]] = lambda numbers, total: numbers,
     kinds: Sequence[str] = (NODE, LAYER, BLOCK, STAGE, ROLE),
 ) -> Sensitivity:
-    """Of the nodes that the model's policy enables, on (number, images [B, channels, S, S]): this rank's share.
+    """Measure the nodes that the model's policy enables on this rank's share of (number, images [B, channels, S, S]).
 
-    `blocks` run one after another and take one tensor; the result does not depend on them, only how long it takes.
-    `tell` goes through the numbers of groups, for a progress bar. The model is as before afterwards, nodes off.
-    The same on any number of ranks. SwinQuantError where no node is on, or there is no picture.
+    `blocks` run one after another and take one tensor; the time depends on them, the result does not. `tell` iterates
+    over the numbers of groups, for a progress bar. Afterwards the model is as before, nodes off. The result is the same
+    on any number of ranks. SwinQuantError if no node is on, or there is no picture.
     """
     nodes, parts = enabled_nodes(model), list(blocks.values())
     if not nodes:
@@ -119,7 +118,7 @@ def _result(
             one.add(values)
     overall, depth, pairs = sums[0], sums[1 : 1 + len(blocks)], sums[1 + len(blocks) :]
     losses = [one.loss() for one in pairs]
-    units = len(blocks) + 1  # what lies behind the last block counts as one more
+    units = len(blocks) + 1  # the rest behind the last block counts as one more
     return Sensitivity(
         overall.pictures,
         overall.loss(),
@@ -133,7 +132,7 @@ def _result(
 
 
 class _Batch:
-    """One batch: what the float model and the quantized one gave at every block, and forwards from there on."""
+    """One batch: the outputs of all blocks in the float and the quantized model, and forwards from any of them on."""
 
     def __init__(
         self, model: nn.Module, nodes: Mapping[str, Quantizer], parts: Sequence[nn.Module], images: Tensor
@@ -156,7 +155,7 @@ class _Batch:
         return [[*noise(one.double(), other.double()), *[0.0] * (FIGURES - 2)] for one, other in pairs]
 
     def both(self, names: Sequence[str]) -> list[list[float]]:
-        """With only these nodes quantized, and with all but these."""
+        """The sums of `distance` with only these nodes quantized, and with all others."""
         begin = min(self.begins[name] for name in names)
         found = []
         for inside, outside, outputs in (
@@ -175,5 +174,5 @@ class _Batch:
         return logits
 
     def _note(self, name: str, *_: object) -> None:
-        """Of the blocks before a node's first call, all are done."""
+        """Note how many blocks are done at a node's first call."""
         self.begins.setdefault(name, len(self.floats))

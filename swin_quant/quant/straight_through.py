@@ -1,8 +1,7 @@
 """Fake quantization in eager mode: the op's arithmetic to the bit, at a fraction of its time and memory.
 
-On a CPU the chain of elementwise steps runs over blocks that stay in the cache. And what the backward pass needs of a
-node is little: where `x` saturated, a few places in ten thousand, whose positions are kept instead of `x` or a mask,
-and for a learned range what rounding added, in a byte.
+On a CPU the elementwise steps run over blocks that stay in the cache. The backward pass keeps the positions where `x`
+saturated, a few in ten thousand, instead of `x` or a mask, and for a learned range the rounding error, in a byte.
 """
 
 import functools
@@ -28,12 +27,12 @@ from swin_quant.quant.fake_quant import (
 
 Block: TypeAlias = slice | tuple[()]
 _BLOCK = 1 << 16  # values a thread: 256 KiB of float32, which fits into the second-level cache beside its results
-_MOST = 126  # the code of what rounding adds at most, half of a grid's largest step; 127 and -127 say: saturated
+_MOST = 126  # the code of the largest rounding error, half of a grid's largest step; 127 and -127: saturated
 
 
 def simulate(x: Tensor, amax: Tensor, qmin: int, qmax: int) -> Tensor:
-    """`fake_quant(x, amax, qmin, qmax)`: the op itself where a graph is exported or nothing is learned; else the same,
-    cheaper in the backward pass."""
+    """`fake_quant(x, amax, qmin, qmax)`, the op itself if a graph is exported or nothing is learned; else the same with
+    a cheaper backward pass."""
     learning = torch.is_grad_enabled() and (x.requires_grad or amax.requires_grad)
     if torch.compiler.is_exporting() or not learning:
         return fake_quant(x, amax, qmin, qmax)
@@ -43,10 +42,10 @@ def simulate(x: Tensor, amax: Tensor, qmin: int, qmax: int) -> Tensor:
 
 
 def _traced(x: Tensor, amax: Tensor, qmin: int, qmax: int) -> Tensor:
-    """In plain operations, which a compiler fuses with their neighbours, and whose results it computes again at will.
+    """Plain operations, which a compiler fuses with their neighbours and computes again at will.
 
-    Gradients come in by terms that are zero, t - t.detach(). Where x lies inside is a float made without comparing:
-    compilers keep a comparison's bits for the backward pass, and inductor takes ten times as long to store them.
+    Gradients enter by terms that are zero, t - t.detach(). `inside` is a float made without a comparison: compilers
+    keep a comparison's bits for the backward pass, and inductor takes ten times as long to store them.
     """
     still, fixed = x.detach(), amax.detach()
     low = lowest_inside(fixed, qmin, qmax)
@@ -59,7 +58,7 @@ def _traced(x: Tensor, amax: Tensor, qmin: int, qmax: int) -> Tensor:
 
 
 class _Eager(torch.autograd.Function):
-    """Keeps where x saturated and, if the range is learned, dy/dscale in int8, to a 504th of a grid's largest step."""
+    """Keeps the saturated positions and, if the range is learned, dy/dscale in int8: to a 504th of the largest step."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, amax: Tensor, qmin: int, qmax: int) -> Tensor:
@@ -112,7 +111,7 @@ class _Eager(torch.autograd.Function):
 
 
 def _blocks(x: Tensor, range_dim: int) -> list[Block]:
-    """Where to cut the first dimension of x: into blocks on a CPU, not at all elsewhere or with a range per channel."""
+    """Blocks along the first dimension of x on a CPU; one block elsewhere, or with a range per channel."""
     block = _BLOCK * torch.get_num_threads()
     if range_dim or not _is_real(x) or x.numel() <= block:
         return [()]
@@ -126,9 +125,9 @@ def _is_real(x: Tensor) -> bool:
 
 
 def _outside(values: Tensor, low: Tensor | None, amax: Tensor, room: Tensor) -> Tensor:
-    """Values < low (None: -amax) or > amax: flat positions int64 [few] on a CPU; elsewhere a mask, which needs no wait.
+    """Positions of values < low (None: -amax) or > amax: flat int64 [few] on a CPU; elsewhere a mask, without a wait.
 
-    `room` is a tensor like `values` to work in: a storage that numpy has seen cannot be freed, as a sharded weight's
+    `room`: a tensor like `values` to work in. A storage that numpy has seen cannot be freed, but a sharded weight's
     must be.
     """
     seen = torch.abs(values, out=room) if low is None else room.copy_(values)
@@ -149,7 +148,7 @@ def _zero(values: Tensor, outside: Tensor) -> Tensor:
 
 
 def _slopes(codes: Tensor, outside: Tensor, qmin: int, qmax: int) -> Tensor:
-    """dy/dscale in float32, `_codes` to one: what rounding added, and the saturated level where x lay `outside`."""
+    """dy/dscale in float32 from codes: the rounding error, or the saturated level for positions `outside`."""
     slopes, steps, one = codes.float(), qmax - qmin, _codes(qmin, qmax)
     if outside.dtype == torch.bool:
         return torch.where(outside, one * (slopes * steps).clamp_(qmin, qmax), slopes)
@@ -158,5 +157,5 @@ def _slopes(codes: Tensor, outside: Tensor, qmin: int, qmax: int) -> Tensor:
 
 
 def _codes(qmin: int, qmax: int) -> float:
-    """How many codes a level is."""
+    """Codes a level."""
     return 2 * _MOST / coarsest(qmin, qmax)

@@ -159,8 +159,8 @@ def test_a_reconstruction_that_was_cut_off_goes_on_and_gives_the_same_bytes(
     flags = [*float_flags, "--pictures", 8, "--policy", "qdq", "--wprec", 4, "--aprec", 4, "--no-eval", "--passes",
              long_recipe, "--output"]  # fmt: skip
     assert run("calibrate", *flags, tmp_path / "whole").code == 0
-    learn = CutOff(reconstruct.learn, 3)
-    monkeypatch.setattr(reconstruct, "learn", learn)
+    learn = CutOff(reconstruct.train_unit, 3)
+    monkeypatch.setattr(reconstruct, "train_unit", learn)
     assert run("calibrate", *flags, tmp_path / "cut").code == 130
     assert len(list((tmp_path / "cut" / "swin_micro_calib.passes").iterdir())) == 3
     learn.after = None

@@ -86,7 +86,7 @@ def test_a_plan_that_cannot_be(make, says):
 
 
 def test_refusals_come_before_the_first_forward(cfg, weights, tmp_path, monkeypatch):
-    monkeypatch.setattr("swin_quant.verbs.calibration_result.calibrate", lambda *_: pytest.fail("a forward"))
+    monkeypatch.setattr("swin_quant.verbs.calibration_result.observing", lambda *_: pytest.fail("a forward"))
     policy = load_policy("ft-mode1")
     (tmp_path / "file").write_text("x")
     with pytest.raises(SwinQuantError, match="it is a file"):

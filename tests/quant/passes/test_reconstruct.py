@@ -150,7 +150,7 @@ def test_one_that_was_cut_off_goes_on_at_its_unit_and_gives_the_same_bits(make_c
 def test_a_unit_that_is_no_better_stays_what_it_was(make_context, monkeypatch):
     context = make_context()
     before = {name: value.clone() for name, value in context.model.state_dict().items()}
-    monkeypatch.setattr(reconstruct, "learn", lambda unit, *others: [p.data.mul_(1.5) for p in unit.parameters()])
+    monkeypatch.setattr(reconstruct, "train_unit", lambda unit, *others: [p.data.mul_(1.5) for p in unit.parameters()])
     assert run(context, SHORT).startswith("0 of ")
     assert same(context.model.state_dict(), before)
 
