@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from swin_quant.base.progress import log, track
 from swin_quant.base.schema import within
 from swin_quant.quant.outputs import has_classes, rows
-from swin_quant.quant.passes.kind import Pass, PassContext, PassOptions
+from swin_quant.quant.passes.kind import CheckedOptions, Pass, PassContext
 from swin_quant.quant.passes.scratch import key_of
 from swin_quant.quant.passes.state import Values, give_state, state_of
 from swin_quant.quant.passes.trial import enabled_in
@@ -41,7 +41,7 @@ _MIXED = 0.5  # of the pictures have up to this share of another
 
 
 @dataclass(frozen=True)
-class DistillOptions(PassOptions):
+class DistillOptions(CheckedOptions):
     """`pictures` at most; `iterations`, each of `batch` pictures; `seed`. Rates of Adam at the start: `range_rate` is
     relative to a range, `weight_rate` to the root of a weight's mean square; `float_rate`: of biases and norms.
     `classes`: 0: the logits count; 1: the divergence of the probabilities of classes; or something between. Where a

@@ -20,7 +20,7 @@ from swin_quant.base.errors import listed
 from swin_quant.base.schema import counted, within
 from swin_quant.quant.layer import channels_last
 from swin_quant.quant.passes.gains import gain_db, note_of
-from swin_quant.quant.passes.kind import Pass, PassContext, PassOptions
+from swin_quant.quant.passes.kind import CheckedOptions, Pass, PassContext
 from swin_quant.quant.passes.places import Exchange, Part, recentre, rescale
 from swin_quant.quant.passes.trial import Trial, copied, enabled_in, restore
 from swin_quant.quant.passes.units import UnitRun, UpTo, inside, through
@@ -37,7 +37,7 @@ _SMALLEST = 2.0**-12  # of the largest channel: smaller ones count as that
 
 
 @dataclass(frozen=True)
-class EqualizeOptions(PassOptions):
+class EqualizeOptions(CheckedOptions):
     """`alpha`: the strengths that are tried; `pictures` that measure. `only_outliers`: leave alone what has none."""
 
     alpha: Annotated[tuple[Annotated[float, within(least=0, most=1)], ...], counted(1, 64)] = (0.5, 0.7)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from swin_quant.base.schema import within
 from swin_quant.quant.calibration import Method
-from swin_quant.quant.passes.kind import Pass, PassContext, PassOptions
+from swin_quant.quant.passes.kind import CheckedOptions, Pass, PassContext
 from swin_quant.quant.passes.layerwise import Problem, solve_layers
 from swin_quant.quant.passes.ridge import corrected, damped
 from swin_quant.quant.passes.rounding import gptq, nearest_where_better
@@ -23,7 +23,7 @@ from swin_quant.quant.ranges import weight_range
 
 
 @dataclass(frozen=True)
-class GptqOptions(PassOptions):
+class GptqOptions(CheckedOptions):
     """`damp`: what is added to the variance of every input, as a share of their mean."""
 
     pictures: Annotated[int, within(least=1)] = 256

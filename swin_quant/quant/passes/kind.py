@@ -52,7 +52,7 @@ class PassContext:
 
 
 @dataclass(frozen=True)
-class PassOptions:
+class CheckedOptions:
     """Base of the options of a pass, which check themselves by their annotations (UsageError)."""
 
     def __post_init__(self) -> None:

@@ -18,7 +18,7 @@ from swin_quant.base.schema import within
 from swin_quant.quant.passes.fisher import channel_weights
 from swin_quant.quant.passes.gains import gain_db, note_of
 from swin_quant.quant.passes.improve_units import improve_units
-from swin_quant.quant.passes.kind import Pass, PassContext, PassOptions
+from swin_quant.quant.passes.kind import CheckedOptions, Pass, PassContext
 from swin_quant.quant.passes.state import AMAX, BOUNDS, Values, state_of
 from swin_quant.quant.passes.targets import Targets, targets_of
 from swin_quant.quant.passes.unit_ranges import search_ranges
@@ -26,7 +26,7 @@ from swin_quant.quant.passes.units import UnitRun
 
 
 @dataclass(frozen=True)
-class RangeSearchOptions(PassOptions):
+class RangeSearchOptions(CheckedOptions):
     """`pictures`: a quarter of them judges; `rounds` through the nodes of a unit; `weighted` and `seed` as those of
     `reconstruct`; `together`: the nodes of a unit choose at once, not one after another."""
 

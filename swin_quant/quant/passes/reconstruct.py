@@ -17,7 +17,7 @@ from swin_quant.base.schema import within
 from swin_quant.quant.passes.fisher import channel_weights, picture_gradients
 from swin_quant.quant.passes.gains import gain_db, note_of
 from swin_quant.quant.passes.improve_units import improve_units
-from swin_quant.quant.passes.kind import Pass, PassContext, PassOptions
+from swin_quant.quant.passes.kind import CheckedOptions, Pass, PassContext
 from swin_quant.quant.passes.state import Values, give_state, state_of
 from swin_quant.quant.passes.targets import Targets, targets_of
 from swin_quant.quant.passes.unit_training import TrainingPlan, train_unit
@@ -27,7 +27,7 @@ _PRIME = 7919  # each unit has its own random numbers: a pass that goes on there
 
 
 @dataclass(frozen=True)
-class ReconstructOptions(PassOptions):
+class ReconstructOptions(CheckedOptions):
     """At most `pictures`, with their mirror images if these are not more (`mirror`); `iterations` a unit, each of
     `batch` pictures; `drop`: the share of values that is float's; `weighted`: errors by their effect on the logits;
     `rank`: draws a picture of the directions in which its errors add up (0: none)."""

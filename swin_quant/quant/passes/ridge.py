@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from swin_quant.base.schema import counted, within
-from swin_quant.quant.passes.kind import Pass, PassContext, PassOptions
+from swin_quant.quant.passes.kind import CheckedOptions, Pass, PassContext
 from swin_quant.quant.passes.layerwise import ErrorForm, Problem, solve_layers
 
 DAMPS = (0.01, 0.1, 1.0, 10.0)
 
 
 @dataclass(frozen=True)
-class RidgeOptions(PassOptions):
+class RidgeOptions(CheckedOptions):
     """`damp`: what lambda may be, as a share of the inputs' mean variance."""
 
     pictures: Annotated[int, within(least=1)] = 256
