@@ -39,9 +39,8 @@ class Model:
     """A network, and its run card: config, preprocessing, policy, how its ranges were found, what was measured.
 
     `module` is any nn.Module of our parts (QuantLinear, Quantizer), images [B, 3, H, W] -> logits [B, classes] (or what
-    `load(output_kind=...)` asks for). Called, a model gives the logits that it is deployed with: quantized under its
-    policy once it is calibrated, else float.
-    `module(images)` is always float.
+    `load(output_kind=...)` asks for). Called, a model gives the logits of its exported form: quantized under its policy
+    once it is calibrated, else float. `module(images)` is always float.
     """
 
     def __init__(
@@ -116,7 +115,7 @@ class Model:
 
     @property
     def prepared(self) -> Prepared:
-        """What looks at tensors that it is given."""
+        """The check of tensors that the model is called with."""
         known = Preprocess.from_dict(self.card.preprocess) if self.card.preprocess else None
         return Prepared(known, getattr(self.module, "in_chans", None))
 
@@ -194,7 +193,7 @@ class Model:
         return html_facts(self.name, self._facts())
 
     def _facts(self) -> dict[str, str | None]:
-        """What there is to say of it, in words."""
+        """The facts for `repr` and for a notebook, in words."""
         count = sum(parameter.numel() for parameter in self.module.parameters())
         record, given = self.card.calibration, self.card.preprocess
         found = f"by {record['method']} on {record['pictures']} pictures" if record else "yes"

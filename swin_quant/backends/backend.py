@@ -1,4 +1,4 @@
-"""A backend as data: what it exports, which artifacts its engine runs, and all that commands must know of it.
+"""A backend as data: its export, the artifacts that its engine runs, and the other facts that commands need.
 
 A descriptor costs nothing to import: functions are named as "module:function" and imported when they are called for.
 """

@@ -31,7 +31,7 @@ class GroupRecord(TypedDict):
 
 
 class SensitivityRecord(TypedDict):
-    """What each node costs under a policy. `profile`: SQNR in dB of each block's output. `forwards`: passes it took."""
+    """The cost of each node under a policy. `profile`: dB of each block's output. `forwards`: forward passes."""
 
     policy: str
     policy_sha256: str
@@ -76,7 +76,7 @@ class _TriedPolicies(TypedDict):
 
 
 class TriedPolicies(_TriedPolicies, total=False):
-    """What `search` measured on an engine, within a budget in words; `pictures` is how many told the losses.
+    """The policies that `search` measured on an engine. `pictures`: the number on which losses were measured.
 
     `left_float`: by the policy that it found, which costs `cost_ms` milliseconds beside all layers quantized.
     """

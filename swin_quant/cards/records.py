@@ -125,7 +125,7 @@ class SearchRecord(_SearchRecord, BitsRecord):
 
 
 class AdviceRecord(TypedDict):
-    """What a calibration advises, in a sentence, and the nodes that it is about. `kind`: the rule (`quant.advice`)."""
+    """A sentence of a calibration's advice, and the nodes that it is about. `kind`: its rule (`quant.advice`)."""
 
     kind: str
     text: str
@@ -207,7 +207,7 @@ class KnownOptions(TypedDict, total=False):
 
 
 class ArtifactRecord(TypedDict):
-    """What a backend was given to run: its main file beside the card, and the `others` that belong to it.
+    """An exported artifact: its main file beside the card, and the `others` that belong to it.
 
     `precision` is int8, float32, float16, W4A8, mixed, ...; `options` are what the export was asked for.
     """

@@ -157,7 +157,7 @@ def _trained_window(own: Geometry, overrides: Mapping[str, Any]) -> dict[str, An
 
 
 def _geometry_told(weights: Weights) -> Geometry:
-    """What the tensors tell."""
+    """The geometry that the tensors determine. SwinQuantError for tensors of no supported Swin."""
     told = geometry(weights.state)
     if not told or unsupported_kind(weights.state):
         advice = "; if timm has the model, say which: ‹cfg› timm:NAME"

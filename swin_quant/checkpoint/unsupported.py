@@ -77,7 +77,7 @@ def larger_model(state: Mapping[str, Tensor]) -> str | None:
 
 
 def described(state: Mapping[str, Tensor]) -> str:
-    """What a state_dict is, if `unsupported_kind` knows; else that it is no Swin, and some of its keys."""
+    """The kind of a state_dict, in words; if `unsupported_kind` does not know it: no Swin, and some of its keys."""
     return (
         unsupported_kind(state) or f"no checkpoint of a Swin Transformer (its keys are {listed(map(_short, state), 3)})"
     )

@@ -26,10 +26,11 @@ _PARSED: dict[Any, Callable[[str], Any]] = {int: whole, float: float, str: str, 
 
 @dataclass(frozen=True)
 class Flag:
-    """What the command line says of a field that its name, type and default do not say.
+    """Facts for the command line that the name, type and default of a field do not tell.
 
-    `name`: the flag, where it is not the field's name. `place`: it is given by its place instead; `or_flag`: by its
-    place or by its flag. `optional`: the flag may stand alone, and then means this value. `names`: further spellings.
+    `name`: the flag, where it is not the field's name. `place`: the value is given by its place, without a flag;
+    `or_flag`: by its place or by its flag. `optional`: the flag may stand alone, and then means this value. `names`:
+    further spellings.
     """
 
     help: str | Callable[[], str] = ""

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
 from functools import partial
-from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -64,14 +63,11 @@ def command_of(name: str) -> ModuleType:
         close = get_close_matches(name, COMMANDS, n=1)
         known = f"did you mean {close[0]}?" if close else f"there are {', '.join(COMMANDS)}"
         raise UsageError(f"no command {name!r:.60}: {known}")
-    place = name.replace("-", "_").replace(" ", ".")
-    file = Path(__file__).parents[1].joinpath("verbs", *place.split("."))
-    package = "verbs" if file.with_suffix(".py").is_file() else "cli"
-    return importlib.import_module(f"swin_quant.{package}.{place}")
+    return importlib.import_module(f"swin_quant.verbs.{name.replace('-', '_').replace(' ', '.')}")
 
 
 def parser_of(name: str, command: ModuleType) -> _Parser:
-    """What parses the arguments of a command."""
+    """The parser for the arguments of a command."""
     parser = _Parser(
         prog="main.py" if name == FRONT_DOOR else f"swin-quant {name}",
         description=command.HELP,
@@ -79,10 +75,7 @@ def parser_of(name: str, command: ModuleType) -> _Parser:
         formatter_class=_Help,
         allow_abbrev=False,
     )
-    if hasattr(command, "OPTIONS"):
-        add_flags(parser, command.OPTIONS, getattr(command, "WORDS", {}))
-    else:
-        command.add_arguments(parser)
+    add_flags(parser, command.OPTIONS, getattr(command, "WORDS", {}))
     parser.add_argument("--verbose", action="store_true", help="more messages, and tracebacks of errors")
     parser.add_argument("--quiet", action="store_true", help="only results, warnings and errors")
     parser.usage = _usage_of(parser)
@@ -90,7 +83,7 @@ def parser_of(name: str, command: ModuleType) -> _Parser:
 
 
 def _usage_of(parser: argparse.ArgumentParser) -> str:
-    """What must be given, and by place; every option is explained below, and need not be listed before it."""
+    """The usage line: required and positional arguments alone, since every option is explained below it."""
     needed = [action for action in parser._actions if action.required or not action.option_strings]
     formatter = parser._get_formatter()
     formatter.add_usage(None, needed, [], prefix="")
@@ -99,7 +92,7 @@ def _usage_of(parser: argparse.ArgumentParser) -> str:
 
 
 def words_of(parser: argparse.ArgumentParser, command: ModuleType) -> dict[str, str]:
-    """What a command calls the fields of which the library speaks: their flags, but for its own FIELDS."""
+    """Field of the library's messages -> the word of this command: its flag, unless the command's FIELDS rename it."""
     words: dict[str, str] = {}
     for action in parser._actions:
         for flag in action.option_strings:
@@ -120,6 +113,6 @@ def run(name: str, arguments: Sequence[str]) -> int:
     with speaking(words_of(parser, command)):
         with process_group(getattr(args, "device", "cpu"), getattr(args, "local_rank", None)) as world:
             with memory_errors_named():
-                command.run(options_from(args, command.OPTIONS) if hasattr(command, "OPTIONS") else args, world)
+                command.run(options_from(args, command.OPTIONS), world)
             sys.stdout.flush()  # what is printed is out before this rank waits for the others
     return 0

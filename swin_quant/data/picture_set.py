@@ -1,4 +1,4 @@
-"""What the face takes for pictures: a place on disk, or any iterable of tensors, a DataLoader for instance."""
+"""Pictures for the functions of Python: a place on disk, or any iterable of tensors, a DataLoader for instance."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -53,7 +53,7 @@ class PictureSet:
         return opened
 
     def indices(self, pictures: Pictures) -> list[int]:
-        """Which of the opened pictures are meant."""
+        """The indices of the opened pictures that belong to this set."""
         return list(range(len(pictures))) if self.count is None else sample(len(pictures), self.count, self.seed)
 
 

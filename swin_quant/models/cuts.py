@@ -156,7 +156,7 @@ def taken_out(graph: fx.Graph, region: Region) -> fx.Graph:
 
 
 def channel_dim(node: fx.Node, root: nn.Module) -> int:
-    """Which dimension of what `node` gives is that of channels: 1 or -1, as the layers that it comes from have it."""
+    """The dimension of channels in the output of `node`, 1 or -1, taken from the layers before it."""
     seen: set[fx.Node] = set()
     front = [node]
     while front:

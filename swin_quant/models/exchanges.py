@@ -1,7 +1,7 @@
 """Places in a traced network where factors and offsets can move, read from its graph (`quant.passes.places`).
 
-A layer whose channels other layers alone read, through what gives k y of k x (cross-layer equalization: Nagel et al.,
-2019); and a norm that layers alone read.
+Such a place is a layer whose channels only other layers read, through functions that give k y for k x (cross-layer
+equalization: Nagel et al., 2019), or a norm that only layers read.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,7 +13,7 @@ from swin_quant.models.placement import SIZES, word_of
 from swin_quant.quant.layer import QuantizedLayer
 from swin_quant.quant.passes.places import Exchange, Part, of_norm
 
-"""What gives k y of k x channel by channel, for every k above zero."""
+"""Modules and functions that give k y for k x, channel by channel, for every k above zero."""
 HOMOGENEOUS = frozenset(
     "identity dropout dropout2d droppath contiguous clone relu leakyrelu maxpool2d maxpool2dsame avgpool2d "
     "avgpool2dsame adaptiveavgpool2d adaptivemaxpool2d flatten folded".split()
@@ -22,7 +22,7 @@ STILL = frozenset("identity dropout droppath contiguous clone".split())
 
 
 def exchanges(graph: fx.Graph, root: nn.Module, norms: Mapping[str, str]) -> Iterator[Exchange]:
-    """Those of a graph whose layers are ours; `norms`: batch norms by name that are folded into layers (`foldable`)."""
+    """The exchanges of a graph whose layers are ours. `norms`: batch norms that are folded into layers (`foldable`)."""
     calls = [str(node.target) for node in graph.nodes if node.op == "call_module"]
     for node in graph.nodes:
         name = str(node.target)

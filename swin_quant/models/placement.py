@@ -143,7 +143,7 @@ def _requested_roles(node: fx.Node, root: nn.Module) -> tuple[str, dict[str, Rol
 
 
 def _inputs(node: fx.Node) -> list[fx.Node]:
-    """Those of a node's first two inputs that other nodes compute."""
+    """The nodes among a node's first two inputs; a constant is none."""
     return [one for one in node.args[:2] if isinstance(one, fx.Node)]
 
 

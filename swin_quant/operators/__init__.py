@@ -1,1 +1,1 @@
-"""What a model computes, operator by operator, before anything is quantized: traced, counted, looked up, replaced."""
+"""The operators that a model computes, before anything is quantized: traced, counted, looked up, replaced."""

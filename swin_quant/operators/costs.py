@@ -1,7 +1,7 @@
-"""What a call costs: multiplications with additions (MACs), bytes that move, parameters that are read.
+"""Count the cost of each call: multiplications with additions (MACs), bytes that move, parameters that are read.
 
-Counted where torch hands work to a kernel, so that whatever a function is made of is seen: attention as its products,
-a view as nothing.
+Counting happens where torch hands work to a kernel, so the parts of every function are seen: attention counts as its
+products, and a view costs nothing.
 """
 
 import math

@@ -111,7 +111,7 @@ Made = Callable[[Plugin, Node], Tensor]
 
 
 def symbolic(plugin: Plugin, node: Node) -> Tensor:
-    """What torch's ONNX exporter writes as a node of that domain; it has a shape, and no values."""
+    """A tensor with a shape and no values, which torch's ONNX exporter writes as a node of that domain."""
     return torch.onnx.ops.symbolic(
         f"{plugin.domain}::{plugin.name}",
         node.inputs,
@@ -174,6 +174,6 @@ class Plugging(TorchFunctionMode):
 
 
 def _sizes(args: Sequence[Any]) -> list[Any]:
-    """What follows the tensor: numbers, or one list of them."""
+    """The arguments behind the tensor, given as numbers or as one list."""
     rest = args[1:]
     return list(rest[0]) if len(rest) == 1 and isinstance(rest[0], (list, tuple, torch.Size)) else list(rest)

@@ -1,4 +1,4 @@
-"""What a machine's peaks allow, block by block, and what INT8 can at most give there. Computed, never measured.
+"""The least time of each block by a machine's peaks, and the most that INT8 can gain. Computed, never measured.
 
 Williams et al., "Roofline: an insightful visual performance model", 2009: a call takes at least as long as its
 arithmetic at the peak, and as its bytes at the bandwidth.
@@ -22,7 +22,7 @@ LAUNCH_US = 1.6
 
 @dataclass(frozen=True)
 class GpuFacts:
-    """What kernels must know of a GPU: compute capability (90 is 9.0), multiprocessors, float8 peak where it has one.
+    """A GPU for the kernels: compute capability (90 is 9.0), multiprocessors, float8 peak where it has one.
 
     `launch_us`: microseconds that a launch takes at least inside a CUDA graph. LAUNCH_US is the sum of two published
     measurements, neither on the newest GPUs: 1.1 of an addition of 1,024 numbers (pytorch issue 161104) and 0.5 from
@@ -70,8 +70,8 @@ def load_machine(name_or_path: str) -> Machine:
 class Limit:
     """The least time of a block for the traced batch, in microseconds, and by how much INT8 can shorten it.
 
-    Each call on its own: `float_us`, `int8_us`. `fused_us` and `fused_int8_us`: matrix products alone, as if all else
-    were fused away. `bound`: by what most of the products' time is limited in float.
+    `float_us`, `int8_us`: each call on its own. `fused_us`, `fused_int8_us`: matrix products alone, as if all else were
+    fused away. `bound`: the limit (bytes or arithmetic) for most of the products' time in float.
     """
 
     block: str
@@ -85,12 +85,12 @@ class Limit:
 
     @property
     def gain(self) -> float:
-        """At most so many times as fast, each call on its own."""
+        """The upper bound of the speedup, with each call on its own."""
         return self.float_us / self.int8_us if self.int8_us else 1.0
 
     @property
     def fused_gain(self) -> float:
-        """At most so many times as fast, all but products fused away."""
+        """The upper bound of the speedup, with all but products fused away."""
         return self.fused_us / self.fused_int8_us if self.fused_int8_us else 1.0
 
 

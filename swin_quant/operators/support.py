@@ -1,4 +1,4 @@
-"""Which target has which operator: tables of configs/targets, each row with its source. What none says is not known."""
+"""Look up the operators of each target in the tables of configs/targets. An operator in no table is not known."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,12 +12,12 @@ from swin_quant.base.yaml_file import read_yaml
 
 SUPPORTED, REPLACED, UNSUPPORTED, NOT_KNOWN = "supported", "replaced", "unsupported", "not known"
 KINDS = (SUPPORTED, REPLACED, UNSUPPORTED, NOT_KNOWN)
-_EXPORTER = "onnx"  # the table of what becomes of torch's operators in ONNX; no target itself
+_EXPORTER = "onnx"  # the table of torch's operators as ONNX; no target itself
 
 
 @dataclass(frozen=True)
 class Status:
-    """How a target takes an operator; `by` what, where it does not as it is, and the `source` that says so."""
+    """How a target takes an operator. `by`: what it computes instead; `source`: where that is documented."""
 
     kind: str
     by: str = ""
@@ -26,7 +26,7 @@ class Status:
 
 @dataclass(frozen=True)
 class Instead:
-    """What a target computes an operator by; `source` is a key of the table's sources."""
+    """The operators that a target computes instead; `source`: a key of the table's sources."""
 
     by: str
     source: str
@@ -52,7 +52,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Exporter:
-    """What torch's exporter writes for its operators."""
+    """The table of torch's exporter: operator of torch -> the ONNX operators that it writes."""
 
     description: str
     sources: dict[str, str]

@@ -1,4 +1,4 @@
-"""What makes shapes vary, and what only training needs: found by tracing a model again on other inputs."""
+"""Trace a model again on other inputs: do its shapes follow? And list the modules that only training needs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,9 +22,9 @@ class Variation:
 
 
 def variations(model: nn.Module, images: Sequence[int], calls: Sequence[Call]) -> list[Variation]:
-    """Of the batch, of square pictures of another size, and of pictures that are not square.
+    """Whether shapes follow another batch, square pictures of another size, and pictures that are not square.
 
-    `calls` are those of `model` for pictures `images`, [B, in, H, W].
+    `calls`: the trace of `model` for pictures of shape `images`, [B, in, H, W].
     """
     batch, channels, height, width = images
     others = {

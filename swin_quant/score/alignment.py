@@ -1,4 +1,4 @@
-"""What a network computes on its way, tensor by tensor, and how far two such traces are apart."""
+"""Trace the tensors that a network computes on its way, and compare two traces tensor by tensor."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -115,8 +115,8 @@ class Aligned:
         return self.problem is not None or not self.sqnr_db >= limit
 
 
-class _Apart:
-    """Sums over batches, in float64."""
+class _Sums:
+    """The sums of one tensor over batches, in float64."""
 
     def __init__(self) -> None:
         self.count, self.largest = 0, 0.0
@@ -153,7 +153,7 @@ class Tally:
     """Compares the traces of two sides batch by batch."""
 
     def __init__(self) -> None:
-        self._sums: dict[str, _Apart] = {}
+        self._sums: dict[str, _Sums] = {}
         self.only: tuple[set[str], set[str]] = (set(), set())  # names that just one side has
 
     def add(self, a: Trace, b: Trace) -> None:
@@ -162,7 +162,7 @@ class Tally:
             mine |= names
         for name in a:
             if name in b:
-                self._sums.setdefault(name, _Apart()).add(a[name], b[name])
+                self._sums.setdefault(name, _Sums()).add(a[name], b[name])
 
     def rows(self) -> list[Aligned]:
         """A row for each tensor, group by group, in the order computed."""

@@ -45,7 +45,7 @@ _UNREADABLE = 0.01  # the share of pictures that may be unreadable
 
 @dataclass(frozen=True)
 class CompareOptions:
-    """How each side is run, and what is compared, printed and dumped."""
+    """How each side is run, and which tensors are compared, printed and dumped."""
 
     policy: Annotated[
         tuple[str, ...],

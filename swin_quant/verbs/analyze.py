@@ -44,7 +44,7 @@ class LookedAtOptions:
 
 @dataclass(frozen=True)
 class AnalyzeOptions:
-    """Which model is analysed, for which batch, targets and machine."""
+    """The model to analyse, and the batch, targets and machine for it."""
 
     checkpoint: Annotated[
         str | None,

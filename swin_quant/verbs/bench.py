@@ -50,7 +50,7 @@ class ComparingOptions:
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """What is measured, on which engines, and how."""
+    """The candidates of a bench, their engines, and how they are timed."""
 
     files: Annotated[
         tuple[str, ...], Flag("artifacts or checkpoints of one model, cards beside them", "FILE", place=True)

@@ -100,7 +100,7 @@ def classify(
 
 @dataclass(frozen=True)
 class Answers:
-    """What is asked of each picture: `top` classes, named by the file `labels`; and how pictures are read."""
+    """The answers for each picture: `top` classes, named by the file `labels`; and how pictures are read."""
 
     top: int = 5
     labels: str | None = None
@@ -109,7 +109,7 @@ class Answers:
 
 
 class _Unread(TypedDict):
-    """Of a shard: how many of its pictures could not be read."""
+    """The number of pictures of a shard that could not be read."""
 
     unreadable: Annotated[int, within(least=0)]
 

@@ -19,7 +19,7 @@ EXAMPLES = """examples:
 
 @dataclass(frozen=True)
 class CompletionOptions:
-    """Which shell is to complete."""
+    """The shell to write a completion for."""
 
     shell: Annotated[Literal["bash", "zsh", "tcsh"], Flag(place=True)]
 

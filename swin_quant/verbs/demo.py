@@ -32,7 +32,7 @@ FOUR_BITS, FOUR_BIT_EPOCHS = "w4a4", 2
 
 @dataclass(frozen=True)
 class DemoOptions:
-    """Which model is trained, for how long, and where everything is left."""
+    """The model to train, for how long, and the folder for everything."""
 
     output: Annotated[str, Flag("folder of everything", "DIR")] = "out/demo"
     model: Annotated[Literal["swin_digits", "swinv2_digits"], Flag("which micro Swin")] = "swin_digits"

@@ -1,4 +1,4 @@
-"""What this machine has: versions, engines, what CPU and GPU can do, folders, and what stands in the way.
+"""Inspect this machine: versions, engines, features of CPU and GPU, folders, and what stands in the way.
 
 Each question works on a machine that lacks the thing asked about; a topic that cannot be asked says so.
 """
@@ -110,7 +110,7 @@ def _torchvision() -> tuple[str, ...]:
 
 
 def _pairing() -> str:
-    """Which torch the installed torchvision is for, and which there is."""
+    """The torch that the installed torchvision needs, and the one that is installed."""
     import torch
 
     wanted = [one for one in importlib.metadata.requires("torchvision") or [] if re.match(r"torch\b", one)]

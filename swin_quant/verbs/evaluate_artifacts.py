@@ -47,11 +47,11 @@ from swin_quant.score.scoring import score_engines
 
 @dataclass(frozen=True)
 class Scoring:
-    """What artifacts are scored with.
+    """How artifacts are scored.
 
-    `engines` None: those installed; `half`: the half-precision baseline; `fake_quant`: the simulation is scored too;
+    `engines` None: all installed; `half`: the half-precision baseline; `fake_quant`: the simulation is scored too;
     `checkpoint`: what was exported, where it is not found; `original`: the float checkpoint that it came from, too;
-    `overrides`: keys of the config (data path, batch size, ...); `answers`: where those to each picture are kept.
+    `overrides`: keys of the config (data path, batch size, ...); `answers`: where the answers to each picture are kept.
     """
 
     engines: Sequence[str] | None = None

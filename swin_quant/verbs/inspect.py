@@ -1,4 +1,4 @@
-"""What is in an ONNX file: int8 products, attention, and what an engine will not fuse."""
+"""Inspect an ONNX file: int8 products, attention, and patterns that an engine will not fuse."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _engines() -> list[str]:
 
 @dataclass(frozen=True)
 class InspectOptions:
-    """Which file is looked at, for which engine."""
+    """The file to inspect, and the engine to ask."""
 
     model: Annotated[str, Flag(metavar="MODEL.onnx", place=True)]
     engine: Annotated[str | None, Flag("only what this engine will not fuse (default: all)", choices=_engines)] = None

@@ -22,7 +22,7 @@ EXAMPLES = """examples:
 
 @dataclass(frozen=True)
 class NodesOptions:
-    """Whose nodes are listed, and how."""
+    """The model whose nodes are listed, and the form of the list."""
 
     checkpoint: Annotated[str | None, Flag("calibrated checkpoint, to see its ranges", "CHECKPOINT", or_flag=True)] = (
         None

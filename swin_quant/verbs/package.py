@@ -34,7 +34,7 @@ class ServerOptions:
 
 @dataclass(frozen=True)
 class PackageOptions:
-    """Which artifact is packaged, and where."""
+    """The artifact to package, and the folder for it."""
 
     artifact: Annotated[str, Flag("exported ONNX file; its run card lies beside it", "ARTIFACT", place=True)]
     output: Annotated[str, Flag("the package: a folder that is not there yet", "DIR")]

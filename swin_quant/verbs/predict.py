@@ -37,7 +37,7 @@ labels, int64 [N], -1 where there is none."""
 
 @dataclass(frozen=True)
 class AnswerOptions:
-    """What is written of each picture, and how pictures are read."""
+    """The answers for each picture, where they go, and how pictures are read."""
 
     labels: Annotated[str | None, Flag("class names, one a line (default: the model's own, ImageNet's)", "FILE")] = None
     output: Annotated[str | None, Flag("write Parquet files there, --shard pictures each, and no table", "DIR")] = None
@@ -66,7 +66,7 @@ class PlaceOptions:
 
 @dataclass(frozen=True)
 class PredictOptions:
-    """What answers, on which pictures, and what becomes of the answers."""
+    """The model, its pictures, and the answers that are printed or written."""
 
     model: Annotated[str, Flag("checkpoint or artifact; its run card lies beside it", "MODEL", place=True)]
     images: Annotated[tuple[str, ...], Flag("files, folders, 'patterns'", "IMAGE", place=True)] = ()

@@ -43,7 +43,7 @@ class PageOptions:
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """Which cards are told, and where."""
+    """The cards of the report, and the forms and places that it is written in."""
 
     cards: Annotated[tuple[str, ...], Flag("run card, or directory of run cards", "RUN_CARD", place=True)]
     format: Annotated[str, Flag("what is printed (default terminal)", choices=FORMATS)] = "terminal"

@@ -71,7 +71,7 @@ def _page_data(cards: Mapping[Path, RunCard], opened: OpenFor | None, count: int
 
 
 def _of_checkpoint(cards: Mapping[Path, RunCard], opened: OpenFor | None, count: int) -> PageData:
-    """What is shown of one checkpoint. `cards`: those that name it, of itself or of its artifacts."""
+    """The data of one checkpoint. `cards`: its own card and those of its artifacts."""
     paths = sorted(cards, key=lambda path: cards[path].artifact is not None)
     first, together = cards[paths[0]], list(cards.values())
     data = PageData(first.name, together)

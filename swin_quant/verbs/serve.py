@@ -68,7 +68,7 @@ class LimitFlags:
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """Which artifact is served, where, and within which limits."""
+    """The artifact to serve, its address, and the limits for clients."""
 
     artifact: Annotated[str, Flag("exported file; its run card lies beside it", "ARTIFACT", place=True)]
     host: Annotated[str, Flag("address (default 127.0.0.1: this machine alone)")] = "127.0.0.1"

@@ -36,7 +36,7 @@ _WIDTH = 140  # characters of a printed table
 
 @dataclass(frozen=True)
 class VerifyOptions:
-    """Which artifact is compared, on which engines and pictures."""
+    """The artifact to verify, the engines that run it, and the pictures."""
 
     artifact: Annotated[str, Flag("exported file; its run card lies beside it", "ARTIFACT", place=True)]
     checkpoint: Annotated[str | None, Flag("what it was made from (default: looked for)", "FILE")] = None
@@ -74,7 +74,7 @@ class Verification:
 
     @property
     def failures(self) -> list[str]:
-        """What is not within its tolerance, in words; empty where all is well."""
+        """A clause for each engine that is not within its tolerance; empty if all are."""
         return failures(self.records)
 
     def __bool__(self) -> bool:

@@ -174,7 +174,7 @@ def check_factors(model: Swin) -> None:
 
 
 def warnings_of(case: Case) -> list[str]:
-    """What the kernels do to such a model that nobody would expect of them."""
+    """Warnings of what the kernels do unexpectedly to such a model."""
     return list(_holding(WARNINGS, case)) if case.form.int8 else []
 
 

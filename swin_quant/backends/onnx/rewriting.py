@@ -1,4 +1,4 @@
-"""How an architecture is rewritten for export: named rewrites that keep the function, and what is made of them."""
+"""Rewrite an architecture for export by named rewrites that keep its function."""
 
 import importlib
 from collections.abc import Callable, Collection, Iterable, Mapping

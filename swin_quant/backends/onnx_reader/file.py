@@ -1,4 +1,4 @@
-"""ONNX files that nobody vouched for: checked before an engine sees them, and what goes in and comes out of them."""
+"""Read ONNX files that nobody vouched for: check them before an engine sees them, and tell their inputs and outputs."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence

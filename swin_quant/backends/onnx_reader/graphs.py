@@ -22,5 +22,5 @@ def graphs(*outermost: Any) -> Iterator[Any]:
 
 
 def nodes(*outermost: Any) -> Iterator[Any]:
-    """The nodes of all of them."""
+    """The nodes of all these graphs."""
     return (node for graph in graphs(*outermost) for node in graph.node)

@@ -46,7 +46,7 @@ class BuildOptions:
 
 @dataclass(frozen=True)
 class EnginePlan:
-    """A checked ONNX file and what is to be made of it. `shapes` are those of the profile: min, opt, max."""
+    """A checked ONNX file, and the options for its engine. `shapes`: the profile's smallest, usual and largest."""
 
     artifact: Artifact
     file: OnnxFile

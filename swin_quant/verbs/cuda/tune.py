@@ -23,7 +23,7 @@ one of others is left aside with a warning. Without a file the engine runs with 
 
 @dataclass(frozen=True)
 class TuneOptions:
-    """Which artifact is tuned, for which batches, and how long."""
+    """The artifact to tune, the batches, and the time for them."""
 
     artifact: Annotated[str, Flag("what `export --for cuda` wrote", "ARTIFACT", place=True)]
     batch: Annotated[tuple[int, ...], Flag("default 1 8 32", "N")] = (1, 8, 32)

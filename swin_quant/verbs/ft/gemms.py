@@ -1,4 +1,4 @@
-"""List the int8 GEMMs of a model and batch for FasterTransformer, and what its tuner files say of them."""
+"""List the int8 GEMMs of a model and batch for FasterTransformer, with the entries of its tuner files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EXAMPLES = """examples:
 
 @dataclass(frozen=True)
 class GemmsOptions:
-    """Whose GEMMs are listed, and the tuner files that are asked for them."""
+    """The model and batch whose GEMMs are listed, and the tuner files to look them up in."""
 
     checkpoint: Annotated[str | None, Flag("of the model; or --cfg", "CHECKPOINT", or_flag=True)] = None
     model: Annotated[ModelOptions, Group("model")] = field(default_factory=ModelOptions)

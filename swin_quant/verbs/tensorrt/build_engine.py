@@ -32,7 +32,7 @@ compared with the checkpoint's at the end, as `verify` does; exit code 1 says th
 
 @dataclass(frozen=True)
 class BuildEngineOptions:
-    """Which file is built, for which batches, and how the engine is verified."""
+    """The ONNX file, the batches of its engine, and how the engine is verified."""
 
     model: Annotated[str, Flag("exported file; its run card lies beside it", "MODEL.onnx", place=True)]
     output: Annotated[str | None, Flag("folder of MODEL_sm<NN>.engine (default: the model's)", "DIR")] = None

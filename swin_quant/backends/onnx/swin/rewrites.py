@@ -23,7 +23,7 @@ def fusible_attention(model: Lowered) -> None:
 
 
 def scale_in_weights(model: Lowered) -> None:
-    """The scale of V1's attention into the rows of q in the qkv weight and bias: no operator is left of it."""
+    """Fold the scale of V1's attention into the rows of q in the qkv weight and bias, so that no operator is left."""
     for attention in _attentions(model):
         attention.fold_scale()
 

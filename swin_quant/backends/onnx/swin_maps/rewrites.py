@@ -17,7 +17,7 @@ def any_size(model: Any) -> None:
 
 
 def scale_in_weights(model: Any) -> None:
-    """The scale of V1's attention into the rows of q in the qkv weight and bias: no operator is left of it."""
+    """Fold the scale of V1's attention into the rows of q in the qkv weight and bias, so that no operator is left."""
     for layer in model.layers:
         for block in layer.blocks:
             block.attn.fold_scale()
