@@ -3,8 +3,10 @@ commands a micro model, a few small pictures, and the command line run in this p
 
 import functools
 import importlib.util
+import json
 import logging
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -62,7 +64,7 @@ VAL = 7  # uneven over two ranks, and over three classes
 
 @pytest.fixture(autouse=True, scope="session")
 def exported_once(tmp_path_factory):
-    """Models that are equal go through torch's exporter once a session, which takes seconds, but for its own tests."""
+    """Models that are equal go through torch's exporter once a session: it takes seconds."""
     if importlib.util.find_spec("onnx") is None:
         yield
         return
@@ -374,3 +376,48 @@ def install(tmp_path, monkeypatch):
     yield announce
     for cache in caches:
         cache.cache_clear()
+
+
+@pytest.fixture
+def own_pictures(pictures, tmp_path) -> Path:
+    """A copy of `pictures` that a test may damage."""
+    return Path(shutil.copytree(pictures, tmp_path / "own"))
+
+
+@pytest.fixture(scope="session")
+def float_flags(micro, pictures):
+    """The options that every calibration needs: V1, its weights, the pictures, 2 batches of 4."""
+    return [
+        *("--cfg", micro / "swin.yaml", "--checkpoint", micro / "swin.pth", "--data-path", pictures),
+        *("--pictures", 8, "--batch", 4, "--device", "cpu", "--half", "none"),
+    ]
+
+
+@pytest.fixture(scope="session")
+def ft_flags(micro, pictures):
+    """The same in the words of main.py."""
+    return [
+        *("--cfg", micro / "swin.yaml", "--resume", micro / "swin.pth", "--data-path", pictures),
+        *("--num-calib-batch", 2, "--calib-batchsz", 4, "--device", "cpu", "--half", "none"),
+    ]
+
+
+@pytest.fixture(scope="session")
+def calibrated(tmp_path_factory, float_flags) -> Path:
+    """swin_micro_calib.pth and its card, with results under ft-mode1. Copy it before you change it."""
+    folder = tmp_path_factory.mktemp("calibrated")
+    words = [str(word) for word in (*float_flags, "--policy", "ft-mode1", "--output", folder, "--quiet")]
+    assert main(["calibrate", *words]) == 0
+    return folder / "swin_micro_calib.pth"
+
+
+@pytest.fixture(scope="session")
+def scoring_flags(micro, pictures):
+    """The options of an evaluation besides its checkpoint: the float32 baseline, and no more than a test asks for."""
+    return ["--cfg", micro / "swin.yaml", "--data-path", pictures, "--device", "cpu", "--half", "none"]
+
+
+@pytest.fixture(scope="session")
+def card_of():
+    """card_of(checkpoint) -> the content of its run card."""
+    return lambda checkpoint: json.loads(Path(checkpoint).with_suffix(".json").read_text())

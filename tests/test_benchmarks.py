@@ -58,6 +58,7 @@ def test_a_page_says_what_its_times_depend_on(benchmark, tmp_path, monkeypatch):
     assert "driver unknown, " in "\n".join(script.heading(script.Place("cpu"), None))
 
 
+@pytest.mark.slow
 def test_trace_is_also_timed_by_plain_calls(benchmark, tmp_path):
     script = benchmark("cuda_engine")
     job = script.Job("trace fp16", "swin_digits", 2)
@@ -307,6 +308,7 @@ def test_what_is_taken_apart_is_put_together_again(benchmark):
         dequantize(model)
 
 
+@pytest.mark.slow
 def test_every_fusion_has_a_prediction_and_what_only_saves_saves(benchmark):
     script = benchmark("cuda_predictions")
     case = script.Case("swin_tiny_patch4_window7_224", 32, script.load_machine("h200"))

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from swin_quant.base.errors import UsageError
 from swin_quant.base.shipped import configs_dir
 from swin_quant.config import architecture, check_geometry, default_config, find_config, from_dict, load_config, to_dict
+from swin_quant.config.load import portable_config
 
 FILES = sorted(file for folder in ("swin", "swinv2") for file in (configs_dir() / folder).glob("[!_]*.yaml"))
 SIZES = {
@@ -454,3 +455,10 @@ def test_find_config_suggests_what_is_close(tmp_path):
     assert "digits" not in str(error.value)
     with pytest.raises(UsageError, match="no such file or shipped configuration: _base"):
         find_config("_base")
+
+
+def test_a_portable_config_names_no_folder():
+    keys = {"DATA.DATA_PATH": "/home/me/imagenet", "MODEL.RESUME": "/tmp/x.pth", "OUTPUT": "/scratch/out"}
+    text = json.dumps(portable_config(load_config(find_config("swin_digits"), overrides=keys)))
+    assert "imagenet" in text and "x.pth" in text
+    assert "/home" not in text and "/tmp" not in text and "/scratch" not in text

@@ -217,6 +217,7 @@ def slow(tmp_path):
     return {"BASH_ENV": str(tmp_path / "clock"), "LIMITS": str(tmp_path / "limits")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_slow_steps_leave_time_to_those_behind_them(tmp_path, noting, slow, device):
     result = check(tmp_path, "--device", device, **noting, **slow)

@@ -78,6 +78,7 @@ def test_a_checkpoint_without_a_card_is_warned_of(run, scoring_flags, calibrated
     assert "no run card says" not in run("evaluate", *flags).err
 
 
+@pytest.mark.slow
 def test_learned_ranges_ask_for_training(run, scoring_flags, calibrated, tmp_path, card_of, recipe):
     made = []
     for start, how in ((calibrated, "learned"), (tmp_path / "0", "frozen")):

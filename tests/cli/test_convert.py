@@ -76,6 +76,7 @@ def test_corrected_weights_are_no_float_baseline_of_themselves(run, micro, pictu
     assert [result["weights"] for result in results] == ["original", "ptq"]
 
 
+@pytest.mark.slow
 def test_what_its_weights_saw_stays_known(run, micro, pictures, tmp_path):
     """Also where the logits are the original's: maps of stages may not be."""
     (tmp_path / "mine.yaml").write_text("passes: [equalize, {name: range_search, pictures: 4, rounds: 1}]\n")

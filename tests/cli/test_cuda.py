@@ -111,6 +111,7 @@ def test_run_writes_logits(run, file, pictures, tmp_path):
     assert arrays["logits"].shape == (7, 3) and np.isfinite(arrays["logits"]).all()
 
 
+@pytest.mark.slow
 def test_predict_evaluate_and_bench(run, file, pictures):
     picture = sorted((pictures / "val").rglob("*.png"))[0]
     assert run("predict", file, picture, "--device", "cpu").code == 0

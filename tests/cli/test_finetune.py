@@ -118,6 +118,7 @@ def test_what_was_measured_after_training_is_measured_of_the_file(run, qat_flags
         assert {**one, "ms_per_picture": None} == {**other, "ms_per_picture": None}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("amax", ["learned", "reestimated"])
 def test_weights_that_train_in_half_are_float32_to_whoever_looks_at_them(run, qat_flags, tmp_path, amax):
     """After an epoch, when ranges are settled, and in the file; ranges never were half."""
@@ -130,6 +131,7 @@ def test_weights_that_train_in_half_are_float32_to_whoever_looks_at_them(run, qa
     assert (ranges != ranges.bfloat16()).float().mean() > 0.9
 
 
+@pytest.mark.slow
 def test_ranks_that_train_half_weights_keep_summing_gradients(run, forked, qat_flags, tmp_path):
     """Also behind what looks at the weights: the average after every step, and the ranges after every epoch."""
     flags = ["--amp-opt-level", "O3", "--amax", "learned", "--set", "ema=0.9", "--no-eval"]
@@ -411,6 +413,7 @@ def test_results_without_a_snapshot_to_go_on_from_are_not_lost(run, float_run, t
     assert kept == snapshot(tmp_path / "out")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other", ["pictures", "preprocessing", "teacher"])
 def test_a_run_does_not_go_on_with_other_pictures_or_another_teacher(
     run, qat_flags, own_pictures, micro, tmp_path, other

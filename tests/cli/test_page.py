@@ -53,6 +53,7 @@ def test_every_node_with_the_figures_of_its_file(run, own, tmp_path):
     assert f"{card.results[-1]['acc1']:.3f}" in text and "ft-mode1" in text
 
 
+@pytest.mark.slow
 def test_nothing_is_fetched_and_nothing_but_its_own_scripts_runs(run, own, tmp_path):
     card = json.loads(own.with_suffix(".json").read_text())
     evil = "</script><script>alert(1)</script><img src=x onerror=alert(1)>"
@@ -113,6 +114,7 @@ def test_without_the_library_it_says_what_installs_it(run, own, tmp_path, monkey
     assert "[report]" in done.error(2) and not (tmp_path / "page.html").exists()
 
 
+@pytest.mark.slow
 def test_curves_of_two_runs_stand_in_one_chart(run, own, tmp_path):
     """Both are of one model and one file's name: the time tells them apart."""
     card = json.loads(own.with_suffix(".json").read_text())

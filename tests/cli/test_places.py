@@ -37,6 +37,7 @@ OTHERWISE = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("below", "otherwise"), list(zip([".", "below/it", "../beside"], OTHERWISE, strict=True)))
 def test_another_calibration_does_not_replace_what_an_artifact_was_made_of(run, calibrate, tmp_path, otherwise, below):
     first, _ = calibrate("--policy", "qdq")
@@ -79,6 +80,7 @@ def test_a_second_engine_in_the_same_folder(run, micro, pictures, tmp_path):
         assert run("quantize", *asked, "--dry-run").out.count("# done") == 4
 
 
+@pytest.mark.slow
 def test_python_does_not_replace_it_either(micro, pictures, tmp_path):
     train = sq.pictures(pictures, "train", 8)
 
@@ -99,6 +101,7 @@ def test_python_does_not_replace_it_either(micro, pictures, tmp_path):
         sq.load(micro / "swin.pth", config=micro / "swin.yaml").save(tmp_path / first.card.checkpoint["file"])
 
 
+@pytest.mark.slow
 def test_a_file_that_qat_started_from_stays_too(run, calibrate, float_flags, scoring_flags, tmp_path):
     first, _ = calibrate("--policy", "qdq")
     recipe = tmp_path / "one.yaml"

@@ -68,6 +68,7 @@ def test_a_rank_without_any_picture(run, forked, float_flags, card_of, own_pictu
     assert two["results"][0]["pictures"] == 1 and two["calibration"]["pictures"] == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("passes", [["--passes", "fast"], []])
 def test_a_rank_whose_kernels_measure_otherwise_does_as_rank_0_does(passes, forked, float_flags, card_of, tmp_path):
     """Else it would take back alone what the other keeps, or run no passes while the other waits for it there."""
@@ -238,6 +239,7 @@ def test_a_rank_that_falls_silent_ends_the_other_while_it_computes(forked, float
     assert killed.code == -signal.SIGKILL and "rank 1 stopped answering" in computing.error(1)
 
 
+@pytest.mark.slow
 def test_a_full_disk_on_rank_0_is_told_to_the_others(forked, float_flags, calibrated, snapshot, tmp_path):
     out = tmp_path / "out"
     shutil.copytree(calibrated.parent, out)

@@ -143,3 +143,19 @@ def test_every_picture_of_the_imagenet_sample_becomes_a_tensor():
     preprocess = Preprocess(224, True, "bicubic", IMAGENET_MEAN, IMAGENET_STD)
     means = [preprocess(pictures.read(index)).mean().item() for index in range(len(pictures))]
     assert len(means) == 128 and np.isfinite(means).all() and np.std(means) > 0.3
+
+
+def test_which_splits_there_are(tmp_path):
+    (tmp_path / "train").mkdir()
+    (tmp_path / "val.zip").touch()
+    (tmp_path / "val_map.txt").touch()
+    (tmp_path / "test.zip").touch()  # whose map is missing
+
+    def config_of(place, zip_mode=False):
+        keys = {"DATA.DATA_PATH": str(place), "DATA.ZIP_MODE": zip_mode}
+        return load_config(find_config("swin_digits"), overrides=keys)
+
+    def held(zip_mode):
+        return [split for split in ("train", "val", "test") if has_split(config_of(tmp_path, zip_mode), split)]
+
+    assert held(False) == ["train", "val"] and held(True) == ["val", "test"] and has_split(config_of("digits"), "val")

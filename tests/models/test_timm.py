@@ -45,6 +45,7 @@ def test_published_models(name, timm_name, randomise):
     assert_logits_are_those_of_timm(load_config(find_config(name)), timms, randomise)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "timm_name"), SLIM, ids=[name for name, _ in SLIM])
 def test_every_window_and_pretrained_window(name, timm_name, randomise):
     heads = [4, 8, 16, 32] if "c24" in name else [1, 2, 4, 8]

@@ -76,6 +76,7 @@ def test_ranges_that_clip_too_much_are_named_with_the_method_that_does_not(subje
         assert ("clipped" in kinds(replace(findings, passes=[name]))) is says, name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("policy", "says"), [("cuda-fp8", True), ("ft-mode1", False)])
 def test_a_few_values_that_hold_the_signal_are_missed_in_float8(policy, says, subject):
     """Its steps are no finer for clipping; to an int8 node the same values are outliers that 127 steps cannot span."""

@@ -90,6 +90,7 @@ def test_threads_are_as_before(threads):
     assert torch.get_num_threads() == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
 def test_threads_change_no_count_of_a_model(kind, tiny_model, threads):
     stages = {"PRETRAINED_WINDOW_SIZES": [0, 0]} if kind == "swinv2" else {}

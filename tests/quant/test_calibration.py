@@ -79,6 +79,7 @@ def test_batch_1_and_batch_32_count_the_same(kind, patch, tiny_model):
         assert counts[0] == counts[1] == counts[2], name
 
 
+@pytest.mark.slow
 @KINDS
 def test_batch_1_and_batch_32_give_the_same_ranges(kind, tiny_model):
     model = tiny_model(kind, **stages(kind, SMALL))

@@ -210,6 +210,7 @@ def test_a_signal_during_validation_ends_the_run_and_the_epoch_is_not_lost(job, 
     assert untimed(resumed, "epochs.csv") == epochs and len(epochs) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", [(Record, "epoch"), (Snapshots, "save_best")])
 def test_a_run_that_is_killed_with_results_of_its_first_epoch_goes_on(job, monkeypatch, place):
     """Between its row or its best weights and its snapshot: `--continue` refused what had results and no snapshot."""

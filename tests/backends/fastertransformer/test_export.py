@@ -120,6 +120,7 @@ def test_the_loader_builds_the_op_s_list(exported, kind, count):
     assert torch.equal(head[0], model.head.weight)
 
 
+@pytest.mark.slow
 def test_the_loader_needs_nothing_of_this_package(exported, tmp_path):
     artifact, _ = exported("swin")
     code = """import sys

@@ -22,6 +22,7 @@ POLICY = "tensorrt-centred"
 KINDS = pytest.mark.parametrize("kind", ["swin", pytest.param("swinv2", marks=pytest.mark.kernels)])
 
 
+@pytest.mark.slow
 @KINDS
 def test_a_file_for_tensorrt_is_symmetric_and_computes_what_zero_points_do(
     kind, exported, run, images, assert_quantized_alike
@@ -43,6 +44,7 @@ def test_a_float16_body_subtracts_in_float16(exported, run, images, assert_quant
     assert_quantized_alike(run(artifact.file, images)["logits"].astype(np.float32), "swin", POLICY)
 
 
+@pytest.mark.slow
 def test_the_placement_that_tensorrt_wants_is_kept(exported):
     report = inspect_model(onnx.load(exported("swin", POLICY, target="tensorrt").file), ["tensorrt"])
     plain = inspect_model(onnx.load(exported("swin", "tensorrt", target="tensorrt").file), ["tensorrt"])

@@ -39,6 +39,7 @@ def test_engines_fold_what_the_small_file_looks_up(exported, tmp_path):
     assert ops.count("Gather") == 2 and "Cast" not in ops
 
 
+@pytest.mark.slow
 @KINDS
 def test_whoever_fixes_the_batch_keeps_every_integer_product(kind, exported, tmp_path):
     """A session of the user's own, with no setting but the batch: ONNX Runtime merged such linears into float Gemms."""

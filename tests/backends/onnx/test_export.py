@@ -91,6 +91,7 @@ def test_a_fixed_batch_is_in_the_file(exported, run, images):
     assert run(proto, images)["logits"].shape == (3, 10)
 
 
+@pytest.mark.slow
 @KINDS
 def test_every_active_node_is_one_pair_under_its_name(kind, graph, calibrated):
     graph, (model, _) = graph(kind), calibrated(kind)

@@ -61,6 +61,7 @@ def test_onnx_s_own_reference_computes_the_same(kind, policy, exported, images, 
     assert_quantized_alike(found.run(None, {"images": images.numpy()})[0], kind, policy)
 
 
+@pytest.mark.slow
 @ALL
 @pytest.mark.parametrize("engine", [pytest.param("onnxruntime", marks=pytest.mark.kernels), "openvino"])
 def test_engines_compute_the_same(kind, policy, engine, exported, images, fake_quant):

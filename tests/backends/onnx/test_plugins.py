@@ -163,6 +163,7 @@ def test_what_builds_plugins_says_whose_library_it_misses(library, tmp_path):
     assert done.stderr.startswith(f"build.sh: false imports no {library}: ") and done.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_library_that_is_none(plugged, tmp_path):
     pytest.importorskip("openvino")
     file = tmp_path / "libnone.so"

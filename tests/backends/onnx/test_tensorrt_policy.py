@@ -59,6 +59,7 @@ def test_weights_have_one_scale_a_row_and_activations_one(kind, trt):
         assert is_weight == (node.input[0] in found.tensors)
 
 
+@pytest.mark.slow
 @KINDS
 def test_residual_additions_are_float(kind, trt):
     found = trt(kind)
@@ -138,6 +139,7 @@ def test_no_cast_stands_inside_a_pair_or_between_it_and_its_product(kind, policy
             assert found.tensors[node.input[1]].dtype == np.float16
 
 
+@pytest.mark.slow
 @KINDS
 def test_a_policy_may_fix_the_scale_behind_softmax(kind, trt):
     """As NVIDIA's exporter does, 1 whatever was calibrated: 1 / 127 in int8. All else stays."""

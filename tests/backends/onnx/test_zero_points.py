@@ -92,6 +92,7 @@ def test_our_engines_agree(kind, engine, exported, images, assert_quantized_alik
     assert_quantized_alike(loaded(images).numpy(), kind, POLICY)
 
 
+@pytest.mark.slow
 @KINDS
 def test_inspect_takes_their_products_for_int8_and_tells_the_engines_that_do_not(kind, exported):
     inspection = inspect_model(onnx.load(exported(kind, POLICY).file), ["tensorrt", "openvino", "onnxruntime"])

@@ -51,6 +51,7 @@ def operators(artifact):
     return {node.kind() for node in torch.jit.load(str(artifact.file)).inlined_graph.nodes()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "policy"), [("swin", "qdq"), ("swin", "cpu"), ("swinv2", "ft-mode1")])
 def test_it_computes_what_fake_quant_does_for_another_batch(written, kind, policy):
     """As near as a value between two levels lets them be, of which a few go to the other one."""
@@ -63,6 +64,7 @@ def test_it_computes_what_fake_quant_does_for_another_batch(written, kind, polic
     assert ("aten::fake_quantize_per_channel_affine" in kinds) == (policy != "ft-mode1")
 
 
+@pytest.mark.slow
 def test_bits_are_recorded_and_an_embedding_has_a_name_of_its_own(written):
     artifact, _ = written(policy="w4a8")
     assert artifact.record["precision"] == load(artifact).precision == "W4A8"
@@ -70,6 +72,7 @@ def test_bits_are_recorded_and_an_embedding_has_a_name_of_its_own(written):
     assert files == ["swin_fp32.torchscript.pt", "swin_embedding_fp32.torchscript.pt"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(2, 3, 64, 64), (1, 3, 32, 64), (3, 1, 32, 32), (3, 32, 32, 3)])
 def test_pictures_of_another_size_are_refused_in_the_file_as_well(written, shape):
     """Windows take the batch from the size: two pictures of 64 pixels would be answered as eight of 32."""

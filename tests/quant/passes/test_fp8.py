@@ -39,6 +39,7 @@ def fixed_ranges(model):
     return {name: node.amax.item() for name, node in enabled_nodes(model).items() if node.setting.amax is not None}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("run", "options", "rounds_weights"),
     [
@@ -66,6 +67,7 @@ def test_a_pass(run, options, rounds_weights, context):
     assert bool(changed) == rounds_weights
 
 
+@pytest.mark.slow
 def test_choosing_methods_leaves_fixed_ranges_as_they_were_found(context):
     ranges = fixed_ranges(context.model)
     assert choose_methods(context, observe(context.model, IMAGES.split(8), Method("mse"))) is not None

@@ -38,6 +38,7 @@ def calibrated(tiny_model, images):
     return make
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("together", [False, True])
 @pytest.mark.parametrize("kind, policy", [("swin", "qdq"), ("swinv2", "ft-mode1"), ("swin", "cpu")])
 def test_weights_stay_and_the_first_unit_s_output_for_other_pictures_comes_nearer(
@@ -58,6 +59,7 @@ def test_weights_stay_and_the_first_unit_s_output_for_other_pictures_comes_neare
     assert {name: node.grid for name, node in enabled_nodes(model).items()} == grids
 
 
+@pytest.mark.slow
 def test_one_that_was_cut_off_goes_on_at_its_unit_and_gives_the_same_bits(
     calibrated, images, tmp_path, monkeypatch, caplog
 ):

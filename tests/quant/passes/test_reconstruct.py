@@ -47,6 +47,7 @@ def make_context(tiny_model, images):
     return make
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
 def test_logits_of_other_pictures_come_nearer_to_float(kind, make_context, images):
     context = make_context(kind, bits=3, pictures=24)
@@ -56,6 +57,7 @@ def test_logits_of_other_pictures_come_nearer_to_float(kind, make_context, image
     assert "units gain" in note and "finite" not in note
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
 def test_errors_that_add_up_count_too(kind, make_context, images):
     context = make_context(kind, bits=3, pictures=24)

@@ -1,5 +1,6 @@
-"""swin-quant evaluate: which engines and policies are scored, against arithmetic on logits, and what is recorded."""
+"""`evaluate`: which engines and policies are scored, against arithmetic on logits, and what is recorded."""
 
+import dataclasses
 import json
 import math
 import shutil
@@ -8,13 +9,25 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 
+import swin_quant as sq
+from swin_quant.base.distributed import World
+from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.cards.card import RunCard
 from swin_quant.checkpoint import load_float
-from swin_quant.config import load_config
+from swin_quant.config import find_config, load_config
 from swin_quant.data.preprocess import IMAGENET_MEAN, IMAGENET_STD
+from swin_quant.loading import load_for_scoring
 from swin_quant.models import build_model
 from swin_quant.quant.policies import load_policy
+from swin_quant.quant.policy import Rule, apply_policy
+from swin_quant.quant.quantizer import State, named_nodes
 from swin_quant.score import scoring
+from swin_quant.score.engine import half_type
+from swin_quant.score.scoring import open_labelled, score_model
+from swin_quant.score.torch_engines import precision_of, torch_engines
+from swin_quant.verbs.calibrate import CalibrationPlan, calibrate_checkpoint
 
 
 @pytest.fixture
@@ -213,3 +226,158 @@ def test_what_was_measured_before_is_shown_only_where_it_is_asked_for(own_calibr
     assert run(*go, "qdq").code == 0
     now, whole = run(*go, "cpu").out, run(*go, "cpu", "--all").out
     assert "cpu" in now and "qdq" not in now and "qdq" in whole
+
+
+CPU = torch.device("cpu")
+MODE1, MODE2, FLOAT = (load_policy(name) for name in ("ft-mode1", "ft-mode2", "float"))
+
+
+@pytest.fixture(scope="module")
+def done(cfg, weights, tmp_path_factory):
+    return calibrate_checkpoint(cfg, weights, MODE1, CalibrationPlan(batches=1), tmp_path_factory.mktemp("done"))
+
+
+def test_a_float_checkpoint_has_no_policy(cfg, weights):
+    subject = load_for_scoring(cfg, weights)
+    assert subject.policies == [] and subject.card_file is None and subject.card.source["file"] == "weights.pth"
+
+
+def test_a_calibrated_one_has_that_of_its_card_unless_asked_otherwise(cfg, done):
+    subject = load_for_scoring(cfg, str(done.checkpoint))
+    assert subject.policies == [MODE1] and subject.card_file == done.checkpoint.with_suffix(".json")
+    assert load_for_scoring(cfg, str(done.checkpoint), [MODE2, FLOAT]).policies == [MODE2, FLOAT]
+
+
+def test_the_float_policy_needs_no_range(cfg, weights, done, tmp_path):
+    assert load_for_scoring(cfg, weights, [FLOAT]).policies == [FLOAT]
+    alone = shutil.copy(done.checkpoint, tmp_path / "alone.pth")
+    assert load_for_scoring(cfg, str(alone), [FLOAT]).policies == [FLOAT]
+    with pytest.raises(UsageError, match="alone.pth: is calibrated but has no run card"):
+        load_for_scoring(cfg, str(alone))
+    with pytest.raises(SwinQuantError, match="never calibrated"):
+        load_for_scoring(cfg, weights, [FLOAT, MODE1])
+
+
+def test_engines_are_float_then_half_then_each_policy_that_enables_a_node(done):
+    engines = torch_engines(done.module, CPU, "bfloat16", [MODE1, FLOAT, MODE2])
+    assert list(engines) == ["float32", "bfloat16", "int8 ft-mode1", "int8 ft-mode2"]
+    images = torch.randn(2, 3, 32, 32)
+    first = {label: engine(images).float() for label, engine in engines.items()}
+    assert {node.state for node in named_nodes(done.module).values()} == {State.OFF}
+    for label in reversed(engines):  # in any order: no engine leaves anything behind in the model they share
+        assert torch.equal(engines[label](images).float(), first[label])
+    assert len({tuple(logits.flatten().tolist()) for logits in first.values()}) == 4
+
+
+def test_a_policy_that_wants_ranges_the_model_lacks_is_refused_before_any_picture(cfg):
+    with pytest.raises(SwinQuantError, match="enabled nodes have no range .*: layers.0"):
+        torch_engines(build_model(cfg), CPU, None, [MODE1])
+
+
+@pytest.mark.parametrize(
+    ("rules", "precision"),
+    [
+        ([], "int8"),
+        ([Rule(nodes=("role:gemm_weight",), bits=4)], "W4A8"),
+        ([Rule(nodes=("role:activation",), bits=6)], "W8A6"),
+        ([Rule(nodes=("layers.0.*",), bits=4)], "mixed"),
+        ([Rule(disable=("role:activation",))], "int8"),
+        ([Rule(disable=("role:activation",)), Rule(nodes=("role:gemm_weight",), bits=4)], "W4A32"),
+    ],
+)
+def test_precision_names_bits_of_weights_and_activations(done, rules, precision):
+    apply_policy(done.module, MODE1.and_then(*rules))
+    assert precision_of(done.module) == precision
+    apply_policy(done.module, MODE1)
+
+
+def test_half_types():
+    assert half_type("auto", CPU) == "bfloat16" and half_type("auto", torch.device("cuda")) == "float16"
+    assert half_type("none", CPU) is None and half_type("float16", CPU) == "float16"
+    with pytest.raises(UsageError, match="half int4"):
+        half_type("int4", CPU)
+
+
+def test_a_score_adds_results_to_a_copy_of_the_card(cfg, done):
+    card = score_model(done.module, cfg, done.card, [MODE1], half="none")
+    assert [result.policy for result in card.measured()] == [None, "ft-mode1"] and done.card.results == []
+    float32, int8 = card.measured()
+    assert float32.pictures == int8.pictures == int8.dataset["pictures"] == 355
+    assert int8.delta_acc1 == pytest.approx(int8.acc1 - float32.acc1) and float32.delta_acc1 is None
+    assert int8.dataset == {"name": "digits", "split": "val", "pictures": 355, "sha256": float32.dataset["sha256"]}
+    assert dataclasses.replace(card, results=[]) == done.card
+
+
+def test_labelled_pictures_have_the_model_s_number_of_classes(cfg):
+    eleven = load_config(find_config("swin_digits"), overrides={"DATA.DATA_PATH": "digits", "MODEL.NUM_CLASSES": 11})
+    assert len(open_labelled(cfg, "val", World())) == 355
+    with pytest.raises(SwinQuantError, match="10 classes, but MODEL.NUM_CLASSES is 11"):
+        open_labelled(eleven, "val", World())
+
+
+def test_figures_are_those_of_the_command(model, train, val, pictures, tmp_path, run):
+    file = sq.calibrate(model, train, "qdq").save(tmp_path / "x.pth")
+    found = sq.evaluate(model, val, half="none", batch_size=4)
+    flags = ["--cfg", model_config(model, tmp_path), "--checkpoint", file, "--data-path", pictures, "--half", "none"]
+    assert run("evaluate", *flags, "--device", "cpu", "--batch", 4).code == 0
+    for ours, theirs in zip(found.results, RunCard.read(tmp_path / "x.json").measured(), strict=True):
+        for field in ("precision", "policy", "pictures", "acc1", "acc5", "loss", "agreement", "sqnr_db", "delta_acc1"):
+            assert getattr(ours, field) == getattr(theirs, field), field
+    assert found.float32.delta_acc1 is None and found.quantized.policy == "qdq"
+    assert "Δ acc@1" in str(found)
+
+
+def model_config(model, folder):
+    import yaml
+
+    path = folder / "config.yaml"
+    path.write_text(yaml.safe_dump(model.card.config))
+    return path
+
+
+def test_labelled_tensors_score_as_their_pictures_do(model, train, val, tensors):
+    sq.calibrate(model, train, "qdq")
+    one, other = sq.evaluate(model, val, half="none"), sq.evaluate(model, tensors("val"), half="none")
+    assert [(r.acc1, r.pictures) for r in one.results] == [(r.acc1, r.pictures) for r in other.results]
+    again, fewer = (sq.evaluate(model, tensors(split, 2), half="none") for split in ("val", "train"))
+    first = other.quantized.dataset
+    assert (first["name"], first["pictures"]) == ("tensors", 7) and again.quantized.dataset == first
+    assert fewer.quantized.dataset["sha256"] != first["sha256"]  # so that nobody compares the two
+
+
+def test_ranges_of_other_bits_are_refused_as_commands_refuse_them(model, train, val):
+    sq.calibrate(model, train, sq.policy("qdq").bits("role:activation", 4))
+    for ask in (lambda: sq.evaluate(model, val, ["qdq"]), lambda: sq.sensitivity(model, train, "qdq")):
+        with pytest.raises(sq.UsageError, match="for 4 bits, and policy qdq"):
+            ask()
+
+
+def test_a_network_in_training_mode_scores_as_it_does_out_of_it_and_stays_in_it():
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Dropout(0.9), nn.Flatten(), nn.LazyLinear(4))
+    images, labels = torch.randn(32, 3, 8, 8), torch.arange(32) % 4
+    network(images)  # norms have seen something
+    state = {name: value.clone() for name, value in network.eval().state_dict().items()}
+    expected = int((network(images).argmax(1) == labels).sum())
+    network.train()
+    scored = sq.evaluate(sq.Model(network), [(images, labels)], half="none")
+    assert scored.float32.acc1 == pytest.approx(100 * expected / 32)
+    sq.analyze(network, images, check_replacements=True)
+    assert all(module.training for module in network.modules())
+    assert all(torch.equal(value, state[name]) for name, value in network.state_dict().items())
+    network.eval()[2].train()
+    assert sq.evaluate(sq.Model(network), [(images, labels)], half="none").float32.acc1 == scored.float32.acc1
+    assert network[2].training and not network.training
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_what_is_timed_of_a_network_is_its_own_work_alone(training):
+    """The mode of its parts is set once, however many batches there are."""
+    network = nn.Sequential(nn.Flatten(), nn.Linear(12, 4)).train(training)
+    switched = []
+    network.train = lambda mode=True: switched.append(mode) or nn.Sequential.train(network, mode)
+    asked = []
+    for count in (1, 5):
+        sq.evaluate(sq.Model(network), count * [(torch.randn(2, 3, 2, 2), torch.zeros(2))])
+        asked.append(len(switched))
+    assert asked[1] == 2 * asked[0] and network.training is training

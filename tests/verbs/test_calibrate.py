@@ -1,7 +1,8 @@
-"""swin-quant calibrate: what is written, from which pictures, and what the flags change."""
+"""`calibrate`: what is written, from which pictures, what the flags change, and the same in memory."""
 
 import hashlib
 import io
+import json
 import re
 import shutil
 import zipfile
@@ -9,13 +10,23 @@ import zipfile
 import numpy as np
 import pytest
 import torch
+from pass_contexts import CutOff, same
 from PIL import Image
 
+import swin_quant as sq
+from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.base.files import sha256_of
 from swin_quant.cards.card import RunCard, verify_checkpoint
-from swin_quant.checkpoint import load_float
+from swin_quant.checkpoint import load_calibrated, load_float
+from swin_quant.checkpoint.ranges import is_range
 from swin_quant.config import load_config
 from swin_quant.data.preprocess import IMAGENET_MEAN, IMAGENET_STD
 from swin_quant.models import build_model
+from swin_quant.quant.passes import reconstruct
+from swin_quant.quant.policies import load_policy
+from swin_quant.quant.policy import enabled_nodes
+from swin_quant.quant.quantizer import State, named_nodes
+from swin_quant.verbs.calibrate import CalibrationPlan, calibrate_checkpoint
 
 
 @pytest.fixture
@@ -150,6 +161,7 @@ def test_the_default_calibrator_follows_the_bits(calibrate):
     assert method("--policy", "ft-mode1", "--aprec", 4, "--percentile", 99.9) == ("percentile", 99.9)
 
 
+@pytest.mark.slow
 def test_the_sample_is_seeded_and_batches_only_cut_it(calibrate):
     def ranges(*flags):
         state, card = calibrate(*flags, "--no-eval")
@@ -187,6 +199,7 @@ def test_another_split(calibrate):
     assert card["calibration"]["split"] == "val"
 
 
+@pytest.mark.slow
 def test_a_zip_gives_the_ranges_of_its_folder(calibrate, pictures, tmp_path):
     """Map lines in the folder's order, so that the seeded sample is the same."""
     root = tmp_path / "zips"
@@ -216,6 +229,7 @@ def test_digits_need_no_folder(run, card_of, tmp_path):
     assert card["source"] is None and all(name.startswith("digits/") for name in card["calibration"]["files"])
 
 
+@pytest.mark.slow
 def test_a_second_run_replaces_the_first_and_its_card(run, float_flags, calibrate, card_of, tmp_path):
     first, card = calibrate("--policy", "ft-mode1")
     second, other = calibrate("--policy", "ft-mode2", "--calibrator", "max")
@@ -304,3 +318,141 @@ def test_which_policy_is_calibrated_and_scored_is_said_where_none_is_named(run, 
     assert "since none is named" not in run(
         "calibrate", *float_flags, "--pictures", 2, "--no-eval", "--policy", "ft-mode1", "--output", tmp_path
     ).err  # fmt: skip
+
+
+PLAN = CalibrationPlan(batches=1, batch_size=4)
+
+
+def test_the_model_returned_is_the_one_written(cfg, weights, tmp_path):
+    done = calibrate_checkpoint(cfg, weights, load_policy("ft-mode2"), PLAN, tmp_path / "a" / "b")
+    assert done.checkpoint == tmp_path / "a" / "b" / "swin_micro_digits_calib.pth"
+    again = build_model(cfg)
+    load_calibrated(again, done.checkpoint)
+    for name, node in named_nodes(again).items():
+        mine = named_nodes(done.module)[name]
+        assert torch.equal(node.amax, mine.amax) and mine.state is State.OFF and mine.observer is None
+    assert len(enabled_nodes(done.module)) == 2 * 15 + 2  # two blocks and a merging, mode 2
+    assert json.loads(done.checkpoint.with_suffix(".json").read_text())["checkpoint"] == done.card.checkpoint
+
+
+def test_the_policy_changes_no_byte_of_the_checkpoint(cfg, weights, tmp_path):
+    """docs/reference, section 1.5: the saved file is the same for modes 1 and 2."""
+    files = [
+        calibrate_checkpoint(cfg, weights, load_policy(name), PLAN, tmp_path / name).checkpoint.read_bytes()
+        for name in ("ft-mode1", "ft-mode2", "qdq", "float")
+    ]
+    assert len(set(files)) == 1
+
+
+def test_the_original_stays_the_float_file_through_another_calibration(cfg, weights, tmp_path):
+    """Also over the calibrated file itself, whose own hash would then be of no file that there is."""
+    first = calibrate_checkpoint(cfg, weights, load_policy("ft-mode1"), PLAN, tmp_path)
+    again = calibrate_checkpoint(cfg, str(first.checkpoint), load_policy("ft-mode2"), PLAN, tmp_path)
+    assert again.card.source and again.card.source["sha256"] == sha256_of(weights)
+    unknown = calibrate_checkpoint(cfg, None, load_policy("ft-mode1"), PLAN, tmp_path / "random")
+    again = calibrate_checkpoint(cfg, str(unknown.checkpoint), load_policy("ft-mode1"), PLAN, tmp_path / "again")
+    assert again.card.source and again.card.source["sha256"] == sha256_of(unknown.checkpoint)
+
+
+def test_random_weights_are_the_seed_s(cfg, tmp_path):
+    policy = load_policy("ft-mode1")
+    one, two = (calibrate_checkpoint(cfg, None, policy, PLAN, tmp_path / name) for name in "ab")
+    assert one.checkpoint.read_bytes() == two.checkpoint.read_bytes() and one.card.source is None
+
+
+def test_refusals_come_before_the_first_forward(cfg, weights, tmp_path, monkeypatch):
+    monkeypatch.setattr("swin_quant.verbs.calibration_result.observing", lambda *_: pytest.fail("a forward"))
+    policy = load_policy("ft-mode1")
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(UsageError, match="batch -1"):
+        CalibrationPlan(batch_size=-1)
+    with pytest.raises(SwinQuantError, match="it is a file"):
+        calibrate_checkpoint(cfg, weights, policy, PLAN, tmp_path / "file")
+    with pytest.raises(SwinQuantError, match="no such checkpoint"):
+        calibrate_checkpoint(cfg, str(tmp_path / "none.pth"), policy, PLAN, tmp_path)
+    with pytest.raises(UsageError, match="choose one of train, val"):
+        calibrate_checkpoint(cfg, weights, policy, CalibrationPlan(split="test"), tmp_path)
+
+
+def ranges(path):
+    return {key: value.tolist() for key, value in torch.load(path, weights_only=True).items() if is_range(key)}
+
+
+def test_a_file_is_the_one_that_the_command_writes(model, train, micro, pictures, tmp_path, run):
+    sq.calibrate(model, train, "ft-mode1").save(tmp_path / "face.pth")
+    flags = [
+        "--cfg",
+        micro / "swin.yaml",
+        "--checkpoint",
+        micro / "swin.pth",
+        "--data-path",
+        pictures,
+        "--device",
+        "cpu",
+    ]
+    sample = ["--pictures", 8, "--batch", 2, "--no-eval", "--policy", "ft-mode1"]
+    assert run("calibrate", *flags, *sample, "--output", tmp_path).code == 0
+    assert (tmp_path / "face.pth").read_bytes() == (tmp_path / "swin_micro_calib.pth").read_bytes()
+    ours, theirs = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("face", "swin_micro_calib"))
+    assert ours["calibration"]["files"] == theirs["calibration"]["files"]
+    assert ours["policy"] == theirs["policy"] and ours["source"]["sha256"] == theirs["source"]["sha256"]
+
+
+@pytest.mark.slow
+def test_a_long_pass_that_was_cut_off_leaves_the_model_as_it_was_and_goes_on_in_its_folder(
+    micro, train, tmp_path, monkeypatch, caplog
+):
+    one, other = (sq.load(micro / "swin.pth", config=micro / "swin.yaml") for _ in range(2))
+    passes = ["equalize", {"name": "reconstruct", "iterations": 2, "batch": 4}]
+    before, card = {name: value.clone() for name, value in one.module.state_dict().items()}, one.card
+    learn = CutOff(reconstruct.learn, 2)
+    monkeypatch.setattr(reconstruct, "learn", learn)
+    with pytest.raises(KeyboardInterrupt):
+        sq.calibrate(one, train, "qdq", passes=passes, folder=tmp_path)
+    assert one.card is card and not one.is_calibrated and not enabled_nodes(one.module)
+    assert same(one.module.state_dict(), before)
+    learn.after = None
+    caplog.set_level("INFO")
+    sq.calibrate(one, train, "qdq", passes=passes, folder=tmp_path)
+    assert "2 of" in caplog.text and not list(tmp_path.iterdir())
+    assert same(one.module.state_dict(), sq.calibrate(other, train, "qdq", passes=passes).module.state_dict())
+
+
+@pytest.mark.slow
+def test_calibrated_again_it_knows_the_passes_that_its_weights_saw(model, train):
+    """And no more of those that chose ranges alone, which are gone."""
+    few = {"name": "range_search", "pictures": 8, "rounds": 1}
+    for passes, known in ((["equalize", few], ["equalize", "range_search"]), ([], ["equalize"])):
+        sq.calibrate(model, train, "qdq", passes=passes)
+        assert [one["name"] for one in model.card.calibration["passes"] if one["kept"]] == known
+
+
+def test_calibrated_again_on_pictures_of_several_sizes_it_knows_them_too(micro, train):
+    model = sq.load(micro / "swin.pth", config=micro / "swin.yaml", output_kind="features")
+    sq.calibrate(model, train, "qdq", passes=["ridge"])
+    assert model.card.has_own_weights
+    sq.calibrate(model, [torch.randn(1, 3, side, side) for side in (64, 96)], "qdq", passes=[])
+    assert model.card.has_own_weights
+
+
+def test_a_pass_that_changed_nothing_leaves_the_float_model_its_own_baseline(model, pictures):
+    one = sq.pictures(pictures, "train", 1)  # reconstruct has none to judge by
+    sq.calibrate(model, one, "qdq", passes=["reconstruct"])
+    assert not model.card.has_own_weights
+
+
+def test_tensors_in_batches_of_any_size_give_the_ranges_and_the_check_of_pictures(micro, pictures, tensors, tmp_path):
+    def calibrated(data, name):
+        model = sq.calibrate(sq.load(micro / "swin.pth", config=micro / "swin.yaml"), data, "qdq")
+        check = model.card.calibration["check"]
+        return ranges(model.save(tmp_path / f"{name}.pth")), check["pictures"], round(check["sqnr_db"], 4)
+
+    expected = calibrated(sq.pictures(pictures, "train", 12), "pictures")
+    for size in (1, 3, 16):
+        assert calibrated(tensors("train", size), size) == expected
+
+
+def test_a_model_that_was_changed_and_calibrated_is_not_compared_with_the_file_it_came_from(model, train):
+    with torch.no_grad():
+        next(model.module.parameters()).mul_(2)
+    assert sq.calibrate(model, train, "qdq").card.source is None

@@ -7,9 +7,7 @@ from dataclasses import replace
 import pytest
 
 from swin_quant.base.errors import SwinQuantError, UsageError
-from swin_quant.checkpoint import save_float
 from swin_quant.config import find_config, load_config
-from swin_quant.models import build_model
 from swin_quant.quant.calibration import Method
 from swin_quant.quant.passes.recipe import steps_of
 from swin_quant.quant.policies import load_policy
@@ -30,18 +28,6 @@ def config(depths):
     keys = {"EMBED_DIM": 8, "DEPTHS": depths, "NUM_HEADS": [1, 2]}
     overrides = {"DATA.DATA_PATH": "digits"} | {f"MODEL.SWIN.{key}": value for key, value in keys.items()}
     return load_config(find_config("swin_digits"), overrides=overrides)
-
-
-@pytest.fixture(scope="module")
-def cfg():
-    return config([1, 1])
-
-
-@pytest.fixture(scope="module")
-def weights(cfg, randomise, tmp_path_factory):
-    path = tmp_path_factory.mktemp("weights") / "weights.pth"
-    save_float(randomise(build_model(cfg)), path)
-    return str(path)
 
 
 @pytest.fixture(scope="module")

@@ -114,6 +114,7 @@ def test_it_is_exported_and_run(module, tmp_path):
     torch.testing.assert_close(engine(x), model(x), rtol=0.1, atol=0.1)
 
 
+@pytest.mark.slow
 def test_its_weights_have_seven_bits_where_that_is_asked_for(module, tmp_path):
     pytest.importorskip("onnx")
     model = sq.calibrate(sq.wrap(module, 8, name="mine"), [torch.randn(16, 3, 8, 8)], "cpu", passes=[])

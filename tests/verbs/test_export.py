@@ -1,4 +1,4 @@
-"""swin-quant export: every target from one calibrated file, and what cannot be exported refused in one line."""
+"""`export`: every target from one calibrated file or from memory; what cannot be exported is refused in one line."""
 
 import json
 import shutil
@@ -14,6 +14,7 @@ from swin_quant.backends import saturation
 from swin_quant.backends.artifact import open_artifact
 from swin_quant.backends.onnx_reader.file import open_onnx
 from swin_quant.backends.registry import targets
+from swin_quant.base.errors import UsageError
 from swin_quant.base.files import sha256_of
 from swin_quant.cards.card import RunCard
 from swin_quant.exported import labels_in
@@ -96,6 +97,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_policy_is_changed_in_place_as_python_changes_it(run, calibrated, tmp_path, change):
     flags, changed = CHANGES[change]
@@ -345,6 +347,7 @@ def test_an_export_on_a_cpu_that_would_saturate_names_the_remedy(run, calibrated
     assert all(f"--for {engine} --saturation-safe" in plain.err for engine in engines) and not safe.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", [None, "cpu"])
 def test_python_exports_what_is_in_memory_as_the_command_exports_its_file(run, calibrated, tmp_path, policy):
     model = sq.load(calibrated)
@@ -355,3 +358,65 @@ def test_python_exports_what_is_in_memory_as_the_command_exports_its_file(run, c
     assert made.artifact.record["sha256"] == exported(done).record["sha256"]
     assert made.card.checkpoint == exported(done).card.checkpoint
     assert model.nodes() == before
+
+
+def test_what_cannot_be_exported_writes_nothing_and_a_float_model_is_not_called_calibrated(model, tmp_path):
+    model.file = None
+    for backend, options in (("tpu", {}), ("onnx", {"colour": "red"})):
+        with pytest.raises(sq.UsageError):
+            sq.export(model, backend, tmp_path, precision="float", **options)
+    assert not list(tmp_path.iterdir())
+    for options in ({}, {"precision": "float", "policy": "qdq"}, {"precision": "float", "saturation_safe": True}):
+        with pytest.raises(sq.SwinQuantError):
+            sq.export(model, "onnx", tmp_path, **options)
+    assert not list(tmp_path.iterdir())
+    sq.export(model, "torchscript", tmp_path, precision="float")
+    assert [path.name for path in tmp_path.glob("*.pth")] == ["swin_micro_float.pth"]
+
+
+@pytest.mark.parametrize("calibrated", [False, True])
+def test_weights_that_changed_since_their_file_are_not_exported_as_it_has_them(
+    model, train, val, tmp_path, caplog, calibrated
+):
+    if calibrated:
+        sq.calibrate(model, train, "qdq")
+        model.save(tmp_path / "x.pth")
+    sq.evaluate(model, val, half="none")
+    assert not model.is_changed
+    with torch.no_grad():
+        next(model.module.parameters()).mul_(2)
+    with pytest.raises(UsageError, match="weights were changed since .*: `save` it to another file first"):
+        sq.export(model, "onnxruntime", tmp_path / "out", precision="int8" if calibrated else "float")
+    assert model.card.results
+    saved = sq.load(model.save(tmp_path / "changed.pth"))
+    assert not model.is_changed and model.card.results == [] and saved.card.source is None
+    assert ("ranges are those of before" in caplog.text) == calibrated
+    assert torch.equal(next(saved.module.parameters()), next(model.module.parameters()))
+
+
+def test_a_file_of_the_user_s_own_is_not_written_over(model, train, tmp_path):
+    sq.calibrate(model, train, "qdq")
+    own = tmp_path / "swin_micro_calib.pth"
+    own.write_bytes(b"mine")
+    with pytest.raises(sq.UsageError, match="swin_micro_calib.pth: was not written by `save` of swin_micro"):
+        sq.export(model, "onnx", tmp_path)
+    assert own.read_bytes() == b"mine"
+
+
+@pytest.mark.slow
+def test_an_engine_is_given_libraries_with_operators(model, tmp_path):
+    pytest.importorskip("openvino")
+    exported = sq.export(model, "openvino", tmp_path, precision="float")
+    with pytest.raises(UsageError, match="libnone.so: no such file"):
+        exported.load(extensions=[tmp_path / "libnone.so"])
+
+
+@pytest.mark.slow
+def test_an_exported_model_runs_and_can_be_opened_again(model, train, tmp_path):
+    pytest.importorskip("onnxruntime")
+    exported = sq.export(sq.calibrate(model, train, "qdq"), "onnxruntime", tmp_path)
+    images = torch.randn(2, 3, 32, 32)
+    assert (exported.load()(images) - model(images)).abs().mean() < 0.02  # verify's tolerance
+    again = sq.artifact(exported.file)
+    assert torch.equal(again.load("onnxruntime")(images), exported.load()(images))
+    assert "policy qdq" in repr(again)  # the policy that was calibrated, though onnxruntime has a better one

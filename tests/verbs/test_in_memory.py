@@ -1,0 +1,249 @@
+"""What Python has besides the verbs: names, models, policies and tables in a notebook, and tensors that are refused."""
+
+import json
+import subprocess
+import sys
+from dataclasses import fields, replace
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+import swin_quant as sq
+from swin_quant.base.errors import UsageError
+from swin_quant.cards.card import RunCard
+from swin_quant.checkpoint.ranges import is_range
+from swin_quant.config import find_config, load_config
+from swin_quant.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
+from swin_quant.models import build_model
+from swin_quant.quant.linear import QuantLinear
+from swin_quant.quant.policy import Policy, Rule
+
+
+def ranges(path):
+    return {key: value.tolist() for key, value in torch.load(path, weights_only=True).items() if is_range(key)}
+
+
+def test_importing_it_changes_nothing_and_takes_no_torch():
+    program = (
+        "import os, sys; old = dict(os.environ); import swin_quant; print('torch' in sys.modules, old == os.environ)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True"]
+
+
+def test_everything_that_it_names_is_there_and_says_what_it_is():
+    for name in sq.__all__:
+        assert getattr(sq, name) is not None and name in dir(sq)
+        assert name == "__version__" or getattr(sq, name).__doc__, name
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = sq.nonsense
+
+
+@pytest.mark.slow
+def test_a_calibrated_file_is_loaded_and_saved_with_its_ranges(model, train, tmp_path):
+    first = sq.calibrate(model, train, "qdq", method="entropy").save(tmp_path / "first.pth")
+    second = sq.load(first).save(tmp_path / "second.pth")
+    assert second.read_bytes() == first.read_bytes()
+    assert RunCard.read(tmp_path / "second.json").calibration == RunCard.read(tmp_path / "first.json").calibration
+
+
+def test_called_it_gives_what_is_deployed(model, train):
+    images = torch.randn(2, 3, 32, 32)
+    plain = model(images)
+    assert torch.equal(plain, model.module(images))
+    sq.calibrate(model, train, "qdq")
+    assert not torch.equal(model(images), plain) and torch.equal(model.module(images), plain)
+    assert "policy qdq" in repr(model) and "8 pictures" in repr(model)
+
+
+@pytest.mark.slow
+def test_of_a_data_set_a_task_takes_the_split_that_its_command_takes(model, pictures):
+    place = sq.pictures(pictures, count=4)
+    record = sq.calibrate(model, place, "qdq").card.calibration
+    assert record["split"] == "train" and set(record["files"]) <= set(sq.pictures(pictures, "train").open().names)
+    costs = [sq.sensitivity(model, one).record["pictures_sha256"] for one in (place, replace(place, split="train"))]
+    assert costs[0] == costs[1]
+    (result, *_) = sq.evaluate(model, place, half="none").results
+    assert result.dataset["split"] == "val"
+
+
+def test_a_checkpoint_that_fits_several_configurations_asks_for_config_as_it_is_called_here(tmp_path):
+    cfg = load_config(find_config("swinv2_tiny_patch4_window8_256"))
+    state = {key: value for key, value in build_model(cfg).state_dict().items() if not key.endswith(("_amax", "index"))}
+    without = {key: value for key, value in state.items() if not key.endswith(("attn_mask", "coords_table"))}
+    torch.save(without, tmp_path / "mine.pth")
+    with pytest.raises(UsageError, match="give config NAME"):
+        sq.load(tmp_path / "mine.pth")
+
+
+@pytest.mark.slow
+def test_an_artifact_is_verified_and_names_what_is_in_a_picture(model, train, val, pictures, tmp_path):
+    pytest.importorskip("onnxruntime")
+    exported = sq.export(sq.calibrate(model, train, "qdq"), "onnxruntime", tmp_path)
+    with pytest.raises(UsageError, match="give sq.pictures"):
+        sq.verify(exported, [torch.zeros(1, 3, 32, 32)])
+    found = sq.verify(exported, val)
+    assert found and found.failures == [] and "fake-quant" in str(found)
+    assert json.loads(exported.file.with_suffix(".json").read_text())["verification"][0]["passed"] is True
+    folder = pictures / "val" / "cat"
+    ours, theirs = sq.predict(model, folder, top=3), sq.predict(exported, folder, top=3)
+    assert list(ours) == list(theirs) == sorted(str(file) for file in folder.iterdir())
+    for one, other in zip(ours.values(), theirs.values(), strict=True):
+        assert sum(guess.probability for guess in one) == pytest.approx(1)
+        assert {g.index: g.probability for g in one} == pytest.approx({g.index: g.probability for g in other}, abs=0.02)
+
+
+def test_an_artifact_is_verified_and_asked_on_the_device_that_is_named(write_config, train, val, tmp_path, monkeypatch):
+    """Where there is none it is said: references on a CPU would tell nothing of the kernels."""
+    for looks in ("torch.cuda.is_available", "torch.cuda.device_count"):
+        monkeypatch.setattr(looks, lambda: 0)
+    config = write_config(tmp_path, "swin", EMBED_DIM=32, DEPTHS=[1, 1])
+    torch.save({"model": build_model(load_config(config)).state_dict()}, tmp_path / "x.pth")
+    model = sq.calibrate(sq.load(tmp_path / "x.pth", config=config), train, "cuda")
+    exported = sq.export(model, "cuda", tmp_path)
+    for check in (partial(sq.verify, exported, val), partial(sq.predict, exported, val.path)):
+        with pytest.raises(sq.UsageError, match="device cuda: .* no GPU"):
+            check(device="cuda")
+    assert sq.artifact(exported.file).card.verification == []
+
+
+class Own(nn.Module):
+    """A model of the user's, of two of our layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.head = QuantLinear(3 * 32 * 32, 16), QuantLinear(16, 3)
+
+    def forward(self, images):
+        return self.head(self.hidden(images.flatten(1)).relu())
+
+
+def test_a_model_of_the_user_s_own_needs_no_file_and_no_config(pictures, tensors, tmp_path):
+    policy = sq.policy("float").on("role:gemm_input", "role:gemm_weight")
+    model = sq.calibrate(Own().eval(), tensors("train"), policy)
+    found = sq.evaluate(model, tensors("val"), half="none")
+    assert [result.precision for result in found.results] == ["float32", "int8"]
+    assert found.quantized.agreement is not None and found.quantized.sqnr_db > 20
+    nodes = [
+        f"{layer}.{node}_quantizer" for layer in ("hidden", "head") for node in ("_input", "_weight", "_aftergemm")
+    ]
+    ends = {f"{node}._bounds" for node in nodes if "_weight" not in node}
+    assert ranges(model.save(tmp_path / "own.pth")).keys() == {f"{node}._amax" for node in nodes} | ends
+    with pytest.raises(sq.UsageError, match="was not built from a config"):
+        _ = model.config
+    with pytest.raises(sq.UsageError, match="preprocess"):
+        sq.calibrate(Own(), sq.pictures(pictures, "train", 8), policy)
+
+
+def test_a_policy_shows_all_that_its_rules_say():
+    html = sq.policy("cpu").html()
+    assert "symmetric" in html and "False" in html
+    for field in fields(Rule):
+        rule = Rule(**{field.name: {"block": 32, "bits": 4, "amax": 1.5}.get(field.name, ("shown",))})
+        assert any(text in Policy("p", (rule,)).html() for text in ("shown", "32", "4", "1.5")), field.name
+
+
+def test_policies_are_built_from_others():
+    built = sq.policy("qdq").off("layers.1.*").bits("*.fc2._weight_quantizer", 4).on("layers.0.*.qkv._input_quantizer")
+    assert built.name == "qdq -layers.1.* *.fc2._weight_quantizer=4 +layers.0.*.qkv._input_quantizer"
+    assert [(rule.disable, rule.nodes, rule.bits, rule.enable) for rule in built.rules[-3:]] == [
+        (("layers.1.*",), (), None, ()),
+        ((), ("*.fc2._weight_quantizer",), 4, ()),
+        ((), (), None, ("layers.0.*.qkv._input_quantizer",)),
+    ]
+    with pytest.raises(sq.UsageError, match="bits is .*, but must be at least 2 and at most 8"):
+        sq.policy("qdq").bits("*", 9)
+
+
+def test_what_is_wrong_is_one_sentence(model, train, val, pictures):
+    with pytest.raises(sq.UsageError, match="'nothing.*' names no node of this model"):
+        sq.calibrate(model, train, sq.policy("qdq").off("nothing.*"))
+    unread = iter([torch.zeros(2, 3, 32, 32)])
+    for word, value in (("method", "mes"), ("percentile", 150)):
+        with pytest.raises(sq.UsageError, match=f"^{word} {value}: must be "):
+            sq.calibrate(model, unread, **{word: value})
+    assert len(list(unread)) == 1
+    with pytest.raises(sq.SwinQuantError, match="have no range"):
+        sq.evaluate(model, val, ["qdq"])
+    with pytest.raises(sq.UsageError, match="accuracy needs labels"):
+        sq.evaluate(model, [torch.zeros(2, 3, 32, 32)])
+    with pytest.raises(sq.UsageError, match=r"a batch is images .*, not \[3, 32, 32\]"):
+        sq.calibrate(model, [torch.zeros(3, 32, 32)])
+    with pytest.raises(sq.UsageError, match="2 images, but labels are"):
+        sq.evaluate(model, [(torch.zeros(2, 3, 32, 32), torch.zeros(3))])
+    with pytest.raises(sq.SwinQuantError, match="no picture"):
+        sq.calibrate(model, [])
+    with pytest.raises(sq.UsageError, match="have no labels"):
+        sq.evaluate(model, sq.pictures(pictures / "val"))
+    with pytest.raises(sq.UsageError, match="at least 1"):
+        sq.pictures(pictures, "val", 0)
+
+
+@pytest.fixture
+def shown(model, train, val, tmp_path):
+    """Everything that a notebook may be left with."""
+    pytest.importorskip("onnxruntime")
+    policy = sq.policy("qdq").off("layers.1.*").bits("*.fc2._weight_quantizer", 4)
+    sq.calibrate(model, train, policy).save(tmp_path / "a&<b>.pth")
+    exported = sq.export(model, "onnxruntime", tmp_path)
+    costs = sq.sensitivity(model, sq.pictures(val.path, "val", 2))
+    return {
+        "policy": (policy, "layers.1.*"),
+        "model": (model, "a&amp;&lt;b&gt;.pth"),
+        "evaluation": (sq.evaluate(model, val, half="none"), "SQNR"),
+        "artifact": (exported, "onnxruntime"),
+        "verification": (sq.verify(exported, sq.pictures(val.path, "val", 3)), "verdict"),
+        "costs": (costs, "only it<br>SQNR dB"),
+    }
+
+
+@pytest.mark.slow
+def test_in_a_notebook_everything_is_a_table_and_in_a_shell_a_line_or_a_table(shown):
+    for what, (thing, word) in shown.items():
+        page = thing._repr_html_()
+        assert "<table>" in page and page.count("<tr>") > 1 and "<pre>" not in page, what
+        assert word in page, (what, page)
+    assert repr(shown["policy"][0]) == "policy qdq -layers.1.* *.fc2._weight_quantizer=4, 4 rules"
+
+
+PREPROCESS = Preprocess(32, False, "bicubic", IMAGENET_MEAN, IMAGENET_STD)
+PIXELS = torch.randint(0, 256, (4, 3, 32, 32), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+LABELS = torch.zeros(4).long()
+DOORS = {
+    "the model": lambda model, images: model(images),
+    "calibrate": lambda model, images: sq.calibrate(model, [images], "qdq", passes=[]),
+    "evaluate": lambda model, images: sq.evaluate(model, [(images, LABELS)], [], half="none"),
+    "sensitivity": lambda model, images: sq.sensitivity(model, [images], "qdq"),
+    "align": lambda model, images: sq.align(model, model, [images]),
+    "analyze": lambda model, images: sq.analyze(model, images),
+    "a loader": lambda model, images: sq.calibrate(
+        model, torch.utils.data.DataLoader(torch.utils.data.TensorDataset(images, LABELS), 2), "qdq", passes=[]
+    ),
+}
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("make", [lambda x: x, lambda x: x.float(), lambda x: x.permute(0, 2, 3, 1)])
+def test_pixels_are_refused_where_they_enter(model, door, make):
+    with pytest.raises(UsageError, match="not normalised: give model.preprocess"):
+        DOORS[door](model, make(PIXELS))
+
+
+def test_only_the_first_call_of_a_model_looks_at_values(model, caplog):
+    for _ in range(3):
+        model(PIXELS / 255)
+    assert caplog.text.count("pixels / 255") == 1
+    with pytest.raises(UsageError, match="uint8"):
+        model(PIXELS)
+
+
+@pytest.mark.slow
+def test_an_engine_looks_as_well(model, tmp_path):
+    pytest.importorskip("onnxruntime")
+    sq.calibrate(model, [PREPROCESS.normalised(PIXELS.permute(0, 2, 3, 1))], "qdq", passes=[])
+    exported = sq.export(model, "onnxruntime", tmp_path)
+    for images in (PIXELS, PIXELS.float()):
+        with pytest.raises(UsageError, match="not normalised"):
+            exported.load()(images)
