@@ -208,6 +208,8 @@ class PolicyCosts:
             self.timer.export(policy, Path(workspace))
 
     def _known_ms(self, sha256: str) -> float | None:
+        if sha256 == self.settings.start.sha256:
+            return self.base_ms
         known: float | None = self.journal.known(f"ms {sha256}", _Ms)
         return known
 

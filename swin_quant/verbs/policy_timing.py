@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -34,6 +34,7 @@ class PolicyTimer:
     settings: SearchSettings
     subject: Subject
     file: Path
+    _kept: TemporaryDirectory[str] = field(default_factory=partial(TemporaryDirectory, prefix=WORKSPACE))
 
     def export(self, policy: Policy | None, folder: Path) -> Artifact:
         """The model under a policy as an artifact in `folder`; None: the float model."""
@@ -44,9 +45,14 @@ class PolicyTimer:
         apply_policy(module, used)
         return write_artifact(module, card, self.file, settings.backend, folder, used, precision, options)
 
+    @cached_property
+    def _base(self) -> Artifact:
+        """The file of the base policy, which every lot is timed beside."""
+        return self.export(self.settings.start, Path(self._kept.name))
+
     def extremes(self) -> tuple[float, float]:
         """Milliseconds with all nodes of the base policy on, and with all float."""
-        timings = self._interleaved({_ALL_ON: self.settings.start, _FLOAT: None})
+        timings = self._interleaved({_FLOAT: None})
         return _ms(timings[_ALL_ON]), _ms(timings[_FLOAT])
 
     def ratios(
@@ -60,18 +66,21 @@ class PolicyTimer:
         starts = range(0, len(names), _AT_ONCE - 1)
         for first in track(starts, f"timing on {self.settings.engine}", len(starts)):
             some = {name: policies[name] for name in names[first : first + _AT_ONCE - 1]}
-            timings = self._interleaved({_ALL_ON: self.settings.start, **some})
+            timings = self._interleaved(some)
             yield {name: (ratio or _ratio)(timings[name], timings[_ALL_ON]) for name in some}
 
     def _interleaved(self, policies: Mapping[str, Policy | None]) -> dict[str, Timing]:
+        """The base policy and these, in turns."""
         settings = self.settings
         how = on_its_device(settings.engine, settings.options)
         with TemporaryDirectory(prefix=WORKSPACE) as workspace:
-            candidates = []
+            files = {_ALL_ON: self._base.file}
             for number, (name, policy) in enumerate(policies.items()):
-                file = self.export(policy, Path(workspace) / str(number)).file
-                load = partial(artifact_engine, str(file), settings.backend, how)
-                candidates.append(BenchCandidate(name, load, file))
+                files[name] = self.export(policy, Path(workspace) / str(number)).file
+            candidates = [
+                BenchCandidate(name, partial(artifact_engine, str(file), settings.backend, how), file)
+                for name, file in files.items()
+            ]
             threads = settings.options.threads or usable_cores()
             side = settings.cfg.DATA.IMG_SIZE
             timings = interleave(candidates, [settings.batch], settings.rounds, settings.seconds, side, threads)

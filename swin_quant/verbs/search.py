@@ -197,7 +197,6 @@ def search(
     from swin_quant.cards.paths import card_path
     from swin_quant.checkpoint import open_checkpoint
     from swin_quant.checkpoint.range_bits import check_bits
-    from swin_quant.config.outputs import need_logits
     from swin_quant.data.picture_set import PictureSet
     from swin_quant.data.sampling import Sampling
     from swin_quant.loading import Subject
@@ -222,7 +221,6 @@ def search(
         sampling = Sampling(pictures.count or SEARCHED_ON, pictures.split or "", pictures.seed + 1)
     how = (base, budget, max_ms, batch, sampling, options, rounds, seconds)
     settings = SearchSettings(model.config, "", engine, Path(folder), *how)  # refuses wrong options before any work
-    need_logits(settings.cfg, "search")
     check_bits(model.module, model.card, [settings.start], model.name)
     if isinstance(pictures, PictureSet):
         shown = SearchPictures.drawn_from(pictures.open(), sampling, model.preprocess)
@@ -291,11 +289,9 @@ def costs_of(settings: SearchSettings, checkpoint: Checkpoint) -> PolicyCosts:
     """Load the checkpoint, to measure its policies."""
     from swin_quant.base.distributed import world_on
     from swin_quant.checkpoint import open_checkpoint
-    from swin_quant.config.outputs import need_logits
     from swin_quant.loading import load_for_scoring
     from swin_quant.verbs.policy_costs import PolicyCosts
 
-    need_logits(settings.cfg, "search")
     opened, world = open_checkpoint(checkpoint), world_on(settings.options.device)
     return PolicyCosts(settings, load_for_scoring(settings.cfg, opened, [settings.start], world), opened)
 

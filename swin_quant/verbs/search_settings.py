@@ -15,6 +15,7 @@ from swin_quant.base.errors import UsageError, listed
 from swin_quant.base.progress import log
 from swin_quant.cards.versions import versions
 from swin_quant.config.load import portable_config
+from swin_quant.config.outputs import need_logits
 from swin_quant.data.calibration import calibration_batches
 from swin_quant.data.loader import UnreadableLimit, default_workers
 from swin_quant.data.pictures import Pictures, SomePictures
@@ -110,6 +111,7 @@ class SearchSettings:
     pictures: SearchPictures | None = None
 
     def __post_init__(self) -> None:
+        need_logits(self.cfg, "search")
         device = self.options.device
         run = {name: one for name, one in targets().items() if one.runs_its_export}
         fit = [name for name, one in run.items() if one.is_fast_on(device)]

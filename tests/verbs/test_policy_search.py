@@ -159,7 +159,9 @@ def test_milliseconds_that_nothing_takes_are_measured_anew(tmp_path, caplog, fou
     (tmp_path / "x.json").write_text(json.dumps({"subject": {}, "entries": {"ms of all and none": found, "ms a": -1}}))
     costs = object.__new__(PolicyCosts)
     costs.timer, costs.journal = SimpleNamespace(extremes=lambda: (2.0, 3.0)), Journal(tmp_path / "x.json", {})
+    costs.settings = SimpleNamespace(start=load_policy("qdq"))
     assert (costs.base_ms, costs.float_ms) == (2.0, 3.0) and "; measured anew" in caplog.text
+    assert costs._known_ms(load_policy("qdq").sha256) == 2.0
     assert costs._known_ms("a") is None and json.loads((tmp_path / "x.json").read_text())["entries"]["ms a"] == -1
 
 
