@@ -41,12 +41,12 @@ def finish(model: nn.Module, path: Path, card: RunCard, calibration: Calibration
         if counted:
             log.info("statistics: %s", kept)
         else:
-            kept.unlink(missing_ok=True)  # of an earlier calibration, whose checkpoint is gone, too
+            kept.unlink(missing_ok=True)  # an earlier calibration's, whose checkpoint is gone too
     return card
 
 
 def place_for(folder: Path, model: nn.Module, card: RunCard) -> Path:
-    """Where a model that was calibrated is written: see `place_of`."""
+    """The file for a calibrated model: see `place_of`."""
     content = calibrated_bytes(model)
     return place_of(folder, card.name, card.policy, lambda file: _holds(file, content, card))
 
@@ -54,10 +54,10 @@ def place_for(folder: Path, model: nn.Module, card: RunCard) -> Path:
 def place_of(
     folder: Path, name: str, policy: Mapping[str, Any] | None, holds: Callable[[Path], bool], tell: bool = True
 ) -> Path:
-    """Where a calibrated checkpoint is written: <NAME>_calib.pth, or where the same one lies (`holds`).
+    """The file for a calibrated checkpoint: <NAME>_calib.pth, or the file that holds the same checkpoint (`holds`).
 
-    Where something was made of another one that lies there, that stays, and the name of the policy is added, then a
-    number.
+    Another checkpoint from which something was made stays: the new file's name then gets the policy's name, and if
+    that is taken too, a number.
     """
     usual = folder / f"{name}_calib.pth"
     own = f"{name}_calib_{re.sub('[^A-Za-z0-9.]+', '-', (policy or {}).get('name', '')).strip('-.')[:80] or 'other'}"

@@ -16,7 +16,7 @@ from swin_quant.base.errors import SwinQuantError, one_line
 from swin_quant.base.files import atomic_write_bytes, open_plain, read_bounded, reason
 from swin_quant.base.reading import reads
 
-MAX_BYTES = 4 << 30  # of all arrays of a file or folder together
+MAX_BYTES = 4 << 30  # all arrays of a file or folder together
 _MAX_ARRAYS = 100_000
 _MAX_RANK = 32
 _HEADER = re.compile(  # numpy's own reader evaluates it as Python

@@ -22,7 +22,7 @@ from swin_quant.base.errors import SwinQuantError, UsageError, listed, one_line
 
 _short = reprlib.Repr()
 _short.maxlevel, _short.maxstring, _short.maxother = 2, 80, 80
-show = _short.repr  # of values in one-line messages
+show = _short.repr  # a value in a one-line message
 _NOUNS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 _WORDS = {"true": True, "false": False}
 
@@ -134,7 +134,7 @@ class _Reading:
     text: bool
     unknown: list[str] | None
     error: type[SwinQuantError]
-    also: str = ""  # what else a value may be
+    also: str = ""  # further values that are allowed
 
     def refuse(self, problem: str) -> NoReturn:
         raise self.error(f"{self.source}: {problem}" if self.source else problem)
@@ -204,7 +204,7 @@ class _Reading:
                 value = _WORDS[data.strip().lower()] if kind is bool else kind(data)
             except (ValueError, KeyError):
                 value = None
-        finite = type(value) in (int, float) and abs(value) <= sys.float_info.max  # of an int of any length, too
+        finite = type(value) in (int, float) and abs(value) <= sys.float_info.max  # also for an int of any length
         if kind is float and finite:
             return float(value)
         if kind is float or type(value) is not kind:

@@ -24,7 +24,7 @@ _KEY, _FACTS = b"swin_quant.of", b"swin_quant.facts"
 
 @dataclass(frozen=True)
 class Sharding:
-    """Where shards go, and how many pictures each is of. UsageError for none a shard."""
+    """The folder for shards, and the number of pictures in each. UsageError for no picture a shard."""
 
     folder: Path
     rows: int = ROWS

@@ -1,4 +1,4 @@
-"""Where the files lie that come with the package."""
+"""Find the files that come with the package."""
 
 from pathlib import Path
 

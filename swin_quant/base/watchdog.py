@@ -22,7 +22,7 @@ _SILENCE_TICKS = 40  # of a rank that said nothing of its end; a library may hol
 _NEWS_TICKS = 5
 _GRACE_TICKS = 3  # for the main thread to notice by itself that another rank failed, and to end in good order
 _TELL_TICKS = 8  # for a last word to reach the store
-_ROUNDS = 3  # of news to wait for after a collective broke off
+_ROUNDS = 3  # rounds of news to wait for after a collective broke off
 _FAILURE, _BEAT = "failure", "beat"
 _END_OF_BAR = "\r\x1b[2K\x1b[?25h"  # on a terminal: its line cleared, the cursor shown again
 
@@ -44,7 +44,7 @@ class Watchdog:
         self._others = [other for other in range(size) if other != rank]
         self._tick = 0
         self._answered: int | None = None  # the tick of the store's last answer
-        self._rounds = 0  # of news that the store answered in full
+        self._rounds = 0  # rounds of news that the store answered in full
         self._heard: dict[int, int] = {}  # rank -> the tick of its last sign of life
         self._joined = self._closing = self._broken = False
         self._reason: str | None = None  # why another rank failed

@@ -31,7 +31,7 @@ class GroupRecord(TypedDict):
 
 
 class SensitivityRecord(TypedDict):
-    """The cost of each node under a policy. `profile`: dB of each block's output. `forwards`: forward passes."""
+    """The cost of each node under a policy. `profile`: block -> SQNR of its output in dB. `forwards`: passes."""
 
     policy: str
     policy_sha256: str

@@ -15,7 +15,7 @@ from swin_quant.cards.card import RunCard, verify_checkpoint
 from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import RangesRecord, SourceRecord, TrainingRecord
 
-_MOST_STARTS = 32  # of QAT after QAT; a card can name itself
+_MOST_STARTS = 32  # QAT after QAT; a card can name itself
 
 
 @dataclass(frozen=True)

@@ -47,9 +47,9 @@ def with_paths(content: dict[str, Any], change: Callable[[str], str | None]) -> 
 
 
 def card_path(checkpoint: str | os.PathLike[str]) -> Path:
-    """Where the card of a checkpoint or artifact is: `out/x_calib.pth` -> `out/x_calib.json`.
+    """The path of the card of a checkpoint or artifact: `out/x_calib.pth` -> `out/x_calib.json`.
 
-    That of weights in parts is where it would be if they were in one file.
+    Weights in parts have the card that one file with all of them would have.
     """
     path = Path(checkpoint)
     if path.name.endswith(INDEX) and path.is_file():

@@ -106,10 +106,10 @@ class PassRecord(_MaybeMaps):
 
 
 class BitsRecord(TypedDict, total=False):
-    """For how many bits ranges of activations were searched, how, and the passes behind it.
+    """The bits for which ranges of activations were searched, the methods, and the passes behind them.
 
-    `node_methods`: of nodes whose method was chosen for them alone (calibrator auto), instead of that of their bits;
-    `tried_percentile`: that of the percentile method among those which it chose from, whether or not a node has it.
+    `node_methods`: the nodes whose method calibrator auto chose one by one, in place of the method for their bits;
+    `tried_percentile`: the percentile among the methods that it chose from, whether or not a node has it.
     """
 
     bits: int

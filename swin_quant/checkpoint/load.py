@@ -106,7 +106,7 @@ class _Faults:
 
 
 def _assign(model: nn.Module, weights: Mapping[str, Tensor], ranges: Mapping[str, Tensor]) -> None:
-    model.load_state_dict(weights, strict=False)  # what is absent was found to be derived or replaced
+    model.load_state_dict(weights, strict=False)  # absent keys are derived or replaced, as was checked
     assign_ranges(model, ranges)
 
 

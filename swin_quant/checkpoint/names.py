@@ -50,7 +50,7 @@ WRAPPERS = tuple(  # in any order and depth
 CONVENTIONS = (
     Convention("timm features", r"^layers_0\.", r"^layers_(\d+)\.", lambda match: f"layers.{match[1]}."),
     Convention("SimMIM", r"\.attn\.rpe_mlp\.", r"\.attn\.rpe_mlp\.", ".attn.cpb_mlp."),
-    Convention(  # of a Swin alone: the heads of timm's other models are called so in the house, too
+    Convention(  # for a Swin alone: the heads of timm's other models have this name in the house too
         "timm",
         r"^head\.fc\.",
         r"^head\.fc\.",

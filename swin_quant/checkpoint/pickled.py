@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 _MAX_OPCODES, _MAX_VALUES, _MAX_DEPTH, _MAX_BITS = 400_000, 4_000_000, 100, 512
-_MAX_KEY_PARTS, _MAX_TEXT = 16, 4096  # of a key, of a name
+_MAX_KEY_PARTS, _MAX_TEXT = 16, 4096  # parts of a key, characters of a name
 _COPIED = 2  # calls copy their arguments, what is in these, and what is in that
 _SCALARS = (str, int, float, bool, bytes, type(None))
 

@@ -97,7 +97,7 @@ class Description:
             if isinstance(rule, Sets) and _is_ours(rule.place.format(node=node)):
                 self.say(rule.place.format(node=node), rule.read(value), place)
             elif isinstance(rule, Sets) and value not in (None, [], 0):
-                self.unknown.append(place)  # of another version
+                self.unknown.append(place)  # a key of another version
             elif isinstance(rule, Only) and value not in rule.values:
                 usual = " or ".join(show(each) for each in rule.values if each is not None) or "none"
                 self.refusals[f"{place} is {show(value)}, and only {usual} is supported"] = rule.unless
@@ -260,7 +260,7 @@ def _read_timm(described: Description, config: Mapping[str, Any], where: str, no
             raise UsageError(f"{where}: {key} must be a mapping, not {show(config[key])}")
     arguments, weights = config.get("model_args") or {}, config.get("pretrained_cfg") or config
     top = {key: value for key, value in config.items() if key not in ("pretrained_cfg", "model_args")}
-    whole = {**weights, **top}  # as timm reads it, too
+    whole = {**weights, **top}  # in the order that timm merges them
     described.read(TIMM, whole, where, node)
     if not node.endswith(".TIMM"):
         described.read(ARGUMENTS, arguments, f"{where}: model_args", node)

@@ -38,9 +38,9 @@ _NOTES = ("config", "args", "arch")  # keys by which training scripts name the m
 
 @dataclass(frozen=True)
 class Source:
-    """Where weights came from: the file, the SHA-256 of its bytes, its container, its convention of names, whether it
-    holds ranges, `notes` on itself beside its tensors (plain data, unchecked), the name of the set of weights that was
-    read, and whether it holds `several` sets."""
+    """The origin of weights: the file, the SHA-256 of its bytes, its container, its convention of names, whether it
+    holds ranges, its `notes` beside the tensors (plain data, unchecked), the name of the set of weights that was read,
+    and whether it holds `several` sets."""
 
     path: Path
     sha256: str

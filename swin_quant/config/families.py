@@ -11,7 +11,7 @@ from swin_quant.config.swin import SWIN, SWINV2
 from swin_quant.config.timm import TIMM
 
 ENTRY_POINTS = "swin_quant.architectures"  # the group of an installed package's ARCHITECTURE
-BUILT_IN = (SWIN, SWINV2)  # whose keys every configuration has, and every run card
+BUILT_IN = (SWIN, SWINV2)  # every configuration and every run card has their keys
 _registered: dict[str, Family] = {}
 
 

@@ -33,7 +33,7 @@ _MAX_META_BYTES, _MAX_INFLATED_BYTES = 8 << 20, 32 << 20
 _COMPRESSED = 15  # miCOMPRESSED of MAT files
 
 Labels = Callable[[str, int], str]
-"""From a picture's stem and number to its wnid; KeyError if it has none."""
+"""(stem, number) of a picture -> its wnid; KeyError if it has none."""
 
 
 class IlsvrcPictures(FolderPictures):

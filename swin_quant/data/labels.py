@@ -1,4 +1,4 @@
-"""From written labels, numbers or names, to class indices and class names."""
+"""Turn written labels, numbers or names, into class indices and class names."""
 
 import os
 import re

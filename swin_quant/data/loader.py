@@ -1,4 +1,4 @@
-"""From lists of indices to batches of tensors: parallel, in order, and never stopped by one bad picture."""
+"""Load lists of indices as batches of tensors: in parallel, in order, and never stopped by one bad picture."""
 
 import os
 import signal

@@ -193,7 +193,7 @@ def _rgb(image: Image.Image, upright: bool) -> Image.Image:
 
 
 def _within_a_byte(image: Image.Image) -> bool:
-    least, most = cast("tuple[int, int]", image.getextrema())  # of one channel
+    least, most = cast("tuple[int, int]", image.getextrema())  # for one channel
     return 0 <= least and most <= 255
 
 

@@ -1,4 +1,4 @@
-"""From a picture to the model's input: the evaluation transform, and FasterTransformer's training crops."""
+"""Turn a picture into the model's input: the evaluation transform, and FasterTransformer's training crops."""
 
 import hashlib
 import random

@@ -1,4 +1,4 @@
-"""From a data path and a split to pictures, over every kind of source."""
+"""Open the pictures of a data path and split, whatever the kind of source."""
 
 import importlib
 import os

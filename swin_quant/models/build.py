@@ -1,4 +1,4 @@
-"""From a config to a model with freshly initialised weights and named nodes."""
+"""Build the model of a config, with freshly initialised weights and named nodes."""
 
 import importlib
 from dataclasses import replace

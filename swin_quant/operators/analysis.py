@@ -100,7 +100,7 @@ class Analysis:
         return sorted(found, key=lambda one: (-one.macs, -one.bytes, one.name))
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The analysis for JSON."""
         return {
             "name": self.name,
             "images": list(self.images),

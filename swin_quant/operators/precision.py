@@ -1,4 +1,4 @@
-"""Where numbers are at risk in half precision or INT8: by the weights, by calibrated ranges, and by a few pictures."""
+"""Find numbers at risk in half precision or INT8: by the weights, by calibrated ranges, and by a few pictures."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -44,7 +44,7 @@ def roll_by_slices(x: Tensor, shifts: int | Sequence[int], dims: int | Sequence[
     """roll along named dimensions: two slices and a concatenation each."""
     shifts = [shifts] if isinstance(shifts, int) else list(shifts)
     if dims is None or dims == ():
-        return NotImplemented  # of the flattened tensor: no Swin has it
+        return NotImplemented  # rolls the flattened tensor: no Swin does
     for shift, dim in zip(shifts, [dims] if isinstance(dims, int) else dims, strict=True):
         length = x.shape[dim]
         cut = -shift % length

@@ -67,7 +67,7 @@ class Replacing(TorchFunctionMode):
 
 
 def _quarter(args: Sequence[Any]) -> tuple[int, int] | None:
-    """Where `x[:, r::2, c::2, :]`, x [B, H, W, C], starts."""
+    """(r, c) of a call `x[:, r::2, c::2, :]`, x [B, H, W, C]; None for any other index."""
     x, index = args[0], args[1] if len(args) > 1 else None
     if not isinstance(index, tuple) or x.dim() != 4 or len(index) not in (3, 4):
         return None

@@ -57,7 +57,7 @@ def training_only(model: nn.Module) -> dict[str, list[str]]:
 
 
 def sentence(variation: Variation) -> str:
-    """In words."""
+    """The variation in words."""
     if not variation.free:
         return f"{variation.dimension}: fixed; {variation.why}"
     return f"{variation.dimension}: may vary; shapes of {variation.calls} calls follow it" + (
@@ -66,5 +66,5 @@ def sentence(variation: Variation) -> str:
 
 
 def training_sentence(found: dict[str, list[str]]) -> str:
-    """In words."""
+    """The modules that only training needs, in words."""
     return "; ".join(f"{len(names)} {kind} ({listed(names, 2)})" for kind, names in found.items()) or "none"

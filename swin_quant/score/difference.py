@@ -60,5 +60,5 @@ def difference_of_pairs(pairs: Iterable[tuple[Output, Output]]) -> dict[str, Any
 
 
 def _sqnr(signal: float, noise: float) -> float | None:
-    """In dB; None if there is no error."""
+    """The SQNR in dB; None if there is no error."""
     return decibels(signal, noise) if signal and noise else None

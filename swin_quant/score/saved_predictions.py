@@ -37,7 +37,7 @@ class _FileRecord(TypedDict):
 
 @dataclass(frozen=True)
 class PredictionFolder:
-    """Where predictions are saved; `subject`: plain data that identifies the run, above all by hashes."""
+    """A folder of saved predictions. `subject`: plain data that identifies the run, above all by hashes."""
 
     how: Sharding
     subject: Mapping[str, Any]

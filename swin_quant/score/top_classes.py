@@ -1,4 +1,4 @@
-"""From logits to classes with names, and where the names come from."""
+"""Find the most probable classes of logits, and the names of classes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

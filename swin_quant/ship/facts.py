@@ -19,7 +19,7 @@ from swin_quant.data.preprocess import FLOORED, SHORTER, Preprocess
 
 SCHEMA = "swin-quant/package/1"
 MODEL = "model.onnx"  # the name that Triton looks for; OpenVINO Model Server takes it
-VERSION = 1  # of the model in a repository
+VERSION = 1  # the model's, in a repository
 _TYPES = {"FLOAT": "float32", "FLOAT16": "float16", "UINT8": "uint8", "INT64": "int64"}  # ONNX's -> numpy's
 
 

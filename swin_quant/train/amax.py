@@ -23,7 +23,7 @@ from swin_quant.quant.watch import watching
 from swin_quant.train.recipe import Ranges
 
 Images = Callable[[], Iterable[Tensor]]
-_SMALLEST = 1e-3  # of a learned range, relative to its start: from zero it could not come back
+_SMALLEST = 1e-3  # a learned range, relative to its start: from zero it could not come back
 
 
 class RangeKeeper:

@@ -79,7 +79,7 @@ class Analyzed:
     found: Analysis
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The analysis for JSON."""
         return self.found.to_dict()
 
     def __str__(self) -> str:

@@ -146,7 +146,7 @@ def classify_shards(by: Classifying, pictures: Pictures, sharding: Sharding, ask
         "pictures": len(pictures),
         "pictures_sha256": digest(pictures.names),
     }
-    if extensions := by.engine.details.get("extensions"):  # which compute some operators in their own way
+    if extensions := by.engine.details.get("extensions"):  # libraries that compute some operators in their own way
         subject["extensions"] = extensions
     shards = Shards(sharding, "predictions", len(pictures), sha256_of_data(subject))
     for number in shards.left(world):

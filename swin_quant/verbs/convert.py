@@ -97,7 +97,7 @@ def convert(cfg: CfgNode, checkpoint: str, target: Path, dtype: torch.dtype, rep
     model = build_model(cfg)
     subject = open_checkpoint(checkpoint)
     source = load_float(model, subject, replace_head=replace_head)
-    for exchange in exchanges_of(model):  # others know the names of a trained network only
+    for exchange in exchanges_of(model):  # other tools know the names of a trained network only
         take_back(model, exchange)
     before = subject.card
     record = original(made_before(subject), source.record())

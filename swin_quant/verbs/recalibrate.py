@@ -78,7 +78,7 @@ def recalibrate(
     searched.pop("node_methods", None)
     searched.pop("tried_percentile", None)
     searched = {**searched, **search_record(method, model, calibration), "advice": advice}
-    searched.pop("check", None)  # of the ranges before
+    searched.pop("check", None)  # the earlier ranges'
     card = RunCard(
         name=cfg.MODEL.NAME,
         config=before.config,

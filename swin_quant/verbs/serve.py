@@ -146,7 +146,7 @@ def serve(artifact: Artifact, host: str, port: int, how: Hosting) -> None:
     from swin_quant.serving.app import build_app
     from swin_quant.serving.server import server_of
 
-    library("uvicorn", "serve")  # where it is missing, this is said before an engine is loaded
+    library("uvicorn", "serve")  # an absent library is an error before an engine is loaded
     with private_copy(artifact) as copy, _listening(host, port) as listener:
         service = service_of(copy, how)
         app = build_app(service)
@@ -157,7 +157,7 @@ def serve(artifact: Artifact, host: str, port: int, how: Hosting) -> None:
         _tune_process()
         try:
             server.run(sockets=[listener])
-        except KeyboardInterrupt:  # which the server heard, and raises again when it has ended
+        except KeyboardInterrupt:  # the server handles it, and raises it again when it has ended
             if not server.should_exit:
                 raise
         log.info("stopped: what had come was answered")

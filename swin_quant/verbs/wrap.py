@@ -10,7 +10,7 @@ from swin_quant.data.preprocess import Preprocess
 from swin_quant.model import Model
 from swin_quant.models.traced import traced
 
-_CLOSE = 1e-4  # of the largest logit: folded constants may round otherwise
+_CLOSE = 1e-4  # share of the largest logit: folded constants may round otherwise
 
 
 def wrap(

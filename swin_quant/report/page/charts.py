@@ -72,16 +72,16 @@ def values_of_a_node() -> Spec:
     return _spec("values", "")
 
 
-def depth(subject: PageData) -> Spec | None:
+def depth(checkpoint: PageData) -> Spec | None:
     """The SQNR of each block's output, in the order of the blocks."""
-    record = next((card.sensitivity for card in subject.cards if card.sensitivity), None)
+    record = next((card.sensitivity for card in checkpoint.cards if card.sensitivity), None)
     if record is None:
         return None
     values = [{"block": name, "dB": sqnr} for name, sqnr in record["profile"].items() if sqnr is not None]
     return _spec("depth", f"Error through the depth, {record['policy']}, {record['pictures']} pictures", values)
 
 
-def accuracy_and_latency(subjects: Sequence[PageData]) -> Spec | None:
+def accuracy_and_latency(checkpoints: Sequence[PageData]) -> Spec | None:
     """Top-1 against milliseconds a picture, for every result whose latency is an engine's and not a simulation's."""
     values: list[dict[str, Any]] = [
         {
@@ -93,8 +93,8 @@ def accuracy_and_latency(subjects: Sequence[PageData]) -> Spec | None:
             "±": result.delta_acc1_se,
             "Δ top-1": result.delta_acc1,
         }
-        for subject in subjects
-        for card in subject.cards
+        for checkpoint in checkpoints
+        for card in checkpoint.cards
         for result in card.measured()
         if result.ms_per_picture is not None and not is_simulated(result.engine)
     ]

@@ -49,14 +49,14 @@ _COLUMNS = (
 )
 
 
-def page(subjects: Sequence[PageData]) -> str:
+def page(checkpoints: Sequence[PageData]) -> str:
     """The whole page. UsageError if the library that draws charts is not installed."""
     drawing = library("vl_convert", "report").javascript_bundle(_SNIPPET)
-    cards = [card for subject in subjects for card in subject.cards]
-    shown = next((subject for subject in subjects if subject.nodes), None)
-    drawn = _charts(subjects, cards, shown)
-    sections = dict(_sections(subjects, cards, shown, drawn))
-    names = list(dict.fromkeys(subject.title for subject in subjects))
+    cards = [card for checkpoint in checkpoints for card in checkpoint.cards]
+    shown = next((checkpoint for checkpoint in checkpoints if checkpoint.nodes), None)
+    drawn = _charts(checkpoints, cards, shown)
+    sections = dict(_sections(checkpoints, cards, shown, drawn))
+    names = list(dict.fromkeys(checkpoint.title for checkpoint in checkpoints))
     title = f"{', '.join(names[:3])}{' and others' if len(names) > 3 else ''}: INT8 beside float"
     parts = {
         "title": _text(title),
@@ -96,19 +96,19 @@ def _row(node: NodeSummary) -> dict[str, Any]:
     return {**row, "state": node.kind if node.on else "float", **node.engines}
 
 
-def _charts(subjects: Sequence[PageData], cards: Sequence[RunCard], shown: PageData | None) -> dict[str, Any]:
+def _charts(checkpoints: Sequence[PageData], cards: Sequence[RunCard], shown: PageData | None) -> dict[str, Any]:
     """The chart of each place on the page; None for nothing to draw."""
     return {
-        "latency-chart": charts.accuracy_and_latency(subjects),
+        "latency-chart": charts.accuracy_and_latency(checkpoints),
         "network-chart": charts.network(shown.nodes) if shown else None,
-        "depth-chart": next((spec for subject in subjects if (spec := charts.depth(subject))), None),
+        "depth-chart": next((spec for checkpoint in checkpoints if (spec := charts.depth(checkpoint))), None),
         "training-chart": charts.training([card for card in cards if card.training]),
         **{f"search-chart-{number}": charts.searched(record) for number, record in enumerate(_searches(cards))},
     }
 
 
 def _sections(
-    subjects: Sequence[PageData], cards: Sequence[RunCard], shown: PageData | None, drawn: Mapping[str, Any]
+    checkpoints: Sequence[PageData], cards: Sequence[RunCard], shown: PageData | None, drawn: Mapping[str, Any]
 ) -> Iterator[tuple[str, tuple[str, str]]]:
     yield "accuracy", ("Accuracy", f'<div class="wide">{as_html(cards, _NOT_ON_THE_PAGE)}</div>')
     if drawn["latency-chart"]:
@@ -117,7 +117,7 @@ def _sections(
         yield "advice", ("Advice", advice)
     if shown:
         yield "nodes-of", ("Nodes", _nodes(shown))
-    elif missing := [subject for subject in subjects if subject.missing]:
+    elif missing := [checkpoint for checkpoint in checkpoints if checkpoint.missing]:
         yield "nodes-of", ("Nodes", "".join(f'<p class="dim">{_text(one.missing)}</p>' for one in missing))
     if drawn["depth-chart"]:
         yield "depth", ("Error through the depth", '<div class="chart" id="depth-chart"></div>')
@@ -125,7 +125,7 @@ def _sections(
         yield "policies", ("Policies tried", "".join(f'<div class="chart" id="{place}"></div>' for place in places))
     if drawn["training-chart"]:
         yield "training", ("Training", '<div class="chart" id="training-chart"></div>')
-    if compared := [subject for subject in subjects if subject.compared]:
+    if compared := [checkpoint for checkpoint in checkpoints if checkpoint.compared]:
         yield "pictures", ("Pictures classified otherwise", "".join(map(_pictures, compared)))
     if len(cards) > 1:
         yield "differences", ("Differences between the runs", f'<div class="wide">{differences(cards)}</div>')
@@ -189,11 +189,11 @@ def _advice(cards: Sequence[RunCard]) -> str:
     return f"<ul>{''.join(said)}</ul>" if said else ""
 
 
-def _nodes(subject: PageData) -> str:
-    on = sum(node.on for node in subject.nodes)
-    cut = f", the first {MOST_NODES} are shown" if len(subject.nodes) > MOST_NODES else ""
-    missing = f'<p class="dim">{_text(subject.missing)}</p>' if subject.missing else ""
-    return f"""<p>{_text(subject.title)}: {on} of {len(subject.nodes)} nodes on{cut}. SQNR: of the node's own values
+def _nodes(data: PageData) -> str:
+    on = sum(node.on for node in data.nodes)
+    cut = f", the first {MOST_NODES} are shown" if len(data.nodes) > MOST_NODES else ""
+    missing = f'<p class="dim">{_text(data.missing)}</p>' if data.missing else ""
+    return f"""<p>{_text(data.title)}: {on} of {len(data.nodes)} nodes on{cut}. SQNR: of the node's own values
 after quantization; costs: the rise of the logits' SQNR without the node (<code>swin-quant sensitivity</code>). Choose a
 cell of the picture or a name in the table to see the node's values, with the ends of its range dashed.</p>{missing}
 <div class="chart" id="network-chart"></div>
@@ -204,12 +204,12 @@ cell of the picture or a name in the table to see the node's values, with the en
 """
 
 
-def _pictures(subject: PageData) -> str:
-    shown = len(subject.disagreements)
-    cut = "" if shown == subject.otherwise else f"; the {shown} with the largest divergence are shown"
-    head = f"<p>{_text(subject.title)}, {_text(subject.policy)}: the quantized model classifies {subject.otherwise} of "
-    head += f"{subject.compared} pictures otherwise than float{cut}.</p>"
-    return head + f'<div class="pictures">{"".join(map(_picture, subject.disagreements))}</div>'
+def _pictures(data: PageData) -> str:
+    shown = len(data.disagreements)
+    cut = "" if shown == data.otherwise else f"; the {shown} with the largest divergence are shown"
+    head = f"<p>{_text(data.title)}, {_text(data.policy)}: the quantized model classifies {data.otherwise} of "
+    head += f"{data.compared} pictures otherwise than float{cut}.</p>"
+    return head + f'<div class="pictures">{"".join(map(_picture, data.disagreements))}</div>'
 
 
 def _picture(one: Disagreement) -> str:

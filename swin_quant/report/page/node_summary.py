@@ -43,12 +43,12 @@ def node_summaries(card: RunCard, checkpoint: OpenedCheckpoint, artifacts: Seque
         found = statistics.get(name)
         weight = layers[name].weight.detach() if name in layers else None
         known = _range(node)
-        bins = _of_values(weight.numpy()) if weight is not None else _of_statistics(found) if found else None
-        kept, clipped = None, None
+        bins = _bins_of(weight.numpy()) if weight is not None else _bins_of_statistics(found) if found else None
+        sqnr, clipped = None, None
         if known is not None and weight is not None:
-            kept, clipped = _judged_weight(weight, node)
+            sqnr, clipped = _quality_of_weight(weight, node)
         elif known is not None and found is not None:
-            kept, clipped = _judged(found, known, node)
+            sqnr, clipped = _quality(found, known, node)
         low, high = known.ends_on(node) if known else (None, None)
         summaries.append(
             NodeSummary(
@@ -64,7 +64,7 @@ def node_summaries(card: RunCard, checkpoint: OpenedCheckpoint, artifacts: Seque
                 low=low,
                 high=high,
                 clipped=clipped,
-                sqnr_db=kept,
+                sqnr_db=sqnr,
                 costs_db=costs.get(name),
                 engines={title: each[name] for title, each in engines.items()},
                 bins=bins,
@@ -100,7 +100,7 @@ def _precisions(model: nn.Module, card: RunCard) -> dict[str, str]:
 
 
 def _place(name: str, units: Sequence[str]) -> tuple[str, str]:
-    """The unit of a node, and the rest of its name."""
+    """(the unit of a node, the rest of its name): row and column in the picture of the network."""
     unit = max((one for one in units if name.startswith(f"{one}.")), key=len, default="")
     rest = name.removeprefix(f"{unit}.").removesuffix(_SUFFIX) if unit else name.removesuffix(_SUFFIX)
     return unit or name.split(".")[0], rest.replace("._", ".").replace("_input", "")
@@ -124,31 +124,31 @@ def _range(node: Quantizer) -> Range | None:
     return None if node.amax is None else range_of(node)
 
 
-def _judged(statistics: Statistics, known: Range, node: Quantizer) -> tuple[float | None, float | None]:
+def _quality(statistics: Statistics, known: Range, node: Quantizer) -> tuple[float | None, float | None]:
     """The SQNR of the node's quantized values in dB, and the percentage of values outside the range."""
     amax, qmin, qmax = known.on_grid_of(node)
     if amax <= 0:
         return None, None
     if not node.setting.symmetric and statistics.sides is None:
         return None, None
-    kept = sqnr_db(statistics, amax, qmin, qmax)
+    sqnr = sqnr_db(statistics, amax, qmin, qmax)
     sides = [(statistics, amax)]
     if not node.setting.symmetric:
         sides = list(zip(statistics.both_sides(), (-qmin * amax / qmax, amax), strict=True))
     total = sum(int(side.counts.sum()) for side, _ in sides)
     beyond = sum(clipped_share(side, end) * int(side.counts.sum()) for side, end in sides)
-    return (kept if math.isfinite(kept) else None), 100 * beyond / max(total, 1)
+    return (sqnr if math.isfinite(sqnr) else None), 100 * beyond / max(total, 1)
 
 
-def _judged_weight(weight: Tensor, node: Quantizer) -> tuple[float | None, float]:
+def _quality_of_weight(weight: Tensor, node: Quantizer) -> tuple[float | None, float]:
     amax = node.range_for(weight).detach()
     noise = (quantize_dequantize(weight, amax, *node.setting.levels) - weight).double().square().sum()
     signal = weight.double().square().sum()
-    kept = 10 * math.log10(signal / noise) if signal > 0 and noise > 0 else None
-    return kept, 100 * (weight.abs() > amax).double().mean().item()
+    sqnr = 10 * math.log10(signal / noise) if signal > 0 and noise > 0 else None
+    return sqnr, 100 * (weight.abs() > amax).double().mean().item()
 
 
-def _of_statistics(statistics: Statistics) -> Bins:
+def _bins_of_statistics(statistics: Statistics) -> Bins:
     below, above = statistics.sides or (None, statistics)
     values, counts = _centres(above), above.counts
     if below is not None:
@@ -161,7 +161,7 @@ def _centres(side: Statistics) -> np.ndarray:
     return np.minimum((np.arange(len(side.counts)) + 0.5) * side.width, side.largest)
 
 
-def _of_values(values: np.ndarray) -> Bins:
+def _bins_of(values: np.ndarray) -> Bins:
     return _binned(values.ravel(), float(values.min()), float(values.max()), None)
 
 

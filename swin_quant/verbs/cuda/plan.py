@@ -53,7 +53,7 @@ class Planned:
     found: CudaPlan
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The plan for JSON."""
         return self.found.to_dict()
 
     def __str__(self) -> str:

@@ -36,7 +36,7 @@ EXAMPLES = """examples:
   python main.py --eval --cfg configs/swin/swin_tiny_patch4_window7_224.yaml --int8-mode 1 \\
       --resume out/swin_tiny_patch4_window7_224_calib.pth --data-path imagenet --batch-size 64"""
 
-VERSIONS = {1: "swin", 2: "swinv2"}  # what its guide passes as --version
+VERSIONS = {1: "swin", 2: "swinv2"}  # values of --version in its guide
 NO_SWIN_NODE = "final_input"  # in FasterTransformer's list of keywords, from BERT
 REFUSED = {  # flag -> why
     "--engine": "engines are scored by `swin-quant evaluate MODEL.engine --data-path DIR`",
@@ -223,7 +223,7 @@ def _in_our_words(options: FrontDoorOptions) -> FrontDoorOptions:
         data = replace(data, half="none")
     lr = options.qat_lr if training.lr is None else training.lr
     training = replace(training, lr=lr, go_on=training.go_on or options.resume == _AUTO)
-    if qat.distill:  # what it means there
+    if qat.distill:  # its meaning there
         qat = replace(qat, distill_compat=qat.distill_compat or "ft", distill_weight=qat.distill_weight or 10000.0)
     elif not training.recipe:
         training = replace(training, set=("distill.weight=0", *training.set))
