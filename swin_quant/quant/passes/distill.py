@@ -1,13 +1,12 @@
-"""Distillation: the quantized network as a whole learns to give what the float one gives, without labels.
+"""Distillation: the whole quantized network is trained towards the float one's outputs, without labels.
 
-Local passes cannot see that errors of one unit are felt, or made up for, in others. Here ranges of activations, biases,
-norms and weights, these through rounding, take small steps down the error of the logits, of what each unit gives
-and, if asked, of the probabilities of classes: with few bits something has to be wrong, and top classes matter.
-Float says what is right for any picture: so no picture is shown twice as it is, but flipped, moved, and mixed with
-others. Kept only where what is asked of logits or classes is better on pictures that nothing was learned from; these
-are varied, too: passes before it solved for weights on them as they are, and nothing else is as good there. (Hinton et
-al., "Distilling the Knowledge in a Neural Network", 2015; Esser et al., "Learned Step Size Quantization", 2020;
-Finkelstein et al., "QFT: Post-training quantization via fast joint finetuning of all degrees of freedom", 2022.)
+Local passes do not see how later units amplify or compensate errors. Here ranges of activations, biases, norms and
+weights, these through rounding, take small steps down the error of the logits, of the units' outputs and, if asked, of
+the probabilities of classes: with few bits some error must stay, and the top classes matter. Float has targets for any
+picture, so each is flipped, moved and mixed with others anew. The result is kept only if the asked error is smaller on
+held-out pictures. These are varied too: as they are, they favour passes before, which solved for weights on them.
+(Hinton et al., "Distilling the Knowledge in a Neural Network", 2015; Esser et al., "Learned Step Size Quantization",
+2020; Finkelstein et al., "QFT: Post-training quantization via fast joint finetuning of all degrees of freedom", 2022.)
 """
 
 import math
@@ -29,23 +28,23 @@ from swin_quant.quant.passes.units import given_by
 from swin_quant.quant.policy import quantizing
 from swin_quant.quant.quantizer import Role
 
-_VALUES = 1_300_000  # of pictures at a time, whose activations are all that is kept: 8 of 3 x 224 x 224
+_VALUES = 1_300_000  # of pictures at a time, which bounds the activations in memory: 8 pictures of 3 x 224 x 224
 _HELD_OUT = 0.25  # of the pictures
-_PRIME = 7919  # an iteration's random numbers are its own: going on at one gives what going through gives
+_PRIME = 7919  # each iteration has its own random numbers: a pass that goes on there gives the same bits
 _KEPT_EVERY = 20  # iterations
 _SMALLEST = 1e-3  # of a range, relative to where it started
 _MOVED = 8  # a picture is moved by up to this part of its side
-_JUDGES = 2**40  # a seed that no iteration has
+_JUDGES = 2**40  # a seed of no iteration
 _BETAS, _EPSILON = (0.9, 0.999), 1e-8  # Adam's
 _MIXED = 0.5  # of the pictures have up to this share of another
 
 
 @dataclass(frozen=True)
 class DistillOptions(CheckedOptions):
-    """`pictures` at most; `iterations`, each of `batch` pictures; `seed`. Rates of Adam at the start: `range_rate` is
-    relative to a range, `weight_rate` to the root of a weight's mean square; `float_rate`: of biases and norms.
-    `classes`: 0: the logits count; 1: the divergence of the probabilities of classes; or something between. Where a
-    network gives maps or embeddings, which have no softmax, these count, whatever is asked for."""
+    """At most `pictures`; `iterations`, each of `batch` pictures. Rates of Adam at the start: `range_rate`, relative to
+    a range; `weight_rate`, relative to the root of a weight's mean square; `float_rate` for biases and norms.
+    `classes`: 0 counts the logits, 1 the divergence of the probabilities of classes; between, both. Maps and embeddings
+    have no softmax, and always count as logits."""
 
     pictures: Annotated[int, within(least=1)] = 1024
     iterations: Annotated[int, within(least=1)] = 200
@@ -58,7 +57,7 @@ class DistillOptions(CheckedOptions):
 
 
 def run(context: PassContext, options: DistillOptions) -> str:
-    """Let the network learn; it stays what it was where what is asked of its logits or classes is no better for it."""
+    """Train the network; it stays as it was if the asked error of logits or classes is no smaller."""
     options = options if has_classes(context.original) else replace(options, classes=0.0)
     batches = context.first(options.pictures)
     key = key_of([context.model, context.original], batches, ["distill", asdict(options)])
@@ -72,7 +71,7 @@ def run(context: PassContext, options: DistillOptions) -> str:
     if not 0 < scale[0] < math.inf:
         return "nothing to learn from: the logits' error is zero, or not a number"
     done = _learn(context, shown, scale, options, key)
-    judged = shares * torch.tensor((1.0, 0.0, 1.0))  # what units give is a means, not an end
+    judged = shares * torch.tensor((1.0, 0.0, 1.0))  # the units' outputs are a means, not an end
     after = _weighed(_cost(context, judging), scale, judged).item() if done else math.inf
     if after < 1:
         what = {0.0: "error of logits", 1.0: "divergence of classes"}.get(options.classes, "error of both")
@@ -86,14 +85,14 @@ def _shares(options: DistillOptions) -> Tensor:
 
 
 def _weighed(errors: Tensor, scale: Tensor, shares: Tensor) -> Tensor:
-    """The sum of errors, each in shares of what it was; 0-dim."""
+    """The weighted sum of errors, each relative to `scale`; 0-dim."""
     whole = torch.where(scale > 0, scale, 1.0)
     return (errors / whole.to(errors) * shares.to(errors)).sum()
 
 
 def _errors(context: PassContext, x: Tensor) -> Tensor:
-    """[3]: of the logits, and the mean of those of the units, each relative to the square of what float gives; the
-    divergence of the quantized network's probabilities of classes from float's (Kullback-Leibler), a picture."""
+    """[3]: errors of the logits and of the units' outputs (mean), relative to the squares of float's, and the
+    Kullback-Leibler divergence of the probabilities of classes from float's, a picture."""
     with torch.no_grad():
         wanted, inside = _outputs(context.original, context.units, x)
     found, parts = _outputs(context.model, context.units, x)
@@ -113,7 +112,7 @@ def _outputs(model: nn.Module, units: Mapping[str, nn.Module], x: Tensor) -> tup
 
 @torch.no_grad()
 def _cost(context: PassContext, images: Tensor) -> Tensor:
-    """Errors of the quantized network, a picture; float64 [3]."""
+    """The errors of the quantized network a picture; float64 [3]."""
     with quantizing(context.model):
         parts = [_errors(context, x).double().cpu() * len(x) for x in _parts(images)]
     return torch.stack(parts).sum(0) / len(images)
@@ -121,7 +120,7 @@ def _cost(context: PassContext, images: Tensor) -> Tensor:
 
 @torch.enable_grad()
 def _learn(context: PassContext, images: Tensor, scale: Tensor, options: DistillOptions, key: str) -> bool:
-    """Change the network; whether every loss was finite."""
+    """Train the network. False if a loss was not finite."""
     with quantizing(context.model):
         learner = _Learner(context.model, options)
         try:
@@ -146,7 +145,7 @@ def _learn(context: PassContext, images: Tensor, scale: Tensor, options: Distill
 
 
 def varied(x: Tensor, generator: torch.Generator) -> Tensor:
-    """Pictures [B, C, H, W], flipped or not, moved, and some mixed with another of the batch."""
+    """Pictures [B, C, H, W]: some flipped, all moved, some mixed with another of the batch."""
 
     def rand(*shape: int) -> Tensor:
         return torch.rand(shape, generator=generator).to(x.device)
@@ -161,7 +160,7 @@ def varied(x: Tensor, generator: torch.Generator) -> Tensor:
 
 
 class _Learner:
-    """What of a network learns, by Adam's rule (Kingma and Ba, 2015)."""
+    """The trained parameters of a network, and Adam's moments (Kingma and Ba, 2015)."""
 
     def __init__(self, model: nn.Module, options: DistillOptions) -> None:
         self.model = model
@@ -187,7 +186,7 @@ class _Learner:
 
     @torch.no_grad()
     def step(self, number: int, left: float) -> None:
-        """Step `number` down, from 1, at this share of the rates."""
+        """Step `number`, from 1, with the share `left` of the rates."""
         once, twice = (1 - beta**number for beta in _BETAS)
         every = zip(self.parameters, self.rates, self.gradients, self.means, self.squares, strict=True)
         for parameter, rate, gradient, mean, square in every:
@@ -199,11 +198,11 @@ class _Learner:
             node.hold_range(least)
 
     def kept(self, done: int) -> Values:
-        """All that the iterations after the first `done` depend on."""
+        """The state after `done` iterations, on which the others depend."""
         return state_of(self.model) | self._moments() | {"done": torch.tensor(done)}
 
     def give(self, values: Values) -> int:
-        """Be what was `kept`; how many iterations were done."""
+        """Restore what was `kept`; how many iterations were done."""
         give_state(self.model, values)
         for name, own in self._moments().items():
             own.copy_(values[name])

@@ -1,11 +1,11 @@
-"""Equalization: channels of one size, by factors and offsets that a network's function does not feel.
+"""Equalize channels by factors and offsets that leave a network's function as it is.
 
-A range per tensor is as wide as the widest channel, and all others have what it leaves of the grid. Where a factor per
-channel can move from one side of a place to the other (`places.Exchange`), it is SmoothQuant's, for several strengths:
-max|x_c| ** a / max|w_c| ** (1 - a). (Xiao et al., "SmoothQuant", 2023; Nagel et al., "Data-Free Quantization Through
-Weight Equalization and Bias Correction", 2019.) Where an offset can, channels are put around zero (Li et al.,
-"RepQ-ViT", 2023, moves both into the norm). Unit by unit, each is kept only where it was measured to make what the
-quantized unit gives better than without.
+A range per tensor is as wide as the widest channel, at the cost of all others. Where a factor per channel can move from
+one side of a place to the other (`places.Exchange`), it is SmoothQuant's, for several strengths a: max|x_c| ** a /
+max|w_c| ** (1 - a). (Xiao et al., "SmoothQuant", 2023; Nagel et al., "Data-Free Quantization Through Weight
+Equalization and Bias Correction", 2019.) Where an offset can move, channels are centred around zero (Li et al.,
+"RepQ-ViT", 2023, moves both into the norm). A change is kept only if the quantized unit's output was measured to be
+better.
 """
 
 import math
@@ -27,18 +27,18 @@ from swin_quant.quant.passes.units import UnitRun, UpTo, inside, through
 from swin_quant.quant.quantizer import Quantizer, Role
 from swin_quant.quant.watch import watching
 
-# Times the median channel: of four trained micro models, V1 and V2, none stands out by more than 3.5, but for 5.1 in
-# the last stage of a V2, whose cure costs a multiplication.
+# Times the median channel: in four trained micro models, V1 and V2, none is above 3.5, but for 5.1 in the last stage of
+# a V2, whose cure costs a multiplication.
 OUTLIER = 5.0
-NO_GAIN = "no unit gains"  # how the note begins where nothing was changed
-_BETTER = 0.97  # of the error before: less may be chance
+NO_GAIN = "no unit gains"  # the beginning of the note if nothing changed
+_BETTER = 0.97  # of the error before: a smaller gain may be chance
 _LARGEST = 2.0**12  # factor
-_SMALLEST = 2.0**-12  # of the largest channel: smaller ones count as that
+_SMALLEST = 2.0**-12  # of the largest channel: smaller channels count as large as that
 
 
 @dataclass(frozen=True)
 class EqualizeOptions(CheckedOptions):
-    """`alpha`: the strengths that are tried; `pictures` that measure. `only_outliers`: leave alone what has none."""
+    """`alpha`: the strengths to try; `pictures` to measure on; `only_outliers`: skip units without outlier channels."""
 
     alpha: Annotated[tuple[Annotated[float, within(least=0, most=1)], ...], counted(1, 64)] = (0.5, 0.7)
     pictures: Annotated[int, within(least=1)] = 32
@@ -47,9 +47,11 @@ class EqualizeOptions(CheckedOptions):
 
 @dataclass(frozen=True)
 class Spread:
-    """The smallest and the largest value of each channel, [channels], where an exchange is seen and partner; of the
-    weights that read it, the largest magnitude; and how many times the size of what it should equal the median channel
-    has: of its peers, of what answers it, in the head where that is farthest from one."""
+    """An exchange's channels: `low` and `high`, the smallest and largest value of each, [channels], of the scaled side.
+
+    `answer`: the sizes of the partner's channels; `columns`: the largest magnitude of the weights that read each.
+    `level`: the size of the median channel, relative to its peers or partner, in the head where it is farthest from 1.
+    """
 
     low: Tensor
     high: Tensor
@@ -68,7 +70,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Choice:
-    """What becomes of an exchange."""
+    """The change made at an exchange."""
 
     centred: bool = False
     alpha: float | None = None
@@ -77,8 +79,8 @@ class Choice:
 def factors(size: Tensor, other: Tensor | None, alpha: float, relative: bool = True) -> Tensor:
     """SmoothQuant's factor of each channel [channels], float64: size ** alpha / other ** (1 - alpha).
 
-    With no other side: what makes channels equal, to the power of alpha. `relative`: to the median channel. Kept to
-    eight bits, so that last bits of a measurement do not matter. A channel of zeros keeps its size.
+    Without another side: the factors that make channels equal, to the power of alpha. `relative` to the median channel.
+    Rounded to eight bits, so that last bits of a measurement do not matter. A channel of zeros keeps its size.
     """
     size = size.double()
     alive = size > 0
@@ -97,10 +99,10 @@ def factors(size: Tensor, other: Tensor | None, alpha: float, relative: bool = T
 
 
 def run(context: PassContext, options: EqualizeOptions) -> str:
-    """Equalize `context.model`: residual streams, then unit after unit, in float's own activations behind that.
+    """Equalize `context.model`: residual streams, then unit after unit, with the float activations of the new streams.
 
-    Units in which channels stand out come first: a stream is measured by what reads it, and rows that are too large
-    there would pass for channels of the stream.
+    Units with outlier channels come first: a stream is measured by its readers, whose outlier rows would pass for
+    channels of the stream.
     """
     gains: dict[str, float] = {}
     streams = any(exchange.stream for exchange in open_exchanges(context))
@@ -108,7 +110,7 @@ def run(context: PassContext, options: EqualizeOptions) -> str:
         _equalize_units(context, replace(options, only_outliers=True), gains)
     along_streams = _equalize_streams(context, options)
     if along_streams > 0:
-        context = replace(context)  # the same function, in which units take and give other sizes
+        context = replace(context)  # the same function with other inputs and outputs of units
     if along_streams > 0 or not (streams and options.only_outliers):
         _equalize_units(context, options, gains)
     said = [f"residual streams gain {along_streams:.1f} dB"] if along_streams > 0 else []
@@ -122,7 +124,7 @@ def run(context: PassContext, options: EqualizeOptions) -> str:
 
 
 def _equalize_units(context: PassContext, options: EqualizeOptions, gains: dict[str, float]) -> None:
-    """Choose unit after unit; what each gains in dB is added to `gains`."""
+    """Equalize unit after unit, and add the gain of each in dB to `gains`."""
     own = [exchange for exchange in open_exchanges(context) if not exchange.stream]
     for step in context.walk(options.pictures):
         places = [exchange for exchange in own if inside(exchange.scaled.name, step.name)]
@@ -132,8 +134,8 @@ def _equalize_units(context: PassContext, options: EqualizeOptions, gains: dict[
 
 
 def _equalize_streams(context: PassContext, options: EqualizeOptions) -> float:
-    """Choose for each residual stream, by what the last unit gives; the gain there in dB. What reads a stream feels
-    one factor a channel, and units alone would say nothing of what those behind them gain."""
+    """Equalize each residual stream by the output of the last unit; the gain there in dB. All readers of a stream share
+    a factor a channel, and a unit's own output does not tell the gain of those behind it."""
     places = [exchange for exchange in open_exchanges(context) if exchange.stream]
     if not places:
         return 0.0
@@ -141,22 +143,22 @@ def _equalize_streams(context: PassContext, options: EqualizeOptions) -> float:
     spreads = _spreads(context.model, context.model, places, images)
     if options.only_outliers and not any(map(stands_out, places, spreads)):
         return 0.0
-    behind = next((place.exit for place in places if place.exit), [*context.units][-1])  # in float all that was there
+    behind = next((place.exit for place in places if place.exit), [*context.units][-1])  # float's whole output
     whole = UpTo(context.model, context.model.get_submodule(behind))
     return _equalize(context, UnitRun("", whole, images, through(whole, images), whole), places, spreads, options)
 
 
 def open_exchanges(context: PassContext) -> list[Exchange]:
-    """The exchanges that its policy has a use for. A multiplication more is none for FasterTransformer's kernels, whose
-    policies are those that round what products give."""
+    """The exchanges that the policy allows. FasterTransformer's kernels, whose policies round the results of products,
+    have no multiplication at an exit."""
     closed = any(node.role is Role.GEMM_OUTPUT for node in enabled_in(context.model))
     return [exchange for exchange in context.exchanges if not (closed and exchange.exit)]
 
 
 def outlier(place: Exchange, spread: Spread) -> float:
-    """How far the largest channel stands out: times the median one, or the other side's where that has its size.
+    """How many times the largest channel has the size of the median one, or of the partner's if heads share factors.
 
-    Or how far weights that read a channel do, which is small then; or all channels from what they should equal.
+    If that is more: the same for the weights that read a channel, or for the level of all channels.
     """
     size, answer = spread.size(False), spread.answer
     shown = _times(size, answer if place.heads and answer is not None else size)
@@ -165,7 +167,7 @@ def outlier(place: Exchange, spread: Spread) -> float:
 
 
 def stands_out(place: Exchange, spread: Spread) -> bool:
-    """Whether a channel does; twice as far, where a cure costs a multiplication."""
+    """Whether a channel is an outlier; the limit is twice as high where a cure costs a multiplication."""
     return outlier(place, spread) > (2 * OUTLIER if place.exit else OUTLIER)
 
 
@@ -175,7 +177,7 @@ def _times(size: Tensor, like: Tensor) -> float:
 
 
 def outliers(context: PassContext, pictures: int = 32) -> dict[str, float]:
-    """Where an exchange could cure channels that stand out: name of the module that shows them -> how far."""
+    """Outlier channels that an exchange could cure: name of the module that shows them -> how far they stand out."""
     places = open_exchanges(context)
     spreads = _spreads(context.model, context.model, places, context.first(pictures)) if places else []
     named = zip(places, spreads, strict=True)
@@ -190,7 +192,7 @@ def outliers(context: PassContext, pictures: int = 32) -> dict[str, float]:
 def _equalize(
     context: PassContext, step: UnitRun, places: Sequence[Exchange], spreads: Sequence[Spread], options: EqualizeOptions
 ) -> float:
-    """Choose for each place of a unit; the gain at its output in dB, NaN where that is not finite."""
+    """Choose the change at each place of a unit; the gain at its output in dB, NaN if that is not finite."""
     trial, unit = Trial(step, context.method.name), step.unit
     if not trial.nodes:
         return 0.0
@@ -233,7 +235,7 @@ def _apply(
     model: nn.Module, unit: nn.Module, original: Mapping[str, Tensor], places: Sequence[Exchange],
     spreads: Sequence[Spread], choices: Sequence[Choice],
 ) -> None:  # fmt: skip
-    """The unit's parameters, changed as chosen."""
+    """Change the unit's original parameters as chosen."""
     restore(unit, original)
     for exchange, spread, choice in zip(places, spreads, choices, strict=True):
         if choice.centred:
@@ -247,21 +249,21 @@ def _factors(model: nn.Module, exchange: Exchange, spread: Spread, choice: Choic
     if exchange.heads and spread.answer is not None:
         each = _heads(model, exchange, size, spread.answer)
         return factors(each, None, 1.0, relative=False).repeat_interleave(len(size) // len(each))
-    if exchange.partner:  # sizes of one kind on both sides: what is in the middle has no favourite
+    if exchange.partner:  # activations on both sides: they meet in the middle
         return factors(size, spread.answer, 0.5, relative=False)
     found = factors(size, _columns(model, exchange), alpha)
     return found if 1 / OUTLIER <= spread.level <= OUTLIER else found * 2.0 ** round(math.log2(spread.level))
 
 
 def _heads(model: nn.Module, exchange: Exchange, size: Tensor, answer: Tensor) -> Tensor:
-    """How many times the size of what answers it the median channel of each head has, [heads]; of V1, of all."""
+    """The size of each head's median channel, relative to the partner's, [heads]; one value for V1."""
     heads = int(model.get_submodule(exchange.heads).heads) if exchange.heads else 1  # type: ignore[arg-type]
     found: Tensor = size.view(heads, -1).median(1).values / answer.median()
     return found.nan_to_num(1.0, posinf=1.0)
 
 
 def _columns(model: nn.Module, exchange: Exchange) -> Tensor | None:
-    """The largest magnitude of what reads each channel, [channels]; None where that is no weight."""
+    """The largest magnitude of the weights that read each channel, [channels]; None if no weight does."""
     if exchange.partner or not exchange.after:
         return None
     columns = [part.cut(model.get_parameter(part.name)).transpose(0, part.dim).flatten(1) for part in exchange.after]
@@ -310,7 +312,7 @@ def _spreads(model: nn.Module, unit: nn.Module, places: Sequence[Exchange], inpu
 
 
 def _owner(model: nn.Module, name: str, module: nn.Module) -> nn.Module:
-    """Whose channels a module shows: its own, or, of a node, those of the layer that it is of."""
+    """The module whose channels these are; for a quantizer, its layer."""
     return model.get_submodule(name.rpartition(".")[0]) if isinstance(module, Quantizer) else module
 
 

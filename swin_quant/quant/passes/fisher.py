@@ -1,10 +1,10 @@
-"""How much the answer of a network feels an error in each channel of what a unit gives.
+"""Weights of errors in a unit's output channels, by their effect on the network's answer.
 
-A small error e moves the softmax from float's by a Kullback-Leibler divergence of e^T F e / 2. F is the Fisher matrix,
-and the mean of g g^T: g is the gradient of the logits times A r, where A A^T = diag(p) - p p^T is the divergence's
-Hessian in the logits, and r are random signs. One backward pass a batch gives the diagonal of F for all units: what
-errors cost that know nothing of one another. Those of one picture do, where a scale is wrong or a bias is, and add up
-along its g: a few draws of it are a matrix of low rank, of that picture and over all that the unit gives.
+A small error e moves the softmax from float's by a Kullback-Leibler divergence of e^T F e / 2. F, the Fisher matrix, is
+the mean of g g^T: g is the gradient of the logits times A r, where A A^T = diag(p) - p p^T is the divergence's Hessian
+in the logits, and r are random signs. One backward pass a batch gives the diagonal of F for all units: the cost of
+independent errors. Errors of one picture, as by a wrong scale or bias, are not independent, and add up along its g: a
+few draws of g are a matrix of low rank, for that picture and the unit's whole output.
 (Martens, "New insights and perspectives on the natural gradient method", 2020; Li et al., "BRECQ", 2021; Wu et al.,
 "FIMA-Q", 2025.)
 """
@@ -31,7 +31,7 @@ def root_times_signs(logits: Tensor, signs: Tensor) -> Tensor:
 def channel_weights(model: nn.Module, units: Sequence[str], images: Sequence[Tensor], seed: int) -> dict[str, Tensor]:
     """Name of a unit -> the diagonal of F over the channels of its output [..., channels]: float32, of mean 1.
 
-    Where a model gives maps or embeddings, which have no softmax, F is that of their squared error: A is the identity.
+    For maps and embeddings, which have no softmax, F is that of the squared error: A is the identity.
     """
     sums: dict[str, Tensor] = {}
 
@@ -56,9 +56,9 @@ def channel_weights(model: nn.Module, units: Sequence[str], images: Sequence[Ten
 
 
 def picture_gradients(model: nn.Module, unit: str, images: Sequence[Tensor], rank: int, seed: int) -> Tensor:
-    """`rank` draws of g for each picture and one unit: bfloat16 [pictures, rank, *what it gives], of mean square 1.
+    """`rank` draws of g for each picture and one unit: bfloat16 [pictures, rank, *output], of mean square 1.
 
-    The mean of (g e)^2 over the draws of a picture is what its error e costs, on the scale of `channel_weights`.
+    The mean of (g e)^2 over a picture's draws is the cost of its error e, on the scale of `channel_weights`.
     """
     classes = has_classes(model)
     generator = torch.Generator().manual_seed(seed)
@@ -86,14 +86,14 @@ def picture_gradients(model: nn.Module, unit: str, images: Sequence[Tensor], ran
 
 
 def _size(parts: Sequence[Tensor]) -> float:
-    """The root of the mean square; 1 where that is nothing or not finite."""
+    """The root of the mean square; 1 if that is zero or not finite."""
     mean = sum(part.double().square().sum().item() for part in parts) / sum(part.numel() for part in parts)
     return mean**0.5 if 0 < mean < float("inf") else 1.0
 
 
 @contextmanager
 def without_gradients(model: nn.Module) -> Iterator[None]:
-    """Inside, no parameter of the model asks for a gradient."""
+    """Inside, no parameter of the model requires a gradient."""
     asking = [parameter for parameter in model.parameters() if parameter.requires_grad]
     try:
         for parameter in asking:

@@ -1,9 +1,8 @@
-"""GPTQ with asymmetric calibration: rounding by which the columns of a weight make up for each other's errors.
+"""GPTQ with asymmetric calibration: columns of a weight are rounded so that they compensate each other's errors.
 
-The target of a layer is what float's gives of float's input, and its input is the quantized one that it will be given
-(Li et al., "GPTAQ", 2025): a quadratic form in the weights, about those which `ridge` finds. Columns are rounded one
-after the other (Frantar et al., "GPTQ", 2023). Weights end on the grid of their node, whose range is settled first, and
-stays.
+A layer's target is the float layer's output on float's input, while its own input is quantized (Li et al., "GPTAQ",
+2025): a quadratic form in the weights, around those of `ridge`. Columns are rounded one after the other (Frantar et
+al., "GPTQ", 2023). Weights end on the grid of their node, whose range is fixed before.
 """
 
 from dataclasses import dataclass
@@ -24,21 +23,20 @@ from swin_quant.quant.ranges import weight_range
 
 @dataclass(frozen=True)
 class GptqOptions(CheckedOptions):
-    """`damp`: what is added to the variance of every input, as a share of their mean."""
+    """`damp` is added to the variance of every input, as a share of their mean."""
 
     pictures: Annotated[int, within(least=1)] = 256
     damp: Annotated[float, within(above=0)] = 0.01
 
 
 def run(context: PassContext, options: GptqOptions) -> str:
-    """Solve for the weights of every unit in order and round them; a row keeps the nearest levels where they are
-    better."""
+    """Solve for the weights of every unit in order and round them; rows take the nearest levels if these are better."""
 
     def solve(problem: Problem) -> Tensor:
         target, node = corrected(problem), problem.layer._weight_quantizer
         _settle(node, problem.like(target), context.method)
         qmin, qmax = node.setting.levels
-        step = node.range_for(problem.like(target)) / qmax  # float32, as whatever reads the weights computes it
+        step = node.range_for(problem.like(target)) / qmax  # float32, as readers of the weights compute it
         step = step.view(-1, 1) if step.dim() else step
         scale, levels = step.double().expand(len(target), 1), torch.zeros_like(target)
         for rows in problem.rows:
@@ -51,9 +49,9 @@ def run(context: PassContext, options: GptqOptions) -> str:
 
 
 def _settle(node: Quantizer, weight: Tensor, method: Method) -> None:
-    """Give the node of `weight` [out, ...] a range that does not follow it: 0-dim, or [out, 1, ...], one a row.
+    """Fix the range of the node of `weight` [out, ...]: 0-dim, or [out, 1, ...], one a row.
 
-    By the method for its bits; where that has none for weights, the largest magnitude.
+    By the method for its bits; if that has none for weights, the largest magnitude.
     """
     found = weight_range(method.for_bits(node.setting.bits), weight, node)
     node.amax = weight.abs().max() if found is None else found

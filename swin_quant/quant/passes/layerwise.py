@@ -1,7 +1,7 @@
-"""Weights that are solved for, layer by layer: each on what the quantized ones before it give, for what float's gives.
+"""Solve for weights layer by layer: each gets quantized inputs and the float layer's outputs as its target.
 
-All that is kept of the pictures is sums over their tokens, [in, in] a layer, and the activations at one boundary
-between units. A unit whose output is no better for it stays as it was.
+Memory holds sums over the pictures' tokens, [in, in] a layer, and the activations at one boundary between units. A unit
+whose output is no better stays as it was.
 """
 
 import math
@@ -21,25 +21,25 @@ from swin_quant.quant.passes.trial import quantized, quantizing, squared_error
 from swin_quant.quant.passes.units import UnitRun, entering, through
 from swin_quant.quant.watch import watching
 
-_PARTS = 4  # of the batches, of which one judges
+_PARTS = 4  # of the batches: one of them judges
 
 
 @dataclass(frozen=True)
 class ErrorForm:
-    """What inputs say of a product's error, float64 means over tokens, [in, in]: `covariance` of x, which a quantized
-    layer multiplies, with x; `cross` of d, what float's has more, with x."""
+    """A product's error by its inputs, float64 means over tokens, [in, in]: `covariance` of the quantized input x, and
+    `cross` of d, float's input minus x, with x."""
 
     covariance: Tensor
     cross: Tensor
 
     def gain(self, weight: Tensor, change: Tensor) -> float:
-        """By how much |W d - dW x|^2 is less than |W d|^2."""
+        """|W d|^2 - |W d - dW x|^2."""
         return (2 * change * (weight @ self.cross) - (change @ self.covariance) * change).sum().item()
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of a layer's weight, bool [out], and their form: of all pictures, of three quarters, and of the others."""
+    """Rows of a layer's weight, bool [out], and their form over all pictures, three quarters, and the rest."""
 
     which: Tensor
     whole: ErrorForm
@@ -49,8 +49,8 @@ class Rows:
 
 @dataclass(frozen=True)
 class Problem:
-    """A layer, the weight [out, in] that it has in float, float64, and its rows: those that a bias is for are not
-    asked for means. Of a convolution `in` are the values of a patch, and `like` gives a weight its shape."""
+    """A layer, its float weight [out, in] in float64, and its rows; those with a bias leave means to it. In a
+    convolution, `in` counts the values of a patch."""
 
     layer: QuantizedLayer
     weight: Tensor
@@ -61,13 +61,13 @@ class Problem:
         return weight.view_as(self.layer.weight)
 
 
+# The weight [out, in] for a layer, whose node may get another range. torch.linalg.LinAlgError: there is no solution.
 Solve = Callable[[Problem], Tensor]
-"""The weight [out, in] that a layer gets; its node may get another range. torch.linalg.LinAlgError: there is none."""
 
 
 def solve_layers(context: PassContext, pictures: int, solve: Solve) -> str:
-    """Give the layers of every unit whose weights are quantized those of `solve`, shift their biases by what is left,
-    and say what that did. Convolutions of several groups keep theirs."""
+    """Give the layers of every unit with quantized weights those of `solve`, shift their biases by the mean error, and
+    return a note. Convolutions of several groups keep their weights."""
     gains: dict[str, float] = {}
     skipped: list[str] = []
     given: list[Tensor] = []
@@ -97,7 +97,7 @@ def solve_layers(context: PassContext, pictures: int, solve: Solve) -> str:
 
 
 def _running(unit: nn.Module, given: Sequence[Tensor]) -> list[str]:
-    """The layers of a unit whose weights are quantized, in the order in which they run; none of several groups."""
+    """The layers of a unit with quantized weights, in their running order; none of several groups."""
     layers = {
         name: layer
         for name, layer in unit.named_modules()
@@ -143,7 +143,7 @@ def _bias(layer: QuantizedLayer) -> Tensor:
 
 @dataclass(frozen=True)
 class _TokenSums:
-    """Over tokens, of x and d [in], and of their products [in, in]."""
+    """Sums over tokens of x and d [in], and of their products [in, in]."""
 
     tokens: int
     x: Tensor
@@ -164,10 +164,10 @@ class _TokenSums:
 def _sums(
     step: UnitRun, layer: QuantizedLayer, original: QuantizedLayer, given: Sequence[Tensor]
 ) -> tuple[_TokenSums, _TokenSums]:
-    """Of the batches that judge, every fourth, and of the others. Where they are fewer than four, pictures are told
-    apart; of one nothing judges.
+    """Sums over the judging batches, every fourth, and over the others; of fewer than four batches, over pictures. A
+    single picture does not judge.
 
-    Products are float32 in a batch of pictures, and float64 where batches are added: sums are to be inverted.
+    Products are float32 within a batch and float64 between batches: the sums are inverted later.
     """
     channels = layer.weight[0].numel()
     vector, matrix = (torch.zeros(shape).to(layer.weight).double() for shape in (channels, (channels, channels)))

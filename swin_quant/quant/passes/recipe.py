@@ -1,12 +1,12 @@
-"""Recipes of passes: which, in what order and with which options; the shipped ones under configs/passes/, or a file.
+"""Recipes: which passes, in what order and with which options; shipped under configs/passes/, or a user's file.
 
 name: mine
 passes:
   - equalize
   - {name: gptq, pictures: 128}
-below_8_bits:      # instead, where most nodes have fewer (7, for CPUs without VNNI, count as 8); may be left out
+below_8_bits:      # instead, if most nodes have fewer (7, for CPUs without VNNI, count as 8); optional
   - gptq
-activations_below_8_bits:  # instead of either, where most activations have fewer; may be left out
+activations_below_8_bits:  # instead of either, if most activations have fewer; optional
   - reconstruct
 """
 
@@ -53,22 +53,22 @@ class PassStep:
 
 @dataclass(frozen=True)
 class PassRecipe:
-    """The steps of a recipe; those `below_8_bits` instead, where most weights or activations have fewer, and
-    those of `activations_below_8_bits`, where most activations have. None: no others."""
+    """The steps of a recipe, and those that replace them `below_8_bits` of most weights or activations, or of most
+    activations; None: no others."""
 
     steps: tuple[PassStep, ...]
     below_8_bits: tuple[PassStep, ...] | None = None
     activations_below_8_bits: tuple[PassStep, ...] | None = None
 
     def for_bits(self, bits: int, activations: int) -> tuple[PassStep, ...]:
-        """The steps for a policy whose nodes have `bits` or more, those of activations `activations` or more."""
+        """The steps for a policy whose nodes have at least `bits`, and its activations at least `activations`."""
         if activations < _MANY_BITS and self.activations_below_8_bits is not None:
             return self.activations_below_8_bits
         return self.steps if bits >= _MANY_BITS or self.below_8_bits is None else self.below_8_bits
 
     @property
     def variants(self) -> list[tuple[PassStep, ...]]:
-        """All that it may come to."""
+        """All lists of steps that `for_bits` may return."""
         found = (self.steps, self.below_8_bits, self.activations_below_8_bits)
         return [steps for steps in found if steps is not None]
 
@@ -77,7 +77,7 @@ _MANY_BITS = 7
 
 
 def builtin_passes() -> list[str]:
-    """Names of the recipes of passes that come with the package."""
+    """Names of the shipped recipes."""
     return [path.stem for path in shipped_files("passes")]
 
 

@@ -1,8 +1,8 @@
-"""Ridge regression: the weights of least error on quantized inputs, for what float's weights give of float's.
+"""Ridge regression: the weights with the least error on quantized inputs, against float's outputs on float's inputs.
 
-|W (x + d) - (W + dW) x|^2 + lambda |dW|^2 has a closed form, from covariances alone (Zhong et al., "ERQ", 2024: what
-it calls activation quantization error reduction). Where a layer has a bias, means are left to it. lambda is chosen
-layer by layer: solved for on three quarters of the pictures, weights must be best on the others.
+|W (x + d) - (W + dW) x|^2 + lambda |dW|^2 has a closed form, from covariances alone (Zhong et al., "ERQ", 2024, as
+activation quantization error reduction). A bias takes the means. lambda is chosen layer by layer: weights solved on
+three quarters of the pictures must be best on the others.
 """
 
 from dataclasses import dataclass
@@ -20,28 +20,28 @@ DAMPS = (0.01, 0.1, 1.0, 10.0)
 
 @dataclass(frozen=True)
 class RidgeOptions(CheckedOptions):
-    """`damp`: what lambda may be, as a share of the inputs' mean variance."""
+    """`damp`: values of lambda to try, as shares of the inputs' mean variance."""
 
     pictures: Annotated[int, within(least=1)] = 256
     damp: Annotated[tuple[Annotated[float, within(above=0)], ...], counted(1, 64)] = DAMPS
 
 
 def damped(covariance: Tensor, damp: float) -> Tensor:
-    """With a share of the mean variance added to every variance. [in, in]."""
+    """The covariance [in, in] with a share of the mean variance added to every variance."""
     return covariance + damp * covariance.diagonal().mean() * torch.eye(len(covariance)).to(covariance)
 
 
 def ridge(weight: Tensor, form: ErrorForm, damp: float) -> Tensor:
-    """What to add to `weight` [out, in] for least error, float64: W d x^T (x x^T + lambda)^-1.
+    """The change of `weight` [out, in] with the least error, float64: W d x^T (x x^T + lambda)^-1.
 
-    torch.linalg.LinAlgError where inputs are nothing but zeros.
+    torch.linalg.LinAlgError if all inputs are zeros.
     """
     factor = torch.linalg.cholesky(damped(form.covariance, damp))
     return torch.cholesky_solve((weight @ form.cross).T, factor).T
 
 
 def corrected(problem: Problem, damps: tuple[float, ...] = DAMPS) -> Tensor:
-    """The weight [out, in] of a layer with what of `ridge` is a gain on pictures that it was not solved on."""
+    """The weight [out, in] of a layer, with the change by `ridge` if it is a gain on pictures held out."""
     weight = problem.weight.clone()
     for rows in problem.rows:
         mine = weight[rows.which]
@@ -53,7 +53,7 @@ def corrected(problem: Problem, damps: tuple[float, ...] = DAMPS) -> Tensor:
 
 
 def run(context: PassContext, options: RidgeOptions) -> str:
-    """Solve for the weights of every unit; the largest magnitude is their range, as behind any calibration."""
+    """Solve for the weights of every unit; their range is the largest magnitude, as after a calibration."""
 
     def solve(problem: Problem) -> Tensor:
         weight = corrected(problem, options.damp)

@@ -1,7 +1,7 @@
-"""Rounding of weights so that what one column adds to the error of a product, the columns behind it take off.
+"""Round weights so that later columns compensate the error that a column adds to a product.
 
-The error of weights q instead of w is (w - q) H (w - q)^T a row, with H the covariance of what they are multiplied
-with. All is float64: the factors of an inverse covariance are. Levels are those of a grid in that type.
+The error of weights q instead of w is (w - q) H (w - q)^T a row, with H the covariance of their inputs. All is float64,
+as the factors of an inverse covariance need it; levels, too.
 """
 
 import torch
@@ -18,12 +18,12 @@ def row_errors(difference: Tensor, hessian: Tensor) -> Tensor:
 
 
 def nearest(weight: Tensor, scale: Tensor, qmin: int, qmax: int) -> Tensor:
-    """The level next to each weight [out, in]; scale: [out, 1]."""
+    """The nearest level of each weight [out, in]; scale: [out, 1]."""
     return round_to_grid_(weight / scale, qmin, qmax)
 
 
 def nearest_where_better(found: Tensor, weight: Tensor, hessian: Tensor, scale: Tensor, qmin: int, qmax: int) -> Tensor:
-    """`found` levels [out, in] for `weight`, and the nearest in rows for which these are better.
+    """The `found` levels [out, in] of `weight`, or the nearest in rows where these are better.
 
     hessian: [in, in], positive definite; scale: [out, 1].
     """
@@ -33,10 +33,10 @@ def nearest_where_better(found: Tensor, weight: Tensor, hessian: Tensor, scale: 
 
 
 def gptq(weight: Tensor, hessian: Tensor, scale: Tensor, qmin: int, qmax: int) -> Tensor:
-    """Levels [out, in], column by column, those of large variance first; each one's error is fed to those behind it.
+    """Levels [out, in], column by column, those of large variance first; later columns take up each one's error.
 
-    Frantar et al., "GPTQ", 2023: U, the Cholesky factor of the inverse H^-1 = U^T U, has what each is fed. Unless
-    levels are clipped, a row's error is at most the sum of (scale / 2 / U_jj) ** 2 (Chen et al., "The Geometry of LLM
+    Frantar et al., "GPTQ", 2023: U, the Cholesky factor of the inverse H^-1 = U^T U, has their shares. Unless levels
+    are clipped, a row's error is at most the sum of (scale / 2 / U_jj) ** 2 (Chen et al., "The Geometry of LLM
     Quantization", 2025). hessian: [in, in], positive definite (else torch.linalg.LinAlgError); scale: [out, 1].
     """
     order = hessian.diagonal().argsort(descending=True, stable=True)

@@ -1,7 +1,7 @@
-"""Passes one after the other, each measured: what the network's logits were worth before and after it.
+"""Run passes one after the other, and measure the network's logits before and after each.
 
-A pass that does harm there is taken back, whatever it measured of units; not one that measured logits itself, on
-varied pictures, which no pass before it solved on: on those that they were solved on nothing else is as good.
+A pass that harms the logits is taken back, whatever it measured at units. One that judges itself is not: it measured
+logits on varied pictures, while the pictures here favour the passes before it, which solved for weights on them.
 """
 
 import time
@@ -24,17 +24,17 @@ from swin_quant.quant.passes.units import given_by
 from swin_quant.quant.policy import enabled_nodes, refuse_blocks
 from swin_quant.quant.watch import watching
 
-PICTURES = 64  # that measure
-_HARM_DB = 0.5  # less may be chance
-_ALIKE = 1e-3  # of the norm: float32 rounds factors of twelve octaves to far less
+PICTURES = 64  # to measure on
+_HARM_DB = 0.5  # a smaller loss may be chance
+_ALIKE = 1e-3  # of the norm: float32's rounding of factors of twelve octaves is far less
 
 
 @dataclass(frozen=True)
 class Gain:
-    """What a pass did: SQNR of the logits in dB and top-1 agreement in percent, against float, before and after it.
+    """The result of a pass: SQNR of the logits in dB and top-1 agreement in percent, against float, before and after.
 
-    `kept`: it was not taken back. `observed`: ranges were observed anew behind it. `keeps_function`: logits are in
-    float what they were; `keeps_features`: what units give in float, too, and in maps that are padded.
+    `kept`: it was not taken back. `observed`: ranges were observed anew behind it. `keeps_function`: float's logits
+    stay; `keeps_features`: so do the outputs of units in float, and of padded maps.
     """
 
     step: PassStep
@@ -51,7 +51,7 @@ class Gain:
 def run_passes(context: PassContext, steps: Sequence[PassStep], observe_again: Callable[[], None]) -> list[Gain]:
     """Change `context.model`, which is calibrated under its policy; `observe_again` finds its ranges anew.
 
-    UsageError where there is nothing to work on. Of several ranks, all are given what rank 0 found.
+    UsageError if there is nothing to work on. All ranks get the result of rank 0.
     """
     _check(context, steps)
     images = context.first(PICTURES)
@@ -72,7 +72,7 @@ def run_passes(context: PassContext, steps: Sequence[PassStep], observe_again: C
         if not harmless:
             give_state(context.model, kept)
         elif renewed:
-            context = replace(context)  # its function in other weights is what the next ones measure by
+            context = replace(context)  # the next passes measure by the same function in other weights
         seconds = time.perf_counter() - start
         gains.append(
             Gain(step, note, seconds, (before[1], after[1]), (before[0], after[0]), harmless, renewed, keeps, alike)
@@ -83,7 +83,7 @@ def run_passes(context: PassContext, steps: Sequence[PassStep], observe_again: C
 
 
 def refuse(model: nn.Module, steps: Sequence[PassStep]) -> None:
-    """UsageError where the model's policy has no use for the steps, or forbids one, which is named."""
+    """UsageError if the model's policy quantizes nothing, or forbids one of the steps."""
     if steps and not enabled_nodes(model):
         raise UsageError(f"{_names(steps)}: the policy quantizes nothing: there is nothing to make better")
     if of_ranges := [step for step in steps if step.kind.of_ranges]:
@@ -119,8 +119,8 @@ def _features_alike(context: PassContext) -> bool:
 
 @torch.inference_mode()
 def _features(context: PassContext, model: nn.Module) -> Values:
-    """What units give for a picture; and what `padded` modules give if half of what they are given were padding, as
-    none is at the size of this picture."""
+    """The outputs of units for a picture, and of `padded` modules if half of their input were padding, which pictures
+    of this size do not have."""
     given: dict[str, tuple[Any, ...]] = {}
 
     def look(name: str, module: nn.Module, inputs: tuple[Any, ...], y: Tensor) -> None:

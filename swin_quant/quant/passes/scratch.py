@@ -1,7 +1,7 @@
-"""What a long pass has done so far, kept in files: one that was cut off goes on where it was, with the same bits.
+"""Files with the finished parts of a long pass: after an interruption it goes on there, to the same bits.
 
-A file is called by the hash of all that its content depends on. So what was kept of other weights, ranges, pictures or
-options is never found, and nothing has to be compared.
+A file's name is a hash of all that its content depends on. So parts for other weights, ranges, pictures or options are
+never found, and nothing needs to be compared.
 """
 
 import hashlib
@@ -28,13 +28,13 @@ _MAX_BYTES = 8 << 30
 
 @dataclass(frozen=True)
 class Scratch:
-    """A folder for a pass's files, made when the first is written; `writes`: on rank 0 alone. No folder: no files."""
+    """A folder for a pass's files, made with the first of them; None: no files. `writes`: on rank 0 alone."""
 
     folder: Path | None = None
     writes: bool = True
 
     def known(self, key: str, names: Collection[str], device: torch.device) -> dict[str, Tensor] | None:
-        """The tensors that were kept under `key`, which are called `names`; None where there is no such file."""
+        """The tensors `names` that were kept under `key`; None without a readable file."""
         path = self.folder and self.folder / f"{key}.safetensors"
         if not path or not path.is_file():
             return None
@@ -56,7 +56,7 @@ class Scratch:
             atomic_write_bytes(self.folder / f"{key}.safetensors", safetensors.torch.save(content))
 
     def clear(self) -> None:
-        """All is done: its files go, and the folder if nothing else lies there."""
+        """Remove the files, and the folder if it is empty then."""
         if self.folder and self.writes:
             for path in self.folder.glob("*.safetensors"):
                 path.unlink(missing_ok=True)

@@ -1,8 +1,8 @@
-"""Learned rounding: each weight goes to the level below or above it, whichever serves the output, not the nearer one.
+"""Learned rounding: each weight goes to the level below or above it, whichever is better for the output.
 
-How far up is a variable that gradients can move, a sigmoid stretched beyond both ends and cut there, so that it reaches
-them; a term that grows less steep pulls it to either. (Nagel et al., "Up or Down? Adaptive Rounding for Post-Training
-Quantization", 2020, section 3.)
+A variable per weight says how far up it goes, through a sigmoid that is stretched and cut at both ends, so that it
+reaches them; a loss term that grows less steep pulls it to either. (Nagel et al., "Up or Down? Adaptive Rounding for
+Post-Training Quantization", 2020, section 3.)
 """
 
 from dataclasses import dataclass
@@ -14,28 +14,28 @@ from swin_quant.quant.fake_quant import TINY_AMAX, quantize_dequantize, spacing
 from swin_quant.quant.layer import QuantizedLayer
 from swin_quant.quant.ranges import weight_range
 
-_LOW, _HIGH = -0.1, 1.1  # what the sigmoid is stretched to
+_LOW, _HIGH = -0.1, 1.1  # the ends of the stretched sigmoid
 
 
 def rectified(variable: Tensor) -> Tensor:
-    """How far above the level below, 0 to 1."""
+    """The distance above the level below, 0 to 1."""
     return (variable.sigmoid() * (_HIGH - _LOW) + _LOW).clamp(0, 1)
 
 
 def variable_of(share: Tensor) -> Tensor:
-    """The variable of which `rectified` gives `share`, 0 to 1."""
+    """The variable for which `rectified` is `share`, 0 to 1."""
     return torch.logit((share - _LOW) / (_HIGH - _LOW))
 
 
 def undecided(variable: Tensor, steepness: float) -> Tensor:
-    """The sum of 1 - |2 h - 1| ** steepness: nothing of a weight at a level, one of each that is half-way."""
+    """The sum of 1 - |2 h - 1| ** steepness: 0 for a weight at a level, 1 for one half-way."""
     return (1 - (2 * rectified(variable) - 1).abs().pow(steepness)).sum()
 
 
 @dataclass(frozen=True)
 class Rounding:
-    """A weight [out, ...] between the levels of its grid: those `below`, from qmin to qmax (`ends`), how far the next
-    are (`gap`, in levels), a level's `step`, and the `variable`; `amax` is the range of the grid."""
+    """A weight [out, ...] between the levels of its grid: the levels `below`, from qmin to qmax (`ends`), the distance
+    of the next (`gap`, in levels), a level's `step`, the `variable`, and the range `amax` of the grid."""
 
     below: Tensor
     gap: Tensor
@@ -46,7 +46,7 @@ class Rounding:
 
     @classmethod
     def of(cls, weight: Tensor, amax: Tensor, qmin: int, qmax: int) -> "Rounding":
-        """`weight` as it is; of what lies beyond the grid, the end."""
+        """The rounding that starts at `weight`, clipped to the grid."""
         step = torch.where(amax > TINY_AMAX, amax / qmax, torch.inf)
         level = (weight.detach().float() / step).clamp(qmin, qmax)
         gap = spacing(level, qmin, qmax)
@@ -55,11 +55,11 @@ class Rounding:
         return cls(below, gap, step, variable_of((level - below) / gap), amax, (qmin, qmax))
 
     def soft(self) -> Tensor:
-        """Between two levels; gradients pass to `variable`."""
+        """The weight between two levels; gradients pass to `variable`."""
         return (self.below + rectified(self.variable) * self.gap).clamp(*self.ends) * self.step
 
     def hard(self) -> Tensor:
-        """At the nearer of the two: what quantizing leaves as it is, to the bit."""
+        """The weight at the nearer level, which quantizing leaves as it is, to the bit."""
         return (self.below + (self.variable.detach() >= 0) * self.gap).clamp(*self.ends) * self.step
 
 

@@ -1,4 +1,4 @@
-"""The weights and ranges of a network or a part of it, as they were, and back again."""
+"""Save and restore the weights and ranges of a network or a part of it."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ from swin_quant.quant.policy import apply_settings
 from swin_quant.quant.quantizer import Quantizer, named_nodes
 
 Values = dict[str, Tensor]
-AMAX, BOUNDS = "._amax", "._bounds"  # how names of ranges end
+AMAX, BOUNDS = "._amax", "._bounds"  # endings of the names of ranges
 
 
 def state_of(module: nn.Module) -> Values:
@@ -24,13 +24,13 @@ def state_of(module: nn.Module) -> Values:
 
 
 def weights_in(state: Values) -> Values:
-    """Of what `state_of` gave, all but the ranges."""
+    """The weights in a state."""
     return {name: value for name, value in state.items() if not name.endswith((AMAX, BOUNDS))}
 
 
 @torch.no_grad()
 def give_state(module: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Make `module` what it was when `state_of` gave `state`."""
+    """Restore the state of `module` that `state_of` returned."""
     nodes = _nodes(module)
     give_factors(module, state)
     for name, parameter in module.named_parameters():
@@ -41,7 +41,7 @@ def give_state(module: nn.Module, state: Mapping[str, Tensor]) -> None:
 
 @contextmanager
 def all_or_nothing(model: nn.Module) -> Iterator[None]:
-    """What ends inside with an error, or is interrupted, leaves norms, weights, ranges and settings as they were."""
+    """After an error or an interrupt inside, norms, weights, ranges and settings are as before."""
     unfold = unfolding(model)
     before, settings = state_of(model), {name: node.setting for name, node in named_nodes(model).items()}
     try:

@@ -1,6 +1,6 @@
-"""What quantizing one unit costs at its output, for given weights: ranges are found anew for each question.
+"""The cost of quantizing one unit at its output, for given weights, with ranges searched anew each time.
 
-The ranges are near those that a calibration will find: of least squared error on some of the values, or the largest.
+The ranges are near those of a calibration: of least squared error on some of the values, or the largest magnitude.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,14 +20,14 @@ _CANDIDATES = 2.0 ** (torch.arange(-36, 1) / 4)  # shares of the largest magnitu
 
 
 class Trial:
-    """A unit with what it is given and what it gives in float. `method`: as of a calibration; max takes the largest."""
+    """A unit with its float inputs and outputs. `method`: the calibration's; max takes the largest magnitude."""
 
     def __init__(self, step: UnitRun, method: str | None) -> None:
         self.unit, self.inputs, self.targets, self.method = step.unit, step.inputs, step.outputs, method
         self.nodes = enabled_in(step.unit)
 
     def error(self) -> float:
-        """Sum of squared errors of what the unit gives, quantized as its nodes are set; infinite if not finite."""
+        """Sum of squared errors of the unit's output, quantized by its nodes' settings; infinite if not finite."""
         with keeping(self.nodes):
             for node in self.nodes:
                 if node.role is not Role.GEMM_WEIGHT:
@@ -63,7 +63,7 @@ class _Sample:
         self.low, self.high = torch.minimum(self.low, low), torch.maximum(self.high, high)
 
     def set_range(self, node: Quantizer, method: str | None) -> None:
-        """Give `node` its range; one with a zero point is cut to that range at either end."""
+        """Give `node` the best range; with a zero point, both ends are cut to it."""
         largest = torch.maximum(-self.low, self.high)
         candidates = (
             largest[None] if method == "max" or largest <= TINY_AMAX else largest * _CANDIDATES.to(largest.device)
@@ -96,7 +96,7 @@ def _alive(amax: Tensor) -> Tensor:
 
 
 def enabled_in(unit: nn.Module) -> list[Quantizer]:
-    """The nodes of a unit that its policy switches on; their names stay those that they have in the network."""
+    """The nodes of a unit that its policy enables; they keep their names in the network."""
     return [module for module in unit.modules() if isinstance(module, Quantizer) and module.setting.enabled]
 
 
@@ -114,21 +114,21 @@ def quantizing(unit: nn.Module) -> Iterator[None]:
 
 
 def quantized(unit: nn.Module, inputs: Sequence[Tensor]) -> list[Tensor]:
-    """What the quantized unit gives for each batch."""
+    """The quantized unit's output for each batch."""
     with quantizing(unit):
         return through(unit, inputs)
 
 
 @torch.no_grad()
 def restore(unit: nn.Module, parameters: Mapping[str, Tensor]) -> None:
-    """Give the unit's parameters the values that they had."""
+    """Give the unit's parameters the values of `copied`."""
     give_factors(unit, parameters)
     for name, parameter in unit.named_parameters():
         parameter.copy_(parameters[name])
 
 
 def copied(unit: nn.Module) -> dict[str, Tensor]:
-    """The values of a unit's parameters, less ranges that are learned."""
+    """Copies of a unit's parameters."""
     return {name: parameter.detach().clone() for name, parameter in unit.named_parameters()}
 
 

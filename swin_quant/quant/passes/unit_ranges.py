@@ -1,4 +1,4 @@
-"""A unit's ranges by what they cost at its output: those around each node's own are tried, in turn or together."""
+"""Search a unit's ranges by their cost at its output: around each node's own, in turn or together."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -13,15 +13,15 @@ from swin_quant.quant.quantizer import Quantizer
 from swin_quant.quant.ranges import weight_range
 
 _FACTORS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.1, 1.2, 1.35)
-_BETTER = 0.999  # of the error before
+_BETTER = 0.999  # of the error before: a smaller gain may be chance
 
 Tried = Callable[[Quantizer], list[Tensor]]
 
 
 def search_ranges(unit: nn.Module, targets: Targets, rounds: int, together: bool) -> None:
-    """Give the nodes of the unit, which is quantized, ranges by which it errs less on the pictures that are shown.
+    """Give the nodes of the quantized unit ranges with a smaller error on the training pictures.
 
-    `together`: nodes choose at once, not one after another. Each rank tries a part, and all choose the same.
+    `together`: all nodes choose at once, not one after another. Each rank tries a part, and all choose the same.
     """
     least = from_main(targets.cost(unit, targets.training))  # ranks whose kernels differ must not choose differently
     layers = {part._weight_quantizer: part for part in unit.modules() if isinstance(part, QuantizedLayer)}
@@ -37,7 +37,7 @@ def search_ranges(unit: nn.Module, targets: Targets, rounds: int, together: bool
 
 
 def _in_turn(unit: nn.Module, targets: Targets, nodes: Sequence[Quantizer], tried: Tried, least: float) -> float:
-    """Node after node, each beside what those before it chose. Ranks share out the ranges of a node."""
+    """Node after node, each with the choices of those before it. Ranks share out the ranges of a node."""
     for node in nodes:
         before, candidates = _range(node), from_main(tried(node))
         errors = shared_out(candidates, partial(_error, unit, targets, node))
@@ -47,8 +47,8 @@ def _in_turn(unit: nn.Module, targets: Targets, nodes: Sequence[Quantizer], trie
 
 
 def _together(unit: nn.Module, targets: Targets, nodes: Sequence[Quantizer], tried: Tried, least: float) -> float:
-    """Each node beside the ranges that all had before, which stay where what all chose is no better. Ranks share out
-    the nodes."""
+    """Each node beside the old ranges of all others; all keep these if the choices together are no better. Ranks share
+    out the nodes."""
     before = [_range(node) for node in nodes]
     candidates = from_main([tried(node) for node in nodes])
 
@@ -68,7 +68,7 @@ def _together(unit: nn.Module, targets: Targets, nodes: Sequence[Quantizer], tri
 
 
 def _best(errors: Sequence[float], least: float) -> tuple[int | None, float]:
-    """Which error is clearly below `least` and those in front of it, and the least then."""
+    """The number of an error that is clearly below `least`, if any, and the least error then."""
     best = None
     for number, error in enumerate(errors):
         if error < least * _BETTER:
@@ -82,7 +82,7 @@ def _error(unit: nn.Module, targets: Targets, node: Quantizer, candidate: Tensor
 
 
 def _candidates(node: Quantizer, weight: Tensor | None, finer: int) -> Iterator[Tensor]:
-    """Ranges around the one that a node has, nearer to it in each round."""
+    """Ranges around a node's own, nearer to it in each round."""
     start = _range(node)
     if weight is not None:
         start = node.range_for(weight.detach())

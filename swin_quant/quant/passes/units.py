@@ -1,4 +1,4 @@
-"""A network run unit by unit over many pictures: what is kept is the activations at one boundary between units."""
+"""Run a network unit by unit over many pictures, keeping the activations of one boundary between units."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class _Reached(Exception):
 
 
 def entering(model: nn.Module, unit: nn.Module, images: Sequence[Tensor]) -> list[Tensor]:
-    """What `unit`, the first of a network, is given for each batch of images [B, 3, H, W]."""
+    """The input of `unit`, the first of a network, for each batch of images [B, 3, H, W]."""
 
     def stop(module: nn.Module, inputs: tuple[Any, ...]) -> NoReturn:
         raise _Reached(inputs[0])
@@ -39,7 +39,7 @@ def _reached(model: nn.Module, batch: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class UnitRun:
-    """A unit, what it is given for each batch of pictures, and what it gives, both in float by the unit `original`."""
+    """A unit, with the inputs and outputs of the float unit `original` for each batch of pictures."""
 
     name: str
     unit: nn.Module
@@ -51,9 +51,9 @@ class UnitRun:
 def walk(
     model: nn.Module, units: Mapping[str, nn.Module], images: Sequence[Tensor], original: nn.Module | None = None
 ) -> Iterator[UnitRun]:
-    """Each unit in order; it may be changed before the next is asked for, which is given what it gave unchanged.
+    """Each unit in order. It may be changed before the next, whose inputs are its unchanged outputs.
 
-    `original`: a copy of the network that says what units are given and give; else it is `model`, as it is.
+    `original`: a copy of the network that computes inputs and outputs; by default `model`.
     """
     original = original or model
     inputs: list[Tensor] = []
@@ -68,12 +68,12 @@ def walk(
 
 
 def inside(name: str, unit: str) -> bool:
-    """Whether what is called `name` is of a unit; one without a name is the whole network."""
+    """Whether `name` lies inside a unit; the unit without a name is the whole network."""
     return not unit or name.startswith(f"{unit}.")
 
 
 class UpTo(nn.Module):
-    """A network as far as one of its units, `last`: pictures [B, 3, H, W] to what that gives."""
+    """A network up to its unit `last`: pictures [B, 3, H, W] to that unit's output."""
 
     def __init__(self, model: nn.Module, last: nn.Module) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class UpTo(nn.Module):
 
 
 def given_by(units: Mapping[str, nn.Module], model: nn.Module, images: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """What `model` gives, and by name what those parts of it give that are called as `units` are."""
+    """The output of `model`, and by name the outputs of its parts that are named as `units` are."""
     seen: dict[str, Tensor] = {}
 
     def look(name: str, module: nn.Module, given: tuple[Any, ...], y: Tensor) -> None:
@@ -99,5 +99,5 @@ def given_by(units: Mapping[str, nn.Module], model: nn.Module, images: Tensor) -
 
 @torch.inference_mode()
 def through(unit: Callable[[Tensor], Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
-    """What a unit gives for each batch."""
+    """The output of a unit for each batch."""
     return [unit(x) for x in inputs]
