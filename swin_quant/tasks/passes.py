@@ -137,7 +137,7 @@ def choose(
     return chosen
 
 
-def standing_out(
+def outliers_left(
     model: nn.Module, images: Sequence[tuple[int, Tensor]], passes: Sequence[PassRecord], world: World
 ) -> list[OutlierChannels]:
     """Channels that stand out in the first pictures, and what could be done about them besides these passes."""

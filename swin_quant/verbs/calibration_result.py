@@ -27,7 +27,7 @@ from swin_quant.quant.outlier_channels import OutlierChannels
 from swin_quant.quant.passes.scratch import Scratch
 from swin_quant.quant.policy import Policy
 from swin_quant.quant.quantizer import Role, named_nodes
-from swin_quant.tasks.passes import PassPlan, choose, improve, of_weights, standing_out
+from swin_quant.tasks.passes import PassPlan, choose, improve, of_weights, outliers_left
 
 _NOWHERE = Scratch()
 _SHOWN = 5  # lines of advice on the screen, beside warnings
@@ -67,7 +67,7 @@ class CalibrationResult:
             if passes := [*earlier, *done, *more]:
                 again = search_record(method, model, calibration)
                 record = {**record, **again, "beyond_half": calibration.beyond_half, "passes": passes}
-            outlier_channels = standing_out(model, self.images, passes, world)
+            outlier_channels = outliers_left(model, self.images, passes, world)
         return replace(self, calibration=calibration, record=record, method=method, outlier_channels=outlier_channels)
 
     def _of_several_sizes(self, plan: PassPlan, earlier: list[PassRecord]) -> "CalibrationResult":

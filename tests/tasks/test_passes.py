@@ -15,7 +15,7 @@ from swin_quant.quant.passes.recipe import load_passes, steps_of
 from swin_quant.quant.passes.state import state_of
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Rule, apply_policy, enabled_nodes
-from swin_quant.tasks.passes import PassPlan, improve, standing_out
+from swin_quant.tasks.passes import PassPlan, improve, outliers_left
 from swin_quant.verbs.calibration_result import CalibrationResult
 from tests.outliers import plant
 
@@ -99,7 +99,7 @@ def test_what_equalize_does_not_cure_stands_out_still(least, cured, tiny_model, 
     _, records = improve(model, first, [(0, images)], Method(), PassPlan(steps_of(["equalize"])))
 
     def places():
-        return [one.place for one in standing_out(model, [(0, images)], records, World()) if one.cure]
+        return [one.place for one in outliers_left(model, [(0, images)], records, World()) if one.cure]
 
     assert records[0]["kept"] and (places() == []) is cured
     apply_policy(model, load_policy("qdq").and_then(Rule(disable=("layers.*",))))
