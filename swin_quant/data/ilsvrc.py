@@ -21,6 +21,7 @@ from swin_quant.data.folder import FolderPictures
 from swin_quant.data.imagenet import ILSVRC_CLASSES, is_wnid, wnids_of
 from swin_quant.data.pictures import printable
 from swin_quant.data.source import DataRequest, DataSource, subfolders
+from swin_quant.data.walk import Walk
 
 PICTURE = re.compile(r"ILSVRC2012_val_([0-9]{8})\.(?:JPEG|jpeg|jpg|JPG|png)")
 _WORDS = (
@@ -41,7 +42,8 @@ class IlsvrcPictures(FolderPictures):
 
     Labels are places in the sorted list of the 1000 wnids, as published models have them. They are from the first of
     val.txt, LOC_val_solution.csv, imagenet_2012_validation_synset_labels.txt and ILSVRC2012_validation_ground_truth.txt
-    that lies in one of the `places`; a number is looked up in the synset_words.txt that lies there, too.
+    that lies in one of the `places` (the folder, then the data path, ...); a number is looked up in the
+    synset_words.txt that lies there, too.
 
     Raises:
         SwinQuantError: no such file, one that leaves pictures out or says no class, and ids that nothing translates.
@@ -49,7 +51,9 @@ class IlsvrcPictures(FolderPictures):
 
     def __init__(self, folder: Path, places: list[Path]) -> None:
         self.folder = folder
-        self._files = sorted(name for name in os.listdir(folder) if PICTURE.fullmatch(name))
+        walk = Walk([folder, *places[1:2]])
+        self._files = list(filter(PICTURE.fullmatch, walk.listed(folder)[1]))
+        walk.tell(folder)
         self.names = list(self._files)
         self.class_names = list(wnids_of(ILSVRC_CLASSES) or ())
         path, labels = _labels(folder, places, self.class_names)
