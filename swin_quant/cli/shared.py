@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from swin_quant.checkpoint import Checkpoint
     from swin_quant.data.pictures import Pictures
     from swin_quant.quant.calibration import Method
+    from swin_quant.quant.passes.plan import PassPlan
     from swin_quant.quant.policy import Policy, Rule
     from swin_quant.score.options import EngineOptions
-    from swin_quant.tasks.passes import PassPlan
 
 HUBS = ("timm:", "hf:")
 CHECKPOINTS = (".pth", ".pt", ".safetensors", ".bin", ".ckpt")
@@ -233,8 +233,8 @@ class PassOptions:
     no_equalize: Annotated[bool, Flag("leave channels that stand out as they are (without --passes)")] = False
 
     def plan(self) -> PassPlan:
+        from swin_quant.quant.passes.plan import PassPlan
         from swin_quant.quant.passes.recipe import load_passes
-        from swin_quant.tasks.passes import PassPlan
 
         if self.passes and self.no_equalize:
             raise UsageError("--passes and --no-equalize: the recipe says whether to equalize: leave one of them out")

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from swin_quant.data.preprocess import Transform
     from swin_quant.model import Model
     from swin_quant.quant.calibration import Method
+    from swin_quant.quant.passes.plan import PassPlan
     from swin_quant.quant.passes.scratch import Scratch
     from swin_quant.quant.policy import Policy
-    from swin_quant.tasks.passes import PassPlan
     from swin_quant.verbs.calibration_result import CalibrationBatches
 
 HELP = "Calibrate a float checkpoint on pictures: writes <NAME>_calib.pth and its run card, then scores them."
@@ -93,7 +93,7 @@ class CalibrationPlan:
     augment: bool = False
     method: Method = field(default_factory=lambda: _default("quant.calibration", "Method"))
     max_unreadable: float = 0.01
-    passes: PassPlan = field(default_factory=lambda: _default("tasks.passes", "PassPlan"))
+    passes: PassPlan = field(default_factory=lambda: _default("quant.passes.plan", "PassPlan"))
 
     def __post_init__(self) -> None:
         for name, value in (("‹pictures›", self.batches), ("‹batch›", self.batch_size)):
@@ -145,11 +145,11 @@ def calibrate(
     from swin_quant.data.picture_set import PictureSet
     from swin_quant.model import Model
     from swin_quant.quant.calibration import Method
+    from swin_quant.quant.passes.plan import PassPlan
     from swin_quant.quant.passes.recipe import load_passes, steps_of
     from swin_quant.quant.passes.scratch import Scratch
     from swin_quant.quant.passes.state import all_or_nothing
     from swin_quant.quant.policies import load_policy
-    from swin_quant.tasks.passes import PassPlan
 
     model = model if isinstance(model, Model) else Model(model)
     chosen = policy or unnamed_policy(model.config if model.card.config else None)

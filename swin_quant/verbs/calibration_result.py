@@ -24,10 +24,11 @@ from swin_quant.quant.calibration import Calibration, Method, observing, set_ran
 from swin_quant.quant.check import PICTURES, RUIN_DB, CheckBatch, check_ranges
 from swin_quant.quant.eval_mode import eval_mode
 from swin_quant.quant.outlier_channels import OutlierChannels
+from swin_quant.quant.passes.plan import PassPlan
 from swin_quant.quant.passes.scratch import Scratch
 from swin_quant.quant.policy import Policy
 from swin_quant.quant.quantizer import Role, named_nodes
-from swin_quant.tasks.passes import PassPlan, choose, improve, of_weights, outliers_left
+from swin_quant.verbs.calibration_passes import choose, improve, of_weights, outliers_left
 
 _NOWHERE = Scratch()
 _SHOWN = 5  # lines of advice on the screen, beside warnings

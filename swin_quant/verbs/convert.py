@@ -115,7 +115,7 @@ def convert(cfg: CfgNode, checkpoint: str, target: Path, dtype: torch.dtype, rep
 
 def _passes_of(card: RunCard) -> CalibrationRecord | None:
     """The calibration, where the weights have seen passes behind it; without what is said of its ranges."""
-    from swin_quant.tasks.passes import of_weights
+    from swin_quant.verbs.calibration_passes import of_weights
 
     passes = of_weights(card)
     if card.calibration is None or not passes:

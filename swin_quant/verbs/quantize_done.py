@@ -27,7 +27,7 @@ from swin_quant.data.sampling import digest
 from swin_quant.quant.calibration import Method
 from swin_quant.saving import place_of
 from swin_quant.score.engine import HALF_TYPES
-from swin_quant.tasks.passes import of_weights
+from swin_quant.verbs.calibration_passes import of_weights
 from swin_quant.verbs.verify import failures
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from swin_quant.base.distributed import World
     from swin_quant.cards.card import RunCard
     from swin_quant.model import Model
-    from swin_quant.tasks.passes import PassPlan
+    from swin_quant.quant.passes.plan import PassPlan
 
 HELP = "FasterTransformer's front door: --calib, --train, --eval and --throughput, alone or together."
 EXAMPLES = """examples:
@@ -63,7 +63,7 @@ class CalibOptions:
 
     def plan(self) -> PassPlan:
         """The passes that are asked for; main.py does nothing unasked."""
-        from swin_quant.tasks.passes import PassPlan
+        from swin_quant.quant.passes.plan import PassPlan
 
         return shared.PassOptions(self.passes).plan() if self.passes else PassPlan()
 

@@ -1,0 +1,65 @@
+"""Which passes run behind a calibration."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from statistics import median_high
+
+from torch import nn
+
+from swin_quant.cards.records import AdviceRecord, PassRecord
+from swin_quant.quant.passes.recipe import PassRecipe, PassStep, steps_of
+from swin_quant.quant.passes.run import refuse
+from swin_quant.quant.policy import enabled_nodes
+from swin_quant.quant.quantizer import Role
+
+AUTOMATIC = steps_of([{"name": "equalize", "only_outliers": True}])
+
+
+@dataclass(frozen=True)
+class PassPlan:
+    """Which passes run behind a calibration; `recipe`: by the bits of a policy.
+
+    `automatic`: where none is asked for, channels that stand out are evened out.
+    """
+
+    steps: tuple[PassStep, ...] = ()
+    automatic: bool = False
+    recipe: PassRecipe | None = None
+
+    @classmethod
+    def of(cls, recipe: PassRecipe) -> "PassPlan":
+        """What a recipe says."""
+        return cls(recipe.steps, recipe=recipe)
+
+    def for_model(self, model: nn.Module) -> "PassPlan":
+        """What is to run for the bits of a model's enabled nodes. UsageError where its policy forbids that."""
+        nodes = enabled_nodes(model).values()
+        weights = _usual(node.setting.bits for node in nodes if node.role is Role.GEMM_WEIGHT)
+        activations = _usual(node.setting.bits for node in nodes if node.role is not Role.GEMM_WEIGHT)
+        steps = self.recipe.for_bits(min(weights, activations), activations) if self.recipe else self.steps
+        refuse(model, steps)
+        return replace(self, steps=steps, recipe=None)
+
+    def made(self, records: Sequence[PassRecord], advice: Sequence[AdviceRecord] = ()) -> bool:
+        """Whether a calibration with these passes behind it, and this advice, was asked for as here."""
+        done = [{"name": one["name"], **one["options"]} for one in records]
+        if self.automatic and not done and any(one["kind"] == "outliers" for one in advice):
+            return False  # they stand out still: nothing was to be done unasked
+        variants = self.recipe.variants if self.recipe else [self.steps]
+        if self.automatic and not self.steps:
+            variants = [*variants, AUTOMATIC]
+        return done in [[step.to_dict() for step in steps] for steps in variants]
+
+    def around_ranges(self) -> "tuple[PassPlan, PassPlan]":
+        """What comes before ranges are final, since they are observed anew behind it, and what comes after, which may
+        choose them itself."""
+        if not self.steps:
+            return self, PassPlan()
+        last = max((number for number, step in enumerate(self.steps, 1) if step.kind.observes_again), default=0)
+        return replace(self, steps=self.steps[:last]), PassPlan(self.steps[last:])
+
+
+def _usual(bits: Iterable[int]) -> int:
+    """What half of the nodes have at least: a few of other bits ask for no other recipe."""
+    found = list(bits)
+    return median_high(found) if found else 8
