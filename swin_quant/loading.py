@@ -118,6 +118,8 @@ def load_for_scoring(
         if not policies and source.calibrated:
             raise UsageError(f"{checkpoint}: is calibrated but has no run card: choose a ‹policy›")
     model.to(world.device)
+    names = [] if card else names_of(cfg, checkpoint, replace_head)
+    checkpoint.forget()
     if card is None:
         card_file = None
         card = RunCard(
@@ -126,7 +128,7 @@ def load_for_scoring(
             Preprocess.from_config(cfg).to_dict(),
             source.record(),
             policy=policies[0].to_dict() if policies else None,
-            class_names=names_of(cfg, checkpoint, replace_head),
+            class_names=names,
         )
     return Subject(model, policies, card, card_file)
 
@@ -155,6 +157,8 @@ def load_float_model(
         calibration=before.calibration if before else None,
         class_names=names_of(cfg, checkpoint, replace_head),
     )
+    if checkpoint:
+        checkpoint.forget()
     return Model(module.to(world.device), card=card), source
 
 
@@ -187,4 +191,5 @@ def model_or_shapes(cfg: CfgNode, checkpoint: Checkpoint | None = None, policy: 
         apply_policy(model, policy)
     if subject:
         (load_calibrated if subject.is_calibrated else load_float)(model, subject)
+        subject.forget()
     return model

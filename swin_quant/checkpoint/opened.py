@@ -25,8 +25,8 @@ class OpenedCheckpoint:
         names = names_of(cfg, checkpoint)
         checkpoint.card, made_before(checkpoint)  # the run card beside it; the card of the earlier work in it
 
-    Each of these functions also takes a path, and opens it for itself alone. The weights live as long as this object:
-    drop it when the model is loaded.
+    Each of these functions also takes a path, and opens it for itself alone. The weights stay in memory until `forget`,
+    which `swin_quant.loading` calls when a model has them.
     """
 
     def __init__(self, file: Path, weights: Weights | None = None) -> None:
@@ -61,6 +61,10 @@ class OpenedCheckpoint:
         if asked not in self._read:
             self._read[asked] = read_weights(self.file, asked, lambda: self.sha256)
         return self._read[asked]
+
+    def forget(self) -> None:
+        """Free the weights; who asks again reads them again."""
+        self._read.clear()
 
     @property
     def _any_weights(self) -> Weights:

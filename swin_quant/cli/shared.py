@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from swin_quant.base.distributed import World
     from swin_quant.base.shards import Sharding
-    from swin_quant.checkpoint import Checkpoint
+    from swin_quant.checkpoint.opened import Checkpoint, OpenedCheckpoint
     from swin_quant.data.pictures import Pictures
     from swin_quant.quant.calibration import Method
     from swin_quant.quant.passes.plan import PassPlan
@@ -328,7 +328,7 @@ class PolicyOptions:
 def config_of(checkpoint: Checkpoint | None, model: ModelOptions, *others: SetsKeys, **more: Any) -> CfgNode:
     """The config: --cfg, else what the checkpoint says; then --opts, then options of their own and `more` keys.
 
-    `checkpoint`: a file, as `found` gives it, or one that is open. `more`: keys with `__` for the dot.
+    `checkpoint`: open already, or a path, which is then opened for this alone. `more`: keys with `__` for the dot.
     """
     from swin_quant.checkpoint.identify import config_for, config_given
     from swin_quant.config import architecture
@@ -353,12 +353,11 @@ def config_of(checkpoint: Checkpoint | None, model: ModelOptions, *others: SetsK
     return cfg
 
 
-def found(checkpoint: str | None) -> str | None:
-    """The file behind a name of timm's or Hugging Face's hub, in a snapshot's folder, or of a part; else the path."""
-    from swin_quant.checkpoint.sources import local_file
+def opened(checkpoint: str | None) -> OpenedCheckpoint | None:
+    """The checkpoint at a path, in a folder, or behind a name of timm's or Hugging Face's hub; None for none."""
+    from swin_quant.checkpoint.opened import open_checkpoint
 
-    named = checkpoint and (checkpoint.startswith(HUBS) or os.path.isdir(checkpoint) or "-of-" in checkpoint)
-    return str(local_file(checkpoint)) if checkpoint and named else checkpoint
+    return open_checkpoint(checkpoint) if checkpoint else None
 
 
 def tell_bits(policies: Sequence[Policy]) -> None:

@@ -10,12 +10,13 @@ from yacs.config import CfgNode
 
 from swin_quant.base.distributed import World, from_main
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
-from swin_quant.base.files import ensure_writable_dir, place_of, sha256_of
+from swin_quant.base.files import ensure_writable_dir, place_of
 from swin_quant.base.progress import log
 from swin_quant.base.schema import plain
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import ORIGINAL, PTQ, CheckpointRecord, Result, SourceRecord, TrainingRecord
+from swin_quant.checkpoint.opened import Checkpoint, open_checkpoint
 from swin_quant.config.outputs import LOGITS
 from swin_quant.data.class_names import stated
 from swin_quant.data.pictures import Pictures, SomePictures
@@ -52,7 +53,7 @@ class Request:
     """
 
     folder: Path
-    start: str | None = None
+    start: Checkpoint | None = None
     teacher: str | None = None
     teacher_cfg: CfgNode | None = None
     resume: bool = False
@@ -103,7 +104,7 @@ def run_training(
     frozen = freeze_stages(model, recipe.freeze_stages)
     start: CheckpointRecord | None = None
     if request.start:
-        start = {"file": Path(request.start).name, "sha256": sha256_of(request.start)}
+        start = {"file": Path(request.start).name, "sha256": open_checkpoint(request.start).sha256}
     if world.is_main:
         check_free(request.folder, request.resume, request.overwrite)
     teacher, teacher_source = load_teacher(

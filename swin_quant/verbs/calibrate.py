@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from swin_quant.base.distributed import World
     from swin_quant.cards.card import RunCard
     from swin_quant.cards.records import CalibrationRecord, SourceRecord
+    from swin_quant.checkpoint.opened import Checkpoint
     from swin_quant.data.calibration import Numbered
     from swin_quant.data.picture_set import PictureSet, Source
     from swin_quant.data.pictures import Pictures
@@ -311,7 +312,7 @@ def _source(model: Model) -> SourceRecord | None:
 
 def calibrate_checkpoint(
     cfg: CfgNode,
-    checkpoint: str | None,
+    checkpoint: Checkpoint | None,
     policy: Policy,
     plan: CalibrationPlan,
     output: str | Path,
@@ -359,13 +360,13 @@ def calibrate_checkpoint(
 def run(options: CalibrateOptions, world: World) -> None:
     from swin_quant.verbs.recalibrate import calibrated_beside
 
-    checkpoint, statistics = shared.found(options.checkpoint), options.statistics
+    checkpoint, statistics = shared.opened(options.checkpoint), options.statistics
     if not checkpoint and not options.random_weights and not statistics:
         raise UsageError("no checkpoint: name one (or --random-weights to time an untrained model)")
     if statistics and (idle := [flag for flag, value in _of_pictures(options).items() if value]):
         raise UsageError(f"{idle[0]}: the pictures are those of --statistics: leave it out")
     if statistics and not checkpoint and not options.model.cfg:
-        checkpoint = str(calibrated_beside(statistics))
+        checkpoint = shared.opened(str(calibrated_beside(statistics)))
     kind = options.output_kind
     cfg = shared.config_of(
         checkpoint, options.model, options.data, options.run, OUTPUT=options.output, MODEL__OUTPUT_KIND=kind
@@ -408,7 +409,7 @@ def _of_pictures(options: CalibrateOptions) -> dict[str, object]:
 
 def calibrate_and_score(
     cfg: CfgNode,
-    checkpoint: str | None,
+    checkpoint: Checkpoint | None,
     policies: Sequence[Policy],
     plan: CalibrationPlan,
     folder: Path,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from swin_quant.base.errors import UsageError
 from swin_quant.cli.flags import Flag, Group
-from swin_quant.cli.shared import ModelOptions, ReplaceHead, config_of, found, one_process
+from swin_quant.cli.shared import ModelOptions, ReplaceHead, config_of, one_process, opened
 
 if TYPE_CHECKING:
     import torch
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from swin_quant.base.distributed import World
     from swin_quant.cards.card import RunCard
     from swin_quant.cards.records import CalibrationRecord
+    from swin_quant.checkpoint.opened import Checkpoint
 
 HELP = (
     "Write the float weights of any checkpoint that we read, in Microsoft's names, with a run card; ranges stay behind."
@@ -55,7 +56,7 @@ def run(options: ConvertOptions, world: World) -> None:
     from swin_quant.cards.paths import card_path
 
     one_process(world, "convert")
-    if not (checkpoint := found(options.checkpoint)):
+    if not (checkpoint := opened(options.checkpoint)):
         raise UsageError("no checkpoint: name the one to read")
     cfg = config_of(checkpoint, options.model)
     require_file(checkpoint, "checkpoint")
@@ -64,7 +65,9 @@ def run(options: ConvertOptions, world: World) -> None:
     log.info("run card: %s", card_path(options.to))
 
 
-def convert(cfg: CfgNode, checkpoint: str, target: Path, dtype: torch.dtype, replace_head: bool = False) -> RunCard:
+def convert(
+    cfg: CfgNode, checkpoint: Checkpoint, target: Path, dtype: torch.dtype, replace_head: bool = False
+) -> RunCard:
     """Write the weights of `checkpoint` to `target`, as `dtype`, in the format of its suffix; returns the new card.
 
     How they were trained, or corrected by passes, and from which original, stays known; what was measured was measured

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from swin_quant.base.distributed import World
     from swin_quant.cards.card import RunCard
     from swin_quant.cards.records import CheckpointRecord, DatasetRecord, Result, SourceRecord
+    from swin_quant.checkpoint.opened import Checkpoint
     from swin_quant.data.loader import Batch
     from swin_quant.data.picture_set import PictureSet, Source
     from swin_quant.data.pictures import Pictures
@@ -289,8 +290,8 @@ def run(options: EvaluateOptions, world: World) -> None:
         raise UsageError("--shard: is for --answers")
     if files:
         _run_artifacts(replace(options, files=files), world)
-    elif checkpoint := shared.found(checkpoint):
-        evaluate_checkpoint(replace(options, checkpoint=checkpoint), world)
+    elif opened := shared.opened(checkpoint):
+        evaluate_checkpoint(options, opened, world)
     else:
         raise UsageError("nothing to score: name a checkpoint or an artifact")
 
@@ -326,7 +327,9 @@ def score_files(options: EvaluateOptions, world: World) -> list[Scored]:
     return score_artifacts([open_artifact(path) for path in dict.fromkeys(options.files)], scoring, world)
 
 
-def evaluate_checkpoint(options: EvaluateOptions, world: World, folder: Path | None = None) -> RunCard:
+def evaluate_checkpoint(
+    options: EvaluateOptions, checkpoint: Checkpoint, world: World, folder: Path | None = None
+) -> RunCard:
     """Score a checkpoint, show the results and keep them: in its run card, else in a new card in `folder`."""
     from swin_quant.base.files import ensure_writable_dir
     from swin_quant.base.progress import log
@@ -334,7 +337,7 @@ def evaluate_checkpoint(options: EvaluateOptions, world: World, folder: Path | N
     from swin_quant.loading import load_for_scoring
     from swin_quant.score.scoring import score_model
 
-    data, checkpoint = options.data, str(options.checkpoint)
+    data = options.data
     cfg = shared.config_of(checkpoint, options.model, data, options.run, OUTPUT=options.output)
     subject = load_for_scoring(cfg, checkpoint, options.policy.policies(), world, options.replace_head)
     shared.tell_bits(subject.policies)

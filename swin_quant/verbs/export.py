@@ -12,7 +12,7 @@ from swin_quant.backends.backend import PRECISIONS, Backend
 from swin_quant.backends.registry import targets
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.cli.flags import Flag, Group
-from swin_quant.cli.shared import ModelOptions, OutputKind, PolicyOptions, config_of, found, one_process
+from swin_quant.cli.shared import ModelOptions, OutputKind, PolicyOptions, config_of, one_process, opened
 
 if TYPE_CHECKING:
     from torch import nn
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from swin_quant.backends.artifact import Artifact
     from swin_quant.base.distributed import World
     from swin_quant.cards.card import RunCard
+    from swin_quant.checkpoint.opened import Checkpoint
     from swin_quant.exported import Exported
     from swin_quant.model import Model
     from swin_quant.models.classifier import Classifier
@@ -128,23 +129,22 @@ def export_for(
     from swin_quant.base.progress import log
 
     one_process(world, "export")
-    target, checkpoint = targets()[backend], found(options.checkpoint)
-    if not checkpoint:
-        raise UsageError("no checkpoint: name the calibrated one")
+    target = targets()[backend]
     artifact, model = exported_as(backend, options, output_kind, onnx)
     if options.check and "check" not in target.exporting.flags:
         log.info("check: %s", check_export(artifact, model))  # its engine says whether products saturate here
     else:
         for engine in at_risk(target):
             warn(engine, artifact)
-    _print(artifact, target, checkpoint)
+    _print(artifact, target, str(options.checkpoint))
 
 
 def exported_as(
     backend: str, options: TargetOptions, output_kind: str | None = None, onnx: OnnxFlags = OnnxFlags()
 ) -> tuple[Artifact, Classifier]:
     """The artifact that options ask for, and the model that it was made from; nothing is printed."""
-    checkpoint = str(found(options.checkpoint))
+    if not (checkpoint := opened(options.checkpoint)):
+        raise UsageError("no checkpoint: name the calibrated one")
     cfg = config_of(checkpoint, options.model, MODEL__OUTPUT_KIND=output_kind)
     given = {key: getattr(options, key) for key in ("float_type", "batch", "sm", "fix_gelu_bias")} | onnx.given()
     given["check"] = options.check and "check" in targets()[backend].exporting.flags
@@ -211,7 +211,7 @@ def export(
 
 
 def export_checkpoint(
-    checkpoint: str | Path,
+    checkpoint: Checkpoint,
     backend: str,
     folder: str | Path,
     cfg: CfgNode | None = None,

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from swin_quant.base.distributed import World
     from swin_quant.cards.card import RunCard
+    from swin_quant.checkpoint.opened import Checkpoint
     from swin_quant.quant.policy import Policy
     from swin_quant.train.recipe import Recipe
     from swin_quant.train.run import Request, Trained
@@ -165,12 +166,14 @@ def _teacher(request: Request, recipe: Recipe, card: RunCard) -> str | None:
 
 
 def run(options: FinetuneOptions, world: World) -> None:
-    checkpoint = shared.found(options.checkpoint)
+    checkpoint = shared.opened(options.checkpoint)
     cfg = shared.config_of(checkpoint, options.model, options.data, options.run, OUTPUT=options.output)
-    finetune_and_score(replace(options, checkpoint=checkpoint), cfg, shared.output_dir(options.output, cfg), world)
+    finetune_and_score(options, checkpoint, cfg, shared.output_dir(options.output, cfg), world)
 
 
-def finetune_and_score(options: FinetuneOptions, cfg: CfgNode, folder: Path, world: World) -> RunCard | None:
+def finetune_and_score(
+    options: FinetuneOptions, checkpoint: Checkpoint | None, cfg: CfgNode, folder: Path, world: World
+) -> RunCard | None:
     """Fine-tune in `folder`, then score; returns the card of what was scored, None if nothing was."""
     from swin_quant.checkpoint.identify import config_given
     from swin_quant.config.outputs import LOGITS
@@ -188,7 +191,7 @@ def finetune_and_score(options: FinetuneOptions, cfg: CfgNode, folder: Path, wor
         raise UsageError("--policy: fine-tuning is for one policy at a time")
     with only_writer(folder, world):  # until the last result is in the run card
         request = replace(
-            training.request(folder, options.checkpoint, data, options.replace_head),
+            training.request(folder, checkpoint, data, options.replace_head),
             teacher=qat.teacher,
             teacher_cfg=config_given(qat.teacher_cfg, qat.teacher) if qat.teacher_cfg else None,
             original=options.original,

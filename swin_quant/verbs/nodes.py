@@ -45,7 +45,7 @@ def run(options: NodesOptions, world: World) -> None:
     from swin_quant.report import nodes
     from swin_quant.report.table import print_table, print_text
 
-    checkpoint = shared.found(options.checkpoint)
+    checkpoint = shared.opened(options.checkpoint)
     cfg = shared.config_of(checkpoint, options.model)
     policies = options.policy.policies()
     if len(policies) > 1:

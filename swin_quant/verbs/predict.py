@@ -187,6 +187,7 @@ def _of_artifact(options: PredictOptions, world: World) -> Classifying:
 
 def _of_checkpoint(options: PredictOptions, world: World) -> Classifying:
     """Quantized as --policy or the card says, else in float."""
+    from swin_quant.checkpoint.opened import open_checkpoint
     from swin_quant.config.outputs import need_logits
     from swin_quant.data.preprocess import Preprocess
     from swin_quant.loading import load_for_scoring
@@ -194,18 +195,18 @@ def _of_checkpoint(options: PredictOptions, world: World) -> Classifying:
 
     if options.engines.engine:
         raise UsageError("--engine is for artifacts: export the checkpoint, then name that")
-    file = str(shared.found(options.model))
-    cfg = shared.config_of(file, options.geometry)
+    checkpoint = open_checkpoint(options.model)
+    cfg = shared.config_of(checkpoint, options.geometry)
     need_logits(cfg, "predict")
-    subject = load_for_scoring(cfg, file, options.policy.policies(), world, options.replace_head)
+    subject = load_for_scoring(cfg, checkpoint, options.policy.policies(), world, options.replace_head)
     preprocess = Preprocess.from_dict(subject.card.preprocess)
     if preprocess.size != cfg.DATA.IMG_SIZE:
         raise SwinQuantError(
-            f"{file}: its run card resizes pictures to {preprocess.size}, the model takes {cfg.DATA.IMG_SIZE}"
+            f"{checkpoint}: its run card resizes pictures to {preprocess.size}, the model takes {cfg.DATA.IMG_SIZE}"
         )
     record = subject.card.checkpoint or subject.card.source
     sha256 = record["sha256"] if record else None
-    name, names = Path(file).name, subject.card.class_names
+    name, names = checkpoint.file.name, subject.card.class_names
     return of_model(subject.model, name, preprocess, cfg.MODEL.NUM_CLASSES, subject.policies, sha256, names)
 
 

@@ -20,7 +20,7 @@ from swin_quant.cards.card import RunCard, without_paths
 from swin_quant.cards.lineage import calibrated_again
 from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import CalibrationRecord
-from swin_quant.checkpoint import made_before
+from swin_quant.checkpoint.opened import OpenedCheckpoint, made_before
 from swin_quant.config.load import portable_config
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import digest
@@ -86,10 +86,10 @@ def _same_method(record: CalibrationRecord, method: Method) -> bool:
     return same and (chosen or record.get("methods") == methods)
 
 
-def _same_weights(card: RunCard, before: RunCard | None, checkpoint: str) -> bool:
+def _same_weights(card: RunCard, before: RunCard | None, checkpoint: OpenedCheckpoint) -> bool:
     """Whether a card's weights are those of `checkpoint`, or its calibrated ones, of which `before` is the card."""
     if card.source is None or before is None or before.source is None:
-        return card.source is not None and card.source["sha256"] == _sha256(checkpoint)
+        return card.source is not None and card.source["sha256"] == checkpoint.sha256
     trained = replace(before, training=calibrated_again(before))
     return (
         card.source["sha256"] == before.source["sha256"]

@@ -20,6 +20,7 @@ from swin_quant.base.distributed import World
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.cards.records import DatasetRecord
 from swin_quant.checkpoint.class_names import names_of
+from swin_quant.checkpoint.opened import OpenedCheckpoint, open_checkpoint
 from swin_quant.cli import shared
 from swin_quant.cli.flags import words_from
 from swin_quant.data.calibration import seeded_order
@@ -75,7 +76,7 @@ class Quantization:
     """One checkpoint on its way to an artifact in `folder`."""
 
     options: QuantizeOptions
-    checkpoint: str
+    checkpoint: OpenedCheckpoint
     cfg: CfgNode
     folder: Path
     world: World
@@ -83,10 +84,11 @@ class Quantization:
     @classmethod
     def of(cls, options: QuantizeOptions, checkpoint: str, world: World, several: bool = False) -> "Quantization":
         """`several`: the checkpoint has a folder of its name below ‹output›. UsageError for what nothing can do."""
-        file = str(shared.found(checkpoint))
-        cfg = shared.config_of(file, options.model, options.data, options.run, OUTPUT=options.output)
+        opened = open_checkpoint(checkpoint)
+        cfg = shared.config_of(opened, options.model, options.data, options.run, OUTPUT=options.output)
+        opened.forget()
         below = Path(options.output or "output") / cfg.MODEL.NAME if several else shared.output_dir(options.output, cfg)
-        asked = cls(options, file, cfg, below, world)
+        asked = cls(options, opened, cfg, below, world)
         asked.float_type  # noqa: B018  (a type that nothing has is said before any work)
         return asked
 
@@ -162,7 +164,7 @@ class Quantization:
     def calibrating(self) -> CalibrateOptions:
         asked = self.options
         return CalibrateOptions(
-            self.checkpoint,
+            str(self.checkpoint),
             asked.model,
             data=replace(self._data, half="auto"),
             sample=asked.sample,

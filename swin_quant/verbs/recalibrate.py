@@ -11,6 +11,7 @@ from swin_quant.cards.card import RunCard
 from swin_quant.cards.lineage import calibrated_again
 from swin_quant.cards.records import CalibrationRecord, CheckpointRecord
 from swin_quant.checkpoint import load_float
+from swin_quant.checkpoint.opened import Checkpoint, open_checkpoint
 from swin_quant.loading import refuse_changed_features
 from swin_quant.model import Model
 from swin_quant.models import build_model
@@ -26,7 +27,7 @@ from swin_quant.verbs.calibration_result import search_record, tell_advice
 def recalibrate(
     cfg: CfgNode,
     statistics: str | Path,
-    checkpoint: str | None,
+    checkpoint: Checkpoint | None,
     policy: Policy,
     method: Method,
     output: str | Path,
@@ -44,16 +45,16 @@ def recalibrate(
     if world.is_main:
         ensure_writable_dir(output)
     before, searched, calibrated = _card_of(Path(statistics))
-    checkpoint = checkpoint or str(calibrated_beside(statistics))
+    checkpoint = open_checkpoint(checkpoint or calibrated_beside(statistics))
     if settled := choosing_ranges(searched.get("passes", [])):
         raise UsageError(f"{checkpoint}: ranges were chosen by {settled[-1]}: calibrate again, with pictures")
     changed = any(one["kept"] for one in searched.get("passes", []))  # then the source has other weights
     counted_on = (calibrated,) if changed else (before.source, calibrated)
-    if sha256_of(checkpoint) not in [record["sha256"] for record in counted_on if record]:
+    if checkpoint.sha256 not in [record["sha256"] for record in counted_on if record]:
         raise SwinQuantError(
             f"{checkpoint}: is not what {statistics} was counted on: leave the checkpoint out, or name that"
         )
-    refuse_changed_features(checkpoint, before, cfg)
+    refuse_changed_features(str(checkpoint), before, cfg)
     model = build_model(cfg)
     load_float(model, checkpoint)
     apply_policy(model, policy)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from yacs.config import CfgNode
 
     from swin_quant.base.distributed import World
+    from swin_quant.checkpoint.opened import Checkpoint
     from swin_quant.train.recipe import Recipe
     from swin_quant.train.run import Request, Trained
 
@@ -82,7 +83,9 @@ class TrainingOptions:
             flags["augment.drop_path"] = None if self.drop_path == _OF_CONFIG else self.drop_path
         return recipe.having({key: value for key, _, value in pairs}, "--set").having(flags, "command line")
 
-    def request(self, folder: Path, start: str | None, data: shared.LoadingOptions, replace_head: bool) -> Request:
+    def request(
+        self, folder: Path, start: Checkpoint | None, data: shared.LoadingOptions, replace_head: bool
+    ) -> Request:
         """The run that is asked for, beside config and recipe."""
         from swin_quant.train.run import Request
 
@@ -126,6 +129,7 @@ def train_float(cfg: CfgNode, recipe: Recipe, request: Request, world: World) ->
     from swin_quant.cards.card import RunCard
     from swin_quant.checkpoint import load_float, save_float
     from swin_quant.checkpoint.class_names import names_of
+    from swin_quant.checkpoint.opened import open_checkpoint
     from swin_quant.config.load import portable_config
     from swin_quant.data.preprocess import Preprocess
     from swin_quant.models import build_model
@@ -136,10 +140,13 @@ def train_float(cfg: CfgNode, recipe: Recipe, request: Request, world: World) ->
         recipe = with_batch_size(recipe, cfg)
         torch.manual_seed(cfg.SEED)
         model = build_model(training_config(cfg, recipe))
-        source = load_float(model, request.start, replace_head=request.replace_head).record() if request.start else None
+        start = open_checkpoint(request.start) if request.start else None
+        source = load_float(model, start, replace_head=request.replace_head).record() if start else None
         path = request.folder / f"{cfg.MODEL.NAME}.pth"
         refuse_to_replace(path, request)
-        named = names_of(cfg, request.start, request.replace_head)
+        named = names_of(cfg, start, request.replace_head)
+        if start:
+            start.forget()
         model, position, record, named = run_training(model, cfg, recipe, request, world, named)
         preprocess = Preprocess.from_config(cfg).to_dict()
         card = RunCard(cfg.MODEL.NAME, portable_config(cfg), preprocess, source, class_names=named)
@@ -156,7 +163,7 @@ def run(options: TrainOptions, world: World) -> None:
     from swin_quant.train.outdir import only_writer
     from swin_quant.train.recipe import load_recipe, recipe_of_config
 
-    checkpoint, data, training = shared.found(options.checkpoint), options.data, options.training
+    checkpoint, data, training = shared.opened(options.checkpoint), options.data, options.training
     cfg = shared.config_of(checkpoint, options.model, data, options.run, OUTPUT=options.output)
     recipe = training.change(load_recipe(training.recipe) if training.recipe else recipe_of_config(cfg), data.batch)
     folder = shared.output_dir(options.output, cfg)

@@ -49,3 +49,22 @@ def test_a_card_of_another_file_stops_only_what_was_calibrated(micro, tmp_path, 
                 made_before(file)
         else:
             assert made_before(file) is None
+
+
+@pytest.mark.parametrize(
+    "command, more",
+    [
+        ("calibrate", ["--pictures", 4, "--no-eval"]),
+        ("evaluate", ["--half", "none"]),
+        ("train", ["--epochs", 1, "--batch", 4, "--no-eval"]),
+        ("nodes", ["--policy", "qdq"]),
+        ("convert", []),
+    ],
+)
+def test_a_command_reads_its_checkpoint_once(command, more, micro, pictures, run, tmp_path, counted):
+    file = micro / "swin.pth"
+    more = [*more, "--to", tmp_path / "x.safetensors"] if command == "convert" else more
+    if command in ("calibrate", "evaluate", "train"):
+        more = [*more, "--data-path", pictures, "--device", "cpu", "--output", tmp_path]
+    assert run(command, file, "--cfg", micro / "swin.yaml", *more).code == 0
+    assert counted.count("read_state_dict") == 1

@@ -88,7 +88,7 @@ def run(options: PlanOptions, world: World) -> None:
     from swin_quant.report.table import NARROW, has_colors, json_text, print_text, screen_width
 
     shared.one_process(world, "cuda plan")
-    checkpoint, model = shared.found(options.checkpoint), options.model
+    checkpoint, model = shared.opened(options.checkpoint), options.model
     if not checkpoint and not model.cfg:
         model = replace(model, cfg=MODEL)
     found = cuda_plan(shared.config_of(checkpoint, model), load_machine(options.gpu), options.batch)

@@ -10,6 +10,7 @@ import argparse
 import logging
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from swin_quant.base.distributed import World
     from swin_quant.cards.card import RunCard
+    from swin_quant.checkpoint.opened import OpenedCheckpoint
     from swin_quant.model import Model
     from swin_quant.quant.passes.plan import PassPlan
 
@@ -107,9 +109,9 @@ class FrontDoorOptions:
     version: Annotated[int | None, Flag(_HIDDEN, choices=tuple(VERSIONS))] = None
     quant_mode: Annotated[Literal["ft1", "ft2", "ft3", "trt"] | None, Flag(_HIDDEN)] = None
 
-    @property
-    def checkpoint(self) -> str | None:
-        return shared.found(self.pretrained or (None if self.resume == _AUTO else self.resume))
+    @cached_property
+    def checkpoint(self) -> OpenedCheckpoint | None:
+        return shared.opened(self.pretrained or (None if self.resume == _AUTO else self.resume))
 
     @property
     def model(self) -> shared.ModelOptions:
@@ -152,7 +154,6 @@ def run(options: FrontDoorOptions, world: World) -> None:
         cfg = options.config()
     if options.train:
         asked = FinetuneOptions(
-            checkpoint=options.checkpoint,
             replace_head=options.replace_head,
             data=options.data,
             policy=options.policy,
@@ -161,7 +162,7 @@ def run(options: FrontDoorOptions, world: World) -> None:
             qat=options.qat,
             original=options.original,
         )
-        _say_accuracy(finetune_and_score(asked, cfg, folder, world), options, cfg, world, log_file)
+        _say_accuracy(finetune_and_score(asked, options.checkpoint, cfg, folder, world), options, cfg, world, log_file)
     elif options.eval and not options.calib:
         _say_accuracy(_evaluate(options, folder, world), options, cfg, world, log_file)
 
@@ -194,7 +195,6 @@ def _evaluate(options: FrontDoorOptions, folder: Path, world: World) -> RunCard:
     if not options.checkpoint:
         raise UsageError("nothing to score: give --resume FILE")
     asked = EvaluateOptions(
-        checkpoint=options.checkpoint,
         model=options.model,
         replace_head=options.replace_head,
         data=options.data,
@@ -203,7 +203,7 @@ def _evaluate(options: FrontDoorOptions, folder: Path, world: World) -> RunCard:
         run=options.run,
         output=options.output,
     )
-    return evaluate_checkpoint(asked, world, folder)
+    return evaluate_checkpoint(asked, options.checkpoint, world, folder)
 
 
 def _in_our_words(options: FrontDoorOptions) -> FrontDoorOptions:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from swin_quant.base.errors import UsageError
 from swin_quant.cli.flags import Flag, Group
-from swin_quant.cli.shared import ModelOptions, config_of, found
+from swin_quant.cli.shared import ModelOptions, config_of, opened
 
 if TYPE_CHECKING:
     from swin_quant.backends.fastertransformer.tuner import Tuned, TunedGemm
@@ -40,7 +40,7 @@ def run(options: GemmsOptions, world: World) -> None:
 
     if options.write and not options.tuned:
         raise UsageError("--write needs --tuned FILE ...: algorithms come from swin_gemm on the target GPU")
-    cfg = config_of(found(options.checkpoint), options.model, DATA__BATCH_SIZE=options.batch)
+    cfg = config_of(opened(options.checkpoint), options.model, DATA__BATCH_SIZE=options.batch)
     shapes = gemm_shapes(geometry_of(cfg), options.batch)
     tuned = fastest([read_tuned(path) for path in options.tuned])
     if world.is_main:
