@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from swin_quant.backends.registry import BUILT_IN
-from swin_quant.cli import COMMANDS
+from swin_quant.cli.commands import COMMANDS
 
 PACKAGE = Path(__file__).resolve().parents[1] / "swin_quant"
 FLOORS = [
@@ -22,11 +22,9 @@ FLOORS = [
     ["model"],
     ["loading"],
     ["exported"],
-    ["tasks"],
     ["cli"],
     ["verbs"],
 ]
-FOLDED = {"tasks", "cli", "verbs"}  # into verbs/, one after the other
 FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names}
 
 
@@ -78,7 +76,7 @@ def test_no_arrow_goes_up_or_aside(package):
         for line, module in imports + NAMED[name]
         for other, floor in [floor_of(module)]
         if floor_of(name)[0] == package != other
-        if floor >= FLOOR[package] and not {other, package} <= FOLDED
+        if floor >= FLOOR[package]
     ]
     assert wrong == []
 
@@ -88,7 +86,7 @@ def test_no_modules_import_each_other_in_a_circle():
     left = {
         name: {module for _, module in imports if module != name}
         for name, imports in IMPORTS.items()
-        if floor_of(name)[0] not in {*FOLDED, "swin_quant"}
+        if floor_of(name)[0] != "swin_quant"
     }
     while gone := [name for name, needs in left.items() if not needs & left.keys()]:
         for name in gone:
@@ -132,16 +130,7 @@ def test_the_exporter_of_onnx_knows_no_architecture():
     assert [path.name for path in core if re.search(r"backends\.onnx\.swin", path.read_text())] == []
 
 
-# These ask the library for one thing and print it: a task would only hand it on.
-ONE_CALL = {"policies", "inspect", "completion", "ft gemms"}
-
-
-@pytest.mark.parametrize(
-    "command", sorted(COMMANDS.keys() - {"ft export"})
-)  # which is `export` with its backend chosen
-def test_a_command_has_a_task_of_the_same_name_which_it_calls(command):
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_a_command_is_one_file(command):
     *group, verb = command.replace("-", "_").split()
-    if PACKAGE.joinpath("verbs", *group, f"{verb}.py").is_file():  # a verb is one file
-        return
-    calls = f"from swin_quant.tasks.{verb} import" in PACKAGE.joinpath("cli", *group, f"{verb}.py").read_text()
-    assert calls == (PACKAGE / "tasks" / f"{verb}.py").is_file() == (command not in ONE_CALL)
+    assert PACKAGE.joinpath("verbs", *group, f"{verb}.py").is_file()

@@ -11,7 +11,7 @@ import pytest
 import torch
 from shown import PARSERS
 
-from swin_quant.cli import GROUPS
+from swin_quant.cli.commands import GROUPS
 
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "gpu_check.sh"
 

@@ -18,9 +18,21 @@ from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from swin_quant.cli.numbers import whole
-
 Options = TypeVar("Options")
+_LARGEST = 2**31 - 1  # what every library behind a whole number can hold
+
+
+def whole(text: str) -> int:
+    """An `int` for argparse; ArgumentTypeError for what is none, or is beyond _LARGEST."""
+    try:
+        number = int(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is no whole number") from error
+    if abs(number) > _LARGEST:
+        raise argparse.ArgumentTypeError(f"{text[:40]} is beyond {_LARGEST}")
+    return number
+
+
 _PARSED: dict[Any, Callable[[str], Any]] = {int: whole, float: float, str: str, Path: Path}
 
 

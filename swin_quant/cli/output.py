@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from yacs.config import CfgNode
-
     from swin_quant.cards.card import RunCard
-
-
-def output_dir(args: argparse.Namespace, cfg: CfgNode) -> Path:
-    """--output, or output/<NAME>; for main.py FasterTransformer's place, <output>/<NAME>/<TAG>."""
-    if hasattr(args, "tag"):
-        return Path(cfg.OUTPUT or "output") / cfg.MODEL.NAME / cfg.TAG
-    return Path(args.output) if args.output else Path("output") / cfg.MODEL.NAME
 
 
 def print_table(cards: Sequence[RunCard]) -> None:

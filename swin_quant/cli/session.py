@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from swin_quant.base.errors import UsageError, memory_errors_named, speaking
-from swin_quant.cli import COMMANDS
+from swin_quant.cli.commands import COMMANDS
 from swin_quant.cli.flags import add_flags, options_from
 from swin_quant.cli.guard import guarded
 from swin_quant.cli.several import Store, apart

@@ -24,7 +24,7 @@ from swin_quant.models import build_model
 from swin_quant.quant.search import Budget
 from swin_quant.score.interleave import Timing
 from swin_quant.score.options import EngineOptions
-from swin_quant.verbs import policy_timing, quantize_done
+from swin_quant.verbs import policy_timing, quantization
 from swin_quant.verbs import quantize as quantizing
 from swin_quant.verbs.search_settings import SearchSettings
 
@@ -72,7 +72,7 @@ def test_what_is_done_is_not_done_again(run, words, made, tmp_path, snapshot):
 
 def test_a_checkpoint_is_read_once_a_run_and_again_when_it_was_written(run, words, made, monkeypatch):
     read, calibrated = [], made.with_name("swin_micro_calib.pth")
-    monkeypatch.setattr(quantize_done, "sha256_of", lambda file: read.append(Path(file).name) or sha256_of(file))
+    monkeypatch.setattr(quantization, "sha256_of", lambda file: read.append(Path(file).name) or sha256_of(file))
     assert run("quantize", *words, "--dry-run").out.count("# done") == 4
     assert read.count(calibrated.name) == 1
     calibrated.write_bytes(calibrated.read_bytes()[:-1] + b"x")

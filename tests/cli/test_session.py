@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from swin_quant import __version__
-from swin_quant.cli import COMMANDS, main
+from swin_quant.cli import main
+from swin_quant.cli.commands import COMMANDS
 
 
 def test_usage_lists_the_commands(capsys):
@@ -39,7 +40,8 @@ def test_torch_distributed_launch_puts_its_flag_before_the_command(run, float_fl
 def test_help_imports_nothing_that_takes_seconds():
     code = """
 import sys
-from swin_quant.cli import COMMANDS, main
+from swin_quant.cli import main
+from swin_quant.cli.commands import COMMANDS
 from swin_quant.cli.session import FRONT_DOOR, run_command
 codes = [main(["--help"]), *(main([name, "--help"]) for name in COMMANDS), run_command(FRONT_DOOR, ["--help"])]
 slow = ["torch", "torchvision", "timm", "numpy", "onnx", "onnxruntime", "openvino", "matplotlib"]

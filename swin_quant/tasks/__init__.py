@@ -1,1 +1,0 @@
-"""One file a verb: what the commands and the Python face call."""

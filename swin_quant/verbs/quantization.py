@@ -1,0 +1,397 @@
+"""One checkpoint on its way to an artifact: the options of each verb on that way, and what of it is done.
+
+Done is what the files of the output folder say that they were made of, so that a run which was cut off goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from functools import cached_property, lru_cache, partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from yacs.config import CfgNode
+
+from swin_quant.backends.artifact import Artifact, open_artifact
+from swin_quant.backends.backend import Backend
+from swin_quant.backends.registry import engine_named, takers, targets
+from swin_quant.backends.saturation import without_saturation
+from swin_quant.base.distributed import World
+from swin_quant.base.errors import SwinQuantError
+from swin_quant.base.files import parts_of, sha256_of
+from swin_quant.base.journal import plain
+from swin_quant.cards.card import RunCard, without_paths
+from swin_quant.cards.lineage import calibrated_again
+from swin_quant.cards.paths import card_path
+from swin_quant.cards.records import CalibrationRecord, DatasetRecord
+from swin_quant.checkpoint.class_names import names_of
+from swin_quant.checkpoint.opened import OpenedCheckpoint, made_before, open_checkpoint
+from swin_quant.cli import shared
+from swin_quant.config.load import portable_config
+from swin_quant.data.calibration import seeded_order
+from swin_quant.data.preprocess import Preprocess
+from swin_quant.data.sampling import digest
+from swin_quant.data.sources import has_split, open_unlabelled
+from swin_quant.quant.calibration import Method
+from swin_quant.quant.names import AUTO
+from swin_quant.quant.policy import Policy
+from swin_quant.saving import place_of
+from swin_quant.score.engine import HALF_TYPES
+from swin_quant.score.scoring import dataset_record, open_labelled
+from swin_quant.verbs import search
+from swin_quant.verbs.calibrate import CalibrateOptions, CalibrationPlan, plan_of
+from swin_quant.verbs.calibration_passes import of_weights
+from swin_quant.verbs.evaluate import EvaluateOptions
+from swin_quant.verbs.export import ExportOptions
+from swin_quant.verbs.export_target import float_type_options
+from swin_quant.verbs.policy_search import found_before
+from swin_quant.verbs.quantize_options import MAX_DROP, QuantizeOptions
+from swin_quant.verbs.search import BudgetOptions, MeasuredOptions, SearchOptions
+from swin_quant.verbs.search_settings import SearchSettings
+from swin_quant.verbs.verify import VerifyOptions, failures
+
+ARTIFACT = "ARTIFACT"  # its name in commands, as long as it is not there: its exporter names it
+VAL = "val"
+_FILES = {"RESUME", "PRETRAINED"}  # keys of MODEL that say nothing of it
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """One checkpoint on its way to an artifact in `folder`."""
+
+    options: QuantizeOptions
+    checkpoint: OpenedCheckpoint
+    cfg: CfgNode
+    folder: Path
+    world: World
+
+    @classmethod
+    def of(cls, options: QuantizeOptions, checkpoint: str, world: World, several: bool = False) -> Quantization:
+        """`several`: the checkpoint has a folder of its name below ‹output›. UsageError for what nothing can do."""
+        opened = open_checkpoint(checkpoint)
+        cfg = shared.config_of(opened, options.model, options.data, options.run, OUTPUT=options.output)
+        opened.forget()
+        below = Path(options.output or "output") / cfg.MODEL.NAME if several else shared.output_dir(options.output, cfg)
+        asked = cls(options, opened, cfg, below, world)
+        asked.float_type  # noqa: B018  (a type that nothing has is said before any work)
+        return asked
+
+    @property
+    def target(self) -> Backend:
+        return targets()[self.options.backend]
+
+    @property
+    def takers(self) -> list[Backend]:
+        """The engines that run what is exported."""
+        return takers(self.target.exporting.artifact)
+
+    @property
+    def engine(self) -> str | None:
+        """The engine that the artifact is verified and scored on; None where it is not here, or has to be built."""
+        if self.target.load:
+            return self.target.name if self.target.runs_its_export and self.target.is_installed else None
+        return next((backend.name for backend in self.takers if backend.is_installed), None)
+
+    @cached_property
+    def float_type(self) -> str | None:
+        """The type that the exporter is told, for the engine to run what is not int8 as the options say."""
+        engine = engine_named(self.engine) if self.engine else None
+        return float_type_options(self.target, engine, self.options.timing.float_type).get("float_type")
+
+    @cached_property
+    def named(self) -> shared.PolicyOptions:
+        """The policy of the calibration: the one that was named, else the backend's best."""
+        given = self.options.policy
+        return given if given.policy not in ((), (AUTO,)) else replace(given, policy=self.target.exporting.policies[:1])
+
+    @cached_property
+    def policy(self) -> Policy:
+        """`named`, loaded: what passes round is for its bits."""
+        policy = self.named.one()
+        assert policy is not None
+        return without_saturation(policy) if self.named.saturation_safe else policy
+
+    @cached_property
+    def plan(self) -> CalibrationPlan:
+        return plan_of(self.calibrating, self.cfg)
+
+    @cached_property
+    def calibrated_on(self) -> list[str]:
+        """The pictures of which the first that are readable calibrate. SwinQuantError where they are not to be had."""
+        return seeded_order(open_unlabelled(self.cfg, self.plan.split), self.plan.seed)
+
+    @cached_property
+    def scored_on(self) -> DatasetRecord:
+        """The pictures that the artifact is scored on. SwinQuantError where they are not to be had."""
+        names = names_of(self.cfg, self.checkpoint)
+        return dataset_record(self.cfg.DATA.DATA_PATH, VAL, open_labelled(self.cfg, VAL, World(), "no", names))
+
+    @property
+    def calibrated(self) -> Path:
+        """The calibrated checkpoint, whatever its name; where it will be written, as long as there is none."""
+        holds = partial(_is_as_asked, self)
+        return place_of(self.folder, self.cfg.MODEL.NAME, self.policy.to_dict(), holds, tell=False)
+
+    @property
+    def exported_policy(self) -> Policy | None:
+        """The policy of the artifact; None while it is not found yet."""
+        return found_before(self.search) if self.search else self.policy
+
+    @property
+    def made(self) -> Artifact:
+        """SwinQuantError while there is none."""
+        if (made := artifact_of(self)) is None:
+            backend, checkpoint = self.options.backend, self.calibrated.name
+            raise SwinQuantError(f"{self.folder}: holds no artifact of {checkpoint} for {backend}")
+        return made
+
+    @cached_property
+    def calibrating(self) -> CalibrateOptions:
+        asked = self.options
+        return CalibrateOptions(
+            str(self.checkpoint),
+            asked.model,
+            data=replace(self._data, half="auto"),
+            sample=asked.sample,
+            ranges=asked.ranges,
+            passes=asked.passes,
+            policy=self.named,
+            run=asked.run,
+            output=str(self.folder),
+            no_eval=True,
+        )
+
+    @property
+    def searching(self) -> SearchOptions:
+        """For --policy auto: which layers of the calibrated policy stay float."""
+        asked, data = self.options, self._data
+        budget = asked.budget if asked.budget != BudgetOptions() else BudgetOptions(max_drop=MAX_DROP)
+        given = {one.name: getattr(data, one.name) for one in fields(shared.LoadingOptions)}
+        return SearchOptions(
+            checkpoint=str(self.calibrated),
+            engine=self.target.name,
+            budget=budget,
+            data=MeasuredOptions(**given, split=self.plan.split),
+            timing=asked.timing,
+            run=asked.run,
+            output=str(self.folder),
+        )
+
+    @cached_property
+    def search(self) -> SearchSettings | None:
+        """The search for the policy; None where one was named."""
+        if self.options.policy.policy != (AUTO,):
+            return None
+        return search.settings_of(self.searching, str(self.calibrated), self.cfg, self.world)
+
+    @property
+    def exporting(self) -> ExportOptions:
+        place = self.search.file if self.search else None
+        return ExportOptions(
+            backend=self.options.backend,
+            checkpoint=str(self.calibrated),
+            policy=shared.PolicyOptions((str(place),)) if place else self.named,
+            float_type=self.float_type,  # type: ignore[arg-type]  # one of its choices
+            output=str(self.folder),
+        )
+
+    @property
+    def verifying(self) -> VerifyOptions:
+        data, cfg = self.options.data, self.cfg.DATA
+        return VerifyOptions(
+            self._artifact,
+            engines=self._engines,
+            place=shared.PictureOptions(
+                cfg.DATA_PATH,
+                zip=cfg.ZIP_MODE,
+                split=VAL if self.has_val else self.plan.split,
+                max_unreadable=data.max_unreadable,
+                workers=cfg.NUM_WORKERS,
+            ),
+            device=self.options.run.device,
+        )
+
+    @property
+    def scoring(self) -> EvaluateOptions:
+        run = shared.RunOptions(self.options.run.device)
+        return EvaluateOptions((self._artifact,), data=self._data, engines=self._engines, run=run)
+
+    @property
+    def has_val(self) -> bool:
+        return has_split(self.cfg, VAL)
+
+    @property
+    def _data(self) -> shared.ScoringOptions:
+        return replace(self.options.data, data_path=self.cfg.DATA.DATA_PATH, zip=self.cfg.DATA.ZIP_MODE)
+
+    @property
+    def _engines(self) -> shared.EngineFlags:
+        engine, timing = (self.engine,) if self.engine else (), self.options.timing
+        return shared.EngineFlags(engine, timing.threads, float_type=timing.float_type)
+
+    @property
+    def _artifact(self) -> str:
+        made = artifact_of(self)
+        return str(made.file) if made else ARTIFACT
+
+
+def is_calibrated(asked: Quantization) -> bool:
+    """Whether the calibrated checkpoint is there, made from the same weights and pictures in the same way."""
+    return _is_as_asked(asked, asked.calibrated)
+
+
+def _is_as_asked(asked: Quantization, file: Path) -> bool:
+    return _changed(asked, file) == []
+
+
+def changed(asked: Quantization) -> list[str] | None:
+    """What is asked for otherwise than the calibrated checkpoint was made; None where there is none."""
+    usual = asked.folder / f"{asked.cfg.MODEL.NAME}_calib.pth"
+    return _changed(asked, asked.calibrated if asked.calibrated.is_file() else usual)
+
+
+def _changed(asked: Quantization, file: Path) -> list[str] | None:
+    card = _card(file)
+    if card is None or card.calibration is None or card.source is None or card.checkpoint is None:
+        return None
+    record, plan = card.calibration, asked.plan
+    before = made_before(asked.checkpoint)
+    earlier = of_weights(before)
+    same = {
+        "the checkpoint": _same_weights(card, before, asked.checkpoint),
+        "the calibrated file": card.checkpoint["sha256"] == _sha256(file),
+        "the policy": (card.policy or {}).get("rules") == asked.policy.to_dict()["rules"],
+        "the model": _same_model(card, asked.cfg),
+        "the preprocessing": card.preprocess == Preprocess.from_config(asked.cfg).to_dict(),
+        "the calibrator": _same_method(record, plan.method),
+        "the percentile": record.get("tried_percentile", record["percentile"]) in (None, plan.method.percentile),
+        "the passes": of_weights(card)[: len(earlier)] == earlier
+        and plan.passes.made(record.get("passes", [])[len(earlier) :], record.get("advice", [])),
+    }
+    different = [what for what, is_same in same.items() if not is_same]
+    return different if _same_pictures(record, card, asked) else [*different, "the pictures"]
+
+
+def _same_method(record: CalibrationRecord, method: Method) -> bool:
+    chosen = "node_methods" in record  # for each node: calibrator auto
+    methods = {bits: method.for_bits(int(bits)) for bits in record.get("methods", {})}
+    same = (record["exact"], chosen) == (method.exact, method.is_auto)
+    return same and (chosen or record.get("methods") == methods)
+
+
+def _same_weights(card: RunCard, before: RunCard | None, checkpoint: OpenedCheckpoint) -> bool:
+    """Whether a card's weights are those of `checkpoint`, or its calibrated ones, of which `before` is the card."""
+    if card.source is None or before is None or before.source is None:
+        return card.source is not None and card.source["sha256"] == checkpoint.sha256
+    trained = replace(before, training=calibrated_again(before))
+    return (
+        card.source["sha256"] == before.source["sha256"]
+        and without_paths(card)["training"] == without_paths(trained)["training"]
+    )
+
+
+def _same_model(card: RunCard, cfg: CfgNode) -> bool:
+    """By the keys that both know: a newer version may have more."""
+    before, now = card.config["MODEL"], plain(portable_config(cfg)["MODEL"])
+    return all(before[key] == now[key] for key in before.keys() & now.keys() - _FILES)
+
+
+def _same_pictures(record: CalibrationRecord, card: RunCard, asked: Quantization) -> bool:
+    """Whether the same calibrated; the data are only opened where nothing else tells."""
+    plan, count = asked.plan, asked.plan.pictures
+    if (
+        card.config["DATA"]["DATA_PATH"] != Path(asked.cfg.DATA.DATA_PATH).name
+        or record["pictures"] > count
+        or (record["split"], record["seed"], record["augment"]) != (plan.split, plan.seed, plan.augment)
+    ):
+        return False
+    try:
+        readable = (name for name in asked.calibrated_on if name not in record["unreadable"])
+    except SwinQuantError:  # whoever calibrates says what is wrong with them
+        return False
+    seen = list(islice(readable, count))  # fewer than were asked for, where the data hold no more
+    return record["pictures"] == len(seen) and record["pictures_sha256"] == digest(seen)
+
+
+def is_found(asked: Quantization) -> bool:
+    """Whether the policy is there, found for the calibrated checkpoint."""
+    return is_calibrated(asked) and asked.exported_policy is not None
+
+
+def artifact_of(asked: Quantization) -> Artifact | None:
+    """What was exported from the calibrated checkpoint for the backend, under the policy, if it is whole."""
+    if not is_calibrated(asked) or (policy := asked.exported_policy) is None:
+        return None
+    sha256, rules = _sha256(asked.calibrated), policy.to_dict()["rules"]
+    exports = asked.target.exports
+    targets = (asked.target.name, exports.fixed.get("target") if exports else None)  # or an ONNX file for any engine
+    for file in sorted(asked.folder.glob("*.json")):
+        try:
+            card = RunCard.read(file)
+            if card.artifact is None or card.checkpoint is None or card.checkpoint["sha256"] != sha256:
+                continue
+            options = card.artifact["options"]
+            is_ours = options.get("target", card.artifact["backend"]) in targets and _has_floats(options, asked)
+            if is_ours and (card.policy or {}).get("rules") == rules:
+                return open_artifact(file.with_name(card.artifact["file"]))
+        except SwinQuantError:  # some other JSON, or a file that was changed: it is exported again
+            continue
+    return None
+
+
+def _has_floats(options: Mapping[str, Any], asked: Quantization) -> bool:
+    """Whether what is not int8 was exported in the type that is asked for."""
+    exports = asked.target.exporting
+    wanted = asked.float_type or exports.float_type
+    return "float_type" not in exports.flags or options.get("float_type", wanted) == wanted
+
+
+def is_verified(asked: Quantization) -> bool:
+    """Whether the artifact was found to compute what the model computes, with the floats that are asked for."""
+    made = artifact_of(asked)
+    records = [one for one in made.card.verification if _ran_as_asked(one["precision"], made, asked)] if made else []
+    return bool(records) and not failures(records)
+
+
+def is_scored(asked: Quantization) -> bool:
+    """Whether the artifact has a result on the pictures of the data path, with the floats that are asked for."""
+    made = artifact_of(asked)
+    if made is None:
+        return False
+    results = [one for one in made.card.measured() if one.policy and _ran_as_asked(one.precision, made, asked)]
+    return any(result.dataset == asked.scored_on for result in results)
+
+
+def _ran_as_asked(precision: str, made: Artifact, asked: Quantization) -> bool:
+    """Whether an engine of that precision ran what is not int8 as asked for.
+
+    One that chooses the type adds it where it is half; of others `artifact_of` knows it.
+    """
+    if asked.engine is None or not engine_named(asked.engine).float_types:
+        return True
+    if asked.options.timing.float_type in HALF_TYPES:
+        return precision.endswith(f"+{asked.options.timing.float_type}")
+    return precision not in [f"{made.record['precision']}+{half}" for half in HALF_TYPES]
+
+
+def _sha256(file: str | Path) -> str:
+    """As `sha256_of`; a file that every step of a run asks for is read once, and anew if it was written since."""
+    path = Path(file)
+    if not path.is_file() or parts_of(path):
+        return sha256_of(file)
+    now = path.stat()
+    return _hashed(path.resolve(), now.st_mtime_ns, now.st_size)
+
+
+@lru_cache(maxsize=16)
+def _hashed(path: Path, written: int, size: int) -> str:
+    return sha256_of(path)
+
+
+def _card(file: Path) -> RunCard | None:
+    try:
+        return RunCard.read(card_path(file)) if file.is_file() and card_path(file).is_file() else None
+    except SwinQuantError:
+        return None

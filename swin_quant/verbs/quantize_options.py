@@ -1,0 +1,69 @@
+"""What `quantize` is asked for."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass, field, replace
+from typing import Annotated
+
+from swin_quant.backends.registry import targets
+from swin_quant.base.errors import UsageError
+from swin_quant.cli import shared
+from swin_quant.cli.flags import Flag, Group, words_from
+from swin_quant.quant.names import AUTO
+from swin_quant.verbs.calibrate import SampleOptions
+from swin_quant.verbs.search import BudgetOptions, TimingOptions
+
+MAX_DROP = 0.1  # points that --policy auto may lose, where no budget is given
+
+
+def _target_names() -> list[str]:
+    return list(targets())
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizeOptions:
+    """Which checkpoints become artifacts of which backend, and how."""
+
+    backend: Annotated[str, Flag("what is to run it", name="--for", choices=_target_names)]
+    checkpoint: Annotated[
+        tuple[str, ...],
+        Flag("float or calibrated: Microsoft's, timm's, Hugging Face's, ours", "CHECKPOINT", or_flag=True),
+    ] = ()
+    model: Annotated[shared.ModelOptions, Group("model")] = field(default_factory=shared.ModelOptions)
+    data: Annotated[shared.ScoringOptions, Group("pictures")] = field(default_factory=shared.ScoringOptions)
+    sample: Annotated[SampleOptions, Group("calibration")] = field(default_factory=SampleOptions)
+    ranges: Annotated[shared.RangeOptions, Group("ranges")] = field(default_factory=shared.RangeOptions)
+    passes: Annotated[shared.PassOptions, Group("passes: what wins accuracy back, behind the calibration")] = field(
+        default_factory=shared.PassOptions
+    )
+    policy: Annotated[shared.PolicyOptions, Group("policy: which nodes are quantized, and how")] = field(
+        default_factory=shared.PolicyOptions
+    )
+    budget: Annotated[BudgetOptions, Group("budget of --policy auto")] = field(default_factory=BudgetOptions)
+    timing: Annotated[TimingOptions, Group("engine; rounds and seconds for --policy auto")] = field(
+        default_factory=TimingOptions
+    )
+    dry_run: Annotated[bool, Flag("print the steps, as commands, and do nothing")] = False
+    run: Annotated[shared.RunOptions, Group("run")] = field(default_factory=shared.RunOptions)
+    output: shared.Output = None
+    json: shared.Json = None
+
+    def __post_init__(self) -> None:
+        if not self.checkpoint:
+            raise UsageError("no checkpoint: name a float or a calibrated one")
+        if len(self.policy.policy) > 1:
+            raise UsageError(f"--policy {' '.join(self.policy.policy)}: give one")
+        automatic = self.policy.policy == (AUTO,)
+        if self.budget != BudgetOptions() and not automatic:
+            raise UsageError(f"a budget is for --policy {AUTO}: other policies are what they are")
+        if (timing := self.timing.measuring()) and not automatic:
+            raise UsageError(f"--{next(iter(timing))} is for --policy {AUTO}: nothing is timed for other policies")
+        changes = shlex.join(words_from(replace(self.policy, policy=(), saturation_safe=False)))
+        if automatic and changes:
+            raise UsageError(
+                f"--policy {AUTO}: {changes} is for a policy with a name: calibrate, then `search --policy NAME` with "
+                "it"
+            )
+        if automatic and self.policy.saturation_safe:
+            raise UsageError("--saturation-safe: what is searched for is measured as it is: leave it out")
