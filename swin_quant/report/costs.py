@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from swin_quant.base.errors import listed
 from swin_quant.base.files import finite
 from swin_quant.cards.costs import GroupRecord, SensitivityRecord
+from swin_quant.quant.names import GROUP_KINDS
 from swin_quant.quant.search import SearchResult, TriedPolicy
 from swin_quant.report.table import Column, ReportTable, comma_separated, field, figure, json_text, records
-
-KINDS = ("role", "stage", "block", "layer", "node")
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ _TRIED: tuple[Column[TriedPolicy], ...] = (
 )
 
 
-def rows_of(record: SensitivityRecord, kinds: Sequence[str] = KINDS) -> list[CostRow]:
+def rows_of(record: SensitivityRecord, kinds: Sequence[str] = GROUP_KINDS) -> list[CostRow]:
     """The groups by kind, the costliest first: without it the logits are nearest to the float model's."""
     overall = record["overall"]["sqnr_db"]
     rows = [CostRow(group, _gain(group["without"]["sqnr_db"], overall)) for group in record["groups"]]
@@ -92,7 +91,7 @@ def profile_csv(record: SensitivityRecord) -> str:
     return comma_separated(_DEPTH, list(record["profile"].items()))
 
 
-def sensitivity_csv(record: SensitivityRecord, kinds: Sequence[str] = KINDS) -> str:
+def sensitivity_csv(record: SensitivityRecord, kinds: Sequence[str] = GROUP_KINDS) -> str:
     """A line for each group of these kinds."""
     return comma_separated(COSTS, rows_of(record, kinds))
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -20,14 +18,13 @@ if TYPE_CHECKING:
     from swin_quant.base.distributed import World
     from swin_quant.checkpoint import Checkpoint
     from swin_quant.data.picture_set import Source
-    from swin_quant.data.prepared import Prepared
     from swin_quant.model import Model
     from swin_quant.quant.policy import Policy
     from swin_quant.quant.search import Budget, SearchResult, TriedPolicy
     from swin_quant.report.table import ReportTable
     from swin_quant.score.options import EngineOptions
     from swin_quant.verbs.policy_costs import PolicyCosts
-    from swin_quant.verbs.search_settings import SearchPictures, SearchSettings
+    from swin_quant.verbs.search_settings import SearchSettings
 
 HELP = "Find the policy that keeps the loss within a budget at the least latency, by measuring both; writes it as YAML."
 EXAMPLES = """examples:
@@ -111,9 +108,6 @@ class SearchOptions:
 OPTIONS = SearchOptions
 
 
-_WIDTH = 140  # characters of a printed table
-
-
 @dataclass(frozen=True)
 class Search:
     """The result of a search; false where the budget cannot be met. Printed, it is the table of `swin-quant search`."""
@@ -145,9 +139,9 @@ class Search:
         return self.result.met
 
     def __str__(self) -> str:
-        from swin_quant.report.table import terminal
+        from swin_quant.report.table import WIDE, terminal
 
-        return terminal(self.table(), _WIDTH)
+        return terminal(self.table(), WIDE)
 
     def _repr_html_(self) -> str:
         from swin_quant.report.table import html_table
@@ -226,7 +220,7 @@ def search(
         shown = SearchPictures.drawn_from(pictures.open(), sampling, model.preprocess)
         shown = replace(shown, place=Path(pictures.path).name)
     else:
-        shown = _from_batches(pictures, model.prepared)
+        shown = SearchPictures.of_batches(pictures, model.prepared)
     assert isinstance(model.module, Classifier)  # it was built from a config
     file = file_of(model, ensure_writable_dir(folder))
     settings = replace(settings, checkpoint=str(file), pictures=shown)
@@ -244,22 +238,6 @@ def search(
             result.file,
         )
     return Search(settings, result)
-
-
-def _from_batches(source: Iterable[Any], prepared: Prepared) -> SearchPictures:
-    """Tensors have no names: a hash of their values tells them from others."""
-    from torch import Tensor
-
-    from swin_quant.data.picture_set import batches
-    from swin_quant.verbs.search_settings import SearchPictures
-
-    seen, images = hashlib.sha256(), list[Tensor]()
-    for batch in batches(source, labelled=False, prepared=prepared):
-        images.append(batch.images.cpu())
-        seen.update(images[-1].numpy(force=True).tobytes())
-    if not images:
-        raise UsageError("pictures: there is no batch to measure with")
-    return SearchPictures(images, [seen.hexdigest()])
 
 
 def settings_of(options: SearchOptions, checkpoint: Checkpoint, cfg: CfgNode, world: World) -> SearchSettings:

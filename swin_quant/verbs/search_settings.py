@@ -1,6 +1,7 @@
 """Settings of a search: the limits of a policy, the pictures that losses are measured on, the engine that is timed."""
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -18,7 +19,9 @@ from swin_quant.config.load import portable_config
 from swin_quant.config.outputs import need_logits
 from swin_quant.data.calibration import calibration_batches
 from swin_quant.data.loader import UnreadableLimit, default_workers
+from swin_quant.data.picture_set import batches
 from swin_quant.data.pictures import Pictures, SomePictures
+from swin_quant.data.prepared import Prepared
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import Sampling, digest, sample
 from swin_quant.data.sources import open_unlabelled
@@ -63,6 +66,16 @@ class SearchPictures:
         left = sample(len(pictures), len(pictures), sampling.seed)[sampling.count :]
         others = partial(_read, SomePictures(pictures, left), sampling, preprocess, workers) if left else None
         return cls(images, names, others=others)
+
+    @classmethod
+    def of_batches(cls, source: Iterable[Any], prepared: Prepared) -> "SearchPictures":
+        """Tensors, which have no names: a hash of their values tells them from others. UsageError for no batch."""
+        images, seen = [batch.images.cpu() for batch in batches(source, False, prepared)], hashlib.sha256()
+        if not images:
+            raise UsageError("pictures: there is no batch to measure with")
+        for one in images:
+            seen.update(one.numpy(force=True).tobytes())
+        return cls(images, [seen.hexdigest()])
 
 
 def _read(pictures: Pictures, sampling: Sampling, preprocess: Preprocess, workers: int) -> list[Tensor]:

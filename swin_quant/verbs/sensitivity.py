@@ -10,6 +10,7 @@ from swin_quant.base.errors import UsageError
 from swin_quant.cli import shared
 from swin_quant.cli.flags import Flag, Group
 from swin_quant.cli.output import put
+from swin_quant.quant.names import GROUP_KINDS
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -35,10 +36,8 @@ EXAMPLES = """examples:
 The logits are compared with the float model's on unlabelled pictures, another draw than calibrate takes by the same
 --seed, since ranges and weights were made to suit those. "off wins" is what SQNR gains by leaving a group
 float: begin there where accuracy drops (--off, or `disable` in a policy)."""
-KINDS = ("role", "stage", "block", "layer", "node")
 PROFILE = "profile"
 COUNT, TOP, BATCH = 64, 8, 16
-_WIDTH = 140  # characters of a printed table
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ class SensitivityOptions:
     run: Annotated[shared.RunOptions, Group("run")] = field(default_factory=shared.RunOptions)
     kind: Annotated[
         tuple[str, ...],
-        Flag("groups to show, or the SQNR of each block's output (default: all)", choices=(*KINDS, PROFILE)),
+        Flag("groups to show, or the SQNR of each block's output (default: all)", choices=(*GROUP_KINDS, PROFILE)),
     ] = ()
     top: Annotated[int, Flag(f"rows of each kind, those that cost most; 0: all (default {TOP})", "N")] = TOP
     format: Annotated[Literal["table", "csv"], Flag("form of the output")] = "table"
@@ -85,9 +84,9 @@ class Costs:
         return rows_of(self.record, [kind])
 
     def __str__(self) -> str:
-        from swin_quant.report.table import terminal
+        from swin_quant.report.table import WIDE, terminal
 
-        return "\n".join(terminal(table, _WIDTH) for table in self._tables())
+        return "\n".join(terminal(table, WIDE) for table in self._tables())
 
     def _repr_html_(self) -> str:
         from swin_quant.report.table import html_table
@@ -97,7 +96,7 @@ class Costs:
     def _tables(self) -> list[ReportTable[Any]]:
         from swin_quant.report.costs import profile_table, sensitivity_table
 
-        tables: list[ReportTable[Any]] = [sensitivity_table(self.record, KINDS, TOP)]
+        tables: list[ReportTable[Any]] = [sensitivity_table(self.record, GROUP_KINDS, TOP)]
         return [*tables, profile_table(self.record)] if self.record["profile"] else tables
 
 
@@ -217,7 +216,7 @@ def run(options: SensitivityOptions, world: World) -> None:
     from swin_quant.report import costs
     from swin_quant.report.table import json_text, print_table, print_text
 
-    groups = [kind for kind in options.kind or KINDS if kind != PROFILE]
+    groups = [kind for kind in options.kind or GROUP_KINDS if kind != PROFILE]
     if options.format == "csv" and groups and PROFILE in options.kind:
         raise UsageError("--kind profile: CSV has one table: ask for it alone")
     record = _of_checkpoint(options, world)
