@@ -10,26 +10,15 @@ import torch
 
 import swin_quant as sq
 from swin_quant.cards.card import RunCard
-from swin_quant.cli import main
 from swin_quant.data.sampling import Sampling, digest
 from swin_quant.verbs import sensitivity
 from swin_quant.verbs.sensitivity import Costs
 
 
-@pytest.fixture(scope="module")
-def calibrated(tmp_path_factory, micro, pictures):
-    """A folder with swin_micro_calib.pth and its card, under ft-mode1."""
-    folder = tmp_path_factory.mktemp("calibrated")
-    words = ["--cfg", micro / "swin.yaml", "--data-path", pictures, "--pictures", 8, "--policy", "ft-mode1"]
-    words = ["calibrate", micro / "swin.pth", *words, "--device", "cpu", "--no-eval", "--output", folder, "--quiet"]
-    assert main([str(word) for word in words]) == 0
-    return folder
-
-
 @pytest.fixture
 def own(calibrated, tmp_path):
     """A copy of the calibrated checkpoint with its card."""
-    return shutil.copytree(calibrated, tmp_path / "own") / "swin_micro_calib.pth"
+    return shutil.copytree(calibrated.parent, tmp_path / "own") / calibrated.name
 
 
 @pytest.fixture
@@ -81,7 +70,9 @@ def test_the_error_through_the_depth_as_table_csv_and_in_python(run, words, own)
     assert "ask for it alone" in run(*words, "--kind", "profile", "node", "--format", "csv").error(2)
 
 
-def test_python_measures_what_the_command_measures(run, words, own, micro, pictures):
+def test_python_measures_what_the_command_measures(run, words, own, model, train, pictures):
+    with pytest.raises(sq.UsageError, match="no policy"):
+        sq.sensitivity(model, train)
     model, some = sq.load(own), sq.pictures(pictures, "train", 6)
     costs = sq.sensitivity(model, some)
     assert costs.record == model.card.sensitivity == json.loads(run(*words, "--json").out)
@@ -89,10 +80,8 @@ def test_python_measures_what_the_command_measures(run, words, own, micro, pictu
     tensors = [torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))]
     found = sq.sensitivity(model, tensors, "qdq").record
     assert (found["policy"], found["pictures"], found["pictures_sha256"]) == ("qdq", 2, None)
-    again = sq.calibrate(model, sq.pictures(pictures, "train", 8), "cpu")
+    again = sq.calibrate(model, train, "cpu")
     assert again.card.sensitivity is None and again.card.searches == []
-    with pytest.raises(sq.UsageError, match="no policy"):
-        sq.sensitivity(sq.load(micro / "swin.pth", micro / "swin.yaml"), some)
 
 
 def test_flags_are_what_is_measured(run, own, pictures, monkeypatch):
