@@ -35,9 +35,9 @@ from swin_quant.score.baseline import load_original
 from swin_quant.verbs.policy_timing import WORKSPACE, PolicyTimer, beyond_chance
 from swin_quant.verbs.search_settings import SearchPictures, SearchSettings
 
-_LEARNED_FROM = ("train", "")  # pictures of no known split may be training pictures
-# Times the drop on what a network was trained on, since it is less sure of others: of the hard models of
-# docs/results/hard.md under eight policies, 1.0 to 2.0 times as many val as training pictures changed class.
+_LEARNED_FROM = ("train", "")  # splits of training pictures; "": unknown, and perhaps one
+# The factor from the drop on training pictures to that on unseen ones, of which a network is less sure: of the hard
+# models of docs/results/hard.md under eight policies, 1.0 to 2.0 times as many val as training pictures changed class.
 _UNSEEN = 2.0
 _ALONE = 64  # pictures that tell what each layer costs alone
 
@@ -53,9 +53,9 @@ class LayerNoise(TypedDict):
 
 
 class PolicyCosts:
-    """Losses and milliseconds of a loaded checkpoint's policies. The journal holds all that was measured before.
+    """Losses and milliseconds of policies of a loaded checkpoint; none is measured that the journal holds already.
 
-    The model of `subject` is used up: it is moved to the device, and left under the last policy.
+    The model of `subject` is moved to the device, and stays under the last policy.
     """
 
     def __init__(self, settings: SearchSettings, subject: Subject, checkpoint: OpenedCheckpoint) -> None:
@@ -276,7 +276,7 @@ class PolicyCosts:
 
         for ratios in self.timer.ratios(some, beyond_chance):
             keep({kind: (ratio - 1) * self.base_ms for kind, ratio in ratios.items()})
-        keep({kind: self.float_ms - self.base_ms for kind in left.keys() - some.keys()})  # the only kind there is
+        keep({kind: self.float_ms - self.base_ms for kind in left.keys() - some.keys()})  # the base has this kind alone
         return {kind: ms for kind, ms in known.items() if ms is not None}
 
 

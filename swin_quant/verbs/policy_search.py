@@ -34,11 +34,11 @@ from swin_quant.quant.search import (
 from swin_quant.verbs.policy_costs import PolicyCosts
 from swin_quant.verbs.search_settings import SearchSettings
 
-_STEPS = (0.0, 0.1, 0.25, 0.5)  # shares of the layers left float, to show what more time buys
+_STEPS = (0.0, 0.1, 0.25, 0.5)  # shares of the layers left float, to show the gain of more time
 _FLOAT = "float"
 _LEAST_DROP = 1e-6  # points: nobody has the pictures to tell less
-_LESS = 0.5  # of the divergence, at most, that a policy may have behind one that other pictures did not bear out
-_FEW = 100  # pictures times points: where none of so many differs, the drop may still be that
+_LESS = 0.5  # share of the divergence that the next choice may have when other pictures refuted a choice
+_FEW = 100  # pictures times points: a sample of fewer may show no difference and still hide the drop
 
 
 def find_policy(measured: PolicyCosts) -> SearchResult:
@@ -75,8 +75,8 @@ def find_policy(measured: PolicyCosts) -> SearchResult:
     others = set(measured.nodes_off(tried[best])).difference(*(unit.nodes for unit in still))
     base = settings.start.name if best in left_float else best
     atomic_write_bytes(settings.file, _as_yaml(found, still, base, others))
-    written = load_policy(str(settings.file))  # its layers have another order, and `found_before` compares with it
-    if met and counts[best]:  # else `quantize`, given again, would take it for what was asked for
+    written = load_policy(str(settings.file))  # its nodes have another order, and `found_before` compares with the file
+    if met and counts[best]:  # else `quantize` would take it for done when it is run again
         measured.journal.keep({settings.found: written.sha256}, str)
     log.info("policy: %s", settings.file)
     if not counts[best]:
@@ -155,7 +155,7 @@ def _tell_limits_of_measuring(measured: PolicyCosts) -> None:
 
 
 def _chosen_and_shown(measured: PolicyCosts, units: Sequence[Unit]) -> dict[str, frozenset[str]]:
-    """Policy name -> the units that it leaves float: the choices for the limits, then the steps that are shown."""
+    """Policy name -> the names of the units that it leaves float: choices for the limits, then steps to show."""
     steps = [prefix(units, round(share * len(units))) for share in _STEPS]
     found: dict[str, frozenset[str]] = {}
     for off in [*_choices(measured, units), *steps]:
@@ -164,7 +164,7 @@ def _chosen_and_shown(measured: PolicyCosts, units: Sequence[Unit]) -> dict[str,
 
 
 def _choices(measured: PolicyCosts, units: Sequence[Unit]) -> list[frozenset[str]]:
-    """The names of the units that stay float: a choice for the loss, and one for the time, where these are limited."""
+    """Names of units that stay float: a choice for the loss if that is limited, and one for the time."""
     settings, found = measured.settings, []
 
     def milliseconds(off: frozenset[str]) -> float:
@@ -182,7 +182,7 @@ def _choices(measured: PolicyCosts, units: Sequence[Unit]) -> list[frozenset[str
 def _within_loss(measured: PolicyCosts, units: Sequence[Unit], most: float = math.inf) -> frozenset[str]:
     """The units that stay float to keep the budget, and a divergence of at most `most`.
 
-    A choice that other pictures do not bear out is made again, with less divergence.
+    A choice that other pictures refute is made again, with less divergence.
     """
     budget = measured.settings.budget
 
@@ -221,10 +221,10 @@ def _on_others(measured: PolicyCosts, policy: Policy, loss: Loss) -> Loss | None
 
 
 def _room(budget: Budget, loss: Loss, pictures: int) -> float:
-    """How many times its divergence a policy may have so that its drop, in proportion, stays in the budget.
+    """The factor by which a policy's divergence may grow until its drop, in proportion, uses up the budget.
 
-    The drop itself comes from the few pictures that differ. Dozens of choices by these are choices of what suits them:
-    1,024 told a drop of 0.1 points behind such, where others told 0.4. The divergence comes from all pictures.
+    The drop comes from the few pictures that differ, and dozens of choices by these fit them alone: after such a
+    search 1,024 pictures told a drop of 0.1 points where others told 0.4. The divergence comes from all pictures.
     """
     if budget.max_drop is None:
         return math.inf
@@ -236,7 +236,8 @@ def _best(
 ) -> str:
     """The fastest candidate within the budget; for `max_ms` alone, the nearest to float within that time.
 
-    Where none is, the nearest to float of those that keep the time; if none keeps it, the fastest that keeps the rest.
+    If no candidate keeps both limits: the nearest to float within the time; if none keeps the time: the fastest within
+    the budget.
     """
     in_time = [name for name in tried if settings.max_ms is None or costs[name] <= settings.max_ms]
     allowed = [name for name in in_time if settings.budget.allows(losses[name])]

@@ -58,9 +58,9 @@ class PolicyTimer:
     def ratios(
         self, policies: Mapping[str, Policy], ratio: Callable[[Timing, Timing], float] | None = None
     ) -> Iterator[dict[str, float]]:
-        """How many times the milliseconds of the base policy each takes, by the best rounds or by `ratio`.
+        """Name -> milliseconds relative to the base policy's, by the best rounds or by `ratio`.
 
-        A few policies at a time, each lot worth keeping at once: to export, load and time them takes minutes.
+        A few policies at a time. The caller should keep each lot at once: it took minutes to export, load and time.
         """
         names = list(policies)
         starts = range(0, len(names), _AT_ONCE - 1)

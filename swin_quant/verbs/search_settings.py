@@ -138,7 +138,7 @@ class SearchSettings:
         if not self.backend.is_installed:
             raise UsageError(f"‹engine› {self.engine}: is not installed: {self.backend.remedy}")
         BenchPlan((self.batch,), self.rounds, self.seconds)  # refuses impossible numbers
-        self.exporter_options  # noqa: B018  (refuses a type that the engine does not have)
+        _ = self.exporter_options  # refuses a type that the engine does not have
         if self.max_ms is None and self.budget == Budget():
             raise UsageError("no budget: give ‹max_drop›, ‹min_agreement›, ‹min_sqnr› or ‹max_ms›")
         check_limit("max_ms", self.max_ms)
