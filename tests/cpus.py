@@ -36,7 +36,7 @@ ARITHMETIC = ["quant", "models", "backends", "train", "cli/test_ranks.py", "cli/
 
 SHORT_CPUS = ["AMD", "MKL for any CPU", "torch without vectors", "oneDNN of AVX2", "two threads"]
 SHORT = [
-    "quant/test_alone.py",
+    "quant/test_batch_invariance.py",
     "quant/test_calibration.py::test_batch_1_and_batch_32_count_the_same",
     "quant/test_calibration.py::test_an_overflow_names_the_first_module",
     "backends/onnx/test_export.py::test_every_level_of_every_node_is_fake_quant_s",

@@ -33,12 +33,6 @@ class Histogram:
         """Width of a bin, in the units of the data."""
         return 2.0**self.exponent / BINS
 
-    def add(self, magnitudes: Tensor, largest: float) -> None:
-        """Count non-negative finite `magnitudes` (any shape), none of them above `largest`."""
-        self.widen(exponent_above(largest))
-        bins = (magnitudes.flatten().float() * (BINS / 2.0**self.exponent)).to(torch.int64)
-        self.counts += torch.bincount(bins, minlength=BINS)
-
     def widen(self, exponent: int) -> None:
         """Merge bins in pairs until the range is [0, 2**exponent); a smaller exponent changes nothing."""
         doublings = exponent - self.exponent

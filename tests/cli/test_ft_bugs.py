@@ -37,7 +37,7 @@ def forwards(monkeypatch):
 
 
 def observed(forwards):
-    """The sizes of the batches that were observed; single pictures are tried beside them (`alone`)."""
+    """The sizes of the batches that were observed; single pictures are tried beside them (`batch_invariance`)."""
     return [pictures for pictures, *_, state in forwards if state is State.CALIBRATE and pictures > 1]
 
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swin_quant.quant.histogram import BINS, Histogram, exponent_above
+from swin_quant.quant.histogram import BINS, Histogram, add_sides, exponent_above
 
 MAGNITUDES = st.one_of(st.just(0.0), st.floats(0, 0.125, width=32), st.floats(0, 2.0**127, width=32))
 
@@ -17,7 +17,7 @@ def filled(*batches):
     histogram = Histogram.empty()
     for batch in batches:
         values = torch.as_tensor(np.asarray(batch, np.float32))
-        histogram.add(values, values.max().item())
+        add_sides(Histogram.empty(), histogram, values, 0.0, values.max().item())
     return histogram
 
 
@@ -105,9 +105,9 @@ def test_counts_above_float32_are_exact():
     """float32 counts stop at 2**24; these must not."""
     histogram = Histogram.empty()
     many = torch.full((2**24 + 1,), 0.75)
-    histogram.add(many, 0.75)
-    histogram.add(many, 0.75)
-    histogram.add(torch.tensor([0.75, 0.1]), 0.75)
+    add_sides(Histogram.empty(), histogram, many, 0.0, 0.75)
+    add_sides(Histogram.empty(), histogram, many, 0.0, 0.75)
+    add_sides(Histogram.empty(), histogram, torch.tensor([0.75, 0.1]), 0.0, 0.75)
     assert histogram.counts[int(0.75 * BINS)] == 2**25 + 3 and histogram.counts.sum() == 2**25 + 4
     histogram.counts += 2**40
     histogram.widen(1)
@@ -118,7 +118,7 @@ def test_counts_above_float32_are_exact():
 def test_takes_any_float_type(dtype):
     values = torch.rand(10, 10).to(dtype)
     histogram = Histogram.empty()
-    histogram.add(values, values.max().item())
+    add_sides(Histogram.empty(), histogram, values, 0.0, values.max().item())
     assert same(histogram, filled(values.float().flatten().numpy()))
 
 

@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from swin_quant.quant.fake_quant import fake_quant, grid
-from swin_quant.quant.histogram import Histogram
+from swin_quant.quant.histogram import Histogram, add_sides
 from swin_quant.quant.names import CALIBRATORS
 from swin_quant.quant.quantizer import Quantizer, Role
 from swin_quant.quant.range_methods import RANGE_METHODS
@@ -25,7 +25,7 @@ def statistics_of(values):
     """Through the histogram of the product, as in a calibration."""
     values = torch.as_tensor(np.abs(values), dtype=torch.float32)
     histogram = Histogram.empty()
-    histogram.add(values, values.max().item())
+    add_sides(Histogram.empty(), histogram, values, 0.0, values.max().item())
     return Statistics(histogram.counts.numpy(), histogram.width, values.max().item())
 
 
