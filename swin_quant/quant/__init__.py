@@ -1,1 +1,1 @@
-"""What quantization is: nodes, the fake-quant op, observers, range searches, policies. It knows no architecture."""
+"""Quantization: nodes, the fake-quant op, observers, range searches, policies, passes. It knows no architecture."""

@@ -37,7 +37,7 @@ LARGEST_HALF = 65504.0
 
 @dataclass(frozen=True)
 class Method:
-    """How ranges are chosen; `name` None: by a method that suits a node's bits, as is AUTO until `auto_calibrator` ran.
+    """The range method `name`; None, and AUTO until `auto_calibrator` ran: the default for a node's bits.
 
     `exact` counts every value instead of `VALUES_PER_PICTURE` a picture and node. `of_nodes`: methods of single nodes
     by name; None unless nodes were looked at one by one. UsageError for an unknown name or an impossible percentile.
@@ -74,7 +74,7 @@ class Method:
 
 @dataclass
 class Calibration:
-    """What the nodes of a model observed. `dead`: nodes that saw only zeros.
+    """The observations of a model's nodes. `dead`: nodes that saw only zeros.
 
     `largest` magnitude and `ends`, low <= 0 <= high, of every activation node; no ends if signs were not kept.
     `peaks`: the largest magnitude in each picture, sorted, of every activation node that a picture passes once.

@@ -147,7 +147,7 @@ _Sums = Sequence[float]
 
 
 def _sums(logits: Tensor, expected: Tensor) -> _Sums:
-    """Of a batch: pictures, how many agree, signal and noise."""
+    """A batch's number of pictures, how many agree, signal and noise."""
     logits, expected = logits.double(), expected.double()
     agree = (logits.argmax(1) == expected.argmax(1)).sum().item()
     return len(logits), agree, *noise(logits, expected)

@@ -24,7 +24,7 @@ NO_BOUNDS = "node {} has no lower end (bounds): calibrate the model again for ze
 
 
 class State(Enum):
-    """What a node does with the tensor that passes through it."""
+    """Pass a tensor through, show it to an observer, or quantize it."""
 
     OFF = "off"
     CALIBRATE = "calibrate"

@@ -14,9 +14,8 @@ from swin_quant.quant.policies import told_apart
 from swin_quant.quant.policy import (
     Policy,
     apply_settings,
-    dequantize,
     enabled_nodes,
-    quantize,
+    quantizing,
     settings_for,
 )
 from swin_quant.quant.quantizer import Role
@@ -70,13 +69,10 @@ def _evaluating(model: nn.Module) -> AbstractContextManager[None]:
 
 @contextmanager
 def _quantizing(model: nn.Module, settings: Mapping[str, Setting]) -> Iterator[None]:
-    """Enabled nodes quantize inside; every node is off afterwards."""
+    """Inside, the nodes that `settings` enable quantize; afterwards every node is off."""
     apply_settings(model, settings)
-    quantize(model)
-    try:
+    with quantizing(model):
         yield
-    finally:
-        dequantize(model)
 
 
 def precision_of(model: nn.Module) -> str:

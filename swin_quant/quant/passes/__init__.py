@@ -1,22 +1,21 @@
-"""Passes: what makes a calibrated network better without labels. A file each, which holds a PASS; `quant.names` lists
-them."""
+"""Passes make a calibrated network better without labels: a file each with its PASS; `quant.names` lists them."""
 
 import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from swin_quant.quant.names import PASSES as _NAMES
+from swin_quant.quant.names import PASSES
 from swin_quant.quant.passes.kind import Pass
 
-_ONCE_CHOOSING = {"erq"}  # passes of older cards that are gone, and chose ranges
+_REMOVED = {"erq"}  # passes of older cards that chose ranges
 
 
 def passes() -> dict[str, Pass]:
     """Every pass by its name."""
-    return {name: importlib.import_module(f"{__name__}.{name}").PASS for name in _NAMES}
+    return {name: importlib.import_module(f"{__name__}.{name}").PASS for name in PASSES}
 
 
 def choosing_ranges(records: Sequence[Mapping[str, Any]]) -> list[str]:
     """Names of the kept passes of a run card that chose ranges, to which weights were fitted."""
-    choosing = {name for name, kind in passes().items() if kind.of_ranges} | _ONCE_CHOOSING
+    choosing = {name for name, kind in passes().items() if kind.of_ranges} | _REMOVED
     return [one["name"] for one in records if one["kept"] and one["name"] in choosing]

@@ -14,17 +14,17 @@ from swin_quant.quant.passes.state import Values, give_state, state_of
 from swin_quant.quant.passes.trial import enabled_in, quantized
 from swin_quant.quant.passes.units import UnitRun, walk
 
+# (unit, its inputs, its number) -> the changed values of its state, and its `gain` in dB
 Improve = Callable[[UnitRun, list[Tensor], int], Values]
-"""(unit, its inputs, its number) -> the values that it gets, and its `gain` in dB."""
 
 
 def improve_units(
     name: str, context: PassContext, images: Sequence[Tensor], options: Any, changes: str | tuple[str, ...], by: Improve
 ) -> dict[str, float]:
-    """What the pass `name` gains at each unit, in dB, `by` improving those with nodes that are on.
+    """Improve each unit that has enabled nodes `by` a function; the gains of the pass `name` by unit, in dB.
 
-    `changes`: endings of the names in a unit's state that the pass changes. A unit that was done before it was cut off
-    gets what was kept, the same on all ranks.
+    `changes`: endings of the names in a unit's state that the pass changes. A unit that an interrupted run finished
+    gets the kept values, the same on all ranks.
     """
     key = key_of([context.model, context.original], images, [name, asdict(options)])
     gains: dict[str, float] = {}

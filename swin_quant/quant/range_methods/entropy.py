@@ -47,7 +47,7 @@ def _xlogy(x: NDArray[np.float64], y: NDArray[np.float64]) -> NDArray[np.float64
 
 
 def between(statistics: Statistics, steps: int, percentile: float) -> tuple[float, float]:
-    """What was seen, clipped to the symmetric range: the divergence is one of magnitudes."""
+    """The observed ends, clipped to the symmetric range: the divergence is one of magnitudes."""
     amax = search(statistics, (steps + 1) // 2, percentile)
     below, above = statistics.both_sides()
     return -min(below.largest, amax), min(above.largest, amax)

@@ -1,4 +1,4 @@
-"""What a range method is."""
+"""The interface of range methods."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,12 +12,11 @@ from swin_quant.quant.statistics import Statistics
 class RangeMethod:
     """A way to find the range of a node.
 
-    `search(statistics, levels, percentile)` gives the amax of an activation node from what it saw, on a symmetric
-    signed grid of 2 * `levels` steps. `between(statistics, steps, percentile)` gives low <= 0 <= high for a grid of
-    `steps` with a zero point, from statistics that know both sides. `of_bits`: the results are for that grid alone;
-    `even_steps`: it knows no grid but one of equal steps, as float8 has none.
-    `of_weight(weight, qmin, qmax, per_channel)` gives the range of a weight [out, ...], 0-dim or [out, 1, ...]; None:
-    it takes its largest magnitude.
+    `search(statistics, levels, percentile)`: the amax of an activation node on a symmetric signed grid of 2 * `levels`
+    steps. `between(statistics, steps, percentile)`: low <= 0 <= high for a grid of `steps` with a zero point, from
+    statistics with signs. `of_bits`: results are for that grid alone; `even_steps`: only for grids of equal steps, not
+    for float8. `of_weight(weight, qmin, qmax, per_channel)`: the range of a weight [out, ...], 0-dim or [out, 1, ...];
+    None: its largest magnitude.
     """
 
     search: Callable[[Statistics, int, float], float]

@@ -15,9 +15,9 @@ _SHARES = torch.linspace(0.21, 1.0, 80).tolist()  # of a weight's largest magnit
 def search(statistics: Statistics, levels: int, percentile: float) -> float:
     """The amax of least mean squared error, rounding and clipping together.
 
-    Values are taken as spread evenly inside their bin, and the error is integrated in closed form over each bin:
-    with steps finer than a bin, the error at bin centres would be that of an accidental alignment. So merged bins
-    are good enough for a first look over 12 octaves, which all bins then refine around its best.
+    Values count as spread evenly inside their bin, and the error is integrated in closed form over each bin: with steps
+    finer than a bin, the error at bin centres would depend on an accidental alignment. So merged bins are good enough
+    for a first search over 12 octaves; all bins then refine around its best.
     """
     counts, width = statistics.occupied(), statistics.width
     rough = np.add.reduceat(counts, np.arange(0, len(counts), 8))
