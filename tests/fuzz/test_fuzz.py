@@ -11,9 +11,16 @@ from runner import CAN_WATCH, attack
 
 CASES = 200
 
+pytestmark = pytest.mark.skipif(not CAN_WATCH, reason="memory is watched through Linux's /proc")
+
+
+@pytest.mark.parametrize("parser", PARSERS, ids=lambda parser: parser.name)
+def test_a_damaged_file_of_each_format(parser):
+    tally = attack(parser, range(1))
+    assert tally.faults == [] and tally.cases == 1
+
 
 @pytest.mark.slow
-@pytest.mark.skipif(not CAN_WATCH, reason="memory is watched through Linux's /proc")
 @pytest.mark.parametrize("parser", PARSERS, ids=lambda parser: parser.name)
 def test_damaged_files_are_read_or_refused(parser):
     tally = attack(parser, range(CASES))

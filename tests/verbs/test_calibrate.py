@@ -364,8 +364,9 @@ def test_refusals_come_before_the_first_forward(cfg, weights, tmp_path, monkeypa
     monkeypatch.setattr("swin_quant.verbs.calibration_result.observing", lambda *_: pytest.fail("a forward"))
     policy = load_policy("ft-mode1")
     (tmp_path / "file").write_text("x")
-    with pytest.raises(UsageError, match="batch -1"):
-        CalibrationPlan(batch_size=-1)
+    for field, told in (("batches", "pictures -1"), ("batch_size", "batch -1")):
+        with pytest.raises(UsageError, match=told):
+            CalibrationPlan(**{field: -1})
     with pytest.raises(SwinQuantError, match="it is a file"):
         calibrate_checkpoint(cfg, weights, policy, PLAN, tmp_path / "file")
     with pytest.raises(SwinQuantError, match="no such checkpoint"):
