@@ -1,5 +1,6 @@
 """Filling a model from a checkpoint, all or nothing: every fault is found before the first weight changes."""
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from swin_quant.base.compat import import_timm
 from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.base.progress import log
 from swin_quant.base.reading import reads
@@ -17,7 +19,6 @@ from swin_quant.checkpoint.geometry import difference, geometry
 from swin_quant.checkpoint.opened import Checkpoint, open_checkpoint
 from swin_quant.checkpoint.ranges import assign_ranges, checked_ranges, is_range
 from swin_quant.checkpoint.read import Source
-from swin_quant.checkpoint.resize import resized
 from swin_quant.checkpoint.roots import find_model
 from swin_quant.checkpoint.unsupported import described, unsupported_kind
 from swin_quant.checkpoint.weights import Weights
@@ -25,6 +26,55 @@ from swin_quant.config.families import families
 from swin_quant.config.outputs import FEATURES, LOGITS
 from swin_quant.quant.factors import all_factors
 from swin_quant.quant.fold import fitted
+
+_BIASES, _ABSOLUTE = "relative_position_bias_table", "absolute_pos_embed"
+
+
+def resized(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor], file: Path, by_timm: bool) -> dict[str, Tensor]:
+    """`given` with its tables of positions resized to the shapes in `wanted`, and logged."""
+    found, changed = dict(given), []
+    for key, value in given.items():
+        shape = wanted[key].shape if key in wanted else value.shape
+        if value.shape == shape or not value.is_floating_point() or not _are_squares(key, value.shape, shape):
+            continue
+        if key.endswith(_ABSOLUTE):
+            found[key] = _bicubic(value[0].float(), shape[1])[None]
+        elif by_timm:
+            window = (math.isqrt(shape[0]) + 1) // 2
+            resize = import_timm().layers.resize_rel_pos_bias_table
+            found[key] = resize(value.float(), new_window_size=(window, window), new_bias_shape=tuple(shape))
+        else:
+            found[key] = _bicubic(value.float(), shape[0])
+        changed.append(f"{key} {list(value.shape)} to {list(shape)}")
+    if changed:
+        log.warning(
+            "%s: %d tables of positions were interpolated as %s code does: %s, ...",
+            file,
+            len(changed),
+            "timm's" if by_timm else "Microsoft's",
+            changed[0],
+        )
+    return found
+
+
+def _are_squares(key: str, one: torch.Size, other: torch.Size) -> bool:
+    """Whether both are tables over a square, with the same heads or channels."""
+    if key.endswith(_BIASES):
+        return len(one) == len(other) == 2 and one[1] == other[1] and all(map(_is_square, (one[0], other[0])))
+    if not key.endswith(_ABSOLUTE) or not len(one) == len(other) == 3:
+        return False
+    return (one[0], one[2]) == (1, other[2]) and other[0] == 1 and all(map(_is_square, (one[1], other[1])))
+
+
+def _is_square(places: int) -> bool:
+    return places > 0 and math.isqrt(places) ** 2 == places
+
+
+def _bicubic(table: Tensor, places: int) -> Tensor:
+    """[n * n, C] -> [places, C]."""
+    before, after = math.isqrt(len(table)), math.isqrt(places)
+    grid = table.T.reshape(1, -1, before, before)
+    return torch.nn.functional.interpolate(grid, size=(after, after), mode="bicubic").flatten(2)[0].T.contiguous()
 
 
 def _second(model: nn.Module, checkpoint: Checkpoint, **named: Any) -> Checkpoint:
@@ -147,13 +197,10 @@ def _without_foreign(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor], 
     return {key: value for key, value in given.items() if key not in foreign}
 
 
-_POSITIONS = ("relative_position_bias_table", "absolute_pos_embed")
-
-
 def _at_model_size(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor], source: Source) -> dict[str, Tensor]:
     """`given` with its tables of positions resized, and without masks and coordinates of another size; unchanged where
     more than sizes differ."""
-    free = (*_POSITIONS, *_head())
+    free = (_BIASES, _ABSOLUTE, *_head())
     if any(
         v.shape != _shape_of(wanted, key) and not _is_derived(key) and not key.endswith(free)
         for key, v in given.items()

@@ -16,19 +16,17 @@ from swin_quant.backends.card_policy import apply_card_policy
 from swin_quant.backends.onnx.ends import check_ends, names_of_ends
 from swin_quant.backends.onnx.functions import add_functions
 from swin_quant.backends.onnx.graph import finish
-from swin_quant.backends.onnx.int4 import store_int4
 from swin_quant.backends.onnx.layers import takes_offset
 from swin_quant.backends.onnx.network import network, pictures_of
 from swin_quant.backends.onnx.operators import translations
 from swin_quant.backends.onnx.options import FP8_OPSET, INT4_BITS, OnnxOptions
 from swin_quant.backends.onnx.rewriting import rewriter_of
-from swin_quant.backends.onnx.store import store
 from swin_quant.backends.onnx_reader import metadata
 from swin_quant.backends.saturation import SAFE_ON, safe_on
 from swin_quant.base import __version__
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.extras import library
-from swin_quant.base.files import ensure_writable_dir
+from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
 from swin_quant.config.outputs import FEATURES, LOGITS
@@ -44,7 +42,69 @@ from swin_quant.quant.quantizer import Quantizer, Role
 from swin_quant.score.torch_engines import precision_of
 
 if TYPE_CHECKING:
+    import onnx_ir as ir
     from onnx import ModelProto
+
+
+ONE_FILE_LIMIT = (1 << 31) - (1 << 20)  # protobuf's 2 GB, less room for what is not weights
+
+
+def store(model: "ModelProto", file: Path) -> list[Path]:
+    """Write `file`, atomically; returns the files beside it. `model` loses weights that went into `<file>.data`."""
+    others = []
+    if _weight_bytes(model) > ONE_FILE_LIMIT:
+        others.append(_split_off(model, file.with_name(file.name + ".data")))
+    atomic_write_bytes(file, model.SerializeToString())
+    return others
+
+
+def _weight_bytes(model: "ModelProto") -> int:
+    return sum(len(tensor.raw_data) for tensor in model.graph.initializer)
+
+
+def _split_off(model: "ModelProto", data: Path) -> Path:
+    import onnx.external_data_helper as external
+
+    blobs, offset = [], 0
+    for tensor in model.graph.initializer:
+        if len(tensor.raw_data) >= 1024:
+            blobs.append(tensor.raw_data)
+            external.set_external_data(tensor, data.name, offset=offset, length=len(tensor.raw_data))
+            tensor.ClearField("raw_data")
+            offset += len(blobs[-1])
+    atomic_write_bytes(data, b"".join(blobs))
+    return data
+
+
+def _block(values: "ir.TensorProtocol", scale: "ir.TensorProtocol | None") -> int:
+    """How many values [in, out] share a scale [in / block, out]; 0 where it is of whole rows."""
+    shape = scale.shape.numpy() if scale is not None else ()
+    return values.shape.numpy()[0] // shape[0] if len(shape) > 1 else 0
+
+
+def store_int4(model: "ir.Model", nodes: Collection[str]) -> None:
+    """Change the type of the stored levels of these weight nodes, all of them from -8 to 7, in place.
+
+    Their zero points go: none is zero, and one would have to be INT4 as well.
+    """
+    import ml_dtypes
+    import onnx_ir as ir
+
+    for name in nodes:
+        value = model.graph.initializers[f"{name}.values"]
+        if value.const_value is None:
+            raise ValueError(f"{name}: its levels are not in the graph")
+        value.const_value = ir.Tensor(value.const_value.numpy().astype(ml_dtypes.int4), name=value.name)
+        value.type = ir.TensorType(ir.DataType.INT4)
+        for reader, _ in list(value.uses()):
+            zero_point = reader.inputs[2] if len(reader.inputs) > 2 else None
+            scale = reader.inputs[1]
+            if block := _block(value.const_value, scale.const_value if scale is not None else None):
+                reader.attributes["block_size"] = ir.AttrInt64("block_size", block)
+            reader.resize_inputs(2)
+            if zero_point is not None and not zero_point.uses():
+                del model.graph.initializers[str(zero_point.name)]
+
 
 __all__ = ["OnnxOptions", "export"]
 

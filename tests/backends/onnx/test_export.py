@@ -13,7 +13,7 @@ import torch
 
 from swin_quant.backends import exporter
 from swin_quant.backends.artifact import open_artifact
-from swin_quant.backends.onnx import store
+from swin_quant.backends.onnx import export as exporting
 from swin_quant.backends.onnx.export import OnnxOptions, export
 from swin_quant.backends.onnx_reader import metadata as onnx_metadata
 from swin_quant.base.errors import SwinQuantError, UsageError
@@ -202,7 +202,7 @@ def test_metadata_that_is_broken_or_foreign():
 def test_weights_beyond_the_limit_go_into_a_second_file(
     calibrated, run, images, assert_quantized_alike, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(store, "ONE_FILE_LIMIT", 10_000)
+    monkeypatch.setattr(exporting, "ONE_FILE_LIMIT", 10_000)
     model, card = calibrated("swin")
     artifact = export(model, card, tmp_path)
     assert [other["file"] for other in artifact.record["others"]] == ["swin_tiny_int8.onnx.data"]

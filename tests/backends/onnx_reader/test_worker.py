@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from swin_quant.backends.onnx_reader import wire
-from swin_quant.backends.onnx_reader.file import open_onnx, read_model
+from swin_quant.backends.onnx_reader import file
+from swin_quant.backends.onnx_reader.file import check_wire, open_onnx, read_model
 from swin_quant.backends.onnx_reader.inspect import inspect_model
 from swin_quant.backends.onnx_reader.worker import InferenceError, infer
 from swin_quant.base.errors import SwinQuantError
@@ -145,7 +145,7 @@ def field(number: int, content: bytes) -> bytes:
 
 
 def test_millions_of_empty_nodes_are_refused_before_they_take_their_memory(refusal, monkeypatch):
-    monkeypatch.setattr(wire, "MAX_FIELDS", 10_000)
+    monkeypatch.setattr(file, "MAX_FIELDS", 10_000)
     assert "holds more than 10,000 fields" in refusal(field(7, b"\x0a\x00" * 10_001))
 
 
@@ -169,7 +169,7 @@ def test_the_check_of_the_bytes_takes_what_protobuf_writes(net):
         attribute=[helper.make_attribute("a", [1.5, 2.5]), helper.make_attribute("b", [-1, 2**40])],
     )
     model.graph.node.append(node)
-    wire.check_wire(model.SerializeToString(), ModelProto.DESCRIPTOR)
+    check_wire(model.SerializeToString(), ModelProto.DESCRIPTOR)
 
 
 def test_a_hard_link_is_no_external_data(net, refusal, tmp_path):

@@ -5,10 +5,59 @@ from typing import Any
 from torch import Tensor, nn
 
 from swin_quant.backends.onnx.layers import Linear
+from swin_quant.backends.onnx.operators import gather
+from swin_quant.backends.onnx.swin.attention import CosineAttention, QuantizedAttention, norm
 from swin_quant.backends.onnx.swin.blocks import OrderedBlock, as_linear
-from swin_quant.backends.onnx.swin_maps.attention import map_attention
-from swin_quant.backends.onnx.swin_maps.operators import map_neighbours, map_patches
-from swin_quant.models.swin_v2 import SwinV2Block
+from swin_quant.backends.onnx.swin_maps.operators import map_join, map_mask, map_neighbours, map_patches, map_windows
+from swin_quant.models.swin_v2 import SwinV2Block, WindowAttentionV2
+
+
+class MapAttention(QuantizedAttention):
+    """Attention of V1 inside the windows of a map [B, H, W, C], of the map's shape."""
+
+    def __init__(self, attn: Any, cut: Any) -> None:
+        super().__init__(attn, None)
+        self.cut = cut
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """`mask` is not given: it depends on the map."""
+        cut = self.cut
+        windows = map_windows(x, cut.window, cut.shift, cut.pad_first)
+        mask = map_mask(x, cut.window, cut.shift) if cut.shift else None
+        return map_join(self.inside(windows, mask), x, cut.window, cut.shift, cut.pad_first)
+
+    def inside(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """x: [B, nW, L, C], mask: [nW, L, L] or None; the result is of x's shape."""
+        qkv = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(3, 0, 1, 4, 2, 5)  # [3, B, nW, heads, L, D]
+        together = (0, 1) if mask is None else (1, 2)
+        q, k, v = (part.flatten(*together) for part in qkv.unbind())
+        q, k = self.scaled(q, k)
+        logits = self.softmax_input_quantizer(q @ k) + self.constant(mask)
+        attention = self.matmul_a_input_quantizer(logits.softmax(dim=-1))
+        mixed = attention @ self.matmul_v_input_quantizer(v)
+        mixed = mixed.view(x.shape[0], x.shape[1], self.heads, self.length, mixed.shape[-1])
+        return self.proj(mixed.transpose(2, 3).flatten(3))
+
+    def constant(self, mask: Tensor | None) -> Tensor:
+        """[heads, L, L], or [nW * heads, L, L] with a mask."""
+        bias = self.table if self.index is None else gather(self.table, self.index)
+        return bias if mask is None else (bias + mask[:, None]).flatten(0, 1)
+
+
+class MapCosineAttention(MapAttention, CosineAttention):
+    """Attention of V2: the scale of a head is that of each of its windows."""
+
+    def scaled(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        q, k = self.matmul_q_input_quantizer(q), self.matmul_k_input_quantizer(k)
+        by_head = (q / norm(q)).view(-1, self.heads, *q.shape[-2:]) * self.head_scale
+        return self.mha_q_input_quantizer(by_head.view_as(q)), self.mha_k_input_quantizer(
+            (k / norm(k)).transpose(-2, -1)
+        )
+
+
+def map_attention(attn: Any, cut: Any) -> MapAttention:
+    """The attention of either version."""
+    return (MapCosineAttention if isinstance(attn, WindowAttentionV2) else MapAttention)(attn, cut)
 
 
 class LoweredMapBlock(OrderedBlock):
