@@ -31,11 +31,15 @@ _MOST = 126  # the code of the largest rounding error, half of a grid's largest 
 
 
 def simulate(x: Tensor, amax: Tensor, qmin: int, qmax: int) -> Tensor:
-    """`fake_quant(x, amax, qmin, qmax)`, the op itself if a graph is exported or nothing is learned; else the same with
-    a cheaper backward pass."""
+    """`fake_quant(x, amax, qmin, qmax)`: the op itself in a graph; else its arithmetic, with a cheaper backward pass.
+
+    The op's first call imports torch's compiler, which takes seconds.
+    """
     learning = torch.is_grad_enabled() and (x.requires_grad or amax.requires_grad)
-    if torch.compiler.is_exporting() or not learning:
+    if torch.compiler.is_exporting() or x.is_meta:
         return fake_quant(x, amax, qmin, qmax)
+    if not learning:
+        return (fake_quant if torch.compiler.is_compiling() else quantize_dequantize)(x, amax, qmin, qmax)
     if torch.compiler.is_compiling():
         return _traced(x, amax, qmin, qmax)
     return _Eager.apply(x, amax, qmin, qmax)  # type: ignore[no-untyped-call]  # torch gives it no types

@@ -230,9 +230,11 @@ def step_trace(model: nn.Module, images: Tensor, labels: Tensor, lr: float) -> T
     trace |= {**found, LOGITS: logits.detach(), LOSS: loss.detach()}
     model.zero_grad(set_to_none=True)
     loss.backward()
-    trained = [(name, value) for name, value in model.named_parameters() if value.grad is not None]
-    trace |= {f"gradients/{name}": value.grad.clone() for name, value in trained if value.grad is not None}
-    torch.optim.SGD([value for _, value in trained], lr=lr).step()
+    with torch.no_grad():  # torch.optim would import torch's compiler, which takes seconds
+        for name, value in model.named_parameters():
+            if value.grad is not None:
+                trace[f"gradients/{name}"] = value.grad.clone()
+                value.sub_(value.grad, alpha=lr)
     trace |= {f"update/{name}": value.detach().clone() for name, value in _state(model)}
     model.eval()
     return trace

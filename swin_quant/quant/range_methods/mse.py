@@ -5,7 +5,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from swin_quant.quant.fake_quant import TINY_AMAX, UNUSED_AMAX, fake_quant
+from swin_quant.quant.fake_quant import TINY_AMAX, UNUSED_AMAX, quantize_dequantize
 from swin_quant.quant.range_methods.method import RangeMethod
 from swin_quant.quant.statistics import Statistics, error_integral, grid_error, slope
 
@@ -79,7 +79,7 @@ def of_weight(weight: Tensor, qmin: int, qmax: int, per_channel: bool) -> Tensor
     best, least = largest, torch.full_like(largest, torch.inf)
     for share in _SHARES:
         amax = share * largest
-        error = (fake_quant(weight, amax, qmin, qmax) - weight).square()
+        error = (quantize_dequantize(weight, amax, qmin, qmax) - weight).square()
         error = error.sum(rest, keepdim=True) if per_channel else error.sum()
         best, least = torch.where(error < least, amax, best), torch.minimum(error, least)
     return best
