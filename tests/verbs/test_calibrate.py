@@ -406,8 +406,8 @@ def test_a_long_pass_that_was_cut_off_leaves_the_model_as_it_was_and_goes_on_in_
     one, other = (sq.load(micro / "swin.pth", config=micro / "swin.yaml") for _ in range(2))
     passes = ["equalize", {"name": "reconstruct", "iterations": 2, "batch": 4}]
     before, card = {name: value.clone() for name, value in one.module.state_dict().items()}, one.card
-    learn = CutOff(reconstruct.learn, 2)
-    monkeypatch.setattr(reconstruct, "learn", learn)
+    learn = CutOff(reconstruct.train_unit, 2)
+    monkeypatch.setattr(reconstruct, "train_unit", learn)
     with pytest.raises(KeyboardInterrupt):
         sq.calibrate(one, train, "qdq", passes=passes, folder=tmp_path)
     assert one.card is card and not one.is_calibrated and not enabled_nodes(one.module)
