@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from swin_quant.backends.artifact import open_artifact
-from swin_quant.backends.fastertransformer import emulator, gelu_bias, network
+from swin_quant.backends.fastertransformer import emulator, gelu_bias
 from swin_quant.backends.fastertransformer.arithmetic import as_half, layer_norm, to_int8
 from swin_quant.backends.fastertransformer.emulator import Emulator
 from swin_quant.backends.fastertransformer.stored import Stored, read_export
@@ -74,7 +74,7 @@ def one_pass(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
     return (x - mean) * torch.rsqrt(variance + epsilon) * weight.float() + bias.float()
 
 
-def merged_in_one_pass(self: Emulator, x: Tensor, m: network.Merging) -> Tensor:
+def merged_in_one_pass(self: Emulator, x: Tensor, m: emulator.Merging) -> Tensor:
     with patch.object(emulator, "layer_norm", one_pass):
         return MERGE(self, x, m)
 
