@@ -124,7 +124,7 @@ def changes(stored: Stored, model: Swin) -> dict[str, Callable]:
             stored, gelu_bias, "ROUND", first, misread=True
         ),
         "tanh a unit in the last place off": lambda: patched(stored, torch.Tensor, "tanh", one_ulp_off),
-        "GELU's products and sums contracted": lambda: patched(stored, network, "gelu_table", fused_gelu),
+        "GELU's products and sums contracted": lambda: patched(stored, emulator, "gelu_table", fused_gelu),
         "softmax off by up to 2^-19": lambda: patched(
             stored, torch.Tensor, "softmax", lambda *rest: off(SOFTMAX(*rest), 2.0**-19)
         ),
