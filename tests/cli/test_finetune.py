@@ -175,6 +175,7 @@ def test_the_teacher_is_the_model_that_was_calibrated_unless_another_is_named(ru
     assert card["training"]["recipe"]["distill"]["weight"] == 1.0
 
 
+@pytest.mark.slow
 def test_distillation_by_another_model(run, qat_flags, tmp_path, micro, write_config, card_of):
     flags = ["--teacher", micro / "swinv2.pth", "--teacher-cfg", micro / "swinv2.yaml", "--distill"]
     assert run("finetune", *qat_flags, *flags, "--temperature", 2, "--set", "distill.features=1").code == 0
@@ -183,6 +184,7 @@ def test_distillation_by_another_model(run, qat_flags, tmp_path, micro, write_co
     assert (training["recipe"]["distill"]["weight"], training["recipe"]["distill"]["temperature"]) == (1.0, 2.0)
 
 
+@pytest.mark.slow
 def test_fastertransformers_command_calibrates_trains_and_scores(run, ft_flags, tmp_path, monkeypatch, micro, card_of):
     monkeypatch.chdir(tmp_path)
     teach = ["--distill", "--teacher", micro / "swin.pth", "--num-epochs", 1, "--qat-lr", 1e-4]
@@ -195,6 +197,7 @@ def test_fastertransformers_command_calibrates_trains_and_scores(run, ft_flags, 
     assert done.out.count("ft-mode2") >= 2
 
 
+@pytest.mark.slow
 def test_without_distill_and_by_its_options_it_is_fastertransformer_s_plain_qat(
     run, scoring_flags, calibrated, tmp_path, monkeypatch, card_of, pictures
 ):
@@ -275,6 +278,7 @@ def test_killed_in_the_middle_and_resumed_it_ends_as_if_it_had_not_been(run, for
     assert len(read_table(tmp_path / "killed" / "steps.csv")) == 36
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["ft-mode1", "qdq"])
 def test_qat_that_is_cut_off_goes_on_to_the_same_bits(run, qat_flags, tmp_path, monkeypatch, policy):
     """Under ranges of rows too, which the calibrated file does not have."""

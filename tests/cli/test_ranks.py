@@ -111,6 +111,7 @@ def wide(tmp_path):
     return make
 
 
+@pytest.mark.slow
 def test_ranks_agree_on_whether_pictures_are_of_several_sizes(run, forked, float_flags, wide, tmp_path):
     """Each has those of one: neither may go where it waits for the other, or puts its own beside the other's."""
     flags = [*float_flags, "--data-path", wide((40, 24), (32, 48)), "--output-kind", "features", "--pictures", 2,

@@ -133,6 +133,7 @@ def test_a_subset_is_a_good_stand_in_for_everything(tiny_model):
         assert both[0][name] == pytest.approx(amax, rel=0.08), name
 
 
+@pytest.mark.slow
 def test_several_methods_on_one_observation_are_those_of_separate_calibrations(tiny_model):
     model = tiny_model("swinv2", **stages("swinv2", SMALL))
     images = torch.randn(4, 3, 32, 32)

@@ -160,6 +160,7 @@ def test_weights_of_fewer_bits_lie_in_int8_on_their_own_grid(bits, calibrated, r
     assert sqnr(quantized, logits) > sqnr(unquantized, quantized) + 3
 
 
+@pytest.mark.slow
 @KINDS
 def test_onnxruntime_can_avoid_saturation(kind, exported, run, images, assert_quantized_alike):
     """Its own remedy for CPUs whose int8 products saturate: it makes uint8 of the weights and of their zero points."""

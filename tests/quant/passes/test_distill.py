@@ -115,6 +115,7 @@ def test_a_seed_gives_the_same_bits_and_another_one_others(make_context):
     assert same(states[0], states[1]) and not same(states[0], states[2])
 
 
+@pytest.mark.slow
 def test_one_that_was_cut_off_goes_on_and_gives_the_same_bits(make_context, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(distill, "_KEPT_EVERY", 2)
     whole = make_context()
