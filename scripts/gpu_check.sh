@@ -256,7 +256,7 @@ if "$PYTHON" -c 'import starlette, uvicorn, prometheus_client' > /dev/null 2>&1;
 else
     skip serve "no starlette, uvicorn or prometheus_client here"
 fi
-swin_quant align align "$calibrated" "$deployed" --policy cuda --data-path digits --batch 8 --pictures 8
+swin_quant align align "$calibrated" "$deployed" --policy cuda --data-path digits --pictures 8
 if [ "$device" = cuda ]; then # a CPU has nothing to tune
     step tune "$PYTHON" -m swin_quant cuda tune "$deployed" --batch "$engine_batch" --seconds $(($(limit_of tune) / 2))
 fi
