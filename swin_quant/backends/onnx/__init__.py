@@ -11,5 +11,5 @@ BACKEND = Backend(
         ("swin-quant inspect {file}", "swin-quant bench {file} --checkpoint {checkpoint}"),
     ),
     labels="swin_quant.backends.onnx_reader.metadata:labels_of",
-    restore="swin_quant.backends.onnx.restore:restoring",
+    restore="swin_quant.backends.onnx.rewriting:restoring",
 )

@@ -13,11 +13,10 @@ from torch import Tensor, nn
 
 from swin_quant.backends.artifact import Artifact, finish_artifact
 from swin_quant.backends.card_policy import apply_card_policy
-from swin_quant.backends.onnx.ends import check_ends, names_of_ends
 from swin_quant.backends.onnx.functions import add_functions
 from swin_quant.backends.onnx.graph import finish
 from swin_quant.backends.onnx.layers import takes_offset
-from swin_quant.backends.onnx.network import network, pictures_of
+from swin_quant.backends.onnx.network import check_ends, names_of_ends, network, pictures_of
 from swin_quant.backends.onnx.operators import translations
 from swin_quant.backends.onnx.options import FP8_OPSET, INT4_BITS, OnnxOptions
 from swin_quant.backends.onnx.rewriting import rewriter_of

@@ -2,15 +2,16 @@
 
 import copy
 from collections.abc import Iterable
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from swin_quant.backends.onnx.ends import fold_normalisation, with_ends
 from swin_quant.backends.onnx.layers import lower, match_scales
 from swin_quant.backends.onnx.options import OnnxOptions
 from swin_quant.backends.onnx.rewriting import rewriter_of
-from swin_quant.config.outputs import FEATURES
+from swin_quant.base.errors import UsageError
+from swin_quant.config.outputs import FEATURES, LOGITS
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.models.classifier import Classifier
 from swin_quant.operators.plugins import plugins_of
@@ -52,3 +53,53 @@ def pictures_of(model: Classifier, options: OnnxOptions, batch: int) -> Tensor:
     """The same as the exported graph takes them: uint8 [batch, S, S, 3] where its input is that."""
     images = example(model, options, batch)
     return images.permute(0, 2, 3, 1).to(torch.uint8) if options.uint8_input else images
+
+
+def check_ends(model: Classifier, options: OnnxOptions, preprocess: Preprocess | None) -> None:
+    """UsageError for ends that this model cannot have."""
+    if (options.softmax or options.top_k) and model.output_kind != LOGITS:
+        raise UsageError(f"‹softmax› and ‹top_k› are of logits, and this model gives {model.output_kind}")
+    if options.top_k and options.top_k > model.classes:
+        raise UsageError(f"‹top_k› {options.top_k}: the model has {model.classes} classes")
+    if options.uint8_input and preprocess and (not preprocess.is_square or model.in_chans != len(preprocess.mean)):
+        raise UsageError("‹uint8_input›: is for RGB pictures of one size, which this model does not take")
+
+
+def with_ends(model: nn.Module, options: OnnxOptions, preprocess: Preprocess | None, folded: bool) -> None:
+    """Give the network these ends, in place; names of modules, which wrapping changes, stay.
+
+    Pictures are then uint8 [B, S, S, 3] as they are decoded. `folded`: its weights normalise them; else operators do.
+    """
+    kind = type(model)
+    given = (preprocess.mean, preprocess.std) if preprocess else ((0.0,), (1.0,))
+    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in given)
+
+    def forward(self: nn.Module, images: Tensor) -> Any:
+        if options.uint8_input:
+            images = images.permute(0, 3, 1, 2).float()
+            images = images if folded else (images / 255 - mean) / std
+        logits = kind.forward(self, images)
+        shares = logits.float().softmax(1)
+        best = shares.topk(options.top_k, dim=1) if options.top_k else ()
+        extras = [shares] * options.softmax + ([best[1], best[0]] if best else [])
+        return (logits, *extras) if extras else logits
+
+    if options.has_ends:
+        model.__class__ = cast("type[nn.Module]", type(kind.__name__, (kind,), {"forward": forward}))
+
+
+def fold_normalisation(convolution: nn.Module, preprocess: Preprocess) -> None:
+    """Let an unpadded convolution of normalised pictures take pixels, 0 to 255, in place: the same in float64."""
+    if not isinstance(convolution, nn.Conv2d) or any(convolution.padding):
+        raise ValueError("what is no convolution, or sees zeros that are no pixels, cannot normalise")
+    mean, std = (torch.tensor(values, dtype=torch.float64).view(1, -1, 1, 1) for values in
+                 (preprocess.mean, preprocess.std))  # fmt: skip
+    weight = convolution.weight.detach().double()
+    bias = 0 if convolution.bias is None else convolution.bias.detach().double()
+    convolution.bias = nn.Parameter((bias - (weight * mean / std).sum((1, 2, 3))).float(), requires_grad=False)
+    convolution.weight = nn.Parameter((weight / (255 * std)).float(), requires_grad=False)
+
+
+def names_of_ends(options: OnnxOptions) -> list[str]:
+    """What the outputs behind the model's own are called."""
+    return ["probabilities"] * options.softmax + ["top_classes", "top_probabilities"] * bool(options.top_k)

@@ -3,13 +3,13 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from swin_quant.backends.backend import PRECISIONS
 from swin_quant.backends.onnx_reader.target import OnnxTarget
 from swin_quant.backends.registry import targets
 from swin_quant.base.errors import UsageError
 from swin_quant.operators.plugins import plugins_of
 from swin_quant.operators.replacements import chosen
 
-PRECISIONS = ("int8", "float")
 FLOAT_TYPES = ("float32", "float16")
 OPSETS = range(17, 21)
 FP8_OPSET = 19  # the first in which Q/DQ takes it

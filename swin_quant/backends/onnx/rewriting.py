@@ -8,10 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.onnx.options import OnnxOptions
 from swin_quant.base.errors import UsageError
+from swin_quant.config.load import from_dict
+from swin_quant.models.build import build_model
 from swin_quant.models.classifier import Classifier
 
+Restore = Callable[[Tensor], Tensor]
 _OURS = "swin_quant.backends.onnx"
 
 
@@ -40,7 +44,7 @@ class Rewriter:
     plugins: Mapping[str, Callable[[nn.Module], None]] = field(default_factory=dict)
     halve: Callable[[Any, Iterable[str]], None] | None = None
     stem: str | None = None
-    restore: Callable[[Any, Collection[str]], Mapping[str, Callable[[Tensor], Tensor] | None]] | None = None
+    restore: Callable[[Any, Collection[str]], Mapping[str, Restore | None]] | None = None
     translations: Callable[[], Mapping[Any, Callable[..., Any]]] | None = None
 
     def chosen(self, options: OnnxOptions) -> frozenset[str]:
@@ -104,3 +108,21 @@ def rewriter_of(model: Classifier) -> Rewriter:
     if name is None:
         return NO_REWRITES
     return importlib.import_module(name if "." in name else f"{_OURS}.{name}").REWRITER
+
+
+def restoring(artifact: Artifact) -> Mapping[str, Restore | None]:
+    """Module -> what makes of its tensor that of the trained model; None: there is none, or it means something else.
+
+    Modules that are not named are as they were.
+    """
+    model = build_model(from_dict(artifact.card.config, str(artifact.file)))
+    restore = rewriter_of(model).restore
+    if restore:
+        return restore(model, frozenset(artifact.record["options"].get("rewrites", ())))
+    return dict.fromkeys(holding_activations(model))
+
+
+def holding_activations(model: nn.Module) -> list[str]:
+    """Norms of timm that hold their activation: traced, it runs behind them; by its name in a file it is theirs."""
+    norms = {name: module for name, module in model.named_modules() if isinstance(module, nn.BatchNorm2d)}
+    return [name for name, module in norms.items() if any(True for _ in module.children())]

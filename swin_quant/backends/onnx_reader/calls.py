@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from swin_quant.backends.onnx_reader.checks import check_operators, infer_shapes, label, shown
+from swin_quant.backends.onnx_reader.checks import check_operators, graphs, infer_shapes, label, nodes, shown
 from swin_quant.backends.onnx_reader.file import read_model
-from swin_quant.backends.onnx_reader.graphs import graphs, nodes
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.extras import library
 from swin_quant.base.reading import reads

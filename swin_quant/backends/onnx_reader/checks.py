@@ -13,11 +13,33 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from swin_quant.backends.onnx_reader.graphs import graphs, nodes, scopes
 from swin_quant.backends.onnx_reader.worker import InferenceError, infer
 from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.base.extras import library
 from swin_quant.data.pictures import printable
+
+
+def scopes(*outermost: Any) -> Iterator[tuple[Any, ...]]:
+    """Each graph (or function of the model's own) and each one inside it, behind those that it lies in, which it may
+    take tensors from; the outer ones come first."""
+    pending: list[tuple[Any, ...]] = [(graph,) for graph in outermost]
+    for scope in pending:  # it grows
+        yield scope
+        for node in scope[-1].node:
+            for attribute in node.attribute:  # whatever type it says it is of: engines differ in what they read
+                pending += [(*scope, inner) for inner in attribute.graphs]
+                pending += [(*scope, attribute.g)] if attribute.HasField("g") else []
+
+
+def graphs(*outermost: Any) -> Iterator[Any]:
+    """Each graph or function, and each graph inside it."""
+    return (scope[-1] for scope in scopes(*outermost))
+
+
+def nodes(*outermost: Any) -> Iterator[Any]:
+    """The nodes of all these graphs."""
+    return (node for graph in graphs(*outermost) for node in graph.node)
+
 
 OPSETS = range(17, 22)  # LayerNormalization is from 17; weights of INT4 need 21, whose other Q/DQ engines may not load
 MAX_ELEMENTS = 2**30  # of anything that the graph computes for one picture; Swin V2-L at 384 pixels needs 2**25

@@ -18,11 +18,12 @@ from swin_quant.backends.onnx_reader.checks import (
     check_scales,
     external_parts,
     first_line,
+    graphs,
     infer_shapes,
     label,
+    nodes,
     shown,
 )
-from swin_quant.backends.onnx_reader.graphs import graphs, nodes
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.extras import library
 from swin_quant.base.files import read_bounded

@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from swin_quant.backends.onnx_reader.checks import label, shown
+from swin_quant.backends.onnx_reader.checks import graphs, label, nodes, shown
 from swin_quant.backends.onnx_reader.file import GEMMS, read_model
-from swin_quant.backends.onnx_reader.graphs import graphs, nodes
 from swin_quant.base.errors import listed
 from swin_quant.base.extras import library
 from swin_quant.quant.advice import Advice

@@ -16,7 +16,7 @@ BACKEND = Backend(
     ),
     runs=("onnx",),
     load="swin_quant.backends.onnxruntime.engine:load",
-    inside="swin_quant.backends.onnxruntime.inside:inside",
+    inside="swin_quant.backends.onnxruntime.engine:inside",
     needs=("onnxruntime", installing("onnx")),
     home="cpu",
     only_float_type="float32",

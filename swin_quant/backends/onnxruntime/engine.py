@@ -2,18 +2,19 @@
 
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.details import Details, policy_of
-from swin_quant.backends.onnx_reader.checks import first_line
+from swin_quant.backends.onnx_reader.checks import first_line, nodes
 from swin_quant.backends.onnx_reader.file import OnnxFile, as_input, as_output, verified
-from swin_quant.backends.onnx_reader.graphs import nodes
+from swin_quant.backends.onnx_reader.inside import of_images, opened_up
 from swin_quant.backends.onnxruntime import SKIP_QDQ
 from swin_quant.backends.saturation import exact_kernels, warn
 from swin_quant.base.errors import SwinQuantError, UsageError
@@ -112,3 +113,21 @@ def _gemms(file: OnnxFile, options: EngineOptions, exact: str | None) -> Mapping
 def _name(node: Any) -> str:
     """The name in the file: `qkv.MatMul/MatMulAddFusion` is what a fusion made of `qkv.MatMul`."""
     return re.sub(r"/\w+Fusion/?$", "", node.name) or node.output[0]
+
+
+def inside(artifact: Artifact, options: EngineOptions) -> Callable[[Tensor], dict[str, Tensor]]:
+    """Images [B, 3, S, S] -> what each module gives, float32, by its name."""
+    file = verified(artifact)
+    with opened_up(file) as copy:
+        session = _session(copy.file, options, exact_kernels(NAME, artifact))
+    names = list(dict.fromkeys(copy.tensors.values()))
+
+    def run(images: Tensor) -> dict[str, Tensor]:
+        try:
+            outputs = session.run(names, {file.input: as_input(file, images)})
+        except Exception as error:
+            raise SwinQuantError(f"{file.path}: {NAME} cannot run it: {first_line(error)}") from error
+        found = {name: torch.from_numpy(output).float() for name, output in zip(names, outputs, strict=True)}
+        return {module: of_images(found[tensor], images, file.batch) for module, tensor in copy.tensors.items()}
+
+    return run

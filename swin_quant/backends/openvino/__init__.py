@@ -11,7 +11,7 @@ BACKEND = Backend(
     ),
     runs=("onnx",),
     load="swin_quant.backends.openvino.engine:load",
-    inside="swin_quant.backends.openvino.inside:inside",
+    inside="swin_quant.backends.openvino.engine:inside",
     needs=("openvino", installing("openvino")),
     home="cpu",
     graph_per_shape=True,

@@ -3,17 +3,19 @@
 import os
 import re
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.details import Details, policy_of
 from swin_quant.backends.onnx_reader.checks import first_line
 from swin_quant.backends.onnx_reader.file import OnnxFile, as_input, as_output, verified
+from swin_quant.backends.onnx_reader.inside import of_images, opened_up
 from swin_quant.backends.saturation import warn
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.extras import library
@@ -176,3 +178,24 @@ def _products(layer: Any, sources: set[str]) -> Iterator[tuple[str, str]]:
         for index, name in enumerate(inside):  # attention: softmax(q k + mask) v, whose inputs are q, k, mask, v
             quantized = all(eight[:2]) if index == 0 else eight[-1]
             yield name, "int8" if quantized else other
+
+
+def inside(artifact: Artifact, options: EngineOptions) -> Callable[[Tensor], dict[str, Tensor]]:
+    """Images [B, 3, S, S] -> what each module gives, float32, by its name."""
+    file = verified(artifact)
+    with opened_up(file) as copy:
+        graphs = _Graphs(_core(os.getpid()), copy.file, options.float_type or "float32", options.threads)
+        side = file.image_size or DEFAULT_SIDE
+        graphs.request(file.shape(file.batch or 1, side))  # weights are in memory once a graph is compiled
+
+    def run(images: Tensor) -> dict[str, Tensor]:
+        array = as_input(file, images)
+        request = graphs.request(array.shape)
+        graphs._try("run", lambda: request.infer([array], share_inputs=True))
+        found = {}
+        for module, tensor in copy.tensors.items():
+            output = torch.from_numpy(request.get_tensor(tensor).data.copy()).float()
+            found[module] = of_images(output, images, file.batch)
+        return found
+
+    return run

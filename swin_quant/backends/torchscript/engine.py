@@ -11,13 +11,14 @@ from torch import Tensor
 from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.details import Details, policy_of
 from swin_quant.backends.torchscript.operators import define
-from swin_quant.backends.torchscript.trust import tell
 from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.base.progress import log
 from swin_quant.operators.plugins import plugins_of
 from swin_quant.score.engine import Engine
 from swin_quant.score.options import EngineOptions
 
 NAME = "TorchScript"
+_known: set[str] = set()  # hashes of the files that this process wrote or warned of
 
 
 def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine:
@@ -70,3 +71,20 @@ def _run(file: Path, module: Any, images: Tensor) -> Tensor:
     except (RuntimeError, torch.jit.Error) as error:
         raise SwinQuantError(f"{file}: torch cannot run it: {str(error).strip().splitlines()[-1]}") from error
     return logits
+
+
+def written(artifact: Artifact) -> Artifact:
+    """`artifact`, which this process has traced."""
+    _known.add(artifact.record["sha256"])
+    return artifact
+
+
+def tell(artifact: Artifact) -> None:
+    """Log once that the file runs as code. Its run card, which may come from the same stranger, vouches for nothing."""
+    if artifact.record["sha256"] not in _known:
+        _known.add(artifact.record["sha256"])
+        log.warning(
+            "%s: is TorchScript, which is code and runs with your rights: run only what you or somebody you trust "
+            "exported",
+            artifact.file,
+        )

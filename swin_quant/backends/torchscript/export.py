@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from swin_quant.backends.artifact import Artifact, finish_artifact
 from swin_quant.backends.card_policy import apply_card_policy
+from swin_quant.backends.torchscript.engine import written
 from swin_quant.backends.torchscript.operators import call, check, define
-from swin_quant.backends.torchscript.trust import written
 from swin_quant.base.errors import UsageError, listed
 from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir
 from swin_quant.base.progress import log

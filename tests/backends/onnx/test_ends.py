@@ -11,8 +11,8 @@ from torch import nn
 
 from swin_quant.backends import engine_loader
 from swin_quant.backends.artifact import finish_artifact
-from swin_quant.backends.onnx.ends import fold_normalisation, with_ends
 from swin_quant.backends.onnx.export import OnnxOptions, export
+from swin_quant.backends.onnx.network import fold_normalisation, with_ends
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.data.preprocess import Preprocess
 

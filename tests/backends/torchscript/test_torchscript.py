@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from swin_quant.backends.torchscript import trust
+from swin_quant.backends.torchscript import engine as torchscript_engine
 from swin_quant.backends.torchscript.engine import load
 from swin_quant.backends.torchscript.export import TorchScriptOptions, export
 from swin_quant.base.errors import SwinQuantError, UsageError
@@ -150,7 +150,7 @@ def test_who_runs_a_file_is_told_that_it_is_code_but_of_one_s_own_just_written(w
     artifact, _ = written(precision="float")
     load(artifact)
     assert caplog.text == ""
-    monkeypatch.setattr(trust, "_known", set())  # as in another process
+    monkeypatch.setattr(torchscript_engine, "_known", set())  # as in another process
     load(artifact)
     load(artifact)
     (line,) = caplog.messages

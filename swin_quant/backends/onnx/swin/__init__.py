@@ -2,8 +2,8 @@
 
 from swin_quant.backends.onnx.rewriting import Rewriter
 from swin_quant.backends.onnx.swin.attention_operator import as_operator
+from swin_quant.backends.onnx.swin.blocks import SwinNetwork
 from swin_quant.backends.onnx.swin.half import halve
-from swin_quant.backends.onnx.swin.network import SwinNetwork
 from swin_quant.backends.onnx.swin.restore import restored
 from swin_quant.backends.onnx.swin.rewrites import REWRITES
 

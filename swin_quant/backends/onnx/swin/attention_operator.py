@@ -7,8 +7,7 @@ from torch import Tensor, nn
 
 from swin_quant.backends.onnx.layers import Linear, Pair
 from swin_quant.backends.onnx.operators import dequantize, quantize
-from swin_quant.backends.onnx.swin.attention import CosineAttention, QuantizedAttention, norm
-from swin_quant.backends.onnx.swin.layouts import AsHeads
+from swin_quant.backends.onnx.swin.attention import AsHeads, CosineAttention, QuantizedAttention, norm
 from swin_quant.base.errors import UsageError
 from swin_quant.operators.attention import attention
 

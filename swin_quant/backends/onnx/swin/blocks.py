@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from swin_quant.backends.onnx.layers import Linear
 from swin_quant.backends.onnx.operators import gather
 from swin_quant.backends.onnx.swin import tokens
-from swin_quant.models.layers import PatchEmbed, PatchMerging, WindowBlock
+from swin_quant.models.layers import PatchEmbed, PatchMerging, Swin, WindowBlock
 from swin_quant.models.swin_v2 import SwinV2Block
 
 
@@ -100,3 +100,23 @@ def as_linear(conv: nn.Conv2d) -> nn.Linear:
     if conv.bias is not None:
         linear.bias = nn.Parameter(conv.bias)
     return linear
+
+
+class SwinNetwork(nn.Module):
+    """Pictures [B, in, S, S] -> logits [B, classes], both of `io_type`; submodules keep the trained model's names."""
+
+    def __init__(self, model: Swin, io_type: torch.dtype) -> None:
+        super().__init__()
+        self.patch_embed, self.layers, self.norm, self.head = model.patch_embed, model.layers, model.norm, model.head
+        self.position: Tensor | None
+        position = model.absolute_pos_embed
+        self.register_buffer("position", None if position is None else position.detach())
+        self.io_type = io_type
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.patch_embed(images)
+        if self.position is not None:
+            x = x + self.position
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(self.norm(x).mean(dim=1)).to(self.io_type)

@@ -1,16 +1,15 @@
 """What the rewrites of Swin change of tensors on the way: the order of tokens, and where the scale of attention is."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
+from swin_quant.backends.onnx.rewriting import Restore
 from swin_quant.backends.onnx.swin import tokens
 from swin_quant.models.layers import Swin, WindowBlock
 from swin_quant.models.swin_v2 import SwinV2Block
-
-Restore = Callable[[Tensor], Tensor]
 
 
 def restored(model: Swin, rewrites: Collection[str]) -> dict[str, Restore | None]:

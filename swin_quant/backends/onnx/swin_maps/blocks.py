@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from swin_quant.backends.onnx.layers import Linear
@@ -9,6 +10,7 @@ from swin_quant.backends.onnx.operators import gather
 from swin_quant.backends.onnx.swin.attention import CosineAttention, QuantizedAttention, norm
 from swin_quant.backends.onnx.swin.blocks import OrderedBlock, as_linear
 from swin_quant.backends.onnx.swin_maps.operators import map_join, map_mask, map_neighbours, map_patches, map_windows
+from swin_quant.base.errors import UsageError
 from swin_quant.models.swin_v2 import SwinV2Block, WindowAttentionV2
 
 
@@ -93,3 +95,39 @@ class MapPatches(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         return self.norm(self.proj(map_patches(images, self.patch)))
+
+
+class MapNetwork(nn.Module):
+    """Pictures [B, in, H, W] -> maps [B, C, h, w], all of `io_type`; submodules keep the trained model's names."""
+
+    patch_embed: Any
+    layers: Any
+
+    def __init__(self, model: Any, io_type: torch.dtype) -> None:
+        super().__init__()
+        if not isinstance(model.patch_embed, MapPatches):
+            raise UsageError("a backbone is exported with the rewrite any-size: give it, too")
+        for name, child in model.named_children():
+            self.add_module(name, child)
+        self.stages, self.normed, self.io_type = model.output_stages, model.normed, io_type
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        x, found = self.patch_embed(images.float()), []
+        for stage, layer in enumerate(self.layers):
+            for block in layer.blocks:
+                x = block(x)
+            if stage in self.stages:
+                found.append(self.normed(x, stage).permute(0, 3, 1, 2).to(self.io_type))
+            if layer.downsample is not None:
+                x = layer.downsample(x)
+        return tuple(found)
+
+
+def any_size(model: Any) -> None:
+    """Windows, patches and their merging as operators that compute with the size at hand, attention of rank 4."""
+    model.patch_embed = MapPatches(model.patch_embed)
+    for layer in model.layers:
+        for index, block in enumerate(layer.blocks):
+            layer.blocks[index] = LoweredMapBlock(block)
+        if layer.downsample is not None:
+            layer.downsample = MapMerge(layer.downsample)
