@@ -1,10 +1,10 @@
-"""Backends: what a calibrated model is exported to, and what runs it. One descriptor each, one protocol for all.
+"""Backends: the formats that a calibrated model is exported to, and the engines that run them.
 
-Each package holds a `BACKEND` (`backend`), which `registry` finds: an exporter is a function `export(model, card,
-folder, options) -> Artifact`, an engine a function `load(artifact, options) -> Engine`. Both are imported when they are
-called for: a backend whose library is not installed costs nothing until then. Backends do not import each other; what
-several need lies beside them: `artifact` (files and their run cards), `onnx_reader` (ONNX files that nobody has vouched
-for), `details` (what an engine says of itself), `saturation` (CPUs whose int8 products saturate).
+Each package holds its descriptor `BACKEND` (`backend`), which `registry` finds. An exporter is a function
+`export(model, card, folder, options) -> Artifact`, an engine a function `load(artifact, options) -> Engine`. Both are
+imported on first use, so that a backend whose library is not installed costs nothing. Backends do not import each
+other. Shared code lies beside them: `artifact` (files and their run cards), `onnx_reader` (untrusted ONNX files),
+`details` (facts about an engine), `saturation` (CPUs whose int8 products saturate).
 """
 
 from swin_quant.backends.registry import engine_loader, exporter

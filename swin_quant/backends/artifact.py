@@ -20,14 +20,14 @@ from swin_quant.cards.versions import versions
 
 @dataclass(frozen=True)
 class Artifact:
-    """A main file and its card; `card.artifact` says what it is, `card.checkpoint` what it was made from."""
+    """A main file and its card; `card.artifact` describes the file, `card.checkpoint` its source."""
 
     file: Path
     card: RunCard
 
     @property
     def record(self) -> ArtifactRecord:
-        """What the card says of the artifact. SwinQuantError if it says nothing."""
+        """The card's record of the artifact. SwinQuantError for the card of a checkpoint."""
         if self.card.artifact is None:
             raise SwinQuantError(
                 f"{card_path(self.file)}: is the card of a checkpoint, not of an exported artifact: run `swin-quant "
@@ -44,7 +44,10 @@ def finish_artifact(
     options: Mapping[str, Any],
     others: Sequence[Path] = (),
 ) -> Artifact:
-    """Write the card of `file`, whose `others` lie beside it. `card` is the checkpoint's; its results stay with it."""
+    """Write the run card of `file` and of the `others` beside it.
+
+    `card` is the checkpoint's; its results are not copied.
+    """
     record = ArtifactRecord(
         backend=backend,
         file=file.name,
@@ -55,13 +58,13 @@ def finish_artifact(
     )
     card = replace(card, artifact=record, results=[], versions=versions())
     _tell_replaced(file, card)
-    with one_at_a_time(file.parent):  # nobody who measured the file before writes its card over this one
+    with one_at_a_time(file.parent):  # else a measurement of the replaced file could overwrite the new card
         card.write(card_path(file))
     return Artifact(file, card)
 
 
 def _tell_replaced(file: Path, card: RunCard) -> None:
-    """Log how the export differs from that which had its name before: of another batch, say, which no name tells."""
+    """Log how the export differs from the one that it replaces: in its batch, for example, which file names lack."""
     try:
         old = RunCard.read(card_path(file)) if card_path(file).is_file() else card
     except SwinQuantError:
@@ -75,7 +78,7 @@ def _tell_replaced(file: Path, card: RunCard) -> None:
 
 
 def _choices(card: RunCard) -> dict[str, Any]:
-    """What an export was made of, and how."""
+    """The checkpoint, policy and options of an export."""
     made = {
         "checkpoint": card.checkpoint["sha256"][:12] if card.checkpoint else None,
         "policy": card.policy.get("name") if card.policy else None,
@@ -85,7 +88,7 @@ def _choices(card: RunCard) -> dict[str, Any]:
 
 @reads("artifact")
 def open_artifact(path: str | Path) -> Artifact:
-    """The artifact at `path`. SwinQuantError without a card, with a foreign one, or if any of its files was changed."""
+    """The artifact at `path`. SwinQuantError without a card, with another file's card, or if a file was changed."""
     file = Path(path)
     if not file.is_file():
         raise SwinQuantError(f"{file}: no such file")

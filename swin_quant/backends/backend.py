@@ -1,6 +1,6 @@
 """A backend as data: its export, the artifacts that its engine runs, and the other facts that commands need.
 
-A descriptor costs nothing to import: functions are named as "module:function" and imported when they are called for.
+A descriptor costs nothing to import: it names functions as "module:function", which are imported on first use.
 """
 
 import importlib
@@ -19,13 +19,15 @@ PRECISIONS = ("int8", "float")
 class Exports:
     """What `export --for NAME` writes.
 
-    `artifact` is the kind of its files, as run cards have it. `export` names a function `export(model, card, folder,
-    options) -> Artifact`, `options` what makes its options from the words that it takes: `precision` (int8, float),
-    and those of opset, float_type, batch, sm, fix_gelu_bias, labels and check that are in `flags`, or in `float_flags`
-    with precision float. `fixed` are words that make the target. `policies`: the built-in ones that fit, best first;
-    with `only`, no other can be run there. `float_type` is that of what is not int8, where there are several and none
-    is asked for. `next_step`: commands to go on with; {file} is the artifact, {checkpoint} the calibrated file.
-    `detail` is whatever the exporter itself wants to know of a target.
+    `artifact`: the kind of the files, as run cards name it.
+    `export`: names a function `export(model, card, folder, options) -> Artifact`.
+    `options`: names the class of its options. Its keywords are `precision` (int8, float) and the ones in `flags`, or in
+    `float_flags` with precision float.
+    `fixed`: keywords that are always given, because they define the target.
+    `policies`: built-in policies that fit, best first; with `only`, the target runs no other.
+    `float_type`: the default type of layers that are not int8.
+    `next_step`: commands to go on with; {file} is the artifact, {checkpoint} the calibrated file.
+    `detail`: data for the exporter alone.
     """
 
     artifact: str
@@ -43,7 +45,7 @@ class Exports:
 
 @dataclass(frozen=True)
 class Tolerances:
-    """Limits of mean |Δlogit|: of a quantized artifact against fake-quant, of a float32 or half one against float32."""
+    """Limits of mean |Δlogit|: a quantized artifact against fake-quant, a float32 or half one against float32."""
 
     quantized: float
     float32: float
@@ -54,8 +56,9 @@ class Tolerances:
 class Saturation:
     """An engine whose int8 products saturate on CPUs without VNNI (`saturation`).
 
-    `limits`: environment variables that forbid it later instructions. `exact_products`: those of two activations do
-    not saturate. `exact_kernels`: the setting of slower kernels that do not, for files that were made to bear it.
+    `limits`: environment variables that forbid the engine later instructions.
+    `exact_products`: products of two activations do not saturate.
+    `exact_kernels`: the setting for slower kernels that do not saturate; only files exported for it can be loaded so.
     """
 
     limits: tuple[str, ...] = ()
@@ -67,22 +70,22 @@ class Saturation:
 class Backend:
     """A target of `export`, an engine, or both.
 
-    `runs`: the kinds of artifacts that its engine takes; `load` names a function `load(artifact, options) -> Engine`.
-    `needs`: the package that the engine imports, and how to get it. `home`: the device that it runs on, whatever
-    torch has; None: where the options say. `float_types` names a function that lists the types in which it can run
-    what is not int8, where it chooses; `only_float_type` is that of an engine with one. `emulates`: what it computes is
-    meant, not how fast; `fast_on` names the one device of several on which it does not. `only_quantized`: it runs no
-    float export; `float_form` is the type of one where none is asked for. `float8`: it runs files of that. `labels`
-    names a function from an artifact of the backend's own kind to the class names that it carries.
-
-    `graph_per_shape`: its engine compiles a graph for each size of batch, and keeps `EngineOptions.graphs` of them.
-
-    `beside`: the endings, in place of an artifact's own, of files that its engine takes where they lie there; * is
-    any text.
-
-    `inside` names a function `inside(artifact, options)` that makes one from images to what each module gives of them
-    on the engine, by its name; `restore` one from an artifact of the backend's own kind to what undoes, module by
-    module, that the export moved its tensors.
+    `runs`: the kinds of artifacts that its engine takes.
+    `load`: names a function `load(artifact, options) -> Engine`.
+    `needs`: the package that the engine imports, and how to install it.
+    `home`: the only device that the engine runs on; None: the options choose.
+    `float_types`: names a function that lists the types that the engine can run float layers in, if it can choose.
+    `only_float_type`: the float type of an engine that has one.
+    `emulates`: the engine shows results, not speed; `fast_on` names the one device on which its speed counts, too.
+    `only_quantized`: the engine runs no float export; `float_form` is the default type of a float export.
+    `float8`: the engine runs float8 files.
+    `labels`: names a function from an artifact of this backend to the class names in it.
+    `graph_per_shape`: the engine compiles a graph for each batch size, and keeps `EngineOptions.graphs` of them.
+    `beside`: endings of files that the engine takes from beside an artifact, in place of its own ending; * is any text.
+    `inside`: names a function `inside(artifact, options)`, which returns a function from images to the output of each
+    module on the engine, by the module's name.
+    `restore`: names a function from an artifact of this backend to module -> a function that puts the module's tensor
+    back into the trained model's order and scale.
     """
 
     name: str
@@ -108,40 +111,40 @@ class Backend:
 
     @property
     def exporting(self) -> Exports:
-        """What it exports. UsageError for one that only runs what others write."""
+        """Its export. UsageError for a backend that only runs files."""
         if self.exports is None:
             raise UsageError(f"backend {self.name} exports nothing: choose another")
         return self.exports
 
     @property
     def loader(self) -> Callable[..., Any]:
-        """The `load(artifact, options)` of its engine. UsageError for one without."""
+        """The `load(artifact, options)` of its engine. UsageError for a backend without an engine."""
         if self.load is None:
             raise UsageError(f"backend {self.name} has no engine: choose another")
         return function(self.load)
 
     @property
     def runs_its_export(self) -> bool:
-        """Whether its engine takes the very file that `export` writes for it."""
+        """Whether its engine runs the file that `export` writes for it, without a build."""
         return self.exports is not None and self.exports.artifact in self.runs
 
     def is_fast_on(self, device: str) -> bool:
-        """Whether its times mean anything on a device."""
+        """Whether times measured on `device` say how fast the engine is."""
         return not self.emulates and self.fast_on in (None, device)
 
     @property
     def is_installed(self) -> bool:
-        """Whether the package that the engine needs can be found; it is not imported."""
+        """Whether the package that the engine needs is installed; nothing is imported."""
         package = self.needs[0] if self.needs else None
         return package is None or package in sys.modules or importlib.util.find_spec(package) is not None
 
     @property
     def remedy(self) -> str:
-        """How to get what the engine needs."""
+        """How to install the package that the engine needs."""
         return self.needs[1] if self.needs else ""
 
 
 def function(place: str) -> Callable[..., Any]:
-    """What "module:function" names, imported now."""
+    """The function that "module:function" names, imported now."""
     module, _, name = place.partition(":")
     return getattr(importlib.import_module(module), name)

@@ -1,4 +1,4 @@
-"""The policy of a run card on a model that is exported."""
+"""Applies the policy of a run card to a model before its export."""
 
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.cards.card import RunCard
@@ -9,9 +9,9 @@ from swin_quant.quant.setting import Setting
 
 
 def apply_card_policy(model: Classifier, card: RunCard, precision: str) -> str:
-    """Apply it, and its name; all nodes off, and float, for that precision.
+    """Apply the card's policy and return its name; with precision float, turn every node off and return "float".
 
-    SwinQuantError where there is none, UsageError where it quantizes no node.
+    SwinQuantError for a card without a policy, UsageError for a policy that quantizes no node.
     """
     for node in named_nodes(model).values():
         node.setting = Setting()

@@ -1,4 +1,4 @@
-"""What an engine says of itself. Which type each matrix product runs in is found out only when somebody asks."""
+"""Facts about a loaded engine. The type that each matrix product runs in is looked up only on request."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -12,7 +12,7 @@ _FOUND = ("int8_gemms", "all_gemms", "gemms")
 
 
 class Details(Mapping[str, Any]):
-    """`known` at once; by calling `find`, once: `gemms` (matrix product -> type), `int8_gemms` and `all_gemms`."""
+    """The facts `known`, and from one late call of `find`: `gemms` (product -> type), `int8_gemms`, `all_gemms`."""
 
     def __init__(self, known: Mapping[str, Any], find: Callable[[], Mapping[str, str]]) -> None:
         self._known, self._find = dict(known), find
@@ -34,7 +34,7 @@ class Details(Mapping[str, Any]):
 
 
 def policy_of(artifact: Artifact) -> str | None:
-    """The name of the policy under which an artifact was exported; None for one that is float."""
+    """The name of the policy under which an artifact was exported; None for a float artifact."""
     if artifact.record["precision"] in ("float32", *HALF_TYPES) or artifact.card.policy is None:
         return None
     return artifact.card.policy["name"]

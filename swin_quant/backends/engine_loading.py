@@ -1,4 +1,4 @@
-"""What the process of a candidate loads. Imports are late: what one engine does not need is not in its memory."""
+"""Loads the engine of a benchmark's child process. Late imports keep other engines' libraries out of its memory."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def torch_engine(checkpoint: str, config: Mapping[str, Any], device: str = "cpu", half: str | None = None) -> Engine:
-    """The float model of a checkpoint in torch, in float32 or autocast to `half`."""
+    """A checkpoint's float model in torch, in float32 or autocast to `half`."""
     import torch
 
     from swin_quant.checkpoint import load_float
@@ -25,7 +25,7 @@ def torch_engine(checkpoint: str, config: Mapping[str, Any], device: str = "cpu"
 
 
 def artifact_engine(file: str, backend: "Backend", options: "EngineOptions") -> Engine:
-    """An artifact on the engine of a backend, which this process may not know yet."""
+    """An artifact on the engine of `backend`, which is registered first: a new process may not know it."""
     from swin_quant.backends.artifact import open_artifact
     from swin_quant.backends.registry import register
 

@@ -1,4 +1,4 @@
-"""All backends by name: ours, those of installed packages, and what a program registers."""
+"""All backends by name: built-in ones, ones of installed packages, and ones that a program registers."""
 
 import importlib
 from collections.abc import Callable, Mapping
@@ -12,12 +12,12 @@ from swin_quant.base.plugins import announced
 from swin_quant.base.progress import log
 
 BUILT_IN = ("fastertransformer", "onnx", "tensorrt", "onnxruntime", "openvino", "torchscript", "cuda")
-ENTRY_POINTS = "swin_quant.backends"  # the group of an installed package's BACKEND: no line of ours is needed
+ENTRY_POINTS = "swin_quant.backends"  # the entry point group in which an installed package names its BACKEND
 _registered: dict[str, Backend] = {}
 
 
 def register(backend: Backend) -> Backend:
-    """Add a backend, for this process. UsageError if another one has its name."""
+    """Add a backend to this process. UsageError if another backend has its name."""
     if backends().get(backend.name, backend) != backend:
         raise UsageError(f"backend {backend.name!r}: there is one of that name already: choose another")
     _registered[backend.name] = backend
@@ -25,39 +25,39 @@ def register(backend: Backend) -> Backend:
 
 
 def backends() -> Mapping[str, Backend]:
-    """Every backend by its name: the built-in ones first."""
+    """Every backend by name, built-in ones first."""
     return MappingProxyType({**_found(), **_registered})
 
 
 def targets() -> dict[str, Backend]:
-    """Those that `export` writes for."""
+    """Backends that `export` writes for."""
     return {name: backend for name, backend in backends().items() if backend.exports}
 
 
 def engines() -> dict[str, Backend]:
-    """Those with an engine."""
+    """Backends with an engine."""
     return {name: backend for name, backend in backends().items() if backend.load}
 
 
 def takers(artifact: str) -> list[Backend]:
-    """Those whose engine runs artifacts of a kind."""
+    """Backends whose engine runs artifacts of a kind."""
     return [backend for backend in engines().values() if artifact in backend.runs]
 
 
 def engines_for(artifact: str) -> tuple[str, ...]:
-    """The engines that run what is exported as a kind of artifact, as it is or after a build of their own."""
+    """Engines that run a kind of artifact, directly or after a build of their own."""
     return tuple(
         name for name, backend in engines().items() if backend.exports and backend.exports.artifact == artifact
     )
 
 
 def target_named(name: str) -> Backend:
-    """A backend that exports. UsageError names those there are."""
+    """The backend of that name, which exports. UsageError lists the known names."""
     return _named(name, targets(), "backend")
 
 
 def engine_named(name: str) -> Backend:
-    """A backend with an engine. UsageError names those there are."""
+    """The backend of that name, which has an engine. UsageError lists the known names."""
     return _named(name, engines(), "engine")
 
 
@@ -79,7 +79,7 @@ def _named(name: str, known: Mapping[str, Backend], kind: str) -> Backend:
 
 @cache
 def _found() -> dict[str, Backend]:
-    """The BACKEND of each built-in module, and those that installed packages announce."""
+    """The BACKEND of each built-in module and of each installed package that announces one."""
     found = {name: importlib.import_module(f"swin_quant.backends.{name}").BACKEND for name in BUILT_IN}
     for who, backend in announced(ENTRY_POINTS, "Backend", lambda one: isinstance(one, Backend)):
         if found.setdefault(backend.name, backend) != backend:

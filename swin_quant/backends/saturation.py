@@ -1,8 +1,8 @@
-"""CPUs whose int8 products saturate, the weights that cannot make them, and the sentence for who runs a file there.
+"""CPUs whose int8 products saturate, weights that avoid it, and the warning for a file that runs on such a CPU.
 
-Without VNNI the kernels of OpenVINO (oneDNN) and ONNX Runtime (MLAS) multiply activations, uint8, by weights, int8, and
-add the products in pairs of 16 bits (vpmaddubsw). 2 * 255 * 127 is 64,770 and becomes 32,767; nothing is said. Weights
-of 7 bits are the remedy: 2 * 255 * 64 is 32,640. Symmetric int8 activations are no way out: both libraries add 128.
+Without VNNI the kernels of OpenVINO (oneDNN) and ONNX Runtime (MLAS) multiply uint8 activations by int8 weights and add
+each pair of products in 16 bits (vpmaddubsw). 2 * 255 * 127 is 64,770 and silently becomes 32,767. Weights of 7 bits
+avoid it: 2 * 255 * 64 is 32,640. Symmetric int8 activations do not: both libraries add 128 to them.
 """
 
 import os
@@ -24,12 +24,11 @@ from swin_quant.score.engine import HALF_TYPES
 
 SAFE_BITS = 7
 SAFE_WEIGHTS = Rule(nodes=("role:gemm_weight",), bits=SAFE_BITS)
-SAFE_ON = "saturation_safe"  # an artifact's option: the engines whose products of it cannot saturate; none in old files
-
-_OF_FLOATS = ("float32", *HALF_TYPES, FP8)  # precisions of artifacts
-_DOT_PRODUCTS = ("dot", "i8mm")  # of ARM, into 32 bits
+SAFE_ON = "saturation_safe"  # an artifact's option: the engines on which it cannot saturate; old files lack it
+_FLOAT_PRECISIONS = ("float32", *HALF_TYPES, FP8)
+_DOT_PRODUCTS = ("dot", "i8mm")  # ARM's instructions, which add in 32 bits
 _VNNI = ("avx_vnni", "avx512_vnni", "amx_int8")
-# What oneDNN uses when its environment variable forbids later instructions; of levels that are not here, all.
+# A limit on oneDNN's instructions -> the VNNI instructions that it still allows. Limits not listed allow all.
 _LIMITS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("sse41", "avx", "avx2", "avx512_core"), ()),
     **dict.fromkeys(("avx2_vnni", "avx2_vnni_2"), ("avx_vnni",)),
@@ -38,7 +37,7 @@ _LIMITS: Mapping[str, tuple[str, ...]] = {
 
 
 def saturates(engine: str) -> bool | None:
-    """Whether int8 products of full range saturate on this CPU in `engine`; None: unknown."""
+    """Whether `engine` saturates int8 products of full range on this CPU; None: unknown."""
     found = engine_named(engine).saturation
     if found is None:
         return False
@@ -52,13 +51,13 @@ def saturates(engine: str) -> bool | None:
 
 
 def at_risk(target: Backend) -> tuple[str, ...]:
-    """The engines, among those that `target` exports for, whose int8 products saturate on some CPUs."""
+    """Engines that `target` exports for and whose int8 products saturate on some CPUs."""
     exported_for = [target] if target.load or not target.exports else takers(target.exports.artifact)
     return tuple(engine.name for engine in exported_for if engine.saturation)
 
 
 def without_saturation(policy: Policy) -> Policy:
-    """`policy` with weights that cannot saturate, under a name that says so. UsageError for one with float8."""
+    """`policy` with 7-bit weights, and "saturation-safe" in its name. UsageError for a policy with float8."""
     if policy.has_float8:
         raise UsageError(
             f"‹saturation_safe›: policy {policy.name} has nodes in float8, which cannot saturate: it is for "
@@ -70,10 +69,10 @@ def without_saturation(policy: Policy) -> Policy:
 
 
 def safe_on(model: nn.Module) -> list[str]:
-    """The engines whose products of `model`, its policy applied, cannot saturate on any CPU.
+    """Engines on which `model`, with its policy applied, cannot saturate on any CPU.
 
-    Products of two activations are uint8 by uint8, exact, in ONNX Runtime, and uint8 by int8 of 8 bits in OpenVINO.
-    Float8, and weights alone, are multiplied as floats.
+    ONNX Runtime multiplies two activations as uint8 by uint8, exactly; OpenVINO as uint8 by 8-bit int8. Products of
+    float8, and of quantized weights with float activations, are float products.
     """
     nodes = [node for node in enabled_nodes(model).values() if node.setting.format != FP8]
     known = {name: engine.saturation for name, engine in engines().items() if engine.saturation}
@@ -86,17 +85,17 @@ def safe_on(model: nn.Module) -> list[str]:
 
 
 def may_saturate(engine: str, artifact: Artifact) -> bool:
-    """Whether products of `artifact` saturate in `engine` on CPUs without VNNI, left as it is."""
+    """Whether `artifact` saturates in `engine`, with default settings, on CPUs without VNNI."""
     record, safe = artifact.record, artifact.record["options"].get(SAFE_ON)
-    if engine_named(engine).saturation is None or record["precision"] in _OF_FLOATS:
+    if engine_named(engine).saturation is None or record["precision"] in _FLOAT_PRECISIONS:
         return False
     return record["precision"] == "int8" if safe is None else engine not in safe
 
 
 def exact_session(engine: str, artifact: Artifact) -> str | None:
-    """The setting with which `engine`, if it has one, multiplies in `artifact` exactly on every CPU.
+    """The setting, if `engine` has one, that makes its products in `artifact` exact on every CPU.
 
-    Where nothing saturates it changes nothing. Files of before we knew of it cannot be loaded so.
+    It changes nothing where nothing saturates. None for old files without SAFE_ON, which do not load with it.
     """
     found = engine_named(engine).saturation
     known = SAFE_ON in artifact.record["options"]
@@ -104,12 +103,12 @@ def exact_session(engine: str, artifact: Artifact) -> str | None:
 
 
 def exact_kernels(engine: str, artifact: Artifact) -> str | None:
-    """`exact_session` where this CPU needs it."""
+    """`exact_session` if this CPU needs it, else None."""
     return exact_session(engine, artifact) if saturates(engine) else None
 
 
 def caution(engine: str, artifact: Artifact) -> str | None:
-    """A sentence if `artifact` runs on this CPU, in `engine`, with other results or more slowly than with VNNI."""
+    """A warning if `artifact` gives other results, or is slower, in `engine` on this CPU than with VNNI; else None."""
     if not may_saturate(engine, artifact) or not saturates(engine):
         return None
     remedy = f"`export --for {engine} --saturation-safe`"
@@ -125,7 +124,7 @@ def caution(engine: str, artifact: Artifact) -> str | None:
 
 
 def warn(engine: str, artifact: Artifact) -> str | None:
-    """Log what `caution` says, if anything, and return it."""
+    """Log the warning of `caution`, if any, and return it."""
     if said := caution(engine, artifact):
         log.warning("%s", said)
     return said

@@ -1,6 +1,6 @@
-"""The calls of an ONNX graph as `analyze` counts them: operators, shapes, MACs, reads of weights. Nothing runs.
+"""Counts the operators of an ONNX graph for `analyze`: shapes, MACs, reads of weights. Nothing runs.
 
-Shapes are those that ONNX's own inference finds for a batch of a given size. `operators/trace.py` counts a torch model.
+Shapes come from ONNX's shape inference for a given batch. `operators/trace.py` counts a torch model.
 """
 
 import math
@@ -20,14 +20,17 @@ VIEWS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity"})
 DEPENDING = frozenset({"If", "Loop", "Scan", "NonZero", "Unique", "NonMaxSuppression", "Compress"})
 _MATRIX = frozenset({"MatMul", "Gemm", "MatMulInteger", "QLinearMatMul"})
 _KERNEL = frozenset({"Conv", "ConvInteger", "QLinearConv"})
-_INDEX_TYPES = (7, 8, 9)  # INT64, STRING, BOOL of TensorProto: shapes and indices, no parameters
+_INDEX_TYPES = (7, 8, 9)  # TensorProto's INT64, STRING, BOOL: shapes and indices, no parameters
 _WEIGHT_OF = {"QLinearMatMul": 3, "QLinearConv": 3}
 
 
 @dataclass(frozen=True)
 class CountedGraph:
-    """`calls` in order; `parameters` that initializers hold; `open_batch`: whether the file takes any batch; `images`,
-    the shape of its input for the batch that was asked for; `depending`: nodes whose shape or flow depends on data."""
+    """The counts of one graph.
+
+    `calls`: in order. `parameters`: how many numbers its initializers hold. `open_batch`: it takes any batch. `images`:
+    the shape of its input for the given batch. `depending`: nodes whose shape or control flow depends on data.
+    """
 
     calls: tuple[Call, ...]
     parameters: int
@@ -38,9 +41,9 @@ class CountedGraph:
 
 @reads("ONNX file")
 def counted(path: Path, batch: int) -> CountedGraph:
-    """The graph of the file at `path` for `batch` pictures. SwinQuantError names the file and what is wrong with it.
+    """The graph of the file at `path` for `batch` pictures. SwinQuantError names the file and the fault.
 
-    Functions of its own are counted as what they are made of, and what is inside If, Loop and Scan once.
+    Functions are counted by the operators in them; bodies of If, Loop and Scan are counted once.
     """
     model = read_model(path)
     try:
@@ -66,7 +69,7 @@ def _counted(model: Any, batch: int) -> CountedGraph:
     weights = {name: (_shape(tensor.dims), _bytes(tensor.data_type, tensor.dims)) for name, tensor in held.items()}
     parameters = sum(math.prod(one.dims) for one in held.values() if one.data_type not in _INDEX_TYPES)
     for graph in graphs(model.graph):
-        del graph.value_info[:]  # for another batch, perhaps
+        del graph.value_info[:]  # its shapes may be of another batch
     graph = infer_shapes(model)
     values = (value for each in graphs(graph) for value in (*each.input, *each.value_info, *each.output))
     known = {value.name: value.type.tensor_type for value in values}
@@ -106,7 +109,7 @@ def _call(
 
 
 def macs_of(node: Any, inputs: Sequence[Shape | None], outputs: Sequence[Shape | None]) -> int:
-    """Multiplications with additions of a node; 0 for what multiplies no matrices, or where shapes are not known."""
+    """Multiply-adds of a node; 0 for a node that multiplies no matrices, and for unknown shapes."""
     kind, out = node.op_type, outputs[0] if outputs else None
     first = inputs[0] if inputs else None
     if out is None or not first:

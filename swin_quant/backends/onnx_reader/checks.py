@@ -1,7 +1,7 @@
-"""The checks of an ONNX file: operators, tensors, scales, shapes. Errors name the node or tensor, the caller the file.
+"""Checks of an ONNX file: operators, tensors, scales, shapes. Errors name the node or tensor; the caller adds the file.
 
-Nothing is loaded from outside the file's folder, and nothing allocated for what the file only declares: a tensor must
-be as large as its data, and whatever the graph computes is bounded through shape inference.
+Nothing is loaded from outside the file's folder. No memory is allocated for sizes that the file only declares: a tensor
+must be as large as its data, and shape inference bounds the tensors that the graph computes.
 """
 
 import math
@@ -18,44 +18,45 @@ from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.base.extras import library
 from swin_quant.data.pictures import printable
 
+OPSETS = range(17, 22)  # LayerNormalization came with 17; INT4 weights need 21, whose other Q/DQ engines may refuse
+MAX_ELEMENTS = 2**30  # in one tensor, for one picture; Swin V2-L at 384 pixels needs 2**25
+_SCALED = ("QuantizeLinear", "DequantizeLinear")
+_Constant: TypeAlias = tuple[Any, tuple[int, ...]]
+_STANDARD = ("", "ai.onnx")
+_MOST_DIMENSIONS = 32
+_MOST_CASTS = 8  # one behind the other, of one scale
+_MOST_INLINED = 10**5  # nodes: Swin-L has 44 rolls, of 20 nodes each
+_SHAPE_BYTES = 4096  # shape inference reads only tensors smaller than this
+_TYPED_FIELDS = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data")
+_SAYING_NOTHING = ("Exception from ", "Model wasn't fully converted")  # OpenVINO's first lines, before the reason
+
 
 def scopes(*outermost: Any) -> Iterator[tuple[Any, ...]]:
-    """Each graph (or function of the model's own) and each one inside it, behind those that it lies in, which it may
-    take tensors from; the outer ones come first."""
+    """Each graph, or function of the model, and each graph nested in it, as the tuple (outermost graph, ..., graph).
+
+    A graph may use the tensors of all that enclose it. Outer graphs come before the ones nested in them.
+    """
     pending: list[tuple[Any, ...]] = [(graph,) for graph in outermost]
     for scope in pending:  # it grows
         yield scope
         for node in scope[-1].node:
-            for attribute in node.attribute:  # whatever type it says it is of: engines differ in what they read
+            for attribute in node.attribute:  # whatever type it declares: engines differ in what they read
                 pending += [(*scope, inner) for inner in attribute.graphs]
                 pending += [(*scope, attribute.g)] if attribute.HasField("g") else []
 
 
 def graphs(*outermost: Any) -> Iterator[Any]:
-    """Each graph or function, and each graph inside it."""
+    """Each graph or function, and each graph nested in it."""
     return (scope[-1] for scope in scopes(*outermost))
 
 
 def nodes(*outermost: Any) -> Iterator[Any]:
-    """The nodes of all these graphs."""
+    """The nodes of each graph or function, and of each graph nested in it."""
     return (node for graph in graphs(*outermost) for node in graph.node)
 
 
-OPSETS = range(17, 22)  # LayerNormalization is from 17; weights of INT4 need 21, whose other Q/DQ engines may not load
-MAX_ELEMENTS = 2**30  # of anything that the graph computes for one picture; Swin V2-L at 384 pixels needs 2**25
-_SCALED = ("QuantizeLinear", "DequantizeLinear")
-_Constant: TypeAlias = tuple[Any, tuple[int, ...]]
-_STANDARD = ("", "ai.onnx")
-_MOST_DIMENSIONS = 32
-_MOST_CASTS = 8  # of a scale, one behind the other
-_MOST_INLINED = 10**5  # nodes: Swin-L has 44 rolls, of 20 nodes each
-_SHAPE_BYTES = 4096  # tensors that shape inference may want to read are smaller
-_TYPED_FIELDS = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data")
-_SAYING_NOTHING = ("Exception from ", "Model wasn't fully converted")  # OpenVINO's: the reason comes later
-
-
 def check_operators(model: Any) -> int:
-    """The opset of the standard operators; all nodes must be of those, or of functions of the model's own."""
+    """The opset of the standard operators. SwinQuantError for a node that is no such operator and no own function."""
     opsets = {entry.domain: entry.version for entry in model.opset_import}
     opset: int | None = next((opsets[domain] for domain in _STANDARD if domain in opsets), None)
     if opset is None or opset not in OPSETS:
@@ -71,7 +72,7 @@ def check_operators(model: Any) -> int:
 
 
 def _functions(model: Any) -> set[tuple[str, str]]:
-    """Domain and name of the model's own functions, which may be of standard operators alone, and not too many."""
+    """Domain and name of each of the model's own functions. SwinQuantError for non-standard or too many operators."""
     calls = Counter((node.domain, node.op_type) for node in nodes(model.graph))
     total = 0
     for function in model.functions:
@@ -106,13 +107,13 @@ def tensors(model: Any) -> Iterator[Any]:
 
 
 def external_parts(model: Any, folder: Path) -> tuple[Path, ...]:
-    """Check every tensor of `model`; returns the files in `folder` that hold the data of some."""
+    """Check every tensor of `model`; returns the files in `folder` that hold external data."""
     parts = (_check_tensor(tensor, folder) for tensor in tensors(model))
     return tuple(dict.fromkeys(part for part in parts if part))
 
 
 def _check_tensor(tensor: Any, folder: Path) -> Path | None:
-    """Raise unless a tensor's data is there and as large as its shape; return the file it is in, if another."""
+    """SwinQuantError unless a tensor's data is there and as large as its shape; returns the file of external data."""
     onnx = library("onnx", "onnx")
     name = shown(tensor.name) or "(unnamed)"
     if any(size < 0 for size in tensor.dims):
@@ -163,8 +164,10 @@ def _external(tensor: Any, name: str, expected: int, folder: Path) -> Path:
 
 
 def check_scales(graph: Any, folder: Path) -> None:
-    """Every Q/DQ node, also inside If, Loop and Scan, needs a constant scale that is finite and positive; a Cast of
-    one, as in float16, will do, if it still is both behind it."""
+    """SwinQuantError unless every Q/DQ node, also inside If, Loop and Scan, has a constant, finite, positive scale.
+
+    The scale may pass through Casts, as in float16, if it is still finite and positive behind them.
+    """
     every = list(scopes(graph))
     held = {id(scope[-1]): _names_in(scope[-1]) for scope in every}
     ends: dict[tuple[int, str], _Constant] = {}
@@ -187,7 +190,7 @@ def check_scales(graph: Any, folder: Path) -> None:
 
 
 def _names_in(graph: Any) -> dict[str, Any]:
-    """What the names of a graph stand for: a tensor, the node that computes it, or None for an input."""
+    """Name -> its tensor, the node that computes it, or None for an input of the graph."""
     found = {value.name: None for value in graph.input} | {tensor.name: tensor for tensor in graph.initializer}
     for node in graph.node:
         values = [one.t for one in node.attribute if node.op_type == "Constant" and one.name == "value"]
@@ -197,7 +200,7 @@ def _names_in(graph: Any) -> dict[str, Any]:
 
 
 def _found(name: str, names: Sequence[Mapping[str, Any]]) -> tuple[Any, Sequence[Mapping[str, Any]]]:
-    """What a name stands for in a graph, whose `names` come first, and those that are known where it was found."""
+    """The entry of `name` in the innermost of `names` that has it, and the names of that graph and its outer ones."""
     place = next((place for place, known in enumerate(names) if name in known), len(names))
     return (names[place][name] if place < len(names) else None), names[place:]
 
@@ -205,9 +208,11 @@ def _found(name: str, names: Sequence[Mapping[str, Any]]) -> tuple[Any, Sequence
 def _constant_behind(
     name: str, names: Sequence[Mapping[str, Any]], ends: dict[tuple[int, str], _Constant]
 ) -> _Constant:
-    """The tensor that a name stands for, None if it is none, and the types that it is cast to, the last one first;
-    `ends` keeps them for every name on the way."""
-    way: dict[tuple[int, str], int] = {}  # it may go in a circle
+    """The constant tensor behind a name, or None, and the types that it is cast to, the last one first.
+
+    `ends` keeps the answer for every name on the way.
+    """
+    way: dict[tuple[int, str], int] = {}  # the names passed: a hostile graph may lead in a circle
     casts: list[int] = []
     while True:
         found, names = _found(name, names)
@@ -225,7 +230,7 @@ def _constant_behind(
 
 
 def _extremes(tensor: Any, folder: Path) -> Any:
-    """The least and the largest value, as an array of the tensor's type; none for text, and for no values."""
+    """The least and the largest value, in the tensor's type; None for text, an empty array for no values."""
     onnx = library("onnx", "onnx")
     try:
         values = onnx.numpy_helper.to_array(tensor, base_dir=str(folder))
@@ -248,7 +253,7 @@ def _fault_of_scale(values: Any, casts: Sequence[int]) -> str:
 
 
 def without_data(model: Any) -> Any:
-    """`model` itself, less the data of large tensors, which shape inference does not read."""
+    """`model` itself, without the data of large tensors, which shape inference does not read."""
     for tensor in tensors(model):
         if tensor.ByteSize() > _SHAPE_BYTES:
             for field in ("raw_data", *_TYPED_FIELDS):
@@ -257,7 +262,10 @@ def without_data(model: Any) -> Any:
 
 
 def infer_shapes(model: Any) -> Any:
-    """The graph with the shape of every tensor, none of them absurd. Drops the data of large tensors from `model`."""
+    """The graph with the shape of every tensor. Drops the data of large tensors from `model`.
+
+    SwinQuantError for a graph that contradicts itself or has a tensor of more than MAX_ELEMENTS.
+    """
     onnx = library("onnx", "onnx")
     try:
         bare = without_data(model).SerializeToString()
@@ -275,18 +283,20 @@ def infer_shapes(model: Any) -> Any:
 
 
 def label(node: Any) -> str:
-    """The name of a node, or of its first output where it has none, fit to print."""
+    """The name of a node, else of its first output, fit to print."""
     return shown(node.name or next(iter(node.output), "") or node.op_type, 160)
 
 
 def shown(text: str, most: int = 80) -> str:
-    """Text of a file, fit for one line: no control characters, at most so many others."""
+    """Text from a file, fit for one line: without control characters, cut to `most` characters."""
     return printable(text[:most])
 
 
 def first_line(error: Exception) -> str:
-    """The first line of a library's message that says what it is about, and not where in the library it arose, or that
-    more is to come: those end with a colon."""
+    """The first line of a library's message that gives the reason.
+
+    Lines that name a place in the library, or end with a colon because more follows, are skipped.
+    """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     said = [line for line in lines if not line.startswith(_SAYING_NOTHING) and not line.endswith(":")] or lines
     return shown(said[0] if said else type(error).__name__, 200)

@@ -1,4 +1,4 @@
-"""Read ONNX files that nobody vouched for: check them before an engine sees them, and tell their inputs and outputs."""
+"""Reads untrusted ONNX files: checks them before an engine sees them, and describes their inputs and outputs."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,8 +32,15 @@ from swin_quant.cards.paths import card_path
 from swin_quant.data.preprocess import MAX_SIZE, Preprocess
 from swin_quant.quant.outputs import Output
 
+MAX_FILE_BYTES = 2**31 - 1  # of a protobuf message
+MOST_MAPS = 16
+_FLOAT8 = range(17, 21)  # TensorProto's numbers of the four float8 types
+PIXELS = "uint8"
+PREPROCESS = "swin_quant.preprocess"  # the metadata that says how pictures were prepared
+EXTRAS = ("probabilities", "top_classes", "top_probabilities")  # outputs beside logits, which our engines ignore
+GEMMS = ("MatMul", "Gemm", "Conv")
 MAX_FIELDS = 600_000  # a Swin-L has a third of that
-MAX_SMALL_NUMBERS = 2**24  # integers of variable length, which take 8 bytes where the file has 1
+MAX_SMALL_NUMBERS = 2**24  # integers of variable length, which take 8 bytes of memory for 1 in the file
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _TEXT, _MESSAGE, _RAW = 9, 11, 12  # FieldDescriptor.Type
 _FIXED = {_FIXED64: 8, _FIXED32: 4}
@@ -41,7 +48,7 @@ _FIXED_TYPES = (1, 2, 6, 7, 15, 16)  # double, float and the fixed integers: as 
 
 
 def check_wire(data: bytes, descriptor: Any) -> None:
-    """SwinQuantError unless `data` are a message of `descriptor` within bounds, every text in it UTF-8."""
+    """SwinQuantError unless `data` is a protobuf message of `descriptor`, within bounds, with every text in UTF-8."""
     try:
         _walk(data, descriptor)
     except (IndexError, UnicodeDecodeError) as error:
@@ -84,7 +91,7 @@ def _walk(data: bytes, descriptor: Any) -> None:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """A number of up to ten bytes, seven bits each, and where the next one is."""
+    """A number of up to ten bytes, seven bits each, and the place behind it."""
     value = shift = 0
     while True:
         byte = data[at]
@@ -102,25 +109,15 @@ def _fields(descriptor: Any) -> dict[int, tuple[int, Any]]:
     return {number: (field.type, field.message_type) for number, field in descriptor.fields_by_number.items()}
 
 
-MAX_FILE_BYTES = 2**31 - 1  # of a protobuf message
-MOST_MAPS = 16
-_FLOAT8 = range(17, 21)  # TensorProto's numbers of the four kinds
-PIXELS = "uint8"
-PREPROCESS = "swin_quant.preprocess"  # the metadata that says how pictures were prepared
-EXTRAS = ("probabilities", "top_classes", "top_probabilities")  # outputs beside logits, which engines here leave alone
-GEMMS = ("MatMul", "Gemm", "Conv")
-
-
 @dataclass(frozen=True)
 class OnnxFile:
-    """What a checked file says of itself. `batch` is None where any will do; `parts` hold its external data.
+    """A checked file.
 
-    `image_size`: the side of its square pictures, None where they may be of any height and width. `outputs`: logits or
-    an embedding, or the maps of a backbone.
-
-    `functions`: whether it has some of its own. `float8`: whether it quantizes to that. `gemms` are the names of its
-    MatMul, Gemm and Conv nodes, `quantizers` counts its QuantizeLinear nodes. `pixels`: of a file that takes uint8
-    [batch, side, side, channels], how it normalises them.
+    `batch`: None if the file takes any. `image_size`: the side of its square pictures, None if it takes any height and
+    width. `outputs`: the names of logits, an embedding, or a backbone's maps. `gemms`: the names of its MatMul, Gemm
+    and Conv nodes. `float8`: it holds float8 tensors. `quantizers`: how many QuantizeLinear nodes it has. `parts`: the
+    files of its external data. `functions`: it has functions of its own. `pixels`: the normalisation in a file that
+    takes uint8 [batch, side, side, channels].
     """
 
     path: Path
@@ -183,7 +180,7 @@ def read_model(path: str | Path) -> Any:
 
 
 def verified(artifact: Artifact) -> OnnxFile:
-    """The ONNX file of an artifact, which its run card must describe: external data and the size of pictures."""
+    """The ONNX file of an artifact. SwinQuantError unless its run card lists its external data and picture size."""
     file = open_onnx(artifact.file)
     known = {other["file"] for other in artifact.record["others"]}
     if strange := [part.name for part in file.parts if part.name not in known]:
@@ -200,11 +197,10 @@ def verified(artifact: Artifact) -> OnnxFile:
 
 
 def as_input(file: OnnxFile, images: Tensor) -> np.ndarray:
-    """Pictures [B, channels, H, W] as the file wants them: its type, a fixed batch filled up with zeros.
+    """Pictures [B, channels, H, W] as the file's input: in its type, a fixed batch filled up with zeros.
 
-    Where it takes pixels, they are those that the pictures were normalised from, exactly.
-
-    UsageError if they are of another size or more than a fixed batch.
+    A file that takes pixels gets exactly the pixels that the pictures were normalised from. UsageError for pictures of
+    another size, or for more of them than a fixed batch.
     """
     sizes = (file.channels, *((file.image_size,) * 2 if file.image_size else images.shape[2:]))
     if tuple(images.shape[1:]) != sizes:
@@ -221,7 +217,7 @@ def as_input(file: OnnxFile, images: Tensor) -> np.ndarray:
 
 
 def as_output(found: Sequence[np.ndarray], images: Tensor) -> Output:
-    """float32 [B, classes] on the images' device, without the rows that filled up a fixed batch; or a list of maps."""
+    """float32 [B, classes], or a list of maps, on the images' device, without the rows that filled up a fixed batch."""
     parts = [torch.from_numpy(np.asarray(part[: len(images)], dtype=np.float32).copy()) for part in found]
     on_device = [part.to(images.device) for part in parts]
     return on_device if on_device[0].ndim == 4 else on_device[0]
@@ -263,9 +259,9 @@ def _checked(path: Path, model: Any) -> OnnxFile:
 
 
 def _picture_input(value: Any, maps: bool) -> tuple[str, tuple[int | None, int, int | None, int | None]]:
-    """The type of the input, and [batch, channels, height, width]; a batch of None is open.
+    """The type of the input, and its [batch, channels, height, width]; an open batch is None.
 
-    Where the file gives `maps`, height and width may both be open, too.
+    Height and width may both be None, too, in a file whose outputs are `maps`.
     """
     onnx = library("onnx", "onnx")
     kind = value.type.tensor_type
@@ -287,7 +283,7 @@ def _picture_input(value: Any, maps: bool) -> tuple[str, tuple[int | None, int, 
 
 
 def _preprocess_in(metadata: Mapping[str, str]) -> Preprocess:
-    """How a file that takes pixels says that it normalises them."""
+    """The normalisation that a file which takes pixels declares. SwinQuantError if it declares none."""
     try:
         return Preprocess.from_dict(json.loads(metadata.get(PREPROCESS, "")))
     except (ValueError, RecursionError, SwinQuantError) as error:
@@ -296,7 +292,7 @@ def _preprocess_in(metadata: Mapping[str, str]) -> Preprocess:
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Errors of the checks name the file too."""
+    """Put the file's name in front of the checks' errors."""
     try:
         yield
     except SwinQuantError as error:

@@ -1,7 +1,6 @@
-"""What an ONNX file of ours computes inside, by the modules of the trained model: copies with more outputs.
+"""Copies of exported ONNX files that also give the output of every module of the trained model.
 
-The exporter calls an operator `<module>.<operator>`, and what it returns the same: the last one inside a module gives
-what the module gives.
+The exporter names an operator and its output `<module>.<operator>`: a module's output is that of its last operator.
 """
 
 import tempfile
@@ -24,7 +23,7 @@ _FLOATS = (1, 10)  # onnx.TensorProto.FLOAT, FLOAT16
 
 @dataclass(frozen=True)
 class OpenedUp:
-    """A copy of an ONNX file whose graph gives more than logits. `tensors`: module -> the output that is its own."""
+    """A copy of an ONNX file with more outputs than logits. `tensors`: module -> the name of its output."""
 
     file: OnnxFile
     tensors: dict[str, str]
@@ -32,7 +31,7 @@ class OpenedUp:
 
 @contextmanager
 def opened_up(file: OnnxFile) -> Iterator[OpenedUp]:
-    """A copy of the file in a folder of its own, for as long as the context lasts; parts are taken in."""
+    """A copy of the file, external data included, in a temporary folder that the end of the context removes."""
     onnx = library("onnx", "onnx")
     model = read_model(file.path)
     tensors = modules_of(model, file.input)
@@ -51,13 +50,13 @@ def opened_up(file: OnnxFile) -> Iterator[OpenedUp]:
 
 
 def modules_of(model: Any, pictures: str) -> dict[str, str]:
-    """Module -> the last float tensor that is computed from `pictures` inside it, in the order of the graph."""
+    """Module -> the last float tensor inside it that depends on `pictures`; modules in the order in which they end."""
     onnx = library("onnx", "onnx")
     graph = infer_shapes(onnx.ModelProto.FromString(model.SerializeToString()))
     floats = {value.name for value in (*graph.value_info, *graph.output) if value.type.tensor_type.elem_type in _FLOATS}
     alive, found = {pictures}, dict[str, str]()
-    moved: dict[str, str] = {}  # what a pair gives that may stand before the pooling that it was behind -> its node
-    for node in model.graph.node:  # not those of the inferred graph, where functions of a plugin are written out
+    moved: dict[str, str] = {}  # output of a Q/DQ pair, which may have been moved before a max pooling -> its node
+    for node in model.graph.node:  # not the inferred graph's nodes, where a plugin's functions are inlined
         if not alive.intersection(node.input):
             continue
         alive.update(node.output)
@@ -65,17 +64,17 @@ def modules_of(model: Any, pictures: str) -> dict[str, str]:
         if node.op_type == "DequantizeLinear" and words and words[-1] == _INPUT:
             moved[node.output[0]] = ".".join(words)
         elif node.op_type == "MaxPool" and node.input[0] in moved:
-            found[moved[node.input[0]]] = node.output[0]  # the values that the node gave; what is pooled is not there
+            found[moved[node.input[0]]] = node.output[0]  # in the trained model the node saw the pooled values
             continue
         if not words or node.output[0] not in floats:
             continue
         for length in range(1, len(words) + 1):
             module = ".".join(words[:length])
-            found.pop(module, None)  # the order is that in which modules end
+            found.pop(module, None)  # put in anew, behind the modules that ended before
             found[module] = node.output[0]
     return found
 
 
 def of_images(tensor: Tensor, images: Tensor, batch: int | None) -> Tensor:
-    """Of what a file computes of a fixed `batch`, which zeros filled up, the rows that are of the images."""
+    """The rows of a file's output that belong to `images`, without the zeros that filled up a fixed `batch`."""
     return tensor[: len(tensor) * len(images) // batch] if batch and tensor.dim() else tensor

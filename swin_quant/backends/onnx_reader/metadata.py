@@ -1,4 +1,4 @@
-"""What an exported ONNX file says of itself: preprocessing, class names, and the run card that it was made from."""
+"""The metadata in an exported ONNX file: preprocessing, class names, and the run card that it was made from."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -25,14 +25,14 @@ TEXTS = (NAME, CARD_SHA256, CHECKPOINT_SHA256)
 
 
 def card_sha256(card: RunCard) -> str:
-    """The SHA-256 of what a card says of its checkpoint: less its artifact, what was measured, versions and date."""
+    """The SHA-256 of a card's checkpoint part: without artifact, measurements, versions and date."""
     later = ("schema", "artifact", "results", "verification", "versions", "created")
     content = {key: value for key, value in without_paths(card).items() if key not in later}
     return sha256_of_data(content)
 
 
 def write(model: "ModelProto", card: RunCard, options: Mapping[str, Any], labels: Sequence[str] | None = None) -> None:
-    """Set the metadata of `model`, a file made from the checkpoint of `card`."""
+    """Set the metadata of `model`, which was made from the checkpoint of `card`."""
     entries = {
         NAME: card.name,
         PREPROCESS: json.dumps(card.preprocess),
@@ -49,7 +49,7 @@ def write(model: "ModelProto", card: RunCard, options: Mapping[str, Any], labels
 
 
 def labels_of(artifact: Artifact) -> list[str]:
-    """The class names that the file of an artifact carries; none if it has none."""
+    """The class names in an artifact's file; empty if it has none."""
     try:
         names = json.loads(open_onnx(artifact.file).metadata.get(LABELS, "[]"))
     except (ValueError, RecursionError):
@@ -58,7 +58,7 @@ def labels_of(artifact: Artifact) -> list[str]:
 
 
 def read(model: "ModelProto") -> dict[str, Any]:
-    """Key (with prefix) -> value, as `write` was given it; no key if the file is not ours. SwinQuantError if broken."""
+    """Prefixed key -> the value given to `write`; empty for a file that is not ours. SwinQuantError if broken."""
     found: dict[str, Any] = {}
     for entry in model.metadata_props:
         if entry.key.startswith(PREFIX):

@@ -1,4 +1,4 @@
-"""What an ONNX file itself shows of risks in half precision and INT8: its weights, its types, its scales."""
+"""Risks in half precision and INT8 that an ONNX file shows: in its weights, types and scales."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -28,7 +28,7 @@ _OF_HALF = (
 
 
 def by_file(path: Path) -> Iterator[Advice]:
-    """Risks of the file at `path`."""
+    """The risks of the file at `path`."""
     model = read_model(path)
     held = {tensor.name: tensor for graph in graphs(model.graph) for tensor in graph.initializer}
     floats = {name: tensor for name, tensor in held.items() if tensor.data_type in _FLOATS}
@@ -67,7 +67,7 @@ def by_file(path: Path) -> Iterator[Advice]:
 
 
 def _of_types(model: Any, half: set[str]) -> Iterator[Advice]:
-    """What sums or squares in float16; types flow from casts, weights and pictures."""
+    """Operators that sum or square in float16; types are followed from casts, weights and pictures."""
     for value in model.graph.input:
         if value.type.tensor_type.elem_type == _HALF:
             half.add(value.name)
@@ -84,7 +84,7 @@ def _of_types(model: Any, half: set[str]) -> Iterator[Advice]:
 
 
 def _of_scales(model: Any, held: Mapping[str, Any]) -> Iterator[Advice]:
-    """Weights that are quantized with one scale for all of their channels."""
+    """Weights that are quantized with one scale for all channels."""
     whole = [
         label(node)
         for node in nodes(model.graph)
@@ -101,7 +101,7 @@ def _multiplies(node: Any) -> bool:
 
 
 def _channels(node: Any) -> int:
-    """Which dimension of a weight is that of outputs."""
+    """The dimension of a weight's output channels."""
     turned = any(one.name == "transB" and one.i for one in node.attribute)
     return 0 if node.op_type == "Conv" or turned else -1
 

@@ -1,23 +1,25 @@
-"""Targets that are ONNX files: what an engine that reads them says in its descriptor."""
+"""Export targets that are ONNX files: data for the descriptors of engines that read ONNX."""
 
 from dataclasses import dataclass
 
 from swin_quant.backends.backend import Exports, Tolerances
 
-# The ONNX engines compute fake-quant's own formulas: what is left is sums in another order, which move a value by one
-# step where it lies between two, and what a half-precision body rounds. Measured on micro models of logits up to 6:
-# quantized 0.002, where quantization itself costs 0.015; bfloat16 0.005.
+# The ONNX engines compute fake-quant's formulas. Two differences remain: sums in another order, which move a value
+# between two levels by one step, and the rounding of half-precision layers. Measured on micro models with logits up to
+# 6: quantized 0.002, where quantization itself costs 0.015; bfloat16 0.005.
 ONNX_TOLERANCES = Tolerances(quantized=0.02, float32=0.001, half=0.05)
 
 
 @dataclass(frozen=True)
 class OnnxTarget:
-    """What an ONNX file for an engine is like: `float_type` where none is asked for; whether it may be float16.
+    """The form of ONNX file that an engine wants.
 
-    `constants`: what an engine would compute on loading, as position biases are looked up, is stored as it is.
-    `symmetric`: the engine takes no zero points. `int4`: it was seen to run weights of INT4. `fp8`: it takes float8.
-    `fuses_attention`: of rank 4 it makes one operator. `unsigned`: pairs that a convolution and others read are of
-    uint8. `ends`: it takes pictures of uint8, and files that give more than logits.
+    `float_type`: the default type of float layers; `takes_float16`: float16 is allowed.
+    `constants`: store values that other engines compute on loading, such as the position bias of each pair of tokens.
+    `symmetric`: the engine takes no zero points. `int4`: it was seen to run INT4 weights. `fp8`: it takes float8.
+    `fuses_attention`: it fuses attention of rank 4 into one operator.
+    `unsigned`: Q/DQ pairs that a convolution and other operators read are uint8.
+    `ends`: it takes uint8 pictures and files with more outputs than logits.
     """
 
     name: str
@@ -33,7 +35,7 @@ class OnnxTarget:
 
 
 def onnx_target(target: OnnxTarget, policies: tuple[str, ...], next_step: tuple[str, ...] = ()) -> Exports:
-    """What `export` writes for an engine that reads ONNX."""
+    """The export of an engine that reads ONNX."""
     return Exports(
         artifact="onnx",
         export="swin_quant.backends.onnx.export:export",

@@ -1,7 +1,8 @@
-"""ONNX's shape inference in a process of its own: what its C++ does to hostile graphs ends that process and no other.
+"""Runs ONNX's shape inference in a process of its own, so that a hostile graph can crash only that process.
 
-The parent starts this file as a script, once, when it first needs it; a request and its answer are a length and bytes.
-The worker ends with its parent, or when a request kills it, takes too long or too much memory; the next starts another.
+The parent starts this file as a script when it first needs it. A request and its answer are a length, then bytes. The
+worker ends with its parent, or when a request crashes it, takes too long or takes too much memory. The next request
+then starts another worker.
 """
 
 import atexit
@@ -13,20 +14,21 @@ import sys
 import threading
 from typing import BinaryIO, cast
 
-_SECONDS, _BYTES = 30, 768 << 20  # of a request
+_SECONDS, _BYTES = 30, 768 << 20  # limits of one request
 _START = (
     "import json, runpy, sys; sys.path[:] = json.loads(sys.argv[1]); runpy.run_path(sys.argv[2], run_name='__main__')"
 )
 
 
 class InferenceError(Exception):
-    """What the library says of the graph, or that it did not survive it."""
+    """The library's objection to a graph, or the way in which the worker ended."""
 
 
 def infer(model: bytes, *, strict: bool, inline: bool = False) -> bytes:
-    """A serialized model with the shapes of its tensors; `inline`: its own functions are written out before.
+    """`model`, serialized, with the shapes of its tensors added.
 
-    `strict` raises InferenceError for a graph that contradicts itself; otherwise what cannot be told stays unknown.
+    `inline`: the model's own functions are inlined first. `strict`: InferenceError for a graph that contradicts itself;
+    otherwise its shapes stay unknown. InferenceError also where the library crashes.
     """
     request = json.dumps({"strict": strict, "inline": inline}).encode()
     with _lock:
@@ -38,7 +40,7 @@ def infer(model: bytes, *, strict: bool, inline: bool = False) -> bytes:
             good, answer = _receive(out_of), _receive(out_of)
         except (OSError, EOFError) as error:
             raise InferenceError(f"the ONNX library does not survive it ({_end()})") from error
-        except BaseException:  # interrupted: its answer must not be taken for that of another request
+        except BaseException:  # interrupted: its answer must not reach the next request
             worker.kill()
             raise
     if not good:
@@ -48,15 +50,14 @@ def infer(model: bytes, *, strict: bool, inline: bool = False) -> bytes:
 
 _lock = threading.Lock()
 _worker: subprocess.Popen[bytes] | None = None
-_owner = 0  # a forked process must not share its parent's worker
+_owner = 0  # process id: a forked process must not use its parent's worker
 
 
 def _running() -> subprocess.Popen[bytes]:
     global _worker, _owner
     if _worker is None or _owner != os.getpid() or _worker.poll() is not None:
-        path = json.dumps(
-            [entry for entry in sys.path if entry]
-        )  # "" would be the current folder, which may hold anything
+        # "" is the current folder, which may hold anything.
+        path = json.dumps([entry for entry in sys.path if entry])
         command = [sys.executable, "-I", "-c", _START, path, os.path.abspath(__file__)]
         _worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         _owner = os.getpid()
@@ -65,7 +66,7 @@ def _running() -> subprocess.Popen[bytes]:
 
 @atexit.register
 def _end() -> str:
-    """End the worker; how it ended, in words."""
+    """End the worker and say how it ended."""
     global _worker
     worker, _worker = _worker, None
     if worker is None or _owner != os.getpid():
@@ -73,7 +74,7 @@ def _end() -> str:
     for pipe in (worker.stdin, worker.stdout):
         try:
             cast(BinaryIO, pipe).close()
-        except OSError:  # it did not wait for what was still to be written
+        except OSError:  # the worker ended before it read everything
             pass
     code = worker.wait()
     if code == -signal.SIGPROF:
@@ -102,7 +103,7 @@ def _serve() -> None:
 
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the library may print
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's business
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_DATA, (_BYTES, _BYTES))
     while True:
@@ -110,7 +111,7 @@ def _serve() -> None:
             options, model = json.loads(_receive(requests)), _receive(requests)
         except EOFError:
             return
-        signal.setitimer(signal.ITIMER_PROF, _SECONDS)  # of computing; it ends the process even in C++
+        signal.setitimer(signal.ITIMER_PROF, _SECONDS)  # seconds of CPU; the signal ends the process even in C++
         try:
             parsed = ModelProto.FromString(model)
             parsed = inliner.inline_local_functions(parsed) if options["inline"] else parsed
@@ -121,7 +122,7 @@ def _serve() -> None:
                 if strict:
                     raise
             good, data = b"1", parsed.SerializeToString()
-        except Exception as error:  # noqa: BLE001  the parent says what it was
+        except Exception as error:  # noqa: BLE001  the parent reports it
             good, data = b"", str(error).encode(errors="replace")
         signal.setitimer(signal.ITIMER_PROF, 0)
         _send(answers, good)
