@@ -18,7 +18,7 @@ from swin_quant.base.files import sha256_of
 from swin_quant.base.shipped import configs_dir
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import CheckpointRecord
-from swin_quant.checkpoint import candidates
+from swin_quant.checkpoint import identify
 from swin_quant.cli import main
 from swin_quant.cli.commands import GROUPS
 from swin_quant.cli.session import FRONT_DOOR
@@ -152,7 +152,7 @@ def test_what_documents_and_help_show_can_be_done(path, shelf, run, tmp_path, mo
     monkeypatch.chdir(folder)
     config = folder / "configs" / "swin" / f"{NAME}.yaml"
     monkeypatch.setattr("swin_quant.config.files.shipped_configs", lambda: {NAME: config})
-    monkeypatch.setattr(candidates, "_shipped", lambda: (candidates._candidate(NAME, config),))
+    monkeypatch.setattr(identify, "_shipped", lambda: (identify._candidate(NAME, config),))
     for command, words in shell_lines(path):
         line = f"{command} {shlex.join(words)}"
         if any(line.startswith(known) for known in NOT_RUN):

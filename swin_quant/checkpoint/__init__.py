@@ -1,10 +1,17 @@
 """Reading and writing weights: Microsoft's, timm's, FasterTransformer's and safetensors files, and our own."""
 
 from swin_quant.checkpoint.load import load_calibrated, load_float
-from swin_quant.checkpoint.opened import Checkpoint, OpenedCheckpoint, made_before, open_checkpoint
+from swin_quant.checkpoint.opened import (
+    Checkpoint,
+    OpenedCheckpoint,
+    Weights,
+    is_calibrated,
+    made_before,
+    open_checkpoint,
+    read_weights,
+)
 from swin_quant.checkpoint.read import Source, read_state_dict
 from swin_quant.checkpoint.save import calibrated_bytes, calibrated_state, save_calibrated, save_float
-from swin_quant.checkpoint.weights import Weights, is_calibrated, read_weights
 
 __all__ = [
     "Checkpoint",

@@ -15,7 +15,7 @@ from torch import Tensor
 from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.base.progress import log
 from swin_quant.checkpoint.names import to_microsoft
-from swin_quant.checkpoint.weights import Weights
+from swin_quant.checkpoint.opened import Weights
 from swin_quant.config.outputs import DETECTION, EACH
 
 _ENTRANCE = re.compile(r"(.*?)patch_embed\.proj(ection)?\.weight")
@@ -32,7 +32,7 @@ _OURS_IN_THEIRS = [0, 2, 1, 3]  # place of our (0, 0), (1, 0), (0, 1), (1, 1) in
 
 
 def as_backbone(weights: Weights) -> tuple[Weights, dict[str, Any]]:
-    """The Swin in a file under the house's names, and the keys of MODEL.FEATURES that the file determines.
+    """The Swin in a file under Microsoft's names, and the keys of MODEL.FEATURES that the file determines.
 
     Whatever lies beside it (a neck, heads) is left out and logged. A classifier's file comes back unchanged.
     SwinQuantError for a file with several backbones.

@@ -12,9 +12,8 @@ from swin_quant.base.compat import import_timm
 from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.base.files import read_json
 from swin_quant.cards.records import NAMES, are_names
-from swin_quant.checkpoint.hub import WEIGHTS
 from swin_quant.checkpoint.opened import Checkpoint, open_checkpoint
-from swin_quant.checkpoint.sources import timm_name
+from swin_quant.checkpoint.sources import WEIGHTS, timm_name
 from swin_quant.config.outputs import LOGITS
 from swin_quant.data.class_names import is_usual_imagenet
 from swin_quant.data.imagenet import wnids_of

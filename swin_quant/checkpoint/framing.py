@@ -1,4 +1,4 @@
-"""How transformers' processors prepare pictures, in the words of our configuration.
+"""Translate how transformers' processors prepare pictures into keys of our configuration.
 
 A processor resizes, crops, rescales (times `rescale_factor`, 1 / 255) and normalises, each step as `do_...` says. The
 last two are one step of ours: a pixel of 0 to 255 becomes (pixel / 255 - MEAN) / STD.
@@ -38,7 +38,7 @@ def prepared_by_processor(given: Mapping[str, Any], where: str) -> Prepared:
 
 
 class _Unlike(Exception):
-    """A way to frame pictures that is not supported, in words."""
+    """A resize or crop that is not supported; the message says which."""
 
 
 def _levels(said: Mapping[str, Any], known: Processor, where: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The configuration of a checkpoint that came without one: from its run card, or from its own keys and shapes.
+"""Find the configuration of a checkpoint that came without one: in its run card, or from its keys and shapes.
 
 Tensors leave some keys open: always the preprocessing, and the size of the pictures where no mask is stored. They come
 from the publisher's description beside the file, or from the shipped configuration of the same geometry. Where several
@@ -7,7 +7,10 @@ publisher's.
 """
 
 import contextlib
+import functools
 from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,26 +22,109 @@ from swin_quant.base.progress import log
 from swin_quant.base.reading import reads
 from swin_quant.cards.paths import card_path
 from swin_quant.checkpoint.backbones import as_backbone
-from swin_quant.checkpoint.candidates import Candidate, choose, fitting, nearest, windows_of
-from swin_quant.checkpoint.geometry import Geometry, changes_model, difference, geometry, stage_windows
-from swin_quant.checkpoint.opened import Checkpoint, open_checkpoint
+from swin_quant.checkpoint.geometry import Geometry, changes_model, difference, differing, geometry, stage_windows
+from swin_quant.checkpoint.opened import Checkpoint, Weights, open_checkpoint
 from swin_quant.checkpoint.published import described_by_timm, published
 from swin_quant.checkpoint.publishers import HOW_PREPARED
 from swin_quant.checkpoint.sources import name_of, timm_name
 from swin_quant.checkpoint.unsupported import described, unsupported_kind
-from swin_quant.checkpoint.weights import Weights
 from swin_quant.config import architecture, default_config, find_config, from_dict, load_config, to_dict
+from swin_quant.config.files import shipped_configs
 from swin_quant.config.load import keys_set_in
 from swin_quant.config.outputs import FEATURES, LOGITS
 from swin_quant.config.timm import HEADS
 from swin_quant.config.values import merge, value_at
 
+
+@dataclass(frozen=True)
+class Candidate:
+    """A shipped configuration: its geometry as `geometry` gives it, and how its pictures are prepared."""
+
+    name: str
+    file: Path
+    geometry: Geometry
+    preparation: tuple[Any, ...]
+
+    @property
+    def model(self) -> str:
+        """A text that is equal for candidates that are the same model, whatever their heads and training."""
+        without_head = {key: value for key, value in self.geometry.items() if key != "NUM_CLASSES"}
+        return repr((sorted(without_head.items()), self.preparation))
+
+
+def fitting(known: Geometry) -> list[Candidate]:
+    """The shipped configurations that contradict nothing of `known`; a head with another number of
+    classes is no contradiction."""
+    same = [each for each in _shipped() if set(differing(known, each.geometry)) <= {"NUM_CLASSES"}]
+    return [each for each in same if not differing(known, each.geometry)] or same
+
+
+def windows_of(name: str, known: Geometry) -> Geometry:
+    """The windows of timm's architecture `name`: a model built with other sizes keeps them."""
+    own = next((each.geometry for each in _shipped() if _plain(each.name) == _plain(name)), {})
+    windows = {key: own[key] for key in ("WINDOW_SIZE", "PRETRAINED_WINDOW_SIZES") if key in own}
+    stages = len(known.get("DEPTHS", ()))
+    return {key: value[:stages] if isinstance(value, list) else value for key, value in windows.items()}
+
+
+def nearest(known: Geometry) -> Candidate:
+    """The shipped configuration that contradicts `known` in the fewest keys, then by the smallest amount."""
+    return min((each for each in _shipped() if each.geometry["TYPE"] == known["TYPE"]), key=partial(_distance, known))
+
+
+def _distance(known: Geometry, candidate: Candidate) -> tuple[int, float]:
+    keys = [key for key in differing(known, candidate.geometry) if key != "NUM_CLASSES"]
+    pairs = [(_entries(known[key]), _entries(candidate.geometry[key])) for key in keys]
+    return len(keys), sum(abs(a - b) for one, other in pairs for a, b in zip(one, other, strict=False))
+
+
+def _entries(value: Any) -> list[float]:
+    return value if isinstance(value, list) else [value]
+
+
+def choose(candidates: Sequence[Candidate], known: Geometry, name: str, file: Path) -> Candidate:
+    """The candidate that fits a model's name, or the plainest of several that differ in their training only.
+
+    UsageError names the file and the candidates where these are different models.
+    """
+    left = _named_alike(candidates, _plain(name)) or candidates
+    if len({each.model for each in left}) > 1:
+        keys = {key for each in left for key in differing(left[0].geometry, each.geometry)} - known.keys()
+        raise UsageError(
+            f"{file}: fits several configurations, since its tensors do not tell {listed(sorted(keys))}: "
+            f"give ‹cfg› NAME, one of {listed((each.name for each in left), len(left))}"
+        )
+    return min(left, key=lambda each: len(each.name))
+
+
+def _named_alike(candidates: Sequence[Candidate], name: str) -> list[Candidate]:
+    """The candidates with the longest name that begins `name`, or else those whose name begins with `name`."""
+    begun = [each for each in candidates if name.startswith(_plain(each.name))]
+    longest = max((len(each.name) for each in begun), default=0)
+    return [each for each in begun if len(each.name) == longest] or [
+        each for each in candidates if _plain(each.name).startswith(name)
+    ]
+
+
+def _plain(name: str) -> str:
+    """A name without the parts that Microsoft, timm and Hugging Face write differently."""
+    return name.lower().replace("-", "_").replace("_patch4", "").split(".")[0]
+
+
+@functools.cache
+def _shipped() -> tuple[Candidate, ...]:
+    return tuple(_candidate(name, file) for name, file in shipped_configs().items())
+
+
+def _candidate(name: str, file: Path) -> Candidate:
+    cfg = load_config(file)
+    told = {"TYPE": cfg.MODEL.TYPE, "IMG_SIZE": cfg.DATA.IMG_SIZE, "NUM_CLASSES": cfg.MODEL.NUM_CLASSES}
+    told |= {key: value for key, value in architecture(cfg).items() if key != "QK_SCALE"}
+    return Candidate(name, file, told, (cfg.TEST.CROP, cfg.DATA.INTERPOLATION))
+
+
 _ELSEWHERE = {"TYPE": "MODEL.TYPE", "NUM_CLASSES": "MODEL.NUM_CLASSES", "IMG_SIZE": "DATA.IMG_SIZE"}
-_OPEN = (
-    "IMG_SIZE",
-    "WINDOW_SIZE",
-    "PRETRAINED_WINDOW_SIZES",
-)  # some files leave them open; the user may set them
+_OPEN = ("IMG_SIZE", "WINDOW_SIZE", "PRETRAINED_WINDOW_SIZES")  # some files leave them open; the user may set them
 _HEAD_KEYS = ("MODEL.TYPE", "MODEL.NUM_CLASSES")  # loading compares them, and may replace a head
 _DEFAULTED = ("QK_SCALE", "PRETRAINED_WINDOW_SIZES")  # no tensor determines the first; few files lack the second
 _MOST_STAGES = 16
@@ -198,23 +284,13 @@ def _from_shipped(chosen: Candidate, known: Geometry, given: Mapping[str, Any], 
     if known["NUM_CLASSES"] != chosen.geometry["NUM_CLASSES"]:  # a model of the user's, trained from ours
         own["MODEL.NAME"] = name_of(file)
     cfg, shipped = load_config(chosen.file, overrides={**own, **given}), load_config(chosen.file)
-    other = [
-        f"{key} {value_at(cfg, key)} ({value_at(shipped, key)})"
-        for key in HOW_PREPARED
-        if value_at(cfg, key) != value_at(shipped, key)
-    ]
-    unlike = f"; pictures are prepared otherwise, as was published or asked for: {', '.join(other)}" if other else ""
+    other = [key for key in HOW_PREPARED if value_at(cfg, key) != value_at(shipped, key)]
+    shown = ", ".join(f"{key} {value_at(cfg, key)} ({value_at(shipped, key)})" for key in other)
+    unlike = f"; pictures are prepared otherwise, as was published or asked for: {shown}" if other else ""
     assumed = [f"{key} {chosen.geometry[key]}" for key in _OPEN if key in chosen.geometry and key not in known]
     rest = f" ({listed(assumed)} as there: no tensor tells)" if assumed else ""
-    log.info(
-        "%s: is of the configuration %s%s, %d classes%s%s",
-        file,
-        chosen.name,
-        rest,
-        cfg.MODEL.NUM_CLASSES,
-        unlike,
-        _beside(file),
-    )
+    what = f"{chosen.name}{rest}, {cfg.MODEL.NUM_CLASSES} classes{unlike}{_beside(file)}"
+    log.info("%s: is of the configuration %s", file, what)
     return cfg
 
 
@@ -282,7 +358,7 @@ def _check_footprint(cfg: CfgNode, file: Path) -> None:
 
 
 def _elements(cfg: CfgNode) -> tuple[int, int]:
-    """The elements of the matrices of a Swin, and of what is computed from its geometry."""
+    """The number of elements in a Swin's weight matrices, and in the tables computed from its geometry."""
     a, weights, tables = architecture(cfg), 0, 0
     side, width = cfg.DATA.IMG_SIZE // a.PATCH_SIZE, a.EMBED_DIM
     for depth in a.DEPTHS:

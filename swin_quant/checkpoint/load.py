@@ -1,4 +1,4 @@
-"""Filling a model from a checkpoint, all or nothing: every fault is found before the first weight changes."""
+"""Load a checkpoint into a model, all or nothing: every fault is found before the first weight changes."""
 
 import math
 import re
@@ -16,12 +16,11 @@ from swin_quant.base.progress import log
 from swin_quant.base.reading import reads
 from swin_quant.checkpoint.backbones import as_backbone
 from swin_quant.checkpoint.geometry import difference, geometry
-from swin_quant.checkpoint.opened import Checkpoint, open_checkpoint
+from swin_quant.checkpoint.opened import Checkpoint, Weights, open_checkpoint
 from swin_quant.checkpoint.ranges import assign_ranges, checked_ranges, is_range
 from swin_quant.checkpoint.read import Source
 from swin_quant.checkpoint.roots import find_model
 from swin_quant.checkpoint.unsupported import described, unsupported_kind
-from swin_quant.checkpoint.weights import Weights
 from swin_quant.config.families import families
 from swin_quant.config.outputs import FEATURES, LOGITS
 from swin_quant.quant.factors import all_factors
@@ -47,13 +46,8 @@ def resized(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor], file: Pat
             found[key] = _bicubic(value.float(), shape[0])
         changed.append(f"{key} {list(value.shape)} to {list(shape)}")
     if changed:
-        log.warning(
-            "%s: %d tables of positions were interpolated as %s code does: %s, ...",
-            file,
-            len(changed),
-            "timm's" if by_timm else "Microsoft's",
-            changed[0],
-        )
+        how = f"interpolated as {'timm' if by_timm else 'Microsoft'}'s code does"
+        log.warning("%s: %d tables of positions were %s: %s, ...", file, len(changed), how, changed[0])
     return found
 
 
@@ -113,7 +107,7 @@ def load_calibrated(model: nn.Module, checkpoint: Checkpoint) -> Source:
 
 
 def _read(model: nn.Module, checkpoint: Checkpoint) -> Weights:
-    """The weights of a file, under the model's own names where more of them fit than under the house's."""
+    """The weights of a file, under the model's own names where more of them fit than under Microsoft's."""
     read, wanted = open_checkpoint(checkpoint).weights(getattr(model, "weights_set", "")), model.state_dict().keys()
     have = len(wanted & read.state.keys())
     whole = have == len(wanted) or getattr(model, "output_kind", LOGITS) == FEATURES
@@ -163,9 +157,9 @@ def _assign(model: nn.Module, weights: Mapping[str, Tensor], ranges: Mapping[str
 def _checked_weights(
     model: nn.Module, read: Weights, replace_head: bool | None, resizes: bool = False
 ) -> dict[str, Tensor]:
-    """The entries of a file to load, once their names, shapes, types and values are checked.
+    """The entries of a file that are loaded; their names, shapes, types and values are checked.
 
-    `resizes`: tables of positions may have another size; never with ranges, which were found at one size.
+    `resizes`: accept tables of positions of another size; not with ranges, which were found at one size.
     """
     state, path = fitted(model, read.state), read.source.path
     skipped = _head() if replace_head else ()

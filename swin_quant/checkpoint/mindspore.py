@@ -1,4 +1,4 @@
-"""MindSpore's parameter names for Swin and ResNet, both ways, and its .ckpt files, without MindSpore.
+"""Convert MindSpore's parameter names for Swin and ResNet, both ways; read and write its .ckpt files without it.
 
 Names of mindcv (https://github.com/mindspore-lab/mindcv) and of the model zoo, which differ in heads and shortcuts;
 the tensors are the same, except that attention has q, k and v apart. The file is a protobuf (checkpoint.proto):
@@ -21,7 +21,7 @@ from swin_quant.base.reading import Cursor, varint
 NAME = "MindSpore"
 MAX_BYTES = 4 << 30
 
-# Their words -> ours; several spellings are read, and the first is written.
+# MindSpore's words -> ours; every spelling is read, and the first is written.
 WORDS = (
     (("gamma",), "weight"),
     (("beta",), "bias"),
@@ -44,23 +44,15 @@ _DERIVED = re.compile(r"\.(relative_bias\.index|attn_mask|relative_position_inde
 # A gamma alone proves nothing: timm's layer scale has one, too.
 _SEEN = re.compile(r"(\.(beta|moving_mean|moving_variance|embedding_table)|\.attn\.relative_bias\..+)$")
 _QKV = ("q", "k", "v")
-TYPES = {
-    "Float32": torch.float32,
-    "Float16": torch.float16,
-    "Float64": torch.float64,
-    "BFloat16": torch.bfloat16,
-    "Int8": torch.int8,
-    "UInt8": torch.uint8,
-    "Int16": torch.int16,
-    "Int32": torch.int32,
-    "Int64": torch.int64,
-    "Bool": torch.bool,
+TYPES: dict[str, torch.dtype] = {
+    name: getattr(torch, name.lower())
+    for name in "Float32 Float16 Float64 BFloat16 Int8 UInt8 Int16 Int32 Int64 Bool".split()
 }
 _TYPE_NAMES = {kind: name for name, kind in TYPES.items()}
 
 
 def is_mindspore(keys: Iterable[str]) -> bool:
-    """Whether parameters are named as MindSpore does: one word of its own is enough."""
+    """Whether parameters have MindSpore's names: one word that only MindSpore uses is enough."""
     return any(_SEEN.search(key) for key in keys)
 
 
@@ -108,9 +100,7 @@ def to_mindspore(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _replaced(key: str, words: Iterable[tuple[str, str]]) -> str:
     for old, new in words:
-        changed = re.sub(rf"(^|\.){re.escape(old)}(?=\.|$)", rf"\g<1>{new}", key)
-        if changed != key:
-            key = changed
+        key = re.sub(rf"(^|\.){re.escape(old)}(?=\.|$)", rf"\g<1>{new}", key)
     return key
 
 
@@ -181,7 +171,7 @@ def _tensor(tag: str, parts: list[tuple[tuple[int, ...], str, memoryview]]) -> T
         raise ValueError(f"{tag:.80} is of type {kind:.20}")
     content = bytearray(b"".join(bytes(part[2]) for part in parts))
     size = torch.empty((), dtype=TYPES[kind]).element_size()
-    shape = () if shape == (0,) else shape  # how it writes a scalar
+    shape = () if shape == (0,) else shape  # MindSpore writes a scalar as [0]
     fits = len(shape) <= 16 and prod(max(side, 1) for side in shape) < 2**63  # before an endless product, or torch's
     if not fits or prod(shape) * size != len(content):
         raise ValueError(f"{tag:.80}: {len(content)} bytes are not {list(shape)[:16]} of {kind}")
@@ -190,7 +180,7 @@ def _tensor(tag: str, parts: list[tuple[tuple[int, ...], str, memoryview]]) -> T
 
 
 def _fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
-    """Fields of a protobuf message: varints and what has a length (https://protobuf.dev/programming-guides/encoding)."""
+    """Number and value of each field of a protobuf message (https://protobuf.dev/programming-guides/encoding)."""
     cursor = Cursor(data)
     while cursor:
         key = varint(cursor.byte)
@@ -215,7 +205,7 @@ def _bytes(value: int | memoryview) -> memoryview:
 
 
 def ckpt_of(state: Mapping[str, Tensor]) -> bytes:
-    """The file of tensors under their names. SwinQuantError for one of a type that MindSpore has not."""
+    """The content of a .ckpt file with the tensors of `state`. SwinQuantError for a type that MindSpore lacks."""
     return b"".join(_field(1, _field(1, name.encode()) + _field(2, _message(name, x))) for name, x in state.items())
 
 
@@ -223,7 +213,7 @@ def _message(name: str, x: Tensor) -> bytes:
     if x.dtype not in _TYPE_NAMES:
         raise SwinQuantError(f"{name}: is of type {x.dtype}, which MindSpore has not")
     content = x.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
-    dims = b"".join(b"\x08" + _encoded_varint(size) for size in (x.shape or (0,)))  # it writes a scalar as [0]
+    dims = b"".join(b"\x08" + _encoded_varint(size) for size in (x.shape or (0,)))
     return dims + _field(2, _TYPE_NAMES[x.dtype].encode()) + _field(3, content)
 
 

@@ -1,4 +1,4 @@
-"""One convention of names inside the house, Microsoft's (docs/reference, section 1.2); every other one is renamed.
+"""Rename parameters to Microsoft's names (docs/reference, section 1.2), the one convention inside this package.
 
 timm's patch merging concatenates the four neighbours in Microsoft's order, (0,0), (1,0), (0,1), (1,1), and its V2
 keeps `q_bias` and `v_bias` apart as Microsoft does: only names change, no tensor. transformers names the parts of a
@@ -50,7 +50,7 @@ WRAPPERS = tuple(  # in any order and depth
 CONVENTIONS = (
     Convention("timm features", r"^layers_0\.", r"^layers_(\d+)\.", lambda match: f"layers.{match[1]}."),
     Convention("SimMIM", r"\.attn\.rpe_mlp\.", r"\.attn\.rpe_mlp\.", ".attn.cpb_mlp."),
-    Convention(  # for a Swin alone: the heads of timm's other models have this name in the house too
+    Convention(  # for a Swin alone: the heads of timm's other models have this name here, too
         "timm",
         r"^head\.fc\.",
         r"^head\.fc\.",

@@ -1,18 +1,72 @@
-"""A checkpoint that is opened once and handed on: its file, hash, weights, run card and class names."""
+"""A checkpoint that is opened once and handed on: its file, hash, weights and run card."""
 
 import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TypeAlias
 
+from torch import Tensor
+
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.files import sha256_of
+from swin_quant.base.reading import reads
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.lineage import card_of
+from swin_quant.cards.paths import card_path
 from swin_quant.checkpoint.geometry import Geometry, geometry
-from swin_quant.checkpoint.ranges import BOUNDS
+from swin_quant.checkpoint.names import to_microsoft, without_inserted
+from swin_quant.checkpoint.parts import RAW, satisfies
+from swin_quant.checkpoint.ranges import BOUNDS, SUFFIX
+from swin_quant.checkpoint.read import Source, read_state_dict
+from swin_quant.checkpoint.roots import find_swin
 from swin_quant.checkpoint.sources import local_file
-from swin_quant.checkpoint.weights import Weights, read_weights
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A state_dict under Microsoft's names and its source; `raw`: the same under the file's own names; `asked`: the
+    set that the user named, if it is still to be found."""
+
+    state: dict[str, Tensor]
+    source: Source
+    raw: Mapping[str, Tensor] | None = None
+    asked: str = ""
+
+
+def is_calibrated(state: Mapping[str, Tensor]) -> bool:
+    """Whether a state_dict carries any calibrated range."""
+    return any(key.endswith(SUFFIX) for key in state)
+
+
+@reads("checkpoint")
+def read_weights(
+    checkpoint: str | os.PathLike[str], weights: str = "", sha256: Callable[[], str] | None = None
+) -> Weights:
+    """The weights of a file; SwinQuantError as in `read_state_dict`.
+
+    `weights`: the set to take from a file that holds several (`parts`); a file of ours holds one.
+    """
+    raw, source = read_state_dict(local_file(checkpoint), weights, sha256)
+    raw = without_inserted(raw)
+    calibrated = is_calibrated(raw)
+    ours = calibrated or card_path(source.path).exists()
+    asked = "" if ours or (weights != RAW and satisfies(source.weights, weights)) else weights
+    found = find_swin(raw, asked, source.path)
+    try:
+        state, convention = to_microsoft(found.state)
+    except SwinQuantError as error:
+        raise SwinQuantError(f"{source.path}: {error}") from error
+    name = ".".join(filter(None, (source.weights, found.root.removesuffix("."))))
+    source = replace(
+        source,
+        format=f"{source.format}, {convention} names",
+        calibrated=calibrated,
+        weights=name,
+        several=source.several or found.several,
+    )
+    return Weights(state, source, raw, "" if found.user_chose else asked)
 
 
 class OpenedCheckpoint:
@@ -30,7 +84,7 @@ class OpenedCheckpoint:
     """
 
     def __init__(self, file: Path, weights: Weights | None = None) -> None:
-        """`weights`: those that were read already, or never lay in a file."""
+        """`weights`: if they were read already, or never lay in a file."""
         self.file, self._given = file, weights
         self._read: dict[str, Weights] = {}
 
@@ -55,7 +109,7 @@ class OpenedCheckpoint:
         return card_of(self.file, lambda: self.sha256)
 
     def weights(self, asked: str = "") -> Weights:
-        """The weights under the house's names; `asked` (ema, raw, a name) chooses where the file holds several sets."""
+        """The weights under Microsoft's names; `asked` (ema, raw, a name) chooses where the file holds several sets."""
         if self._given is not None:
             return self._given
         if asked not in self._read:
@@ -63,7 +117,7 @@ class OpenedCheckpoint:
         return self._read[asked]
 
     def forget(self) -> None:
-        """Free the weights; who asks again reads them again."""
+        """Free the weights; the next call of `weights` reads them again."""
         self._read.clear()
 
     @property
@@ -98,7 +152,7 @@ def open_checkpoint(checkpoint: Checkpoint) -> OpenedCheckpoint:
 def made_before(checkpoint: Checkpoint | None) -> RunCard | None:
     """The card of a checkpoint that was calibrated or has weights of its own; None for a plain float one.
 
-    Whatever is made from the checkpoint came from the same original, through the same passes.
+    A model made from the checkpoint inherits this card's original and passes.
     """
     if checkpoint is None:
         return None

@@ -1,4 +1,4 @@
-"""The part of a file that is the model: files nest weights, and hold several sets of them beside other data.
+"""Choose the set of weights that is the model: files nest weights, and hold several sets beside other data.
 
 A set is a mapping with tensors, named by the keys that lead to it (`state.model_ema`), or keys that share a prefix.
 """
@@ -85,12 +85,8 @@ def _default(file: Path, sets: Mapping[str, Shapes], among: Mapping[str, Shapes]
     if len(first) > 1:
         raise SwinQuantError(f"{file}: {_shown(first)} could each be the model: choose one by ‹weights› NAME")
     if others := [name for name in _large(among or sets) if name != first[0]]:
-        log.warning(
-            "%s: holds several sets of weights: %s is taken, not %s (‹weights› chooses)",
-            file,
-            _shown(first),
-            _shown(others),
-        )
+        choice = f"{_shown(first)} is taken, not {_shown(others)} (‹weights› chooses)"
+        log.warning("%s: holds several sets of weights: %s", file, choice)
     return first[0]
 
 

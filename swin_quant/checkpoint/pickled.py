@@ -1,4 +1,4 @@
-"""Pickles read as data. No name in a pickle is imported or called: `find` gives a stand-in for it, or refuses.
+"""Read pickles as data. No name in a pickle is imported or called: `find` gives a stand-in for it, or refuses.
 
 A small machine runs the opcodes for dictionaries, lists, tuples, sets, text and numbers. Its result is a tree that is
 safe to walk: bounded in depth and in size, however much of it is shared, and without circles. The work is bounded, too:
@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 _MAX_OPCODES, _MAX_VALUES, _MAX_DEPTH, _MAX_BITS = 400_000, 4_000_000, 100, 512
 _MAX_KEY_PARTS, _MAX_TEXT = 16, 4096  # parts of a key, characters of a name
-_COPIED = 2  # calls copy their arguments, what is in these, and what is in that
+_COPIED = 2  # levels below the arguments that a call may copy
 _SCALARS = (str, int, float, bool, bytes, type(None))
 
 
@@ -22,7 +22,7 @@ class Malformed(ValueError):
 
 @dataclass(frozen=True)
 class Opaque:
-    """A stand-in for an object that is neither a dense tensor of a common type nor plain data: what it was."""
+    """A stand-in for an object that is neither plain data nor a dense tensor of a common type; `what` describes it."""
 
     what: str
     is_tensor: bool = False
@@ -121,10 +121,11 @@ class _Machine:
                 if isinstance(part, dict | list | tuple):
                     self.charge(part, depth - 1)
 
-    def tuple_of(self, count: int) -> None:
+    def top(self, count: int) -> list[Any]:
+        """Take the last `count` values from the stack."""
         if len(self.stack) < count:
             raise Malformed("the stack is empty")
-        self.stack[-count:] = [tuple(self.stack[-count:])]
+        return [self.stack.pop() for _ in range(count)][::-1]
 
 
 def mapping(pairs: Any = ()) -> dict[Any, Any]:
@@ -181,30 +182,9 @@ _MADE: dict[str, Callable[[], Any]] = {
 }
 
 
-def _memoize(m: _Machine) -> None:
-    m.memo[len(m.memo)] = m.stack[-1]
-
-
-def _append(m: _Machine) -> None:
-    _grow(m, [m.stack.pop()])
-
-
-def _extend(m: _Machine) -> None:
-    _grow(m, m.above_mark())
-
-
 def _grow(m: _Machine, values: list[Any]) -> None:
     if not isinstance(m.stack[-1], Opaque):
         _expect(list, m.stack[-1]).extend(values)
-
-
-def _set_items(m: _Machine) -> None:
-    _fill(m, m.above_mark())
-
-
-def _set_item(m: _Machine) -> None:
-    value, key = m.stack.pop(), m.stack.pop()
-    _fill(m, [key, value])
 
 
 def _fill(m: _Machine, flat: list[Any]) -> None:
@@ -213,7 +193,7 @@ def _fill(m: _Machine, flat: list[Any]) -> None:
 
 
 def _build(m: _Machine) -> None:
-    """Set attributes, on a stand-in that keeps them; all others are dropped."""
+    """Set attributes on a stand-in that keeps them; any other drops them."""
     attributes = m.stack.pop()
     if isinstance(m.stack[-1], Attributes):
         m.charge(_expect(dict, attributes), 0)
@@ -229,19 +209,19 @@ _CALLS: dict[str, Callable[[_Machine], Any]] = {
     "POP": lambda m: m.stack.pop(),
     "POP_MARK": lambda m: m.above_mark(),
     "DUP": lambda m: m.stack.append(m.stack[-1]),
-    "MEMOIZE": _memoize,
-    "TUPLE1": lambda m: m.tuple_of(1),
-    "TUPLE2": lambda m: m.tuple_of(2),
-    "TUPLE3": lambda m: m.tuple_of(3),
+    "MEMOIZE": lambda m: m.memo.update({len(m.memo): m.stack[-1]}),
+    "TUPLE1": lambda m: m.stack.append(tuple(m.top(1))),
+    "TUPLE2": lambda m: m.stack.append(tuple(m.top(2))),
+    "TUPLE3": lambda m: m.stack.append(tuple(m.top(3))),
     "TUPLE": _collect(tuple),
     "LIST": _collect(list),
     "FROZENSET": _collect(list),
     "DICT": _collect(lambda flat: _put({}, flat)),
-    "APPEND": _append,
-    "APPENDS": _extend,
-    "ADDITEMS": _extend,
-    "SETITEM": _set_item,
-    "SETITEMS": _set_items,
+    "APPEND": lambda m: _grow(m, m.top(1)),
+    "APPENDS": lambda m: _grow(m, m.above_mark()),
+    "ADDITEMS": lambda m: _grow(m, m.above_mark()),
+    "SETITEM": lambda m: _fill(m, m.top(2)),
+    "SETITEMS": lambda m: _fill(m, m.above_mark()),
     "STACK_GLOBAL": _Machine.global_of_stack,
     "REDUCE": _Machine.call,
     "NEWOBJ": _Machine.call,

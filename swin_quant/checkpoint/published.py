@@ -1,4 +1,4 @@
-"""The publisher's description of a checkpoint, as keys of our configuration.
+"""Read the publisher's description of a checkpoint into keys of our configuration.
 
 It is in the file (Microsoft's pickled `config`, metadata of safetensors) or beside it: transformers' or timm's
 `config.json`, `preprocessor_config.json`. timm itself describes a file in the hub's cache that has neither. The tables
@@ -20,7 +20,6 @@ from swin_quant.base.progress import log
 from swin_quant.base.schema import show
 from swin_quant.checkpoint.framing import prepared_by_processor
 from swin_quant.checkpoint.geometry import Geometry, changes_model
-from swin_quant.checkpoint.hub import WEIGHTS
 from swin_quant.checkpoint.publishers import (
     ARGUMENTS,
     MICROSOFT,
@@ -33,7 +32,7 @@ from swin_quant.checkpoint.publishers import (
     side,
 )
 from swin_quant.checkpoint.read import Source
-from swin_quant.checkpoint.sources import timm_name
+from swin_quant.checkpoint.sources import WEIGHTS, timm_name
 from swin_quant.config import default_config
 from swin_quant.config.defaults import defaults
 from swin_quant.config.timm import prepared
@@ -44,6 +43,7 @@ _SMALL = 32  # pixels: Microsoft's code crops no picture up to this size, whatev
 _TIMMS = {"pretrained_cfg", "model_args", "num_classes", "num_features", "input_size", "mean"}
 _TRAINERS = re.compile(r"checkpoint-\d+")  # a folder of transformers' trainer; its processor may lie one above
 _FLAT = {"img_size", "window_size", "embed_dim"}  # a pickled config with any of these holds a builder's arguments
+_PREPARED = ("crop_pct", "interpolation", "mean", "std")  # keys of timm's pretrained_cfg, and of its trainer
 _NAMED = {  # our key -> the key in a processor's description, the key in timm's
     "DATA.IMG_SIZE": ("size", "input_size"),
     "DATA.INTERPOLATION": ("resample", "interpolation"),
@@ -135,9 +135,9 @@ def published(
     """The description of a checkpoint of geometry `told`, without the keys that the user set (`explicit`).
 
     A key that the user set, or that a configuration file has `settled`, lifts a refusal. UsageError for a description
-    that contradicts the tensors or itself, or asks for something unsupported. A file whose name is not the usual one of
-    a repository may lie beside another file's description: one that contradicts the tensors is left unread, with a
-    warning.
+    that contradicts the tensors or itself, or asks for something unsupported. A file without a
+    repository's usual name may lie beside another file's description: if that contradicts the tensors, it is left
+    unread, with a warning.
     """
     node, file = f"MODEL.{str(told['TYPE']).upper()}", source.path
     described, beside = Description(), Description()
@@ -150,24 +150,17 @@ def published(
         log.warning("%s; it is left unread", error)
         beside = Description()
     if file.name not in WEIGHTS and (other := beside.contradictions(told, explicit)):
-        log.warning(
-            "%s: describes another model than %s is, and is left unread: %s",
-            file.with_name("config.json"),
-            file.name,
-            other[0],
-        )
+        unlike = f"describes another model than {file.name} is, and is left unread: {other[0]}"
+        log.warning("%s: %s", file.with_name("config.json"), unlike)
         beside = Description()
     if not beside.raw and not described.raw and (name := timm_name(file)) is not None:
         given = import_timm().get_pretrained_cfg(name).to_dict() | {"num_classes": None}  # a copy's head is its own
         _read_timm(beside, given, f"timm's {name}", node)
     for place, value in beside.keys.items():
         described.say(place, value, beside.where[place])
-    described = replace(
-        described,
-        refusals=described.refusals | beside.refusals,
-        unknown=described.unknown + beside.unknown,
-        raw=described.raw | beside.raw,
-    )
+    described.refusals.update(beside.refusals)
+    described.unknown.extend(beside.unknown)
+    described.raw.update(beside.raw)
     described = described.checked(explicit, settled)
     if other := described.contradictions(told, explicit):
         raise UsageError(f"{file}: {other[0]}: set that key to say which it is")
@@ -207,16 +200,11 @@ def _read_trainer(described: Description, args: Mapping[str, Any], name: str, wh
     usual = timm.get_pretrained_cfg(name).to_dict() if timm.is_model(name) else {}
     side = args.get("img_size")
     own = {"input_size": None if side is None else [3, side, side], "num_classes": None}
-    own |= {key: args[key] for key in (*own, "mean", "std", "crop_pct", "interpolation") if args.get(key) is not None}
-    kept = {
-        key: usual[key]
-        for key in ("input_size", "crop_mode", "crop_pct", "interpolation", "mean", "std")
-        if key in usual
-    }
+    own |= {key: args[key] for key in (*own, *_PREPARED) if args.get(key) is not None}
+    kept = {key: usual[key] for key in (*_PREPARED, "input_size", "crop_mode") if key in usual}
     config = kept | {key: value for key, value in own.items() if value is not None}
-    _read_timm(
-        described, {"architecture": name, "pretrained_cfg": config, "model_args": args.get("model_kwargs")}, where, node
-    )
+    told = {"architecture": name, "pretrained_cfg": config, "model_args": args.get("model_kwargs")}
+    _read_timm(described, told, where, node)
 
 
 def _read_repository(described: Description, file: Path, node: str) -> None:

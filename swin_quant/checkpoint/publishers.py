@@ -1,6 +1,6 @@
-"""The keys that publishers use, source by source, with a rule for each: data that `published` reads.
+"""The keys in publishers' descriptions, one table a source, with a rule for each key; `published` applies them.
 
-A key without a rule is named in a warning: none is passed over in silence.
+A key without a rule is named in a warning.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias
 
 @dataclass(frozen=True)
 class Sets:
-    """Honoured: sets a key of our configuration; `{node}` stands for MODEL.SWIN or MODEL.SWINV2."""
+    """The publisher's key sets one of our configuration; `{node}` stands for MODEL.SWIN or MODEL.SWINV2."""
 
     place: str
     read: Callable[[Any], Any] = lambda value: value
@@ -27,25 +27,15 @@ class Only:
     unless: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Ignored:
-    """Without effect on the computation: training, bookkeeping, provenance. `names`: holds class names."""
-
-    names: bool = False
-
-
-@dataclass(frozen=True)
-class Combined:
-    """Honoured together with other keys of its table, by a function for its source."""
-
-
-Table: TypeAlias = Mapping[str, Sets | Only | Ignored | Combined]
-IGNORED, NAMES, COMBINED = Ignored(), Ignored(names=True), Combined()
+Table: TypeAlias = Mapping[str, Sets | Only | str]
+IGNORED = "ignored"  # no effect on the computation: training, bookkeeping, provenance
+NAMES = "names"  # class names, which `class_names` reads
+COMBINED = "combined"  # a function for its source reads the key together with others
 HOW_PREPARED = ("TEST.CROP", "TEST.CROP_RATIO", "TEST.SHAPE", "DATA.INTERPOLATION", "DATA.MEAN", "DATA.STD")
 _FRAMED = ("TEST.CROP", "TEST.SHAPE")
 
 
-def _each(rule: Ignored | Combined | Only, names: str) -> dict[str, Sets | Only | Ignored | Combined]:
+def _each(rule: str, names: str) -> dict[str, Sets | Only | str]:
     return dict.fromkeys(names.split(), rule)
 
 

@@ -1,4 +1,4 @@
-"""The grid that the ranges of a checkpoint were found for, by its run card, and whether a policy may use them.
+"""Compare the grid that a checkpoint's ranges were found for, by its run card, with the grid that a policy gives.
 
 A range that `mse` or `entropy` found, or that was learned, fits one number of bits, in int8 or in float8, and clips
 wrongly at another. Ranges of `percentile` and `max`, and the maxima of weights, are the same for any number.
@@ -109,21 +109,14 @@ def check_bits(model: nn.Module, card: RunCard | None, policies: Sequence[Policy
         asked = {name: setting for name, setting in settings if setting.enabled and setting.amax is None}
         if found is None:
             if other := sorted({setting.bits for setting in asked.values()} - {8}):
-                log.warning(
-                    "%s: no run card says for how many bits its ranges were found: policy %s has %s",
-                    checkpoint,
-                    policy.name,
-                    listed(map(str, other)),
-                )
+                unknown = "no run card says for how many bits its ranges were found"
+                log.warning("%s: %s: policy %s has %s", checkpoint, unknown, policy.name, listed(map(str, other)))
             continue
         if card and (names := rounded_otherwise(model, card, policy)):
             log.warning(
-                "%s: %s rounded weights for other grids than policy %s has (%s): they are rounded once more, "
-                "and `calibrate` under it finds better ones",
-                checkpoint,
-                choosing_ranges(card.kept_passes)[-1],
-                policy.name,
-                listed(names, 2),
+                f"{checkpoint}: {choosing_ranges(card.kept_passes)[-1]} rounded weights for other grids than policy "
+                f"{policy.name} has ({listed(names, 2)}): they are rounded once more, and `calibrate` under it finds "
+                "better ones"
             )
         others = {name: found[name] for name, setting in asked.items() if not found[name].is_for(setting)}
         wrong = {name: origin for name, origin in others.items() if origin.method in OF_BITS}
@@ -140,12 +133,8 @@ def check_bits(model: nn.Module, card: RunCard | None, policies: Sequence[Policy
                 f"has {here} at {name}: {remedy} with these bits"
             )
         log.warning(
-            "%s: %s for %s, and policy %s has %s: usable, but `calibrate` with these bits finds better ones",
-            checkpoint,
-            _origin_text(others, origin),
-            origin.grid,
-            policy.name,
-            here,
+            f"{checkpoint}: {_origin_text(others, origin)} for {origin.grid}, and policy {policy.name} has {here}: "
+            "usable, but `calibrate` with these bits finds better ones"
         )
 
 

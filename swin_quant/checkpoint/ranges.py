@@ -1,8 +1,8 @@
 """The ranges (`<node>._amax`) of a calibrated checkpoint: docs/reference, section 1.3.
 
 FasterTransformer's files hold one 0-dim float32 per node; a [1] is the same. A weight may have one per output channel:
-[out, 1], for a convolution [out, 1, 1, 1]. Ours also hold `<node>._bounds`, float32 [2], for every activation: both
-ends, for grids with a zero point. FasterTransformer's loaders are not strict and pass over it.
+[out, 1], for a convolution [out, 1, 1, 1]. Our files add `<node>._bounds`, float32 [2], for every activation: both
+ends, for grids with a zero point. FasterTransformer's loaders are not strict and ignore it.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Reading the tensors of a weights file that somebody else wrote, without running any code in it."""
+"""Read the tensors of a weights file that somebody else wrote, without running any code in it."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Finding a model in the keys of a file: under a prefix, with its head beside it, and entries of other models.
+"""Find a model among the keys of a file: under a prefix, its head beside it, entries of other models around it.
 
 A root is the prefix before the names of a model: `module.`, `teacher.backbone.`, or nothing.
 """
@@ -40,7 +40,7 @@ class FoundModel:
 def find_swin(state: Mapping[str, Tensor], asked: str, file: Path) -> FoundModel:
     """The Swin classifier in `state`, whatever wraps it; `state` unchanged without one, or for a larger model.
 
-    A prefix of wrappers alone, with nothing beside it, is left to `names`.
+    `names` takes off a prefix of wrappers alone, with nothing beside it.
     """
     roots = _roots(state, lambda name: _OF_A_SWIN.match(name) is not None)
     swins = {root for key in state for root, name in _splits(key) if _BLOCK.match(name)}
@@ -99,11 +99,7 @@ def _above(root: str) -> list[str]:
 
 
 def _below(
-    state: Mapping[str, Tensor],
-    roots: Sequence[str],
-    asked: str,
-    file: Path,
-    is_own: Callable[[str], object],
+    state: Mapping[str, Tensor], roots: Sequence[str], asked: str, file: Path, is_own: Callable[[str], object]
 ) -> FoundModel:
     """The entries under one of `roots`, and entries beside it with the model's own names."""
     shapes = {root[:-1]: {key: tuple(state[key].shape) for key in state if key.startswith(root)} for root in roots}

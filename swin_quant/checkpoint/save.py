@@ -1,4 +1,4 @@
-"""Writing weights: FasterTransformer's calibrated layout, and Microsoft's float one."""
+"""Write weights: in FasterTransformer's calibrated layout, or in Microsoft's float one."""
 
 import io
 import os

@@ -1,6 +1,7 @@
 """Zip archives with uncompressed members, as torch.save writes them.
 
-Nothing is unpacked, so nothing can be larger than its file. The directory has one reading: it ends where the file ends.
+Nothing is unpacked, so nothing can be larger than its file. The directory
+ends where the file ends, so that no two readers find different ones.
 Layout: PKWARE's APPNOTE 6.3, sections 4.3.7, 4.3.12, 4.3.14 to 4.3.16 and 4.5.3.
 """
 

@@ -1,4 +1,4 @@
-"""Reading files of torch.save, in either container: plain data, and tensors over the bytes in the file.
+"""Read files of torch.save, zip or legacy: plain data, and tensors over the bytes in the file.
 
 The pickle gives a tensor's type, shape and strides; the bytes in the file bound its memory. A view of more elements
 than are stored becomes an Opaque that says what it was, and so does any tensor that is not dense or of no common type.
@@ -26,17 +26,10 @@ _LEGACY, _PROTOCOL = 0x1950A86A20F9469CFC6C, 1001  # torch/serialization.py, bef
 _MAX_PICKLE = 16 << 20
 MAX_DIMENSIONS = 64  # torch's limit
 
-_STORAGES = {
-    "Double": torch.float64,
-    "Float": torch.float32,
-    "Half": torch.float16,
-    "BFloat16": torch.bfloat16,
-    "Long": torch.int64,
-    "Int": torch.int32,
-    "Short": torch.int16,
+_STORAGES: dict[str, torch.dtype] = {
+    **{name: getattr(torch, name.lower()) for name in "Double Float Half BFloat16 Long Int Short Bool".split()},
     "Char": torch.int8,
     "Byte": torch.uint8,
-    "Bool": torch.bool,
 }
 TYPES = {str(dtype): dtype for dtype in _STORAGES.values()}
 _WIDTHS = {"ComplexFloat": 8, "ComplexDouble": 16, "QUInt8": 1, "QInt8": 1, "QInt32": 4, "Untyped": 1}
@@ -234,9 +227,8 @@ def _tensor_of_type(
 def _view(
     storage: _Storage, dtype: torch.dtype | None, name: str, offset: int, size: Shape, stride: Shape
 ) -> Tensor | Opaque:
-    if len(size) != len(stride) or len(size) > MAX_DIMENSIONS:
-        raise Malformed("a tensor of no shape")
-    if any(type(n) is not int or n < 0 for n in (offset, *size, *stride)):
+    natural = all(type(n) is int and n >= 0 for n in (offset, *size, *stride))
+    if len(size) != len(stride) or len(size) > MAX_DIMENSIONS or not natural:
         raise Malformed("a tensor of no shape")
     if dtype is None:
         return Opaque(f"a tensor of {name}", is_tensor=True)

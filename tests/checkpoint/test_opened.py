@@ -5,7 +5,7 @@ import torch
 
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.cards.card import RunCard
-from swin_quant.checkpoint import load_float, made_before, open_checkpoint, opened, save_float, weights
+from swin_quant.checkpoint import load_float, made_before, open_checkpoint, opened, save_float
 from swin_quant.checkpoint.class_names import names_of
 from swin_quant.checkpoint.identify import config_for, config_given
 from swin_quant.models import build_model
@@ -16,7 +16,7 @@ def counted(monkeypatch):
     """The names of the functions that read a file, one entry a call."""
 
     calls = []
-    for module, name in ((opened, "sha256_of"), (weights, "read_state_dict"), (opened, "card_of")):
+    for module, name in ((opened, "sha256_of"), (opened, "read_state_dict"), (opened, "card_of")):
         original = getattr(module, name)
         monkeypatch.setattr(
             module, name, lambda *given, _name=name, _read=original: calls.append(_name) or _read(*given)
