@@ -5,7 +5,8 @@ stages, roles) are measured alike. A forward begins at the group's first node: t
 in the float model, or in the quantized one.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -17,8 +18,32 @@ from swin_quant.quant.distance import FIGURES, Loss, Totals, decibels, distance,
 from swin_quant.quant.eval_mode import eval_mode
 from swin_quant.quant.policy import ROLES, dequantize, enabled_nodes, quantize
 from swin_quant.quant.quantizer import Quantizer, Role, State
-from swin_quant.quant.replay import recorded, replayed
 from swin_quant.quant.watch import watching
+
+
+@contextmanager
+def recorded(parts: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
+    """The outputs of `parts`, which run one after another, in a forward inside."""
+    outputs: list[Tensor] = []
+    with watching({str(number): part for number, part in enumerate(parts)}, lambda *seen: outputs.append(seen[-1])):
+        yield outputs
+
+
+@contextmanager
+def replayed(parts: Sequence[nn.Module], outputs: Sequence[Tensor]) -> Iterator[None]:
+    """Inside, the first `len(outputs)` of `parts` return `outputs` for any input.
+
+    Modules between them compute as usual, from the output of the part before.
+    """
+    skipped = list(zip(parts, outputs, strict=False))
+    for part, output in skipped:
+        part.forward = lambda *given, _output=output: _output
+    try:
+        yield
+    finally:
+        for part, _ in skipped:
+            del part.forward
+
 
 NODE, LAYER, BLOCK, STAGE, ROLE = "node", "layer", "block", "stage", "role"
 Group = tuple[str, str, tuple[str, ...]]  # kind, name, nodes

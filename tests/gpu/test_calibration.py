@@ -8,7 +8,7 @@ from pass_contexts import same
 
 from swin_quant.models.registry import units_of
 from swin_quant.quant.calibration import Method, calibrate
-from swin_quant.quant.passes import range_search, unit_ranges
+from swin_quant.quant.passes import range_search
 from swin_quant.quant.passes.kind import PassContext
 from swin_quant.quant.passes.range_search import RangeSearchOptions
 from swin_quant.quant.passes.scratch import Scratch
@@ -61,8 +61,7 @@ def test_ranges_that_rank_0_found_serve_a_rank_on_a_gpu(gpu, tiny_model, images,
         return state_of(model)
 
     first = searched(Scratch(tmp_path))
-    for module in (range_search, unit_ranges):
-        monkeypatch.setattr(module, "from_main", told)
+    monkeypatch.setattr(range_search, "from_main", told)
     for scratch in (Scratch(), Scratch(tmp_path)):
         other = searched(scratch)
         assert {value.device.type for value in other.values()} == {gpu.type}

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from swin_quant.base.errors import UsageError
 from swin_quant.quant import straight_through
 from swin_quant.quant.fake_quant import E4M3, fake_quant, grid, round_to_grid_, spacing
-from swin_quant.quant.passes.rounding import gptq
-from swin_quant.quant.passes.soft_rounding import Rounding
+from swin_quant.quant.passes.gptq import gptq
+from swin_quant.quant.passes.unit_training import Rounding
 from swin_quant.quant.policies import builtin_policies, load_policy
 from swin_quant.quant.policy import Rule, apply_policy, decide, enabled_nodes, policy_from_dict, quantize
 from swin_quant.quant.quantizer import Quantizer, Role, State, named_nodes

@@ -3,7 +3,7 @@
 import torch
 
 from swin_quant.models.registry import blocks_of
-from swin_quant.quant.replay import recorded, replayed
+from swin_quant.quant.sensitivity import recorded, replayed
 
 
 def test_the_rest_from_every_block_on_is_the_whole(tiny_model):

@@ -2,27 +2,124 @@
 
 Wider and narrower ranges of activations, operands of attention and weights are tried node after node in the quantized
 unit, on the outputs of the quantized units before it. An error of a channel weighs as much as the logits change by it
-(`fisher`). Each rank tries some ranges of a node, or with `together` some nodes of a unit (`unit_ranges`).
+(`fisher`). Each rank tries some ranges of a node, or with `together` some nodes of a unit.
 (Yuan et al., "PTQ4ViT", 2022: Hessian guided metric, alternating search.)
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
-from swin_quant.base.distributed import from_main
+from swin_quant.base.distributed import from_main, shared_out
 from swin_quant.base.schema import within
+from swin_quant.quant.layer import QuantizedLayer
 from swin_quant.quant.passes.fisher import channel_weights
 from swin_quant.quant.passes.gains import gain_db, note_of
 from swin_quant.quant.passes.improve_units import improve_units
 from swin_quant.quant.passes.kind import CheckedOptions, Pass, PassContext
 from swin_quant.quant.passes.state import AMAX, BOUNDS, Values, state_of
 from swin_quant.quant.passes.targets import Targets, targets_of
-from swin_quant.quant.passes.unit_ranges import search_ranges
+from swin_quant.quant.passes.trial import enabled_in
 from swin_quant.quant.passes.units import UnitRun
+from swin_quant.quant.quantizer import Quantizer
+from swin_quant.quant.ranges import weight_range
+
+_FACTORS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.1, 1.2, 1.35)
+_BETTER = 0.999  # of the error before: a smaller gain may be chance
+
+Tried = Callable[[Quantizer], list[Tensor]]
+
+
+def search_ranges(unit: nn.Module, targets: Targets, rounds: int, together: bool) -> None:
+    """Give the nodes of the quantized unit ranges with a smaller error on the training pictures.
+
+    `together`: all nodes choose at once, not one after another. Each rank tries a part, and all choose the same.
+    """
+    least = from_main(targets.cost(unit, targets.training))  # ranks whose kernels differ must not choose differently
+    layers = {part._weight_quantizer: part for part in unit.modules() if isinstance(part, QuantizedLayer)}
+    nodes = [node for node in enabled_in(unit) if node.setting.amax is None]
+    turn = _together if together else _in_turn
+
+    def tried(node: Quantizer, finer: int) -> list[Tensor]:
+        layer = layers.get(node)
+        return list(_candidates(node, None if layer is None else layer.weight, finer))
+
+    for finer in range(rounds):
+        least = turn(unit, targets, nodes, partial(tried, finer=finer), least)
+
+
+def _in_turn(unit: nn.Module, targets: Targets, nodes: Sequence[Quantizer], tried: Tried, least: float) -> float:
+    """Node after node, each with the choices of those before it. Ranks share out the ranges of a node."""
+    for node in nodes:
+        before, candidates = _range(node), from_main(tried(node))
+        errors = shared_out(candidates, partial(_error, unit, targets, node))
+        best, least = _best(errors, least)
+        _give(node, before if best is None else candidates[best])
+    return least
+
+
+def _together(unit: nn.Module, targets: Targets, nodes: Sequence[Quantizer], tried: Tried, least: float) -> float:
+    """Each node beside the old ranges of all others; all keep these if the choices together are no better. Ranks share
+    out the nodes."""
+    before = [_range(node) for node in nodes]
+    candidates = from_main([tried(node) for node in nodes])
+
+    def choice(number: int) -> int | None:
+        best, _ = _best([_error(unit, targets, nodes[number], each) for each in candidates[number]], least)
+        _give(nodes[number], before[number])
+        return best
+
+    for number, best in enumerate(shared_out(range(len(nodes)), choice)):
+        _give(nodes[number], before[number] if best is None else candidates[number][best])
+    error = from_main(targets.cost(unit, targets.training))
+    if error < least:
+        return error
+    for node, value in zip(nodes, before, strict=True):
+        _give(node, value)
+    return least
+
+
+def _best(errors: Sequence[float], least: float) -> tuple[int | None, float]:
+    """The number of an error that is clearly below `least`, if any, and the least error then."""
+    best = None
+    for number, error in enumerate(errors):
+        if error < least * _BETTER:
+            best, least = number, error
+    return best, least
+
+
+def _error(unit: nn.Module, targets: Targets, node: Quantizer, candidate: Tensor) -> float:
+    _give(node, candidate)
+    return targets.cost(unit, targets.training)
+
+
+def _candidates(node: Quantizer, weight: Tensor | None, finer: int) -> Iterator[Tensor]:
+    """Ranges around a node's own, nearer to it in each round."""
+    start = _range(node)
+    if weight is not None:
+        start = node.range_for(weight.detach())
+        least = weight_range("mse", weight, node)
+        if least is not None and not finer:
+            yield start
+            start = least
+            yield start
+    yield from (start * factor**0.5**finer for factor in _FACTORS)
+
+
+def _range(node: Quantizer) -> Tensor:
+    return node.range.clone()
+
+
+def _give(node: Quantizer, value: Tensor) -> None:
+    value = value.to(node.range.device)  # what rank 0 tells comes on the CPU
+    if node.setting.symmetric:
+        node.amax = value
+    else:
+        node.bounds = value
 
 
 @dataclass(frozen=True)

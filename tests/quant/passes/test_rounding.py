@@ -7,8 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swin_quant.quant.passes import rounding
-from swin_quant.quant.passes.rounding import gptq, nearest, nearest_where_better, row_errors
+from swin_quant.quant.passes.gptq import gptq, nearest, nearest_where_better, row_errors
 from tests.helpers.rounding_problem import problem
 
 SEEDS = st.integers(0, 2**31)
@@ -45,7 +44,7 @@ def test_unclipped_rows_stay_within_their_bound(seed, mixing):
 
 @pytest.mark.parametrize("block", [1, 5, 128])
 def test_it_is_the_textbook_s_with_an_inverse_for_each_column(block, monkeypatch):
-    monkeypatch.setattr(rounding, "BLOCK", block)
+    monkeypatch.setattr("swin_quant.quant.passes.gptq.BLOCK", block)
     weight, hessian = problem(3)
     scale = scales(weight, 7)
     rest, left, expected = weight.clone(), hessian.diagonal().argsort(descending=True).tolist(), torch.zeros(5, 12)
