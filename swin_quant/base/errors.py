@@ -1,7 +1,7 @@
 """Errors that a user can mend: one line that names the file, key or node and says what to do.
 
-The library does not know who asks. What the caller gave is named as a field, `‹batch›`; the text says `batch`, and
-inside `speaking` what that front calls it: the command line, `--batch`.
+The library does not know who asks. A message names an option as a field, `‹batch›`. Python reads `batch`; inside
+`speaking` the field has the caller's word for it: on the command line `--batch`.
 """
 
 import re
@@ -43,7 +43,7 @@ def in_words(text: str) -> str:
 
 @contextmanager
 def speaking(words: Mapping[str, str]) -> Iterator[None]:
-    """Inside, fields are called by `words`, also in errors that leave it."""
+    """Give fields these `words` inside the context, and in errors that leave it."""
     before = dict(_words)
     _words.clear()
     _words.update(words)
@@ -59,14 +59,14 @@ def speaking(words: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def called(**words: str) -> Iterator[None]:
-    """Inside, these fields have these names; every other keeps the name it has outside."""
+    """Rename these fields inside the context; every other field keeps its name."""
     with speaking({**_words, **words}):
         yield
 
 
 @contextmanager
 def memory_errors_named() -> Iterator[None]:
-    """Inside, running out of memory is a SwinQuantError; it names the field to lower, if this context has one."""
+    """Turn running out of memory into a SwinQuantError that names the field to lower, if the context has one."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
@@ -78,8 +78,8 @@ def memory_errors_named() -> Iterator[None]:
 
 
 def is_out_of_gpu_memory(error: BaseException) -> bool:
-    """Whether it says so: torch's allocator by a class, which need not be imported; all that ask the driver themselves,
-    as Triton's loader of kernels and CUDA graphs do, by words alone.
+    """Whether a GPU's memory ran out. Torch's allocator raises a class of its own, which need not be imported to be
+    known by name; code that asks the driver itself (Triton's loader, CUDA graphs) says it in words alone.
     """
     in_words = isinstance(error, RuntimeError) and "CUDA" in str(error) and "out of memory" in str(error)
     return in_words or type(error).__name__ == "OutOfMemoryError"

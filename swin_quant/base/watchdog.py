@@ -17,18 +17,18 @@ from contextlib import suppress
 import torch.distributed as dist
 
 _TICK_SECONDS = 1.0
-_JOIN_TICKS = 45  # for all ranks to start
-_SILENCE_TICKS = 40  # of a rank that said nothing of its end; a library may hold the interpreter for half as long
+_JOIN_TICKS = 45  # time for all ranks to start
+_SILENCE_TICKS = 40  # after which a silent rank counts as dead; a library may hold the interpreter for half as long
 _NEWS_TICKS = 5
-_GRACE_TICKS = 3  # for the main thread to notice by itself that another rank failed, and to end in good order
-_TELL_TICKS = 8  # for a last word to reach the store
+_GRACE_TICKS = 3  # time for the main thread to notice by itself that another rank failed, and to end in good order
+_TELL_TICKS = 8  # time for a last word to reach the store
 _ROUNDS = 3  # rounds of news to wait for after a collective broke off
 _FAILURE, _BEAT = "failure", "beat"
 _END_OF_BAR = "\r\x1b[2K\x1b[?25h"  # on a terminal: its line cleared, the cursor shown again
 
 
 def broken_connection(error: RuntimeError) -> str | None:
-    """What a collective's error says of the other ranks, if it is about them."""
+    """The reason, in words, where a collective's error means that another rank is gone; else None."""
     broken = isinstance(error, dist.DistError) or "by peer" in str(error)
     return "another rank is gone: it ended without a word, or was killed" if broken else None
 
@@ -168,7 +168,7 @@ class Watchdog:
 class _Signals:
     """Whether Ctrl-C or SIGTERM came, also while the main thread waits in a library, where no handler of ours runs.
 
-    SIGALRM is one of them that was put off (`cli.interrupts`).
+    SIGALRM stands for one of them that was put off (`cli.guard`).
     """
 
     def __init__(self) -> None:
