@@ -92,6 +92,11 @@ def listed(names: Iterable[str], limit: int = 5) -> str:
     return ", ".join(names[:limit]) + (f" and {rest} more" if rest > 0 else "")
 
 
+def first_line(error: BaseException | None, most: int = 200) -> str:
+    """The first line of an error's message, or the name of its class if it has none."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:most]
+
+
 def one_line(text: str) -> str:
     """Text of a file, fit to print: what is not printable (line ends, escape codes) is shown as its Python escape."""
     if text.isprintable():

@@ -10,9 +10,9 @@ from yacs.config import CfgNode
 
 from swin_quant.base.compat import import_timm
 from swin_quant.base.errors import SwinQuantError, listed
-from swin_quant.base.files import read_json
 from swin_quant.cards.records import NAMES, are_names
 from swin_quant.checkpoint.opened import Checkpoint, open_checkpoint
+from swin_quant.checkpoint.published import description_in
 from swin_quant.checkpoint.sources import WEIGHTS, timm_name
 from swin_quant.config.outputs import LOGITS
 from swin_quant.data.class_names import is_usual_imagenet
@@ -38,8 +38,7 @@ def _published(file: Path, classes: int) -> list[str]:
     if file.name not in WEIGHTS:
         return []
     path = file.with_name("config.json")
-    config = read_json(path, "description of a checkpoint") if path.is_file() else {}
-    config = config if isinstance(config, dict) else {}
+    config = description_in(path)
     pretrained = config["pretrained_cfg"] if isinstance(config.get("pretrained_cfg"), dict) else {}
     for key, told in (
         ("id2label", config.get("id2label")),

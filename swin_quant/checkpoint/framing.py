@@ -10,11 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from swin_quant.base.errors import UsageError
-from swin_quant.checkpoint.publishers import PROCESSORS, Processor, entries, side
+from swin_quant.checkpoint.publishers import FRAMED, PROCESSORS, Processor, entries, side
 
 _RESAMPLING = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}  # PIL's numbers
 _WARPS = 384  # from this size on ConvNext's processor crops nothing
-_FRAMED = ("TEST.CROP", "TEST.SHAPE")
 _CLASS = re.compile(r"(\w+?)(ImageProcessor|FeatureExtractor)(Fast|Pil)?")
 
 Prepared = tuple[dict[str, Any], dict[str, tuple[str, ...]]]
@@ -34,7 +33,7 @@ def prepared_by_processor(given: Mapping[str, Any], where: str) -> Prepared:
     try:
         return keys | _frame(said, known), {}
     except _Unlike as problem:
-        return keys, {f"{where}: {problem}": _FRAMED}
+        return keys, {f"{where}: {problem}": FRAMED}
 
 
 class _Unlike(Exception):
@@ -50,20 +49,16 @@ def _levels(said: Mapping[str, Any], known: Processor, where: str) -> dict[str, 
     if not said.get("do_normalize", True):
         mean, std = [0.0] * 3, [1.0] * 3
     else:
-        mean, std = (
-            _channels(said.get(key, default)) for key, default in (("image_mean", known.mean), ("image_std", known.std))
-        )
-    if scale == 1 or not all(isinstance(value, list) and _numbers(value) for value in (mean, std)):
+        usual = (("image_mean", known.mean), ("image_std", known.std))
+        mean, std = (_channels(said.get(key, default)) for key, default in usual)
+    are_numbers = all(isinstance(x, list) and all(type(each) in (int, float) for each in x) for x in (mean, std))
+    if scale == 1 or not are_numbers:
         return {"DATA.MEAN": mean, "DATA.STD": std}  # other types are refused when the keys are set
     return {"DATA.MEAN": [value / scale for value in mean], "DATA.STD": [value / scale for value in std]}
 
 
 def _channels(value: Any) -> Any:
     return [value] * 3 if type(value) in (int, float) else entries(value)
-
-
-def _numbers(values: list[Any]) -> bool:
-    return all(type(value) in (int, float) for value in values)
 
 
 def _frame(said: Mapping[str, Any], known: Processor) -> dict[str, Any]:

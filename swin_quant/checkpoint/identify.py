@@ -337,14 +337,10 @@ def _timm_config(weights: Weights) -> str | None:
 def _from_timm(named: str, weights: Weights, overrides: Mapping[str, Any]) -> CfgNode:
     """The config of `named`, with what its publisher and its head say, under `overrides`; errors of `load_config`."""
     said = dict(published(weights.source, {"TYPE": "timm"}, overrides.keys()).keys)
-    if (classes := _classes(weights)) is not None:
-        said["MODEL.NUM_CLASSES"] = classes
-    return load_config(named, overrides={**said, **overrides})
-
-
-def _classes(weights: Weights) -> int | None:
     heads = (weights.state.get(f"{head}.weight") for head in HEADS)
-    return next((len(head) for head in heads if head is not None and head.dim() > 1), None)
+    if classes := [len(head) for head in heads if head is not None and head.dim() > 1]:
+        said["MODEL.NUM_CLASSES"] = classes[0]
+    return load_config(named, overrides={**said, **overrides})
 
 
 def _check_footprint(cfg: CfgNode, file: Path) -> None:

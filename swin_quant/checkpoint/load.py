@@ -2,10 +2,9 @@
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -71,11 +70,7 @@ def _bicubic(table: Tensor, places: int) -> Tensor:
     return torch.nn.functional.interpolate(grid, size=(after, after), mode="bicubic").flatten(2)[0].T.contiguous()
 
 
-def _second(model: nn.Module, checkpoint: Checkpoint, **named: Any) -> Checkpoint:
-    return checkpoint
-
-
-@reads("checkpoint", _second)
+@reads("checkpoint", lambda model, checkpoint, **named: checkpoint)
 def load_float(model: nn.Module, checkpoint: Checkpoint, *, replace_head: bool | None = False) -> Source:
     """Load the weights of a checkpoint (docs/checkpoints.md says which) into `model`, strictly.
 
@@ -90,7 +85,7 @@ def load_float(model: nn.Module, checkpoint: Checkpoint, *, replace_head: bool |
     return read.source
 
 
-@reads("checkpoint", _second)
+@reads("checkpoint", lambda model, checkpoint, **named: checkpoint)
 def load_calibrated(model: nn.Module, checkpoint: Checkpoint) -> Source:
     """Load weights as `load_float` does, and the range of every node: finite, positive, 0-dim, [1] or, for weights,
     [out, 1]. A node that the policy enabled must have one; one that names no node, or is wrong, is an error.
@@ -194,22 +189,14 @@ def _without_foreign(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor], 
 def _at_model_size(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor], source: Source) -> dict[str, Tensor]:
     """`given` with its tables of positions resized, and without masks and coordinates of another size; unchanged where
     more than sizes differ."""
-    free = (_BIASES, _ABSOLUTE, *_head())
-    if any(
-        v.shape != _shape_of(wanted, key) and not _is_derived(key) and not key.endswith(free)
-        for key, v in given.items()
-    ):
+    other = [key for key, value in given.items() if key not in wanted or value.shape != wanted[key].shape]
+    if not all(_is_derived(key) or key.endswith((_BIASES, _ABSOLUTE, *_head())) for key in other):
         return dict(given)
     found = resized(given, wanted, source.path, by_timm="timm" in source.format)
-    stale = [key for key, value in found.items() if _is_derived(key) and value.shape != _shape_of(wanted, key)]
-    if stale:
+    if stale := [key for key in other if _is_derived(key)]:
         shown = difference(geometry(given), geometry(wanted)) or "some windows are of another size"
         log.warning("%s: masks and coordinates are computed anew: %s", source.path, shown)
     return {key: value for key, value in found.items() if key not in stale}
-
-
-def _shape_of(wanted: Mapping[str, Tensor], key: str) -> torch.Size | None:
-    return wanted[key].shape if key in wanted else None
 
 
 def _compare(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> _Faults:
@@ -253,7 +240,7 @@ def _diagnosis(faults: _Faults, given: Mapping[str, Tensor], wanted: Mapping[str
     file, model = geometry(given), geometry(wanted)
     if model and (not file or unsupported_kind(given)):
         return f"it is {described(given)}; "
-    if _only_head(faults):
+    if all(key.split(" ")[0] in _head() for key in (*faults.missing, *faults.unexpected, *faults.unfit)):
         theirs, ours = file.get("NUM_CLASSES", _classes(given)), model.get("NUM_CLASSES", _classes(wanted) or 0)
         advice = ": pass ‹replace_head› to load the rest and initialise a new head" if can_replace else ""
         if theirs:
@@ -262,8 +249,3 @@ def _diagnosis(faults: _Faults, given: Mapping[str, Tensor], wanted: Mapping[str
         return f"it has no head, MODEL.NUM_CLASSES is {ours}{advice}{embedding}; "
     text = difference(file, model)
     return f"{text}; " if text else ""
-
-
-def _only_head(faults: _Faults) -> bool:
-    keys: Iterable[str] = [*faults.missing, *faults.unexpected, *faults.unfit]
-    return all(key.split(" ")[0] in _head() for key in keys)

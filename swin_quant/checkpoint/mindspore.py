@@ -1,13 +1,11 @@
-"""Convert MindSpore's parameter names for Swin and ResNet, both ways; read and write its .ckpt files without it.
+"""Read and write MindSpore's .ckpt files, without MindSpore.
 
-Names of mindcv (https://github.com/mindspore-lab/mindcv) and of the model zoo, which differ in heads and shortcuts;
-the tensors are the same, except that attention has q, k and v apart. The file is a protobuf (checkpoint.proto):
+The file is a protobuf (checkpoint.proto):
 Checkpoint { repeated Value value = 1 }, Value { string tag = 1; TensorProto tensor = 2 },
 TensorProto { repeated int64 dims = 1; string tensor_type = 2; bytes tensor_content = 3 }.
 """
 
-import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from math import prod
 from pathlib import Path
 
@@ -18,107 +16,13 @@ from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.files import read_bounded
 from swin_quant.base.reading import Cursor, varint
 
-NAME = "MindSpore"
 MAX_BYTES = 4 << 30
 
-# MindSpore's words -> ours; every spelling is read, and the first is written.
-WORDS = (
-    (("gamma",), "weight"),
-    (("beta",), "bias"),
-    (("moving_mean",), "running_mean"),
-    (("moving_variance",), "running_var"),
-    (("embedding_table",), "weight"),
-)
-PARTS = {
-    "swin": (
-        (("classifier", "head"), "head"),
-        (("attn.relative_bias.relative_position_bias_table",), "attn.relative_position_bias_table"),
-    ),
-    "resnet": (
-        (("classifier", "end_point", "fc"), "fc"),
-        (("down_sample", "down_sample_layer", "downsample"), "downsample"),
-    ),
-}
-_NORM = re.compile(r"(^|\.)(norm\d*|bn\d*|downsample\.1|layernorm\w*)$")  # their weight is called gamma
-_DERIVED = re.compile(r"\.(relative_bias\.index|attn_mask|relative_position_index|num_batches_tracked)$")
-# A gamma alone proves nothing: timm's layer scale has one, too.
-_SEEN = re.compile(r"(\.(beta|moving_mean|moving_variance|embedding_table)|\.attn\.relative_bias\..+)$")
-_QKV = ("q", "k", "v")
 TYPES: dict[str, torch.dtype] = {
     name: getattr(torch, name.lower())
     for name in "Float32 Float16 Float64 BFloat16 Int8 UInt8 Int16 Int32 Int64 Bool".split()
 }
 _TYPE_NAMES = {kind: name for name, kind in TYPES.items()}
-
-
-def is_mindspore(keys: Iterable[str]) -> bool:
-    """Whether parameters have MindSpore's names: one word that only MindSpore uses is enough."""
-    return any(_SEEN.search(key) for key in keys)
-
-
-def family_in(keys: Iterable[str]) -> str:
-    """`resnet` where there is a layer1, else `swin`."""
-    return "resnet" if any(key.startswith("layer1.") for key in keys) else "swin"
-
-
-def from_mindspore(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """`state` under our names (Microsoft's for Swin, torchvision's for ResNet), without derived buffers.
-
-    SwinQuantError where a q, k or v is missing, or two names become one.
-    """
-    parts = PARTS[family_in(state)]
-    renamed: dict[str, Tensor] = {}
-    for key, tensor in state.items():
-        if _DERIVED.search(key):
-            continue
-        new = _replaced(key, ((theirs, ours) for all_theirs, ours in (*parts, *WORDS) for theirs in all_theirs))
-        if new in renamed:
-            raise SwinQuantError(f"two parameters of MindSpore become {new}")
-        renamed[new] = tensor
-    return _joined(renamed)
-
-
-def to_mindspore(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """`state` under mindcv's names. SwinQuantError for a qkv that cannot be split in three."""
-    kind = family_in(state)
-    found: dict[str, Tensor] = {}
-    for key, tensor in state.items():
-        module, _, word = key.rpartition(".")
-        if _DERIVED.search(key):
-            continue
-        if module.endswith(".attn.qkv"):
-            if len(tensor) % 3:
-                raise SwinQuantError(f"{key}: {list(tensor.shape)} is not of q, k and v")
-            at = module.removesuffix("qkv")
-            found |= {f"{at}{name}.{word}": part for name, part in zip(_QKV, tensor.chunk(3), strict=True)}
-            continue
-        if _NORM.search(module):
-            word = _replaced(word, ((ours, theirs[0]) for theirs, ours in WORDS[:4]))
-        found[_replaced(f"{module}.{word}", ((ours, theirs[0]) for theirs, ours in PARTS[kind]))] = tensor
-    return found
-
-
-def _replaced(key: str, words: Iterable[tuple[str, str]]) -> str:
-    for old, new in words:
-        key = re.sub(rf"(^|\.){re.escape(old)}(?=\.|$)", rf"\g<1>{new}", key)
-    return key
-
-
-def _joined(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """q, k and v of every attention as one qkv."""
-    found: dict[str, Tensor] = {}
-    for key, tensor in state.items():
-        split = re.fullmatch(r"(.*\.attn\.)([qkv])\.(weight|bias)", key)
-        if split is None:
-            found[key] = tensor
-        elif split[2] == "q":
-            names = [f"{split[1]}{part}.{split[3]}" for part in _QKV]
-            if missing := [name for name in names if name not in state]:
-                raise SwinQuantError(f"{missing[0]}: is missing beside {key}")
-            found[f"{split[1]}qkv.{split[3]}"] = torch.cat([state[name] for name in names])
-        elif f"{split[1]}q.{split[3]}" not in state:
-            raise SwinQuantError(f"{split[1]}q.{split[3]}: is missing beside {key}")
-    return found
 
 
 def looks_like_ckpt(path: Path, head: bytes) -> bool:

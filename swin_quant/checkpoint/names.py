@@ -3,11 +3,13 @@
 timm's patch merging concatenates the four neighbours in Microsoft's order, (0,0), (1,0), (0,1), (1,1), and its V2
 keeps `q_bias` and `v_bias` apart as Microsoft does: only names change, no tensor. transformers names the parts of a
 block as BERT's; its newer V1 modules have other names in memory, and both are read. Its q, k and v are three linears,
-and one here, with rows in that order; V2's k has no bias in either.
+and one here, with rows in that order; V2's k has no bias in either. MindSpore has names of mindcv
+(https://github.com/mindspore-lab/mindcv) and of its model zoo, for Swin and ResNet, which differ in heads and
+shortcuts; its q, k and v are apart, too.
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -15,7 +17,6 @@ import torch
 from torch import Tensor
 
 from swin_quant.base.errors import SwinQuantError
-from swin_quant.checkpoint import mindspore
 from swin_quant.config.families import families
 
 Replacement: TypeAlias = Callable[[re.Match[str]], str]
@@ -111,9 +112,9 @@ def to_microsoft(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], str]:
     if any(map(_TRANSFORMERS_SEEN.match, state)):
         found.append("transformers")
         state = _from_transformers(state)
-    if mindspore.is_mindspore(state):
-        found.append(mindspore.NAME)
-        state = mindspore.from_mindspore(state)
+    if is_mindspore(state):
+        found.append(MINDSPORE)
+        state = from_mindspore(state)
     for family in families().values():
         if family.rename:
             state, undone = family.rename(state)
@@ -125,12 +126,17 @@ def _renamed(state: dict[str, Tensor], convention: str, *table: tuple[str, str |
     """`state` with every pattern of `table` replaced in its keys."""
     renamed: dict[str, Tensor] = {}
     for key, tensor in state.items():
-        for pattern, to in table:
-            key = re.sub(pattern, to, key)
+        key = _replaced(key, table)
         if key in renamed:
             raise SwinQuantError(f"two keys of the checkpoint become {key} without {convention}'s names")
         renamed[key] = tensor
     return renamed
+
+
+def _replaced(key: str, table: Iterable[tuple[str, str | Replacement]]) -> str:
+    for pattern, to in table:
+        key = re.sub(pattern, to, key)
+    return key
 
 
 def _from_transformers(state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -151,3 +157,90 @@ def _join(state: dict[str, Tensor], attention: str, kind: str) -> None:
     if len(parts) < 3 or len(forms) > 1 or not parts["q"].ndim:
         raise SwinQuantError(f"q, k and v of {attention}qkv.{kind} are not three tensors of one shape and type")
     state[f"{attention}qkv.{kind}"] = torch.cat([*parts.values()])
+
+
+MINDSPORE = "MindSpore"
+# MindSpore's words -> ours; every spelling is read, and the first is written.
+WORDS = (
+    (("gamma",), "weight"),
+    (("beta",), "bias"),
+    (("moving_mean",), "running_mean"),
+    (("moving_variance",), "running_var"),
+    (("embedding_table",), "weight"),
+)
+PARTS = {
+    "swin": (
+        (("classifier", "head"), "head"),
+        (("attn.relative_bias.relative_position_bias_table",), "attn.relative_position_bias_table"),
+    ),
+    "resnet": (
+        (("classifier", "end_point", "fc"), "fc"),
+        (("down_sample", "down_sample_layer", "downsample"), "downsample"),
+    ),
+}
+_NORM = re.compile(r"(^|\.)(norm\d*|bn\d*|downsample\.1|layernorm\w*)$")  # their weight is called gamma
+_DERIVED = re.compile(r"\.(relative_bias\.index|attn_mask|relative_position_index|num_batches_tracked)$")
+# A gamma alone proves nothing: timm's layer scale has one, too.
+_SEEN = re.compile(r"(\.(beta|moving_mean|moving_variance|embedding_table)|\.attn\.relative_bias\..+)$")
+
+
+def is_mindspore(keys: Iterable[str]) -> bool:
+    """Whether parameters have MindSpore's names: one word that only MindSpore uses is enough."""
+    return any(_SEEN.search(key) for key in keys)
+
+
+def family_in(keys: Iterable[str]) -> str:
+    """`resnet` where there is a layer1, else `swin`."""
+    return "resnet" if any(key.startswith("layer1.") for key in keys) else "swin"
+
+
+def from_mindspore(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """`state` under our names (Microsoft's for Swin, torchvision's for ResNet), without derived buffers.
+
+    SwinQuantError where a q, k or v is missing, or two names become one.
+    """
+    parts = PARTS[family_in(state)]
+    table = [_word(theirs, ours) for all_theirs, ours in (*parts, *WORDS) for theirs in all_theirs]
+    return _joined(_renamed({key: x for key, x in state.items() if not _DERIVED.search(key)}, MINDSPORE, *table))
+
+
+def to_mindspore(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """`state` under mindcv's names. SwinQuantError for a qkv that cannot be split in three."""
+    kind = family_in(state)
+    found: dict[str, Tensor] = {}
+    for key, tensor in state.items():
+        module, _, word = key.rpartition(".")
+        if _DERIVED.search(key):
+            continue
+        if module.endswith(".attn.qkv"):
+            if len(tensor) % 3:
+                raise SwinQuantError(f"{key}: {list(tensor.shape)} is not of q, k and v")
+            at = module.removesuffix("qkv")
+            found |= {f"{at}{name}.{word}": part for name, part in zip("qkv", tensor.chunk(3), strict=True)}
+            continue
+        if _NORM.search(module):
+            word = _replaced(word, (_word(ours, theirs[0]) for theirs, ours in WORDS[:4]))
+        found[_replaced(f"{module}.{word}", (_word(ours, theirs[0]) for theirs, ours in PARTS[kind]))] = tensor
+    return found
+
+
+def _word(old: str, new: str) -> tuple[str, str]:
+    """The pattern and replacement that put `new` in place of the whole words `old` of a key."""
+    return rf"(^|\.){re.escape(old)}(?=\.|$)", rf"\g<1>{new}"
+
+
+def _joined(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """q, k and v of every attention as one qkv."""
+    found: dict[str, Tensor] = {}
+    for key, tensor in state.items():
+        split = re.fullmatch(r"(.*\.attn\.)([qkv])\.(weight|bias)", key)
+        if split is None:
+            found[key] = tensor
+        elif split[2] == "q":
+            names = [f"{split[1]}{part}.{split[3]}" for part in "qkv"]
+            if missing := [name for name in names if name not in state]:
+                raise SwinQuantError(f"{missing[0]}: is missing beside {key}")
+            found[f"{split[1]}qkv.{split[3]}"] = torch.cat([state[name] for name in names])
+        elif f"{split[1]}q.{split[3]}" not in state:
+            raise SwinQuantError(f"{split[1]}q.{split[3]}: is missing beside {key}")
+    return found

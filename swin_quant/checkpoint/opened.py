@@ -59,13 +59,8 @@ def read_weights(
     except SwinQuantError as error:
         raise SwinQuantError(f"{source.path}: {error}") from error
     name = ".".join(filter(None, (source.weights, found.root.removesuffix("."))))
-    source = replace(
-        source,
-        format=f"{source.format}, {convention} names",
-        calibrated=calibrated,
-        weights=name,
-        several=source.several or found.several,
-    )
+    form, several = f"{source.format}, {convention} names", source.several or found.several
+    source = replace(source, format=form, calibrated=calibrated, weights=name, several=several)
     return Weights(state, source, raw, "" if found.user_chose else asked)
 
 

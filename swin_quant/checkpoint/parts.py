@@ -63,7 +63,7 @@ def choose_set(file: Path, sets: Mapping[str, Shapes], asked: str, last: bool = 
 
 def satisfies(name: str, asked: str) -> bool:
     """Whether `asked` means the set of that name."""
-    return is_averaged(name) == (asked == EMA) if asked in (EMA, RAW) else _is_in(asked, name)
+    return is_averaged(name) == (asked == EMA) if asked in (EMA, RAW) else f".{asked}." in f".{name}."
 
 
 def is_averaged(name: str) -> bool:
@@ -99,10 +99,6 @@ def _rank(name: str) -> int:
 
 def _is_known(name: str) -> bool:
     return is_averaged(name) or any(part in _RAW for part in name.split("."))
-
-
-def _is_in(asked: str, name: str) -> bool:
-    return f".{asked}." in f".{name}."
 
 
 def _shown(names: Any) -> str:

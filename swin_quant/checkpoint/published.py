@@ -18,19 +18,10 @@ from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.files import read_json
 from swin_quant.base.progress import log
 from swin_quant.base.schema import show
+from swin_quant.checkpoint import publishers
 from swin_quant.checkpoint.framing import prepared_by_processor
 from swin_quant.checkpoint.geometry import Geometry, changes_model
-from swin_quant.checkpoint.publishers import (
-    ARGUMENTS,
-    MICROSOFT,
-    PROCESSOR,
-    TIMM,
-    TRANSFORMERS,
-    Only,
-    Sets,
-    Table,
-    side,
-)
+from swin_quant.checkpoint.publishers import Only, Sets, Table, side
 from swin_quant.checkpoint.read import Source
 from swin_quant.checkpoint.sources import WEIGHTS, timm_name
 from swin_quant.config import default_config
@@ -174,13 +165,13 @@ def _read_file(described: Description, source: Source, node: str) -> None:
         where = f"{source.path}: config"
         described.raw["config"] = config
         if _FLAT & config.keys():
-            described.read(ARGUMENTS, config, where, node)
+            described.read(publishers.ARGUMENTS, config, where, node)
         elif "MODEL" in config:
             keys = dict(_microsoft(config, node))
             size = keys.get("DATA.IMG_SIZE")
             if type(size) is int and size <= _SMALL and "TEST.CROP" in keys:
                 keys["TEST.CROP"] = False
-            described.read(MICROSOFT, keys, where, node)
+            described.read(publishers.MICROSOFT, keys, where, node)
     args, arch = source.notes.get("args"), source.notes.get("arch")
     if isinstance(args, Mapping) and isinstance(arch, str) and "crop_pct" in args:
         _read_trainer(described, args, arch, f"{source.path}: args", node)
@@ -210,15 +201,15 @@ def _read_trainer(described: Description, args: Mapping[str, Any], name: str, wh
 def _read_repository(described: Description, file: Path, node: str) -> None:
     """Read the descriptions beside the file."""
     path = file.with_name("config.json")
-    config = _described(path)
+    config = description_in(path)
     if config.get("model_type") in _SWINS:
         _read_transformers(described, config, str(path), node)
         above = (file.parent.parent,) if _TRAINERS.fullmatch(file.parent.name) else ()
         beside = [folder / "preprocessor_config.json" for folder in (file.parent, *above)]
         if (processor := next(filter(Path.is_file, beside), None)) is not None:
-            given = _described(processor)
+            given = description_in(processor)
             described.raw["processor"] = given
-            described.read(PROCESSOR, given, str(processor), node)
+            described.read(publishers.PROCESSOR, given, str(processor), node)
             preparation, refusals = prepared_by_processor(given, str(processor))
             for place, value in preparation.items():
                 described.say(place, value, f"{processor}: {_NAMED[place][0]}")
@@ -237,7 +228,7 @@ def _read_transformers(described: Description, config: Mapping[str, Any], where:
     names = config.get("id2label")
     if "num_labels" not in config and isinstance(names, Mapping):
         described.say("MODEL.NUM_CLASSES", len(names), f"{where}: id2label")
-    described.read(TRANSFORMERS, config, where, node)
+    described.read(publishers.TRANSFORMERS, config, where, node)
 
 
 def _read_timm(described: Description, config: Mapping[str, Any], where: str, node: str) -> None:
@@ -249,9 +240,9 @@ def _read_timm(described: Description, config: Mapping[str, Any], where: str, no
     arguments, weights = config.get("model_args") or {}, config.get("pretrained_cfg") or config
     top = {key: value for key, value in config.items() if key not in ("pretrained_cfg", "model_args")}
     whole = {**weights, **top}  # in the order that timm merges them
-    described.read(TIMM, whole, where, node)
+    described.read(publishers.TIMM, whole, where, node)
     if not node.endswith(".TIMM"):
-        described.read(ARGUMENTS, arguments, f"{where}: model_args", node)
+        described.read(publishers.ARGUMENTS, arguments, f"{where}: model_args", node)
     else:
         if options := {key: value for key, value in arguments.items() if key != "img_size"}:
             described.say(f"{node}.OPTIONS", json.dumps(options), f"{where}: model_args")
@@ -271,7 +262,8 @@ def _microsoft(config: Mapping[str, Any], node: str) -> Iterator[tuple[str, Any]
     yield from _mapping(_mapping(config.get("MODEL")).get(node.rpartition(".")[2])).items()
 
 
-def _described(path: Path) -> dict[str, Any]:
+def description_in(path: Path) -> dict[str, Any]:
+    """The mapping in a JSON file beside a checkpoint; empty if there is no such file, or it holds something else."""
     return _mapping(read_json(path, "description of a checkpoint")) if path.is_file() else {}
 
 
@@ -283,7 +275,7 @@ def described_by_timm(source: Source) -> Mapping[str, Any]:
     """timm's description of a file, in its metadata or beside it; empty where there is none."""
     described = Description()
     _read_file(described, source, "MODEL.TIMM")
-    config = described.raw.get("timm") or _described(source.path.with_name("config.json"))
+    config = described.raw.get("timm") or description_in(source.path.with_name("config.json"))
     return config if _is_of_timm(config) or source.path.name in WEIGHTS else {}
 
 

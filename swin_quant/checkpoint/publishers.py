@@ -32,7 +32,7 @@ IGNORED = "ignored"  # no effect on the computation: training, bookkeeping, prov
 NAMES = "names"  # class names, which `class_names` reads
 COMBINED = "combined"  # a function for its source reads the key together with others
 HOW_PREPARED = ("TEST.CROP", "TEST.CROP_RATIO", "TEST.SHAPE", "DATA.INTERPOLATION", "DATA.MEAN", "DATA.STD")
-_FRAMED = ("TEST.CROP", "TEST.SHAPE")
+FRAMED = ("TEST.CROP", "TEST.SHAPE")
 
 
 def _each(rule: str, names: str) -> dict[str, Sets | Only | str]:
@@ -107,10 +107,10 @@ PROCESSOR: Table = {
         "do_resize size default_to_square crop_pct do_center_crop crop_size do_rescale rescale_factor do_normalize "
         "image_mean image_std resample image_processor_type feature_extractor_type",
     ),
-    "do_pad": Only((None, False), _FRAMED),
-    "size_divisor": Only((None,), _FRAMED),
-    "do_thumbnail": Only((None, False), _FRAMED),
-    "do_align_long_axis": Only((None, False), _FRAMED),
+    "do_pad": Only((None, False), FRAMED),
+    "size_divisor": Only((None,), FRAMED),
+    "do_thumbnail": Only((None, False), FRAMED),
+    "do_align_long_axis": Only((None, False), FRAMED),
     "do_flip_channel_order": Only((None, False)),
     "do_grayscale": Only((None, False)),
     "rescale_offset": Only((None, False), ("DATA.MEAN", "DATA.STD")),
@@ -125,8 +125,8 @@ PROCESSOR: Table = {
 # timm's description of weights: `pretrained_cfg`, or in older files all of config.json.
 TIMM: Table = {
     **_each(COMBINED, "input_size crop_pct interpolation mean std"),
-    "crop_mode": Only((None, "center", "squash"), _FRAMED),
-    "crop_border_pixels": Only((None, 0), _FRAMED),
+    "crop_mode": Only((None, "center", "squash"), FRAMED),
+    "crop_border_pixels": Only((None, 0), FRAMED),
     "num_classes": Sets("MODEL.NUM_CLASSES"),
     "global_pool": Only((None, "avg")),
     "label_offset": Only((None, 0)),

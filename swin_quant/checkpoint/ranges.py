@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
-import torch
 from torch import Tensor, nn
 
 from swin_quant.base.errors import SwinQuantError, listed
@@ -34,10 +33,9 @@ def checked_ranges(model: nn.Module, state: Mapping[str, Tensor], path: Path) ->
     given = {key.removesuffix(SUFFIX): value for key, value in state.items() if key.endswith(SUFFIX)}
     ends = {key.removesuffix(BOUNDS): value for key, value in state.items() if key.endswith(BOUNDS)}
     faults: dict[str, list[str]] = defaultdict(list)
-    faults["missing"] = [name for name, node in nodes.items() if node.setting.enabled and name not in given]
-    without = [
-        name for name, node in nodes.items() if node.setting.enabled and not node.setting.symmetric and name not in ends
-    ]
+    on = {name: node.setting for name, node in nodes.items() if node.setting.enabled}
+    faults["missing"] = [name for name in on if name not in given]
+    without = [name for name, setting in on.items() if not setting.symmetric and name not in ends]
     faults["without the lower end that a zero point needs (_bounds)"] = without
     ranges: dict[str, Tensor] = {}
     for name, value in given.items():
@@ -96,8 +94,3 @@ def _fault_of_ends(ends: Tensor) -> str | None:
         return "not two floating point numbers (_bounds)"
     low, high = ends.float().tolist()
     return None if -math.inf < low <= 0 <= high < math.inf and low < high else "not around zero (_bounds)"
-
-
-def finite_positive(amax: Tensor | None) -> bool:
-    """Whether a node's range can be saved: present, finite and above zero."""
-    return amax is not None and bool((torch.isfinite(amax) & (amax > 0)).all())

@@ -10,13 +10,13 @@ from typing import Any
 
 from torch import Tensor
 
-from swin_quant.base.errors import SwinQuantError, listed
+from swin_quant.base.errors import SwinQuantError, first_line, listed
 from swin_quant.base.files import open_plain, parts_of, place_of, reason, sha256_of
 from swin_quant.base.progress import log
 from swin_quant.base.reading import reads
 from swin_quant.cards.records import SourceRecord
 from swin_quant.checkpoint.mindspore import looks_like_ckpt, read_ckpt
-from swin_quant.checkpoint.parts import Shapes, choose_set, is_tensor, sets_in
+from swin_quant.checkpoint.parts import choose_set, is_tensor, sets_in
 from swin_quant.checkpoint.pickled import Malformed, Opaque
 from swin_quant.checkpoint.stored_zip import Compressed, Damaged
 from swin_quant.checkpoint.torch_file import MAX_DIMENSIONS, TYPES, Foreign, Script, read_torch
@@ -90,9 +90,8 @@ def read_state_dict(
     state, taken, several = _unwrap(path, content, weights)
     for part in (content, *filter(lambda value: isinstance(value, Mapping), content.values())):  # or one deeper
         notes |= {key: part[key] for key in _NOTES if key not in notes and isinstance(part.get(key), Mapping | str)}
-    return state, Source(
-        path, sha256() if sha256 else sha256_of(path), kind, notes=notes, weights=taken, several=several
-    )
+    digest = sha256() if sha256 else sha256_of(path)
+    return state, Source(path, digest, kind, notes=notes, weights=taken, several=several)
 
 
 def _read_parts(
@@ -141,7 +140,7 @@ def _read_safetensors(path: Path, head: bytes) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except Exception as error:  # SafetensorError, and torch's errors for types and shapes that it lacks
-        raise SwinQuantError(f"{path}: is cut short or not a safetensors file ({_first_line(error)})") from error
+        raise SwinQuantError(f"{path}: is cut short or not a safetensors file ({first_line(error, 160)})") from error
 
 
 def _metadata(path: Path) -> dict[str, str]:
@@ -181,7 +180,9 @@ def _unwrap(path: Path, content: Any, weights: str) -> tuple[dict[str, Tensor], 
         keys = listed(f"{key!r:.80}" for key in content) or "none"
         found = "no state_dict, though there are tensors in it" if _has_tensor(content) else "no tensors"
         raise SwinQuantError(f"{path}: holds {found} (keys: {keys}): a state_dict is expected, bare or under a key")
-    name, _ = choose_set(path, {name: _shapes(found) for name, found in sets.items()}, weights, last=False)
+    tensors = {name: {key: x for key, x in each.items() if isinstance(x, Tensor)} for name, each in sets.items()}
+    shapes = {name: {str(key): tuple(x.shape) for key, x in each.items()} for name, each in tensors.items()}
+    name, _ = choose_set(path, shapes, weights, last=False)
     state = sets[name]
     for key, value in state.items():
         if not isinstance(key, str) or not key.isprintable() or len(key) > _LONGEST_KEY:
@@ -194,11 +195,7 @@ def _unwrap(path: Path, content: Any, weights: str) -> tuple[dict[str, Tensor], 
     beside = [key for key, value in state.items() if not isinstance(value, Tensor | Mapping)]
     if name and beside:
         log.info("%s: no tensors, left out: %s", path, listed(beside, 3))
-    return {key: value for key, value in state.items() if isinstance(value, Tensor)}, name, len(sets) > 1
-
-
-def _shapes(state: Mapping[Any, Any]) -> Shapes:
-    return {str(key): tuple(value.shape) for key, value in state.items() if isinstance(value, Tensor)}
+    return tensors[name], name, len(sets) > 1
 
 
 def _has_tensor(value: Any) -> bool:
@@ -210,7 +207,3 @@ def _described(value: Any) -> str:
     if isinstance(value, Opaque):
         return value.what
     return f"a tensor of {value.dtype}, {value.dim()} dimensions" if isinstance(value, Tensor) else type(value).__name__
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:160]

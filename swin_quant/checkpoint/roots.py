@@ -87,9 +87,8 @@ def _splits(key: str) -> Iterator[tuple[str, str]]:
 
 
 def _head_of(state: Mapping[str, Tensor], root: str) -> bool:
-    return any(
-        _HEAD.fullmatch(key.removeprefix(above)) for key in state for above in _above(root) if key.startswith(above)
-    )
+    names = (key.removeprefix(above) for above in _above(root) for key in state if key.startswith(above))
+    return any(map(_HEAD.fullmatch, names))
 
 
 def _above(root: str) -> list[str]:
@@ -102,11 +101,9 @@ def _below(
     state: Mapping[str, Tensor], roots: Sequence[str], asked: str, file: Path, is_own: Callable[[str], object]
 ) -> FoundModel:
     """The entries under one of `roots`, and entries beside it with the model's own names."""
-    shapes = {root[:-1]: {key: tuple(state[key].shape) for key in state if key.startswith(root)} for root in roots}
-    renamed = {
-        root: {key.removeprefix(f"{root}."): shape for key, shape in each.items()} for root, each in shapes.items()
-    }
-    name, said = choose_set(file, renamed, asked)
+    shapes = {key: tuple(value.shape) for key, value in state.items()}
+    sets = {r[:-1]: {key.removeprefix(r): shapes[key] for key in state if key.startswith(r)} for r in roots}
+    name, said = choose_set(file, sets, asked)
     root, several = f"{name}." if name else "", len(roots) > 1
     if not root:
         others = tuple(each for each in roots if each)

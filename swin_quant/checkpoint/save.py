@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.base.files import atomic_write_bytes
-from swin_quant.checkpoint.mindspore import ckpt_of, to_mindspore
-from swin_quant.checkpoint.ranges import BOUNDS, SUFFIX, finite_positive, is_range
+from swin_quant.checkpoint.mindspore import ckpt_of
+from swin_quant.checkpoint.names import to_mindspore
+from swin_quant.checkpoint.ranges import BOUNDS, SUFFIX, is_range
 from swin_quant.quant.layer import weighted_layers
 from swin_quant.quant.quantizer import named_nodes, row_ranges
 
@@ -26,7 +27,8 @@ def calibrated_state(model: nn.Module, by_channel: bool = False, ends: bool = Tr
     Per-channel ranges that follow from the weight's own rows become their maximum; other ones stay [out, 1], and all
     do with `by_channel`. Raises when a node has no positive, finite range.
     """
-    unfit = [name for name, node in named_nodes(model).items() if not finite_positive(node.amax)]
+    ranges = {name: node.amax for name, node in named_nodes(model).items()}
+    unfit = [n for n, amax in ranges.items() if amax is None or not (torch.isfinite(amax) & (amax > 0)).all()]
     if unfit:
         raise SwinQuantError(f"{len(unfit)} nodes have no positive, finite range: {listed(unfit)}; calibrate the model")
     state = OrderedDict()

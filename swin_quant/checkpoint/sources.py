@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from swin_quant.base.compat import import_timm
-from swin_quant.base.errors import SwinQuantError, UsageError, listed
+from swin_quant.base.errors import SwinQuantError, UsageError, first_line, listed
 from swin_quant.base.files import INDEX, parts_of
 from swin_quant.base.progress import log
 
@@ -53,7 +53,7 @@ def download(repository: str, revision: str | None, asked: str) -> Path:
     except OSError as error:
         texts = [text for name, text in _PROBLEMS if isinstance(error, getattr(errors, name))]
         absent = _ABSENT.format(cache=constants.HF_HUB_CACHE)
-        unknown = f"cannot be downloaded: {(str(error).splitlines() or [type(error).__name__])[0]:.200}"
+        unknown = f"cannot be downloaded: {first_line(error)}"
         problem = texts[0].format(repository=repository, absent=absent) if texts else unknown
         raise SwinQuantError(f"{asked}: {problem}") from error
     if file is None:

@@ -163,9 +163,8 @@ def _read_legacy(file: io.BufferedIOBase, find: "_Names") -> Any:
     for key in keys:
         data = storages[key].data
         header = file.read(8)
-        if len(header) < 8 or struct.unpack("<q", header)[0] * widths[key] != len(data):
-            raise Malformed(f"storage {key} is cut short")
-        if file.readinto(data.numpy().data) != len(data):
+        fits = len(header) == 8 and struct.unpack("<q", header)[0] * widths[key] == len(data)
+        if not fits or file.readinto(data.numpy().data) != len(data):
             raise Malformed(f"storage {key} is cut short")
     return content
 

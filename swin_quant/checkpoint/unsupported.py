@@ -78,13 +78,8 @@ def larger_model(state: Mapping[str, Tensor]) -> str | None:
 
 def described(state: Mapping[str, Tensor]) -> str:
     """The kind of a state_dict, in words; if `unsupported_kind` does not know it: no Swin, and some of its keys."""
-    return (
-        unsupported_kind(state) or f"no checkpoint of a Swin Transformer (its keys are {listed(map(_short, state), 3)})"
-    )
-
-
-def _short(key: str) -> str:
-    return f"{key:.80}"
+    keys = listed((f"{key:.80}" for key in state), 3)
+    return unsupported_kind(state) or f"no checkpoint of a Swin Transformer (its keys are {keys})"
 
 
 def _named(kinds: Mapping[str, Iterable[str]], keys: str) -> str | None:
@@ -96,8 +91,7 @@ def _backbone(state: Mapping[str, Tensor]) -> str:
     if prefix is None:
         return "not known to us"
     inner = _below(state, prefix)
-    keys = "\n".join(inner)
-    return _swin(inner) if geometry(inner) else _named(_RELATIVES | _OTHERS, keys) or "not known to us"
+    return _swin(inner) if geometry(inner) else _named(_RELATIVES | _OTHERS, "\n".join(inner)) or "not known to us"
 
 
 def _prefix(state: Mapping[str, Tensor]) -> str | None:
@@ -116,7 +110,5 @@ def _swin(state: Mapping[str, Tensor]) -> str:
 
 def _is_video(state: Mapping[str, Tensor]) -> bool:
     """Whether it is a Video Swin: names of Swin, with patches of several pictures."""
-    patches = (
-        value for key, value in state.items() if key.endswith(("patch_embed.proj.weight", "features.0.0.weight"))
-    )
-    return any(value.ndim == 5 for value in patches) and any("relative_position_bias_table" in key for key in state)
+    patches = (x for key, x in state.items() if key.endswith(("patch_embed.proj.weight", "features.0.0.weight")))
+    return any(x.ndim == 5 for x in patches) and any("relative_position_bias_table" in key for key in state)

@@ -14,7 +14,7 @@ from torch import fx, nn
 from yacs.config import CfgNode
 
 from swin_quant.base.compat import import_timm
-from swin_quant.base.errors import UsageError, listed
+from swin_quant.base.errors import UsageError, first_line, listed
 from swin_quant.config.outputs import EMBEDDING, FEATURES
 from swin_quant.config.timm import TIMM, options_of
 from swin_quant.models.classifier import Architecture
@@ -147,7 +147,7 @@ def _made(timm: Any, name: str, size: int, options: dict[str, Any], cfg: CfgNode
         except Exception as error:  # a thousand builders raise whatever they like
             problem = error
             break
-    reason = (str(problem).splitlines() or [type(problem).__name__])[0][:200]
+    reason = first_line(problem)
     raise UsageError(f"{name}: timm refuses MODEL.TIMM.OPTIONS {cfg.MODEL.TIMM.OPTIONS or '{}'}: {reason}") from problem
 
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from swin_quant.base.errors import SwinQuantError
+from swin_quant.base.errors import SwinQuantError, first_line
 from swin_quant.models.classifier import Classifier
 from swin_quant.models.cuts import CONSTANT, WHOLE, chain, channel_dim, taken_out
 from swin_quant.models.exchanges import exchanges
@@ -180,7 +180,7 @@ class _Tracer(fx.Tracer):
         try:
             graph = self.trace(module, concrete_args=_defaults(module))
         except Exception as error:  # a forward pass may raise anything on fx's proxies
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+            reason = first_line(error)
             where = f"in or behind {self.at} ({type(module.get_submodule(self.at)).__name__})" if self.at else "at once"
             raise SwinQuantError(f"{what}: cannot be traced, {where}: {reason}") from error
         for node in [node for node in graph.nodes if word_of(node, module).startswith("assert")]:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from swin_quant.base.compat import import_timm
-from swin_quant.base.errors import SwinQuantError
+from swin_quant.base.errors import SwinQuantError, first_line
 from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir
 from swin_quant.base.progress import log
 from swin_quant.base.reading import reading
@@ -228,8 +228,8 @@ class TrainingState:
                 self.average.module.load_state_dict(content["average"])
             set_random_states(content["random"])
         except Exception as error:  # torch's own methods raise anything for a damaged state
-            what = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise SwinQuantError(f"the snapshot cannot be resumed ({what:.120}): ‹overwrite› starts anew") from error
+            what = first_line(error, 120)
+            raise SwinQuantError(f"the snapshot cannot be resumed ({what}): ‹overwrite› starts anew") from error
         self.position = Position(**content["position"])
 
 

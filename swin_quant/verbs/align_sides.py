@@ -21,7 +21,7 @@ from swin_quant.cards.card import RunCard
 from swin_quant.cards.paths import card_path
 from swin_quant.checkpoint import OpenedCheckpoint, open_checkpoint
 from swin_quant.checkpoint.identify import config_for
-from swin_quant.checkpoint.mindspore import from_mindspore, is_mindspore, to_mindspore
+from swin_quant.checkpoint.names import from_mindspore, is_mindspore, to_mindspore
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.exported import load_engines, on_its_device, one_engine, preprocess_of
 from swin_quant.loading import load_for_scoring

@@ -5,8 +5,8 @@ import torch
 
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.checkpoint import load_float, save_float
-from swin_quant.checkpoint.mindspore import ckpt_of, from_mindspore, is_mindspore, read_ckpt, to_mindspore
-from swin_quant.checkpoint.names import to_microsoft
+from swin_quant.checkpoint.mindspore import ckpt_of, read_ckpt
+from swin_quant.checkpoint.names import from_mindspore, is_mindspore, to_microsoft, to_mindspore
 
 # What mindcv's Swin has in a stage of one block and its merging, and around them -> ours.
 SWIN = {
@@ -77,7 +77,7 @@ def test_half_an_attention_and_two_of_one_name_are_refused():
         from_mindspore(numbered(["layers.0.attn.q.weight", "layers.0.attn.v.weight", "norm.gamma"]))
     with pytest.raises(SwinQuantError, match="q.bias: is missing beside"):
         from_mindspore(numbered(["layers.0.attn.v.bias", "norm.gamma"]))
-    with pytest.raises(SwinQuantError, match="two parameters of MindSpore become norm.weight"):
+    with pytest.raises(SwinQuantError, match="two keys of the checkpoint become norm.weight without MindSpore's names"):
         from_mindspore(numbered(["norm.gamma", "norm.weight"]))
 
 

@@ -49,7 +49,7 @@ from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import Result
 from swin_quant.checkpoint import load_calibrated, load_float
 from swin_quant.checkpoint.identify import config_for
-from swin_quant.checkpoint.mindspore import to_mindspore
+from swin_quant.checkpoint.names import to_mindspore
 from swin_quant.checkpoint.opened import open_checkpoint
 from swin_quant.cli.flags import add_flags, options_from
 from swin_quant.config import from_dict, load_config, to_dict

@@ -11,7 +11,7 @@ import torch
 import swin_quant as sq
 from swin_quant.base.distributed import World
 from swin_quant.base.errors import SwinQuantError, UsageError
-from swin_quant.checkpoint.mindspore import to_mindspore
+from swin_quant.checkpoint.names import to_mindspore
 from swin_quant.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from swin_quant.verbs.align_sides import (
     Side,
