@@ -17,6 +17,7 @@ _RANGES = {
     "budget_megabytes": (64, 2**20),
 }
 _BODIES = 10  # largest bodies in the budget: a request may hold half of it, for its body and four times that in work
+MOST_FRAMES = 2**14  # bytes around the chunks of a body, and as many as the body has
 _HEADERS = {503: {"Retry-After": "1"}}
 
 

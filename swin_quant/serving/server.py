@@ -11,8 +11,10 @@ from swin_quant.serving.limits import ServiceLimits
 Count = Callable[[str, int, float], None]
 _CONNECTIONS = 1000
 _REST = 2**28  # bytes of a refused body that are read, so that its sender reads the answer
-_READ, _READ_BODY = 2**12, 2**16  # bytes at a time; 2**12 chunks of a byte take a hundredth of a second
+_HEAD = 2**14  # bytes; 2**16, which are 13,000 headers, would hold the event loop for 50 ms
+_READ, _READ_BODY = 2**10, 2**16  # bytes at a time; 2**10 are 170 chunks of a byte, and hold the event loop for 1 ms
 _PROBE_S = 0.25
+_LAST_CHUNK = b"0\r\n\r\n"
 
 
 def server_of(app: Any, limits: ServiceLimits, count: Count = lambda route, status, seconds: None) -> Any:
@@ -26,6 +28,7 @@ def server_of(app: Any, limits: ServiceLimits, count: Count = lambda route, stat
         access_log=False,
         server_header=False,
         lifespan="on",
+        h11_max_incomplete_event_size=_HEAD,
         timeout_keep_alive=max(1, round(limits.timeout_s)),
         timeout_graceful_shutdown=max(1, round(2 * limits.timeout_s)),
     )
@@ -48,7 +51,8 @@ def _protocol(seconds: float, count: Count) -> type[Any]:
         probe: Any = None
         began = 0.0
         is_fresh = True  # no byte of the next request has come
-        rest = 0
+        came = 0  # bytes behind the head, or behind the last answer
+        last = b""
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
@@ -67,15 +71,28 @@ def _protocol(seconds: float, count: Count) -> type[Any]:
             if self.is_fresh:
                 self._begin()
                 self.is_fresh = False
+            self.came += len(data)
             if self.cycle and self.is_idle() and self.conn.their_state is h11.SEND_BODY:
-                self.rest += len(data)
-                if self.rest > _REST:
+                if self.came > _REST:
                     self.transport.abort()
                     return
+                if self.came > _READ and not self._has_length():  # small chunks are dear: only the end is looked for
+                    self.transport.max_size = _READ_BODY
+                    self.last = (self.last + data)[-len(_LAST_CHUNK) :]
+                    if self.last == _LAST_CHUNK:
+                        self.transport.close()
+                    return
+            cycle = self.cycle
             super().data_received(data)
-            if not self.is_idle() and any(name == b"content-length" for name, _ in self.headers):
+            if self.cycle is not cycle:
+                self.came = len(self.cycle.body)
+            if self._has_length():
                 self.transport.max_size = _READ_BODY
+            self.is_fresh = self.is_idle() and self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]
             self._expect_a_head()
+
+        def _has_length(self) -> bool:
+            return self.conn.their_state is h11.SEND_BODY and any(name == b"content-length" for name, _ in self.headers)
 
         def eof_received(self) -> bool:  # type: ignore[override]  # asyncio: True keeps the connection
             """A client that sends no more waits for its answer, or has gone: a probe finds out."""
@@ -121,9 +138,9 @@ def _protocol(seconds: float, count: Count) -> type[Any]:
             self.transport.close()
 
         def _begin(self) -> None:
-            self.began, self.rest, self.transport.max_size = self.loop.time(), 0, _READ
+            self.began, self.came, self.transport.max_size = self.loop.time(), 0, _READ
             is_crowded = len(self.connections) > _CONNECTIONS
-            self.app_state = {**self.app_state, "began": self.began, "crowded": is_crowded}
+            self.app_state = {**self.app_state, "began": self.began, "crowded": is_crowded, "came": lambda: self.came}
 
         def _expect_a_head(self) -> None:
             """While no request is in work, one timer runs; bytes that come meanwhile do not restart it."""

@@ -5,22 +5,22 @@ from collections.abc import Coroutine
 from io import BytesIO
 from typing import Any, TypeVar
 
-from swin_quant.serving.limits import ByteBudget, Hold, Refused, ServiceLimits
+from swin_quant.serving.limits import MOST_FRAMES, ByteBudget, Hold, Refused, ServiceLimits
 
 CLOSED = 499  # for logs and metrics: the client went away and reads no status
 T = TypeVar("T")
 
 
 class Visit:
-    """Our server tells when the first byte came, by the event loop's clock, and whether there are too many connections;
-    another server does not."""
+    """Our server tells when the first byte came, by the event loop's clock, how many came behind the head, and
+    whether there are too many connections; another server does not."""
 
     def __init__(self, request: Any, limits: ServiceLimits, budget: ByteBudget) -> None:
         state = request.scope.get("state", {})
         self.request, self.limits, self.hold = request, limits, Hold(budget)
         self.clock = asyncio.get_running_loop().time
         self.deadline = state.get("began", self.clock()) + limits.timeout_s
-        self.is_crowded = state.get("crowded", False)
+        self.is_crowded, self.came = state.get("crowded", False), state.get("came", int)
 
     async def body(self) -> bytes:
         """The whole body. Refused if it is too large, or late."""
@@ -42,6 +42,8 @@ class Visit:
                 if self.hold.held > limits.max_bytes:
                     raise too_large
                 whole.write(part)
+                if self.came() > MOST_FRAMES + 2 * self.hold.held:
+                    raise Refused(400, "the body comes in chunks that are too small")
 
         try:
             await asyncio.wait_for(read(), self._left())

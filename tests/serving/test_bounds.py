@@ -259,11 +259,46 @@ def test_a_body_that_is_too_large_is_read_on_until_its_sender_reads_the_answer(m
         with socket.create_connection(address, timeout=20) as both:  # and the connection serves on
             both.sendall(head(1 << 20) + bytes(1 << 20))
             assert received(both)[0] == 413
-            both.sendall(head(GOOD) + GOOD)
-            assert received(both)[0] == 200
+            for request in (head(GOOD) + GOOD, CHUNKED + chunks(GOOD, len(GOOD))):
+                both.sendall(request)
+                assert received(both)[0] == 200
         monkeypatch.setattr(server, "_REST", 1 << 20)
         with pytest.raises(OSError):
             sent(address, head(80 << 20), *[bytes(1 << 20)] * 80)
+
+
+CHUNKED = b"POST /predict HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def chunks(body, size):
+    parts = [body[start : start + size] for start in range(0, len(body), size)]
+    return b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in parts) + b"0\r\n\r\n"
+
+
+def test_a_body_has_no_more_frames_of_chunks_than_it_has_bytes(monkeypatch):
+    """Each chunk holds the event loop for some microseconds. The rest of such a body is read, not taken apart."""
+    import h11
+
+    taken, next_event = [], h11.Connection.next_event
+    monkeypatch.setattr(h11.Connection, "next_event", lambda self: taken.append(1) or next_event(self))
+    with running() as address:
+        assert sent(address, CHUNKED, chunks(GOOD + bytes(100_000), 8))[0] == 200
+        assert sent(address, CHUNKED, chunks(GOOD, 1))[0] == 200
+        taken.clear()
+        with socket.create_connection(address, timeout=20) as connection:
+            connection.sendall(CHUNKED + chunks(bytes(500_000), 1))
+            code, answer, _ = received(connection)
+            assert code == 400 and answer == {"error": "the body comes in chunks that are too small"}
+            assert connection.recv(1) == b"" and len(taken) < 10_000
+        text = metrics(address)
+    assert 'route="predict",status="400"} 1.0' in text and "held_bytes 0.0" in text
+
+
+def test_a_head_that_is_too_long_is_refused():
+    with running() as address:
+        code, answer, _ = sent(address, head(0).removesuffix(b"\r\n") + b"a:b\r\n" * 4000)
+        assert code == 400 and answer == {"error": "the request is not HTTP/1.1, or it ends too early"}
+        assert 'route="head",status="400"} 1.0' in metrics(address)
 
 
 def test_one_deadline_from_the_first_byte_to_the_answer():
