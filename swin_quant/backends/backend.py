@@ -17,7 +17,7 @@ PRECISIONS = ("int8", "float")
 
 @dataclass(frozen=True)
 class Exports:
-    """What `export --for NAME` writes.
+    """The files of `export --for NAME`.
 
     `artifact`: the kind of the files, as run cards name it.
     `export`: names a function `export(model, card, folder, options) -> Artifact`.

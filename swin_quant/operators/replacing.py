@@ -9,7 +9,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
+from swin_quant.base.errors import UsageError
+from swin_quant.base.progress import log
 from swin_quant.operators.names import operator_name, tensors_in
+from swin_quant.operators.plugins import Plugging
 from swin_quant.operators.replacements import Replacement
 
 _ORDERS = {  # where the four neighbours of a patch lie, in the order in which they are joined -> how to transpose
@@ -78,6 +81,15 @@ def _quarter(args: Sequence[Any]) -> tuple[int, int] | None:
         return None
     starts = rows.start or 0, columns.start or 0
     return starts if set(starts) <= {0, 1} and rows.stop is None and columns.stop is None else None
+
+
+def check_used(replacements: Sequence[str], replacing: Replacing, plugging: Plugging) -> None:
+    """After a trace: UsageError for a plugin that the model never calls; an unused replacement is logged."""
+    if idle := [operator for operator in plugging.plugins if not plugging.done[operator]]:
+        raise UsageError(f"‹plugin› {idle[0]}: the model never calls it: leave it out")
+    for name in replacements:
+        if not replacing.done[name]:
+            log.warning("‹replace› %s: the model never calls it", name)
 
 
 def compare(model: nn.Module, images: Tensor, replacements: Mapping[str, Replacement]) -> dict[str, tuple[int, float]]:

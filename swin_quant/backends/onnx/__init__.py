@@ -1,4 +1,4 @@
-"""ONNX with explicit Q/DQ: one exporter for TensorRT, ONNX Runtime and OpenVINO, and named rewrites of the graph."""
+"""ONNX with explicit Q/DQ: one exporter for TensorRT, ONNX Runtime and OpenVINO, with named rewrites of the model."""
 
 from swin_quant.backends.backend import Backend
 from swin_quant.backends.onnx_reader.target import OnnxTarget, onnx_target

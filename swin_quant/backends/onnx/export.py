@@ -26,7 +26,6 @@ from swin_quant.base import __version__
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.extras import library
 from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir
-from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
 from swin_quant.config.outputs import FEATURES, LOGITS
 from swin_quant.data.imagenet import english_of
@@ -34,7 +33,7 @@ from swin_quant.data.preprocess import Preprocess
 from swin_quant.models.classifier import Classifier
 from swin_quant.operators.plugins import Plugging, plugins_of
 from swin_quant.operators.replacements import chosen
-from swin_quant.operators.replacing import Replacing
+from swin_quant.operators.replacing import Replacing, check_used
 from swin_quant.quant.fake_quant import FP8, TINY_AMAX
 from swin_quant.quant.policy import enabled_nodes
 from swin_quant.quant.quantizer import Quantizer, Role
@@ -49,7 +48,7 @@ ONE_FILE_LIMIT = (1 << 31) - (1 << 20)  # protobuf's 2 GB, less room for what is
 
 
 def store(model: "ModelProto", file: Path) -> list[Path]:
-    """Write `file`, atomically; returns the files beside it. `model` loses weights that went into `<file>.data`."""
+    """Write `file` atomically; returns the files beside it. Weights moved into `<file>.data` are cut from `model`."""
     others = []
     if _weight_bytes(model) > ONE_FILE_LIMIT:
         others.append(_split_off(model, file.with_name(file.name + ".data")))
@@ -76,15 +75,15 @@ def _split_off(model: "ModelProto", data: Path) -> Path:
 
 
 def _block(values: "ir.TensorProtocol", scale: "ir.TensorProtocol | None") -> int:
-    """How many values [in, out] share a scale [in / block, out]; 0 where it is of whole rows."""
+    """How many values [in, out] share a scale [in / block, out]; 0 if a scale is for a whole column or tensor."""
     shape = scale.shape.numpy() if scale is not None else ()
     return values.shape.numpy()[0] // shape[0] if len(shape) > 1 else 0
 
 
 def store_int4(model: "ir.Model", nodes: Collection[str]) -> None:
-    """Change the type of the stored levels of these weight nodes, all of them from -8 to 7, in place.
+    """Store the levels, -8 to 7, of these weight nodes as INT4, in place.
 
-    Their zero points go: none is zero, and one would have to be INT4 as well.
+    Their zero points are dropped: they are 0, which is the default, and would have to be INT4, too.
     """
     import ml_dtypes
     import onnx_ir as ir
@@ -124,7 +123,7 @@ FAULTS: dict[str, Callable[[Quantizer], bool]] = {
 }
 
 
-# The first format of files that has all of an opset (onnx/docs/Versioning.md): runtimes refuse files of a later one.
+# Opset -> the oldest file format that allows it (onnx/docs/Versioning.md): old runtimes refuse newer formats.
 _IR_VERSIONS = {17: 8, 18: 8, 19: 9, 20: 9, 21: 10}
 
 
@@ -133,16 +132,16 @@ def _amax(node: Quantizer) -> Tensor:
 
 
 def _labels(model: Classifier, card: RunCard) -> list[str] | None:
-    """The names that a card has for the classes, in English."""
+    """The card's class names, in English; None if it has none for this model."""
     has = model.output_kind == LOGITS and len(card.class_names) == model.classes
     return [english_of(name) for name in card.class_names] if has else None
 
 
 def export(model: Classifier, card: RunCard, folder: str | Path, options: OnnxOptions = OnnxOptions()) -> Artifact:
-    """Write `<NAME>_<int8|fp8|fp32|fp16>[_<target>].onnx` and its run card into `folder`; the policy is the card's.
+    """Write `<NAME>_<int8|fp8|fp32|fp16>[_<target>].onnx` and its run card into `folder`, under the card's policy.
 
-    `model` holds the ranges of its nodes and comes back with the policy applied and every node off. Everything that
-    can be refused is refused before anything is written.
+    `model` has the ranges of its nodes, and comes back with the policy applied and every node off. Every refusal comes
+    before the file is written.
     """
     onnx = library("onnx", "onnx")
     library("onnxscript", "onnx")
@@ -173,7 +172,7 @@ def export(model: Classifier, card: RunCard, folder: str | Path, options: OnnxOp
 
 
 def _in_text(folder: str | Path) -> str | Path:
-    """UsageError for a path that is no text in UTF-8, such as ONNX takes alone."""
+    """`folder`. UsageError for a path that is not UTF-8: ONNX takes no other."""
     try:
         str(folder).encode()
     except UnicodeEncodeError:
@@ -182,7 +181,7 @@ def _in_text(folder: str | Path) -> str | Path:
 
 
 def choose_nodes(model: Classifier, card: RunCard, options: OnnxOptions) -> None:
-    """Apply the policy of `card` (none for float) and refuse nodes that Q/DQ cannot say, by name."""
+    """Apply the policy of `card`, none for float. An error names the nodes that Q/DQ cannot express."""
     policy = apply_card_policy(model, card, options.precision)
     if options.precision == "float":
         return
@@ -209,7 +208,7 @@ def choose_nodes(model: Classifier, card: RunCard, options: OnnxOptions) -> None
 
 
 def _check_blocks(name: str, nodes: Mapping[str, Quantizer], options: OnnxOptions) -> None:
-    """UsageError for weights in blocks that are not stored as INT4: before opset 21 no Q/DQ has them."""
+    """UsageError for weights in blocks that are not stored as INT4: before opset 21 Q/DQ has no blocks."""
     wide = [
         name
         for name, node in nodes.items()
@@ -221,12 +220,12 @@ def _check_blocks(name: str, nodes: Mapping[str, Quantizer], options: OnnxOption
 
 
 def has_fp8(model: nn.Module) -> bool:
-    """Whether a node that is on is float8."""
+    """Whether an enabled node is float8."""
     return any(node.setting.format == FP8 for node in enabled_nodes(model).values())
 
 
 def int4_nodes(model: nn.Module, card: RunCard, options: OnnxOptions) -> list[str]:
-    """The weight nodes that are stored as INT4, policy applied. UsageError where none is and that is asked for."""
+    """The weight nodes to store as INT4. UsageError if the options ask for INT4 and the policy gives no such node."""
     if not options.int4_weights:
         return []
     weights = {name: node for name, node in enabled_nodes(model).items() if node.role is Role.GEMM_WEIGHT}
@@ -237,7 +236,7 @@ def int4_nodes(model: nn.Module, card: RunCard, options: OnnxOptions) -> list[st
 
 
 def names_of_outputs(model: Classifier) -> list[str]:
-    """What the outputs of the graph are called: `logits`, `embedding`, or `features0` to `features3` by stage."""
+    """The names of the graph's outputs: `logits`, `embedding`, or `features0` to `features3` by stage."""
     return (
         [f"{FEATURES}{stage}" for stage in model.output_stages]
         if model.output_kind == FEATURES
@@ -246,12 +245,17 @@ def names_of_outputs(model: Classifier) -> list[str]:
 
 
 def to_onnx(
-    model: nn.Module, images: Tensor, options: OnnxOptions, int4: Collection[str] = (),
-    outputs: Sequence[str] = (LOGITS,), own: Mapping[Any, Callable[..., Any]] = MappingProxyType({}),
-) -> "ModelProto":  # fmt: skip
-    """The graph of `model`, input `images` [batch, in, S, S], output `logits` [batch, classes]; of the weight nodes
-    `int4` values are stored in 4 bits; `own`: what its architecture's operators are in ONNX. Where pictures are not
-    square, they may be of any height and width.
+    model: nn.Module,
+    images: Tensor,
+    options: OnnxOptions,
+    int4: Collection[str] = (),
+    outputs: Sequence[str] = (LOGITS,),
+    own: Mapping[Any, Callable[..., Any]] = MappingProxyType({}),
+) -> "ModelProto":
+    """The graph of `model` as traced with `images`; by default `images` [batch, in, S, S] -> `logits` [batch, classes].
+
+    `int4`: weight nodes whose values are stored in 4 bits. `own`: translations of the architecture's own operators. If
+    `images` are not square, the graph takes any height and width.
     """
     replacing, plugging = Replacing(chosen(options.replace)), Plugging(plugins_of(options.plugin, options.replace))
     if options.replace or options.plugin:
@@ -268,7 +272,7 @@ def to_onnx(
             dynamo=True,
             external_data=False,
             verbose=False,
-            opset_version=max(options.version, 18),  # the exporter's first
+            opset_version=max(options.version, 18),  # the exporter's lowest
             optimize=False,
             dynamic_shapes=shapes,
             input_names=["images"],
@@ -277,11 +281,11 @@ def to_onnx(
         )
     if program is None:
         raise SwinQuantError("torch's exporter wrote no graph")
-    _check_called(options, replacing, plugging)
+    check_used(options.replace, replacing, plugging)
     finish(program.model, options.version, options.is_unsigned)
     store_int4(program.model, int4)
     proto = program.model_proto
-    proto.graph.ClearField("value_info")  # whoever wants shapes infers them
+    proto.graph.ClearField("value_info")  # readers infer shapes themselves
     add_functions(proto, plugging.nodes, options.version)
     proto.ir_version = _IR_VERSIONS[options.version]
     proto.producer_name, proto.producer_version = "swin_quant", __version__
@@ -289,7 +293,7 @@ def to_onnx(
 
 
 def _run_inside(model: nn.Module, contexts: Iterable[AbstractContextManager[Any]]) -> None:
-    """Let the forward of `model` run inside contexts, in place; names of modules, which wrapping changes, stay."""
+    """Let the forward of `model` run inside contexts, in place; a wrapper would change the names of modules."""
     kind = type(model)
 
     def forward(self: nn.Module, images: Tensor) -> Any:
@@ -301,17 +305,8 @@ def _run_inside(model: nn.Module, contexts: Iterable[AbstractContextManager[Any]
     model.__class__ = cast("type[nn.Module]", type(kind.__name__, (kind,), {"forward": forward}))
 
 
-def _check_called(options: OnnxOptions, replacing: Replacing, plugging: Plugging) -> None:
-    """UsageError for a plugin without a node; a replacement that had nothing to do is told."""
-    if idle := [operator for operator in plugging.plugins if not plugging.done[operator]]:
-        raise UsageError(f"‹plugin› {idle[0]}: the model calls none of it: leave it out")
-    for name in options.replace:
-        if not replacing.done[name]:
-            log.warning("‹replace› %s: the model has nothing of it", name)
-
-
 def recorded_options(options: OnnxOptions, rewrites: Iterable[str]) -> dict[str, Any]:
-    """As a run card keeps them."""
+    """The options as a run card keeps them."""
     given = {key: value for key, value in asdict(options).items() if key != "labels"}
     given |= {"replace": list(options.replace), "plugin": list(options.plugin)}
     return given | {"opset": options.version, "float_type": options.floats, "rewrites": sorted(rewrites)}

@@ -1,4 +1,4 @@
-"""What a plugin's node computes, as a function of ONNX in the same file: where no plugin is, engines run that."""
+"""Writes an ONNX function for each plugin's node into the file: engines without the plugin run the function."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ _FLOAT, _INT8 = 1, 3  # onnx.TensorProto's numbers
 
 
 class _Body:
-    """Nodes of a function, one after the other."""
+    """The nodes of a function, in order."""
 
     def __init__(self) -> None:
         self.nodes: list[NodeProto] = []
@@ -22,7 +22,7 @@ class _Body:
     def __call__(
         self, op: str, *inputs: str, refer: dict[str, tuple[str, str]] | None = None, **attributes: Any
     ) -> str:
-        """Add a node; its output's name. `refer`: attribute -> the function's own attribute, and its type."""
+        """Add a node; returns its output's name. `refer`: attribute -> the function's attribute, and its type."""
         import onnx
 
         out = f"v{len(self.nodes)}"
@@ -119,7 +119,7 @@ _BODIES: dict[str, Callable[[_Body, Sequence[str], Sequence[Node]], tuple[str, l
 
 
 def function_of(plugin: Plugin, nodes: Sequence[Node], opset: int) -> "FunctionProto":
-    """The function behind the nodes of a plugin. UsageError where one function cannot be all of them."""
+    """The function that all nodes of a plugin call. UsageError if one function cannot stand for all of them."""
     import onnx
 
     body = _Body()
@@ -133,7 +133,7 @@ def function_of(plugin: Plugin, nodes: Sequence[Node], opset: int) -> "FunctionP
 
 
 def add_functions(proto: "ModelProto", nodes: Sequence[tuple[Plugin, Node]], opset: int) -> None:
-    """Add the functions of the plugins' nodes that the graph of `proto` still has, in place."""
+    """Add a function for each plugin whose nodes are still in the graph of `proto`, in place."""
     used = {(node.domain, node.op_type) for node in proto.graph.node}
     for plugin in dict.fromkeys(plugin for plugin, _ in nodes):
         if (plugin.domain, plugin.name) in used:

@@ -1,4 +1,4 @@
-"""The graph as it is stored: constants folded, operators and tensors named after the modules that they came from."""
+"""Finishes the graph that is stored: folds constants, places Q/DQ pairs, names operators and tensors by module."""
 
 import ast
 from collections import defaultdict
@@ -16,7 +16,7 @@ _AXES_ARE_ATTRIBUTES = ("ReduceMean", "ReduceL2")  # before opset 18
 def finish(model: "ir.Model", opset: int, unsigned: bool = False) -> None:
     """Fold, name and bring to `opset`, in place. Every parameter keeps the name that it has in the trained model.
 
-    `unsigned`: as `OnnxTarget` has it.
+    `unsigned`: see `OnnxTarget`.
     """
     simplify(model)
     share_pairs(model.graph)
@@ -30,9 +30,9 @@ def finish(model: "ir.Model", opset: int, unsigned: bool = False) -> None:
 
 
 def simplify(model: "ir.Model") -> None:
-    """Inline, fold small constants, merge reshapes: onnxscript's optimizer, less its sharing of equal parameters.
+    """Inline, fold small constants, merge reshapes: onnxscript's optimizer without its sharing of equal parameters.
 
-    Two nodes of equal range keep a scale each, under its own name; what is shared is constants that nobody named.
+    Two nodes of equal range keep a scale each, under its own name; only unnamed constants are shared.
     """
     import onnx_ir.passes.common as common
     from onnxscript import optimizer, rewriter
@@ -41,7 +41,7 @@ def simplify(model: "ir.Model") -> None:
     common.InlinePass()(model)
     for _ in range(2):
         optimizer.fold_constants_ir(model, should_fold=_small_enough)
-        rewriter.rewrite(model, [materialize_reshape_shape_rule])  # of its fifty the one that any graph of ours needs
+        rewriter.rewrite(model, [materialize_reshape_shape_rule])  # the only one of fifty rules that our graphs need
     common.RemoveUnusedNodesPass()(model)
     common.RemoveUnusedFunctionsPass()(model)  # type: ignore[no-untyped-call]  # onnx_ir gives it no types
     common.RemoveUnusedOpsetsPass()(model)
@@ -52,14 +52,14 @@ def simplify(model: "ir.Model") -> None:
 
 
 def _small_enough(node: "ir.Node") -> bool | None:
-    """Tables of position biases stay tables: what is looked up in them is many times as large."""
+    """False for a Gather: the biases that it looks up are many times as large as their table."""
     return False if node.op_type == "Gather" else None
 
 
 def lower_to_17(model: "ir.Model") -> None:
-    """From opset 18: axes of reductions become attributes, equal splits say their lengths.
+    """Lower a graph from opset 18 to 17, in place: axes of reductions become attributes, splits lose `num_outputs`.
 
-    torch's exporter starts at 18, and onnx's converter does not read axes that are initializers.
+    torch's exporter starts at 18, and onnx's converter cannot read axes that are initializers.
     """
     import onnx_ir as ir
     import onnx_ir.passes.common as common
@@ -71,13 +71,13 @@ def lower_to_17(model: "ir.Model") -> None:
             node.attributes["axes"] = ir.AttrInt64s("axes", axes)
             node.attributes.pop("noop_with_empty_axes", None)
         elif node.op_type == "Split":
-            node.attributes.pop("num_outputs", None)  # opset 13 to 17: without lengths, into equal parts
+            node.attributes.pop("num_outputs", None)  # opsets 13 to 17 split into equal parts by default
     model.opset_imports[""] = 17
     common.RemoveUnusedNodesPass()(model)
 
 
 def name_everything(graph: "ir.Graph") -> None:
-    """Operators are called `<module>.<operator>`, as is what they return; unnamed constants after who reads them."""
+    """Name operators and their outputs `<module>.<operator>`, and unnamed constants after their reader, in place."""
     taken: dict[str, int] = defaultdict(int)
     fixed = {value.name for value in (*graph.inputs, *graph.outputs)}
     for node in graph:
@@ -100,7 +100,7 @@ def name_everything(graph: "ir.Graph") -> None:
 
 
 def _module(node: "ir.Node") -> str:
-    """The innermost module of an operator; of one that an optimizer made, that of the operator before it."""
+    """The innermost module of an operator; for an operator that an optimizer made, the module of the one before it."""
     if _SCOPES in node.metadata_props:
         return ast.literal_eval(node.metadata_props[_SCOPES])[-2]
     before = next((value.producer() for value in node.inputs if value is not None and value.producer()), None)
@@ -118,10 +118,10 @@ def _unique(name: str, taken: dict[str, int]) -> str:
 
 
 def _share_constants(graph: "ir.Graph") -> None:
-    """One initializer for all equal constants that are nobody's parameter.
+    """Keep one initializer for all equal constants that are no parameters.
 
-    Each weight keeps a zero point of its own: ONNX Runtime makes uint8 of both, on CPUs whose products of int8 would
-    saturate (`session.x64quantprecision`), and does not load a file where two weights share one.
+    Each weight keeps its own zero point: where int8 products would saturate, ONNX Runtime turns a weight and its zero
+    point into uint8 (`session.x64quantprecision`), and cannot load a file in which two weights share one.
     """
     seen: dict[tuple[object, ...], ir.Value] = {}
     for name, value in list(graph.initializers.items()):
@@ -142,7 +142,7 @@ def _is_of_a_weight(zero_point: "ir.Value") -> bool:
 
 
 def share_pairs(graph: "ir.Graph") -> None:
-    """One pair where several nodes of equal scale and zero point see one tensor, as behind an addition."""
+    """Keep one pair where several nodes of equal scale and zero point see one tensor, as behind an addition."""
     first: dict[tuple[object, ...], ir.Node] = {}
     for node in list(graph):
         if node.op_type != "QuantizeLinear":
@@ -158,11 +158,10 @@ def share_pairs(graph: "ir.Graph") -> None:
 
 
 def raise_pairs(graph: "ir.Graph") -> None:
-    """A pair behind a max pooling moves before it: rounding keeps order, so that the values are the same. And so does
-    one behind the reshape of an average.
+    """Move a pair from behind a max pooling, or behind the reshape of an average, to before it.
 
-    OpenVINO moves none across. It would pool, and write what is pooled, in float, twice the largest map of a ResNet,
-    and give what its head reads in float.
+    The values stay: rounding keeps their order, and a reshape keeps them. OpenVINO does not move pairs: it would pool
+    the largest map of a ResNet in float, and feed its head float values.
     """
     for pool in list(graph):
         quantize = _only_reader(pool.outputs[0]) if _is_crossed(pool) else None
@@ -184,10 +183,10 @@ def _is_crossed(node: "ir.Node") -> bool:
 
 
 def make_unsigned(graph: "ir.Graph") -> None:
-    """Pairs of int8 that a convolution and others read become pairs of uint8 around 128: the same values.
+    """Turn int8 pairs that a convolution and other operators read into uint8 pairs around 128: the values stay.
 
-    ONNX Runtime does so by itself where one operator reads a pair. It leaves the others, and then a convolution or an
-    addition between the two types in float, as every linear bottleneck of a MobileNet has them.
+    ONNX Runtime itself does this only for a pair with one reader. A convolution or addition that reads both types then
+    runs in float, as in every linear bottleneck of a MobileNet.
     """
     import numpy as np
     import onnx_ir as ir
@@ -207,9 +206,9 @@ def make_unsigned(graph: "ir.Graph") -> None:
 
 
 def keep_integer(graph: "ir.Graph") -> None:
-    """The bias behind a product of two pairs gets two dimensions, [1, out]: the same sum, by broadcasting.
+    """Give the bias behind a product of two pairs two dimensions, [1, out]: broadcasting gives the same sum.
 
-    ONNX Runtime merges a product of known shape and a bias of one dimension into a float Gemm, before it looks for
+    ONNX Runtime merges a product of known shape and a one-dimensional bias into a float Gemm before it looks for
     integer products. A batch that is fixed on loading makes the shape known.
     """
     import onnx_ir as ir
@@ -229,7 +228,7 @@ def keep_integer(graph: "ir.Graph") -> None:
 
 
 def _factors(addition: "ir.Node") -> "list[ir.Value | None]":
-    """Both inputs of the product that an addition reads; [None] where it reads none."""
+    """Both inputs of the product that an addition reads; [None] if it reads no product."""
     makers = [value.producer() for value in addition.inputs if value is not None]
     return next((list(maker.inputs) for maker in makers if maker is not None and maker.op_type == "MatMul"), [None])
 
@@ -247,7 +246,7 @@ def constant(value: "ir.Value | None") -> Any:
 
 
 def _only_reader(value: "ir.Value") -> "ir.Node | None":
-    """The operator that alone reads a value; None if there are others, or it is a result of the graph."""
+    """The only operator that reads a value; None if several do, or if the value is an output of the graph."""
     readers = [reader for reader, _ in value.uses()]
     return readers[0] if len(readers) == 1 and not value.is_graph_output() else None
 

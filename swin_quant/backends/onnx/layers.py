@@ -1,7 +1,7 @@
-"""Linears and nodes of an exported model: what the trained ones compute, said in the fewest operators of a graph.
+"""Linears and nodes of an exported model: they compute the trained ones' values in the fewest operators of a graph.
 
-Each is made from a trained layer and takes its place and its name. `dtype` is the float type that a layer computes
-in: it casts what it is given, so that layers of different types can follow each other.
+Each is made from a trained layer and takes its place and name. `dtype` is the float type that a layer computes in; a
+layer casts its input, because layers of different types may follow each other.
 """
 
 import torch
@@ -16,16 +16,14 @@ from swin_quant.quant.layer import QuantizedLayer
 from swin_quant.quant.quantizer import Quantizer
 from swin_quant.quant.watch import watching
 
-SMALLEST_SCALE = 2.0**-18
-"""A float16 scale below this is off by 1 % and more, since it is subnormal."""
+SMALLEST_SCALE = 2.0**-18  # smaller scales are subnormal in float16, and off by 1 % and more
 
 
 class Pair(nn.Module):
-    """A node as one QuantizeLinear / DequantizeLinear pair: of int8, of uint8 where it has a zero point, or of float8.
+    """A node as one QuantizeLinear / DequantizeLinear pair: int8, uint8 with a zero point, or float8.
 
-    It computes in the type of its scale and gives the type that it was given. `centred`: for engines without zero
-    points; the middle of the range, `offset`, is taken off in front of a pair of int8, and what reads it has to give it
-    back.
+    It computes in the type of its scale and returns its input's type. `centred`: for engines without zero points; the
+    middle of the range, `offset`, is subtracted before an int8 pair, and the reader has to add it again.
     """
 
     def __init__(self, node: Quantizer, centred: bool = False) -> None:
@@ -43,7 +41,7 @@ class Pair(nn.Module):
 
 
 def levels(weight: Tensor, node: Quantizer) -> tuple[Tensor, Tensor]:
-    """A weight [out, ...] on the grid of its node: int8 or float8 of its shape, and its scale, 0-dim or [out]."""
+    """A weight [out, ...] on the grid of its node: levels of its shape, int8 or float8, and a scale, 0-dim or [out]."""
     qmin, qmax = node.setting.levels
     scale = node.range_for(weight).detach() / qmax  # 0-dim or [out, 1, ...]
     values = round_to_grid_(weight / scale, qmin, qmax)
@@ -53,7 +51,7 @@ def levels(weight: Tensor, node: Quantizer) -> tuple[Tensor, Tensor]:
 
 
 class StoredWeight(nn.Module):
-    """A weight as it lies in the file: int8 or float8 [in, out] and its scale: 0-dim, [out], or [in / block, out]."""
+    """A weight as the file stores it: int8 or float8 [in, out] and its scale: 0-dim, [out], or [in / block, out]."""
 
     def __init__(self, weight: Tensor, node: Quantizer) -> None:
         super().__init__()
@@ -69,14 +67,14 @@ class StoredWeight(nn.Module):
         return dequantize(self.values, self.scale, 0 if self.scale.dim() > 1 else 1)
 
     def scale_outputs(self, factors: Tensor) -> None:
-        """Multiply column j by `factors[j]`, float [out], without rounding a value anew."""
+        """Multiply column j by `factors[j]`, float [out]; no value is rounded again."""
         self.scale = self.scale * factors
 
     def raise_scales(self) -> None:
-        """Double float8 scales that float16 holds badly until they are normal, and halve their values as often.
+        """Double float8 scales that are subnormal in float16 until they are normal, and halve their values as often.
 
-        A float8 has an exponent of its own: only what becomes subnormal is rounded, and off by 2^-23 at most, half a
-        step of 2^-9 times a scale below 2^-13.
+        A float8 has its own exponent, so that only values that become subnormal are rounded. Their error is at most
+        2^-23: half a step of 2^-9, times a scale below 2^-13.
         """
         if self.values.dtype == torch.float8_e4m3fn:
             doublings = (torch.finfo(torch.float16).tiny / self.scale).log2().ceil()
@@ -85,7 +83,7 @@ class StoredWeight(nn.Module):
 
 
 class KeptWeight(nn.Module):
-    """A weight as it lies in the file, in its own shape: int8 or float8 [out, ...] and its scale, 0-dim or [out]."""
+    """A weight that the file stores in its own shape: int8 or float8 [out, ...] and its scale, 0-dim or [out]."""
 
     def __init__(self, weight: Tensor, node: Quantizer) -> None:
         super().__init__()
@@ -116,7 +114,7 @@ class FloatWeight(nn.Module):
 
 
 class Product(nn.Module):
-    """A quantized layer of any kind: its own product, of a weight that lies in the file quantized, [out, ...]."""
+    """A quantized layer of any kind: the layer's own product, with the weight [out, ...] stored quantized."""
 
     def __init__(self, layer: QuantizedLayer) -> None:
         super().__init__()
@@ -146,9 +144,9 @@ class Product(nn.Module):
 
 
 class Linear(nn.Module):
-    """y = aftergemm(input(x) W) + bias, W stored [in, out] so that no transposition is left. x: [..., in].
+    """y = aftergemm(input(x) W) + bias. x: [..., in]; W is stored [in, out], which needs no transposition.
 
-    `centred`: an input with a zero point c is x - c in int8, and the bias has c W.
+    `centred`: an input with the zero point c is quantized as x - c, and c W is added to the bias.
     """
 
     def __init__(self, layer: nn.Linear, centred: bool = False) -> None:
@@ -171,7 +169,7 @@ class Linear(nn.Module):
         self.dtype = torch.float32
 
     def scale_outputs(self, factors: Tensor) -> None:
-        """Multiply output j by `factors[j]`, float [out]: in float, and exactly so on the int8 grid."""
+        """Multiply output j by `factors[j]`, float [out]; the int8 levels of W stay."""
         self._weight_quantizer.scale_outputs(factors)
         self.bias = None if self.bias is None else self.bias * factors
 
@@ -181,12 +179,12 @@ class Linear(nn.Module):
 
 
 def lowered(node: Quantizer, centred: bool = False) -> nn.Module:
-    """What takes a node's place: a pair where the policy enabled it, else nothing."""
+    """The module for a node: a pair if the policy enables it, else an identity."""
     return Pair(node, centred) if node.setting.enabled else nn.Identity()
 
 
 def takes_offset(layer: nn.Module) -> bool:
-    """Whether a layer's bias can give back what was taken off its input: the product is float, nothing is padded."""
+    """Whether a layer's bias can add the offset subtracted from its input: it is a linear with a float result."""
     return (
         isinstance(layer, nn.Linear)
         and isinstance(layer, QuantizedLayer)
@@ -195,9 +193,9 @@ def takes_offset(layer: nn.Module) -> bool:
 
 
 def lower(model: nn.Module, centred: bool = False) -> None:
-    """Replace every layer with a weight and every node of `model`, policy applied, in place.
+    """Replace every layer with a weight, and every node, of `model`, in place. The policy must be applied.
 
-    `centred`: zero points are for no pair, but for offsets in front of pairs and in biases behind them.
+    `centred`: no pair has a zero point; offsets stand before pairs and in the biases behind them.
     """
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
@@ -210,12 +208,12 @@ def lower(model: nn.Module, centred: bool = False) -> None:
 
 
 def fits_half(scale: Tensor) -> bool:
-    """Whether float16 holds a scale, 0-dim or several."""
+    """Whether float16 holds all values of a scale, 0-dim or more, without being subnormal."""
     return bool(scale.min() >= SMALLEST_SCALE and scale.max() <= LARGEST_HALF)
 
 
 def match_scales(model: nn.Module, images: Tensor) -> None:
-    """Give the scale of every pair the type of what reaches it when `images` pass through, where that type holds it."""
+    """Give the scale of every pair the type of the pair's input for `images`, if that type can hold it."""
     unfit = []
     pairs = {name: module for name, module in model.named_modules() if isinstance(module, Pair)}
 

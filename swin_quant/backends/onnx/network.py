@@ -1,4 +1,7 @@
-"""From a trained model to the one that is exported: nodes lowered, rewrites applied, float types set."""
+"""Makes the network to export from a trained model: nodes lowered, rewrites applied, float types set, ends added.
+
+Its ends are its input and outputs: it may take pictures as bytes, and give probabilities or the best classes, too.
+"""
 
 import copy
 from collections.abc import Iterable
@@ -20,10 +23,10 @@ from swin_quant.operators.plugins import plugins_of
 def network(
     model: Classifier, options: OnnxOptions, preprocess: Preprocess | None, beyond_half: Iterable[str] = ()
 ) -> nn.Module:
-    """A copy of `model`, whose policy is applied and whose nodes have ranges, as it is exported, on the CPU.
+    """A copy of `model` on the CPU, ready for export. The policy of `model` is applied, and its nodes have ranges.
 
-    `preprocess` is what the pictures went through of a model that is to take them as bytes. `beyond_half` names the
-    nodes whose values overflow float16.
+    `preprocess`: the normalisation to put into a network that takes bytes. `beyond_half`: the nodes whose values
+    overflow float16.
     """
     rewriter = rewriter_of(model)
     names = rewriter.chosen(options)
@@ -42,7 +45,7 @@ def network(
 
 
 def example(model: Classifier, options: OnnxOptions, batch: int) -> Tensor:
-    """Black pictures [batch, in, S, S]; of a model that takes any size, of a size without meaning, not square."""
+    """Black pictures [batch, in, S, S]; for a model that takes any size, of an arbitrary size that is not square."""
     side = model.image_size
     height, width = (side + 1, side + 6) if model.output_kind == FEATURES else (side, side)
     shape = batch, model.in_chans, height, width
@@ -50,13 +53,13 @@ def example(model: Classifier, options: OnnxOptions, batch: int) -> Tensor:
 
 
 def pictures_of(model: Classifier, options: OnnxOptions, batch: int) -> Tensor:
-    """The same as the exported graph takes them: uint8 [batch, S, S, 3] where its input is that."""
+    """Black pictures as the exported graph takes them: `example`, or uint8 [batch, S, S, 3]."""
     images = example(model, options, batch)
     return images.permute(0, 2, 3, 1).to(torch.uint8) if options.uint8_input else images
 
 
 def check_ends(model: Classifier, options: OnnxOptions, preprocess: Preprocess | None) -> None:
-    """UsageError for ends that this model cannot have."""
+    """UsageError for input or outputs that this model cannot have."""
     if (options.softmax or options.top_k) and model.output_kind != LOGITS:
         raise UsageError(f"‹softmax› and ‹top_k› are of logits, and this model gives {model.output_kind}")
     if options.top_k and options.top_k > model.classes:
@@ -66,9 +69,10 @@ def check_ends(model: Classifier, options: OnnxOptions, preprocess: Preprocess |
 
 
 def with_ends(model: nn.Module, options: OnnxOptions, preprocess: Preprocess | None, folded: bool) -> None:
-    """Give the network these ends, in place; names of modules, which wrapping changes, stay.
+    """Give the network its ends, in place; a wrapper would change the names of modules.
 
-    Pictures are then uint8 [B, S, S, 3] as they are decoded. `folded`: its weights normalise them; else operators do.
+    With `uint8_input` it takes decoded pictures, uint8 [B, S, S, 3]. `folded`: its weights normalise them, else
+    operators do.
     """
     kind = type(model)
     given = (preprocess.mean, preprocess.std) if preprocess else ((0.0,), (1.0,))
@@ -89,11 +93,11 @@ def with_ends(model: nn.Module, options: OnnxOptions, preprocess: Preprocess | N
 
 
 def fold_normalisation(convolution: nn.Module, preprocess: Preprocess) -> None:
-    """Let an unpadded convolution of normalised pictures take pixels, 0 to 255, in place: the same in float64."""
+    """Fold the normalisation into an unpadded convolution, in place: it then takes pixels, 0 to 255."""
     if not isinstance(convolution, nn.Conv2d) or any(convolution.padding):
-        raise ValueError("what is no convolution, or sees zeros that are no pixels, cannot normalise")
-    mean, std = (torch.tensor(values, dtype=torch.float64).view(1, -1, 1, 1) for values in
-                 (preprocess.mean, preprocess.std))  # fmt: skip
+        raise ValueError("only a convolution without padding can normalise: padded zeros are no pixels")
+    given = (preprocess.mean, preprocess.std)
+    mean, std = (torch.tensor(values, dtype=torch.float64).view(1, -1, 1, 1) for values in given)
     weight = convolution.weight.detach().double()
     bias = 0 if convolution.bias is None else convolution.bias.detach().double()
     convolution.bias = nn.Parameter((bias - (weight * mean / std).sum((1, 2, 3))).float(), requires_grad=False)
@@ -101,5 +105,5 @@ def fold_normalisation(convolution: nn.Module, preprocess: Preprocess) -> None:
 
 
 def names_of_ends(options: OnnxOptions) -> list[str]:
-    """What the outputs behind the model's own are called."""
+    """The names of the outputs behind the model's own."""
     return ["probabilities"] * options.softmax + ["top_classes", "top_probabilities"] * bool(options.top_k)

@@ -1,8 +1,8 @@
-"""The operators of an exported graph that torch has no name for, and what each is in ONNX.
+"""Operators of an exported graph that torch lacks, and their translations to ONNX.
 
-Q/DQ computes what ONNX defines (x / scale in float32, round half to even, saturate to int8, to uint8 around the zero
-point, or to float8, times scale), so that the rewritten model can be run, and compared with the trained one, before
-anything is exported.
+In torch, Q/DQ computes what ONNX defines: x / scale in float32, round half to even, saturate to int8, to uint8 around
+the zero point, or to float8, times scale. The rewritten model can therefore be compared with the trained one before its
+export.
 """
 
 from collections.abc import Callable
@@ -16,10 +16,10 @@ from swin_quant.quant.fake_quant import E4M3, FP8, round_to_grid_
 
 @torch.library.custom_op("swin_quant::qdq", mutates_args=())
 def qdq(x: Tensor, scale: Tensor, zero_point: int | None = None, format: str = "int8") -> Tensor:
-    """Round `x` (any shape) to `scale * {-128..127}`; with a zero point, of uint8, to levels 0 to 255 around it; with
-    format fp8 to `scale` times the values of float8 E4M3.
+    """Round `x`, of any shape, to `scale * {-128..127}`.
 
-    scale: 0-dim, of x's type, as QuantizeLinear wants it.
+    With a uint8 zero point the levels are 0 to 255 around it; with format fp8 they are `scale` times the values of
+    float8 E4M3. scale: 0-dim, of x's type, as QuantizeLinear wants it.
     """
     least = -128 if zero_point is None else -zero_point
     ends = E4M3 if format == FP8 else (least, least + 255)
@@ -29,9 +29,9 @@ def qdq(x: Tensor, scale: Tensor, zero_point: int | None = None, format: str = "
 
 @torch.library.custom_op("swin_quant::dequantize", mutates_args=())
 def dequantize(values: Tensor, scale: Tensor, axis: int = 1) -> Tensor:
-    """`values * scale` in the type of `scale`, 0-dim, or one for each index along `axis`. values: int8 or float8.
+    """`values * scale` in the type of `scale`. values: int8 or float8; scale: 0-dim, or one value per index of `axis`.
 
-    A scale of as many dimensions as the values has one for each of equally long blocks along `axis`.
+    A scale with as many dimensions as `values` has one value per block along `axis`, all blocks equally long.
     """
     if scale.dim() > 1:
         scale = scale.repeat_interleave(values.shape[axis] // scale.shape[axis], axis)
@@ -88,7 +88,7 @@ def translations() -> dict[Any, Callable[..., Any]]:
         return op.DequantizeLinear(op.QuantizeLinear(x, scale, zero), scale, zero)
 
     def stored(values: Any, scale: Any, axis: int = 1) -> Any:
-        if values.dtype == ir.DataType.FLOAT8E4M3FN:  # without a zero point it is 0, of the type of the values
+        if values.dtype == ir.DataType.FLOAT8E4M3FN:  # the default zero point is 0, of the type of the values
             return op.DequantizeLinear(values, scale, axis=axis) if scale.shape else op.DequantizeLinear(values, scale)
         if len(scale.shape) == 0:
             return op.DequantizeLinear(values, scale, op.Constant(value=from_array(np.zeros((), np.int8))))
@@ -103,5 +103,9 @@ def translations() -> dict[Any, Callable[..., Any]]:
         return op.Gather(x, places, axis=1)
 
     ops = torch.ops.swin_quant
-    return {ops.qdq.default: pair, ops.dequantize.default: stored, ops.quantize.default: rounded,
-            ops.gather.default: taken}  # fmt: skip
+    return {
+        ops.qdq.default: pair,
+        ops.dequantize.default: stored,
+        ops.quantize.default: rounded,
+        ops.gather.default: taken,
+    }

@@ -1,4 +1,4 @@
-"""What the caller of the exporter may choose, and what follows from it; what cannot be is refused here."""
+"""The options of the exporter. Options that do not fit together, or not the target, are refused here."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -12,25 +12,28 @@ from swin_quant.operators.replacements import chosen
 
 FLOAT_TYPES = ("float32", "float16")
 OPSETS = range(17, 21)
-FP8_OPSET = 19  # the first in which Q/DQ takes it
-INT4_OPSET = 21  # the first in which DequantizeLinear takes it
+FP8_OPSET = 19  # the first with float8 in Q/DQ
+INT4_OPSET = 21  # the first with INT4 in DequantizeLinear
 INT4_BITS = 4
-REWRITTEN = "attention"  # the plugin for what only the rewrites of an architecture make
+REWRITTEN = "attention"  # the plugin whose nodes only an architecture's rewrites make
 
 
 @dataclass(frozen=True)
 class OnnxOptions:
-    """How a model is exported.
+    """Options of an ONNX export.
 
-    `precision` float leaves every node out. `float_type` is of what is not int8, None: the target's own; `io_type` of
-    pictures and logits. `batch` None is any batch. `labels`: names of the classes, for the file's metadata. `rewrites`
-    None: those of the architecture that suit the target. `opset` ends at 20: ONNX Runtime 1.31 does not load all Q/DQ
-    of later ones (docs/reference, section 3). `int4_weights`: weights of at most 4 bits are stored as INT4, two in a
-    byte, which only opset 21 has. `replace` names equivalent replacements, `plugin` operators that become nodes of
-    another domain (`roll=my.domain::Roll`): both for compilers that want the model's own operators, so that rewrites of
-    its architecture are left out, but for `attention`, which they make. `uint8_input`: pictures are uint8
-    [batch, S, S, 3], as they are decoded, and the graph normalises them. `softmax`, `top_k`: besides logits it gives
-    probabilities, or the best classes and theirs.
+    `precision`: float leaves every node out.
+    `opset`: 17 to 20; ONNX Runtime 1.31 does not load all Q/DQ of later opsets (docs/reference, section 3).
+    `float_type`: the type of layers that are not int8, None: the target's default. `io_type`: of pictures and logits.
+    `batch`: None for any batch.
+    `labels`: the class names, for the file's metadata.
+    `rewrites`: None for the rewrites of the architecture that suit the target.
+    `int4_weights`: store weights of at most 4 bits as INT4, two in a byte; the opset is then 21.
+    `replace`: names of equivalent replacements. `plugin`: operators that become nodes of another domain
+    (`roll=my.domain::Roll`). Both are for compilers that want the model's own operators, and leave the architecture's
+    rewrites out, except for the plugin `attention`, whose nodes the rewrites make.
+    `uint8_input`: pictures are uint8 [batch, S, S, 3], as decoded, and the graph normalises them.
+    `softmax`: give probabilities beside logits. `top_k`: give the best classes and their probabilities, too.
     """
 
     precision: str = "int8"
@@ -91,17 +94,17 @@ class OnnxOptions:
 
     @property
     def floats(self) -> str:
-        """The float type of what is not int8."""
+        """The type of layers that are not int8."""
         return self.float_type or onnx_targets()[self.target].float_type
 
     @property
     def stores_constants(self) -> bool:
-        """Whether the target wants what could be computed as stored constants."""
+        """Whether the target wants computable values stored as constants."""
         return onnx_targets()[self.target].constants
 
     @property
     def fuses_attention(self) -> bool:
-        """Whether the target makes one operator of attention of rank 4."""
+        """Whether the target fuses attention of rank 4 into one operator."""
         return onnx_targets()[self.target].fuses_attention
 
     @property
@@ -111,7 +114,7 @@ class OnnxOptions:
 
     @property
     def is_unsigned(self) -> bool:
-        """Whether the target wants pairs of uint8 where a convolution and others read them."""
+        """Whether the target wants uint8 pairs where a convolution and other operators read them."""
         return onnx_targets()[self.target].unsigned
 
     @property
@@ -121,18 +124,18 @@ class OnnxOptions:
 
     @property
     def has_ends(self) -> bool:
-        """Whether the graph has other ends than the model: see `ends`."""
+        """Whether the graph has another input or more outputs than the model: see `network`."""
         return self.uint8_input or self.softmax or bool(self.top_k)
 
     def suffix(self, quantized: str = "int8") -> str:
-        """What a file's name says of its precision and target; `quantized`: what values of nodes are."""
+        """The part of a file's name for its precision and target; `quantized`: the stored type of quantized values."""
         kind = quantized if self.precision == "int8" else {"float32": "fp32", "float16": "fp16"}[self.floats]
         words = [kind] + [self.target] * (self.target != "portable") + ["uint8"] * self.uint8_input
         return "_".join(words)
 
 
 def onnx_targets() -> dict[str, OnnxTarget]:
-    """What the backends that read ONNX say of their files, by name."""
+    """The targets of the backends that read ONNX, by name."""
     details = [backend.exports.detail for backend in targets().values() if backend.exports]
     return {detail.name: detail for detail in details if isinstance(detail, OnnxTarget)}
 

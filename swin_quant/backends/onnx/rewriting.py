@@ -1,4 +1,4 @@
-"""Rewrite an architecture for export by named rewrites that keep its function."""
+"""Rewrites an architecture for export by named rewrites that keep its function; undoes them in tensors of a file."""
 
 import importlib
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -21,18 +21,20 @@ _OURS = "swin_quant.backends.onnx"
 
 @dataclass(frozen=True)
 class Rewriter:
-    """The rewrites of an architecture: a module that holds one names it in its `Architecture`, and calls it REWRITER.
+    """The rewrites of an architecture, which its `Architecture` finds as REWRITER in a module.
 
-    `table`: name -> a change in place of the lowered model (`layers`), none of which changes a number beyond the
-    rounding of float32, or an int8 value of a weight; they apply in this order. `builds_on`: the first, without which
-    there is none. `constants`: those that store what engines could compute, for targets that want it; `unfused`: those
-    for targets that fuse no attention. `for_half`: those that float16 needs. `halve` makes a rewritten model float16,
-    but for what the nodes named in `beyond_half` see. `plugins`: operator -> the change that makes calls of it, where a
-    plugin takes them (`operators/plugins`). `network` makes what is exported: pictures [B, in, S, S] -> logits [B,
-    classes], both of the given type. Both take the architecture's own class. `stem` names the float convolution without
-    padding that reads the pictures, which can take their normalisation in. `restore` says, of a model and names of
-    rewrites, what undoes that they moved a module's tensor; None: it cannot be told. `translations` gives what the
-    operators of its own are in ONNX, as torch's exporter takes it.
+    `table`: name -> a change in place of the lowered model (`layers`). They apply in this order; none changes a value
+    beyond the rounding of float32, or an int8 value of a weight.
+    `network`: makes the network to export, pictures [B, in, S, S] -> logits [B, classes], both of the given type.
+    `builds_on`: the first rewrite, which all the others need.
+    `constants`: rewrites that store computable values, for targets that want that.
+    `unfused`: rewrites for targets that fuse no attention. `for_half`: rewrites that float16 needs.
+    `plugins`: operator -> the change that makes calls of a plugin's operator (`operators/plugins`).
+    `halve`: makes a rewritten model float16, except the layers around the nodes in `beyond_half`.
+    `stem`: the float convolution without padding that reads the pictures, into which their normalisation can be folded.
+    `restore`: (model, names of rewrites) -> module -> the function that undoes the rewrites in the module's tensor, or
+    None if nothing can.
+    `translations`: the ONNX form of the architecture's own operators, as torch's exporter takes it.
     """
 
     table: Mapping[str, Callable[[nn.Module], None]]
@@ -48,7 +50,7 @@ class Rewriter:
     translations: Callable[[], Mapping[Any, Callable[..., Any]]] | None = None
 
     def chosen(self, options: OnnxOptions) -> frozenset[str]:
-        """The names of the rewrites that apply. UsageError for what there is not, or cannot be."""
+        """The names of the rewrites that apply. UsageError for an unknown name, or one without those that it needs."""
         everything = frozenset(self.table)
         if options.rewrites is None:
             kept_out = (frozenset() if options.stores_constants else self.constants) | (
@@ -73,7 +75,7 @@ class Rewriter:
             raise UsageError(f"float16 needs the rewrites {needed}: they set types of layers")
 
     def apply(self, model: nn.Module, names: Iterable[str], plugged: Collection[str] = ()) -> None:
-        """Apply those named, in the order of the table, then those for the operators `plugged`."""
+        """Apply the rewrites `names`, in the order of the table, then the changes for the operators `plugged`."""
         for name, rewrite in self.table.items():
             if name in names:
                 with torch.no_grad():
@@ -103,7 +105,7 @@ NO_REWRITES = Rewriter({}, as_it_is)
 
 
 def rewriter_of(model: Classifier) -> Rewriter:
-    """That which the model's architecture names; NO_REWRITES if it names none, or the model is of none."""
+    """The rewriter of the model's architecture; NO_REWRITES if it has none, or the model has no known architecture."""
     name = model.architecture.rewrites if model.architecture else None
     if name is None:
         return NO_REWRITES
@@ -111,9 +113,9 @@ def rewriter_of(model: Classifier) -> Rewriter:
 
 
 def restoring(artifact: Artifact) -> Mapping[str, Restore | None]:
-    """Module -> what makes of its tensor that of the trained model; None: there is none, or it means something else.
+    """Module -> the function from its tensor in the file to the trained model's; None if they cannot be compared.
 
-    Modules that are not named are as they were.
+    Modules that are not named have the same tensor in both.
     """
     model = build_model(from_dict(artifact.card.config, str(artifact.file)))
     restore = rewriter_of(model).restore
@@ -123,6 +125,6 @@ def restoring(artifact: Artifact) -> Mapping[str, Restore | None]:
 
 
 def holding_activations(model: nn.Module) -> list[str]:
-    """Norms of timm that hold their activation: traced, it runs behind them; by its name in a file it is theirs."""
+    """timm's norms that hold their activation: in a file the activation's output is named as the norm's."""
     norms = {name: module for name, module in model.named_modules() if isinstance(module, nn.BatchNorm2d)}
     return [name for name, module in norms.items() if any(True for _ in module.children())]

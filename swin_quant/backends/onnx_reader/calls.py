@@ -87,9 +87,13 @@ def _counted(model: Any, batch: int) -> CountedGraph:
 
 
 def _call(
-    node: Any, shapes: Mapping[str, Shape], sizes: Mapping[str, int],
-    weights: Mapping[str, tuple[Shape, int]], read: set[str],
-) -> Call:  # fmt: skip
+    node: Any,
+    shapes: Mapping[str, Shape],
+    sizes: Mapping[str, int],
+    weights: Mapping[str, tuple[Shape, int]],
+    read: set[str],
+) -> Call:
+    """The counts of one node; `read` holds the weights that earlier nodes read, and takes in the node's own."""
     name = node.op_type if node.domain in ("", "ai.onnx") else f"{shown(node.domain)}::{shown(node.op_type)}"
     inputs = [one for one in node.input if one]
     own = [one for one in inputs if one in weights]

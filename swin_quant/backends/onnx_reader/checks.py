@@ -122,7 +122,7 @@ def _check_tensor(tensor: Any, folder: Path) -> Path | None:
         raise SwinQuantError(f"tensor {name} has {len(tensor.dims)} dimensions: no engine has so many")
     elements = math.prod(tensor.dims)
     packed = 2 if tensor.data_type in (onnx.TensorProto.INT4, onnx.TensorProto.UINT4) else 1
-    units = -(-elements // packed)  # of a byte or more
+    units = -(-elements // packed)  # stored numbers: a byte holds two of INT4
     try:
         expected = units * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
     except (KeyError, TypeError, ValueError) as error:

@@ -32,7 +32,7 @@ from swin_quant.cards.paths import card_path
 from swin_quant.data.preprocess import MAX_SIZE, Preprocess
 from swin_quant.quant.outputs import Output
 
-MAX_FILE_BYTES = 2**31 - 1  # of a protobuf message
+MAX_FILE_BYTES = 2**31 - 1  # the limit of a protobuf message
 MOST_MAPS = 16
 _FLOAT8 = range(17, 21)  # TensorProto's numbers of the four float8 types
 PIXELS = "uint8"
@@ -137,18 +137,18 @@ class OnnxFile:
     pixels: Preprocess | None = None
 
     def shape(self, batch: int, side: int) -> tuple[int, ...]:
-        """The input's for so many square pictures."""
+        """The input's shape for `batch` square pictures."""
         return (batch, side, side, self.channels) if self.pixels else (batch, self.channels, side, side)
 
 
 @reads("ONNX file")
 def open_onnx(path: str | Path) -> OnnxFile:
-    """Check the ONNX file at `path` and say what it is. SwinQuantError names the file and the node or tensor at fault.
+    """Check the ONNX file at `path` and describe it. SwinQuantError names the file and the node or tensor at fault.
 
-    It must take one picture input [batch, channels, side, side], float32 or float16, or uint8 with channels last and a
-    note of how it normalises them, and give one output, or be a
-    backbone, whose pictures may have any size and which may give several; of standard operators of opset 17 to 20,
-    every Q/DQ node with a constant positive scale.
+    The file must have one input of pictures: [batch, channels, side, side], float32 or float16, or [batch, side, side,
+    channels], uint8, with its normalisation in the metadata. It must have one output; a backbone may have several, and
+    take pictures of any size. Its operators must be standard ones of opset 17 to 21, or its own functions; every Q/DQ
+    node needs a constant positive scale.
     """
     path = Path(path)
     model = read_model(path)
@@ -158,9 +158,9 @@ def open_onnx(path: str | Path) -> OnnxFile:
 
 @reads("ONNX file")
 def read_model(path: str | Path) -> Any:
-    """The onnx.ModelProto at `path`, of any opset and operators: parsed, and every tensor as large as it says.
+    """The onnx.ModelProto at `path`, with any opset and operators; every tensor is as large as it declares.
 
-    External data stays where it is, and must be in the file's folder. SwinQuantError names the file.
+    External data is not loaded, and must be in the file's folder. SwinQuantError names the file.
     """
     onnx, path = library("onnx", "onnx"), Path(path)
     if not path.is_file():

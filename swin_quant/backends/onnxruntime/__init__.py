@@ -4,8 +4,7 @@ from swin_quant.backends.backend import Backend, Saturation
 from swin_quant.backends.onnx_reader.target import ONNX_TOLERANCES, OnnxTarget, onnx_target
 from swin_quant.base.extras import installing
 
-# For float8: its fusions of Q/DQ take any for int8, and write graphs that it does not load then.
-SKIP_QDQ = "session.disable_quant_qdq=1"
+SKIP_QDQ = "session.disable_quant_qdq=1"  # for float8, which its Q/DQ fusions take for int8: the graph then fails
 
 BACKEND = Backend(
     name="onnxruntime",

@@ -24,18 +24,18 @@ from swin_quant.score.engine import Engine
 from swin_quant.score.options import EngineOptions
 
 NAME = "onnxruntime"
-_TYPES = {  # of products, by the operator that the runtime computes them with
-    "int8": {"QLinearMatMul", "MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "QGemm", "QLinearConv",
-             "ConvInteger", "QAttention"},
-    "int4": {"MatMulNBits"},  # of weights; it rounds its other operand to int8 on the way
-    "float32": {"MatMul", "FusedMatMul", "Gemm", "FusedGemm", "Conv", "FusedConv", "NhwcFusedConv", "Attention",
-                "MultiHeadAttention"},
-}  # fmt: skip
-_SILENT = 4  # fatal errors only: others come to us as exceptions
+_TYPES = {  # the type of a product -> the runtime's operators that compute in it
+    "int8": {"QLinearMatMul", "MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul"}
+    | {"QGemm", "QLinearConv", "ConvInteger", "QAttention"},
+    "int4": {"MatMulNBits"},  # int4 weights; it rounds its other operand to int8
+    "float32": {"MatMul", "FusedMatMul", "Gemm", "FusedGemm", "Conv", "FusedConv", "NhwcFusedConv"}
+    | {"Attention", "MultiHeadAttention"},
+}
+_SILENT = 4  # log fatal errors only: the rest are exceptions
 
 
 def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine:
-    """The engine of an ONNX artifact. UsageError for a type or device that it has not."""
+    """The engine of an ONNX artifact. UsageError for another type or device, and for extensions."""
     if options.float_type not in (None, "float32"):
         raise UsageError(f"{NAME}: runs what is not int8 in float32 on a CPU, not in {options.float_type}")
     if options.device != "cpu":
@@ -58,7 +58,7 @@ def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine
 
 
 def _session(file: OnnxFile, options: EngineOptions, exact: str | None, optimized: Path | None = None) -> Any:
-    """A session; `exact`: the setting against saturation; `optimized`: where it leaves the graph that it runs."""
+    """A session. `exact`: the setting against saturation; `optimized`: the file to write the optimized graph to."""
     onnxruntime = library("onnxruntime", "onnx")
     settings = onnxruntime.SessionOptions()
     settings.log_severity_level = _SILENT
@@ -69,7 +69,7 @@ def _session(file: OnnxFile, options: EngineOptions, exact: str | None, optimize
         settings.add_session_config_entry(*entry.split("="))
     if optimized:
         settings.optimized_model_filepath = str(optimized)
-    # Of a linear with a fixed batch it would make a float Gemm, which the int8 fusion that comes after leaves alone.
+    # It would turn a linear of fixed batch into a float Gemm, which the later int8 fusion does not take.
     harmful = ["MatMulAddFusion"] if file.quantizers else []
     providers = ["CPUExecutionProvider"]
     try:
@@ -99,7 +99,7 @@ def _known(session: Any, file: OnnxFile, options: EngineOptions) -> dict[str, An
 
 
 def _gemms(file: OnnxFile, options: EngineOptions, exact: str | None) -> Mapping[str, str]:
-    """Matrix product -> the type that it runs in: those of the graph that the runtime makes of the file."""
+    """Matrix product -> the type that it runs in, from the runtime's optimized graph."""
     onnx = library("onnx", "onnx")
     with tempfile.TemporaryDirectory() as folder:
         optimized = Path(folder, "optimized.onnx")
@@ -111,12 +111,15 @@ def _gemms(file: OnnxFile, options: EngineOptions, exact: str | None) -> Mapping
 
 
 def _name(node: Any) -> str:
-    """The name in the file: `qkv.MatMul/MatMulAddFusion` is what a fusion made of `qkv.MatMul`."""
+    """The product's name in the file: a fusion turns `qkv.MatMul` into `qkv.MatMul/MatMulAddFusion`."""
     return re.sub(r"/\w+Fusion/?$", "", node.name) or node.output[0]
 
 
 def inside(artifact: Artifact, options: EngineOptions) -> Callable[[Tensor], dict[str, Tensor]]:
-    """Images [B, 3, S, S] -> what each module gives, float32, by its name."""
+    """A function from images [B, 3, S, S] to the output of each module, float32, by its name.
+
+    It runs a copy of the file in which every module's output is a graph output; fusions stop at these.
+    """
     file = verified(artifact)
     with opened_up(file) as copy:
         session = _session(copy.file, options, exact_kernels(NAME, artifact))

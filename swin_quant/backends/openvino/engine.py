@@ -29,14 +29,14 @@ NAME = "openvino"
 HINTS = {"float32": ("f32", "FP32"), "bfloat16": ("bf16", "BF16"), "float16": ("f16", "FP16")}
 _TYPES = {hint: name for name, (hint, _) in HINTS.items()} | {"i8": "int8", "u8": "int8"}
 _GEMMS = ("FullyConnected", "MatMul", "Convolution")  # layers of its runtime; `Subgraph` is several in one kernel
-DEFAULT_SIDE = 224  # of pictures where any will do and none were run
+DEFAULT_SIDE = 224  # the side of pictures if the file takes any and none were run yet
 
 
 def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine:
-    """The engine of an ONNX artifact. UsageError for a type or device that it has not.
+    """The engine of an ONNX artifact. UsageError for a type or device that this CPU or engine lacks.
 
-    Float layers run in `options.float_type`, float32 if None: OpenVINO's own default is bfloat16 on many CPUs, with
-    nothing said.
+    Float layers run in `options.float_type`, float32 if None: OpenVINO's own default is bfloat16 on many CPUs, without
+    a word.
     """
     openvino = library("openvino", "openvino")
     if options.device != "cpu":
@@ -74,10 +74,10 @@ def float_types() -> list[str]:
 
 @cache
 def _core(process: int, extensions: tuple[str, ...] = ()) -> Any:
-    """OpenVINO itself, with the operators of these libraries, for as long as the process lives.
+    """OpenVINO's Core with the operators of these libraries, kept for as long as the process lives.
 
-    On CPUs with AMX its CPU plugin gives the main thread a stack for signals, and frees that when the last Core goes:
-    the next signal (of a process that loads pictures and ends, for instance) would end the program.
+    On CPUs with AMX the CPU plugin gives the main thread a signal stack, and frees it with the last Core. The next
+    signal, from a picture loader that ends, for example, would then crash the program.
     """
     core = library("openvino", "openvino").Core()
     for extension in extensions:
@@ -91,27 +91,34 @@ def _core(process: int, extensions: tuple[str, ...] = ()) -> Any:
 
 
 def precision_name(exported: str, float_type: str) -> str:
-    """float32 run in bfloat16 is bfloat16; int8 whose float layers run in bfloat16 is int8+bfloat16."""
+    """The precision of a run: float32 run in bfloat16 is bfloat16; int8 with bfloat16 layers is int8+bfloat16."""
     if exported in ("float32", *HALF_TYPES):
         return float_type
     return exported if float_type == "float32" else f"{exported}+{float_type}"
 
 
 class _Graphs:
-    """Compiled graphs of a file by the shape of their input, the latest few: fixed shapes run faster than open ones."""
+    """A file's latest `kept` compiled graphs, by the shape of their input: fixed shapes run faster than open ones."""
 
-    def __init__(self, core: Any, file: OnnxFile, float_type: str, threads: int | None, extended: bool = False,
-                 kept: int = 2) -> None:  # fmt: skip
+    def __init__(
+        self,
+        core: Any,
+        file: OnnxFile,
+        float_type: str,
+        threads: int | None,
+        extended: bool = False,
+        kept: int = 2,
+    ) -> None:
         self.core, self.file, self.kept = core, file, kept
         self.settings = {
             "PERFORMANCE_HINT": "LATENCY",
             "NUM_STREAMS": 1,
             "INFERENCE_PRECISION_HINT": HINTS[float_type][0],
-            "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,  # else what meets int8 weights alone is rounded to int8, too
+            "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,  # else float inputs of int8 weights are rounded to int8, too
             **({"INFERENCE_NUM_THREADS": threads} if threads else {}),
         }
         self.compiled: OrderedDict[tuple[int, ...], Any] = OrderedDict()
-        written_out = file.functions and not extended  # its parser knows no functions of a file's own
+        written_out = file.functions and not extended  # OpenVINO's parser knows no functions
         source = partial(_without_functions, file.path) if written_out else partial(str, file.path)
         self.model = self._try("load", lambda: core.read_model(source()))
 
@@ -125,13 +132,13 @@ class _Graphs:
         return self.compiled[shape]
 
     def infer(self, array: Any) -> list[Any]:
-        """The outputs for a batch; they are overwritten by the next ones."""
+        """The outputs for a batch; the next call overwrites them."""
         request = self.request(array.shape)
         self._try("run", lambda: request.infer([array], share_inputs=True))
         return [request.get_output_tensor(place).data for place in range(len(self.file.outputs))]
 
     def gemms(self) -> Mapping[str, str]:
-        """Matrix product -> the type that it runs in, of the latest graph; that for one picture if there is none."""
+        """Matrix product -> the type that it runs in, from the latest graph, or else from one for one picture."""
         side = self.file.image_size or DEFAULT_SIDE
         shape = next(reversed(self.compiled), self.file.shape(self.file.batch or 1, side))
         sources = {op.get_friendly_name() for op in self.model.get_ops() if op.get_type_name() in _GEMMS}
@@ -147,12 +154,12 @@ class _Graphs:
     def _try(self, what: str, action: Any) -> Any:
         try:
             return action()
-        except Exception as error:  # RuntimeError mostly, with a page of C++ places
+        except Exception as error:  # mostly RuntimeError, with a page of places in C++
             raise SwinQuantError(f"{self.file.path}: {NAME} cannot {what} it: {first_line(error)}") from error
 
 
 def _without_functions(path: Path) -> bytes:
-    """The ONNX file with its own functions written out."""
+    """The ONNX file with its functions inlined."""
     onnx = library("onnx", "onnx")
     from onnx.inliner import inline_local_functions
 
@@ -164,7 +171,7 @@ def _run(graphs: _Graphs, file: OnnxFile, images: Tensor) -> Output:
 
 
 def _products(layer: Any, sources: set[str]) -> Iterator[tuple[str, str]]:
-    """Name and type of the matrix products in one layer of a runtime graph; `sources` are those of the file."""
+    """Name and type of each matrix product in one layer of a runtime graph; `sources`: the products of the file."""
     info = layer.get_rt_info()
     kind, type_ = str(info["layerType"].value), str(info["runtimePrecision"].value)
     inputs = [port.get_element_type().get_type_name() for port in layer.inputs()]
@@ -181,7 +188,10 @@ def _products(layer: Any, sources: set[str]) -> Iterator[tuple[str, str]]:
 
 
 def inside(artifact: Artifact, options: EngineOptions) -> Callable[[Tensor], dict[str, Tensor]]:
-    """Images [B, 3, S, S] -> what each module gives, float32, by its name."""
+    """A function from images [B, 3, S, S] to the output of each module, float32, by its name.
+
+    It runs a copy of the file in which every module's output is a graph output; fusions stop at these.
+    """
     file = verified(artifact)
     with opened_up(file) as copy:
         graphs = _Graphs(_core(os.getpid()), copy.file, options.float_type or "float32", options.threads)

@@ -1,7 +1,7 @@
-"""TensorRT: engines built from our ONNX files, run on the caller's CUDA stream, and a report of what runs in int8.
+"""TensorRT: engines built from our ONNX files, run on the caller's CUDA stream, and a report of the products in int8.
 
-`plan` checks what is to be built, `build` makes an engine, `engine` runs it, `layers` reads what the engine inspector
-says; `host` is all that knows the library and the GPU of this machine.
+`plan` checks a file before a build, `build` makes an engine, `engine` runs it, `layers` reads the engine inspector's
+report, `host` finds the library and the GPU of this machine.
 """
 
 from swin_quant.backends.backend import Backend, Tolerances
@@ -21,5 +21,5 @@ BACKEND = Backend(
     needs=("tensorrt", "pip install tensorrt-cu13 (or -cu12, of your CUDA), on a machine with an NVIDIA GPU"),
     home="cuda",
     float8=True,
-    tolerances=Tolerances(quantized=0.1, float32=0.01, half=0.05),  # those of FasterTransformer's TensorRT plugin
+    tolerances=Tolerances(quantized=0.1, float32=0.01, half=0.05),  # the same as FasterTransformer's TensorRT plugin
 )

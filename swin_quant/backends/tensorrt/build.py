@@ -1,7 +1,7 @@
-"""An engine from an ONNX artifact: TensorRT 10 and 11, told apart by what they have, never by their version.
+"""Builds an engine from an ONNX artifact with TensorRT 10 or 11, told apart by their functions, never by version.
 
-Networks are strongly typed: every type is in the graph (TensorRT 11 knows nothing else), so nothing here chooses a
-precision. Sources: NVIDIA's Python API reference of 10.x and 11.x, and its guide "Migrating from 10.x to 11.x".
+Networks are strongly typed: the graph sets every type, and nothing here chooses a precision (TensorRT 11 has no other
+mode). Sources: NVIDIA's Python API reference of 10.x and 11.x, and its guide "Migrating from 10.x to 11.x".
 """
 
 from pathlib import Path
@@ -18,7 +18,7 @@ from swin_quant.base.progress import log
 
 
 def build(plan: EnginePlan, output: Path) -> tuple[Artifact, LayerReport]:
-    """Build, then write the engine and its layer report, and its run card last."""
+    """Build the engine, then write it, its layer report, and last its run card."""
     trt, gpu = host.tensorrt(), host.find_gpu()
     check_types(plan, gpu)
     check_output(output, plan.file.path, plan.options.timing_cache)
@@ -62,7 +62,7 @@ def _parse(trt: ModuleType, network: Any, messages: Any, path: Path) -> None:
 
 
 def _use_timing_cache(config: Any, file: Path | None) -> None:
-    """Start from the measurements in `file`; those of another TensorRT or GPU are left, and measured anew."""
+    """Start from the measurements in `file`; measurements of another TensorRT or GPU are not used."""
     if file is None:
         return
     cache = config.create_timing_cache(_stored(file))
@@ -79,18 +79,18 @@ def _stored(file: Path) -> bytes:
 
 
 def _keep_timing_cache(config: Any, file: Path | None) -> None:
-    """Write what was measured, with whatever another build put into the file meanwhile."""
+    """Write the measurements, merged with those that another build wrote into the file meanwhile."""
     if file is None:
         return
     cache = config.get_timing_cache()
     other = config.create_timing_cache(_stored(file)) if file.is_file() else None
     if other is not None:
-        cache.combine(other, ignore_mismatch=False)  # false for a file of another GPU: ours replaces it
+        cache.combine(other, ignore_mismatch=False)  # returns False for another GPU's file, which ours replaces
     atomic_write_bytes(file, bytes(cache.serialize()))
 
 
 def inspect_engine(trt: ModuleType, data: bytes, messages: Any, plan: EnginePlan) -> LayerReport:
-    """What the engine inspector says of the built engine's layers, by the products of the ONNX graph."""
+    """The engine inspector's report on the built engine's layers, matched with the products of the ONNX graph."""
     runtime = trt.Runtime(messages)
     engine = runtime.deserialize_cuda_engine(data)
     if engine is None:
@@ -98,7 +98,7 @@ def inspect_engine(trt: ModuleType, data: bytes, messages: Any, plan: EnginePlan
     text = engine.create_engine_inspector().get_engine_information(trt.LayerInformationFormat.JSON)
     try:
         return read_layers(text, plan.report.gemms)
-    except SwinQuantError as error:  # minutes of building are not thrown away for a report
+    except SwinQuantError as error:  # a missing report is no reason to lose minutes of building
         log.warning("no layer report: %s", error)
         return read_layers('{"Layers": []}', plan.report.gemms)
 

@@ -1,4 +1,4 @@
-"""Running an engine: named tensors that torch owns, on the CUDA stream of the caller."""
+"""Runs an engine on tensors that torch owns, on the caller's CUDA stream."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,8 +21,10 @@ from swin_quant.score.options import EngineOptions
 
 NAME = "tensorrt"
 _TYPES = {"FLOAT": torch.float32, "HALF": torch.float16, "BF16": torch.bfloat16}
-_CHOSEN_BEFORE = {"float_type": "its types are those of the exported graph",
-                  "optimize": "it was optimized when it was built"}  # fmt: skip
+_CHOSEN_BEFORE = {  # an option that the build has settled -> how
+    "float_type": "its types are those of the exported graph",
+    "optimize": "it was optimized when it was built",
+}
 
 
 @dataclass(frozen=True)
@@ -36,9 +38,9 @@ class Port:
 
 @dataclass
 class Session:
-    """An execution context. Not for several threads at once: a context has one set of addresses.
+    """An execution context, for one thread at a time: it has one set of addresses.
 
-    `smallest`, `largest`: batches of the profile. Smaller batches are filled up and the surplus dropped.
+    `smallest`, `largest`: batches of the profile. A smaller batch is filled up with zeros, whose logits are dropped.
     """
 
     context: Any
@@ -52,9 +54,9 @@ class Session:
     engine: Any = field(repr=False)
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Pictures [B, 3, H, W] of any float type -> logits float32 [B, classes], on the device of the pictures.
+        """Pictures [B, 3, H, W] of any float type -> logits float32 [B, classes], on the pictures' device.
 
-        The work is queued on the current stream, as torch's own would be; nothing waits for it but a copy to the CPU.
+        The work is queued on the current stream, like torch's own; only a copy to the CPU waits for it.
         """
         wanted = self.input.shape[1:]
         if tuple(images.shape[1:]) != wanted:
@@ -73,7 +75,7 @@ class Session:
         logits = torch.empty(shape, dtype=self.output.dtype, device=self.device)
         self._call(self.context.set_tensor_address(self.input.name, images.data_ptr()), "takes no input")
         self._call(self.context.set_tensor_address(self.output.name, logits.data_ptr()), "takes no output")
-        # torch's allocator may hand `images` on only to later work of this stream, so it may be freed on return.
+        # `images` may be freed on return: torch's allocator reuses its memory only for later work of this stream.
         self._call(self.context.execute_async_v3(host.current_stream(self.device)), "did not run")
         return logits[:count].to(home, torch.float32)
 
@@ -85,10 +87,10 @@ class Session:
 
 
 def load(artifact: Artifact, options: EngineOptions) -> Engine:
-    """A built TensorRT engine on the current GPU. `threads` are a CPU's and change nothing.
+    """A built TensorRT engine on the current GPU. `options.threads` has no effect on a GPU.
 
-    UsageError where TensorRT or a GPU is missing, for options that an engine cannot have any more, and for an engine
-    of another TensorRT or another GPU architecture: those would be refused by TensorRT, or give what nobody measured.
+    UsageError if TensorRT or a GPU is missing, for options that the build has settled, and for an engine of another
+    TensorRT or GPU architecture, which TensorRT would refuse, or run with results that nobody measured.
     """
     record = artifact.record
     if record["backend"] != "tensorrt":
@@ -115,7 +117,7 @@ def load(artifact: Artifact, options: EngineOptions) -> Engine:
 
 @reads("layer report", lambda artifact: artifact.file)
 def _gemms(artifact: Artifact) -> Mapping[str, str]:
-    """Product -> the type that it runs in, as the engine inspector said when the engine was built."""
+    """Product -> the type that it runs in, from the engine inspector's report at the time of the build."""
     files = [other["file"] for other in artifact.record["others"] if other["file"].endswith(LAYERS)]
     rows = read_json(artifact.file.with_name(files[0]), "layer report")["gemms"] if files else []
     return {row["name"]: row["ran"] for row in rows}

@@ -1,4 +1,4 @@
-"""This machine's TensorRT and GPU: the one place that imports the library, and says what to install where it is not."""
+"""This machine's TensorRT and GPU: the only place that imports the library, or says how to install it."""
 
 import importlib
 from contextlib import AbstractContextManager, nullcontext
@@ -14,7 +14,7 @@ from swin_quant.base.progress import log
 
 @dataclass(frozen=True)
 class Gpu:
-    """The GPU that torch uses now. `capability` is that of its architecture, e.g. 8.6."""
+    """torch's current GPU. `capability`: the compute capability, e.g. 8.6."""
 
     device: torch.device
     name: str
@@ -22,7 +22,7 @@ class Gpu:
 
 
 def tensorrt() -> ModuleType:
-    """The library. UsageError where it is missing, older than 10, or broken."""
+    """The library. UsageError if it is missing, broken or older than 10."""
     major = (torch.version.cuda or "12").split(".")[0]
     try:
         module = importlib.import_module("tensorrt")
@@ -38,9 +38,9 @@ def tensorrt() -> ModuleType:
 
 
 def strongly_typed(trt: ModuleType) -> int:
-    """The flags of a network whose types are those of its graph: one in TensorRT 10, in 11 the only mode there is."""
+    """The creation flags of a strongly typed network: STRONGLY_TYPED in TensorRT 10, none in 11, which has no other."""
     flag = getattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)
-    if flag is None and hasattr(trt.BuilderFlag, "FP16"):  # it would choose types itself, and knows no other mode
+    if flag is None and hasattr(trt.BuilderFlag, "FP16"):  # an older one, which chooses types itself
         raise UsageError(f"TensorRT {trt.__version__} cannot build strongly typed networks: install 10 or 11")
     return 0 if flag is None else 1 << int(flag)
 
@@ -56,17 +56,17 @@ def find_gpu() -> Gpu:
 
 
 def on(device: torch.device) -> AbstractContextManager[object]:
-    """That GPU as the current one: TensorRT enqueues on the current one, whatever the stream is of."""
+    """A context with that GPU as the current one, on which TensorRT enqueues, whichever GPU the stream belongs to."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def current_stream(device: torch.device) -> int:
-    """The handle of the CUDA stream that the caller's torch work is queued on."""
+    """The handle of the caller's CUDA stream in torch."""
     return torch.cuda.current_stream(device).cuda_stream
 
 
 def logger(trt: ModuleType) -> Any:
-    """A TensorRT logger that writes to ours; `errors` keeps its error messages, where no call returns them."""
+    """A TensorRT logger that writes to ours; `errors` keeps the error messages, which no call returns."""
 
     class Logger(trt.ILogger):  # type: ignore[name-defined, misc]
         def __init__(self) -> None:
@@ -82,5 +82,5 @@ def logger(trt: ModuleType) -> Any:
 
 
 def last_error(messages: Any, default: str) -> str:
-    """The last message of a logger's errors, short enough for one line."""
+    """The logger's last error, cut to one line, or `default`."""
     return (messages.errors or [default])[-1][:400]

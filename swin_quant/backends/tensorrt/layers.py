@@ -1,9 +1,9 @@
-"""Which products of the graph an engine really runs in int8, from the engine inspector's JSON.
+"""Finds the products that an engine really runs in int8, from the engine inspector's JSON.
 
 The inspector lists layers as they run: fused, renamed, with reformats between them. A layer's `Metadata` names the ONNX
 nodes in it ("[ONNX Layer: name]", control characters between them). The type of a product is read from the kernel's
-name, which says what it multiplies; where that says nothing, from the types of weights and inputs. TensorRT 10 writes
-"Format/Datatype", TensorRT 11 "DataType" (guide "Migrating IEngineInspector usage").
+name, or, if that names none, from the types of weights and inputs. TensorRT 10 writes "Format/Datatype", TensorRT 11
+"DataType" (guide "Migrating IEngineInspector usage").
 """
 
 import json
@@ -16,7 +16,7 @@ from typing import Any
 from swin_quant.backends.onnx_reader.inspect.gemms import QUANTIZED, Gemm
 from swin_quant.base.errors import SwinQuantError
 
-# Kernel names say operand types; the first that matches counts: i8i8_i8i32, imma, f16f16_f16f32, h1688, tf32, f32f32.
+# A kernel's name holds its operand types (i8i8_i8i32, imma, f16f16_f16f32, h1688, tf32, f32f32); the first match wins.
 _KERNELS: tuple[tuple[str, str], ...] = (
     (r"i8i8|s8s8|i8f|i8816|i16832|imma|int8", "int8"),
     (r"e4m3|fp8", "float8"),
@@ -34,12 +34,12 @@ _TYPES: tuple[tuple[str, str], ...] = (
 _NODE = re.compile(r"\[ONNX Layer: ([^\]\x1e\x1f]+)\]")
 _REFORMAT = re.compile(r"reformat|copy", re.IGNORECASE)
 UNKNOWN = "unknown"
-LAYERS = ".layers.json"  # what the report's file is called, after the engine
+LAYERS = ".layers.json"  # the ending of the report's file, behind the engine's name
 
 
 @dataclass(frozen=True)
 class EngineLayer:
-    """One layer of an engine: `nodes` are the ONNX nodes in it, `inputs` and `outputs` the types of its tensors."""
+    """One layer of an engine. `nodes`: the ONNX nodes in it; `inputs`, `outputs`: the types of its tensors."""
 
     name: str
     kind: str
@@ -51,19 +51,19 @@ class EngineLayer:
 
     @property
     def reformat(self) -> bool:
-        """Whether it only copies into another layout or type."""
+        """Whether the layer only copies into another layout or type."""
         return bool(_REFORMAT.search(self.kind) or self.name.startswith("Reformatting CopyNode"))
 
     @property
     def product_type(self) -> str:
-        """The type that its product is computed in."""
+        """The type that the layer's product is computed in."""
         kinds = [self.weights, *self.inputs]
         return _first(_KERNELS, self.kernel) or next((kind for kind in kinds if kind), None) or UNKNOWN
 
 
 @dataclass(frozen=True)
 class LayerRow:
-    """One product of the ONNX graph and the layer that it became; None where no layer names it."""
+    """One product of the ONNX graph and its layer in the engine; `layer` is None if no layer names the product."""
 
     name: str
     block: str | None
@@ -76,14 +76,14 @@ class LayerRow:
 
 @dataclass(frozen=True)
 class LayerReport:
-    """All products, and how many layers only move data."""
+    """All products, the number of layers, and the names of layers that only move data."""
 
     rows: list[LayerRow]
     layers: int
     reformats: list[str]
 
     def counts(self) -> dict[str, Any]:
-        """How many products run in which type, and how many that should be int8 (or float8) are not."""
+        """How many products run in each type, and how many that should be int8 or float8 do not."""
         wanted, lost = Counter(row.wanted for row in self.rows), Counter(row.wanted for row in self.lost)
         return {
             "ran": dict(Counter(row.ran for row in self.rows)),
@@ -95,16 +95,16 @@ class LayerReport:
 
     @property
     def lost(self) -> list[LayerRow]:
-        """Products that are int8 or float8 in the graph and something else in the engine."""
+        """Products that are int8 or float8 in the graph, and of another type in the engine."""
         return [row for row in self.rows if row.wanted in QUANTIZED and row.ran not in (row.wanted, UNKNOWN)]
 
     def to_dict(self) -> dict[str, Any]:
-        """In JSON's types."""
+        """The report in JSON's types."""
         return {**self.counts(), "gemms": [asdict(row) for row in self.rows], "reformat_layers": self.reformats}
 
 
 def read_layers(text: str, gemms: Iterable[Gemm]) -> LayerReport:
-    """Match the inspector's JSON with the products of the graph. SwinQuantError if it is not such JSON."""
+    """Match the inspector's JSON with the products of the graph. SwinQuantError for any other text."""
     try:
         content = json.loads(text)
         layers = [_layer(entry) for entry in content["Layers"]]
@@ -140,7 +140,7 @@ def _layer(entry: Mapping[str, Any] | str) -> EngineLayer:
 
 
 def _names(name: str) -> tuple[str, ...]:
-    """Layers without metadata are named after their nodes: `a + b`."""
+    """The nodes of a layer without metadata, which is named after them: `a + b`."""
     return tuple(part.strip() for part in name.split(" + "))
 
 

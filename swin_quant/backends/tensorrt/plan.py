@@ -1,4 +1,4 @@
-"""What is to be built: a checked ONNX file, its profile, the equal `trtexec` line, and a place of its own."""
+"""Plans a build without a GPU: checks the ONNX file, the profile and the output, and gives the `trtexec` line."""
 
 import shlex
 from dataclasses import dataclass
@@ -18,14 +18,15 @@ from swin_quant.cards.card import RunCard
 from swin_quant.cards.paths import card_path
 
 SUFFIX = ".engine"
-_FLOAT8_FROM = (8, 9)  # compute capability
+_FLOAT8_FROM = (8, 9)  # the first compute capability with float8 products
 
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """Batches of the one optimization profile; `workspace` in MiB, None for all there is; `timing_cache` a file.
+    """Options of a build. `smallest`, `typical`, `largest`: batches of its one optimization profile.
 
-    `float32` takes a Q/DQ graph whose float part is float32, which is slow.
+    `workspace`: in MiB, None for all memory. `timing_cache`: a file. `float32`: allow a Q/DQ graph whose float part is
+    float32, which is slow.
     """
 
     smallest: int = 1
@@ -46,7 +47,7 @@ class BuildOptions:
 
 @dataclass(frozen=True)
 class EnginePlan:
-    """A checked ONNX file, and the options for its engine. `shapes`: the profile's smallest, usual and largest."""
+    """A checked ONNX file and the options for its engine. `shapes`: the profile's smallest, typical and largest."""
 
     artifact: Artifact
     file: OnnxFile
@@ -64,7 +65,7 @@ class EnginePlan:
         return [(batch, self.file.channels, side, side) for batch in batches]
 
     def trtexec(self, output: Path) -> str:
-        """The line of NVIDIA's tool for the same engine; TensorRT 11 takes --stronglyTyped, though it needs none."""
+        """NVIDIA's command for the same engine; TensorRT 11 accepts --stronglyTyped, and does not need it."""
         sizes = zip(("min", "opt", "max"), self.shapes, strict=True)
         shapes = [f"--{kind}Shapes={self.file.input}:{'x'.join(map(str, shape))}" for kind, shape in sizes]
         words = ["trtexec", f"--onnx={self.file.path}", f"--saveEngine={output}", "--stronglyTyped"]
@@ -77,7 +78,7 @@ class EnginePlan:
 
 @reads("ONNX file", lambda artifact, options: artifact.file)
 def make_plan(artifact: Artifact, options: BuildOptions) -> EnginePlan:
-    """Check the file before anything is asked of a GPU. Errors name the file and what to export instead."""
+    """Check the file, without a GPU. Errors name the file and the export that would fit."""
     if artifact.record["backend"] != "onnx":
         raise UsageError(f"{artifact.file}: is an artifact of {artifact.record['backend']}: give an exported ONNX file")
     file = verified(artifact)
@@ -107,7 +108,7 @@ def make_plan(artifact: Artifact, options: BuildOptions) -> EnginePlan:
 
 
 def check_types(plan: EnginePlan, gpu: Gpu) -> None:
-    """UsageError where the graph has a type that the GPU does not multiply."""
+    """UsageError if the GPU cannot multiply a type of the graph."""
     capability = tuple(map(int, gpu.capability.split(".")))
     if capability < _FLOAT8_FROM and (found := [g.name for g in plan.report.gemms if g.format == FLOAT8]):
         raise UsageError(
@@ -117,12 +118,12 @@ def check_types(plan: EnginePlan, gpu: Gpu) -> None:
 
 
 def default_output(file: Path, gpu: Gpu) -> Path:
-    """Beside the ONNX file, named after the architecture that it will run on: `x.onnx` -> `x_sm86.engine`."""
+    """The engine's path beside the ONNX file, with the GPU's architecture: `x.onnx` -> `x_sm86.engine`."""
     return file.with_name(f"{file.stem}_sm{gpu.capability.replace('.', '')}{SUFFIX}")
 
 
 def check_output(output: Path, source: Path, timing_cache: Path | None = None) -> None:
-    """Before minutes of building: places must be writable, and no run card that of another file."""
+    """UsageError, before minutes of building, for a place that is not writable or has another file's run card."""
     if timing_cache is not None:
         if timing_cache.is_dir():
             raise UsageError(f"‹timing_cache› {timing_cache}: is a directory: name a file")

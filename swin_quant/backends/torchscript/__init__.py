@@ -1,4 +1,4 @@
-"""TorchScript, by tracing: for compilers that are fed by it, with nodes as torch's own fake-quantize operators."""
+"""Traced TorchScript, for compilers that read it; nodes are torch's own fake-quantize operators."""
 
 from swin_quant.backends.backend import Backend, Exports, Tolerances
 
@@ -16,7 +16,7 @@ BACKEND = Backend(
     load="swin_quant.backends.torchscript.engine:load",
     home="cpu",
     only_float_type="float32",
-    # torch multiplies by 1 / scale where we divide: what lies between two levels may go to the other one.
+    # torch multiplies by 1 / scale where we divide: a value between two levels may be rounded to the other one.
     tolerances=Tolerances(quantized=0.02, float32=0.001, half=0.05),
     emulates=True,
 )

@@ -1,4 +1,7 @@
-"""torch itself running a TorchScript file: what a compiler fed by it is to compute."""
+"""Runs a TorchScript file in torch: the results that a compiler of the file has to match.
+
+Such a file is code: a warning says so unless this process wrote it.
+"""
 
 import warnings
 from functools import partial
@@ -24,10 +27,10 @@ _known: set[str] = set()  # hashes of the files that this process wrote or warne
 def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine:
     """The engine of a TorchScript artifact, float32 on the CPU. `extensions`: libraries that define its operators.
 
-    The file is code, and runs: where this process did not write it, a warning says so.
+    UsageError for another type or device, and for an extension that torch cannot load.
     """
     if options.float_type not in (None, "float32"):
-        raise UsageError(f"‹float_type› {options.float_type}: what was traced is float32")
+        raise UsageError(f"‹float_type› {options.float_type}: a traced model is float32")
     if options.device != "cpu":
         raise UsageError(f"{NAME}: runs on a CPU here, not on {options.device}")
     tell(artifact)
@@ -58,9 +61,9 @@ def _load_operators(extension: str) -> None:
 def _read(file: Path) -> Any:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that TorchScript is no more developed
+            warnings.simplefilter("ignore")  # torch warns that TorchScript is deprecated
             return torch.jit.load(str(file), map_location="cpu").eval()
-    except Exception as error:  # RuntimeError and others, as the file is broken
+    except Exception as error:  # a broken file raises RuntimeError and others
         raise SwinQuantError(f"{file}: torch cannot read it: {str(error).strip().splitlines()[0]}") from error
 
 
@@ -74,13 +77,13 @@ def _run(file: Path, module: Any, images: Tensor) -> Tensor:
 
 
 def written(artifact: Artifact) -> Artifact:
-    """`artifact`, which this process has traced."""
+    """`artifact`, noted as written by this process."""
     _known.add(artifact.record["sha256"])
     return artifact
 
 
 def tell(artifact: Artifact) -> None:
-    """Log once that the file runs as code. Its run card, which may come from the same stranger, vouches for nothing."""
+    """Warn once that the file runs as code. Its run card proves nothing: it may come from the same stranger."""
     if artifact.record["sha256"] not in _known:
         _known.add(artifact.record["sha256"])
         log.warning(

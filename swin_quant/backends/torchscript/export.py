@@ -1,13 +1,11 @@
-"""Tracing: a model as a TorchScript file, its nodes torch's fake-quantize operators, some operators a plugin's."""
+"""Traces a model into a TorchScript file: nodes become torch's fake-quantize operators, plugins take some operators."""
 
 import copy
 import io
 import warnings
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,13 +16,12 @@ from swin_quant.backends.torchscript.engine import written
 from swin_quant.backends.torchscript.operators import call, check, define
 from swin_quant.base.errors import UsageError, listed
 from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir
-from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
 from swin_quant.config.outputs import FEATURES, LOGITS
 from swin_quant.models.classifier import Classifier
 from swin_quant.operators.plugins import Plugging, plugins_of
 from swin_quant.operators.replacements import chosen
-from swin_quant.operators.replacing import Replacing
+from swin_quant.operators.replacing import Replacing, check_used
 from swin_quant.quant.fake_quant import FP8
 from swin_quant.quant.policy import dequantize, enabled_nodes, quantize, refuse_blocks
 from swin_quant.quant.quantizer import Quantizer, State, named_nodes
@@ -32,13 +29,13 @@ from swin_quant.score.torch_engines import precision_of
 
 
 class Off(nn.Identity):
-    """A node that is off."""
+    """A node that the policy leaves out."""
 
     state = State.OFF
 
 
 class FakeQuantize(nn.Module):
-    """A node: `aten::fake_quantize_per_tensor_affine`, or `per_channel` along dimension 0 of a weight [out, ...]."""
+    """A node as `aten::fake_quantize_per_tensor_affine`, or `per_channel` along dimension 0 of a weight [out, ...]."""
 
     state = State.QUANTIZE
 
@@ -59,7 +56,7 @@ class FakeQuantize(nn.Module):
 
 
 def spell_out(model: nn.Module) -> None:
-    """Put torch's operators in the place of the model's nodes, in place."""
+    """Replace the model's nodes by torch's fake-quantize operators, in place."""
     for name, node in named_nodes(model).items():
         owner, _, own = name.rpartition(".")
         layer = model.get_submodule(owner)
@@ -67,12 +64,12 @@ def spell_out(model: nn.Module) -> None:
         layer.add_module(own, FakeQuantize(node, weight) if node.setting.enabled else Off())
 
 
-EXAMPLE = 2  # pictures: what is traced from one alone may keep its 1
+EXAMPLE = 2  # pictures to trace with: a trace of one picture may fix the batch at 1
 
 
 @dataclass(frozen=True)
 class TorchScriptOptions:
-    """`precision` float leaves every node out; `replace` and `plugin` are those of the ONNX export."""
+    """Options of the export. `precision` float leaves every node out; `replace`, `plugin`: as in the ONNX export."""
 
     precision: str = "int8"
     replace: tuple[str, ...] = ()
@@ -89,9 +86,9 @@ def export(
     folder: str | Path,
     options: TorchScriptOptions = TorchScriptOptions(),
 ) -> Artifact:
-    """Write `<NAME>[_embedding]_<int8|fp32>.torchscript.pt` and its run card into `folder`; the policy is the card's.
+    """Write `<NAME>[_embedding]_<int8|fp32>.torchscript.pt` and its run card into `folder`, under the card's policy.
 
-    UsageError for a model that gives maps, float8 nodes, and a plugin that the model calls nothing of.
+    UsageError for a model that gives maps, for float8 nodes, and for a plugin that the model never calls.
     """
     folder = ensure_writable_dir(folder)
     if model.output_kind == FEATURES:
@@ -115,12 +112,12 @@ def _choose(model: Classifier, card: RunCard, options: TorchScriptOptions) -> No
     if names := [name for name, node in enabled_nodes(model).items() if node.setting.format == FP8]:
         raise UsageError(f"{card.name}: TorchScript has no float8 fake-quantize, and {listed(names, 3)} want it")
     refuse_blocks(model, "TorchScript")
-    quantize(model)  # refuses what has no range
+    quantize(model)  # refuses nodes without a range
     dequantize(model)
 
 
 def _traced(model: Classifier, options: TorchScriptOptions) -> bytes:
-    """The file of a copy."""
+    """A traced copy of the model, as the bytes of its file."""
     replacing, plugins = Replacing(chosen(options.replace)), plugins_of(options.plugin, options.replace)
     define(plugins)
     plugging = Plugging(plugins, call)
@@ -128,20 +125,16 @@ def _traced(model: Classifier, options: TorchScriptOptions) -> bytes:
     spell_out(copied)
     images = torch.zeros(EXAMPLE, model.in_chans, model.image_size, model.image_size)
     with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")  # it warns that TorchScript is no more developed, and of every Python number
-        traced = torch.jit.trace(_Inside(copied, [lambda: replacing, lambda: plugging]), images, check_trace=False)
+        warnings.simplefilter("ignore")  # torch warns that TorchScript is deprecated, and of every Python number
+        traced = torch.jit.trace(_Inside(copied, replacing, plugging), images, check_trace=False)
         buffer = io.BytesIO()
         torch.jit.save(traced, buffer)
-    if idle := [operator for operator in plugins if not plugging.done[operator]]:
-        raise UsageError(f"‹plugin› {idle[0]}: the model calls none of it: leave it out")
-    for name in options.replace:
-        if not replacing.done[name]:
-            log.warning("‹replace› %s: the model has nothing of it", name)
+    check_used(options.replace, replacing, plugging)
     return buffer.getvalue()
 
 
 def _sized(images: Tensor, channels: int, side: int) -> Tensor:
-    """`images`, of the size that the network takes: it is asked in the file, where the network's own check is not."""
+    """`images`. ValueError for another size: scripted into the file, because a trace drops the network's own check."""
     if list(images.shape[1:]) != [channels, side, side]:
         raise ValueError(f"pictures {images.shape}: must be [B, {channels}, {side}, {side}]")
     return images
@@ -151,16 +144,14 @@ _checked: Callable[[Tensor, int, int], Tensor] = torch.jit.script_if_tracing(_si
 
 
 class _Inside(nn.Module):
-    """A network whose forward runs inside contexts."""
+    """A network that runs with replaced and plugged operators."""
 
-    def __init__(self, network: Classifier, contexts: list[Callable[[], Any]]) -> None:
+    def __init__(self, network: Classifier, replacing: Replacing, plugging: Plugging) -> None:
         super().__init__()
-        self.network, self.contexts = network, contexts
+        self.network, self.replacing, self.plugging = network, replacing, plugging
         self.sizes = network.in_chans, network.image_size
 
     def forward(self, images: Tensor) -> Tensor:
         images = _checked(images, *self.sizes)
-        with ExitStack() as stack:
-            for context in self.contexts:
-                stack.enter_context(context())
+        with self.replacing, self.plugging:
             return self.network(images)

@@ -1,6 +1,6 @@
-"""Operators of a user's own in torch's registry: what a plugin's node is in a traced graph, and runs without it.
+"""Registers plugins' operators in torch, so that a traced graph can hold them and run without the user's library.
 
-A library of the user's that defines them, loaded before, is taken instead.
+If the user's library was loaded before and defines them, its operators are used.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,18 +27,18 @@ def _window_partition(x: Tensor, window: int) -> Tensor:
     return cut.transpose(2, 3).reshape(-1, window * window, x.shape[-1])
 
 
-# Operator -> its inputs and attributes as torch's schemas write them, and what it computes.
+# Operator -> its inputs and attributes, written as in torch's schemas, and the function that computes it.
 SCHEMAS: dict[str, tuple[str, Callable[..., Tensor]]] = {
     "roll": ("Tensor x, int[] shifts, int[] dims", _roll),
     "relu": ("Tensor x", torch.relu),
     "layer_norm": ("Tensor x, Tensor scale, Tensor bias, int axis, float epsilon", _layer_norm),
     "window_partition": ("Tensor x, int window", _window_partition),
 }
-_ours: list[Any] = []  # libraries of torch: an operator lives as long as the one that defined it
+_ours: list[Any] = []  # torch libraries, kept alive: an operator lives as long as the library that defined it
 
 
 def check(plugins: Mapping[str, Plugin]) -> None:
-    """UsageError for an operator that a trace does not have, and a domain that torch cannot call."""
+    """UsageError for an operator that a trace cannot hold, and for a domain that torch cannot call."""
     for operator, plugin in plugins.items():
         if operator not in SCHEMAS:
             raise UsageError(f"‹plugin› {operator}: only ONNX files have it; traced ones have {', '.join(SCHEMAS)}")
@@ -49,7 +49,7 @@ def check(plugins: Mapping[str, Plugin]) -> None:
 
 
 def define(plugins: Mapping[str, Plugin]) -> None:
-    """Give torch each plugin's operator, where nobody has. UsageError for one that `check` refuses."""
+    """Register each plugin's operator in torch unless it is there. UsageError as `check` raises it."""
     check(plugins)
     for operator, plugin in plugins.items():
         arguments, function = SCHEMAS[operator]
@@ -61,6 +61,6 @@ def define(plugins: Mapping[str, Plugin]) -> None:
 
 
 def call(plugin: Plugin, node: Node) -> Tensor:
-    """The operator, called: a trace has it as one node."""
+    """Call a plugin's operator, which a trace holds as one node."""
     function = getattr(getattr(torch.ops, plugin.domain), plugin.name)
     return function(*node.inputs, *node.attributes.values())

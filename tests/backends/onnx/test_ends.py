@@ -56,7 +56,7 @@ def test_normalisation_in_a_convolution_and_before_one(pixels, padding):
     expected = net(prepared(pixels, UNEVEN))
     before = net.conv.weight.clone()
     if padding:
-        with pytest.raises(ValueError, match="zeros that are no pixels"):
+        with pytest.raises(ValueError, match="padded zeros are no pixels"):
             fold_normalisation(net.conv, UNEVEN)
     else:
         fold_normalisation(net.conv, UNEVEN)

@@ -140,7 +140,7 @@ def test_the_fused_shape_is_recognised():
 @pytest.mark.parametrize("broken, condition, said, pattern", [
     ("late scale", "scale before Q K^T", "scaled after Q K^T (late): fold the scale into q", "int8 matmuls"),
     ("two masks", "one constant mask", "bias and mask are 2 additions", "int8 matmuls"),
-    ("computed mask", "one constant mask", "what bias adds is computed from the picture", "int8 matmuls"),
+    ("computed mask", "one constant mask", "bias adds a value computed from the picture", "int8 matmuls"),
     ("reshape", "no other op", "Reshape again stands between", "int8 matmuls"),
     ("q float", "q quantized", "q is float16: no Q/DQ in front of layers.1.blocks.0.attn.qk", "separate ops"),
     ("v float", "v quantized", "v is float16: no Q/DQ in front of layers.1.blocks.0.attn.av", "separate ops"),

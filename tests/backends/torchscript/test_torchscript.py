@@ -102,7 +102,7 @@ def test_operators_of_the_user_s_own_stand_in_the_graph_and_run_without_a_librar
         ({"plugin": ("roll=my.domain::Roll",)}, "domains here have no dots"),
         ({"plugin": ("roll=my::Roll",), "replace": ("roll",)}, "is replaced as well"),
         ({"plugin": ("attention=my::Attention",)}, "attention: only ONNX files have it; traced ones have roll, relu"),
-        ({"plugin": ("relu=my::Relu",)}, "relu: the model calls none of it"),
+        ({"plugin": ("relu=my::Relu",)}, "relu: the model never calls it"),
     ],
 )
 def test_what_cannot_be_is_refused_and_nothing_is_written(written, tmp_path, options, said):

@@ -1,4 +1,4 @@
-"""Swin, V1 and V2, as it is exported: attention of the one shape that engines fuse, tokens in the order of windows."""
+"""Swin V1 and V2 as exported: attention in the one shape that engines fuse, tokens in the order of windows."""
 
 from swin_quant.backends.onnx.rewriting import Rewriter
 from swin_quant.backends.onnx.swin.attention_operator import as_operator

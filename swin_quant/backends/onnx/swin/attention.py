@@ -16,7 +16,10 @@ from swin_quant.models.swin_v2 import LARGEST_LOGIT_SCALE, SMALLEST_NORM, Window
 
 
 class Layout(Protocol):
-    """How the heads of a layer `attn` with `windows` (1 where they are not shifted), `heads` and `length` L lie."""
+    """The layout of heads in a layer `attn`, which has `windows` (1 if not shifted), `heads` and `length` L.
+
+    Windows lie among the heads, or in a dimension of their own. The values are the same.
+    """
 
     def split(self, attn: Any, qkv: Tensor) -> tuple[Tensor, ...]:
         """[..., 3C] -> q, k, v [..., L, D]."""
@@ -27,7 +30,7 @@ class Layout(Protocol):
         ...
 
     def addend(self, bias: Tensor, mask: Tensor) -> Tensor:
-        """What is added to the logits, of bias [heads, L, L] and mask [nW, 1, L, L]."""
+        """The sum to add to the logits: bias [heads, L, L] + mask [nW, 1, L, L]."""
         ...
 
 
@@ -53,9 +56,9 @@ class AsHeads:
 class Apart:
     """[B, nW, heads, L, D]: for engines that fuse no attention.
 
-    All transpositions are of rank 4 with the last dimension in its place, which is what transposes fast. The view
-    between them and the product keeps ONNX Runtime's optimizer from making one of that of k and the one before it, the
-    slow one: it goes into the product instead.
+    All transpositions have rank 4 and leave the last dimension in place, which is fast. The view between them and the
+    product keeps ONNX Runtime's optimizer from merging the transposition of k with the one before it, which would be
+    slow: it is merged into the product instead.
     """
 
     def split(self, attn: Any, qkv: Tensor) -> tuple[Tensor, ...]:
@@ -72,10 +75,11 @@ class Apart:
 
 
 class QuantizedAttention(nn.Module):
-    """Attention of V1. The constant is the position bias and, where windows are shifted, their mask.
+    """Attention of V1. The constant is the position bias plus, for shifted windows, their mask.
 
-    A mask differs from window to window: such windows count as heads, and the constant needs no batch, unless they are
-    set apart (`layouts`). x: [B * nW, L, C] or [B, nW * L, C], any float type; the result is of x's shape.
+    The mask differs from window to window. Shifted windows therefore count as heads, so that the constant needs no
+    batch, unless they get a dimension of their own (`Apart`). x: [B * nW, L, C] or [B, nW * L, C], any float type; the
+    result has x's shape.
     """
 
     matmul_q_input_quantizer: nn.Module
@@ -107,7 +111,7 @@ class QuantizedAttention(nn.Module):
         self.prepare(attn)
 
     def prepare(self, attn: Any) -> None:
-        """Move the scale from the logits into q: the ranges of both nodes move with it."""
+        """Move the scale from the logits into q, and scale the ranges of both nodes."""
         self.scale: float | None = attn.scale
         for node in (self.matmul_q_input_quantizer, self.softmax_input_quantizer):
             if isinstance(node, Pair):
@@ -122,16 +126,16 @@ class QuantizedAttention(nn.Module):
             self.scale = None
 
     def bake(self) -> None:
-        """Store the constant itself, in place of what it is computed from."""
+        """Store the constant in place of the table and mask that it is computed from."""
         self.table, self.index, self.mask = self.addend().contiguous(), None, None
 
     def addend(self) -> Tensor:
-        """[heads, L, L]; where windows are shifted as the layout has it."""
+        """The constant [heads, L, L]; for shifted windows in the layout's shape."""
         bias = self.table if self.index is None else gather(self.table, self.index)
         return bias if self.mask is None else self.layout.addend(bias, self.mask.to(bias.dtype))
 
     def set_apart(self) -> None:
-        """Windows get a dimension of their own."""
+        """Give windows a dimension of their own."""
         self.layout = Apart()
 
     def scaled(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
@@ -140,7 +144,7 @@ class QuantizedAttention(nn.Module):
         return self.matmul_q_input_quantizer(q), self.matmul_k_input_quantizer(k.transpose(-2, -1))
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """`mask` is what the trained block passes; the layer has its own."""
+        """`mask`: the trained block passes it; it is ignored, because the layer holds its own."""
         q, k, v = self.layout.split(self, self.qkv(x).to(self.dtype))
         q, k = self.scaled(q, k)
         logits = self.softmax_input_quantizer(q @ k) + self.addend()
@@ -160,7 +164,7 @@ class CosineAttention(QuantizedAttention):
         self.register_buffer("head_scale", scale.repeat(self.windows, 1, 1))
 
     def fold_scale(self) -> None:
-        """Nothing: it multiplies what was normalised."""
+        """Nothing: the scale multiplies normalised vectors, not the linear's output."""
 
     def set_apart(self) -> None:
         super().set_apart()
@@ -179,5 +183,5 @@ def norm(x: Tensor) -> Tensor:
 
 
 def fusible(attn: WindowAttention | WindowAttentionV2, mask: Tensor | None) -> QuantizedAttention:
-    """The attention of either version. mask: [nW, L, L] of 0 and -100, or None."""
+    """The exported attention for V1 or V2. mask: [nW, L, L] of 0 and -100, or None."""
     return (CosineAttention if isinstance(attn, WindowAttentionV2) else QuantizedAttention)(attn, mask)

@@ -1,4 +1,4 @@
-"""Attention as one operator on int8 values (`operators/attention`), for engines that have a plugin for it."""
+"""Attention as one operator on int8 values (`operators/attention`), for engines with a plugin for it."""
 
 from typing import Any
 
@@ -16,10 +16,10 @@ _ROUNDED_V2 = tuple(f"mha_{tensor}_input_quantizer" for tensor in "qk") + _ROUND
 
 
 class OperatorAttention(nn.Module):
-    """What `QuantizedAttention` computes where q, k, v and the input of `proj` are int8; the softmax may be.
+    """`QuantizedAttention` as one operator, for q, k, v and an input of `proj` in int8; the softmax may be int8.
 
-    Everything is rounded as there. Levels go into the operator and come out of it: nothing is read as float between.
-    V2 normalises q and k in front of that, where the linear left them.
+    It rounds as `QuantizedAttention` does. Int8 levels go into the operator and come out of it. V2 normalises q and k
+    before the operator, in the linear's output.
     """
 
     def __init__(self, attn: QuantizedAttention) -> None:
@@ -48,19 +48,19 @@ class OperatorAttention(nn.Module):
     addend: Any = QuantizedAttention.addend
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """x: float32 [B, nW * L, C]. `mask` is what the trained block passes; the layer has its own."""
+        """x: float32 [B, nW * L, C]. `mask`: the trained block passes it; the layer holds its own."""
         qkv = self.qkv(x)
         levels = quantize(qkv if self.gain is None else self.normalised(qkv, self.gain), self.scale)
         return self.proj(dequantize(attention(levels, self.addend(), self.heads, self.scales), self.result))
 
     def normalised(self, qkv: Tensor, gain: Tensor) -> Tensor:
-        """[B, T, 3C]: q and k of each head as long as `gain` [3 heads, 1] says, v as it is."""
+        """qkv [B, T, 3C] with the q and k of each head scaled to the length `gain` [3 heads, 1]; v stays."""
         x = qkv.unflatten(-1, (3 * self.heads, -1))
         return (x * torch.where(self.of_values, 1.0, gain / norm(x))).flatten(2)
 
 
 def as_operator(model: nn.Module) -> None:
-    """Every attention of a rewritten model calls the operator. UsageError where it is not all int8."""
+    """Let every attention of a rewritten model call the operator, in place. UsageError for one that is not all int8."""
     for block, parent in list(model.named_modules()):
         attn = getattr(parent, "attn", None)
         if isinstance(attn, QuantizedAttention):
@@ -75,7 +75,7 @@ def _nodes(attn: QuantizedAttention) -> list[Any]:
 
 
 def _fault(attn: QuantizedAttention) -> str | None:
-    """Why the operator cannot compute this."""
+    """The reason why the operator cannot compute `attn`; None if it can."""
     *of_qkv, of_softmax, of_result = _nodes(attn)
     pairs = [*of_qkv, of_result, *([of_softmax] if isinstance(of_softmax, Pair) else [])]
     if any(not isinstance(x, Pair) or x.zero_point is not None or x.offset or x.format != "int8" for x in pairs):

@@ -23,13 +23,13 @@ class Reorder(nn.Module):
 
 
 def reorder(present: Tensor, wanted: Tensor) -> nn.Module:
-    """From one order to another; nothing where they are the same."""
+    """The module from one order of tokens to another; an identity for equal orders."""
     places = tokens.moves(present, wanted)
     return nn.Identity() if places is None else Reorder(places)
 
 
 class OrderedBlock(nn.Module):
-    """A block whose tokens [B, R * R, C] arrive in any order and leave in that of its (shifted) windows."""
+    """A block whose tokens [B, R * R, C] arrive in the order `present` and leave in that of its (shifted) windows."""
 
     attn: nn.Module
     mlp: nn.Module
@@ -62,7 +62,7 @@ class OrderedBlock(nn.Module):
 
 
 class OrderedMerging(nn.Module):
-    """Patch merging: the tokens of the next map leave in the order `merged`."""
+    """Patch merging: tokens arrive in the order `present`; those of the next map leave in the order `merged`."""
 
     def __init__(self, merging: PatchMerging, present: Tensor, merged: Tensor) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class OrderedMerging(nn.Module):
 
 
 class OrderedPatchEmbed(nn.Module):
-    """Patch embedding whose tokens leave in the order of windows: one transposition does both."""
+    """Patch embedding whose tokens leave in the order of windows: one transposition cuts patches and orders them."""
 
     def __init__(self, embed: PatchEmbed, window: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Mixed precision: which parts of a rewritten network are float16, and which stay float32.
+"""Mixed precision: chooses the parts of a rewritten network that become float16; the rest stays float32.
 
 Float16: weights, products, GELU, attention and the residual stream. Float32: LayerNorm, always (its squares overflow;
 TensorRT's own advice), V2's normalisation of q and k, and whatever calibration saw beyond the largest float16. The
@@ -19,7 +19,7 @@ from swin_quant.base.errors import listed
 from swin_quant.base.progress import log
 from swin_quant.models.layers import Swin
 
-_RESULTS = {  # where the results of a block's linears are seen, beside the linear's own nodes
+_RESULTS = {  # a block's linear -> other nodes that see its result
     "attn.qkv": ("attn.matmul_q_input_quantizer", "attn.matmul_k_input_quantizer", "attn.matmul_v_input_quantizer"),
     "attn.proj": ("add1_local_input_quantizer",),
     "mlp.fc1": ("mlp.fc2._input_quantizer",),
@@ -30,7 +30,7 @@ _STREAM = ("add1_residual_input_quantizer", "add2_residual_input_quantizer")
 
 
 def halve(model: Swin, beyond_half: Iterable[str]) -> None:
-    """Make `model`, all rewrites applied, float16 but for LayerNorms and what the nodes in `beyond_half` name."""
+    """Make `model`, with all rewrites applied, float16, except LayerNorms and layers around nodes in `beyond_half`."""
     wide, unfit = set(beyond_half), []
     stream = torch.float32 if wide & _stream_nodes(model) else torch.float16
     for name, module in model.named_modules():
@@ -63,7 +63,7 @@ def _blocks(model: Swin) -> dict[str, OrderedBlock]:
 
 
 def _stream_nodes(model: Swin) -> set[str]:
-    """The nodes on the residual stream; V1's norms read it, V2's the branches."""
+    """The nodes on the residual stream, which V1's norms read, too; V2's norms read the branches."""
     found = set()
     for name, block in _blocks(model).items():
         nodes = _STREAM if block.norm_last else (*_STREAM, *_NORM_INPUTS.values())
@@ -72,7 +72,7 @@ def _stream_nodes(model: Swin) -> set[str]:
 
 
 def _linear_nodes(model: Swin, name: str) -> set[str]:
-    """The nodes on what a linear reads and gives."""
+    """The nodes on a linear's input and output."""
     found = {f"{name}._input_quantizer", f"{name}._aftergemm_quantizer"}
     for prefix, block in _blocks(model).items():
         layer = name.removeprefix(prefix + ".")

@@ -1,4 +1,4 @@
-"""What the rewrites of Swin change of tensors on the way: the order of tokens, and where the scale of attention is."""
+"""Undoes the rewrites of Swin in a file's tensors: the order of tokens, and the place of attention's scale."""
 
 from collections.abc import Collection
 from functools import partial
@@ -13,7 +13,7 @@ from swin_quant.models.swin_v2 import SwinV2Block
 
 
 def restored(model: Swin, rewrites: Collection[str]) -> dict[str, Restore | None]:
-    """Module -> what undoes `rewrites` in its tensor; None where it cannot be told."""
+    """Module -> the function that undoes `rewrites` in its tensor; None if nothing can."""
     found: dict[str, Restore | None] = {}
     if "fusible-attention" in rewrites:
         for name, block in _blocks(model):
@@ -24,7 +24,7 @@ def restored(model: Swin, rewrites: Collection[str]) -> dict[str, Restore | None
 
 
 def _attention(at: str, block: WindowBlock, in_weights: bool) -> dict[str, Restore | None]:
-    """V1 has the scale in q, and V2 the learned one: nodes see other numbers than the trained model's."""
+    """The nodes of attention: q carries the scale (V1) or the learned scale (V2), unlike in the trained model."""
     found: dict[str, Restore | None] = {f"{at}.matmul_k_input_quantizer": lambda x: x.transpose(-2, -1)}
     if isinstance(block, SwinV2Block):
         return found | {f"{at}.{name}_input_quantizer": None for name in ("mha_q", "mha_k", "softmax", "matmul_k")}
@@ -37,14 +37,14 @@ def _attention(at: str, block: WindowBlock, in_weights: bool) -> dict[str, Resto
 
 
 def _unscaled(factor: float, x: Tensor) -> Tensor:
-    """[..., 3C]: q by the factor."""
+    """x [..., 3C] with its q multiplied by `factor`."""
     factors = torch.ones(3, x.shape[-1] // 3)
     factors[0] = factor
     return x * factors.flatten()
 
 
 def _orders(model: Swin) -> dict[str, Restore | None]:
-    """Which tokens lie where: outside attention, which has them by windows in the trained model, too."""
+    """The modules whose tokens are in the order of windows; not attention, whose tokens always are."""
     found: dict[str, Restore | None] = {}
     blocks = dict(_blocks(model))
     first = next(iter(blocks.values()))
@@ -73,7 +73,7 @@ def _everywhere(name: str, part: nn.Module, order: Tensor) -> dict[str, Restore 
 
 
 def _in_rows(places: Tensor, x: Tensor) -> Tensor:
-    """Tokens [B, T, C], in any shape of that order, row by row."""
+    """Tokens row by row, [B, T, C]; `x` may be of any shape with these elements in order."""
     return x.reshape(-1, len(places), x.shape[-1])[:, places]
 
 

@@ -1,4 +1,4 @@
-"""Named rewrites of a model for export: the same function with fewer or cheaper operators. One table.
+"""The table of named rewrites of Swin for export: the same function with fewer or cheaper operators.
 
 Each takes the lowered model (`onnx.network`) and changes it in place; the order of the table is that in which they
 apply. None changes a number beyond the rounding of float32, and none changes an int8 value of a weight.
@@ -13,7 +13,7 @@ from swin_quant.backends.onnx.swin import tokens
 from swin_quant.backends.onnx.swin.attention import QuantizedAttention, fusible
 from swin_quant.backends.onnx.swin.blocks import OrderedBlock, OrderedMerging, OrderedPatchEmbed
 
-Lowered: TypeAlias = Any  # a Swin of which some parts were replaced by those of this folder
+Lowered: TypeAlias = Any  # a Swin with some parts replaced by the parts of this folder
 
 
 def fusible_attention(model: Lowered) -> None:
@@ -23,19 +23,19 @@ def fusible_attention(model: Lowered) -> None:
 
 
 def scale_in_weights(model: Lowered) -> None:
-    """Fold the scale of V1's attention into the rows of q in the qkv weight and bias, so that no operator is left."""
+    """Fold the scale of V1's attention into q's rows of the qkv weight and bias, which saves an operator."""
     for attention in _attentions(model):
         attention.fold_scale()
 
 
 def windows_apart(model: Lowered) -> None:
-    """Windows in a dimension of their own, not among the heads: less is transposed where attention is not fused."""
+    """Windows in a dimension of their own, not among the heads: fewer transpositions where attention is not fused."""
     for attention in _attentions(model):
         attention.set_apart()
 
 
 def one_constant(model: Lowered) -> None:
-    """Position bias and mask as a stored constant [nW * heads, L, L]; without, engines fold table and mask on load."""
+    """Position bias and mask stored as one constant [nW * heads, L, L]; else engines compute it on loading."""
     for attention in _attentions(model):
         attention.bake()
 

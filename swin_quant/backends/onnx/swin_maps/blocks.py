@@ -15,21 +15,21 @@ from swin_quant.models.swin_v2 import SwinV2Block, WindowAttentionV2
 
 
 class MapAttention(QuantizedAttention):
-    """Attention of V1 inside the windows of a map [B, H, W, C], of the map's shape."""
+    """Attention of V1 inside the windows of a map [B, H, W, C]; the result has the map's shape."""
 
     def __init__(self, attn: Any, cut: Any) -> None:
         super().__init__(attn, None)
         self.cut = cut
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """`mask` is not given: it depends on the map."""
+        """`mask` is ignored: it is computed from the map."""
         cut = self.cut
         windows = map_windows(x, cut.window, cut.shift, cut.pad_first)
         mask = map_mask(x, cut.window, cut.shift) if cut.shift else None
         return map_join(self.inside(windows, mask), x, cut.window, cut.shift, cut.pad_first)
 
     def inside(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """x: [B, nW, L, C], mask: [nW, L, L] or None; the result is of x's shape."""
+        """x: [B, nW, L, C], mask: [nW, L, L] or None; the result has x's shape."""
         qkv = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(3, 0, 1, 4, 2, 5)  # [3, B, nW, heads, L, D]
         together = (0, 1) if mask is None else (1, 2)
         q, k, v = (part.flatten(*together) for part in qkv.unbind())
@@ -47,7 +47,7 @@ class MapAttention(QuantizedAttention):
 
 
 class MapCosineAttention(MapAttention, CosineAttention):
-    """Attention of V2: the scale of a head is that of each of its windows."""
+    """Attention of V2: all windows of a head share its scale."""
 
     def scaled(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         q, k = self.matmul_q_input_quantizer(q), self.matmul_k_input_quantizer(k)
@@ -58,7 +58,7 @@ class MapCosineAttention(MapAttention, CosineAttention):
 
 
 def map_attention(attn: Any, cut: Any) -> MapAttention:
-    """The attention of either version."""
+    """The exported attention for V1 or V2."""
     return (MapCosineAttention if isinstance(attn, WindowAttentionV2) else MapAttention)(attn, cut)
 
 
@@ -124,7 +124,7 @@ class MapNetwork(nn.Module):
 
 
 def any_size(model: Any) -> None:
-    """Windows, patches and their merging as operators that compute with the size at hand, attention of rank 4."""
+    """Windows, patches and their merging as operators that compute with the picture's size, and attention of rank 4."""
     model.patch_embed = MapPatches(model.patch_embed)
     for layer in model.layers:
         for index, block in enumerate(layer.blocks):

@@ -1,7 +1,7 @@
-"""What depends on the height and width of a map, as operators with a translation each.
+"""Operators for the steps that depend on a map's height and width, with their translations to ONNX.
 
-torch's exporter would have to prove that windows divide a padded map of unknown size. Here it need not: each of these
-is one operator to it, whose translation computes with the shape at hand. In torch each is the trained model's own code.
+torch's exporter would have to prove that windows divide a padded map of unknown size. To it each of these is one
+operator instead, whose translation computes with the actual shape. In torch each runs the trained model's own code.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from swin_quant.models.maps import Cut, neighbours, patches
 
-_END = 2**31 - 1  # of a slice that goes to the end
+_END = 2**31 - 1  # the end of a slice without one
 
 
 @torch.library.custom_op("swin_quant::map_patches", mutates_args=())
@@ -96,7 +96,7 @@ def translations() -> dict[Any, Callable[..., Any]]:
         return op.Shape(x, start=axis, end=axis + 1)
 
     def missing(length: Any, multiple: int) -> Any:
-        """What `length` [1] lacks to a multiple."""
+        """How much `length` [1] lacks to a multiple."""
         return op.Mod(op.Sub(ints(multiple), op.Mod(length, ints(multiple))), ints(multiple))
 
     def padded(x: Any, multiple: int) -> Any:
@@ -104,7 +104,7 @@ def translations() -> dict[Any, Callable[..., Any]]:
         return op.Pad(x, op.Concat(none, none, none, none, none, below, right, none, axis=0))
 
     def rolled(x: Any, axis: int, by: Any) -> Any:
-        """`by` [1] places up or left; as torch does it, `by` may be more than there are."""
+        """`x` rolled by `by` [1] places up or left; as in torch, `by` may exceed the length."""
         by = op.Mod(by, size(x, axis))
         begin, end, along = ints(0), ints(_END), ints(axis)
         return op.Concat(op.Slice(x, by, end, along), op.Slice(x, begin, by, along), axis=axis)
@@ -157,7 +157,7 @@ def translations() -> dict[Any, Callable[..., Any]]:
         return op.Slice(shifted(x, shift, back=True), *inside)
 
     def band(length: Any, window: int, shift: int) -> Any:
-        """float [length]: which of the three parts of a shifted axis each place belongs to."""
+        """float [length]: the number, 0 to 2, of the part of a shifted axis that each place belongs to."""
         scalar = op.Squeeze(length, ints(0))
         zero, one = (op.Constant(value=from_array(np.array(value, np.int64))) for value in (0, 1))
         places = op.Range(zero, scalar, one)

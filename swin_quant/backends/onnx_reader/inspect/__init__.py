@@ -1,4 +1,4 @@
-"""What is in an ONNX graph and what engines will make of it, by looking only: nothing is run."""
+"""Analyses an ONNX graph without running it: its products, its attention, and how engines will treat them."""
 
 from swin_quant.backends.onnx_reader.inspect.report import Inspection, inspect_model
 

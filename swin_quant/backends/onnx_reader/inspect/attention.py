@@ -1,9 +1,9 @@
-"""Attention in a graph, and which of the patterns that engines fuse each one has.
+"""Finds attention in a graph, and says which of the patterns that engines fuse it matches.
 
-An attention is MatMul (Q K^T), some ops, Softmax, some ops, MatMul (with V). What a fused kernel wants is stated as
-conditions, each a function that returns why it does not hold; a pattern is the list of conditions it needs. Sources:
-TensorRT facts ("fused attention"): NVIDIA's documentation, TRT#2981, #3243, #3280, #3575 for the sizes, and TRT#4167
-for the pair behind the second product. Those of int8 hold for float8, but for the sizes.
+An attention is MatMul (Q K^T), some ops, Softmax, some ops, MatMul (with V). A condition is one need of a fused kernel:
+a function that returns the reason why it does not hold. A pattern is a list of conditions. Sources: TensorRT facts
+("fused attention"): NVIDIA's documentation, TRT#2981, #3243, #3280, #3575 for the sizes, and TRT#4167 for the pair
+behind the second product. Float8 has the conditions of int8 except the sizes.
 """
 
 from collections.abc import Callable
@@ -17,22 +17,20 @@ from swin_quant.backends.onnx_reader.inspect.graph import Graph
 if TYPE_CHECKING:
     from onnx import NodeProto
 
-HEAD_SIZES = (16, 32, 64)  # of fusible int8 attention, as users of TensorRT 8.6 and later report
+HEAD_SIZES = (16, 32, 64)  # fusible in int8, as users of TensorRT 8.6 and later report
 MAX_TOKENS = 512
-_HALF_SIZES = range(16, 257, 8)  # of heads of any fused attention, float16 and float8
-_TO_PAIR = frozenset({"Transpose", "Reshape"})  # all that may stand between the second product and its pair
-_REACH = 32  # nodes that are looked at on either side of a softmax
+_HALF_SIZES = range(16, 257, 8)  # head sizes of any fused attention, float16 and float8
+_TO_PAIR = frozenset({"Transpose", "Reshape"})  # the only ops allowed between the second product and its pair
+_REACH = 32  # the most nodes searched on either side of a softmax
 _SCALES = frozenset({"Mul", "Div"})
-_TO_LOGITS = frozenset(
-    {"Add", "Sub", "Mul", "Div", "Cast", "Reshape", "Transpose", "Where", "QuantizeLinear", "DequantizeLinear",
-     "Identity", "Unsqueeze", "Squeeze", "Expand", "Clip"}
-)  # fmt: skip
-_TO_PRODUCT = frozenset({"Cast", "QuantizeLinear", "DequantizeLinear", "Identity", "Dropout", "Reshape", "Transpose"})
+_EITHER_SIDE = frozenset({"Cast", "QuantizeLinear", "DequantizeLinear", "Identity", "Reshape", "Transpose"})
+_TO_LOGITS = _EITHER_SIDE | {"Add", "Sub", "Mul", "Div", "Where", "Unsqueeze", "Squeeze", "Expand", "Clip"}
+_TO_PRODUCT = _EITHER_SIDE | {"Dropout"}
 
 
 @dataclass(frozen=True)
 class Attention:
-    """`between`: what stands from Q K^T to the softmax, in the order of computation. Sizes are None if not fixed."""
+    """One attention. `between`: the nodes from Q K^T to the softmax, in order. Sizes are None if not fixed."""
 
     name: str
     block: str | None
@@ -47,7 +45,7 @@ class Attention:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The best pattern that holds, and of the int8 one every condition that does not, with its reason."""
+    """The best pattern that holds; `failed`: every condition that does not, with the reason."""
 
     attention: Attention
     pattern: str
@@ -56,7 +54,7 @@ class Verdict:
 
 
 def find_attention(graph: Graph) -> tuple[list[Attention], list["NodeProto"]]:
-    """Every attention in graph order, and the softmaxes that belong to none."""
+    """Every attention, in graph order, and the softmaxes without one."""
     found: list[Attention] = []
     strange: list[NodeProto] = []
     for softmax in (node for node in graph.nodes if node.op_type == "Softmax"):
@@ -75,8 +73,7 @@ def find_attention(graph: Graph) -> tuple[list[Attention], list["NodeProto"]]:
 
 
 def _back_to_matmul(graph: Graph, softmax: "NodeProto") -> tuple[list["NodeProto"], "NodeProto"] | None:
-    """Nodes from the matmul to `softmax`, and the matmul; at a sum, whichever side leads to one of varying inputs."""
-
+    """The nodes from a matmul of two varying inputs to `softmax`, and that matmul; a sum is followed on either side."""
     seen: set[str] = set()
 
     def walk(tensor: str) -> tuple[list["NodeProto"], "NodeProto"] | None:
@@ -118,7 +115,7 @@ def _mask(graph: Graph, at: Attention) -> str | None:
     if len(adds) > 1:
         return f"bias and mask are {len(adds)} additions: fold them into one constant"
     if adds and len(graph.variable_inputs(adds[0])) > 1:
-        return f"what {graph.label(adds[0])} adds is computed from the picture or its size, not one constant"
+        return f"{graph.label(adds[0])} adds a value computed from the picture or its size, not one constant"
     return None
 
 
@@ -181,8 +178,8 @@ CONDITIONS: dict[str, Callable[[Graph, Attention], str | None]] = {
 }
 _SHAPE = ("scale before Q K^T", "one constant mask", "no other op")
 _INPUTS = ("q quantized", "k quantized", "softmax quantized", "v quantized")
-# In the order of preference; of float8 attention "float8" is said for "int8". Fusible: in the documented shape; what an
-# engine does, its own layer report says.
+# Pattern -> its conditions, best pattern first; float8 attention has "float8" for "int8" in the name. "Fusible" means
+# the documented shape: only an engine's own layer report shows whether it was fused.
 PATTERNS: dict[str, tuple[str, ...]] = {
     "fusible int8": tuple(CONDITIONS),
     "fusible float": (*_SHAPE, "head size"),
@@ -193,7 +190,7 @@ FUSIBLE = ("fusible int8", "fusible float8", "fusible float")
 
 
 def judge(graph: Graph, attention: Attention) -> Verdict:
-    """The pattern of one attention. Mixed Q/DQ (some inputs int8, some not) is no float pattern either."""
+    """The best pattern of one attention. One with Q/DQ on some inputs only is not "fusible float" either."""
     reasons = {name: condition(graph, attention) for name, condition in CONDITIONS.items()}
     failed = {name: reason for name, reason in reasons.items() if reason}
     quantized = [name for name in _INPUTS if name not in failed]

@@ -1,4 +1,4 @@
-"""Every GEMM and matmul of a graph: where it is, and whether it can run in int8 or float8."""
+"""Finds every GEMM and matmul of a graph, its block, and whether it can run in int8 or float8."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -11,16 +11,16 @@ if TYPE_CHECKING:
 PRODUCTS = frozenset({"MatMul", "Gemm", "Conv", "Einsum"})
 INTEGER_PRODUCTS = frozenset({"QLinearMatMul", "MatMulInteger", "QLinearConv", "ConvInteger", "QGemm"})
 FLOAT8 = "float8"
-QUANTIZED = ("int8", FLOAT8)  # what the inputs of a product may be; weights of INT4 are int8 to whoever multiplies them
+QUANTIZED = ("int8", FLOAT8)  # types of a product's inputs; INT4 weights are multiplied as int8
 _FLOAT8_TYPES = frozenset({"float8e4m3fn", "float8e4m3fnuz", "float8e5m2", "float8e5m2fnuz"})
-_OUTPUT_CHANNEL = {"Gemm": 0, "Conv": 0}  # axis of a weight's output channels; a MatMul has them last
+_OUTPUT_CHANNEL = {"Gemm": 0, "Conv": 0}  # axis of a weight's output channels; the last one in a MatMul
 
 
 @dataclass(frozen=True)
 class Operand:
-    """One input of a product: its DequantizeLinear if there is one, seen through ops that only move values.
+    """One input of a product: the DequantizeLinear in front, if any, looking through ops that only move values.
 
-    `cast`: a Cast stands between the two, which not every engine sees through.
+    `cast`: a Cast stands between the two; not every engine looks through it.
     """
 
     dequantize: "NodeProto | None"
@@ -30,7 +30,7 @@ class Operand:
 
     @property
     def format(self) -> str | None:
-        """int8 or float8 if it is behind a DequantizeLinear."""
+        """int8 or float8 behind a DequantizeLinear, else None."""
         if self.dequantize is None:
             return None
         return FLOAT8 if self.kind == FLOAT8 else "int8"
@@ -40,9 +40,9 @@ class Operand:
 class Gemm:
     """A product of two tensors. `kind`: linear (one side constant), matmul (both vary) or conv.
 
-    `format`: int8 or float8 where both inputs are of that behind DequantizeLinear, int8 of an integer op, else None.
-    `inputs`: int8, int4, float8 or the float type of both. `weight`: per-channel, per-tensor or None; `output_int8`:
-    the result is quantized before it is used.
+    `format`: int8 or float8 if both inputs are dequantized from it, int8 for an integer op, else None. `inputs`: each
+    input's int8, int4, float8 or float type. `weight`: per-channel, per-tensor or None. `output_int8`: the result is
+    quantized before it is used.
     """
 
     node: "NodeProto"
@@ -62,7 +62,7 @@ class Gemm:
 
 
 def operand(graph: Graph, tensor: str) -> Operand:
-    """What stands before `tensor`: a DequantizeLinear, behind moves and Casts, or nothing of the kind."""
+    """The DequantizeLinear before `tensor`, if any, looking through moves and Casts."""
     node = graph.before(tensor)
     cast = node is not None and node.op_type == "Cast"
     if cast:
@@ -76,18 +76,18 @@ def operand(graph: Graph, tensor: str) -> Operand:
 
 
 def granularity(graph: Graph, dequantize: "NodeProto") -> str:
-    """`per-channel` where the scale has more than one value."""
+    """`per-channel` if the scale has more than one value, else `per-tensor`."""
     return "per-tensor" if graph.one_value(dequantize.input[1]) else "per-channel"
 
 
 def quantized_after(graph: Graph, tensor: str, passing: frozenset[str] = MOVES) -> bool:
-    """Whether every use of `tensor`, seen through ops of `passing`, is a QuantizeLinear."""
+    """Whether every use of `tensor`, looking through ops of `passing`, is a QuantizeLinear."""
     uses = list(graph.after(tensor, passing))
     return bool(uses) and tensor not in graph.outputs and all(node.op_type == "QuantizeLinear" for node in uses)
 
 
 def find_gemms(graph: Graph) -> list[Gemm]:
-    """Products in graph order; those of constants alone are left out, as any engine folds them."""
+    """Products in graph order, except products of constants alone, which any engine folds."""
     return [
         _gemm(graph, node)
         for node in graph.nodes
@@ -112,7 +112,7 @@ def _gemm(graph: Graph, node: "NodeProto") -> Gemm:
 
 
 def wrong_axis(graph: Graph, gemm: Gemm) -> bool:
-    """Whether a per-channel weight is scaled along another axis than that of its output channels."""
+    """Whether a per-channel weight has its scales along another axis than its output channels."""
     weights = [side.dequantize for side in gemm.operands or () if side.constant and side.dequantize is not None]
     if not weights or gemm.weight != "per-channel":
         return False

@@ -1,4 +1,4 @@
-"""An index over an ONNX graph: who makes and uses a tensor, what is constant, to which module a node belongs."""
+"""An index over an ONNX graph: maker and users of each tensor, constants, and each node's module."""
 
 import itertools
 import re
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 
 # Ops that move values and compute nothing: an integer tensor stays one through them.
 MOVES = frozenset({"Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Slice", "Split", "Gather"})
-# How exporters name a module: ours layers.0.blocks.1, timm by TorchScript /layers/layers.0/blocks/blocks.1.
-_REACH = 64  # nodes that are looked at one behind the other: no exporter writes as many moves of one value
+_REACH = 64  # the most nodes followed in a row: no exporter moves one value so often
+# Our exporter names a module layers.0.blocks.1, timm's by TorchScript /layers/layers.0/blocks/blocks.1.
 _BLOCK = re.compile(r"layers[._](\d+)\b.*?blocks[._](\d+)(?![\d])")
 _STAGE = re.compile(r"layers[._](\d+)(?!\d).*?downsample")
 _SCOPE = re.compile(r"'([^', ]+)'")
 _SCOPES = "pkg.torch.onnx.name_scopes"
-_TYPES = {"FLOAT": "float32", "DOUBLE": "float64"}  # others are ONNX's own names in lower case
+_TYPES = {"FLOAT": "float32", "DOUBLE": "float64"}  # all other types keep ONNX's name, in lower case
 _TAIL = re.compile(r"\.(weight|bias)(_\w+)?$|\.?_(input|weight|aftergemm)_quantizer.*$")
 
 
 @dataclass(frozen=True)
 class Graph:
-    """One graph without its sub-graphs. `shapes` holds None where a dimension is open; `types` are torch's names."""
+    """One graph without its sub-graphs. `shapes` has None for an open dimension; `types` are torch's names."""
 
     nodes: list["NodeProto"]
     producer: dict[str, "NodeProto"]
@@ -41,7 +41,7 @@ class Graph:
     _known: dict[str, bool] = field(default_factory=dict, repr=False)
 
     def label(self, node: "NodeProto") -> str:
-        """The node's name; an unnamed one goes by its op and output."""
+        """The node's name, else its op and output."""
         return (node.name or f"{node.op_type} -> {node.output[0]}")[:160]
 
     def variable_inputs(self, node: "NodeProto") -> list[str]:
@@ -49,7 +49,7 @@ class Graph:
         return [name for name in node.input if name and name not in self.constant]
 
     def after(self, tensor: str, passing: frozenset[str] = MOVES) -> Iterator["NodeProto"]:
-        """Nodes that use `tensor`, those behind ops of `passing` in place of these."""
+        """Nodes that use `tensor`; in place of a user whose op is in `passing`, the nodes behind it."""
         pending, seen = [tensor], {tensor}
         for name in pending:  # it grows
             for node in self.consumers.get(name, ()):
@@ -60,7 +60,7 @@ class Graph:
                     yield node
 
     def before(self, tensor: str, passing: frozenset[str] = MOVES) -> "NodeProto | None":
-        """The node that makes `tensor`, seen through ops of `passing`; None for an input or an initializer."""
+        """The node that makes `tensor`, looking through ops of `passing`; None for an input or an initializer."""
         node = self.producer.get(tensor)
         for _ in range(_REACH):
             if node is None or node.op_type not in passing or not node.input:
@@ -69,7 +69,7 @@ class Graph:
         return node
 
     def not_zero(self, names: Iterable[str]) -> bool:
-        """Whether any of these constants holds another value than 0; what lies in another file is not read."""
+        """Whether any of these constants holds another value than 0; external data is not read."""
         return any(map(self._not_zero, names))
 
     def _not_zero(self, name: str) -> bool:
@@ -81,11 +81,11 @@ class Graph:
         return self._known[name]
 
     def one_value(self, tensor: str) -> bool:
-        """Whether it is known to hold a single value; True where nothing is known."""
+        """Whether a tensor holds a single value; True if its shape is unknown."""
         return all(size == 1 for size in self.shapes.get(tensor, ()))
 
     def block(self, node: "NodeProto") -> str | None:
-        """`layers.0.blocks.1` or `layers.0.downsample`, by the names around the node; None if they do not say."""
+        """`layers.0.blocks.1` or `layers.0.downsample`, from the names around the node; None if none names a block."""
         for text in self._names_around(node):
             if found := _BLOCK.search(text):
                 return f"layers.{found[1]}.blocks.{found[2]}"
@@ -94,8 +94,9 @@ class Graph:
         return None
 
     def module(self, node: "NodeProto") -> str:
-        """The best name there is: of the weight it multiplies with (`layers.0.blocks.1.attn.qkv`), of torch's scopes
-        where the exporter recorded them, else the node's."""
+        """The module's name from the node's weight (`layers.0.blocks.1.attn.qkv`), else from the scopes that torch's
+        exporter recorded, else the node's own name.
+        """
         for name in self._initializers_of(node):
             if "." in name and (stem := _TAIL.sub("", name)) != name:
                 return stem
@@ -108,7 +109,7 @@ class Graph:
         yield from self._initializers_of(node)
         yield from (entry.value for entry in node.metadata_props)
         yield from node.output
-        for name in self.variable_inputs(node):  # the quantizers in front of an attention's matmuls carry its name
+        for name in self.variable_inputs(node):  # quantizers in front of an attention's matmuls are named after it
             if (before := self.producer.get(name)) is not None:
                 yield before.name
                 yield from before.input
@@ -153,7 +154,7 @@ def index(model: "ModelProto") -> Graph:
 
 
 def _inferred(model: "ModelProto") -> "ModelProto":
-    """A copy without the data of large tensors: functions inlined, and shapes inferred as far as they can be."""
+    """A copy without the data of large tensors, with functions inlined and shapes inferred as far as possible."""
     copy = type(model)()
     copy.CopyFrom(model)
     try:
@@ -161,11 +162,11 @@ def _inferred(model: "ModelProto") -> "ModelProto":
     except InferenceError as error:
         if model.functions:
             raise SwinQuantError(f"its functions cannot be written out: {first_line(error)}") from error
-        return copy  # a foreign graph may defeat it: shapes are then unknown, the rest is not
+        return copy  # inference fails on some foreign graphs: then only the shapes are unknown
 
 
 def _check(nodes: Iterable["NodeProto"], known: set[str], model: "ModelProto") -> None:
-    """Raise unless every tensor is made once, before it is used (so that no walk can go round in circles)."""
+    """SwinQuantError unless every tensor is made once, before it is used: no walk can then go in circles."""
     for node in nodes:
         name = (node.name or node.op_type)[:80]
         if unknown := [tensor for tensor in node.input if tensor and tensor not in known]:
@@ -178,7 +179,7 @@ def _check(nodes: Iterable["NodeProto"], known: set[str], model: "ModelProto") -
 
 
 def _least_inputs(node: "NodeProto", model: "ModelProto") -> int:
-    """How many inputs an operator of ONNX must have: in the model's opset, or in the newest if it is not in that."""
+    """How many inputs an ONNX operator needs, in the model's opset or, if that lacks it, in the newest."""
     from onnx import defs
 
     version = next((entry.version for entry in model.opset_import if entry.domain == node.domain), 1)
@@ -191,7 +192,7 @@ def _least_inputs(node: "NodeProto", model: "ModelProto") -> int:
 def _declared(
     graph: Any, values: Mapping[str, "TensorProto"]
 ) -> tuple[dict[str, tuple[int | None, ...]], dict[str, str]]:
-    """Shapes and types of tensors, as far as the graph and shape inference say them."""
+    """Shapes and types of tensors, as far as the graph and shape inference give them."""
     shapes, types = {}, {}
     for info in (*graph.input, *graph.value_info, *graph.output):
         tensor = info.type.tensor_type

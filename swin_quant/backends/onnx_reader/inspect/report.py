@@ -21,7 +21,7 @@ ELSEWHERE = "(outside blocks)"
 
 @dataclass(frozen=True)
 class Inspection:
-    """What is in a graph, and what the engines will make of it. `unrecognised` is said, never guessed at."""
+    """The report on one graph. `unrecognised`: what the analysis could not place, as sentences."""
 
     opset: int
     body: str
@@ -56,7 +56,7 @@ class Inspection:
 
 
 def inspect_model(model: "ModelProto", backends: Iterable[str] | None = None) -> Inspection:
-    """Analyse a model for `backends` (all that read ONNX); nothing is run. SwinQuantError for a graph without nodes."""
+    """Analyse a model for `backends`, None for all that read ONNX. SwinQuantError for a graph without nodes."""
     graph = index(model)
     gemms = find_gemms(graph)
     attention, strange = find_attention(graph)
@@ -82,13 +82,13 @@ def _count(graph: Graph, op: str) -> int:
 
 
 def _body(graph: Graph, gemms: list[Gemm]) -> str:
-    """The type of most results of products: that of the arithmetic around them."""
+    """The type of most products' results, which is that of the arithmetic around them."""
     kinds = Counter(graph.types.get(gemm.node.output[0], "unknown") for gemm in gemms)
     return kinds.most_common(1)[0][0] if kinds else "unknown"
 
 
 def _by_block(gemms: list[Gemm], attention: list[Any]) -> dict[str, list[Gemm]]:
-    """Products by block, in graph order; those of an attention go where its other nodes say, if they do not."""
+    """Block -> its products, in graph order. A product of attention without a block goes to its attention's block."""
     home = {id(node): one.block or one.name for one in attention for node in (one.scores, one.product)}
     blocks: dict[str, list[Gemm]] = {}
     for gemm in gemms:

@@ -1,4 +1,4 @@
-"""What each engine will not fuse or not run fast in a graph, as a table of rules: what to look for, why, the source."""
+"""The table of rules for graphs: structures that an engine does not fuse or runs slowly, the reason, the source."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ _TRT_OPSETS = range(9, 26)
 
 @dataclass(frozen=True)
 class Facts:
-    """All that the rules look at. `body`: the type in which most products that are not int8, or their results, are."""
+    """The facts that rules look at. `body`: the type of most products' results. `quantized`: the graph has Q/DQ."""
 
     graph: Graph
     gemms: list[Gemm]
@@ -27,7 +27,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class PlacementRule:
-    """`find` gives the names of offending nodes. `why` says what happens and what to do."""
+    """One rule. `find` yields the names of offending nodes; `why` gives the effect and the remedy."""
 
     name: str
     backends: tuple[str, ...]
@@ -38,7 +38,7 @@ class PlacementRule:
 
 @dataclass(frozen=True)
 class Finding:
-    """A rule that a graph breaks, and where."""
+    """A rule that a graph breaks, and the nodes that break it."""
 
     backend: str
     rule: str
@@ -107,7 +107,7 @@ def _residual_adds(facts: Facts) -> Iterable[str]:
 
 
 def _lone_outputs(facts: Facts) -> Iterable[str]:
-    """Products quantized right after, the value of which goes on in float: a pair that breaks the fusion."""
+    """Products whose output is quantized although no product reads it: such a pair breaks the fusion."""
     graph, products = facts.graph, {id(gemm.node) for gemm in facts.gemms}
     for gemm in facts.gemms:
         pairs = [node for node in graph.after(gemm.node.output[0]) if node.op_type == "QuantizeLinear"]
