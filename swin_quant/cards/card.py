@@ -128,7 +128,7 @@ class RunCard:
         ]
 
     def with_result(self, result: Result) -> "RunCard":
-        """A card that also holds `result`, in the place of an older one of the same thing if there is one."""
+        """A card that also holds `result`, in place of an older one for the same engine, policy and pictures."""
         older = [_measure_the_same(old, result) for old in self.measured()]
         results = [record for record, is_older in zip(self.results, older, strict=True) if not is_older]
         place = older.index(True) if True in older else len(results)

@@ -44,8 +44,9 @@ class SensitivityRecord(TypedDict):
 
 
 class TriedRecord(TypedDict):
-    """A policy that a search measured: its loss, milliseconds of a batch, None where the engine only runs emulated;
-    `front`: none is faster (of these: leaves fewer nodes float) and as near.
+    """A policy that a search measured: its loss, and the milliseconds of a batch; None if the engine is emulated.
+
+    `front`: no other policy with this loss or less is faster; on an emulated engine, none leaves fewer nodes float.
     """
 
     policy: str
@@ -78,7 +79,8 @@ class _TriedPolicies(TypedDict):
 class TriedPolicies(_TriedPolicies, total=False):
     """The policies that `search` measured on an engine. `pictures`: the number on which losses were measured.
 
-    `left_float`: by the policy that it found, which costs `cost_ms` milliseconds beside all layers quantized.
+    `left_float`: the layers that the policy it found leaves float; they cost `cost_ms` milliseconds a batch more than
+    with all layers quantized.
     """
 
     left_float: list[FloatLayerRecord]

@@ -1,4 +1,4 @@
-"""The files that need a checkpoint, since their run cards name its SHA-256: it is not replaced while they exist."""
+"""Find the files whose run cards name a checkpoint's SHA-256: while they exist, it is not replaced."""
 
 import os
 from collections.abc import Iterator
@@ -60,7 +60,7 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _made_of(path: Path, file: Path, sha256: str) -> Path | None:
-    """The file of a run card that is compared with `file` by its hash, if no other file has this hash."""
+    """The file of the run card at `path`, if the card compares it with `file`: it names that hash, and finds `file`."""
     try:
         if path.stat().st_size > _LARGEST or sha256.encode() not in path.read_bytes():
             return None

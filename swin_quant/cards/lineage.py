@@ -1,4 +1,4 @@
-"""The origin of a model: files that its run card names, found again and accepted by their SHA-256 alone.
+"""Find the files that a model came from: its run card names them, and only their SHA-256 identifies them.
 
 Quantized figures are compared with the float checkpoint that the user had. Calibration leaves its weights as they are,
 QAT and some passes do not: then the original is looked for, or another file that is known to hold its weights.
@@ -45,10 +45,10 @@ def find(record: Mapping[str, Any] | None, folders: Sequence[Path]) -> Path | No
     if record is None:
         return None
     places = [*([Path(record["path"])] if "path" in record else []), *(folder / record["file"] for folder in folders)]
-    return next((path for path in places if path.is_file() and _is(path, record["sha256"])), None)
+    return next((path for path in places if path.is_file() and _has_hash(path, record["sha256"])), None)
 
 
-def _is(path: Path, sha256: str) -> bool:
+def _has_hash(path: Path, sha256: str) -> bool:
     try:
         return sha256_of(path) == sha256
     except SwinQuantError:  # not ours to read: it may be found elsewhere
@@ -126,6 +126,6 @@ def original(before: RunCard | None, source: SourceRecord | None) -> SourceRecor
 
 
 def calibrated_again(before: RunCard | None) -> TrainingRecord | None:
-    """How the weights were trained, for the card of new ranges; None where they were not."""
+    """The training record for a card whose ranges are found anew; None if the weights were not trained."""
     as_calibrated = RangesRecord(weights=None, activations=None)
     return {**before.training, "ranges": as_calibrated} if before and before.training else None

@@ -30,6 +30,7 @@ def _is_portable(path: str) -> bool:
 
 
 def located(path: str, card: Path) -> str:
+    """The absolute path of a file that a `card` names; SwinQuantError unless the card's path is relative and plain."""
     if not _is_portable(path):
         raise SwinQuantError(f"{card}: a file's path must be relative and plain, not {path!r:.80}")
     return os.path.normpath(card.resolve().parent / path)
@@ -60,4 +61,5 @@ def card_path(checkpoint: str | os.PathLike[str]) -> Path:
 
 
 def is_bare_name(name: str) -> bool:
+    """Whether a text is a file name alone: printable, without folders."""
     return 0 < len(name) <= 255 and name.isprintable() and not set(name) & set("/\\") and name not in (".", "..")

@@ -31,7 +31,7 @@ Moment = Annotated[str, Must(_is_date, "an ISO date and time")]
 
 ORIGINAL, PTQ, QAT = "original", "ptq", "qat"  # the weights that a result was measured with
 
-# Notes on weights with the nodes off that are no baseline.
+# Notes on results of such weights with the nodes off, which are no baseline.
 UNQUANTIZED = {QAT: "QAT weights, unquantized", PTQ: "corrected weights, unquantized"}
 CORRECTED = "corrected"  # weights that a pass changed after calibration
 
@@ -91,8 +91,9 @@ class _MaybeMaps(TypedDict, total=False):
 
 
 class PassRecord(_MaybeMaps):
-    """A pass behind the calibration: what it did to the logits' SQNR in dB and top-1 agreement in percent with float,
-    [before, after]. `kept`: it was not taken back; `keeps_function`: the float network computes what it did before it.
+    """A pass after the calibration: the logits' SQNR in dB and top-1 agreement in percent with float, [before, after].
+
+    `kept`: it was not taken back. `keeps_function`: the float network computes the same as before the pass.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Adding to a run card while other processes add to it: no result is lost, and no newer file's card is overwritten."""
+"""Add to a run card while other processes add to it: no result is lost, no newer file's card is overwritten."""
 
 from collections.abc import Callable, Iterable
 from functools import reduce
@@ -13,7 +13,7 @@ from swin_quant.cards.records import Result
 def update(path: Path, read: RunCard, change: Callable[[RunCard], RunCard]) -> RunCard:
     """Change the card at `path`, which may hold more by now than when it was `read`; returns the changed card.
 
-    Where it has become the card of another file it is left alone, with a warning; returned is then `read`, changed.
+    If it has become the card of another file, it is left alone with a warning, and the changed `read` is returned.
     """
     with one_at_a_time(path.parent):
         now = RunCard.read(path) if path.exists() else read

@@ -39,7 +39,11 @@ _ABSENT = (
 
 
 def download(repository: str, revision: str | None, asked: str) -> Path:
-    """The weights of a repository, with their descriptions beside them. Errors name `asked`, as the user wrote it."""
+    """The weights of a repository on huggingface.co, with their descriptions beside them.
+
+    The hub's cache comes first: its files need no network, and do not change from one run to the next. Errors name
+    `asked`, as the user wrote it.
+    """
     from huggingface_hub import constants, errors
 
     try:

@@ -1,4 +1,4 @@
-"""Finding and reading configuration files: shipped ones by name, inheritance through BASE."""
+"""Find and read configuration files: shipped ones by name, inheritance through BASE."""
 
 import difflib
 import os

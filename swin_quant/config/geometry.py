@@ -1,4 +1,4 @@
-"""Configurations that no model can be built from are refused, by key, value and file."""
+"""Refuse configurations that no model can be built from; errors name the key, the value and the file."""
 
 import re
 from collections.abc import Callable

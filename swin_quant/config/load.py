@@ -1,4 +1,4 @@
-"""From files, `--opts` and flags to one checked and frozen tree, and to plain data and back."""
+"""Read files, `--opts` and flags into one checked, frozen tree; convert it to plain data and back."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

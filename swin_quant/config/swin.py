@@ -63,7 +63,7 @@ def _check(cfg: CfgNode, source: str) -> None:
 
 
 def _check_features(cfg: CfgNode, swin: CfgNode, source: str) -> None:
-    """Maps that there are, each once and in order, of a network that takes pictures of any size."""
+    """UsageError unless the stages exist, each once and ascending, and the network takes pictures of any size."""
     last, wanted = len(swin.DEPTHS) - 1, stages_of(cfg, len(swin.DEPTHS))
     shown = f"MODEL.FEATURES.STAGES is {list(wanted)}"
     need(max(wanted) <= last, source, f"{shown}, but the model has stages 0 to {last}")
@@ -84,6 +84,6 @@ def _check_values(swin: CfgNode, node: str, source: str) -> None:
     need(all(window == 0 or window > 1 for window in pretrained), source, problem)
 
 
-_POLICY = "ft-mode1"  # FasterTransformer's kernels have these alone
+_POLICY = "ft-mode1"  # FasterTransformer has kernels for these two families alone
 SWIN = Family("swin", {**_BOTH, "QK_SCALE": None}, _check, {"QK_SCALE": 1.0}, _DERIVED, policy=_POLICY)
 SWINV2 = Family("swinv2", {**_BOTH, "PRETRAINED_WINDOW_SIZES": [0, 0, 0, 0]}, _check, derived=_DERIVED, policy=_POLICY)

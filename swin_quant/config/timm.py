@@ -21,7 +21,7 @@ _NOT_OPTIONS = frozenset(
 CROP_RATIO = 0.875  # timm's defaults, of its PretrainedCfg
 _DATA = {"interpolation": "bicubic", "mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 _LONGEST = 4096
-_LARGEST = 2**14  # channels, pixels, blocks: what is far beyond any model is a slip, and would take all memory
+_LARGEST = 2**14  # channels, pixels, blocks: more than any model has is a typing error, and would take all memory
 _KINDS: dict[str, Any] = {
     "ARCHITECTURE": Annotated[
         str, Must(lambda text: text.replace("_", "a").isalnum() and len(text) < 200, "a name of timm's, as resnet50")

@@ -1,6 +1,6 @@
-"""Writing values into the tree: every key known, every value of its key's type, nothing ever evaluated.
+"""Write values into the tree: every key known, every value of its key's type, nothing ever evaluated.
 
-yacs would evaluate strings and take None for anything; so text is read here, as the type that its key has.
+yacs would evaluate text, and accept None for any key; here text is read as the type of its key.
 """
 
 import difflib

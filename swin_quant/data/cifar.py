@@ -20,7 +20,7 @@ _MAX_RECORDS = 1_000_000
 
 @dataclass(frozen=True)
 class _Form:
-    """One of the two: its folder, files and names; `labels` bytes before each picture, the last of which counts."""
+    """CIFAR-10 or CIFAR-100: folder, files, file of names; the last of the `labels` bytes before a picture counts."""
 
     folder: str
     train: tuple[str, ...]

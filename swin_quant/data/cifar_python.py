@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 in their python version, which are pickles: gone through opcode by opcode, never unpickled."""
+"""CIFAR-10 and CIFAR-100 in their python version: pickles, walked opcode by opcode and never unpickled."""
 
 import os
 import pickletools

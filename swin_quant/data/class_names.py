@@ -1,4 +1,4 @@
-"""Matching the classes of a data set with the model's: by name, or by place where labels are only numbers."""
+"""Match the classes of a data set with the model's: by name, or by place where labels are only numbers."""
 
 import re
 from collections import defaultdict

@@ -24,11 +24,7 @@ from swin_quant.data.source import DataRequest, DataSource, subfolders
 from swin_quant.data.walk import Walk
 
 PICTURE = re.compile(r"ILSVRC2012_val_([0-9]{8})\.(?:JPEG|jpeg|jpg|JPG|png)")
-_WORDS = (
-    "synset_words.txt",
-    "LOC_synset_mapping.txt",
-    "synsets.txt",
-)  # a wnid begins each line, in published order
+_WORDS = ("synset_words.txt", "LOC_synset_mapping.txt", "synsets.txt")  # a wnid begins each line, in published order
 _SPLITS = ("val", "validation")
 _MAX_META_BYTES, _MAX_INFLATED_BYTES = 8 << 20, 32 << 20
 _COMPRESSED = 15  # miCOMPRESSED of MAT files

@@ -1,14 +1,10 @@
 """Turn a picture into the model's input: the evaluation transform, and FasterTransformer's training crops."""
 
-import hashlib
-import random
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from typing import Annotated, Any, Protocol
 
-import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
@@ -16,6 +12,7 @@ from torch import Tensor
 from swin_quant.base.compat import import_augmentation, import_torchvision
 from swin_quant.base.errors import UsageError
 from swin_quant.base.schema import check_fields, checked, one_of, plain, within
+from swin_quant.data.seeds import seeded
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -51,10 +48,10 @@ class Preprocess:
         interpolation: one of INTERPOLATIONS.
         mean, std: of the RGB channels, on a scale of 0 to 1.
         crop_ratio: the side of the crop to that of the picture: Microsoft's 224 / 256, timm's crop_pct.
-        shape: square is the above, where the crop's offset is rounded to the nearest, as by torchvision, half to even;
+        shape: square is as above, the crop's offset rounded to the nearest (half to even), as torchvision does;
             floored rounds it down, as transformers does; squashed resizes both sides to int(size / crop_ratio). For
             models that take any size: shorter resizes the shorter side to size and crops nothing, whole leaves all.
-        upright: turn pictures as their EXIF says, which cameras write. Whoever decodes them does it.
+        upright: turn pictures as their EXIF says, which cameras write; the decoder does it.
 
     Raises:
         UsageError: a field is of the wrong type or out of range.
@@ -151,7 +148,7 @@ class Augment:
 
     def __call__(self, image: Image.Image, index: int = 0) -> Tensor:
         """Map an RGB picture to float32 [3, size, size]; the global random states are left as they were."""
-        with _seeded(self.seed, index):
+        with seeded(self.seed, index):
             return _training(self)(image)
 
 
@@ -211,19 +208,3 @@ def _training(augment: Augment) -> Callable[[Image.Image], Tensor]:
         mean=augment.preprocess.mean,
         std=augment.preprocess.std,
     )
-
-
-@contextmanager
-def _seeded(seed: int, index: int) -> Iterator[None]:
-    """Seed the three generators that timm's transforms draw from, and put their states back."""
-    key = int.from_bytes(hashlib.sha256(f"{seed}/{index}".encode()).digest()[:4], "little")
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    random.seed(key)
-    np.random.seed(key)
-    torch.default_generator.manual_seed(key)  # torch.manual_seed would reseed the GPUs too
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.set_rng_state(states[2])

@@ -40,10 +40,10 @@ class DataRequest:
 
 @dataclass(frozen=True)
 class DataSource:
-    """One kind. `prefix:PLACE` asks for it; `what` it is made of, for messages.
+    """A kind of data set. `prefix:PLACE` asks for it; `what`: its files, in messages.
 
-    `find` says which files it would read, none where there is nothing of the kind; `open` reads them. `names_own`: each
-    split states its classes by its own labels, not by what all splits have in common.
+    `find` gives the files that it would read, none if the place holds nothing of the kind; `open` reads them.
+    `names_own`: the labels of each split state its classes, nothing that all splits share.
     """
 
     prefix: str
@@ -54,10 +54,10 @@ class DataSource:
 
 
 def files_of(asked: DataRequest, ending: str, inside: str) -> list[Path]:
-    """The files with an `ending` that a place means: itself, or what its pattern means (`{0..9}`, `{a,b}`, `*`).
+    """The files with this `ending` that a place stands for: itself, or those of its pattern (`{0..9}`, `{a,b}`, `*`).
 
-    Of a folder those of the pattern `inside` the folder `<split>`, where there are any, else `<split>.csv`, or else
-    `<split>-*.csv`, also below `data`; none where the folder `<split>` holds folders of classes.
+    For a folder: the files that match `inside` in its folder `<split>`, else `<split>.csv`, else `<split>-*.csv`, there
+    or in its folder `data`. None if the folder `<split>` holds folders of classes.
     """
     if not os.path.isdir(asked.place):
         place = asked.place.replace(SPLIT, asked.split)

@@ -19,15 +19,8 @@ from swin_quant.data.zip import ZipPictures
 
 DIGITS = "digits"
 TRAIN = "train"
-KINDS = (
-    "wnids",
-    "ilsvrc",
-    "csv_table",
-    "shards",
-    "parquet",
-    "cifar",
-    "cifar_python",
-)  # files here with a SOURCE, in the order tried
+# Files here with a SOURCE, in the order tried.
+KINDS = ("wnids", "ilsvrc", "csv_table", "shards", "parquet", "cifar", "cifar_python")
 
 
 @reads("data set")
@@ -50,9 +43,9 @@ def open_pictures(
             another kind recognises or is asked for by its prefix: `csv:my.csv`.
         num_classes: the classes of the model. None: labels are not needed, so nothing about them is checked, and
             the pictures may lie flat in `‹data_path›/<split>` or `‹data_path›`.
-        class_names: those of the model, where they are known: labels are matched by name (`class_names.fit`). Else
-            they are those of the training pictures that lie there, too.
-        zip_mode: it must be a zip. Otherwise it is one where `is_archive`.
+        class_names: the model's, if they are known: labels are matched by name (`class_names.fit`). Otherwise those of
+            the training pictures at the same place.
+        zip_mode: the data must be a zip; without it, `is_archive` decides.
         cache_mode, rank, world, track: see ZipPictures.
 
     Raises:
@@ -144,11 +137,9 @@ def has_split(cfg: CfgNode, split: str) -> bool:
 
 def _request(data_path: str, split: str, classes: int | None) -> DataRequest:
     prefix, mark, place = data_path.partition(":")
-    return (
-        DataRequest(place, split, classes, prefix)
-        if mark and prefix in sources()
-        else DataRequest(data_path, split, classes)
-    )
+    if mark and prefix in sources():
+        return DataRequest(place, split, classes, prefix)
+    return DataRequest(data_path, split, classes)
 
 
 def _kinds(asked: DataRequest) -> list[DataSource]:

@@ -1,4 +1,4 @@
-"""Walking through folders of pictures. Files that are left out are counted and named."""
+"""Walk through folders of pictures. Files that are left out are counted and named."""
 
 import os
 from collections import Counter

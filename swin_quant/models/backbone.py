@@ -80,7 +80,7 @@ class MapEmbed(PatchEmbed):
 class Backbone(Swin):
     """Pictures [B, in, H, W] -> maps [B, C * 2**i, ceil(H / patch / 2**i), ceil(W / patch / 2**i)] of some stages i.
 
-    `stages`: which, ascending; what comes behind the last of them is left out. `norms`: as MODEL.FEATURES.NORM.
+    `stages`: their numbers, ascending; the network ends behind the last one. `norms`: as MODEL.FEATURES.NORM.
     """
 
     output_kind = FEATURES

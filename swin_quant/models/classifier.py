@@ -1,4 +1,4 @@
-"""The two types of `models`: what a network must offer, and the entry of its architecture in the registry."""
+"""The interface of every network, `Classifier`, and the entry of its `Architecture` in the registry."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

@@ -1,8 +1,8 @@
 """Units of a traced network: the modules that its forward pass runs one after the other, each on one tensor.
 
 A module is closed where one tensor goes in and one comes out. Units are the closed modules that hold a whole residual
-branch, a block, and those around them that hold none. Each becomes a call of the graph again, so that what is inside
-can be run, looked at and changed alone, as passes do (`quant.passes.units`). Names stay.
+branch (blocks), and the modules between them that hold none. The graph calls each unit as a module again, so that
+passes can run, look at and change it alone (`quant.passes.units`). Names stay.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import fx, nn
 
-from swin_quant.models.placement import ADDS, CONVOLUTIONS, LAYERS, NORMS, word_of
+from swin_quant.models.placement import ADDS, CONVOLUTIONS, LAYERS, NORMS, owner_of, word_of
 
 WHOLE = ("",)
 CONSTANT = "_tensor_constant"  # fx's name for tensors that it meets while tracing
@@ -21,7 +21,7 @@ _CHANNELS_LAST = frozenset({"linear", "quantlinear", "layernorm"})
 
 @dataclass(frozen=True)
 class Region:
-    """A module, its operations in order, and at which place of those of the graph they begin."""
+    """A module, its operations in order, and the index of the first one among the graph's operations."""
 
     name: str
     start: int
@@ -33,9 +33,9 @@ class Region:
 
 
 def chain(graph: fx.Graph, root: nn.Module) -> list[Region]:
-    """The longest row of regions behind each other, by the layers in it; it begins and ends with one that has some.
+    """The run of consecutive regions with the most layers; its first and last region hold some.
 
-    Empty where most layers are in none.
+    Empty if the run holds less than half of the graph's layers.
     """
     nodes = _operations(graph)
     layers = [node.op == "call_module" and word_of(node, root) in LAYERS for node in nodes]
@@ -126,10 +126,7 @@ def _is_own(node: fx.Node, name: str) -> bool:
 
 def home(node: fx.Node) -> str:
     """The module of an operation: the one that is called, or whose forward contains it."""
-    if node.op in ("call_module", "get_attr"):
-        return str(node.target)
-    stack = node.meta.get("nn_module_stack") or {}
-    return str(list(stack.values())[-1][0]) if stack else ""
+    return str(node.target) if node.op in ("call_module", "get_attr") else owner_of(node)
 
 
 def taken_out(graph: fx.Graph, region: Region) -> fx.Graph:

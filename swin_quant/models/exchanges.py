@@ -1,4 +1,4 @@
-"""Places in a traced network where factors and offsets can move, read from its graph (`quant.passes.places`).
+"""Find the places in a traced network's graph where factors and offsets can move (`quant.passes.places`).
 
 Such a place is a layer whose channels only other layers read, through functions that give k y for k x (cross-layer
 equalization: Nagel et al., 2019), or a norm that only layers read.
@@ -13,12 +13,12 @@ from swin_quant.models.placement import SIZES, word_of
 from swin_quant.quant.layer import QuantizedLayer
 from swin_quant.quant.passes.places import Exchange, Part, of_norm
 
-"""Modules and functions that give k y for k x, channel by channel, for every k above zero."""
+# Modules and functions that give k y for k x, channel by channel, for every k above zero.
 HOMOGENEOUS = frozenset(
     "identity dropout dropout2d droppath contiguous clone relu leakyrelu maxpool2d maxpool2dsame avgpool2d "
     "avgpool2dsame adaptiveavgpool2d adaptivemaxpool2d flatten folded".split()
 )
-STILL = frozenset("identity dropout droppath contiguous clone".split())
+STILL = frozenset("identity dropout droppath contiguous clone".split())  # give their input unchanged in evaluation
 
 
 def exchanges(graph: fx.Graph, root: nn.Module, norms: Mapping[str, str]) -> Iterator[Exchange]:

@@ -93,7 +93,7 @@ class PatchEmbed(nn.Module):
 class PatchMerging(nn.Module):
     """Halve the map and double the channels. [B, H * W, C] -> [B, H * W / 4, 2C]."""
 
-    norm_first: bool  # whether norms come before the products, not behind them
+    norm_first: bool  # whether the norm comes before the reduction
 
     def __init__(self, resolution: int, dim: int) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class PatchMerging(nn.Module):
 
 
 class WindowBlock(nn.Module):
-    """A Swin block less its order of norms: windows, shift, mask, attention, MLP and the nodes around them.
+    """A Swin block but for its order of norms: windows, shift, mask, attention, MLP and the nodes around them.
 
     A map no larger than the window is one window, unshifted. [B, R * R, C] -> [B, R * R, C].
     """

@@ -1,9 +1,9 @@
 """The places of nodes in a traced network, as data: operations that multiply, add, pass through, or give no negatives.
 
-In the spirit of NNCF's propagation: a node stands before an operation that engines have in int8, its role says of which
-kind, and it is found by walking against the flow through whatever keeps a range. Two nodes that walk to the same tensor
-see the same range, so that engines merge them. Operations are words: the class of a module, or the name of a function
-or method, in small letters and without underscores. The policies speak of roles alone.
+As in NNCF's quantizer propagation, a node stands before an operation that engines run in int8. Its role depends on the
+operation that its range comes from, which is found upstream, through operations that keep a range. Two nodes with the
+same origin see the same range, and engines merge them. Tables name an operation by the class of its module, or by its
+function or method, in small letters without underscores. Policies name roles alone.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -118,7 +118,7 @@ def places(graph: fx.Graph, root: nn.Module) -> Iterator[Place]:
         kind, roles = _requested_roles(node, root)
         if not roles:
             continue
-        owner = _owner(node)
+        owner = owner_of(node)
         number = counts[owner, kind] = counts.get((owner, kind), 0) + 1
         for argument, (side, role) in enumerate(roles.items()):
             name = f"{kind}{number}{side}_input_quantizer"
@@ -150,12 +150,11 @@ def _inputs(node: fx.Node) -> list[fx.Node]:
 def _is_fused(inputs: Sequence[fx.Node], root: nn.Module) -> bool:
     """Whether only this addition reads a convolution: engines then add within it, if both sides are int8.
 
-    The residual stream of others, of transformers and ConvNeXt, loses too much by int8, and stays float.
+    The residual streams of transformers and ConvNeXt lose too much in int8, and stay float.
     """
     for node in inputs:
-        while (
-            len(node.users) == 1 and word_of(node, root) in RANGE_KEEPING | NORMS and isinstance(node.args[0], fx.Node)
-        ):
+        keeping = RANGE_KEEPING | NORMS
+        while len(node.users) == 1 and word_of(node, root) in keeping and isinstance(node.args[0], fx.Node):
             node = node.args[0]
         if len(node.users) == 1 and word_of(node, root) in CONVOLUTIONS:
             return True
@@ -189,7 +188,7 @@ def _is_activation(node: fx.Node, root: nn.Module) -> bool:
     return bool(inputs)
 
 
-def _owner(node: fx.Node) -> str:
+def owner_of(node: fx.Node) -> str:
     """The module whose forward contains an operation."""
     stack = node.meta.get("nn_module_stack") or {}
     return str(list(stack.values())[-1][0]) if stack else ""

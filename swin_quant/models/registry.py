@@ -71,7 +71,7 @@ def pairs_of(model: nn.Module) -> dict[str, tuple[str, ...]]:
 
 
 def exchanges_of(model: nn.Module) -> list[Exchange]:
-    """The places in a model where factors and offsets can move: its own, or its architecture's."""
+    """The places in a model where factors and offsets can move: found by tracing, or its architecture's."""
     every = found(_exchanges(model), model)
     if own := own_units(model):
         return [one for one in every if _within_one(one, own)]

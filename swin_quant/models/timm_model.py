@@ -1,4 +1,4 @@
-"""Any image classifier of timm by its name there: built by timm, traced, and given nodes automatically.
+"""Build any image classifier of timm by its name, trace it, and give it nodes.
 
 Attention is built as the products that it is (timm's fused attention is off), and norms that hold an activation are
 taken apart, so that every product can be reached.

@@ -1,7 +1,7 @@
 """Any network, traced by torch.fx: its layers become ours, and nodes are inserted where `placement` says.
 
-Names of modules and parameters stay what they were, so that its checkpoints fit. What is traced is what runs in
-evaluation; modules of torch's own stay modules, which train as ever.
+Names of modules and parameters stay, so that its checkpoints fit. The forward pass of evaluation is traced; modules of
+torch's own stay modules, which train as before.
 """
 
 import inspect
@@ -56,7 +56,7 @@ class Traced(Classifier):
     def prune(self) -> list[str]:
         """Drop the modules that the forward pass does not reach; returns the names of the outermost ones.
 
-        Those without parameters count: a node of theirs has a range in files of the whole network.
+        Modules without parameters are named, too: their nodes have ranges in checkpoints of the whole network.
         """
         dropped: list[str] = []
         for name in [name for name, _ in self.named_modules() if name]:
@@ -72,7 +72,7 @@ class Traced(Classifier):
 class TracedPart(nn.Module):
     """A module of a traced network with its part of the forward pass: x -> output.
 
-    `channel_dim`: that of channels in what it gives.
+    `channel_dim`: the dimension of channels in the output.
     """
 
     def __init__(self, root: nn.Module, graph: fx.Graph) -> None:

@@ -30,7 +30,7 @@ _WEIGHTS = "_weight_quantizer"
 def tracing(model: nn.Module) -> Iterator[Trace]:
     """Yield a trace that every forward pass inside fills with the output of each module, as `forward/<module>`.
 
-    A module that hands on its input (a node that is off, dropout) is left out, and weight nodes are.
+    Weight nodes are left out, and modules that return their input (a node that is off, dropout).
     """
     modules = {name: module for name, module in model.named_modules() if name and not name.endswith(_WEIGHTS)}
     found: Trace = {}

@@ -23,10 +23,10 @@ class Engine:
     """Images float32 [B, 3, H, W] to logits float [B, classes] (or an embedding [B, channels], or a list of maps).
 
     `precision` is one word; `policy` is set if the engine is quantized. `details`: facts for reports (versions, the
-    types that layers run in). `weights`, `calibrator`: whose weights these are and how their ranges were found, as in
-    a card's results. `device`: where it runs; images may come from any device, but what measures time puts them there.
-    `sizes`: the batch sizes that it has programs for; it fills up a batch to the next size. Empty: it runs any size.
-    `prepared` checks the images of each call; None checks nothing.
+    types that layers run in). `weights`, `calibrator`: whose weights these are, and the method that found their ranges,
+    as in a card's results. `device`: where it runs; images may come from any device, but code that measures time puts
+    them there. `sizes`: the batch sizes that it has programs for; it fills up a batch to the next size. Empty: it runs
+    any size. `prepared` checks the images of each call; None checks nothing.
     """
 
     name: str

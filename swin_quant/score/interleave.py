@@ -63,7 +63,7 @@ def interleave(
     threads: int = 1,
     afterwards: Callable[[Runner], None] | None = None,
 ) -> list[Timing]:
-    """Time `candidates` on seeded pictures of `side` x `side`: in each of `rounds`, each for `seconds` at least.
+    """Time `candidates` on seeded pictures of `side` x `side`, in each round for at least `seconds` each.
 
     The largest batch comes first: an impossible one is refused before anything is measured. The result is in the order
     of `batches`, then of `candidates`. A candidate whose process dies has a `failure` in place of that batch's times.

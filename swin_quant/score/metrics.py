@@ -28,7 +28,7 @@ _CERTAIN = 1e-4  # a middling model is right as rarely with at most this probabi
 
 @dataclass
 class Sums:
-    """The sums of one engine over pictures; `gained` and `lost` count top-1 answers that the baseline has not."""
+    """The sums of one engine over pictures. `gained`: right where the baseline is wrong; `lost`: the reverse."""
 
     pictures: int = 0
     correct1: int = 0

@@ -27,7 +27,7 @@ _SMALLEST = 1e-3  # a learned range, relative to its start: from zero it could n
 
 
 class RangeKeeper:
-    """Keeps the ranges of `model` as the recipe asks; its policy is applied and its nodes are on.
+    """Keeps the ranges of `model` as the recipe asks. The model has its policy, and its nodes are on.
 
     `images` gives this rank's share of a fixed sample of pictures [B, 3, H, W], on the model's device. The ranges of
     `frozen` nodes stay.
@@ -149,7 +149,7 @@ def _chosen(node: Quantizer, recipe: Ranges) -> bool:
 
 
 def _width(node: Quantizer) -> Tensor:
-    """amax, of several the largest; for a range with a zero point, the distance of its ends."""
+    """amax, the largest of several; for a range with a zero point, the distance between its ends."""
     held = node.range.detach().abs()
     return held.max() if node.setting.symmetric else held.sum()
 

@@ -1,4 +1,4 @@
-"""Knowledge distillation: the teacher, and its part of the loss of a training step as pure functions.
+"""Knowledge distillation: loading the teacher, and its part of the loss, as pure functions.
 
 Hinton, Vinyals, Dean, "Distilling the Knowledge in a Neural Network", 2015; Tung and Mori, "Similarity-Preserving
 Knowledge Distillation", 2019.

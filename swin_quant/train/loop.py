@@ -25,6 +25,7 @@ from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.progress import log
 from swin_quant.config.outputs import LOGITS
 from swin_quant.data.loader import Batch
+from swin_quant.data.seeds import seed_all
 from swin_quant.models.classifier import Classifier
 from swin_quant.score.metrics import evaluate
 from swin_quant.train.batches import MicroBatch, TrainingBatches, ValidationBatches
@@ -34,7 +35,6 @@ from swin_quant.train.parallel import average_buffers, compiled, gathering, is_s
 from swin_quant.train.precision import Precision
 from swin_quant.train.recipe import Recipe
 from swin_quant.train.record import Record
-from swin_quant.train.seeds import seed_all
 from swin_quant.train.snapshot import Position, Snapshots, TrainingState, make_average
 
 
@@ -64,7 +64,7 @@ class Job:
 
 
 class Asked(KeyboardInterrupt):
-    """The run ends; all ranks know it, at the same step."""
+    """A signal asked the run to end; all ranks raise it at the same step."""
 
 
 class Interruption:

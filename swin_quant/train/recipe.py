@@ -1,4 +1,4 @@
-"""Recipes: the decisions of how a model is trained, as frozen data, and where recipes come from.
+"""Recipes: how a model is trained, as frozen data, and where recipes come from.
 
 A recipe never changes during a run, and the run card records it. Sources: the shipped files of configs/recipes/, a YAML
 file of the user's, the config's TRAIN and AUG.

@@ -1,4 +1,4 @@
-"""One run of training, float or QAT: checks before the first step, the loop, and the card's record."""
+"""Run a training, float or QAT: checks before the first step, the loop, and the record for the card."""
 
 import logging
 from collections.abc import Sequence

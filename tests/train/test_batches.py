@@ -10,8 +10,7 @@ from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.data.pictures import Pictures, UnreadablePicture
 from swin_quant.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from swin_quant.train import batches as module
-from swin_quant.train.augment import crop_and_flip
-from swin_quant.train.batches import TrainingBatches, ValidationBatches
+from swin_quant.train.batches import TrainingBatches, ValidationBatches, crop_and_flip
 from swin_quant.train.recipe import Augmentation, Recipe
 
 PREPROCESS = Preprocess(8, False, "bicubic", IMAGENET_MEAN, IMAGENET_STD)

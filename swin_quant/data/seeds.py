@@ -1,4 +1,4 @@
-"""Every random draw of training has a key: the seed, the epoch and the place in the epoch.
+"""Give every random draw a key: the seed and the picture's index; in training also the epoch and the place in it.
 
 The draws for a picture or batch depend neither on the number of ranks and loaders nor on earlier draws; a run that goes
 on draws as one that was never interrupted.
