@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -56,6 +56,11 @@ class Flag:
 
 
 @dataclass(frozen=True)
+class Rare(Flag):
+    """A flag that few need: `--help-all` shows it, `--help` does not."""
+
+
+@dataclass(frozen=True)
 class Group:
     """The title in --help above the fields of a dataclass within the options."""
 
@@ -74,14 +79,26 @@ class OneWay(argparse.Action):
         setattr(namespace, self.dest, values)
 
 
-def add_flags(parser: argparse._ActionsContainer, options: type, words: Mapping[str, str] | None = None) -> None:
-    """Add a flag for each field of `options`, a dataclass. `words`: our flag -> what this command calls it."""
+def add_flags(
+    parser: argparse._ActionsContainer, options: type, words: Mapping[str, str] | None = None, rare: bool = True
+) -> None:
+    """Add a flag for each field of `options`, a dataclass. `words`: our flag -> what this command calls it.
+
+    `rare`: the help tells of rare flags, too.
+    """
     for field, kind, said in _fields(options):
         if isinstance(kind, type) and is_dataclass(kind):
-            inner = parser.add_argument_group(said.title) if isinstance(said, Group) else parser
-            add_flags(inner, kind, words)
+            inner = _group(parser, said.title) if isinstance(said, Group) else parser
+            add_flags(inner, kind, words, rare)
         elif isinstance(said, Flag):
-            _add(parser, field, kind, said, words or {})
+            hidden = isinstance(said, Rare) and not rare
+            _add(parser, field, kind, replace(said, help=argparse.SUPPRESS) if hidden else said, words or {}, rare)
+
+
+def _group(parser: argparse._ActionsContainer, title: str) -> argparse._ActionsContainer:
+    """The group of that title, which several dataclasses may fill."""
+    there = (group for group in parser._action_groups if group.title == title)
+    return next(there, None) or parser.add_argument_group(title)
 
 
 def options_from(args: argparse.Namespace, options: type[Options]) -> Options:
@@ -147,7 +164,7 @@ def _fields(options: type) -> Iterator[tuple[Field[Any], Any, Flag | Group | Non
 
 
 def _add(
-    parser: argparse._ActionsContainer, field: Field[Any], kind: Any, said: Flag, words: Mapping[str, str]
+    parser: argparse._ActionsContainer, field: Field[Any], kind: Any, said: Flag, words: Mapping[str, str], rare: bool
 ) -> None:
     flag = _flag_of(field, said)
     flag = words.get(flag, flag)
@@ -171,7 +188,7 @@ def _add(
         placed = {key: value for key, value in how.items() if key != "dest"} if said.place else how
         if said.or_flag:
             placed = placed | {"action": OneWay, "default": argparse.SUPPRESS}
-            again = placed | {"help": "the same as a flag", "metavar": "FILE"}
+            again = placed | {"help": "the same as a flag" if rare else argparse.SUPPRESS, "metavar": "FILE"}
             parser.add_argument(flag, *said.names, **again)
             parser.set_defaults(**{field.name: default})
         name = (field.name,) if said.place else ()

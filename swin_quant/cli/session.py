@@ -119,8 +119,8 @@ def command_of(name: str) -> ModuleType:
     return importlib.import_module(f"swin_quant.verbs.{name.replace('-', '_').replace(' ', '.')}")
 
 
-def parser_of(name: str, command: ModuleType) -> _Parser:
-    """The parser for the arguments of a command."""
+def parser_of(name: str, command: ModuleType, rare: bool = False) -> _Parser:
+    """The parser of a command's arguments; `rare`: its help tells of rare flags, too."""
     parser = _Parser(
         prog="main.py" if name == FRONT_DOOR else f"swin-quant {name}",
         description=command.HELP,
@@ -128,7 +128,8 @@ def parser_of(name: str, command: ModuleType) -> _Parser:
         formatter_class=_Help,
         allow_abbrev=False,
     )
-    add_flags(parser, command.OPTIONS, getattr(command, "WORDS", {}))
+    add_flags(parser, command.OPTIONS, getattr(command, "WORDS", {}), rare or name == FRONT_DOOR)
+    parser.add_argument("--help-all", action="store_true", help="show this message with the flags that few need")
     parser.add_argument("--verbose", action="store_true", help="more messages, and tracebacks of errors")
     parser.add_argument("--quiet", action="store_true", help="only results, warnings and errors")
     parser.usage = _usage_of(parser)
@@ -156,6 +157,9 @@ def words_of(parser: argparse.ArgumentParser, command: ModuleType) -> dict[str, 
 def run(name: str, arguments: Sequence[str]) -> int:
     """Run command `name` and return 0; errors are raised."""
     command = command_of(name)
+    if "--help-all" in arguments:
+        parser_of(name, command, rare=True).print_help()
+        return 0
     parser = parser_of(name, command)
     args = parser.parse(arguments)
 

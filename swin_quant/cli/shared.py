@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 from swin_quant.backends.registry import engines
 from swin_quant.base.errors import UsageError, listed
-from swin_quant.cli.flags import Flag
+from swin_quant.cli.flags import Flag, Rare
 from swin_quant.config.outputs import OUTPUT_KINDS
 from swin_quant.quant.names import AUTO, BY_BITS, CALIBRATORS, DEFAULT_PERCENTILE
 
@@ -40,18 +40,18 @@ Json = Annotated[str | None, _JSON]
 Output = Annotated[str | None, Flag("folder of the results (default: output/<NAME>)", "DIR")]
 OutputKind = Annotated[
     str | None,
-    Flag("what the model gives: logits, what its head reads, or the maps of its stages", choices=OUTPUT_KINDS),
+    Rare("what the model gives: logits, what its head reads, or the maps of its stages", choices=OUTPUT_KINDS),
 ]
 NoEval = Annotated[bool, Flag("do not score the result on the val split")]
-ReplaceHead = Annotated[bool, Flag("leave out a head of another number of classes")]
+ReplaceHead = Annotated[bool, Rare("leave out a head of another number of classes")]
 Original = Annotated[
     str | None, Flag("the float checkpoint that QAT is compared with (default: looked for)", "FILE", name="--float")
 ]
 FloatType = Annotated[
     Literal["float32", "bfloat16", "float16"] | None,
-    Flag("of what is not int8, for engines that choose it (default float32)"),
+    Flag("type of what is not int8, where the engine chooses"),
 ]
-MaxUnreadable = Annotated[float, Flag("end the run when more than this share is unreadable", "SHARE")]
+MaxUnreadable = Annotated[float, Rare("end the run when more than this share is unreadable", "SHARE")]
 
 
 class SetsKeys(Protocol):
@@ -69,15 +69,13 @@ def _given(**keys: Any) -> dict[str, Any]:
 class ModelOptions:
     """Which model a checkpoint holds, where the file does not say it or another size is wanted."""
 
-    cfg: Annotated[
-        str | None, Flag("YAML of the model, or a shipped one's name (default: the checkpoint says it)", "FILE")
-    ] = None
+    cfg: Annotated[str | None, Flag("YAML, or a shipped name (default: the checkpoint says)", "FILE")] = None
     weights: Annotated[
-        str | None, Flag("which, of a file that holds several sets (default: as timm's loader)", "ema|raw|NAME")
+        str | None, Rare("which, of a file that holds several sets (default: as timm's loader)", "ema|raw|NAME")
     ] = None
-    img_size: Annotated[int | None, Flag("side of the pictures, if not the file's", "PIXELS")] = None
-    window: Annotated[int | None, Flag("side of the windows, if not the file's (interpolated)", "TOKENS")] = None
-    opts: Annotated[tuple[str, ...], Flag("set keys of the config, as KEY VALUE pairs", "KEY VALUE")] = ()
+    img_size: Annotated[int | None, Rare("side of the pictures, if not the file's", "PIXELS")] = None
+    window: Annotated[int | None, Rare("side of the windows, if not the file's (interpolated)", "TOKENS")] = None
+    opts: Annotated[tuple[str, ...], Rare("set keys of the config, as KEY VALUE pairs", "KEY VALUE")] = ()
 
     def keys(self) -> dict[str, Any]:
         windows = {"MODEL__SWIN__WINDOW_SIZE": self.window, "MODEL__SWINV2__WINDOW_SIZE": self.window}
@@ -88,13 +86,11 @@ class ModelOptions:
 class LoadingOptions:
     """Where labelled pictures are, and how they are read."""
 
-    data_path: Annotated[
-        str | None, Flag("folder with train/ and val/, or their zips; digits, csv:FILE, ...", "DIR")
-    ] = None
-    zip: Annotated[bool, Flag("zips and maps of DIR, though folders lie there")] = False
-    cache_mode: Annotated[Literal["no", "full", "part"] | None, Flag("zip: keep no, all, or this rank's bytes")] = None
+    data_path: Annotated[str | None, Flag("train/ and val/, or their zips; digits, csv:FILE, ...", "DIR")] = None
+    zip: Annotated[bool, Rare("zips and maps of DIR, though folders lie there")] = False
+    cache_mode: Annotated[Literal["no", "full", "part"] | None, Rare("zip: keep no, all, or this rank's bytes")] = None
     batch: Annotated[int | None, Flag("pictures at a time, a rank (default: DATA.BATCH_SIZE)", "N")] = None
-    workers: Annotated[int | None, Flag("processes that load pictures, at most", "N")] = None
+    workers: Annotated[int | None, Rare("processes that load pictures, at most", "N")] = None
     max_unreadable: MaxUnreadable = 0.01
 
     def keys(self) -> dict[str, Any]:
@@ -113,7 +109,7 @@ class ScoringOptions(LoadingOptions):
 
     half: Annotated[
         Literal["auto", "none", "float16", "bfloat16"],
-        Flag("half-precision baseline (default: float16 on a GPU, bfloat16 on a CPU)"),
+        Flag("half-precision baseline (default: the device's)"),
     ] = "auto"
 
 
@@ -125,7 +121,7 @@ class PlaceOfPictures:
         str | None, Flag("folder of pictures, or with val/ or its zip; digits, csv:FILE, ...", "DIR")
     ] = None
     images: Annotated[tuple[str, ...], Flag("instead: files, folders, 'patterns'", "PLACE")] = ()
-    zip: Annotated[bool, Flag("the zip of the split, though a folder lies beside it")] = False
+    zip: Annotated[bool, Rare("the zip of the split, though a folder lies beside it")] = False
     split: Annotated[str, Flag("split of --data-path (default val)")] = "val"
 
     def open(self, classes: int | None = None) -> Pictures:
@@ -150,7 +146,7 @@ class PictureOptions(PlaceOfPictures):
 
     max_unreadable: MaxUnreadable = 0.01
     batch: Annotated[int, Flag("pictures at a time", "N")] = DEFAULT_BATCH
-    workers: Annotated[int, Flag("processes that load pictures, at most", "N")] = 8
+    workers: Annotated[int, Rare("processes that load pictures, at most", "N")] = 8
 
 
 def _engine_names() -> str:
@@ -168,7 +164,7 @@ class EngineFlags:
     threads: Annotated[int | None, Flag("threads of an engine (default: its own choice)", "N")] = None
     extension: Annotated[
         tuple[str, ...],
-        Flag("openvino: libraries with operators of your own (docs/custom_operators.md)", "FILE"),
+        Rare("openvino: libraries with operators of your own (docs/custom_operators.md)", "FILE"),
     ] = ()
     float_type: FloatType = None
 
@@ -185,7 +181,7 @@ class RunOptions:
     """Device and seed of a run."""
 
     device: Annotated[Literal["auto", "cpu", "cuda"], Flag("default: a GPU if there is one")] = "auto"
-    seed: Annotated[int | None, Flag("of the sample of pictures and of new weights (default: SEED, 0)")] = None
+    seed: Annotated[int | None, Rare("of the sample of pictures and of new weights (default: SEED, 0)")] = None
     local_rank: Annotated[int | None, Flag(argparse.SUPPRESS, name="--local_rank", names=("--local-rank",))] = None
 
     def keys(self) -> dict[str, Any]:
@@ -206,9 +202,9 @@ class RangeOptions:
         ),
     ] = None
     percentile: Annotated[
-        float | None, Flag(f"means the percentile calibrator (default {DEFAULT_PERCENTILE})", "P")
+        float | None, Rare(f"means the percentile calibrator (default {DEFAULT_PERCENTILE})", "P")
     ] = None
-    exact_histogram: Annotated[bool, Flag("count every value, not a sample of each picture")] = False
+    exact_histogram: Annotated[bool, Rare("count every value, not a sample of each picture")] = False
 
     def method(self) -> Method:
         from swin_quant.quant.calibration import Method
@@ -230,7 +226,7 @@ class PassOptions:
     """What wins accuracy back behind the calibration."""
 
     passes: Annotated[str | None, Flag(pass_recipes, "NAME|FILE")] = None
-    no_equalize: Annotated[bool, Flag("leave channels that stand out as they are (without --passes)")] = False
+    no_equalize: Annotated[bool, Rare("leave channels that stand out as they are (without --passes)")] = False
 
     def plan(self) -> PassPlan:
         from swin_quant.quant.passes.plan import PassPlan
@@ -249,12 +245,12 @@ class PolicyOptions:
 
     policy: Annotated[
         tuple[str, ...],
-        Flag("built-in policies (`swin-quant policies` lists them) or YAML files", "NAME|FILE"),
+        Flag("names of `swin-quant policies`, or YAML files", "NAME|FILE"),
     ] = ()
     wprec: Annotated[int | None, Flag("bits of weights, 2 to 8 (default: the policy's, 8)", "BITS")] = None
     aprec: Annotated[int | None, Flag("bits of activations, 2 to 8 (default: the policy's, 8)", "BITS")] = None
-    quant_per_tensor: Annotated[bool, Flag("one range a weight, whatever the policy says")] = False
-    narrow_range: Annotated[bool, Flag("weights to -127..127 instead of -128..127")] = False
+    quant_per_tensor: Annotated[bool, Rare("one range a weight, whatever the policy says")] = False
+    narrow_range: Annotated[bool, Rare("weights to -127..127 instead of -128..127")] = False
     saturation_safe: Annotated[bool, Flag("weights of 7 bits: exact products on CPUs without VNNI")] = False
     off: Annotated[tuple[str, ...], Flag("nodes that stay float: names with * and ?, or roles", "NODES")] = ()
 

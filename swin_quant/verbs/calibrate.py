@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from swin_quant.base.errors import SwinQuantError, UsageError, called
 from swin_quant.cli import shared
-from swin_quant.cli.flags import Flag, Group
+from swin_quant.cli.flags import Flag, Group, Rare
 from swin_quant.quant.names import DEFAULT_PERCENTILE
 
 if TYPE_CHECKING:
@@ -65,19 +65,17 @@ class CalibrateOptions:
     output_kind: shared.OutputKind = None
     data: Annotated[shared.ScoringOptions, Group("pictures")] = field(default_factory=shared.ScoringOptions)
     sample: Annotated[SampleOptions, Group("calibration")] = field(default_factory=SampleOptions)
-    ranges: Annotated[shared.RangeOptions, Group("ranges")] = field(default_factory=shared.RangeOptions)
-    passes: Annotated[shared.PassOptions, Group("passes: what wins accuracy back, behind the calibration")] = field(
-        default_factory=shared.PassOptions
-    )
+    ranges: Annotated[shared.RangeOptions, Group("calibration")] = field(default_factory=shared.RangeOptions)
+    passes: Annotated[shared.PassOptions, Group("calibration")] = field(default_factory=shared.PassOptions)
     policy: Annotated[shared.PolicyOptions, Group("policy: which nodes are quantized, and how")] = field(
         default_factory=shared.PolicyOptions
     )
     run: Annotated[shared.RunOptions, Group("run")] = field(default_factory=shared.RunOptions)
     output: shared.Output = None
     no_eval: shared.NoEval = False
-    augment: Annotated[bool, Flag("calibrate on augmented training crops")] = False
-    statistics: Annotated[str | None, Flag("search ranges anew in what a calibration left: *.stats.npz", "FILE")] = None
-    random_weights: Annotated[bool, Flag("without a checkpoint: time untrained weights")] = False
+    augment: Annotated[bool, Rare("calibrate on augmented training crops")] = False
+    statistics: Annotated[str | None, Rare("search ranges anew in what a calibration left: *.stats.npz", "FILE")] = None
+    random_weights: Annotated[bool, Rare("without a checkpoint: time untrained weights")] = False
 
 
 OPTIONS = CalibrateOptions

@@ -44,9 +44,5 @@ def whole_parser() -> argparse.ArgumentParser:
         places[group] = places[""].add_parser(group, help=f"commands of {group}").add_subparsers()
     for name, meaning in COMMANDS.items():
         group, _, last = name.rpartition(" ")
-        command, place = command_of(name), places[group].add_parser(last, help=meaning)
-        if hasattr(command, "OPTIONS"):
-            add_flags(place, command.OPTIONS)
-        else:
-            command.add_arguments(place)
+        add_flags(places[group].add_parser(last, help=meaning), command_of(name).OPTIONS)
     return parser

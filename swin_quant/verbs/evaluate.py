@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from swin_quant.base.errors import UsageError
 from swin_quant.cli import shared
-from swin_quant.cli.flags import Flag, Group
+from swin_quant.cli.flags import Flag, Group, Rare
 from swin_quant.cli.output import put, show
 
 if TYPE_CHECKING:
@@ -62,13 +62,13 @@ class EvaluateOptions:
     run: Annotated[shared.RunOptions, Group("run")] = field(default_factory=shared.RunOptions)
     output: shared.Output = None
     json: shared.Json = None
-    split: Annotated[str, Flag("pictures to score")] = "val"
-    all: Annotated[bool, Flag("show earlier results of the run card, too")] = False
+    split: Annotated[str, Rare("pictures to score")] = "val"
+    all: Annotated[bool, Rare("show earlier results of the run card, too")] = False
     answers: Annotated[
         str | None, Flag("write answers to each picture there as Parquet, and go on if cut off", "DIR")
     ] = None
-    shard: Annotated[int | None, Flag("pictures a Parquet file (default 10000)", "N")] = None
-    fake_quant: Annotated[bool, Flag("score the simulation beside an artifact")] = False
+    shard: Annotated[int | None, Rare("pictures a Parquet file (default 10000)", "N")] = None
+    fake_quant: Annotated[bool, Rare("score the simulation beside an artifact")] = False
 
     @property
     def of_checkpoints(self) -> dict[str, object]:

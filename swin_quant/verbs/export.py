@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from swin_quant.backends.backend import PRECISIONS, Backend
 from swin_quant.backends.registry import targets
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
-from swin_quant.cli.flags import Flag, Group
+from swin_quant.cli.flags import Flag, Group, Rare
 from swin_quant.cli.shared import ModelOptions, OutputKind, PolicyOptions, config_of, one_process, opened
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class TargetOptions:
     ] = None
     batch: Annotated[int | None, Flag("ONNX: only batches of N; fastertransformer, cuda: up to N", "N")] = None
     sm: Annotated[int | None, Flag("fastertransformer: compute capability (default 80)", "NN")] = None
-    fix_gelu_bias: Annotated[bool, Flag("fastertransformer: undo its misreading of more than 4096 biases (Swin-L)")] = (
+    fix_gelu_bias: Annotated[bool, Rare("fastertransformer: undo its misreading of more than 4096 biases (Swin-L)")] = (
         False
     )
     check: Annotated[bool, Flag("run or read back the export and compare it with the model")] = False
@@ -73,20 +73,20 @@ class TargetOptions:
 class OnnxFlags:
     """Options that exporters of ONNX files have."""
 
-    opset: Annotated[int | None, Flag("17 to 20 (default 20; 21 with --int4-weights)", "N")] = None
-    int4_weights: Annotated[bool, Flag("store weights of at most 4 bits as INT4 (policies w4a16, w4a8)")] = False
+    opset: Annotated[int | None, Rare("17 to 20 (default 20; 21 with --int4-weights)", "N")] = None
+    int4_weights: Annotated[bool, Rare("store weights of at most 4 bits as INT4 (policies w4a16, w4a8)")] = False
     replace: Annotated[
-        tuple[str, ...], Flag("equivalent operators for some: roll, gather, ... (docs/analyze.md)", "NAME")
+        tuple[str, ...], Rare("equivalent operators for some: roll, gather, ... (docs/analyze.md)", "NAME")
     ] = ()
     plugin: Annotated[
         tuple[str, ...],
-        Flag("operators as nodes of a domain of your own (docs/custom_operators.md)", "OP=DOMAIN::NAME"),
+        Rare("operators as nodes of a domain of your own (docs/custom_operators.md)", "OP=DOMAIN::NAME"),
     ] = ()
-    uint8_input: Annotated[bool, Flag("cuda, too: pictures are uint8 [batch, S, S, 3], which the file normalises")] = (
+    uint8_input: Annotated[bool, Rare("cuda, too: pictures are uint8 [batch, S, S, 3], which the file normalises")] = (
         False
     )
-    softmax: Annotated[bool, Flag("give probabilities, too")] = False
-    top_k: Annotated[int | None, Flag("give the N best classes and theirs, too", "N")] = None
+    softmax: Annotated[bool, Rare("give probabilities, too")] = False
+    top_k: Annotated[int | None, Rare("give the N best classes and theirs, too", "N")] = None
     labels: Annotated[str | None, Flag("class names, one a line, to travel in the file", "FILE")] = None
 
     def given(self) -> dict[str, Any]:

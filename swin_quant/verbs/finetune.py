@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from swin_quant.base.errors import UsageError
 from swin_quant.cli import shared
-from swin_quant.cli.flags import Flag, Group
+from swin_quant.cli.flags import Flag, Group, Rare
 from swin_quant.cli.output import print_table
 from swin_quant.verbs.train import TrainingOptions
 
@@ -43,10 +43,10 @@ class QatOptions:
     teacher: Annotated[
         str | None, Flag("float checkpoint of the same classes to learn from (default: the original)", "FILE")
     ] = None
-    teacher_cfg: Annotated[str | None, Flag("its configuration, if it is another model", "FILE")] = None
-    distill_weight: Annotated[float | None, Flag("distill.weight", "W")] = None
-    temperature: Annotated[float | None, Flag("distill.temperature", "T")] = None
-    distill_compat: Annotated[Literal["none", "ft"] | None, Flag("ft: FasterTransformer's loss, to the letter")] = None
+    teacher_cfg: Annotated[str | None, Rare("its configuration, if it is another model", "FILE")] = None
+    distill_weight: Annotated[float | None, Rare("distill.weight", "W")] = None
+    temperature: Annotated[float | None, Rare("distill.temperature", "T")] = None
+    distill_compat: Annotated[Literal["none", "ft"] | None, Rare("ft: FasterTransformer's loss, to the letter")] = None
     amax: Annotated[Literal["frozen", "learned", "reestimated"] | None, Flag("amax.mode: what ranges do")] = None
 
     def change(self, recipe: Recipe, training: TrainingOptions, batch: int | None) -> Recipe:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.cli import shared
-from swin_quant.cli.flags import Flag, Group
+from swin_quant.cli.flags import Flag, Group, Rare
 from swin_quant.cli.output import put
 
 if TYPE_CHECKING:
@@ -39,15 +39,15 @@ labels, int64 [N], -1 where there is none."""
 class AnswerOptions:
     """The answers for each picture, where they go, and how pictures are read."""
 
-    labels: Annotated[str | None, Flag("class names, one a line (default: the model's own, ImageNet's)", "FILE")] = None
-    output: Annotated[str | None, Flag("write Parquet files there, --shard pictures each, and no table", "DIR")] = None
-    shard: Annotated[int | None, Flag("pictures a Parquet file (default 10000)", "N")] = None
+    labels: Annotated[str | None, Flag("class names, one a line (default: the model's)", "FILE")] = None
+    output: Annotated[str | None, Flag("write Parquet files there, and no table", "DIR")] = None
+    shard: Annotated[int | None, Rare("pictures a Parquet file (default 10000)", "N")] = None
     logits: Annotated[
         str | None, Flag("write <ARTIFACT>_logits.npz there, and no classes: outputs for other programs", "DIR")
     ] = None
     top: Annotated[int, Flag("classes a picture", "N")] = 5
     batch: Annotated[int, Flag("pictures at a time", "N")] = shared.DEFAULT_BATCH
-    workers: Annotated[int, Flag("processes that load pictures, at most", "N")] = 8
+    workers: Annotated[int, Rare("processes that load pictures, at most", "N")] = 8
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,10 @@ class PlaceOptions:
     data_path: Annotated[
         str | None, Flag("--logits: folder of pictures, or with val/ or its zip; digits, csv:FILE, ...", "DIR")
     ] = None
-    zip: Annotated[bool, Flag("--logits: the zip of the split, even where a folder lies beside it")] = False
+    zip: Annotated[bool, Rare("--logits: the zip of the split, even where a folder lies beside it")] = False
     split: Annotated[str, Flag("--logits: split of --data-path (default val)")] = "val"
     max_unreadable: Annotated[
-        float, Flag("--logits: end the run when more than this share is unreadable (default 0.01)", "SHARE")
+        float, Rare("--logits: end the run when more than this share is unreadable (default 0.01)", "SHARE")
     ] = 0.01
 
 

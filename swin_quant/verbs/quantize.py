@@ -20,12 +20,10 @@ EXAMPLES = """examples:
   swin-quant quantize swin_tiny_patch4_window7_224.pth --data-path imagenet --for openvino --output out
   swin-quant quantize my.pth --data-path imagenet --for openvino --policy auto --max-drop 0.1 --output out
   swin-quant quantize my.pth --cfg my.yaml --data-path data --for onnxruntime --pictures 160 --dry-run
-  swin-quant quantize my.pth --data-path imagenet --for openvino --policy cpu --off role:one_sided_input --output out
   swin-quant quantize my.pth swin_tiny_patch4_window7_224.pth --data-path imagenet --for openvino --output family
 
 The policy is the backend's best where none is named; auto is found by `search`. It goes on where it was cut off: a step
-whose result lies in the output folder is not done again. Of several checkpoints, each has a folder of its name below
---output, one that fails does not stop the others, and one table shows them all."""
+whose result lies in the output folder is not done again. Several checkpoints have a folder each below --output."""
 OPTIONS = QuantizeOptions
 
 

@@ -28,24 +28,20 @@ class QuantizeOptions:
     backend: Annotated[str, Flag("what is to run it", name="--for", choices=_target_names)]
     checkpoint: Annotated[
         tuple[str, ...],
-        Flag("float or calibrated: Microsoft's, timm's, Hugging Face's, ours", "CHECKPOINT", or_flag=True),
+        Flag("a float or a calibrated checkpoint, from anywhere", "CHECKPOINT", or_flag=True),
     ] = ()
     model: Annotated[shared.ModelOptions, Group("model")] = field(default_factory=shared.ModelOptions)
     data: Annotated[shared.ScoringOptions, Group("pictures")] = field(default_factory=shared.ScoringOptions)
     sample: Annotated[SampleOptions, Group("calibration")] = field(default_factory=SampleOptions)
-    ranges: Annotated[shared.RangeOptions, Group("ranges")] = field(default_factory=shared.RangeOptions)
-    passes: Annotated[shared.PassOptions, Group("passes: what wins accuracy back, behind the calibration")] = field(
-        default_factory=shared.PassOptions
-    )
+    ranges: Annotated[shared.RangeOptions, Group("calibration")] = field(default_factory=shared.RangeOptions)
+    passes: Annotated[shared.PassOptions, Group("calibration")] = field(default_factory=shared.PassOptions)
     policy: Annotated[shared.PolicyOptions, Group("policy: which nodes are quantized, and how")] = field(
         default_factory=shared.PolicyOptions
     )
     budget: Annotated[BudgetOptions, Group("budget of --policy auto")] = field(default_factory=BudgetOptions)
-    timing: Annotated[TimingOptions, Group("engine; rounds and seconds for --policy auto")] = field(
-        default_factory=TimingOptions
-    )
+    timing: Annotated[TimingOptions, Group("options")] = field(default_factory=TimingOptions)
     dry_run: Annotated[bool, Flag("print the steps, as commands, and do nothing")] = False
-    run: Annotated[shared.RunOptions, Group("run")] = field(default_factory=shared.RunOptions)
+    run: Annotated[shared.RunOptions, Group("options")] = field(default_factory=shared.RunOptions)
     output: shared.Output = None
     json: shared.Json = None
 

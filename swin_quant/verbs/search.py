@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.cli import shared
-from swin_quant.cli.flags import Flag, Group
+from swin_quant.cli.flags import Flag, Group, Rare
 from swin_quant.cli.output import put
 from swin_quant.quant.names import SEARCHED_ON
 
@@ -42,8 +42,8 @@ class BudgetOptions:
     """Limits on a policy's loss and latency."""
 
     max_drop: Annotated[float | None, Flag("expected drop of top-1 accuracy", "POINTS")] = None
-    min_agreement: Annotated[float | None, Flag("top-1 agreement with float", "PERCENT")] = None
-    min_sqnr: Annotated[float | None, Flag("SQNR of the logits", "DB")] = None
+    min_agreement: Annotated[float | None, Rare("top-1 agreement with float", "PERCENT")] = None
+    min_sqnr: Annotated[float | None, Rare("SQNR of the logits", "DB")] = None
     max_ms: Annotated[float | None, Flag("latency of a batch on the engine", "MS")] = None
 
     def loss(self) -> Budget:
@@ -57,13 +57,13 @@ class BudgetOptions:
 class TimingOptions:
     """How policies are timed on an engine."""
 
-    threads: Annotated[int | None, Flag("threads of the engine (default: its own choice)", "N")] = None
+    threads: Annotated[int | None, Rare("threads of the engine (default: its own choice)", "N")] = None
     float_type: Annotated[
         Literal["float32", "bfloat16", "float16"] | None,
-        Flag("type of what is not int8, where there is a choice (default float32; GPUs float16)"),
+        Flag("type of what is not int8 (default float32; GPUs float16)"),
     ] = None
-    rounds: Annotated[int | None, Flag("rounds of timing (default 5)", "N")] = None
-    seconds: Annotated[float | None, Flag("seconds of a round (default 0.5)", "S")] = None
+    rounds: Annotated[int | None, Rare("rounds of timing (default 5)", "N")] = None
+    seconds: Annotated[float | None, Rare("seconds of a round (default 0.5)", "S")] = None
 
     def engine(self, world: World) -> EngineOptions:
         from swin_quant.score.options import EngineOptions

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from swin_quant.base.errors import UsageError
 from swin_quant.cli import shared
-from swin_quant.cli.flags import Flag, Group
+from swin_quant.cli.flags import Flag, Group, Rare
 from swin_quant.cli.output import print_table
 from swin_quant.train.record import FORMATS
 
@@ -38,22 +38,22 @@ class TrainingOptions:
     lr: Annotated[float | None, Flag("optimizer.lr", "LR")] = None
     schedule: Annotated[
         Literal["cosine", "constant"] | None,
-        Flag("of the learning rate; constant: without warm-up, as FasterTransformer's"),
+        Rare("of the learning rate; constant: without warm-up, as FasterTransformer's"),
     ] = None
-    drop_path: Annotated[str | None, Flag("augment.drop_path; config: MODEL.DROP_PATH_RATE", "RATE|config")] = None
+    drop_path: Annotated[str | None, Rare("augment.drop_path; config: MODEL.DROP_PATH_RATE", "RATE|config")] = None
     freeze_stages: Annotated[
-        int | None, Flag("the first N stages and what comes before them stay as they are", "N")
+        int | None, Rare("the first N stages and what comes before them stay as they are", "N")
     ] = None
-    accumulation_steps: Annotated[int | None, Flag("batches a step of the optimizer", "N")] = None
-    use_checkpoint: Annotated[bool, Flag("activation checkpointing")] = False
-    compile: Annotated[bool, Flag("torch.compile: faster after a slow start")] = False
-    amp_opt_level: Annotated[Literal["O0", "O1", "O2", "O3"] | None, Flag("precision of training")] = None
-    fsdp: Annotated[bool, Flag("shard weights and optimizer over ranks (FSDP2)")] = False
-    offload: Annotated[bool, Flag("with --fsdp: keep them on the CPU")] = False
+    accumulation_steps: Annotated[int | None, Rare("batches a step of the optimizer", "N")] = None
+    use_checkpoint: Annotated[bool, Rare("activation checkpointing")] = False
+    compile: Annotated[bool, Rare("torch.compile: faster after a slow start")] = False
+    amp_opt_level: Annotated[Literal["O0", "O1", "O2", "O3"] | None, Rare("precision of training")] = None
+    fsdp: Annotated[bool, Rare("shard weights and optimizer over ranks (FSDP2)")] = False
+    offload: Annotated[bool, Rare("with --fsdp: keep them on the CPU")] = False
     go_on: Annotated[bool, Flag("go on with the run of the output folder", name="--continue")] = False
-    overwrite: Annotated[bool, Flag("replace the run that the output folder holds")] = False
-    tensorboard: Annotated[bool, Flag("log to TensorBoard too (extra `logs`)")] = False
-    plot: Annotated[str | None, Flag("form of the final plot (default png, where matplotlib is)", choices=FORMATS)] = (
+    overwrite: Annotated[bool, Rare("replace the run that the output folder holds")] = False
+    tensorboard: Annotated[bool, Rare("log to TensorBoard too (extra `logs`)")] = False
+    plot: Annotated[str | None, Rare("form of the final plot (default png, where matplotlib is)", choices=FORMATS)] = (
         None
     )
 

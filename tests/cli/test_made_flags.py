@@ -1,12 +1,17 @@
 """Flags made from a dataclass: what is parsed is what the dataclass holds, by type, default and place."""
 
 import argparse
+import re
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from swin_quant.cli.flags import Flag, Group, add_flags, options_from
+from swin_quant.cli.commands import COMMANDS
+from swin_quant.cli.flags import Flag, Group, add_flags, options_from, words_from
+from swin_quant.cli.session import command_of, parser_of
 
 
 @dataclass(frozen=True)
@@ -59,3 +64,37 @@ def test_help_has_defaults_and_groups():
     add_flags(parser, Outer)
     text = parser.format_help()
     assert "how many (default 3)" in text and "inside:" in text and "untold" not in text
+
+
+WORD = st.text("ab c.*'é", min_size=1, max_size=6)
+INNER = st.builds(Inner, st.floats(0, 1), st.lists(WORD, max_size=3).map(tuple))
+
+
+@given(
+    st.builds(
+        Outer,
+        to=WORD,
+        file=st.none() | WORD,
+        count=st.integers(0, 9),
+        kind=st.sampled_from([None, "a", "b"]),
+        bits=st.sampled_from([None, 4, 8]),
+        quiet=st.booleans(),
+        json=st.none() | WORD,
+        inner=INNER,
+    )
+)
+def test_the_words_of_options_give_them_again(options):
+    parser = argparse.ArgumentParser()
+    add_flags(parser, Outer)
+    assert options_from(parser.parse_args(words_from(options)), Outer) == options
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_help_can_be_taken_in_and_help_all_has_every_flag(name, run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    command = command_of(name)
+    shown = run(*name.split(), "--help-all")
+    flags = {flag for action in parser_of(name, command)._actions for flag in action.option_strings}
+    assert shown.code == 0 and all(flag in shown.out for flag in flags - {"--local_rank", "--local-rank", "--device"})
+    brief = parser_of(name, command).format_help()
+    assert len(brief.splitlines()) <= 60 and len(re.findall(r"^  --\w", brief, re.MULTILINE)) <= 25
