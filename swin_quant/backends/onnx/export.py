@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from swin_quant.backends.card_policy import apply_card_policy
 from swin_quant.backends.onnx.functions import add_functions
 from swin_quant.backends.onnx.graph import finish
 from swin_quant.backends.onnx.layers import takes_offset
-from swin_quant.backends.onnx.network import check_ends, names_of_ends, network, pictures_of
+from swin_quant.backends.onnx.network import check_ends, names_of_ends, network, pictures_of, set_forward
 from swin_quant.backends.onnx.operators import translations
 from swin_quant.backends.onnx.options import FP8_OPSET, INT4_BITS, OnnxOptions
 from swin_quant.backends.onnx.rewriting import rewriter_of
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
 
-ONE_FILE_LIMIT = (1 << 31) - (1 << 20)  # protobuf's 2 GB, less room for what is not weights
+ONE_FILE_LIMIT = (1 << 31) - (1 << 20)  # protobuf's 2 GB, less 1 MB for the graph itself
 
 
 def store(model: "ModelProto", file: Path) -> list[Path]:
@@ -293,7 +293,7 @@ def to_onnx(
 
 
 def _run_inside(model: nn.Module, contexts: Iterable[AbstractContextManager[Any]]) -> None:
-    """Let the forward of `model` run inside contexts, in place; a wrapper would change the names of modules."""
+    """Let the forward of `model` run inside contexts, in place."""
     kind = type(model)
 
     def forward(self: nn.Module, images: Tensor) -> Any:
@@ -302,7 +302,7 @@ def _run_inside(model: nn.Module, contexts: Iterable[AbstractContextManager[Any]
                 stack.enter_context(context)
             return kind.forward(self, images)
 
-    model.__class__ = cast("type[nn.Module]", type(kind.__name__, (kind,), {"forward": forward}))
+    set_forward(model, forward)
 
 
 def recorded_options(options: OnnxOptions, rewrites: Iterable[str]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ Its ends are its input and outputs: it may take pictures as bytes, and give prob
 """
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 import torch
@@ -69,7 +69,7 @@ def check_ends(model: Classifier, options: OnnxOptions, preprocess: Preprocess |
 
 
 def with_ends(model: nn.Module, options: OnnxOptions, preprocess: Preprocess | None, folded: bool) -> None:
-    """Give the network its ends, in place; a wrapper would change the names of modules.
+    """Give the network its ends, in place.
 
     With `uint8_input` it takes decoded pictures, uint8 [B, S, S, 3]. `folded`: its weights normalise them, else
     operators do.
@@ -89,7 +89,13 @@ def with_ends(model: nn.Module, options: OnnxOptions, preprocess: Preprocess | N
         return (logits, *extras) if extras else logits
 
     if options.has_ends:
-        model.__class__ = cast("type[nn.Module]", type(kind.__name__, (kind,), {"forward": forward}))
+        set_forward(model, forward)
+
+
+def set_forward(model: nn.Module, forward: Callable[..., Any]) -> None:
+    """Give one module another forward, in place; a wrapper would change the names of modules."""
+    kind = type(model)
+    model.__class__ = cast("type[nn.Module]", type(kind.__name__, (kind,), {"forward": forward}))
 
 
 def fold_normalisation(convolution: nn.Module, preprocess: Preprocess) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from swin_quant.backends.onnx_reader.checks import check_operators, graphs, infer_shapes, label, nodes, shown
-from swin_quant.backends.onnx_reader.file import read_model
+from swin_quant.backends.onnx_reader.file import naming, read_model
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.extras import library
 from swin_quant.base.reading import reads
@@ -46,10 +46,8 @@ def counted(path: Path, batch: int) -> CountedGraph:
     Functions are counted by the operators in them; bodies of If, Loop and Scan are counted once.
     """
     model = read_model(path)
-    try:
+    with naming(path):
         return _counted(model, batch)
-    except SwinQuantError as error:
-        raise type(error)(f"{path}: {error}") from error
 
 
 def _counted(model: Any, batch: int) -> CountedGraph:

@@ -152,7 +152,7 @@ def open_onnx(path: str | Path) -> OnnxFile:
     """
     path = Path(path)
     model = read_model(path)
-    with _naming(path):
+    with naming(path):
         return _checked(path, model)
 
 
@@ -166,7 +166,7 @@ def read_model(path: str | Path) -> Any:
     if not path.is_file():
         raise SwinQuantError(f"{path}: no such file")
     data = read_bounded(path, "ONNX file", MAX_FILE_BYTES)
-    with _naming(path):
+    with naming(path):
         check_wire(data, onnx.ModelProto.DESCRIPTOR)
     try:
         model = onnx.ModelProto.FromString(data)
@@ -174,7 +174,7 @@ def read_model(path: str | Path) -> Any:
         raise SwinQuantError(f"{path}: is not an ONNX file: {first_line(error)}") from error
     if not model.graph.node:
         raise SwinQuantError(f"{path}: is not an ONNX file: it has no graph")
-    with _naming(path):
+    with naming(path):
         external_parts(model, path.parent)
     return model
 
@@ -291,7 +291,7 @@ def _preprocess_in(metadata: Mapping[str, str]) -> Preprocess:
 
 
 @contextmanager
-def _naming(path: Path) -> Iterator[None]:
+def naming(path: Path) -> Iterator[None]:
     """Put the file's name in front of the checks' errors."""
     try:
         yield

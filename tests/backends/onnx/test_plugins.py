@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from swin_quant.backends.onnx.export import OnnxOptions, export
+from swin_quant.backends.onnx.swin.attention_operator import attention
 from swin_quant.backends.onnx_reader.checks import first_line
 from swin_quant.backends.onnx_reader.file import open_onnx
 from swin_quant.backends.onnx_reader.inside import modules_of
@@ -18,7 +19,6 @@ from swin_quant.backends.openvino import engine as openvino_engine
 from swin_quant.backends.saturation import saturates
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.files import sha256_of
-from swin_quant.operators.attention import attention
 from swin_quant.operators.plugins import Plugging, plugins_of
 from swin_quant.score.options import EngineOptions
 
