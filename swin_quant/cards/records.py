@@ -85,7 +85,7 @@ class _SearchRecord(TypedDict):
 
 
 class _MaybeMaps(TypedDict, total=False):
-    """`keeps_features`: the float maps of stages are unchanged, too, at any size of pictures."""
+    """`keeps_features`: the float maps of stages stay the same at any picture size, too."""
 
     keeps_features: bool
 
@@ -153,7 +153,7 @@ class CalibrationRecord(_CalibrationRecord, total=False):
     `method` is that of the enabled activation nodes, joined by "+" where they have several. `dead_nodes` saw only
     zeros; the values of `beyond_half` overflow float16. Ranges of activations were searched for `bits` bits, of some
     nodes for `other_bits`, by the method that `methods` has for that number, in the file `statistics` beside the card.
-    `passes` came after it, in this order; `advice` is what was said at the end of it.
+    `passes` came after it, in this order; `advice` was given at the end.
     """
 
     check: CheckRecord | None
@@ -222,7 +222,7 @@ class ArtifactRecord(TypedDict):
 
 
 class _Cosine(TypedDict, total=False):
-    """`cosine`: of a picture's values, in the mean, where they are no logits."""
+    """`cosine`: the mean over pictures of the cosine between the outputs, if they are no logits."""
 
     cosine: float
 

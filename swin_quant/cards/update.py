@@ -18,7 +18,7 @@ def update(path: Path, read: RunCard, change: Callable[[RunCard], RunCard]) -> R
     with one_at_a_time(path.parent):
         now = RunCard.read(path) if path.exists() else read
         if _whose(now) != _whose(read):
-            log.warning("%s: became the run card of another file meanwhile: what was measured is not in it", path)
+            log.warning("%s: became the run card of another file meanwhile: the new results are not in it", path)
             return change(read)
         changed = change(now)
         changed.write(path)

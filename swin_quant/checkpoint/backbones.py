@@ -34,7 +34,7 @@ _OURS_IN_THEIRS = [0, 2, 1, 3]  # place of our (0, 0), (1, 0), (0, 1), (1, 1) in
 def as_backbone(weights: Weights) -> tuple[Weights, dict[str, Any]]:
     """The Swin in a file under Microsoft's names, and the keys of MODEL.FEATURES that the file determines.
 
-    Whatever lies beside it (a neck, heads) is left out and logged. A classifier's file comes back unchanged.
+    Other parts (a neck, heads) are left out and logged. A classifier's file comes back unchanged.
     SwinQuantError for a file with several backbones.
     """
     found = sorted({match[1] for match in map(_ENTRANCE.fullmatch, weights.state) if match})

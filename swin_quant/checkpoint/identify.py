@@ -208,20 +208,18 @@ def agreed(cfg: CfgNode, checkpoint: Checkpoint, stated: Set[str], explicit: Set
         key, used = place.rpartition(".")[2], value_at(cfg, place)
         if place in _HEAD_KEYS or not (changes_model(own, key, value) if key in own else used != value):
             continue
+        both = f"{said.where[place]} gives {place} {value}, and the configuration {used}"
         if place not in stated:
             taken[place] = value
         elif place.startswith(node):
-            raise UsageError(
-                f"{file}: {said.where[place]} gives {place} {value}, and the configuration {used}: set {place} to say "
-                "which it is"
-            )
+            raise UsageError(f"{file}: {both}: set {place} to settle it")
         else:
-            other.append(f"{said.where[place]} gives {place} {value}, the configuration {used}")
+            other.append(both)
     if other:
-        log.warning("%s: is used otherwise than published: %s", file, listed(other, len(other)))
+        log.warning("%s: the configuration overrides what its publisher says: %s", file, listed(other, len(other)))
     if taken:
         shown = listed((f"{place} {value} ({said.where[place]})" for place, value in taken.items()), len(taken))
-        log.info("%s: as is published, where the configuration leaves it open: %s", file, shown)
+        log.info("%s: taken from its publisher, since the configuration leaves them open: %s", file, shown)
     return from_dict(to_dict(cfg), str(file), taken) if taken else cfg
 
 
@@ -286,7 +284,7 @@ def _from_shipped(chosen: Candidate, known: Geometry, given: Mapping[str, Any], 
     cfg, shipped = load_config(chosen.file, overrides={**own, **given}), load_config(chosen.file)
     other = [key for key in HOW_PREPARED if value_at(cfg, key) != value_at(shipped, key)]
     shown = ", ".join(f"{key} {value_at(cfg, key)} ({value_at(shipped, key)})" for key in other)
-    unlike = f"; pictures are prepared otherwise, as was published or asked for: {shown}" if other else ""
+    unlike = f"; pictures are prepared differently, as its publisher or the user says: {shown}" if other else ""
     assumed = [f"{key} {chosen.geometry[key]}" for key in _OPEN if key in chosen.geometry and key not in known]
     rest = f" ({listed(assumed)} as there: no tensor tells)" if assumed else ""
     what = f"{chosen.name}{rest}, {cfg.MODEL.NUM_CLASSES} classes{unlike}{_beside(file)}"
@@ -324,7 +322,7 @@ def _place(key: str, known: Geometry) -> str:
 
 
 def _timm_config(weights: Weights) -> str | None:
-    """`timm:NAME` of weights that are no Swin's, and whose repository says what they are; else None."""
+    """`timm:NAME` for weights of another model than a Swin, if their repository names it; else None."""
     file = weights.source.path
     if geometry(weights.state):
         return None

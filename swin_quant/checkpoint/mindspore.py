@@ -115,7 +115,7 @@ def ckpt_of(state: Mapping[str, Tensor]) -> bytes:
 
 def _message(name: str, x: Tensor) -> bytes:
     if x.dtype not in _TYPE_NAMES:
-        raise SwinQuantError(f"{name}: is of type {x.dtype}, which MindSpore has not")
+        raise SwinQuantError(f"{name}: is of type {x.dtype}, which MindSpore lacks")
     content = x.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
     dims = b"".join(b"\x08" + _encoded_varint(size) for size in (x.shape or (0,)))
     return dims + _field(2, _TYPE_NAMES[x.dtype].encode()) + _field(3, content)

@@ -67,7 +67,7 @@ def satisfies(name: str, asked: str) -> bool:
 
 
 def is_averaged(name: str) -> bool:
-    """Whether a set's name says that it averages another one."""
+    """Whether a set's name says that it is an average of weights."""
     return any(_AVERAGED.fullmatch(part) for part in name.split("."))
 
 

@@ -132,7 +132,9 @@ def mapping(pairs: Any = ()) -> dict[Any, Any]:
     """A plain dictionary for one of any class. Malformed for a key that is not a number, text, or a tuple of them."""
     found = list(pairs.items()) if isinstance(pairs, dict) else items(pairs)
     if not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in found):
-        raise Malformed("a dictionary of what are no pairs")  # long ones, each the same, would take all memory
+        raise Malformed(
+            "a dictionary made of something else than pairs"
+        )  # long ones, each the same, would take all memory
     return _put({}, [item for pair in found for item in pair])
 
 

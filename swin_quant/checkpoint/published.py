@@ -114,7 +114,7 @@ class Description:
             merge(cfg, {place: value}, self.where[place])
         for problem, unless in self.refusals.items():
             if not {*unless} & (explicit | settled):
-                raise UsageError(problem + (f": set {' or '.join(unless)} to say how it shall be" if unless else ""))
+                raise UsageError(problem + (f": set {' or '.join(unless)} to settle it" if unless else ""))
         if self.unknown:
             log.warning("%s: no such key is known here, and nothing comes of it", listed(self.unknown, 8))
         return replace(self, keys={place: value_at(cfg, place) for place in keys})
@@ -154,7 +154,7 @@ def published(
     described.raw.update(beside.raw)
     described = described.checked(explicit, settled)
     if other := described.contradictions(told, explicit):
-        raise UsageError(f"{file}: {other[0]}: set that key to say which it is")
+        raise UsageError(f"{file}: {other[0]}: set that key to settle it")
     return described
 
 

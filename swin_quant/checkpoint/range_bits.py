@@ -77,7 +77,7 @@ def origins(model: nn.Module, card: RunCard) -> dict[str, Origin]:
         kind: Literal["weights", "activations"] = "weights" if node.role is Role.GEMM_WEIGHT else "activations"
         setting = settings.get(name)
         if trained and setting and not setting.enabled:
-            # QAT calibrates anew what it left out
+            # QAT calibrates the nodes that were off once more
             found[name] = Origin(Method().for_bits(setting.bits), setting.bits, setting.format)
         elif trained and setting and (method := trained[kind]):
             found[name] = Origin(method, setting.bits, setting.format)

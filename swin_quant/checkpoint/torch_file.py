@@ -1,7 +1,7 @@
 """Read files of torch.save, zip or legacy: plain data, and tensors over the bytes in the file.
 
 The pickle gives a tensor's type, shape and strides; the bytes in the file bound its memory. A view of more elements
-than are stored becomes an Opaque that says what it was, and so does any tensor that is not dense or of no common type.
+than are stored becomes an Opaque that describes it, as does a tensor that is not dense or of no common type.
 """
 
 import io
@@ -184,10 +184,10 @@ class _Storages:
             return identity[1]
         kind, known, key, _, elements, *view = identity
         if kind != "storage" or not isinstance(key, str) or type(elements) is not int or elements < 0 or any(view):
-            raise Malformed("a storage that is none")
+            raise Malformed("an id of no storage")
         match = _STORAGE.fullmatch(known.name)
         if match is None:
-            raise Malformed("a storage that is none")
+            raise Malformed("an id of no storage")
         name = match[1]
         if key not in self.known:
             self.known[key] = self.fetch(name, key, elements * _width(name))

@@ -1,4 +1,4 @@
-"""State dicts that people mistake for a Swin classifier's: what their keys show, and what to do instead."""
+"""Recognise state dicts that people mistake for a Swin classifier's by their keys, and advise what to do instead."""
 
 import re
 from collections.abc import Iterable, Mapping

@@ -39,7 +39,7 @@ class IlsvrcPictures(FolderPictures):
     Labels are places in the sorted list of the 1000 wnids, as published models have them. They are from the first of
     val.txt, LOC_val_solution.csv, imagenet_2012_validation_synset_labels.txt and ILSVRC2012_validation_ground_truth.txt
     that lies in one of the `places` (the folder, then the data path, ...); a number is looked up in the
-    synset_words.txt that lies there, too.
+    synset_words.txt at the same place.
 
     Raises:
         SwinQuantError: no such file, one that leaves pictures out or says no class, and ids that nothing translates.

@@ -62,7 +62,7 @@ def load_batches(
         if "exited unexpectedly" not in str(error):
             raise
         raise SwinQuantError(
-            f"a process that loads pictures died ({str(error).splitlines()[0]}), perhaps for want of memory: "
+            f"a process that loads pictures died ({str(error).splitlines()[0]}), perhaps because memory ran out: "
             "lower DATA.NUM_WORKERS or the batch size"
         ) from error
 

@@ -307,7 +307,7 @@ def _single(file: Any, path: str, rows: int) -> _Column | None:
 
 
 def _features(file: Any, label: str | None) -> list[str] | None:
-    """The class names in the note that `datasets` leaves; whatever else stands there is passed over."""
+    """The class names in the note that `datasets` leaves in the file; None if the note holds none."""
     try:
         note = json.loads((file.schema_arrow.metadata or {})[b"huggingface"])
         names = note["info"]["features"][label]["names"]

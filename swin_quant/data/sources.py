@@ -122,7 +122,7 @@ def holds_split(data_path: str, split: str) -> bool:
 
 
 def has_split(cfg: CfgNode, split: str) -> bool:
-    """Whether the config's data path holds `split`, as a zip where DATA.ZIP_MODE says so."""
+    """Whether the config's data path holds `split`, as a zip if DATA.ZIP_MODE is set."""
     data_path = cfg.DATA.DATA_PATH
     if data_path == DIGITS or is_archive(data_path, split):
         return True

@@ -17,7 +17,7 @@ from swin_quant.data.pictures import EXTENSIONS, MAX_BYTES, Pictures, Unreadable
 from swin_quant.data.sampling import shard
 
 CACHE_MODES = ("no", "part", "full")
-MAX_MAP_BYTES = 1 << 30  # ImageNet-22k's has half of it
+MAX_MAP_BYTES = 1 << 30  # twice the map of ImageNet-22k
 
 
 class ZipPictures(Pictures):

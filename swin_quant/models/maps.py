@@ -1,7 +1,7 @@
 """Maps of tokens of any height and width: padded, cut into (shifted) windows, put together again.
 
-Zeros are added at the bottom and at the right, as timm, Microsoft's detection code and mmdetection do. They differ in
-what comes first where windows are shifted: see `Cut`.
+Zeros are added at the bottom and at the right, as timm, Microsoft's detection code and mmdetection do. Where
+windows are shifted, they roll and pad in a different order: see `Cut`.
 """
 
 from dataclasses import dataclass

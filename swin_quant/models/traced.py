@@ -267,7 +267,8 @@ def _spell_out(graph: fx.Graph, node: fx.Node, what: str) -> None:
     names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
     given = dict(zip(names, node.args, strict=False)) | node.kwargs
     if given.get("is_causal") or given.get("enable_gqa"):
-        raise SwinQuantError(f"{what}: {node.name} is causal or grouped attention, which is not spelt out: write it so")
+        remedy = "write it as two products and a softmax"
+        raise SwinQuantError(f"{what}: {node.name} is causal or grouped attention, which is not supported: {remedy}")
 
     def call(function: Any, *inputs: Any) -> fx.Node:
         made = (

@@ -120,7 +120,7 @@ def _timm_transform(recipe: Augmentation, preprocess: Preprocess) -> Callable[[A
     return transform
 
 
-MOST_BYTES = 1 << 30  # of small pictures, decoded and held in memory
+MOST_BYTES = 1 << 30  # all small pictures, decoded in memory
 _TOGETHER = 256  # pictures that are decoded at a time
 
 

@@ -17,7 +17,7 @@ from swin_quant.train.recipe import Optimizer, Schedule
 
 
 def freeze_stages(model: nn.Module, count: int) -> set[str]:
-    """Take the first `count` stages and what comes before them (patch embedding) out of training; 0: nothing.
+    """Take the first `count` stages, and the patch embedding before them, out of training; 0: nothing.
 
     Their weights get no gradient, and their dropout is off. Returns the names of their nodes, whose ranges stay, too.
     UsageError for more stages than the model has.

@@ -130,7 +130,7 @@ class Memory(Section):
 class Recipe(Section):
     """How a model is trained.
 
-    `epoch_pictures`: the number of pictures in an epoch, other ones each time; None: all. `batch_size` is for one rank
+    `epoch_pictures`: the pictures in an epoch, different ones each time; None: all. `batch_size` is for one rank
     and one accumulation step. `patience`: epochs without a better validation accuracy before the run ends. `select`:
     the epoch whose weights are the result. `save_minutes`, `keep`: interval and number of snapshots. `compile` runs
     training steps through torch.compile. `freeze_stages`: the number of first stages that are not trained.

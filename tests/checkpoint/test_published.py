@@ -398,7 +398,7 @@ def test_a_configuration_that_prepares_otherwise_is_the_users_word_and_a_warning
     (tmp_path / "own.yaml").write_text(json.dumps({**to_dict(cfg_of()), "DATA": {"IMG_SIZE": 32, "STD": [0.2] * 3}}))
     cfg = sq.load(file, tmp_path / "own.yaml").config
     assert cfg.DATA.STD == [0.2] * 3 and cfg.DATA.MEAN == [0, 0, 0]
-    assert "image_std gives DATA.STD [1.0, 1.0, 1.0], the configuration [0.2, 0.2, 0.2]" in heard.text
+    assert "image_std gives DATA.STD [1.0, 1.0, 1.0], and the configuration [0.2, 0.2, 0.2]" in heard.text
     assert "image_mean" in heard.text, "what the configuration leaves open is said, too"
 
 
