@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 
 from swin_quant.serving.limits import MOST_FRAMES, ByteBudget, Hold, Refused, ServiceLimits
 
+_LARGE = 2**20  # bytes of a body that are read without a pause
+_PAUSE_S = 0.001
 CLOSED = 499  # for logs and metrics: the client went away and reads no status
 T = TypeVar("T")
 
@@ -44,6 +46,8 @@ class Visit:
                 whole.write(part)
                 if self.came() > MOST_FRAMES + 2 * self.hold.held:
                     raise Refused(400, "the body comes in chunks that are too small")
+                if _LARGE < self.hold.held < self.hold.budget.held:  # others' requests are in work: they come first
+                    await asyncio.sleep(_PAUSE_S)
 
         try:
             await asyncio.wait_for(read(), self._left())

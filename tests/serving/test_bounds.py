@@ -22,7 +22,7 @@ from swin_quant.serving.limits import Refused, ServiceLimits
 pytest.importorskip("uvicorn")
 pytest.importorskip("starlette")
 pytest.importorskip("prometheus_client")
-from swin_quant.serving import numbers, picture, server  # noqa: E402
+from swin_quant.serving import numbers, picture, server, visit  # noqa: E402
 from swin_quant.serving.app import Service, build_app  # noqa: E402
 from swin_quant.serving.protocol import parse  # noqa: E402
 
@@ -292,6 +292,24 @@ def test_a_body_has_no_more_frames_of_chunks_than_it_has_bytes(monkeypatch):
             assert connection.recv(1) == b"" and len(taken) < 10_000
         text = metrics(address)
     assert 'route="predict",status="400"} 1.0' in text and "held_bytes 0.0" in text
+
+
+def test_a_large_body_pauses_while_others_are_in_work(monkeypatch):
+    """Reading 31 MB at a stretch takes a core for a tenth of a second."""
+    monkeypatch.setattr(visit, "_PAUSE_S", 0.05)
+    engine, body = Engine(), GOOD + bytes(4 << 20)
+    engine.opens.clear()
+    with running(engine) as address:
+        with socket.create_connection(address, timeout=20) as other:
+            other.sendall(head(GOOD) + GOOD)
+            until(lambda: "waiting_pictures 1.0" in metrics(address))
+            start = time.monotonic()
+            with socket.create_connection(address, timeout=20) as large:
+                large.sendall(head(body) + body)
+                until(lambda: "waiting_pictures 2.0" in metrics(address))
+            assert time.monotonic() - start > 0.3
+            engine.opens.set()
+            assert received(other)[0] == 200
 
 
 def test_a_head_that_is_too_long_is_refused():
