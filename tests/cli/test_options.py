@@ -15,7 +15,7 @@ MEANING = {"--output": FOLDER, "--data-path": FOLDER, "--json": FILES, "--checkp
            "--batch": ("N",), "--policy": ("NAME|FILE",), "--engine": ("NAME", None), "--to": FILES}  # fmt: skip
 OURS = sorted(PARSERS.keys() - {FRONT_DOOR})
 # What every command's session reads, and what it takes for the launcher's or the user's sake.
-SESSION = {"help", "verbose", "quiet", "local_rank", "device"}
+SESSION = {"help", "help_all", "verbose", "quiet", "local_rank", "device"}
 
 
 def definitions(*paths):
