@@ -15,7 +15,6 @@ from swin_quant.base.reading import reads
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.lineage import card_of
 from swin_quant.cards.paths import card_path
-from swin_quant.checkpoint.geometry import Geometry, geometry
 from swin_quant.checkpoint.names import to_microsoft, without_inserted
 from swin_quant.checkpoint.parts import RAW, satisfies
 from swin_quant.checkpoint.ranges import BOUNDS, SUFFIX
@@ -128,11 +127,6 @@ class OpenedCheckpoint:
     def has_zero_points(self) -> bool:
         """Whether both ends of the ranges were stored, which zero points need."""
         return any(key.endswith(BOUNDS) for key in self._any_weights.state)
-
-    @property
-    def geometry(self) -> Geometry:
-        """The configuration's keys that names and shapes determine; empty for anything but a Swin."""
-        return geometry(self._any_weights.state)
 
 
 Checkpoint: TypeAlias = str | os.PathLike[str]

@@ -81,10 +81,12 @@ def test_an_interrupted_calibration_leaves_no_half_written_file(fork, float_flag
     (out / "swin_micro_calib.pth").write_bytes(b"older")
     words = ["calibrate", *float_flags, "--output", out]
     child = fork(words, before=lambda: waiting_in_calibration(started))
-    while not started.exists():
+    for _ in range(3000):  # a minute; a child that never begins fails below
+        if started.exists():
+            break
         time.sleep(0.02)
     os.kill(child.pid, number)
-    assert "interrupted" in child.wait().error(130)
+    assert started.exists() and "interrupted" in child.wait().error(130)
     assert snapshot(out) == {"swin_micro_calib.pth": b"older"}
 
 
