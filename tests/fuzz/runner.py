@@ -27,7 +27,7 @@ from parsers import Parser
 from swin_quant.base.errors import SwinQuantError
 
 SECONDS, MEGABYTES = 2.0, 512  # of a case: processor time, and memory beyond what was there before
-_KILLED_AT = 3 << 30  # bytes: the machine is protected from what the limit above only tells of
+_KILLED_AT = 3 << 30  # bytes beyond what the process had: protects the machine; the limit above only tells
 _PATIENCE = 60.0  # seconds by the clock, of a case that waits for something
 _READY = "ready"
 _LONGEST_MESSAGE = 2000  # characters
@@ -139,7 +139,7 @@ def _serve(parser: Parser, valid: list[Files], folder: Path, orders, outcomes) -
         sys.stderr = os.fdopen(os.dup(2), "w")
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # libraries of pictures print there
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        resource.setrlimit(resource.RLIMIT_DATA, (_KILLED_AT, _KILLED_AT))
+        resource.setrlimit(resource.RLIMIT_DATA, (_data() + _KILLED_AT,) * 2)
         for files in valid:  # and what is loaded once is loaded now
             outcome = _tried(parser, files, folder)
             if outcome["refused"] or outcome["fault"]:
@@ -155,6 +155,12 @@ def _serve(parser: Parser, valid: list[Files], folder: Path, orders, outcomes) -
         sys.stderr.flush()
     finally:
         os._exit(code)
+
+
+def _data() -> int:
+    """Bytes of data that this process has, as RLIMIT_DATA counts them: a test's process may hold gigabytes already."""
+    with open("/proc/self/status") as status:
+        return next((int(line.split()[1]) << 10 for line in status if line.startswith("VmData")), 0)
 
 
 def _tried(parser: Parser, files: Files, folder: Path) -> dict:
