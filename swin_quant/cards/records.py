@@ -147,16 +147,27 @@ class _CalibrationRecord(SearchRecord):
     beyond_half: list[str]
 
 
+class CoverageRecord(TypedDict):
+    """How many products of a network are quantized, their share of its multiplications, and the kinds that are not."""
+
+    quantized: int
+    products: int
+    share: float
+    left: dict[str, int]
+
+
 class CalibrationRecord(_CalibrationRecord, total=False):
     """How ranges were found, and from exactly which pictures; `files` are names relative to the data set.
 
     `method` is that of the enabled activation nodes, joined by "+" where they have several. `dead_nodes` saw only
     zeros; the values of `beyond_half` overflow float16. Ranges of activations were searched for `bits` bits, of some
     nodes for `other_bits`, by the method that `methods` has for that number, in the file `statistics` beside the card.
-    `passes` came after it, in this order; `advice` was given at the end.
+    `passes` came after it, in this order; `advice` was given at the end. `coverage`: of a captured network, how much of
+    it the policy makes int8.
     """
 
     check: CheckRecord | None
+    coverage: CoverageRecord
     statistics: CheckpointRecord | None
     advice: list[AdviceRecord]
 

@@ -18,8 +18,8 @@ class Classifier(nn.Module):
     `architecture`: its entry in the registry, set by `build_model`, which names its blocks, stages and pairs.
     `maps`: the side of the map of tokens in each stage, for networks with maps.
     `output_kind`: the kind of output. Without logits there are no classes, and `left_out` (a pattern of `re`) matches
-    the keys of a checkpoint that it does not need; with maps, of `output_stages`, it takes pictures [B, in_chans, H, W]
-    of any size.
+    the keys of a checkpoint that it does not need. Maps are of `output_stages`, or have `output_names`.
+    `any_size`: whether it takes pictures [B, in_chans, H, W] of any size; None: if it gives maps.
     `weights_set`: the set of weights to take from a file that holds several (MODEL.WEIGHTS).
     `own_units`, `own_exchanges`, `own_stages`: found by tracing in a network of unknown structure; a known architecture
     has its own (`registry`).
@@ -30,6 +30,8 @@ class Classifier(nn.Module):
     left_out: str | None = None
     weights_set = ""
     output_stages: tuple[int, ...] = ()
+    output_names: tuple[str, ...] = ()
+    any_size: bool | None = None
     own_units: tuple[str, ...] = ()
     own_stages: tuple[str, ...] = ()
     own_exchanges: tuple[Exchange, ...] = ()
@@ -38,11 +40,17 @@ class Classifier(nn.Module):
         super().__init__()
         self.image_size, self.in_chans, self.classes, self.maps = image_size, in_chans, classes, maps
 
+    @property
+    def takes_any_size(self) -> bool:
+        return self.output_kind == FEATURES if self.any_size is None else self.any_size
+
     def check(self, images: Tensor) -> None:
-        """UsageError for pictures of another size than the network was built for, unless its output is maps: some
-        networks would answer with another number of rows. Meta tensors pass: they probe how shapes depend on it."""
+        """UsageError for pictures of another size than the network was built for, unless it takes any.
+
+        Some networks would answer with another number of rows. Meta tensors pass: they probe how shapes depend on it.
+        """
         wanted = (self.in_chans, self.image_size, self.image_size)
-        if self.output_kind != FEATURES and not images.is_meta and tuple(images.shape[1:]) != wanted:
+        if not self.takes_any_size and not images.is_meta and tuple(images.shape[1:]) != wanted:
             raise UsageError(
                 f"pictures {list(images.shape)}: this model takes [B, {', '.join(map(str, wanted))}]: prepare them as "
                 "its `preprocess` says"

@@ -1,4 +1,4 @@
-"""Units of a traced network: the modules that its forward pass runs one after the other, each on one tensor.
+"""Units of a captured network: the modules that its forward pass runs one after the other, each on one tensor.
 
 A module is closed where one tensor goes in and one comes out. Units are the closed modules that hold a whole residual
 branch (blocks), and the modules between them that hold none. The graph calls each unit as a module again, so that
@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from torch import fx, nn
 
+from swin_quant.models.capture import CONSTANT
 from swin_quant.models.placement import ADDS, CONVOLUTIONS, LAYERS, NORMS, owner_of, word_of
 
 WHOLE = ("",)
-CONSTANT = "_tensor_constant"  # fx's name for tensors that it meets while tracing
 MERGES = ADDS | {"cat", "concat"}
 _CHANNELS_FIRST = CONVOLUTIONS | NORMS | {"layernorm2d"}
 _CHANNELS_LAST = frozenset({"linear", "quantlinear", "layernorm"})
@@ -85,12 +85,15 @@ def _eligible(graph: fx.Graph, nodes: list[fx.Node], layers: list[bool], root: n
 
 
 def _flowing(graph: fx.Graph, nodes: list[fx.Node]) -> dict[int, fx.Node]:
-    """Place between operations -> the one tensor that flows there; further outputs of the network do not count."""
+    """Place between operations -> the one tensor that flows there.
+
+    Further outputs of the network do not count, and neither does what depends on no picture.
+    """
     index = {node: number for number, node in enumerate(nodes)}
     (pictures,) = (node for node in graph.nodes if node.op == "placeholder")
     (output,) = (node for node in graph.nodes if node.op == "output")
     alive: dict[int, list[fx.Node]] = {place: [] for place in range(len(nodes) + 1)}
-    for node in (pictures, *nodes):
+    for node in (pictures, *(node for node in nodes if node.meta["depends"])):
         last = max((index[user] for user in node.users if user in index), default=-1)
         for place in range(index.get(node, -1) + 1, last + 1):
             alive[place].append(node)
@@ -120,7 +123,7 @@ def _closed(nodes: list[fx.Node], flowing: Mapping[int, fx.Node]) -> Iterator[Re
 
 
 def _is_own(node: fx.Node, name: str) -> bool:
-    """Whether a value belongs to the module `name`, or is a constant that tracing found."""
+    """Whether a value belongs to the module `name`, or is a constant that capturing found."""
     return node.op == "get_attr" and str(node.target).startswith((f"{name}.", CONSTANT))
 
 

@@ -1,4 +1,4 @@
-"""Find the places in a traced network's graph where factors and offsets can move (`quant.passes.places`).
+"""Find the places in a captured network's graph where factors and offsets can move (`quant.passes.places`).
 
 Such a place is a layer whose channels only other layers read, through functions that give k y for k x (cross-layer
 equalization: Nagel et al., 2019), or a norm that only layers read.

@@ -1,9 +1,9 @@
-"""The places of nodes in a traced network, as data: operations that multiply, add, pass through, or give no negatives.
+"""The places of nodes in a captured network, as data: operations that multiply or add, keep a range, or are one-sided.
 
 As in NNCF's quantizer propagation, a node stands before an operation that engines run in int8. Its role depends on the
 operation that its range comes from, which is found upstream, through operations that keep a range. Two nodes with the
 same origin see the same range, and engines merge them. Tables name an operation by the class of its module, or by its
-function or method, in small letters without underscores. Policies name roles alone.
+name in ATen, in small letters without underscores. Policies name roles alone.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,20 +11,23 @@ from dataclasses import dataclass
 
 from torch import fx, nn
 
+from swin_quant.models.capture import packet, stack
 from swin_quant.quant.quantizer import Role
 
 LAYERS = frozenset({"linear", "conv2d", "quantlinear", "quantconv2d"})
 CONVOLUTIONS = frozenset({"conv2d", "quantconv2d"})
 NORMS = frozenset({"batchnorm1d", "batchnorm2d"})
 MATMULS = frozenset({"matmul", "bmm"})
-ADDS = frozenset({"add", "iadd"})
+ADDS = frozenset({"add"})
 AVERAGES = frozenset({"adaptiveavgpool2d", "avgpool2d", "mean"})
 SIDES = ("_left", "_right")
 # Operations that keep the range of their input, or shrink it a little.
 RANGE_KEEPING = frozenset(
-    "identity dropout dropout2d droppath contiguous clone flatten reshape view permute transpose squeeze unsqueeze "
-    "expand getitem unbind split chunk roll pad maxpool2d maxpool2dsame avgpool2d avgpool2dsame adaptiveavgpool2d "
-    "adaptivemaxpool2d avgpool maxpool mean amax interpolate upsample pixelshuffle pixelunshuffle folded".split()
+    "identity dropout dropout2d droppath contiguous clone to flatten unflatten reshape view viewas permute transpose "
+    "movedim swapaxes squeeze unsqueeze expand expandas repeat getitem select slice narrow index indexselect unbind "
+    "split splitwithsizes chunk roll pad constantpadnd reflectionpad2d replicationpad2d maxpool2d maxpool2dwithindices "
+    "avgpool2d adaptiveavgpool1d adaptiveavgpool2d adaptivemaxpool2d mean amax upsamplenearest2d upsamplebilinear2d "
+    "upsamplebicubic2d upsamplebilinear2daa upsamplebicubic2daa upsample pixelshuffle pixelunshuffle folded".split()
 )
 # Operations with next to no output below zero: half of a symmetric grid would be idle behind them.
 ONE_SIDED = frozenset(
@@ -32,9 +35,11 @@ ONE_SIDED = frozenset(
     "hardtanh".split()
 )
 # Operations that engines fuse into the convolution before them, or move a node across.
-MERGED = frozenset("identity dropout relu relu6 hardtanh maxpool2d flatten reshape view permute transpose".split())
+MERGED = frozenset(
+    "identity dropout relu relu6 hardtanh maxpool2d flatten reshape view permute transpose clone".split()
+)
 # Operations that read the size of a tensor, not its values.
-SIZES = frozenset("getattr size dim numel len".split())
+SIZES = frozenset("getattr symsize symnumel symstride".split())
 
 
 @dataclass(frozen=True)
@@ -51,10 +56,8 @@ def word_of(node: fx.Node, root: nn.Module) -> str:
     """The operation of a node, in the words of the tables above."""
     if node.op == "call_module":
         text = type(root.get_submodule(str(node.target))).__name__
-    elif node.op == "call_function":
-        text = getattr(node.target, "__name__", str(node.target))
     else:
-        text = str(node.target) if node.op == "call_method" else node.op
+        text = packet(node) or getattr(node.target, "__name__", node.op) if node.op == "call_function" else node.op
     return text.replace("_", "").lower()
 
 
@@ -89,7 +92,7 @@ def output_role(node: fx.Node, root: nn.Module, norms: Mapping[str, str]) -> Rol
         if str(reader.target) in norms or word in MERGED:
             if output_role(reader, root, norms) is Role.CONV_OUTPUT:
                 return Role.CONV_OUTPUT
-        elif word not in LAYERS | ADDS:
+        elif word not in LAYERS | ADDS | SIZES:
             return Role.CONV_OUTPUT
     return Role.GEMM_OUTPUT
 
@@ -131,9 +134,9 @@ def _requested_roles(node: fx.Node, root: nn.Module) -> tuple[str, dict[str, Rol
     inputs = _inputs(node)
     if word in AVERAGES and _averages_fused(node, root):
         return "average", {"": input_role(inputs[0], root)}
-    if node.op not in ("call_function", "call_method") or word not in MATMULS | ADDS:
+    if node.op != "call_function" or word not in MATMULS | ADDS:
         return "", {}
-    if len(inputs) < 2 or not all(_is_activation(one, root) for one in inputs):
+    if len(inputs) < 2 or not all(_is_activation(one) for one in inputs):
         return "", {}
     if word in MATMULS:
         return "matmul", {side: matmul_role(one, root) for side, one in zip(SIDES, inputs, strict=True)}
@@ -175,20 +178,11 @@ def _averages_fused(node: fx.Node, root: nn.Module) -> bool:
     return False
 
 
-def _is_activation(node: fx.Node, root: nn.Module) -> bool:
-    """Whether a node is computed from the values of the pictures, not from sizes alone."""
-    if node.op in ("get_attr", "placeholder"):
-        return False
-    word = word_of(node, root)
-    if word in SIZES:
-        return False
-    inputs = [one for one in node.all_input_nodes if one.op != "get_attr"]
-    if word in ("getitem", "add", "sub", "mul", "floordiv", "mod", "truediv", "neg", "iadd"):
-        return any(_is_activation(one, root) or one.op == "placeholder" for one in inputs)
-    return bool(inputs)
+def _is_activation(node: fx.Node) -> bool:
+    """Whether a node is computed from the values of the pictures, and is not the pictures themselves."""
+    return bool(node.meta["depends"]) and node.op != "placeholder"
 
 
 def owner_of(node: fx.Node) -> str:
     """The module whose forward contains an operation."""
-    stack = node.meta.get("nn_module_stack") or {}
-    return str(list(stack.values())[-1][0]) if stack else ""
+    return stack(node)[1]

@@ -102,7 +102,7 @@ def units_of(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def blocks_or_units(model: nn.Module) -> dict[str, nn.Module]:
-    """The blocks of a known architecture, else the units of a traced network; none for any other, and for a single
+    """The blocks of a known architecture, else the units of a captured network; none for any other, and for a single
     unit."""
     if isinstance(getattr(model, "architecture", None), Architecture) and (blocks := blocks_of(model)):
         return blocks
@@ -110,7 +110,7 @@ def blocks_or_units(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def own_units(model: nn.Module) -> tuple[str, ...]:
-    """The names of the units that a traced network found in itself; none for any other."""
+    """The names of the units that a captured network found in itself; none for any other."""
     own: tuple[str, ...] = getattr(model, "own_units", ())
     return own
 

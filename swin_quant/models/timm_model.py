@@ -1,31 +1,31 @@
-"""Build any image classifier of timm by its name, trace it, and give it nodes.
+"""Build any image classifier of timm by its name, capture it, and give it nodes.
 
-Attention is built as the products that it is (timm's fused attention is off), and norms that hold an activation are
-taken apart, so that every product can be reached.
+Attention is built as the products that it is (timm's fused attention is off), so that its dropout is kept.
 """
 
 import difflib
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
-from torch import fx, nn
+from torch import nn
 from yacs.config import CfgNode
 
 from swin_quant.base.compat import import_timm
 from swin_quant.base.errors import UsageError, first_line, listed
 from swin_quant.config.outputs import EMBEDDING, FEATURES
 from swin_quant.config.timm import TIMM, options_of
+from swin_quant.models.captured import Captured, captured
 from swin_quant.models.classifier import Architecture
-from swin_quant.models.traced import Traced, traced
 
 
-def _build(cfg: CfgNode) -> Traced:
-    return _traced(cfg, lambda name, module: module)
+def _build(cfg: CfgNode) -> Captured:
+    return _captured(cfg, lambda name, module: module)
 
 
-def timm_backbone(cfg: CfgNode) -> Traced:
+def timm_backbone(cfg: CfgNode) -> Captured:
     """The maps [B, C, h, w] of a model's stages as timm numbers them, by its `forward_intermediates`.
 
     Parameters and nodes have the names of the classifier, less what lies behind the last stage that is asked for.
@@ -40,12 +40,12 @@ def timm_backbone(cfg: CfgNode) -> Traced:
             lambda self, x: self.forward_intermediates(x, indices=stages, intermediates_only=True, stop_early=True),
         )
 
-    model = _without_logits(_traced(cfg, giving), FEATURES)
+    model = _without_logits(_captured(cfg, giving, any_size=True), FEATURES)
     model.output_stages = tuple(stages)
     return model
 
 
-def timm_embedding(cfg: CfgNode) -> Traced:
+def timm_embedding(cfg: CfgNode) -> Captured:
     """The input of a model's last linear: [B, channels]. UsageError for a model where timm cannot name it."""
 
     def giving(name: str, module: nn.Module) -> nn.Module:
@@ -53,17 +53,16 @@ def timm_embedding(cfg: CfgNode) -> Traced:
             raise UsageError(f"MODEL.OUTPUT_KIND {EMBEDDING}: timm gives no embedding of {name}: choose another")
         return _running(module, lambda self, x: self.forward_head(self.forward_features(x), pre_logits=True))
 
-    return _without_logits(_traced(cfg, giving), EMBEDDING)
+    return _without_logits(_captured(cfg, giving), EMBEDDING)
 
 
 def _running(module: nn.Module, forward: Callable[[Any, Any], Any]) -> nn.Module:
-    """`module` under a class with another forward pass, since fx traces the class's."""
-    kind = type(module)
-    module.__class__ = type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
+    """`module` with another forward pass."""
+    module.forward = partial(forward, module)
     return module
 
 
-def _without_logits(model: Traced, kind: str) -> Traced:
+def _without_logits(model: Captured, kind: str) -> Captured:
     model.output_kind, model.classes = kind, 0
     model.left_out = "|".join(rf"{re.escape(name)}\." for name in model.prune()) or None
     kept = dict(model.named_modules())
@@ -83,8 +82,8 @@ def _stages(cfg: CfgNode, name: str, module: Any) -> list[int]:
     return list(wanted)
 
 
-def _traced(cfg: CfgNode, giving: Callable[[str, nn.Module], nn.Module]) -> Traced:
-    """timm's model of a config, wrapped by `giving` and traced."""
+def _captured(cfg: CfgNode, giving: Callable[[str, nn.Module], nn.Module], any_size: bool = False) -> Captured:
+    """timm's model of a config, wrapped by `giving` and captured."""
     timm = import_timm()
     name, options = cfg.MODEL.TIMM.ARCHITECTURE, options_of(cfg, "the configuration")
     if not timm.is_model(name):
@@ -93,23 +92,9 @@ def _traced(cfg: CfgNode, giving: Callable[[str, nn.Module], nn.Module]) -> Trac
     size = cfg.DATA.IMG_SIZE
     with _products_apart(timm):
         module = giving(name, _made(timm, name, size, {**options, "num_classes": cfg.MODEL.NUM_CLASSES}, cfg))
-    from timm.layers import BatchNormAct2d, DropPath
-    from timm.models._features_fx import get_notrace_functions, get_notrace_modules
-
-    notrace: Any = get_notrace_modules, get_notrace_functions  # timm gives them no types
-    leaves = (BatchNormAct2d, DropPath, *notrace[0]())
     stages = _stages_with_weights(module)
-    model = traced(
-        module,
-        size,
-        3,
-        cfg.MODEL.NUM_CLASSES,
-        what=name,
-        leaves=leaves,
-        whole=tuple(notrace[1]()),
-        split=_activations_apart,
-        stem=cfg.MODEL.TIMM.QUANTIZE_STEM,
-    )
+    stem = cfg.MODEL.TIMM.QUANTIZE_STEM
+    model = captured(module, size, 3, cfg.MODEL.NUM_CLASSES, what=name, stem=stem, any_size=any_size)
     model.own_stages = stages
     return model
 
@@ -149,30 +134,6 @@ def _made(timm: Any, name: str, size: int, options: dict[str, Any], cfg: CfgNode
             break
     reason = first_line(problem)
     raise UsageError(f"{name}: timm refuses MODEL.TIMM.OPTIONS {cfg.MODEL.TIMM.OPTIONS or '{}'}: {reason}") from problem
-
-
-def _activations_apart(root: nn.Module, graph: fx.Graph) -> None:
-    """Split batch norms that hold dropout and activation into three modules, under the same names."""
-    for node in list(graph.nodes):
-        norm = root.get_submodule(str(node.target)) if node.op == "call_module" else None
-        if not isinstance(norm, nn.BatchNorm2d) or type(norm) is nn.BatchNorm2d:
-            continue
-        name, last = str(node.target), node
-        for below in ("drop", "act"):
-            if not isinstance(getattr(norm, below, nn.Identity()), nn.Identity):
-                with graph.inserting_after(last):
-                    behind = graph.call_module(f"{name}.{below}")
-                last.replace_all_uses_with(behind)
-                behind.args = (last,)
-                last = behind
-        plain = nn.BatchNorm2d(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
-        plain.train(norm.training)
-        for key, value in {**norm._parameters, **norm._buffers}.items():
-            setattr(plain, key, value)
-        for below, child in norm.named_children():
-            plain.add_module(below, child)
-        parent, _, own = name.rpartition(".")
-        setattr(root.get_submodule(parent), own, plain)
 
 
 ARCHITECTURE = Architecture(

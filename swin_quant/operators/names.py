@@ -40,7 +40,7 @@ HOUSEKEEPING = frozenset({
 
 def operator_name(function: Callable[..., Any], args: Sequence[Any] = ()) -> str:
     """The name of a torch function or method; indexing is `slice`, `select` or, by a tensor, `index`."""
-    name = getattr(function, "__name__", "")
+    name = getattr(function, "__name__", "").partition(".")[0]  # an operation of ATen names its overload, too
     if name == "__get__":  # a property, `x.T`
         name = getattr(getattr(function, "__self__", None), "__name__", name)
     elif name == "__getitem__":

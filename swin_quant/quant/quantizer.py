@@ -59,6 +59,7 @@ class Quantizer(nn.Module):
     def __init__(self, role: Role) -> None:
         super().__init__()
         self.role = role
+        self.batch_dim = 0  # the dimension of the tensor in which pictures lie behind each other
         self.name = "(unnamed node)"
         self.state = State.OFF
         self.setting = Setting()
@@ -187,7 +188,7 @@ class Quantizer(nn.Module):
             return x
         if self.state is State.CALIBRATE:
             if self.observer is not None:
-                self.observer(x)
+                self.observer(x.movedim(self.batch_dim, 0))
             return x
         return simulate(x, self.range_for(x), *self.grid)
 

@@ -1,7 +1,8 @@
 """The result of a calibration: improved by passes, checked against float, recorded, with advice."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from typing import cast
 
 from torch import Tensor, nn
 
@@ -14,11 +15,13 @@ from swin_quant.cards.records import (
     AdviceRecord,
     CalibrationRecord,
     CheckRecord,
+    CoverageRecord,
     PassRecord,
     SearchRecord,
 )
 from swin_quant.checkpoint.range_bits import bits_record
 from swin_quant.data.calibration import Numbered
+from swin_quant.models.coverage import coverage
 from swin_quant.quant.advice import Advice, Findings, advise, figures_of
 from swin_quant.quant.calibration import Calibration, Method, observing, set_ranges
 from swin_quant.quant.check import PICTURES, RUIN_DB, CheckBatch, check_ranges
@@ -26,7 +29,7 @@ from swin_quant.quant.eval_mode import eval_mode
 from swin_quant.quant.outlier_channels import OutlierChannels
 from swin_quant.quant.passes.plan import PassPlan
 from swin_quant.quant.passes.scratch import Scratch
-from swin_quant.quant.policy import Policy
+from swin_quant.quant.policy import Policy, enabled_nodes
 from swin_quant.quant.quantizer import Role, named_nodes
 from swin_quant.verbs.calibration_passes import choose, improve, of_weights, outliers_left
 
@@ -86,6 +89,11 @@ class CalibrationResult:
         nodes = named_nodes(model)
         found = Findings(nodes, self.calibration, self.method, policy.name, check, passes, self.outlier_channels)
         record: CalibrationRecord = {**self.record, "advice": tell_advice(advise(found), world)}
+        if products := getattr(model, "products", ()):
+            covered = coverage(products, enabled_nodes(model))
+            record["coverage"] = cast(CoverageRecord, asdict(covered))
+            if world.is_main:
+                log.info("%s: %s", policy.name, covered)
         if check is None:
             return record
         if world.is_main and not check.better and check.sqnr_db >= RUIN_DB:

@@ -1,16 +1,20 @@
-"""A network of your own as a model: traced, with nodes where products and additions are."""
+"""A network of your own as a model: captured, with nodes where products and additions are."""
 
 import copy
+from collections.abc import Mapping
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils import _pytree
 
-from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.base.errors import SwinQuantError, UsageError, first_line, listed
+from swin_quant.config.outputs import FEATURES, LOGITS
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.model import Model
-from swin_quant.models.traced import traced
+from swin_quant.models.captured import captured
 
-_CLOSE = 1e-4  # share of the largest logit: folded constants may round otherwise
+_CLOSE = 1e-4  # share of the largest output: folded constants may round otherwise
+_EXAMPLES = 2
 
 
 def wrap(
@@ -21,30 +25,69 @@ def wrap(
     channels: int = 3,
     preprocess: Preprocess | None = None,
     stem: bool = True,
+    output: str | None = None,
 ) -> Model:
-    """A classifier of your own, any nn.Module that torch.fx can trace, ready to calibrate; `module` stays as it is.
+    """A network of your own, any nn.Module that torch.export captures, ready to calibrate; `module` stays as it is.
 
     `size`: of its pictures [B, channels, size, size], in pixels. Linears, convolutions (batch norms are folded into
     them), products of attention and additions get nodes (docs/any_model.md); `stem` False leaves the layer that reads
-    the pictures float. SwinQuantError where it cannot be traced, with the module and the reason, gives no logits
-    [B, classes], or computes something else when traced, since what it does depends on its input.
+    the pictures float. `output`: the tensor or the group of tensors, by its name in the module's output, that is
+    compared and exported; by default `logits` if there are some, else every one. SwinQuantError where the module cannot
+    be captured, with the line and the reason, gives NaN, or computes something else when captured, since what it does
+    depends on its input.
     """
     if size < 1 or channels < 1:
         raise UsageError(f"size {size}, channels {channels}: must be at least 1")
     original = copy.deepcopy(module).eval()
     device = next((parameter.device for parameter in original.parameters()), torch.device("cpu"))
-    images = torch.randn(2, channels, size, size, generator=torch.Generator().manual_seed(0)).to(device)
+    shape = (_EXAMPLES, channels, size, size)
+    images = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device)
     with torch.no_grad():
         try:
-            wanted = original(images)
+            given = original(images)
         except Exception as error:
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-            raise SwinQuantError(f"{name}: does not take pictures {list(images.shape)}: {reason}") from error
-        if not isinstance(wanted, torch.Tensor) or wanted.dim() != 2 or len(wanted) != len(images):
-            given = list(wanted.shape) if isinstance(wanted, torch.Tensor) else type(wanted).__name__
-            raise SwinQuantError(f"{name}: gives {given} for 2 pictures, not logits [2, classes]")
-        network = traced(original, size, channels, wanted.shape[1], what=name, stem=stem)
+            raise SwinQuantError(f"{name}: does not take pictures {list(shape)}: {first_line(error)[:200]}") from error
+        tensors = _named(given)
+        wanted = _chosen(tensors, output, name)
+        for key, tensor in wanted.items():
+            if not tensor.isfinite().all():
+                raise SwinQuantError(f"{name}: gives NaN or infinity ({key}) for a picture of random values")
+            if tensor.dim() < 2 or len(tensor) != _EXAMPLES:
+                raise SwinQuantError(f"{name}: gives {key} {list(tensor.shape)} for {_EXAMPLES} pictures, not one each")
+        places = [list(tensors).index(key) for key in wanted]
+        first = next(iter(wanted.values()))
+        has_classes = len(wanted) == 1 and first.dim() == 2
+        classes = first.shape[1] if has_classes else 0
+        network = captured(original, size, channels, classes, what=name, stem=stem, outputs=places)
+        if not has_classes:
+            network.output_kind, network.any_size, network.output_names = FEATURES, False, tuple(wanted)
         found = network.eval()(images)
-    if (found - wanted).abs().max() > _CLOSE * wanted.abs().max():
-        raise SwinQuantError(f"{name}: computes something else when traced: what it does depends on its input")
+    for ours, theirs in zip(found if isinstance(found, list) else [found], wanted.values(), strict=True):
+        if (ours - theirs).abs().max() > _CLOSE * theirs.abs().max():
+            raise SwinQuantError(f"{name}: computes something else when captured: what it does depends on its input")
     return Model(network, name, preprocess)
+
+
+def _named(output: object) -> dict[str, Tensor | None]:
+    """The tensors in a module's output by name, in the order of torch's tree; None for what is no tensor."""
+    leaves, _ = _pytree.tree_flatten_with_path(output)
+    names = [
+        ".".join(str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))) for key in path)
+        for path, _ in leaves
+    ]
+    return {
+        key or "output": leaf if isinstance(leaf, Tensor) else None
+        for key, (_, leaf) in zip(names, leaves, strict=True)
+    }
+
+
+def _chosen(tensors: Mapping[str, Tensor | None], output: str | None, name: str) -> dict[str, Tensor]:
+    """The tensors that are compared and exported."""
+    there = {key: tensor for key, tensor in tensors.items() if tensor is not None and tensor.is_floating_point()}
+    if not there:
+        raise SwinQuantError(f"{name}: gives no tensor of numbers: {listed(list(tensors)) or 'nothing'}")
+    asked = output or (LOGITS if LOGITS in there else "")
+    chosen = {key: tensor for key, tensor in there.items() if not asked or key == asked or key.startswith(f"{asked}.")}
+    if not chosen:
+        raise UsageError(f"‹output› {output}: {name} gives {listed(list(there), 8)}: choose one of them")
+    return chosen

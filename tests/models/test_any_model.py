@@ -1,4 +1,4 @@
-"""Models of timm, micro forms: traced they compute what timm's do, and nodes stand where products are."""
+"""Models of timm, micro forms: captured they compute what timm's do, and nodes stand where products are."""
 
 import json
 
@@ -15,7 +15,7 @@ from swin_quant.cards.card import RunCard
 from swin_quant.checkpoint import load_calibrated, load_float, save_calibrated, save_float
 from swin_quant.config import from_dict
 from swin_quant.models import build_model
-from swin_quant.models.traced import traced
+from swin_quant.models.captured import captured
 from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.conv import QuantConv2d
 from swin_quant.quant.fold import is_folded
@@ -242,11 +242,13 @@ class Branch(nn.Module):
         return x if x.sum() > 0 else -x
 
 
-def test_what_cannot_be_traced_is_named_with_the_reason():
-    with pytest.raises(SwinQuantError, match=r"mine: cannot be traced, in or behind inner \(Branch\): .*control flow"):
-        traced(Data(), 2, 3, 3, what="mine")
+def test_what_cannot_be_captured_is_named_with_the_reason():
+    with pytest.raises(
+        SwinQuantError, match=r"mine: cannot be captured at test_any_model.py:\d+ `return x if x.sum\(\) > 0 else -x`: "
+    ):
+        captured(Data(), 2, 3, 3, what="mine")
     with pytest.raises(SwinQuantError, match="mine: has no linear and no convolution"):
-        traced(nn.Sequential(nn.Flatten()), 2, 3, 12, what="mine")
+        captured(nn.Sequential(nn.Flatten()), 2, 3, 12, what="mine")
 
 
 class Attention(nn.Module):
@@ -268,7 +270,7 @@ def test_fused_attention_is_spelt_out(masked):
     module, x = Attention(masked).eval(), torch.randn(2, 3, 2, 2)
     with torch.no_grad():
         wanted = module(x)
-        model = traced(module, 2, 3, 3, what="mine")
+        model = captured(module, 2, 3, 3, what="mine")
         torch.testing.assert_close(model(x), wanted)
     assert sum(node.role in MATMULS for node in named_nodes(model).values()) == 4
 

@@ -236,12 +236,10 @@ def int4_nodes(model: nn.Module, card: RunCard, options: OnnxOptions) -> list[st
 
 
 def names_of_outputs(model: Classifier) -> list[str]:
-    """The names of the graph's outputs: `logits`, `embedding`, or `features0` to `features3` by stage."""
-    return (
-        [f"{FEATURES}{stage}" for stage in model.output_stages]
-        if model.output_kind == FEATURES
-        else [model.output_kind]
-    )
+    """The names of the graph's outputs: `logits`, `embedding`, `features0` to `features3` by stage, or the model's."""
+    if model.output_kind != FEATURES:
+        return [model.output_kind]
+    return list(model.output_names) or [f"{FEATURES}{stage}" for stage in model.output_stages]
 
 
 def to_onnx(

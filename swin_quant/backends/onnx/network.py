@@ -14,7 +14,7 @@ from swin_quant.backends.onnx.layers import lower, match_scales
 from swin_quant.backends.onnx.options import OnnxOptions
 from swin_quant.backends.onnx.rewriting import rewriter_of
 from swin_quant.base.errors import UsageError
-from swin_quant.config.outputs import FEATURES, LOGITS
+from swin_quant.config.outputs import LOGITS
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.models.classifier import Classifier
 from swin_quant.operators.plugins import plugins_of
@@ -47,7 +47,7 @@ def network(
 def example(model: Classifier, options: OnnxOptions, batch: int) -> Tensor:
     """Black pictures [batch, in, S, S]; for a model that takes any size, of an arbitrary size that is not square."""
     side = model.image_size
-    height, width = (side + 1, side + 6) if model.output_kind == FEATURES else (side, side)
+    height, width = (side + 1, side + 6) if model.takes_any_size else (side, side)
     shape = batch, model.in_chans, height, width
     return torch.zeros(shape, dtype=getattr(torch, options.io_type))
 

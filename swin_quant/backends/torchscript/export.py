@@ -17,7 +17,7 @@ from swin_quant.backends.torchscript.operators import call, check, define
 from swin_quant.base.errors import UsageError, listed
 from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir
 from swin_quant.cards.card import RunCard
-from swin_quant.config.outputs import FEATURES, LOGITS
+from swin_quant.config.outputs import LOGITS
 from swin_quant.models.classifier import Classifier
 from swin_quant.operators.plugins import Plugging, plugins_of
 from swin_quant.operators.replacements import chosen
@@ -88,10 +88,10 @@ def export(
 ) -> Artifact:
     """Write `<NAME>[_embedding]_<int8|fp32>.torchscript.pt` and its run card into `folder`, under the card's policy.
 
-    UsageError for a model that gives maps, for float8 nodes, and for a plugin that the model never calls.
+    UsageError for a model of pictures of any size, for float8 nodes, and for a plugin that the model never calls.
     """
     folder = ensure_writable_dir(folder)
-    if model.output_kind == FEATURES:
+    if model.takes_any_size:
         raise UsageError(
             f"{card.name}: TorchScript keeps the size of the pictures that it was traced with: give logits"
         )

@@ -1,0 +1,362 @@
+"""Capture a network's forward pass of evaluation with torch.export, as a graph that calls the network's own modules.
+
+torch.export writes every operation in ATen's words, with parameters as inputs. Here parameters become reads of the
+network's attributes; a module of torch's own, whose operations stand together, becomes one call of that module, which
+trains as before; constants that no parameter enters become buffers. A node's `meta["val"]` is its value without data
+(sizes, dtype), and `meta["depends"]` says whether it depends on the pictures.
+"""
+
+import io
+import logging
+import operator
+import re
+import traceback
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from swin_quant.base.errors import SwinQuantError, first_line
+
+CONSTANT = "_tensor_constant"  # the start of the names of constants that capturing found
+_WHOLE = (nn.LayerNorm,)  # modules that stay one call, with their subclasses
+_CHECKS = re.compile(r"_assert|sym_constrain|_check|guard")
+_UNCHANGED = frozenset("alias detach detach_ lift lift_fresh lift_fresh_copy lift_fresh_".split())
+_SAME_TYPE = frozenset("to _to_copy type_as".split())
+_RANDOM = re.compile(r"rand|bernoulli|dropout|multinomial|normal|uniform|exponential")
+_NOISE = re.compile("drop|stochasticdepth", re.IGNORECASE)  # classes that act in training alone
+_BIGGEST_CONSTANT = 1 << 26  # elements
+
+
+def capture(
+    module: nn.Module,
+    pictures: Tensor,
+    what: str,
+    *,
+    any_size: bool = False,
+    outputs: Sequence[int] | None = None,
+    decompose: bool = False,
+) -> fx.Graph:
+    """The graph of `module`, which is in evaluation: pictures [B, ...] -> its outputs, for every B.
+
+    `any_size`: for every height and width too, where the module can. `outputs`: the places of those that are wanted, in
+    the tree of its output. SwinQuantError names `what`, the obstacle, and the line of the user's code.
+    """
+    for part in module.modules():
+        if getattr(part, "inplace", False):
+            part.inplace = False  # type: ignore[assignment]  # a flag of torch's activations
+    open_dims = (0, 2, 3) if any_size else (0,)
+    shapes = ({dim: torch.export.Dim.AUTO for dim in open_dims},)
+    with _noise_kept(module), _attention_opened(), _quiet(), torch.no_grad():
+        try:
+            program = torch.export.export(module, (pictures,), dynamic_shapes=shapes, strict=False)
+            if decompose:
+                program = program.run_decompositions({})
+        except Exception as error:  # a forward pass may raise anything on fake tensors
+            raise SwinQuantError(f"{what}: cannot be captured{_place(error)}: {_reason(error)}") from error
+    graph = _on_attributes(program, module, what, outputs)
+    if isinstance(_pictures(graph).meta["val"].shape[0], int):
+        raise SwinQuantError(
+            f"{what}: its forward pass fits batches of {len(pictures)} alone: take the batch from its input's size"
+        )
+    _drop_checks(graph)
+    graph.owning_module = module  # type: ignore[assignment]  # it asks for modules alone
+    _mark_dependence(graph)
+    _fold_constants(graph, module)
+    _call_modules(graph, module)
+    if not _out_of_place(graph):
+        if decompose:
+            raise SwinQuantError(f"{what}: writes into tensors in a way that is not supported")
+        return capture(module, pictures, what, any_size=any_size, outputs=outputs, decompose=True)
+    graph.eliminate_dead_code()
+    return graph
+
+
+def packet(node: fx.Node) -> str:
+    """The name of an operation of ATen without its overload, such as `add_`; "" for any other node."""
+    name = getattr(node.target, "overloadpacket", None)
+    return str(getattr(name, "__name__", "")) if node.op == "call_function" else ""
+
+
+def stack(node: fx.Node) -> tuple[str, str]:
+    """The innermost module call around an operation: a key that tells calls apart, and the module's path."""
+    found = list((node.meta.get("nn_module_stack") or {}).items())
+    key, (path, _) = found[-1] if found else ("", ("", ""))
+    return (key, path) if not path.startswith("_empty") else ("", "")
+
+
+@contextmanager
+def _noise_kept(module: nn.Module) -> Iterator[None]:
+    """Inside, a module that acts in training alone leaves an operation behind: a dropout that drops nothing."""
+    changed = [
+        part
+        for part in module.modules()
+        if _NOISE.search(type(part).__name__) and not _is_torchs(part) and not list(part.children())
+    ]
+
+    def nothing(x: Any, *others: Any, **options: Any) -> Any:
+        return torch.ops.aten.dropout.default(x, 0.0, False) if isinstance(x, Tensor) else x
+
+    for part in changed:
+        part.forward = nothing
+    try:
+        yield
+    finally:
+        for part in changed:
+            del part.forward
+
+
+@contextmanager
+def _attention_opened() -> Iterator[None]:
+    """Inside, torch's attention modules compute their products by operations, not in one of its own."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Inside, torch says nothing: what it prints of a failure is told in one line."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with redirect_stderr(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+def _place(error: BaseException) -> str:
+    """The last line of the user's code in a traceback."""
+    own = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), "<")
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(own)]
+    return f" at {Path(frames[-1].filename).name}:{frames[-1].lineno} `{frames[-1].line}`" if frames else ""
+
+
+def _reason(error: BaseException) -> str:
+    if "data-dependent" in str(error) or "DataDependent" in type(error).__name__:
+        return "what it computes depends on the values of its input"
+    return first_line(error)
+
+
+def _on_attributes(program: Any, module: nn.Module, what: str, outputs: Sequence[int] | None) -> fx.Graph:
+    """The program's graph, reading parameters, buffers and constants of `module` by name."""
+    attributes: dict[str, str] = {}
+    for number, spec in enumerate(program.graph_signature.input_specs):
+        kind = spec.kind.name
+        if kind in ("PARAMETER", "BUFFER"):
+            attributes[spec.arg.name] = str(spec.target)
+        elif kind == "CONSTANT_TENSOR":
+            attributes[spec.arg.name] = name = f"{CONSTANT}_{number}"
+            module.register_buffer(name, program.constants[spec.target].detach().clone(), persistent=False)
+        elif kind != "USER_INPUT":
+            raise SwinQuantError(f"{what}: reads {spec.target or spec.arg.name}, which is no tensor: not supported")
+    kinds = [spec.kind.name for spec in program.graph_signature.output_specs]
+    if set(kinds) != {"USER_OUTPUT"}:
+        raise SwinQuantError(f"{what}: its forward pass changes buffers in evaluation: a state is not supported")
+    graph, copies = fx.Graph(), {}
+    for node in program.graph.nodes:
+        if node.op == "placeholder" and node.name in attributes and node.users:
+            copies[node] = graph.get_attr(attributes[node.name])
+            copies[node].meta = dict(node.meta)
+        elif node.op == "placeholder" and node.name not in attributes:
+            copies[node] = graph.node_copy(node)
+    flat = _copy(program.graph_module, graph, copies)
+    wanted = list(flat) if outputs is None else [flat[place] for place in outputs]
+    alone = len(wanted) == 1 and (outputs is not None or program.call_spec.out_spec.is_leaf())
+    graph.output(wanted[0] if alone else wanted)
+    if len([node for node in graph.nodes if node.op == "placeholder"]) != 1:
+        raise SwinQuantError(f"{what}: takes more than one input: wrap it in a module that takes pictures alone")
+    return graph
+
+
+def _copy(module: fx.GraphModule, graph: fx.Graph, copies: dict[fx.Node, Any]) -> Any:
+    """Append the operations of `module`, with those of its inner graphs, to `graph`; returns its outputs.
+
+    An inner graph is what runs under another mode of gradients or of autocast.
+    """
+    for node in module.graph.nodes:
+        inner = [one for one in node.args if isinstance(one, fx.Node) and isinstance(_graph_of(one), fx.GraphModule)]
+        if inner:
+            given = node.args[node.args.index(inner[0]) + 1 :]
+            part = _graph_of(inner[0])
+            places = [one for one in part.graph.nodes if one.op == "placeholder"]
+            named = {
+                one: copies[own] if isinstance(own, fx.Node) else own for one, own in zip(places, given, strict=True)
+            }
+            copies[node] = _copy(part, graph, named)
+        elif node.op == "output":
+            return fx.map_arg(node.args[0], copies.__getitem__)
+        elif node.target is operator.getitem and not isinstance(copies[node.args[0]], fx.Node):
+            copies[node] = copies[node.args[0]][node.args[1]]
+        elif node.op != "placeholder" and not isinstance(_graph_of(node), fx.GraphModule):
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+    raise ValueError("a graph without an output")
+
+
+def _graph_of(node: fx.Node) -> Any:
+    return getattr(node.graph.owning_module, str(node.target), None) if node.op == "get_attr" else None
+
+
+def _pictures(graph: fx.Graph) -> fx.Node:
+    return next(node for node in graph.nodes if node.op == "placeholder")
+
+
+def _drop_checks(graph: fx.Graph) -> None:
+    """Remove checks, and operations that give their input unchanged."""
+    for node in reversed(list(graph.nodes)):
+        if node.op == "call_function" and _CHECKS.search(packet(node) or str(node.target)) and not node.users:
+            graph.erase_node(node)
+    for node in list(graph.nodes):
+        name, given = packet(node), node.args[0] if node.args else None
+        if not isinstance(given, fx.Node):
+            continue
+        if name in _UNCHANGED or (name in _SAME_TYPE and _same_type(node, given)):
+            node.replace_all_uses_with(given)
+            graph.erase_node(node)
+
+
+def _same_type(node: fx.Node, given: fx.Node) -> bool:
+    before, after = given.meta.get("val"), node.meta.get("val")
+    if not isinstance(before, Tensor) or not isinstance(after, Tensor):
+        return False
+    copied = node.kwargs.get("copy") or True in node.args[2:]
+    return before.dtype == after.dtype and before.device == after.device and not copied
+
+
+def _mark_dependence(graph: fx.Graph) -> None:
+    """Mark each node: whether it depends on the values of the pictures, not on their sizes alone."""
+    for node in graph.nodes:
+        inputs = [one.meta["depends"] for one in node.all_input_nodes]
+        depends = any(inputs)
+        if node.op == "placeholder":
+            depends = True
+        elif packet(node).startswith("sym_") or not _holds_tensor(node.meta.get("val")):
+            depends = False
+        node.meta["depends"] = depends
+
+
+def _holds_tensor(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return any(map(_holds_tensor, value))
+    return isinstance(value, Tensor) or value is None
+
+
+def _fold_constants(graph: fx.Graph, module: nn.Module) -> None:
+    """Compute what depends on no input, size or parameter, once; the results become buffers."""
+    values: dict[fx.Node, Any] = {}
+    for node in list(graph.nodes):
+        if node.op == "get_attr" and str(node.target).startswith(CONSTANT):
+            values[node] = getattr(module, str(node.target)).clone()
+        elif node.op == "call_function" and all(one in values for one in node.all_input_nodes):
+            if _RANDOM.search(packet(node)) or not _is_small(node.meta.get("val")):
+                continue
+            args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
+            values[node] = node.target(*args, **kwargs)
+    for number, (node, value) in enumerate(values.items()):
+        outside = [user for user in node.users if user not in values]
+        if node.op == "get_attr" or not outside:
+            continue
+        if not isinstance(value, Tensor):
+            continue
+        name = f"{CONSTANT}_folded_{number}"
+        module.register_buffer(name, value.detach().clone(), persistent=False)
+        with graph.inserting_before(node):
+            constant = graph.get_attr(name)
+        constant.meta = {key: node.meta[key] for key in ("val", "depends", "nn_module_stack") if key in node.meta}
+        for user in outside:
+            user.replace_input_with(node, constant)
+    for node in reversed(values):
+        if not node.users and node.op == "call_function":
+            graph.erase_node(node)
+
+
+def _is_small(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_is_small, value))
+    if isinstance(value, Tensor):
+        return all(isinstance(size, int) for size in value.shape) and value.numel() <= _BIGGEST_CONSTANT
+    return not isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool)
+
+
+def _call_modules(graph: fx.Graph, root: nn.Module) -> None:
+    """Replace the operations of each module of torch's own, of one tensor in and one out, by a call of it."""
+    operations = [node for node in graph.nodes if node.op == "call_function"]
+    for (_, path), run in groupby(operations, stack):
+        if not path:
+            continue
+        own, nodes = root.get_submodule(path), list(run)
+        if not _is_whole(own):
+            continue
+        prefix = f"{path}."
+        given = dict.fromkeys(
+            one
+            for node in nodes
+            for one in node.all_input_nodes
+            if one not in nodes and not (one.op == "get_attr" and str(one.target).startswith((prefix, CONSTANT)))
+        )
+        gives = [node for node in nodes if any(user not in nodes for user in node.users)]
+        if len(given) == 1 and gives == nodes[-1:] and next(iter(given)).meta["depends"]:
+            _replace(graph, nodes[-1], path, next(iter(given)))
+            for node in reversed(nodes):
+                graph.erase_node(node)
+
+
+def _replace(graph: fx.Graph, node: fx.Node, path: str, given: fx.Node) -> fx.Node:
+    """Call the module `path` in place of `node`."""
+    with graph.inserting_before(node):
+        call = graph.call_module(path, (given,))
+    call.meta = dict(node.meta)
+    node.replace_all_uses_with(call)
+    return call
+
+
+def _is_torchs(module: nn.Module) -> bool:
+    return type(module).__module__.startswith("torch.nn.") and not type(module).__module__.startswith("torch.nn.utils")
+
+
+def _is_whole(module: nn.Module) -> bool:
+    """Whether a module stays one call: it holds no other, and is torch's, a layer norm, or acts in training alone."""
+    known = isinstance(module, _WHOLE) or _NOISE.search(type(module).__name__) or _is_torchs(module)
+    return bool(known) and not list(module.children())
+
+
+def _out_of_place(graph: fx.Graph) -> bool:
+    """Replace operations that write into their first input by ones that do not, since nodes read their inputs.
+
+    False, with the graph spoilt, where another tensor may share the memory that is written.
+    """
+    for node in list(graph.nodes):
+        if node.op != "call_function" or not getattr(getattr(node.target, "_schema", None), "is_mutable", False):
+            continue
+        written, name = node.args[0] if node.args else None, packet(node)
+        plain = getattr(torch.ops.aten, name.removesuffix("_"), None)
+        overload = getattr(plain, str(node.target).rpartition(".")[2], None)
+        if not isinstance(written, fx.Node) or overload is None or not name.endswith("_") or _is_shared(written):
+            return False
+        order = {one: place for place, one in enumerate(graph.nodes)}
+        node.target = overload
+        for user in [user for user in written.users if order[user] > order[node]]:
+            user.replace_input_with(written, node)
+    return True
+
+
+def _is_shared(node: fx.Node) -> bool:
+    """Whether the memory of a node's output may be that of another."""
+    return node.op in ("get_attr", "placeholder") or _is_view(node) or any(map(_is_view, node.users))
+
+
+def _is_view(node: fx.Node) -> bool:
+    if node.target is operator.getitem:
+        return True
+    returns = getattr(getattr(node.target, "_schema", None), "returns", ())
+    return any(one.alias_info is not None and not one.alias_info.is_write for one in returns)

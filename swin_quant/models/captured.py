@@ -1,0 +1,336 @@
+"""Any network, captured by torch.export: its layers become ours, and nodes are inserted where `placement` says.
+
+Names of modules and parameters stay, so that its checkpoints fit. The forward pass of evaluation is captured; modules
+of torch's own stay modules, which train as before (`capture`).
+"""
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, fx, nn
+
+from swin_quant.base.errors import SwinQuantError
+from swin_quant.models.capture import CONSTANT, capture, packet
+from swin_quant.models.classifier import Classifier
+from swin_quant.models.coverage import products
+from swin_quant.models.cuts import WHOLE, chain, channel_dim, taken_out
+from swin_quant.models.exchanges import exchanges
+from swin_quant.models.nearby import take_from_nearby
+from swin_quant.models.placement import Place, foldable, input_role, output_role, places, source_of, word_of
+from swin_quant.quant.conv import QuantConv2d
+from swin_quant.quant.layer import QuantizedLayer
+from swin_quant.quant.linear import QuantLinear
+from swin_quant.quant.quantizer import Quantizer
+
+_EXAMPLES = 2  # pictures to capture with: a batch of one may be taken for a constant
+_BATCH_NORMS = ("batch_norm", "_native_batch_norm_legit_no_training")
+_PRODUCTS = ("linear", "conv2d")
+_CONVOLUTION = (1, 0, 1, 1)  # stride, padding, dilation and groups, where an operation names none
+_PLAIN = (nn.Linear, nn.Conv2d)
+
+
+class Captured(Classifier):
+    """The modules of another network, and its forward pass with nodes. Pictures [B, in, S, S] -> logits [B, classes].
+
+    `foldable`: name of a batch norm -> name of the layer that it can be folded into (`quant.fold`). `products`: its
+    operations that multiply (`coverage`).
+    """
+
+    _run: Callable[..., Tensor]
+
+    def __init__(
+        self, root: nn.Module, graph: fx.Graph, image_size: int, in_chans: int, classes: int, foldable: dict[str, str]
+    ) -> None:
+        super().__init__(image_size, in_chans, classes)
+        self.foldable = foldable
+        self.products = tuple(products(graph, root, _EXAMPLES))
+        self._used = frozenset(str(node.target) for node in graph.nodes if node.op in ("call_module", "get_attr"))
+        self.own_exchanges = tuple(exchanges(graph, root, foldable))
+        self.own_units = _taken_apart(graph, root)
+        _take_over(self, root)
+        _give_constants(self, graph, root)
+        self._run = _compiled(graph, root)
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.check(images)
+        return self._run(self, images)
+
+    def prune(self) -> list[str]:
+        """Drop the modules that the forward pass does not reach; returns the names of the outermost ones.
+
+        Modules without parameters are named, too: their nodes have ranges in checkpoints of the whole network.
+        """
+        dropped: list[str] = []
+        for name in [name for name, _ in self.named_modules() if name]:
+            if any(f"{name}.".startswith(f"{gone}.") for gone in dropped):
+                continue
+            if not any(f"{one}.".startswith(f"{name}.") or f"{name}.".startswith(f"{one}.") for one in self._used):
+                parent, _, own = name.rpartition(".")
+                delattr(self.get_submodule(parent), own)
+                dropped.append(name)
+        return dropped
+
+
+class CapturedPart(nn.Module):
+    """A module of a captured network with its part of the forward pass: x -> output.
+
+    `channel_dim`: the dimension of channels in the output.
+    """
+
+    def __init__(self, root: nn.Module, graph: fx.Graph) -> None:
+        super().__init__()
+        (output,) = (node for node in graph.nodes if node.op == "output")
+        self.channel_dim = channel_dim(output.args[0], root)
+        _take_over(self, root)
+        self._run = _compiled(graph, root)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self._run(self, x)
+        return result
+
+
+def _taken_apart(graph: fx.Graph, root: nn.Module) -> tuple[str, ...]:
+    """The names of a graph's units, in order, which it now calls; the whole network is one unit if it has none."""
+    found = chain(graph, root)
+    for region in found:
+        own = root.get_submodule(region.name)
+        if len(region.nodes) > 1 or str(region.nodes[0].target) != region.name:
+            parent, _, name = region.name.rpartition(".")
+            inner = taken_out(graph, region)
+            part = CapturedPart(own, inner)
+            _give_constants(part, inner, root)
+            setattr(root.get_submodule(parent), name, part)
+    return tuple(region.name for region in found) or WHOLE
+
+
+def _take_over(module: nn.Module, root: nn.Module) -> None:
+    """Give `module` the children, parameters and buffers of `root`."""
+    for name, child in root.named_children():
+        module.add_module(name, child)
+    for name, parameter in root.named_parameters(recurse=False):
+        module.register_parameter(name, parameter)
+    for name, buffer in root.named_buffers(recurse=False):
+        module.register_buffer(name, buffer, persistent=name not in root._non_persistent_buffers_set)
+
+
+def _give_constants(module: nn.Module, graph: fx.Graph, root: nn.Module) -> None:
+    """Give `module` the constants that capturing found and its graph reads."""
+    for node in graph.nodes:
+        if node.op == "get_attr" and str(node.target).startswith(CONSTANT) and not hasattr(module, str(node.target)):
+            module.register_buffer(str(node.target), getattr(root, str(node.target)), persistent=False)
+
+
+def _compiled(graph: fx.Graph, root: nn.Module) -> Callable[..., Tensor]:
+    """A graph as a forward function."""
+    code = graph.python_code("self")
+    scope = dict(code.globals)
+    exec(compile(code.src, f"<forward of {type(root).__name__}>", "exec"), scope)  # fx's own text of its graph
+    forward: Callable[..., Tensor] = scope["forward"]
+    return forward
+
+
+def captured(
+    module: nn.Module,
+    image_size: int,
+    in_chans: int,
+    classes: int,
+    *,
+    what: str,
+    stem: bool = True,
+    any_size: bool = False,
+    outputs: Sequence[int] | None = None,
+) -> Captured:
+    """`module` as a network with nodes; `module` itself is used up. SwinQuantError names `what` and the obstacle.
+
+    `stem`: whether the layers that read the pictures themselves are quantized. `any_size`: the network takes pictures
+    of other sizes, too. `outputs`: the places of the tensors that it gives, in the tree of the output; None: all. A
+    single one is given alone, several in a list.
+    """
+    module.eval()
+    device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
+    pictures = torch.zeros(_EXAMPLES, in_chans, image_size, image_size, device=device)
+    graph = capture(module, pictures, what, any_size=any_size, outputs=outputs)
+    for node in list(graph.nodes):
+        if word_of(node, module) == "scaleddotproductattention":
+            _spell_out(graph, node, module, what)
+    take_from_nearby(graph)
+    _call_norms(graph, module)
+    layers = _layers(graph, module, stem)
+    if not layers:
+        raise SwinQuantError(f"{what}: has no linear and no convolution that could be quantized")
+    norms = foldable(graph, module)
+    for node in graph.nodes:
+        if str(node.target) in layers and isinstance(layers[str(node.target)], QuantConv2d):
+            layers[str(node.target)]._aftergemm_quantizer.role = output_role(node, module, norms)
+    for place in list(places(graph, module)):
+        _add(graph, module, place)
+    graph.lint()
+    return Captured(module, graph, image_size, in_chans, classes, norms)
+
+
+def _call_norms(graph: fx.Graph, root: nn.Module) -> None:
+    """Call batch norms that hold dropout and activation as plain ones, of the same name; what they hold stands behind
+    them."""
+    for node in list(graph.nodes):
+        mean = node.args[3] if packet(node) in _BATCH_NORMS else None
+        if not isinstance(mean, fx.Node) or mean.op != "get_attr":
+            continue
+        name = str(mean.target).rpartition(".")[0]
+        norm = root.get_submodule(name)
+        if not isinstance(norm, nn.BatchNorm2d):
+            continue
+        if type(norm) is not nn.BatchNorm2d:
+            plain = nn.BatchNorm2d(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
+            plain.train(norm.training)
+            for key, value in {**norm._parameters, **norm._buffers}.items():
+                setattr(plain, key, value)
+            for below, child in norm.named_children():
+                plain.add_module(below, child)
+            _put(root, name, plain)
+        _call(graph, node, name)
+    graph.eliminate_dead_code()
+
+
+def _call(graph: fx.Graph, node: fx.Node, name: str) -> None:
+    """Call the module `name` on the first input of `node`, in place of `node`."""
+    with graph.inserting_before(node):
+        made = graph.call_module(name, (node.args[0],))
+    made.meta = dict(node.meta)
+    pair = [user for user in node.users if user.target is operator.getitem]  # (output, mean, variance)
+    for user in pair:
+        user.replace_all_uses_with(made)
+        graph.erase_node(user)
+    node.replace_all_uses_with(made)
+    graph.erase_node(node)
+
+
+def _put(root: nn.Module, name: str, module: nn.Module) -> None:
+    parent, _, own = name.rpartition(".")
+    setattr(root.get_submodule(parent), own, module)
+
+
+def _layers(graph: fx.Graph, root: nn.Module, stem: bool) -> dict[str, QuantizedLayer]:
+    """Replace linears and convolutions by ours, which take over their parameters, and call them."""
+    found: dict[str, QuantizedLayer] = {}
+    for node in list(graph.nodes):
+        name = _layer_name(node, root)
+        if not name or not isinstance(given := node.args[0], fx.Node) or not given.meta["depends"]:
+            continue
+        if not stem and source_of(given, root).op == "placeholder":
+            continue
+        if name not in found:
+            found[name] = ours = _ours(node, root.get_submodule(name))
+            ours._input_quantizer.role = input_role(given, root)
+            ours._input_quantizer.batch_dim = _batch_dim(given)
+            ours._aftergemm_quantizer.batch_dim = _batch_dim(node)
+            _put(root, name, ours)
+        if node.op == "call_function":
+            _call(graph, node, name)
+    graph.eliminate_dead_code()
+    return found
+
+
+def _layer_name(node: fx.Node, root: nn.Module) -> str:
+    """The module whose weight and bias alone a linear or a convolution multiplies with; "" for any other operation."""
+    if node.op == "call_module":
+        return str(node.target) if _is_plain(root.get_submodule(str(node.target))) else ""
+    if packet(node) not in _PRODUCTS:
+        return ""
+    weight, bias = node.args[1], (*node.args, None, None)[2]
+    name, _, own = str(getattr(weight, "target", "")).rpartition(".")
+    if not isinstance(weight, fx.Node) or weight.op != "get_attr" or own != "weight" or not name:
+        return ""
+    module = root.get_submodule(name)
+    if isinstance(module, QuantizedLayer):
+        return name
+    its_bias = None if getattr(module, "bias", None) is None else f"{name}.bias"
+    alone = not list(module.children()) and {*module._parameters} <= {"weight", "bias"}
+    same = its_bias == getattr(bias, "target", bias) and all(_same_product(node, user) for user in weight.users)
+    return name if alone and same else ""
+
+
+def _same_product(node: fx.Node, other: fx.Node) -> bool:
+    return other.target is node.target and other.args[1:] == node.args[1:] and other.kwargs == node.kwargs
+
+
+def _is_plain(layer: nn.Module) -> bool:
+    """Whether a layer computes the same as torch's: torch's own class, or a subclass that only casts."""
+    kind = type(layer)
+    return kind in _PLAIN or (kind.__name__ == "Linear" and isinstance(layer, nn.Linear))
+
+
+def _ours(node: fx.Node, layer: Any) -> QuantizedLayer:
+    """Our layer with the parameters of `layer`, which multiplies as `node` does."""
+    weight, bias = layer.weight, getattr(layer, "bias", None)
+    ours: QuantConv2d | QuantLinear
+    with torch.device("meta"):
+        if weight.dim() == 2:
+            ours = QuantLinear(weight.shape[1], weight.shape[0], bias is not None)
+        else:
+            how: tuple[Any, ...]
+            if node.op == "call_module":
+                how, mode = (layer.stride, layer.padding, layer.dilation, layer.groups), layer.padding_mode
+            else:  # of another class: the operation says how it multiplies
+                how, mode = (*node.args[3:], *_CONVOLUTION[max(len(node.args) - 3, 0) :]), "zeros"
+            channels = weight.shape[1] * how[-1]
+            ours = QuantConv2d(channels, weight.shape[0], tuple(weight.shape[2:]), *how, bias is not None, mode)
+    ours.weight, ours.bias = weight, bias
+    return ours.train(layer.training)
+
+
+def _spell_out(graph: fx.Graph, node: fx.Node, root: nn.Module, what: str) -> None:
+    """Replace fused attention by its two products and softmax."""
+    names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+    given: dict[str, Any] = dict(zip(names, node.args, strict=False)) | node.kwargs
+    query, key, value, mask = given["query"], given["key"], given["value"], given.get("attn_mask")
+    sizes = [one.meta["val"].shape[-2] for one in (query, key)]
+    if given.get("is_causal") and not all(isinstance(size, int) for size in sizes):
+        remedy = "write it as two products and a softmax"
+        raise SwinQuantError(f"{what}: {node.name} is causal attention of any length, which is not supported: {remedy}")
+
+    def call(function: Any, *inputs: Any) -> fx.Node:
+        made = graph.call_function(function, inputs)
+        made.meta = {key: value for key, value in node.meta.items() if key != "val"}
+        return made
+
+    aten = torch.ops.aten
+    with graph.inserting_before(node):
+        if given.get("enable_gqa"):
+            groups = query.meta["val"].shape[-3] // key.meta["val"].shape[-3]
+            key, value = (call(aten.repeat_interleave.self_int, one, groups, -3) for one in (key, value))
+        if given.get("is_causal"):
+            table = torch.full(sizes, -torch.inf).triu(1)
+            root.register_buffer(f"{CONSTANT}_{node.name}", table, persistent=False)
+            mask = graph.get_attr(f"{CONSTANT}_{node.name}")
+            mask.meta.update({"depends": False, "val": table})
+        scale = query.meta["val"].shape[-1] ** -0.5 if given.get("scale") is None else given["scale"]
+        scores = call(aten.matmul.default, call(aten.mul.Tensor, query, scale), call(aten.transpose.int, key, -2, -1))
+        if mask is not None and mask.meta["val"].dtype is torch.bool:  # it selects
+            scores = call(aten.masked_fill.Scalar, scores, call(aten.logical_not.default, mask), -torch.inf)
+        elif mask is not None:
+            scores = call(aten.add.Tensor, scores, mask)
+        result = call(aten.matmul.default, call(aten.softmax.int, scores, -1), value)
+    result.meta["val"] = node.meta["val"]
+    node.replace_all_uses_with(result)
+    graph.erase_node(node)
+
+
+def _add(graph: fx.Graph, root: nn.Module, place: Place) -> None:
+    owner, _, own = place.name.rpartition(".")
+    given = cast(fx.Node, place.at.args[place.argument])
+    quantizer = Quantizer(place.role)
+    quantizer.batch_dim = _batch_dim(given)
+    root.get_submodule(owner).add_module(own, quantizer)
+    with graph.inserting_before(place.at):
+        node = graph.call_module(place.name, (given,))
+    node.meta = dict(given.meta)
+    place.at.update_arg(place.argument, node)
+
+
+def _batch_dim(node: fx.Node) -> int:
+    """The first dimension of a node's output that depends on the number of pictures."""
+    value = node.meta.get("val")
+    shape = value.shape if isinstance(value, Tensor) else ()
+    return next((dim for dim, extent in enumerate(shape) if isinstance(extent, torch.SymInt)), 0)

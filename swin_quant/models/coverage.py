@@ -1,0 +1,118 @@
+"""The products of a captured network: what each multiplies, which nodes it has, and why one has none."""
+
+import math
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from swin_quant.models.capture import packet
+from swin_quant.quant.layer import QuantizedLayer
+from swin_quant.quant.quantizer import Quantizer
+
+_MATMULS = frozenset("matmul bmm mm baddbmm addmm einsum".split())
+_LAYERS = frozenset("linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d lstm gru".split())
+_MODULES = (nn.Linear, nn.modules.conv._ConvNd, nn.RNNBase)
+
+
+@dataclass(frozen=True)
+class Product:
+    """An operation that multiplies: its kind, and its multiplications for a picture.
+
+    `nodes`: the quantizers of its factors; `reason`: why it has none.
+    """
+
+    kind: str
+    multiplications: int
+    nodes: tuple[str, ...] = ()
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """How much of a network is quantized under a policy. `left`: kind and reason of the other products -> how many."""
+
+    quantized: int
+    products: int
+    share: float
+    left: dict[str, int]
+
+    def __str__(self) -> str:
+        share = f"{100 * self.share:.0f} % of the multiplications"
+        text = f"{self.quantized} of {self.products} products are quantized, {share}"
+        left = ", ".join(f"{count} {reason}" for reason, count in self.left.items())
+        return f"{text}; float: {left}" if left else text
+
+
+def coverage(products: Sequence[Product], enabled: Collection[str]) -> Coverage:
+    """The coverage of products by the nodes that are on."""
+    done = [one for one in products if one.nodes and {*one.nodes} <= {*enabled}]
+    left = Counter(f"{one.kind} ({one.reason or 'left out by the policy'})" for one in products if one not in done)
+    total = sum(one.multiplications for one in products)
+    return Coverage(len(done), len(products), sum(one.multiplications for one in done) / max(total, 1), dict(left))
+
+
+def products(graph: fx.Graph, root: nn.Module, pictures: int) -> Iterator[Product]:
+    """The products of a graph with nodes, which was captured with so many pictures."""
+    for node in graph.nodes:
+        if not node.meta.get("depends"):
+            continue
+        module = root.get_submodule(str(node.target)) if node.op == "call_module" else None
+        name = packet(node)
+        if isinstance(module, QuantizedLayer):
+            nodes = tuple(f"{node.target}.{kind}" for kind in ("_input_quantizer", "_weight_quantizer"))
+            yield Product(_word(module), _of_layer(node, module.weight, pictures), nodes)
+        elif isinstance(module, _MODULES):
+            first = next(module.parameters())
+            reason = (
+                "reads the pictures, left float" if isinstance(module, nn.Linear | nn.Conv2d) else "no int8 kind of it"
+            )
+            yield Product(_word(module), _of_layer(node, first, pictures), reason=reason)
+        elif name in _LAYERS:
+            weight = node.args[1].meta.get("val") if isinstance(node.args[1], fx.Node) else None
+            fixed = isinstance(node.args[1], fx.Node) and not node.args[1].meta.get("depends")
+            reason = (
+                "its weight is shared or computed" if name in ("linear", "conv2d") and fixed else "no int8 kind of it"
+            )
+            yield Product(name, _of_layer(node, weight, pictures), reason=reason)
+        elif name in _MATMULS:
+            factors = [one for one in node.args[:2] if isinstance(one, fx.Node) and _is_quantizer(one, root)]
+            reason = (
+                "" if len(factors) == 2 else "a factor is no activation" if name != "einsum" else "no int8 kind of it"
+            )
+            nodes = tuple(str(one.target) for one in factors) if len(factors) == 2 else ()
+            yield Product(name, _of_matmul(node, pictures), nodes, reason)
+
+
+def _word(module: nn.Module) -> str:
+    return type(module).__name__.removeprefix("Quant").lower()
+
+
+def _is_quantizer(node: fx.Node, root: nn.Module) -> bool:
+    return node.op == "call_module" and isinstance(root.get_submodule(str(node.target)), Quantizer)
+
+
+def _of_layer(node: fx.Node, weight: Any, pictures: int) -> int:
+    out = node.meta.get("val")
+    if not isinstance(out, Tensor) or not isinstance(weight, Tensor):
+        return 0
+    return _elements(out) * (weight.numel() // weight.shape[0]) // pictures
+
+
+def _of_matmul(node: fx.Node, pictures: int) -> int:
+    out, left = node.meta.get("val"), node.args[0].meta.get("val") if isinstance(node.args[0], fx.Node) else None
+    if not isinstance(out, Tensor) or not isinstance(left, Tensor):
+        return 0
+    return _elements(out) * _hint(left.shape[-1]) // pictures
+
+
+def _elements(tensor: Tensor) -> int:
+    return math.prod(map(_hint, tensor.shape))
+
+
+def _hint(extent: Any) -> int:
+    """An extent as it was with the pictures that the graph was captured with."""
+    return int(extent.node.hint) if isinstance(extent, torch.SymInt) else int(extent)
