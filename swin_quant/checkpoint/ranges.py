@@ -13,6 +13,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from swin_quant.base.errors import SwinQuantError, listed
+from swin_quant.base.progress import log
 from swin_quant.quant.quantizer import Quantizer, Role, named_nodes
 
 SUFFIX, BOUNDS = "._amax", "._bounds"
@@ -27,9 +28,9 @@ def checked_ranges(model: nn.Module, state: Mapping[str, Tensor], path: Path) ->
     """Key -> range, float32, for the nodes of `model` whose range is in `state`; all faults are one error.
 
     A range may be absent only where the policy leaves its node off, and the lower end where the node is symmetric. A
-    range without a node is a fault.
+    range without a node is a fault, but for a captured network: an earlier version gave more of it nodes.
     """
-    nodes = named_nodes(model)
+    nodes, gone, is_captured = named_nodes(model), [], hasattr(model, "products")
     given = {key.removesuffix(SUFFIX): value for key, value in state.items() if key.endswith(SUFFIX)}
     ends = {key.removesuffix(BOUNDS): value for key, value in state.items() if key.endswith(BOUNDS)}
     faults: dict[str, list[str]] = defaultdict(list)
@@ -39,6 +40,9 @@ def checked_ranges(model: nn.Module, state: Mapping[str, Tensor], path: Path) ->
     faults["without the lower end that a zero point needs (_bounds)"] = without
     ranges: dict[str, Tensor] = {}
     for name, value in given.items():
+        if name not in nodes and is_captured:
+            gone.append(name)
+            continue
         if name not in nodes:
             faults["of no node of this model"].append(name)
             continue
@@ -47,6 +51,8 @@ def checked_ranges(model: nn.Module, state: Mapping[str, Tensor], path: Path) ->
         else:
             ranges[name + SUFFIX] = value.float().reshape(()) if value.numel() == 1 else value.float()
     for name, value in ends.items():
+        if name not in nodes and is_captured:
+            continue
         if name not in nodes or nodes[name].role is Role.GEMM_WEIGHT:
             faults["of no activation of this model (_bounds)"].append(name)
         elif fault := _fault_of_ends(value):
@@ -55,6 +61,8 @@ def checked_ranges(model: nn.Module, state: Mapping[str, Tensor], path: Path) ->
             ranges[name + BOUNDS] = value.float()
     if text := "; ".join(f"{len(names)} {fault}: {listed(names)}" for fault, names in faults.items() if names):
         raise SwinQuantError(f"{path}: its ranges (_amax) cannot be used: {text}; calibrate the model again")
+    if gone:
+        log.info("%s: ranges of no node of this model, left out: %s", path, listed(gone, 3))
     return ranges
 
 

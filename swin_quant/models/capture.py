@@ -30,6 +30,7 @@ _UNCHANGED = frozenset("alias detach detach_ lift lift_fresh lift_fresh_copy lif
 _SAME_TYPE = frozenset("to _to_copy type_as".split())
 _RANDOM = re.compile(r"rand|bernoulli|dropout|multinomial|normal|uniform|exponential")
 _NOISE = re.compile("drop|stochasticdepth", re.IGNORECASE)  # classes that act in training alone
+_FILLED = re.compile(r"(new_)?(zeros|ones|full|empty)(_like)?")  # tensors made anew, of a size that an input may give
 _BIGGEST_CONSTANT = 1 << 26  # elements
 
 
@@ -240,7 +241,9 @@ def _mark_dependence(graph: fx.Graph) -> None:
         depends = any(inputs)
         if node.op == "placeholder":
             depends = True
-        elif packet(node).startswith("sym_") or not _holds_tensor(node.meta.get("val")):
+        elif packet(node).startswith("sym_") or _FILLED.fullmatch(packet(node)):
+            depends = False
+        elif not _holds_tensor(node.meta.get("val")):
             depends = False
         node.meta["depends"] = depends
 
@@ -257,9 +260,11 @@ def _fold_constants(graph: fx.Graph, module: nn.Module) -> None:
     for node in list(graph.nodes):
         if node.op == "get_attr" and str(node.target).startswith(CONSTANT):
             values[node] = getattr(module, str(node.target)).clone()
-        elif node.op == "call_function" and all(one in values for one in node.all_input_nodes):
-            if _RANDOM.search(packet(node)) or not _is_small(node.meta.get("val")):
-                continue
+        elif node.op != "call_function" or _RANDOM.search(packet(node)) or not _is_small(node.meta.get("val")):
+            continue
+        elif _FILLED.fullmatch(packet(node)) and node.all_input_nodes:
+            values[node] = _filled(node)
+        elif all(one in values for one in node.all_input_nodes):
             args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
             values[node] = node.target(*args, **kwargs)
     for number, (node, value) in enumerate(values.items()):
@@ -278,6 +283,13 @@ def _fold_constants(graph: fx.Graph, module: nn.Module) -> None:
     for node in reversed(values):
         if not node.users and node.op == "call_function":
             graph.erase_node(node)
+
+
+def _filled(node: fx.Node) -> Tensor:
+    """The tensor that an operation makes in the size or type of another."""
+    like, value = packet(node), node.meta["val"]
+    fill = node.args[2 if "new" in like else 1] if "full" in like else float("ones" in like)
+    return torch.full(tuple(value.shape), fill, dtype=value.dtype)  # type: ignore[arg-type]
 
 
 def _is_small(value: Any) -> bool:
@@ -305,7 +317,7 @@ def _call_modules(graph: fx.Graph, root: nn.Module) -> None:
             if one not in nodes and not (one.op == "get_attr" and str(one.target).startswith((prefix, CONSTANT)))
         )
         gives = [node for node in nodes if any(user not in nodes for user in node.users)]
-        if len(given) == 1 and gives == nodes[-1:] and next(iter(given)).meta["depends"]:
+        if len(given) == 1 and gives == nodes[-1:]:
             _replace(graph, nodes[-1], path, next(iter(given)))
             for node in reversed(nodes):
                 graph.erase_node(node)

@@ -4,7 +4,6 @@ Names of modules and parameters stay, so that its checkpoints fit. The forward p
 of torch's own stay modules, which train as before (`capture`).
 """
 
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -13,22 +12,18 @@ from torch import Tensor, fx, nn
 
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.models.capture import CONSTANT, capture, packet
+from swin_quant.models.captured_layers import batch_dim, call_instead, put, quantized_layers
 from swin_quant.models.classifier import Classifier
 from swin_quant.models.coverage import products
 from swin_quant.models.cuts import WHOLE, chain, channel_dim, taken_out
 from swin_quant.models.exchanges import exchanges
 from swin_quant.models.nearby import take_from_nearby
-from swin_quant.models.placement import Place, foldable, input_role, output_role, places, source_of, word_of
-from swin_quant.quant.conv import QuantConv2d
-from swin_quant.quant.layer import QuantizedLayer
-from swin_quant.quant.linear import QuantLinear
+from swin_quant.models.placement import Place, foldable, output_role, places, word_of
+from swin_quant.quant.conv import QuantConv
 from swin_quant.quant.quantizer import Quantizer
 
 _EXAMPLES = 2  # pictures to capture with: a batch of one may be taken for a constant
 _BATCH_NORMS = ("batch_norm", "_native_batch_norm_legit_no_training")
-_PRODUCTS = ("linear", "conv2d")
-_CONVOLUTION = (1, 0, 1, 1)  # stride, padding, dilation and groups, where an operation names none
-_PLAIN = (nn.Linear, nn.Conv2d)
 
 
 class Captured(Classifier):
@@ -157,12 +152,12 @@ def captured(
             _spell_out(graph, node, module, what)
     take_from_nearby(graph)
     _call_norms(graph, module)
-    layers = _layers(graph, module, stem)
+    layers = quantized_layers(graph, module, stem)
     if not layers:
         raise SwinQuantError(f"{what}: has no linear and no convolution that could be quantized")
     norms = foldable(graph, module)
     for node in graph.nodes:
-        if str(node.target) in layers and isinstance(layers[str(node.target)], QuantConv2d):
+        if str(node.target) in layers and isinstance(layers[str(node.target)], QuantConv):
             layers[str(node.target)]._aftergemm_quantizer.role = output_role(node, module, norms)
     for place in list(places(graph, module)):
         _add(graph, module, place)
@@ -188,96 +183,9 @@ def _call_norms(graph: fx.Graph, root: nn.Module) -> None:
                 setattr(plain, key, value)
             for below, child in norm.named_children():
                 plain.add_module(below, child)
-            _put(root, name, plain)
-        _call(graph, node, name)
+            put(root, name, plain)
+        call_instead(graph, node, name)
     graph.eliminate_dead_code()
-
-
-def _call(graph: fx.Graph, node: fx.Node, name: str) -> None:
-    """Call the module `name` on the first input of `node`, in place of `node`."""
-    with graph.inserting_before(node):
-        made = graph.call_module(name, (node.args[0],))
-    made.meta = dict(node.meta)
-    pair = [user for user in node.users if user.target is operator.getitem]  # (output, mean, variance)
-    for user in pair:
-        user.replace_all_uses_with(made)
-        graph.erase_node(user)
-    node.replace_all_uses_with(made)
-    graph.erase_node(node)
-
-
-def _put(root: nn.Module, name: str, module: nn.Module) -> None:
-    parent, _, own = name.rpartition(".")
-    setattr(root.get_submodule(parent), own, module)
-
-
-def _layers(graph: fx.Graph, root: nn.Module, stem: bool) -> dict[str, QuantizedLayer]:
-    """Replace linears and convolutions by ours, which take over their parameters, and call them."""
-    found: dict[str, QuantizedLayer] = {}
-    for node in list(graph.nodes):
-        name = _layer_name(node, root)
-        if not name or not isinstance(given := node.args[0], fx.Node) or not given.meta["depends"]:
-            continue
-        if not stem and source_of(given, root).op == "placeholder":
-            continue
-        if name not in found:
-            found[name] = ours = _ours(node, root.get_submodule(name))
-            ours._input_quantizer.role = input_role(given, root)
-            ours._input_quantizer.batch_dim = _batch_dim(given)
-            ours._aftergemm_quantizer.batch_dim = _batch_dim(node)
-            _put(root, name, ours)
-        if node.op == "call_function":
-            _call(graph, node, name)
-    graph.eliminate_dead_code()
-    return found
-
-
-def _layer_name(node: fx.Node, root: nn.Module) -> str:
-    """The module whose weight and bias alone a linear or a convolution multiplies with; "" for any other operation."""
-    if node.op == "call_module":
-        return str(node.target) if _is_plain(root.get_submodule(str(node.target))) else ""
-    if packet(node) not in _PRODUCTS:
-        return ""
-    weight, bias = node.args[1], (*node.args, None, None)[2]
-    name, _, own = str(getattr(weight, "target", "")).rpartition(".")
-    if not isinstance(weight, fx.Node) or weight.op != "get_attr" or own != "weight" or not name:
-        return ""
-    module = root.get_submodule(name)
-    if isinstance(module, QuantizedLayer):
-        return name
-    its_bias = None if getattr(module, "bias", None) is None else f"{name}.bias"
-    alone = not list(module.children()) and {*module._parameters} <= {"weight", "bias"}
-    same = its_bias == getattr(bias, "target", bias) and all(_same_product(node, user) for user in weight.users)
-    return name if alone and same else ""
-
-
-def _same_product(node: fx.Node, other: fx.Node) -> bool:
-    return other.target is node.target and other.args[1:] == node.args[1:] and other.kwargs == node.kwargs
-
-
-def _is_plain(layer: nn.Module) -> bool:
-    """Whether a layer computes the same as torch's: torch's own class, or a subclass that only casts."""
-    kind = type(layer)
-    return kind in _PLAIN or (kind.__name__ == "Linear" and isinstance(layer, nn.Linear))
-
-
-def _ours(node: fx.Node, layer: Any) -> QuantizedLayer:
-    """Our layer with the parameters of `layer`, which multiplies as `node` does."""
-    weight, bias = layer.weight, getattr(layer, "bias", None)
-    ours: QuantConv2d | QuantLinear
-    with torch.device("meta"):
-        if weight.dim() == 2:
-            ours = QuantLinear(weight.shape[1], weight.shape[0], bias is not None)
-        else:
-            how: tuple[Any, ...]
-            if node.op == "call_module":
-                how, mode = (layer.stride, layer.padding, layer.dilation, layer.groups), layer.padding_mode
-            else:  # of another class: the operation says how it multiplies
-                how, mode = (*node.args[3:], *_CONVOLUTION[max(len(node.args) - 3, 0) :]), "zeros"
-            channels = weight.shape[1] * how[-1]
-            ours = QuantConv2d(channels, weight.shape[0], tuple(weight.shape[2:]), *how, bias is not None, mode)
-    ours.weight, ours.bias = weight, bias
-    return ours.train(layer.training)
 
 
 def _spell_out(graph: fx.Graph, node: fx.Node, root: nn.Module, what: str) -> None:
@@ -321,16 +229,9 @@ def _add(graph: fx.Graph, root: nn.Module, place: Place) -> None:
     owner, _, own = place.name.rpartition(".")
     given = cast(fx.Node, place.at.args[place.argument])
     quantizer = Quantizer(place.role)
-    quantizer.batch_dim = _batch_dim(given)
+    quantizer.batch_dim = batch_dim(given)
     root.get_submodule(owner).add_module(own, quantizer)
     with graph.inserting_before(place.at):
         node = graph.call_module(place.name, (given,))
     node.meta = dict(given.meta)
     place.at.update_arg(place.argument, node)
-
-
-def _batch_dim(node: fx.Node) -> int:
-    """The first dimension of a node's output that depends on the number of pictures."""
-    value = node.meta.get("val")
-    shape = value.shape if isinstance(value, Tensor) else ()
-    return next((dim for dim, extent in enumerate(shape) if isinstance(extent, torch.SymInt)), 0)

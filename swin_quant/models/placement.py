@@ -14,9 +14,9 @@ from torch import fx, nn
 from swin_quant.models.capture import packet, stack
 from swin_quant.quant.quantizer import Role
 
-LAYERS = frozenset({"linear", "conv2d", "quantlinear", "quantconv2d"})
-CONVOLUTIONS = frozenset({"conv2d", "quantconv2d"})
-NORMS = frozenset({"batchnorm1d", "batchnorm2d"})
+CONVOLUTIONS = frozenset("conv1d conv2d conv3d quantconv1d quantconv2d quantconv3d borrowedconv2d".split())
+LAYERS = CONVOLUTIONS | {"linear", "quantlinear", "borrowedlinear"}
+NORMS = frozenset({"batchnorm1d", "batchnorm2d", "batchnorm3d"})
 MATMULS = frozenset({"matmul", "bmm"})
 ADDS = frozenset({"add"})
 AVERAGES = frozenset({"adaptiveavgpool2d", "avgpool2d", "mean"})

@@ -11,6 +11,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from swin_quant.quant.borrowed import computed
+
 COUNTERS = ".num_batches_tracked"
 _KEYS = ("weight", "bias", "running_mean", "running_var")
 
@@ -70,8 +72,11 @@ def unfolding(model: nn.Module) -> Callable[[], None]:
 
 
 def fitted(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """`state`, folded if it has norms and `model` has none; folds `model` in the opposite case."""
-    norms = norms_of(model)
+    """`state`, folded if it has norms and `model` has none; folds `model` in the opposite case.
+
+    Weights that layers compute from it are there, too.
+    """
+    norms, state = norms_of(model), computed(model, state)
     state = {key: value for key, value in state.items() if not (norms and key.endswith(COUNTERS))}
     has_norms = any(f"{norm}.running_var" in state for norm in norms)
     if norms and not has_norms:

@@ -1,0 +1,190 @@
+"""Replace the linears and convolutions of a captured graph by ours, which take over their parameters."""
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from swin_quant.models.capture import CONSTANT, packet, stack
+from swin_quant.models.placement import input_role, source_of
+from swin_quant.quant.borrowed import Borrowed, BorrowedConv2d, BorrowedLinear, Source
+from swin_quant.quant.conv import QuantConv1d, QuantConv2d, QuantConv3d
+from swin_quant.quant.layer import QuantizedLayer
+from swin_quant.quant.linear import QuantLinear
+
+_OURS: dict[str, type] = {"linear": QuantLinear, "conv1d": QuantConv1d, "conv2d": QuantConv2d, "conv3d": QuantConv3d}
+_BORROWED: dict[str, type] = {"linear": BorrowedLinear, "conv2d": BorrowedConv2d}
+_PLAIN = {nn.Linear: "linear", nn.Conv1d: "conv1d", nn.Conv2d: "conv2d", nn.Conv3d: "conv3d"}
+_CONVOLUTION = (1, 0, 1, 1)  # stride, padding, dilation and groups, where an operation names none
+
+
+def quantized_layers(graph: fx.Graph, root: nn.Module, stem: bool) -> dict[str, QuantizedLayer]:
+    """Every layer that multiplies what depends on the pictures, by name; `graph` then calls it.
+
+    A weight that no module of its own holds, or that is computed, is borrowed (`quant.borrowed`). `stem`: whether the
+    layers that read the pictures themselves are among them.
+    """
+    found: dict[str, QuantizedLayer] = {}
+    for node in list(graph.nodes):
+        kind = _kind(node, root)
+        given = node.args[0] if node.args else None
+        if not kind or not isinstance(given, fx.Node) or not given.meta["depends"]:
+            continue
+        if not stem and source_of(given, root).op == "placeholder":
+            continue
+        name = _own_name(node, root)
+        if name and name not in found:
+            found[name] = _owner(node, root.get_submodule(name), kind)
+        elif not name and (borrowed := _borrowing(node, root, kind)):
+            name, found[borrowed[0]] = borrowed
+        if not name:
+            continue
+        ours = found[name]
+        ours._input_quantizer.role = input_role(given, root)
+        ours._input_quantizer.batch_dim = batch_dim(given)
+        ours._aftergemm_quantizer.batch_dim = batch_dim(node)
+        put(root, name, ours)
+        if node.op == "call_function":
+            call_instead(graph, node, name)
+    graph.eliminate_dead_code()
+    return found
+
+
+def batch_dim(node: fx.Node) -> int:
+    """The first dimension of a node's output that depends on the number of pictures."""
+    value = node.meta.get("val")
+    shape = value.shape if isinstance(value, Tensor) else ()
+    return next((dim for dim, extent in enumerate(shape) if isinstance(extent, torch.SymInt)), 0)
+
+
+def put(root: nn.Module, name: str, module: nn.Module) -> None:
+    """Set the module `name`."""
+    parent, _, own = name.rpartition(".")
+    root.get_submodule(parent).add_module(own, module)
+
+
+def call_instead(graph: fx.Graph, node: fx.Node, name: str) -> None:
+    """Call the module `name` on the first input of `node`, in place of `node`."""
+    with graph.inserting_before(node):
+        made = graph.call_module(name, (node.args[0],))
+    made.meta = dict(node.meta)
+    for user in list(node.users):  # (output, mean, variance) of a norm
+        if user.target is operator.getitem:
+            user.replace_all_uses_with(made)
+            graph.erase_node(user)
+    node.replace_all_uses_with(made)
+    graph.erase_node(node)
+
+
+def _kind(node: fx.Node, root: nn.Module) -> str:
+    """The kind of a layer that a node calls or computes; "" for any other node."""
+    if node.op != "call_module":
+        return packet(node) if packet(node) in _OURS else ""
+    layer = root.get_submodule(str(node.target))
+    if isinstance(layer, nn.Linear) and type(layer).__name__ == "Linear":  # also a subclass that only casts
+        return "linear"
+    return "" if isinstance(layer, QuantizedLayer) else _PLAIN.get(type(layer), "")
+
+
+def _own_name(node: fx.Node, root: nn.Module) -> str:
+    """The module whose weight and bias alone a layer multiplies with; "" where there is none."""
+    if node.op == "call_module":
+        return str(node.target)
+    weight, bias = node.args[1], (*node.args, None, None)[2]
+    name, _, own = str(getattr(weight, "target", "")).rpartition(".")
+    if not isinstance(weight, fx.Node) or weight.op != "get_attr" or own != "weight" or not name:
+        return ""
+    module = root.get_submodule(name)
+    if isinstance(module, QuantizedLayer):
+        return name
+    its_bias = None if getattr(module, "bias", None) is None else f"{name}.bias"
+    alone = not list(module.children()) and {*module._parameters} <= {"weight", "bias"}
+    same = its_bias == getattr(bias, "target", bias) and all(_same_product(node, user) for user in weight.users)
+    return name if alone and same else ""
+
+
+def _same_product(node: fx.Node, other: fx.Node) -> bool:
+    return other.target is node.target and other.args[1:] == node.args[1:] and other.kwargs == node.kwargs
+
+
+def _owner(node: fx.Node, layer: Any, kind: str) -> QuantizedLayer:
+    """Our layer with the parameters of `layer`, which multiplies as `node` does."""
+    how, mode = _how(node), "zeros"
+    if node.op == "call_module" and kind != "linear":
+        how, mode = (layer.stride, layer.padding, layer.dilation, layer.groups), layer.padding_mode
+    bias = getattr(layer, "bias", None)
+    ours = _made(_OURS[kind], layer.weight, bias is not None, how, mode)
+    ours.weight, ours.bias = layer.weight, bias
+    trained: QuantizedLayer = ours.train(layer.training)
+    return trained
+
+
+def _how(node: fx.Node) -> tuple[Any, ...]:
+    """Stride, padding, dilation and groups of a convolution in ATen's words."""
+    return (*node.args[3:7], *_CONVOLUTION[max(len(node.args) - 3, 0) :])
+
+
+def _made(kind: type, weight: Tensor, biased: bool, how: tuple[Any, ...], mode: str = "zeros") -> Any:
+    with torch.device("meta"):
+        if weight.dim() == 2:
+            return kind(weight.shape[1], weight.shape[0], biased)
+        channels = weight.shape[1] * how[-1]
+        return kind(channels, weight.shape[0], tuple(weight.shape[2:]), *how, biased, mode)
+
+
+def _borrowing(node: fx.Node, root: nn.Module, kind: str) -> tuple[str, Borrowed] | None:
+    """A new layer whose weight is not its own, and its name; None where the weight depends on the pictures."""
+    parts = {"weight": node.args[1], "bias": (*node.args, None, None)[2]}
+    nodes = {own: one for own, one in parts.items() if isinstance(one, fx.Node)}
+    if kind not in _BORROWED or "weight" not in nodes or any(one.meta["depends"] for one in nodes.values()):
+        return None
+    sources = {own: _source(one, root) for own, one in nodes.items()}
+    if not all(sources.values()):
+        return None
+    keys = {key for source in sources.values() if source for key in source.keys}
+    values = {key: _attribute(root, key) for key in keys}
+    ours = _made(_BORROWED[kind], nodes["weight"].meta["val"], "bias" in nodes, _how(node))
+    ours.borrow(sources, values)
+    owner, base = stack(node)[1], str(getattr(nodes["weight"], "target", "")).rpartition(".")[2]
+    place, prefix = root.get_submodule(owner), f"{owner}." if owner else ""
+    named = base.removesuffix("_weight") if base.endswith("_weight") else kind
+    names = [named, *(f"{named}{number}" for number in range(1, 10**6))]
+    return prefix + next(name for name in names if not hasattr(place, name)), ours.train(False)
+
+
+def _attribute(root: nn.Module, key: str) -> Any:
+    owner, _, own = key.rpartition(".")
+    return getattr(root.get_submodule(owner), own)
+
+
+def _source(node: fx.Node, root: nn.Module) -> Source | None:
+    """Where a weight comes from; None where it depends on the number or size of pictures."""
+    if node.op == "get_attr":
+        return Source((str(node.target),))
+    needed: set[fx.Node] = set()
+    front = [node]
+    while front:
+        one = front.pop()
+        needed.add(one)
+        front += [more for more in one.all_input_nodes if more not in needed]
+    if any(one.op not in ("get_attr", "call_function") for one in needed):
+        return None
+    inner, keys, copies = fx.Graph(), list[str](), dict[fx.Node, Any]()
+    for one in node.graph.nodes:
+        if one in needed and one.op == "get_attr" and not str(one.target).startswith(CONSTANT):
+            copies[one] = inner.placeholder(f"p{len(keys)}")
+            keys.append(str(one.target))
+    for one in node.graph.nodes:
+        if one in needed and one.op == "call_function":
+            copies[one] = inner.node_copy(one, copies.__getitem__)
+        elif one in needed and one not in copies:
+            copies[one] = inner.get_attr(str(one.target))
+    inner.output(copies[node])
+    constants = nn.Module()
+    for one in inner.nodes:
+        if one.op == "get_attr":
+            constants.register_buffer(str(one.target), _attribute(root, str(one.target)), persistent=False)
+    function: Callable[..., Tensor] = fx.GraphModule(constants, inner)
+    return Source(tuple(keys), function)
