@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.fx.experimental.symbolic_shapes import is_concrete_int
 
 from swin_quant.base.errors import SwinQuantError, first_line
 
@@ -61,10 +62,9 @@ def capture(
         except Exception as error:  # a forward pass may raise anything on fake tensors
             raise SwinQuantError(f"{what}: cannot be captured{_place(error)}: {_reason(error)}") from error
     graph = _on_attributes(program, module, what, outputs)
-    if isinstance(_pictures(graph).meta["val"].shape[0], int):
-        raise SwinQuantError(
-            f"{what}: its forward pass fits batches of {len(pictures)} alone: take the batch from its input's size"
-        )
+    if is_concrete_int(_pictures(graph).meta["val"].shape[0]):
+        remedy = "take the batch from `x.shape[0]`, not from `len(x)` or a number"
+        raise SwinQuantError(f"{what}: its forward pass fits batches of {len(pictures)} alone: {remedy}")
     _drop_checks(graph)
     graph.owning_module = module  # type: ignore[assignment]  # it asks for modules alone
     _mark_dependence(graph)

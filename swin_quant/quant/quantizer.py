@@ -188,7 +188,7 @@ class Quantizer(nn.Module):
             return x
         if self.state is State.CALIBRATE:
             if self.observer is not None:
-                self.observer(x.movedim(self.batch_dim, 0))
+                self.observer(x.movedim(self.batch_dim, 0) if self.batch_dim else x)
             return x
         return simulate(x, self.range_for(x), *self.grid)
 

@@ -1,0 +1,216 @@
+"""Modules of all sorts, captured: they compute what they did, and every product of activations has its nodes."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import swin_quant as sq
+from swin_quant.checkpoint import load_float, save_float
+from swin_quant.models.captured import captured
+from swin_quant.quant.borrowed import Borrowed
+from swin_quant.quant.quantizer import named_nodes
+
+
+class Attention(nn.Module):
+    """torch's own, whose first weight has another name; pictures lie in dimension 1."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.attn, self.head = nn.Conv2d(3, 8, 4, 4), nn.MultiheadAttention(8, 2), nn.Linear(8, 5)
+
+    def forward(self, x):
+        x = self.stem(x).flatten(2).permute(2, 0, 1)
+        return self.head(self.attn(x, x, x)[0].mean(0))
+
+
+class Standardised(nn.Module):
+    """A weight that is computed from parameters."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.gain, self.head = nn.Conv2d(3, 8, 3, padding=1), nn.Parameter(torch.ones(8)), nn.Linear(8, 5)
+
+    def forward(self, x):
+        weight = self.conv.weight
+        weight = (weight - weight.mean((1, 2, 3), keepdim=True)) / (weight.std((1, 2, 3), keepdim=True) + 1e-5)
+        x = F.conv2d(x, weight * self.gain[:, None, None, None], self.conv.bias, padding=1)
+        return self.head(F.relu(x).mean((2, 3)))
+
+
+class Windows(nn.Module):
+    """A mask that is written in place, a table of positions that is resized, sizes taken from the input."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.mlp = nn.Parameter(torch.randn(1, 3, 4, 4)), nn.Linear(3, 3)
+        self.qkv, self.head = nn.Linear(3, 9), nn.Linear(3, 5)
+
+    def forward(self, x):
+        batch, channels, height, width = x.shape
+        places = self.mlp(F.interpolate(self.table, size=(height, width)).flatten(2).transpose(1, 2))
+        tokens = x.flatten(2).transpose(1, 2) + (places + places.roll(1, 1))
+        mask = x.new_zeros((height * width, height * width))
+        mask[: width * 2, width * 2 :] = -100.0
+        q, k, v = self.qkv(tokens).reshape(batch, -1, 3, 3).unbind(2)
+        tokens = tokens + F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        tokens += 1
+        return self.head(tokens.reshape(-1, channels)).view(batch, height * width, 5).mean(1)
+
+
+class Kinds(nn.Module):
+    """A convolution of one dimension, one of three, and one that is transposed."""
+
+    def __init__(self):
+        super().__init__()
+        self.line, self.volume = nn.Conv1d(3, 4, 3), nn.Conv3d(1, 2, 2)
+        self.up, self.head = nn.ConvTranspose2d(2, 2, 2, 2), nn.Linear(2, 5)
+
+    def forward(self, x):
+        y = self.line(x.flatten(2)).reshape(x.shape[0], 1, 4, 31, 2)
+        return self.head(self.up(self.volume(y).mean(2)).mean((2, 3)))
+
+
+class Causal(nn.Module):
+    def __init__(self, groups):
+        super().__init__()
+        self.q, self.kv, self.head, self.groups = nn.Linear(3, 8), nn.Linear(3, 8 // groups), nn.Linear(8, 5), groups
+
+    def forward(self, x):
+        x = x.flatten(2).transpose(1, 2)
+        q = self.q(x).unflatten(-1, (4, 2)).transpose(1, 2)
+        kv = self.kv(x).unflatten(-1, (4 // self.groups, 2)).transpose(1, 2)
+        y = F.scaled_dot_product_attention(q, kv, kv, is_causal=True, enable_gqa=self.groups > 1)
+        return self.head(y.transpose(1, 2).flatten(2).mean(1))
+
+
+def nodes_of(model):
+    return {name for name in named_nodes(model) if not name.endswith(("_weight_quantizer", "_aftergemm_quantizer"))}
+
+
+MODULES = {
+    "attention": Attention,
+    "standardised": Standardised,
+    "windows": Windows,
+    "kinds": Kinds,
+    "causal": lambda: Causal(1),
+    "grouped": lambda: Causal(2),
+}
+
+
+@pytest.mark.parametrize("kind", MODULES)
+def test_it_computes_the_same_for_every_batch_and_keeps_its_names(kind):
+    torch.manual_seed(0)
+    module = MODULES[kind]().eval()
+    model = captured(copy.deepcopy(module), 8, 3, 5, what=kind)
+    assert {*module.state_dict()} <= {*model.state_dict()}
+    with torch.no_grad():
+        for batch in (1, 3, 8):
+            x = torch.randn(batch, 3, 8, 8)
+            torch.testing.assert_close(model(x), module(x))
+
+
+@pytest.mark.parametrize("kind", MODULES)
+def test_every_node_is_calibrated_and_what_is_left_float_is_said(kind):
+    torch.manual_seed(0)
+    model = sq.wrap(MODULES[kind](), 8, name=kind)
+    x = torch.randn(8, 3, 8, 8)
+    sq.calibrate(model, [x[:5], x[5:]], "qdq", passes=[])
+    with torch.no_grad():
+        exact = model.module(x)
+        assert 20 * torch.log10(exact.norm() / (model(x) - exact).norm()) > 20
+    covered = model.card.calibration["coverage"]
+    assert covered["left"] == ({"convtranspose2d (no int8 kind of it)": 1} if kind == "kinds" else {})
+    assert (covered["share"] == 1) == (kind != "kinds") and covered["products"] >= 2
+
+
+def test_nodes_stand_where_activations_are_alone():
+    places = nodes_of(captured(Windows().eval(), 8, 3, 5, what="windows"))
+    assert "mlp._input_quantizer" not in places, "it reads no picture"
+    assert {name for name in places if "add" in name} == {"add1_left_input_quantizer", "add1_right_input_quantizer"}
+    assert {"qkv._input_quantizer", "matmul1_left_input_quantizer", "matmul2_right_input_quantizer"} <= places
+
+
+@pytest.mark.parametrize(("kind", "layer"), [("attention", "attn.in_proj"), ("standardised", "conv2d")])
+def test_a_borrowed_weight_follows_its_owner(kind, layer, tmp_path):
+    torch.manual_seed(0)
+    first, second = MODULES[kind]().eval(), MODULES[kind]().eval()
+    torch.save(second.state_dict(), tmp_path / "theirs.pth")
+    model = captured(first, 8, 3, 5, what=kind)
+    assert isinstance(model.get_submodule(layer), Borrowed)
+    load_float(model, tmp_path / "theirs.pth")
+    save_float(model, tmp_path / "ours.pth")
+    again = captured(MODULES[kind]().eval(), 8, 3, 5, what=kind)
+    load_float(again, tmp_path / "ours.pth")
+    x = torch.randn(2, 3, 8, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(model(x), second(x))
+        torch.testing.assert_close(again(x), second(x))
+
+
+def test_a_borrowed_weight_is_trained():
+    model = captured(Attention().eval(), 8, 3, 5, what="attention")
+    names = [name for name, _ in model.named_parameters()]
+    assert "attn.in_proj_weight" in names and len(names) == len({*names})
+    model.train()(torch.randn(2, 3, 8, 8)).sum().backward()
+    assert model.attn.in_proj_weight.grad is not None
+
+
+class Several(nn.Module):
+    """A classifier with a map beside its logits, in a dict."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(3, 6, 3, padding=1), nn.Linear(6, 5)
+
+    def forward(self, x):
+        x = self.conv(x)
+        return {"logits": self.head(x.mean((2, 3))), "maps": [x, x[:, :, ::2]], "count": 3}
+
+
+def test_outputs_by_name():
+    x = torch.randn(2, 3, 8, 8)
+    module = Several()
+    model = sq.wrap(module, 8)
+    assert model.module.classes == 5 and model.module(x).shape == (2, 5)
+    maps = sq.wrap(module, 8, output="maps").module
+    assert maps.output_names == ("maps.0", "maps.1") and [tuple(one.shape) for one in maps(x)] == [
+        (2, 6, 8, 8),
+        (2, 6, 4, 8),
+    ]
+    with pytest.raises(sq.UsageError, match="gives logits, maps.0, maps.1: choose one of them"):
+        sq.wrap(module, 8, output="boxes")
+
+
+class Wrong(nn.Module):
+    def __init__(self, how):
+        super().__init__()
+        self.fc, self.how = nn.Linear(192, 5), how
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x):
+        y = self.fc(x.flatten(1))
+        if self.how == "nan":
+            return y * torch.nan
+        if self.how == "text":
+            return "none"
+        if self.how == "state":
+            self.seen += 1
+        return self.fc(x.reshape(len(x), 192)) if self.how == "batch" else y
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ("nan", r"x: gives NaN or infinity \(output\) for a picture of random values"),
+        ("text", "x: gives no tensor of numbers"),
+        ("state", "x: its forward pass changes buffers in evaluation"),
+        ("batch", "x: its forward pass fits batches of 2 alone: take the batch from"),
+    ],
+)
+def test_what_cannot_be_wrapped_is_one_line(how, says):
+    with pytest.raises(sq.SwinQuantError, match=says) as raised:
+        sq.wrap(Wrong(how), 8, name="x")
+    assert "\n" not in str(raised.value)
