@@ -26,7 +26,7 @@ _EXAMPLES = 2  # pictures to capture with: a batch of one may be taken for a con
 _BATCH_NORMS = ("batch_norm", "_native_batch_norm_legit_no_training")
 
 
-class Captured(Classifier):
+class CapturedNetwork(Classifier):
     """The modules of another network, and its forward pass with nodes. Pictures [B, in, S, S] -> logits [B, classes].
 
     `foldable`: name of a batch norm -> name of the layer that it can be folded into (`quant.fold`). `products`: its
@@ -136,7 +136,7 @@ def captured(
     stem: bool = True,
     any_size: bool = False,
     outputs: Sequence[int] | None = None,
-) -> Captured:
+) -> CapturedNetwork:
     """`module` as a network with nodes; `module` itself is used up. SwinQuantError names `what` and the obstacle.
 
     `stem`: whether the layers that read the pictures themselves are quantized. `any_size`: the network takes pictures
@@ -162,7 +162,7 @@ def captured(
     for place in list(places(graph, module)):
         _add(graph, module, place)
     graph.lint()
-    return Captured(module, graph, image_size, in_chans, classes, norms)
+    return CapturedNetwork(module, graph, image_size, in_chans, classes, norms)
 
 
 def _call_norms(graph: fx.Graph, root: nn.Module) -> None:

@@ -19,7 +19,7 @@ _MODULES = (nn.Linear, nn.modules.conv._ConvNd, nn.RNNBase)
 
 
 @dataclass(frozen=True)
-class Product:
+class Multiplication:
     """An operation that multiplies: its kind, and its multiplications for a picture.
 
     `nodes`: the quantizers of its factors; `reason`: why it has none.
@@ -47,7 +47,7 @@ class Coverage:
         return f"{text}; float: {left}" if left else text
 
 
-def coverage(products: Sequence[Product], enabled: Collection[str]) -> Coverage:
+def coverage(products: Sequence[Multiplication], enabled: Collection[str]) -> Coverage:
     """The coverage of products by the nodes that are on."""
     done = [one for one in products if one.nodes and {*one.nodes} <= {*enabled}]
     left = Counter(f"{one.kind} ({one.reason or 'left out by the policy'})" for one in products if one not in done)
@@ -55,7 +55,7 @@ def coverage(products: Sequence[Product], enabled: Collection[str]) -> Coverage:
     return Coverage(len(done), len(products), sum(one.multiplications for one in done) / max(total, 1), dict(left))
 
 
-def products(graph: fx.Graph, root: nn.Module, pictures: int) -> Iterator[Product]:
+def products(graph: fx.Graph, root: nn.Module, pictures: int) -> Iterator[Multiplication]:
     """The products of a graph with nodes, which was captured with so many pictures."""
     for node in graph.nodes:
         if not node.meta.get("depends"):
@@ -64,27 +64,27 @@ def products(graph: fx.Graph, root: nn.Module, pictures: int) -> Iterator[Produc
         name = packet(node)
         if isinstance(module, QuantizedLayer):
             nodes = tuple(f"{node.target}.{kind}" for kind in ("_input_quantizer", "_weight_quantizer"))
-            yield Product(_word(module), _of_layer(node, module.weight, pictures), nodes)
+            yield Multiplication(_word(module), _of_layer(node, module.weight, pictures), nodes)
         elif isinstance(module, _MODULES):
             first = next(module.parameters())
             reason = (
                 "reads the pictures, left float" if isinstance(module, nn.Linear | nn.Conv2d) else "no int8 kind of it"
             )
-            yield Product(_word(module), _of_layer(node, first, pictures), reason=reason)
+            yield Multiplication(_word(module), _of_layer(node, first, pictures), reason=reason)
         elif name in _LAYERS:
             weight = node.args[1].meta.get("val") if isinstance(node.args[1], fx.Node) else None
             fixed = isinstance(node.args[1], fx.Node) and not node.args[1].meta.get("depends")
             reason = (
                 "its weight is shared or computed" if name in ("linear", "conv2d") and fixed else "no int8 kind of it"
             )
-            yield Product(name, _of_layer(node, weight, pictures), reason=reason)
+            yield Multiplication(name, _of_layer(node, weight, pictures), reason=reason)
         elif name in _MATMULS:
             factors = [one for one in node.args[:2] if isinstance(one, fx.Node) and _is_quantizer(one, root)]
             reason = (
                 "" if len(factors) == 2 else "a factor is no activation" if name != "einsum" else "no int8 kind of it"
             )
             nodes = tuple(str(one.target) for one in factors) if len(factors) == 2 else ()
-            yield Product(name, _of_matmul(node, pictures), nodes, reason)
+            yield Multiplication(name, _of_matmul(node, pictures), nodes, reason)
 
 
 def _word(module: nn.Module) -> str:

@@ -17,15 +17,15 @@ from swin_quant.base.compat import import_timm
 from swin_quant.base.errors import UsageError, first_line, listed
 from swin_quant.config.outputs import EMBEDDING, FEATURES
 from swin_quant.config.timm import TIMM, options_of
-from swin_quant.models.captured import Captured, captured
+from swin_quant.models.captured import CapturedNetwork, captured
 from swin_quant.models.classifier import Architecture
 
 
-def _build(cfg: CfgNode) -> Captured:
+def _build(cfg: CfgNode) -> CapturedNetwork:
     return _captured(cfg, lambda name, module: module)
 
 
-def timm_backbone(cfg: CfgNode) -> Captured:
+def timm_backbone(cfg: CfgNode) -> CapturedNetwork:
     """The maps [B, C, h, w] of a model's stages as timm numbers them, by its `forward_intermediates`.
 
     Parameters and nodes have the names of the classifier, less what lies behind the last stage that is asked for.
@@ -45,7 +45,7 @@ def timm_backbone(cfg: CfgNode) -> Captured:
     return model
 
 
-def timm_embedding(cfg: CfgNode) -> Captured:
+def timm_embedding(cfg: CfgNode) -> CapturedNetwork:
     """The input of a model's last linear: [B, channels]. UsageError for a model where timm cannot name it."""
 
     def giving(name: str, module: nn.Module) -> nn.Module:
@@ -62,7 +62,7 @@ def _running(module: nn.Module, forward: Callable[[Any, Any], Any]) -> nn.Module
     return module
 
 
-def _without_logits(model: Captured, kind: str) -> Captured:
+def _without_logits(model: CapturedNetwork, kind: str) -> CapturedNetwork:
     model.output_kind, model.classes = kind, 0
     model.left_out = "|".join(rf"{re.escape(name)}\." for name in model.prune()) or None
     kept = dict(model.named_modules())
@@ -82,7 +82,7 @@ def _stages(cfg: CfgNode, name: str, module: Any) -> list[int]:
     return list(wanted)
 
 
-def _captured(cfg: CfgNode, giving: Callable[[str, nn.Module], nn.Module], any_size: bool = False) -> Captured:
+def _captured(cfg: CfgNode, giving: Callable[[str, nn.Module], nn.Module], any_size: bool = False) -> CapturedNetwork:
     """timm's model of a config, wrapped by `giving` and captured."""
     timm = import_timm()
     name, options = cfg.MODEL.TIMM.ARCHITECTURE, options_of(cfg, "the configuration")
