@@ -9,7 +9,7 @@ from torch import Tensor, fx, nn
 
 from swin_quant.models.capture import CONSTANT, packet, stack
 from swin_quant.models.placement import input_role, source_of
-from swin_quant.quant.borrowed import Borrowed, BorrowedConv2d, BorrowedLinear, WeightSource
+from swin_quant.quant.borrowed import Borrowed, BorrowedConv2d, BorrowedLinear, Lender
 from swin_quant.quant.conv import QuantConv1d, QuantConv2d, QuantConv3d
 from swin_quant.quant.layer import QuantizedLayer
 from swin_quant.quant.linear import QuantLinear
@@ -159,10 +159,10 @@ def _attribute(root: nn.Module, key: str) -> Any:
     return getattr(root.get_submodule(owner), own)
 
 
-def _source(node: fx.Node, root: nn.Module) -> WeightSource | None:
+def _source(node: fx.Node, root: nn.Module) -> Lender | None:
     """Where a weight comes from; None where it depends on the number or size of pictures."""
     if node.op == "get_attr":
-        return WeightSource((str(node.target),))
+        return Lender((str(node.target),))
     needed: set[fx.Node] = set()
     front = [node]
     while front:
@@ -187,4 +187,4 @@ def _source(node: fx.Node, root: nn.Module) -> WeightSource | None:
         if one.op == "get_attr":
             constants.register_buffer(str(one.target), _attribute(root, str(one.target)), persistent=False)
     function: Callable[..., Tensor] = fx.GraphModule(constants, inner)
-    return WeightSource(tuple(keys), function)
+    return Lender(tuple(keys), function)

@@ -17,7 +17,7 @@ from swin_quant.quant.linear import QuantLinear
 
 
 @dataclass(frozen=True)
-class WeightSource:
+class Lender:
     """Where a weight or bias comes from: the keys of parameters, and the function that computes it from their values;
     None: it is that parameter itself."""
 
@@ -28,9 +28,9 @@ class WeightSource:
 class Borrowed(QuantizedLayer):
     """The mixin: `sources` of "weight" and "bias", for those that the layer does not own."""
 
-    sources: dict[str, WeightSource]
+    sources: dict[str, Lender]
 
-    def borrow(self, sources: Mapping[str, WeightSource], values: Mapping[str, Any]) -> None:
+    def borrow(self, sources: Mapping[str, Lender], values: Mapping[str, Any]) -> None:
         """Take the parameters, and those that are computed from them; `values`: parameters by key."""
         self.sources = dict(sources)
         for own, source in sources.items():
