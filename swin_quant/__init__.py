@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from swin_quant.verbs.serve import app as app
     from swin_quant.verbs.verify import Verification as Verification
     from swin_quant.verbs.verify import verify as verify
-    from swin_quant.verbs.wrap import wrap as wrap
+    from swin_quant.wrapping import wrap as wrap
 
 # Name -> its module, and what it is called there.
 _FACE = {
@@ -57,7 +57,7 @@ _FACE = {
     "calibrate": ("swin_quant.verbs.calibrate", "calibrate"),
     "evaluate": ("swin_quant.verbs.evaluate", "evaluate"),
     "Evaluation": ("swin_quant.verbs.evaluate", "Evaluation"),
-    "wrap": ("swin_quant.verbs.wrap", "wrap"),
+    "wrap": ("swin_quant.wrapping", "wrap"),
     "sensitivity": ("swin_quant.verbs.sensitivity", "sensitivity"),
     "search": ("swin_quant.verbs.search", "search"),
     "Search": ("swin_quant.verbs.search", "Search"),

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from yacs.config import CfgNode
 
 from swin_quant.base.distributed import World
@@ -27,11 +28,12 @@ from swin_quant.models import build_model
 from swin_quant.models.classifier import Classifier
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Policy, apply_policy, policy_from_dict, settings_for
+from swin_quant.wrapping import wrapped_again
 
 
 def load(
     checkpoint: str | Path,
-    config: str | Path | CfgNode | None = None,
+    config: str | Path | CfgNode | nn.Module | None = None,
     policy: str | Policy | None = None,
     *,
     device: str = "cpu",
@@ -44,19 +46,21 @@ def load(
 ) -> Model:
     """The model in a checkpoint of ours, Microsoft's, timm's, Hugging Face's or FasterTransformer's, or `timm:NAME`.
 
-    What it is, is said by the run card beside it, else by its keys and shapes, else by `config` (a YAML file or the
-    name of a shipped one). `policy` is for a calibrated checkpoint without run card. `output_kind` "features" makes it
-    a backbone, which takes pictures of any size and gives the maps of its stages ("embedding": what the head reads);
-    then `features` are stages=[...], norm="each", windows="detection", as docs/backbones.md has them. `weights` chooses
-    among the sets of a file that holds several: ema, raw, or a name. `img_size` and `window` give a float model another
-    size, its positions interpolated. SwinQuantError
-    for a file that is no Swin, is damaged, or fits no config or several (they are named).
+    What it is, is said by the run card beside it, else by its keys and shapes, else by `config`: a YAML file, the name
+    of a shipped one, or, for a network that was wrapped, a module of its structure. `policy` is for a calibrated
+    checkpoint without run card. `output_kind` "features" makes it a backbone, which takes pictures of any size and
+    gives the maps of its stages ("embedding": what the head reads); then `features` are stages=[...], norm="each",
+    windows="detection", as docs/backbones.md has them. `weights` chooses among the sets of a file that holds several:
+    ema, raw, or a name. `img_size` and `window` give a float model another size, its positions interpolated.
+    SwinQuantError for a file that is no Swin, is damaged, or fits no config or several (they are named).
     """
     wanted: dict[str, Any] = {"MODEL.OUTPUT_KIND": output_kind} if output_kind else {}
     sizes = {"DATA.IMG_SIZE": img_size, "MODEL.SWIN.WINDOW_SIZE": window, "MODEL.SWINV2.WINDOW_SIZE": window}
     wanted |= {key: value for key, value in {"MODEL.WEIGHTS": weights, **sizes}.items() if value is not None}
     wanted |= {f"MODEL.FEATURES.{key.upper()}": value for key, value in features.items()}
     subject = open_checkpoint(checkpoint)
+    if isinstance(config, nn.Module):
+        return wrapped_again(subject, config, device)
     from swin_quant.checkpoint.identify import agreed, config_for, config_given
 
     with called(cfg="config"):

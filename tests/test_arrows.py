@@ -20,6 +20,7 @@ FLOORS = [
     ["report", "ship", "serving"],
     ["saving"],
     ["model"],
+    ["wrapping"],
     ["loading"],
     ["exported"],
     ["cli"],

@@ -38,6 +38,7 @@ from swin_quant.cards.records import (
     SourceRecord,
     TrainingRecord,
     VerificationRecord,
+    WrappedRecord,
 )
 from swin_quant.cards.versions import versions
 
@@ -49,7 +50,8 @@ SCHEMA = f"{FAMILY}{FORMAT}"
 class RunCard:
     """A run, as recorded. `results` holds `Result`s as JSON; `measured()` gives them as objects.
 
-    `class_names`: the model's class names in order, where known. `newer`: further keys that a newer version wrote.
+    `class_names`: the model's class names in order, where known. `wrapped`: how a user's module was captured. `newer`:
+    further keys that a newer version wrote.
     `checked`: the card comes from a file that was checked already.
     """
 
@@ -68,6 +70,7 @@ class RunCard:
     results: list[dict[str, Any]] = field(default_factory=list)
     verification: list[VerificationRecord] = field(default_factory=list)
     class_names: ClassNames = field(default_factory=list)
+    wrapped: WrappedRecord | None = None
     created: Moment = field(default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds"))
     newer: dict[str, Any] = field(default_factory=dict, metadata={"json": False})
     checked: InitVar[bool] = False

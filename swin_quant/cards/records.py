@@ -147,6 +147,15 @@ class _CalibrationRecord(SearchRecord):
     beyond_half: list[str]
 
 
+class WrappedRecord(TypedDict):
+    """How a user's module was captured: the arguments of `wrap`."""
+
+    size: int
+    channels: int
+    stem: bool
+    output: str | None
+
+
 class CoverageRecord(TypedDict):
     """How many products of a network are quantized, their share of its multiplications, and the kinds that are not."""
 

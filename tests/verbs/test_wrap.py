@@ -136,3 +136,27 @@ def test_what_cannot_be_wrapped_is_one_line(module):
         assert "\n" not in str(raised.value)
     with pytest.raises(sq.UsageError, match="size 0"):
         sq.wrap(module, 0)
+
+
+def test_it_is_saved_and_loaded_into_a_module_of_its_structure(module, tmp_path):
+    x = torch.randn(16, 3, 8, 8)
+    model = sq.calibrate(sq.wrap(module, 8, name="mine", stem=False), [x], "cpu", passes=[])
+    model.save(tmp_path / "mine_calib.pth")
+    again = sq.load(tmp_path / "mine_calib.pth", Net())
+    assert torch.equal(again(x), model(x)) and again.policy == model.policy
+    assert again.card.wrapped == {"size": 8, "channels": 3, "stem": False, "output": None}
+    with pytest.raises(sq.SwinQuantError, match="does not fit the model"):
+        sq.load(
+            tmp_path / "mine_calib.pth",
+            nn.Sequential(nn.Flatten(), nn.ReLU(), nn.Sequential(nn.Linear(192, 8), nn.ReLU(), nn.Linear(8, 4))),
+        )
+    (tmp_path / "mine_calib.json").unlink()
+    with pytest.raises(sq.UsageError, match="has no run card of a wrapped module beside it"):
+        sq.load(tmp_path / "mine_calib.pth", Net())
+
+
+def test_its_nodes_are_weighed(module):
+    x = torch.randn(16, 3, 8, 8)
+    model = sq.calibrate(sq.wrap(module, 8, name="mine"), [x], "cpu", passes=[])
+    found = sq.sensitivity(model, [x])
+    assert {"stem", "head"} <= {row.name.partition(".")[0] for row in found.rows()}

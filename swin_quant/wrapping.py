@@ -8,10 +8,15 @@ from torch import Tensor, nn
 from torch.utils import _pytree
 
 from swin_quant.base.errors import SwinQuantError, UsageError, first_line, listed
+from swin_quant.cards.card import RunCard
+from swin_quant.cards.records import WrappedRecord
+from swin_quant.checkpoint import load_calibrated, load_float
+from swin_quant.checkpoint.opened import OpenedCheckpoint
 from swin_quant.config.outputs import FEATURES, LOGITS
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.model import Model
 from swin_quant.models.captured import captured
+from swin_quant.quant.policy import apply_policy, policy_from_dict
 
 _CLOSE = 1e-4  # share of the largest output: folded constants may round otherwise
 _EXAMPLES = 2
@@ -65,7 +70,25 @@ def wrap(
     for ours, theirs in zip(found if isinstance(found, list) else [found], wanted.values(), strict=True):
         if (ours - theirs).abs().max() > _CLOSE * theirs.abs().max():
             raise SwinQuantError(f"{name}: computes something else when captured: what it does depends on its input")
-    return Model(network, name, preprocess)
+    how = WrappedRecord(size=size, channels=channels, stem=stem, output=output)
+    return Model(network, card=RunCard(name, {}, preprocess.to_dict() if preprocess else {}, wrapped=how))
+
+
+def wrapped_again(checkpoint: OpenedCheckpoint, module: nn.Module, device: str = "cpu") -> Model:
+    """The calibrated model in a checkpoint of a wrapped module; `module` is one of the same structure.
+
+    UsageError for a checkpoint whose run card is missing, or of no wrapped module.
+    """
+    card = checkpoint.card
+    if card is None or card.wrapped is None:
+        raise UsageError(f"{checkpoint}: has no run card of a wrapped module beside it: load it without a module")
+    network = wrap(module, **card.wrapped, name=card.name).module.to(device)
+    if card.policy:
+        apply_policy(network, policy_from_dict(card.policy, f"the run card of {checkpoint}"))
+        load_calibrated(network, checkpoint)
+    else:
+        load_float(network, checkpoint)
+    return Model(network, card=card, file=checkpoint.file)
 
 
 def _named(output: object) -> dict[str, Tensor | None]:
