@@ -3,23 +3,29 @@
     python benchmarks/any_model.py accuracy examples/checkpoints/{resnet,convnext,mobilenetv3,vit}_micro*.safetensors
         --data-path CIFAR10 --zip [--work DIR] [--pictures 80] [--output docs/results/any_model.md]
     python benchmarks/any_model.py latency timm:resnet50 [timm:deit_small_patch16_224 ...] [--rounds 5]   (quiet)
+    python benchmarks/any_model.py sweep [timm:NAME tv:NAME ...] [--data-path PICTURES] [--work DIR] [--limit 240]
+        [--output docs/results/sweep.md]
 
 accuracy: a float checkpoint with its run card is calibrated once on training pictures; all rows are scored on all
 pictures of the val split, deltas against float32 with their paired standard errors; agreement and SQNR are with
 float32. latency: random weights at full size, one interleaved run a model (`benchmarks/cpu_engines.py`), beside NNCF
 where it is installed and ONNX Runtime's own quantization; what is in --work is not made again, so `--rounds 1 --seconds
 0.1` beforehand leaves only the timing to the quiet machine. Each table replaces that of its title in the page; the CPU
-is part of the title of times.
+is part of the title of times. sweep: every test model and family of timm and 25 models of torchvision from `wrap` to
+files on engines (`benchmarks/sweep.py`); rows in --work are not made again.
 """
 
 import argparse
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from pages import cpu, place
+from sweep import markdown, sweep
 
 from swin_quant.base.errors import SwinQuantError
+from swin_quant.base.files import atomic_write_bytes
 from swin_quant.base.reproducible import reproducible
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import Result
@@ -33,24 +39,39 @@ HEADING = (
     "files. Latency: random weights at full size, one interleaved run a model. Written by "
     "`python benchmarks/any_model.py accuracy` and `latency`.\n"
 )
+SWEEP = (
+    "# Models of timm and torchvision, the whole way\n\nEach is wrapped, calibrated by default (policy qdq) on 8 "
+    "pictures, exported, and run on 8 others. Weights are random, seeded and disturbed; SQNR of the output in dB, "
+    "against float; NNCF: its default, on OpenVINO, from the module itself. Worst first. Written by "
+    "`python benchmarks/any_model.py sweep --data-path DIR --output docs/results/sweep.md` on "
+)
 
 
 def main() -> None:
     reproducible()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("accuracy", "latency"))
-    parser.add_argument("models", nargs="+", metavar="CHECKPOINT|timm:NAME")
-    parser.add_argument("--data-path", help="for accuracy")
+    parser.add_argument("what", choices=("accuracy", "latency", "sweep"))
+    parser.add_argument("models", nargs="*", metavar="CHECKPOINT|timm:NAME|tv:NAME")
+    parser.add_argument("--data-path", help="for accuracy; for sweep: a folder of JPEGs, else noise")
     parser.add_argument("--zip", action="store_true")
     parser.add_argument("--pictures", type=int, default=80, help="to calibrate on")
     parser.add_argument("--batch", type=int, nargs="+", default=[1], help="for latency")
     parser.add_argument("--rounds", type=int, default=5, help="for latency")
     parser.add_argument("--seconds", type=float, default=1.0, help="for latency: of each candidate in a round")
+    parser.add_argument("--limit", type=float, default=240.0, help="for sweep: seconds a model")
     parser.add_argument("--work", type=Path, default=Path("out/any_model"))
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     if args.what == "accuracy" and not args.data_path:
         parser.error("accuracy needs --data-path")
+    if args.what == "sweep":
+        rows = sweep(args.models, args.work / "sweep", args.data_path, args.limit)
+        print(text := f"{SWEEP}{cpu()}, {time.strftime('%F')}.\n\n{markdown(rows)}")
+        if args.output:
+            atomic_write_bytes(args.output, text.encode())
+        return
+    if not args.models:
+        parser.error(f"{args.what} needs models")
     for model in args.models:
         text = table(model, args) if args.what == "accuracy" else latency(model, args)
         print(text)

@@ -3,6 +3,7 @@
 import importlib.util
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +23,6 @@ def nncf_candidates(float_file: str, folder: Path, side: int, convolutional: boo
     import nncf
     import openvino
 
-    data = nncf.Dataset([picture[None].numpy() for picture in seeded(CALIBRATION, side)])
     off = nncf.AdvancedSmoothQuantParameters(matmul=-1, convolution=-1)
     ways = {"default": {}, "no SmoothQuant": {
         "advanced_parameters": nncf.AdvancedQuantizationParameters(smooth_quant_alphas=off)}}  # fmt: skip
@@ -31,9 +31,7 @@ def nncf_candidates(float_file: str, folder: Path, side: int, convolutional: boo
         file = folder / f"nncf_{name.replace(' ', '_')}.xml"
         if not file.exists():
             model = openvino.Core().read_model(float_file)
-            kind = None if convolutional else nncf.ModelType.TRANSFORMER
-            quantized = nncf.quantize(model, data, model_type=kind, subset_size=CALIBRATION, **extra)
-            openvino.save_model(quantized, str(file), compress_to_fp16=False)
+            nncf_quantized(model, seeded(CALIBRATION, side), file, convolutional, **extra)
         load = partial(openvino_ir, str(file), usable_cores())
         found.append(
             BenchCandidate(f"openvino int8 NNCF {name} +bfloat16", load, file.with_suffix(".bin"), "openvino float32")
@@ -41,13 +39,25 @@ def nncf_candidates(float_file: str, folder: Path, side: int, convolutional: boo
     return found
 
 
-def openvino_ir(file: str, threads: int) -> Engine:
+def nncf_quantized(model: Any, pictures: Tensor, file: Path, convolutional: bool, **extra: Any) -> Path:
+    """An OpenVINO model quantized by NNCF, as for a transformer unless it is convolutional, in an IR file."""
+    import nncf
+    import openvino
+
+    data = nncf.Dataset([picture[None].numpy() for picture in pictures])
+    kind = None if convolutional else nncf.ModelType.TRANSFORMER
+    quantized = nncf.quantize(model, data, model_type=kind, subset_size=len(pictures), **extra)
+    openvino.save_model(quantized, str(file), compress_to_fp16=False)
+    return file
+
+
+def openvino_ir(file: str, threads: int, float_type: str = "bf16") -> Engine:
     """An IR file as our own engine runs ONNX: latency, one stream, shapes fixed."""
     import openvino
 
     core = openvino.Core()
     settings = {"PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": 1, "INFERENCE_NUM_THREADS": threads,
-                "INFERENCE_PRECISION_HINT": "bf16"}  # fmt: skip
+                "INFERENCE_PRECISION_HINT": float_type}  # fmt: skip
     compiled = {}
 
     def run(images: Tensor) -> Tensor:

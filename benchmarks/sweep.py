@@ -1,0 +1,291 @@
+"""One model of timm or torchvision after another, from `wrap` to files on engines, for `any_model.py sweep`.
+
+Weights are random and seeded, disturbed so that no zero or one hides a fault. Each model runs in a process of its own,
+which a time limit ends. One row a model lies as JSON in the working folder, and is not made again.
+"""
+
+import importlib.util
+import json
+import logging
+import math
+import multiprocessing
+import os
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from cpu_rivals import nncf_quantized, openvino_ir
+from PIL import Image
+from torch import Tensor, nn
+
+import swin_quant as sq
+from swin_quant.base.compat import import_timm, import_torchvision
+from swin_quant.base.errors import first_line
+from swin_quant.base.files import atomic_write_bytes
+
+CALIBRATION, JUDGED = 8, 8  # pictures
+SIDE = 128  # where the model takes it: pixels cost time, and show no more
+ENGINES = ("openvino", "onnxruntime")
+BEHIND = 3.0  # dB below fake-quant at which an engine computes something else
+TORCHVISION = """
+    alexnet convnext_tiny densenet121 efficientnet_b0 efficientnet_v2_s googlenet inception_v3 maxvit_t mnasnet0_5
+    mobilenet_v2 mobilenet_v3_small mobilenet_v3_large regnet_x_400mf regnet_y_400mf resnet18 resnet50
+    resnext50_32x4d shufflenet_v2_x0_5 squeezenet1_0 squeezenet1_1 swin_t swin_v2_t vgg11_bn vit_b_16
+    wide_resnet50_2
+""".split()
+# The smallest model of each module of timm, but for the giants, as in tests/checkpoint/test_timm_families.py.
+TIMM = """
+    halonet_h1 cait_xxs24_224 coat_tiny convit_tiny convmixer_768_32 cpubone_nano crossvit_tiny_240 csatv2
+    cs3darknet_focus_s cspnext_tiny davit_tiny deit_tiny_patch16_224 densenet121 dla46x_c dpn48b edgenext_xx_small
+    efficientformer_l1 efficientformerv2_s0 efficientvim_m1 efficientvit_b0 efficientvit_m0
+    vit_tiny_patch16_dinov3_qkvb fasternet_t0 fastvit_t8 focalnet_tiny_srf gcvit_xxtiny ghostnet_050 hardcorenas_b
+    hgnetv2_b0 hiera_tiny_224 sam2_hiera_tiny hrnet_w18_small iformer_t inception_next_atto inception_v3 lcnetv2_small
+    levit_128s lowformer_b0 poolformerv2_s12 gmlp_ti16_224 mobilenetv3_small_050 mobilevit_xxs mvitv2_tiny nest_tiny
+    nextvit_small nfnet_l0 pit_ti_224 pvt_v2_b0 rdnet_tiny regnetx_002 repghostnet_050 repvit_m1 res2next50
+    resnest14d resnetv2_18 resnetv2_50x1_bit rexnet_100 selecsls42 legacy_seresnet18 sequencer2d_s shvit_s1
+    skresnet18 starnet_s050 swiftformer_xs swin_tiny_patch4_window7_224 swinv2_tiny_window16_256 swinv2_cr_tiny_224
+    tiny_vit_5m_224 tnt_s_legacy_patch16_224 tresnet_m twins_svt_small visformer_tiny vit_tiny_r_s16_p8_224
+    vitamin_small_224 volo_d1_224 ese_vovnet19b_slim_dw legacy_xception xception41p xcit_nano_12_p8_224
+""".split()
+_PRODUCTS = frozenset(("Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum"))
+_MOVES = frozenset("Transpose Reshape Squeeze Unsqueeze Slice Split Gather Expand Flatten Identity MaxPool Pad".split())
+
+
+@dataclass
+class Swept:
+    """What one model came to. `error`: its stage and its line; SQNR in dB, against float."""
+
+    model: str
+    side: int = 0
+    quantized: int = 0
+    products: int = 0
+    share: float = 0.0
+    left: dict[str, int] = field(default_factory=dict)
+    unsaid: int = 0  # float products in the OpenVINO file that the card does not count
+    fake: float | None = None
+    openvino: float | None = None
+    onnxruntime: float | None = None
+    nncf: float | None = None
+    seconds: float = 0.0
+    error: str = ""
+
+    @property
+    def is_whole(self) -> bool:
+        return not self.error
+
+    @property
+    def behind(self) -> float:
+        """How far the worse engine is below fake-quant."""
+        found = [one for one in (self.openvino, self.onnxruntime) if one is not None]
+        return max((self.fake or 0.0) - min(found), 0.0) if found else 0.0
+
+    @property
+    def badness(self) -> tuple:
+        """Errors first, then engines that are behind, then the least SQNR."""
+        return not self.error, self.behind <= BEHIND, self.fake or 0.0
+
+
+def sweep(models: list[str], work: Path, data_path: str | None, limit: float) -> list[Swept]:
+    """The rows of `models`, those in `work` as they were; none: every `timm:test_*`, family and torchvision model."""
+    timm = import_timm()
+    everything = [f"timm:{name}" for name in (*timm.list_models("test_*"), *TIMM)] + [f"tv:{n}" for n in TORCHVISION]
+    work.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for model in models or everything:
+        file = work / f"{model.replace(':', '_')}.json"
+        if not file.exists():
+            _limited(model, file, data_path, limit)
+        rows.append(Swept(**json.loads(file.read_text())))
+        print(_row(rows[-1]), flush=True)
+    return rows
+
+
+def _limited(model: str, file: Path, data_path: str | None, limit: float) -> None:
+    """Write the row of a model, however far it came within so many seconds."""
+    part = file.with_suffix(".part")
+    process = multiprocessing.get_context("fork").Process(target=_child, args=(model, part, data_path))
+    process.start()
+    process.join(limit)
+    process.kill()  # nothing, where it has ended
+    process.join()
+    part.replace(file)
+
+
+def markdown(rows: list[Swept]) -> str:
+    """The counts, and the table, worst first."""
+    return "\n".join([*_counts(rows), "", *_table(sorted(rows, key=lambda row: row.badness)), ""])
+
+
+def _counts(rows: list[Swept]) -> Iterator[str]:
+    whole = [row for row in rows if row.is_whole]
+    behind = [row.model for row in whole if row.behind > BEHIND]
+    beside = [row for row in rows if row.nncf is not None]
+    above = [row for row in beside if row.openvino is not None and row.openvino > row.nncf]
+    yield f"- The whole way: {len(whole)} of {len(rows)}; errors: {len(rows) - len(whole)}."
+    unsaid = [row.model for row in whole if row.unsaid]
+    yield f"- Float in the OpenVINO file, and not counted by the run card: products of {_some(unsaid)} models."
+    low = [row.model for row in whole if row.share < 0.5]
+    yield f"- Under half of the multiplications in int8, as the card says: {_some(low)}."
+    yield f"- An engine more than {BEHIND:g} dB below fake-quant: {_some(behind)}."
+    if beside:
+        took = sum(row.is_whole for row in beside)
+        yield f"- NNCF takes {len(beside)}: {took} go the whole way, {len(above)} are above NNCF on OpenVINO."
+
+
+def _some(names: list[str]) -> str:
+    return f"{len(names)} ({', '.join(names)})" if names else "0"
+
+
+def _table(rows: list[Swept]) -> Iterator[str]:
+    yield "| model | side | int8 | multiplications % | fake-quant | OpenVINO | ONNX Runtime | NNCF | s | error |"
+    yield "|---|---|---|---|---|---|---|---|---|---|"
+    yield from map(_row, rows)
+
+
+def _row(row: Swept) -> str:
+    decibels = ("" if one is None else f"{one:.1f}" for one in (row.fake, row.openvino, row.onnxruntime, row.nncf))
+    share = f"{100 * row.share:.1f}" if row.products else ""
+    counts = f"{row.quantized} of {row.products}" if row.products else ""
+    cells = (row.model, row.side or "", counts, share, *decibels, f"{row.seconds:.0f}", row.error.replace("|", "/"))
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def _child(model: str, part: Path, data_path: str | None) -> None:
+    """Write the row of one model, and again before each stage: a process that is killed leaves its stage."""
+    log = os.open(part.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    logging.disable(logging.INFO)
+    start, row, stage = time.monotonic(), Swept(model), "build"
+
+    def write(error: str = "") -> None:
+        row.error, row.seconds = error, time.monotonic() - start
+        atomic_write_bytes(part, json.dumps(asdict(row), indent=1).encode())
+
+    write(f"{stage}: did not end")
+    module, row.side = _built(model)
+    calibration, judged = _pictures(row.side, data_path).split([CALIBRATION, JUDGED])
+    with torch.inference_mode():
+        reference = _flat(module(judged))
+    try:
+        for stage in _stages(row, module, calibration, judged, reference, part.with_suffix("")):
+            write(f"{stage}: did not end")
+        write()
+    except Exception as error:  # any: it is the result
+        logging.exception(stage)
+        write(f"{stage}: {type(error).__name__}: {first_line(error)[:200]}")
+    if importlib.util.find_spec("nncf"):
+        row.nncf = _nncf(module, calibration, judged, reference, part.with_suffix(""))
+        write(row.error)
+
+
+def _stages(
+    row: Swept, module: nn.Module, calibration: Tensor, judged: Tensor, reference: Tensor, folder: Path
+) -> Iterator[str]:
+    """Fill the row, and name each stage before it."""
+    yield "wrap"
+    model = sq.wrap(module, row.side, name=folder.name)
+    yield "calibrate"
+    sq.calibrate(model, [calibration])
+    covered: dict[str, Any] = model.card.calibration["coverage"]
+    row.quantized, row.products = covered["quantized"], covered["products"]
+    row.share, row.left = covered["share"], covered["left"]
+    yield "fake-quant"
+    with torch.inference_mode():
+        row.fake = _sqnr(_flat(model(judged)), reference)
+    for engine in ENGINES:
+        yield f"export for {engine}"
+        artifact = sq.export(model, engine, folder / engine)
+        if engine == "openvino":
+            row.unsaid = max(_float_products(artifact.file) - sum(row.left.values()), 0)
+        yield engine
+        setattr(row, engine, _sqnr(_flat(artifact.load(threads=1)(judged)), reference))
+
+
+def _built(name: str) -> tuple[nn.Module, int]:
+    """The model of random weights, and the side of its pictures."""
+    torch.manual_seed(0)
+    if name.startswith("tv:"):
+        own = 299 if "inception" in name else 224
+        extra = {"init_weights": False} if name in ("tv:googlenet", "tv:inception_v3") else {}
+        module = import_torchvision().models.get_model(name.removeprefix("tv:"), weights=None, **extra).eval()
+    else:
+        timm = import_timm()
+        module = timm.create_model(name.removeprefix("timm:")).eval()
+        own = module.pretrained_cfg["input_size"][-1]
+    with torch.no_grad():
+        for value in module.parameters():
+            value.add_(0.02 * torch.randn_like(value))
+        for key, value in module.named_buffers():
+            if key.endswith("running_var"):
+                value.uniform_(0.5, 2)
+        try:
+            module(torch.randn(2, 3, SIDE, SIDE))
+        except Exception:  # any: this is the question whether it takes them
+            return module, own
+    return module, min(own, SIDE)
+
+
+def _pictures(side: int, data_path: str | None) -> Tensor:
+    """Normalised pictures [CALIBRATION + JUDGED, 3, side, side]: seeded ones of the folder, else noise."""
+    count = CALIBRATION + JUDGED
+    if not data_path:
+        return torch.randn(count, 3, side, side, generator=torch.Generator().manual_seed(1))
+    files = random.Random(0).sample(sorted(Path(data_path).rglob("*.JPEG")), count)
+    pixels = [np.asarray(Image.open(file).convert("RGB").resize((side, side))) for file in files]
+    return (torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2) / 255 - 0.45) / 0.225
+
+
+def _nncf(module: nn.Module, calibration: Tensor, judged: Tensor, reference: Tensor, folder: Path) -> float | None:
+    """SQNR of NNCF's default on OpenVINO, from the module itself; None where it does not take it."""
+    import openvino
+
+    folder.mkdir(parents=True, exist_ok=True)
+    kinds = [type(layer) for layer in module.modules()]
+    convolutional = kinds.count(nn.Conv2d) > kinds.count(nn.Linear)
+    try:
+        model = openvino.convert_model(module, example_input=calibration[:2])
+        file = nncf_quantized(model, calibration, folder / "nncf.xml", convolutional)
+        run = openvino_ir(str(file), 1, "f32")
+        return _sqnr(_flat(run(judged)), reference)
+    except Exception:  # a peer that does not take a model is no fault of this one
+        logging.exception("NNCF")
+        return None
+
+
+def _float_products(file: Path) -> int:
+    """Products in an ONNX file, less those whose two factors are dequantized."""
+    graph = onnx.load(str(file), load_external_data=False).graph
+    source = {name: node for node in graph.node for name in node.output}
+
+    def is_dequantized(name: str) -> bool:
+        node = source.get(name)
+        if node is not None and node.op_type == "Concat":
+            return all(map(is_dequantized, node.input))
+        if node is not None and node.op_type in _MOVES:
+            return is_dequantized(node.input[0])
+        return node is not None and node.op_type == "DequantizeLinear"
+
+    products = [node for node in graph.node if node.op_type in _PRODUCTS]
+    return sum(not all(map(is_dequantized, node.input[:2])) for node in products)
+
+
+def _sqnr(given: Tensor, reference: Tensor) -> float:
+    if not given.isfinite().all():
+        raise FloatingPointError("gives NaN or infinity")
+    noise = float((given.double() - reference.double()).square().sum())
+    return 10 * math.log10(float(reference.double().square().sum()) / max(noise, 1e-30))
+
+
+def _flat(output: Any) -> Tensor:
+    """Every tensor of an output in one [B, ...]."""
+    if isinstance(output, dict):
+        output = list(output.values())
+    tensors = output if isinstance(output, list | tuple) else [output]
+    return torch.cat([torch.as_tensor(one).flatten(1) for one in tensors], 1)

@@ -1,0 +1,93 @@
+"""The sweep over models of others: what a row says, what a killed process leaves, and what a page counts."""
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from swin_quant.base.compat import import_timm, import_torchvision
+
+
+@pytest.fixture
+def script(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
+    return __import__("sweep")
+
+
+@pytest.fixture
+def networks(script, monkeypatch):
+    """Networks that are built in place of those of the names."""
+
+    def slow(images):
+        time.sleep(60)
+
+    found = {
+        "right": nn.Sequential(nn.Conv2d(3, 8, 3, 2), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 9, 5)),
+        "depends": Depends(),
+        "slow": slow,
+    }
+    monkeypatch.setattr(script, "_built", lambda name: (torch.manual_seed(0) and found[name], 8))
+    return script
+
+
+class Depends(nn.Module):
+    def forward(self, images):
+        return images.flatten(1) if images.sum() > 0 else -images.flatten(1)
+
+
+@pytest.mark.slow
+def test_a_row_goes_the_whole_way_or_says_where_it_ended_and_a_second_sweep_makes_none_again(networks, tmp_path):
+    rows = networks.sweep(["right", "depends", "slow"], tmp_path, None, limit=20)
+    right, depends, slow = rows
+    assert right.is_whole and (right.quantized, right.products, right.share, right.unsaid) == (2, 2, 1.0, 0)
+    assert min(right.fake, right.openvino, right.onnxruntime) > 20 and right.behind < 3
+    assert depends.error.startswith("wrap: SwinQuantError: ")
+    assert slow.error == "build: did not end"
+    start = time.monotonic()
+    assert networks.sweep(["right", "depends", "slow"], tmp_path, None, limit=20) == rows
+    assert time.monotonic() - start < 5
+
+
+def test_the_page_counts_and_has_the_worst_first(script):
+    rows = [
+        script.Swept("good", fake=30, openvino=29.5, onnxruntime=30, nncf=20),
+        script.Swept("low", fake=12, openvino=12, onnxruntime=12, nncf=13, share=0.4),
+        script.Swept("behind", fake=40, openvino=40, onnxruntime=20, share=1.0, unsaid=2),
+        script.Swept("fallen", error="wrap: no", nncf=9),
+    ]
+    page = script.markdown(rows)
+    table = [line.split(" | ")[0].removeprefix("| ") for line in page.splitlines() if line.startswith("| ")]
+    assert table == ["model", "fallen", "behind", "low", "good"]
+    for said in ("3 of 4; errors: 1", "products of 1 (behind) models", "an engine more than 3 dB below fake-quant: 1"):
+        assert said.lower() in page.lower()
+    assert "NNCF takes 3: 2 go the whole way, 1 are above NNCF" in page
+
+
+def test_a_product_is_int8_where_both_factors_are_dequantized(script, tmp_path):
+    import onnx
+    from onnx import helper
+
+    def node(kind, given, name, **attributes):
+        return helper.make_node(kind, given, [name], **attributes)
+
+    nodes = [
+        node("DequantizeLinear", ["x", "scale"], "a"),
+        node("Transpose", ["a"], "b"),
+        node("MatMul", ["a", "b"], "int8"),
+        node("Concat", ["a", "b"], "c", axis=0),
+        node("MatMul", ["c", "a"], "int8_too"),
+        node("Concat", ["a", "float"], "d", axis=0),
+        node("MatMul", ["d", "a"], "float_one"),
+        node("Relu", ["a"], "e"),
+        node("MatMul", ["a", "e"], "float_two"),
+    ]
+    onnx.save(helper.make_model(helper.make_graph(nodes, "g", [], [])), tmp_path / "x.onnx")
+    assert script._float_products(tmp_path / "x.onnx") == 2
+
+
+def test_every_model_of_the_lists_is_one(script):
+    assert set(script.TIMM) <= set(import_timm().list_models())
+    assert set(script.TORCHVISION) <= set(import_torchvision().models.list_models())
+    assert len(script.TORCHVISION) == 25
