@@ -91,13 +91,18 @@ class Swept:
         return not self.error, self.behind <= BEHIND, self.fake or 0.0
 
 
+def everything() -> list[str]:
+    """Every `timm:test_*`, one model of each family of timm, and those of torchvision."""
+    ours = (*import_timm().list_models("test_*"), *TIMM)
+    return [f"timm:{name}" for name in ours] + [f"tv:{name}" for name in TORCHVISION]
+
+
 def sweep(models: list[str], work: Path, data_path: str | None, limit: float) -> list[Swept]:
-    """The rows of `models`, those in `work` as they were; none: every `timm:test_*`, family and torchvision model."""
-    timm = import_timm()
-    everything = [f"timm:{name}" for name in (*timm.list_models("test_*"), *TIMM)] + [f"tv:{n}" for n in TORCHVISION]
+    """The rows of `models`, those in `work` as they were; no models: everything."""
+    import_timm()  # once, for all processes
     work.mkdir(parents=True, exist_ok=True)
     rows = []
-    for model in models or everything:
+    for model in models or everything():
         file = work / f"{model.replace(':', '_')}.json"
         if not file.exists():
             _limited(model, file, data_path, limit)
@@ -136,6 +141,8 @@ def _counts(rows: list[Swept]) -> Iterator[str]:
     if beside:
         took = sum(row.is_whole for row in beside)
         yield f"- NNCF takes {len(beside)}: {took} go the whole way, {len(above)} are above NNCF on OpenVINO."
+    if absent := set(everything()) - {row.model for row in rows}:
+        yield f"- Not measured: {_some(sorted(absent))}."
 
 
 def _some(names: list[str]) -> str:
