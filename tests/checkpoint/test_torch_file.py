@@ -258,6 +258,10 @@ HOSTILE = {
     "two members of one name": (lambda: packed(entry(tensor()), [*STORED, *STORED]), "damaged"),
     "a comment": (packed(entry(tensor()), STORED)[:-2] + b"\x05\x00hello", "damaged"),
     "something before it": (b"PK\x03\x04" + packed(entry(tensor()), STORED), "damaged"),
+    "something between its directory and its end": (
+        packed(entry(tensor()), STORED)[:-22] + b"hidden" + packed(entry(tensor()), STORED)[-22:],
+        "damaged",
+    ),
     "big-endian": (packed(entry(tensor()), [*STORED, ("byteorder", b"big")]), "big-endian"),
 }
 

@@ -13,7 +13,7 @@ from swin_quant.quant.fake_quant import fake_quant, grid_between
 from swin_quant.quant.names import CALIBRATORS
 from swin_quant.quant.observers import ActivationObserver
 from swin_quant.quant.quantizer import Quantizer, Role, State
-from swin_quant.quant.ranges import Range, search_bounds, search_range
+from swin_quant.quant.ranges import Range, search, search_bounds, search_range
 from swin_quant.quant.statistics import sqnr_db
 from swin_quant.quant.straight_through import _traced, simulate
 from tests.helpers.settings import change
@@ -238,7 +238,8 @@ def test_mse_is_as_good_as_brute_force_on_the_values(name, bits):
     lows = [0.0] if values.min() >= 0 else values.min() * shares
     highs = [0.0] if values.max() <= 0 else values.max() * shares
     best = min(error(low, high) for low in lows for high in highs)
-    assert error(*search_bounds("mse", statistics_of(values), steps)) <= 1.05 * best + 1e-12
+    found = search("mse", statistics_of(values), node_between(-1.0, 1.0, bits), 99.9)
+    assert error(*found.bounds) <= 1.05 * best + 1e-12
 
 
 @pytest.mark.parametrize("method", CALIBRATORS)
