@@ -42,8 +42,9 @@ HEADING = (
 SWEEP = (
     "# Models of timm and torchvision, the whole way\n\nEach is wrapped, calibrated by default (policy qdq) on 8 "
     "pictures, exported, and run on 8 others. Weights are random, seeded and disturbed; SQNR of the output in dB, "
-    "against float; NNCF: its default, on OpenVINO, from the module itself. Worst first. Written by "
-    "`python benchmarks/any_model.py sweep --data-path DIR --output docs/results/sweep.md` on "
+    "against float; NNCF: its default, on OpenVINO, from the module itself. A model that takes more than {limit:g} s "
+    "is ended. Worst first. Written by `python benchmarks/any_model.py sweep --data-path DIR --limit {limit:g} "
+    "--output docs/results/sweep.md` on {cpu}, {date}.\n\n"
 )
 
 
@@ -66,7 +67,8 @@ def main() -> None:
         parser.error("accuracy needs --data-path")
     if args.what == "sweep":
         rows = sweep(args.models, args.work / "sweep", args.data_path, args.limit)
-        print(text := f"{SWEEP}{cpu()}, {time.strftime('%F')}.\n\n{markdown(rows)}")
+        head = SWEEP.format(limit=args.limit, cpu=cpu(), date=time.strftime("%F"))
+        print(text := head + markdown(rows))
         if args.output:
             atomic_write_bytes(args.output, text.encode())
         return

@@ -267,9 +267,13 @@ def _nncf(module: nn.Module, calibration: Tensor, judged: Tensor, reference: Ten
 
 
 def _float_products(file: Path) -> int:
-    """Products in an ONNX file, less those whose two factors are dequantized."""
+    """Products of the pictures in an ONNX file, less those whose two factors are dequantized."""
     graph = onnx.load(str(file), load_external_data=False).graph
     source = {name: node for node in graph.node for name in node.output}
+    depending = {one.name for one in graph.input}
+    for node in graph.node:  # in the order of computation
+        if depending & {*node.input}:
+            depending.update(node.output)
 
     def is_dequantized(name: str) -> bool:
         node = source.get(name)
@@ -279,7 +283,7 @@ def _float_products(file: Path) -> int:
             return is_dequantized(node.input[0])
         return node is not None and node.op_type == "DequantizeLinear"
 
-    products = [node for node in graph.node if node.op_type in _PRODUCTS]
+    products = [node for node in graph.node if node.op_type in _PRODUCTS and depending & {*node.output}]
     return sum(not all(map(is_dequantized, node.input[:2])) for node in products)
 
 

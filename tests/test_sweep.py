@@ -82,8 +82,10 @@ def test_a_product_is_int8_where_both_factors_are_dequantized(script, tmp_path):
         node("MatMul", ["d", "a"], "float_one"),
         node("Relu", ["a"], "e"),
         node("MatMul", ["a", "e"], "float_two"),
+        node("MatMul", ["table", "table"], "constant"),
     ]
-    onnx.save(helper.make_model(helper.make_graph(nodes, "g", [], [])), tmp_path / "x.onnx")
+    given = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, 1]) for name in ("x", "float")]
+    onnx.save(helper.make_model(helper.make_graph(nodes, "g", given, [])), tmp_path / "x.onnx")
     assert script._float_products(tmp_path / "x.onnx") == 2
 
 
