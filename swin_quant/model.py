@@ -43,6 +43,9 @@ class Model:
     once it is calibrated, else float. `module(images)` is always float.
     """
 
+    # Of a network without a config, from which it could be loaded: the float one, before passes changed its weights.
+    original: nn.Module | None = None
+
     def __init__(
         self,
         module: nn.Module,

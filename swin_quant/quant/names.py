@@ -2,7 +2,7 @@
 
 CALIBRATORS = ("max", "percentile", "mse", "entropy")  # a file each in `range_methods`
 AUTO = "auto"  # each node gets the calibrator with the least error at its unit's output (`auto_calibrator`)
-PASSES = ("equalize", "ridge", "gptq", "range_search", "reconstruct", "distill")  # a file each in `passes`
+PASSES = ("equalize", "bias_correction", "ridge", "gptq", "range_search", "reconstruct", "distill")  # files of `passes`
 DEFAULT_PERCENTILE = 99.99
 # The default calibrator of a node: that of the largest number here which its bits reach. Chosen on training pictures
 # (docs/results/calibrators.md): at 8 bits all but entropy are alike; with fewer bits the coarse steps of percentile's

@@ -41,8 +41,8 @@ class Baseline:
     methods that found its ranges, if they were searched again. `whose`: the name of its own weights, qat or ptq.
     """
 
-    original: Classifier | None = None
-    ptq: Classifier | None = None
+    original: nn.Module | None = None
+    ptq: nn.Module | None = None
     whose: str = QAT
     ptq_calibrator: str | None = None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 import importlib
 from collections.abc import Iterable, Iterator, Sequence, Sized
@@ -222,6 +223,8 @@ def calibrate_model(
     else:
         given = _from_tensors(model, pictures)
     result = calibrated_on(model.module, given, plan.method)
+    if model.original is None and not model.card.config:
+        model.original = copy.deepcopy(model.module)
     result = result.improved(model.module, passes, world, before, scratch)
     model.card = replace(
         model.card,

@@ -16,11 +16,13 @@ from swin_quant.models.classifier import Classifier
 from swin_quant.models.registry import exchanges_of, norms_without_weights, padded_of, units_of
 from swin_quant.quant.auto_calibrator import choose_methods
 from swin_quant.quant.calibration import Calibration, Method, calibrate, set_ranges
+from swin_quant.quant.fold import norms_of
 from swin_quant.quant.outlier_channels import OutlierChannels, outlier_channels
 from swin_quant.quant.passes import choosing_ranges
 from swin_quant.quant.passes.equalize import NO_GAIN, outliers
 from swin_quant.quant.passes.kind import PassContext
-from swin_quant.quant.passes.plan import AUTOMATIC, PassPlan
+from swin_quant.quant.passes.plan import CORRECTED, EVENED, PassPlan
+from swin_quant.quant.passes.recipe import PassStep
 from swin_quant.quant.passes.run import Gain, run_passes
 from swin_quant.quant.passes.scratch import Scratch
 from swin_quant.quant.policy import enabled_nodes
@@ -52,13 +54,8 @@ def improve(
     everyone = gathered(images, world)
     context = PassContext(model, everyone, method, units_of(model), exchanges_of(model),
                       scratch, padded_of(model), norms_without_weights(model))  # fmt: skip
-    if not steps:
-        if not context.units or not (found := from_main(outliers(context))):
-            return calibration, []
-        worst = max(found, key=found.__getitem__)
-        log.info("channels stand out in %d places, in %s by %.0f times: they are evened out (‹no_equalize›: not)",
-                 len(found), worst, found[worst])  # fmt: skip
-        steps = AUTOMATIC
+    if not steps and not (context.units and (steps := _automatic(model, context))):
+        return calibration, []
     again: list[Calibration] = []
 
     def observe_again() -> None:
@@ -70,6 +67,17 @@ def improve(
     observing = [gain for gain in gains if gain.observed]
     seen = [calibration, *(found for found, gain in zip(again, observing, strict=True) if gain.kept)]
     return seen[-1], [_record(gain) for gain in gains]
+
+
+def _automatic(model: nn.Module, context: PassContext) -> tuple[PassStep, ...]:
+    """The passes that run where none is asked for."""
+    steps: tuple[PassStep, ...] = ()
+    if found := from_main(outliers(context)):
+        worst = max(found, key=found.__getitem__)
+        log.info("channels stand out in %d places, in %s by %.0f times: they are evened out (‹no_equalize›: not)",
+                 len(found), worst, found[worst])  # fmt: skip
+        steps += EVENED
+    return steps + CORRECTED if norms_of(model) else steps
 
 
 def choose(

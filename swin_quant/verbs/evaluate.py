@@ -175,10 +175,12 @@ def evaluate(
 
 def _baseline(model: Model, policies: Sequence[Policy], world: World, original: str | Path | None) -> Baseline | None:
     from swin_quant.base.progress import log
-    from swin_quant.score.baseline import find_baseline, missing, unnamed_baseline
+    from swin_quant.score.baseline import Baseline, find_baseline, missing, unnamed_baseline, whose_weights
 
     if not model.card.has_own_weights and original is None:
         return None
+    if original is None and model.original is not None and (whose := whose_weights(model.card)):
+        return Baseline(model.original, whose=whose)
     if original is None and not model.card.config:
         log.warning("%s", missing(model.card))
         return unnamed_baseline(model.card)

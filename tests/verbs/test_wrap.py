@@ -66,10 +66,16 @@ def test_a_calibration_that_fails_leaves_its_norms_as_they_were(module):
     assert torch.equal(model.module(x), expected)
 
 
-def test_corrected_weights_are_scored_without_the_original_and_it_is_said(module, caplog):
+def test_corrected_weights_are_scored_beside_the_original_or_it_is_said_that_there_is_none(module, tmp_path, caplog):
     x = torch.randn(16, 3, 8, 8)
     model = sq.calibrate(sq.wrap(module, 8, name="mine"), [x], "cpu", passes=["ridge"])
     found = sq.evaluate(model, [(x, torch.zeros(16))], half="none")
+    with torch.no_grad():
+        right = 100 * float((module.eval()(x).argmax(1) == 0).float().mean())
+    assert found.quantized.weights == "ptq" and found.float32.acc1 == right and "no delta" not in caplog.text
+    assert found.quantized.delta_acc1 == found.quantized.acc1 - right
+    model.save(tmp_path / "mine_calib.pth")
+    found = sq.evaluate(sq.load(tmp_path / "mine_calib.pth", Net()), [(x, torch.zeros(16))], half="none")
     assert found.quantized.weights == "ptq" and found.quantized.delta_acc1 is None
     assert "no delta" in caplog.text
 

@@ -1,0 +1,58 @@
+"""Bias correction: what rounding a weight adds to the mean of a channel is taken off in the layer's bias.
+
+Inputs behind a ReLU have a mean, so that the error of a weight moves the mean of its output: most in depthwise
+convolutions of nine weights (Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias Correction",
+2019, section 4.2). Every layer is measured on float's inputs, in one forward pass: correcting each on what quantized
+layers before it give won less (20.4 against 23.9 dB on EfficientNet-Lite0, policy `cpu`).
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Annotated, Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from swin_quant.base.schema import within
+from swin_quant.quant.layer import QuantizedLayer, channels_last
+from swin_quant.quant.passes.kind import CheckedOptions, Pass, PassContext
+from swin_quant.quant.passes.trial import quantizing
+from swin_quant.quant.watch import watching
+
+
+@dataclass(frozen=True)
+class BiasOptions(CheckedOptions):
+    """`pictures`: how many are measured on."""
+
+    pictures: Annotated[int, within(least=1)] = 64
+
+
+@torch.no_grad()
+def run(context: PassContext, options: BiasOptions) -> str:
+    """Correct the bias of every layer whose weight is quantized and that has one."""
+    layers = {
+        name: layer
+        for name, layer in context.model.named_modules()
+        if isinstance(layer, QuantizedLayer) and layer._weight_quantizer.setting.enabled and layer.shiftable().any()
+    }
+    errors = {}
+    for name, layer in layers.items():
+        with quantizing(layer):
+            errors[name] = layer.weight - layer._weight_quantizer(layer.weight)
+    sums: dict[str, Tensor] = {}
+    counts: dict[str, int] = defaultdict(int)
+
+    def look(name: str, module: nn.Module, given: tuple[Any, ...], y: Tensor) -> None:
+        lost = channels_last(module, cast(QuantizedLayer, module).product(given[0], errors[name])).flatten(0, -2)
+        sums[name] = sums.get(name, 0) + lost.double().sum(0)
+        counts[name] += len(lost)
+
+    with watching(layers, look):
+        for images in context.first(options.pictures):
+            context.model(images)
+    for name, total in sums.items():
+        layers[name].shift_bias((total / counts[name]).to(layers[name].weight.dtype))
+    return f"{len(sums)} biases"
+
+
+PASS = Pass(run, BiasOptions)
