@@ -280,7 +280,7 @@ def to_onnx(
     if program is None:
         raise SwinQuantError("torch's exporter wrote no graph")
     check_used(options.replace, replacing, plugging)
-    finish(program.model, options.version, options.is_unsigned)
+    finish(program.model, options.version, options.is_unsigned, not options.is_symmetric)
     store_int4(program.model, int4)
     proto = program.model_proto
     proto.graph.ClearField("value_info")  # readers infer shapes themselves
