@@ -162,11 +162,19 @@ def after(one: bytes, rest: bytes) -> bytes:
     return one + b"q\x000" + rest
 
 
+def encrypted(content: bytes) -> bytes:
+    """The archive, whose directory says that its first member is encrypted."""
+    flags = content.find(b"PK\x01\x02") + 8
+    return content[:flags] + b"\x01" + content[flags + 1 :]
+
+
 NAMES = b"".join(b"h\x00" + text(str(number)) + b"\x930" for number in range(500))
 DOUBLED = {tuple: doubled(b"__\x86"), list: doubled(b"](__e")}
 STORED = [("data/0", bytes(4))]
 HOSTILE = {
     "a storage larger than its member": (packed(entry(tensor(10**9, (10**9,))), STORED), "storage 0 is of 4 bytes"),
+    "a storage smaller than its member": (packed(entry(tensor()), [("data/0", bytes(8))]), "storage 0 is of 8 bytes"),
+    "an encrypted member": (encrypted(packed(entry(tensor()), STORED)), "compressed"),
     "a tensor beyond its storage": (packed(entry(tensor(1, (2,))), STORED), "beyond its storage"),
     "an offset beyond its storage": (packed(entry(tensor(1, (1,), (1,), 1)), STORED), "beyond its storage"),
     "a negative offset": (packed(entry(tensor(1, (1,), (1,), -1)), STORED), "no shape"),
