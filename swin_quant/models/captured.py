@@ -19,6 +19,7 @@ from swin_quant.models.cuts import WHOLE, chain, channel_dim, taken_out
 from swin_quant.models.exchanges import exchanges
 from swin_quant.models.nearby import take_from_nearby
 from swin_quant.models.placement import Place, foldable, output_role, places, word_of
+from swin_quant.quant.borrowed import Borrowed
 from swin_quant.quant.conv import QuantConv
 from swin_quant.quant.quantizer import Quantizer
 
@@ -41,7 +42,8 @@ class CapturedNetwork(Classifier):
         super().__init__(image_size, in_chans, classes)
         self.foldable = foldable
         self.products = tuple(products(graph, root, _EXAMPLES))
-        self._used = frozenset(str(node.target) for node in graph.nodes if node.op in ("call_module", "get_attr"))
+        self._used = {str(node.target) for node in graph.nodes if node.op in ("call_module", "get_attr")}
+        self._used |= {key for part in root.modules() if isinstance(part, Borrowed) for key in part.lenders}
         self.own_exchanges = tuple(exchanges(graph, root, foldable))
         self.own_units = _taken_apart(graph, root)
         _take_over(self, root)

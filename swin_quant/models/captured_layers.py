@@ -135,7 +135,8 @@ def _made(kind: type, weight: Tensor, biased: bool, how: tuple[Any, ...], mode: 
 
 
 def _borrowing(node: fx.Node, root: nn.Module, kind: str) -> tuple[str, Borrowed] | None:
-    """A new layer whose weight is not its own, and its name; None where the weight depends on the pictures."""
+    """A new layer whose weight is not its own, and its name; None where the weight depends on the pictures, or is a
+    buffer."""
     parts = {"weight": node.args[1], "bias": (*node.args, None, None)[2]}
     nodes = {own: one for own, one in parts.items() if isinstance(one, fx.Node)}
     if kind not in _BORROWED or "weight" not in nodes or any(one.meta["depends"] for one in nodes.values()):
@@ -145,6 +146,9 @@ def _borrowing(node: fx.Node, root: nn.Module, kind: str) -> tuple[str, Borrowed
         return None
     keys = {key for source in sources.values() if source for key in source.keys}
     values = {key: _attribute(root, key) for key in keys}
+    owned = [values[source.keys[0]] for source in sources.values() if source and source.function is None]
+    if not all(isinstance(one, nn.Parameter) for one in owned):
+        return None  # a filter that is fixed, as of a blur
     ours = _made(_BORROWED[kind], nodes["weight"].meta["val"], "bias" in nodes, _how(node))
     ours.borrow(sources, values)
     owner, base = stack(node)[1], str(getattr(nodes["weight"], "target", "")).rpartition(".")[2]

@@ -30,6 +30,11 @@ class Borrowed(QuantizedLayer):
 
     sources: dict[str, Lender]
 
+    @property
+    def lenders(self) -> list[str]:
+        """The keys of the parameters that it borrows, or computes from."""
+        return [key for source in self.sources.values() for key in source.keys]
+
     def borrow(self, sources: Mapping[str, Lender], values: Mapping[str, Any]) -> None:
         """Take the parameters, and those that are computed from them; `values`: parameters by key."""
         self.sources = dict(sources)
@@ -68,8 +73,12 @@ class BorrowedConv2d(Borrowed, QuantConv2d):
 def computed(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """`state` with the weights that the layers of `model` compute from it, where it does not hold them."""
     found = dict(state)
-    for name, layer in model.named_modules():
-        for own, source in layer.sources.items() if isinstance(layer, Borrowed) else ():
-            if source.function and f"{name}.{own}" not in state and all(key in state for key in source.keys):
-                found[f"{name}.{own}"] = source.function(*(state[key].float() for key in source.keys))
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, Borrowed)}
+    kept = {*model.state_dict()} if layers else set()
+    fixed = {key: value for key, value in model.named_buffers() if key not in kept}  # in no checkpoint
+    for name, layer in layers.items():
+        for own, source in layer.sources.items():
+            values = [state.get(key, fixed.get(key)) for key in source.keys]
+            if source.function and f"{name}.{own}" not in state and all(isinstance(one, Tensor) for one in values):
+                found[f"{name}.{own}"] = source.function(*(one.float() for one in values if one is not None))
     return found

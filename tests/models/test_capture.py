@@ -40,6 +40,21 @@ class Standardised(nn.Module):
         return self.head(F.relu(x).mean((2, 3)))
 
 
+class Joined(nn.Module):
+    """A bias that is joined from parameters and a buffer in no checkpoint, behind a blur whose filter is a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.q = nn.Parameter(torch.randn(9, 3)), nn.Parameter(torch.randn(3))
+        self.v, self.head = nn.Parameter(torch.randn(3)), nn.Linear(9, 5)
+        self.register_buffer("k", torch.zeros(3), persistent=False)
+        self.register_buffer("blur", torch.full((3, 1, 3, 3), 1 / 9))
+
+    def forward(self, x):
+        x = F.conv2d(x, self.blur, padding=1, groups=3).flatten(2).mean(2)
+        return self.head(F.linear(x, self.weight, torch.cat([self.q, self.k, self.v])))
+
+
 class Windows(nn.Module):
     """A mask that is written in place, a table of positions that is resized, sizes taken from the input."""
 
@@ -133,16 +148,21 @@ def test_nodes_stand_where_activations_are_alone():
     assert {"qkv._input_quantizer", "matmul1_left_input_quantizer", "matmul2_right_input_quantizer"} <= places
 
 
-@pytest.mark.parametrize(("kind", "layer"), [("attention", "attn.in_proj"), ("standardised", "conv2d")])
+BORROWING = {**MODULES, "joined": Joined}
+
+
+@pytest.mark.parametrize(
+    ("kind", "layer"), [("attention", "attn.in_proj"), ("standardised", "conv2d"), ("joined", "linear")]
+)
 def test_a_borrowed_weight_follows_its_owner(kind, layer, tmp_path):
     torch.manual_seed(0)
-    first, second = MODULES[kind]().eval(), MODULES[kind]().eval()
+    first, second = BORROWING[kind]().eval(), BORROWING[kind]().eval()
     torch.save(second.state_dict(), tmp_path / "theirs.pth")
     model = captured(first, 8, 3, 5, what=kind)
     assert isinstance(model.get_submodule(layer), Borrowed)
     load_float(model, tmp_path / "theirs.pth")
     save_float(model, tmp_path / "ours.pth")
-    again = captured(MODULES[kind]().eval(), 8, 3, 5, what=kind)
+    again = captured(BORROWING[kind]().eval(), 8, 3, 5, what=kind)
     load_float(again, tmp_path / "ours.pth")
     x = torch.randn(2, 3, 8, 8)
     with torch.no_grad():
