@@ -77,7 +77,8 @@ def _automatic(model: nn.Module, context: PassContext) -> tuple[PassStep, ...]:
         log.info("channels stand out in %d places, in %s by %.0f times: they are evened out (‹no_equalize›: not)",
                  len(found), worst, found[worst])  # fmt: skip
         steps += EVENED
-    return steps + CORRECTED if norms_of(model) else steps
+    is_wrapped = getattr(model, "architecture", None) is None  # its float network stays in memory, for deltas
+    return steps + CORRECTED if is_wrapped and norms_of(model) else steps
 
 
 def choose(

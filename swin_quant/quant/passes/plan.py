@@ -20,8 +20,8 @@ CORRECTED = steps_of([{"name": "bias_correction"}])  # wins 4 to 5 dB on Efficie
 class PassPlan:
     """Which passes run behind a calibration; `recipe`: by the bits of a policy.
 
-    `automatic`: where none is asked for, channels that stand out are evened out, and biases behind folded batch norms
-    are corrected.
+    `automatic`: where none is asked for, channels that stand out are evened out, and biases behind the folded batch
+    norms of a wrapped module are corrected.
     """
 
     steps: tuple[PassStep, ...] = ()
