@@ -1,8 +1,9 @@
-"""A Swin inside a larger model's file: a detector, a segmenter, timm's `features_only`, OpenMMLab.
+"""A Swin inside a larger model's file: a detector, a segmenter, timm's `features_only`, OpenMMLab, transformers.
 
 Microsoft's detection and segmentation code names parts as its classifiers do, under `backbone.`, with a norm for each
 output. OpenMMLab (mmdetection, mmsegmentation, mmpretrain) has names of its own, and its patch merging reads the four
 neighbours as `nn.Unfold` lays them out: channel by channel, each in the order (0, 0), (0, 1), (1, 0), (1, 1).
+transformers' SwinBackbone has its norms beside the Swin, `hidden_states_norms.stage1`; MaskFormer's counts from 0.
 """
 
 import re
@@ -18,8 +19,9 @@ from swin_quant.checkpoint.names import to_microsoft
 from swin_quant.checkpoint.opened import Weights
 from swin_quant.config.outputs import DETECTION, EACH
 
-_ENTRANCE = re.compile(r"(.*?)patch_embed\.proj(ection)?\.weight")
+_ENTRANCE = re.compile(r"(.*?)(patch_embed\.proj(ection)?|embeddings\.patch_embeddings\.projection)\.weight")
 _OUTPUT_NORM = re.compile(r"norm(\d)\.weight")
+_STATE_NORM = re.compile(r"(?:.*\.)?hidden_states_norms\.(stage)?(\d)\.(weight|bias)")
 _OPENMMLAB = (
     (r"^patch_embed\.projection\.", "patch_embed.proj."),
     (r"^stages\.", "layers."),
@@ -42,9 +44,13 @@ def as_backbone(weights: Weights) -> tuple[Weights, dict[str, Any]]:
         raise SwinQuantError(f"{weights.source.path}: holds several backbones, under {listed(found)}: save one alone")
     prefix = found[0] if found else ""
     state = {key.removeprefix(prefix): value for key, value in weights.state.items() if key.startswith(prefix)}
-    if beside := [key for key in weights.state if not key.startswith(prefix)]:
+    norms = {key: match for key in weights.state if (match := _STATE_NORM.fullmatch(key))}
+    if beside := [key for key in weights.state if not key.startswith(prefix) and key not in norms]:
         log.info("%s: the backbone is %s*, left out: %s", weights.source.path, prefix, listed(beside, 3))
-    state, convention = to_microsoft(state)
+    state, convention = to_microsoft({key: value for key, value in state.items() if f"{prefix}{key}" not in norms})
+    for key, match in norms.items():
+        stage = int(match[2]) - bool(match[1])
+        state[f"norm{stage}.{match[3]}"] = weights.state[key]
     if is_openmmlab := any(".attn.w_msa." in key for key in state):
         state, convention = from_openmmlab(state), "OpenMMLab"
     told: dict[str, Any] = {}
@@ -52,7 +58,7 @@ def as_backbone(weights: Weights) -> tuple[Weights, dict[str, Any]]:
         told |= {"MODEL.FEATURES.STAGES": stages, "MODEL.FEATURES.NORM": EACH}
     if stages or is_openmmlab:
         told["MODEL.FEATURES.WINDOWS"] = DETECTION
-    if prefix or is_openmmlab:
+    if prefix or norms or is_openmmlab:
         source = replace(weights.source, format=f"{weights.source.format}, backbone of {convention} names")
         weights = replace(weights, source=source)
     return replace(weights, state=state), told

@@ -27,7 +27,7 @@ from swin_quant.checkpoint.opened import Checkpoint, Weights, open_checkpoint
 from swin_quant.checkpoint.published import described_by_timm, published
 from swin_quant.checkpoint.publishers import HOW_PREPARED
 from swin_quant.checkpoint.sources import name_of, timm_name
-from swin_quant.checkpoint.unsupported import described, unsupported_kind
+from swin_quant.checkpoint.unsupported import described, larger_model, unsupported_kind
 from swin_quant.config import architecture, default_config, find_config, from_dict, load_config, to_dict
 from swin_quant.config.files import shipped_configs
 from swin_quant.config.load import keys_set_in
@@ -154,9 +154,11 @@ def config_for(checkpoint: Checkpoint, overrides: Mapping[str, Any] | None = Non
     if (named := _timm_config(weights)) is not None:
         return _from_timm(named, weights, overrides)
     told = _geometry_told(weights)
-    if kind != LOGITS:
-        told.setdefault("NUM_CLASSES", default_config().MODEL.NUM_CLASSES)  # such a model has no head
-    said = published(weights.source, told, overrides.keys())
+    explicit = set(overrides)
+    if kind != LOGITS and "NUM_CLASSES" not in told:  # without a head, whatever a description says of classes
+        told["NUM_CLASSES"] = default_config().MODEL.NUM_CLASSES
+        explicit.add("MODEL.NUM_CLASSES")
+    said = published(weights.source, told, explicit)
     known = _known(told, said.keys, overrides, file)
     candidates = fitting(known)
     if not candidates and said.named:
@@ -244,7 +246,7 @@ def _geometry_told(weights: Weights) -> Geometry:
     """The geometry that the tensors determine. SwinQuantError for tensors of no supported Swin."""
     told = geometry(weights.state)
     if not told or unsupported_kind(weights.state):
-        advice = "; if timm has the model, say which: ‹cfg› timm:NAME"
+        advice = "" if larger_model(weights.state) else "; if timm has the model, say which: ‹cfg› timm:NAME"
         raise SwinQuantError(f"{weights.source.path}: is {described(weights.state)}{advice}")
     _check_stages(weights, told)
     return told

@@ -29,7 +29,8 @@ from swin_quant.config.defaults import defaults
 from swin_quant.config.timm import prepared
 from swin_quant.config.values import leaves, merge, value_at
 
-_SWINS = ("swin", "swinv2")
+_SWINS = {"swin": "swin", "swinv2": "swinv2", "donut-swin": "swin"}  # model_type of transformers -> ours
+_INNER = ("backbone_config", "encoder")  # where a larger model of transformers describes its Swin
 _SMALL = 32  # pixels: Microsoft's code crops no picture up to this size, whatever TEST.CROP says
 _TIMMS = {"pretrained_cfg", "model_args", "num_classes", "num_features", "input_size", "mean"}
 _TRAINERS = re.compile(r"checkpoint-\d+")  # a folder of transformers' trainer; its processor may lie one above
@@ -202,7 +203,11 @@ def _read_repository(described: Description, file: Path, node: str) -> None:
     """Read the descriptions beside the file."""
     path = file.with_name("config.json")
     config = description_in(path)
-    if config.get("model_type") in _SWINS:
+    if inner := next((own for own in map(_mapping, map(config.get, _INNER)) if own.get("model_type") in _SWINS), None):
+        named = {key: value for key, value in inner.items() if key not in ("id2label", "label2id", "num_labels")}
+        _read_transformers(described, named, str(path), node)
+        log.warning("%s: is of a larger model around a Swin: how its pictures are prepared is not read", path)
+    elif config.get("model_type") in _SWINS:
         _read_transformers(described, config, str(path), node)
         above = (file.parent.parent,) if _TRAINERS.fullmatch(file.parent.name) else ()
         beside = [folder / "preprocessor_config.json" for folder in (file.parent, *above)]
@@ -224,7 +229,10 @@ def _read_repository(described: Description, file: Path, node: str) -> None:
 
 def _read_transformers(described: Description, config: Mapping[str, Any], where: str, node: str) -> None:
     described.raw["transformers"] = config
-    described.say("MODEL.TYPE", config["model_type"], f"{where}: model_type")
+    described.say("MODEL.TYPE", _SWINS[config["model_type"]], f"{where}: model_type")
+    depths, windows = config.get("depths"), config.get("pretrained_window_sizes")
+    if isinstance(depths, list) and isinstance(windows, list):  # by default there are four, of which it reads the first
+        config = {**config, "pretrained_window_sizes": windows[: len(depths)]}
     names = config.get("id2label")
     if "num_labels" not in config and isinstance(names, Mapping):
         described.say("MODEL.NUM_CLASSES", len(names), f"{where}: id2label")

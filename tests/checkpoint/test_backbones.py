@@ -1,11 +1,16 @@
 """Backbones in others' files: names renamed here by hand, and pictures that must give the same maps."""
 
+import json
+import re
+
 import pytest
 import torch
+from safetensors.torch import save_file
 
-from swin_quant.base.errors import SwinQuantError
+from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.checkpoint import load_float
 from swin_quant.checkpoint.identify import config_for
+from swin_quant.models import build_model
 
 SHAPE = {"IMG_SIZE": 32, "WINDOW_SIZE": 4, "DEPTHS": [2, 2], "NUM_HEADS": [1, 2]}
 KINDS = {"swin": SHAPE, "swinv2": SHAPE | {"PRETRAINED_WINDOW_SIZES": [0, 0]}}
@@ -32,6 +37,41 @@ def openmmlab(state):
                 value = value[..., torch.nn.Unfold(2, stride=2)(picture[None]).flatten().long()]
         found[".".join(words)] = value
     return found
+
+
+def transformers(state, norm="hidden_states_norms.stage{}."):
+    """A state_dict as transformers' SwinBackbone has it; its stages count from 1, and the last norm is not used."""
+    words = (
+        ("patch_embed.proj.", "embeddings.patch_embeddings.projection."),
+        ("patch_embed.norm.", "embeddings.norm."),
+        ("layers.", "encoder.layers."),
+        (".norm1.", ".layernorm_before."),
+        (".norm2.", ".layernorm_after."),
+        (".attn.proj.", ".attention.output.dense."),
+        (".attn.", ".attention.self."),
+        (".mlp.fc1.", ".intermediate.dense."),
+        (".mlp.fc2.", ".output.dense."),
+    )
+    found = {}
+    for key, value in state.items():
+        if match := re.fullmatch(r"norm(\d)\.(\w+)", key):
+            found[norm.format(int(match[1]) + 1) + match[2]] = value
+            continue
+        for ours, theirs in words:
+            key = key.replace(ours, theirs)
+        if ".qkv." in key:
+            for name, part in zip(("query", "key", "value"), value.chunk(3), strict=True):
+                found[key.replace("qkv", name)] = part.clone()
+        elif "relative_position_index" not in key and "attn_mask" not in key:
+            found[key] = value
+    return found
+
+
+def saved_by_transformers(folder, state, config):
+    folder.mkdir()
+    save_file({key: value.contiguous() for key, value in state.items()}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder / "model.safetensors"
 
 
 def timm_features(state):
@@ -108,3 +148,63 @@ def test_what_does_not_fit_is_one_line(of_detection, tiny_model, tmp_path):
     torch.save({f"backbone.{key}": value for key, value in state.items()} | {"rpn_head.w": torch.ones(1)}, file)
     with pytest.raises(SwinQuantError, match="a detector whose backbone is a Swin V1 .*by output_kind features"):
         config_for(file)
+
+
+SWIN_CONFIG = {
+    "model_type": "swin",
+    "image_size": 32,
+    "patch_size": 4,
+    "window_size": 4,
+    "depths": [2, 2],
+    "num_heads": [1, 2],
+    "id2label": {"0": "LABEL_0", "1": "LABEL_1"},
+}
+
+
+@pytest.mark.parametrize(
+    ("prefix", "head", "config"),
+    [
+        ("", {}, SWIN_CONFIG),
+        ("backbone.", {"decode_head.x": torch.ones(1)}, {"model_type": "upernet", "backbone_config": SWIN_CONFIG}),
+        (
+            "model.pixel_level_module.encoder.",
+            {"class_predictor.weight": torch.ones(1)},
+            {"model_type": "mask2former", "backbone_config": SWIN_CONFIG},
+        ),
+    ],
+)
+def test_backbones_of_transformers(prefix, head, config, of_detection, tmp_path):
+    """The refusal of the whole model says `output_kind` features, and that loads."""
+    model, state = of_detection("swin", PATCH_SIZE=4, WINDOWS="detection", NORM="each")
+    inside = {f"{prefix}{key}": value for key, value in transformers(state).items()}
+    file = saved_by_transformers(tmp_path / "model", inside | head, config)
+    with pytest.raises((SwinQuantError, UsageError), match="output_kind features") as refused:
+        config_for(file)
+    assert "timm:" not in str(refused.value)
+    cfg = config_for(file, {"MODEL.OUTPUT_KIND": "features"})
+    found = build_model(cfg)
+    load_float(found, file)
+    assert same(found.eval(), model)
+
+
+def test_norms_beside_a_maskformers_swin(of_detection, tmp_path):
+    model, state = of_detection("swin", PATCH_SIZE=4, WINDOWS="detection", NORM="each")
+    above = "model.pixel_level_module.encoder."
+    named = transformers(state, "{}")
+    inside = {f"{above}model.{key}": value for key, value in named.items() if not key[0].isdigit()}
+    norms = {f"{above}hidden_states_norms.{int(key[0]) - 1}.{key[1:]}": named[key] for key in named if key[0].isdigit()}
+    head = {"mask_embedder.x": torch.ones(1)}
+    config = {"model_type": "maskformer", "backbone_config": SWIN_CONFIG}
+    file = saved_by_transformers(tmp_path / "model", inside | norms | head, config)
+    found = build_model(config_for(file, {"MODEL.OUTPUT_KIND": "features"}))
+    load_float(found, file)
+    assert same(found.eval(), model)
+
+
+def test_a_swin_v2_of_two_stages_with_four_pretrained_windows(tiny_model, tmp_path):
+    """transformers writes four by default, whatever the depths are."""
+    model = tiny_model("swinv2", seed=3, PATCH_SIZE=4, **KINDS["swinv2"])
+    config = SWIN_CONFIG | {"model_type": "swinv2", "pretrained_window_sizes": [0, 0, 0, 0]}
+    weights = {key: value for key, value in model.state_dict().items() if not key.endswith("_amax")}
+    file = saved_by_transformers(tmp_path / "model", weights, {k: v for k, v in config.items() if k != "id2label"})
+    assert config_for(file).MODEL.SWINV2.PRETRAINED_WINDOW_SIZES == [0, 0]
