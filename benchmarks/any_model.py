@@ -3,8 +3,8 @@
     python benchmarks/any_model.py accuracy examples/checkpoints/{resnet,convnext,mobilenetv3,vit}_micro*.safetensors
         --data-path CIFAR10 --zip [--work DIR] [--pictures 80] [--output docs/results/any_model.md]
     python benchmarks/any_model.py latency timm:resnet50 [timm:deit_small_patch16_224 ...] [--rounds 5]   (quiet)
-    python benchmarks/any_model.py sweep [timm:NAME tv:NAME ...] [--data-path PICTURES] [--work DIR] [--limit 240]
-        [--output docs/results/sweep.md]
+    python benchmarks/any_model.py sweep [timm:NAME tv:NAME FILE.py:NAME ...] [--data-path PICTURES] [--work DIR]
+        [--limit 240] [--output docs/results/sweep.md]
 
 accuracy: a float checkpoint with its run card is calibrated once on training pictures; all rows are scored on all
 pictures of the val split, deltas against float32 with their paired standard errors; agreement and SQNR are with
@@ -12,7 +12,8 @@ float32. latency: random weights at full size, one interleaved run a model (`ben
 where it is installed and ONNX Runtime's own quantization; what is in --work is not made again, so `--rounds 1 --seconds
 0.1` beforehand leaves only the timing to the quiet machine. Each table replaces that of its title in the page; the CPU
 is part of the title of times. sweep: every test model and family of timm and 25 models of torchvision from `wrap` to
-files on engines (`benchmarks/sweep.py`); rows in --work are not made again.
+files on engines (`benchmarks/sweep.py`), or those that are named, FILE.py:NAME for a function that gives a module and
+the side of its pictures; rows in --work are not made again.
 """
 
 import argparse
@@ -52,7 +53,7 @@ def main() -> None:
     reproducible()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("accuracy", "latency", "sweep"))
-    parser.add_argument("models", nargs="*", metavar="CHECKPOINT|timm:NAME|tv:NAME")
+    parser.add_argument("models", nargs="*", metavar="CHECKPOINT|timm:NAME|tv:NAME|FILE.py:NAME")
     parser.add_argument("--data-path", help="for accuracy; for sweep: a folder of JPEGs, else noise")
     parser.add_argument("--zip", action="store_true")
     parser.add_argument("--pictures", type=int, default=80, help="to calibrate on")

@@ -11,6 +11,7 @@ import math
 import multiprocessing
 import os
 import random
+import runpy
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -99,11 +100,10 @@ def everything() -> list[str]:
 
 def sweep(models: list[str], work: Path, data_path: str | None, limit: float) -> list[Swept]:
     """The rows of `models`, those in `work` as they were; no models: everything."""
-    import_timm()  # once, for all processes
     work.mkdir(parents=True, exist_ok=True)
     rows = []
     for model in models or everything():
-        file = work / f"{model.replace(':', '_')}.json"
+        file = work / f"{model.replace(':', '_').replace('/', '_')}.json"
         if not file.exists():
             _limited(model, file, data_path, limit)
         rows.append(Swept(**json.loads(file.read_text())))
@@ -114,7 +114,9 @@ def sweep(models: list[str], work: Path, data_path: str | None, limit: float) ->
 def _limited(model: str, file: Path, data_path: str | None, limit: float) -> None:
     """Write the row of a model, however far it came within so many seconds."""
     part = file.with_suffix(".part")
-    process = multiprocessing.get_context("fork").Process(target=_child, args=(model, part, data_path))
+    part.write_text(json.dumps(asdict(Swept(model, error="start: did not end"))))
+    context = multiprocessing.get_context("spawn")  # a fork of a process whose engine has threads waits for ever
+    process = context.Process(target=_child, args=(model, part, data_path))
     process.start()
     process.join(limit)
     process.kill()  # nothing, where it has ended
@@ -176,17 +178,19 @@ def _child(model: str, part: Path, data_path: str | None) -> None:
         atomic_write_bytes(part, json.dumps(asdict(row), indent=1).encode())
 
     write(f"{stage}: did not end")
-    module, row.side = _built(model)
-    calibration, judged = _pictures(row.side, data_path).split([CALIBRATION, JUDGED])
-    with torch.inference_mode():
-        reference = _flat(module(judged))
     try:
+        module, row.side = _built(model)
+        calibration, judged = _pictures(row.side, data_path).split([CALIBRATION, JUDGED])
+        with torch.inference_mode():
+            reference = _flat(module(judged))
         for stage in _stages(row, module, calibration, judged, reference, part.with_suffix("")):
             write(f"{stage}: did not end")
         write()
     except Exception as error:  # any: it is the result
         logging.exception(stage)
         write(f"{stage}: {type(error).__name__}: {first_line(error)[:200]}")
+        if stage == "build":
+            return
     if importlib.util.find_spec("nncf"):
         row.nncf = _nncf(module, calibration, judged, reference, part.with_suffix(""))
         write(row.error)
@@ -218,6 +222,9 @@ def _stages(
 def _built(name: str) -> tuple[nn.Module, int]:
     """The model of random weights, and the side of its pictures."""
     torch.manual_seed(0)
+    if ".py:" in name:
+        file, function = name.rsplit(":", 1)
+        return runpy.run_path(file)[function]()
     if name.startswith("tv:"):
         own = 299 if "inception" in name else 224
         extra = {"init_weights": False} if name in ("tv:googlenet", "tv:inception_v3") else {}
@@ -272,7 +279,7 @@ def _float_products(file: Path) -> int:
     source = {name: node for node in graph.node for name in node.output}
     depending = {one.name for one in graph.input}
     for node in graph.node:  # in the order of computation
-        if depending & {*node.input}:
+        if node.op_type != "Shape" and depending & {*node.input}:
             depending.update(node.output)
 
     def is_dequantized(name: str) -> bool:

@@ -4,8 +4,6 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
-from torch import nn
 
 from swin_quant.base.compat import import_timm, import_torchvision
 
@@ -16,38 +14,49 @@ def script(monkeypatch):
     return __import__("sweep")
 
 
-@pytest.fixture
-def networks(script, monkeypatch):
-    """Networks that are built in place of those of the names."""
+NETWORKS = """
+import time
 
-    def slow(images):
-        time.sleep(600)
-
-    found = {
-        "right": nn.Sequential(nn.Conv2d(3, 8, 3, 2), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 9, 5)),
-        "depends": Depends(),
-        "slow": slow,
-    }
-    monkeypatch.setattr(script, "_built", lambda name: (torch.manual_seed(0) and found[name], 8))
-    return script
-
+from torch import nn
 
 class Depends(nn.Module):
     def forward(self, images):
         return images.flatten(1) if images.sum() > 0 else -images.flatten(1)
 
 
+def right():
+    return nn.Sequential(nn.Conv2d(3, 8, 3, 2), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 9, 5)), 8
+
+
+def depends():
+    return Depends(), 8
+
+
+def slow():
+    time.sleep(600)
+"""
+
+
 @pytest.mark.slow
-def test_a_row_goes_the_whole_way_or_says_where_it_ended_and_a_second_sweep_makes_none_again(networks, tmp_path):
-    rows = networks.sweep(["right", "depends", "slow"], tmp_path, None, limit=60)
-    right, depends, slow = rows
+def test_a_row_goes_the_whole_way_or_says_where_it_ended_and_a_second_sweep_makes_none_again(script, tmp_path):
+    file = tmp_path / "networks.py"
+    file.write_text(NETWORKS)
+    models = [f"{file}:{name}" for name in ("right", "depends")]
+    rows = script.sweep(models, tmp_path, None, limit=300)
+    right, depends = rows
     assert right.is_whole and (right.quantized, right.products, right.share, right.unsaid) == (2, 2, 1.0, 0)
     assert min(right.fake, right.openvino, right.onnxruntime) > 20 and right.behind < 3
     assert depends.error.startswith("wrap: SwinQuantError: ")
-    assert slow.error == "build: did not end"
     start = time.monotonic()
-    assert networks.sweep(["right", "depends", "slow"], tmp_path, None, limit=60) == rows
+    assert script.sweep(models, tmp_path, None, limit=300) == rows
     assert time.monotonic() - start < 5
+
+
+def test_a_model_that_takes_too_long_leaves_its_stage(script, tmp_path):
+    file = tmp_path / "networks.py"
+    file.write_text(NETWORKS)
+    (slow,) = script.sweep([f"{file}:slow"], tmp_path, None, limit=20)
+    assert slow.error in ("build: did not end", "start: did not end")
 
 
 def test_the_page_counts_and_has_the_worst_first(script):
@@ -83,6 +92,8 @@ def test_a_product_is_int8_where_both_factors_are_dequantized(script, tmp_path):
         node("Relu", ["a"], "e"),
         node("MatMul", ["a", "e"], "float_two"),
         node("MatMul", ["table", "table"], "constant"),
+        node("Shape", ["float"], "sizes"),
+        node("MatMul", ["sizes", "table"], "of_sizes"),
     ]
     given = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, 1]) for name in ("x", "float")]
     onnx.save(helper.make_model(helper.make_graph(nodes, "g", given, [])), tmp_path / "x.onnx")
