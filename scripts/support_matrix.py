@@ -49,7 +49,14 @@ _DETAILS = (
 
 def page() -> str:
     """The whole page."""
-    return HEAD + "\n".join([*policies_by_backend(), "", *fastertransformer(), "", *engines()]) + "\n"
+    return HEAD + "\n".join([*described(), "", *policies_by_backend(), "", *fastertransformer(), "", *engines()]) + "\n"
+
+
+def described() -> Iterator[str]:
+    """Each built-in policy in the words of its file."""
+    yield "## Policies\n"
+    policies = (load_policy(name) for name in builtin_policies())
+    yield from table(["policy", "what is quantized, and for whom"], [[f"`{one.name}`", one.description] for one in policies])
 
 
 def policies_by_backend() -> Iterator[str]:

@@ -267,7 +267,7 @@ def _few_bits(f: Findings) -> Iterator[Advice]:
     bits = min((node.setting.bits for node in f.enabled.values()), default=8)
     in_blocks = any(node.setting.block for node in f.enabled.values())  # which the recipe does not take
     if bits <= FEW_BITS and not in_blocks and not set(f.passes) - {"equalize"}:
-        yield Advice("passes", f"{bits} bits: ‹passes› fast wins some of the loss back, see docs/accuracy.md")
+        yield Advice("passes", f"{bits} bits: ‹passes› fast wins some of the loss back, see docs/passes.md")
 
 
 def _counted(things: Sequence[object], one: str) -> str:
