@@ -56,7 +56,8 @@ def described() -> Iterator[str]:
     """Each built-in policy in the words of its file."""
     yield "## Policies\n"
     policies = (load_policy(name) for name in builtin_policies())
-    yield from table(["policy", "what is quantized, and for whom"], [[f"`{one.name}`", one.description] for one in policies])
+    rows = [[f"`{one.name}`", one.description] for one in policies]
+    yield from table(["policy", "what is quantized, and for whom"], rows)
 
 
 def policies_by_backend() -> Iterator[str]:
