@@ -70,6 +70,8 @@ def from_openmmlab(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for key, tensor in state.items():
         for pattern, to in _OPENMMLAB:
             key = re.sub(pattern, to, key)
+        if key in renamed:
+            raise SwinQuantError(f"two keys of the checkpoint become {key} without OpenMMLab's names")
         renamed[key] = tensor
     norms_all = {key for key in renamed if _MERGED.fullmatch(key) and _reads_all(renamed, key)}
     return {key: _reordered(value) if key in norms_all else value for key, value in renamed.items()}

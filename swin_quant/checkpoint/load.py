@@ -79,7 +79,7 @@ def load_float(model: nn.Module, checkpoint: Checkpoint, *, replace_head: bool |
     ignores the file's; None: errors do not advise it. Ranges (`_amax`) in the file are ignored and the model's are
     forgotten: they belong to other weights.
     """
-    read = _needed_part(model, _read(model, checkpoint))
+    read = _read(model, checkpoint)
     weights = _checked_weights(model, read, replace_head, resizes=True)
     _assign(model, weights, ranges={})
     return read.source
@@ -90,7 +90,7 @@ def load_calibrated(model: nn.Module, checkpoint: Checkpoint) -> Source:
     """Load weights as `load_float` does, and the range of every node: finite, positive, 0-dim, [1] or, for weights,
     [out, 1]. A node that the policy enabled must have one; one that names no node, or is wrong, is an error.
     """
-    read = _needed_part(model, _read(model, checkpoint))
+    read = _read(model, checkpoint)
     state, path = read.state, read.source.path
     if not read.source.calibrated:
         raise SwinQuantError(
@@ -102,26 +102,24 @@ def load_calibrated(model: nn.Module, checkpoint: Checkpoint) -> Source:
 
 
 def _read(model: nn.Module, checkpoint: Checkpoint) -> Weights:
-    """The weights of a file, under the model's own names where more of them fit than under Microsoft's."""
-    read, wanted = open_checkpoint(checkpoint).weights(getattr(model, "weights_set", "")), model.state_dict().keys()
-    have = len(wanted & read.state.keys())
-    whole = have == len(wanted) or getattr(model, "output_kind", LOGITS) == FEATURES
-    if read.raw is None or (whole and not read.asked):
-        return read
-    found = find_model(read.raw, wanted, read.asked, read.source.path)
-    return replace(read, state=found.state) if len(wanted & found.state.keys()) > have else read
+    """The weights of a file, less what a model without logits does not need; for a backbone, those of the Swin in it.
 
-
-def _needed_part(model: nn.Module, read: Weights) -> Weights:
-    """The weights for a model without logits: the Swin in the file, without its head and other unused parts."""
-    if getattr(model, "output_kind", LOGITS) == FEATURES:
-        read, _ = as_backbone(read)
+    They have the model's own names where more of them fit than Microsoft's.
+    """
+    read = open_checkpoint(checkpoint).weights(getattr(model, "weights_set", ""))
+    wanted = {key for key in model.state_dict() if not is_range(key) and not _is_derived(key)}
+    named = as_backbone(read)[0] if getattr(model, "output_kind", LOGITS) == FEATURES else read
+    have = len(wanted & named.state.keys())
+    if read.raw is not None and (have < len(wanted) or read.asked):
+        found = find_model(read.raw, wanted, read.asked, read.source.path)
+        if len(wanted & found.state.keys()) > have:
+            named = replace(read, state=found.state)
     if (pattern := getattr(model, "left_out", None)) is None:
-        return read
-    left = {key: value for key, value in read.state.items() if not re.match(pattern, key)}
-    if gone := [key for key in read.state if key not in left and not _is_derived(key) and not is_range(key)]:
+        return named
+    left = {key: value for key, value in named.state.items() if not re.match(pattern, key)}
+    if gone := [key for key in named.state if key not in left and not _is_derived(key) and not is_range(key)]:
         log.info("%s: no part of the %s, left out: %s", read.source.path, model.output_kind, listed(gone, 3))
-    return replace(read, state=left)
+    return replace(named, state=left)
 
 
 # First parts of keys that only training needs. Any other key that the model lacks could change what it computes.

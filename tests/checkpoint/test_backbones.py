@@ -142,6 +142,11 @@ def test_what_does_not_fit_is_one_line(of_detection, tiny_model, tmp_path):
     torch.save({f"{name}.{key}": value for name in ("left", "right") for key, value in state.items()}, file)
     with pytest.raises(SwinQuantError, match="holds several backbones, under left., right.: save one alone"):
         load_float(backbone, file)
+    torch.save(openmmlab(state) | {"patch_embed.proj.bias": torch.ones(8)}, file)
+    with pytest.raises(
+        SwinQuantError, match="two keys of the checkpoint become patch_embed.proj.bias without OpenMMLab"
+    ):
+        load_float(backbone, file)
     torch.save({"conv1.weight": torch.ones(1)}, file)
     with pytest.raises(SwinQuantError, match="does not fit the model"):
         load_float(backbone, file)

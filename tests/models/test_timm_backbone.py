@@ -10,7 +10,7 @@ from swin_quant.backends.onnx.export import OnnxOptions, export
 from swin_quant.base.compat import import_timm
 from swin_quant.base.errors import UsageError
 from swin_quant.cards.card import RunCard
-from swin_quant.checkpoint import load_calibrated, save_calibrated
+from swin_quant.checkpoint import load_calibrated, load_float, save_calibrated
 from swin_quant.config import from_dict
 from swin_quant.models import build_model
 from swin_quant.quant.calibration import Method, calibrate
@@ -25,10 +25,10 @@ MICRO = {
 RESNET = "resnet18"
 
 
-def made(name, kind="logits", stages=(), **options):
+def made(name, kind="logits", stages=(), side=32, **options):
     given = {"ARCHITECTURE": name, "OPTIONS": json.dumps(options or MICRO[name])}
     model = {"TYPE": "timm", "NAME": name, "NUM_CLASSES": 3, "DROP_PATH_RATE": 0.0, "TIMM": given, "OUTPUT_KIND": kind}
-    cfg = from_dict({"DATA": {"IMG_SIZE": 32}, "MODEL": {**model, "FEATURES": {"STAGES": list(stages)}}}, "test")
+    cfg = from_dict({"DATA": {"IMG_SIZE": side}, "MODEL": {**model, "FEATURES": {"STAGES": list(stages)}}}, "test")
     torch.manual_seed(0)
     return build_model(cfg)
 
@@ -51,6 +51,32 @@ def test_maps_are_those_of_features_only_at_any_size(name):
         for one, other in zip(ours(images), expected(images), strict=True):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
     assert ours.output_stages == tuple(range(len(expected.feature_info)))
+
+
+@pytest.mark.parametrize("kind", ["logits", "features", "embedding"])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("swin_s3_tiny_224", {"window_size": (7, 4, 2, 2), "depths": (1, 1, 1, 1)}),
+        ("swinv2_tiny_window8_256", {"img_size": 64, "window_size": 4, "depths": (1, 1, 1, 1)}),
+        ("swinv2_cr_tiny_224", {"img_size": 64, "window_size": 2, "depths": (1, 1, 1, 1)}),
+    ],
+)
+def test_timms_own_files_of_its_swins_load(name, options, kind, tmp_path):
+    """timm begins a stage with its patch merging, where Microsoft ends one with it."""
+    options = {"img_size": 56, "embed_dim": 8, "num_heads": (1, 1, 2, 2)} | options
+    torch.manual_seed(1)
+    expected = import_timm().create_model(name, num_classes=3, **options).eval()
+    torch.save(expected.state_dict(), tmp_path / "timm.pth")
+    ours = made(name, kind, side=options["img_size"], **options)
+    load_float(ours, tmp_path / "timm.pth")
+    images = torch.randn(2, 3, options["img_size"], options["img_size"])
+    with torch.inference_mode():
+        if kind == "features":
+            theirs = expected.forward_intermediates(images, intermediates_only=True)
+        else:
+            theirs = expected.forward_head(expected.forward_features(images), pre_logits=kind == "embedding")
+        torch.testing.assert_close(ours(images), theirs)
 
 
 @pytest.mark.parametrize("name", MICRO)
