@@ -62,9 +62,10 @@ def capture(
         except Exception as error:  # a forward pass may raise anything on fake tensors
             raise SwinQuantError(f"{what}: cannot be captured{_place(error)}: {_reason(error)}") from error
     graph = _on_attributes(program, module, what, outputs)
-    if is_concrete_int(_pictures(graph).meta["val"].shape[0]):
+    if is_concrete_int((given := _pictures(graph).meta["val"]).shape[0]):
         remedy = "take the batch from `x.shape[0]`, not from `len(x)` or a number"
-        raise SwinQuantError(f"{what}: its forward pass fits batches of {len(pictures)} alone: {remedy}")
+        fixed = f"its forward pass fits batches of {len(pictures)} alone{_fixed_at(given)}"
+        raise SwinQuantError(f"{what}: {fixed}: {remedy}")
     _drop_checks(graph)
     graph.owning_module = module  # type: ignore[assignment]  # it asks for modules alone
     _mark_dependence(graph)
@@ -138,9 +139,21 @@ def _quiet() -> Iterator[None]:
 
 def _place(error: BaseException) -> str:
     """The last line of the user's code in a traceback."""
-    own = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), "<")
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(own)]
-    return f" at {Path(frames[-1].filename).name}:{frames[-1].lineno} `{frames[-1].line}`" if frames else ""
+    return _last_of_users(traceback.extract_tb(error.__traceback__))
+
+
+def _fixed_at(given: Tensor) -> str:
+    """The line of the user's code that made a number of an open size, where torch kept it."""
+    places = getattr(getattr(given, "fake_mode", None), "shape_env", None)
+    kept = [one.framework_loc for one in getattr(places, "replacements_slocs", {}).values()]
+    return _last_of_users([one for one in kept if isinstance(one, traceback.FrameSummary)])
+
+
+def _last_of_users(frames: Sequence[traceback.FrameSummary]) -> str:
+    """The last frame of the user's code, as ` at FILE:LINE `CODE``; "" where there is none."""
+    others = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), "<")
+    own = [frame for frame in frames if not frame.filename.startswith(others)]
+    return f" at {Path(own[-1].filename).name}:{own[-1].lineno} `{own[-1].line}`" if own else ""
 
 
 def _reason(error: BaseException) -> str:

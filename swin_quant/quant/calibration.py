@@ -252,7 +252,7 @@ def _reduce(observers: dict[str, ActivationObserver], pictures: int, device: tor
 def check_weights(model: nn.Module) -> None:
     """Raise SwinQuantError naming the first parameter that holds NaN or infinity."""
     for name, parameter in model.named_parameters():
-        if not torch.stack(torch.aminmax(parameter.detach())).isfinite().all():
+        if parameter.numel() and not torch.stack(torch.aminmax(parameter.detach())).isfinite().all():
             raise SwinQuantError(f"weight {name} holds NaN or infinity: the checkpoint is damaged")
 
 

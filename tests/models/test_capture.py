@@ -101,6 +101,18 @@ class Causal(nn.Module):
         return self.head(y.transpose(1, 2).flatten(2).mean(1))
 
 
+class Registers(nn.Module):
+    """A parameter without elements, as register tokens of which there are none."""
+
+    def __init__(self):
+        super().__init__()
+        self.registers, self.embed, self.head = nn.Parameter(torch.empty(1, 0, 4)), nn.Linear(3, 4), nn.Linear(4, 5)
+
+    def forward(self, x):
+        tokens = self.embed(x.flatten(2).transpose(1, 2))
+        return self.head(torch.cat([self.registers.expand(x.shape[0], -1, -1), tokens], 1).mean(1))
+
+
 def nodes_of(model):
     return {name for name in named_nodes(model) if not name.endswith(("_weight_quantizer", "_aftergemm_quantizer"))}
 
@@ -112,6 +124,7 @@ MODULES = {
     "kinds": Kinds,
     "causal": lambda: Causal(1),
     "grouped": lambda: Causal(2),
+    "registers": Registers,
 }
 
 
@@ -227,7 +240,10 @@ class Wrong(nn.Module):
         ("nan", r"x: gives NaN or infinity \(output\) for a picture of random values"),
         ("text", "x: gives no tensor of numbers"),
         ("state", "x: its forward pass changes buffers in evaluation"),
-        ("batch", "x: its forward pass fits batches of 2 alone: take the batch from"),
+        (
+            "batch",
+            r"x: its forward pass fits batches of 2 alone at test_capture.py:\d+ `return .*len\(x\).*`: take the",
+        ),
     ],
 )
 def test_what_cannot_be_wrapped_is_one_line(how, says):
