@@ -86,7 +86,7 @@ def main() -> None:
     if args.without_amx:
         hide_amx(args.work)
     model, card, checkpoint = calibrated(args.model, args.work)
-    side = model.image_size
+    side = model.input_shape[1]
     plain = exported(model, card, args.work / "plain", OnnxOptions(precision="float", rewrites=frozenset()))
     reference = BenchCandidate(REFERENCE, partial(torch_engine, str(checkpoint), card.config), checkpoint)
     better, folder = improved(model, args.passes, args.work) if args.passes else (model, args.work)
@@ -125,7 +125,7 @@ def hide_amx(folder: Path) -> None:
 
 def theirs(model: Classifier, plain: Artifact, folder: Path) -> list[BenchCandidate]:
     """The float graph, and what others quantize of it."""
-    convolutional, float_file, side = is_convolutional(model), str(plain.file), model.image_size
+    convolutional, float_file, side = is_convolutional(model), str(plain.file), model.input_shape[1]
     return [
         on("openvino", plain, "openvino float32"),
         on("openvino", plain, "openvino bfloat16", "bfloat16"),
@@ -224,7 +224,7 @@ def calibrated(name: str, folder: Path) -> tuple:
 
 def improved(model: Classifier, passes: str, folder: Path) -> tuple[Classifier, Path]:
     """A copy of the float model, calibrated with `passes`, and the folder of its files: the model stays as it is."""
-    made = sq.calibrate(deepcopy(model), seeded(CALIBRATION, model.image_size).split(8), "qdq", passes=passes)
+    made = sq.calibrate(deepcopy(model), seeded(CALIBRATION, model.input_shape[1]).split(8), "qdq", passes=passes)
     return made.module, folder / f"passes_{Path(passes).stem}"
 
 

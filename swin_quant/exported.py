@@ -119,9 +119,12 @@ def load_engines(artifact: Artifact, names: Sequence[str] | None, options: Engin
     }
     known = preprocess_of(artifact) if artifact.card.preprocess else None
     pixels = bool(artifact.record["options"].get("uint8_input"))
+    shape = tuple(artifact.card.wrapped["shape"]) if artifact.card.wrapped else None
     return {
         key: replace(
-            engine, policy_sha256=sha256 if engine.policy else None, prepared=Prepared(known, takes_pixels=pixels)
+            engine,
+            policy_sha256=sha256 if engine.policy else None,
+            prepared=Prepared(known, shape, takes_pixels=pixels),
         )
         for key, engine in engines.items()
     }

@@ -120,7 +120,7 @@ class Model:
     def prepared(self) -> Prepared:
         """The check of tensors that the model is called with."""
         known = Preprocess.from_dict(self.card.preprocess) if self.card.preprocess else None
-        return Prepared(known, getattr(self.module, "in_chans", None))
+        return Prepared(known, getattr(self.module, "input_shape", None))
 
     @property
     def is_changed(self) -> bool:
@@ -144,8 +144,8 @@ class Model:
 
     def nodes(self) -> list[NodeRow]:
         """Every place where a tensor may be quantized: what the policy says of it, its range and shape."""
-        size = self.preprocess.size
-        return list_nodes(self.module, (1, 3, size, size))
+        shape = getattr(self.module, "input_shape", None) or (3, self.preprocess.size, self.preprocess.size)
+        return list_nodes(self.module, (1, *shape))
 
     def save(self, file: str | Path) -> Path:
         """Write the checkpoint and its run card beside it, both whole or not at all; returns the checkpoint's path.

@@ -1,7 +1,7 @@
 """A network of your own as a model: captured, with nodes where products and additions are."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ _EXAMPLES = 2
 
 def wrap(
     module: nn.Module,
-    size: int,
+    size: int | Sequence[int],
     *,
     name: str = "model",
     channels: int = 3,
@@ -34,18 +34,19 @@ def wrap(
 ) -> Model:
     """A network of your own, any nn.Module that torch.export captures, ready to calibrate; `module` stays as it is.
 
-    `size`: of its pictures [B, channels, size, size], in pixels. Linears, convolutions (batch norms are folded into
-    them), products of attention and additions get nodes (docs/any_model.md); `stem` False leaves the layer that reads
-    the pictures float. `output`: the tensor or the group of tensors, by its name in the module's output, that is
+    `size`: the side of square pictures [B, channels, size, size], (height, width) of others, or the whole shape of one
+    input: (1, 1024, 64) for a spectrogram, (3, 16, 112, 112) for a video. Linears, convolutions (batch norms are folded
+    into them), products of attention and additions get nodes (docs/any_model.md); `stem` False leaves the layer that
+    reads the pictures float. `output`: the tensor or the group of tensors, by its name in the module's output, that is
     compared and exported; by default `logits` if there are some, else every one. SwinQuantError where the module cannot
     be captured, with the line and the reason, gives NaN, or computes something else when captured, since what it does
     depends on its input.
     """
-    if size < 1 or channels < 1:
-        raise UsageError(f"size {size}, channels {channels}: must be at least 1")
+    input_shape = _shape_of(size, channels)
+    _check_prepared(name, preprocess, input_shape)
     original = copy.deepcopy(module).eval()
     device = next((parameter.device for parameter in original.parameters()), torch.device("cpu"))
-    shape = (_EXAMPLES, channels, size, size)
+    shape = (_EXAMPLES, *input_shape)
     images = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device)
     with torch.no_grad():
         try:
@@ -63,14 +64,14 @@ def wrap(
         first = next(iter(wanted.values()))
         has_classes = len(wanted) == 1 and first.dim() == 2
         classes = first.shape[1] if has_classes else 0
-        network = captured(original, size, channels, classes, what=name, stem=stem, outputs=places)
+        network = captured(original, input_shape, classes, what=name, stem=stem, outputs=places)
         if not has_classes:
             network.output_kind, network.any_size, network.output_names = FEATURES, False, tuple(wanted)
         found = network.eval()(images)
     for ours, theirs in zip(found if isinstance(found, list) else [found], wanted.values(), strict=True):
         if (ours - theirs).abs().max() > _CLOSE * theirs.abs().max():
             raise SwinQuantError(f"{name}: computes something else when captured: what it does depends on its input")
-    how = WrappedRecord(size=size, channels=channels, stem=stem, output=output)
+    how = WrappedRecord(shape=list(input_shape), stem=stem, output=output)
     return Model(network, card=RunCard(name, {}, preprocess.to_dict() if preprocess else {}, wrapped=how))
 
 
@@ -82,13 +83,30 @@ def wrapped_again(checkpoint: OpenedCheckpoint, module: nn.Module, device: str =
     card = checkpoint.card
     if card is None or card.wrapped is None:
         raise UsageError(f"{checkpoint}: has no run card of a wrapped module beside it: load it without a module")
-    network = wrap(module, **card.wrapped, name=card.name).module.to(device)
+    how = card.wrapped
+    network = wrap(module, how["shape"], stem=how["stem"], output=how["output"], name=card.name).module.to(device)
     if card.policy:
         apply_policy(network, policy_from_dict(card.policy, f"the run card of {checkpoint}"))
         load_calibrated(network, checkpoint)
     else:
         load_float(network, checkpoint)
     return Model(network, card=card, file=checkpoint.file)
+
+
+def _shape_of(size: int | Sequence[int], channels: int) -> tuple[int, ...]:
+    """The shape of one input."""
+    sizes = (size, size) if isinstance(size, int) else tuple(size)
+    shape = (channels, *sizes) if len(sizes) == 2 else sizes
+    if not shape or not all(type(one) is int and one >= 1 for one in shape):
+        raise UsageError(f"size {size}, channels {channels}: must be whole numbers of at least 1")
+    return shape
+
+
+def _check_prepared(name: str, preprocess: Preprocess | None, shape: tuple[int, ...]) -> None:
+    """UsageError where pictures are prepared in another size than the module takes."""
+    if preprocess and preprocess.is_square and shape != (len(preprocess.mean), preprocess.size, preprocess.size):
+        made = f"[{len(preprocess.mean)}, {preprocess.size}, {preprocess.size}]"
+        raise UsageError(f"{name}: takes {list(shape)}, and its `preprocess` makes {made}: give tensors without one")
 
 
 def _named(output: object) -> dict[str, Tensor | None]:

@@ -26,7 +26,7 @@ def test_an_example_loads_and_its_card_is_its_own(name):
     assert measured.precision == "float32" and measured.acc1 >= LEAST.get(name.partition("_")[0], 80)
     assert f"{measured.acc1:.2f} %" in (FOLDER / "README.md").read_text(), "documented as it was measured"
     assert file.stat().st_size <= 7e6
-    assert model(torch.zeros(1, 3, model.image_size, model.image_size)).isfinite().all()
+    assert model(torch.zeros(1, *model.input_shape)).isfinite().all()
 
 
 def test_there_are_examples_of_both_versions_and_of_a_model_of_timm():

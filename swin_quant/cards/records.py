@@ -148,10 +148,9 @@ class _CalibrationRecord(SearchRecord):
 
 
 class WrappedRecord(TypedDict):
-    """How a user's module was captured: the arguments of `wrap`."""
+    """How a user's module was captured: the arguments of `wrap`. `shape`: of one input, without the batch."""
 
-    size: int
-    channels: int
+    shape: list[int]
     stem: bool
     output: str | None
 

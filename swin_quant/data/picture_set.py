@@ -82,9 +82,11 @@ def batches(source: Iterable[Any], labelled: bool, prepared: Prepared) -> Iterat
     start = 0
     for item in source:
         images, labels = _parts(item)
-        if not isinstance(images, Tensor) or images.dim() != 4:
+        rank = len(prepared.shape or (3, 0, 0)) + 1
+        if not isinstance(images, Tensor) or images.dim() != rank:
             shape = list(images.shape) if isinstance(images, Tensor) else type(images).__name__
-            raise UsageError(f"pictures: a batch is images [B, 3, H, W], (images, labels) or a mapping, not {shape}")
+            one = ", ".join(map(str, prepared.shape)) if prepared.shape and rank != 4 else "3, H, W"
+            raise UsageError(f"pictures: a batch is images [B, {one}], (images, labels) or a mapping, not {shape}")
         prepared(images)
         if labels is None and labelled:
             raise UsageError("pictures: accuracy needs labels: give batches of (images, labels)")

@@ -1,4 +1,4 @@
-"""Checks that tensors are prepared pictures: float, normalised, [B, channels, H, W]."""
+"""Checks that tensors are prepared: pictures float, normalised, [B, channels, H, W], or what else a model takes."""
 
 from dataclasses import dataclass
 
@@ -19,11 +19,12 @@ _MANY = 0.25  # share of values outside: normal random numbers have fewer, or so
 class Prepared:
     """Checks batches for a model with this `preprocess` (None: unknown), and the values of the first batch alone.
 
-    `takes_pixels`: uint8 [B, H, W, channels] may come instead, unchecked.
+    `shape`: of one input of the model, channels first; None: pictures of unknown channels. `takes_pixels`: uint8 [B, H,
+    W, channels] may come instead, unchecked.
     """
 
     preprocess: Preprocess | None
-    channels: int | None = None
+    shape: tuple[int, ...] | None = None
     looked: bool = False
     takes_pixels: bool = False
 
@@ -32,15 +33,25 @@ class Prepared:
         if self.takes_pixels and images.dtype == torch.uint8:
             return
         first, self.looked = not self.looked, True
-        if problem := fault(images, self.preprocess, self.channels, first):
+        if problem := fault(images, self.preprocess, self.shape, first):
             raise UsageError(problem)
         if first and (guess := doubt(images, self.preprocess)):
             log.warning("%s", guess)
 
 
-def fault(images: Tensor, preprocess: Preprocess | None, channels: int | None = None, ranges: bool = True) -> str:
-    """The reason why `images` cannot be prepared pictures, with the remedy; or empty. `ranges`: check values, too."""
-    shape, channels = list(images.shape), channels or (3 if preprocess else None)
+def fault(
+    images: Tensor, preprocess: Preprocess | None, wanted: tuple[int, ...] | None = None, ranges: bool = True
+) -> str:
+    """The reason why `images` cannot be prepared pictures, with the remedy; or empty.
+
+    `wanted`: the shape of one input, where it is known. `ranges`: check values, too.
+    """
+    shape, channels = list(images.shape), wanted[0] if wanted else 3 if preprocess else None
+    if wanted and len(wanted) != 3:
+        if tuple(shape[1:]) != wanted or not images.is_floating_point():
+            given = f"{str(images.dtype).removeprefix('torch.')} {shape}"
+            return f"inputs are {given}: must be float [B, {', '.join(map(str, wanted))}]"
+        return ""
     if images.dim() != 4:
         return f"images {shape}: must be [B, {channels or 'channels'}, H, W]; one picture is images[None]"
     is_last = channels is not None and shape[1] != channels and shape[3] == channels

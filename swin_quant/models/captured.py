@@ -28,7 +28,7 @@ _BATCH_NORMS = ("batch_norm", "_native_batch_norm_legit_no_training")
 
 
 class CapturedNetwork(Classifier):
-    """The modules of another network, and its forward pass with nodes. Pictures [B, in, S, S] -> logits [B, classes].
+    """The modules of another network, and its forward pass with nodes: [B, *input_shape] -> logits [B, classes].
 
     `foldable`: name of a batch norm -> name of the layer that it can be folded into (`quant.fold`). `products`: its
     operations that multiply (`coverage`).
@@ -37,9 +37,9 @@ class CapturedNetwork(Classifier):
     _run: Callable[..., Tensor]
 
     def __init__(
-        self, root: nn.Module, graph: fx.Graph, image_size: int, in_chans: int, classes: int, foldable: dict[str, str]
+        self, root: nn.Module, graph: fx.Graph, input_shape: Sequence[int], classes: int, foldable: dict[str, str]
     ) -> None:
-        super().__init__(image_size, in_chans, classes)
+        super().__init__(input_shape, classes)
         self.foldable = foldable
         self.products = tuple(products(graph, root, _EXAMPLES))
         self._used = {str(node.target) for node in graph.nodes if node.op in ("call_module", "get_attr")}
@@ -130,8 +130,7 @@ def _compiled(graph: fx.Graph, root: nn.Module) -> Callable[..., Tensor]:
 
 def captured(
     module: nn.Module,
-    image_size: int,
-    in_chans: int,
+    input_shape: Sequence[int],
     classes: int,
     *,
     what: str,
@@ -141,13 +140,13 @@ def captured(
 ) -> CapturedNetwork:
     """`module` as a network with nodes; `module` itself is used up. SwinQuantError names `what` and the obstacle.
 
-    `stem`: whether the layers that read the pictures themselves are quantized. `any_size`: the network takes pictures
-    of other sizes, too. `outputs`: the places of the tensors that it gives, in the tree of the output; None: all. A
-    single one is given alone, several in a list.
+    `input_shape`: of one input, without the batch. `stem`: whether the layers that read the pictures themselves are
+    quantized. `any_size`: the network takes pictures of other sizes, too. `outputs`: the places of the tensors that it
+    gives, in the tree of the output; None: all. A single one is given alone, several in a list.
     """
     module.eval()
     device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
-    pictures = torch.zeros(_EXAMPLES, in_chans, image_size, image_size, device=device)
+    pictures = torch.zeros(_EXAMPLES, *input_shape, device=device)
     graph = capture(module, pictures, what, any_size=any_size, outputs=outputs)
     for node in list(graph.nodes):
         if word_of(node, module) == "scaleddotproductattention":
@@ -164,7 +163,7 @@ def captured(
     for place in list(places(graph, module)):
         _add(graph, module, place)
     graph.lint()
-    return CapturedNetwork(module, graph, image_size, in_chans, classes, norms)
+    return CapturedNetwork(module, graph, input_shape, classes, norms)
 
 
 def _call_norms(graph: fx.Graph, root: nn.Module) -> None:

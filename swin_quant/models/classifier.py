@@ -1,6 +1,6 @@
 """The interface of every network, `Classifier`, and the entry of its `Architecture` in the registry."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -13,13 +13,14 @@ from swin_quant.quant.passes.places import Exchange
 
 
 class Classifier(nn.Module):
-    """A network from pictures [B, in_chans, image_size, image_size] to logits [B, classes].
+    """A network from pictures [B, *input_shape], such as [B, 3, 224, 224], to logits [B, classes].
 
+    `input_shape`: of one input, channels first: (channels, height, width) for pictures.
     `architecture`: its entry in the registry, set by `build_model`, which names its blocks, stages and pairs.
     `maps`: the side of the map of tokens in each stage, for networks with maps.
     `output_kind`: the kind of output. Without logits there are no classes, and `left_out` (a pattern of `re`) matches
     the keys of a checkpoint that it does not need. Maps are of `output_stages`, or have `output_names`.
-    `any_size`: whether it takes pictures [B, in_chans, H, W] of any size; None: if it gives maps.
+    `any_size`: whether it takes pictures of any height and width; None: if it gives maps.
     `weights_set`: the set of weights to take from a file that holds several (MODEL.WEIGHTS).
     `own_units`, `own_exchanges`, `own_stages`: found by tracing in a network of unknown structure; a known architecture
     has its own (`registry`).
@@ -36,9 +37,13 @@ class Classifier(nn.Module):
     own_stages: tuple[str, ...] = ()
     own_exchanges: tuple[Exchange, ...] = ()
 
-    def __init__(self, image_size: int, in_chans: int, classes: int, maps: tuple[int, ...] = ()) -> None:
+    def __init__(self, input_shape: Sequence[int], classes: int, maps: tuple[int, ...] = ()) -> None:
         super().__init__()
-        self.image_size, self.in_chans, self.classes, self.maps = image_size, in_chans, classes, maps
+        self.input_shape, self.classes, self.maps = tuple(input_shape), classes, maps
+
+    @property
+    def in_chans(self) -> int:
+        return self.input_shape[0]
 
     @property
     def takes_any_size(self) -> bool:
@@ -49,11 +54,10 @@ class Classifier(nn.Module):
 
         Some networks would answer with another number of rows. Meta tensors pass: they probe how shapes depend on it.
         """
-        wanted = (self.in_chans, self.image_size, self.image_size)
-        if not self.takes_any_size and not images.is_meta and tuple(images.shape[1:]) != wanted:
+        if not self.takes_any_size and not images.is_meta and tuple(images.shape[1:]) != self.input_shape:
             raise UsageError(
-                f"pictures {list(images.shape)}: this model takes [B, {', '.join(map(str, wanted))}]: prepare them as "
-                "its `preprocess` says"
+                f"pictures {list(images.shape)}: this model takes [B, {', '.join(map(str, self.input_shape))}]: "
+                "prepare them as its `preprocess` says"
             )
 
 

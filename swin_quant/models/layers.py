@@ -201,7 +201,8 @@ class Swin(Classifier):
 
     def __init__(self, geometry: Geometry, block: BlockFactory, merging: type[PatchMerging]) -> None:
         g = geometry
-        super().__init__(g.image_size, g.in_chans, g.classes, tuple(map(g.resolution, range(len(g.depths)))))
+        shape = (g.in_chans, g.image_size, g.image_size)
+        super().__init__(shape, g.classes, tuple(map(g.resolution, range(len(g.depths)))))
         self.geometry = g
         self.patch_embed = PatchEmbed(g.patch_size, g.in_chans, g.embed_dim, g.patch_norm)
         tokens = g.resolution(0) ** 2

@@ -94,7 +94,7 @@ def _captured(cfg: CfgNode, giving: Callable[[str, nn.Module], nn.Module], any_s
         module = giving(name, _made(timm, name, size, {**options, "num_classes": cfg.MODEL.NUM_CLASSES}, cfg))
     stages = _stages_with_weights(module)
     stem = cfg.MODEL.TIMM.QUANTIZE_STEM
-    model = captured(module, size, 3, cfg.MODEL.NUM_CLASSES, what=name, stem=stem, any_size=any_size)
+    model = captured(module, (3, size, size), cfg.MODEL.NUM_CLASSES, what=name, stem=stem, any_size=any_size)
     model.own_stages = stages
     return model
 

@@ -102,9 +102,9 @@ class BenchReport:
     cautions: list[str] = field(default_factory=list)
 
 
-def noise(count: int, channels: int, side: int) -> BenchPictures:
+def noise(count: int, shape: Sequence[int]) -> BenchPictures:
     """Seeded noise, good enough to measure latency and differences of logits when there are no pictures."""
-    images = torch.randn(count, channels, side, side, generator=torch.Generator().manual_seed(0))
+    images = torch.randn(count, *shape, generator=torch.Generator().manual_seed(0))
     return BenchPictures(images, None, f"{count} seeded noise pictures, not real ones")
 
 

@@ -123,7 +123,7 @@ def facts_of(artifact: Artifact, labels: Sequence[str] = ()) -> PackageFacts:
         raise UsageError(f"{artifact.file}: is of {kind}: only ONNX files are packaged: export with ‹backend› onnx")
     file = verified(artifact)
     preprocess = Preprocess.from_dict(artifact.card.preprocess)
-    if file.image_size is None or not preprocess.is_square:
+    if file.sizes is None or not preprocess.is_square:
         what = "resizes only the shorter side" if preprocess.shape == SHORTER else "takes pictures of any size"
         raise UsageError(f"{card_path(artifact.file)}: {what}: only classifiers and embeddings are packaged")
     if file.functions and artifact.record["options"].get("target") == "openvino":

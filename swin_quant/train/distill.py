@@ -103,9 +103,9 @@ def check_teacher(student: Classifier, teacher: Classifier, recipe: Distillation
         raise UsageError(
             f"‹teacher›: has {teacher.classes} classes, the student {student.classes}: they must be the same"
         )
-    if student.image_size != teacher.image_size:
+    if student.input_shape != teacher.input_shape:
         raise UsageError(
-            f"‹teacher›: takes pictures of {teacher.image_size} pixels, the student of {student.image_size}"
+            f"‹teacher›: takes pictures {list(teacher.input_shape)}, the student {list(student.input_shape)}"
         )
     ours, theirs = list(student.maps), list(teacher.maps)
     if student.output_kind == LOGITS and recipe.features and (ours != theirs or not ours):

@@ -297,7 +297,7 @@ def check_export(artifact: Artifact, model: Classifier) -> str:
     engines = engines_beside(model, torch.device("cpu"), None, policies, unnamed_baseline(artifact.card))
     label, reference = next(pair for pair in engines.items() if pair[1].policy or not policies)
     count = record["options"].get("batch") or CHECKED
-    images = noise(count, model.in_chans, model.image_size).images
+    images = noise(count, model.input_shape).images
     if record["options"].get("uint8_input"):
         preprocess = Preprocess.from_dict(artifact.card.preprocess)
         images = preprocess.normalised(preprocess.pixels(images))  # noise that pixels can hold

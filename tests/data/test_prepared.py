@@ -96,7 +96,7 @@ def twice(raw: torch.Tensor, known: Preprocess) -> torch.Tensor:
 
 
 def test_without_preprocessing_only_types_and_layout_are_known(caplog):
-    looks = Prepared(None, channels=1)
+    looks = Prepared(None, (1, 8, 8))
     looks(torch.rand(2, 1, 8, 8) * 255)
     for images, reason in (
         (torch.zeros(2, 8, 8, 1), "channels last"),

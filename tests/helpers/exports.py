@@ -37,11 +37,11 @@ def _hash_of(things):
 def kept(to_onnx, folder):
     """`to_onnx`, which reads the graph of an equal model under equal options from the folder."""
 
-    def export(model, images, options, int4=(), outputs=("logits",), own=None):
+    def export(model, images, options, int4=(), outputs=("logits",), own=None, any_size=False):
         def made():
-            return to_onnx(model, images, options, int4, outputs, own or {})
+            return to_onnx(model, images, options, int4, outputs, own or {}, any_size)
 
-        how = replace(options, labels=None), tuple(int4), tuple(outputs), tuple(map(str, own or ()))
+        how = replace(options, labels=None), tuple(int4), tuple(outputs), tuple(map(str, own or ())), any_size
         name = _hash_of((model, images.shape, images.dtype, how))
         if options.replace or options.plugin or not name:
             return made()

@@ -246,9 +246,9 @@ def test_what_cannot_be_captured_is_named_with_the_reason():
     with pytest.raises(
         SwinQuantError, match=r"mine: cannot be captured at test_any_model.py:\d+ `return x if x.sum\(\) > 0 else -x`: "
     ):
-        captured(Data(), 2, 3, 3, what="mine")
+        captured(Data(), (3, 2, 2), 3, what="mine")
     with pytest.raises(SwinQuantError, match="mine: has no linear and no convolution"):
-        captured(nn.Sequential(nn.Flatten()), 2, 3, 12, what="mine")
+        captured(nn.Sequential(nn.Flatten()), (3, 2, 2), 12, what="mine")
 
 
 class Attention(nn.Module):
@@ -270,7 +270,7 @@ def test_fused_attention_is_spelt_out(masked):
     module, x = Attention(masked).eval(), torch.randn(2, 3, 2, 2)
     with torch.no_grad():
         wanted = module(x)
-        model = captured(module, 2, 3, 3, what="mine")
+        model = captured(module, (3, 2, 2), 3, what="mine")
         torch.testing.assert_close(model(x), wanted)
     assert sum(node.role in MATMULS for node in named_nodes(model).values()) == 4
 

@@ -132,7 +132,7 @@ MODULES = {
 def test_it_computes_the_same_for_every_batch_and_keeps_its_names(kind):
     torch.manual_seed(0)
     module = MODULES[kind]().eval()
-    model = captured(copy.deepcopy(module), 8, 3, 5, what=kind)
+    model = captured(copy.deepcopy(module), (3, 8, 8), 5, what=kind)
     assert {*module.state_dict()} <= {*model.state_dict()}
     with torch.no_grad():
         for batch in (1, 3, 8):
@@ -155,7 +155,7 @@ def test_every_node_is_calibrated_and_what_is_left_float_is_said(kind):
 
 
 def test_nodes_stand_where_activations_are_alone():
-    places = nodes_of(captured(Windows().eval(), 8, 3, 5, what="windows"))
+    places = nodes_of(captured(Windows().eval(), (3, 8, 8), 5, what="windows"))
     assert "mlp._input_quantizer" not in places, "it reads no picture"
     assert {name for name in places if "add" in name} == {"add1_left_input_quantizer", "add1_right_input_quantizer"}
     assert {"qkv._input_quantizer", "matmul1_left_input_quantizer", "matmul2_right_input_quantizer"} <= places
@@ -171,11 +171,11 @@ def test_a_borrowed_weight_follows_its_owner(kind, layer, tmp_path):
     torch.manual_seed(0)
     first, second = BORROWING[kind]().eval(), BORROWING[kind]().eval()
     torch.save(second.state_dict(), tmp_path / "theirs.pth")
-    model = captured(first, 8, 3, 5, what=kind)
+    model = captured(first, (3, 8, 8), 5, what=kind)
     assert isinstance(model.get_submodule(layer), Borrowed)
     load_float(model, tmp_path / "theirs.pth")
     save_float(model, tmp_path / "ours.pth")
-    again = captured(BORROWING[kind]().eval(), 8, 3, 5, what=kind)
+    again = captured(BORROWING[kind]().eval(), (3, 8, 8), 5, what=kind)
     load_float(again, tmp_path / "ours.pth")
     x = torch.randn(2, 3, 8, 8)
     with torch.no_grad():
@@ -184,7 +184,7 @@ def test_a_borrowed_weight_follows_its_owner(kind, layer, tmp_path):
 
 
 def test_a_borrowed_weight_is_trained():
-    model = captured(Attention().eval(), 8, 3, 5, what="attention")
+    model = captured(Attention().eval(), (3, 8, 8), 5, what="attention")
     names = [name for name, _ in model.named_parameters()]
     assert "attn.in_proj_weight" in names and len(names) == len({*names})
     model.train()(torch.randn(2, 3, 8, 8)).sum().backward()

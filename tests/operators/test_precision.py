@@ -60,7 +60,7 @@ def test_what_ranges_show(tiny_model):
 
 def test_what_varies(tiny_model):
     model = tiny_model("swin", DROP_PATH_RATE=0.1)
-    shape = (1, 3, model.image_size, model.image_size)
+    shape = (1, *model.input_shape)
     batch, size, height = variations(model, shape, trace(model, shape))
     assert batch.free and batch.calls > 10 and not size.free and "layers.0.blocks.0" in size.why and not height.free
     assert {"Dropout", "DropPath"} == set(training_only(model))

@@ -75,7 +75,7 @@ def test_patch_merging_of_strided_slices(column_first):
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
 def test_on_whole_models(tiny_model, kind):
     model = tiny_model(kind)
-    images = torch.randn(2, 3, model.image_size, model.image_size)
+    images = torch.randn(2, *model.input_shape)
     found = compare(model, images, r.REPLACEMENTS)
     for name in ("roll", "qkv_split", "gather"):
         assert found[name][0] and found[name][1] == 0.0, name

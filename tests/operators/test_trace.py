@@ -13,7 +13,7 @@ from swin_quant.operators.trace import NotTraceable, trace
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
 def test_macs_are_half_of_what_torch_counts(tiny_model, kind):
     model = tiny_model(kind)
-    images = torch.zeros(2, model.in_chans, model.image_size, model.image_size)
+    images = torch.zeros(2, *model.input_shape)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(images)
     assert 2 * sum(call.macs for call in trace(model, images.shape)) == counter.get_total_flops()
@@ -80,6 +80,6 @@ def test_a_module_that_fails_is_named_with_the_reason():
 def test_the_model_stays_as_it_is(tiny_model):
     model = tiny_model("swinv2").train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    trace(model, (1, 3, model.image_size, model.image_size))
+    trace(model, (1, *model.input_shape))
     assert model.training and not any(module._forward_hooks for module in model.modules())
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

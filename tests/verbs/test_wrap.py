@@ -150,7 +150,7 @@ def test_it_is_saved_and_loaded_into_a_module_of_its_structure(module, tmp_path)
     model.save(tmp_path / "mine_calib.pth")
     again = sq.load(tmp_path / "mine_calib.pth", Net())
     assert torch.equal(again(x), model(x)) and again.policy == model.policy
-    assert again.card.wrapped == {"size": 8, "channels": 3, "stem": False, "output": None}
+    assert again.card.wrapped == {"shape": [3, 8, 8], "stem": False, "output": None}
     with pytest.raises(sq.SwinQuantError, match="does not fit the model"):
         sq.load(
             tmp_path / "mine_calib.pth",
@@ -166,3 +166,60 @@ def test_its_nodes_are_weighed(module):
     model = sq.calibrate(sq.wrap(module, 8, name="mine"), [x], "cpu", passes=[])
     found = sq.sensitivity(model, [x])
     assert {"stem", "head"} <= {row.name.partition(".")[0] for row in found.rows()}
+
+
+def _convolutions(kind, channels):
+    """A network of the inputs [B, channels, ...] that this kind of convolution reads."""
+    pools = {nn.Conv1d: nn.AdaptiveAvgPool1d, nn.Conv2d: nn.AdaptiveAvgPool2d, nn.Conv3d: nn.AdaptiveAvgPool3d}
+    return nn.Sequential(kind(channels, 8, 3), nn.ReLU(), kind(8, 8, 3), pools[kind](1), nn.Flatten(), nn.Linear(8, 4))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("made", "size", "shape"),
+    [
+        (lambda: _convolutions(nn.Conv2d, 3), (8, 12), (3, 8, 12)),
+        (lambda: _convolutions(nn.Conv2d, 1), (1, 20, 8), (1, 20, 8)),
+        (lambda: _convolutions(nn.Conv3d, 3), (3, 6, 8, 10), (3, 6, 8, 10)),
+        (lambda: nn.Sequential(nn.Linear(7, 5), nn.ReLU(), nn.Linear(5, 3)), (7,), (7,)),
+    ],
+)
+def test_inputs_of_any_shape_go_the_whole_way(made, size, shape, tmp_path):
+    pytest.importorskip("openvino")
+    pytest.importorskip("onnxruntime")
+    torch.manual_seed(0)
+    net, x = made().eval(), torch.randn(8, *shape)
+    model = sq.calibrate(sq.wrap(net, size, name="mine"), [x], "cpu", passes=[])
+    with torch.no_grad():
+        wanted = net(x)
+        torch.testing.assert_close(model.module(x), wanted)
+    made = sq.export(model, "openvino", tmp_path)
+    for engine in ("openvino", "onnxruntime"):
+        loaded = made.load(engine)
+        noise = loaded(x) - wanted
+        assert wanted.square().sum() > 300 * noise.square().sum(), engine
+        assert torch.equal(loaded(x[:1]), loaded(x[:1])) and loaded(x[:1]).shape == (1, wanted.shape[1])
+        with pytest.raises(sq.UsageError, match=r"inputs are|images \[|takes pictures of"):
+            loaded(torch.zeros(2, *shape, 1))
+    model.save(tmp_path / "mine_calib.pth")
+    assert torch.equal(sq.load(tmp_path / "mine_calib.pth", net)(x), model(x))
+
+
+def test_a_shape_that_cannot_be_is_one_line(module):
+    square = sq.Preprocess(8, False, "bilinear", (0.5,) * 3, (0.5,) * 3)
+    for size, given, says in (
+        ((8, 0), {}, r"size \(8, 0\), channels 3: must be whole numbers"),
+        ((), {}, "must be whole numbers"),
+        ((8, 12), {"preprocess": square}, r"takes \[3, 8, 12\], and its `preprocess` makes \[3, 8, 8\]"),
+    ):
+        with pytest.raises(sq.UsageError, match=says):
+            sq.wrap(module, size, **given)
+    model = sq.wrap(module, (8, 12))
+    for images, says in ((torch.zeros(2, 3, 12, 8), r"takes \[B, 3, 8, 12\]"), (torch.zeros(3, 8, 12), "images")):
+        with pytest.raises(sq.UsageError, match=says):
+            model(images)
+    with pytest.raises(sq.UsageError, match=r"takes \[B, 3, 8, 12\]"):
+        sq.calibrate(model, [torch.zeros(2, 3, 12, 8)], "cpu")
+    video = sq.wrap(_convolutions(nn.Conv3d, 3), (3, 6, 8, 10))
+    with pytest.raises(sq.UsageError, match=r"a batch is images \[B, 3, 6, 8, 10\]"):
+        sq.calibrate(video, [torch.zeros(2, 3, 8, 10)], "cpu")

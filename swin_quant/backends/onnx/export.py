@@ -158,7 +158,8 @@ def export(model: Classifier, card: RunCard, folder: str | Path, options: OnnxOp
     exported = network(model, options, preprocess, beyond_half)
     outputs = [*names_of_outputs(model), *names_of_ends(options)]
     own = rewriter.translations() if rewriter.translations else {}
-    proto = to_onnx(exported, images, options, int4_nodes(model, card, options), outputs, own)
+    int4 = int4_nodes(model, card, options)
+    proto = to_onnx(exported, images, options, int4, outputs, own, any_size=model.takes_any_size)
     recorded = recorded_options(options, rewrites) | {SAFE_ON: safe_on(model)}
     metadata.write(proto, card, recorded, options.labels or _labels(model, card))
     kind = "" if model.output_kind == LOGITS else f"_{model.output_kind}"
@@ -249,17 +250,18 @@ def to_onnx(
     int4: Collection[str] = (),
     outputs: Sequence[str] = (LOGITS,),
     own: Mapping[Any, Callable[..., Any]] = MappingProxyType({}),
+    any_size: bool = False,
 ) -> "ModelProto":
-    """The graph of `model` as traced with `images`; by default `images` [batch, in, S, S] -> `logits` [batch, classes].
+    """The graph of `model` as traced with `images`; by default `images` [batch, in, H, W] -> `logits` [batch, classes].
 
-    `int4`: weight nodes whose values are stored in 4 bits. `own`: translations of the architecture's own operators. If
-    `images` are not square, the graph takes any height and width.
+    `int4`: weight nodes whose values are stored in 4 bits. `own`: translations of the architecture's own operators.
+    `any_size`: the graph takes any height and width.
     """
     replacing, plugging = Replacing(chosen(options.replace)), Plugging(plugins_of(options.plugin, options.replace))
     if options.replace or options.plugin:
         _run_inside(model, (replacing, plugging))
     open_sizes = {} if options.batch else {0: torch.export.Dim("batch")}
-    if images.dtype != torch.uint8 and images.shape[2] != images.shape[3]:
+    if any_size and images.dtype != torch.uint8:
         open_sizes |= {2: torch.export.Dim("height", min=4), 3: torch.export.Dim("width", min=4)}
     shapes = (open_sizes,) if open_sizes else None
     with warnings.catch_warnings(), torch.no_grad():

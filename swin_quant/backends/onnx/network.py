@@ -45,11 +45,11 @@ def network(
 
 
 def example(model: Classifier, options: OnnxOptions, batch: int) -> Tensor:
-    """Black pictures [batch, in, S, S]; for a model that takes any size, of an arbitrary size that is not square."""
-    side = model.image_size
-    height, width = (side + 1, side + 6) if model.takes_any_size else (side, side)
-    shape = batch, model.in_chans, height, width
-    return torch.zeros(shape, dtype=getattr(torch, options.io_type))
+    """Black pictures [batch, *input_shape]; where it takes any size, of an arbitrary one that is not square."""
+    shape = model.input_shape
+    if model.takes_any_size:
+        shape = (*shape[:-2], shape[-2] + 1, shape[-1] + 6)
+    return torch.zeros(batch, *shape, dtype=getattr(torch, options.io_type))
 
 
 def pictures_of(model: Classifier, options: OnnxOptions, batch: int) -> Tensor:

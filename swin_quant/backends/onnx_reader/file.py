@@ -34,6 +34,7 @@ from swin_quant.quant.outputs import Output
 
 MAX_FILE_BYTES = 2**31 - 1  # the limit of a protobuf message
 MOST_MAPS = 16
+SOME_SIZE = (224, 224)  # the pictures to compile for, where a file takes any and none were run yet
 _FLOAT8 = range(17, 21)  # TensorProto's numbers of the four float8 types
 PIXELS = "uint8"
 PREPROCESS = "swin_quant.preprocess"  # the metadata that says how pictures were prepared
@@ -113,11 +114,11 @@ def _fields(descriptor: Any) -> dict[int, tuple[int, Any]]:
 class OnnxFile:
     """A checked file.
 
-    `batch`: None if the file takes any. `image_size`: the side of its square pictures, None if it takes any height and
-    width. `outputs`: the names of logits, an embedding, or a backbone's maps. `gemms`: the names of its MatMul, Gemm
-    and Conv nodes. `float8`: it holds float8 tensors. `quantizers`: how many QuantizeLinear nodes it has. `parts`: the
-    files of its external data. `functions`: it has functions of its own. `pixels`: the normalisation in a file that
-    takes uint8 [batch, side, side, channels].
+    `batch`: None if the file takes any. `sizes`: of the input's dimensions but batch and channels, such as (height,
+    width); None if it takes any height and width. `outputs`: the names of logits, an embedding, or a backbone's maps.
+    `gemms`: the names of its MatMul, Gemm and Conv nodes. `float8`: it holds float8 tensors. `quantizers`: how many
+    QuantizeLinear nodes it has. `parts`: the files of its external data. `functions`: it has functions of its own.
+    `pixels`: the normalisation in a file that takes uint8 [batch, height, width, channels].
     """
 
     path: Path
@@ -125,7 +126,7 @@ class OnnxFile:
     dtype: str
     batch: int | None
     channels: int
-    image_size: int | None
+    sizes: tuple[int, ...] | None
     outputs: tuple[str, ...]
     opset: int
     gemms: tuple[str, ...]
@@ -136,19 +137,20 @@ class OnnxFile:
     float8: bool = False
     pixels: Preprocess | None = None
 
-    def shape(self, batch: int, side: int) -> tuple[int, ...]:
-        """The input's shape for `batch` square pictures."""
-        return (batch, side, side, self.channels) if self.pixels else (batch, self.channels, side, side)
+    def shape(self, batch: int) -> tuple[int, ...]:
+        """The input's shape for `batch` pictures; of some size, if it takes any."""
+        sizes = SOME_SIZE if self.sizes is None else self.sizes
+        return (batch, *sizes, self.channels) if self.pixels else (batch, self.channels, *sizes)
 
 
 @reads("ONNX file")
 def open_onnx(path: str | Path) -> OnnxFile:
     """Check the ONNX file at `path` and describe it. SwinQuantError names the file and the node or tensor at fault.
 
-    The file must have one input of pictures: [batch, channels, side, side], float32 or float16, or [batch, side, side,
-    channels], uint8, with its normalisation in the metadata. It must have one output; a backbone may have several, and
-    take pictures of any size. Its operators must be standard ones of opset 17 to 21, or its own functions; every Q/DQ
-    node needs a constant positive scale.
+    The file must have one input: [batch, channels, ...], such as pictures, float32 or float16, or [batch, height,
+    width, channels], uint8, with its normalisation in the metadata. It must have one output; a backbone may have
+    several, and take pictures of any size. Its operators must be standard ones of opset 17 to 21, or its own functions;
+    every Q/DQ node needs a constant positive scale.
     """
     path = Path(path)
     model = read_model(path)
@@ -185,10 +187,10 @@ def verified(artifact: Artifact) -> OnnxFile:
     known = {other["file"] for other in artifact.record["others"]}
     if strange := [part.name for part in file.parts if part.name not in known]:
         raise SwinQuantError(f"{file.path}: its run card does not know its external data {listed(strange)}")
-    size = artifact.card.preprocess.get("size", file.image_size)
-    if file.image_size not in (None, size):
+    size = artifact.card.preprocess.get("size")
+    if size and file.sizes not in (None, (size, size)):
         raise SwinQuantError(
-            f"{file.path}: takes pictures of {file.image_size} x {file.image_size}, but its run card "
+            f"{file.path}: takes pictures of {' x '.join(map(str, file.sizes or ()))}, but its run card "
             f"{card_path(file.path).name} prepares {size} x {size}"
         )
     if file.pixels and file.pixels != Preprocess.from_dict(artifact.card.preprocess):
@@ -197,12 +199,12 @@ def verified(artifact: Artifact) -> OnnxFile:
 
 
 def as_input(file: OnnxFile, images: Tensor) -> np.ndarray:
-    """Pictures [B, channels, H, W] as the file's input: in its type, a fixed batch filled up with zeros.
+    """Pictures [B, channels, ...] as the file's input: in its type, a fixed batch filled up with zeros.
 
     A file that takes pixels gets exactly the pixels that the pictures were normalised from. UsageError for pictures of
     another size, or for more of them than a fixed batch.
     """
-    sizes = (file.channels, *((file.image_size,) * 2 if file.image_size else images.shape[2:]))
+    sizes = (file.channels, *(images.shape[2:] if file.sizes is None else file.sizes))
     if tuple(images.shape[1:]) != sizes:
         given, wanted = ("x".join(map(str, shape)) for shape in (images.shape[1:], sizes))
         raise UsageError(f"{file.path}: takes pictures of {wanted}, not {given}: prepare them as its run card says")
@@ -213,7 +215,7 @@ def as_input(file: OnnxFile, images: Tensor) -> np.ndarray:
     prepared = file.pixels.pixels(images) if file.pixels else images
     array = np.ascontiguousarray(prepared.detach().cpu().numpy().astype(file.dtype, copy=False))
     missing = (file.batch or len(array)) - len(array)
-    return np.pad(array, ((0, missing), (0, 0), (0, 0), (0, 0))) if missing else array
+    return np.pad(array, ((0, missing), *((0, 0),) * (array.ndim - 1))) if missing else array
 
 
 def as_output(found: Sequence[np.ndarray], images: Tensor) -> Output:
@@ -236,16 +238,16 @@ def _checked(path: Path, model: Any) -> OnnxFile:
             f"has {len(inputs)} inputs and {len(graph.output)} outputs: a classifier of pictures has one of each"
         )
     metadata = {entry.key: entry.value for entry in model.metadata_props}
-    dtype, (batch, channels, height, width) = _picture_input(inputs[0], maps)
-    if height is not None and (height != width or not 1 <= height <= MAX_SIZE):
-        raise SwinQuantError(f"its pictures are of {height} x {width}: must be square, of 1 to {MAX_SIZE} pixels")
+    dtype, batch, channels, sizes = _input(inputs[0], maps)
+    if sizes and not all(1 <= size <= MAX_SIZE for size in sizes):
+        raise SwinQuantError(f"its pictures are of {' x '.join(map(str, sizes))}: must be of 1 to {MAX_SIZE} pixels")
     return OnnxFile(
         path=path,
         input=inputs[0].name,
         dtype=dtype,
         batch=batch,
         channels=channels,
-        image_size=height,
+        sizes=sizes,
         outputs=tuple(value.name for value in outputs),
         opset=opset,
         gemms=tuple(label(node) for node in nodes(graph) if node.op_type in GEMMS),
@@ -258,28 +260,28 @@ def _checked(path: Path, model: Any) -> OnnxFile:
     )
 
 
-def _picture_input(value: Any, maps: bool) -> tuple[str, tuple[int | None, int, int | None, int | None]]:
-    """The type of the input, and its [batch, channels, height, width]; an open batch is None.
+def _input(value: Any, maps: bool) -> tuple[str, int | None, int, tuple[int, ...] | None]:
+    """Type, batch, channels and sizes of the input; an open batch is None.
 
-    Height and width may both be None, too, in a file whose outputs are `maps`.
+    Height and width may both be open, too, in a file whose outputs are `maps`: their sizes are None.
     """
     onnx = library("onnx", "onnx")
     kind = value.type.tensor_type
     sizes: list[Any] = [size.dim_value if size.HasField("dim_value") else None for size in kind.shape.dim]
     known = (("FLOAT", "float32"), ("FLOAT16", "float16"), ("UINT8", PIXELS))
     names = {getattr(onnx.TensorProto, name): type_ for name, type_ in known}
-    closed = sizes[1:2] if maps and sizes[2:] == [None, None] else sizes[1:]
-    if kind.elem_type not in names or len(sizes) != 4 or None in closed:
+    is_open = maps and sizes[2:] == [None, None]
+    pixels = names.get(kind.elem_type) == PIXELS
+    fits = len(sizes) == 4 if pixels else len(sizes) >= 2
+    if kind.elem_type not in names or not fits or None in (sizes[1:2] if is_open else sizes[1:]):
         given = ", ".join("?" if size is None else str(size) for size in sizes)
         raise SwinQuantError(
-            f"its input {shown(value.name)} is [{given}]: must be [batch, channels, side, side] of a fixed side, "
-            "float32 or float16, or [batch, side, side, channels], uint8"
+            f"its input {shown(value.name)} is [{given}]: must be [batch, channels, ...] of fixed sizes, float32 or "
+            "float16, or [batch, height, width, channels], uint8"
         )
-    if names[kind.elem_type] == PIXELS:
-        batch, height, width, channels = sizes
-    else:
-        batch, channels, height, width = sizes
-    return names[kind.elem_type], (batch, channels, height, width)
+    if pixels:
+        return PIXELS, sizes[0], sizes[3], tuple(sizes[1:3])
+    return names[kind.elem_type], sizes[0], sizes[1], None if is_open else tuple(sizes[2:])
 
 
 def _preprocess_in(metadata: Mapping[str, str]) -> Preprocess:

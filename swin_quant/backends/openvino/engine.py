@@ -29,7 +29,6 @@ NAME = "openvino"
 HINTS = {"float32": ("f32", "FP32"), "bfloat16": ("bf16", "BF16"), "float16": ("f16", "FP16")}
 _TYPES = {hint: name for name, (hint, _) in HINTS.items()} | {"i8": "int8", "u8": "int8"}
 _GEMMS = ("FullyConnected", "MatMul", "Convolution")  # layers of its runtime; `Subgraph` is several in one kernel
-DEFAULT_SIDE = 224  # the side of pictures if the file takes any and none were run yet
 
 
 def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine:
@@ -139,15 +138,14 @@ class _Graphs:
 
     def gemms(self) -> Mapping[str, str]:
         """Matrix product -> the type that it runs in, from the latest graph, or else from one for one picture."""
-        side = self.file.image_size or DEFAULT_SIDE
-        shape = next(reversed(self.compiled), self.file.shape(self.file.batch or 1, side))
+        shape = next(reversed(self.compiled), self.file.shape(self.file.batch or 1))
         sources = {op.get_friendly_name() for op in self.model.get_ops() if op.get_type_name() in _GEMMS}
         runtime = self.request(shape).get_compiled_model().get_runtime_model()
         return dict(found for layer in runtime.get_ordered_ops() for found in _products(layer, sources))
 
     def _compile(self, shape: tuple[int, ...]) -> Any:
         model = self.model.clone()
-        if self.file.batch is None or self.file.image_size is None:
+        if self.file.batch is None or self.file.sizes is None:
             model.reshape(list(shape))
         return self.core.compile_model(model, "CPU", self.settings)
 
@@ -195,8 +193,7 @@ def inside(artifact: Artifact, options: EngineOptions) -> Callable[[Tensor], dic
     file = verified(artifact)
     with opened_up(file) as copy:
         graphs = _Graphs(_core(os.getpid()), copy.file, options.float_type or "float32", options.threads)
-        side = file.image_size or DEFAULT_SIDE
-        graphs.request(file.shape(file.batch or 1, side))  # weights are in memory once a graph is compiled
+        graphs.request(file.shape(file.batch or 1))  # weights are in memory once a graph is compiled
 
     def run(images: Tensor) -> dict[str, Tensor]:
         array = as_input(file, images)

@@ -56,13 +56,13 @@ class EnginePlan:
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
-        side, options = self.file.image_size, self.options
-        if side is None:
+        sizes, options = self.file.sizes, self.options
+        if sizes is None:
             raise UsageError(
                 f"{self.file.path}: takes pictures of any size: engines are built here for one: a classifier"
             )
         batches = (options.smallest, options.typical, options.largest)
-        return [(batch, self.file.channels, side, side) for batch in batches]
+        return [(batch, self.file.channels, *sizes) for batch in batches]
 
     def trtexec(self, output: Path) -> str:
         """NVIDIA's command for the same engine; TensorRT 11 accepts --stronglyTyped, and does not need it."""

@@ -123,7 +123,7 @@ def _traced(model: Classifier, options: TorchScriptOptions) -> bytes:
     plugging = Plugging(plugins, call)
     copied = copy.deepcopy(model).cpu().eval().requires_grad_(False)
     spell_out(copied)
-    images = torch.zeros(EXAMPLE, model.in_chans, model.image_size, model.image_size)
+    images = torch.zeros(EXAMPLE, *model.input_shape)
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # torch warns that TorchScript is deprecated, and of every Python number
         traced = torch.jit.trace(_Inside(copied, replacing, plugging), images, check_trace=False)
@@ -133,14 +133,14 @@ def _traced(model: Classifier, options: TorchScriptOptions) -> bytes:
     return buffer.getvalue()
 
 
-def _sized(images: Tensor, channels: int, side: int) -> Tensor:
+def _sized(images: Tensor, shape: list[int]) -> Tensor:
     """`images`. ValueError for another size: scripted into the file, because a trace drops the network's own check."""
-    if list(images.shape[1:]) != [channels, side, side]:
-        raise ValueError(f"pictures {images.shape}: must be [B, {channels}, {side}, {side}]")
+    if list(images.shape[1:]) != shape:
+        raise ValueError(f"pictures {images.shape}: each must be {shape}")
     return images
 
 
-_checked: Callable[[Tensor, int, int], Tensor] = torch.jit.script_if_tracing(_sized)
+_checked: Callable[[Tensor, list[int]], Tensor] = torch.jit.script_if_tracing(_sized)
 
 
 class _Inside(nn.Module):
@@ -149,9 +149,9 @@ class _Inside(nn.Module):
     def __init__(self, network: Classifier, replacing: Replacing, plugging: Plugging) -> None:
         super().__init__()
         self.network, self.replacing, self.plugging = network, replacing, plugging
-        self.sizes = network.in_chans, network.image_size
+        self.shape = list(network.input_shape)
 
     def forward(self, images: Tensor) -> Tensor:
-        images = _checked(images, *self.sizes)
+        images = _checked(images, self.shape)
         with self.replacing, self.plugging:
             return self.network(images)

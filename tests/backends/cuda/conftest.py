@@ -60,7 +60,7 @@ def calibrated(tiny_model):
         if which not in made:
             model = tiny_model(kind, **(MICRO | MORE[kind] | keys))
             apply_policy(model, load_policy("ft-mode1"))
-            calibrate(model, [pictures(8, model.image_size)])
+            calibrate(model, [pictures(8, model.input_shape[1])])
             made[which] = model
         model = deepcopy(made[which])
         apply_policy(model, load_policy(policy) if isinstance(policy, str) else policy)

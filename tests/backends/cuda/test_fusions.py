@@ -214,7 +214,7 @@ def test_networks_by_fused_kernels(exported, tmp_path, kind, keys):
     if not importlib.util.find_spec("triton"):
         pytest.skip("Triton is not installed")
     artifact, model = exported(kind, keys=keys)
-    torch.save(pictures(2, model.image_size, seed=4), tmp_path / "images.pt")
+    torch.save(pictures(2, model.input_shape[1], seed=4), tmp_path / "images.pt")
     words = [sys.executable, "-c", CHILD, str(tmp_path / "images.pt"), str(artifact.file)]
     subprocess.run(words, check=True, env=os.environ | {"TRITON_INTERPRET": "1"}, timeout=600)
     apart, together = torch.load(f"{artifact.file}.found")

@@ -44,7 +44,7 @@ def test_a_good_file_says_what_it_is(small_net, write_onnx, opset, batch, expect
     model.metadata_props.add(key="made by", value="us")
     file = open_onnx(write_onnx(model))
     assert (file.input, file.outputs, file.dtype, file.batch) == ("images", ("logits",), "float32", expected)
-    assert (file.channels, file.image_size, file.opset, file.quantizers) == (3, 8, opset, 4)
+    assert (file.channels, file.sizes, file.opset, file.quantizers) == (3, (8, 8), opset, 4)
     assert file.gemms == ("fc1.MatMul", "fc2.MatMul", "attn.qk", "attn.av", "head")
     assert file.metadata == {"made by": "us"} and file.parts == ()
 
@@ -334,7 +334,7 @@ def test_any_opset_can_be_read_for_inspection(net, write_onnx):
 
 
 def test_the_card_of_an_artifact_must_know_the_size_of_its_pictures(net, artifact_of):
-    assert verified(artifact_of(net)).image_size == 8
+    assert verified(artifact_of(net)).sizes == (8, 8)
     with pytest.raises(SwinQuantError, match="takes pictures of 8 x 8, but its run card x.json prepares 16 x 16"):
         verified(artifact_of(net, size=16))
 

@@ -77,9 +77,9 @@ def test_bits_are_recorded_and_an_embedding_has_a_name_of_its_own(written):
 def test_pictures_of_another_size_are_refused_in_the_file_as_well(written, shape):
     """Windows take the batch from the size: two pictures of 64 pixels would be answered as eight of 32."""
     artifact, _ = written("swin", precision="float")
-    with pytest.raises(SwinQuantError, match=r"must be \[B, 3, 32, 32\]"):
+    with pytest.raises(SwinQuantError, match=r"each must be \[3, 32, 32\]"):
         load(artifact)(torch.zeros(shape))
-    with pytest.raises(torch.jit.Error, match=r"must be \[B, 3, 32, 32\]"):
+    with pytest.raises(torch.jit.Error, match=r"each must be \[3, 32, 32\]"):
         torch.jit.load(str(artifact.file))(torch.zeros(shape))
 
 
