@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis import strategies as st
 
 from swin_quant.backends.cuda.engine import OLDEST
+from swin_quant.backends.cuda.kernels import attention
 from swin_quant.backends.cuda.kernels.attention import bias_row
 from swin_quant.backends.cuda.kernels.windows import Windows
 from swin_quant.backends.cuda.tuning import kernels_hash
@@ -25,6 +26,7 @@ from swin_quant.quant.fake_quant import FP8
 NEAR = 2e-3
 FEW, OFF = 0.05, 2.0  # the share of such values on a GPU, and by how many levels
 OF_SUMS = 2.0**-21  # of the largest: what is left of sums, or of 1 + erf, that nearly cancel, where float8 is finest
+TIE = 2.0**-20  # relative: attention's exp, sum, quotient and product err by two steps of float32 each at most
 POISON = 96
 FLOAT8 = torch.float8_e4m3fn
 BYTES = (torch.int8, FLOAT8)
@@ -131,7 +133,7 @@ def interprets_bounds():
 
 def assert_near(run, got, exact, steps=1.0, moves=0.0):
     """int8, float8: within half a level and NEAR, `steps` times; floats: within what their type tells apart. `moves`:
-    by how much more a float8 value may be off, whose levels lie closer the nearer to zero it is.
+    by how much more an int8 or float8 value may be off.
     """
     if got.dtype in BYTES:
         if got.dtype == FLOAT8:
@@ -139,7 +141,7 @@ def assert_near(run, got, exact, steps=1.0, moves=0.0):
             exact = exact.float().clamp(-448, 448)
             level = float8_level(exact)
         else:
-            exact, level, moves = exact.float().clamp(-128, 127), 1.0, 0.0
+            exact, level = exact.float().clamp(-128, 127), 1.0
         off = (got.float() - exact).abs()
         far = off > level * (0.5 + NEAR * steps) + moves
         if is_exact(run):
@@ -151,6 +153,30 @@ def assert_near(run, got, exact, steps=1.0, moves=0.0):
         of_float32 = 1e-5 if is_exact(run) else 1e-3
         wide = {torch.float32: of_float32, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}[got.dtype]
         torch.testing.assert_close(got, exact, rtol=wide, atol=wide)
+
+
+def attention_moves(arguments, tiled):
+    """By how much values of attention's `out` may lie elsewhere. A probability within TIE of a tie moves its row by a
+    level times v; logits are equal to the bit. Powers in float16, which are on another side of a tie where a float32
+    before them is one step off, or (`tiled`) below another largest logit than the reference's, move it by 2^-11 of v.
+    """
+    moves = of_ties(arguments) if arguments.get("softmax_levels") else 0.0
+    if tiled or not arguments.get("softmax_levels"):
+        moves += 2**-11 * arguments["qkv"].float().abs().max()
+    return moves
+
+
+def of_ties(arguments):
+    """float32, shaped like `out`: the reference's sums of -|v| with probabilities that lie TIE lower, less those with
+    probabilities that lie TIE higher."""
+    qkv, levels = arguments["qkv"].clone(), arguments["softmax_levels"]
+    v = qkv[:, qkv.shape[1] // 3 * 2 :]
+    v.copy_(-v.float().abs())  # int8 has no 128
+    low, high = (torch.empty(arguments["out"].shape) for _ in range(2))
+    for out, factor in ((low, 1 - TIE), (high, 1 + TIE)):
+        moved = {"qkv": qkv, "out": out, "softmax_levels": levels * factor}
+        attention.reference(**without_tiles(arguments) | moved)
+    return low - high
 
 
 def assert_same(run, operation, outputs, arguments, exact=False):

@@ -9,6 +9,7 @@ from kernel_runs import (
     FLOAT8,
     Draw,
     assert_near,
+    attention_moves,
     both,
     few,
     interprets_bounds,
@@ -28,13 +29,8 @@ FT_LOGITS = {"logits_scale": 32**-0.5, "product_levels": 0.0006, "product_step":
 
 
 def assert_attention(run, arguments, tiled=False):
-    """A probability on a tie moves the context by one level of v. Powers in float16, which are on another side of a tie
-    where a float32 before them is one step off, or (`tiled`) below another largest logit than the reference's, move it
-    by 2^-11 of v, 0.06 of a level of int8 at most."""
     ((got, exact),) = both(run, "attention", ["out"], arguments, ["out"] if arguments["out"].dtype in BYTES else ())
-    halves = tiled or "softmax_levels" not in arguments
-    moves = 2**-11 * arguments["qkv"].float().abs().max() if halves else 0.0
-    assert_near(run, got, exact, steps=30 if halves else 2, moves=moves)
+    assert_near(run, got, exact, moves=attention_moves(arguments, tiled))
 
 
 @pytest.mark.parametrize("int8", [False, True])

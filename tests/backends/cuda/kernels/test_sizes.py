@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 import torch
-from kernel_runs import BYTES, LARGEST_WEIGHT, SQUARES, Draw, assert_near, both, poisoned
+from kernel_runs import BYTES, LARGEST_WEIGHT, SQUARES, Draw, assert_near, attention_moves, both, poisoned
 
 from swin_quant.backends.cuda.fusions import FUSIONS, candidates
 from swin_quant.backends.cuda.launches import program_of
@@ -91,9 +91,8 @@ def check(run, launch, seed=1):
     for got, exact in both(run, launch.op, outputs, arguments, rounded):
         assert exact.float().std() > 0 and got.shape == exact.shape
         if launch.op == "attention":
-            tiled = arguments["windows"].tokens > 64
-            moves = 2**-11 * arguments["qkv"].float().abs().max() if tiled else 0.0
-            assert_near(run, got, exact, steps=30 if tiled else 2, moves=moves)
+            moves = attention_moves(arguments, tiled=arguments["windows"].tokens > 64)
+            assert_near(run, got, exact, moves=moves)
         elif launch.op not in FUSED:
             assert_near(run, got, exact)
         elif got.dtype in BYTES:
