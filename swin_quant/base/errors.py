@@ -4,6 +4,7 @@ The library does not know who asks. A message names an option as a field, `‹ba
 `speaking` the field has the caller's word for it: on the command line `--batch`.
 """
 
+import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -34,6 +35,12 @@ class UsageError(SwinQuantError):
     """The command, configuration or policy asks for something impossible (exit code 2)."""
 
     exit_code = 2
+
+
+def did_you_mean(word: str, names: Iterable[str]) -> str:
+    """The end of a message about an unknown `word`: "; did you mean NAME?", or nothing where no name is near."""
+    close = difflib.get_close_matches(word, names, n=1)
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def in_words(text: str) -> str:

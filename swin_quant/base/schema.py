@@ -14,11 +14,10 @@ import types
 import typing
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from math import inf
 from typing import Annotated, Any, Literal, NoReturn
 
-from swin_quant.base.errors import SwinQuantError, UsageError, listed, one_line
+from swin_quant.base.errors import SwinQuantError, UsageError, did_you_mean, listed, one_line
 
 _short = reprlib.Repr()
 _short.maxlevel, _short.maxstring, _short.maxother = 2, 80, 80
@@ -97,8 +96,7 @@ def fields_of(kind: Any) -> tuple[dict[str, Any], set[str]]:
 
 def unknown_key(key: str, known: Collection[str]) -> str:
     """A problem in words, with what may have been meant."""
-    close = get_close_matches(key, known, n=1)
-    return f"unknown key {key!r:.80}" + (f"; did you mean {close[0]}?" if close else f"; known are {listed(known, 20)}")
+    return f"unknown key {key!r:.80}{did_you_mean(key, known) or f'; known are {listed(known, 20)}'}"
 
 
 def plain(value: Any) -> Any:

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import yaml
 
-from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.base.errors import SwinQuantError, UsageError, did_you_mean
 from swin_quant.base.files import read_bounded
 from swin_quant.base.reading import reads
 
@@ -57,7 +57,8 @@ def shipped_or_file(name_or_path: str, shipped: Iterable[Path], what: str) -> Pa
     names = {path.stem: path for path in shipped}
     path = names.get(name_or_path, Path(name_or_path))
     if path.suffix not in (".yaml", ".yml"):
-        raise UsageError(f"no {what} {name_or_path!r}: give {', '.join(names)} or a .yaml file")
+        hint = did_you_mean(name_or_path, names) or f": give {', '.join(names)} or a .yaml file"
+        raise UsageError(f"no {what} {name_or_path!r}{hint}")
     return path
 
 

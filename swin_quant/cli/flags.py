@@ -12,6 +12,7 @@ A callable `help` or `choices` must have a name: a lambda in an annotation does 
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
 from pathlib import Path
@@ -33,7 +34,17 @@ def whole(text: str) -> int:
     return number
 
 
-_PARSED: dict[Any, Callable[[str], Any]] = {int: whole, float: float, str: str, Path: Path}
+def at_home(text: str) -> str:
+    """The text, with a home folder for a ~ in front, which shells leave in `--flag=~/folder`."""
+    return os.path.expanduser(text) if text.startswith("~/") else text
+
+
+_PARSED: dict[Any, Callable[[str], Any]] = {
+    int: whole,
+    float: float,
+    str: at_home,
+    Path: lambda text: Path(at_home(text)),
+}
 
 
 @dataclass(frozen=True)

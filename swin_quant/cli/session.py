@@ -6,12 +6,11 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from difflib import get_close_matches
 from functools import partial
 from types import ModuleType
 from typing import Any, NoReturn
 
-from swin_quant.base.errors import UsageError, memory_errors_named, speaking
+from swin_quant.base.errors import UsageError, did_you_mean, memory_errors_named, speaking
 from swin_quant.cli.commands import COMMANDS
 from swin_quant.cli.flags import add_flags, options_from
 from swin_quant.cli.guard import guarded
@@ -93,6 +92,9 @@ class _Parser(argparse.ArgumentParser):
         for word in arguments:
             if re.fullmatch(r"--[\w-]+=--", word):  # argparse makes an empty list of it
                 self.error(f"argument {word[:-3]}: expected one argument")
+        flags = (word.split("=")[0] for word in arguments if re.match("--[a-z]", word))
+        if unknown := [flag for flag in flags if flag not in self._option_string_actions]:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")  # before what is missing: it may be a typo of it
         args = self.parse_args(apart(arguments, self._actions))
         if len(getattr(args, "ways", ())) > 1:  # said after flags that there are not
             self.error("CHECKPOINT and --checkpoint are the same: give one of them")
@@ -102,7 +104,15 @@ class _Parser(argparse.ArgumentParser):
         (file or sys.stdout).write(message)  # argparse would hide that it cannot be written
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; see {self.prog} --help")
+        raise UsageError(f"{message}{self._near(message)}; see {self.prog} --help")
+
+    def _near(self, message: str) -> str:
+        """A hint for an unknown flag, or for a value that is not among the choices."""
+        if flag := re.match(r"unrecognized arguments: (--[\w-]+)", message):
+            return did_you_mean(flag[1], self._option_string_actions)
+        if value := re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)$", message):
+            return did_you_mean(value[1], re.findall(r"[\w-]+", value[2]))
+        return ""
 
 
 def run_command(name: str, arguments: Sequence[str]) -> int:
@@ -113,9 +123,8 @@ def run_command(name: str, arguments: Sequence[str]) -> int:
 def command_of(name: str) -> ModuleType:
     """The module of a command: HELP, EXAMPLES, OPTIONS (a dataclass) and `run(options, world)`."""
     if name not in (*COMMANDS, FRONT_DOOR):
-        close = get_close_matches(name, COMMANDS, n=1)
-        known = f"did you mean {close[0]}?" if close else f"there are {', '.join(COMMANDS)}"
-        raise UsageError(f"no command {name!r:.60}: {known}")
+        known = did_you_mean(name, COMMANDS) or f": there are {', '.join(COMMANDS)}"
+        raise UsageError(f"no command {name!r:.60}{known}")
     return importlib.import_module(f"swin_quant.verbs.{name.replace('-', '_').replace(' ', '.')}")
 
 

@@ -94,6 +94,8 @@ class LoadingOptions:
     max_unreadable: MaxUnreadable = 0.01
 
     def keys(self) -> dict[str, Any]:
+        if self.batch is not None and self.batch < 1:
+            raise UsageError(f"‹batch› {self.batch}: must be at least 1")
         return _given(
             DATA__DATA_PATH=self.data_path,
             DATA__ZIP_MODE=self.zip or None,

@@ -21,6 +21,7 @@ _ROOT: dict[str, Any] = {
         "ZIP_MODE": False,
         "CACHE_MODE": "part",
         "PIN_MEMORY": True,
+        "SCORED": 0,
         "NUM_WORKERS": 8,
         "MASK_PATCH_SIZE": 32,
         "MASK_RATIO": 0.6,
@@ -101,6 +102,7 @@ def default_config() -> CfgNode:
     """The tree of docs/reference, section 7.2, as a fresh, unfrozen node.
 
     Keys of ours: DATA.MEAN, DATA.STD and TEST.CROP_RATIO, which differ in checkpoints of timm and Hugging Face;
+    DATA.SCORED scores so many pictures of a split, a seeded sample (0: all);
     DATA.UPRIGHT turns pictures as their EXIF says; TEST.SHAPE, MODEL.OUTPUT_KIND and MODEL.FEATURES give the input and
     output of a backbone; MODEL.WEIGHTS chooses among the sets of weights in a file (ema, raw, a name; "" as timm's
     loader). SWIN_MLP, SWIN_MOE, SIMMIM and TRAIN.MOE are left out: no model reads them, and setting them is an error.

@@ -26,6 +26,7 @@ _KINDS: dict[str, Any] = {
     "DATA.INTERPOLATION": Annotated[str, one_of(("bicubic", "bilinear", "lanczos", "nearest"))],
     "DATA.CACHE_MODE": Annotated[str, one_of(("no", "full", "part"))],
     "DATA.IMG_SIZE": Annotated[int, within(least=1, most=8192)],
+    "DATA.SCORED": Annotated[int, within(least=0)],
     "DATA.BATCH_SIZE": Annotated[int, within(least=1, most=2**20)],
     "MODEL.NUM_CLASSES": Annotated[int, within(least=1, most=2**20)],
     "MODEL.DROP_RATE": _Rate,

@@ -69,7 +69,7 @@ def portable_config(cfg: CfgNode) -> dict[str, Any]:
         if family.name not in (cfg.MODEL.TYPE, *(family.name for family in BUILT_IN)):
             del data["MODEL"][family.section]
     data["DATA"]["DATA_PATH"] = Path(cfg.DATA.DATA_PATH).name
-    data["OUTPUT"] = ""
+    data["DATA"]["SCORED"], data["OUTPUT"] = 0, ""
     for key in ("RESUME", "PRETRAINED"):
         data["MODEL"][key] = Path(cfg.MODEL[key]).name
     return data

@@ -3,7 +3,6 @@
 yacs would evaluate text, and accept None for any key; here text is read as the type of its key.
 """
 
-import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -12,7 +11,7 @@ from typing import Annotated, Any
 
 from yacs.config import CfgNode
 
-from swin_quant.base.errors import UsageError
+from swin_quant.base.errors import UsageError, did_you_mean
 from swin_quant.base.schema import Must, checked, show
 from swin_quant.config.defaults import defaults
 from swin_quant.config.families import families
@@ -87,8 +86,7 @@ def merge(cfg: CfgNode, tree: Mapping[Any, Any], source: str, prefix: str = "") 
         elif key == "BASE":
             raise UsageError(f"{source}: BASE works only in a YAML file")
         elif key not in known.types:
-            close = difflib.get_close_matches(key.upper(), [*known.types, *sorted(known.sections)], n=1)
-            hint = f"; did you mean {close[0]}?" if close else ""
+            hint = did_you_mean(key.upper(), [*known.types, *sorted(known.sections)])
             raise UsageError(f"{source}: unknown key {show(key)[1:-1]}{hint}")
         else:
             *sections, leaf = key.split(".")

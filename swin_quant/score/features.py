@@ -20,7 +20,7 @@ from swin_quant.score.baseline import Baseline, engines_beside
 from swin_quant.score.difference import difference_of_pairs
 from swin_quant.score.engine import Engine, half_type
 from swin_quant.score.run_engines import readable_batches, run_engines
-from swin_quant.score.scoring import open_split
+from swin_quant.score.scoring import open_split, sample_of
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def _compare(
     split: str,
     max_unreadable: float,
 ) -> FeatureScore:
-    pictures = open_split(cfg, split, world)
+    pictures = sample_of(open_split(cfg, split, world), cfg)
     limit = UnreadableLimit(len(pictures), max_unreadable)
     size = cfg.DATA.BATCH_SIZE if preprocess.is_square or cfg.MODEL.OUTPUT_KIND != FEATURES else 1
     workers = default_workers(cfg.DATA.NUM_WORKERS, 1, len(pictures))

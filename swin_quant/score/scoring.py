@@ -16,9 +16,9 @@ from swin_quant.cards.records import DatasetRecord, Result
 from swin_quant.config.geometry import check_channels
 from swin_quant.config.outputs import need_logits
 from swin_quant.data.loader import Batch, UnreadableLimit, default_workers
-from swin_quant.data.pictures import Pictures
+from swin_quant.data.pictures import Pictures, SomePictures
 from swin_quant.data.preprocess import Preprocess
-from swin_quant.data.sampling import chunks, digest, shard
+from swin_quant.data.sampling import chunks, digest, sample, shard
 from swin_quant.data.sources import open_pictures
 from swin_quant.quant.eval_mode import eval_mode
 from swin_quant.quant.policy import Policy
@@ -44,7 +44,7 @@ def score_engines(
     An engine called `float32` comes first and is the baseline; without one there are no comparisons. Every rank scores
     its share, and all return the same results. `save_to`: predictions are saved, and a run that was cut off goes on.
     """
-    pictures = open_labelled(cfg, split, world, class_names=class_names)
+    pictures = sample_of(open_labelled(cfg, split, world, class_names=class_names), cfg)
     dataset = dataset_record(cfg.DATA.DATA_PATH, split, pictures)
     workers = default_workers(cfg.DATA.NUM_WORKERS, world.size, len(pictures) // world.size)
     how = (dataset, cfg.DATA.BATCH_SIZE, workers, world, max_unreadable, save_to)
@@ -97,6 +97,13 @@ def open_labelled(
     """
     need_logits(cfg, "accuracy")
     return open_split(cfg, split, world, cache_mode, cfg.MODEL.NUM_CLASSES, class_names)
+
+
+def sample_of(pictures: Pictures, cfg: CfgNode) -> Pictures:
+    """A seeded sample of DATA.SCORED pictures, or all of them if that is 0."""
+    if not cfg.DATA.SCORED:
+        return pictures
+    return SomePictures(pictures, sorted(sample(len(pictures), cfg.DATA.SCORED, cfg.SEED)))
 
 
 def open_split(

@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from swin_quant.base.errors import UsageError
 from swin_quant.cli import shared
@@ -44,6 +44,18 @@ EXAMPLES = """examples:
 
 
 @dataclass(frozen=True)
+class SampleOptions:
+    """How many pictures of the split are scored."""
+
+    pictures: Annotated[int | None, Flag("score a seeded sample of so many (default: all)", "N")] = None
+
+    def keys(self) -> dict[str, Any]:
+        if self.pictures is not None and self.pictures < 1:
+            raise UsageError(f"‹pictures› {self.pictures}: must be at least 1")
+        return {"DATA.SCORED": self.pictures} if self.pictures else {}
+
+
+@dataclass(frozen=True)
 class EvaluateOptions:
     """What is scored, on which pictures, and beside what."""
 
@@ -54,6 +66,7 @@ class EvaluateOptions:
     model: Annotated[shared.ModelOptions, Group("model")] = field(default_factory=shared.ModelOptions)
     replace_head: shared.ReplaceHead = False
     data: Annotated[shared.ScoringOptions, Group("pictures")] = field(default_factory=shared.ScoringOptions)
+    sample: Annotated[SampleOptions, Group("pictures")] = field(default_factory=SampleOptions)
     policy: Annotated[shared.PolicyOptions, Group("policy: which nodes are quantized, and how")] = field(
         default_factory=shared.PolicyOptions
     )
@@ -317,7 +330,7 @@ def score_files(options: EvaluateOptions, world: World) -> list[Scored]:
     scoring = Scoring(
         options.engines.engine or None,
         options.engines.options(world),
-        shared.elsewhere(options.data, options.run),
+        shared.elsewhere(options.data, options.sample, options.run),
         options.checkpoint,
         options.split,
         options.data.half,
@@ -340,7 +353,7 @@ def evaluate_checkpoint(
     from swin_quant.score.scoring import score_model
 
     data = options.data
-    cfg = shared.config_of(checkpoint, options.model, data, options.run, OUTPUT=options.output)
+    cfg = shared.config_of(checkpoint, options.model, data, options.sample, options.run, OUTPUT=options.output)
     subject = load_for_scoring(cfg, checkpoint, options.policy.policies(), world, options.replace_head)
     shared.tell_bits(subject.policies)
     folder = folder or shared.output_dir(options.output, cfg)

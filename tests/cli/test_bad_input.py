@@ -273,7 +273,7 @@ def test_a_config_with_a_typo(refused, float_flags, micro, tmp_path):
         (["--calibrator", "best"], "best"),
         (["--wprec", 9], "--wprec 9"),
         (["--aprec", 1], "--aprec 1"),
-        (["--batch", 0], "DATA.BATCH_SIZE"),
+        (["--batch", 0], "--batch 0: must be at least 1"),
         (["--max-unreadable", 2], "--max-unreadable 2"),
         (["--policy", "ft-mode3"], "ft-mode3"),
         (["--policy", "qdq", "qdq"], "qdq"),
@@ -365,3 +365,25 @@ def test_a_full_disk_leaves_what_was_there(forked, float_flags, calibrated, snap
     (done,) = forked(1, "calibrate", *float_flags, "--output", out, "--quiet", before=small_disk)
     has(done.error(1), out / "swin_micro_calib.pth", "cannot be written", "limit on the size of a file")
     assert snapshot(out) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["calibrate", "x.pth", "--data-pth=y"], "--data-path"),
+        (["calibrate", "x.pth", "--polcy", "cpu"], "--policy"),
+        (["quantize", "x.pth", "--for", "openvin"], "openvino"),
+        (["main.py", "--cailb"], "--calib"),
+        (["evalute", "x.pth"], "evaluate"),
+        (["nodes", "--cfg", "EXAMPLE", "--policy", "onnxruntme"], "onnxruntime"),
+    ],
+)
+def test_a_typo_gets_a_hint_though_something_else_is_missing(run, micro, words, meant):
+    line = run(*(micro / "swin.yaml" if word == "EXAMPLE" else word for word in words)).error(2)
+    has(line, f"did you mean {meant}?")
+
+
+def test_a_home_folder_behind_an_equals_sign_is_found(run, micro, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    line = run("evaluate", micro / "swin.pth", "--cfg", micro / "swin.yaml", "--data-path=~/pictures").error(1)
+    has(line, f"{tmp_path}/pictures: no such folder")

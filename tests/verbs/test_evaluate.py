@@ -381,3 +381,22 @@ def test_what_is_timed_of_a_network_is_its_own_work_alone(training):
         sq.evaluate(sq.Model(network), count * [(torch.randn(2, 3, 2, 2), torch.zeros(2))])
         asked.append(len(switched))
     assert asked[1] == 2 * asked[0] and network.training is training
+
+
+def test_a_sample_is_seeded_and_is_not_taken_for_all_pictures(run, scoring_flags, micro, tmp_path):
+    flags = [*scoring_flags, "--checkpoint", micro / "swin.pth", "--half", "none", "--output", tmp_path]
+
+    def scored(*more):
+        assert run("evaluate", *flags, *more).code == 0
+        (result,) = json.loads((tmp_path / "swin_micro_eval.json").read_text())["results"]
+        (tmp_path / "swin_micro_eval.json").unlink()
+        return result["dataset"]
+
+    five = scored("--pictures", 5)
+    assert five["pictures"] == 5 and scored("--pictures", 5) == five
+    other = scored("--pictures", 5, "--seed", 2)
+    assert other["pictures"] == 5 and other["sha256"] != five["sha256"]
+    assert scored("--pictures", 7) == scored()
+    for count in (0, 8):
+        has = run("evaluate", *flags, "--pictures", count).error(2)
+        assert f"--pictures {count}" in has or f"--pictures asks for {count}" in has

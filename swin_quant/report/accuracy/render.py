@@ -6,10 +6,9 @@ row. A narrow terminal stacks columns; if that is too wide as well, lines wrap, 
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from typing import TypeAlias
 
-from swin_quant.base.errors import UsageError
+from swin_quant.base.errors import UsageError, did_you_mean
 from swin_quant.cards.card import RunCard
 from swin_quant.report import table as tables
 from swin_quant.report.accuracy.footnotes import Footnote, footnotes, numbered
@@ -93,8 +92,7 @@ class AccuracyTable:
 
 def _column(key: str) -> Column[AccuracyRow]:
     if key not in COLUMN:
-        close = get_close_matches(key, COLUMN, 1)
-        meant = f"; did you mean {close[0]}?" if close else f"; there are {', '.join(COLUMN)}"
+        meant = did_you_mean(key, COLUMN) or f"; there are {', '.join(COLUMN)}"
         raise UsageError(f"‹columns› {key!r:.60}: there is none{meant}")
     return COLUMN[key]
 
