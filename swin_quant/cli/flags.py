@@ -35,7 +35,7 @@ def whole(text: str) -> int:
 
 
 def at_home(text: str) -> str:
-    """The text, with a home folder for a ~ in front, which shells leave in `--flag=~/folder`."""
+    """The text, with a home folder for a ~ in front, which shells leave in `--data-path=~/folder`."""
     return os.path.expanduser(text) if text.startswith("~/") else text
 
 

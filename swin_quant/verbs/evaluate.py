@@ -44,7 +44,7 @@ EXAMPLES = """examples:
 
 
 @dataclass(frozen=True)
-class SampleOptions:
+class ScoredSample:
     """How many pictures of the split are scored."""
 
     pictures: Annotated[int | None, Flag("score a seeded sample of so many (default: all)", "N")] = None
@@ -66,7 +66,7 @@ class EvaluateOptions:
     model: Annotated[shared.ModelOptions, Group("model")] = field(default_factory=shared.ModelOptions)
     replace_head: shared.ReplaceHead = False
     data: Annotated[shared.ScoringOptions, Group("pictures")] = field(default_factory=shared.ScoringOptions)
-    sample: Annotated[SampleOptions, Group("pictures")] = field(default_factory=SampleOptions)
+    sample: Annotated[ScoredSample, Group("pictures")] = field(default_factory=ScoredSample)
     policy: Annotated[shared.PolicyOptions, Group("policy: which nodes are quantized, and how")] = field(
         default_factory=shared.PolicyOptions
     )
