@@ -23,6 +23,7 @@ from swin_quant.data.prepared import Prepared
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.loading import Subject, load_for_scoring
 from swin_quant.quant.fake_quant import FP8
+from swin_quant.quant.outputs import named
 from swin_quant.quant.policy import Policy, policy_from_dict
 from swin_quant.report.table import Value, html_facts
 from swin_quant.score.engine import Engine
@@ -47,7 +48,8 @@ class Exported:
 
     def load(self, engine: str | None = None, *, threads: int | None = None, float_type: str | None = None,
              device: str = "cpu", extensions: Sequence[str | Path] = ()) -> Engine:  # fmt: skip
-        """The artifact on an engine: images float32 [B, 3, H, W], preprocessed, to logits. None: that it was made for.
+        """The artifact on an engine: images float32 [B, 3, H, W], preprocessed, to logits; several outputs of a wrapped
+        module come by name. None: the engine that it was made for.
 
         `device`: cpu or cuda, torch's current GPU. `extensions`: libraries with operators of your own, for OpenVINO.
         UsageError for an engine that is not installed, or does not run such artifacts.
@@ -56,6 +58,9 @@ class Exported:
         libraries = tuple(map(str, extensions))
         options = EngineOptions(threads=threads, float_type=float_type, device=device, extensions=libraries)
         (loaded,) = load_engines(self.artifact, [name], options).values()
+        if wrapped := self.card.wrapped:
+            run = loaded.run
+            loaded = replace(loaded, run=lambda images: named(run(images), wrapped["outputs"]))
         return loaded
 
     def __repr__(self) -> str:

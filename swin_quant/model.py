@@ -3,6 +3,7 @@
 import hashlib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +27,7 @@ from swin_quant.models.classifier import Classifier
 from swin_quant.quant.calibration import Calibration
 from swin_quant.quant.eval_mode import eval_mode
 from swin_quant.quant.listing import NodeRow, list_nodes
+from swin_quant.quant.outputs import named
 from swin_quant.quant.policy import Policy, policy_from_dict
 from swin_quant.quant.quantizer import named_nodes
 from swin_quant.report.table import html_facts
@@ -40,11 +42,13 @@ class Model:
 
     `module` is any nn.Module of our parts (QuantLinear, Quantizer), images [B, 3, H, W] -> logits [B, classes] (or what
     `load(output_kind=...)` asks for). Called, a model gives the logits of its exported form: quantized under its policy
-    once it is calibrated, else float. `module(images)` is always float.
+    once it is calibrated, else float; a wrapped one of several outputs gives them by name. `module(images)` is always
+    float. `examples`: some of the inputs that calibrated a wrapped module.
     """
 
     # Of a network without a config, from which it could be loaded: the float one, before passes changed its weights.
     original: nn.Module | None = None
+    examples: Tensor | None = None
 
     def __init__(
         self,
@@ -133,14 +137,15 @@ class Model:
         nodes = named_nodes(self.module).values()
         return bool(nodes) and all(node.amax is not None for node in nodes)
 
-    def __call__(self, images: Tensor) -> Tensor:
+    def __call__(self, images: Tensor) -> Any:
         """Logits [B, classes] of images [B, 3, H, W], already preprocessed. UsageError for what is not."""
         replace(self.prepared, looked=self._looked)(images)
         self._looked = True
         policies = [self.policy] if self.policy and self.is_calibrated else []
         engine = list(torch_engines(self.module, self.device, None, policies).values())[-1]
         with torch.inference_mode(), eval_mode(self.module):
-            return engine(images.to(self.device))
+            found = engine(images.to(self.device))
+        return named(found, self.card.wrapped["outputs"]) if self.card.wrapped else found
 
     def nodes(self) -> list[NodeRow]:
         """Every place where a tensor may be quantized: what the policy says of it, its range and shape."""

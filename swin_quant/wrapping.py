@@ -52,14 +52,16 @@ def wrap(
         try:
             given = original(images)
         except Exception as error:
-            raise SwinQuantError(f"{name}: does not take pictures {list(shape)}: {first_line(error)[:200]}") from error
+            raise SwinQuantError(f"{name}: does not take {list(shape)}: {first_line(error)[:200]}") from error
         tensors = _named(given)
         wanted = _chosen(tensors, output, name)
         for key, tensor in wanted.items():
             if not tensor.isfinite().all():
                 raise SwinQuantError(f"{name}: gives NaN or infinity ({key}) for a picture of random values")
-            if tensor.dim() < 2 or len(tensor) != _EXAMPLES:
-                raise SwinQuantError(f"{name}: gives {key} {list(tensor.shape)} for {_EXAMPLES} pictures, not one each")
+            if tensor.dim() < 1 or len(tensor) != _EXAMPLES:
+                remedy = f": choose others by ‹output›: {listed(_by_picture(tensors), 8)}" if len(wanted) > 1 else ""
+                shown = list(tensor.shape)
+                raise SwinQuantError(f"{name}: gives {key} {shown} for {_EXAMPLES} inputs, not one each{remedy}")
         places = [list(tensors).index(key) for key in wanted]
         first = next(iter(wanted.values()))
         has_classes = len(wanted) == 1 and first.dim() == 2
@@ -71,7 +73,7 @@ def wrap(
     for ours, theirs in zip(found if isinstance(found, list) else [found], wanted.values(), strict=True):
         if (ours - theirs).abs().max() > _CLOSE * theirs.abs().max():
             raise SwinQuantError(f"{name}: computes something else when captured: what it does depends on its input")
-    how = WrappedRecord(shape=list(input_shape), stem=stem, output=output)
+    how = WrappedRecord(shape=list(input_shape), stem=stem, output=output, outputs=list(wanted))
     return Model(network, card=RunCard(name, {}, preprocess.to_dict() if preprocess else {}, wrapped=how))
 
 
@@ -120,6 +122,11 @@ def _named(output: object) -> dict[str, Tensor | None]:
         key or "output": leaf if isinstance(leaf, Tensor) else None
         for key, (_, leaf) in zip(names, leaves, strict=True)
     }
+
+
+def _by_picture(tensors: Mapping[str, Tensor | None]) -> list[str]:
+    """The names of the tensors that have one part for each example."""
+    return [key for key, one in tensors.items() if one is not None and one.dim() and len(one) == _EXAMPLES]
 
 
 def _chosen(tensors: Mapping[str, Tensor | None], output: str | None, name: str) -> dict[str, Tensor]:

@@ -148,11 +148,15 @@ class _CalibrationRecord(SearchRecord):
 
 
 class WrappedRecord(TypedDict):
-    """How a user's module was captured: the arguments of `wrap`. `shape`: of one input, without the batch."""
+    """How a user's module was captured: the arguments of `wrap`. `shape`: of one input, without the batch.
+
+    `outputs`: the names of the tensors that it gives.
+    """
 
     shape: list[int]
     stem: bool
     output: str | None
+    outputs: list[str]
 
 
 class CoverageRecord(TypedDict):

@@ -134,8 +134,8 @@ def test_its_weights_have_seven_bits_where_that_is_asked_for(module, tmp_path):
 def test_what_cannot_be_wrapped_is_one_line(module):
     for made, size, says in (
         (Net(careless=True), 8, r"mine: cannot be captured at test_wrap.py:\d+ `if self.careless and float"),
-        (nn.Sequential(nn.Conv2d(3, 4, 1), nn.Flatten(0)), 8, r"mine: gives output \[512\] for 2 pictures"),
-        (nn.Sequential(nn.Flatten(), nn.Linear(12, 4)), 8, r"mine: does not take pictures \[2, 3, 8, 8\]: mat1 and"),
+        (nn.Sequential(nn.Conv2d(3, 4, 1), nn.Flatten(0)), 8, r"mine: gives output \[512\] for 2 inputs"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(12, 4)), 8, r"mine: does not take \[2, 3, 8, 8\]: mat1 and"),
     ):
         with pytest.raises(sq.SwinQuantError, match=says) as raised:
             sq.wrap(made, size, name="mine")
@@ -150,7 +150,7 @@ def test_it_is_saved_and_loaded_into_a_module_of_its_structure(module, tmp_path)
     model.save(tmp_path / "mine_calib.pth")
     again = sq.load(tmp_path / "mine_calib.pth", Net())
     assert torch.equal(again(x), model(x)) and again.policy == model.policy
-    assert again.card.wrapped == {"shape": [3, 8, 8], "stem": False, "output": None}
+    assert again.card.wrapped == {"shape": [3, 8, 8], "stem": False, "output": None, "outputs": ["output"]}
     with pytest.raises(sq.SwinQuantError, match="does not fit the model"):
         sq.load(
             tmp_path / "mine_calib.pth",

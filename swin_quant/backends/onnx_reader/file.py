@@ -33,7 +33,7 @@ from swin_quant.data.preprocess import MAX_SIZE, Preprocess
 from swin_quant.quant.outputs import Output
 
 MAX_FILE_BYTES = 2**31 - 1  # the limit of a protobuf message
-MOST_MAPS = 16
+MOST_OUTPUTS = 64
 SOME_SIZE = (224, 224)  # the pictures to compile for, where a file takes any and none were run yet
 _FLOAT8 = range(17, 21)  # TensorProto's numbers of the four float8 types
 PIXELS = "uint8"
@@ -115,10 +115,11 @@ class OnnxFile:
     """A checked file.
 
     `batch`: None if the file takes any. `sizes`: of the input's dimensions but batch and channels, such as (height,
-    width); None if it takes any height and width. `outputs`: the names of logits, an embedding, or a backbone's maps.
-    `gemms`: the names of its MatMul, Gemm and Conv nodes. `float8`: it holds float8 tensors. `quantizers`: how many
-    QuantizeLinear nodes it has. `parts`: the files of its external data. `functions`: it has functions of its own.
-    `pixels`: the normalisation in a file that takes uint8 [batch, height, width, channels].
+    width); None if it takes any height and width. `outputs`: the names of logits, an embedding, a backbone's maps, or
+    whatever a module of the user's gives. `gemms`: the names of its MatMul, Gemm and Conv nodes. `float8`: it holds
+    float8 tensors. `quantizers`: how many QuantizeLinear nodes it has. `parts`: the files of its external data.
+    `functions`: it has functions of its own. `pixels`: the normalisation in a file that takes uint8 [batch, height,
+    width, channels].
     """
 
     path: Path
@@ -148,9 +149,9 @@ def open_onnx(path: str | Path) -> OnnxFile:
     """Check the ONNX file at `path` and describe it. SwinQuantError names the file and the node or tensor at fault.
 
     The file must have one input: [batch, channels, ...], such as pictures, float32 or float16, or [batch, height,
-    width, channels], uint8, with its normalisation in the metadata. It must have one output; a backbone may have
-    several, and take pictures of any size. Its operators must be standard ones of opset 17 to 21, or its own functions;
-    every Q/DQ node needs a constant positive scale.
+    width, channels], uint8, with its normalisation in the metadata. One that gives maps alone may take pictures of any
+    size. Its operators must be standard ones of opset 17 to 21, or its own functions; every Q/DQ node needs a constant
+    positive scale.
     """
     path = Path(path)
     model = read_model(path)
@@ -219,10 +220,11 @@ def as_input(file: OnnxFile, images: Tensor) -> np.ndarray:
 
 
 def as_output(found: Sequence[np.ndarray], images: Tensor) -> Output:
-    """float32 [B, classes], or a list of maps, on the images' device, without the rows that filled up a fixed batch."""
+    """float32 [B, classes], or a list of maps or of several outputs, on the images' device, without the rows that
+    filled up a fixed batch."""
     parts = [torch.from_numpy(np.asarray(part[: len(images)], dtype=np.float32).copy()) for part in found]
     on_device = [part.to(images.device) for part in parts]
-    return on_device if on_device[0].ndim == 4 else on_device[0]
+    return on_device if len(on_device) > 1 or on_device[0].ndim == 4 else on_device[0]
 
 
 def _checked(path: Path, model: Any) -> OnnxFile:
@@ -233,9 +235,10 @@ def _checked(path: Path, model: Any) -> OnnxFile:
     inputs = [value for value in graph.input if value.name not in {tensor.name for tensor in graph.initializer}]
     outputs = [value for value in graph.output if value.name not in EXTRAS] or list(graph.output)
     maps = all(len(value.type.tensor_type.shape.dim) == 4 for value in outputs)
-    if len(inputs) != 1 or not 1 <= len(outputs) <= (MOST_MAPS if maps else 1) or outputs[0] != graph.output[0]:
+    if len(inputs) != 1 or not 1 <= len(outputs) <= MOST_OUTPUTS or outputs[0] != graph.output[0]:
         raise SwinQuantError(
-            f"has {len(inputs)} inputs and {len(graph.output)} outputs: a classifier of pictures has one of each"
+            f"has {len(inputs)} inputs and {len(graph.output)} outputs: must have one input, and 1 to {MOST_OUTPUTS} "
+            "outputs"
         )
     metadata = {entry.key: entry.value for entry in model.metadata_props}
     dtype, batch, channels, sizes = _input(inputs[0], maps)

@@ -1,0 +1,119 @@
+"""Modules that give other things than logits: named outputs, of any rank, from wrapping to engines."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+from torch.utils import _pytree
+
+import swin_quant as sq
+
+
+@dataclass
+class Found:
+    """What a detector may give, as `transformers` gives it."""
+
+    boxes: torch.Tensor
+    scores: torch.Tensor
+
+
+_pytree.register_dataclass(Found)
+
+
+class Net(nn.Module):
+    """Maps, tokens, a vector and a number for each picture, in a structure that the test chooses."""
+
+    def __init__(self, give):
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem, self.again, self.head = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3), nn.Linear(8, 4)
+        self.give = give
+
+    def forward(self, x):
+        maps = self.again(torch.relu(self.stem(x)))
+        tokens = self.head(maps.flatten(2).transpose(1, 2))
+        return self.give(x, maps, tokens, tokens.mean(1), tokens.mean((1, 2)))
+
+
+STRUCTURES = {
+    "dict": (lambda x, m, t, v, n: {"maps": m, "tokens": t, "vector": v, "number": n}, "maps tokens vector number"),
+    "tuple": (lambda x, m, t, v, n: (m, (t, v)), "0 1.0 1.1"),
+    "dataclass": (lambda x, m, t, v, n: Found(t, v), "boxes scores"),
+    "twice": (lambda x, m, t, v, n: {"one": v, "other": v}, "one other"),
+    "names of others": (
+        lambda x, m, t, v, n: {"images": v, "head.weight": t, "linear": m},
+        "images head.weight linear",
+    ),
+    "not numbers": (lambda x, m, t, v, n: {"ids": v.argmax(1), "vector": v, "text": "a", "tokens": t}, "vector tokens"),
+}
+
+
+@pytest.fixture(scope="module")
+def images():
+    return torch.randn(16, 3, 8, 10, generator=torch.Generator().manual_seed(1))
+
+
+def _wrapped(give, images, **options):
+    return sq.calibrate(sq.wrap(Net(give), (8, 10), name="mine", **options), [images], "cpu", passes=[])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", STRUCTURES)
+def test_outputs_of_any_structure_come_by_name_from_every_engine(kind, images, tmp_path):
+    pytest.importorskip("openvino")
+    pytest.importorskip("onnxruntime")
+    give, names = STRUCTURES[kind]
+    model = _wrapped(give, images)
+    with torch.no_grad():
+        flat, _ = _pytree.tree_flatten(Net(give).eval()(images))
+        wanted = [one for one in flat if isinstance(one, torch.Tensor) and one.is_floating_point()]
+    assert list(model(images)) == names.split()
+    made = sq.export(model, "openvino", tmp_path)
+    for engine in (model, made.load("openvino"), made.load("onnxruntime")):
+        found = engine(images[:3])
+        assert list(found) == names.split()
+        for part, right in zip(found.values(), wanted, strict=True):
+            assert part.shape == right[:3].shape
+            assert right[:3].square().sum() > 300 * (part - right[:3]).square().sum()
+
+
+@pytest.mark.slow
+def test_one_output_is_a_tensor(images, tmp_path):
+    pytest.importorskip("openvino")
+    model = _wrapped(STRUCTURES["dict"][0], images, output="maps")
+    made = sq.export(model, "openvino", tmp_path).load()
+    assert model(images).shape == made(images).shape == (16, 8, 4, 6)
+    assert model.card.wrapped["outputs"] == ["maps"]
+
+
+@pytest.mark.parametrize(
+    ("give", "output", "error", "says"),
+    [
+        (lambda x, m, t, v, n: "text", None, sq.SwinQuantError, "gives no tensor of numbers: output"),
+        (lambda x, m, t, v, n: (), None, sq.SwinQuantError, "gives no tensor of numbers: nothing"),
+        (lambda x, m, t, v, n: v.argmax(1), None, sq.SwinQuantError, "gives no tensor of numbers: output"),
+        (lambda x, m, t, v, n: {"a": t, "b": v}, "c", sq.UsageError, "output c: mine gives a, b: choose one of them"),
+        (
+            lambda x, m, t, v, n: {"loss": v.mean(), "a": t, "b": v},
+            None,
+            sq.SwinQuantError,
+            r"gives loss \[\] for 2 inputs, not one each: choose others by output: a, b",
+        ),
+        (lambda x, m, t, v, n: t.transpose(0, 1), None, sq.SwinQuantError, r"gives output \[24, 2, 4\] for 2 inputs"),
+        (lambda x, m, t, v, n: v / 0, None, sq.SwinQuantError, "gives NaN or infinity"),
+    ],
+)
+def test_what_is_no_output_is_one_line(give, output, error, says):
+    with pytest.raises(error, match=says) as raised:
+        sq.wrap(Net(give), (8, 10), name="mine", output=output)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_module_of_several_inputs_is_refused_in_a_line():
+    class Two(Net):
+        def forward(self, x, y):
+            return super().forward(x + y)
+
+    with pytest.raises(sq.SwinQuantError, match="mine: does not take .*missing 1 required positional argument: 'y'"):
+        sq.wrap(Two(None), (8, 10), name="mine")
