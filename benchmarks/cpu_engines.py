@@ -86,7 +86,6 @@ def main() -> None:
     if args.without_amx:
         hide_amx(args.work)
     model, card, checkpoint = calibrated(args.model, args.work)
-    side = model.input_shape[1]
     plain = exported(model, card, args.work / "plain", OnnxOptions(precision="float", rewrites=frozenset()))
     reference = BenchCandidate(REFERENCE, partial(torch_engine, str(checkpoint), card.config), checkpoint)
     better, folder = improved(model, args.passes, args.work) if args.passes else (model, args.work)
@@ -98,7 +97,7 @@ def main() -> None:
         if args.extension:
             candidates += plugged(better, card, folder, args.extension)
     plan = BenchPlan(tuple(args.batch), args.rounds, args.seconds, args.threads)
-    report = measure(args.model, candidates, plan, side, noise(16, 3, side))
+    report = measure(args.model, candidates, plan, noise(16, model.input_shape))
     if args.without_amx:
         left = {field: [name for name in getattr(report, field) if name not in AMX]
                 for field in ("int8_features", "bfloat16_features")}  # fmt: skip

@@ -132,7 +132,7 @@ def measured(model: str, engine: str, args: argparse.Namespace) -> BenchReport:
         candidates.append(BenchCandidate("own session", partial(own_session, file, args.threads), None))
     quick = (1, 0.001) if args.no_latency else (args.rounds, 1.0)
     shown = load_pictures(str(checkpoint), str(args.data_path), "val", True, args.pictures)
-    return measure(model, candidates, BenchPlan((args.batch,), *quick, args.threads), config["DATA"]["IMG_SIZE"], shown)
+    return measure(model, candidates, BenchPlan((args.batch,), *quick, args.threads), shown)
 
 
 def simulated(checkpoint: str, config: dict, way: str) -> Engine:

@@ -175,7 +175,7 @@ def measured(
         candidates.append(BenchCandidate(way, load, None, None if way == "linears" else "linears"))
     scored = load_pictures(str(checkpoint), str(args.data_path), "val", True, pictures)
     plan = BenchPlan((batch,), rounds, 0.25 if rounds > 1 else 0.001, args.threads)
-    rows = json.loads(as_json(measure(name, candidates, plan, config["DATA"]["IMG_SIZE"], scored)))["rows"]
+    rows = json.loads(as_json(measure(name, candidates, plan, scored)))["rows"]
     return {row["candidate"]: row for row in rows if row["candidate"] in files}
 
 

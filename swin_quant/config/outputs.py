@@ -24,9 +24,9 @@ KINDS: dict[str, Any] = {
 }
 
 
-def need_logits(cfg: CfgNode, what: str) -> None:
-    """UsageError for a model that gives something else."""
-    if (kind := cfg.MODEL.OUTPUT_KIND) != LOGITS:
+def need_logits(kind: str, what: str) -> None:
+    """UsageError for a model whose output is of another kind."""
+    if kind != LOGITS:
         raise UsageError(f"{what} is about logits, and this model gives {kind} (MODEL.OUTPUT_KIND): give a classifier")
 
 

@@ -76,7 +76,7 @@ class BenchPlan:
 
 @dataclass(frozen=True)
 class BenchPictures:
-    """Pictures to compare logits on: float32 [N, 3, side, side], labels int64 [N] or None; `note` names them."""
+    """Pictures to compare logits on: float32 [N, *shape], labels int64 [N] or None; `note` names them."""
 
     images: Tensor
     labels: Tensor | None
@@ -108,9 +108,7 @@ def noise(count: int, shape: Sequence[int]) -> BenchPictures:
     return BenchPictures(images, None, f"{count} seeded noise pictures, not real ones")
 
 
-def measure(
-    name: str, candidates: Sequence[BenchCandidate], plan: BenchPlan, side: int, pictures: BenchPictures
-) -> BenchReport:
+def measure(name: str, candidates: Sequence[BenchCandidate], plan: BenchPlan, pictures: BenchPictures) -> BenchReport:
     """Time `candidates` and compare their logits with those of the first."""
     examined: dict[str, tuple[Tensor, dict[str, Any]]] = {}
     chunk = min(len(pictures.images), max(plan.batches))
@@ -119,7 +117,8 @@ def measure(
         logits = torch.cat([runner.logits(images) for images in pictures.images.split(chunk)])
         examined[runner.name] = logits, runner.details()
 
-    timings = interleave(candidates, plan.batches, plan.rounds, plan.seconds, side, plan.threads, examine)
+    shape = pictures.images.shape[1:]
+    timings = interleave(candidates, plan.batches, plan.rounds, plan.seconds, shape, plan.threads, examine)
     reference = candidates[0].name
     compared = {one: _compare(logits, examined, reference, pictures) for one, (logits, _) in examined.items()}
     by_name = {candidate.name: candidate for candidate in candidates}

@@ -3,7 +3,7 @@
 import logging
 import multiprocessing
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -76,16 +76,16 @@ class Runner:
         """Wait until the engine is loaded."""
         return self._ask("identity")
 
-    def time(self, batch: int, side: int, seconds: float) -> list[float]:
-        """Milliseconds of each call on `batch` seeded pictures, for `seconds` at least, after one untimed call."""
-        return self._ask("time", batch, side, seconds)
+    def time(self, batch: int, shape: Sequence[int], seconds: float) -> list[float]:
+        """Milliseconds of each call on `batch` seeded inputs, for `seconds` at least, after one untimed call."""
+        return self._ask("time", batch, tuple(shape), seconds)
 
     def peak_mb(self) -> float:
         """The largest memory (resident set) of the process so far."""
         return self._ask("peak")
 
     def logits(self, images: Tensor) -> Tensor:
-        """float32 [B, classes] of `images` [B, 3, side, side]."""
+        """float32 [B, classes] of `images` [B, *shape]."""
         return torch.from_numpy(self._ask("logits", images.numpy()))
 
     def details(self) -> dict[str, Any]:
@@ -144,8 +144,8 @@ def _serve(pipe: Connection, load: Callable[[], Engine], threads: int) -> None:
             return
 
 
-def _time(engine: Engine, batch: int, side: int, seconds: float) -> list[float]:
-    images = torch.randn(batch, 3, side, side, generator=torch.Generator().manual_seed(0)).to(engine.device)
+def _time(engine: Engine, batch: int, shape: Sequence[int], seconds: float) -> list[float]:
+    images = torch.randn(batch, *shape, generator=torch.Generator().manual_seed(0)).to(engine.device)
     with torch.inference_mode():
         engine(images)
         taken: list[float] = []

@@ -59,11 +59,11 @@ def interleave(
     batches: Sequence[int],
     rounds: int,
     seconds: float,
-    side: int,
+    shape: Sequence[int],
     threads: int = 1,
     afterwards: Callable[[Runner], None] | None = None,
 ) -> list[Timing]:
-    """Time `candidates` on seeded pictures of `side` x `side`, in each round for at least `seconds` each.
+    """Time `candidates` on seeded inputs of a `shape`, channels first, in each round for at least `seconds` each.
 
     The largest batch comes first: an impossible one is refused before anything is measured. The result is in the order
     of `batches`, then of `candidates`. A candidate whose process dies has a `failure` in place of that batch's times.
@@ -75,7 +75,7 @@ def interleave(
     found: dict[int, list[Timing]] = {}
     for batch in sorted(set(batches), reverse=True):
         after = None if found else afterwards
-        found[batch] = list(_one_batch(candidates, batch, rounds, seconds, side, threads, after))
+        found[batch] = list(_one_batch(candidates, batch, rounds, seconds, shape, threads, after))
     return [timing for batch in dict.fromkeys(batches) for timing in found[batch]]
 
 
@@ -84,7 +84,7 @@ def _one_batch(
     batch: int,
     rounds: int,
     seconds: float,
-    side: int,
+    shape: Sequence[int],
     threads: int,
     afterwards: Callable[[Runner], None] | None,
 ) -> Iterator[Timing]:
@@ -102,14 +102,14 @@ def _one_batch(
             try:
                 runner = stack.enter_context(Runner(candidate, threads))
                 timings[name] = replace(timings[name], identity=runner.identity())
-                runner.time(batch, side, 0.0)  # compiles, and allocates the memory of this batch
+                runner.time(batch, shape, 0.0)  # compiles, and allocates the memory of this batch
                 runners[name] = runner
             except Crash as error:
                 fail(name, error)
         for number in track(range(rounds), f"measuring, batch {batch}", rounds):
             for name in rotated(list(runners), number):
                 try:
-                    timings[name].rounds.append(runners[name].time(batch, side, seconds))
+                    timings[name].rounds.append(runners[name].time(batch, shape, seconds))
                     timings[name] = replace(timings[name], peak_mb=runners[name].peak_mb())
                 except Crash as error:
                     fail(name, error)

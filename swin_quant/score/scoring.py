@@ -95,7 +95,7 @@ def open_labelled(
 
     `cache_mode` replaces DATA.CACHE_MODE; `class_names` are the model's, if they are known.
     """
-    need_logits(cfg, "accuracy")
+    need_logits(cfg.MODEL.OUTPUT_KIND, "accuracy")
     return open_split(cfg, split, world, cache_mode, cfg.MODEL.NUM_CLASSES, class_names)
 
 

@@ -98,7 +98,7 @@ def bench(
         found = bench_candidates(paths, engines, float_types, checkpoint, Path(workspace), plan.threads, device)
         side = found.cfg.DATA.IMG_SIZE
         log.info("candidates: %s", ", ".join(candidate.name for candidate in found.candidates))
-        return measure(found.card.name, found.candidates, plan, side, pictures or noise(64, (3, side, side)))
+        return measure(found.card.name, found.candidates, plan, pictures or noise(64, (3, side, side)))
 
 
 def run(options: BenchOptions, world: World) -> None:

@@ -68,7 +68,7 @@ def bench_candidates(
     origin = _origin(artifacts, checkpoints, checkpoint)
     card = artifacts[0].card if artifacts else RunCard.read(card_path(origin))
     cfg = config_of(artifacts[0]) if artifacts else from_dict(card.config, str(card_path(origin)))
-    need_logits(cfg, "bench")
+    need_logits(cfg.MODEL.OUTPUT_KIND, "bench")
     entries = [_Entry(artifact, name) for artifact in artifacts for name in _engines_of(artifact, engines)]
     for target in (engines or _tried_on(device)) if checkpoints else ():
         if not _is_tried(engine_named(target), device):

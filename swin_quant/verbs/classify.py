@@ -56,7 +56,7 @@ class Predictions:
 def of_artifact(artifact: Artifact, engines: Sequence[str] | None, options: EngineOptions) -> Classifying:
     """An artifact on one engine."""
     cfg, preprocess = config_of(artifact), preprocess_of(artifact)
-    need_logits(cfg, "predict")
+    need_logits(cfg.MODEL.OUTPUT_KIND, "predict")
     (engine,) = load_engines(artifact, [one_engine(artifact, engines)], options).values()
     names, sha256 = labels_in(artifact), artifact.record["sha256"]
     return Classifying(artifact.file.name, engine, preprocess, cfg.MODEL.NUM_CLASSES, names, sha256)

@@ -170,7 +170,7 @@ def evaluate(
 
     model = model if isinstance(model, Model) else Model(model)
     if model.card.config:
-        need_logits(model.config, "evaluate")
+        need_logits(model.config.MODEL.OUTPUT_KIND, "evaluate")
     own = [model.policy] if model.policy and model.is_calibrated else []
     chosen = own if policies is None else [load_policy(p) if isinstance(p, str) else p for p in policies]
     if model.is_calibrated:

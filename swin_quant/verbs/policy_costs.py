@@ -55,22 +55,30 @@ class LayerNoise(TypedDict):
 class PolicyCosts:
     """Losses and milliseconds of policies of a loaded checkpoint; none is measured that the journal holds already.
 
-    The model of `subject` is moved to the device, and stays under the last policy.
+    The model of `subject` is moved to the device, and stays under the last policy. `original`: the float model that
+    the user had, where it is in memory; else the run card names its file.
     """
 
-    def __init__(self, settings: SearchSettings, subject: Subject, checkpoint: OpenedCheckpoint) -> None:
+    def __init__(
+        self,
+        settings: SearchSettings,
+        subject: Subject,
+        checkpoint: OpenedCheckpoint,
+        original: nn.Module | None = None,
+    ) -> None:
         ensure_writable_dir(settings.folder)
         self.settings, self.subject, self.file = settings, subject, checkpoint.file
-        self.world = world_on(settings.options.device)
+        self.world, self.in_memory = world_on(settings.options.device), original
         self.model: Classifier = subject.model.to(self.world.device).eval()
         self.timer = PolicyTimer(settings, subject, self.file)
-        preprocess = Preprocess.from_dict(subject.card.preprocess)
-        self.shown = settings.pictures or SearchPictures.of_config(settings.cfg, settings.sampling, preprocess)
+        self.shown = settings.pictures or SearchPictures.of_config(
+            settings.network.cfg, settings.sampling, Preprocess.from_dict(subject.card.preprocess)
+        )
         self.batches = self.shown.batches
         self.pictures = sum(map(len, self.batches))
         original = self._original()
         self.expected = self._logits(original or self.model, self.batches)
-        beside = {"original": subject.card.original_sha256} if original else {}
+        beside = {"original": subject.card.original_sha256 or "in memory"} if original else {}
         self.journal = Journal(settings.journal, settings.subject(checkpoint.sha256) | beside)
         if self.journal.found:
             log.info("%s: %d results of an earlier search", self.journal.path, self.journal.found)
@@ -213,11 +221,13 @@ class PolicyCosts:
         known: float | None = self.journal.known(f"ms {sha256}", _Ms)
         return known
 
-    def _original(self) -> Classifier | None:
+    def _original(self) -> nn.Module | None:
         """The float model that the user had, if passes changed the weights; None for a QAT model, its own original."""
         card = self.subject.card
         if card.is_qat or not card.has_own_weights:
             return None
+        if self.in_memory is not None:
+            return self.in_memory.to(self.world.device).eval()
         file = original_of(card, [self.file.resolve().parent])
         if file is None:
             log.warning(
@@ -226,7 +236,7 @@ class PolicyCosts:
                 self.file,
             )
             return None
-        return load_original(self.settings.cfg, file, self.world)[0].eval()
+        return load_original(self.settings.network.cfg, file, self.world)[0].eval()
 
     def _there(self, images: Tensor) -> Tensor:
         return images.to(self.world.device)
@@ -255,8 +265,7 @@ class PolicyCosts:
     def _kinds(self) -> dict[str, list[str]]:
         """Layers of equal name and equal shapes, which cost the same on any engine."""
         apply_policy(self.model, self.settings.start)
-        side = self.settings.cfg.DATA.IMG_SIZE
-        shapes = {row.name: row.shape for row in list_nodes(self.model, (1, self.batches[0].shape[1], side, side))}
+        shapes = {row.name: row.shape for row in list_nodes(self.model, (1, *self.model.input_shape))}
         kinds: dict[str, list[str]] = {}
         for layer, noise in self.layers.items():
             kind = f"{layer.rpartition('.')[2]} {[shapes[node] for node in noise['nodes']]}"

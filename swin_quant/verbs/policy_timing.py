@@ -82,8 +82,8 @@ class PolicyTimer:
                 for name, file in files.items()
             ]
             threads = settings.options.threads or usable_cores()
-            side = settings.cfg.DATA.IMG_SIZE
-            timings = interleave(candidates, [settings.batch], settings.rounds, settings.seconds, side, threads)
+            shape = self.subject.model.input_shape
+            timings = interleave(candidates, [settings.batch], settings.rounds, settings.seconds, shape, threads)
         for timing in timings:
             if timing.failure:
                 raise SwinQuantError(f"{settings.engine} could not be timed: {timing.failure}")

@@ -197,7 +197,7 @@ def _of_checkpoint(options: PredictOptions, world: World) -> Classifying:
         raise UsageError("--engine is for artifacts: export the checkpoint, then name that")
     checkpoint = open_checkpoint(options.model)
     cfg = shared.config_of(checkpoint, options.geometry)
-    need_logits(cfg, "predict")
+    need_logits(cfg.MODEL.OUTPUT_KIND, "predict")
     subject = load_for_scoring(cfg, checkpoint, options.policy.policies(), world, options.replace_head)
     preprocess = Preprocess.from_dict(subject.card.preprocess)
     if preprocess.size != cfg.DATA.IMG_SIZE:

@@ -202,8 +202,10 @@ def search(
     from swin_quant.verbs.export import file_of, refuse_changed
     from swin_quant.verbs.policy_costs import PolicyCosts
     from swin_quant.verbs.policy_search import search_record
-    from swin_quant.verbs.search_settings import SearchPictures, SearchSettings
+    from swin_quant.verbs.search_settings import SearchedNetwork, SearchPictures, SearchSettings
 
+    if not isinstance(model.module, Classifier):
+        raise UsageError(f"{type(model.module).__name__}: is not a network that can be exported: give it to `wrap`")
     if not model.is_calibrated:
         raise UsageError(f"{model.name}: is a float model: calibrate it first")
     refuse_changed(model)
@@ -214,19 +216,20 @@ def search(
         pictures = pictures.of_split("train")
         sampling = Sampling(pictures.count or SEARCHED_ON, pictures.split or "", pictures.seed + 1)
     how = (base, budget, max_ms, batch, sampling, options, rounds, seconds)
-    settings = SearchSettings(model.config, "", engine, Path(folder), *how)  # refuses wrong options before any work
+    card = model.card
+    network = SearchedNetwork.of_config(model.config) if card.config else SearchedNetwork.of_wrapped(model.module, card)
+    settings = SearchSettings(network, "", engine, Path(folder), *how)  # refuses wrong options before any work
     check_bits(model.module, model.card, [settings.start], model.name)
     if isinstance(pictures, PictureSet):
         shown = SearchPictures.drawn_from(pictures.open(), sampling, model.preprocess)
         shown = replace(shown, place=Path(pictures.path).name)
     else:
         shown = SearchPictures.of_batches(pictures, model.prepared)
-    assert isinstance(model.module, Classifier)  # it was built from a config
     file = file_of(model, ensure_writable_dir(folder))
     settings = replace(settings, checkpoint=str(file), pictures=shown)
     card_file = card_path(file) if card_path(file).is_file() else None
     subject = Subject(deepcopy(model.module), [settings.start], model.card, card_file)
-    result = find_and_keep(PolicyCosts(settings, subject, open_checkpoint(file)))
+    result = find_and_keep(PolicyCosts(settings, subject, open_checkpoint(file), deepcopy(model.original)))
     model.card = model.card.with_search(search_record(settings, result))
     if result.met:
         apply_policy(model.module, result.policy)
@@ -243,13 +246,13 @@ def search(
 def settings_of(options: SearchOptions, checkpoint: Checkpoint, cfg: CfgNode, world: World) -> SearchSettings:
     """The search that options ask for, of a checkpoint with that config. UsageError for what cannot be searched."""
     from swin_quant.data.sampling import Sampling
-    from swin_quant.verbs.search_settings import SearchSettings
+    from swin_quant.verbs.search_settings import SearchedNetwork, SearchSettings
 
     data, policies = options.data, options.policy.policies()
     if len(policies) > 1:
         raise UsageError("--policy: the layers of one policy are switched")
     return SearchSettings(
-        cfg,
+        SearchedNetwork.of_config(cfg),
         str(checkpoint),
         options.engine,
         shared.output_dir(options.output, cfg),
@@ -271,7 +274,7 @@ def costs_of(settings: SearchSettings, checkpoint: Checkpoint) -> PolicyCosts:
     from swin_quant.verbs.policy_costs import PolicyCosts
 
     opened, world = open_checkpoint(checkpoint), world_on(settings.options.device)
-    return PolicyCosts(settings, load_for_scoring(settings.cfg, opened, [settings.start], world), opened)
+    return PolicyCosts(settings, load_for_scoring(settings.network.cfg, opened, [settings.start], world), opened)
 
 
 def find_and_keep(measured: PolicyCosts) -> SearchResult:

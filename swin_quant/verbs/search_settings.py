@@ -1,7 +1,7 @@
 """Settings of a search: the limits of a policy, the pictures that losses are measured on, the engine that is timed."""
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -14,6 +14,7 @@ from swin_quant.backends.backend import Backend
 from swin_quant.backends.registry import targets
 from swin_quant.base.errors import UsageError, listed
 from swin_quant.base.progress import log
+from swin_quant.cards.card import RunCard
 from swin_quant.cards.versions import versions
 from swin_quant.config.load import portable_config
 from swin_quant.config.outputs import need_logits
@@ -25,6 +26,7 @@ from swin_quant.data.prepared import Prepared
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import Sampling, digest, sample
 from swin_quant.data.sources import open_unlabelled
+from swin_quant.models.classifier import Classifier
 from swin_quant.quant.names import SEARCHED_ON
 from swin_quant.quant.policies import described, load_policy
 from swin_quant.quant.policy import Policy
@@ -100,6 +102,37 @@ def _drawn(pictures: Pictures, sampling: Sampling) -> list[str]:
 
 
 @dataclass(frozen=True)
+class SearchedNetwork:
+    """The network whose policies are compared. `facts`: what its outputs depend on beside its weights, as plain data.
+
+    `cfg` is None for a wrapped module, which is built from none.
+    """
+
+    name: str
+    facts: Mapping[str, Any]
+    cfg: CfgNode | None = None
+
+    @classmethod
+    def of_config(cls, cfg: CfgNode) -> "SearchedNetwork":
+        """UsageError for a network without logits."""
+        need_logits(cfg.MODEL.OUTPUT_KIND, "search")
+        config = portable_config(cfg)
+        facts = {
+            "config": {"MODEL": config["MODEL"] | dict.fromkeys(_FILES), "TEST": config["TEST"]},
+            "images": {key: config["DATA"][key] for key in _OF_IMAGES},
+        }
+        return cls(cfg.MODEL.NAME, facts, cfg)
+
+    @classmethod
+    def of_wrapped(cls, network: Classifier, card: RunCard) -> "SearchedNetwork":
+        """UsageError for a network without logits, and for one that was not wrapped."""
+        if card.wrapped is None:
+            raise UsageError(f"{card.name}: was neither loaded nor wrapped, and this needs one: give it to `wrap`")
+        need_logits(network.output_kind, "search")
+        return cls(card.name, {"wrapped": card.wrapped, "images": card.preprocess})
+
+
+@dataclass(frozen=True)
 class SearchSettings:
     """A search for a policy of the calibrated `checkpoint`: `base`, some layers of which stay float.
 
@@ -109,7 +142,7 @@ class SearchSettings:
     limit, and for an engine that cannot be searched for.
     """
 
-    cfg: CfgNode
+    network: SearchedNetwork
     checkpoint: str
     engine: str
     folder: Path
@@ -124,7 +157,6 @@ class SearchSettings:
     pictures: SearchPictures | None = None
 
     def __post_init__(self) -> None:
-        need_logits(self.cfg, "search")
         device = self.options.device
         run = {name: one for name, one in targets().items() if one.runs_its_export}
         fit = [name for name, one in run.items() if one.is_fast_on(device)]
@@ -170,7 +202,7 @@ class SearchSettings:
     @property
     def name(self) -> str:
         """The name of the files that are written."""
-        return f"{self.cfg.MODEL.NAME}_auto_{self.engine}"
+        return f"{self.network.name}_auto_{self.engine}"
 
     @property
     def file(self) -> Path:
@@ -203,16 +235,15 @@ class SearchSettings:
         """The hash of the pictures' names."""
         if self.pictures:
             return digest(self.pictures.names)
-        return digest(_drawn(open_unlabelled(self.cfg, self.sampling.split), self.sampling))
+        return digest(_drawn(open_unlabelled(self.network.cfg, self.sampling.split), self.sampling))
 
     def subject(self, checkpoint_sha256: str) -> dict[str, Any]:
         """Everything that results depend on, as plain data."""
-        config = portable_config(self.cfg)
         place = {"DATA_PATH": self.pictures.place} if self.pictures else {}
         return {
             "checkpoint": checkpoint_sha256,
-            "config": {"MODEL": config["MODEL"] | dict.fromkeys(_FILES), "TEST": config["TEST"]},
-            "images": {key: config["DATA"][key] for key in _OF_IMAGES} | place,
+            **self.network.facts,
+            "images": self.network.facts["images"] | place,
             "base": self.start.sha256,
             "engine": self.engine,
             "batch": self.batch,

@@ -117,7 +117,7 @@ def sensitivity(model: Model | nn.Module, pictures: Source, policy: str | Policy
 
     model = model if isinstance(model, Model) else Model(model)
     if model.card.config:
-        need_logits(model.config, "sensitivity")
+        need_logits(model.config.MODEL.OUTPUT_KIND, "sensitivity")
     chosen = load_policy(policy) if isinstance(policy, str) else policy or model.policy
     if chosen is None:
         raise UsageError(f"{model.name}: has no policy: name one, or calibrate the model")
@@ -262,7 +262,7 @@ def _of_checkpoint(options: SensitivityOptions, world: World) -> SensitivityReco
         raise UsageError("--policy: nodes are measured under one policy at a time")
     size = min(data.batch or BATCH, BATCH)  # more gains nothing, and the outputs of all blocks are kept in memory
     sampling = Sampling(data.pictures, data.split, cfg.SEED + 1, size, data.max_unreadable)
-    need_logits(cfg, "sensitivity")
+    need_logits(cfg.MODEL.OUTPUT_KIND, "sensitivity")
     subject = load_for_scoring(cfg, checkpoint, policies, world)
     if not subject.policies:
         raise UsageError(f"{checkpoint}: is a float checkpoint: calibrate it first")

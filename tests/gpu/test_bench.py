@@ -58,6 +58,6 @@ def test_candidates_run_where_their_engine_is(gpu):
     def examine(runner):
         outputs[runner.name] = runner.logits(torch.ones(2, 3, 8, 8))
 
-    one, other = interleave([few, replace(many, baseline=few.name)], [2], 2, 0.01, 8, afterwards=examine)
+    one, other = interleave([few, replace(many, baseline=few.name)], [2], 2, 0.01, (3, 8, 8), afterwards=examine)
     assert other.p50_ms > 2 * one.p50_ms > 0
     assert all(logits.shape == (2, 3) and logits.device.type == "cpu" for logits in outputs.values())

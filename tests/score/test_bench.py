@@ -23,6 +23,7 @@ from swin_quant.score.interleave import Timing, interleave, rotated
 from swin_quant.score.options import EngineOptions
 
 SIDE = 4
+SHAPE = (3, SIDE, SIDE)
 QUICK = BenchPlan((1, 3), rounds=2, seconds=0.001, threads=1)
 
 
@@ -34,7 +35,7 @@ def linear(path, weight, batch):
             helper.make_node("MatMul", ["x", "w"], ["logits"], name="head"),
         ],
         "linear",
-        [helper.make_tensor_value_info("images", TensorProto.FLOAT, [batch, 3, SIDE, SIDE])],
+        [helper.make_tensor_value_info("images", TensorProto.FLOAT, [batch, *SHAPE])],
         [helper.make_tensor_value_info("logits", TensorProto.FLOAT, [batch, 3])],
         [numpy_helper.from_array(weight.numpy(), "w")],
     )
@@ -68,8 +69,8 @@ def report(candidate):
         candidate("noisy", noise=0.01, baseline="plain"),
         BenchCandidate("broken", partial(signal.raise_signal, signal.SIGSEGV)),
     ]
-    images = torch.randn(5, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(0))
-    return measure("linear", field, QUICK, SIDE, BenchPictures(images, torch.zeros(5, dtype=torch.int64), "5 pictures"))
+    images = torch.randn(5, *SHAPE, generator=torch.Generator().manual_seed(0))
+    return measure("linear", field, QUICK, BenchPictures(images, torch.zeros(5, dtype=torch.int64), "5 pictures"))
 
 
 @pytest.mark.slow
@@ -105,16 +106,16 @@ def test_one_that_dies_is_a_row_that_says_so(report):
 @pytest.mark.slow
 def test_a_batch_above_a_fixed_engine_s_limit_or_of_another_size_is_refused(candidate):
     with pytest.raises(UsageError, match="takes pictures of 3x4x4, not 3x5x5"):
-        interleave([candidate("plain")], [1], 1, 0.001, 5)
+        interleave([candidate("plain")], [1], 1, 0.001, (3, 5, 5))
     with pytest.raises(UsageError, match="fixed: onnxruntime: a batch of 3 is above its limit of 2 pictures"):
-        interleave([candidate("fixed", batch=2)], [1, 3], 1, 0.001, SIDE)
+        interleave([candidate("fixed", batch=2)], [1, 3], 1, 0.001, SHAPE)
 
 
 @pytest.mark.slow
 def test_an_engine_that_cannot_be_loaded_is_one_line(tmp_path):
     load = partial(artifact_engine, str(tmp_path / "gone.onnx"), engine_named("onnxruntime"), EngineOptions())
     with pytest.raises(SwinQuantError, match="^gone: .*gone.onnx: no such file$"):
-        interleave([BenchCandidate("gone", load)], [1], 1, 0.001, SIDE)
+        interleave([BenchCandidate("gone", load)], [1], 1, 0.001, SHAPE)
 
 
 @pytest.mark.slow
@@ -122,13 +123,13 @@ def test_what_an_engine_says_of_this_cpu_is_among_the_notes(candidate):
     run = partial(torch.mean, dim=(2, 3))
     careful = partial(Engine, "careful", "int8", None, run, None, {"caution": "careful: this CPU is old"})
     field = [candidate("plain"), BenchCandidate("careful", careful), BenchCandidate("careful too", careful)]
-    one = BenchPictures(torch.randn(1, 3, SIDE, SIDE), None, "one")
-    report = measure("m", field, BenchPlan((1,), 1, 0.001, 1), SIDE, one)
+    one = BenchPictures(torch.randn(1, *SHAPE), None, "one")
+    report = measure("m", field, BenchPlan((1,), 1, 0.001, 1), one)
     assert report.cautions == ["careful: this CPU is old"] and report.cautions[0] in notes(report)
 
 
 def test_an_exit_without_signal_is_told_by_its_code():
-    (timing,) = interleave([BenchCandidate("quitter", partial(os._exit, 3))], [1], 1, 0.001, SIDE)
+    (timing,) = interleave([BenchCandidate("quitter", partial(os._exit, 3))], [1], 1, 0.001, SHAPE)
     assert timing.failure == "quitter: its process ended with exit code 3" and timing.p50_ms is None
 
 
@@ -158,7 +159,7 @@ def test_an_impossible_plan_and_a_bench_of_nothing_are_refused():
     with pytest.raises(UsageError, match="seconds nan"):
         BenchPlan(seconds=float("nan"))
     with pytest.raises(UsageError, match="nothing to measure"):
-        interleave([], [1], 1, 0.1, SIDE)
+        interleave([], [1], 1, 0.1, SHAPE)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from swin_quant.config import find_config, load_config
 from swin_quant.data.loader import load_batches
 from swin_quant.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from swin_quant.models import build_model
+from tests.helpers.known_times import with_known_times
 
 
 @pytest.fixture(autouse=True)
@@ -19,6 +20,11 @@ def every_process_left_alone(process_left_alone):
 @pytest.fixture
 def model(micro):
     return sq.load(micro / "swin.pth", config=micro / "swin.yaml")
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    with_known_times(monkeypatch)
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from swin_quant.score.interleave import Timing
 from swin_quant.verbs.policy_costs import PolicyCosts
 from swin_quant.verbs.policy_search import find_policy, found_before
 from swin_quant.verbs.policy_timing import beyond_chance
-from swin_quant.verbs.search_settings import SearchPictures, SearchSettings
+from swin_quant.verbs.search_settings import SearchedNetwork, SearchPictures, SearchSettings
 
 
 class Known:
@@ -74,8 +74,8 @@ class Known:
 def asked(tmp_path):
     """asked(setting=...) -> settings of a search on ONNX Runtime."""
     pytest.importorskip("onnxruntime")
-    cfg = load_config(find_config("swin_digits"))
-    return lambda **how: SearchSettings(cfg, str(tmp_path / "x.pth"), "onnxruntime", tmp_path, **how)
+    network = SearchedNetwork.of_config(load_config(find_config("swin_digits")))
+    return lambda **how: SearchSettings(network, str(tmp_path / "x.pth"), "onnxruntime", tmp_path, **how)
 
 
 def test_with_both_limits_the_most_that_the_time_allows_is_tried_too(asked):

@@ -15,12 +15,11 @@ from swin_quant.cli import main
 from swin_quant.config import load_config
 from swin_quant.models import build_model
 from swin_quant.quant.policies import load_policy
-from swin_quant.quant.policy import settings_for
 from swin_quant.quant.search import Budget
-from swin_quant.score.interleave import Timing
 from swin_quant.verbs import policy_search, policy_timing, search
 from swin_quant.verbs.policy_costs import PolicyCosts
 from swin_quant.verbs.policy_timing import PolicyTimer
+from tests.helpers.known_times import with_known_times
 
 BUILT_IN = {"onnxruntime", "qdq"}  # that fit ONNX Runtime
 OFF = ["*.qkv.*", "*.proj.*", "*.fc1.*"]  # each kind of layer that is left is exported and timed
@@ -54,25 +53,6 @@ def calibrated(tmp_path_factory, write_config, randomise, pictures):
 def small(calibrated):
     """The folder of a V1 model of one block, and the words that search it."""
     return calibrated("swin")
-
-
-def with_known_times(monkeypatch):
-    """An engine whose time is known: 3 ms, and 0.01 ms less for each node that is on. Nothing is exported or run."""
-
-    def milliseconds(model, policy):
-        return 3 - 0.01 * sum(one.enabled for one in settings_for(model, policy).values()) if policy else 3.0
-
-    def interleaved(timer, policies):
-        shown = {"all": timer.settings.start, **policies}
-        times = {name: milliseconds(timer.subject.model, policy) for name, policy in shown.items()}
-        return {name: Timing(name, 1, rounds=[[ms]]) for name, ms in times.items()}
-
-    monkeypatch.setattr(PolicyTimer, "_interleaved", interleaved)
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    with_known_times(monkeypatch)
 
 
 def searching(run, folder, words, out, kind="swin"):
@@ -301,7 +281,7 @@ def test_flags_are_settings(small, run, tmp_path, monkeypatch):
     assert (given.sampling.count, given.sampling.split, given.sampling.seed) == (6, "val", 8)
     assert (given.sampling.max_unreadable, given.rounds, given.seconds) == (0.5, 8, 9)
     assert (given.options.threads, given.options.float_type, given.options.device) == (2, "float32", "cpu")
-    assert given.base.name == WHOLE and given.cfg.DATA.BATCH_SIZE == plain.cfg.DATA.BATCH_SIZE
+    assert given.base.name == WHOLE and given.network.cfg.DATA.BATCH_SIZE == plain.network.cfg.DATA.BATCH_SIZE
     assert (plain.base, plain.max_ms, plain.batch, plain.rounds, plain.seconds) == (None, None, 1, 5, 0.5)
     assert (plain.sampling.count, plain.sampling.split, plain.folder.name) == (1024, "train", "swin_micro")
 

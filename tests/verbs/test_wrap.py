@@ -1,11 +1,14 @@
 """A module of the user's own, from wrapping to an engine."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
 
 import swin_quant as sq
 from swin_quant.quant.sensitivity import sensitivity
+from swin_quant.verbs.policy_timing import PolicyTimer
 
 
 class Net(nn.Module):
@@ -223,3 +226,35 @@ def test_a_shape_that_cannot_be_is_one_line(module):
     video = sq.wrap(_convolutions(nn.Conv3d, 3), (3, 6, 8, 10))
     with pytest.raises(sq.UsageError, match=r"a batch is images \[B, 3, 6, 8, 10\]"):
         sq.calibrate(video, [torch.zeros(2, 3, 8, 10)], "cpu")
+
+
+def test_a_policy_is_searched_for_against_the_module_that_was_wrapped(tmp_path, clock, monkeypatch):
+    """A spectrogram, neither square nor of three channels; a pass changed the weights, so that the module alone is
+    float. The figure of each policy is that of whole forwards."""
+    torch.manual_seed(1)
+    layers = nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    module, x = nn.Sequential(*layers, nn.Linear(8, 4)).eval(), torch.randn(16, 1, 12, 9)
+    model = sq.calibrate(sq.wrap(module, (1, 12, 9), name="mine"), [x], "qdq", passes=["ridge"])
+
+    def sqnr():
+        expected = module(x).detach().double()
+        return 10 * math.log10(expected.square().sum() / (model(x).double() - expected).square().sum())
+
+    whole = sqnr()
+    found = sq.search(model, [x], "onnxruntime", tmp_path, "qdq", min_sqnr=whole + 1)
+    tried = {one.policy: one for one in found.tried}
+    assert found and tried["qdq"].loss.sqnr_db == pytest.approx(whole, abs=1e-3)
+    assert found.file.name == "mine_auto_onnxruntime.yaml" and model.policy.sha256 == found.policy.sha256
+    (chosen,) = (one for one in found.tried if one.is_found)
+    assert chosen.loss.sqnr_db == pytest.approx(sqnr(), abs=1e-3) and sqnr() >= whole + 1
+    monkeypatch.setattr(PolicyTimer, "_interleaved", lambda *_: pytest.fail("the journal has these times"))
+    assert sq.search(model, [x], "onnxruntime", tmp_path, "qdq", max_ms=3)
+
+
+def test_a_policy_is_not_searched_for_where_there_are_no_logits_or_nothing_was_wrapped(tmp_path):
+    x = torch.randn(2, 3, 8, 8)
+    maps = sq.calibrate(sq.wrap(nn.Conv2d(3, 4, 1), 8, name="mine"), [x], "qdq", passes=[])
+    with pytest.raises(sq.UsageError, match="search is about logits, and this model gives features"):
+        sq.search(maps, [x], "onnxruntime", tmp_path, max_drop=1)
+    with pytest.raises(sq.UsageError, match="Linear: is not a network that can be exported: give it to `wrap`"):
+        sq.search(sq.Model(nn.Linear(3, 4)), [x], "onnxruntime", tmp_path, max_drop=1)
