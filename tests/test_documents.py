@@ -11,7 +11,7 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import save_file
-from shown import FILES, ROOT, shell_lines
+from shown import DOCUMENTS, FILES, ROOT, shell_lines
 
 from swin_quant.backends.fastertransformer.tuner import write_tuned
 from swin_quant.base.files import sha256_of
@@ -194,6 +194,17 @@ def test_the_commands_of_the_readme(reader, run, monkeypatch):
 def expanded(word):
     """As a shell does it."""
     return sorted(map(str, Path().glob(word))) if "*" in word else [word]
+
+
+DIALECT = re.compile(r"(?:\A|\n\n|[.;!?]\s|\*\*\s)\s*((?:Of|What|That which|Those|Others|Who|Whose)\b[^.?]*[.?])")
+PROSE = [path for path in DOCUMENTS if "results" not in path.parts]
+
+
+@pytest.mark.parametrize("path", PROSE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_sentences_begin_with_their_noun(path):
+    """As CONTRIBUTING asks; a question may begin with What or Who."""
+    prose = re.sub(r"```.*?```|^#.*?$", "", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    assert [found for found in DIALECT.findall(prose) if not found.endswith("?")] == []
 
 
 def test_every_group_of_commands_is_shown():
