@@ -9,5 +9,6 @@ DEFAULT_PERCENTILE = 99.99
 # wide grid cost more than clipping.
 BY_BITS = {8: "percentile", 2: "mse"}
 INT8_MODES = {1: "ft-mode1", 2: "ft-mode2"}  # FasterTransformer's modes and our names for them
+CALIBRATED_ON = 80  # pictures that calibrate
 SEARCHED_ON = 1024  # pictures on which a search compares policies: 0.1 points are one of them
 GROUP_KINDS = ("role", "stage", "block", "layer", "node")  # groups of nodes whose cost `sensitivity` measures

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import hashlib
-import importlib
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 from swin_quant.base.errors import SwinQuantError, UsageError, called
 from swin_quant.cli import shared
 from swin_quant.cli.flags import Flag, Group, Rare
-from swin_quant.quant.names import DEFAULT_PERCENTILE
+from swin_quant.quant.names import CALIBRATED_ON, DEFAULT_PERCENTILE
 
 if TYPE_CHECKING:
     from torch import nn
@@ -22,18 +20,15 @@ if TYPE_CHECKING:
 
     from swin_quant.base.distributed import World
     from swin_quant.cards.card import RunCard
-    from swin_quant.cards.records import CalibrationRecord, SourceRecord
+    from swin_quant.cards.records import SourceRecord
     from swin_quant.checkpoint.opened import Checkpoint
-    from swin_quant.data.calibration import Numbered
     from swin_quant.data.picture_set import PictureSet, Source
     from swin_quant.data.pictures import Pictures
     from swin_quant.data.preprocess import Transform
     from swin_quant.model import Model
-    from swin_quant.quant.calibration import Method
-    from swin_quant.quant.passes.plan import PassPlan
     from swin_quant.quant.passes.scratch import Scratch
     from swin_quant.quant.policy import Policy
-    from swin_quant.verbs.calibration_result import CalibrationBatches
+    from swin_quant.verbs.calibration_pictures import CalibrationPlan
 
 HELP = "Calibrate a float checkpoint on pictures: writes <NAME>_calib.pth and its run card, then scores them."
 EXAMPLES = """examples:
@@ -43,14 +38,13 @@ EXAMPLES = """examples:
   torchrun --nproc_per_node 4 calibrate.py my.pth --data-path data --split val --no-eval
   swin-quant calibrate --statistics out/my_calib.stats.npz --policy qdq --aprec 4 --output out4 --no-eval
                                                          (in what an earlier one counted: no pictures are read)"""
-PICTURES, BATCH = 80, 8  # how many calibrate, and how many of them at a time at most
 
 
 @dataclass(frozen=True)
 class SampleOptions:
     """Which pictures calibrate."""
 
-    pictures: Annotated[int | None, Flag(f"how many calibrate (default {PICTURES})", "N")] = None
+    pictures: Annotated[int | None, Flag(f"how many calibrate (default {CALIBRATED_ON})", "N")] = None
     split: Annotated[str | None, Flag("pictures to sample (default train)", "SPLIT")] = None
 
 
@@ -80,43 +74,6 @@ class CalibrateOptions:
 
 
 OPTIONS = CalibrateOptions
-
-
-@dataclass(frozen=True)
-class CalibrationPlan:
-    """Which pictures calibrate, and how ranges are chosen from them: `batches` of `batch_size`, seeded from `split`."""
-
-    batches: int = PICTURES // BATCH
-    batch_size: int = BATCH
-    split: str = "train"
-    seed: int = 0
-    augment: bool = False
-    method: Method = field(default_factory=lambda: _default("quant.calibration", "Method"))
-    max_unreadable: float = 0.01
-    passes: PassPlan = field(default_factory=lambda: _default("quant.passes.plan", "PassPlan"))
-
-    def __post_init__(self) -> None:
-        for name, value in (("‹pictures›", self.batches), ("‹batch›", self.batch_size)):
-            if value < 1:
-                raise UsageError(f"{name} {value}: must be at least 1")
-
-    @classmethod
-    def of(cls, pictures: int | None = None, at_most: int = BATCH, **how: Any) -> CalibrationPlan:
-        """A plan for so many pictures, in the largest batches that divide them: ranges do not depend on batches."""
-        count = PICTURES if pictures is None else pictures
-        if count < 1:
-            raise UsageError(f"‹pictures› {count}: must be at least 1")
-        size = next(size for size in range(max(at_most, 1), 0, -1) if count % size == 0)
-        return cls(count // size, size, **how)
-
-    @property
-    def pictures(self) -> int:
-        return self.batches * self.batch_size
-
-
-def _default(module: str, name: str) -> Any:
-    """An object without arguments of a class that is imported late: parsers must not wait for torch."""
-    return getattr(importlib.import_module(f"swin_quant.{module}"), name)()
 
 
 def calibrate(
@@ -150,6 +107,7 @@ def calibrate(
     from swin_quant.quant.passes.scratch import Scratch
     from swin_quant.quant.passes.state import all_or_nothing
     from swin_quant.quant.policies import load_policy
+    from swin_quant.verbs.calibration_pictures import CalibrationPlan
 
     model = model if isinstance(model, Model) else Model(model)
     chosen = policy or unnamed_policy(model.config if model.card.config else None)
@@ -177,6 +135,7 @@ def calibrate(
 
 def _opened(model: Model, pictures: PictureSet, plan: CalibrationPlan) -> tuple[Pictures, CalibrationPlan]:
     from swin_quant.base.progress import log
+    from swin_quant.verbs.calibration_pictures import CalibrationPlan
 
     pictures = pictures.of_split("train")
     opened = pictures.open()
@@ -186,7 +145,7 @@ def _opened(model: Model, pictures: PictureSet, plan: CalibrationPlan) -> tuple[
             "of its config, or `upright` of its preprocess",
             model.name,
         )
-    count = min(len(opened), PICTURES) if pictures.count is None else pictures.count
+    count = min(len(opened), CALIBRATED_ON) if pictures.count is None else pictures.count
     split, seed = pictures.split or "", pictures.seed
     return opened, CalibrationPlan.of(count, split=split, seed=seed, method=plan.method, passes=plan.passes)
 
@@ -209,6 +168,7 @@ def calibrate_model(
     from swin_quant.data.class_names import stated
     from swin_quant.data.pictures import Pictures
     from swin_quant.quant.policy import apply_policy
+    from swin_quant.verbs.calibration_pictures import of_pictures, of_tensors
     from swin_quant.verbs.calibration_result import calibrated_on
 
     source = _source(model)  # before passes change its weights
@@ -217,11 +177,11 @@ def calibrate_model(
     passes = plan.passes.for_model(model.module)
     names = model.class_names
     if isinstance(pictures, Pictures):
-        given = _from_pictures(pictures, transform or model.preprocess, plan, world, workers)
+        given = of_pictures(pictures, transform or model.preprocess, plan, world, workers)
         with contextlib.suppress(UsageError):  # it need not say how many classes it has
             names = names or (stated(pictures.class_names, model.classes) if pictures.class_names else [])
     else:
-        given = _from_tensors(model, pictures)
+        given = of_tensors(pictures, model.prepared)
     result = calibrated_on(model.module, given, plan.method)
     if model.original is None and not model.card.config:
         model.original = copy.deepcopy(model.module)
@@ -242,62 +202,6 @@ def calibrate_model(
     )
     model.calibration, model.file = result.calibration, None
     return model
-
-
-def _from_pictures(
-    pictures: Pictures, transform: Transform, plan: CalibrationPlan, world: World, workers: int
-) -> CalibrationBatches:
-    """This rank's share of a seeded sample."""
-    from swin_quant.base.distributed import gather
-    from swin_quant.base.progress import track
-    from swin_quant.data.calibration import calibration_batches
-    from swin_quant.data.loader import UnreadableLimit
-    from swin_quant.data.preprocess import Preprocess
-    from swin_quant.data.sampling import digest
-    from swin_quant.verbs.calibration_result import CalibrationBatches
-
-    if isinstance(transform, Preprocess) and not transform.is_square:
-        plan = replace(plan, batches=plan.pictures, batch_size=1)
-    limit = UnreadableLimit(len(pictures), plan.max_unreadable)
-    numbered = calibration_batches(
-        pictures, transform, plan.pictures, plan.batch_size, plan.seed, limit, world.rank, world.size, workers
-    )
-    tracked = track(numbered, "calibrating", len(range(world.rank, plan.batches, world.size)))
-
-    def record(seen: Sequence[Numbered]) -> CalibrationRecord:
-        limit.count(gather(limit.names))
-        limit.check()
-        indices = sorted(gather([(number, batch.indices) for number, batch in seen]))
-        names = [pictures.names[index] for _, batch in indices for index in batch]
-        sampled = {"batches": plan.batches, "batch_size": plan.batch_size, "seed": plan.seed, "split": plan.split}
-        used = {"pictures_sha256": digest(names), "files": names, "unreadable": sorted(limit.names)}
-        return cast("CalibrationRecord", {**sampled, "augment": plan.augment, **used})
-
-    return CalibrationBatches(tracked, plan.batch_size, record)
-
-
-def _from_tensors(model: Model, source: Iterable[Any]) -> CalibrationBatches:
-    """Batches of any size, numbered by their first picture; a hash of their values stands for names."""
-    from swin_quant.base.progress import track
-    from swin_quant.data.picture_set import batches as tensors
-    from swin_quant.verbs.calibration_result import CalibrationBatches
-
-    def numbered() -> Iterator[Numbered]:
-        total, first = len(source) if isinstance(source, Sized) else None, 0
-        for batch in track(tensors(source, labelled=False, prepared=model.prepared), "calibrating", total):
-            yield first, batch
-            first += len(batch.images)
-
-    def record(seen: Sequence[Numbered]) -> CalibrationRecord:
-        values = hashlib.sha256()
-        for _, batch in seen:
-            values.update(batch.images.numpy(force=True).tobytes())
-        size = max(len(batch.images) for _, batch in seen)
-        sampled = {"batches": len(seen), "batch_size": size, "seed": 0, "split": "", "augment": False}
-        known = {"pictures_sha256": values.hexdigest(), "files": [], "unreadable": []}
-        return cast("CalibrationRecord", {**sampled, **known})
-
-    return CalibrationBatches(numbered(), 1, record)
 
 
 def _source(model: Model) -> SourceRecord | None:
@@ -381,9 +285,11 @@ def run(options: CalibrateOptions, world: World) -> None:
 
 def plan_of(options: CalibrateOptions, cfg: CfgNode) -> CalibrationPlan:
     """The pictures, ranges and passes that options ask for; the seed is the config's."""
+    from swin_quant.verbs.calibration_pictures import CalibrationPlan
+
     return CalibrationPlan.of(
         options.sample.pictures,
-        min(options.data.batch or BATCH, BATCH),
+        options.data.batch,
         split=options.sample.split or "train",
         seed=cfg.SEED,
         augment=options.augment,

@@ -1,6 +1,6 @@
 """The result of a calibration: improved by passes, checked against float, recorded, with advice."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import cast
 
@@ -32,6 +32,7 @@ from swin_quant.quant.passes.scratch import Scratch
 from swin_quant.quant.policy import Policy, enabled_nodes
 from swin_quant.quant.quantizer import Role, named_nodes
 from swin_quant.verbs.calibration_passes import choose, improve, of_weights, outliers_left
+from swin_quant.verbs.calibration_pictures import CalibrationBatches
 
 _NOWHERE = Scratch()
 _SHOWN = 5  # lines of advice on the screen, beside warnings
@@ -112,16 +113,6 @@ class CalibrationResult:
 def _sizes(images: Sequence[tuple[int, Tensor]]) -> set[tuple[int, ...]]:
     """[3, H, W] of the pictures of all ranks; an empty batch may be of any."""
     return {tuple(size) for size in gather([list(batch.shape[1:]) for _, batch in images if len(batch)])}
-
-
-@dataclass(frozen=True)
-class CalibrationBatches:
-    """This rank's numbered batches to calibrate on; `size` pictures a number. `record`: what a run card keeps of the
-    batches that were seen."""
-
-    batches: Iterable[Numbered]
-    size: int
-    record: Callable[[Sequence[Numbered]], CalibrationRecord]
 
 
 def calibrated_on(model: nn.Module, given: CalibrationBatches, method: Method) -> CalibrationResult:

@@ -61,7 +61,8 @@ def run_demo(options: DemoOptions, world: World) -> list[RunCard]:
     from swin_quant.score.scoring import score_model
     from swin_quant.train.recipe import load_recipe
     from swin_quant.train.run import Request
-    from swin_quant.verbs.calibrate import CalibrationPlan, calibrate_checkpoint
+    from swin_quant.verbs.calibrate import calibrate_checkpoint
+    from swin_quant.verbs.calibration_pictures import CalibrationPlan
     from swin_quant.verbs.evaluate_artifacts import Scoring, score_artifacts, write_cards
     from swin_quant.verbs.export import export_checkpoint
     from swin_quant.verbs.report_page import pictures_at, write_page
@@ -119,7 +120,8 @@ def _train_four_bits(cfg: CfgNode, checkpoint: Path, folder: Path, epochs: int, 
     from swin_quant.quant.policies import load_policy
     from swin_quant.train.recipe import load_recipe
     from swin_quant.train.run import Request
-    from swin_quant.verbs.calibrate import CalibrationPlan, calibrate_checkpoint
+    from swin_quant.verbs.calibrate import calibrate_checkpoint
+    from swin_quant.verbs.calibration_pictures import CalibrationPlan
     from swin_quant.verbs.finetune import finetune
 
     policy = replace(load_policy("qdq").bits("*", 4), name=FOUR_BITS)

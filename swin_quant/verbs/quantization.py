@@ -41,8 +41,9 @@ from swin_quant.saving import place_of
 from swin_quant.score.engine import HALF_TYPES
 from swin_quant.score.scoring import dataset_record, open_labelled
 from swin_quant.verbs import search
-from swin_quant.verbs.calibrate import CalibrateOptions, CalibrationPlan, plan_of
+from swin_quant.verbs.calibrate import CalibrateOptions, plan_of
 from swin_quant.verbs.calibration_passes import of_weights
+from swin_quant.verbs.calibration_pictures import CalibrationPlan
 from swin_quant.verbs.evaluate import EvaluateOptions
 from swin_quant.verbs.export import ExportOptions
 from swin_quant.verbs.export_target import float_type_options

@@ -140,15 +140,15 @@ def dies(victim, how):
     def before(rank):
         if rank != victim:
             return
-        from swin_quant.data import calibration
+        from swin_quant.verbs import calibration_pictures
 
-        original = calibration.calibration_batches
+        original = calibration_pictures.calibration_batches
 
         def batches(*arguments):
             yield next(original(*arguments))
             how()
 
-        calibration.calibration_batches = batches
+        calibration_pictures.calibration_batches = batches
 
     return before
 
@@ -188,13 +188,13 @@ def test_a_rank_that_is_killed_ends_the_other(forked, float_flags, snapshot, tmp
 KILLED_IN_CALIBRATION = """
 import os, signal, sys
 from swin_quant import cli
-from swin_quant.data import calibration
-original = calibration.calibration_batches
+from swin_quant.verbs import calibration_pictures
+original = calibration_pictures.calibration_batches
 def batches(*arguments):
     yield next(original(*arguments))
     os.kill(os.getpid(), signal.SIGKILL)
 if os.environ["RANK"] == "0":
-    calibration.calibration_batches = batches
+    calibration_pictures.calibration_batches = batches
 sys.exit(cli.main(sys.argv[1:]))
 """
 

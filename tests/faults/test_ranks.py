@@ -231,10 +231,10 @@ def test_work_that_lets_no_other_thread_run_is_no_silence(forked, commands, tmp_
     """Half of the patience without the interpreter's lock: libraries hold it, and no rank must end for that."""
 
     def before(rank):
-        from swin_quant.data import calibration
+        from swin_quant.verbs import calibration_pictures
 
         _impatient()
-        original = calibration.calibration_batches
+        original = calibration_pictures.calibration_batches
 
         def batches(*arguments):
             for number, batch in enumerate(original(*arguments)):
@@ -242,7 +242,7 @@ def test_work_that_lets_no_other_thread_run_is_no_silence(forked, commands, tmp_
                     ctypes.PyDLL(None).usleep(int(1e6 * watchdog._TICK_SECONDS * watchdog._SILENCE_TICKS / 2))
                 yield batch
 
-        calibration.calibration_batches = batches
+        calibration_pictures.calibration_batches = batches
 
     ends = forked(2, *commands.words("calibrate", tmp_path / "out"), before=before)
     assert [done.code for done in ends] == [0, 0], ends

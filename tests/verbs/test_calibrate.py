@@ -26,7 +26,8 @@ from swin_quant.quant.passes import reconstruct
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import enabled_nodes
 from swin_quant.quant.quantizer import State, named_nodes
-from swin_quant.verbs.calibrate import CalibrationPlan, calibrate_checkpoint
+from swin_quant.verbs.calibrate import calibrate_checkpoint
+from swin_quant.verbs.calibration_pictures import CalibrationPlan
 
 
 @pytest.fixture
