@@ -6,27 +6,43 @@ runs one case in an empty FOLDER by the swin_quant that Python finds, and prints
 holds folders of classes, PICTURES/train and PICTURES/val. A refusal counts as an outcome, a traceback as well.
 """
 
+import hashlib
 import json
 import logging
 import os
 import resource
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor
+from given_files import (
+    EXAMPLES,
+    MEAN,
+    STD,
+    accuracy,
+    answer,
+    below,
+    calibrate_on,
+    calibrated,
+    classes,
+    command,
+    config,
+    distance,
+    exported,
+    logits,
+    noise,
+    normalising,
+    permuted,
+    pixels,
+    renamed,
+    repository,
+    stored,
+    weights,
+)
 
-EXAMPLES = Path(__file__).resolve().parents[1] / "examples" / "checkpoints"
-MEAN, STD = (torch.tensor(values).view(1, 3, 1, 1) for values in ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]))
-HUB = {"image_size": 32, "patch_size": 2, "embed_dim": 32, "window_size": 4, "depths": [2, 2, 6, 2]}
-HUB |= {"num_heads": [1, 2, 4, 8], "architectures": ["SwinForImageClassification"]}
-PROCESSOR = {"do_resize": True, "size": {"height": 32, "width": 32}, "do_rescale": True, "do_normalize": True}
-PROCESSOR |= {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225], "resample": 3}
 CASES: dict[str, tuple[str, str, Callable[[Path, Path], str]]] = {}
 
 
@@ -40,112 +56,18 @@ def case(kind: str, text: str) -> Callable[[Callable[[Path, Path], str]], Callab
     return register
 
 
-def weights(name: str = "swin") -> dict[str, Tensor]:
-    """The weights of an example, under Microsoft's names."""
-    from safetensors.torch import load_file
-
-    return load_file(EXAMPLES / f"{name}_micro_cifar10.safetensors")
-
-
-def config(name: str = "swin") -> Path:
-    return EXAMPLES / f"{name}_micro_cifar10.yaml"
-
-
-def repository(folder: Path, state: dict[str, Tensor], more: dict[str, Any], processor: dict[str, Any]) -> Path:
-    """A folder as the hub has it; keys of None are left out."""
-    from safetensors.torch import save_file
-
-    save_file(state, folder / "model.safetensors")
-    kind = "swinv2" if any(key.endswith("logit_scale") for key in state) else "swin"
-    said = {"model_type": kind, **HUB, **more}
-    (folder / "config.json").write_text(json.dumps(said))
-    given = {key: value for key, value in {**PROCESSOR, **processor}.items() if value is not None}
-    (folder / "preprocessor_config.json").write_text(json.dumps(given))
-    return folder
-
-
-def accuracy(checkpoint: Path, pictures: Path, **options: Any) -> str:
-    """Top-1 of the float model on PICTURES/val, as `evaluate` gives it."""
-    import swin_quant as sq
-
-    scored = sq.evaluate(sq.load(checkpoint, **options), sq.pictures(pictures, "val"), half="none")
-    return f"{scored.results[0].acc1:.1f} %"
-
-
-def distance(checkpoint: Path, reference: Tensor, images: Tensor, **options: Any) -> str:
-    """The largest difference of logits from `reference`."""
-    import swin_quant as sq
-
-    with torch.inference_mode():
-        return f"logits off by {(sq.load(checkpoint, **options).module(images) - reference).abs().max():.1e}"
-
-
-def logits(name: str, images: Tensor, state: dict[str, Tensor] | None = None, **keys: Any) -> Tensor:
-    """Logits of an example, by our module, of which tests show that it computes what timm's does."""
-    from swin_quant.config import load_config
-    from swin_quant.models import build_model
-
-    model = build_model(load_config(config(name), overrides=keys))
-    model.load_state_dict(state or weights(name), strict=False)
-    with torch.inference_mode():
-        return model.eval()(images)
-
-
-def command(*words: Any, seconds: float = 300) -> "subprocess.CompletedProcess[str]":
-    """What `swin-quant WORDS` prints, and how it ends."""
-    run = [sys.executable, "-m", "swin_quant", *map(str, words)]
-    return subprocess.run(run, capture_output=True, text=True, timeout=seconds)
-
-
-def answer(done: "subprocess.CompletedProcess[str]", said: str = "") -> str:
-    """Accuracies in the card that a command printed, or its refusal; and the line of the log that holds `said`."""
-    lines = [line for line in done.stderr.splitlines() if line.strip()]
-    if done.returncode:
-        return f"exit {done.returncode}: {(lines or done.stdout.splitlines() or ['nothing said'])[-1]}"
-    results = [result for result in json.loads(done.stdout)["results"] if result["precision"] != "bfloat16"]
-    found = ", ".join(f"{result['precision']} {result['acc1']:.1f} %" for result in results)
-    line = next((line for line in lines if said in line), "nothing said") if said else ""
-    return found + (f"; {line}" if line else "")
-
-
-def calibrated(checkpoint: Path, data: Path) -> "subprocess.CompletedProcess[str]":
-    """`calibrate` of an example's weights on 16 pictures, scored on val; its output is the run card."""
-    out = checkpoint.parent / "out"
-    done = command("calibrate", checkpoint, "--cfg", config(), "--data-path", data, "--pictures", 16, "--output", out)
-    done.stdout = next((card.read_text() for card in sorted(out.rglob("*.json"))), "")
-    return done
-
-
-def renamed(source: Path, target: Path, names: dict[str, str]) -> Path:
-    """The class folders of a split under other names."""
-    for folder in sorted(source.iterdir()):
-        shutil.copytree(folder, target / names.get(folder.name, folder.name))
-    return target
-
-
-def classes(pictures: Path) -> list[str]:
-    return sorted(folder.name for folder in (pictures / "val").iterdir())
-
-
 # What a publisher says
 
 
 @case("publisher", "`preprocessor_config.json` says `do_normalize: false`")
 def not_normalised(folder: Path, pictures: Path) -> str:
-    state = weights()
-    kernel, bias = state["patch_embed.proj.weight"], state["patch_embed.proj.bias"]
-    state["patch_embed.proj.bias"] = bias - (kernel * MEAN / STD).sum((1, 2, 3))
-    state["patch_embed.proj.weight"] = kernel / STD
-    return accuracy(repository(folder, state, {}, {"do_normalize": False}), pictures)
+    return accuracy(repository(folder, normalising(), {}, {"do_normalize": False}), pictures)
 
 
 @case("publisher", "`do_rescale: false`, for a network that takes 0 to 255")
 def not_rescaled(folder: Path, pictures: Path) -> str:
-    state = weights()
-    kernel, bias = state["patch_embed.proj.weight"], state["patch_embed.proj.bias"]
-    state["patch_embed.proj.bias"] = bias - (kernel * MEAN / STD).sum((1, 2, 3))
-    state["patch_embed.proj.weight"] = kernel / STD / 255
-    return accuracy(repository(folder, state, {}, {"do_rescale": False, "do_normalize": False}), pictures)
+    raw = {"do_rescale": False, "do_normalize": False}
+    return accuracy(repository(folder, normalising(largest=255), {}, raw), pictures)
 
 
 @case("publisher", "`config.json` says `hidden_act: relu`")
@@ -165,9 +87,9 @@ def unknown_key(folder: Path, pictures: Path) -> str:
 
 @case("publisher", "Microsoft's file whose pickled config says `QK_SCALE 0.3`")
 def pickled_scale(folder: Path, pictures: Path) -> str:
-    images = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    said = {"MODEL": {"TYPE": "swin", "SWIN": {"QK_SCALE": 0.3, "WINDOW_SIZE": 4}}, "DATA": {"IMG_SIZE": 32}}
-    torch.save({"model": weights(), "config": said}, folder / "swin.pth")
+    images = noise()
+    pickled = {"MODEL": {"TYPE": "swin", "SWIN": {"QK_SCALE": 0.3, "WINDOW_SIZE": 4}}, "DATA": {"IMG_SIZE": 32}}
+    torch.save({"model": weights(), "config": pickled}, folder / "swin.pth")
     return distance(folder / "swin.pth", logits("swin", images, **{"MODEL.SWIN.QK_SCALE": 0.3}), images)
 
 
@@ -175,11 +97,11 @@ def pickled_scale(folder: Path, pictures: Path) -> str:
     "publisher", "Microsoft's V2 file without tables whose pickled config says `PRETRAINED_WINDOW_SIZES [8, 8, 4, 2]`"
 )
 def pickled_windows(folder: Path, pictures: Path) -> str:
-    images = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    images = noise()
     state = {key: value for key, value in weights("swinv2").items() if not key.endswith("coords_table")}
     sizes = [8, 8, 4, 2]
-    said = {"MODEL": {"TYPE": "swinv2", "SWINV2": {"PRETRAINED_WINDOW_SIZES": sizes}}, "DATA": {"IMG_SIZE": 32}}
-    torch.save({"model": state, "config": said}, folder / "swinv2.pth")
+    pickled = {"MODEL": {"TYPE": "swinv2", "SWINV2": {"PRETRAINED_WINDOW_SIZES": sizes}}, "DATA": {"IMG_SIZE": 32}}
+    torch.save({"model": state, "config": pickled}, folder / "swinv2.pth")
     reference = logits("swinv2", images, state, **{"MODEL.SWINV2.PRETRAINED_WINDOW_SIZES": sizes})
     return distance(folder / "swinv2.pth", reference, images)
 
@@ -189,20 +111,12 @@ def pickled_windows(folder: Path, pictures: Path) -> str:
 
 @case("class names", "head permuted with its `id2label`, folders named as its labels")
 def permuted_head(folder: Path, pictures: Path) -> str:
-    state, names = weights(), classes(pictures)
-    order = torch.randperm(10, generator=torch.Generator().manual_seed(1))
-    state["head.weight"], state["head.bias"] = state["head.weight"][order], state["head.bias"][order]
-    labels = {str(place): names[index] for place, index in enumerate(order.tolist())}
-    return accuracy(repository(folder, state, {"id2label": labels}, {}), pictures)
+    return accuracy(permuted(folder, classes(pictures)), pictures)
 
 
 @case("class names", "labels that differ from the folders in case and spaces alone")
 def other_case(folder: Path, pictures: Path) -> str:
-    state, names = weights(), classes(pictures)
-    order = torch.randperm(10, generator=torch.Generator().manual_seed(2))
-    state["head.weight"], state["head.bias"] = state["head.weight"][order], state["head.bias"][order]
-    labels = {str(place): names[index].upper() for place, index in enumerate(order.tolist())}
-    return accuracy(repository(folder, state, {"id2label": labels}, {}), pictures)
+    return accuracy(permuted(folder, [name.upper() for name in classes(pictures)]), pictures)
 
 
 @case("class names", "val lacks three of the classes of `id2label`")
@@ -237,28 +151,10 @@ def chance(folder: Path, pictures: Path) -> str:
     state = weights()
     state["head.weight"], state["head.bias"] = state["head.weight"].roll(3, 0), state["head.bias"].roll(3, 0)
     torch.save(state, folder / "swin.pth")
-    return answer(calibrated(folder / "swin.pth", pictures), said="guessing")
+    return answer(calibrated(folder / "swin.pth", pictures), about="guessing")
 
 
 # Pictures
-
-
-def calibrate_on(images: Tensor) -> str:
-    """What `sq.calibrate` says of a batch of tensors."""
-    import swin_quant as sq
-
-    model = sq.load(EXAMPLES / "swin_micro_cifar10.safetensors")
-    sq.calibrate(model, [images], "qdq")
-    return "calibrated"
-
-
-def pixels(pictures: Path) -> Tensor:
-    """Eight pictures, uint8 [8, 3, 32, 32]."""
-    import numpy as np
-    from PIL import Image
-
-    files = sorted((pictures / "val").glob("*/*"))[:8]
-    return torch.stack([torch.from_numpy(np.array(Image.open(file).convert("RGB"))).permute(2, 0, 1) for file in files])
 
 
 @case("pictures", "`sq.calibrate` is given uint8")
@@ -296,11 +192,7 @@ def larger_pictures(folder: Path, pictures: Path) -> str:
 
 @case("pictures", "an ONNX file of 32 px on ONNX Runtime, two pictures of 64 px")
 def larger_in_file(folder: Path, pictures: Path) -> str:
-    import swin_quant as sq
-
-    model = sq.load(EXAMPLES / "swin_micro_cifar10.safetensors")
-    sq.calibrate(model, [torch.randn(8, 3, 32, 32)], "qdq")
-    engine = sq.export(model, "onnxruntime", folder / "out").load()
+    engine = exported("onnxruntime", folder).load()
     return f"logits {list(engine(torch.randn(2, 3, 64, 64)).shape)}"
 
 
@@ -339,17 +231,6 @@ def link_out(folder: Path, pictures: Path) -> str:
 
 
 # Checkpoints
-
-
-def stored(folder: Path, content: Any, **options: Any) -> str:
-    """How far the logits of a saved object are from those of the example that is in it."""
-    images = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    torch.save(content, folder / "swin.pth")
-    return distance(folder / "swin.pth", logits("swin", images), images, config=config(), **options)
-
-
-def below(prefix: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {prefix + key: value for key, value in state.items()}
 
 
 @case("checkpoints", "keys under `_orig_mod.module.`")
@@ -399,7 +280,7 @@ def sharded(folder: Path, pictures: Path) -> str:
         save_file(half, folder / name)
     index = {key: name for name, half in zip(names, halves, strict=True) for key in half}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
-    images = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    images = noise()
     return distance(folder, logits("swin", images), images)
 
 
@@ -442,11 +323,7 @@ def scale_in_body(folder: Path, pictures: Path) -> str:
     import onnx
     from onnx import TensorProto, helper
 
-    import swin_quant as sq
-
-    model = sq.load(EXAMPLES / "swin_micro_cifar10.safetensors")
-    sq.calibrate(model, [torch.randn(8, 3, 32, 32)], "qdq")
-    file = Path(sq.export(model, "onnxruntime", folder / "out").file)
+    file = exported("onnxruntime", folder).file
     proto = onnx.load(file)
     last = proto.graph.node[-1]
     name, last.output[0] = last.output[0], "before"
@@ -466,14 +343,11 @@ def scale_in_body(folder: Path, pictures: Path) -> str:
     proto.graph.initializer.append(helper.make_tensor("yes", TensorProto.BOOL, [], [True]))
     proto.graph.node.append(helper.make_node("If", ["yes"], [name], then_branch=body, else_branch=body))
     onnx.save(proto, file)
-    card = json.loads(file.with_suffix(".json").read_text())
-    import hashlib
-
+    card = file.with_suffix(".json")
     changed = hashlib.sha256(file.read_bytes()).hexdigest()
-    text = file.with_suffix(".json").read_text().replace(card["artifact"]["sha256"], changed)
-    file.with_suffix(".json").write_text(text)
+    card.write_text(card.read_text().replace(json.loads(card.read_text())["artifact"]["sha256"], changed))
     done = command("evaluate", file, "--engine", "onnxruntime", "--data-path", pictures)
-    done.stdout = file.with_suffix(".json").read_text()
+    done.stdout = card.read_text()
     return answer(done)
 
 
@@ -495,11 +369,7 @@ def two_engines(folder: Path, pictures: Path) -> str:
 
 @case("results", '`sq.calibrate(model, data, "qdq")`, then `sq.export(model, "openvino")`: policy of the file')
 def exported_policy(folder: Path, pictures: Path) -> str:
-    import swin_quant as sq
-
-    model = sq.load(EXAMPLES / "swin_micro_cifar10.safetensors")
-    sq.calibrate(model, [torch.randn(8, 3, 32, 32)], "qdq")
-    card = Path(sq.export(model, "openvino", folder / "out").file).with_suffix(".json")
+    card = exported("openvino", folder).file.with_suffix(".json")
     return str(json.loads(card.read_text())["policy"]["name"])
 
 
