@@ -32,6 +32,7 @@ from swin_quant.backends.artifact import Artifact, open_artifact
 from swin_quant.backends.engine_loading import artifact_engine, torch_engine
 from swin_quant.backends.onnx.export import OnnxOptions, export
 from swin_quant.backends.registry import engine_named
+from swin_quant.base.cpu import usable_cores
 from swin_quant.base.files import atomic_write_bytes, sha256_of
 from swin_quant.base.progress import set_up
 from swin_quant.base.reproducible import reproducible
@@ -52,7 +53,6 @@ from swin_quant.report.bench import markdown, table_of
 from swin_quant.report.table import print_table
 from swin_quant.score.bench import BenchPlan, measure, noise
 from swin_quant.score.candidate import BenchCandidate
-from swin_quant.score.cpu import usable_cores
 from swin_quant.score.options import EngineOptions
 from swin_quant.verbs.bench_candidates import REFERENCE
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from swin_quant.base.cpu import usable_cores
 from swin_quant.score.candidate import BenchCandidate
-from swin_quant.score.cpu import usable_cores
 from swin_quant.score.engine import Engine
 
 CALIBRATION = 16  # pictures

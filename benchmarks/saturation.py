@@ -21,6 +21,7 @@ import torch
 
 from swin_quant.backends.engine_loading import artifact_engine, torch_engine
 from swin_quant.backends.registry import engine_named
+from swin_quant.base.cpu import usable_cores
 from swin_quant.base.reproducible import reproducible
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.paths import card_path
@@ -28,7 +29,6 @@ from swin_quant.cards.versions import versions
 from swin_quant.report.bench import as_json
 from swin_quant.score.bench import BenchPlan, BenchReport, load_pictures, measure
 from swin_quant.score.candidate import BenchCandidate
-from swin_quant.score.cpu import usable_cores
 from swin_quant.score.engine import Engine
 from swin_quant.score.options import EngineOptions
 from swin_quant.verbs.bench_candidates import REFERENCE

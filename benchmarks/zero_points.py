@@ -215,8 +215,8 @@ def scores(
 
 
 def latency(args: argparse.Namespace) -> list[list[str]]:
+    from swin_quant.base.cpu import features
     from swin_quant.cards.versions import versions
-    from swin_quant.score.cpu import features
 
     cpu = f"{versions()['cpu']} ({', '.join(features(('avx2', 'avx512_vnni', 'amx_int8')))})"
     rows = []

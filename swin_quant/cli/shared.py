@@ -31,12 +31,10 @@ if TYPE_CHECKING:
 HUBS = ("timm:", "hf:")
 CHECKPOINTS = (".pth", ".pt", ".safetensors", ".bin", ".ckpt")
 DEFAULT_BATCH = 32  # pictures at a time, where no config says
-_JSON = Flag("print the result as JSON, or write it to FILE", "FILE", optional="-")
-
 HIDDEN = Flag(argparse.SUPPRESS)  # without a place in --help
+_OTHER_MACHINE = {"DATA.DATA_PATH": "", "DATA.ZIP_MODE": False}  # in place of a card's, which name no folder here
 
-CheckpointFile = Annotated[str | None, Flag("float or calibrated checkpoint", "CHECKPOINT", or_flag=True)]
-Json = Annotated[str | None, _JSON]
+Json = Annotated[str | None, Flag("print the result as JSON, or write it to FILE", "FILE", optional="-")]
 Output = Annotated[str | None, Flag("folder of the results (default: output/<NAME>)", "DIR")]
 OutputKind = Annotated[
     str | None,
@@ -58,10 +56,10 @@ class SetsKeys(Protocol):
     """Options that set keys of the config."""
 
     def keys(self) -> dict[str, Any]:
-        """Dotted key -> value, of what was given."""
+        """Dotted key -> value, for the options that are set."""
 
 
-def _given(**keys: Any) -> dict[str, Any]:
+def _set_keys(**keys: Any) -> dict[str, Any]:
     return {key.replace("__", "."): value for key, value in keys.items() if value is not None}
 
 
@@ -79,7 +77,7 @@ class ModelOptions:
 
     def keys(self) -> dict[str, Any]:
         windows = {"MODEL__SWIN__WINDOW_SIZE": self.window, "MODEL__SWINV2__WINDOW_SIZE": self.window}
-        return _given(MODEL__WEIGHTS=self.weights, DATA__IMG_SIZE=self.img_size, **windows)
+        return _set_keys(MODEL__WEIGHTS=self.weights, DATA__IMG_SIZE=self.img_size, **windows)
 
 
 @dataclass(frozen=True)
@@ -96,7 +94,7 @@ class LoadingOptions:
     def keys(self) -> dict[str, Any]:
         if self.batch is not None and self.batch < 1:
             raise UsageError(f"‹batch› {self.batch}: must be at least 1")
-        return _given(
+        return _set_keys(
             DATA__DATA_PATH=self.data_path,
             DATA__ZIP_MODE=self.zip or None,
             DATA__CACHE_MODE=self.cache_mode,
@@ -107,7 +105,7 @@ class LoadingOptions:
 
 @dataclass(frozen=True)
 class ScoringOptions(LoadingOptions):
-    """As above, of what is scored beside a half-precision baseline."""
+    """Labelled pictures, and the half-precision baseline that scores beside a model."""
 
     half: Annotated[
         Literal["auto", "none", "float16", "bfloat16"],
@@ -144,7 +142,7 @@ class PlaceOfPictures:
 
 @dataclass(frozen=True)
 class PictureOptions(PlaceOfPictures):
-    """As above, and how they are read."""
+    """The same, and how they are read."""
 
     max_unreadable: MaxUnreadable = 0.01
     batch: Annotated[int, Flag("pictures at a time", "N")] = DEFAULT_BATCH
@@ -159,10 +157,7 @@ def _engine_names() -> str:
 class EngineFlags:
     """Which engines run an artifact, and how."""
 
-    engine: Annotated[
-        tuple[str, ...],
-        Flag(_engine_names, "NAME"),
-    ] = ()
+    engine: Annotated[tuple[str, ...], Flag(_engine_names, "NAME")] = ()
     threads: Annotated[int | None, Flag("threads of an engine (default: its own choice)", "N")] = None
     extension: Annotated[
         tuple[str, ...],
@@ -187,7 +182,7 @@ class RunOptions:
     local_rank: Annotated[int | None, Flag(argparse.SUPPRESS, name="--local_rank", names=("--local-rank",))] = None
 
     def keys(self) -> dict[str, Any]:
-        return _given(SEED=self.seed)
+        return _set_keys(SEED=self.seed)
 
 
 @dataclass(frozen=True)
@@ -211,9 +206,9 @@ class RangeOptions:
     def method(self) -> Method:
         from swin_quant.quant.calibration import Method
 
-        given = self.percentile is not None
-        percentile = DEFAULT_PERCENTILE if self.percentile is None else self.percentile
-        return Method(self.calibrator or ("percentile" if given else None), percentile, self.exact_histogram)
+        if self.percentile is None:
+            return Method(self.calibrator, exact=self.exact_histogram)
+        return Method(self.calibrator or "percentile", self.percentile, self.exact_histogram)
 
 
 def pass_recipes() -> str:
@@ -245,10 +240,7 @@ class PassOptions:
 class PolicyOptions:
     """Which nodes are quantized, and how; several policies for verbs that compare them."""
 
-    policy: Annotated[
-        tuple[str, ...],
-        Flag("names of `swin-quant policies`, or YAML files", "NAME|FILE"),
-    ] = ()
+    policy: Annotated[tuple[str, ...], Flag("names of `swin-quant policies`, or YAML files", "NAME|FILE")] = ()
     wprec: Annotated[int | None, Flag("bits of weights, 2 to 8 (default: the policy's, 8)", "BITS")] = None
     aprec: Annotated[int | None, Flag("bits of activations, 2 to 8 (default: the policy's, 8)", "BITS")] = None
     quant_per_tensor: Annotated[bool, Rare("one range a weight, whatever the policy says")] = False
@@ -331,7 +323,7 @@ def config_of(checkpoint: Checkpoint | None, model: ModelOptions, *others: SetsK
     from swin_quant.checkpoint.identify import config_for, config_given
     from swin_quant.config import architecture
 
-    overrides = _given(MODEL__RESUME=checkpoint and str(checkpoint), **more) | model.keys()
+    overrides = _set_keys(MODEL__RESUME=checkpoint and str(checkpoint), **more) | model.keys()
     for options in others:
         overrides |= options.keys()
     opts = model.opts
@@ -340,8 +332,7 @@ def config_of(checkpoint: Checkpoint | None, model: ModelOptions, *others: SetsK
     elif checkpoint:
         if len(opts) % 2:
             raise UsageError(f"--opts takes pairs KEY VALUE, but got {len(opts)} words: {' '.join(opts)}")
-        elsewhere = {"DATA.DATA_PATH": "", "DATA.ZIP_MODE": False}  # a card's are of another machine
-        cfg = config_for(checkpoint, elsewhere | dict(zip(opts[::2], opts[1::2], strict=True)) | overrides)
+        cfg = config_for(checkpoint, _OTHER_MACHINE | dict(zip(opts[::2], opts[1::2], strict=True)) | overrides)
     else:
         raise UsageError("no model: give a CHECKPOINT, or --cfg FILE")
     if model.window and "WINDOW_SIZE" not in architecture(cfg):
@@ -396,7 +387,7 @@ def output_dir(output: str | None, cfg: CfgNode) -> Path:
 
 def elsewhere(*options: SetsKeys) -> Mapping[str, Any]:
     """Keys that options set over an artifact's config, whose data path is of another machine and no default."""
-    keys: dict[str, Any] = {"DATA.DATA_PATH": "", "DATA.ZIP_MODE": False}
+    keys: dict[str, Any] = dict(_OTHER_MACHINE)
     for one in options:
         keys |= one.keys()
     return keys

@@ -37,9 +37,9 @@ def calibration_batches(
     mine = list(range(rank, batches, world))
     first = [order[:wanted][number * batch_size : (number + 1) * batch_size] for number in mine]
     missing = 0
-    for number, batch in zip(mine, load_batches(pictures, transform, first, workers), strict=True):
+    for number, batch in zip(mine, limit.watched(load_batches(pictures, transform, first, workers)), strict=True):
         missing += len(batch.unreadable)
-        yield number, _counted(batch, limit)
+        yield number, batch
 
     missing = int(all_sum(torch.tensor(missing), torch.device("cpu")))
     spare = order[wanted:] if rank == 0 else []
@@ -47,17 +47,11 @@ def calibration_batches(
         if not missing or not spare:
             return
         size = min(missing, batch_size)
-        batch, spare = next(load_batches(pictures, transform, [spare[:size]])), spare[size:]
+        batch, spare = next(limit.watched(load_batches(pictures, transform, [spare[:size]]))), spare[size:]
         missing -= len(batch.labels)
-        yield number, _counted(batch, limit)
+        yield number, batch
 
 
 def seeded_order(pictures: Pictures, seed: int) -> list[str]:
     """The names of all pictures in the order in which `calibration_batches` takes them, the unreadable ones too."""
     return [pictures.names[index] for index in sample(len(pictures), len(pictures), seed)]
-
-
-def _counted(batch: Batch, limit: UnreadableLimit) -> Batch:
-    limit.count(batch.unreadable)
-    limit.check()
-    return batch

@@ -1,6 +1,5 @@
 """Load lists of indices as batches of tensors: in parallel, in order, and never stopped by one bad picture."""
 
-import os
 import signal
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from swin_quant.base.compat import import_timm
+from swin_quant.base.cpu import usable_cores
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.data.pictures import Pictures, UnreadablePicture
 from swin_quant.data.preprocess import Transform
@@ -112,8 +112,7 @@ def default_workers(configured: int, world: int, total: int | None = None) -> in
     """
     if total is not None and total <= _FEW:
         return 0
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(0, min(configured, cores // world))
+    return max(0, min(configured, usable_cores() // world))
 
 
 class UnreadableLimit:
@@ -135,12 +134,18 @@ class UnreadableLimit:
         """Unreadable pictures so far, each once, in the order met."""
         return list(self._names)
 
-    def count(self, names: Iterable[str]) -> None:
-        """Add names; one that is already known does not count again."""
-        self._names.update(dict.fromkeys(names))
+    def watched(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """The batches, their unreadable pictures counted."""
+        for batch in batches:
+            self.count(batch.unreadable)
+            yield batch
 
-    def check(self) -> None:
-        """Raise SwinQuantError if more than limit x total pictures, or all of them, are unreadable."""
+    def count(self, names: Iterable[str]) -> None:
+        """Add names; one that is already known does not count again.
+
+        SwinQuantError if more than limit x total pictures, or all of them, are unreadable.
+        """
+        self._names.update(dict.fromkeys(names))
         bad = len(self._names)
         if bad > round(self.limit * self.total, 6):
             advice = f"mend or remove them, or raise ‹max_unreadable› (now {self.limit:g})"

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from swin_quant.base.cpu import BFLOAT16_FEATURES, INT8_FEATURES, features, usable_cores
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
@@ -17,7 +18,6 @@ from swin_quant.data.loader import load_batches
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sources import open_pictures
 from swin_quant.score.candidate import BenchCandidate, Runner
-from swin_quant.score.cpu import BFLOAT16_FEATURES, INT8_FEATURES, features, usable_cores
 from swin_quant.score.difference import difference
 from swin_quant.score.interleave import Timing, interleave
 from swin_quant.score.options import EngineOptions

@@ -37,13 +37,12 @@ class BenchCandidate:
 
 @dataclass(frozen=True)
 class Identity:
-    """The names of a loaded engine, and the memory of its process before and after loading, in MB."""
+    """The names of a loaded engine, and the memory of its process before loading, in MB."""
 
     engine: str
     precision: str
     policy: str | None
     before_mb: float
-    loaded_mb: float
 
 
 class Crash(SwinQuantError):
@@ -130,7 +129,7 @@ def _serve(pipe: Connection, load: Callable[[], Engine], threads: int) -> None:
             if engine is None:
                 before = memory_mb("VmRSS")
                 engine = load()
-                identity = Identity(engine.name, engine.precision, engine.policy, before, memory_mb("VmRSS"))
+                identity = Identity(engine.name, engine.precision, engine.policy, before)
             answer = identity if what == "identity" else _ANSWERS[what](engine, *arguments)
         except Exception as error:  # noqa: BLE001
             kind = next((name for name in ("UsageError", "SwinQuantError") if isinstance(error, _ERRORS[name])), "")

@@ -58,10 +58,7 @@ def readable_batches(
     title: str,
 ) -> Iterator[Batch]:
     """The readable pictures of each list of indices. SwinQuantError if too many are unreadable."""
-    for batch in track(load_batches(pictures, transform, batches, workers), title, len(batches)):
-        limit.count(batch.unreadable)
-        limit.check()
-        yield batch
+    return limit.watched(track(load_batches(pictures, transform, batches, workers), title, len(batches)))
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,6 @@ def score_and_save(
         _score_file(shards, number, engines, pictures, load, world)
     kind = Annotated[_FileRecord, Must(lambda facts: facts["sums"].keys() == engines.keys(), "sums of these engines")]
     found = [{"number": number, **shards.facts(number, kind)} for number in shards.share(world)]
-    limit.count([name for one in found for name in one["unreadable"]])
     every = sorted(gather(found), key=lambda one: one["number"])
     totals = [[sum(values) for values in zip(*(one["sums"][key] for one in every), strict=True)] for key in engines]
     if world.is_main:
@@ -88,6 +87,7 @@ def score_and_save(
         unreadable = sum(len(one["unreadable"]) for one in every)
         write_json(manifest, {"schema": SCHEMA, **subject, "unreadable": unreadable, "files": files})
         log.info("answers to each picture: %s", manifest)
+    limit.count([name for one in every for name in one["unreadable"]])
     return scores_of(keys, totals)
 
 

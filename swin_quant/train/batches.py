@@ -156,9 +156,7 @@ def decode_all(pictures: Pictures, preprocess: Preprocess, limit: UnreadableLimi
     geometry = replace(preprocess, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
     parts = chunks(range(len(pictures)), _TOGETHER)
     levels, labels = [], []
-    for batch in track(load_batches(pictures, geometry, parts, workers), "decoding", len(parts)):
-        limit.count(batch.unreadable)
-        limit.check()
+    for batch in limit.watched(track(load_batches(pictures, geometry, parts, workers), "decoding", len(parts))):
         levels.append(batch.images.mul_(255).round_().to(torch.uint8))  # exact: these were uint8 before ToTensor
         labels.append(batch.labels)
     return SmallPictures(torch.cat(levels), torch.cat(labels), preprocess)
@@ -271,12 +269,9 @@ class TrainingBatches:
 
     def _large(self, parts: list[list[int]], epoch: int) -> Iterator[Batch]:
         transform = TrainingTransform(self.recipe.augment, self.preprocess, self.seed, epoch)
-        for batch, part in zip(load_batches(self.pictures, transform, parts, self.workers), parts, strict=True):
-            if batch.unreadable:
-                self.limit.count(batch.unreadable)
-                self.limit.check()
-                batch = _filled(batch, len(part))
-            yield batch
+        loaded = self.limit.watched(load_batches(self.pictures, transform, parts, self.workers))
+        for batch, part in zip(loaded, parts, strict=True):
+            yield _filled(batch, len(part)) if batch.unreadable else batch
 
     def _mixed(self, batch: Batch, place: int, epoch: int) -> MicroBatch:
         images, targets = batch.images, batch.labels
@@ -312,10 +307,7 @@ class ValidationBatches:
         if self.small:
             yield from self.small.batches(self.parts)
             return
-        for batch in load_batches(self.pictures, self.preprocess, self.parts, self.workers):
-            self.limit.count(batch.unreadable)
-            self.limit.check()
-            yield batch
+        yield from self.limit.watched(load_batches(self.pictures, self.preprocess, self.parts, self.workers))
 
 
 def _filled(batch: Batch, size: int) -> Batch:

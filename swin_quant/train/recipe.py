@@ -187,11 +187,6 @@ def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
         yield from _leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else [f"{prefix}{key}"]
 
 
-def builtin_recipes() -> list[str]:
-    """Names of the recipes that come with the package."""
-    return [path.stem for path in shipped_files("recipes")]
-
-
 def load_recipe(name_or_path: str) -> Recipe:
     """A built-in recipe by name, or one from a YAML file. UsageError names the file and its fault."""
     path = shipped_or_file(name_or_path, shipped_files("recipes"), "recipe")

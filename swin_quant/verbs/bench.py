@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
+from swin_quant.base.cpu import usable_cores
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir
 from swin_quant.cli import shared
 from swin_quant.cli.flags import Flag, Group
 from swin_quant.cli.output import put
-from swin_quant.score.cpu import usable_cores
 
 if TYPE_CHECKING:
     from swin_quant.base.distributed import World

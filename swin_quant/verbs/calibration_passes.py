@@ -52,8 +52,8 @@ def improve(
             f"{names}: {type(model).__name__} names no units, which passes go through: sq.wrap finds those of a network"
         )
     everyone = gathered(images, world)
-    context = PassContext(model, everyone, method, units_of(model), exchanges_of(model),
-                      scratch, padded_of(model), norms_without_weights(model))  # fmt: skip
+    parts = units_of(model), exchanges_of(model), scratch, padded_of(model), norms_without_weights(model)
+    context = PassContext(model, everyone, method, *parts)
     if not steps and not (context.units and (steps := _automatic(model, context))):
         return calibration, []
     again: list[Calibration] = []
@@ -74,8 +74,12 @@ def _automatic(model: nn.Module, context: PassContext) -> tuple[PassStep, ...]:
     steps: tuple[PassStep, ...] = ()
     if found := from_main(outliers(context)):
         worst = max(found, key=found.__getitem__)
-        log.info("channels stand out in %d places, in %s by %.0f times: they are evened out (‹no_equalize›: not)",
-                 len(found), worst, found[worst])  # fmt: skip
+        log.info(
+            "channels stand out in %d places, in %s by %.0f times: they are evened out (‹no_equalize›: not)",
+            len(found),
+            worst,
+            found[worst],
+        )
         steps += EVENED
     is_wrapped = getattr(model, "architecture", None) is None  # its float network stays in memory, for deltas
     return steps + CORRECTED if is_wrapped and norms_of(model) else steps
@@ -93,8 +97,14 @@ def choose(
         name, own = from_main((found.method.name, dict(found.method.of_nodes or {})))
         chosen = replace(found.method, name=name, of_nodes=own)
         each = ", ".join(f"{name} {sqnr:.1f}" for name, sqnr in found.singles.items())
-        log.info("calibrator auto: %s, %d nodes others; SQNR of the logits %.1f dB on %d pictures (%s)",
-                 name or "by bits", len(own), found.sqnr_db, found.pictures, each)  # fmt: skip
+        log.info(
+            "calibrator auto: %s, %d nodes others; SQNR of the logits %.1f dB on %d pictures (%s)",
+            name or "by bits",
+            len(own),
+            found.sqnr_db,
+            found.pictures,
+            each,
+        )
     set_ranges(model, calibration, chosen)
     return chosen
 

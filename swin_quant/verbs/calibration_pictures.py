@@ -80,7 +80,6 @@ def of_pictures(
 
     def record(seen: Sequence[Numbered]) -> CalibrationRecord:
         limit.count(gather(limit.names))
-        limit.check()
         indices = sorted(gather([(number, batch.indices) for number, batch in seen]))
         names = [pictures.names[index] for _, batch in indices for index in batch]
         sampled = {"batches": plan.batches, "batch_size": plan.batch_size, "seed": plan.seed, "split": plan.split}

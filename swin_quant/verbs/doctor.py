@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swin_quant.backends.registry import engines
+from swin_quant.base.cpu import usable_cores
 from swin_quant.base.errors import listed, one_line
 from swin_quant.base.extras import installing
 from swin_quant.cli.output import put
 from swin_quant.cli.shared import Json
 from swin_quant.report.machine import MachineFact, MachineFacts
-from swin_quant.score.cpu import usable_cores
 
 if TYPE_CHECKING:
     from swin_quant.base.distributed import World
@@ -38,12 +38,22 @@ _CPU_WHEELS = "https://download.pytorch.org/whl/cpu"
 _OWN = "swin-quant"
 # Capability names of torch.cpu.get_capabilities, x86 and ARM.
 _CPU: Mapping[str, Mapping[str, str]] = {
-    "int8": {"avx_vnni": "AVX-VNNI", "avx512_vnni": "AVX-512 VNNI", "amx_int8": "AMX", "dot": "dot products",
-             "i8mm": "matrix products (i8mm)"},
-    "half precision": {"avx512_bf16": "AVX-512 bfloat16", "amx_bf16": "AMX bfloat16", "amx_fp16": "AMX float16",
-                       "bf16": "bfloat16", "sve_bf16": "SVE bfloat16"},
+    "int8": {
+        "avx_vnni": "AVX-VNNI",
+        "avx512_vnni": "AVX-512 VNNI",
+        "amx_int8": "AMX",
+        "dot": "dot products",
+        "i8mm": "matrix products (i8mm)",
+    },
+    "half precision": {
+        "avx512_bf16": "AVX-512 bfloat16",
+        "amx_bf16": "AMX bfloat16",
+        "amx_fp16": "AMX float16",
+        "bf16": "bfloat16",
+        "sve_bf16": "SVE bfloat16",
+    },
     "vectors": {"avx2": "AVX2", "avx512_f": "AVX-512", "neon": "NEON", "sve": "SVE"},
-}  # fmt: skip
+}
 # Type -> the first compute capability whose tensor cores multiply it (NVIDIA's CUDA programming guide).
 _GPU = {"float16": 70, "int8": 75, "bfloat16": 80, "fp8": 89}
 _CHECK = "import torchvision"
@@ -197,11 +207,17 @@ def _cpu() -> Iterator[tuple[str, ...]]:
 
 _SATURATION: Mapping[bool | None, tuple[str, ...]] = {
     False: ("products are exact",),
-    None: ("whether products saturate is not known of this CPU", "caution",
-           "compare `verify` with and without `export --saturation-safe`"),
-    True: ("no VNNI: products saturate at 16 bits, which costs accuracy", "caution",
-           "`export --saturation-safe` writes a file whose products cannot (docs/onnx.md)"),
-}  # fmt: skip
+    None: (
+        "whether products saturate is not known of this CPU",
+        "caution",
+        "compare `verify` with and without `export --saturation-safe`",
+    ),
+    True: (
+        "no VNNI: products saturate at 16 bits, which costs accuracy",
+        "caution",
+        "`export --saturation-safe` writes a file whose products cannot (docs/onnx.md)",
+    ),
+}
 
 
 def _gpu() -> Iterator[tuple[str, ...]]:

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from swin_quant.cards.records import CheckpointRecord, DatasetRecord, Result, SourceRecord
     from swin_quant.checkpoint.opened import Checkpoint
     from swin_quant.data.loader import Batch
-    from swin_quant.data.picture_set import PictureSet, Source
-    from swin_quant.data.pictures import Pictures
+    from swin_quant.data.picture_set import Source
     from swin_quant.loading import Subject
     from swin_quant.model import Model
     from swin_quant.quant.policy import Policy
@@ -207,13 +206,16 @@ def _results(
     from swin_quant.base.progress import track
     from swin_quant.data.loader import default_workers
     from swin_quant.data.picture_set import PictureSet, batches
+    from swin_quant.data.pictures import SomePictures
     from swin_quant.score.metrics import BASELINE, results_of, warn_of_guessing
     from swin_quant.score.metrics import evaluate as score
     from swin_quant.score.scoring import dataset_record, score_pictures
 
     if isinstance(pictures, PictureSet):
         pictures = pictures.of_split("val")
-        opened = _chosen(pictures, model)
+        opened = pictures.open(model.classes, model.class_names)
+        if pictures.count is not None:
+            opened = SomePictures(opened, pictures.indices(opened))
         dataset = dataset_record(pictures.path, pictures.split or "", opened)
         workers = default_workers(8, 1, len(opened))
         return score_pictures(engines, opened, model.preprocess, dataset, batch_size, workers, world)
@@ -244,13 +246,6 @@ class _Seen:
     def dataset(self) -> DatasetRecord:
         digest = hashlib.sha256(self.images.digest() + self.labels.digest()).hexdigest()
         return {"name": "tensors", "split": "", "pictures": sum(self.sizes), "sha256": digest}
-
-
-def _chosen(pictures: PictureSet, model: Model) -> Pictures:
-    from swin_quant.data.pictures import SomePictures
-
-    opened = pictures.open(model.classes, model.class_names)
-    return opened if pictures.count is None else SomePictures(opened, pictures.indices(opened))
 
 
 def card_and_baseline(

@@ -10,13 +10,13 @@ from tempfile import TemporaryDirectory
 
 from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.engine_loading import artifact_engine
+from swin_quant.base.cpu import usable_cores
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.progress import track
 from swin_quant.exported import on_its_device
 from swin_quant.loading import Subject
 from swin_quant.quant.policy import Policy, apply_policy
 from swin_quant.score.candidate import BenchCandidate
-from swin_quant.score.cpu import usable_cores
 from swin_quant.score.interleave import Timing, interleave
 from swin_quant.verbs.export import write_artifact
 from swin_quant.verbs.export_target import exporter_options, policy_of

@@ -12,6 +12,7 @@ from yacs.config import CfgNode
 
 from swin_quant.backends.backend import Backend
 from swin_quant.backends.registry import targets
+from swin_quant.base.cpu import features, usable_cores
 from swin_quant.base.errors import UsageError, listed
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
@@ -32,7 +33,6 @@ from swin_quant.quant.policies import described, load_policy
 from swin_quant.quant.policy import Policy
 from swin_quant.quant.search import Budget, check_limit
 from swin_quant.score.bench import BenchPlan
-from swin_quant.score.cpu import features, usable_cores
 from swin_quant.score.options import EngineOptions
 from swin_quant.verbs.export_target import float_type_options
 

@@ -203,7 +203,7 @@ class InThisProcess(Runner):
         if what != "identity":
             return []
         engine = self.load()
-        return Identity(engine.name, engine.precision, engine.policy, 0.0, 0.0)
+        return Identity(engine.name, engine.precision, engine.policy, 0.0)
 
 
 OLD = {

@@ -12,10 +12,10 @@ from onnx import TensorProto, helper, numpy_helper
 from swin_quant.backends.artifact import finish_artifact
 from swin_quant.backends.engine_loading import artifact_engine
 from swin_quant.backends.registry import engine_named
+from swin_quant.base import cpu
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.cards.card import RunCard
 from swin_quant.report.bench import notes
-from swin_quant.score import cpu
 from swin_quant.score.bench import BenchPictures, BenchPlan, measure
 from swin_quant.score.candidate import BenchCandidate
 from swin_quant.score.engine import Engine

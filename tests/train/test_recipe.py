@@ -5,12 +5,11 @@ import pytest
 import yaml
 
 from swin_quant.base.errors import UsageError
-from swin_quant.base.shipped import configs_dir
+from swin_quant.base.shipped import configs_dir, shipped_files
 from swin_quant.config import find_config, load_config
 from swin_quant.train.recipe import (
     Optimizer,
     Recipe,
-    builtin_recipes,
     load_recipe,
     recipe_from_dict,
     recipe_of_config,
@@ -77,7 +76,7 @@ def test_no_number_is_without_a_range():
     assert list(numbers(Recipe)) == []
 
 
-@pytest.mark.parametrize("name", builtin_recipes())
+@pytest.mark.parametrize("name", [path.stem for path in shipped_files("recipes")])
 def test_shipped_recipes_can_be_read(name):
     recipe = load_recipe(name)
     assert recipe.name == name and recipe.description
