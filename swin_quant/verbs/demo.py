@@ -136,7 +136,7 @@ def _score_checkpoints(files: Sequence[Path], cfg: CfgNode, world: World) -> dic
     from swin_quant.cards.paths import card_path
     from swin_quant.loading import load_for_scoring
     from swin_quant.score.scoring import score_model
-    from swin_quant.verbs.evaluate import card_and_baseline
+    from swin_quant.verbs.baselines import card_and_baseline
 
     cards: dict[Path, RunCard] = {}
     for file in files:

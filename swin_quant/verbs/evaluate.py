@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from swin_quant.base.distributed import World
     from swin_quant.cards.card import RunCard
-    from swin_quant.cards.records import CheckpointRecord, DatasetRecord, Result, SourceRecord
+    from swin_quant.cards.records import DatasetRecord, Result
     from swin_quant.checkpoint.opened import Checkpoint
     from swin_quant.data.loader import Batch
     from swin_quant.data.picture_set import Source
@@ -166,6 +166,7 @@ def evaluate(
     from swin_quant.quant.policies import load_policy
     from swin_quant.score.baseline import engines_beside
     from swin_quant.score.engine import half_type
+    from swin_quant.verbs.baselines import baseline_of
 
     model = model if isinstance(model, Model) else Model(model)
     if model.card.config:
@@ -175,7 +176,7 @@ def evaluate(
     if model.is_calibrated:
         check_bits(model.module, model.card, chosen, model.name)
     world = World(device=model.device)
-    baseline = _baseline(model, chosen, world, original)
+    baseline = baseline_of(model, chosen, world, original)
     engines = engines_beside(model.module, model.device, half_type(half, model.device), chosen, baseline)
     with eval_mode(model.module):
         results = _results(engines, model, pictures, batch_size, world)
@@ -183,21 +184,6 @@ def evaluate(
     for result in results.values():
         model.card, scored = model.card.with_result(result), scored.with_result(result)
     return Evaluation(tuple(results.values()), scored)
-
-
-def _baseline(model: Model, policies: Sequence[Policy], world: World, original: str | Path | None) -> Baseline | None:
-    from swin_quant.base.progress import log
-    from swin_quant.score.baseline import Baseline, find_baseline, missing, unnamed_baseline, whose_weights
-
-    if not model.card.has_own_weights and original is None:
-        return None
-    if original is None and model.original is not None and (whose := whose_weights(model.card)):
-        return Baseline(model.original, whose=whose)
-    if original is None and not model.card.config:
-        log.warning("%s", missing(model.card))
-        return unnamed_baseline(model.card)
-    folders = [model.file.resolve().parent] if model.file else []
-    return find_baseline(model.card, folders, model.config, policies, world, str(original) if original else None)
 
 
 def _results(
@@ -246,44 +232,6 @@ class _Seen:
     def dataset(self) -> DatasetRecord:
         digest = hashlib.sha256(self.images.digest() + self.labels.digest()).hexdigest()
         return {"name": "tensors", "split": "", "pictures": sum(self.sizes), "sha256": digest}
-
-
-def card_and_baseline(
-    subject: Subject, cfg: CfgNode, world: World | None = None, given: str | None = None
-) -> tuple[RunCard, Baseline | None]:
-    """The card of a loaded checkpoint, and its baseline: the float checkpoint `given`, or the one that is found.
-
-    A calibrated checkpoint without run card came from `given`, as the user says: if their weights differ, it was
-    trained since.
-    """
-    import torch
-
-    from swin_quant.base.distributed import World
-    from swin_quant.base.progress import log
-    from swin_quant.score.baseline import Baseline, find_baseline, load_original
-
-    world = world or World()
-    if given and not subject.policies:
-        raise UsageError(f"‹float› {given}: what is scored is a float checkpoint itself: leave it out")
-    if subject.card_file:
-        folders = [subject.card_file.resolve().parent]
-        return subject.card, find_baseline(subject.card, folders, cfg, subject.policies, world, given)
-    if given is None:
-        if subject.policies:
-            log.info("no run card: taken as not trained since it was float; if it was (QAT), give ‹float› FILE")
-        return subject.card, None
-    original, source = load_original(cfg, given, world)
-    card = replace(subject.card, source=source.record(), checkpoint=_file_record(subject.card.source))
-    weights, own = dict(original.named_parameters()), dict(subject.model.named_parameters())
-    same = own.keys() == weights.keys() and all(torch.equal(value, weights[name]) for name, value in own.items())
-    return card, None if same else Baseline(original)
-
-
-def _file_record(source: SourceRecord | None) -> CheckpointRecord | None:
-    if source is None:
-        return None
-    record: CheckpointRecord = {"file": source["file"], "sha256": source["sha256"]}
-    return {**record, "path": source["path"]} if "path" in source else record
 
 
 def run(options: EvaluateOptions, world: World) -> None:
@@ -346,6 +294,7 @@ def evaluate_checkpoint(
     from swin_quant.config.outputs import LOGITS
     from swin_quant.loading import load_for_scoring
     from swin_quant.score.scoring import score_model
+    from swin_quant.verbs.baselines import card_and_baseline
 
     data = options.data
     cfg = shared.config_of(checkpoint, options.model, data, options.sample, options.run, OUTPUT=options.output)

@@ -100,7 +100,7 @@ def finetune(cfg: CfgNode, recipe: Recipe, request: Request, policies: Sequence[
     from swin_quant.train.amax import settle_granularity
     from swin_quant.train.outdir import only_writer
     from swin_quant.train.run import Trained, refuse_to_replace, run_training, training_config, with_batch_size
-    from swin_quant.verbs.evaluate import card_and_baseline
+    from swin_quant.verbs.baselines import card_and_baseline
 
     with only_writer(request.folder, world):
         recipe = with_batch_size(recipe, cfg)

@@ -32,7 +32,7 @@ from swin_quant.score.baseline import engines_beside
 from swin_quant.score.engine import Engine
 from swin_quant.score.run_engines import infer
 from swin_quant.score.top_classes import class_names, top_classes
-from swin_quant.verbs.evaluate import card_and_baseline
+from swin_quant.verbs.baselines import card_and_baseline
 
 MOST = 24  # pictures on the page
 SIDE = 96  # pixels of a thumbnail
