@@ -17,6 +17,7 @@ from swin_quant.models.classifier import Classifier
 from swin_quant.models.coverage import products
 from swin_quant.models.cuts import WHOLE, chain, channel_dim, taken_out
 from swin_quant.models.exchanges import exchanges
+from swin_quant.models.matrix_products import spell_out
 from swin_quant.models.nearby import take_from_nearby
 from swin_quant.models.placement import Place, foldable, output_role, places, word_of
 from swin_quant.quant.borrowed import Borrowed
@@ -148,6 +149,7 @@ def captured(
     device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
     pictures = torch.zeros(_EXAMPLES, *input_shape, device=device)
     graph = capture(module, pictures, what, any_size=any_size, outputs=outputs)
+    spell_out(graph)
     for node in list(graph.nodes):
         if word_of(node, module) == "scaleddotproductattention":
             _spell_out(graph, node, module, what)

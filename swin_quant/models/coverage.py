@@ -2,20 +2,43 @@
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx, nn
 
 from swin_quant.models.capture import packet
+from swin_quant.models.placement import source_of
 from swin_quant.quant.layer import QuantizedLayer
 from swin_quant.quant.quantizer import Quantizer
 
 _MATMULS = frozenset("matmul bmm mm baddbmm addmm einsum".split())
-_LAYERS = frozenset("linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d lstm gru".split())
+_LAYERS = frozenset("linear conv1d conv2d conv3d convtranspose1d convtranspose2d convtranspose3d lstm gru".split())
 _MODULES = (nn.Linear, nn.modules.conv._ConvNd, nn.RNNBase)
+_INT8 = frozenset("linear conv1d conv2d conv3d matmul bmm".split())
+# Why a product has no nodes: the first reason whose question is answered by yes.
+_REASONS: tuple[tuple[str, Callable[["_Float"], bool]], ...] = (
+    ("no int8 kind of it", lambda product: product.kind not in _INT8),
+    ("reads the pictures, left float", lambda product: product.reads_pictures),
+    ("a factor is no activation", lambda product: product.kind in _MATMULS),
+    ("its weight depends on the pictures", lambda product: product.weight_depends),
+    ("its weight is a constant, shared or computed", lambda product: True),
+)
+
+
+@dataclass(frozen=True)
+class _Float:
+    """What decides why a product without nodes has none."""
+
+    kind: str
+    reads_pictures: bool = False
+    weight_depends: bool = False
+
+    @property
+    def reason(self) -> str:
+        return next(reason for reason, holds in _REASONS if holds(self))
 
 
 @dataclass(frozen=True)
@@ -61,34 +84,29 @@ def products(graph: fx.Graph, root: nn.Module, pictures: int) -> Iterator[Multip
         if not node.meta.get("depends"):
             continue
         module = root.get_submodule(str(node.target)) if node.op == "call_module" else None
-        name = packet(node)
+        kind = _word(module) if module is not None else packet(node).replace("_", "")
         if isinstance(module, QuantizedLayer):
-            nodes = tuple(f"{node.target}.{kind}" for kind in ("_input_quantizer", "_weight_quantizer"))
-            yield Multiplication(_word(module), _of_layer(node, module.weight, pictures), nodes)
+            nodes = tuple(f"{node.target}.{part}" for part in ("_input_quantizer", "_weight_quantizer"))
+            yield Multiplication(kind, _of_layer(node, module.weight, pictures), nodes)
         elif isinstance(module, _MODULES):
-            first = next(module.parameters())
-            reason = (
-                "reads the pictures, left float" if isinstance(module, nn.Linear | nn.Conv2d) else "no int8 kind of it"
+            reason = _Float(kind, reads_pictures=True).reason
+            yield Multiplication(kind, _of_layer(node, next(module.parameters()), pictures), reason=reason)
+        elif kind in _LAYERS:
+            weight = node.args[1].meta if isinstance(node.args[1], fx.Node) else {}
+            reads = source_of(cast(fx.Node, node.args[0]), root).op == "placeholder"
+            reason = _Float(kind, reads, bool(weight.get("depends"))).reason
+            yield Multiplication(kind, _of_layer(node, weight.get("val"), pictures), reason=reason)
+        elif kind in _MATMULS:
+            nodes = tuple(
+                str(one.target) for one in node.args[:2] if isinstance(one, fx.Node) and _is_quantizer(one, root)
             )
-            yield Multiplication(_word(module), _of_layer(node, first, pictures), reason=reason)
-        elif name in _LAYERS:
-            weight = node.args[1].meta.get("val") if isinstance(node.args[1], fx.Node) else None
-            fixed = isinstance(node.args[1], fx.Node) and not node.args[1].meta.get("depends")
-            reason = (
-                "its weight is shared or computed" if name in ("linear", "conv2d") and fixed else "no int8 kind of it"
-            )
-            yield Multiplication(name, _of_layer(node, weight, pictures), reason=reason)
-        elif name in _MATMULS:
-            factors = [one for one in node.args[:2] if isinstance(one, fx.Node) and _is_quantizer(one, root)]
-            reason = (
-                "" if len(factors) == 2 else "a factor is no activation" if name != "einsum" else "no int8 kind of it"
-            )
-            nodes = tuple(str(one.target) for one in factors) if len(factors) == 2 else ()
-            yield Multiplication(name, _of_matmul(node, pictures), nodes, reason)
+            whole = len(nodes) == 2
+            reason = "" if whole else _Float(kind).reason
+            yield Multiplication(kind, _of_matmul(node, pictures), nodes if whole else (), reason)
 
 
 def _word(module: nn.Module) -> str:
-    return type(module).__name__.removeprefix("Quant").lower()
+    return type(module).__name__.removeprefix("Quant").removeprefix("Borrowed").lower()
 
 
 def _is_quantizer(node: fx.Node, root: nn.Module) -> bool:

@@ -113,6 +113,22 @@ class Registers(nn.Module):
         return self.head(torch.cat([self.registers.expand(x.shape[0], -1, -1), tokens], 1).mean(1))
 
 
+class Summed(nn.Module):
+    """Products in the words of einsum and baddbmm, with dimensions in every order."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.embed, self.head = nn.Conv2d(3, 6, 1), nn.Linear(3, 6), nn.Linear(8, 5)
+
+    def forward(self, x):
+        maps, queries = self.conv(x), self.embed(x.flatten(2).transpose(1, 2))
+        masks = torch.einsum("bqc,bchw->bqhw", queries, maps)
+        scores = torch.einsum("bhwq, bhqw -> bq", masks.permute(0, 2, 3, 1), masks.permute(0, 2, 1, 3))
+        outer = torch.einsum("bchw,bdwh->bhdc", maps, maps)  # h and w in one factor and the other
+        added = torch.baddbmm(queries.mean(2)[:, None, :8], maps.mean(2).transpose(1, 2), maps.mean(3))
+        return self.head(added.mean(1) + scores.mean(1, True) + outer.mean((2, 3)))
+
+
 def nodes_of(model):
     return {name for name in named_nodes(model) if not name.endswith(("_weight_quantizer", "_aftergemm_quantizer"))}
 
@@ -125,6 +141,7 @@ MODULES = {
     "causal": lambda: Causal(1),
     "grouped": lambda: Causal(2),
     "registers": Registers,
+    "summed": Summed,
 }
 
 

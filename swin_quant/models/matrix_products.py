@@ -1,0 +1,92 @@
+"""Write `einsum` and `baddbmm` as a matrix product and what stands around it, so that their factors get nodes."""
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, fx
+
+from swin_quant.models.capture import packet
+
+_ATEN = torch.ops.aten
+
+
+def spell_out(graph: fx.Graph) -> None:
+    """Rewrite every product of two tensors that has no repeated letter; any other stays as it is."""
+    for node in list(graph.nodes):
+        made = _REWRITES[packet(node)](graph, node) if packet(node) in _REWRITES else None
+        if made is not None:
+            made.meta = dict(node.meta)
+            node.replace_all_uses_with(made)
+            graph.erase_node(node)
+
+
+def _baddbmm(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
+    """added + left @ right."""
+    if node.kwargs.get("beta", 1) != 1 or node.kwargs.get("alpha", 1) != 1 or len(node.args) > 3:
+        return None
+    added, left, right = node.args
+    with graph.inserting_before(node):
+        product = _call(graph, node, _ATEN.bmm.default, left, right)
+        return _call(graph, node, _ATEN.add.Tensor, product, added)
+
+
+def _einsum(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
+    """left [batch, rows, summed] @ right [batch, summed, columns], each group of letters flattened."""
+    equation, factors = str(node.args[0]).replace(" ", ""), cast(Sequence[fx.Node], node.args[1])
+    given, _, wanted = equation.partition("->")
+    words = given.split(",")
+    if len(factors) != 2 or "." in equation or not wanted or any(len({*word}) < len(word) for word in words):
+        return None
+    left, right = words
+    batch = [one for one in left if one in right and one in wanted]
+    summed = [one for one in left if one in right and one not in wanted]
+    rows, columns = ([one for one in word if one not in batch + summed] for word in words)
+    if not summed or {*batch, *rows, *columns} != {*wanted}:  # a letter of one factor is summed alone
+        return None
+    with graph.inserting_before(node):
+        sizes = {
+            letter: _size(graph, node, factor, dim)
+            for factor, word in zip(factors, words, strict=True)
+            for dim, letter in enumerate(word)
+            if letter in wanted
+        }
+        first = _matrix(graph, node, factors[0], left, batch, rows, summed)
+        second = _matrix(graph, node, factors[1], right, batch, summed, columns)
+        product = _call(graph, node, _ATEN.matmul.default, first, second)
+        order = [*batch, *rows, *columns]
+        whole = _call(graph, node, _ATEN.reshape.default, product, [sizes[letter] for letter in order])
+        return _call(graph, node, _ATEN.permute.default, whole, [order.index(letter) for letter in wanted])
+
+
+def _matrix(graph: fx.Graph, at: fx.Node, factor: fx.Node, word: str, *groups: list[str]) -> fx.Node:
+    """A factor as [*batch, rows, columns]: its dimensions in the order of the groups, the last two groups flattened."""
+    batch, *last = groups
+    order = [word.index(letter) for group in groups for letter in group]
+    found = _call(graph, at, _ATEN.permute.default, factor, order)
+    for place, group in enumerate(last):
+        start = len(batch) + place
+        if not group:
+            found = _call(graph, at, _ATEN.unsqueeze.default, found, start)
+        elif len(group) > 1:
+            found = _call(graph, at, _ATEN.flatten.using_ints, found, start, start + len(group) - 1)
+    return found
+
+
+def _size(graph: fx.Graph, at: fx.Node, factor: fx.Node, dim: int) -> Any:
+    extent = factor.meta["val"].shape[dim]
+    return extent if isinstance(extent, int) else _call(graph, at, _ATEN.sym_size.int, factor, dim)
+
+
+def _call(graph: fx.Graph, at: fx.Node, function: Any, *args: Any) -> fx.Node:
+    """A new operation in the place of `at`, with its value without data."""
+    made = graph.call_function(function, args)
+    values = fx.map_arg(args, lambda one: one.meta["val"])
+    value = function(*values)
+    depends = isinstance(value, Tensor) and any(one.meta["depends"] for one in made.all_input_nodes)
+    made.meta = {key: value for key, value in at.meta.items() if key == "nn_module_stack"}
+    made.meta |= {"val": value, "depends": depends}
+    return made
+
+
+_REWRITES = {"baddbmm": _baddbmm, "einsum": _einsum}
