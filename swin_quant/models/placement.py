@@ -38,6 +38,8 @@ ONE_SIDED = frozenset(
 MERGED = frozenset(
     "identity dropout relu relu6 hardtanh maxpool2d flatten reshape view permute transpose clone".split()
 )
+# Operations that make masks of attention, whose values may be infinite.
+MASKS = frozenset({"maskedfill", "where"})
 # Operations that read the size of a tensor, not its values.
 SIZES = frozenset("getattr symsize symnumel symstride".split())
 
@@ -140,6 +142,8 @@ def _requested_roles(node: fx.Node, root: nn.Module) -> tuple[str, dict[str, Rol
         return "", {}
     if word in MATMULS:
         return "matmul", {side: matmul_role(one, root) for side, one in zip(SIDES, inputs, strict=True)}
+    if any(word_of(source_of(one, root), root) in MASKS for one in inputs):
+        return "", {}
     fused = _is_fused(inputs, root)
     roles = [input_role(one, root) if fused else Role.RESIDUAL for one in inputs]
     return "add", dict(zip(SIDES, roles, strict=True))

@@ -125,7 +125,8 @@ class Summed(nn.Module):
         masks = torch.einsum("bqc,bchw->bqhw", queries, maps)
         scores = torch.einsum("bhwq, bhqw -> bq", masks.permute(0, 2, 3, 1), masks.permute(0, 2, 1, 3))
         outer = torch.einsum("bchw,bdwh->bhdc", maps, maps)  # h and w in one factor and the other
-        added = torch.baddbmm(queries.mean(2)[:, None, :8], maps.mean(2).transpose(1, 2), maps.mean(3))
+        mask = torch.zeros_like(queries[:, :8, :1]).masked_fill(queries[:, :8, :1] > 0, -torch.inf)
+        added = torch.baddbmm(mask, maps.mean(2).transpose(1, 2), maps.mean(3)).softmax(1)
         return self.head(added.mean(1) + scores.mean(1, True) + outer.mean((2, 3)))
 
 
