@@ -40,8 +40,6 @@ QUICK = {
     "finetune": ["--epochs", "1", "--batch", "32"],
     "ft front-door --train": ["--num-epochs", "1", "--batch-size", "32"],
 }
-# The same of a search in Python: few kinds of layers are left to export and time.
-QUICK_SEARCH = 'rounds=1, seconds=0.01, policy=sq.policy("cpu").off("*.attn.*", "*.fc1.*")'
 # What is not run here, and why; test_flags parses these, too.
 NOT_RUN = {
     "tensorrt build-engine": "needs TensorRT; test_build_engine has a stand-in",
@@ -241,7 +239,5 @@ def test_the_python_of_the_readme(reader, monkeypatch, capsys):
     pytest.importorskip("openvino")
     monkeypatch.chdir(reader)
     for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL):
-        block = block.replace("layers.3", "layers.1")  # the micro model has two stages
-        block = block.replace("max_drop=0.1)", f"max_drop=0.1, {QUICK_SEARCH})")
         exec(compile(block, "README.md", "exec"), {"images": torch.zeros(2, 3, 32, 32)})
     assert "Δ acc@1" in capsys.readouterr().out and (reader / "out" / "mine.pth").is_file()

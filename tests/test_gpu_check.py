@@ -237,6 +237,7 @@ def test_without_xdist_it_says_so_and_goes_on(tmp_path, noting):
     assert "pytest" in (tmp_path / "notes").read_text() and "\37-n\37" not in (tmp_path / "notes").read_text()
 
 
+@pytest.mark.slow
 def test_a_step_that_takes_too_long_says_how_far_it_came(tmp_path, noting):
     file = tmp_path / "bin" / "python"
     hangs = (

@@ -32,6 +32,7 @@ def test_the_result_is_that_of_the_formulas(load, small_net, artifact_of, images
     assert np.abs(engine(images).numpy() - net(images)).max() < 1e-3
 
 
+@pytest.mark.slow
 def test_a_signal_after_the_last_engine_has_gone_is_heard(load, small_net, artifact_of, images):
     """On CPUs with AMX the library has signals come on a stack of its own, and used to take that with it."""
     engine = load(artifact_of(small_net()))

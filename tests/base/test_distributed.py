@@ -107,10 +107,12 @@ def test_what_ranks_send_each_other_runs_nothing(ranks, monkeypatch):
     assert ranks(work) == [(names, 15.0, (3, (1, 2), None), None)] * 2
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_slow_at_the_end_is_waited_for(ranks):
     assert ranks(lambda world: time.sleep(2 * world.rank)) == [None, None]
 
 
+@pytest.mark.slow
 def test_the_first_reason_reaches_every_rank(ranks):
     def work(world):
         if world.rank == 1:
@@ -120,6 +122,7 @@ def test_the_first_reason_reaches_every_rank(ranks):
     assert ranks(work) == ["stopped, since rank 1 failed: no picture left", "no picture left"]
 
 
+@pytest.mark.slow
 def test_a_reason_that_comes_late_is_waited_for(ranks, monkeypatch):
     """A store that takes many ticks to answer the rank that waits, as on a busy machine."""
     check = torch.distributed.PrefixStore.check
@@ -139,6 +142,7 @@ def test_a_reason_that_comes_late_is_waited_for(ranks, monkeypatch):
     assert ranks(work) == ["stopped, since rank 1 failed: no picture left", "no picture left"]
 
 
+@pytest.mark.slow
 def test_a_rank_that_fails_before_it_heard_of_anybody_still_says_why(ranks, monkeypatch):
     """Between its first question to the store, which it asks when it has nothing to say yet, and the answer."""
     check = torch.distributed.PrefixStore.check
@@ -160,6 +164,7 @@ def test_a_rank_that_fails_before_it_heard_of_anybody_still_says_why(ranks, monk
     assert ranks(work) == ["stopped, since rank 1 failed: no picture left", "no picture left"]
 
 
+@pytest.mark.slow
 def test_a_rank_that_waits_for_the_others_ends_when_it_is_told_to(monkeypatch, tmp_path):
     """The main thread waits in the library that connects ranks, where no handler of a signal runs."""
     monkeypatch.setattr(watchdog, "_TICK_SECONDS", 0.1)

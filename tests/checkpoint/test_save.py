@@ -71,6 +71,7 @@ def test_ranges_of_rows_that_do_not_follow_from_the_weight_are_saved_as_they_are
     assert torch.equal(calibrated_state(made)[f"{name}._amax"], ranges)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("amax", [None, torch.tensor(0.0), torch.tensor(float("nan")), torch.tensor(float("inf"))])
 def test_a_model_with_a_node_that_has_no_range_is_not_saved(tmp_path, amax):
     made = model("swin")

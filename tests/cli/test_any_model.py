@@ -80,6 +80,7 @@ def test_it_is_trained_with_its_norms(resnet, run, pictures, tmp_path):
     assert not torch.equal(state["bn1.running_mean"], start["bn1.running_mean"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ema", [0, 0.9])
 def test_ranks_validate_the_model_that_is_saved(resnet, forked, pictures, tmp_path, ema):
     """With statistics of norms of both, each of which has seen its own pictures."""

@@ -159,6 +159,7 @@ def test_without_a_run_card_the_user_s_word_counts(run, runs, pictures, write_co
     assert "--replace-head" not in line
 
 
+@pytest.mark.slow
 def test_qat_of_qat_and_its_calibration_keep_the_original(run, runs, pictures, card_of, tmp_path):
     start = ["--checkpoint", qat(runs), "--recipe", runs / "recipe.yaml", "--output", runs / "again"]
     assert run("finetune", *flags_of(runs, pictures), *start).code == 0

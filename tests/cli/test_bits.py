@@ -44,6 +44,7 @@ def test_other_bits_are_refused_and_the_statistics_find_them(run, scoring_flags,
     assert "for 4 bits" in run("evaluate", *scoring_flags, "--checkpoint", file, "--policy", "ft-mode1").error(2)
 
 
+@pytest.mark.slow
 def test_export_and_training_refuse_them_unless_that_finds_new_ones(run, scoring_flags, of_8_bits, tmp_path, recipe):
     four = tmp_path / "four.yaml"
     four.write_text("name: four\nrules:\n- {enable: ['role:gemm_input', 'role:gemm_weight'], bits: 4}\n")

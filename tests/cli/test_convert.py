@@ -63,6 +63,7 @@ def test_a_weight_beyond_float16_is_named(run, micro, tmp_path):
     assert not (tmp_path / "x.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_corrected_weights_are_no_float_baseline_of_themselves(run, micro, pictures, tmp_path):
     """Their original is the float file that was calibrated, as for the calibrated file itself."""
     (tmp_path / "mine.yaml").write_text("passes: [gptq]\n")

@@ -21,7 +21,8 @@ from shown import ROOT
 POLICIES = [None, None, "ft-mode1", "ft-mode2"]
 SECTION = re.search(r"## A running service\n(.*?)\n## ", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)[1]
 LINES = [line for block in re.findall(r"```bash\n(.*?)```", SECTION, re.DOTALL) for line in block.splitlines()]
-# In place of the environment that `make` would fill from the network: this one, and a demo that trains for one epoch.
+# In place of the environment that `make` would fill from the network: this one, and a demo that trains for one epoch a
+# model of four blocks.
 OURS = """#!/bin/sh
 [ "$1" = demo ] && set -- "$@" --epochs 1
 exec {python} -m swin_quant "$@"
@@ -41,6 +42,8 @@ def clone(tmp_path_factory):
     command.write_text(OURS.format(python=sys.executable))
     command.chmod(0o755)
     (folder / ".venv" / ".installed").touch()
+    config = folder / "configs" / "demo" / "swin_digits.yaml"
+    config.write_text(config.read_text().replace("DEPTHS: [2, 2, 2, 2]", "DEPTHS: [1, 1, 1, 1]"))
     return folder
 
 

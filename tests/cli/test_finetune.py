@@ -299,6 +299,7 @@ def test_qat_that_is_cut_off_goes_on_to_the_same_bits(run, qat_flags, tmp_path, 
     assert same(*(weights(tmp_path / name / f"{NAME}_qat.pth") for name in ("whole", "cut")))
 
 
+@pytest.mark.slow
 def test_two_ranks_train_as_one_with_twice_the_accumulation(run, forked, float_run, tmp_path):
     assert run(*float_run, "--accumulation-steps", 2, "--output", tmp_path / "one").code == 0
     ends = forked(2, *float_run, "--output", tmp_path / "two")
@@ -389,6 +390,7 @@ def test_a_sharded_rank_without_a_picture_does_not_hang_the_other(forked, qat_fl
     assert card["results"][0]["pictures"] == 1 and card["training"]["epochs"][0]["clipped_share"] > 0
 
 
+@pytest.mark.slow
 def test_a_folder_with_another_run_is_refused_and_left_alone(run, float_run, tmp_path, snapshot):
     words = [*float_run, "--output", tmp_path / "out"]
     assert run(*words).code == 0
@@ -525,6 +527,7 @@ def test_a_recipe_with_a_fault_names_file_and_key(run, qat_flags, tmp_path):
         assert "bad.yaml: " in line and says in line
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_no_number_keeps_the_last_good_snapshot(run, fork, float_run, tmp_path):
     words = [*float_run, "--output", tmp_path / "out", "--set", "save_minutes=1e-9"]
 

@@ -84,6 +84,7 @@ def test_bug_5_the_output_path_may_be_unset_or_deep(run, ft_flags, float_flags, 
     assert (tmp_path / "three/levels/deep/swin_micro_calib.pth").exists()
 
 
+@pytest.mark.slow
 def test_bug_6_flags_of_quantization_are_no_decoration(run, ft_flags, card_of, tmp_path):
     """Parsed and overwritten there; here each is in the policy that was scored (test_evaluate.py has the effect)."""
     flags = [

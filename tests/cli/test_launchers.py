@@ -44,6 +44,7 @@ def test_every_launcher_starts_main_py_and_gives_the_same_bits(micro, pictures, 
     assert {result["pictures"] for result in cards[1]["results"]} == {7}
 
 
+@pytest.mark.slow
 def test_calibrate_py_is_the_command(micro, tmp_path):
     words = [sys.executable, "calibrate.py", "--cfg", micro / "swin.yaml", "--checkpoint", tmp_path / "no.pth"]
     done = subprocess.run([*map(str, words), "--data-path", "."], cwd=ROOT, capture_output=True, text=True, timeout=600)

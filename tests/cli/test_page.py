@@ -79,6 +79,7 @@ def test_pictures_that_the_quantized_model_sees_otherwise(run, own, pictures, tm
     assert text.count("data:image/jpeg") == otherwise
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_is_gone_and_two_runs_that_differ(run, own, tmp_path):
     card = json.loads(own.with_suffix(".json").read_text())
     card["calibration"]["seed"] = 77
@@ -131,6 +132,7 @@ def test_curves_of_two_runs_stand_in_one_chart(run, own, tmp_path):
     assert all("2026-01-0" in name for name in lines)
 
 
+@pytest.mark.slow
 def test_what_a_search_tried_is_drawn_once_for_each_engine(run, own, tmp_path):
     """The card of an artifact repeats that of its checkpoint."""
     card = RunCard.read(own.with_suffix(".json"))

@@ -196,6 +196,7 @@ def test_calibrator_auto_knows_which_percentile_it_tried(run, write_config, pict
     assert run("quantize", *told, 99.9, "--dry-run").out.count("# done") == 1
 
 
+@pytest.mark.slow
 def test_the_floats_beside_int8_are_those_asked_for_at_every_step(run, words, made, monkeypatch):
     """What was verified in float32 was not in bfloat16; the calibration, and a file for OpenVINO, are the same."""
     openvino = pytest.importorskip("swin_quant.backends.openvino.engine")

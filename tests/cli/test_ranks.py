@@ -26,6 +26,7 @@ def same_results(one, two):
         assert a["loss"] == pytest.approx(b["loss"], rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [["--calibrator", "percentile", "--exact-histogram"], ["--calibrator", "max"]])
 def test_two_ranks_give_the_ranges_and_figures_of_one(run, forked, float_flags, card_of, tmp_path, how):
     """3 batches and 7 pictures of val: the ranks' shares are unequal in both passes."""
@@ -41,6 +42,7 @@ def test_two_ranks_give_the_ranges_and_figures_of_one(run, forked, float_flags, 
     assert ends[1].out == "" and ends[1].err == ""  # rank 0 speaks for all
 
 
+@pytest.mark.slow
 def test_unreadable_pictures_are_replaced_by_the_same_ones_on_any_number_of_ranks(
     run, forked, float_flags, card_of, own_pictures, tmp_path
 ):
@@ -56,6 +58,7 @@ def test_unreadable_pictures_are_replaced_by_the_same_ones_on_any_number_of_rank
     assert two["results"][0]["pictures"] == 6 and two["results"][0]["unreadable"] == 1
 
 
+@pytest.mark.slow
 def test_a_rank_without_any_picture(run, forked, float_flags, card_of, own_pictures, tmp_path):
     for file in sorted((own_pictures / "val").rglob("*.png"))[1:]:
         file.unlink()
@@ -124,6 +127,7 @@ def test_ranks_agree_on_whether_pictures_are_of_several_sizes(run, forked, float
     assert [done.code for done in refused] == [2, 2] and "needs pictures of one size" in refused[0].err
 
 
+@pytest.mark.slow
 def test_a_picture_that_cannot_be_read_is_of_no_size(run, float_flags, wide, card_of, tmp_path):
     flags = [*float_flags, "--data-path", wide((48, 32), (48, 32), None, (48, 32)), "--output-kind", "features",
              "--policy", "qdq", "--no-eval", "--opts", "TEST.SHAPE", "whole"]  # fmt: skip
@@ -161,6 +165,7 @@ def refuse():
     raise SwinQuantError("the moon is full")
 
 
+@pytest.mark.slow
 def test_the_reason_of_one_rank_ends_all(forked, float_flags, snapshot, tmp_path):
     flags = [*float_flags, "--output", tmp_path / "out", "--quiet"]
     other, failed = forked(2, "calibrate", *flags, before=dies(1, refuse))
@@ -169,6 +174,7 @@ def test_the_reason_of_one_rank_ends_all(forked, float_flags, snapshot, tmp_path
     assert snapshot(tmp_path / "out") == {}
 
 
+@pytest.mark.slow
 def test_a_bug_of_one_rank_ends_all(forked, float_flags, tmp_path):
     flags = [*float_flags, "--output", tmp_path / "out", "--quiet"]
     failed, other = forked(2, "calibrate", *flags, before=dies(0, lambda: 1 / 0))
@@ -177,6 +183,7 @@ def test_a_bug_of_one_rank_ends_all(forked, float_flags, tmp_path):
     assert "rank 0 failed: division by zero" in other.err and other.err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_killed_ends_the_other(forked, float_flags, snapshot, tmp_path):
     """The other waits in a collective, where the broken connection shows at once."""
     flags = [*float_flags, "--output", tmp_path / "out", "--quiet"]
@@ -220,6 +227,7 @@ def test_rank_0_that_is_killed_ends_the_other_with_one_line(float_flags, tmp_pat
     assert errors[1].count("\n") == 1 and "rank 0 is gone" in errors[1]
 
 
+@pytest.mark.slow
 def test_a_rank_that_never_starts_is_not_waited_for(forked, float_flags, tmp_path, monkeypatch):
     monkeypatch.setattr(watchdog, "_JOIN_TICKS", 4)
     flags = [*float_flags, "--output", tmp_path / "out"]
@@ -227,6 +235,7 @@ def test_a_rank_that_never_starts_is_not_waited_for(forked, float_flags, tmp_pat
     assert gone.code == 7 and "within 4 s: rank 1 never came" in alone.error(1)
 
 
+@pytest.mark.slow
 def test_a_rank_that_falls_silent_ends_the_other_while_it_computes(forked, float_flags, tmp_path, monkeypatch):
     """Nobody waits in a collective: only the heartbeat tells. Its patience is shortened here."""
     monkeypatch.setattr(watchdog, "_SILENCE_TICKS", 6)
@@ -287,6 +296,7 @@ def test_a_port_that_is_taken(run, float_flags, monkeypatch):
     assert f"cannot meet the other ranks at 127.0.0.1:{place['MASTER_PORT']}" in line and "in use" in line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["demo", "convert"])
 def test_what_runs_in_one_process_says_so(forked, float_flags, tmp_path, command):
     words = [*float_flags[:4], "--to", tmp_path / "out" / "my.pth"] if command == "convert" else []

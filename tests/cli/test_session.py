@@ -51,6 +51,7 @@ sys.exit(str([codes, [name for name in slow if name in sys.modules]]))
     assert done.stderr == f"{[[0] * (len(COMMANDS) + 2), []]}\n"
 
 
+@pytest.mark.slow
 def test_quiet_prints_results_and_warnings_only(run, float_flags, tmp_path):
     flags = [*float_flags, "--policy", "ft-mode1", "--output", tmp_path]
     loud, quiet = run("calibrate", *flags), run("calibrate", *flags, "--quiet")

@@ -99,6 +99,7 @@ def test_a_disk_that_is_full(train, nothing_lost, undisturbed, cases, tmp_path):
         nothing_lost("disk full", kept)
 
 
+@pytest.mark.slow
 def test_killed_again_and_again_at_random_moments(fork, train, nothing_lost, undisturbed, cases, tmp_path):
     for share in chances(cases, 3, seed=4):
         child = fork(train(tmp_path / "out", "--continue"))
@@ -109,6 +110,7 @@ def test_killed_again_and_again_at_random_moments(fork, train, nothing_lost, und
     nothing_lost("kill -9 of one process, again and again", tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_two_writers(fork, train, nothing_lost, cases, tmp_path):
     for number in range(max(1, cases // 10)):
         out = tmp_path / f"out{number}"

@@ -227,6 +227,7 @@ def test_random_faults_under_every_launcher(start, commands, undisturbed, tried,
         attack(group, start, commands, undisturbed, tried, patience=whole)
 
 
+@pytest.mark.slow
 def test_work_that_lets_no_other_thread_run_is_no_silence(forked, commands, tmp_path):
     """Half of the patience without the interpreter's lock: libraries hold it, and no rank must end for that."""
 

@@ -62,6 +62,7 @@ def micro(request):
     return request.param, disturbed(build_model(config(request.param, **MICRO[request.param])))
 
 
+@pytest.mark.slow
 def test_it_computes_what_timm_does_and_keeps_its_names(micro, images, tmp_path):
     name, model = micro
     extra = {"img_size": 32} if name.startswith(("vit", "deit")) else {}

@@ -145,6 +145,7 @@ def test_several_methods_on_one_observation_are_those_of_separate_calibrations(t
         assert together == ranges(model), method
 
 
+@pytest.mark.slow
 @KINDS
 def test_methods_differ_and_none_is_above_max(kind, tiny_model):
     model = tiny_model(kind, **stages(kind, SMALL))
@@ -160,6 +161,7 @@ def test_methods_differ_and_none_is_above_max(kind, tiny_model):
         assert sum(found[method][name] < found["max"][name] for name in activations) > len(activations) / 2
 
 
+@pytest.mark.slow
 @KINDS
 def test_every_node_gets_a_0_dim_float32_range_and_weights_their_maximum(kind, tiny_model):
     model = tiny_model(kind, **stages(kind, SMALL))
@@ -351,6 +353,7 @@ def test_a_later_batch_may_be_the_bad_one(tiny_model):
         calibrate(model, [good, 3e38 * good.sign()])
 
 
+@pytest.mark.slow
 def test_dead_nodes_are_listed_and_get_a_positive_range(tiny_config):
     """A fresh V2 adds nothing in its branches: exactly their operands are zero."""
     model = build_model(tiny_config("swinv2", **stages("swinv2", SMALL)))

@@ -91,6 +91,7 @@ def test_nothing_to_compare(subject, tiny_model):
     assert check_ranges(model, calibration, Method(), batches) is None
 
 
+@pytest.mark.slow
 def test_no_method_is_named_that_is_refused_for_float8(subject):
     """Entropy knows no grid but of equal steps: what was advised could not be followed."""
     model, calibration, batches = subject()

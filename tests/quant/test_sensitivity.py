@@ -145,6 +145,7 @@ def test_the_profile_is_the_error_of_each_block(measured):
     apply_policy(model, policy)
 
 
+@pytest.mark.slow
 def test_the_order_of_batches_is_no_matter_to_the_bit(measured):
     model, policy, batches, found = measured("swin")
     apply_policy(model, policy)

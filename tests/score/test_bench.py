@@ -128,6 +128,7 @@ def test_what_an_engine_says_of_this_cpu_is_among_the_notes(candidate):
     assert report.cautions == ["careful: this CPU is old"] and report.cautions[0] in notes(report)
 
 
+@pytest.mark.slow
 def test_an_exit_without_signal_is_told_by_its_code():
     (timing,) = interleave([BenchCandidate("quitter", partial(os._exit, 3))], [1], 1, 0.001, SHAPE)
     assert timing.failure == "quitter: its process ended with exit code 3" and timing.p50_ms is None

@@ -163,6 +163,7 @@ def test_a_large_picture_is_decoded_apart_bit_by_bit_as_here(monkeypatch, kind):
         assert code == 400 and answer["error"] == "the body: not a picture that can be read"
 
 
+@pytest.mark.slow
 def test_decoding_apart_ends_when_its_client_goes_or_time_is_up(monkeypatch):
     monkeypatch.setattr(picture, "_LIGHT", 0)
     began, stopped = threading.Event(), threading.Event()
@@ -189,6 +190,7 @@ def test_decoding_apart_ends_when_its_client_goes_or_time_is_up(monkeypatch):
         assert 'status="499"} 1.0' in metrics(address)
 
 
+@pytest.mark.slow
 def test_what_waits_for_a_decoder_is_bounded_and_the_cheapest_goes_first(monkeypatch):
     """Two decoders are held; of the large bodies that come two may wait, and a small one takes the place of one."""
     opens, order = threading.Event(), []
@@ -234,6 +236,7 @@ def test_work_of_clients_that_have_gone_is_dropped():
         assert engine.pictures <= 2 and held(address) == 0
 
 
+@pytest.mark.slow
 def test_who_sends_no_more_and_waits_is_answered():
     engine = Engine()
     with running(engine) as address:
@@ -294,6 +297,7 @@ def test_a_body_has_no_more_frames_of_chunks_than_it_has_bytes(monkeypatch):
     assert 'route="predict",status="400"} 1.0' in text and "held_bytes 0.0" in text
 
 
+@pytest.mark.slow
 def test_a_large_body_pauses_while_others_are_in_work(monkeypatch):
     """Reading 31 MB at a stretch takes a core for a tenth of a second."""
     monkeypatch.setattr(visit, "_PAUSE_S", 0.05)
@@ -319,6 +323,7 @@ def test_a_head_that_is_too_long_is_refused():
         assert 'route="head",status="400"} 1.0' in metrics(address)
 
 
+@pytest.mark.slow
 def test_one_deadline_from_the_first_byte_to_the_answer():
     """Half of it goes to the head, half to the body: nothing is left for an engine that takes longer than the rest."""
     engine = Engine()
@@ -333,6 +338,7 @@ def test_one_deadline_from_the_first_byte_to_the_answer():
         engine.opens.set()
 
 
+@pytest.mark.slow
 def test_a_body_that_comes_too_late_is_told_so_while_it_still_comes():
     with running(timeout_s=0.5) as address, socket.create_connection(address, timeout=20) as slow:
         slow.sendall(head(5000))
@@ -408,6 +414,7 @@ def test_a_long_list_is_read_and_written_as_pythons_own_would(tmp_path):
     assert json.loads(numbers.written(values.ravel())) == values.ravel().tolist()
 
 
+@pytest.mark.slow
 def test_health_is_answered_while_long_lists_are_read():
     values = TENSOR.replace(b"[1,3,16,16]", b"[1000,3,16,16]") % (b"0.25, " * 767_999 + b"0.25")
     with running(max_queue=1000) as address:

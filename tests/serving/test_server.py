@@ -102,6 +102,7 @@ def test_a_body_that_nobody_wants_does_not_keep_a_connection(connect):
     assert came.startswith(b"HTTP/1.1 200") and seconds < 10 * SECONDS
 
 
+@pytest.mark.slow
 def test_who_takes_no_answer_is_cut_off(connect):
     """It gets what lies in the buffers, and then the end, in place of all of it."""
     with connect() as deaf:

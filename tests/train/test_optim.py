@@ -23,6 +23,7 @@ from swin_quant.train.optim import (
 from swin_quant.train.recipe import Optimizer, Ranges, Schedule
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
 def test_weight_decay_is_for_matrices_alone(tiny_model, kind):
     model = tiny_model(kind, APE=True)

@@ -137,6 +137,7 @@ def test_calibrators_and_their_flags(calibrate):
     assert states["mse"] != states["entropy"]
 
 
+@pytest.mark.slow
 def test_ranges_that_clip_the_signal_away_are_warned_of_with_the_calibrator_that_does_better(
     run, float_flags, tmp_path
 ):
@@ -176,6 +177,7 @@ def test_the_sample_is_seeded_and_batches_only_cut_it(calibrate):
     assert other != base and set(reseeded["files"]) != set(record["files"]) and reseeded["seed"] == 1
 
 
+@pytest.mark.slow
 def test_augmented_crops_are_other_pictures_but_repeatable(calibrate):
     plain, _ = calibrate("--no-eval")
     one, card = calibrate("--augment", "--no-eval", out="a")
@@ -222,6 +224,7 @@ def test_a_zip_gives_the_ranges_of_its_folder(calibrate, pictures, tmp_path):
             assert (one["acc1"], one["loss"], one["sqnr_db"]) == (two["acc1"], two["loss"], two["sqnr_db"])
 
 
+@pytest.mark.slow
 def test_digits_need_no_folder(run, card_of, tmp_path):
     flags = ["--data-path", "digits", "--random-weights", "--pictures", 8, "--batch", 4, "--no-eval"]
     done = run("calibrate", "--cfg", "swin_digits", *flags, "--output", tmp_path)
@@ -380,6 +383,7 @@ def ranges(path):
     return {key: value.tolist() for key, value in torch.load(path, weights_only=True).items() if is_range(key)}
 
 
+@pytest.mark.slow
 def test_a_file_is_the_one_that_the_command_writes(model, train, micro, pictures, tmp_path, run):
     sq.calibrate(model, train, "ft-mode1").save(tmp_path / "face.pth")
     flags = [
@@ -443,6 +447,7 @@ def test_a_pass_that_changed_nothing_leaves_the_float_model_its_own_baseline(mod
     assert not model.card.has_own_weights
 
 
+@pytest.mark.slow
 def test_tensors_in_batches_of_any_size_give_the_ranges_and_the_check_of_pictures(micro, pictures, tensors, tmp_path):
     def calibrated(data, name):
         model = sq.calibrate(sq.load(micro / "swin.pth", config=micro / "swin.yaml"), data, "qdq")

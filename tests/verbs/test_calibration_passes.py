@@ -70,6 +70,7 @@ def test_one_taken_back_leaves_what_was_seen_behind_the_other(steps, tiny_model,
     assert found.largest == anew.largest and found.largest != first.largest
 
 
+@pytest.mark.slow
 def test_calibrator_auto_chooses_in_front_of_a_pass_that_gives_ranges(tiny_model, use_policy):
     """Behind it, its own choice would be all that is left."""
     given = {}
@@ -107,6 +108,7 @@ def test_what_equalize_does_not_cure_stands_out_still(least, cured, tiny_model, 
     assert not any(place.startswith("layers.") for place in places())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [None, AUTO])
 def test_a_network_in_training_mode_is_improved_as_out_of_it_and_stays_in_it(name, tiny_model, use_policy):
     images, method = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(1)), Method(name)

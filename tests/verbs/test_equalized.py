@@ -51,6 +51,7 @@ def test_one_that_nothing_was_moved_in_is(micro, tmp_path):
     assert len(maps) > 1
 
 
+@pytest.mark.slow
 def test_a_backbone_keeps_its_maps(micro, tmp_path):
     model = sq.load(micro / "swinv2.pth", config=micro / "swinv2.yaml", output_kind="features")
     plant(model.module, "stream", 100)
@@ -118,6 +119,7 @@ def evened(uneven):
     return make
 
 
+@pytest.mark.slow
 def test_the_file_brings_the_factors(evened, tmp_path):
     model = evened("qdq")
     again = sq.load(model.save(tmp_path / "evened.pth"))
@@ -125,6 +127,7 @@ def test_the_file_brings_the_factors(evened, tmp_path):
     assert torch.equal(again(IMAGES), model(IMAGES))
 
 
+@pytest.mark.slow
 def test_factors_of_another_width_are_refused_and_nothing_is_loaded(evened, uneven, tmp_path):
     file = evened("qdq").save(tmp_path / "evened.pth")
     state = torch.load(file, weights_only=True)
@@ -155,6 +158,7 @@ def test_fastertransformer_has_no_such_multiplication(evened, uneven, tmp_path):
     assert sq.export(model, "fastertransformer", tmp_path / "ft").file.is_file()
 
 
+@pytest.mark.slow
 def test_convert_gives_others_the_names_that_they_know(evened, tmp_path, run):
     model = evened("qdq")
     model.save(tmp_path / "evened.pth")

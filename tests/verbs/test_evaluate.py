@@ -336,6 +336,7 @@ def model_config(model, folder):
     return path
 
 
+@pytest.mark.slow
 def test_labelled_tensors_score_as_their_pictures_do(model, train, val, tensors):
     sq.calibrate(model, train, "qdq")
     one, other = sq.evaluate(model, val, half="none"), sq.evaluate(model, tensors("val"), half="none")
@@ -346,6 +347,7 @@ def test_labelled_tensors_score_as_their_pictures_do(model, train, val, tensors)
     assert fewer.quantized.dataset["sha256"] != first["sha256"]  # so that nobody compares the two
 
 
+@pytest.mark.slow
 def test_ranges_of_other_bits_are_refused_as_commands_refuse_them(model, train, val):
     sq.calibrate(model, train, sq.policy("qdq").bits("role:activation", 4))
     for ask in (lambda: sq.evaluate(model, val, ["qdq"]), lambda: sq.sensitivity(model, train, "qdq")):

@@ -19,6 +19,7 @@ from swin_quant.base.files import sha256_of
 from swin_quant.cards.card import RunCard
 from swin_quant.exported import labels_in
 from swin_quant.quant.policies import load_policy
+from swin_quant.quant.policy import Rule
 from swin_quant.verbs.export_target import policy_for
 
 
@@ -89,11 +90,16 @@ def test_a_policy_of_the_user_s_wins(run, calibrated, tmp_path):
     assert len(quantized) == 4 and all("fc1" in name for name in quantized)  # 4 blocks
 
 
+WEIGHTS = "role:gemm_weight"
 CHANGES = {
-    "off": (["--off", "*.attn.*", "*mlp.fc2*"], lambda policy: policy.off("*.attn.*", "*mlp.fc2*")),
-    "bits": (["--wprec", 6], lambda policy: policy.bits("role:gemm_weight", 6)),
-    "granularity": (["--quant-per-tensor"], lambda policy: policy.granularity("role:gemm_weight", "per-tensor")),
-    "range": (["--narrow-range"], lambda policy: policy.narrow_range("role:gemm_weight")),
+    "off and range": (
+        ["--off", "*.attn.*", "*mlp.fc2*", "--narrow-range"],
+        lambda policy: policy.narrow_range(WEIGHTS).off("*.attn.*", "*mlp.fc2*"),
+    ),
+    "bits and granularity": (
+        ["--wprec", 6, "--quant-per-tensor"],
+        lambda policy: policy.and_then(Rule(nodes=(WEIGHTS,), bits=6, granularity="per-tensor")),
+    ),
 }
 
 
@@ -110,12 +116,11 @@ def test_a_policy_is_changed_in_place_as_python_changes_it(run, calibrated, tmp_
     weights = [weight for weight in weights if weight.ndim == 2]
     scales = [node.name for node in graph.node if node.op_type == "QuantizeLinear"]
     assert weights and scales
-    if change == "off":
+    if change == "off and range":
         assert not any(".attn." in name or "fc2" in name for name in scales)
-    if change == "bits":
-        assert max(abs(weight.astype(int)).max() for weight in weights) <= 32
-    if change == "range":
         assert min(weight.min() for weight in weights) == -127
+    else:
+        assert max(abs(weight.astype(int)).max() for weight in weights) <= 32
 
 
 def test_changes_need_a_policy_and_go_with_no_float(run, calibrated, tmp_path):

@@ -69,6 +69,7 @@ def test_of_a_data_set_a_task_takes_the_split_that_its_command_takes(model, pict
     assert result.dataset["split"] == "val"
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_fits_several_configurations_asks_for_config_as_it_is_called_here(tmp_path):
     cfg = load_config(find_config("swinv2_tiny_patch4_window8_256"))
     state = {key: value for key, value in build_model(cfg).state_dict().items() if not key.endswith(("_amax", "index"))}

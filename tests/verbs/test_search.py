@@ -133,6 +133,7 @@ def test_what_is_found_keeps_the_budget_and_is_the_fastest_on_the_engine(find, r
     assert again[1:] == (result, text) and "results of an earlier search" in again[0].err
 
 
+@pytest.mark.slow
 def test_python_finds_what_the_command_finds_and_it_goes_where_the_model_goes(
     clock, find, small, model, some, base, pictures, tmp_path
 ):

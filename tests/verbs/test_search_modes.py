@@ -41,6 +41,7 @@ def offset(write_config, randomise, run, pictures, tmp_path):
     return make
 
 
+@pytest.mark.slow
 def test_without_latency_the_mode_that_keeps_the_budget_is_found(offset, run, tmp_path):
     words, limit = offset("swin"), 0.0
     for mode in (1, 2):
@@ -70,6 +71,7 @@ def test_pictures_that_cannot_be_read_are_limited_and_others_are_taken(offset, p
     assert "Measured on 8 pictures" in (tmp_path / "swin_micro_auto_fastertransformer.yaml").read_text()
 
 
+@pytest.mark.slow
 def test_a_mode_that_the_kernels_do_not_have_is_no_candidate(offset, run, tmp_path):
     """V2 has no mode 2."""
     done = run(*offset("swinv2"), "--min-sqnr", 60)

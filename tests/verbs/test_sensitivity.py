@@ -52,6 +52,7 @@ def test_nodes_are_judged_by_other_pictures_than_calibrated(run, words, own):
     assert card.sensitivity["pictures_sha256"] != digest(card.calibration["files"][:6])
 
 
+@pytest.mark.slow
 def test_only_the_kinds_that_are_asked_for(run, words):
     out = run(*words, "--kind", "stage", "role", "--policy", "qdq").out
     assert "role:gemm_weight" in out and "layers.0.blocks" not in out
@@ -59,6 +60,7 @@ def test_only_the_kinds_that_are_asked_for(run, words):
     assert {row["kind"] for row in rows} == {"stage"}
 
 
+@pytest.mark.slow
 def test_the_error_through_the_depth_as_table_csv_and_in_python(run, words, own):
     rows = list(csv.DictReader(io.StringIO(run(*words, "--kind", "profile", "--format", "csv").out)))
     record = RunCard.read(own.with_suffix(".json")).sensitivity
@@ -70,6 +72,7 @@ def test_the_error_through_the_depth_as_table_csv_and_in_python(run, words, own)
     assert "ask for it alone" in run(*words, "--kind", "profile", "node", "--format", "csv").error(2)
 
 
+@pytest.mark.slow
 def test_python_measures_what_the_command_measures(run, words, own, model, train, pictures):
     with pytest.raises(sq.UsageError, match="no policy"):
         sq.sensitivity(model, train)

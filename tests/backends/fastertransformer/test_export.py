@@ -155,6 +155,7 @@ def test_the_check_finds_rounding_and_no_more(exported, model, kind, sm):
     assert "tensors, largest difference" in summary(differences)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fix", [False, True])
 def test_what_is_said_of_a_bias_that_the_kernel_misreads(calibrated, card, tmp_path, caplog, fix):
     model = calibrated("swin", MLP_RATIO=68.0)
@@ -212,6 +213,7 @@ def test_an_export_that_stops_in_the_middle_leaves_nothing(calibrated, card, tmp
     assert names(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_an_export_whose_card_is_missing_is_refused(calibrated, card, tmp_path, monkeypatch):
     export(calibrated(), card(), tmp_path)
     monkeypatch.setattr(module, "finish_artifact", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))

@@ -32,6 +32,7 @@ def test_the_file_computes_fake_quants_logits(kind, policy, exported, run, fake_
     np.testing.assert_allclose(logits, fake_quant(kind, images, policy)[0], rtol=0, atol=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, pytest.param({"target": "tensorrt"}, marks=pytest.mark.slow)])
 def test_opset_19_is_enough(options, exported, run, assert_quantized_alike, images):
     """The first with float8, and with scales of float16."""

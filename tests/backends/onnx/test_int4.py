@@ -112,6 +112,7 @@ def test_what_cannot_be(options, says):
     assert says.replace("‹", "").replace("›", "") in str(error.value)
 
 
+@pytest.mark.slow
 def test_a_policy_without_such_weights(calibrated, tmp_path):
     model, card = calibrated("swin", "qdq")
     with pytest.raises(UsageError, match="policy qdq has no weights of 4 bits"):

@@ -16,7 +16,7 @@ from swin_quant.score.difference import difference_of_outputs
 
 PREPROCESS = Preprocess(32, False, "bicubic", (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
 SIZES = [(32, 32), (41, 60), (9, 77), (4, 4)]
-SHAPE = {"IMG_SIZE": 32, "WINDOW_SIZE": 4, "DEPTHS": [2, 2], "NUM_HEADS": [1, 2], "OUTPUT_KIND": "features"}
+SHAPE = {"IMG_SIZE": 32, "WINDOW_SIZE": 4, "DEPTHS": [2, 1], "NUM_HEADS": [1, 2], "OUTPUT_KIND": "features"}
 KINDS = [("swin", "cpu", "timm"), ("swinv2", "qdq", "detection")]
 
 

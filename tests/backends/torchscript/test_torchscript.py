@@ -116,6 +116,7 @@ def test_float8_is_refused_by_node(written):
         written("swin", "tensorrt-fp8")
 
 
+@pytest.mark.slow
 def test_a_broken_file_is_one_line(written):
     artifact, _ = written(precision="float")
     artifact.file.write_bytes(artifact.file.read_bytes()[:1000])

@@ -2,6 +2,7 @@
 
 import itertools
 
+import pytest
 import torch
 from torch import nn
 
@@ -32,6 +33,7 @@ def test_the_weights_of_a_linear_network_are_those_of_the_closed_form():
     assert torch.allclose(found, wanted / wanted.mean(), rtol=0.05)
 
 
+@pytest.mark.slow
 def test_draws_of_a_picture_have_the_whole_matrix_of_the_closed_form():
     torch.manual_seed(2)
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 5))

@@ -70,6 +70,7 @@ def test_weights_lie_on_the_grid_and_stay_there_in_a_file(
     assert torch.equal(logits(again, images), logits(model, images))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
 def test_logits_come_nearer_to_float_on_other_pictures(kind, tiny_model, images):
     model, other = tiny_model(kind, **SMALL[kind]), torch.randn(16, 3, 32, 32)
@@ -81,6 +82,7 @@ def test_logits_come_nearer_to_float_on_other_pictures(kind, tiny_model, images)
     assert agreement_and_sqnr(logits(model, other), expected)[1] > rough + 1
 
 
+@pytest.mark.slow
 def test_the_original_and_the_ranges_of_activations_stay(tiny_model, images):
     model = tiny_model("swin", **SMALL["swin"])
     context = ready(model, images)
@@ -91,6 +93,7 @@ def test_the_original_and_the_ranges_of_activations_stay(tiny_model, images):
     assert changed and all(name.endswith(("weight", "bias", "_weight_quantizer._amax")) for name in changed)
 
 
+@pytest.mark.slow
 def test_twice_the_same(tiny_model, images):
     states = []
     for _ in range(2):

@@ -134,6 +134,7 @@ def test_weights_end_on_their_grids_and_ranges_keep_their_kind(policy, make_cont
         assert not node.setting.enabled or node.grid == zero_points[name]
 
 
+@pytest.mark.slow
 def test_a_seed_gives_the_same_bits_and_another_one_others(make_context):
     states = []
     for seed in (0, 0, 1):

@@ -73,6 +73,7 @@ def test_logits_come_nearer_to_float_on_other_pictures(kind, tiny_model, images)
     assert agreement_and_sqnr(logits(model, other), expected)[1] > rough + 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 3, 8, 24])
 def test_of_few_pictures_some_are_left_to_judge_by(count, tiny_model, images):
     """They are fewer than four batches: with none left, weights would stay those of float without a word."""

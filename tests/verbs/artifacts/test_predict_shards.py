@@ -41,6 +41,7 @@ def test_rows_are_the_answers_of_predict_in_the_order_of_the_pictures(run, hand_
     assert first["probability"] == pytest.approx(expected[rows[0]["picture"]][0]["probability"], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_two_ranks_write_what_one_does(run, forked, hand_made, many, tmp_path):
     words = ["predict", hand_made, many, "--shard", 2, "--threads", 1, "--device", "cpu"]
     assert run(*words, "--output", tmp_path / "one").code == 0

@@ -109,6 +109,7 @@ def test_without_pictures_or_without_a_checkpoint(run, verify, exports, hand_mad
     assert "its run card names no checkpoint" in verify(hand_made).error(1)
 
 
+@pytest.mark.slow
 def test_too_many_unreadable_pictures(run, exports, own_pictures):
     next((own_pictures / "val").rglob("*.png")).write_bytes(b"broken")
     words = ("verify", exports.ft, "--data-path", own_pictures)
