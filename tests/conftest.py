@@ -65,17 +65,19 @@ VAL = 7  # uneven over two ranks, and over three classes
 
 @pytest.fixture(autouse=True, scope="session")
 def exported_once(tmp_path_factory):
-    """Models that are equal go through torch's exporter once a session: it takes seconds."""
-    if importlib.util.find_spec("onnx") is None:
+    """Equal models go through torch's exporter once a session, which takes seconds; its table is made once."""
+    if importlib.util.find_spec("onnxscript") is None:
         yield
         return
-    from exports import kept
+    from exports import copied, kept
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
 
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "exports"
     folder.mkdir(exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(onnx_export, "to_onnx", kept(onnx_export.to_onnx, folder))
+        patch.setattr(ONNXRegistry, "from_torchlib", copied(ONNXRegistry.from_torchlib))
         yield
 
 

@@ -1,5 +1,7 @@
 """Graphs that torch's exporter made, kept for a session of tests: many export one model alike, seconds each."""
 
+import copy
+import functools
 import hashlib
 import io
 import os
@@ -51,3 +53,15 @@ def kept(to_onnx, folder):
         return onnx.load_model_from_string(file.read_bytes())
 
     return export
+
+
+def copied(from_torchlib):
+    """`from_torchlib`, which makes torch's table of translations for each export: a copy of the first one."""
+    once = functools.cache(from_torchlib)
+
+    def table(**how):
+        made = copy.copy(once(**how))
+        made.functions = {name: list(translations) for name, translations in made.functions.items()}
+        return made
+
+    return staticmethod(table)
