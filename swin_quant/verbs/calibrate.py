@@ -38,6 +38,7 @@ EXAMPLES = """examples:
   torchrun --nproc_per_node 4 calibrate.py my.pth --data-path data --split val --no-eval
   swin-quant calibrate --statistics out/my_calib.stats.npz --policy qdq --aprec 4 --output out4 --no-eval
                                                          (in what an earlier one counted: no pictures are read)"""
+KEPT = 16  # of the inputs, by a wrapped module
 
 
 @dataclass(frozen=True)
@@ -201,6 +202,7 @@ def calibrate_model(
         class_names=names,
     )
     model.calibration, model.file = result.calibration, None
+    model.examples = result.images[0][1][:KEPT].cpu() if model.card.wrapped and result.images else None
     return model
 
 

@@ -178,13 +178,15 @@ def export(
     *,
     precision: str = "int8",
     saturation_safe: bool = False,
+    compared: bool = True,
     **options: Any,
 ) -> Exported:
     """Export `model`, as it is in memory, for a backend ("openvino", "tensorrt", "cuda", ...) into `folder`.
 
     `policy` None: the model's, if that backend takes it, else its best, which a warning names. `options` are those
     of `swin-quant export`: opset, float_type, batch, sm, labels, ... A model that is in no file yet is saved in the
-    folder first: an artifact is verified against its checkpoint.
+    folder first: an artifact is verified against its checkpoint. That of a wrapped module is `compared` with fake-quant
+    on its engine, and is removed with a SwinQuantError where an output is more than 3 dB below.
     """
     from copy import deepcopy
 
@@ -207,7 +209,12 @@ def export(
     check_bits(model.module, model.card, [used], model.name)
     module = deepcopy(model.module).cpu().eval()  # the caller's keeps its policy and its place
     apply_policy(module, used)
-    return Exported(write_artifact(module, model.card, file, target, folder, used, precision, told, saturation_safe))
+    made = write_artifact(module, model.card, file, target, folder, used, precision, told, saturation_safe)
+    if model.card.wrapped and compared:
+        from swin_quant.verbs.export_compared import compared as beside_fake_quant
+
+        made = beside_fake_quant(made, model, module, target)
+    return Exported(made)
 
 
 def export_checkpoint(

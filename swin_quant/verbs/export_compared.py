@@ -1,0 +1,179 @@
+"""The artifact of a wrapped module beside fake-quant: it counts as done if its engine loses no more than fake-quant."""
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from swin_quant.backends import engine_loader
+from swin_quant.backends.artifact import Artifact
+from swin_quant.backends.backend import Backend
+from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.base.progress import log
+from swin_quant.cards.paths import card_path
+from swin_quant.cards.records import VerificationRecord
+from swin_quant.cards.update import update
+from swin_quant.data.preprocess import Preprocess
+from swin_quant.exported import names_of_engines
+from swin_quant.model import Model
+from swin_quant.models.classifier import Classifier
+from swin_quant.quant.distance import decibels, noise
+from swin_quant.quant.policy import policy_from_dict
+from swin_quant.quant.quantizer import named_nodes
+from swin_quant.quant.watch import watching
+from swin_quant.score.difference import difference_of_outputs
+from swin_quant.score.engine import HALF_TYPES, Engine
+from swin_quant.score.options import EngineOptions
+from swin_quant.score.torch_engines import torch_engines
+
+MARGIN_DB = 3.0
+EXACT_DB, HALF_DB = 60.0, 40.0  # what rounding alone leaves, of float32 and of half types: no engine has to have more
+INPUTS, VALUES = 16, 1 << 22  # at most: a few seconds of a large network
+
+
+@dataclass(frozen=True)
+class Likeness:
+    """An output on an engine and in fake-quant: SQNR in dB against float, and how far apart chance lets them be."""
+
+    output: str
+    sqnr_db: float
+    fake_quant_db: float
+    margin_db: float
+
+    @property
+    def spare_db(self) -> float:
+        """How far above its limit the engine is; negative or NaN: it fails."""
+        return self.sqnr_db - (self.fake_quant_db - self.margin_db)
+
+
+def compared(artifact: Artifact, model: Model, module: Classifier, target: Backend) -> Artifact:
+    """`artifact`, made of `module`, with what was found in its card; a line says it.
+
+    SwinQuantError, and the files are removed, where the engine cannot run it, or an output is more than `MARGIN_DB` and
+    what chance explains below fake-quant. A line says where there is no engine to compare on.
+    """
+    try:
+        name = _engine_of(artifact, target)
+        engine = engine_loader(name)(artifact, EngineOptions())
+    except UsageError as error:
+        log.info("%s: not compared with fake-quant: %s", artifact.file, error)
+        return artifact
+    except SwinQuantError:
+        _remove(artifact)
+        raise
+    images, what = inputs_of(model, module, artifact)
+    quantized = artifact.card.policy and policy_from_dict(artifact.card.policy, artifact.card.name)
+    references = list(torch_engines(module, torch.device("cpu"), None, [quantized] if quantized else []).values())
+    try:
+        with torch.inference_mode():
+            found = _parts(engine, images)
+            exact, expected = (_parts(reference, images) for reference in (references[0], references[-1]))
+    except SwinQuantError:
+        _remove(artifact)
+        raise
+    is_half = artifact.record["options"].get("float_type") in HALF_TYPES
+    outputs = module.output_names or (module.output_kind,)
+    most = HALF_DB if is_half else EXACT_DB
+    worst = min(likenesses(outputs, found, expected, exact, most), key=lambda one: _order(one.spare_db))
+    beside = "fake-quant" if references[-1].policy else "float32"
+    said = f"{name} {worst.sqnr_db:.1f} dB, {beside} {worst.fake_quant_db:.1f} dB SQNR ({worst.output}) on {what}"
+    passed = worst.spare_db >= 0
+    if not passed and not engine.details.get("caution"):
+        _remove(artifact)
+        raise SwinQuantError(
+            f"{artifact.file}: computes something else than fake-quant, and is not kept: {said}: export it for another "
+            "engine or under another ‹policy›; ‹compared› False keeps it"
+        )
+    log.info("compared: %s", said)
+    record: VerificationRecord = {
+        "engine": engine.name,
+        "precision": engine.precision,
+        "policy": engine.policy,
+        "reference": references[-1].name,
+        "pictures": len(images),
+        "pictures_sha256": hashlib.sha256(images.numpy().tobytes()).hexdigest(),
+        "tolerance": None,
+        "passed": passed,
+        **difference_of_outputs([found], [expected]),  # type: ignore[typeddict-item]
+    }
+    card = update(card_path(artifact.file), artifact.card, lambda card: card.with_verification(record))
+    return replace(artifact, card=card)
+
+
+def likenesses(
+    names: Sequence[str], found: Sequence[Tensor], expected: Sequence[Tensor], exact: Sequence[Tensor], most_db: float
+) -> list[Likeness]:
+    """A likeness for each output: `found` on the engine, `expected` of fake-quant, `exact` in float.
+
+    A mean of N squares is known to a share of sqrt(2 / N): two of these are chance.
+    """
+    rows = []
+    for name, one, other, right in zip(names, found, expected, exact, strict=True):
+        own, theirs = (decibels(*noise(part.double(), right.double())) for part in (one, other))
+        chance = 10 * math.log10(1 + 2 * math.sqrt(2 / max(right.numel(), 1)))
+        rows.append(Likeness(name, own, min(theirs, most_db), MARGIN_DB + chance))
+    return rows
+
+
+def inputs_of(model: Model, module: Classifier, artifact: Artifact) -> tuple[Tensor, str]:
+    """Inputs to compare on, and what they are: some that calibrated the model, else noise in the range of its input."""
+    count = max(1, min(INPUTS, VALUES // math.prod(module.input_shape)))
+    if model.examples is not None:
+        images = model.examples[:count]
+        what = f"{len(images)} inputs that calibrated it"
+    else:
+        shape, seeded = (count, *module.input_shape), torch.Generator().manual_seed(0)
+        amax = input_amax(module)
+        images = torch.randn(shape, generator=seeded) if amax is None else torch.rand(shape, generator=seeded)
+        images = images if amax is None else (2 * images - 1) * amax
+        what = f"{count} inputs of seeded noise" + ("" if amax is None else f" up to {amax:.3g}, as calibrated")
+    if artifact.record["options"].get("uint8_input"):
+        preprocess = Preprocess.from_dict(artifact.card.preprocess)
+        images = preprocess.normalised(preprocess.pixels(images))
+    return images, what
+
+
+def input_amax(module: Classifier) -> float | None:
+    """The range that calibration found for the input itself; None where no node sees it."""
+    given = torch.zeros(1, *module.input_shape)
+    found: list[float] = []
+
+    def see(name: str, node: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        if inputs[0] is given and node.amax is not None:
+            found.append(float(node.amax.max()))
+
+    with torch.inference_mode(), watching(named_nodes(module), see):
+        module(given)
+    return max(found, default=None)
+
+
+def _engine_of(artifact: Artifact, target: Backend) -> str:
+    """The engine to compare on: the target's own, or one of those installed where the target is none."""
+    if target.load is not None and not target.runs_its_export:
+        raise UsageError(f"{target.name} builds its engine from this file")
+    return names_of_engines(artifact, [target.name] if target.load is not None else None)[0]
+
+
+def _parts(engine: Engine, images: Tensor) -> list[Tensor]:
+    """All outputs of an engine for all inputs."""
+    batches = [engine(part) for part in images.split(engine.max_batch or len(images))]
+    listed = [[found] if isinstance(found, Tensor) else list(found) for found in batches]
+    return [torch.cat(parts) for parts in zip(*listed, strict=True)]
+
+
+def _order(spare: float) -> float:
+    return -math.inf if math.isnan(spare) else spare
+
+
+def _remove(artifact: Artifact) -> None:
+    """Take the artifact back, its card first: without one it was never finished."""
+    for file in (card_path(artifact.file), artifact.file, *_others(artifact)):
+        file.unlink(missing_ok=True)
+
+
+def _others(artifact: Artifact) -> list[Any]:
+    return [artifact.file.with_name(other["file"]) for other in artifact.record["others"]]
