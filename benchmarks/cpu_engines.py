@@ -1,7 +1,7 @@
 """Swin, or any model of timm, on CPU engines, in one interleaved run: our files beside NNCF's and ONNX Runtime's own.
 
     python benchmarks/cpu_engines.py [--model swin_tiny_patch4_window7_224 | timm:resnet50] [--work DIR] [--batch 1 8]
-        [--rounds 5] [--int4] [--without-amx] [--passes fast] [--extension LIBRARY]
+        [--rounds 5] [--int4] [--without-amx] [--passes fast]
         [--output docs/results/cpu_engines.md]
 
 Weights are seeded random ones, one-dimensional parameters disturbed so that nothing folds away; calibration and
@@ -12,7 +12,7 @@ the working folder already is not made again.
 --int4: weights of 4 bits instead, stored as int8 and as INT4, beside float and our int8 files. --without-amx: as on a
 CPU that has AVX-512 with VNNI and bfloat16, but no AMX: tests/standin/older_cpu.c hides it from every library.
 --passes: of our files, behind their calibration, as NNCF's default has some: they cost calibration, and no latency.
---extension: also with attention as the compiled operator (plugins/openvino/build.sh).
+Files with attention as the compiled operator stand beside plain ones where it runs (docs/custom_operators.md).
 """
 
 import argparse
@@ -31,6 +31,7 @@ import swin_quant as sq
 from swin_quant.backends.artifact import Artifact, open_artifact
 from swin_quant.backends.engine_loading import artifact_engine, torch_engine
 from swin_quant.backends.onnx.export import OnnxOptions, export
+from swin_quant.backends.openvino.operators import run_here
 from swin_quant.backends.registry import engine_named
 from swin_quant.base.cpu import usable_cores
 from swin_quant.base.files import atomic_write_bytes, sha256_of
@@ -60,7 +61,7 @@ MODEL, BATCHES, ROUNDS, SECONDS = "swin_tiny_patch4_window7_224", [1, 8], 5, 1.0
 INT4_ROWS = [(engine, policy, small) for engine in ("openvino", "onnxruntime") for policy in ("w4a16", "w4a8")
              for small in (False, True)]  # fmt: skip
 STANDIN = Path(__file__).resolve().parents[1] / "tests" / "standin" / "older_cpu.c"
-PLUGGED = (("qdq", "bfloat16"), ("cuda", "bfloat16"), ("cuda", None))  # cuda: the softmax is not rounded
+COMPILED = (("cpu-operators", "bfloat16"), ("cpu-operators", None), ("cuda", "bfloat16"), ("qdq", "bfloat16"))
 AMX = ("amx_int8", "amx_bf16")
 
 
@@ -76,7 +77,6 @@ def main() -> None:
     parser.add_argument("--int4", action="store_true", help="weights of 4 bits, beside float and int8 of ours")
     parser.add_argument("--without-amx", action="store_true", help="as a CPU without AMX runs it")
     parser.add_argument("--passes", help="behind our calibration: best, fast, or a YAML file")
-    parser.add_argument("--extension", type=Path, help="libswin_quant_plugins.so")
     parser.add_argument("--note", default="", help="a sentence for the page: what ran beside")
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
@@ -94,8 +94,8 @@ def main() -> None:
                       on("onnxruntime", plain, "onnxruntime float32"), *int4(better, card, folder)]  # fmt: skip
     else:
         candidates = [reference, *theirs(model, plain, args.work), *ours(better, card, folder, not args.without_amx)]
-        if args.extension:
-            candidates += plugged(better, card, folder, args.extension)
+        if run_here():
+            candidates += compiled(better, card, folder)
     plan = BenchPlan(tuple(args.batch), args.rounds, args.seconds, args.threads)
     report = measure(args.model, candidates, plan, noise(16, model.input_shape))
     if args.without_amx:
@@ -147,20 +147,19 @@ def ours(model: Classifier, card: RunCard, folder: Path, amx: bool) -> list[Benc
         ("onnxruntime", "qdq", None),
         ("onnxruntime", "onnxruntime", None),
     ):
-        artifact = under(policy, model, card, folder, OnnxOptions(target=target))
+        artifact = under(policy, model, card, folder, OnnxOptions(target=target, plain=True))
         name = f"{target} int8 {policy}, ours" + (f" +{float_type}" if float_type else "")
         candidates.append(on(target, artifact, name, float_type))
     return candidates
 
 
-def plugged(model: Classifier, card: RunCard, folder: Path, library: Path) -> list[BenchCandidate]:
-    """Our int8 files with attention as one operator, which the library computes."""
-    options = OnnxOptions(target="openvino", plugin=("attention=swin_quant::Attention",))
+def compiled(model: Classifier, card: RunCard, folder: Path) -> list[BenchCandidate]:
+    """Our int8 files with attention as one operator, which is compiled here."""
     candidates = []
-    for policy, float_type in PLUGGED:
-        artifact = under(policy, model, card, folder / "plugged", options)
-        name = f"openvino int8 {policy}, ours{f' +{float_type}' if float_type else ''}, attention plugged in"
-        candidates.append(on("openvino", artifact, name, float_type, (str(library.resolve()),)))
+    for policy, float_type in COMPILED:
+        artifact = under(policy, model, card, folder / "compiled", OnnxOptions(target="openvino"))
+        name = f"openvino int8 {policy}, ours{f' +{float_type}' if float_type else ''}, compiled attention"
+        candidates.append(on("openvino", artifact, name, float_type))
     return candidates
 
 
@@ -187,7 +186,6 @@ def heading(args: argparse.Namespace) -> str:
     flags = [f"{flag} {_words(value)}" for flag, (value, default) in given.items() if value != default]
     flags += [flag for flag, given in (("--int4", args.int4), ("--without-amx", args.without_amx)) if given]
     flags += [f"--passes {args.passes}"] if args.passes else []
-    flags += ["--extension LIBRARY"] if args.extension else []
     hidden = " AMX is hidden from every library (tests/standin/older_cpu.c)." if args.without_amx else ""
     return (
         f"# {args.model} on CPU engines{', without AMX' if args.without_amx else ''}"
@@ -239,11 +237,9 @@ def exported(model: Classifier, card: RunCard, folder: Path, options: OnnxOption
     return open_artifact(file) if file.with_suffix(".json").exists() else export(model, card, folder, options)
 
 
-def on(
-    engine: str, artifact: Artifact, name: str, float_type: str | None = None, extensions: tuple[str, ...] = ()
-) -> BenchCandidate:
+def on(engine: str, artifact: Artifact, name: str, float_type: str | None = None) -> BenchCandidate:
     """An artifact on an engine; the plain float32 graph on the same engine is what it is compared with."""
-    options = EngineOptions(usable_cores(), float_type, extensions=extensions)
+    options = EngineOptions(usable_cores(), float_type)
     load = partial(artifact_engine, str(artifact.file), engine_named(engine), options)
     return BenchCandidate(name, load, artifact.file, f"{engine} float32")
 

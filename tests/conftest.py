@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # as the command line does before torch is there
+os.environ["SWIN_QUANT_OPERATORS"] = "0"  # files are the same whatever compiler and CPU the machine has
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ from PIL import Image
 
 from swin_quant.backends import registry as backends
 from swin_quant.backends.onnx import export as onnx_export
+from swin_quant.backends.openvino import operators
 from swin_quant.base.reproducible import reproducible
 from swin_quant.base.shipped import configs_dir
 from swin_quant.cli import main
@@ -123,6 +125,33 @@ def messages_can_be_heard():
 def no_terminal(monkeypatch):
     """Output is as wide as where there is no terminal, whoever runs the tests: xdist tells its workers a width."""
     monkeypatch.delenv("COLUMNS", raising=False)
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory) -> Path:
+    """The operators of OpenVINO, compiled once a session."""
+    pytest.importorskip("openvino")
+    if not shutil.which("g++") or operators.cpu_kind() is None:
+        pytest.skip("needs g++ and AVX-512 VNNI")
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "cache"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        patch.delenv(operators.SWITCH)
+        found = operators._library.__wrapped__()
+    assert isinstance(found, Path), found
+    return found
+
+
+@pytest.fixture
+def with_operators(library, monkeypatch):
+    """Files for OpenVINO have compiled operators, as on a user's machine."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(library.parents[2]))
+    monkeypatch.delenv(operators.SWITCH)
+    operators._library.cache_clear()
+    operators._tell.cache_clear()
+    yield library
+    operators._library.cache_clear()
 
 
 @pytest.fixture(scope="session")

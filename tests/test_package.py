@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import swin_quant
-from swin_quant.base.shipped import configs_dir
+from swin_quant.base.shipped import configs_dir, plugins_dir
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -82,14 +82,15 @@ def test_make_installs_the_pinned_torch_first():
     assert f"TORCH := {pinned[0]}" in (ROOT / "Makefile").read_text()
 
 
-def test_wheel_holds_the_configurations_where_they_are_looked_for(tmp_path, monkeypatch):
+def test_wheel_holds_configurations_and_sources_where_they_are_looked_for(tmp_path, monkeypatch):
     mapping = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
-    assert mapping == {"configs": "swin_quant/configs"}
-    assert configs_dir() == ROOT / "configs"
-    installed = tmp_path / mapping["configs"]
-    installed.mkdir(parents=True)
+    assert mapping == {"configs": "swin_quant/configs", "plugins": "swin_quant/plugins"}
+    assert configs_dir() == ROOT / "configs" and plugins_dir("openvino") == ROOT / "plugins" / "openvino"
+    for place in mapping.values():
+        (tmp_path / place).mkdir(parents=True)
     monkeypatch.setattr("swin_quant.base.shipped.__file__", str(tmp_path / "swin_quant" / "base" / "shipped.py"))
-    assert configs_dir() == installed
+    inside = tmp_path / "swin_quant"
+    assert configs_dir() == inside / "configs" and plugins_dir("torch") == inside / "plugins" / "torch"
 
 
 def test_command_is_declared():

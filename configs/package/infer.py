@@ -1,6 +1,7 @@
 """Run this package's model on pictures, with ONNX Runtime or OpenVINO; numpy and Pillow are all else that it needs."""
 
 import argparse
+import ctypes
 import importlib.util
 import json
 import sys
@@ -40,10 +41,25 @@ def openvino(threads):
     settings = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32"}
     settings |= {"DYNAMIC_QUANTIZATION_GROUP_SIZE": 0}  # else what meets int8 weights alone is rounded to int8, too
     settings |= {"INFERENCE_NUM_THREADS": threads} if threads else {}
-    model = openvino.Core().read_model(MODEL)
+    core = openvino.Core()
+    model = with_operators(core, Path(openvino.__file__).parent) if "operators" in ABOUT else core.read_model(MODEL)
     model.reshape([ABOUT["batch"] or 1, *ABOUT["input"]["shape"]])
-    compiled = openvino.compile_model(model, "CPU", settings)
+    compiled = core.compile_model(model, "CPU", settings)
     return lambda batch: compiled([batch])[OUTPUT].copy()
+
+
+def with_operators(core, package):
+    """The model with compiled operators, which is faster; the plain one where their library does not load."""
+    folder = HERE / ABOUT["operators"]
+    try:
+        for needed in package.glob("libs/libopenvino_onnx_frontend.so*"):  # wherever it was when the library was built
+            ctypes.CDLL(str(needed))
+        core.add_extension(str(folder / "libswin_quant_plugins.so"))
+        return core.read_model(folder / "model.onnx")
+    except (OSError, RuntimeError) as error:
+        why, remedy = str(error).strip().splitlines()[-1], f"`sh {folder}/build.sh {folder}` builds its operators"
+        print(f"the plain model runs, slower: {why}: {remedy}", file=sys.stderr)
+        return core.read_model(MODEL)
 
 
 ENGINES = {"onnxruntime": onnxruntime, "openvino": openvino}

@@ -1,11 +1,10 @@
 #!/bin/sh
 # Builds libswin_quant_plugins.so into FOLDER (default: build/ beside this), against the OpenVINO that PYTHON imports
-# (default: that of .venv, else python3): with CMake, or by g++ alone where CMake is missing (or NO_CMAKE is set).
-#     [PYTHON=FILE] [DOMAIN=swin_quant] [NO_CMAKE=1] plugins/openvino/build.sh [FOLDER]
+# (default: that of .venv, else python3):
+#     [PYTHON=FILE] [CXX=g++] [DOMAIN=swin_quant] plugins/openvino/build.sh [FOLDER]
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 out=${1:-$here/build}
-domain=${DOMAIN:-swin_quant}
 venv=$here/../../.venv/bin/python
 [ -x "$venv" ] || venv=python3
 python=${PYTHON:-$venv}
@@ -14,14 +13,10 @@ root=$("$python" -c 'import os, openvino; print(os.path.dirname(openvino.__file_
     exit 1
 }
 mkdir -p "$out"
-if [ -z "${NO_CMAKE:-}" ] && command -v cmake > /dev/null; then
-    cmake -S "$here" -B "$out" -DCMAKE_BUILD_TYPE=Release -DOpenVINO_DIR="$root/cmake" -DDOMAIN="$domain"
-    cmake --build "$out"
-else
-    libraries=$(cd "$root/libs" && ls libopenvino.so.* libopenvino_onnx_frontend.so.* | sed 's/^/-l:/')
-    # The wheel has TBB, with its headers, for work on several threads.
-    tbb=$(cd "$root/libs" && ls libtbb.so.* 2> /dev/null | sed 's/^/-l:/')
-    # shellcheck disable=SC2086  # they are several words
-    "${CXX:-g++}" -std=c++17 -O2 -shared -fPIC ${tbb:+-DSWIN_QUANT_TBB} -DSWIN_QUANT_DOMAIN="\"$domain\"" -I"$root/include" \
-        "$here/extension.cpp" -L"$root/libs" $libraries $tbb -Wl,-rpath,"$root/libs" -o "$out/libswin_quant_plugins.so"
-fi
+libraries=$(cd "$root/libs" && ls libopenvino.so.* libopenvino_onnx_frontend.so.* | sed 's/^/-l:/')
+# The wheel has TBB, with its headers, for work on several threads.
+tbb=$(cd "$root/libs" && ls libtbb.so.* 2> /dev/null | sed 's/^/-l:/')
+# shellcheck disable=SC2086  # they are several words
+${CXX:-g++} -std=c++17 -O2 -shared -fPIC ${tbb:+-DSWIN_QUANT_TBB} -DSWIN_QUANT_DOMAIN="\"${DOMAIN:-swin_quant}\"" \
+    -I"$root/include" "$here/extension.cpp" -L"$root/libs" $libraries $tbb -Wl,-rpath,"$root/libs" \
+    -o "$out/libswin_quant_plugins.so"

@@ -27,6 +27,8 @@ class Exports:
     `policies`: built-in policies that fit, best first; with `only`, the target runs no other.
     `float_type`: the default type of layers that are not int8.
     `next_step`: commands to go on with; {file} is the artifact, {checkpoint} the calibrated file.
+    `with_operators`: the best of `policies` where operators are compiled, and the name of a function that says whether
+    they are, for the model of a configuration (a dict).
     `detail`: data for the exporter alone.
     """
 
@@ -40,7 +42,15 @@ class Exports:
     only: bool = False
     float_type: str = "float32"
     next_step: tuple[str, ...] = ()
+    with_operators: tuple[str, str] | None = None
     detail: Any = None
+
+    def policies_for(self, config: Mapping[str, Any]) -> tuple[str, ...]:
+        """`policies`, best first here, for the model of a configuration."""
+        if self.with_operators is None or not function(self.with_operators[1])(config):
+            return self.policies
+        best = self.with_operators[0]
+        return (best, *(name for name in self.policies if name != best))
 
 
 @dataclass(frozen=True)

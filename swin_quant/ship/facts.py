@@ -3,11 +3,13 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.onnx_reader.file import OnnxFile, read_model, verified
 from swin_quant.backends.onnxruntime import SKIP_QDQ
+from swin_quant.backends.openvino.operators import has_operators, libraries_of
 from swin_quant.backends.registry import backends, takers
 from swin_quant.backends.saturation import exact_session, may_saturate
 from swin_quant.base.errors import UsageError
@@ -19,6 +21,7 @@ from swin_quant.data.preprocess import FLOORED, SHORTER, Preprocess
 
 SCHEMA = "swin-quant/package/1"
 MODEL = "model.onnx"  # the name that Triton looks for; OpenVINO Model Server takes it
+OPERATORS = "operators"  # the folder of the file with compiled operators, their library and its sources
 VERSION = 1  # the model's, in a repository
 _TYPES = {"FLOAT": "float32", "FLOAT16": "float16", "UINT8": "uint8", "INT64": "int64"}  # ONNX's -> numpy's
 
@@ -37,7 +40,10 @@ class GraphEnd:
 
 @dataclass(frozen=True)
 class PackageFacts:
-    """The content of a package. `name` is fit for a folder and a URL; `batch`: None for any."""
+    """The content of a package. `name` is fit for a folder and a URL; `batch`: None for any.
+
+    `library`: the compiled operators of the file, if it has some and they are compiled here.
+    """
 
     name: str
     artifact: Artifact
@@ -46,6 +52,7 @@ class PackageFacts:
     input: GraphEnd
     outputs: tuple[GraphEnd, ...]
     labels: tuple[str, ...]
+    library: Path | None = None
 
     @property
     def batch(self) -> int | None:
@@ -109,6 +116,7 @@ class PackageFacts:
             "input": self.input.to_dict(),
             "outputs": [port.to_dict() for port in self.outputs],
             "labels": f"{self.folder}/labels.txt" if self.labels else None,
+            **({"operators": OPERATORS} if self.library else {}),
         }
 
 
@@ -126,7 +134,8 @@ def facts_of(artifact: Artifact, labels: Sequence[str] = ()) -> PackageFacts:
     if file.sizes is None or not preprocess.is_square:
         what = "resizes only the shorter side" if preprocess.shape == SHORTER else "takes pictures of any size"
         raise UsageError(f"{card_path(artifact.file)}: {what}: only classifiers and embeddings are packaged")
-    if file.functions and artifact.record["options"].get("target") == "openvino":
+    ours = has_operators(artifact) and not artifact.record["others"]
+    if file.functions and artifact.record["options"].get("target") == "openvino" and not ours:
         raise UsageError(
             f"{artifact.file}: has operators for a plugin, whose functions OpenVINO's own reader does not take: export "
             "it without ‹plugin›"
@@ -135,7 +144,8 @@ def facts_of(artifact: Artifact, labels: Sequence[str] = ()) -> PackageFacts:
     (picture,) = [_port(value) for value in graph.input if value.name == file.input]
     outputs = tuple(_port(value) for value in graph.output)
     named = tuple(labels) if file.outputs == (LOGITS,) else ()
-    return PackageFacts(fit_name(artifact.card.name), artifact, file, preprocess, picture, outputs, named)
+    library = next(map(Path, libraries_of(artifact)), None) if ours else None
+    return PackageFacts(fit_name(artifact.card.name), artifact, file, preprocess, picture, outputs, named, library)
 
 
 def _port(value: Any) -> GraphEnd:

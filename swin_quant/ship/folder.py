@@ -7,12 +7,14 @@ import secrets
 import shutil
 from pathlib import Path
 
+from swin_quant.backends.openvino.engine import without_functions
+from swin_quant.backends.openvino.operators import sources
 from swin_quant.base import __version__
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.files import ensure_writable_dir, finite, read_json, reason, sha256_of
 from swin_quant.base.shipped import configs_dir
 from swin_quant.cards.card import without_paths
-from swin_quant.ship.facts import SCHEMA, PackageFacts
+from swin_quant.ship.facts import MODEL, OPERATORS, SCHEMA, PackageFacts
 from swin_quant.ship.repository import Serving, kserve, openvino_model_server, triton
 from swin_quant.ship.texts import readme, requirements, settings
 
@@ -73,6 +75,10 @@ def _fill(folder: Path, facts: PackageFacts, serving: Serving) -> None:
     copied = {model: record["sha256"]} | {model.with_name(one["file"]): one["sha256"] for one in record["others"]}
     if changed := [copy.name for copy, sha256 in copied.items() if sha256_of(copy) != sha256]:
         raise SwinQuantError(f"{facts.artifact.file}: {changed[0]} was replaced while it was packaged: try again")
+    if facts.file.functions and not record["others"]:  # OpenVINO's own reader knows no functions
+        if facts.library:
+            _add_operators(folder / OPERATORS, model, facts.library)
+        model.write_bytes(without_functions(model))
     shutil.copytree(configs_dir() / "package", folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(*_NOT_COPIED))
     texts = {
         "preprocess.json": _json(facts.preprocessing()),
@@ -91,6 +97,16 @@ def _fill(folder: Path, facts: PackageFacts, serving: Serving) -> None:
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     hashes = {path.relative_to(folder).as_posix(): sha256_of(path) for path in files}
     (folder / MANIFEST).write_text(_json({**facts.manifest(), "files": hashes}))
+
+
+def _add_operators(folder: Path, model: Path, library: Path) -> None:
+    """A copy of the model with its operators, their library, and sources with the script that builds it anew."""
+    folder.mkdir()
+    shutil.copyfile(model, folder / MODEL)
+    shutil.copyfile(library, folder / "libswin_quant_plugins.so")
+    for file in sources().iterdir():
+        if file.suffix in (".hpp", ".cpp", ".sh"):
+            shutil.copyfile(file, folder / file.name)
 
 
 def _json(content: object) -> str:

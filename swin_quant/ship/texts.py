@@ -14,6 +14,11 @@ number of pictures.
 """
 _FIXED = "The file is for batches of {batch} alone, so that no server can merge requests: export it for any batch.\n"
 
+_OPERATORS = """\
+| `operators/` | the model for OpenVINO with attention as one compiled operator, which `infer.py` runs there; its \
+library, for the OpenVINO and the CPU that made this package; `sh operators/build.sh operators` builds it for those at \
+hand. The model in `models/`, which servers run, is plain |
+"""
 _SATURATES = """
 ## CPUs without VNNI
 
@@ -54,6 +59,7 @@ def readme(facts: PackageFacts, version: str) -> str:
         answers="classes with names" if facts.labels else "classes" if classifies else f"an {output}",
         labels=f"| `{facts.folder}/labels.txt` | names of the classes, one a line |\n" if facts.labels else "",
         input_name=facts.input.name,
+        operators=_OPERATORS if facts.library else "",
         saturation=_saturation(facts),
         batching=_BATCHING if facts.batch is None else _FIXED.format(batch=facts.batch),
     )

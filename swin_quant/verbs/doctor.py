@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from swin_quant.backends.registry import engines
 from swin_quant.base.cpu import usable_cores
-from swin_quant.base.errors import listed, one_line
+from swin_quant.base.errors import SwinQuantError, listed, one_line
 from swin_quant.base.extras import installing
 from swin_quant.cli.output import put
 from swin_quant.cli.shared import Json
@@ -83,7 +83,7 @@ def run(options: DoctorOptions, world: World) -> None:
 
 
 def doctor() -> MachineFacts:
-    """Look at this machine; nothing is changed, and nothing downloaded."""
+    """Look at this machine; nothing is downloaded, and nothing changed but the cache of compiled operators."""
     return MachineFacts([one for topic, ask in TOPICS.items() for one in _asked(topic, ask)])
 
 
@@ -205,6 +205,28 @@ def _cpu() -> Iterator[tuple[str, ...]]:
             yield f"{name}, int8", *_SATURATION[saturates(name)]
 
 
+def _operators() -> Iterator[tuple[str, ...]]:
+    """Whether files for OpenVINO have compiled operators here: the compiler, and the library, tested anew."""
+    from swin_quant.backends.openvino import operators
+    from swin_quant.operators.compiling import compiler, self_test
+
+    try:
+        yield "C++ compiler", compiler()
+    except SwinQuantError as error:
+        yield "C++ compiler", str(error), "missing", "it compiles attention for OpenVINO at first use: install g++"
+    if not engines()["openvino"].is_installed:
+        return
+    try:
+        library = operators.library()
+    except SwinQuantError as error:
+        yield "attention of OpenVINO", "plain nodes", "caution", str(error)
+        return
+    if failed := self_test(operators.sources(), library):
+        yield "attention of OpenVINO", "fails its self-test", "caution", f"{failed}: remove {library}"
+    else:
+        yield "attention of OpenVINO", f"compiled, passes its self-test: {library}"
+
+
 _SATURATION: Mapping[bool | None, tuple[str, ...]] = {
     False: ("products are exact",),
     None: (
@@ -296,6 +318,7 @@ TOPICS: Mapping[str, Callable[[], Iterator[tuple[str, ...]]]] = {
     "engines": _engines,
     "extras": _extras,
     "CPU": _cpu,
+    "operators": _operators,
     "GPU": _gpu,
     "cache folders": _folders,
 }

@@ -82,6 +82,7 @@ class OnnxFlags:
         tuple[str, ...],
         Rare("operators as nodes of a domain of your own (docs/custom_operators.md)", "OP=DOMAIN::NAME"),
     ] = ()
+    plain: Annotated[bool, Flag("openvino: no compiled operators (docs/custom_operators.md)")] = False
     uint8_input: Annotated[bool, Rare("cuda, too: pictures are uint8 [batch, S, S, 3], which the file normalises")] = (
         False
     )
@@ -201,7 +202,8 @@ def export(
     target = target_of(backend)
     told = exporter_options(target, precision, options)  # contradictions are refused before a file is written
     chosen = load_policy(policy) if isinstance(policy, str) else policy
-    used = policy_of(backend, model.card, model.file, chosen, precision, saturation_safe)
+    plain = bool(options.get("plain"))
+    used = policy_of(backend, model.card, model.file, chosen, precision, saturation_safe, plain)
     if not isinstance(model.module, Classifier):
         raise UsageError(f"{type(model.module).__name__}: is not a network that can be exported: give it to `wrap`")
     _need_ranges(model, used)
@@ -241,7 +243,8 @@ def export_checkpoint(
     target = target_of(backend)
     told = exporter_options(target, precision, options or {})
     opened = open_checkpoint(checkpoint)
-    used = policy_of(backend, opened.card, opened.file, policy, precision, saturation_safe)
+    plain = bool(options and options.get("plain"))
+    used = policy_of(backend, opened.card, opened.file, policy, precision, saturation_safe, plain)
     if cfg is None:
         if opened.card is None:
             raise UsageError(f"{checkpoint}: has no run card {card_path(checkpoint).name} beside it: give ‹cfg›")

@@ -65,6 +65,7 @@ def policy_of(
     policy: Policy | None = None,
     precision: str = "int8",
     saturation_safe: bool = False,
+    plain: bool = False,
 ) -> Policy:
     """The policy of an artifact: the user's, else that of `policy_for`. UsageError for options that contradict."""
     if precision == "float":
@@ -73,21 +74,23 @@ def policy_of(
         policy = load_policy("float")
     if saturation_safe and (precision == "float" or not at_risk(target_of(target))):
         raise UsageError(f"‹saturation_safe›: means nothing to ‹backend› {target} with precision {precision}")
-    policy = policy or policy_for(target, card, checkpoint)
+    policy = policy or policy_for(target, card, checkpoint, plain or saturation_safe)
     return without_saturation(policy) if saturation_safe else policy
 
 
-def policy_for(target: str, card: RunCard | None, checkpoint: str | Path | None = None) -> Policy:
+def policy_for(target: str, card: RunCard | None, checkpoint: str | Path | None = None, plain: bool = False) -> Policy:
     """The policy of a target where the user names none.
 
     The run card's policy stays, so that the export is the model that was scored, in three cases: the policy is the
     user's own, the model was trained under it, or the target takes it (FasterTransformer takes no other). Otherwise
     it is a policy of the target that was scored, or the target's best built-in one: calibration found the ranges of all
     nodes. A warning says that the card's results belong to another policy. A `checkpoint` whose ranges are older than
-    zero points lacks one end of each range, and gets the best policy without zero points.
+    zero points lacks one end of each range, and gets the best policy without zero points. `plain`: the best is that of
+    a file without compiled operators.
     """
     exports = target_of(target).exporting
-    fitting = [name for name in exports.policies if name in builtin_policies()]
+    best_first = exports.policies if plain or card is None else exports.policies_for(card.config)
+    fitting = [name for name in best_first if name in builtin_policies()]
     own = policy_from_dict(card.policy, card.name) if card and card.policy else None
     is_ours = own is not None and is_builtin(own)
     if exports.only:

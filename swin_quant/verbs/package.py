@@ -94,6 +94,8 @@ def package(
     if cfg.MODEL.OUTPUT_KIND == LOGITS:
         facts = facts_of(artifact, class_names(cfg.MODEL.NUM_CLASSES, labels, labels_in(artifact)))
     written = write_package(facts, serving, folder, overwrite)
+    if facts.library:
+        log.info("operators/: compiled attention, for infer.py on OpenVINO; models/: the plain file, for servers")
     megabytes = artifact.file.stat().st_size / 1e6
     log.info("package: %s, %.1f MB of model; next: python %s PICTURE ...", facts.name, megabytes, written / "infer.py")
     return written

@@ -105,7 +105,10 @@ class Quantization:
     def named(self) -> shared.PolicyOptions:
         """The policy of the calibration: the one that was named, else the backend's best."""
         given = self.options.policy
-        return given if given.policy not in ((), (AUTO,)) else replace(given, policy=self.target.exporting.policies[:1])
+        if given.policy not in ((), (AUTO,)):
+            return given
+        exports, config = self.target.exporting, plain(self.cfg)
+        return replace(given, policy=(exports.policies if given.saturation_safe else exports.policies_for(config))[:1])
 
     @cached_property
     def policy(self) -> Policy:

@@ -197,7 +197,7 @@ class SearchSettings:
         """The policy whose layers are switched; no other candidate has its name."""
         if self.base:
             return replace(self.base, name=described(self.base))
-        return load_policy(self.backend.exporting.policies[0])
+        return load_policy(self.backend.exporting.policies_for(self.network.facts.get("config", {}))[0])
 
     @property
     def name(self) -> str:

@@ -15,6 +15,7 @@ def test_the_built_in_policies():
     assert builtin_policies() == [
         "cpu",
         "cpu-amx",
+        "cpu-operators",
         "cuda",
         "cuda-fp8",
         "float",
@@ -66,7 +67,7 @@ def test_a_file_in_the_way_does_not_hide_a_built_in_policy(tmp_path, monkeypatch
 def test_an_unknown_name_lists_the_known(name):
     with pytest.raises(
         UsageError,
-        match="cpu, cpu-amx, cuda, cuda-fp8, float, ft-mode1, ft-mode2, onnxruntime, qdq, tensorrt, tensorrt-centred, ",
+        match="cpu, cpu-amx, cpu-operators, cuda, cuda-fp8, float, ft-mode1, ft-mode2, onnxruntime, qdq, tensorrt, ",
     ):
         load_policy(name)
 

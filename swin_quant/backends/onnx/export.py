@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -156,6 +156,9 @@ def export(model: Classifier, card: RunCard, folder: str | Path, options: OnnxOp
     check_ends(model, options, preprocess)
     images = pictures_of(model, options, options.batch or 2)
     exported = network(model, options, preprocess, beyond_half)
+    if options.compiled:  # from here on they are as if they had been asked for
+        taken = {getattr(module, "operator", None) for module in exported.modules()}
+        options = replace(options, plugin=tuple(one for one in options.compiled if one.partition("=")[0] in taken))
     outputs = [*names_of_outputs(model), *names_of_ends(options)]
     own = rewriter.translations() if rewriter.translations else {}
     int4 = int4_nodes(model, card, options)

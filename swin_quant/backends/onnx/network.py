@@ -35,7 +35,10 @@ def network(
     if folded and preprocess:
         fold_normalisation(model.get_submodule(rewriter.stem or ""), preprocess)
     lower(model, options.is_symmetric)
-    rewriter.apply(model, names, plugins_of(options.plugin))
+    if options.compiled:
+        rewriter.apply(model, names, plugins_of(options.compiled), options.are_compiled)
+    else:
+        rewriter.apply(model, names, plugins_of(options.plugin))
     if options.floats == "float16" and rewriter.halve:
         rewriter.halve(model, beyond_half)
     exported = rewriter.network(model, getattr(torch, options.io_type)).eval().requires_grad_(False)

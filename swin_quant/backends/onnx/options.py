@@ -1,9 +1,9 @@
 """The options of the exporter. Options that do not fit together, or not the target, are refused here."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from swin_quant.backends.backend import PRECISIONS
+from swin_quant.backends.backend import PRECISIONS, function
 from swin_quant.backends.onnx_reader.target import OnnxTarget
 from swin_quant.backends.registry import targets
 from swin_quant.base.errors import UsageError
@@ -32,6 +32,7 @@ class OnnxOptions:
     `replace`: names of equivalent replacements. `plugin`: operators that become nodes of another domain
     (`roll=my.domain::Roll`). Both are for compilers that want the model's own operators, and leave the architecture's
     rewrites out, except for the plugin `attention`, whose nodes the rewrites make.
+    `plain`: without the operators that are compiled for the target (`compiled`).
     `uint8_input`: pictures are uint8 [batch, S, S, 3], as decoded, and the graph normalises them.
     `softmax`: give probabilities beside logits. `top_k`: give the best classes and their probabilities, too.
     """
@@ -47,6 +48,7 @@ class OnnxOptions:
     int4_weights: bool = False
     replace: tuple[str, ...] = ()
     plugin: tuple[str, ...] = ()
+    plain: bool = False
     uint8_input: bool = False
     softmax: bool = False
     top_k: int | None = None
@@ -86,6 +88,17 @@ class OnnxOptions:
             raise UsageError(f"‹plugin› {REWRITTEN}: not in float16: choose ‹float_type› float32")
         if REWRITTEN not in plugged and (self.replace or plugged):
             object.__setattr__(self, "rewrites", self.rewrites or frozenset())
+
+    @property
+    def compiled(self) -> tuple[str, ...]:
+        """Plugins that are compiled for the target and take what they can; none where others are asked for."""
+        asked = self.plain or self.plugin or self.replace or self.rewrites is not None
+        return () if asked or self.precision == "float" else onnx_targets()[self.target].compiled
+
+    @property
+    def are_compiled(self) -> Callable[[], bool]:
+        """Whether they run here, as a question that is only asked if something could take them."""
+        return function(onnx_targets()[self.target].are_compiled)
 
     @property
     def version(self) -> int:

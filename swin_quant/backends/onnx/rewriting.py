@@ -29,7 +29,8 @@ class Rewriter:
     `builds_on`: the first rewrite, which all the others need.
     `constants`: rewrites that store computable values, for targets that want that.
     `unfused`: rewrites for targets that fuse no attention. `for_half`: rewrites that float16 needs.
-    `plugins`: operator -> the change that makes calls of a plugin's operator (`operators/plugins`).
+    `plugins`: operator -> the change that makes calls of a plugin's operator (`operators/plugins`). Its second argument
+    is as that of `apply`; modules that it makes have the operator's name as `operator`.
     `halve`: makes a rewritten model float16, except the layers around the nodes in `beyond_half`.
     `stem`: the float convolution without padding that reads the pictures, into which their normalisation can be folded.
     `restore`: (model, names of rewrites) -> module -> the function that undoes the rewrites in the module's tensor, or
@@ -43,7 +44,7 @@ class Rewriter:
     constants: frozenset[str] = frozenset()
     unfused: frozenset[str] = frozenset()
     for_half: frozenset[str] = frozenset()
-    plugins: Mapping[str, Callable[[nn.Module], None]] = field(default_factory=dict)
+    plugins: Mapping[str, Callable[[nn.Module, Callable[[], bool] | None], None]] = field(default_factory=dict)
     halve: Callable[[Any, Iterable[str]], None] | None = None
     stem: str | None = None
     restore: Callable[[Any, Collection[str]], Mapping[str, Restore | None]] | None = None
@@ -74,15 +75,24 @@ class Rewriter:
             needed = " and ".join(name for name in self.table if name in self.for_half)
             raise UsageError(f"float16 needs the rewrites {needed}: they set types of layers")
 
-    def apply(self, model: nn.Module, names: Iterable[str], plugged: Collection[str] = ()) -> None:
-        """Apply the rewrites `names`, in the order of the table, then the changes for the operators `plugged`."""
+    def apply(
+        self,
+        model: nn.Module,
+        names: Iterable[str],
+        plugged: Collection[str] = (),
+        are_compiled: Callable[[], bool] | None = None,
+    ) -> None:
+        """Apply the rewrites `names`, in the order of the table, then the changes for the operators `plugged`.
+
+        With `are_compiled` these leave alone what their operator does not compute fast, and all where it says no.
+        """
         for name, rewrite in self.table.items():
             if name in names:
                 with torch.no_grad():
                     rewrite(model)
         for operator, change in self.plugins.items():
             if operator in plugged:
-                change(model)
+                change(model, are_compiled)
 
 
 class Cast(nn.Module):

@@ -20,6 +20,8 @@ class OnnxTarget:
     `fuses_attention`: it fuses attention of rank 4 into one operator.
     `unsigned`: Q/DQ pairs that a convolution and other operators read are uint8.
     `ends`: it takes uint8 pictures and files with more outputs than logits.
+    `compiled`: plugins for its files by default, which are compiled at first use; `are_compiled`: names a function that
+    says whether they are.
     """
 
     name: str
@@ -32,9 +34,16 @@ class OnnxTarget:
     unsigned: bool = False
     fuses_attention: bool = True
     ends: bool = True
+    compiled: tuple[str, ...] = ()
+    are_compiled: str = ""
 
 
-def onnx_target(target: OnnxTarget, policies: tuple[str, ...], next_step: tuple[str, ...] = ()) -> Exports:
+def onnx_target(
+    target: OnnxTarget,
+    policies: tuple[str, ...],
+    next_step: tuple[str, ...] = (),
+    with_operators: tuple[str, str] | None = None,
+) -> Exports:
     """The export of an engine that reads ONNX."""
     return Exports(
         artifact="onnx",
@@ -49,10 +58,12 @@ def onnx_target(target: OnnxTarget, policies: tuple[str, ...], next_step: tuple[
             "replace",
             "plugin",
             *(("int4_weights",) if target.int4 else ()),
+            *(("plain",) if target.compiled else ()),
             *(("uint8_input", "softmax", "top_k") if target.ends else ()),
         ),
         fixed={"target": target.name},
         float_type=target.float_type,
         detail=target,
         next_step=next_step,
+        with_operators=with_operators,
     )

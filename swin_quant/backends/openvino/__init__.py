@@ -7,7 +7,15 @@ from swin_quant.base.extras import installing
 BACKEND = Backend(
     name="openvino",
     exports=onnx_target(
-        OnnxTarget("openvino", int4=True), ("cpu", "qdq"), ("swin-quant bench {file} --checkpoint {checkpoint}",)
+        OnnxTarget(
+            "openvino",
+            int4=True,
+            compiled=("attention=swin_quant::Attention",),
+            are_compiled="swin_quant.backends.openvino.operators:run_here",
+        ),
+        ("cpu", "qdq", "cpu-operators"),
+        ("swin-quant bench {file} --checkpoint {checkpoint}",),
+        ("cpu-operators", "swin_quant.backends.openvino.operators:are_default"),
     ),
     runs=("onnx",),
     load="swin_quant.backends.openvino.engine:load",

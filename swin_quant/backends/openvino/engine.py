@@ -16,6 +16,7 @@ from swin_quant.backends.details import Details, policy_of
 from swin_quant.backends.onnx_reader.checks import first_line
 from swin_quant.backends.onnx_reader.file import OnnxFile, as_input, as_output, verified
 from swin_quant.backends.onnx_reader.inside import of_images, opened_up
+from swin_quant.backends.openvino.operators import libraries_of
 from swin_quant.backends.saturation import warn
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.extras import library
@@ -45,12 +46,13 @@ def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine
     float_type = options.float_type or "float32"
     if float_type not in (able := float_types()):
         raise UsageError(f"{NAME}: this CPU does not run {float_type}: choose {' or '.join(able)}")
-    core = _core(os.getpid(), options.extensions) if options.extensions else _core(os.getpid())
     file = verified(artifact)
     if file.float8:
         raise UsageError(f"{file.path}: {NAME} is not given float8: run it on onnxruntime, or export with ‹policy› cpu")
-    graphs = _Graphs(core, file, float_type, options.threads, bool(options.extensions), options.graphs)
-    extensions = {Path(file).name: sha256_of(file) for file in options.extensions}
+    libraries = options.extensions or libraries_of(artifact)
+    core = _core(os.getpid(), libraries)
+    graphs = _Graphs(core, file, float_type, options.threads, bool(libraries), options.graphs)
+    extensions = {Path(file).name: sha256_of(file) for file in libraries}
     known = {
         "library": ", ".join([f"{NAME} {openvino.__version__}", *(f"{n} {h[:12]}" for n, h in extensions.items())]),
         **({"extensions": extensions} if extensions else {}),
@@ -118,7 +120,7 @@ class _Graphs:
         }
         self.compiled: OrderedDict[tuple[int, ...], Any] = OrderedDict()
         written_out = file.functions and not extended  # OpenVINO's parser knows no functions
-        source = partial(_without_functions, file.path) if written_out else partial(str, file.path)
+        source = partial(without_functions, file.path) if written_out else partial(str, file.path)
         self.model = self._try("load", lambda: core.read_model(source()))
 
     def request(self, shape: tuple[int, ...]) -> Any:
@@ -156,7 +158,7 @@ class _Graphs:
             raise SwinQuantError(f"{self.file.path}: {NAME} cannot {what} it: {first_line(error)}") from error
 
 
-def _without_functions(path: Path) -> bytes:
+def without_functions(path: Path) -> bytes:
     """The ONNX file with its functions inlined."""
     onnx = library("onnx", "onnx")
     from onnx.inliner import inline_local_functions
@@ -192,7 +194,9 @@ def inside(artifact: Artifact, options: EngineOptions) -> Callable[[Tensor], dic
     """
     file = verified(artifact)
     with opened_up(file) as copy:
-        graphs = _Graphs(_core(os.getpid()), copy.file, options.float_type or "float32", options.threads)
+        libraries = options.extensions or libraries_of(artifact)
+        core = _core(os.getpid(), libraries)
+        graphs = _Graphs(core, copy.file, options.float_type or "float32", options.threads, bool(libraries))
         graphs.request(file.shape(file.batch or 1))  # weights are in memory once a graph is compiled
 
     def run(images: Tensor) -> dict[str, Tensor]:

@@ -1,7 +1,6 @@
 """Replaced operators and plugins in exported files: they are in the graph, and the file computes what it did."""
 
 import os
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -111,19 +110,6 @@ def test_a_plugin_without_a_node(calibrated, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.fixture(scope="session")
-def library(tmp_path_factory):
-    """The compiled plugins, by g++ alone: CMake's own checks would take as long as the compilation."""
-    pytest.importorskip("openvino")
-    if not shutil.which("g++"):
-        pytest.skip("no compiler here (g++)")
-    script = Path(__file__).parents[3] / "plugins" / "openvino" / "build.sh"
-    folder = tmp_path_factory.mktemp("plugins")
-    environment = os.environ | {"PYTHON": __import__("sys").executable, "NO_CMAKE": "1", "CXX": "g++"}
-    subprocess.run([script, folder], check=True, env=environment, capture_output=True, timeout=600)
-    return folder / "libswin_quant_plugins.so"
-
-
 @pytest.mark.slow
 def test_compiled_plugins_of_openvino(exported, library, run):
     """The four steps: declared, computed, registered, used; and the file without the library, by its functions."""
@@ -138,20 +124,6 @@ def test_compiled_plugins_of_openvino(exported, library, run):
     assert {("Roll", "swin_quant"), ("Relu", "swin_quant")} <= kinds
     without = openvino_engine.load(artifact, EngineOptions(threads=1))
     np.testing.assert_allclose(without(IMAGES).numpy(), wanted, atol=2e-5)
-
-
-@pytest.mark.slow
-def test_the_plugins_are_built_by_cmake(tmp_path):
-    openvino = pytest.importorskip("openvino")
-    if not shutil.which("cmake") or not shutil.which("g++"):
-        pytest.skip("needs cmake and g++")
-    script = Path(__file__).parents[3] / "plugins" / "openvino" / "build.sh"
-    environment = {key: value for key, value in os.environ.items() if key != "NO_CMAKE"}
-    environment["PYTHON"] = __import__("sys").executable
-    done = subprocess.run([script, tmp_path], env=environment, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert (tmp_path / "CMakeCache.txt").exists()
-    openvino.Core().add_extension(str(tmp_path / "libswin_quant_plugins.so"))
 
 
 @pytest.mark.parametrize("library", ["openvino", "torch"])

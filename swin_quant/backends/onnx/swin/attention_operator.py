@@ -1,6 +1,6 @@
 """Window attention as one operator on int8 values, for engines with a plugin for it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from swin_quant.backends.onnx.swin.attention import AsHeads, CosineAttention, Qu
 from swin_quant.base.errors import UsageError
 
 _ROUNDED = tuple(f"matmul_{tensor}_input_quantizer" for tensor in "qkva")
+FAST_DEPTH, FAST_TOKENS = 32, 64  # channels of a head and tokens of a window (plugins/openvino/attention_vnni.hpp)
 _ROUNDED_V2 = tuple(f"mha_{tensor}_input_quantizer" for tensor in "qk") + _ROUNDED[2:]
 
 
@@ -46,6 +47,8 @@ class OperatorAttention(nn.Module):
     It rounds as `QuantizedAttention` does. Int8 levels go into the operator and come out of it. V2 normalises q and k
     before the operator, in the linear's output.
     """
+
+    operator = "attention"
 
     def __init__(self, attn: QuantizedAttention) -> None:
         super().__init__()
@@ -84,14 +87,29 @@ class OperatorAttention(nn.Module):
         return (x * torch.where(self.of_values, 1.0, gain / norm(x))).flatten(2)
 
 
-def as_operator(model: nn.Module) -> None:
-    """Let every attention of a rewritten model call the operator, in place. UsageError for one that is not all int8."""
-    for block, parent in list(model.named_modules()):
-        attn = getattr(parent, "attn", None)
-        if isinstance(attn, QuantizedAttention):
-            if fault := _fault(attn):
-                raise UsageError(f"‹plugin› attention: {block}.attn {fault}")
-            parent.attn = OperatorAttention(attn)
+def as_operator(model: nn.Module, is_compiled: Callable[[], bool] | None = None) -> None:
+    """Let every attention of a rewritten model call the operator, in place. UsageError for one that is not all int8.
+
+    With `is_compiled`, asked where it matters, only those with which the compiled operator is fast call it.
+    """
+    found = {
+        f"{name}.attn": parent
+        for name, parent in model.named_modules()
+        if isinstance(getattr(parent, "attn", None), QuantizedAttention)
+    }
+    faults = {name: _fault(parent.attn) for name, parent in found.items()}
+    if is_compiled:
+        found = {name: one for name, one in found.items() if not faults[name] and _is_fast(one.attn)}
+        found = found if found and is_compiled() else {}
+    elif fault := next(((name, why) for name, why in faults.items() if why), None):
+        raise UsageError(f"‹plugin› attention: {' '.join(fault)}")
+    for parent in found.values():
+        parent.attn = OperatorAttention(parent.attn)
+
+
+def _is_fast(attn: QuantizedAttention) -> bool:
+    channels = attn.proj._weight_quantizer.values.shape[0]
+    return channels == FAST_DEPTH * attn.heads and attn.length <= FAST_TOKENS
 
 
 def _nodes(attn: QuantizedAttention) -> list[Any]:

@@ -1,0 +1,221 @@
+"""Attention as the operator that is compiled at first use: which files have it, what they compute, and without it."""
+
+import logging
+import os
+from copy import deepcopy
+from dataclasses import replace
+
+import numpy as np
+import onnx
+import pytest
+import torch
+
+from swin_quant.backends.onnx.export import OnnxOptions, export
+from swin_quant.backends.onnx_reader.target import ONNX_TOLERANCES
+from swin_quant.backends.openvino import engine, operators
+from swin_quant.base.errors import SwinQuantError
+from swin_quant.cards.card import RunCard
+from swin_quant.config.load import portable_config
+from swin_quant.data.preprocess import Preprocess
+from swin_quant.quant.calibration import Method, calibrate
+from swin_quant.quant.policies import load_policy
+from swin_quant.quant.policy import apply_policy
+from swin_quant.score.options import EngineOptions
+from swin_quant.verbs.export_target import policy_for
+
+OPERATOR = ["attention=swin_quant::Attention"]
+
+
+@pytest.fixture(scope="module")
+def calibrated_for(tiny_model, tiny_config):
+    """make(kind, window, side) -> one stage of two blocks, one of shifted windows, calibrated; its card."""
+
+    def make(kind="swin", window=4, side=None):
+        side = side or 4 * window  # 2 x 2 windows of patches of 2 x 2
+        keys = {"WINDOW_SIZE": window, "IMG_SIZE": side, "DEPTHS": [2], "NUM_HEADS": [1]}
+        keys |= {"PRETRAINED_WINDOW_SIZES": [0]} if kind == "swinv2" else {}
+        model = tiny_model(kind, **keys)
+        calibrate(model, [pictures(8, side)], Method("max"))
+        preprocess = Preprocess(side, False, "bicubic", (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
+        policy = load_policy("cpu-operators")
+        apply_policy(model, policy)
+        config = portable_config(tiny_config(kind, **keys))
+        return model, RunCard(f"{kind}_{window}", config, preprocess.to_dict(), policy=policy.to_dict())
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def file(calibrated_for, library, tmp_path_factory):
+    """An artifact with the operator."""
+    model, card = calibrated_for("swin", 7)
+    model = deepcopy(model)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(operators, "library", lambda: library)
+        return export(model, card, tmp_path_factory.mktemp("file"), OnnxOptions(target="openvino"))
+
+
+def pictures(count, side, seed=3):
+    return torch.randn(count, 3, side, side, generator=torch.Generator().manual_seed(seed))
+
+
+def attentions(artifact):
+    return [node.op_type for node in onnx.load(artifact.file).graph.node].count("Attention")
+
+
+CASES = [("swin", 7, None), ("swinv2", 8, None)]
+SLOW_CASES = [(kind, window, None) for kind in ("swin", "swinv2") for window in (4, 7, 8, 12, 16)]
+SLOW_CASES = [case for case in SLOW_CASES if case not in CASES] + [("swin", 8, 12), ("swinv2", 8, 12)]
+
+
+@pytest.mark.parametrize(
+    "kind, window, side", [*CASES, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW_CASES)]
+)
+def test_a_file_with_the_operator_computes_what_fake_quant_does(
+    kind, window, side, calibrated_for, with_operators, tmp_path
+):
+    """Within `verify`'s limit, at any batch, for windows larger than the map, too; NaN stays in its picture."""
+    model, card = calibrated_for(kind, window, side)
+    model = deepcopy(model)
+    is_default = window <= 8
+    asked = {} if is_default else {"plugin": tuple(OPERATOR)}  # of larger windows plain nodes are faster
+    artifact = export(model, card, tmp_path, OnnxOptions(target="openvino", **asked))
+    assert artifact.record["options"]["plugin"] == OPERATOR and attentions(artifact) == 2
+    found = engine.load(artifact, EngineOptions(threads=1))
+    assert list(found.details["extensions"]) == [with_operators.name]
+    apply_policy(model, load_policy("cpu-operators"))
+    for batch in (1, 8):
+        images = pictures(batch, side or 4 * window, seed=batch)
+        with torch.no_grad():
+            wanted = model(images)
+        got = found(images)
+        assert float((got - wanted).abs().mean()) < ONNX_TOLERANCES.quantized
+        assert 10 * np.log10(float(wanted.square().sum() / (got - wanted).square().sum())) > 30
+    spoilt = images.clone()
+    spoilt[0, 0] = torch.nan
+    np.testing.assert_array_equal(found(spoilt)[1:], got[1:])
+    two_threads = engine.load(artifact, EngineOptions(threads=2))
+    np.testing.assert_allclose(two_threads(images), got, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy, options", [("cpu-operators", {"plain": True}), ("cpu", {})])
+def test_a_plain_file_is_asked_for_or_of_a_policy_with_float_attention(
+    policy, options, calibrated_for, with_operators, tmp_path
+):
+    model, card = calibrated_for()
+    card = replace(card, policy=load_policy(policy).to_dict())
+    artifact = export(model, card, tmp_path, OnnxOptions(target="openvino", **options))
+    assert artifact.record["options"]["plugin"] == [] and not attentions(artifact)
+
+
+def test_what_no_operator_is_compiled_for():
+    assert OnnxOptions(target="openvino").compiled == tuple(OPERATOR)
+    for options in ({"plain": True}, {"precision": "float"}, {"target": "portable"}, {"replace": ("roll",)}):
+        assert OnnxOptions(**{"target": "openvino"} | options).compiled == ()
+
+
+def test_a_file_runs_as_plain_nodes_where_the_library_is_not_to_be_had(file, with_operators, monkeypatch, caplog):
+    images = pictures(3, 28)
+    wanted = engine.load(file, EngineOptions(threads=1))(images)
+
+    def missing():
+        raise SwinQuantError("no C++ compiler is installed")
+
+    monkeypatch.setattr(operators, "library", missing)
+    for _ in range(2):  # said once
+        found = engine.load(file, EngineOptions(threads=1))
+    assert "extensions" not in found.details and float((found(images) - wanted).abs().mean()) < 0.02
+    (said,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert said == f"{file.file}: its operators run as plain nodes, slower: no C++ compiler is installed"
+
+
+def test_a_library_of_the_user_s_stands_in_for_ours(file, with_operators, tmp_path):
+    theirs = tmp_path / "theirs.so"
+    theirs.write_bytes(with_operators.read_bytes())
+    found = engine.load(file, EngineOptions(threads=1, extensions=(str(theirs),)))
+    assert list(found.details["extensions"]) == ["theirs.so"]
+
+
+def test_the_policy_is_the_operators_where_they_run(calibrated_for, with_operators):
+    _, card = calibrated_for()
+    fresh = replace(card, policy=None)
+    assert policy_for("openvino", fresh).name == "cpu-operators"
+    assert (
+        policy_for("openvino", fresh, plain=True).name == policy_for("onnx", fresh).name.replace("qdq", "cpu") == "cpu"
+    )
+    assert policy_for("openvino", replace(fresh, config={})).name == "cpu"
+
+
+@pytest.mark.parametrize(
+    "cause, said",
+    [
+        ("compiler", "no-such-compiler, which is not installed"),
+        ("cpu", "this CPU has no AVX-512 VNNI"),
+        ("folder", "others have access"),
+    ],
+)
+def test_a_plain_file_is_the_default_where_they_do_not_run_and_a_line_says_why(
+    cause, said, calibrated_for, tmp_path, monkeypatch, caplog
+):
+    monkeypatch.delenv(operators.SWITCH)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(operators, "cpu_kind", lambda: None if cause == "cpu" else "avx512-vnni")
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    if cause == "folder":
+        (tmp_path / "cache" / "swin-quant" / "operators").mkdir(parents=True)
+        os.chmod(tmp_path / "cache" / "swin-quant" / "operators", 0o770)
+    operators._library.cache_clear()
+    operators._tell.cache_clear()
+    _, card = calibrated_for()
+    assert [policy_for("openvino", replace(card, policy=None)).name for _ in range(2)] == ["cpu", "cpu"]
+    operators._library.cache_clear()
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert said in line and line.startswith("OpenVINO's window attention is not compiled: ") and "\n" not in line
+    assert f"{operators.gain('swin', 'avx512-vnni'):.2f} times as long" in line
+
+
+@pytest.mark.parametrize(
+    "kind, keys",
+    [
+        ("swin", {"WINDOW_SIZE": 16, "IMG_SIZE": 64}),
+        ("swinv2", {"EMBED_DIM": 48}),
+        ("swin", {"OUTPUT_KIND": "features"}),
+    ],
+)
+def test_models_that_the_kernel_is_not_made_for_compile_nothing(kind, keys, tiny_config, monkeypatch):
+    monkeypatch.setattr(operators, "library", None)  # is not called
+    assert not operators.are_default(portable_config(tiny_config(kind, **keys)))
+
+
+def test_what_was_measured_to_be_slower_is_no_default(tiny_config, monkeypatch):
+    monkeypatch.setattr(operators, "library", lambda: "there")
+    monkeypatch.setattr(operators, "cpu_kind", lambda: "amx")
+    config = portable_config(tiny_config("swin"))
+    assert operators.are_default(config)
+    monkeypatch.setattr(operators, "read_yaml", lambda *_: {"amx": {"swin": {"1": [2.0, 1.0], "8": [9.0, 10.0]}}})
+    assert not operators.are_default(config)
+
+
+def test_measured_ratios_are_for_kinds_that_are_told_apart():
+    for kind in ("amx", "avx512-vnni"):
+        assert all(operators.gain(architecture, kind) > 1 for architecture in ("swin", "swinv2"))
+
+
+def test_a_library_is_for_one_version_of_openvino_and_one_kind_of_cpu(monkeypatch, tmp_path):
+    pytest.importorskip("openvino")
+    asked = []
+    monkeypatch.setattr(operators, "compiled", lambda sources, what, built_for: asked.append(built_for) or tmp_path)
+    monkeypatch.setattr(operators, "cpu_kind", lambda: "amx")
+    monkeypatch.delenv(operators.SWITCH)
+    assert operators._library.__wrapped__() == tmp_path
+    version = operators.installed("openvino", "openvino").__version__
+    assert asked == [(f"openvino {version}", "amx")]
+
+
+def test_nothing_is_compiled_where_the_environment_says_so(monkeypatch):
+    monkeypatch.setenv(operators.SWITCH, "0")
+    monkeypatch.setattr(operators, "compiled", None)
+    operators._library.cache_clear()
+    with pytest.raises(SwinQuantError, match=f"{operators.SWITCH} is 0"):
+        operators.library()

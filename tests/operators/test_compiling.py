@@ -1,0 +1,148 @@
+"""Libraries that are compiled at first use: by stand-ins of a compiler, which copy a text."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from swin_quant.base.errors import SwinQuantError
+from swin_quant.operators.compiling import compiled
+
+BUILD = 'echo built >> "$(dirname "$0")/builds"\nexec $CXX "$1/lib.so"\n'
+TEST = "import sys\nsys.exit('wrong sums' if 'bad' in open(sys.argv[1]).read() else 0)\n"
+
+
+@pytest.fixture
+def sources(tmp_path, monkeypatch):
+    """A folder with a build script, a self-test, and a compiler that writes a library."""
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    (folder / "build.sh").write_text(BUILD)
+    (folder / "selftest.py").write_text(TEST)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("CXX", script(tmp_path, 'echo code > "$1"'))
+    return folder
+
+
+def script(folder, text):
+    file = folder / "compiler"
+    file.write_text(f"#!/bin/sh\n{text}\n")
+    file.chmod(0o755)
+    return str(file)
+
+
+def builds(sources):
+    log = sources / "builds"
+    return len(log.read_text().splitlines()) if log.exists() else 0
+
+
+def refusal(sources):
+    with pytest.raises(SwinQuantError) as caught:
+        compiled(sources, "sums", ["engine 1"])
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_library_is_built_once_for_its_sources_and_what_it_is_for(sources, tmp_path, caplog):
+    caplog.set_level("INFO")
+    first = compiled(sources, "sums", ["engine 1", "vnni"])
+    assert compiled(sources, "sums", ["engine 1", "vnni"]) == first and builds(sources) == 1
+    assert first.read_text() == "code\n" and first.parent == tmp_path / "cache" / "swin-quant" / "operators"
+    assert first.parent.stat().st_mode & 0o777 == 0o700
+    (said,) = caplog.messages
+    assert said.startswith("sums: compiled for this CPU in 0 s, once: ") and str(first) in said
+    other = compiled(sources, "sums", ["engine 2", "vnni"])
+    (sources / "more.hpp").write_text("// more")
+    assert len({first, other, compiled(sources, "sums", ["engine 1", "vnni"])}) == 3 == builds(sources)
+
+
+def test_who_asks_at_the_same_time_waits_for_one_build(sources, tmp_path, monkeypatch):
+    monkeypatch.setenv("CXX", script(tmp_path, 'sleep 0.3; echo code > "$1"'))
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(lambda _: compiled(sources, "sums", ["engine 1"]), range(3)))
+    assert len(set(found)) == 1 == builds(sources)
+
+
+def test_two_processes_build_once(sources, tmp_path, monkeypatch):
+    monkeypatch.setenv("CXX", script(tmp_path, 'sleep 0.3; echo code > "$1"'))
+    program = (
+        "import pathlib, sys; from swin_quant.operators.compiling import compiled; "
+        "print(compiled(pathlib.Path(sys.argv[1]), 'sums', ['engine 1']))"
+    )
+    root = Path(__file__).parents[2]
+    start = [sys.executable, "-c", program, str(sources)]
+    both = [subprocess.Popen(start, stdout=subprocess.PIPE, text=True, cwd=root) for _ in range(2)]
+    assert len({one.communicate(timeout=60)[0] for one in both}) == 1 == builds(sources)
+
+
+@pytest.mark.parametrize("named", [None, "no-such-compiler -O3"])
+def test_no_compiler(sources, monkeypatch, tmp_path, named):
+    monkeypatch.delenv("CXX")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    if named:
+        monkeypatch.setenv("CXX", named)
+    assert refusal(sources) == (f"CXX is {named}, which is not installed" if named else "no C++ compiler is installed")
+    assert builds(sources) == 0
+
+
+def test_a_compiler_that_fails(sources, tmp_path, monkeypatch):
+    text = "echo 'in file x.hpp:' >&2; echo 'x.hpp:3:1: fatal error: no cmath' >&2; echo 'terminated.' >&2; exit 1"
+    monkeypatch.setenv("CXX", script(tmp_path, text))
+    assert refusal(sources).endswith("compiler fails: x.hpp:3:1: fatal error: no cmath")
+    monkeypatch.setenv("CXX", script(tmp_path, "exit 3"))
+    assert refusal(sources).endswith("compiler fails: it ended with 3")
+    monkeypatch.setenv("CXX", script(tmp_path, "exit 0"))
+    assert refusal(sources).endswith("its build wrote no library")
+    assert not [file for file in (tmp_path / "cache" / "swin-quant" / "operators").iterdir()]
+
+
+def test_a_library_that_fails_its_self_test_is_refused_and_not_built_again(sources, tmp_path, monkeypatch):
+    monkeypatch.setenv("CXX", script(tmp_path, 'echo bad > "$1"'))
+    assert refusal(sources) == "its self-test failed: wrong sums"
+    assert refusal(sources).startswith("its self-test failed before (remove ") and builds(sources) == 1
+    assert not list((tmp_path / "cache").rglob("*.so"))
+
+
+@pytest.mark.parametrize("damage", ["library", "record", "none"])
+def test_a_library_that_was_changed_is_built_again(sources, damage):
+    library = compiled(sources, "sums", ["engine 1"])
+    if damage == "library":
+        library.write_text("foreign")
+    elif damage == "record":
+        library.with_suffix(".json").write_text("[1]")
+    else:
+        library.unlink()
+    assert compiled(sources, "sums", ["engine 1"]).read_text() == "code\n" and builds(sources) == 2
+
+
+def test_a_folder_that_others_can_enter(sources, tmp_path, monkeypatch):
+    folder = compiled(sources, "sums", ["engine 1"]).parent
+    for mode in (0o720, 0o702, 0o755):
+        folder.chmod(mode)
+        assert refusal(sources).startswith(f"{folder}: others have access: `chmod 700` it")
+    folder.chmod(0o700)
+    monkeypatch.setattr(os, "geteuid", lambda: folder.stat().st_uid + 1)
+    assert refusal(sources) == f"{folder}: is not a folder of yours: move it away"
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "links"))
+    (tmp_path / "links" / "swin-quant").mkdir(parents=True)
+    (tmp_path / "links" / "swin-quant" / "operators").symlink_to(folder)
+    assert refusal(sources).endswith("operators: is not a folder of yours: move it away")
+    assert builds(sources) == 1
+
+
+def test_a_home_that_cannot_be_written(sources, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert refusal(sources).endswith("operators: a part of its path is a file, not a directory")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def refused(**_):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(tempfile, "mkdtemp", refused)
+    assert refusal(sources).endswith("operators: the file system is read-only")

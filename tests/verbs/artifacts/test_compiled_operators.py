@@ -1,0 +1,107 @@
+"""The way of a new user: files for OpenVINO have the compiled operators, and whatever opens one finds them."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+import yaml
+
+import swin_quant as sq
+from swin_quant.backends.openvino import operators
+from swin_quant.config import load_config
+from swin_quant.models import build_model
+
+SWIN = {"PATCH_SIZE": 2, "EMBED_DIM": 32, "DEPTHS": [2, 2], "NUM_HEADS": [1, 2], "WINDOW_SIZE": 4}
+WITHOUT_US = (
+    "import sys; sys.modules |= dict.fromkeys(['torch', 'swin_quant'])\n"
+    "import runpy; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+)
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory, randomise):
+    """Flags: a float checkpoint of heads of 32 channels, and its config."""
+    folder = tmp_path_factory.mktemp("heads")
+    model = {"TYPE": "swin", "NAME": "heads", "NUM_CLASSES": 3, "SWIN": SWIN}
+    content = {"DATA": {"IMG_SIZE": 32}, "MODEL": model, "TEST": {"CROP": False}}
+    (folder / "heads.yaml").write_text(yaml.safe_dump(content))
+    network = randomise(build_model(load_config(folder / "heads.yaml")))
+    torch.save({"model": network.state_dict()}, folder / "heads.pth")
+    return [folder / "heads.pth", "--cfg", folder / "heads.yaml"]
+
+
+def kinds(file):
+    return {node.op_type for node in onnx.load(file).graph.node}
+
+
+@pytest.mark.slow
+def test_every_verb_finds_the_library_and_a_package_brings_it(run, given, pictures, with_operators, tmp_path):
+    flags = ["--data-path", pictures, "--for", "openvino", "--pictures", "8", "--output", tmp_path / "out"]
+    assert run("quantize", *given, *flags).code == 0
+    (file,) = (tmp_path / "out").glob("*.onnx")
+    exported = sq.artifact(file)
+    assert "Attention" in kinds(file) and exported.card.policy["name"] == "cpu-operators"
+    assert "openvino" in {one.engine for one in exported.card.measured()} and exported.card.verification[0]["passed"]
+    assert with_operators.name in exported.load().details["extensions"]
+    assert run("verify", file, "--data-path", pictures).code == 0
+    picture = sorted((pictures / "val").rglob("*.png"))[0]
+    assert run("predict", file, picture).code == 0
+
+    package = tmp_path / "package"
+    assert run("package", file, "--output", package).code == 0
+    served = package / "models" / "heads" / "1" / "model.onnx"
+    assert not onnx.load(served).functions and "Softmax" in kinds(served)
+    assert {"build.sh", "attention.hpp", "libswin_quant_plugins.so"} < set(os.listdir(package / "operators"))
+    with_library = infer(package, picture, "openvino", tmp_path)
+    plain = infer(package, picture, "onnxruntime", tmp_path)
+    assert with_library.stderr == "" and np.abs(with_library.out - plain.out).mean() < 0.02
+    (package / "operators" / "libswin_quant_plugins.so").write_bytes(b"of another machine")
+    without = infer(package, picture, "openvino", tmp_path)
+    assert without.stderr.startswith("the plain model runs, slower: ") and without.stderr.count("\n") == 1
+    assert np.abs(without.out - plain.out).mean() < 0.02
+    build = ["sh", package / "operators" / "build.sh", package / "operators"]
+    subprocess.run(build, check=True, env=os.environ | {"PYTHON": sys.executable}, timeout=600)
+    assert infer(package, picture, "openvino", tmp_path).stderr == ""
+
+
+def infer(package, picture, engine, folder):
+    words = [package / "infer.py", picture, "--engine", engine, "--threads", "1", "--save", folder / "out.npy"]
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_US, *map(str, words)], capture_output=True, text=True, timeout=120, cwd="/"
+    )
+    assert done.returncode == 0, done.stderr
+    done.out = np.load(folder / "out.npy")
+    return done
+
+
+@pytest.mark.slow
+def test_where_there_is_no_compiler_the_same_command_writes_the_plain_file(
+    run, given, pictures, tmp_path, monkeypatch, caplog
+):
+    monkeypatch.delenv(operators.SWITCH)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    operators._library.cache_clear()
+    operators._tell.cache_clear()
+    done = run(
+        "quantize",
+        *given,
+        "--data-path",
+        pictures,
+        "--for",
+        "openvino",
+        "--pictures",
+        "8",
+        "--output",
+        tmp_path / "out",
+    )
+    operators._library.cache_clear()
+    (file,) = (tmp_path / "out").glob("*.onnx")
+    assert done.code == 0 and "Attention" not in kinds(file)
+    assert done.err.count("is not compiled: CXX is no-such-compiler") == 1
+    assert sq.artifact(Path(file)).card.policy["name"] == "cpu"
