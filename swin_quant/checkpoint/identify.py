@@ -144,6 +144,8 @@ def config_for(checkpoint: Checkpoint, overrides: Mapping[str, Any] | None = Non
     checkpoint = open_checkpoint(checkpoint)
     file = checkpoint.file
     if (card := checkpoint.card) is not None:
+        if card.wrapped:
+            raise UsageError(f"{file}: holds a wrapped module, which only Python builds: `sq.load(FILE, module)`")
         cfg = from_dict(card.config, str(card_path(file)))
         return from_dict(card.config, str(card_path(file)), overrides | _trained_window(_geometry_of(cfg), overrides))
     weights = checkpoint.weights(str(overrides.get("MODEL.WEIGHTS", "")))

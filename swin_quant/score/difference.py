@@ -1,6 +1,6 @@
 """The difference between the outputs of two engines."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch.nn.functional as F
@@ -29,34 +29,47 @@ def difference(logits: Tensor, reference: Tensor) -> dict[str, Any]:
     }
 
 
-def difference_of_outputs(found: Sequence[Output], reference: Sequence[Output]) -> dict[str, Any]:
-    """`difference_of_pairs` for two lists of batches."""
-    return difference_of_pairs(zip(found, reference, strict=True))
-
-
-def difference_of_pairs(pairs: Iterable[tuple[Output, Output]]) -> dict[str, Any]:
-    """`difference` for embeddings or maps, which have no classes; pairs (output, reference) come batch by batch.
+class OutputDifference:
+    """`difference` for embeddings or maps, which have no classes, summed batch by batch; no batch is kept.
 
     The mean cosine between a picture's values and the reference's replaces the agreement. Differences and step are in
-    units of the reference's mean magnitude, since embeddings and maps have any scale. No batch is kept.
+    units of the reference's mean magnitude, since embeddings and maps have any scale.
     """
-    size = values = signal = noise = total = largest = top = cosines = pictures = 0.0
-    for found, reference in pairs:
+
+    def __init__(self) -> None:
+        self.size = self.values = self.signal = self.noise = self.total = self.largest = self.top = self.cosines = 0.0
+        self.pictures = 0
+
+    def add(self, found: Output, reference: Output) -> None:
         one, other = rows(found).double(), rows(reference).double()
         delta = (one - other).abs()
-        values, total, size = values + delta.numel(), total + delta.sum().item(), size + other.abs().sum().item()
-        largest, top = max(largest, delta.max().item()), max(top, other.abs().max().item())
-        signal, noise = signal + other.square().sum().item(), noise + delta.square().sum().item()
-        cosines, pictures = cosines + F.cosine_similarity(one, other).sum().item(), pictures + len(one)
-    unit = size / values or 1.0
-    return {
-        "mean": total / values / unit,
-        "max": largest / unit,
-        "step": top / INT8_LEVELS / unit,
-        "agreement": None,
-        "sqnr_db": _sqnr(signal, noise),
-        "cosine": cosines / pictures,
-    }
+        self.values += delta.numel()
+        self.total += delta.sum().item()
+        self.size += other.abs().sum().item()
+        self.largest, self.top = max(self.largest, delta.max().item()), max(self.top, other.abs().max().item())
+        self.signal += other.square().sum().item()
+        self.noise += delta.square().sum().item()
+        self.cosines += F.cosine_similarity(one, other).sum().item()
+        self.pictures += len(one)
+
+    def figures(self) -> dict[str, Any]:
+        unit = self.size / self.values or 1.0
+        return {
+            "mean": self.total / self.values / unit,
+            "max": self.largest / unit,
+            "step": self.top / INT8_LEVELS / unit,
+            "agreement": None,
+            "sqnr_db": _sqnr(self.signal, self.noise),
+            "cosine": self.cosines / self.pictures,
+        }
+
+
+def difference_of_outputs(found: Sequence[Output], reference: Sequence[Output]) -> dict[str, Any]:
+    """The figures of `OutputDifference` for two lists of batches."""
+    sums = OutputDifference()
+    for one, other in zip(found, reference, strict=True):
+        sums.add(one, other)
+    return sums.figures()
 
 
 def _sqnr(signal: float, noise: float) -> float | None:

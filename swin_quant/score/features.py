@@ -1,9 +1,10 @@
-"""SQNR and cosine of a quantized backbone against the float one: maps and embeddings have no accuracy."""
+"""SQNR and cosine of a quantized model's outputs against the float model's: maps and embeddings have no accuracy."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import torch
 from torch import nn
 from yacs.config import CfgNode
 
@@ -11,21 +12,23 @@ from swin_quant.base.distributed import World
 from swin_quant.base.errors import UsageError
 from swin_quant.cards.card import RunCard
 from swin_quant.config.outputs import FEATURES
-from swin_quant.data.loader import UnreadableLimit, default_workers
+from swin_quant.data.loader import Batch, UnreadableLimit, default_workers
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import chunks
-from swin_quant.quant.outputs import Output
 from swin_quant.quant.policy import Policy
 from swin_quant.score.baseline import Baseline, engines_beside
-from swin_quant.score.difference import difference_of_pairs
+from swin_quant.score.difference import OutputDifference
 from swin_quant.score.engine import Engine, half_type
 from swin_quant.score.run_engines import readable_batches, run_engines
-from swin_quant.score.scoring import open_split, sample_of
+from swin_quant.score.scoring import open_split
 
 
 @dataclass(frozen=True)
 class FeatureScore:
-    """An engine against float32: SQNR in dB (None if equal), and the mean cosine over pictures."""
+    """An engine against float32: SQNR in dB (None if equal), and the mean cosine over pictures.
+
+    `output`: the name of the output that was compared; None: all of them together.
+    """
 
     engine: str
     precision: str
@@ -33,15 +36,25 @@ class FeatureScore:
     pictures: int
     sqnr_db: float | None
     cosine: float
+    output: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The score for JSON."""
         return asdict(self)
 
     def __str__(self) -> str:
+        return f"{self.subject}: {self.figures}"
+
+    @property
+    def subject(self) -> str:
+        """The engine, and the output."""
+        engine = " ".join(filter(None, (self.engine, self.precision, self.policy)))
+        return f"{engine}, {self.output}" if self.output else engine
+
+    @property
+    def figures(self) -> str:
         sqnr = "equal" if self.sqnr_db is None else f"SQNR {self.sqnr_db:.2f} dB"
-        what = " ".join(filter(None, (self.engine, self.precision, self.policy)))
-        return f"{what}: {sqnr}, cosine {self.cosine:.6f}, beside float32 on {self.pictures} pictures"
+        return f"{sqnr}, cosine {self.cosine:.6f}, beside float32 on {self.pictures} pictures"
 
 
 def score_features(
@@ -62,35 +75,37 @@ def score_features(
     """
     if world.size > 1:
         raise UsageError("features are scored in one process: start it without torchrun")
-    engines = list(engines_beside(model, world.device, half_type(half, world.device), policies, baseline).values())
-    if engines[0].precision != "float32":
-        raise UsageError("features are compared with the original float model, which is not found: give ‹float› FILE")
+    engines = engines_beside(model, world.device, half_type(half, world.device), policies, baseline)
     preprocess = Preprocess.from_dict(card.preprocess)
-    return [_compare(engines[0], engine, cfg, preprocess, world, split, max_unreadable) for engine in engines[1:]]
-
-
-def _compare(
-    reference: Engine,
-    engine: Engine,
-    cfg: CfgNode,
-    preprocess: Preprocess,
-    world: World,
-    split: str,
-    max_unreadable: float,
-) -> FeatureScore:
-    pictures = sample_of(open_split(cfg, split, world), cfg)
+    pictures = open_split(cfg, split, world)
     limit = UnreadableLimit(len(pictures), max_unreadable)
     size = cfg.DATA.BATCH_SIZE if preprocess.is_square or cfg.MODEL.OUTPUT_KIND != FEATURES else 1
     workers = default_workers(cfg.DATA.NUM_WORKERS, 1, len(pictures))
     parts = chunks(range(len(pictures)), size)
-    batches = readable_batches(pictures, preprocess, parts, limit, workers, f"comparing {engine.label}")
-    seen = 0
+    batches = readable_batches(pictures, preprocess, parts, limit, workers, f"comparing {', '.join(engines)}")
+    return compare_outputs(engines, batches, world.device)
 
-    def pairs() -> Iterator[tuple[Output, Output]]:
-        nonlocal seen
-        for batch, found in run_engines({"quantized": engine, "float32": reference}, batches, world.device):
-            seen += len(batch.indices)
-            yield found["quantized"].output, found["float32"].output
 
-    found = difference_of_pairs(pairs())
-    return FeatureScore(engine.name, engine.precision, engine.policy, seen, found["sqnr_db"], found["cosine"])
+def compare_outputs(
+    engines: Mapping[str, Engine], batches: Iterable[Batch], device: torch.device, names: Sequence[str] = ()
+) -> list[FeatureScore]:
+    """The scores of all engines but the first, the float reference; then those of each output, where several have
+    `names`. UsageError if the first is not float32, and if there is no picture."""
+    first, *others = engines
+    if engines[first].precision != "float32":
+        raise UsageError("outputs are compared with the original float model, which is not found: give ‹float› FILE")
+    parts = [None, *(names if len(names) > 1 else ())]
+    sums = {(part, key): OutputDifference() for part in parts for key in others}
+    for _, found in run_engines(engines, batches, device):
+        for (part, key), one in sums.items():
+            pair = found[key].output, found[first].output
+            one.add(*(pair if part is None else (output[names.index(part)] for output in pair)))
+    if others and not sums[None, others[0]].pictures:
+        raise UsageError("pictures: there is no batch to compare with")
+    return [_score(engines[key], part, one) for (part, key), one in sums.items()]
+
+
+def _score(engine: Engine, output: str | None, sums: OutputDifference) -> FeatureScore:
+    found = sums.figures()
+    how = (engine.name, engine.precision, engine.policy, sums.pictures, found["sqnr_db"], found["cosine"])
+    return FeatureScore(*how, output=output)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from swin_quant.quant.policy import Policy
     from swin_quant.score.baseline import Baseline
     from swin_quant.score.engine import Engine
+    from swin_quant.score.features import FeatureScore
     from swin_quant.verbs.evaluate_artifacts import Scored
 
 HELP = "Score a checkpoint, or artifacts on their engines, on labelled pictures: the float model first."
@@ -117,19 +118,26 @@ OPTIONS = EvaluateOptions
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Results on one list of pictures, the float model's first; printed, it is the accuracy-delta table."""
+    """Results on one list of pictures, the float model's first; printed, it is the accuracy-delta table.
+
+    A model without logits has no `results`: its `outputs` are compared with float32's.
+    """
 
     results: tuple[Result, ...]
     card: RunCard
+    outputs: tuple[FeatureScore, ...] = ()
 
     def __str__(self) -> str:
         from swin_quant.report.accuracy.render import render
 
-        return render([self.card])
+        return "\n".join(map(str, self.outputs)) if self.outputs else render([self.card])
 
     def _repr_html_(self) -> str:
         from swin_quant.report.accuracy.render import as_html
+        from swin_quant.report.table import html_facts
 
+        if self.outputs:
+            return html_facts(self.card.name, {score.subject: score.figures for score in self.outputs})
         return as_html([self.card])
 
     @property
@@ -156,21 +164,20 @@ def evaluate(
 
     Every engine sees the same pictures; deltas and their paired standard error compare with the float model that the
     user had: `original`, or what the run card of a QAT checkpoint names, else the model itself with its nodes off. The
-    results go into the model's card as well. SwinQuantError where an enabled node has no range.
+    results go into the model's card as well. A model without logits has SQNR and cosine against float32 instead, of
+    all its outputs and of each by name; its pictures need no labels. SwinQuantError where an enabled node has no range.
     """
     from swin_quant.base.distributed import World
     from swin_quant.checkpoint.range_bits import check_bits
-    from swin_quant.config.outputs import need_logits
     from swin_quant.model import Model
     from swin_quant.quant.eval_mode import eval_mode
+    from swin_quant.quant.outputs import has_classes
     from swin_quant.quant.policies import load_policy
     from swin_quant.score.baseline import engines_beside
     from swin_quant.score.engine import half_type
     from swin_quant.verbs.baselines import baseline_of
 
     model = model if isinstance(model, Model) else Model(model)
-    if model.card.config:
-        need_logits(model.config.MODEL.OUTPUT_KIND, "evaluate")
     own = [model.policy] if model.policy and model.is_calibrated else []
     chosen = own if policies is None else [load_policy(p) if isinstance(p, str) else p for p in policies]
     if model.is_calibrated:
@@ -179,11 +186,32 @@ def evaluate(
     baseline = baseline_of(model, chosen, world, original)
     engines = engines_beside(model.module, model.device, half_type(half, model.device), chosen, baseline)
     with eval_mode(model.module):
+        if not has_classes(model.module):
+            return Evaluation((), model.card, tuple(_compared(engines, model, pictures, batch_size)))
         results = _results(engines, model, pictures, batch_size, world)
     scored = replace(model.card, results=[])
     for result in results.values():
         model.card, scored = model.card.with_result(result), scored.with_result(result)
     return Evaluation(tuple(results.values()), scored)
+
+
+def _compared(engines: dict[str, Engine], model: Model, pictures: Source, batch_size: int) -> list[FeatureScore]:
+    from swin_quant.data.loader import UnreadableLimit, default_workers
+    from swin_quant.data.picture_set import PictureSet, batches
+    from swin_quant.data.sampling import chunks
+    from swin_quant.score.features import compare_outputs
+    from swin_quant.score.run_engines import readable_batches
+
+    names: Sequence[str] = getattr(model.module, "output_names", ())
+    if not isinstance(pictures, PictureSet):
+        return compare_outputs(engines, batches(pictures, False, model.prepared), model.device, names)
+    pictures = pictures.of_split("val")
+    opened = pictures.open()
+    indices = list(range(len(opened))) if pictures.count is None else pictures.indices(opened)
+    parts = chunks(indices, batch_size if model.preprocess.is_square else 1)
+    limit, workers = UnreadableLimit(len(indices), 0.01), default_workers(8, 1, len(indices))
+    loaded = readable_batches(opened, model.preprocess, parts, limit, workers, "comparing outputs")
+    return compare_outputs(engines, loaded, model.device, names)
 
 
 def _results(

@@ -109,15 +109,16 @@ def sensitivity(model: Model | nn.Module, pictures: Source, policy: str | Policy
     """
     from swin_quant.base.distributed import World
     from swin_quant.checkpoint.range_bits import check_bits
-    from swin_quant.config.outputs import need_logits
+    from swin_quant.config.outputs import FEATURES, need_logits
     from swin_quant.data.picture_set import PictureSet, batches
     from swin_quant.data.sampling import Sampling
     from swin_quant.model import Model
+    from swin_quant.quant.outputs import has_classes
     from swin_quant.quant.policies import load_policy
 
     model = model if isinstance(model, Model) else Model(model)
-    if model.card.config:
-        need_logits(model.config.MODEL.OUTPUT_KIND, "sensitivity")
+    if not has_classes(model.module):
+        need_logits(getattr(model.module, "output_kind", FEATURES), "sensitivity")
     chosen = load_policy(policy) if isinstance(policy, str) else policy or model.policy
     if chosen is None:
         raise UsageError(f"{model.name}: has no policy: name one, or calibrate the model")

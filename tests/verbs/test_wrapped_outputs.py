@@ -117,3 +117,38 @@ def test_a_module_of_several_inputs_is_refused_in_a_line():
 
     with pytest.raises(sq.SwinQuantError, match="mine: does not take .*missing 1 required positional argument: 'y'"):
         sq.wrap(Two(None), (8, 10), name="mine")
+
+
+def test_outputs_without_classes_are_compared_with_float_together_and_each_by_its_name(images):
+    """The figures are those of whole forwards."""
+    model = _wrapped(STRUCTURES["dict"][0], images)
+    found = sq.evaluate(model, [images[:9], images[9:]], half="none")
+    assert not found.results and found.float32 is None and "cosine" in str(found) and "maps" in found._repr_html_()
+    ours, theirs = list(model(images).values()), model.module(images)
+    pairs = [tuple(one.detach().double().reshape(16, -1) for one in pair) for pair in zip(ours, theirs, strict=True)]
+    everything = tuple(torch.cat(side, 1) for side in zip(*pairs, strict=True))
+    assert [score.output for score in found.outputs] == [None, "maps", "tokens", "vector", "number"]
+    for score, (mine, exact) in zip(found.outputs, [everything, *pairs], strict=True):
+        sqnr = 10 * torch.log10(exact.square().sum() / (mine - exact).square().sum())
+        cosine = torch.nn.functional.cosine_similarity(mine, exact).mean()
+        assert (score.pictures, score.policy) == (16, "cpu")
+        assert score.sqnr_db == pytest.approx(float(sqnr), abs=1e-3) and score.cosine == pytest.approx(float(cosine))
+    with pytest.raises(sq.UsageError, match="there is no batch to compare with"):
+        sq.evaluate(model, [])
+    with pytest.raises(sq.UsageError, match="sensitivity is about logits, and this model gives features"):
+        sq.sensitivity(model, [images])
+
+
+def test_outputs_are_compared_on_pictures(pictures):
+    how = sq.Preprocess(32, False, "bicubic", (0.5,) * 3, (0.5,) * 3)
+    model = sq.calibrate(
+        sq.wrap(torch.nn.Conv2d(3, 4, 3), 32, preprocess=how), sq.pictures(pictures, "train", 4), "cpu"
+    )
+    scores = sq.evaluate(model, sq.pictures(pictures, "val")).outputs
+    assert [score.precision for score in scores] == ["bfloat16", "int8"] and {score.pictures for score in scores} == {7}
+
+
+def test_the_command_line_says_that_a_wrapped_module_is_for_python(images, run, tmp_path):
+    file = _wrapped(STRUCTURES["twice"][0], images).save(tmp_path / "mine_calib.pth")
+    for words in (["evaluate", file], ["sensitivity", file], ["search", file, "--engine", "openvino", "--max-drop", 1]):
+        assert "holds a wrapped module, which only Python builds: `sq.load(FILE, module)`" in run(*words).error(2)
