@@ -83,12 +83,6 @@ def exported_once(tmp_path_factory):
         yield
 
 
-def pytest_collection_modifyitems(items):
-    """Files with slow tests first, so that workers, which take a file at a time, end together."""
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
-
-
 def pytest_collection_finish():
     """The collector of garbage passes over the 700,000 objects that are there before the first test."""
     gc.collect()

@@ -11,7 +11,7 @@ from swin_quant.cards.card import RunCard
 from swin_quant.cli import main
 from swin_quant.report.accuracy.rows import rows_of
 
-ENGINES = ["--engine", "onnxruntime"]
+ENGINES = ["--engine", "torchscript"]
 
 
 @pytest.fixture(scope="session")
@@ -182,12 +182,12 @@ def test_qat_of_qat_and_its_calibration_keep_the_original(run, runs, pictures, c
 
 @pytest.fixture
 def export(run, runs):
-    """export(flags ...) -> an ONNX file of the QAT checkpoint in a sibling of its folder."""
+    """export(flags ...) -> a TorchScript file of the QAT checkpoint in a sibling of its folder."""
 
     def go(*flags):
-        words = ["--checkpoint", qat(runs), "--for", "onnxruntime", "--output", runs / "out" / "onnx"]
+        words = ["--checkpoint", qat(runs), "--for", "torchscript", "--output", runs / "out" / "traced"]
         assert run("export", *words, *flags).code == 0
-        (file,) = (runs / "out" / "onnx").glob("*.onnx")
+        (file,) = (runs / "out" / "traced").glob("*.pt")
         assert str(runs) not in file.with_suffix(".json").read_text()
         return file
 
@@ -200,9 +200,9 @@ def test_an_artifact_of_qat_in_a_sibling_folder(run, runs, pictures, export):
     flags = ["--data-path", pictures, "--device", "cpu", "--half", "none", *ENGINES]
     assert run("evaluate", artifact, *flags, "--fake-quant").code == 0
     found, int8 = measured(artifact), ("torch fake-quant", "int8")
-    assert list(found) == [FLOAT32, ("ptq", *int8), ("qat", *int8), UNQUANTIZED, ("qat", "onnxruntime", "int8")]
+    assert list(found) == [FLOAT32, ("ptq", *int8), ("qat", *int8), UNQUANTIZED, ("qat", "TorchScript", "int8")]
     assert found[FLOAT32].loss == same(measured(qat(runs))[FLOAT32])
-    result, simulated = found["qat", "onnxruntime", "int8"], found[("qat", *int8)]
+    result, simulated = found["qat", "TorchScript", "int8"], found[("qat", *int8)]
     assert result.delta_acc1 == pytest.approx(simulated.delta_acc1) and result.sqnr_db < 30
     qat(runs).unlink()
     shutil.rmtree(runs / "ptq")
