@@ -8,7 +8,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from swin_quant.base.errors import SwinQuantError, is_out_of_gpu_memory, one_line
 
-_Given = ParamSpec("_Given")
+_Arguments = ParamSpec("_Arguments")
 _Found = TypeVar("_Found")
 _LONGEST = 200  # characters of a library's message
 
@@ -35,14 +35,14 @@ def _first(path: Any, *more: Any, **named: Any) -> Any:
 
 def reads(
     what: str, path_of: Callable[..., Any] = _first
-) -> Callable[[Callable[_Given, _Found]], Callable[_Given, _Found]]:
+) -> Callable[[Callable[_Arguments, _Found]], Callable[_Arguments, _Found]]:
     """A function that runs inside `reading`; `path_of`: the path of its file in its arguments, by default the first."""
 
-    def guarded(read: Callable[_Given, _Found]) -> Callable[_Given, _Found]:
+    def guarded(read: Callable[_Arguments, _Found]) -> Callable[_Arguments, _Found]:
         @functools.wraps(read)
-        def inside(*given: _Given.args, **named: _Given.kwargs) -> _Found:
-            with reading(path_of(*given, **named), what):
-                return read(*given, **named)
+        def inside(*arguments: _Arguments.args, **named: _Arguments.kwargs) -> _Found:
+            with reading(path_of(*arguments, **named), what):
+                return read(*arguments, **named)
 
         return inside
 
@@ -54,14 +54,14 @@ def _fault(error: Exception, what: str) -> str:
         return f"the {what} takes more memory than there is"
     if isinstance(error, OSError) and error.errno is not None:
         return f"the {what} cannot be read: {os.strerror(error.errno)}"
-    said = "it is nested too deeply" if isinstance(error, RecursionError) else _first_line(error)
-    return f"not a readable {what}: it is damaged ({said})"
+    reason = "it is nested too deeply" if isinstance(error, RecursionError) else _first_line(error)
+    return f"not a readable {what}: it is damaged ({reason})"
 
 
 def _first_line(error: Exception) -> str:
     """The first line of a library's message; our own ValueErrors need no name of their class."""
-    said = one_line(next(iter(str(error).strip().splitlines()), "")[:_LONGEST])
-    return said if said and type(error) is ValueError else ": ".join(filter(None, (type(error).__name__, said)))
+    reason = one_line(next(iter(str(error).strip().splitlines()), "")[:_LONGEST])
+    return reason if reason and type(error) is ValueError else ": ".join(filter(None, (type(error).__name__, reason)))
 
 
 class Cursor:

@@ -74,13 +74,13 @@ def ptq_of(card: RunCard, folders: Sequence[Path]) -> Start | None:
     return found[-1] if found and _holds_original(found[-1], card) else None
 
 
-def original_of(card: RunCard, folders: Sequence[Path], given: str | Path | None = None) -> Path | None:
-    """A file with the weights of the card's original: `given`, the source itself, or the start of its QAT.
+def original_of(card: RunCard, folders: Sequence[Path], float_file: str | Path | None = None) -> Path | None:
+    """A file with the weights of the card's original: `float_file`, the source itself, or the start of its QAT.
 
-    SwinQuantError if `given` is another one; None if none is found.
+    SwinQuantError if `float_file` is another one; None if none is found.
     """
-    if given is not None:
-        return _checked(card, Path(given))
+    if float_file is not None:
+        return _checked(card, Path(float_file))
     chain = list(starts(card, folders))
     places = [*folders, *(start.file.parent for start in chain)]
     for each in [card, *(start.card for start in chain if start.card)]:
@@ -91,20 +91,20 @@ def original_of(card: RunCard, folders: Sequence[Path], given: str | Path | None
     return chain[-1].file if chain and _holds_original(chain[-1], card) else None
 
 
-def _checked(card: RunCard, given: Path) -> Path:
+def _checked(card: RunCard, float_file: Path) -> Path:
     if card.source is None:
-        raise SwinQuantError(f"‹float› {given}: the run card {card.name} names no original to compare it with")
-    sha256 = sha256_of(given)
+        raise SwinQuantError(f"‹float› {float_file}: the run card {card.name} names no original to compare it with")
+    sha256 = sha256_of(float_file)
     start = card.training["start"] if card.training else None
     holds = sha256 == _source(card)
     if not holds and start and sha256 == start["sha256"]:
-        holds = _holds_original(Start(given, card_of(given)), card)
+        holds = _holds_original(Start(float_file, card_of(float_file)), card)
     if not holds:
         raise SwinQuantError(
-            f"‹float› {given}: is not the float checkpoint that the run began with, {card.source['file']}: its SHA-256 "
-            f"is {sha256[:12]}..., the run card has {card.source['sha256'][:12]}..."
+            f"‹float› {float_file}: is not the float checkpoint that the run began with, {card.source['file']}: its "
+            f"SHA-256 is {sha256[:12]}..., the run card has {card.source['sha256'][:12]}..."
         )
-    return given
+    return float_file
 
 
 def _holds_original(start: Start, card: RunCard) -> bool:

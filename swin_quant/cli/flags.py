@@ -51,9 +51,9 @@ _PARSED: dict[Any, Callable[[str], Any]] = {
 class Flag:
     """Facts for the command line that the name, type and default of a field do not tell.
 
-    `name`: the flag, where it is not the field's name. `place`: the value is given by its place, without a flag;
-    `or_flag`: by its place or by its flag. `optional`: the flag may stand alone, and then means this value. `names`:
-    further spellings.
+    `name`: the flag, where it is not the field's name. `place`: the value stands at its place, without a flag;
+    `or_flag`: at its place or behind its flag. `optional`: the flag may stand alone, and then means this value.
+    `names`: further spellings.
     """
 
     help: str | Callable[[], str] = ""
@@ -97,13 +97,13 @@ def add_flags(
 
     `rare`: the help tells of rare flags, too.
     """
-    for field, kind, said in _fields(options):
+    for field, kind, note in _fields(options):
         if isinstance(kind, type) and is_dataclass(kind):
-            inner = _group(parser, said.title) if isinstance(said, Group) else parser
+            inner = _group(parser, note.title) if isinstance(note, Group) else parser
             add_flags(inner, kind, words, rare)
-        elif isinstance(said, Flag):
-            hidden = isinstance(said, Rare) and not rare
-            _add(parser, field, kind, replace(said, help=argparse.SUPPRESS) if hidden else said, words or {}, rare)
+        elif isinstance(note, Flag):
+            hidden = isinstance(note, Rare) and not rare
+            _add(parser, field, kind, replace(note, help=argparse.SUPPRESS) if hidden else note, words or {}, rare)
 
 
 def _group(parser: argparse._ActionsContainer, title: str) -> argparse._ActionsContainer:
@@ -113,17 +113,17 @@ def _group(parser: argparse._ActionsContainer, title: str) -> argparse._ActionsC
 
 
 def options_from(args: argparse.Namespace, options: type[Options]) -> Options:
-    """The dataclass with what was given; a field of which the command line knows nothing keeps its default."""
-    given: dict[str, Any] = {}
-    for field, kind, said in _fields(options):
+    """The dataclass with the values of a command line; a field without a flag keeps its default."""
+    values: dict[str, Any] = {}
+    for field, kind, note in _fields(options):
         if isinstance(kind, type) and is_dataclass(kind):
-            given[field.name] = options_from(args, kind)
-        elif isinstance(said, Flag):
+            values[field.name] = options_from(args, kind)
+        elif isinstance(note, Flag):
             value = getattr(args, field.name)
             if value is not None:
-                several = get_origin(kind) is tuple and isinstance(value, str)  # one, given by its flag
-                given[field.name] = (value,) if several else tuple(value) if isinstance(value, list) else value
-    return options(**given)
+                several = get_origin(kind) is tuple and isinstance(value, str)  # one, behind its flag
+                values[field.name] = (value,) if several else tuple(value) if isinstance(value, list) else value
+    return options(**values)
 
 
 def words_from(options: Any) -> list[str]:
@@ -138,18 +138,18 @@ def words_from(options: Any) -> list[str]:
 def _words_from(options: Any) -> tuple[list[str], list[str]]:
     places: list[str] = []
     flags: list[str] = []
-    for field, kind, said in _fields(type(options)):
+    for field, kind, note in _fields(type(options)):
         value = getattr(options, field.name)
         if isinstance(kind, type) and is_dataclass(kind):
             inner = _words_from(value)
             places += inner[0]
             flags += inner[1]
-        elif isinstance(said, Flag) and not _is_unsaid(value, field):
+        elif isinstance(note, Flag) and not _is_unsaid(value, field):
             words = [] if value is True else [str(one) for one in (value if isinstance(value, tuple) else (value,))]
-            if said.place or said.or_flag:
+            if note.place or note.or_flag:
                 places += words
             else:
-                flags += [_flag_of(field, said), *words]
+                flags += [_flag_of(field, note), *words]
     return places, flags
 
 
@@ -157,63 +157,63 @@ def _is_unsaid(value: Any, field: Field[Any]) -> bool:
     return value is None or value is False or value == () or value == field.default
 
 
-def _flag_of(field: Field[Any], said: Flag) -> str:
-    return said.name or f"--{field.name.replace('_', '-')}"
+def _flag_of(field: Field[Any], note: Flag) -> str:
+    return note.name or f"--{field.name.replace('_', '-')}"
 
 
 def _fields(options: type) -> Iterator[tuple[Field[Any], Any, Flag | Group | None]]:
-    """(field, its type without `None`, what is said of its flag)."""
+    """(field, its type without `None`, its Flag or Group)."""
     hints = get_type_hints(options, include_extras=True)
     for field in fields(options):
-        kind, said = hints[field.name], None
+        kind, note = hints[field.name], None
         if get_origin(kind) is Annotated:
             kind, *notes = get_args(kind)
-            said = next((note for note in notes if isinstance(note, (Flag, Group))), None)
+            note = next((one for one in notes if isinstance(one, (Flag, Group))), None)
         if get_origin(kind) in (Union, UnionType):
             kind = next(one for one in get_args(kind) if one is not type(None))
-        yield field, kind, said
+        yield field, kind, note
 
 
 def _add(
-    parser: argparse._ActionsContainer, field: Field[Any], kind: Any, said: Flag, words: Mapping[str, str], rare: bool
+    parser: argparse._ActionsContainer, field: Field[Any], kind: Any, note: Flag, words: Mapping[str, str], rare: bool
 ) -> None:
-    flag = _flag_of(field, said)
+    flag = _flag_of(field, note)
     flag = words.get(flag, flag)
     is_required = field.default is MISSING and field.default_factory is MISSING
     default = None if is_required else field.default
     if field.default_factory is not MISSING:
         default = field.default_factory()
-    how: dict[str, Any] = {"default": default, "help": _help(said, default), "dest": field.name}
+    how: dict[str, Any] = {"default": default, "help": _help(note, default), "dest": field.name}
     several = get_origin(kind) is tuple
     if kind is bool:
-        parser.add_argument(flag, *said.names, action="store_true", **how)
+        parser.add_argument(flag, *note.names, action="store_true", **how)
         return
-    choices = said.choices() if callable(said.choices) else said.choices
+    choices = note.choices() if callable(note.choices) else note.choices
     if get_origin(kind) is Literal:
         choices = get_args(kind)
     how |= {"choices": tuple(choices)} if choices else {}
     how |= {"type": _PARSED[get_args(kind)[0] if several else kind]} if get_origin(kind) is not Literal else {}
-    how |= {"metavar": said.metavar} if said.metavar else {}
-    if said.place or said.or_flag:
+    how |= {"metavar": note.metavar} if note.metavar else {}
+    if note.place or note.or_flag:
         count = "+" if several and is_required else "*" if several else None if is_required else "?"
-        placed = {key: value for key, value in how.items() if key != "dest"} if said.place else how
-        if said.or_flag:
+        placed = {key: value for key, value in how.items() if key != "dest"} if note.place else how
+        if note.or_flag:
             placed = placed | {"action": OneWay, "default": argparse.SUPPRESS}
             again = placed | {"help": "the same as a flag" if rare else argparse.SUPPRESS, "metavar": "FILE"}
-            parser.add_argument(flag, *said.names, **again)
+            parser.add_argument(flag, *note.names, **again)
             parser.set_defaults(**{field.name: default})
-        name = (field.name,) if said.place else ()
+        name = (field.name,) if note.place else ()
         parser.add_argument(*name, nargs=count, **placed)
         return
-    if said.optional is not None:
-        how |= {"nargs": "?", "const": said.optional}
+    if note.optional is not None:
+        how |= {"nargs": "?", "const": note.optional}
     elif several:
         how["nargs"] = "+"
-    parser.add_argument(flag, *said.names, required=is_required, **how)
+    parser.add_argument(flag, *note.names, required=is_required, **how)
 
 
-def _help(said: Flag, default: Any) -> str:
-    text = said.help() if callable(said.help) else said.help
+def _help(note: Flag, default: Any) -> str:
+    text = note.help() if callable(note.help) else note.help
     if text == argparse.SUPPRESS:
         return text
     tells = default not in (None, False, (), "") and "default" not in text

@@ -50,14 +50,14 @@ def tree_of(name: str) -> dict[str, Any]:
         close = difflib.get_close_matches(name, timm.list_models(), n=3, cutoff=0.3)
         others = [f"{architecture}.{tag}" for tag in tags] or close or timm.list_models("resnet*")
         raise UsageError(f"timm:{name}: timm has no such model; it has {listed(others)}")
-    given = timm.get_pretrained_cfg(name if tags else architecture)
-    said = given.to_dict() if given else {}
-    _, height, width = said.get("input_size") or (3, 224, 224)
+    pretrained = timm.get_pretrained_cfg(name if tags else architecture)
+    published = pretrained.to_dict() if pretrained else {}
+    _, height, width = published.get("input_size") or (3, 224, 224)
     if height != width:
         raise UsageError(f"timm:{name}: is for pictures of {height} x {width}: only square ones are supported")
     model = {"TYPE": "timm", "NAME": name, "DROP_PATH_RATE": 0.0, "TIMM": {"ARCHITECTURE": architecture}}
-    model["NUM_CLASSES"] = said.get("num_classes") or 1000
-    return {"MODEL": model, "DATA.IMG_SIZE": height, **prepared(said)}
+    model["NUM_CLASSES"] = published.get("num_classes") or 1000
+    return {"MODEL": model, "DATA.IMG_SIZE": height, **prepared(published)}
 
 
 def prepared(pretrained: Mapping[str, Any]) -> dict[str, Any]:

@@ -104,25 +104,25 @@ class CifarPictures(Pictures):
         return labels
 
 
-def _detect(asked: DataRequest) -> tuple[list[Path], _Form] | None:
+def _detect(request: DataRequest) -> tuple[list[Path], _Form] | None:
     for form in _FORMS:
-        for folder in (Path(asked.place), Path(asked.place, form.folder)):
+        for folder in (Path(request.place), Path(request.place, form.folder)):
             if any((folder / name).is_file() for name in (form.train[0], form.test)):
-                wanted = [form.test] if asked.split in VAL else list(form.train) if asked.split == "train" else []
+                wanted = [form.test] if request.split in VAL else list(form.train) if request.split == "train" else []
                 return [folder / name for name in wanted], form
     return None
 
 
-def _find(asked: DataRequest) -> list[Path]:
-    if not os.path.isdir(asked.place) or asked.folder.is_dir():
+def _find(request: DataRequest) -> list[Path]:
+    if not os.path.isdir(request.place) or request.folder.is_dir():
         return []
-    if found := _detect(asked):
+    if found := _detect(request):
         return found[0]
     return []
 
 
-def _open(files: list[Path], asked: DataRequest) -> CifarPictures:
-    found = _detect(asked)
+def _open(files: list[Path], request: DataRequest) -> CifarPictures:
+    found = _detect(request)
     assert found is not None  # `_find` has just found them
     return CifarPictures(files, found[1])
 

@@ -28,19 +28,19 @@ class TablePictures(FolderPictures):
         SwinQuantError: names the table and the line.
     """
 
-    def __init__(self, table: Path, asked: DataRequest) -> None:
+    def __init__(self, table: Path, request: DataRequest) -> None:
         self.folder = table.parent
         lines: dict[str, tuple[int, str | None]] = {}
-        for number, path, label in _rows(table, asked.split):
+        for number, path, label in _rows(table, request.split):
             if path in lines:
                 raise SwinQuantError(f"{table}, line {number}: {printable(path)[:200]} is listed a second time")
             lines[path] = number, label
         if not lines:
-            raise SwinQuantError(f"{table}: lists no pictures of split {asked.split}; expected path and label")
+            raise SwinQuantError(f"{table}: lists no pictures of split {request.split}; expected path and label")
         self._files = list(lines)
         self.names = [printable(path) for path in lines]
         numbers, written = zip(*lines.values(), strict=True)
-        labels, names = classed(written, asked.classes, table.parent, lambda place: f"{table}, line {numbers[place]}")
+        labels, names = classed(written, request.classes, table.parent, lambda place: f"{table}, line {numbers[place]}")
         self.labels, self.class_names = labels, names
 
 
@@ -85,14 +85,14 @@ def _columns(table: Path, header: Sequence[str]) -> tuple[int, int | None, int |
     return path, label, part
 
 
-def _find(asked: DataRequest) -> list[Path]:
-    return files_of(asked, ".csv", "metadata.csv") or files_of(asked, ".tsv", "metadata.tsv")
+def _find(request: DataRequest) -> list[Path]:
+    return files_of(request, ".csv", "metadata.csv") or files_of(request, ".tsv", "metadata.tsv")
 
 
-def _open(files: list[Path], asked: DataRequest) -> TablePictures:
+def _open(files: list[Path], request: DataRequest) -> TablePictures:
     if len(files) > 1:
-        raise SwinQuantError(f"{asked.place}: {len(files)} tables of split {asked.split}: name one of them")
-    return TablePictures(files[0], asked)
+        raise SwinQuantError(f"{request.place}: {len(files)} tables of split {request.split}: name one of them")
+    return TablePictures(files[0], request)
 
 
 SOURCE = DataSource("csv", "table of path and label (<split>.csv)", _find, _open, names_own=True)

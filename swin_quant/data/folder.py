@@ -39,9 +39,9 @@ class FolderPictures(Pictures):
         else:
             walk.leave_out(beside, " beside the folders of classes")
         if not found:
-            layout, said = "<class>/<picture>" if labelled else "pictures", walk.left_out(folder)
+            layout, others = "<class>/<picture>" if labelled else "pictures", walk.left_out(folder)
             expected = f"found no pictures; expected {layout} with {', '.join(EXTENSIONS)}"
-            raise SwinQuantError(f"{folder}: {expected}{'; ' if said else ''}{said}")
+            raise SwinQuantError(f"{folder}: {expected}{'; ' if others else ''}{others}")
         walk.tell(folder)
         held = {label for _, label in found}
         if empty := [printable(name) for label, name in enumerate(classes) if not held & {label, -1}]:

@@ -180,11 +180,11 @@ def _check_inflated(path: Path, content: bytes) -> None:
         at += size
 
 
-def _folder(asked: DataRequest) -> Path | None:
-    for folder in (asked.folder, Path(asked.place)):
+def _folder(request: DataRequest) -> Path | None:
+    for folder in (request.folder, Path(request.place)):
         try:
             if any(PICTURE.fullmatch(item.name) for item in os.scandir(folder)) and not (
-                folder == asked.folder and subfolders(folder)
+                folder == request.folder and subfolders(folder)
             ):
                 return folder
         except OSError:
@@ -192,15 +192,15 @@ def _folder(asked: DataRequest) -> Path | None:
     return None
 
 
-def _find(asked: DataRequest) -> list[Path]:
-    if asked.split not in _SPLITS or (asked.classes is None and not asked.prefix):
+def _find(request: DataRequest) -> list[Path]:
+    if request.split not in _SPLITS or (request.classes is None and not request.prefix):
         return []
-    folder = _folder(asked)
+    folder = _folder(request)
     return [folder] if folder else []
 
 
-def _open(files: list[Path], asked: DataRequest) -> IlsvrcPictures:
-    root, folder = Path(asked.place), files[0]
+def _open(files: list[Path], request: DataRequest) -> IlsvrcPictures:
+    root, folder = Path(request.place), files[0]
     kits = [kit for kit in sorted(root.glob("*devkit*")) if kit.is_dir()]
     places = [folder, root, root / "data", *kits, *(kit / "data" for kit in kits)]
     return IlsvrcPictures(folder, places)

@@ -26,14 +26,14 @@ def classed(
     Raises:
         SwinQuantError: names the place of the first label that is wrong.
     """
-    given = [label for label in written if label is not None]
-    if classes is not None and len(given) < len(written):
+    known = [label for label in written if label is not None]
+    if classes is not None and len(known) < len(written):
         raise SwinQuantError(f"{where(written.index(None))}: has no label")
     path = folder / CLASSES_FILE
     names = read_lines(path, "list of class names") if os.path.lexists(path) else None
-    if all(re.fullmatch(r"-?[0-9]{1,9}", label) for label in given):
+    if all(re.fullmatch(r"-?[0-9]{1,9}", label) for label in known):
         return _numbers(written, classes, names, where)
-    names = names or sorted(set(given))
+    names = names or sorted(set(known))
     index = {name: number for number, name in enumerate(names)}
     for place, label in enumerate(written):
         if label is not None and label not in index:

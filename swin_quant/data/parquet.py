@@ -148,7 +148,7 @@ class ParquetPictures(Pictures):
         UsageError: pyarrow is not installed.
     """
 
-    def __init__(self, files: Sequence[Path], asked: DataRequest) -> None:
+    def __init__(self, files: Sequence[Path], request: DataRequest) -> None:
         self._paths = list(files)
         self._opened: dict[int, Any] = {}
         self._owner = 0
@@ -180,7 +180,7 @@ class ParquetPictures(Pictures):
         if not self._places:
             raise SwinQuantError(f"{files[0]}: holds no pictures")
         folder = files[0].parent
-        self.labels, self.class_names = classed(written, asked.classes, folder, lambda place: self.names[place])
+        self.labels, self.class_names = classed(written, request.classes, folder, lambda place: self.names[place])
         if features and len(features) == len(self.class_names):
             self.class_names = features
 
@@ -319,7 +319,7 @@ def _features(file: Any, label: str | None) -> list[str] | None:
 SOURCE = DataSource(
     "parquet",
     "Parquet files of pictures",
-    lambda asked: files_of(asked, ".parquet", "*.parquet"),
+    lambda request: files_of(request, ".parquet", "*.parquet"),
     ParquetPictures,
     names_own=True,
 )

@@ -49,8 +49,8 @@ def fault(
     shape, channels = list(images.shape), wanted[0] if wanted else 3 if preprocess else None
     if wanted and len(wanted) != 3:
         if tuple(shape[1:]) != wanted or not images.is_floating_point():
-            given = f"{str(images.dtype).removeprefix('torch.')} {shape}"
-            return f"inputs are {given}: must be float [B, {', '.join(map(str, wanted))}]"
+            actual = f"{str(images.dtype).removeprefix('torch.')} {shape}"
+            return f"inputs are {actual}: must be float [B, {', '.join(map(str, wanted))}]"
         return ""
     if images.dim() != 4:
         return f"images {shape}: must be [B, {channels or 'channels'}, H, W]; one picture is images[None]"
@@ -73,10 +73,10 @@ def doubt(images: Tensor, preprocess: Preprocess | None) -> str:
     if not preprocess or not images.numel():
         return ""
     (least, most), (low, high) = _range(images), _normal(preprocess)
-    said = f"images are from {least:.3g} to {most:.3g}, and normalised ones from {low:.3g} to {high:.3g}"
+    span = f"images are from {least:.3g} to {most:.3g}, and normalised ones from {low:.3g} to {high:.3g}"
     if 0 <= least < most <= 1 and low < -0.5:
         right = _PIXELS.format(f"255 * {_CHANNELS_LAST}")
-        return f"{said}: if they are pixels / 255, give {right}"
+        return f"{span}: if they are pixels / 255, give {right}"
     if low - 0.01 <= least and most <= high + 0.01:
         return ""
     outside = ((images < low - 0.01) | (images > high + 0.01)).float().mean().item()
@@ -85,8 +85,8 @@ def doubt(images: Tensor, preprocess: Preprocess | None) -> str:
     pairs = list(zip(preprocess.mean, preprocess.std, strict=True))
     lowest, highest = min((low - mean) / std for mean, std in pairs), max((high - mean) / std for mean, std in pairs)
     if lowest - 0.01 <= least and most <= highest + 0.01:
-        return f"{said}: if they are normalised twice, leave one out"
-    return f"{said}: prepare them as its `preprocess` says" if max(-least, most) > _FAR * max(-low, high) else ""
+        return f"{span}: if they are normalised twice, leave one out"
+    return f"{span}: prepare them as its `preprocess` says" if max(-least, most) > _FAR * max(-low, high) else ""
 
 
 def _normal(preprocess: Preprocess) -> tuple[float, float]:

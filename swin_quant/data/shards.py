@@ -38,7 +38,7 @@ class ShardPictures(Pictures):
         SwinQuantError: a shard that is missing, compressed, cut off or damaged, a label that is wrong: file and member.
     """
 
-    def __init__(self, shards: Sequence[Path], asked: DataRequest) -> None:
+    def __init__(self, shards: Sequence[Path], request: DataRequest) -> None:
         self._shards = list(shards)
         pictures: dict[tuple[int, str], tuple[str, _Member]] = {}
         labels: dict[tuple[int, str], str] = {}
@@ -63,7 +63,7 @@ class ShardPictures(Pictures):
         self._members = [member for _, member in pictures.values()]
         written = [labels.get(key) for key in pictures]
         self.labels, self.class_names = classed(
-            written, asked.classes, self._shards[0].parent, lambda place: f"{shards[0].parent / self.names[place]}"
+            written, request.classes, self._shards[0].parent, lambda place: f"{shards[0].parent / self.names[place]}"
         )
 
     def open(self, index: int) -> bytes:
@@ -162,5 +162,5 @@ def _check_end(file: BinaryIO, offset: int) -> None:
 
 
 SOURCE = DataSource(
-    "wds", "tar shards of key.jpg and key.cls", lambda asked: files_of(asked, ".tar", "*.tar"), ShardPictures
+    "wds", "tar shards of key.jpg and key.cls", lambda request: files_of(request, ".tar", "*.tar"), ShardPictures
 )

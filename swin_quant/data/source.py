@@ -53,22 +53,22 @@ class DataSource:
     names_own: bool = False
 
 
-def files_of(asked: DataRequest, ending: str, inside: str) -> list[Path]:
+def files_of(request: DataRequest, ending: str, inside: str) -> list[Path]:
     """The files with this `ending` that a place stands for: itself, or those of its pattern (`{0..9}`, `{a,b}`, `*`).
 
     For a folder: the files that match `inside` in its folder `<split>`, else `<split>.csv`, else `<split>-*.csv`, there
     or in its folder `data`. None if the folder `<split>` holds folders of classes.
     """
-    if not os.path.isdir(asked.place):
-        place = asked.place.replace(SPLIT, asked.split)
+    if not os.path.isdir(request.place):
+        place = request.place.replace(SPLIT, request.split)
         return [file for each in _braces(place) for file in _matches(each)] if place.endswith(ending) else []
-    root, split = Path(asked.place), glob.escape(asked.split)
-    if asked.folder.is_dir():
-        if subfolders(asked.folder):
+    root, split = Path(request.place), glob.escape(request.split)
+    if request.folder.is_dir():
+        if subfolders(request.folder):
             return []
-        if held := sorted(asked.folder.glob(inside)):
+        if held := sorted(request.folder.glob(inside)):
             return held
-    whole = root / f"{asked.split}{ending}"
+    whole = root / f"{request.split}{ending}"
     parts = (sorted(folder.glob(f"{split}[-_]*{ending}")) for folder in (root, root / "data"))
     return [whole] if whole.is_file() else next(filter(None, parts), [])
 

@@ -60,9 +60,9 @@ def open_pictures(
     elif zip_mode or is_archive(data_path, split):
         _find(Path(data_path), split, True, labelled)
         pictures = ZipPictures(Path(data_path), split, num_classes, cache_mode, rank, world, track)
-    elif found := _detect(asked := _request(data_path, split, num_classes)):
+    elif found := _detect(request := _request(data_path, split, num_classes)):
         source, files = found
-        pictures = source.open(files, asked)
+        pictures = source.open(files, request)
     else:
         root = Path(data_path)
         pictures = FolderPictures(_find(root, split, zip_mode, labelled), labelled, root)
@@ -78,10 +78,10 @@ def _trained_on(data_path: str, classes: int) -> list[str]:
     """The class names of the training pictures beside another split, if its kind states class names."""
     if folders := subfolders(Path(data_path, TRAIN)):
         return stated(in_order(folders), classes)
-    asked = _request(data_path, TRAIN, None)
+    request = _request(data_path, TRAIN, None)
     try:
-        source, files = (_detect(asked) if asked.has_splits else None) or (None, [])
-        return stated(source.open(files, asked).class_names, classes) if source and source.names_own else []
+        source, files = (_detect(request) if request.has_splits else None) or (None, [])
+        return stated(source.open(files, request).class_names, classes) if source and source.names_own else []
     except SwinQuantError:  # the user asked for another split
         return []
 
@@ -112,8 +112,10 @@ def sources() -> dict[str, DataSource]:
 
 def is_data_set(data_path: str) -> bool:
     """Whether a path alone shows that it is a data set with labels, not a folder or file of pictures."""
-    asked = _request(data_path, "val", None)
-    return data_path == DIGITS or bool(asked.prefix) or (not os.path.isdir(data_path) and _detect(asked) is not None)
+    request = _request(data_path, "val", None)
+    if data_path == DIGITS or request.prefix:
+        return True
+    return not os.path.isdir(data_path) and _detect(request) is not None
 
 
 def holds_split(data_path: str, split: str) -> bool:
@@ -128,10 +130,10 @@ def has_split(cfg: CfgNode, split: str) -> bool:
         return True
     if (Path(data_path) / (f"{split}.zip" if cfg.DATA.ZIP_MODE else split)).exists():
         return True
-    asked = _request(data_path, split, cfg.MODEL.NUM_CLASSES)
-    if cfg.DATA.ZIP_MODE or not asked.has_splits:
+    request = _request(data_path, split, cfg.MODEL.NUM_CLASSES)
+    if cfg.DATA.ZIP_MODE or not request.has_splits:
         return False
-    files = next(filter(None, (source.find(asked) for source in _kinds(asked))), [])
+    files = next(filter(None, (source.find(request) for source in _kinds(request))), [])
     return bool(files) and all(file.exists() for file in files)
 
 
@@ -142,17 +144,17 @@ def _request(data_path: str, split: str, classes: int | None) -> DataRequest:
     return DataRequest(data_path, split, classes)
 
 
-def _kinds(asked: DataRequest) -> list[DataSource]:
-    return [sources()[asked.prefix]] if asked.prefix else list(sources().values())
+def _kinds(request: DataRequest) -> list[DataSource]:
+    return [sources()[request.prefix]] if request.prefix else list(sources().values())
 
 
-def _detect(asked: DataRequest) -> tuple[DataSource, list[Path]] | None:
+def _detect(request: DataRequest) -> tuple[DataSource, list[Path]] | None:
     """The kind of data at the place, and its files; None for folders, or nothing."""
-    for source in _kinds(asked):
-        if files := source.find(asked):
+    for source in _kinds(request):
+        if files := source.find(request):
             return source, files
-        if asked.prefix:
-            raise SwinQuantError(f"{asked.place}: split {asked.split}: found no {source.what}")
+        if request.prefix:
+            raise SwinQuantError(f"{request.place}: split {request.split}: found no {source.what}")
     return None
 
 

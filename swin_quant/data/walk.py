@@ -62,22 +62,22 @@ class Walk:
 
     def left_out(self, place: str | os.PathLike[str]) -> str:
         """The files that were left out, in words, with links relative to `place`; or empty."""
-        said = []
+        reasons = []
         if self._kinds:
             kinds = listed(f"{count} {kind}" for kind, count in self._kinds.most_common())
-            said.append(f"{sum(self._kinds.values())} files are not taken for pictures: {kinds}")
+            reasons.append(f"{sum(self._kinds.values())} files are not taken for pictures: {kinds}")
         if self._links:
             names = listed((printable(os.path.relpath(link, place)) for link in sorted(self._links.values())), 3)
-            said.append(
+            reasons.append(
                 f"{len(self._links)} links lead out of it, or to a folder above, and are not followed: {names}; copy "
                 "what they lead to (cp -rL), or name the folder that they lead to"
             )
-        return "; ".join(said)
+        return "; ".join(reasons)
 
     def tell(self, place: str | os.PathLike[str]) -> None:
         """Warn about files that were left out."""
-        if said := self.left_out(place):
-            log.warning("%s: %s", place, said)
+        if reasons := self.left_out(place):
+            log.warning("%s: %s", place, reasons)
 
     def _may_follow(self, link: str) -> bool:
         target, parent = os.path.realpath(link), os.path.realpath(os.path.dirname(link))

@@ -9,8 +9,8 @@ from swin_quant.data.imagenet import ILSVRC_CLASSES, wnids_of
 from swin_quant.data.source import DataRequest, DataSource, subfolders
 
 
-def _open(files: list[Path], asked: DataRequest) -> FolderPictures:
-    pictures, classes = FolderPictures(files[0], root=Path(asked.place)), asked.classes or ILSVRC_CLASSES
+def _open(files: list[Path], request: DataRequest) -> FolderPictures:
+    pictures, classes = FolderPictures(files[0], root=Path(request.place)), request.classes or ILSVRC_CLASSES
     known = wnids_of(classes)
     if known is None:
         raise SwinQuantError(f"{files[0]}: there is no ImageNet of {classes} classes")
@@ -21,6 +21,6 @@ def _open(files: list[Path], asked: DataRequest) -> FolderPictures:
 SOURCE = DataSource(
     "wnids",
     "folders named by wnid (n01440764, ...)",
-    lambda asked: [asked.folder] if asked.prefix and subfolders(asked.folder) else [],
+    lambda request: [request.folder] if request.prefix and subfolders(request.folder) else [],
     _open,
 )

@@ -41,18 +41,18 @@ def table_of(found: Differences, only: Sequence[str] = ()) -> ReportTable[Aligne
 
 def remarks(found: Differences) -> list[str]:
     """Sentences on the two sides, the first tensor that differs, and the tensor at which the SQNR falls most."""
-    said = [f"A: {found.a}; B: {found.b}; {found.pictures} pictures; SQNR of B against A"]
+    remarks = [f"A: {found.a}; B: {found.b}; {found.pictures} pictures; SQNR of B against A"]
     first, drop = found.first, found.drop
     if first is None:
-        said.append(f"no tensor of {len(found.rows)} is below {found.below:g} dB")
+        remarks.append(f"no tensor of {len(found.rows)} is below {found.below:g} dB")
     else:
         why = first.problem or f"{_db(first)} dB, below {found.below:g}"
-        said.append(f"first divergence: {first.group}/{first.name} ({why})")
+        remarks.append(f"first divergence: {first.group}/{first.name} ({why})")
     if drop:
-        said.append(f"largest fall: at {drop[1].name}, from {_db(drop[0])} to {_db(drop[1])} dB")
+        remarks.append(f"largest fall: at {drop[1].name}, from {_db(drop[0])} to {_db(drop[1])} dB")
     if any(found.only):
-        said.append(f"not compared: {found.only[0]} tensors that only A shows, {found.only[1]} that only B does")
-    return said
+        remarks.append(f"not compared: {found.only[0]} tensors that only A shows, {found.only[1]} that only B does")
+    return remarks
 
 
 def as_data(found: Differences) -> dict[str, Any]:

@@ -50,7 +50,7 @@ def notes(report: BenchReport) -> list[str]:
     plan, versions = report.plan, report.versions
     bases = dict.fromkeys(row.baseline for row in report.rows if row.baseline)
     libraries = dict.fromkeys(name for row in report.rows if row.library for name in row.library.split(", "))
-    said = [
+    texts = [
         f"{report.name} on {versions.get('cpu')}; threads: {plan.threads}; {plan.rounds} interleaved rounds of "
         f"{plan.seconds:g} s each, a process for each row; torch {versions.get('torch')}"
         + "".join(f", {name}" for name in libraries),
@@ -62,7 +62,7 @@ def notes(report: BenchReport) -> list[str]:
         *report.cautions,
         *(row.failure for row in report.rows if row.failure),
     ]
-    return [one_line(note) for note in said]
+    return [one_line(note) for note in texts]
 
 
 def markdown(report: BenchReport) -> str:

@@ -72,13 +72,13 @@ def sensitivity_table(record: SensitivityRecord, kinds: Sequence[str], top: int 
     shown = [row for row in rows if [one for one in rows if one.kind == row.kind].index(row) < (top or len(rows))]
     overall = record["overall"]
     sqnr = "equal logits" if overall["sqnr_db"] is None else f"SQNR {overall['sqnr_db']:.1f} dB"
-    said = [
+    remarks = [
         f"{record['policy']}, {record['pictures']} pictures, all nodes on: {sqnr}, agreement "
         f"{overall['agreement']:.1f} %, expected drop of top-1 {overall['drop']:.2f} points, KL {overall['kl']:.1e}",
     ]
     if len(shown) < len(rows):
-        said.append(f"{len(shown)} of {len(rows)} rows: those that cost most; CSV and JSON have all")
-    return ReportTable(COSTS, shown, said)
+        remarks.append(f"{len(shown)} of {len(rows)} rows: those that cost most; CSV and JSON have all")
+    return ReportTable(COSTS, shown, remarks)
 
 
 def profile_table(record: SensitivityRecord) -> ReportTable[tuple[str, float | None]]:
@@ -108,16 +108,16 @@ def search_table(result: SearchResult, budget: str, what: str) -> ReportTable[Tr
     """A line for each policy that was measured."""
     timed = any(one.ms is not None for one in result.candidates)
     better = "is faster" if timed else "leaves fewer nodes float"
-    said = [
+    remarks = [
         f"{what}; loss on {result.pictures} pictures, against the model in float32; front: none {better} and as near",
         f"budget: {budget}: {'met' if result.met else 'NOT met; this is the best that was found'}",
     ]
     if not timed:
-        said.append("no latency was measured: the kernels of this engine do not run here")
+        remarks.append("no latency was measured: the kernels of this engine do not run here")
     if layers := [f"{unit.name} ({unit.sqnr_db:.1f} dB alone)" for unit in result.left_float]:
-        said.append(f"float: {listed(layers)}; that costs {result.cost_ms:+.3f} ms (each in {result.file})")
+        remarks.append(f"float: {listed(layers)}; that costs {result.cost_ms:+.3f} ms (each in {result.file})")
     style = {True: "bold", False: ""}
-    return ReportTable(_TRIED, result.candidates, said, style=lambda row: style[row.is_found])
+    return ReportTable(_TRIED, result.candidates, remarks, style=lambda row: style[row.is_found])
 
 
 def search_json(result: SearchResult) -> str:

@@ -27,8 +27,8 @@ COLUMNS: tuple[Column[NodeRow], ...] = (
 
 def table_of(rows: Sequence[NodeRow]) -> ReportTable[NodeRow]:
     """A line for each node; nodes that are off are dimmed."""
-    said = f"{sum(row.enabled for row in rows)} of {len(rows)} nodes are on"
-    return ReportTable(COLUMNS, rows, [said], style=lambda row: "" if row.enabled else "dim")
+    remark = f"{sum(row.enabled for row in rows)} of {len(rows)} nodes are on"
+    return ReportTable(COLUMNS, rows, [remark], style=lambda row: "" if row.enabled else "dim")
 
 
 def as_csv(rows: Sequence[NodeRow]) -> str:

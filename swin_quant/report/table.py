@@ -242,9 +242,9 @@ def html_table(table: ReportTable[Row], heading: str = "") -> str:
     for row in table.rows:
         whole = table.style(row) if table.style else ""
         lines.append(_html_line("td", [(column.cell(row), _css(column, row, whole)) for column in columns]))
-    said = "".join(f"<li>{_html_text(remark)}</li>" for remark in table.remarks)
+    items = "".join(f"<li>{_html_text(remark)}</li>" for remark in table.remarks)
     head = f"<p><b>{_html_text(heading)}</b></p>" if heading else ""
-    below = f"<ul>{said}</ul>" if said else ""
+    below = f"<ul>{items}</ul>" if items else ""
     return f"<div>{head}<table>{''.join(lines)}</table>{below}</div>"
 
 

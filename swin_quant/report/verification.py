@@ -39,15 +39,15 @@ def table_of(records: Sequence[VerificationRecord]) -> ReportTable[VerificationR
     """A line for each engine and reference."""
     pictures, scale = records[0]["pictures"], f"amax / {INT8_LEVELS}"
     if "cosine" in records[0]:
-        said = f"|Δ| on {pictures} pictures, in units of the reference's mean magnitude; step: of int8, {scale}"
+        remark = f"|Δ| on {pictures} pictures, in units of the reference's mean magnitude; step: of int8, {scale}"
     else:
-        said = f"|Δlogit| on {pictures} pictures; step: of int8 over the reference's logits, {scale}"
-    return ReportTable(COLUMNS, records, [said])
+        remark = f"|Δlogit| on {pictures} pictures; step: of int8 over the reference's logits, {scale}"
+    return ReportTable(COLUMNS, records, [remark])
 
 
 def products_table(report: LayerReport) -> ReportTable[LayerRow]:
     """The products of a TensorRT engine, a line each, coloured if not in the graph's type."""
     counts = report.counts()
     ran = ", ".join(f"{kind} {number}" for kind, number in counts["ran"].items())
-    said = f"products: {ran}; {counts['reformats']} of {counts['layers']} layers only reformat"
-    return ReportTable(_PRODUCTS, report.rows, [said], style=lambda row: "" if row.wanted == row.ran else "yellow")
+    remark = f"products: {ran}; {counts['reformats']} of {counts['layers']} layers only reformat"
+    return ReportTable(_PRODUCTS, report.rows, [remark], style=lambda row: "" if row.wanted == row.ran else "yellow")

@@ -75,8 +75,8 @@ def of_output(output: Output) -> Trace:
 
 
 def _handed_on(inputs: tuple[Any, ...], output: Tensor) -> bool:
-    given = inputs[0] if inputs else None
-    return isinstance(given, Tensor) and (given.data_ptr(), given.shape) == (output.data_ptr(), output.shape)
+    first = inputs[0] if inputs else None
+    return isinstance(first, Tensor) and (first.data_ptr(), first.shape) == (output.data_ptr(), output.shape)
 
 
 def from_arrays(arrays: Mapping[str, NDArray[Any]]) -> Trace:

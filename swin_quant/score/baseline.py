@@ -63,14 +63,14 @@ def find_baseline(
     cfg: CfgNode,
     policies: Sequence[Policy] = (),
     world: World = World(),
-    given: str | None = None,
+    float_file: str | None = None,
 ) -> Baseline | None:
     """The baseline of the checkpoint of `card`; None if its weights are the original's, which it is compared with.
 
-    `given` names the original; without it, `folders` and the card's path are searched, and a missing original is warned
-    of. SwinQuantError if `given` is another file than the card's, or has another architecture.
+    `float_file` names the original; without it, `folders` and the card's path are searched, and a warning says where
+    it is missing. SwinQuantError if `float_file` is another file than the card's, or has another architecture.
     """
-    file = original_of(card, folders, given) if given or card.has_own_weights else None
+    file = original_of(card, folders, float_file) if float_file or card.has_own_weights else None
     whose = whose_weights(card)
     if whose is None:
         return None

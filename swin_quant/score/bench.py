@@ -128,7 +128,7 @@ def measure(name: str, candidates: Sequence[BenchCandidate], plan: BenchPlan, pi
         for one in timings
     ]
     gemms = {one: details["gemms"] for one, details in details_of.items() if "gemms" in details}
-    cautions = list(dict.fromkeys(said for details in details_of.values() if (said := details.get("caution"))))
+    cautions = list(dict.fromkeys(caution for details in details_of.values() if (caution := details.get("caution"))))
     return BenchReport(name, rows, reference, plan, pictures.note, gemms=gemms, cautions=cautions)
 
 

@@ -79,9 +79,9 @@ def _serve(pipe: Connection, work: Callable[[Any], Any]) -> None:
             job = pipe.recv()
         except EOFError:
             return
-        result, said = None, None
+        result, fault = None, None
         try:
             result = work(job)
         except Exception as error:
-            said = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        pipe.send((result, said, is_gpu_lost()))
+            fault = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        pipe.send((result, fault, is_gpu_lost()))

@@ -13,7 +13,7 @@ class EngineOptions:
     """How an artifact is run; an engine refuses an option that it does not have.
 
     `threads`: None leaves the number to the library. `float_type`: float32, bfloat16 or float16 for all that is not
-    int8, in engines that offer a choice; None is float32, so that no engine is faster by a type that nobody asked for.
+    int8, in engines that offer a choice; None is float32, so that no engine is faster by a type that nobody chose.
     `device`: cpu, or cuda for torch's current GPU. `optimize`: whether the library may rewrite the graph. `extensions`:
     libraries with the user's own operators. `graphs`: how many graphs an engine keeps that compiles one for each size
     of batch; 2 are for full batches and the last one. UsageError for an impossible number or another device.

@@ -72,8 +72,10 @@ def score_and_save(
     """
     keys = list(engines)
     engines = {name: engines[key] for key, name in unique_names(keys).items()}
-    told = {key: [one.name, one.precision, one.policy, one.policy_sha256, one.weights] for key, one in engines.items()}
-    subject = {**save_to.subject, "engines": told}
+    described = {
+        key: [one.name, one.precision, one.policy, one.policy_sha256, one.weights] for key, one in engines.items()
+    }
+    subject = {**save_to.subject, "engines": described}
     shards = Shards(save_to.how, "answers", len(pictures), sha256_of_data(subject))
     for number in shards.left(world):
         _score_file(shards, number, engines, pictures, load, world)

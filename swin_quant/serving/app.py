@@ -177,15 +177,15 @@ class _Routes:
         service, hold, size = self.service, visit.hold, len(body)
         lane = self.light if size <= _LIGHT_BYTES else self.medium
         how = (headers, service.preprocess, service.output, service.limits.max_queue)
-        asked = await lane(size, 4 * size, hold, protocol.parse, body, *how)
+        inputs = await lane(size, 4 * size, hold, protocol.parse, body, *how)
         del body
         hold.give(size)
-        hold.take(asked.images.nbytes)
-        values = await self.batcher(asked.images)
-        count, given = values.numel(), (service.name, service.output, values, asked)
+        hold.take(inputs.images.nbytes)
+        values = await self.batcher(inputs.images)
+        count, arguments = values.numel(), (service.name, service.output, values, inputs)
         if count <= _AT_ONCE:
-            return protocol.answer(*given)
-        return await self.medium(count, _NUMBER * count, hold, protocol.answer, *given)
+            return protocol.answer(*arguments)
+        return await self.medium(count, _NUMBER * count, hold, protocol.answer, *arguments)
 
     async def _predicted(self, visit: Visit, body: bytes) -> Tensor:
         preprocess, hold, size, most = self.service.preprocess, visit.hold, len(body), visit.limits.max_megapixels
@@ -217,8 +217,8 @@ class ServiceMetrics:
         self.registry = prometheus.CollectorRegistry()
         self.content_type = str(prometheus.CONTENT_TYPE_LATEST)
 
-        def metric(kind: str, name: str, *given: Any, **options: Any) -> Any:
-            return getattr(prometheus, kind)(f"swin_quant_{name}", *given, registry=self.registry, **options)
+        def metric(kind: str, name: str, *arguments: Any, **options: Any) -> Any:
+            return getattr(prometheus, kind)(f"swin_quant_{name}", *arguments, registry=self.registry, **options)
 
         request_help = "From a request's head to its answer"
         self.requests = metric("Counter", "requests", "Requests", ["route", "status"])

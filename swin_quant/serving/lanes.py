@@ -21,7 +21,7 @@ class Lane:
         self.waiting: list[tuple[int, int, asyncio.Future[None]]] = []
         self.count = itertools.count()
 
-    async def __call__(self, cost: int, need: int, hold: Hold, work: Callable[..., T], *given: Any) -> T:
+    async def __call__(self, cost: int, need: int, hold: Hold, work: Callable[..., T], *arguments: Any) -> T:
         """The result of `work(*given)`, which holds `need` bytes of the budget while it runs.
 
         Refused if the queue is full of cheaper requests, or the bytes are not to be had.
@@ -32,7 +32,7 @@ class Lane:
             await self._turn(cost)
         try:
             hold.take(need)
-            hold.work = running = asyncio.get_running_loop().run_in_executor(self.threads, work, *given)
+            hold.work = running = asyncio.get_running_loop().run_in_executor(self.threads, work, *arguments)
         except BaseException:
             self._next()
             raise

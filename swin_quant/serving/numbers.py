@@ -43,10 +43,10 @@ def read(text: bytes, shape: Sequence[int], kind: "np.dtype[Any]") -> np.ndarray
 
     An integer `kind` refuses numbers that are not whole or do not fit.
     """
-    wanted, given = math.prod(shape), _count(text, b",") + 1
-    if given != wanted:
-        given = given if text.strip(b"[] \t\r\n") else 0
-        raise Refused(400, f"{given} values for the shape {list(shape)}, which has {wanted}")
+    wanted, found = math.prod(shape), _count(text, b",") + 1
+    if found != wanted:
+        found = found if text.strip(b"[] \t\r\n") else 0
+        raise Refused(400, f"{found} values for the shape {list(shape)}, which has {wanted}")
     if not _is_nested(text, shape):
         raise Refused(400, "data must be numbers, flat or nested as the shape says")
     values, place = np.empty(wanted, kind), 0

@@ -85,10 +85,10 @@ class DecodedApart:
                     self.process.kill()
                 self.process.communicate(self.body)
             file.seek(0)
-            said = file.readline(1000).decode()
+            reply = file.readline(1000).decode()
             if self.process.returncode != 0:
-                raise Refused(400, said or UNREADABLE)
-            width, height = map(int, said.split())
+                raise Refused(400, reply or UNREADABLE)
+            width, height = map(int, reply.split())
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as whole:
                 with whole[file.tell() :] as pixels:
                     image = Image.frombytes("RGB", (width, height), pixels)

@@ -61,15 +61,15 @@ def parse(body: bytes, headers: Mapping[str, str], preprocess: Preprocess, outpu
     inputs = _get(content, "inputs", list, "the body")
     if len(inputs) != 1 or not isinstance(inputs[0], dict) or inputs[0].get("name") != INPUT:
         raise Refused(400, f"there must be one input, called {INPUT}")
-    given, id_ = inputs[0], content.get("id")
+    record, id_ = inputs[0], content.get("id")
     if id_ is not None and not (isinstance(id_, str) and len(id_) <= 256):
         raise Refused(400, "id must be a text of at most 256 characters")
-    images = _images(given, data, memoryview(body)[size:], preprocess, most)
+    images = _images(record, data, memoryview(body)[size:], preprocess, most)
     return InferRequest(images, id_, _wants_binary(content, output))
 
 
-def _images(given: dict[str, Any], data: bytes, raw: memoryview, preprocess: Preprocess, most: int) -> Tensor:
-    type_, shape, side = given.get("datatype"), given.get("shape"), preprocess.size
+def _images(record: dict[str, Any], data: bytes, raw: memoryview, preprocess: Preprocess, most: int) -> Tensor:
+    type_, shape, side = record.get("datatype"), record.get("shape"), preprocess.size
     shapes = {"FP32": [3, side, side], "UINT8": [side, side, 3]}
     if not isinstance(type_, str) or type_ not in shapes:
         raise Refused(400, f"{INPUT}: datatype must be FP32, [n, 3, {side}, {side}], or UINT8, [n, {side}, {side}, 3]")
@@ -77,13 +77,13 @@ def _images(given: dict[str, Any], data: bytes, raw: memoryview, preprocess: Pre
         raise Refused(400, f"{INPUT}: shape of {type_} must be whole numbers: {['n', *shapes[type_]]}")
     if not 1 <= shape[0] <= most:
         raise Refused(400, f"{INPUT}: {shape[0]} pictures: must be 1 to {most}")
-    parameters = given.get("parameters") or {}
+    parameters = record.get("parameters") or {}
     size = parameters.get("binary_data_size") if isinstance(parameters, dict) else None
     if size is not None:
         values = _binary(raw, size, _TYPES[type_])
         if values.size != math.prod(shape):
             raise Refused(400, f"{INPUT}: {values.size} values for the shape {shape}, which has {math.prod(shape)}")
-    elif given.get("data") == numbers.CUT:
+    elif record.get("data") == numbers.CUT:
         values = numbers.read(data, shape, _TYPES[type_])
     else:
         raise Refused(400, f"{INPUT}: data must be a list, or binary_data_size must say how many bytes follow")

@@ -63,20 +63,20 @@ class Job:
     histograms: Callable[[], dict[str, list[float]]] = lambda: {}
 
 
-class Asked(KeyboardInterrupt):
-    """A signal asked the run to end; all ranks raise it at the same step."""
+class StopRequested(KeyboardInterrupt):
+    """A signal requests the end of the run; all ranks raise it at the same step."""
 
 
 class Interruption:
-    """Whether a signal has asked the run to end."""
+    """Whether a signal requests the end of the run."""
 
     def __init__(self) -> None:
-        self.asked = False
+        self.stops = False
 
     def __call__(self, number: int, frame: object) -> None:
-        if self.asked:  # the second signal ends the run at once
+        if self.stops:  # the second signal ends the run at once
             raise KeyboardInterrupt
-        self.asked = True
+        self.stops = True
 
 
 @contextmanager
@@ -96,7 +96,7 @@ def interruption() -> Iterator[Interruption]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    if request.asked:
+    if request.stops:
         raise KeyboardInterrupt
 
 
@@ -126,7 +126,7 @@ def fit(job: Job) -> tuple[Position, dict[str, Tensor]]:
     features = recipe.distill.features > 0
     with (
         interruption() as request,
-        _saved_when_asked(snapshots, state, job),
+        _saved_when_stopped(snapshots, state, job),
         stage_outputs(job.model, features) as ours,
         stage_outputs(job.teacher or job.model, features and job.teacher is not None) as theirs,
         bar(recipe.epochs * batches.steps, position.total) as show,
@@ -147,7 +147,7 @@ def fit(job: Job) -> tuple[Position, dict[str, Tensor]]:
                 norm = whole(norms).item()
 
                 due = snapshots is not None and time.monotonic() - saved > 60 * recipe.save_minutes
-                loss, asked, due = _agree(parts.item(), request.asked, due, world)
+                loss, stops, due = _agree(parts.item(), request.stops, due, world)
                 _check_finite(loss, norm, state)
 
                 lr, lr_amax = (current_lr(optimizer, role) for role in ("weights", "amax"))
@@ -168,8 +168,8 @@ def fit(job: Job) -> tuple[Position, dict[str, Tensor]]:
                     row = {"loss": loss, "lr": lr, "lr_amax": lr_amax, "grad_norm": norm}
                     place = {"total": position.total, "epoch": position.epoch + 1, "step": position.step}
                     record.step(place | row | {"images_per_second": speed})
-                if asked:
-                    raise Asked
+                if stops:
+                    raise StopRequested
                 # Results come next; a run that has results and no snapshot could not go on.
                 results = position.epoch == 0 and position.step == batches.steps
                 if results or (due and position.step < batches.steps):
@@ -189,7 +189,7 @@ def fit(job: Job) -> tuple[Position, dict[str, Tensor]]:
                     latest = state.weights()
                     if world.is_main:
                         snapshots.save_best({"model": latest, "epoch": position.epoch})
-            _stop_if_asked(request, world)
+            _stop_if_requested(request, world)
             if snapshots:
                 saved = _save(snapshots, state, job)
             log.info("%s", position.summary(recipe.epochs))
@@ -250,25 +250,25 @@ def _distance(job: Job, precision: Precision, network: nn.Module, images: Tensor
     return torch.stack(distances).mean()
 
 
-def _agree(loss: float, asked: bool, due: bool, world: World) -> tuple[float, bool, bool]:
-    """The mean loss over ranks, whether any rank was asked to stop, and whether a snapshot is due on any."""
-    total, asking, waiting = all_sum(torch.tensor([loss, asked, due], dtype=torch.float64), world.device).tolist()
-    return total / world.size, asking > 0, waiting > 0
+def _agree(loss: float, stops: bool, due: bool, world: World) -> tuple[float, bool, bool]:
+    """The mean loss over ranks, whether any rank has to stop, and whether a snapshot is due on any."""
+    total, stopping, waiting = all_sum(torch.tensor([loss, stops, due], dtype=torch.float64), world.device).tolist()
+    return total / world.size, stopping > 0, waiting > 0
 
 
 @contextmanager
-def _saved_when_asked(snapshots: Snapshots | None, state: TrainingState, job: Job) -> Iterator[None]:
+def _saved_when_stopped(snapshots: Snapshots | None, state: TrainingState, job: Job) -> Iterator[None]:
     try:
         yield
-    except Asked:
+    except StopRequested:
         _save(snapshots, state, job)
         from_main(None)  # the first rank to end ends the others: wait until the main rank has saved
         raise
 
 
-def _stop_if_asked(request: Interruption, world: World) -> None:
-    if all_sum(torch.tensor([float(request.asked)]), world.device).item():
-        raise Asked
+def _stop_if_requested(request: Interruption, world: World) -> None:
+    if all_sum(torch.tensor([float(request.stops)]), world.device).item():
+        raise StopRequested
 
 
 def _check_finite(loss: float, norm: float, state: TrainingState) -> None:
@@ -284,14 +284,14 @@ def _check_finite(loss: float, norm: float, state: TrainingState) -> None:
 
 
 def _validate(job: Job, precision: Precision, state: TrainingState, request: Interruption) -> dict[str, float]:
-    """The scores of an epoch. A run that is asked to end here saves before, and validates when it goes on."""
+    """The scores of an epoch. A run that has to end here saves before, and validates when it goes on."""
     validation = job.validation
     if validation is None:
         return {}
 
     def batches() -> Iterator[Batch]:
         for batch in validation:
-            _stop_if_asked(request, job.world)
+            _stop_if_requested(request, job.world)
             yield batch
 
     network = precision.view(state.scored).eval()  # `fit` switches back

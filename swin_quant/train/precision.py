@@ -89,8 +89,8 @@ class Precision:
         if self.level in ("O2", "O3"):
             images = images.to(self.half)
         with self.autocast():
-            given = network(images)
-            return [part.float() for part in ([given] if isinstance(given, Tensor) else given)]
+            outputs = network(images)
+            return [part.float() for part in ([outputs] if isinstance(outputs, Tensor) else outputs)]
 
 
 class HalfCopy(nn.Module):

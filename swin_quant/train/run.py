@@ -77,12 +77,10 @@ class Trained:
 
 def refuse_to_replace(path: Path, request: Request) -> None:
     """UsageError if the result at `path`, or its card, would replace a file that the run starts from."""
-    for given in (request.start, request.teacher, request.original):
-        pairs = [(path, Path(given)), (card_path(path), card_path(given))] if given else []
+    for file in (request.start, request.teacher, request.original):
+        pairs = [(path, Path(file)), (card_path(path), card_path(file))] if file else []
         if any(one.exists() and other.exists() and one.samefile(other) for one, other in pairs):
-            raise UsageError(
-                f"‹output› {request.folder}: the result would be written over {given}: give another folder"
-            )
+            raise UsageError(f"‹output› {request.folder}: the result would be written over {file}: give another folder")
 
 
 def run_training(

@@ -109,12 +109,12 @@ def align(
 
     sides = [_side(each, engine, device) for each in (a, b)]
     if isinstance(images, PictureSet):
-        given = (images for images, _ in _batches(images.open, sides, images.count))
+        tensors = (images for images, _ in _batches(images.open, sides, images.count))
     else:
         known = next((side.preprocess for side in sides if side.preprocess), None)
-        given = (batch.images for batch in batches(images, labelled=False, prepared=Prepared(known)))
+        tensors = (batch.images for batch in batches(images, labelled=False, prepared=Prepared(known)))
     with eval_mode(*(each.module for each in (a, b) if isinstance(each, Model))):
-        return compare(sides[0], sides[1], given, below)
+        return compare(sides[0], sides[1], tensors, below)
 
 
 def _side(each: Compared, engine: str | None, device: str) -> Side:
@@ -139,7 +139,7 @@ def _batches(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Images and labels of `count` pictures (None: all), evenly spread over those there are, as all sides take them.
 
-    Nothing is opened before the first batch is asked for: a dump may bring its own images.
+    Nothing is opened before the first batch is taken: a dump may bring its own images.
     """
     from swin_quant.data.loader import UnreadableLimit
     from swin_quant.data.sampling import chunks
@@ -191,11 +191,11 @@ def _sides(options: AlignOptions, world: World) -> list[Side]:
     ]
 
 
-def _one_each(flag: str, given: Sequence[str], count: int) -> Sequence[str | None]:
+def _one_each(flag: str, words: Sequence[str], count: int) -> Sequence[str | None]:
     """One word stands for all sides, two for A and B; a side leaves alone what it has no use for."""
-    if len(given) not in (0, 1, count):
-        raise UsageError(f"{flag} {' '.join(given)}: give one of both sides, or one each")
-    return given if len(given) == count else [given[0] if given else None] * count
+    if len(words) not in (0, 1, count):
+        raise UsageError(f"{flag} {' '.join(words)}: give one of both sides, or one each")
+    return words if len(words) == count else [words[0] if words else None] * count
 
 
 def _forward(options: AlignOptions, sides: Sequence[Side]) -> Alignment | None:
@@ -218,13 +218,13 @@ def _steps(options: AlignOptions, sides: Sequence[Side]) -> Alignment | None:
 
     from swin_quant.verbs.align_sides import compare_steps, dump, take_step
 
-    wanted, given = options.compare, None
+    wanted, labelled = options.compare, None
     if options.place.data_path:
         classes = next((side.classes for side in sides if side.classes), None)
         images, labels = zip(*_batches(partial(options.place.open, classes), sides, wanted.pictures), strict=True)
-        given = torch.cat(images), torch.cat(labels)
+        labelled = torch.cat(images), torch.cat(labels)
     others = [sides[-1], sides[0]] if len(sides) > 1 else [None]
-    steps = [take_step(side, wanted.lr, given, other) for side, other in zip(sides, others, strict=True)]
+    steps = [take_step(side, wanted.lr, labelled, other) for side, other in zip(sides, others, strict=True)]
     if wanted.to:
         _log_dump(wanted.to, dump(steps[0], wanted.to, names=wanted.names))
     return compare_steps(steps[0], steps[1], wanted.below) if len(steps) > 1 else None

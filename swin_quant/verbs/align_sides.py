@@ -168,9 +168,9 @@ def take_step(side: Side, lr: float, pictures: tuple[Tensor, Tensor] | None, oth
         return side
     if side.model is None or side.quantized:
         raise UsageError(f"{side.name}: a training step is of a float checkpoint: choose ‹policy› float")
-    given = other.dumped if other and other.dumped else {}
-    images = given.get(IMAGES, pictures[0] if pictures else None)
-    labels = given.get(LABELS, pictures[1] if pictures else None)
+    tensors = other.dumped if other and other.dumped else {}
+    images = tensors.get(IMAGES, pictures[0] if pictures else None)
+    labels = tensors.get(LABELS, pictures[1] if pictures else None)
     if images is None or labels is None:
         raise UsageError("a training step needs images and labels: give ‹data_path›, or a dump that holds both")
     classes = side.classes or 0

@@ -135,11 +135,11 @@ def _opened(paths: Sequence[str]) -> tuple[list[Artifact], list[str]]:
     return artifacts, checkpoints
 
 
-def _origin(artifacts: Sequence[Artifact], checkpoints: Sequence[str], given: str | None) -> Path:
+def _origin(artifacts: Sequence[Artifact], checkpoints: Sequence[str], checkpoint: str | None) -> Path:
     """The one checkpoint of all files; its weights are the float baselines."""
     found = {Path(path).resolve(): None for path in checkpoints}
     for artifact in artifacts:
-        path = find_checkpoint(artifact, given)
+        path = find_checkpoint(artifact, checkpoint)
         if path is None:
             raise UsageError(
                 f"{artifact.file}: its checkpoint, whose float model is the baseline, is neither beside it nor in the "

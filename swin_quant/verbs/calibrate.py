@@ -178,12 +178,12 @@ def calibrate_model(
     passes = plan.passes.for_model(model.module)
     names = model.class_names
     if isinstance(pictures, Pictures):
-        given = of_pictures(pictures, transform or model.preprocess, plan, world, workers)
+        batches = of_pictures(pictures, transform or model.preprocess, plan, world, workers)
         with contextlib.suppress(UsageError):  # it need not say how many classes it has
             names = names or (stated(pictures.class_names, model.classes) if pictures.class_names else [])
     else:
-        given = of_tensors(pictures, model.prepared)
-    result = calibrated_on(model.module, given, plan.method)
+        batches = of_tensors(pictures, model.prepared)
+    result = calibrated_on(model.module, batches, plan.method)
     if model.original is None and not model.card.config:
         model.original = copy.deepcopy(model.module)
     result = result.improved(model.module, passes, world, before, scratch)

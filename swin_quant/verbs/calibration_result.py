@@ -115,22 +115,22 @@ def _sizes(images: Sequence[tuple[int, Tensor]]) -> set[tuple[int, ...]]:
     return {tuple(size) for size in gather([list(batch.shape[1:]) for _, batch in images if len(batch)])}
 
 
-def calibrated_on(model: nn.Module, given: CalibrationBatches, method: Method) -> CalibrationResult:
+def calibrated_on(model: nn.Module, shown: CalibrationBatches, method: Method) -> CalibrationResult:
     """Calibrate `model`: show it each batch, then search the ranges."""
     device = next(model.parameters()).device
     seen: list[Numbered] = []
     some: list[CheckBatch] = []
     with observing(model, method) as observation:
-        for number, batch in given.batches:
+        for number, batch in shown.batches:
             images = batch.images.to(device)
             logits = observation.show(images)
             seen.append((number, replace(batch, images=images)))
-            if (wanted := PICTURES - number * given.size) > 0:
+            if (wanted := PICTURES - number * shown.size) > 0:
                 some.append(CheckBatch(number, images[:wanted], logits[:wanted]))
     calibration = observation.calibration()
     set_ranges(model, calibration, method)
     record: CalibrationRecord = {
-        **given.record(seen),
+        **shown.record(seen),
         "exact": method.exact,
         "pictures": calibration.pictures,
         "beyond_half": calibration.beyond_half,

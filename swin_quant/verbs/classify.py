@@ -126,13 +126,13 @@ class PictureRange(Pictures):
         return self._whole.open(self._start + index)
 
 
-def classify_shards(by: Classifying, pictures: Pictures, sharding: Sharding, asked: Answers, world: World) -> Path:
+def classify_shards(by: Classifying, pictures: Pictures, sharding: Sharding, options: Answers, world: World) -> Path:
     """Write `predictions-00000-of-00012.parquet` ... and `predictions.json`, which names them; that file's path.
 
     Columns: picture, classes (the best first: index, name, probability), unreadable (why, else null). Rows have the
     order of the pictures. Every rank computes each world.size-th shard. UsageError for a folder with shards of others.
     """
-    names = class_names(by.classes, asked.labels, by.names)
+    names = class_names(by.classes, options.labels, by.names)
     subject = {
         "model": by.name,
         "sha256": by.sha256,
@@ -141,7 +141,7 @@ def classify_shards(by: Classifying, pictures: Pictures, sharding: Sharding, ask
         "policy": by.engine.policy,
         "policy_sha256": by.engine.policy_sha256,
         "preprocess": by.preprocess.to_dict(),
-        "top": asked.top,
+        "top": options.top,
         "classes": digest(names),
         "pictures": len(pictures),
         "pictures_sha256": digest(pictures.names),
@@ -152,7 +152,7 @@ def classify_shards(by: Classifying, pictures: Pictures, sharding: Sharding, ask
     for number in shards.left(world):
         places = shards.places(number)
         part = PictureRange(pictures, places.start, places.stop)
-        found = _predicted(by, part, asked)
+        found = _predicted(by, part, options)
         shards.write(number, _rows(part, found), _columns(), {"unreadable": len(found.unreadable)})
     unreadable = sum(gather([shards.facts(number, _Unread)["unreadable"] for number in shards.share(world)]))
     manifest = sharding.folder / "predictions.json"
@@ -162,9 +162,9 @@ def classify_shards(by: Classifying, pictures: Pictures, sharding: Sharding, ask
     return manifest
 
 
-def _predicted(by: Classifying, part: Pictures, asked: Answers) -> Predictions:
+def _predicted(by: Classifying, part: Pictures, options: Answers) -> Predictions:
     try:
-        return classify(by, part, asked.top, asked.labels, asked.batch_size, asked.workers)
+        return classify(by, part, options.top, options.labels, options.batch_size, options.workers)
     except SwinQuantError:
         reasons = [part.flaw(index) for index in range(len(part))]
         if None in reasons:

@@ -1,6 +1,6 @@
 """Inspect this machine: versions, engines, features of CPU and GPU, folders, and what stands in the way.
 
-Each question works on a machine that lacks the thing asked about; a topic that cannot be asked says so.
+Each topic works on a machine that lacks the thing; a topic that cannot be inspected says why.
 """
 
 from __future__ import annotations
@@ -98,10 +98,10 @@ def _asked(topic: str, ask: Callable[[], Iterator[tuple[str, ...]]]) -> Iterator
 def _versions() -> Iterator[tuple[str, ...]]:
     from swin_quant.cards.versions import versions
 
-    said = versions()
+    found = versions()
     for name in ("swin_quant", "python", "torch", "timm", "numpy"):
-        yield (name, version) if (version := said[name]) else (name, "not installed", "caution", _REQUIRED)
-    yield "platform", said["platform"] or "unknown"
+        yield (name, version) if (version := found[name]) else (name, "not installed", "caution", _REQUIRED)
+    yield "platform", found["platform"] or "unknown"
     yield _torchvision()
 
 
@@ -198,7 +198,7 @@ def _cpu() -> Iterator[tuple[str, ...]]:
     yield "processor", f"{versions()['cpu'] or 'unknown'}, {usable_cores()} cores for this process"
     has: Mapping[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
     for what, names in _CPU.items():
-        here = [said for key, said in names.items() if has.get(key)]
+        here = [found for key, found in names.items() if has.get(key)]
         yield what, ", ".join(here) or "nothing special"
     for name, engine in engines().items():
         if engine.saturation:

@@ -22,11 +22,11 @@ def target_of(name: str) -> Backend:
     return targets()[name]
 
 
-def exporter_options(backend: Backend, precision: str, given: Mapping[str, Any]) -> Any:
+def exporter_options(backend: Backend, precision: str, values: Mapping[str, Any]) -> Any:
     """The exporter's options; it chooses those that are None in `given`. UsageError for an option that it lacks."""
     exports = backend.exporting
     known = (*exports.flags, *(exports.float_flags if precision == "float" else ()))
-    wanted = {key: value for key, value in given.items() if value is not None and value is not False}
+    wanted = {key: value for key, value in values.items() if value is not None and value is not False}
     if idle := [key for key in wanted if key not in known]:
         raise UsageError(f"‹{idle[0]}›: means nothing to ‹backend› {backend.name} with {precision}")
     return function(exports.options)(precision=precision, **exports.fixed, **wanted)

@@ -140,8 +140,8 @@ def run(options: PredictOptions, world: World) -> None:
     pictures = NamedPictures(list(options.images))
     by = (_of_checkpoint if shared.is_checkpoint(options.model) else _of_artifact)(options, world)
     if sharding := shared.sharding(wanted.output, wanted.shard):
-        asked = Answers(wanted.top, wanted.labels, wanted.batch, wanted.workers)
-        manifest = classify_shards(by, pictures, sharding, asked, world)
+        answers = Answers(wanted.top, wanted.labels, wanted.batch, wanted.workers)
+        manifest = classify_shards(by, pictures, sharding, answers, world)
         if world.is_main:
             print(manifest)
         return

@@ -75,9 +75,9 @@ class Quantization:
         cfg = shared.config_of(opened, options.model, options.data, options.run, OUTPUT=options.output)
         opened.forget()
         below = Path(options.output or "output") / cfg.MODEL.NAME if several else shared.output_dir(options.output, cfg)
-        asked = cls(options, opened, cfg, below, world)
-        asked.float_type  # noqa: B018  (a type that nothing has is said before any work)
-        return asked
+        job = cls(options, opened, cfg, below, world)
+        job.float_type  # noqa: B018  (a type that nothing has is refused before any work)
+        return job
 
     @property
     def target(self) -> Backend:
@@ -104,11 +104,12 @@ class Quantization:
     @cached_property
     def named(self) -> shared.PolicyOptions:
         """The policy of the calibration: the one that was named, else the backend's best."""
-        given = self.options.policy
-        if given.policy not in ((), (AUTO,)):
-            return given
+        policy = self.options.policy
+        if policy.policy not in ((), (AUTO,)):
+            return policy
         exports, config = self.target.exporting, plain(self.cfg)
-        return replace(given, policy=(exports.policies if given.saturation_safe else exports.policies_for(config))[:1])
+        names = exports.policies if policy.saturation_safe else exports.policies_for(config)
+        return replace(policy, policy=names[:1])
 
     @cached_property
     def policy(self) -> Policy:
@@ -135,7 +136,7 @@ class Quantization:
     @property
     def calibrated(self) -> Path:
         """The calibrated checkpoint, whatever its name; where it will be written, as long as there is none."""
-        holds = partial(_is_as_asked, self)
+        holds = partial(_is_of, self)
         return place_of(self.folder, self.cfg.MODEL.NAME, self.policy.to_dict(), holds, tell=False)
 
     @property
@@ -153,16 +154,16 @@ class Quantization:
 
     @cached_property
     def calibrating(self) -> CalibrateOptions:
-        asked = self.options
+        options = self.options
         return CalibrateOptions(
             str(self.checkpoint),
-            asked.model,
+            options.model,
             data=replace(self._data, half="auto"),
-            sample=asked.sample,
-            ranges=asked.ranges,
-            passes=asked.passes,
+            sample=options.sample,
+            ranges=options.ranges,
+            passes=options.passes,
             policy=self.named,
-            run=asked.run,
+            run=options.run,
             output=str(self.folder),
             no_eval=True,
         )
@@ -170,16 +171,16 @@ class Quantization:
     @property
     def searching(self) -> SearchOptions:
         """For --policy auto: which layers of the calibrated policy stay float."""
-        asked, data = self.options, self._data
-        budget = asked.budget if asked.budget != BudgetOptions() else BudgetOptions(max_drop=MAX_DROP)
-        given = {one.name: getattr(data, one.name) for one in fields(shared.LoadingOptions)}
+        options, data = self.options, self._data
+        budget = options.budget if options.budget != BudgetOptions() else BudgetOptions(max_drop=MAX_DROP)
+        values = {one.name: getattr(data, one.name) for one in fields(shared.LoadingOptions)}
         return SearchOptions(
             checkpoint=str(self.calibrated),
             engine=self.target.name,
             budget=budget,
-            data=MeasuredOptions(**given, split=self.plan.split),
-            timing=asked.timing,
-            run=asked.run,
+            data=MeasuredOptions(**values, split=self.plan.split),
+            timing=options.timing,
+            run=options.run,
             output=str(self.folder),
         )
 
@@ -241,41 +242,41 @@ class Quantization:
         return str(made.file) if made else ARTIFACT
 
 
-def is_calibrated(asked: Quantization) -> bool:
+def is_calibrated(job: Quantization) -> bool:
     """Whether the calibrated checkpoint is there, made from the same weights and pictures in the same way."""
-    return _is_as_asked(asked, asked.calibrated)
+    return _is_of(job, job.calibrated)
 
 
-def _is_as_asked(asked: Quantization, file: Path) -> bool:
-    return _changed(asked, file) == []
+def _is_of(job: Quantization, file: Path) -> bool:
+    return _changed(job, file) == []
 
 
-def changed(asked: Quantization) -> list[str] | None:
-    """What is asked for otherwise than the calibrated checkpoint was made; None where there is none."""
-    usual = asked.folder / f"{asked.cfg.MODEL.NAME}_calib.pth"
-    return _changed(asked, asked.calibrated if asked.calibrated.is_file() else usual)
+def changed(job: Quantization) -> list[str] | None:
+    """The options that differ from those of the calibrated checkpoint; None where there is no such file."""
+    usual = job.folder / f"{job.cfg.MODEL.NAME}_calib.pth"
+    return _changed(job, job.calibrated if job.calibrated.is_file() else usual)
 
 
-def _changed(asked: Quantization, file: Path) -> list[str] | None:
+def _changed(job: Quantization, file: Path) -> list[str] | None:
     card = _card(file)
     if card is None or card.calibration is None or card.source is None or card.checkpoint is None:
         return None
-    record, plan = card.calibration, asked.plan
-    before = made_before(asked.checkpoint)
+    record, plan = card.calibration, job.plan
+    before = made_before(job.checkpoint)
     earlier = of_weights(before)
     same = {
-        "the checkpoint": _same_weights(card, before, asked.checkpoint),
+        "the checkpoint": _same_weights(card, before, job.checkpoint),
         "the calibrated file": card.checkpoint["sha256"] == _sha256(file),
-        "the policy": (card.policy or {}).get("rules") == asked.policy.to_dict()["rules"],
-        "the model": _same_model(card, asked.cfg),
-        "the preprocessing": card.preprocess == Preprocess.from_config(asked.cfg).to_dict(),
+        "the policy": (card.policy or {}).get("rules") == job.policy.to_dict()["rules"],
+        "the model": _same_model(card, job.cfg),
+        "the preprocessing": card.preprocess == Preprocess.from_config(job.cfg).to_dict(),
         "the calibrator": _same_method(record, plan.method),
         "the percentile": record.get("tried_percentile", record["percentile"]) in (None, plan.method.percentile),
         "the passes": of_weights(card)[: len(earlier)] == earlier
         and plan.passes.made(record.get("passes", [])[len(earlier) :], record.get("advice", [])),
     }
     different = [what for what, is_same in same.items() if not is_same]
-    return different if _same_pictures(record, card, asked) else [*different, "the pictures"]
+    return different if _same_pictures(record, card, job) else [*different, "the pictures"]
 
 
 def _same_method(record: CalibrationRecord, method: Method) -> bool:
@@ -302,42 +303,42 @@ def _same_model(card: RunCard, cfg: CfgNode) -> bool:
     return all(before[key] == now[key] for key in before.keys() & now.keys() - _FILES)
 
 
-def _same_pictures(record: CalibrationRecord, card: RunCard, asked: Quantization) -> bool:
+def _same_pictures(record: CalibrationRecord, card: RunCard, job: Quantization) -> bool:
     """Whether the same calibrated; the data are only opened where nothing else tells."""
-    plan, count = asked.plan, asked.plan.pictures
+    plan, count = job.plan, job.plan.pictures
     if (
-        card.config["DATA"]["DATA_PATH"] != Path(asked.cfg.DATA.DATA_PATH).name
+        card.config["DATA"]["DATA_PATH"] != Path(job.cfg.DATA.DATA_PATH).name
         or record["pictures"] > count
         or (record["split"], record["seed"], record["augment"]) != (plan.split, plan.seed, plan.augment)
     ):
         return False
     try:
-        readable = (name for name in asked.calibrated_on if name not in record["unreadable"])
+        readable = (name for name in job.calibrated_on if name not in record["unreadable"])
     except SwinQuantError:  # whoever calibrates says what is wrong with them
         return False
-    seen = list(islice(readable, count))  # fewer than were asked for, where the data hold no more
+    seen = list(islice(readable, count))  # fewer, where the data hold no more
     return record["pictures"] == len(seen) and record["pictures_sha256"] == digest(seen)
 
 
-def is_found(asked: Quantization) -> bool:
+def is_found(job: Quantization) -> bool:
     """Whether the policy is there, found for the calibrated checkpoint."""
-    return is_calibrated(asked) and asked.exported_policy is not None
+    return is_calibrated(job) and job.exported_policy is not None
 
 
-def artifact_of(asked: Quantization) -> Artifact | None:
+def artifact_of(job: Quantization) -> Artifact | None:
     """What was exported from the calibrated checkpoint for the backend, under the policy, if it is whole."""
-    if not is_calibrated(asked) or (policy := asked.exported_policy) is None:
+    if not is_calibrated(job) or (policy := job.exported_policy) is None:
         return None
-    sha256, rules = _sha256(asked.calibrated), policy.to_dict()["rules"]
-    exports = asked.target.exports
-    targets = (asked.target.name, exports.fixed.get("target") if exports else None)  # or an ONNX file for any engine
-    for file in sorted(asked.folder.glob("*.json")):
+    sha256, rules = _sha256(job.calibrated), policy.to_dict()["rules"]
+    exports = job.target.exports
+    targets = (job.target.name, exports.fixed.get("target") if exports else None)  # or an ONNX file for any engine
+    for file in sorted(job.folder.glob("*.json")):
         try:
             card = RunCard.read(file)
             if card.artifact is None or card.checkpoint is None or card.checkpoint["sha256"] != sha256:
                 continue
             options = card.artifact["options"]
-            is_ours = options.get("target", card.artifact["backend"]) in targets and _has_floats(options, asked)
+            is_ours = options.get("target", card.artifact["backend"]) in targets and _has_floats(options, job)
             if is_ours and (card.policy or {}).get("rules") == rules:
                 return open_artifact(file.with_name(card.artifact["file"]))
         except SwinQuantError:  # some other JSON, or a file that was changed: it is exported again
@@ -345,38 +346,38 @@ def artifact_of(asked: Quantization) -> Artifact | None:
     return None
 
 
-def _has_floats(options: Mapping[str, Any], asked: Quantization) -> bool:
-    """Whether what is not int8 was exported in the type that is asked for."""
-    exports = asked.target.exporting
-    wanted = asked.float_type or exports.float_type
+def _has_floats(options: Mapping[str, Any], job: Quantization) -> bool:
+    """Whether what is not int8 was exported in the wanted type."""
+    exports = job.target.exporting
+    wanted = job.float_type or exports.float_type
     return "float_type" not in exports.flags or options.get("float_type", wanted) == wanted
 
 
-def is_verified(asked: Quantization) -> bool:
-    """Whether the artifact was found to compute what the model computes, with the floats that are asked for."""
-    made = artifact_of(asked)
-    records = [one for one in made.card.verification if _ran_as_asked(one["precision"], made, asked)] if made else []
+def is_verified(job: Quantization) -> bool:
+    """Whether the artifact was found to compute what the model computes, with floats of the wanted type."""
+    made = artifact_of(job)
+    records = [one for one in made.card.verification if _ran_in_type(one["precision"], made, job)] if made else []
     return bool(records) and not failures(records)
 
 
-def is_scored(asked: Quantization) -> bool:
-    """Whether the artifact has a result on the pictures of the data path, with the floats that are asked for."""
-    made = artifact_of(asked)
+def is_scored(job: Quantization) -> bool:
+    """Whether the artifact has a result on the pictures of the data path, with floats of the wanted type."""
+    made = artifact_of(job)
     if made is None:
         return False
-    results = [one for one in made.card.measured() if one.policy and _ran_as_asked(one.precision, made, asked)]
-    return any(result.dataset == asked.scored_on for result in results)
+    results = [one for one in made.card.measured() if one.policy and _ran_in_type(one.precision, made, job)]
+    return any(result.dataset == job.scored_on for result in results)
 
 
-def _ran_as_asked(precision: str, made: Artifact, asked: Quantization) -> bool:
-    """Whether an engine of that precision ran what is not int8 as asked for.
+def _ran_in_type(precision: str, made: Artifact, job: Quantization) -> bool:
+    """Whether an engine of that precision ran what is not int8 in the wanted type.
 
     One that chooses the type adds it where it is half; of others `artifact_of` knows it.
     """
-    if asked.engine is None or not engine_named(asked.engine).float_types:
+    if job.engine is None or not engine_named(job.engine).float_types:
         return True
-    if asked.options.timing.float_type in HALF_TYPES:
-        return precision.endswith(f"+{asked.options.timing.float_type}")
+    if job.options.timing.float_type in HALF_TYPES:
+        return precision.endswith(f"+{job.options.timing.float_type}")
     return precision not in [f"{made.record['precision']}+{half}" for half in HALF_TYPES]
 
 

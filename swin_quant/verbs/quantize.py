@@ -33,12 +33,12 @@ def run(options: QuantizeOptions, world: World) -> None:
 
     shared.one_process(world, "quantize")
     several = len(options.checkpoint) > 1
-    asked = [Quantization.of(options, checkpoint, world, several) for checkpoint in options.checkpoint]
-    named = {one.cfg.MODEL.NAME: one for one in asked}
-    if len(named) < len(asked):
+    jobs = [Quantization.of(options, checkpoint, world, several) for checkpoint in options.checkpoint]
+    named = {one.cfg.MODEL.NAME: one for one in jobs}
+    if len(named) < len(jobs):
         raise UsageError("two checkpoints have one name, which would be their folder's: quantize them one by one")
     if options.dry_run:
-        for one in asked:
+        for one in jobs:
             for step in steps(one):
                 print(step.command + ("    # done" if step.is_done() else ""))
         return
@@ -52,34 +52,34 @@ def run(options: QuantizeOptions, world: World) -> None:
         raise failed[0]
 
 
-def quantize_all(asked: Mapping[str, Quantization]) -> tuple[dict[str, Artifact], list[SwinQuantError]]:
+def quantize_all(jobs: Mapping[str, Quantization]) -> tuple[dict[str, Artifact], list[SwinQuantError]]:
     """Each by its name, one after the other: what was made, and one error for all that failed; the rest go on."""
     from swin_quant.base.errors import memory_errors_named, one_line
     from swin_quant.base.progress import log
 
     made: dict[str, Artifact] = {}
     failed: dict[str, SwinQuantError] = {}
-    for number, (name, one) in enumerate(asked.items(), 1):
-        if len(asked) > 1:
-            log.info("%d of %d: %s", number, len(asked), name)
+    for number, (name, one) in enumerate(jobs.items(), 1):
+        if len(jobs) > 1:
+            log.info("%d of %d: %s", number, len(jobs), name)
         try:
             with memory_errors_named():
                 made[name] = quantize(one)
         except SwinQuantError as error:
             failed[name] = error
         except (RuntimeError, OSError) as error:  # what exporters and engines raise
-            if len(asked) == 1:
+            if len(jobs) == 1:
                 raise
             failed[name] = SwinQuantError(one_line(f"{type(error).__name__}: {error}"))
-        if name in failed and number < len(asked):
+        if name in failed and number < len(jobs):
             log.warning("%s: %s: going on with the next", name, failed[name])
-    if len(asked) == 1 or not failed:
+    if len(jobs) == 1 or not failed:
         return made, list(failed.values())
     reasons = "; ".join(f"{name}: {error}" for name, error in failed.items())
-    return made, [SwinQuantError(f"{len(failed)} of {len(asked)} checkpoints failed: {reasons}")]
+    return made, [SwinQuantError(f"{len(failed)} of {len(jobs)} checkpoints failed: {reasons}")]
 
 
-def quantize(asked: Quantization) -> Artifact:
+def quantize(job: Quantization) -> Artifact:
     """Do what is not done yet; the artifact with all that was measured in its card.
 
     SwinQuantError where the artifact does not compute what the model computes: it is then not scored.
@@ -87,27 +87,27 @@ def quantize(asked: Quantization) -> Artifact:
     from swin_quant.base.progress import log
     from swin_quant.verbs.quantize_steps import steps
 
-    todo = steps(asked)
+    todo = steps(job)
     for number, step in enumerate(todo, 1):
         done = step.is_done()
         others = [] if done else step.changed()
-        said = ": done before" if done else f": done again, for changed: {', '.join(others)}" if others else ""
-        log.info("%d/%d %s%s", number, len(todo), step.command, said)
+        state = ": done before" if done else f": done again, for changed: {', '.join(others)}" if others else ""
+        log.info("%d/%d %s%s", number, len(todo), step.command, state)
         if not done:
             step.do()
-    _tell_what_is_missing(asked)
-    return asked.made
+    _tell_what_is_missing(job)
+    return job.made
 
 
-def _tell_what_is_missing(asked: Quantization) -> None:
+def _tell_what_is_missing(job: Quantization) -> None:
     from swin_quant.base.progress import log
 
-    target = asked.target
-    if asked.engine is None:
-        engines = [target] if target.load else asked.takers
+    target = job.target
+    if job.engine is None:
+        engines = [target] if target.load else job.takers
         remedies = " or ".join(backend.remedy for backend in engines if backend.remedy)
         log.warning("neither verified nor scored: %s does not run its file here as it is (%s)", target.name, remedies)
         for command in target.exporting.next_step:
-            log.info("next: %s", command.format(file=asked.made.file, checkpoint=asked.calibrated))
-    elif not asked.has_val:
-        log.warning("not scored: %s has no val split", asked.cfg.DATA.DATA_PATH)
+            log.info("next: %s", command.format(file=job.made.file, checkpoint=job.calibrated))
+    elif not job.has_val:
+        log.warning("not scored: %s has no val split", job.cfg.DATA.DATA_PATH)

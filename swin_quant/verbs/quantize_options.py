@@ -1,4 +1,4 @@
-"""What `quantize` is asked for."""
+"""The options of `quantize`."""
 
 from __future__ import annotations
 

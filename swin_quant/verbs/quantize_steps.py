@@ -26,8 +26,8 @@ from swin_quant.verbs.verify import VerifyOptions
 
 
 class Step(NamedTuple):
-    """A verb with its options at that moment, and whether its result is there; `changed`: the options by which a result
-    that is there differs from what is asked for."""
+    """A verb with its options at that moment, and whether its result is there; `changed`: the options in which
+    a result that is there differs."""
 
     verb: str
     options: Callable[[], Any]
@@ -43,35 +43,33 @@ class Step(NamedTuple):
         self.run(self.options())
 
 
-def steps(asked: Quantization) -> list[Step]:
-    """What is to be done, in order."""
-    calibrating = partial(is_calibrated, asked), partial(_calibrate, asked), partial(changed, asked)
-    found = [Step("calibrate", lambda: asked.calibrating, *calibrating)]
-    if asked.search:
-        found.append(Step("search", lambda: asked.searching, partial(is_found, asked), partial(_search, asked)))
-    found.append(
-        Step("export", lambda: asked.exporting, lambda: artifact_of(asked) is not None, partial(_export, asked))
-    )
-    if asked.engine:
-        found.append(Step("verify", lambda: asked.verifying, partial(is_verified, asked), partial(_verify, asked)))
-    if asked.engine and asked.has_val:
-        found.append(Step("evaluate", lambda: asked.scoring, partial(is_scored, asked), partial(_score, asked)))
+def steps(job: Quantization) -> list[Step]:
+    """The steps of a job, in order."""
+    calibrating = partial(is_calibrated, job), partial(_calibrate, job), partial(changed, job)
+    found = [Step("calibrate", lambda: job.calibrating, *calibrating)]
+    if job.search:
+        found.append(Step("search", lambda: job.searching, partial(is_found, job), partial(_search, job)))
+    found.append(Step("export", lambda: job.exporting, lambda: artifact_of(job) is not None, partial(_export, job)))
+    if job.engine:
+        found.append(Step("verify", lambda: job.verifying, partial(is_verified, job), partial(_verify, job)))
+    if job.engine and job.has_val:
+        found.append(Step("evaluate", lambda: job.scoring, partial(is_scored, job), partial(_score, job)))
     return found
 
 
-def _calibrate(asked: Quantization, options: CalibrateOptions) -> None:
-    others = changed(asked)
-    usual = asked.folder / f"{asked.cfg.MODEL.NAME}_calib.pth"
-    if others and usual.samefile(asked.checkpoint):
+def _calibrate(job: Quantization, options: CalibrateOptions) -> None:
+    others = changed(job)
+    usual = job.folder / f"{job.cfg.MODEL.NAME}_calib.pth"
+    if others and usual.samefile(job.checkpoint):
         raise UsageError(
-            f"{asked.checkpoint}: what is asked for differs ({', '.join(others)}), and the result would be written "
+            f"{job.checkpoint}: what is asked for differs ({', '.join(others)}), and the result would be written "
             "over it: give another ‹output›"
         )
-    calibrate.run(options, asked.world)
+    calibrate.run(options, job.world)
 
 
-def _search(asked: Quantization, options: SearchOptions) -> None:
-    settings = search.settings_of(options, str(asked.calibrated), asked.cfg, asked.world)
+def _search(job: Quantization, options: SearchOptions) -> None:
+    settings = search.settings_of(options, str(job.calibrated), job.cfg, job.world)
     found = search.find_and_keep(search.costs_of(settings, settings.checkpoint))
     if not found.met:
         raise SwinQuantError(
@@ -81,17 +79,17 @@ def _search(asked: Quantization, options: SearchOptions) -> None:
     if found.is_float:
         raise SwinQuantError(
             f"within the budget ({settings.limits}) every layer stays float: loosen it, or deploy the float model: "
-            f"`swin-quant export {shlex.quote(str(asked.calibrated))} --for {asked.target.name} --precision float`"
+            f"`swin-quant export {shlex.quote(str(job.calibrated))} --for {job.target.name} --precision float`"
         )
 
 
-def _export(asked: Quantization, options: ExportOptions) -> None:
+def _export(job: Quantization, options: ExportOptions) -> None:
     export.exported_as(options.backend, options)
 
 
-def _verify(asked: Quantization, options: VerifyOptions) -> None:
-    verify.refuse_failed(*verify.verified(options, asked.world))
+def _verify(job: Quantization, options: VerifyOptions) -> None:
+    verify.refuse_failed(*verify.verified(options, job.world))
 
 
-def _score(asked: Quantization, options: EvaluateOptions) -> None:
-    write_cards(evaluate.score_files(options, asked.world))
+def _score(job: Quantization, options: EvaluateOptions) -> None:
+    write_cards(evaluate.score_files(options, job.world))

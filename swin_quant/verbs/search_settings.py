@@ -216,14 +216,14 @@ class SearchSettings:
     @property
     def limits(self) -> str:
         """The limits in words."""
-        said = [str(self.budget)] if str(self.budget) else []
-        return ", ".join([*said, f"at most {self.max_ms:g} ms"] if self.max_ms is not None else said)
+        limits = [str(self.budget)] if str(self.budget) else []
+        return ", ".join([*limits, f"at most {self.max_ms:g} ms"] if self.max_ms is not None else limits)
 
     @property
     def flags(self) -> list[str]:
         """The limits as flags of the command."""
-        given = {**asdict(self.budget), "max_ms": self.max_ms}
-        return [f"--{key.replace('_', '-')} {float(value)!r}" for key, value in given.items() if value is not None]
+        limits = {**asdict(self.budget), "max_ms": self.max_ms}
+        return [f"--{key.replace('_', '-')} {float(value)!r}" for key, value in limits.items() if value is not None]
 
     @property
     def found(self) -> str:

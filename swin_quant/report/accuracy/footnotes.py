@@ -80,9 +80,9 @@ def numbered(notes: Sequence[Footnote], count: int) -> tuple[list[str], dict[int
     for number, note in enumerate(some, 1):
         for index in note.rows:
             marks[index].append(str(number))
-    said = [note.text for note in notes if note not in some]
-    said += [f"[{number}] {note.text}" for number, note in enumerate(some, 1)]
-    return said, {index: " ".join(numbers) for index, numbers in marks.items()}
+    texts = [note.text for note in notes if note not in some]
+    texts += [f"[{number}] {note.text}" for number, note in enumerate(some, 1)]
+    return texts, {index: " ".join(numbers) for index, numbers in marks.items()}
 
 
 def is_simulated(engine: str) -> bool:
@@ -154,7 +154,7 @@ def _remark(row: AccuracyRow) -> str | None:
 def _verified(row: AccuracyRow) -> str | None:
     """The verification of the row's engine against its checkpoint, if it had a tolerance to pass."""
     identity = row.quantized and (row.quantized.engine, row.quantized.precision, row.quantized.policy)
-    said = [
+    texts = [
         f"mean |Δlogit| against {record['reference']} on {record['pictures']} pictures is {record['mean']:.2g} "
         f"(max {record['max']:.2g}{_agreement(record['agreement'])}): "
         f"{'within' if record['passed'] else 'NOT within'} {record['tolerance']:g}"
@@ -162,7 +162,7 @@ def _verified(row: AccuracyRow) -> str | None:
         if None not in (record["tolerance"], record["passed"])
         and (record["engine"], record["precision"], record["policy"]) == identity
     ]
-    return f"verified: {'; '.join(said)}" if said else None
+    return f"verified: {'; '.join(texts)}" if texts else None
 
 
 def _agreement(percent: float | None) -> str:
@@ -181,8 +181,8 @@ def _advice(row: AccuracyRow) -> str | None:
     card = row.card
     if not row.quantized or not card.calibration or not card.policy or row.quantized.policy != card.policy["name"]:
         return None
-    said = [one["text"] for one in card.calibration.get("advice", []) if one["kind"] != "dead"]
-    return f"calibration advises: {'; '.join(said)}" if said else None
+    texts = [one["text"] for one in card.calibration.get("advice", []) if one["kind"] != "dead"]
+    return f"calibration advises: {'; '.join(texts)}" if texts else None
 
 
 def _not_shown(row: AccuracyRow) -> str | None:

@@ -76,18 +76,18 @@ class AccuracyTable:
 
     def report(self) -> ReportTable[AccuracyRow]:
         """Columns, rows, and the remarks below them."""
-        said, marks = numbered(self.notes, len(self.rows))
+        texts, marks = numbered(self.notes, len(self.rows))
         columns = [*self.columns, notes_column(self.rows, marks)]
-        return ReportTable(columns, self.rows, [*filter(None, [self.shared]), *legend(self.rows), *said])
+        return ReportTable(columns, self.rows, [*filter(None, [self.shared]), *legend(self.rows), *texts])
 
     def short(self) -> "AccuracyTable":
         """A narrow table with few columns; a cell that all rows share is said once below."""
         cells = {key: {COLUMN[key].cell(row) for row in self.rows} for key in SHARED}
         same = {key: found.pop() for key, found in cells.items() if len(found) == 1}
-        said = ", ".join(f"{key.replace('_', ' ')} {cell}" for key, cell in same.items() if cell != BLANK)
+        texts = ", ".join(f"{key.replace('_', ' ')} {cell}" for key, cell in same.items() if cell != BLANK)
         more = [key for key in SHARED if key not in same and COLUMN[key].title]
         keys = [key for key in SHORT if key not in SHARED] + more
-        return replace(self, columns=[COLUMN[key] for key in keys], shared=f"all rows: {said}" if said else "")
+        return replace(self, columns=[COLUMN[key] for key in keys], shared=f"all rows: {texts}" if texts else "")
 
 
 def _column(key: str) -> Column[AccuracyRow]:
@@ -124,15 +124,15 @@ def _as_csv(table: AccuracyTable) -> str:
     for note in table.notes:
         for index in note.rows:
             about[id(table.rows[index])].append(note.text)
-    said: Column[AccuracyRow] = Column("notes", "", lambda row: " | ".join(about[id(row)]))
-    return tables.comma_separated([*table.columns, said], table.rows)
+    texts: Column[AccuracyRow] = Column("notes", "", lambda row: " | ".join(about[id(row)]))
+    return tables.comma_separated([*table.columns, texts], table.rows)
 
 
 def _as_json(table: AccuracyTable) -> str:
     """The rows by the same keys as CSV; footnotes with the indices of their rows."""
-    said = [{"text": note.text, "rows": note.rows} for note in table.notes]
+    texts = [{"text": note.text, "rows": note.rows} for note in table.notes]
     rows = tables.records(table.columns, table.rows)
-    return tables.json_text({"schema": SCHEMA, "rows": rows, "footnotes": said})
+    return tables.json_text({"schema": SCHEMA, "rows": rows, "footnotes": texts})
 
 
 FORMATS: dict[str, Callable[[AccuracyTable], str]] = {
@@ -145,9 +145,9 @@ FORMATS: dict[str, Callable[[AccuracyTable], str]] = {
 
 def terminal(rows: Sequence[AccuracyRow], notes: Sequence[Footnote], width: int = NARROW, color: bool = False) -> str:
     """All columns and the footnotes for a terminal of `width` columns, with ANSI styles if `color`."""
-    said, marks = numbered(notes, len(rows))
+    texts, marks = numbered(notes, len(rows))
     marked = notes_column(rows, marks)
-    lines = (*_lines(rows, marked, width, color), *bullets((*legend(rows), *said), width, color))
+    lines = (*_lines(rows, marked, width, color), *bullets((*legend(rows), *texts), width, color))
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -203,8 +203,8 @@ def _blocks(rows: Sequence[AccuracyRow]) -> list[list[AccuracyRow]]:
 
 def _heading(row: AccuracyRow, shared: Sequence[str], marks: str, width: int, color: bool) -> list[str]:
     name, *details = ((COLUMN[key].cell(row), _AFTER.get(key, "")) for key in (*_HEADING, *shared))
-    said = (f"  {cell}{after}" for cell, after in details if cell != BLANK)
-    first, *more = folded(name[0] + "".join(said) + (f"  [{marks}]" if marks else ""), width)
+    texts = (f"  {cell}{after}" for cell, after in details if cell != BLANK)
+    first, *more = folded(name[0] + "".join(texts) + (f"  [{marks}]" if marks else ""), width)
     end = len(name[0]) if first.startswith(name[0]) else len(first)
     return [styled(first[:end], "bold" * color) + first[end:], *more]
 

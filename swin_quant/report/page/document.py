@@ -180,13 +180,13 @@ def _lead(cards: Sequence[RunCard]) -> str:
 
 
 def _advice(cards: Sequence[RunCard]) -> str:
-    said = dict.fromkeys(
+    items = dict.fromkeys(
         f"<li><b>{_text(card.name)}</b>: {_text(one['text'])}</li>"
         for card in cards
         if card.calibration
         for one in card.calibration.get("advice", [])
     )
-    return f"<ul>{''.join(said)}</ul>" if said else ""
+    return f"<ul>{''.join(items)}</ul>" if items else ""
 
 
 def _nodes(data: PageData) -> str:

@@ -124,9 +124,9 @@ class FrontDoorOptions:
     @property
     def for_training(self) -> Iterator[str]:
         """The flags that were given and mean something to --train alone."""
-        given = asdict(self.training).items() - asdict(TrainingOptions()).items()
-        given |= asdict(self.qat).items() - asdict(QatOptions()).items()
-        names = {name for name, _ in given} - {"amp_opt_level"} | ({"qat_lr"} if self.qat_lr is not None else set())
+        changes = asdict(self.training).items() - asdict(TrainingOptions()).items()
+        changes |= asdict(self.qat).items() - asdict(QatOptions()).items()
+        names = {name for name, _ in changes} - {"amp_opt_level"} | ({"qat_lr"} if self.qat_lr is not None else set())
         for name in sorted(names):
             flag = {"go_on": "--continue"}.get(name, f"--{name.replace('_', '-')}")
             yield WORDS.get(flag, flag)
@@ -153,7 +153,7 @@ def run(options: FrontDoorOptions, world: World) -> None:
         options = replace(options, pretrained=str(model.checkpoint), resume=None)
         cfg = options.config()
     if options.train:
-        asked = FinetuneOptions(
+        verb_options = FinetuneOptions(
             replace_head=options.replace_head,
             data=options.data,
             policy=options.policy,
@@ -162,7 +162,9 @@ def run(options: FrontDoorOptions, world: World) -> None:
             qat=options.qat,
             original=options.original,
         )
-        _say_accuracy(finetune_and_score(asked, options.checkpoint, cfg, folder, world), options, cfg, world, log_file)
+        _say_accuracy(
+            finetune_and_score(verb_options, options.checkpoint, cfg, folder, world), options, cfg, world, log_file
+        )
     elif options.eval and not options.calib:
         _say_accuracy(_evaluate(options, folder, world), options, cfg, world, log_file)
 
@@ -195,7 +197,7 @@ def _evaluate(options: FrontDoorOptions, folder: Path, world: World) -> RunCard:
 
     if not options.checkpoint:
         raise UsageError("nothing to score: give --resume FILE")
-    asked = EvaluateOptions(
+    verb_options = EvaluateOptions(
         model=options.model,
         replace_head=options.replace_head,
         data=options.data,
@@ -204,7 +206,7 @@ def _evaluate(options: FrontDoorOptions, folder: Path, world: World) -> RunCard:
         run=options.run,
         output=options.output,
     )
-    return evaluate_checkpoint(asked, options.checkpoint, world, folder)
+    return evaluate_checkpoint(verb_options, options.checkpoint, world, folder)
 
 
 def _in_our_words(options: FrontDoorOptions) -> FrontDoorOptions:
