@@ -84,7 +84,7 @@ def _read_folder(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def _array(name: str, data: bytes) -> NDArray[Any]:
-    """What a .npy holds (https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html)."""
+    """The array in a .npy file (https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html)."""
     if data[:6] != b"\x93NUMPY" or data[6:7] not in (b"\x01", b"\x02", b"\x03"):
         raise ValueError(f"{name[:200]} is no array")
     start = 10 if data[6] == 1 else 12

@@ -105,7 +105,7 @@ def first_line(error: BaseException | None, most: int = 200) -> str:
 
 
 def one_line(text: str) -> str:
-    """Text of a file, fit to print: what is not printable (line ends, escape codes) is shown as its Python escape."""
+    """Text of a file, fit to print: unprintable characters (line ends, escape codes) become Python escapes."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

@@ -189,7 +189,7 @@ def finite(value: Any) -> Any:
 
 
 def write_json(path: str | os.PathLike[str], value: Any) -> None:
-    """Write `value` atomically as indented JSON, keys in their order; what is not finite becomes null."""
+    """Write `value` atomically as indented JSON, keys in their order; NaN and infinity become null."""
     text = json.dumps(finite(value), indent=2, allow_nan=False)  # ASCII: a file's name may be no valid Unicode
     atomic_write_bytes(path, (text + "\n").encode())
 

@@ -36,7 +36,7 @@ class Sharding:
 
 @dataclass(frozen=True)
 class Shards:
-    """The files `STEM-00000-of-00012.parquet` ... of `total` rows, of what `key` stands for."""
+    """The files `STEM-00000-of-00012.parquet` ... of `total` rows. `key`: a hash of all that they depend on."""
 
     how: Sharding
     stem: str
@@ -57,7 +57,7 @@ class Shards:
         return range(world.rank, len(self.files), world.size)
 
     def left(self, world: World) -> list[int]:
-        """Those of them that are not there yet. UsageError for one that is of something else."""
+        """The shards of this rank that are not there yet. UsageError for a shard with another key."""
         mine = self.share(world)
         left = [number for number in mine if not self._is_done(self.files[number])]
         if len(left) < len(mine):
@@ -71,7 +71,7 @@ class Shards:
     def write(
         self, number: int, rows: Sequence[dict[str, Any]], columns: Sequence[tuple[str, Any]], facts: Any
     ) -> None:
-        """A shard: its rows by pyarrow types of `columns`, and plain data on the whole of it."""
+        """Write a shard: its rows by pyarrow types of `columns`, and plain data on the whole shard."""
         pyarrow: Any = library("pyarrow", "data")
         from pyarrow import parquet
 
@@ -82,7 +82,7 @@ class Shards:
         log.info("%s: %d pictures", self.files[number].name, len(rows))
 
     def facts(self, number: int, kind: Any) -> Any:
-        """What `write` was told of a shard as a whole: plain data of a `kind` (`schema.checked`)."""
+        """The `facts` of a shard that was written: plain data of a `kind` (`schema.checked`)."""
         file = self.files[number]
         with reading(file, "shard"):
             return checked(kind, json.loads(_metadata(file)[_FACTS]), str(file), "its facts")

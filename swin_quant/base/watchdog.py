@@ -51,7 +51,7 @@ class Watchdog:
         self._reason_tick = 0
         self._own_reason: str | None = None
         self._told, self._stopped = threading.Event(), threading.Event()
-        self._last_word = threading.Lock()  # of this process: its main thread's, or this watchdog's
+        self._last_word = threading.Lock()  # this process's: its main thread's, or this watchdog's
         self._signals = _Signals()
         self._asked_tick: int | None = None  # when a signal asked this process to end, before all had joined
         self._threads = [threading.Thread(target=self._count, name="watchdog", daemon=True)]
@@ -69,7 +69,7 @@ class Watchdog:
         self._signals.close()
 
     def closing(self) -> None:
-        """This rank has done its work: others may end before it, and take the store with them."""
+        """This rank has done its work: another rank may end before it, and take the store along."""
         self._closing = True
 
     def reason_of_others(self) -> str | None:

@@ -20,7 +20,7 @@ from swin_quant.base.reading import reads
 _MAX_BYTES = 1 << 20
 _MAX_DEPTH, _MAX_VALUES, _MAX_DIGITS = 32, 10_000, 64
 
-# What unquoted text means, as in YAML 1.1 less its octal and sexagesimal numbers and its dates. `1e-4` is text there.
+# The values of unquoted text, as in YAML 1.1 without octal and sexagesimal numbers and dates. `1e-4` is text there.
 _WORDS = {
     **dict.fromkeys(("", "~", "null", "Null", "NULL")),
     **dict.fromkeys(("true", "True", "TRUE", "yes", "Yes", "YES", "on", "On", "ON"), True),

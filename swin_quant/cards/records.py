@@ -148,7 +148,7 @@ class _CalibrationRecord(SearchRecord):
 
 
 class WrappedRecord(TypedDict):
-    """How a user's module was captured: the arguments of `wrap`. `shape`: of one input, without the batch.
+    """How a user's module was captured: the arguments of `wrap`. `shape`: one input, without the batch.
 
     `outputs`: the names of the tensors that it gives.
     """
@@ -174,8 +174,8 @@ class CalibrationRecord(_CalibrationRecord, total=False):
     `method` is that of the enabled activation nodes, joined by "+" where they have several. `dead_nodes` saw only
     zeros; the values of `beyond_half` overflow float16. Ranges of activations were searched for `bits` bits, of some
     nodes for `other_bits`, by the method that `methods` has for that number, in the file `statistics` beside the card.
-    `passes` came after it, in this order; `advice` was given at the end. `coverage`: of a captured network, how much of
-    it the policy makes int8.
+    `passes` came after it, in this order; `advice` was given at the end. `coverage`: how much of a captured
+    network the policy makes int8.
     """
 
     check: CheckRecord | None

@@ -20,7 +20,7 @@ from types import UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 Options = TypeVar("Options")
-_LARGEST = 2**31 - 1  # what every library behind a whole number can hold
+_LARGEST = 2**31 - 1  # every library can hold whole numbers up to it
 
 
 def whole(text: str) -> int:
@@ -127,7 +127,7 @@ def options_from(args: argparse.Namespace, options: type[Options]) -> Options:
 
 
 def words_from(options: Any) -> list[str]:
-    """The words of a command line that give these options: what stands by its place, then flags unlike their default.
+    """The words of a command line that give these options: values at their place, then flags unlike their default.
 
     The inverse of `options_from`; each word is one argument, unquoted.
     """

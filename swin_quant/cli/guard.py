@@ -22,7 +22,7 @@ _AGAIN_SECONDS = 0.05
 
 @contextmanager
 def interrupts() -> Iterator[None]:
-    """Inside, both signals raise KeyboardInterrupt in the main thread; a signal that is ignored stays so.
+    """Inside, both signals raise KeyboardInterrupt in the main thread; an ignored signal stays ignored.
 
     The importing machinery would turn an interrupt into another error, or print it and go on: there it is put off.
     """

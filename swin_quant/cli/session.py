@@ -90,11 +90,11 @@ class _Parser(argparse.ArgumentParser):
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
         """UsageError for what cannot be parsed."""
         for word in arguments:
-            if re.fullmatch(r"--[\w-]+=--", word):  # argparse makes an empty list of it
+            if re.fullmatch(r"--[\w-]+=--", word):  # argparse turns it into an empty list
                 self.error(f"argument {word[:-3]}: expected one argument")
         flags = (word.split("=")[0] for word in arguments if re.match("--[a-z]", word))
         if unknown := [flag for flag in flags if flag not in self._option_string_actions]:
-            self.error(f"unrecognized arguments: {' '.join(unknown)}")  # before what is missing: it may be a typo of it
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")  # before missing ones: this may be a typo of one
         args = self.parse_args(apart(arguments, self._actions))
         if len(getattr(args, "ways", ())) > 1:  # said after flags that there are not
             self.error("CHECKPOINT and --checkpoint are the same: give one of them")
@@ -180,5 +180,5 @@ def run(name: str, arguments: Sequence[str]) -> int:
         with process_group(getattr(args, "device", "cpu"), getattr(args, "local_rank", None)) as world:
             with memory_errors_named():
                 command.run(options_from(args, command.OPTIONS), world)
-            sys.stdout.flush()  # what is printed is out before this rank waits for the others
+            sys.stdout.flush()  # flushed before this rank waits for the others
     return 0

@@ -220,7 +220,7 @@ def pass_recipes() -> str:
 
 @dataclass(frozen=True)
 class PassOptions:
-    """What wins accuracy back behind the calibration."""
+    """Passes behind the calibration, which win accuracy back."""
 
     passes: Annotated[str | None, Flag(pass_recipes, "NAME|FILE")] = None
     no_equalize: Annotated[bool, Rare("leave channels that stand out as they are (without --passes)")] = False

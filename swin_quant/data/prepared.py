@@ -19,7 +19,7 @@ _MANY = 0.25  # share of values outside: normal random numbers have fewer, or so
 class Prepared:
     """Checks batches for a model with this `preprocess` (None: unknown), and the values of the first batch alone.
 
-    `shape`: of one input of the model, channels first; None: pictures of unknown channels. `takes_pixels`: uint8 [B, H,
+    `shape`: one input of the model, channels first; None: pictures of unknown channels. `takes_pixels`: uint8 [B, H,
     W, channels] may come instead, unchecked.
     """
 

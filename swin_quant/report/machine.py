@@ -12,7 +12,7 @@ _STYLES = {"good": "", "missing": "dim", "caution": "yellow"}
 
 @dataclass(frozen=True)
 class MachineFact:
-    """One fact. `state`: good, missing (absent, and not required) or caution; `remedy`: what to do about it."""
+    """One fact. `state`: good, missing (absent, and not required) or caution; `remedy`: the way to mend it."""
 
     topic: str
     name: str

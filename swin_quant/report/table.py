@@ -103,7 +103,7 @@ def field(*names: str) -> Callable[[Any], Value]:
 
 
 def shown(columns: Sequence[Column[Row]], rows: Sequence[Row]) -> list[Column[Row]]:
-    """The columns of a table for people: those with a title, unless they may lack values and no row has one."""
+    """The columns of a table for people: all that have a title, but optional ones that no row has."""
     return [c for c in columns if c.title and not (c.may_lack and all(c.value(row) is None for row in rows))]
 
 

@@ -1,4 +1,4 @@
-"""The limits of a service: what its clients may do, the bytes that requests may hold, and the refusal beyond both."""
+"""The limits of a service: for its clients, for the bytes that requests hold, and the refusal beyond both."""
 
 import asyncio
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """The optimizer: which parameters are updated, in groups of equal LR and decay, and the LR of every step."""
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from functools import partial
 from typing import Any
 
@@ -124,8 +124,5 @@ def make_schedule(optimizer: torch.optim.Optimizer, recipe: Schedule, epochs: in
 
 def current_lr(optimizer: torch.optim.Optimizer, role: str) -> float | None:
     """The largest LR among the groups of a role; None without such a group."""
-    return max((group["lr"] for group in _groups(optimizer) if group["role"] == role), default=None)
-
-
-def _groups(optimizer: torch.optim.Optimizer) -> Iterator[dict[str, Any]]:
-    yield from optimizer.param_groups
+    groups: list[dict[str, Any]] = optimizer.param_groups
+    return max((group["lr"] for group in groups if group["role"] == role), default=None)

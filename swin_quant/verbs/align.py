@@ -143,13 +143,12 @@ def _batches(
     """
     from swin_quant.data.loader import UnreadableLimit
     from swin_quant.data.sampling import chunks
-    from swin_quant.score.run_engines import readable_batches
+    from swin_quant.score.run_engines import evenly, readable_batches
     from swin_quant.verbs.align_sides import preprocessing_of
 
     preprocess, pictures = preprocessing_of(sides), open_pictures()
-    count = min(count or len(pictures), len(pictures))
-    chosen = [index * len(pictures) // count for index in range(count)]
-    limit = UnreadableLimit(count, _UNREADABLE)
+    chosen = evenly(len(pictures), count)
+    limit = UnreadableLimit(len(chosen), _UNREADABLE)
     for batch in readable_batches(pictures, preprocess, chunks(chosen, _BATCH), limit, 0, "aligning"):
         if batch.indices:
             yield batch.images, batch.labels

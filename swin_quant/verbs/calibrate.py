@@ -51,7 +51,7 @@ class SampleOptions:
 
 @dataclass(frozen=True)
 class CalibrateOptions:
-    """Which checkpoint is calibrated, on which pictures, under which policies it is scored."""
+    """The checkpoint to calibrate, its pictures, and the policies that score it."""
 
     checkpoint: Annotated[
         str | None, Flag("float checkpoint: Microsoft's, timm's, Hugging Face's, ours", "CHECKPOINT", or_flag=True)
@@ -229,9 +229,9 @@ def calibrate_checkpoint(
     """Calibrate `checkpoint` (any format of `swin_quant.checkpoint`) and write `<NAME>_calib.pth` and its run card.
 
     Where something was made of another one of that name, it is called `<NAME>_calib_<policy>.pth`.
-    What was counted is kept in `<NAME>_calib.stats.npz` (not by `max`, which counts nothing). Everything that can be
+    Its counts are kept in `<NAME>_calib.stats.npz` (`max` has none). Everything that can be
     refused is refused before the first forward. Where it is cut off in a long pass, the next call with the same
-    arguments goes on there: what is done lies in the folder `<NAME>_calib.passes`. `checkpoint` None calibrates the
+    arguments goes on there: finished parts lie in the folder `<NAME>_calib.passes`. `checkpoint` None calibrates the
     seeded random weights of the config, for timing. Every rank returns the same ranges; rank 0 writes.
     """
     from swin_quant.base.distributed import World
@@ -346,7 +346,7 @@ def calibrate_and_score(
         raise UsageError("‹policy›: ranges depend on the bits, so policies of different bits are calibrated one by one")
     wanted = half is not None and cfg.MODEL.OUTPUT_KIND == LOGITS
     is_scored = wanted and has_split(cfg, "val")
-    if is_scored:  # what cannot be scored is refused now, not after the calibration
+    if is_scored:  # pictures without fitting labels are refused now, not after the calibration
         open_labelled(cfg, "val", world, "no", names_of(cfg, checkpoint, replace_head))
     if statistics:
         model = recalibrate(cfg, statistics, checkpoint, chosen[0], plan.method, folder, world)
@@ -360,7 +360,7 @@ def calibrate_and_score(
             log.warning("not scored: %s has no val split", cfg.DATA.DATA_PATH)
         return model, None
     try:
-        # What QAT trained and is calibrated again is compared with its original.
+        # A QAT checkpoint that is calibrated again is compared with its original.
         baseline = find_baseline(model.card, [model.file.resolve().parent], cfg, chosen, world)
         card = score_model(model.module, cfg, model.card, chosen, world, "val", half, plan.max_unreadable, baseline)
     except SwinQuantError as error:

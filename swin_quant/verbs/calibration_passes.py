@@ -39,7 +39,7 @@ def improve(
     world: World = World(),
     scratch: Scratch = Scratch(),
 ) -> tuple[Calibration, list[PassRecord]]:
-    """Run the passes of `plan` on a calibrated model under its policy; what it saw last, and what each pass did.
+    """Run the passes of `plan` on a calibrated model under its policy: the last calibration, and a record a pass.
 
     `images`: the numbered batches of this rank that calibrated it. `scratch`: where long passes keep what is done.
     """

@@ -58,7 +58,7 @@ class CalibrationPlan:
 
 @dataclass(frozen=True)
 class CalibrationBatches:
-    """This rank's numbered batches to calibrate on; `size` pictures a number. `record`: what a run card keeps of the
+    """This rank's numbered batches to calibrate on; `size` pictures a number. `record`: the run card's part on the
     batches that were seen."""
 
     batches: Iterable[Numbered]

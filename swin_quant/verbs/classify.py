@@ -18,7 +18,7 @@ from swin_quant.base.files import sha256_of_data, write_json
 from swin_quant.base.schema import within
 from swin_quant.base.shards import Sharding, Shards
 from swin_quant.config.outputs import need_logits
-from swin_quant.data.pictures import Pictures
+from swin_quant.data.pictures import Pictures, SomePictures
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import digest
 from swin_quant.exported import config_of, labels_in, load_engines, one_engine, preprocess_of
@@ -34,7 +34,7 @@ SHARDS_SCHEMA = "swin-quant/prediction-shards/1"
 
 @dataclass(frozen=True)
 class Classifying:
-    """An engine that classifies, with what its card says of pictures and classes; `sha256`: of its file, if any."""
+    """An engine that classifies, with its card's preprocessing and classes; `sha256`: its file's hash, if any."""
 
     name: str
     engine: Engine
@@ -114,18 +114,6 @@ class _Unread(TypedDict):
     unreadable: Annotated[int, within(least=0)]
 
 
-class PictureRange(Pictures):
-    """The pictures `start` to `stop` of others."""
-
-    def __init__(self, whole: Pictures, start: int, stop: int) -> None:
-        self._whole, self._start = whole, start
-        self.names, self.labels = whole.names[start:stop], whole.labels[start:stop]
-        self.class_names = whole.class_names
-
-    def open(self, index: int) -> Any:
-        return self._whole.open(self._start + index)
-
-
 def classify_shards(by: Classifying, pictures: Pictures, sharding: Sharding, options: Answers, world: World) -> Path:
     """Write `predictions-00000-of-00012.parquet` ... and `predictions.json`, which names them; that file's path.
 
@@ -150,8 +138,7 @@ def classify_shards(by: Classifying, pictures: Pictures, sharding: Sharding, opt
         subject["extensions"] = extensions
     shards = Shards(sharding, "predictions", len(pictures), sha256_of_data(subject))
     for number in shards.left(world):
-        places = shards.places(number)
-        part = PictureRange(pictures, places.start, places.stop)
+        part = SomePictures(pictures, shards.places(number))
         found = _predicted(by, part, options)
         shards.write(number, _rows(part, found), _columns(), {"unreadable": len(found.unreadable)})
     unreadable = sum(gather([shards.facts(number, _Unread)["unreadable"] for number in shards.share(world)]))

@@ -70,8 +70,8 @@ def convert(
 ) -> RunCard:
     """Write the weights of `checkpoint` to `target`, as `dtype`, in the format of its suffix; returns the new card.
 
-    How they were trained, or corrected by passes, and from which original, stays known; what was measured was measured
-    of the other file.
+    How they were trained, or corrected by passes, and from which original, stays known; results stay with the
+    other file.
     """
     from swin_quant.base.files import ensure_writable_dir, require_file, sha256_of
     from swin_quant.cards.card import RunCard

@@ -37,7 +37,7 @@ _OF_FEATURES = {"distill.weight": 0.0, "distill.features": 1.0, "augment.mixup":
 
 @dataclass(frozen=True)
 class QatOptions:
-    """What QAT has beside training: a teacher, and what ranges do."""
+    """Options of QAT beside those of training: a teacher, and the mode of ranges."""
 
     distill: Annotated[bool, Flag("learn from a teacher (distill.weight 1 if it is 0)")] = False
     teacher: Annotated[

@@ -249,7 +249,7 @@ def _best(
 
 
 def _why(measured: PolicyCosts, name: str, loss: Loss, cost: float) -> str:
-    """The policy's description: what it was searched for, and its figures."""
+    """The policy's description: engine, limits and figures."""
     settings = measured.settings
     split = f" of {settings.sampling.split}" if settings.sampling.split else ""
     others = ", the drop on others, too" if settings.budget.max_drop is not None and measured.has_others else ""
@@ -261,7 +261,7 @@ def _why(measured: PolicyCosts, name: str, loss: Loss, cost: float) -> str:
 
 
 def _as_yaml(policy: Policy, left_float: Sequence[Unit], base: str, others: Collection[str]) -> bytes:
-    """The policy file. Comments tell why each of `left_float` stays float, and the `others` that `base` leaves so."""
+    """The policy file. Comments tell why each of `left_float` stays float, and name the `others` that `base` leaves."""
     import yaml
 
     def dumped(content: Any) -> str:

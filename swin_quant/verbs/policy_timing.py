@@ -1,4 +1,4 @@
-"""Milliseconds of policies on an engine, timed in turns, so that what else the machine does hits all alike."""
+"""Milliseconds of policies on an engine, timed in turns, so that other work on the machine slows all alike."""
 
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
@@ -91,7 +91,7 @@ class PolicyTimer:
 
 
 def _ms(timing: Timing) -> float:
-    """Milliseconds of the best round: what else the machine does makes calls slower, never faster."""
+    """Milliseconds of the best round: other work on the machine makes calls slower, never faster."""
     if not timing.rounds:
         raise SwinQuantError(f"{timing.candidate}: was not timed")
     return min(map(median, timing.rounds))

@@ -93,7 +93,7 @@ def predict(
     *,
     device: str = "cpu",
 ) -> dict[str, list[Guess]]:
-    """The `top` most probable classes of each picture: files, folders or patterns. What cannot be read is left out.
+    """The `top` most probable classes of each picture: files, folders or patterns. Unreadable ones are left out.
 
     `device`: that of an artifact's engine, cpu or cuda, torch's current GPU; a model runs where it is.
     """

@@ -1,6 +1,6 @@
-"""One checkpoint on its way to an artifact: the options of each verb on that way, and what of it is done.
+"""One checkpoint on its way to an artifact: the options of each verb, and which of them are done.
 
-Done is what the files of the output folder say that they were made of, so that a run which was cut off goes on.
+The run cards in the output folder tell what their files were made from: a run that was cut off goes on by them.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from swin_quant.verbs.verify import VerifyOptions, failures
 
 ARTIFACT = "ARTIFACT"  # its name in commands, as long as it is not there: its exporter names it
 VAL = "val"
-_FILES = {"RESUME", "PRETRAINED"}  # keys of MODEL that say nothing of it
+_FILES = {"RESUME", "PRETRAINED"}  # keys of MODEL that do not describe it
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Quantization:
 
     @cached_property
     def policy(self) -> Policy:
-        """`named`, loaded: what passes round is for its bits."""
+        """`named`, loaded: passes round for its bits."""
         policy = self.named.one()
         assert policy is not None
         return without_saturation(policy) if self.named.saturation_safe else policy
@@ -326,7 +326,7 @@ def is_found(job: Quantization) -> bool:
 
 
 def artifact_of(job: Quantization) -> Artifact | None:
-    """What was exported from the calibrated checkpoint for the backend, under the policy, if it is whole."""
+    """The artifact of the calibrated checkpoint for the backend under the policy; None if missing or damaged."""
     if not is_calibrated(job) or (policy := job.exported_policy) is None:
         return None
     sha256, rules = _sha256(job.calibrated), policy.to_dict()["rules"]
@@ -372,7 +372,7 @@ def is_scored(job: Quantization) -> bool:
 def _ran_in_type(precision: str, made: Artifact, job: Quantization) -> bool:
     """Whether an engine of that precision ran what is not int8 in the wanted type.
 
-    One that chooses the type adds it where it is half; of others `artifact_of` knows it.
+    An engine that chooses the type adds a half type to its precision; `artifact_of` checks all others.
     """
     if job.engine is None or not engine_named(job.engine).float_types:
         return True

@@ -53,7 +53,7 @@ def run(options: QuantizeOptions, world: World) -> None:
 
 
 def quantize_all(jobs: Mapping[str, Quantization]) -> tuple[dict[str, Artifact], list[SwinQuantError]]:
-    """Each by its name, one after the other: what was made, and one error for all that failed; the rest go on."""
+    """Each by its name, one after the other: the artifacts, and one error for all that failed; the rest go on."""
     from swin_quant.base.errors import memory_errors_named, one_line
     from swin_quant.base.progress import log
 
@@ -67,7 +67,7 @@ def quantize_all(jobs: Mapping[str, Quantization]) -> tuple[dict[str, Artifact],
                 made[name] = quantize(one)
         except SwinQuantError as error:
             failed[name] = error
-        except (RuntimeError, OSError) as error:  # what exporters and engines raise
+        except (RuntimeError, OSError) as error:  # by exporters and engines
             if len(jobs) == 1:
                 raise
             failed[name] = SwinQuantError(one_line(f"{type(error).__name__}: {error}"))

@@ -102,7 +102,7 @@ def calibrated_beside(statistics: str | Path) -> Path:
 
 
 def _card_of(statistics: Path) -> tuple[RunCard, CalibrationRecord, CheckpointRecord]:
-    """The run card that vouches for a statistics file, and its parts that say so."""
+    """The run card of a statistics file, its calibration and its checkpoint. SwinQuantError where the hash differs."""
     if not statistics.is_file():
         raise SwinQuantError(f"{statistics}: no such statistics file (*{SUFFIX})")
     path = statistics.with_name(statistics.name.removesuffix(SUFFIX) + ".json")

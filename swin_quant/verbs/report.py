@@ -26,7 +26,7 @@ EXAMPLES = """examples:
   swin-quant report out --columns name policy quantized_acc1 delta_acc1 agreement quantized_ms
   swin-quant report out --html report.html                            (a page: one file, which fetches nothing)
   swin-quant report out --html report.html --data-path data           (and pictures that INT8 sees otherwise)"""
-_NAME = "accuracy"  # of the files in --output
+_NAME = "accuracy"  # first part of the names of files in --output
 _FILES = ", ".join(f"{_NAME}{suffix}" for suffix in SUFFIXES)
 _NO_RESULT = "no result: run `swin-quant evaluate`"
 
@@ -106,7 +106,7 @@ def run(options: ReportOptions, world: World) -> None:
 
 
 def with_results(cards: Mapping[Path, RunCard]) -> dict[Path, RunCard]:
-    """The cards with results; those without are left out, with a warning that names them."""
+    """The cards with results; a warning names the cards without."""
     from swin_quant.base.progress import log
 
     empty = [str(path) for path, card in cards.items() if not card.results]

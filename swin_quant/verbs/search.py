@@ -180,8 +180,8 @@ def search(
     on disk 1,024 are taken, unless it says how many, by its seed and 1: another draw than the same seed calibrates by,
     which may share some. On training pictures, and on those of no named split, the drop counts twice. The policy, its
     reasons and what was measured lie in `folder`, where a search that was cut off goes on; a model that is in no
-    file yet is saved there first. Where the budget cannot be met, the model keeps its policy, and a warning says
-    so. UsageError for a model that is not calibrated, and for an engine whose latency cannot be measured here; for
+    file yet is saved there first. Where the budget cannot be met, the model keeps its policy, with a warning.
+    UsageError for a model that is not calibrated, and for an engine whose latency cannot be measured here; for
     "fastertransformer" the mode is found that keeps the budget and leaves the fewest nodes float, without latency.
     """
     from copy import deepcopy

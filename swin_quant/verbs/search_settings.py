@@ -103,7 +103,7 @@ def _drawn(pictures: Pictures, sampling: Sampling) -> list[str]:
 
 @dataclass(frozen=True)
 class SearchedNetwork:
-    """The network whose policies are compared. `facts`: what its outputs depend on beside its weights, as plain data.
+    """The network whose policies are compared. `facts`: its outputs depend on them and its weights alone.
 
     `cfg` is None for a wrapped module, which is built from none.
     """

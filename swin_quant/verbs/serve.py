@@ -43,7 +43,7 @@ _SWITCH_S = 0.0001  # a thread that decodes lets the one that answers go on afte
 
 @dataclass(frozen=True)
 class LimitFlags:
-    """What clients may do; `ServiceLimits` holds the defaults and checks the numbers."""
+    """Limits for clients; `ServiceLimits` holds the defaults and checks the numbers."""
 
     max_batch: Annotated[int, Flag("pictures at a time", "N")] = ServiceLimits.max_batch
     delay_us: Annotated[int, Flag("microseconds that a request waits for others", "N")] = ServiceLimits.delay_us

@@ -103,7 +103,7 @@ class TrainingOptions:
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """What is trained, on which pictures, and how."""
+    """The model to train, its pictures, and the training."""
 
     checkpoint: Annotated[
         str | None, Flag("weights to start from (default: from scratch)", "CHECKPOINT", or_flag=True)

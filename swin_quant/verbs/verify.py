@@ -54,7 +54,7 @@ OPTIONS = VerifyOptions
 class Verifying:
     """How an artifact is verified: on `engines` (None: as `load_engines`), on `count` pictures of those there are.
 
-    `checkpoint`: what it was made from, where that is not found.
+    `checkpoint`: the one that it was made from, where it is not found.
     """
 
     engines: Sequence[str] | None = None

@@ -1,1 +1,1 @@
-"""Commands of the CUDA engine: what it can at best give on a GPU, and its fastest tiles on the GPU that is here."""
+"""Commands of the CUDA engine: its least possible latency on a GPU, and its fastest tiles on the GPU that is here."""

@@ -1,4 +1,4 @@
-"""What the CUDA engine can at best give on a GPU that need not be there: planned, not measured."""
+"""The least possible latency of the CUDA engine on a GPU that need not be there: planned, not measured."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ OPTIONS = PlanOptions
 
 @dataclass(frozen=True)
 class Planned:
-    """What the CUDA engine can at best give, planned and not measured. `found` has all of it as data."""
+    """The least possible latency of the CUDA engine, planned and not measured. `found` has all figures as data."""
 
     found: CudaPlan
 

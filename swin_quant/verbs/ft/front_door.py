@@ -292,7 +292,7 @@ def _open_log(cfg: CfgNode, folder: Path, world: World) -> logging.Handler:
 def _say_accuracy(
     card: RunCard | None, options: FrontDoorOptions, cfg: CfgNode, world: World, log_file: logging.Handler
 ) -> None:
-    """FasterTransformer's lines, for scripts that look for them: of each policy, else of the float model."""
+    """FasterTransformer's lines, for scripts that look for them: one for each policy, else one for the float model."""
     from swin_quant.cards.records import QAT
     from swin_quant.quant.policy import policy_from_dict
 

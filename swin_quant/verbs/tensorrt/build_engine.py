@@ -70,8 +70,8 @@ def build_engine(
 ) -> BuiltEngine:
     """The engine, in `folder` or beside `model`, to be compared on `pictures` with `checkpoint`: `verify_engine`.
 
-    What NVIDIA's own tool would be told is logged first, also where TensorRT is missing. Pictures and checkpoint that
-    are not there are told before anything is built.
+    The command of NVIDIA's own tool is logged first, also where TensorRT is missing. Pictures and checkpoint that
+    are not there are refused before anything is built.
     """
     from swin_quant.backends.artifact import open_artifact
     from swin_quant.backends.tensorrt import host
