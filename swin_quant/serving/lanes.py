@@ -22,7 +22,7 @@ class Lane:
         self.count = itertools.count()
 
     async def __call__(self, cost: int, need: int, hold: Hold, work: Callable[..., T], *arguments: Any) -> T:
-        """The result of `work(*given)`, which holds `need` bytes of the budget while it runs.
+        """The result of `work(*arguments)`, which holds `need` bytes of the budget while it runs.
 
         Refused if the queue is full of cheaper requests, or the bytes are not to be had.
         """
