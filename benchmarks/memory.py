@@ -3,7 +3,7 @@
     python benchmarks/memory.py [--batch 32] [--ranks 4] [--output docs/results/memory.md]
     python benchmarks/memory.py --device cuda --output out/memory.md
 
-Counted as `swin_quant.train.memory` says, on tensors without values, for AdamW and the frozen ranges of ft-mode1. On a
+Counted as step_memory.py says, on tensors without values, for AdamW and the frozen ranges of ft-mode1. On a
 GPU a step is also run, and its peak stands beside what was counted.
 """
 
@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from pages import versions_here
+from step_memory import checkpointed_bytes, saved_bytes, state_bytes
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from swin_quant.base.reproducible import reproducible
@@ -22,7 +23,6 @@ from swin_quant.models.layers import Swin
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import apply_policy, quantize
 from swin_quant.quant.quantizer import named_nodes
-from swin_quant.train.memory import checkpointed_bytes, saved_bytes, state_bytes
 from swin_quant.train.optim import make_optimizer
 from swin_quant.train.recipe import Optimizer
 

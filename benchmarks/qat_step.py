@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from pages import versions_here
+from step_memory import saved_bytes, state_bytes
 from torch import Tensor, nn
 
 from swin_quant.base.reproducible import reproducible
@@ -27,7 +28,6 @@ from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import apply_policy, enabled_nodes, quantize
 from swin_quant.train.amax import settle_granularity
-from swin_quant.train.memory import saved_bytes, state_bytes
 from swin_quant.train.optim import make_optimizer
 from swin_quant.train.precision import Precision
 from swin_quant.train.recipe import Optimizer

@@ -5,7 +5,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+from torch import nn
 from yacs.config import CfgNode
 
 from swin_quant.base.distributed import World, from_main
@@ -34,7 +36,6 @@ from swin_quant.train.amax import RangeKeeper
 from swin_quant.train.batches import TrainingBatches, ValidationBatches
 from swin_quant.train.distill import load_teacher
 from swin_quant.train.loop import Job, fit
-from swin_quant.train.memory import compute_again
 from swin_quant.train.optim import freeze_stages
 from swin_quant.train.outdir import check_free, open_folder, resumable, settings_of
 from swin_quant.train.parallel import check_compiler, check_parallel, without_values
@@ -141,7 +142,7 @@ def run_training(
     if request.start and labelled and snapshot is None and not request.replace_head:
         some = pictures if validation is None else held_out
         _warn_if_guessing(model, some, preprocess, cfg, world, quantized=policy is not None)
-    compute_again(model, recipe.memory.checkpointing)
+    _compute_again(model, recipe.memory.checkpointing)
     output = (request.folder, snapshot, settings, request.tensorboard)
     job = Job(model, recipe, batches, validation, cfg.SEED, world, teacher, *output)
     if policy:
@@ -168,6 +169,15 @@ def run_training(
     if policy:
         record["ranges"] = keeper.record()
     return unsharded, position, record, class_names
+
+
+def _compute_again(model: nn.Module, wanted: bool) -> None:
+    """Make blocks keep their inputs alone and compute activations again. UsageError for a model that cannot."""
+    able: list[Any] = [module for module in model.modules() if hasattr(module, "checkpointing")]
+    if wanted and not able:
+        raise UsageError("‹use_checkpoint›: this architecture cannot compute its blocks again: leave it out")
+    for module in able:
+        module.checkpointing = wanted
 
 
 def _warn_if_guessing(

@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -5,35 +7,41 @@ from torch import nn
 
 from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.policy import quantize
-from swin_quant.train.memory import checkpointed_bytes, saved_bytes, state_bytes
 
 IMAGES = torch.randn(8, 3, 32, 32)
 
 
-def test_a_linear_and_a_gelu_keep_their_inputs_and_a_tensor_that_is_kept_twice_counts_once():
+@pytest.fixture
+def memory(monkeypatch):
+    """The module beside the benchmarks that count memory."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
+    return __import__("step_memory")
+
+
+def test_a_linear_and_a_gelu_keep_their_inputs_and_a_tensor_that_is_kept_twice_counts_once(memory):
     model = nn.Sequential(nn.Linear(10, 20), nn.GELU())
     x = torch.randn(7, 10)
-    assert saved_bytes(model, lambda: model(x)) == 4 * 7 * (10 + 20)
+    assert memory.saved_bytes(model, lambda: model(x)) == 4 * 7 * (10 + 20)
     x = torch.randn(7, 10, requires_grad=True)
-    assert saved_bytes(nn.Identity(), lambda: x.exp() * x) == 2 * 4 * 70  # x, and the result of exp
+    assert memory.saved_bytes(nn.Identity(), lambda: x.exp() * x) == 2 * 4 * 70  # x, and the result of exp
 
 
-def test_state_is_weights_gradients_and_two_moments():
+def test_state_is_weights_gradients_and_two_moments(memory):
     model = nn.Linear(10, 20)
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.randn(3, 10)).sum().backward()
     optimizer.step()
     steps = 2 * 4  # AdamW counts its steps, a float for each parameter
-    assert state_bytes(model) == 4 * 220 * 4 == state_bytes(model, optimizer) - steps
+    assert memory.state_bytes(model) == 4 * 220 * 4 == memory.state_bytes(model, optimizer) - steps
     model.bias.requires_grad_(False)
-    assert state_bytes(model) == 4 * (220 + 3 * 200)
+    assert memory.state_bytes(model) == 4 * (220 + 3 * 200)
 
 
-def test_the_count_grows_with_the_batch_and_is_that_of_any_device(tiny_model):
+def test_the_count_grows_with_the_batch_and_is_that_of_any_device(memory, tiny_model):
     model = tiny_model().train()
 
     def kept(images):
-        return saved_bytes(model, lambda: model(images).sum())
+        return memory.saved_bytes(model, lambda: model(images).sum())
 
     assert kept(IMAGES.repeat(2, 1, 1, 1)) == pytest.approx(2 * kept(IMAGES), rel=0.02)
     eight = kept(IMAGES)
@@ -41,21 +49,21 @@ def test_the_count_grows_with_the_batch_and_is_that_of_any_device(tiny_model):
     assert kept(IMAGES.to("meta")) == eight
 
 
-def test_checkpointing_keeps_a_fraction(tiny_model):
+def test_checkpointing_keeps_a_fraction(memory, tiny_model):
     model = tiny_model(DEPTHS=[4, 4], NUM_HEADS=[1, 2]).train()
-    whole = saved_bytes(model, lambda: model(IMAGES).sum())
-    assert checkpointed_bytes(model, lambda: model(IMAGES).sum()) < 0.5 * whole
+    whole = memory.saved_bytes(model, lambda: model(IMAGES).sum())
+    assert memory.checkpointed_bytes(model, lambda: model(IMAGES).sum()) < 0.5 * whole
     assert not any(block._forward_pre_hooks for stage in model.layers for block in stage.blocks)
 
 
-def test_qat_keeps_hardly_more_than_float_training(tiny_model, use_policy):
+def test_qat_keeps_hardly_more_than_float_training(memory, tiny_model, use_policy):
     model = tiny_model()
     use_policy(model, "ft-mode1")
     calibrate(model, [IMAGES], Method())
     model.train()
     images, labels = IMAGES.repeat(8, 1, 1, 1), torch.zeros(64, dtype=torch.int64)
-    plain = saved_bytes(model, lambda: F.cross_entropy(model(images), labels))
+    plain = memory.saved_bytes(model, lambda: F.cross_entropy(model(images), labels))
     quantize(model)
-    quantized = saved_bytes(model, lambda: F.cross_entropy(model(images), labels))
+    quantized = memory.saved_bytes(model, lambda: F.cross_entropy(model(images), labels))
     weights = sum(parameter.nbytes for parameter in model.parameters())  # kept once more, quantized
     assert quantized < 1.05 * plain + weights

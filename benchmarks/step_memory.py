@@ -7,12 +7,10 @@ without the temporaries of single operations and the allocator's slack.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from swin_quant.base.errors import UsageError
 from swin_quant.models.classifier import Classifier
 from swin_quant.models.registry import blocks_of
 from swin_quant.quant.watch import watching
@@ -67,15 +65,6 @@ def checkpointed_bytes(model: Classifier, forward: Callable[[], Tensor]) -> int:
     with watching(blocks_of(model), measure):
         forward()
     return inputs.nbytes() + most
-
-
-def compute_again(model: nn.Module, wanted: bool) -> None:
-    """Make blocks keep their inputs alone and compute activations again. UsageError for a model that cannot."""
-    able: list[Any] = [module for module in model.modules() if hasattr(module, "checkpointing")]
-    if wanted and not able:
-        raise UsageError("‹use_checkpoint›: this architecture cannot compute its blocks again: leave it out")
-    for module in able:
-        module.checkpointing = wanted
 
 
 def state_bytes(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> int:
