@@ -12,7 +12,7 @@ from functools import cache
 from torch import nn
 
 from swin_quant.base.errors import SwinQuantError, UsageError
-from swin_quant.base.patterns import filled, matched
+from swin_quant.base.patterns import matched
 from swin_quant.base.plugins import announced
 from swin_quant.config.families import ENTRY_POINTS, register_family
 from swin_quant.config.outputs import FEATURES, LOGITS
@@ -57,17 +57,6 @@ def stages_of(model: nn.Module) -> dict[str, nn.Module]:
     if own:
         return {name: model.get_submodule(name) for name in own}
     return matching(model, architecture_of(model).stages)
-
-
-def pairs_of(model: nn.Module) -> dict[str, tuple[str, ...]]:
-    """Name of a norm -> names of the linears that read it."""
-    readers: dict[str, tuple[str, ...]] = {}
-    for norm, linears in architecture_of(model).pairs:
-        for name, _ in model.named_modules():
-            words = matched(norm, name)
-            if words is not None:
-                readers[name] = tuple(filled(linear, words) for linear in linears)
-    return readers
 
 
 def exchanges_of(model: nn.Module) -> list[Exchange]:

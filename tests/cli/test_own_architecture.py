@@ -4,6 +4,7 @@ import onnx
 import pytest
 import torch
 import yaml
+from norm_pairs import pairs_of
 
 from swin_quant.backends.artifact import open_artifact
 from swin_quant.backends.onnx.export import OnnxOptions, export
@@ -13,7 +14,6 @@ from swin_quant.config import default_config, load_config
 from swin_quant.config.families import ENTRY_POINTS
 from swin_quant.config.load import portable_config
 from swin_quant.models import build_model
-from swin_quant.models.registry import pairs_of
 from swin_quant.quant.policies import load_policy
 from swin_quant.train.optim import layers_to_head
 

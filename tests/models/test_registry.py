@@ -2,13 +2,14 @@
 
 import pytest
 import torch
+from norm_pairs import pairs_of
 
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.config.family import Family
 from swin_quant.models import registry
 from swin_quant.models.classifier import Architecture
 from swin_quant.models.layers import LayerNorm
-from swin_quant.models.registry import architecture_of, blocks_of, pairs_of, register, stages_of
+from swin_quant.models.registry import architecture_of, blocks_of, register, stages_of
 from swin_quant.quant.linear import QuantLinear
 
 

@@ -1,0 +1,15 @@
+"""The norms of an architecture and the linears that read them, by name."""
+
+from swin_quant.base.patterns import filled, matched
+from swin_quant.models.registry import architecture_of
+
+
+def pairs_of(model):
+    """Name of a norm -> names of the linears that read it."""
+    readers = {}
+    for norm, linears in architecture_of(model).pairs:
+        for name, _ in model.named_modules():
+            words = matched(norm, name)
+            if words is not None:
+                readers[name] = tuple(filled(linear, words) for linear in linears)
+    return readers
