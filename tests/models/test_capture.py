@@ -130,6 +130,19 @@ class Summed(nn.Module):
         return self.head(added.mean(1) + scores.mean(1, True) + outer.mean((2, 3)))
 
 
+class Viewed(nn.Module):
+    """A view that fits the strides of fused attention alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.head = nn.Linear(3, 8), nn.Linear(8, 5)
+
+    def forward(self, x):
+        q = self.q(x.flatten(2).transpose(1, 2)).unflatten(-1, (4, 2)).transpose(1, 2)
+        y = F.scaled_dot_product_attention(q, q, q)
+        return self.head(y.transpose(1, 2).view(x.shape[0], -1, 8).mean(1))
+
+
 def nodes_of(model):
     return {name for name in named_nodes(model) if not name.endswith(("_weight_quantizer", "_aftergemm_quantizer"))}
 
@@ -143,6 +156,7 @@ MODULES = {
     "grouped": lambda: Causal(2),
     "registers": Registers,
     "summed": Summed,
+    "viewed": Viewed,
 }
 
 

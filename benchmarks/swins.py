@@ -1,0 +1,125 @@
+"""Networks of others, micro and of random weights, from their publisher's forward pass to files on engines.
+
+    python benchmarks/swins.py [NAME ...] [--engines [openvino onnxruntime]] [--work DIR]
+        [--output docs/results/swins.md]
+
+Each is wrapped, calibrated (policy qdq, no pass) on seeded noise, exported, and run on other noise. Needs transformers
+for most of them. Rows in --work are not made again. `networks.py` holds their configurations.
+"""
+
+import argparse
+import json
+import logging
+import math
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from networks import NETWORKS, built, is_there
+from torch import Tensor
+
+import swin_quant as sq
+from swin_quant.base.errors import first_line
+from swin_quant.base.files import atomic_write_bytes
+from swin_quant.base.reproducible import reproducible
+
+HEADING = (
+    "# Swin wherever it lives, and others of transformers\n\nMicro networks of random seeded weights. Parity: the "
+    "largest difference between the float model here and the publisher's forward pass, over the largest output. SQNR "
+    "in dB, against float: fake quantization, and files on engines (policy qdq, no pass; empty: not measured). Written "
+    "by `python benchmarks/swins.py --output docs/results/swins.md`.\n\n"
+)
+COLUMNS = ("network", "input", "parity", "int8", "multiplications %", "fake-quant", "OpenVINO", "ONNX Runtime", "said")
+ENGINES = ("openvino", "onnxruntime")
+
+
+def main() -> None:
+    reproducible()
+    logging.disable(logging.WARNING)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--work", type=Path, default=Path("out/swins"))
+    parser.add_argument("--engines", nargs="*", choices=ENGINES, default=list(ENGINES), help="none: no files")
+    parser.add_argument("--output", type=Path)
+    args = parser.parse_args()
+    args.work.mkdir(parents=True, exist_ok=True)
+    lines = [f"| {' | '.join(COLUMNS)} |", f"|{'---|' * len(COLUMNS)}"]
+    for name in args.names or [name for name in NETWORKS if is_there(name)]:
+        start = time.monotonic()
+        lines.append(f"| {' | '.join(kept(name, args.work, args.engines))} |")
+        print(lines[-1], f"{time.monotonic() - start:.0f} s", flush=True)
+    if args.output:
+        atomic_write_bytes(args.output, (HEADING + "\n".join([*lines, ""])).encode())
+
+
+def kept(name: str, work: Path, engines: list[str]) -> list[str]:
+    """The cells of one network, as they lie in the working folder, or made and put there."""
+    folder = work / name.replace(" ", "_")
+    file = folder.with_suffix(".json")
+    if not file.exists():
+        atomic_write_bytes(file, json.dumps(row(name, folder, engines)).encode())
+    cells: list[str] = json.loads(file.read_text())
+    return cells
+
+
+def row(name: str, folder: Path, engines: list[str]) -> list[str]:
+    """The cells of one network, as far as it comes; the last one holds the error."""
+    network = NETWORKS[name]
+    cells = [name, "x".join(map(str, network.shape))]
+    try:
+        cells += _cells(name, folder, engines)
+    except Exception as error:  # any: it is the result
+        logging.debug(name, exc_info=True)
+        cells = [*cells, *[""] * (len(COLUMNS) - len(cells) - 1)]
+        cells.append(f"{type(error).__name__}: {first_line(error)[:160]}".replace("|", "/"))
+    return cells
+
+
+def _cells(name: str, folder: Path, engines: list[str]) -> Iterator[str]:
+    network, module = NETWORKS[name], built(name)
+    calibration, judged = torch.randn(8, *network.shape, generator=torch.Generator().manual_seed(1)).split(4)
+    model = sq.wrap(module, network.shape, name=folder.name, output=network.output)
+    with torch.inference_mode():
+        given, exact = module(judged), _flat(model.module(judged))
+    theirs = _flat([_at(given, name) for name in model.module.output_names] or getattr(given, "logits", given))
+    yield f"{float((exact - theirs).abs().max() / theirs.abs().max()):.0e}"
+    sq.calibrate(model, [calibration], "qdq", passes=[])
+    covered: dict[str, Any] = model.card.calibration["coverage"]
+    yield f"{covered['quantized']} of {covered['products']}"
+    yield f"{100 * covered['share']:.1f}"
+    with torch.inference_mode():
+        yield f"{_sqnr(_flat(model(judged)), exact):.1f}"
+    for engine in ENGINES:
+        if engine not in engines:
+            yield ""
+            continue
+        artifact = sq.export(model, engine, folder / engine)
+        yield f"{_sqnr(_flat(artifact.load(threads=1)(judged)), exact):.1f}"
+    yield ", ".join(f"{count} {kind}" for kind, count in covered["left"].items())
+
+
+def _at(given: Any, name: str) -> Tensor:
+    """The tensor `name` in a publisher's output, which may be a dataclass of tuples: `hidden_states.0`."""
+    for word in name.split("."):
+        if not isinstance(given, Tensor):
+            given = given[int(word)] if word.isdigit() else given[word]
+    return given
+
+
+def _flat(output: Any) -> Tensor:
+    """Every tensor of an output in one [B, ...]."""
+    if isinstance(output, dict):
+        output = list(output.values())
+    tensors = output if isinstance(output, list | tuple) else [output]
+    return torch.cat([torch.as_tensor(one).flatten(1) for one in tensors], 1)
+
+
+def _sqnr(given: Tensor, reference: Tensor) -> float:
+    noise = float((given.double() - reference.double()).square().sum())
+    return 10 * math.log10(float(reference.double().square().sum()) / max(noise, 1e-30))
+
+
+if __name__ == "__main__":
+    main()
