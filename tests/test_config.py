@@ -462,3 +462,8 @@ def test_a_portable_config_names_no_folder():
     text = json.dumps(portable_config(load_config(find_config("swin_digits"), overrides=keys)))
     assert "imagenet" in text and "x.pth" in text
     assert "/home" not in text and "/tmp" not in text and "/scratch" not in text
+
+
+def test_pictures_that_are_not_square_are_for_wrap():
+    with pytest.raises(UsageError, match=r"DATA.IMG_SIZE must be a whole number, not \[192, 224\].*give it to `wrap`"):
+        from_dict({}, "mine", {"DATA.IMG_SIZE": [192, 224]})

@@ -89,6 +89,9 @@ def merge(cfg: CfgNode, tree: Mapping[Any, Any], source: str, prefix: str = "") 
             hint = did_you_mean(key.upper(), [*known.types, *sorted(known.sections)])
             raise UsageError(f"{source}: unknown key {show(key)[1:-1]}{hint}")
         else:
+            if key == "DATA.IMG_SIZE" and isinstance(value, list):
+                remedy = "configured models take square pictures; build the network and give it to `wrap`"
+                raise UsageError(f"{source}: {key} must be a whole number, not {show(value)}: {remedy}")
             *sections, leaf = key.split(".")
             node = cfg
             for section in sections:

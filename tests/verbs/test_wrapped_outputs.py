@@ -8,6 +8,7 @@ from torch import nn
 from torch.utils import _pytree
 
 import swin_quant as sq
+from swin_quant.base.compat import import_timm
 
 
 @dataclass
@@ -152,3 +153,21 @@ def test_the_command_line_says_that_a_wrapped_module_is_for_python(images, run, 
     file = _wrapped(STRUCTURES["twice"][0], images).save(tmp_path / "mine_calib.pth")
     for words in (["evaluate", file], ["sensitivity", file], ["search", file, "--engine", "openvino", "--max-drop", 1]):
         assert "holds a wrapped module, which only Python builds: `sq.load(FILE, module)`" in run(*words).error(2)
+
+
+@pytest.mark.slow
+def test_an_encoder_of_transformers_goes_the_whole_way(tmp_path):
+    pytest.importorskip("openvino")
+    import_timm()  # it lets torchvision be imported beside a CPU-only torch
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"patch_size": 2, "embed_dim": 16, "depths": [2, 2], "num_heads": [1, 2], "window_size": 4}
+    net = transformers.DonutSwinModel(transformers.DonutSwinConfig(image_size=[64, 32], **sizes)).eval()
+    x = torch.randn(4, 3, 64, 32)
+    model = sq.calibrate(sq.wrap(net, (64, 32), name="donut"), [x], "cpu", passes=[])
+    found = sq.export(model, "openvino", tmp_path).load()(x)
+    with torch.no_grad():
+        wanted = net(x)
+    assert list(found) == ["last_hidden_state", "pooler_output"]
+    for key, part in found.items():
+        assert wanted[key].square().sum() > 1000 * (part - wanted[key]).square().sum()
