@@ -54,8 +54,6 @@ from swin_quant.verbs.search_settings import SearchSettings
 from swin_quant.verbs.verify import VerifyOptions, failures
 
 ARTIFACT = "ARTIFACT"  # its name in commands, as long as it is not there: its exporter names it
-VAL = "val"
-_FILES = {"RESUME", "PRETRAINED"}  # keys of MODEL that do not describe it
 
 
 @dataclass(frozen=True)
@@ -131,7 +129,7 @@ class Quantization:
     def scored_on(self) -> DatasetRecord:
         """The pictures that the artifact is scored on. SwinQuantError where they are not to be had."""
         names = names_of(self.cfg, self.checkpoint)
-        return dataset_record(self.cfg.DATA.DATA_PATH, VAL, open_labelled(self.cfg, VAL, World(), "no", names))
+        return dataset_record(self.cfg.DATA.DATA_PATH, "val", open_labelled(self.cfg, "val", World(), "no", names))
 
     @property
     def calibrated(self) -> Path:
@@ -211,7 +209,7 @@ class Quantization:
             place=shared.PictureOptions(
                 cfg.DATA_PATH,
                 zip=cfg.ZIP_MODE,
-                split=VAL if self.has_val else self.plan.split,
+                split="val" if self.has_val else self.plan.split,
                 max_unreadable=data.max_unreadable,
                 workers=cfg.NUM_WORKERS,
             ),
@@ -225,7 +223,7 @@ class Quantization:
 
     @property
     def has_val(self) -> bool:
-        return has_split(self.cfg, VAL)
+        return has_split(self.cfg, "val")
 
     @property
     def _data(self) -> shared.ScoringOptions:
@@ -300,7 +298,7 @@ def _same_weights(card: RunCard, before: RunCard | None, checkpoint: OpenedCheck
 def _same_model(card: RunCard, cfg: CfgNode) -> bool:
     """By the keys that both know: a newer version may have more."""
     before, now = card.config["MODEL"], plain(portable_config(cfg)["MODEL"])
-    return all(before[key] == now[key] for key in before.keys() & now.keys() - _FILES)
+    return all(before[key] == now[key] for key in before.keys() & now.keys() - {"RESUME", "PRETRAINED"})
 
 
 def _same_pictures(record: CalibrationRecord, card: RunCard, job: Quantization) -> bool:
