@@ -27,7 +27,7 @@ class QuantConv2d(QuantizedLayer, nn.Conv2d):
 
 class Toy(Classifier):
     def __init__(self, size, hidden, classes):
-        super().__init__(size, 3, classes)
+        super().__init__((3, size, size), classes)
         self.conv = QuantConv2d(3, 8, kernel_size=4, stride=4)
         self.norm = LayerNorm(8 * (size // 4) ** 2)
         self.fc1 = QuantLinear(8 * (size // 4) ** 2, hidden)
