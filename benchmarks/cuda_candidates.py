@@ -29,7 +29,7 @@ from swin_quant.backends.cuda.floors import floor_of
 from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.network import Network, pack
 from swin_quant.backends.cuda.program import Launch
-from swin_quant.backends.cuda.required_kernels import arguments_of, kernel_module
+from swin_quant.backends.cuda.required_kernels import kernel_of
 from swin_quant.backends.cuda.sessions import HostSession
 from swin_quant.backends.cuda.spec_from_policy import spec_for
 from swin_quant.backends.cuda.timing import COPIES, filled, microseconds
@@ -361,12 +361,11 @@ def single_launches(name: str, batch: int, place: Place, precision: str) -> Iter
 
 def launch_us(launch: Launch, tiles: Tiles | None, device: torch.device) -> float:
     """Microseconds of a launch on random operands, of which there are copies that take turns."""
-    module = kernel_module(launch)
-    copies = [arguments_of(launch, partial(filled, device=device)) for _ in range(copies_of(launch, device))]
+    copies = [kernel_of(launch, partial(filled, device=device)) for _ in range(copies_of(launch, device))]
     if device.type == "cuda":
-        return microseconds([partial(module.launch, **one, tiles=tiles) for one in copies])
+        return microseconds([partial(one.launch, tiles) for one in copies])
     start = time.perf_counter()
-    module.reference(**copies[0])
+    copies[0].reference()
     return 1e6 * (time.perf_counter() - start)
 
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from swin_quant.backends.cuda.kernels import gemm, patch_embed
+from swin_quant.backends.cuda.kernels.gemm import GemmKernel
+from swin_quant.backends.cuda.kernels.patch_embed import PatchEmbedKernel
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.config import load_config
 from swin_quant.config.files import find_config
@@ -175,13 +176,13 @@ def test_single_launches_find_nothing_in_the_cache(benchmark, monkeypatch):
     for launch in program.launches:
         copies = script.copies_of(launch, torch.device("cuda"))
         assert copies == script.MOST_COPIES or copies >= 3 and copies * launch.bytes_moved >= 2 * gpu.L2_cache_size
-    read, compute = [], patch_embed.reference
+    read, compute = [], PatchEmbedKernel.reference
 
-    def noted(images, **more):
-        read.append(images)
-        compute(images, **more)
+    def noted(kernel):
+        read.append(kernel.images)
+        compute(kernel)
 
-    monkeypatch.setattr(patch_embed, "reference", noted)
+    monkeypatch.setattr(PatchEmbedKernel, "reference", noted)
     lines = list(script.single_launches("swin_digits", 2, script.Place("cpu"), "int8"))
     assert len(lines) == len(program.launches) + 3 and "Error" not in "".join(lines)
     assert read and all(images.float().std() > 0 for images in read)
@@ -189,7 +190,7 @@ def test_single_launches_find_nothing_in_the_cache(benchmark, monkeypatch):
 
 @pytest.mark.parametrize("precision", ["int8", "float"])
 def test_kernels_that_compute_something_else_are_not_timed(benchmark, monkeypatch, precision):
-    script, kernel = benchmark("cuda_candidates"), gemm.reference
+    script, compute = benchmark("cuda_candidates"), GemmKernel.reference
     place, images = script.Place("cpu"), torch.randn(3, *script.shape_of("swin_digits"))
 
     def timed():
@@ -197,12 +198,13 @@ def test_kernels_that_compute_something_else_are_not_timed(benchmark, monkeypatc
 
     timed()(images)
 
-    def one_row_too_few(*args, out, **more):
-        before = out.view(-1, out.shape[-1])[-1].clone()
-        kernel(*args, out=out, **more)
-        out.view(-1, out.shape[-1])[-1] = before
+    def one_row_too_few(kernel):
+        last = kernel.out.view(-1, kernel.out.shape[-1])[-1]
+        before = last.clone()
+        compute(kernel)
+        last.copy_(before)
 
-    monkeypatch.setattr(gemm, "reference", one_row_too_few)
+    monkeypatch.setattr(GemmKernel, "reference", one_row_too_few)
     with pytest.raises(SwinQuantError, match="wrong logits, whose time is none: SQNR .* dB to the references', .* at"):
         timed()
 

@@ -11,7 +11,7 @@ from swin_quant.backends.cuda.fusions import candidates as fused_candidates
 from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.planning import spec_of_config
-from swin_quant.backends.cuda.required_kernels import arguments_of, kernel_module
+from swin_quant.backends.cuda.required_kernels import kernel_of
 from swin_quant.backends.cuda.timing import best_tiles, candidates, default_tiles, filled
 
 MANY = 1 << 20  # programs: so that several windows a program are tried as well
@@ -25,14 +25,14 @@ def test_candidates_compute_the_same_and_the_best_is_no_slower(gpu, tiny_config,
         pytest.skip("tiles are those of Triton's kernels")
     launches = program_of(spec_of_config(tiny_config("swin", EMBED_DIM=64)), 8).launches
     launch = next(one for one in (*launches, *fused_candidates(launches)) if one.op == op)
-    module, arguments = kernel_module(launch), arguments_of(launch, partial(filled, device=gpu))
-    prepared = module.call(**arguments)
+    kernel = kernel_of(launch, partial(filled, device=gpu))
+    prepared = kernel.prepare()
     default = default_tiles(launch.op, prepared)
     results = {}
     for tiles in candidates(launch.op, default, prepared.constants, MANY):
-        arguments["out"].fill_(-77)
-        module.launch(**arguments, tiles=tiles)
-        results[tiles] = arguments["out"].clone()
+        kernel.out.fill_(-77)
+        kernel.launch(tiles)
+        results[tiles] = kernel.out.clone()
     expected = results[default].float()
     step = 1.0 if results[default].dtype == torch.int8 else 0.02 * expected[expected.isfinite()].std().item()
     for result in results.values():  # sums in another order may end on the other side of a tie, which is rare
@@ -48,8 +48,7 @@ def test_a_launch_knows_what_is_put_into_memory(gpu, tiny_config):
         pytest.skip("there are no registers to count")
     launches = program_of(spec_of_config(tiny_config("swin", EMBED_DIM=96)), 8).launches
     launch = next(one for one in launches if one.op == "norm_quantize")
-    arguments = arguments_of(launch, partial(filled, device=gpu))
-    prepared = kernel_module(launch).call(**arguments, tiles=Tiles(64, 128))  # 64 values a thread
+    prepared = kernel_of(launch, partial(filled, device=gpu)).prepare(Tiles(64, 128))  # 64 values a thread
     assert [prepared.spilled({"maxnreg": registers}) > 0 for registers in (32, 255)] == [True, False]
 
 
@@ -64,6 +63,6 @@ def test_launches_find_what_was_compiled_ahead(gpu, tiny_config, tmp_path, monke
     hits = []
     monkeypatch.setattr(triton.knobs.compilation, "listener", lambda **said: hits.append(said["cache_hit"]))
     for launch in launches:
-        kernel_module(launch).launch(**arguments_of(launch, partial(filled, device=gpu)))
+        kernel_of(launch, partial(filled, device=gpu)).launch()
     torch.cuda.synchronize()
     assert hits and all(hits)

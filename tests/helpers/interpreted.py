@@ -1,7 +1,6 @@
 """Kernels on the CPU, in a process of its own: Triton interprets only what was imported with TRITON_INTERPRET set, and
 then all of it, which no other test is to see. Run as a script it is that process."""
 
-import importlib
 import io
 import os
 import pickle
@@ -45,13 +44,16 @@ def _receive(pipe):
 
 
 def _serve(requests, answers):
+    from swin_quant.backends.cuda.kernels.kernel import kernel_class
+
     while True:
         try:
             operation, outputs, arguments = _receive(requests)
         except EOFError:
             return
         try:
-            importlib.import_module(f"swin_quant.backends.cuda.kernels.{operation}").launch(**arguments)
+            tiles = arguments.pop("tiles", None)
+            kernel_class(operation)(**arguments).launch(tiles)
             answer = {name: arguments[name] for name in outputs}, None
         except Exception:
             answer = None, traceback.format_exc()

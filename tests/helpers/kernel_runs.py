@@ -7,7 +7,6 @@ A GPU has its own exp and rsqrt, its compiler makes one rounding of a product an
 up with 14 bits: there a few values (FEW) may lie on the other side of a tie that something else was made of.
 """
 
-import importlib
 import os
 from importlib.metadata import version
 
@@ -17,8 +16,8 @@ from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis import strategies as st
 
 from swin_quant.backends.cuda.engine import OLDEST
-from swin_quant.backends.cuda.kernels import attention
 from swin_quant.backends.cuda.kernels.attention import bias_row
+from swin_quant.backends.cuda.kernels.kernel import kernel_class
 from swin_quant.backends.cuda.kernels.windows import Windows
 from swin_quant.backends.cuda.tuning import kernels_hash
 from swin_quant.quant.fake_quant import FP8
@@ -81,7 +80,7 @@ def both(run, operation, outputs, arguments, widened=()):
     """(what the kernel, what the reference writes) by output. `widened`: those that the reference gives unrounded."""
     got = run(operation, outputs, {name: clone(value) for name, value in arguments.items()} | shared(arguments))
     arguments = dict(arguments) | {name: arguments[name].float() for name in widened}
-    importlib.import_module(f"swin_quant.backends.cuda.kernels.{operation}").reference(**without_tiles(arguments))
+    kernel_class(operation)(**without_tiles(arguments)).reference()
     return [(got[name], arguments[name]) for name in outputs]
 
 
@@ -175,7 +174,7 @@ def of_ties(arguments):
     low, high = (torch.empty(arguments["out"].shape) for _ in range(2))
     for out, factor in ((low, 1 - TIE), (high, 1 + TIE)):
         moved = {"qkv": qkv, "out": out, "softmax_levels": levels * factor}
-        attention.reference(**without_tiles(arguments) | moved)
+        kernel_class("attention")(**without_tiles(arguments) | moved).reference()
     return low - high
 
 

@@ -3,17 +3,15 @@
 On a CPU that is done by the references of the kernels, or by the kernels themselves where Triton interprets them.
 """
 
-import importlib
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from swin_quant.backends.cuda.program import Program, ScalarRef, TensorRef, parts_of
+from swin_quant.backends.cuda.program import Program, TensorRef
 from swin_quant.backends.cuda.tuning import NO_TILES, TileTable
 
 
@@ -68,22 +66,15 @@ def bind(
         for name, buffer in program.buffers.items():
             at = program.places[name]
             known[name] = block[at : at + buffer.nbytes].view(buffer.dtype).view(buffer.shape)
-    kernels = by_kernels(device)
-    calls = []
+
+    def tensor(ref: TensorRef) -> Tensor:
+        return known[ref.name].view(ref.shape)
+
+    launched = by_kernels(device)
+    calls: list[Callable[[], None]] = []
     for launch in program.launches:
-        arguments = {key: _found(value, known, scalars) for key, value in launch.arguments.items()}
-        module = importlib.import_module(f"swin_quant.backends.cuda.kernels.{launch.op}")
-        if kernels and (tiles := tuned.tiles_for(launch, program.batch)):
-            arguments["tiles"] = tiles
-        calls.append(partial(module.launch if kernels else module.reference, **arguments))
+        kernel = launch.kernel(tensor, scalars.__getitem__)
+        tiles = tuned.tiles_for(launch, program.batch)
+        calls.append(partial(kernel.launch, tiles) if launched else kernel.reference)
     buffers = {name: known[name] for name in program.buffers}
     return Bound(buffers[program.images.name], buffers[program.logits.name], buffers, tuple(calls))
-
-
-def _found(value: Any, tensors: Mapping[str, Tensor], scalars: Mapping[str, float]) -> Any:
-    if isinstance(value, TensorRef):
-        return tensors[value.name].view(value.shape)
-    if isinstance(value, ScalarRef):
-        return scalars[value.name]
-    inner = {key: scalars[part.name] for key, part in parts_of(value).items() if isinstance(part, ScalarRef)}
-    return replace(value, **inner) if inner else value

@@ -3,12 +3,14 @@
 It is data. The engine executes it, by the kernels or by their references; planning reads the bytes and operations.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
 from math import prod
 from typing import Any
 
 import torch
+
+from swin_quant.backends.cuda.kernels.kernel import Kernel, kernel_class
 
 ALIGNMENT = 256  # bytes: that of the CUDA allocator's own blocks, which vector loads rely on
 
@@ -58,6 +60,20 @@ class Launch:
     def bytes_moved(self) -> int:
         """To and from memory, if each operand is read or written once."""
         return sum(operand.nbytes for operand in self.operands.values())
+
+    def kernel(self, tensor: Callable[[TensorRef], torch.Tensor], number: Callable[[str], float]) -> Kernel:
+        """The kernel with its arguments: `tensor` makes each tensor once, `number` gives each scalar by its name."""
+        made = {ref: tensor(ref) for ref in dict.fromkeys(self.operands.values())}
+
+        def found(value: Any) -> Any:
+            if isinstance(value, TensorRef):
+                return made[value]
+            if isinstance(value, ScalarRef):
+                return number(value.name)
+            inner = {word: found(part) for word, part in parts_of(value).items() if isinstance(part, ScalarRef)}
+            return replace(value, **inner) if inner else value
+
+        return kernel_class(self.op)(**{word: found(value) for word, value in self.arguments.items()})
 
 
 @dataclass(frozen=True)

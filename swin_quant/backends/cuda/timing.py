@@ -12,7 +12,7 @@ import torch
 from swin_quant.backends.cuda.floors import RESULTS
 from swin_quant.backends.cuda.kernels.tiles import FILLED, Tiles, part_columns
 from swin_quant.backends.cuda.program import Launch, TensorRef
-from swin_quant.backends.cuda.required_kernels import arguments_of, kernel_module, without_memory
+from swin_quant.backends.cuda.required_kernels import kernel_of
 from swin_quant.backends.cuda.tuning import TimedTiles, shape_of
 from swin_quant.base.progress import log
 
@@ -78,8 +78,7 @@ def best_tiles(launch: Launch, batch: int, device: torch.device) -> tuple[TimedT
     it does, and the microseconds of the default (of the fastest, where the default does not run). Raises what the last
     one failed by, if all did.
     """
-    module = kernel_module(launch)
-    copies = [arguments_of(launch, partial(filled, device=device)) for _ in range(COPIES)]
+    copies = [kernel_of(launch, partial(filled, device=device)) for _ in range(COPIES)]
     default, *_ = tried = tiles_to_try(launch)
     times: dict[Tiles, float] = {}
     expected: list[torch.Tensor] = []
@@ -89,7 +88,7 @@ def best_tiles(launch: Launch, batch: int, device: torch.device) -> tuple[TimedT
             if expected and not is_same(found, expected):
                 raise RuntimeError("it computes something else than the default does")
             expected = expected or found
-            times[tiles] = microseconds([partial(module.launch, **one, tiles=tiles) for one in copies])
+            times[tiles] = microseconds([partial(one.launch, tiles) for one in copies])
         except Exception as error:  # what does not fit into the GPU, or what its compiler refuses
             log.debug("%s: %s: %s", launch.name, tiles, error)
             last = error
@@ -103,9 +102,10 @@ def results_of(launch: Launch, tiles: Tiles, device: torch.device) -> list[torch
     """What a launch writes, of the same random operands each time."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(0)
-        arguments = arguments_of(launch, partial(filled, device=device))
-    kernel_module(launch).launch(**arguments, tiles=tiles)
-    return [arguments[word] for word in RESULTS if arguments.get(word) is not None]
+        kernel = kernel_of(launch, partial(filled, device=device))
+    kernel.launch(tiles)
+    results = (getattr(kernel, word, None) for word in RESULTS)
+    return [result for result in results if result is not None]
 
 
 def is_same(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> bool:
@@ -122,7 +122,7 @@ def is_same(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> 
 
 def tiles_to_try(launch: Launch) -> list[Tiles]:
     """Those of a launch, the default first."""
-    prepared = kernel_module(launch).call(**arguments_of(launch, without_memory))
+    prepared = kernel_of(launch).prepare()
     return candidates(launch.op, default_tiles(launch.op, prepared), prepared.constants, prod(prepared.grid))
 
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, TypedDict
 from swin_quant.backends.cuda.fusions import candidates
 from swin_quant.backends.cuda.kernels.tiles import MOST_WARPS, Tiles
 from swin_quant.backends.cuda.program import Launch, ScalarRef, TensorRef, parts_of
-from swin_quant.backends.cuda.required_kernels import arguments_of, kernel_module, without_memory
+from swin_quant.backends.cuda.required_kernels import kernel_of
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.files import read_json, write_json
 from swin_quant.base.progress import log
@@ -169,7 +169,7 @@ def read_tiles(path: Path, place: TunedFor, launches: Sequence[Launch] = ()) -> 
 def _check(launch: Launch, tiles: Tiles, where: str) -> None:
     """SwinQuantError, which says where they are, unless the kernel of a launch takes these tiles."""
     try:
-        kernel_module(launch).call(**arguments_of(launch, without_memory), tiles=tiles)
+        kernel_of(launch).prepare(tiles)
     except SwinQuantError as error:
         raise SwinQuantError(f"{where}: {launch.op}: {error}: run `swin-quant cuda tune` again") from error
 

@@ -16,7 +16,7 @@ from swin_quant.backends.cuda.crosscompile import LIMITS, compiled, recorded, us
 from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.planning import spec_of_config
-from swin_quant.backends.cuda.required_kernels import arguments_of, kernel_module, kernels_of, kernels_with_tiles
+from swin_quant.backends.cuda.required_kernels import kernel_of, kernels_of, kernels_with_tiles
 from swin_quant.backends.cuda.timing import filled, tiles_to_try
 
 triton = pytest.importorskip("triton")
@@ -79,7 +79,7 @@ def test_what_is_compiled_ahead_is_what_a_launch_takes_from_the_cache(tiny_confi
     launched = gpu(capability)
     call.kernel.device_caches.pop(capability, None)
     try:
-        kernel_module(launch).launch(**arguments_of(launch, partial(filled, device=torch.device("cpu"))))
+        kernel_of(launch, partial(filled, device=torch.device("cpu"))).launch()
     finally:
         call.kernel.device_caches.pop(capability, None)
     assert sorted(cache.rglob("*")) == files
@@ -95,7 +95,7 @@ def test_a_kernel_is_launched_once_there_is_memory_to_load_it(program, cache, gp
     """A load that failed is told, again and again, and keeps no later launch from working."""
     launch = launch_of(program, "pool")
     (call,) = kernels_with_tiles([(launch, None)])
-    arguments = arguments_of(launch, partial(filled, device=torch.device("cpu")))
+    kernel = kernel_of(launch, partial(filled, device=torch.device("cpu")))
     launched, utils = gpu(90), triton.runtime.driver.active.utils
     load = utils.load_binary
 
@@ -107,9 +107,9 @@ def test_a_kernel_is_launched_once_there_is_memory_to_load_it(program, cache, gp
         utils.load_binary = full
         for _ in range(2):
             with pytest.raises(RuntimeError, match="out of memory"):
-                kernel_module(launch).launch(**arguments)
+                kernel.launch()
         utils.load_binary = load
-        kernel_module(launch).launch(**arguments)
+        kernel.launch()
     finally:
         call.kernel.device_caches.pop(90, None)
     (code,) = launched

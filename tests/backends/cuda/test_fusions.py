@@ -17,7 +17,7 @@ from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.network import pack
 from swin_quant.backends.cuda.planning import spec_of_config
-from swin_quant.backends.cuda.required_kernels import arguments_of, kernel_module, without_memory
+from swin_quant.backends.cuda.required_kernels import kernel_of
 from swin_quant.backends.cuda.spec_from_policy import spec_for
 from swin_quant.backends.cuda.tuning import TileTable, shape_of
 from swin_quant.config import load_config
@@ -107,7 +107,7 @@ def test_the_model_counts_the_programs_that_kernels_have(model):
     """V2's, too, which normalise no tokens there and have whole heads in a tile."""
     pytest.importorskip("triton")
     for launch in candidates(program_of(spec_of_config(load_config(find_config(model))), 32).launches):
-        prepared = kernel_module(launch).call(**arguments_of(launch, without_memory))
+        prepared = kernel_of(launch).prepare()
         assert programs_of(launch)[0] == prod(prepared.grid), launch.name
 
 

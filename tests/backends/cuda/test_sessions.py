@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swin_quant.backends.cuda.kernels import patch_embed
+from swin_quant.backends.cuda.kernels.patch_embed import PatchEmbedKernel
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.network import pack
 from swin_quant.backends.cuda.sessions import Captured, GraphSession, HostSession, sizes
@@ -39,16 +39,16 @@ def test_threads_that_call_at_once_get_the_logits_of_their_own_pictures(calibrat
     images = pictures(2, seed=3).split(1)
     expected = [session(one) for one in images]
     assert not torch.equal(*expected)
-    both, compute = threading.Barrier(2), patch_embed.reference
+    both, compute = threading.Barrier(2), PatchEmbedKernel.reference
 
-    def when_both_have_pictures(*args, **more):
+    def when_both_have_pictures(kernel):
         try:
             both.wait(0.5)
         except threading.BrokenBarrierError:
             pass  # the other one waits for its turn
-        compute(*args, **more)
+        compute(kernel)
 
-    monkeypatch.setattr(patch_embed, "reference", when_both_have_pictures)
+    monkeypatch.setattr(PatchEmbedKernel, "reference", when_both_have_pictures)
     session._bound.clear()
     with ThreadPoolExecutor(2) as threads:
         found = list(threads.map(session, images))
@@ -151,7 +151,7 @@ def test_what_is_captured_waits_for_what_replays_in_its_memory(calibrated, monke
                 "is_current_stream_capturing": lambda: False}  # fmt: skip
     for name, value in stand_in.items():
         monkeypatch.setattr(torch.cuda, name, value)
-    monkeypatch.setattr(patch_embed, "reference", lambda **_: told.append(f"runs on {current[-1].name}"))
+    monkeypatch.setattr(PatchEmbedKernel, "reference", lambda _: told.append(f"runs on {current[-1].name}"))
     model = calibrated("swin")
     session = GraphSession(pack(model, spec_for(model)), torch.device("cpu"), 16)
     with on(Stream("one")):

@@ -3,7 +3,6 @@
 import json
 import logging
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,10 +10,11 @@ import torch
 from swin_quant.backends.cuda import binding, fusions, timing, tuning
 from swin_quant.backends.cuda.binding import bind
 from swin_quant.backends.cuda.crosscompile import recorded
+from swin_quant.backends.cuda.kernels.norm_quantize import NormQuantizeKernel
 from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.planning import spec_of_config
-from swin_quant.backends.cuda.required_kernels import kernel_module, kernels_of, kernels_with_tiles
+from swin_quant.backends.cuda.required_kernels import kernels_of, kernels_with_tiles
 from swin_quant.backends.cuda.timing import candidates, tiles_to_try
 from swin_quant.backends.cuda.tune import BATCHES
 from swin_quant.backends.cuda.tuning import TimedTiles, TunedFor, read_tiles, shape_of, tiles_beside, tiles_path
@@ -220,19 +220,17 @@ def test_a_kernel_that_computes_something_else_is_not_taken_for_the_fastest(
     values; what is moved to another neighbour here and there is what sums in another order do."""
     spec = spec_of_config(tiny_config("swin", EMBED_DIM=64), precision)
     launch = next(one for one in program_of(spec, 2).launches if one.op == "norm_quantize")
-    module = kernel_module(launch)
     default, other, *_ = tiles_to_try(launch)
 
-    def run(tiles, **arguments):
-        module.reference(**arguments)
+    def run(kernel, tiles):
+        kernel.reference()
         if tiles == other:
-            rows = arguments["out"].float()
+            rows = kernel.out.float()
             rows[: round(len(rows) * wrong)] *= -1
-            arguments["out"].copy_(rows)
+            kernel.out.copy_(rows)
 
-    fake = SimpleNamespace(call=module.call, launch=run)
-    monkeypatch.setattr(timing, "kernel_module", lambda launch: fake)
-    monkeypatch.setattr(timing, "microseconds", lambda calls: 1.0 if calls[0].keywords["tiles"] == other else 2.0)
+    monkeypatch.setattr(NormQuantizeKernel, "launch", run)
+    monkeypatch.setattr(timing, "microseconds", lambda calls: 1.0 if calls[0].args == (other,) else 2.0)
     best, before = timing.best_tiles(launch, 2, torch.device("cpu"))
     assert (best["tiles"], best["us"], before) == ((other, 1.0, 2.0) if is_taken else (default, 2.0, 2.0))
 

@@ -1,11 +1,12 @@
 """Window attention in one kernel: logits, position bias, shift mask, softmax, and the sum over values."""
 
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from swin_quant.backends.cuda.kernels.call import PreparedLaunch
+from swin_quant.backends.cuda.kernels.kernel import Kernel
 from swin_quant.backends.cuda.kernels.rounding import as_type, rounded
 from swin_quant.backends.cuda.kernels.tiles import Tiles, attention_tiles, least_step
 from swin_quant.backends.cuda.kernels.windows import Windows
@@ -19,56 +20,85 @@ def bias_row(tokens: int) -> int:
     return -(-tokens // _VECTOR) * _VECTOR
 
 
-def reference(
-    qkv: Tensor,
-    out: Tensor,
-    windows: Windows,
-    heads: int,
-    logits_scale: Tensor | float,
-    position_bias: Tensor,
-    softmax_levels: float | None = None,
-    context_scale: float = 1.0,
-    product_levels: float | None = None,
-    product_step: float = 1.0,
-    softmax_epsilon: float = 0.0,
-) -> None:
-    """qkv [M, 3 * heads * d] in window order, columns (q | k | v, head, d) -> out [M, heads * d].
+@dataclass(frozen=True, eq=False)
+class AttentionKernel(Kernel):
+    """qkv in window order -> out.
 
-    logits = q k^T * logits_scale (float32 [heads], or one for all) + (position_bias [heads, L, L or more] + MASKED
-    between regions); what fills up its rows is not used. qkv int8 or float8: with `softmax_levels` probabilities are of
-    its type, softmax * softmax_levels; without, exp(logits - largest) in float16, whose products with v are divided by
-    their sum. qkv half: the latter, in its type. out = context * context_scale, int8, float8 or half. V2's q and k come
+    logits = q k^T * logits_scale + (position_bias + MASKED between regions). qkv int8 or float8: with `softmax_levels`
+    probabilities are of its type, softmax * softmax_levels; without, exp(logits - largest) in float16, whose products
+    with v are divided by their sum. qkv half: the latter, in its type. out = context * context_scale. V2's q and k come
     normalised, by the epilogue "unit".
     d: a power of two, 32 or more (narrower heads are padded by zeros).
 
     FasterTransformer's unfused kernels: with `product_levels` logits = int8(q k^T * product_levels) * logits_scale *
     product_step, and the sum of exp has softmax_epsilon added.
     """
-    length = windows.tokens
-    q, k, v = qkv.float().view(-1, length, 3, heads, qkv.shape[1] // (3 * heads)).permute(2, 0, 3, 1, 4)
-    logits = q @ k.transpose(-2, -1)  # of int8: exact
-    if product_levels is not None:
-        logits = rounded(logits * product_levels)
-    logits = logits * (logits_scale[:, None, None] if isinstance(logits_scale, Tensor) else logits_scale)
-    if product_levels is not None:
-        logits = logits * product_step
-    added = position_bias[..., :length].float()
-    if windows.shift:
-        rows = torch.arange(windows.count * length, device=qkv.device)
+
+    qkv: Tensor  # int8, float8 or half [M, 3 * heads * d], columns (q | k | v, head, d)
+    out: Tensor  # int8, float8 or half [M, heads * d]
+    windows: Windows
+    heads: int
+    logits_scale: Tensor | float  # float32 [heads], or one for all
+    position_bias: Tensor  # [heads, L, L or more]: what fills up its rows is not used
+    softmax_levels: float | None = None
+    context_scale: float = 1.0
+    product_levels: float | None = None
+    product_step: float = 1.0
+    softmax_epsilon: float = 0.0
+
+    def reference(self) -> None:
+        length = self.windows.tokens
+        head_dim = self.qkv.shape[1] // (3 * self.heads)
+        q, k, v = self.qkv.float().view(-1, length, 3, self.heads, head_dim).permute(2, 0, 3, 1, 4)
+        logits = self._logits(q, k)
+        if self.softmax_levels is not None:
+            shares = as_type(_softmax(logits, self.softmax_epsilon) * self.softmax_levels, self.qkv.dtype).float()
+            context = shares @ v  # of int8 exact: at most 1024 products
+        else:
+            powers = (logits - logits.amax(-1, keepdim=True)).exp()
+            operand = powers.to(torch.float16 if self.qkv.dtype.itemsize == 1 else self.qkv.dtype).float()
+            context = operand @ v / powers.sum(-1, keepdim=True)
+        rows = (context * self.context_scale).transpose(1, 2).flatten(2).flatten(0, 1)
+        self.out.copy_(as_type(rows, self.out.dtype))
+
+    def _logits(self, q: Tensor, k: Tensor) -> Tensor:
+        """float32 [windows, heads, L, L]."""
+        length, windows, scale = self.windows.tokens, self.windows, self.logits_scale
+        logits = q @ k.transpose(-2, -1)  # of int8: exact
+        if self.product_levels is not None:
+            logits = rounded(logits * self.product_levels)
+        logits = logits * (scale[:, None, None] if isinstance(scale, Tensor) else scale)
+        if self.product_levels is not None:
+            logits = logits * self.product_step
+        added = self.position_bias[..., :length].float()
+        if not windows.shift:
+            return logits + added
+        rows = torch.arange(windows.count * length, device=logits.device)
         region = windows.region_of(rows).view(windows.count, 1, length)
         mask = torch.where(region.unsqueeze(3) == region.unsqueeze(2), 0.0, MASKED)
-        added = added + mask
-        logits = (logits.unflatten(0, (-1, windows.count)) + added).flatten(0, 1)
-    else:
-        logits = logits + added
-    if softmax_levels is not None:
-        shares = as_type(_softmax(logits, softmax_epsilon) * softmax_levels, qkv.dtype).float()
-        context = shares @ v  # of int8 exact: at most 1024 products
-    else:
-        powers = (logits - logits.amax(-1, keepdim=True)).exp()
-        operand = powers.to(torch.float16 if qkv.dtype.itemsize == 1 else qkv.dtype).float()
-        context = operand @ v / powers.sum(-1, keepdim=True)
-    out.copy_(as_type((context * context_scale).transpose(1, 2).flatten(2).flatten(0, 1), out.dtype))
+        return (logits.unflatten(0, (-1, windows.count)) + (added + mask)).flatten(0, 1)
+
+    def prepare(self, tiles: Tiles | None = None) -> PreparedLaunch:
+        """Whole vectors are loaded of a position_bias whose rows have the length `bias_row`."""
+        from swin_quant.backends.cuda.kernels.jit import attention
+
+        m, width = self.out.shape
+        length, head_dim = self.windows.tokens, width // self.heads
+        t = (tiles or attention_tiles(length, head_dim)).holding(columns=least_step(self.qkv.element_size()))
+        arguments = self.values(windows_in_all=m // length if t.windows > 1 else None)
+        constants = {
+            **self.windows.constants(),
+            "HEADS": self.heads,
+            "D": head_dim,
+            "BIAS_ROW": self.position_bias.stride(1),
+            "ONE_SCALE": isinstance(self.logits_scale, float),
+            "BQ": t.rows,
+            "BKEYS": t.columns,
+            "WINDOWS": t.windows,
+        }
+        grid = (-(-(m // length) // t.windows) * self.heads, -(-length // t.rows))
+        options = t.options() | ({"enable_fp_fusion": False} if self.product_levels is not None else {})
+        return PreparedLaunch(attention.attention, grid, arguments, constants, options)
 
 
 def _softmax(logits: Tensor, epsilon: float) -> Tensor:
@@ -76,55 +106,3 @@ def _softmax(logits: Tensor, epsilon: float) -> Tensor:
         return logits.softmax(-1)
     powers = (logits - logits.amax(-1, keepdim=True)).exp()
     return powers * (1 / (powers.sum(-1, keepdim=True) + epsilon))
-
-
-def call(
-    qkv: Tensor,
-    out: Tensor,
-    windows: Windows,
-    heads: int,
-    logits_scale: Tensor | float,
-    position_bias: Tensor,
-    softmax_levels: float | None = None,
-    context_scale: float = 1.0,
-    product_levels: float | None = None,
-    product_step: float = 1.0,
-    softmax_epsilon: float = 0.0,
-    tiles: Tiles | None = None,
-) -> PreparedLaunch:
-    """The launch of the same arguments. Of a position_bias with rows of `bias_row` vectors are loaded."""
-    from swin_quant.backends.cuda.kernels.jit import attention
-
-    m, width = out.shape
-    length, head_dim = windows.tokens, width // heads
-    t = (tiles or attention_tiles(length, head_dim)).holding(columns=least_step(qkv.element_size()))
-    arguments = {
-        "qkv": qkv,
-        "out": out,
-        "logits_scale": logits_scale,
-        "position_bias": position_bias,
-        "softmax_levels": softmax_levels,
-        "context_scale": context_scale,
-        "product_levels": product_levels,
-        "product_step": product_step,
-        "softmax_epsilon": softmax_epsilon,
-        "windows_in_all": m // length if t.windows > 1 else None,
-    }
-    constants = {
-        **windows.constants(),
-        "HEADS": heads,
-        "D": head_dim,
-        "BIAS_ROW": position_bias.stride(1),
-        "ONE_SCALE": isinstance(logits_scale, float),
-        "BQ": t.rows,
-        "BKEYS": t.columns,
-        "WINDOWS": t.windows,
-    }
-    grid = (-(-(m // length) // t.windows) * heads, -(-length // t.rows))
-    options = t.options() | ({"enable_fp_fusion": False} if product_levels is not None else {})
-    return PreparedLaunch(attention.attention, grid, arguments, constants, options)
-
-
-def launch(**arguments: Any) -> None:
-    """What `reference` computes, by the kernel; `tiles` besides."""
-    call(**arguments).run()

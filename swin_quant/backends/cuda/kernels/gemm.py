@@ -1,18 +1,20 @@
 """Matrix product of int8, float8 or half operands, and all that follows it up to the next kernel, as its epilogue."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from swin_quant.backends.cuda.kernels.call import PreparedLaunch
+from swin_quant.backends.cuda.kernels.kernel import Kernel
 from swin_quant.backends.cuda.kernels.rounding import as_type, product, rounded
 from swin_quant.backends.cuda.kernels.tiles import LINE, Tiles, gemm_tiles, least_step
 from swin_quant.backends.cuda.kernels.windows import Windows, whole_map
 
 SMALLEST_NORM = 1e-12  # what a vector of zeros is divided by
+FLAT = whole_map(1)  # rows stay in their order
 
 Kind = Literal["quantize", "half", "gelu", "table", "unit", "residual"]
 
@@ -46,59 +48,88 @@ class Epilogue:
         return max(columns, self.head_dim) if self.kind == "unit" else columns
 
 
-def reference(
-    a: Tensor,
-    w: Tensor,
-    scale: Tensor | None,
-    bias: Tensor | None,
-    epilogue: Epilogue,
-    out: Tensor,
-    windows: Windows | None = None,
-    residual: Tensor | None = None,
-    levels: Tensor | float | None = None,
-    lengths: Tensor | None = None,
-    before: Tensor | None = None,
-    table: Tensor | None = None,
-) -> None:
-    """a [M, K], w [N, K] -> out [M, N]; "residual": out half [B, R, R, N], its rows those of the map.
+@dataclass(frozen=True, eq=False)
+class GemmKernel(Kernel):
+    """out = the epilogue of a w^T. Sums of int8 operands are exact, in int32; those of float8, half or float32 operands
+    are float32."""
 
-    int8 operands with exact int32 sums, or both float8, half or float32 with float32 sums. scale, bias, levels: float32
-    [N]; levels may be one number for all. `windows` says in which order the rows of a are, for "residual"; out may be
-    the residual itself. "unit": lengths float32 [N] (of v unused); `before` float32 [2, N]: levels and step of a
-    rounding to int8 before y is normalised. table: int8 [N, 256].
-    """
-    e = epilogue
-    y = product(a, w)
-    if e.product_levels is not None:
-        y = y * e.product_levels
-        y = rounded(y) if e.product_rounds else y
-    if e.kind == "table":
-        assert table is not None
-        out.copy_(table.gather(1, (y.T + 128).long()).T)
-        return
-    y = y if scale is None else y * scale
-    rows = None
-    if e.kind == "residual":
-        assert windows is not None and residual is not None
-        rows = windows.all_tokens(y.shape[0], y.device)
-        residual = residual.view(-1, y.shape[1])[rows]
-    if e.half_steps:
-        y = y.to(out.dtype)
-        y = y if residual is None else residual + y
-        y = y if bias is None else y + bias.to(out.dtype)
-    else:
-        y = y if bias is None else y + bias
-        y = y if residual is None else y + residual.float()
-    if e.kind == "gelu":
-        y = F.gelu(y)
-    elif e.kind == "unit":
-        assert lengths is not None
-        y = _unit(y, lengths, before, e)
-    y = as_type(y if levels is None else y * levels, out.dtype)
-    if rows is None:
-        out.copy_(y)
-    else:
-        out.view(-1, y.shape[1])[rows] = y
+    a: Tensor  # [M, K]
+    w: Tensor  # [N, K]
+    scale: Tensor | None  # float32 [N], as bias
+    bias: Tensor | None
+    epilogue: Epilogue
+    out: Tensor  # [M, N]; "residual": half [B, R, R, N], its rows those of the map
+    windows: Windows = FLAT  # "residual": in which order the rows of a are
+    residual: Tensor | None = None  # like out, which it may be
+    levels: Tensor | float | None = None  # float32 [N], or one for all
+    lengths: Tensor | None = None  # "unit": float32 [N], of v unused
+    before: Tensor | None = None  # "unit": float32 [2, N], levels and step of an earlier rounding to int8
+    table: Tensor | None = None  # "table": int8 [N, 256]
+
+    def reference(self) -> None:
+        e, out, residual, rows = self.epilogue, self.out, self.residual, None
+        y = product(self.a, self.w)
+        if e.product_levels is not None:
+            y = y * e.product_levels
+            y = rounded(y) if e.product_rounds else y
+        if e.kind == "table":
+            assert self.table is not None
+            out.copy_(self.table.gather(1, (y.T + 128).long()).T)
+            return
+        y = y if self.scale is None else y * self.scale
+        if e.kind == "residual":
+            assert residual is not None
+            rows = self.windows.all_tokens(y.shape[0], y.device)
+            residual = residual.view(-1, y.shape[1])[rows]
+        if e.half_steps:
+            y = y.to(out.dtype)
+            y = y if residual is None else residual + y
+            y = y if self.bias is None else y + self.bias.to(out.dtype)
+        else:
+            y = y if self.bias is None else y + self.bias
+            y = y if residual is None else y + residual.float()
+        if e.kind == "gelu":
+            y = F.gelu(y)
+        elif e.kind == "unit":
+            assert self.lengths is not None
+            y = _unit(y, self.lengths, self.before, e)
+        y = as_type(y if self.levels is None else y * self.levels, out.dtype)
+        if rows is None:
+            out.copy_(y)
+        else:
+            out.view(-1, y.shape[1])[rows] = y
+
+    def prepare(self, tiles: Tiles | None = None) -> PreparedLaunch:
+        from swin_quant.backends.cuda.kernels.jit import gemm
+
+        e, (m, k), n, size = self.epilogue, self.a.shape, self.w.shape[0], self.a.element_size()
+        t = tiles or gemm_tiles(m, n, k, size, _longest_step(self.a.dtype, e, self.windows))
+        t = t.holding(columns=1, inner=least_step(size))
+        columns = e.whole_heads(t.columns)
+        constants = {
+            "N": n,
+            "K": k,
+            "KIND": e.kind,
+            "PRODUCT_ROUNDS": e.product_rounds,
+            "HALF_STEPS": e.half_steps,
+            "HEAD": e.head_dim,
+            "ONE_LEVEL": isinstance(self.levels, float),
+            **self.windows.constants(),
+            "BM": t.rows,
+            "BN": columns,
+            "BK": t.inner,
+        }
+        arguments = self.values(rows_in_all=m, product_levels=e.product_levels, unit_epsilon=e.unit_epsilon)
+        grid = (-(-m // t.rows) * -(-n // columns),)
+        # FasterTransformer rounds products before it adds: a fused multiply-add would not.
+        options = t.options() | ({"enable_fp_fusion": False} if e.product_levels is not None else {})
+        return PreparedLaunch(gemm.gemm, grid, arguments, constants, options)
+
+
+def _longest_step(operand: torch.dtype, epilogue: Epilogue, windows: Windows) -> int:
+    """Bytes along K. Longer ones of float8 spill on 10.0 beside the addresses of rows that go back to their places."""
+    is_scattered = epilogue.kind == "residual" and windows.window < windows.side
+    return 64 if is_scattered and operand == torch.float8_e4m3fn else LINE
 
 
 def _unit(y: Tensor, lengths: Tensor, before: Tensor | None, e: Epilogue) -> Tensor:
@@ -129,70 +160,3 @@ def gelu_table(step: float, bias: Tensor, levels: float) -> Tensor:
 
 def _as_half(value: float) -> float:
     return torch.tensor(value, dtype=torch.float16).item()
-
-
-def call(
-    a: Tensor,
-    w: Tensor,
-    scale: Tensor | None,
-    bias: Tensor | None,
-    epilogue: Epilogue,
-    out: Tensor,
-    windows: Windows | None = None,
-    residual: Tensor | None = None,
-    levels: Tensor | float | None = None,
-    lengths: Tensor | None = None,
-    before: Tensor | None = None,
-    table: Tensor | None = None,
-    tiles: Tiles | None = None,
-) -> PreparedLaunch:
-    """The launch of the same arguments."""
-    from swin_quant.backends.cuda.kernels.jit import gemm
-
-    e, (m, k), n = epilogue, a.shape, w.shape[0]
-    t = tiles or gemm_tiles(m, n, k, a.element_size(), _longest_step(a.dtype, e, windows))
-    t = t.holding(columns=1, inner=least_step(a.element_size()))
-    columns = e.whole_heads(t.columns)
-    arguments = {
-        "a": a,
-        "w": w,
-        "scale": scale,
-        "bias": bias,
-        "out": out,
-        "residual": residual,
-        "levels": levels,
-        "lengths": lengths,
-        "before": before,
-        "table": table,
-        "rows_in_all": m,
-        "product_levels": e.product_levels,
-        "unit_epsilon": e.unit_epsilon,
-    }
-    constants = {
-        "N": n,
-        "K": k,
-        "KIND": e.kind,
-        "PRODUCT_ROUNDS": e.product_rounds,
-        "HALF_STEPS": e.half_steps,
-        "HEAD": e.head_dim,
-        "ONE_LEVEL": isinstance(levels, float),
-        **(windows or whole_map(1)).constants(),
-        "BM": t.rows,
-        "BN": columns,
-        "BK": t.inner,
-    }
-    grid = (-(-m // t.rows) * -(-n // columns),)
-    # FasterTransformer rounds products before it adds: a fused multiply-add would not.
-    options = t.options() | ({"enable_fp_fusion": False} if e.product_levels is not None else {})
-    return PreparedLaunch(gemm.gemm, grid, arguments, constants, options)
-
-
-def _longest_step(operand: torch.dtype, epilogue: Epilogue, windows: Windows | None) -> int:
-    """Bytes along K. Longer ones of float8 spill on 10.0 beside the addresses of rows that go back to their places."""
-    is_scattered = epilogue.kind == "residual" and windows is not None and windows.window < windows.side
-    return 64 if is_scattered and operand == torch.float8_e4m3fn else LINE
-
-
-def launch(**arguments: Any) -> None:
-    """What `reference` computes, by the kernel; `tiles` besides."""
-    call(**arguments).run()

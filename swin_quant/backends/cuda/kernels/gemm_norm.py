@@ -1,88 +1,61 @@
 """The projection with its residual and the norm behind it; in V2 with the norm in front of the residual."""
 
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from swin_quant.backends.cuda.kernels import gemm, norm_quantize, norm_residual
 from swin_quant.backends.cuda.kernels.call import PreparedLaunch
-from swin_quant.backends.cuda.kernels.gemm import Epilogue
+from swin_quant.backends.cuda.kernels.gemm import Epilogue, GemmKernel
+from swin_quant.backends.cuda.kernels.kernel import Kernel
+from swin_quant.backends.cuda.kernels.norm_quantize import NormQuantizeKernel
+from swin_quant.backends.cuda.kernels.norm_residual import NormResidualKernel
 from swin_quant.backends.cuda.kernels.tiles import Tiles, gemm_norm_tiles, least_step
 from swin_quant.backends.cuda.kernels.windows import Windows, whole_map
 
 
-def reference(
-    a: Tensor,
-    w: Tensor,
-    scale: Tensor | None,
-    bias: Tensor | None,
-    windows: Windows,
-    residual: Tensor | None,
-    out: Tensor,
-    norm_weight: Tensor,
-    norm_bias: Tensor,
-    eps: float,
-    levels: float | None = None,
-    out_quantized: Tensor | None = None,
-    post: bool = False,
-) -> None:
-    """a [M, K] in window order, w [N, K] -> out half [B, R, R, N], its rows those of the map; residual may be out.
+@dataclass(frozen=True, eq=False)
+class GemmNormKernel(Kernel):
+    """V1: out = a w^T + residual, `out_quantized` the norm of that times `levels` for fc1: `GemmKernel`, then
+    `NormQuantizeKernel`. With `post` (V2) out = norm(a w^T) + residual, `out_quantized` that times `levels`:
+    `GemmKernel`, then `NormResidualKernel`; without a residual its merging. N and K must be multiples of 32."""
 
-    V1: out = a w^T + residual, `out_quantized` [M, N] the norm of that times `levels` for fc1: `gemm`, then
-    `norm_quantize`. With `post` (V2) out = norm(a w^T) + residual, `out_quantized` that times `levels`: `gemm`, then
-    `norm_residual`; without a residual its merging.
-    """
-    if post:
-        branch = torch.empty(len(a), len(w), dtype=out.dtype, device=a.device)
-        gemm.reference(a, w, scale, bias, Epilogue("half"), branch)
-        norm_residual.reference(branch, norm_weight, norm_bias, eps, residual, windows, out, levels, out_quantized)
-    else:
-        assert out_quantized is not None
-        gemm.reference(a, w, scale, bias, Epilogue("residual"), out, windows=windows, residual=residual)
-        norm_quantize.reference(out, norm_weight, norm_bias, eps, levels, whole_map(out.shape[1]), out_quantized)
+    a: Tensor  # [M, K] in window order
+    w: Tensor  # [N, K]
+    scale: Tensor | None  # float32 [N], as bias
+    bias: Tensor | None
+    windows: Windows
+    residual: Tensor | None  # half [B, R, R, N], which may be out
+    out: Tensor  # half [B, R, R, N]: its rows are those of the map
+    norm_weight: Tensor  # float32 [N], as norm_bias
+    norm_bias: Tensor
+    eps: float
+    levels: float | None = None
+    out_quantized: Tensor | None = None  # [M, N] in the order of the map
+    post: bool = False
 
+    def reference(self) -> None:
+        norm = self.norm_weight, self.norm_bias, self.eps
+        if self.post:
+            branch = torch.empty(len(self.a), len(self.w), dtype=self.out.dtype, device=self.a.device)
+            GemmKernel(self.a, self.w, self.scale, self.bias, Epilogue("half"), branch).reference()
+            NormResidualKernel(
+                branch, *norm, self.residual, self.windows, self.out, self.levels, self.out_quantized
+            ).reference()
+        else:
+            assert self.out_quantized is not None
+            GemmKernel(
+                self.a, self.w, self.scale, self.bias, Epilogue("residual"), self.out, self.windows, self.residual
+            ).reference()
+            flat = whole_map(self.out.shape[1])
+            NormQuantizeKernel(self.out, *norm, self.levels, flat, self.out_quantized).reference()
 
-def call(
-    a: Tensor,
-    w: Tensor,
-    scale: Tensor | None,
-    bias: Tensor | None,
-    windows: Windows,
-    residual: Tensor | None,
-    out: Tensor,
-    norm_weight: Tensor,
-    norm_bias: Tensor,
-    eps: float,
-    levels: float | None = None,
-    out_quantized: Tensor | None = None,
-    post: bool = False,
-    tiles: Tiles | None = None,
-) -> PreparedLaunch:
-    """The launch of the same arguments. N and K must be multiples of 32."""
-    from swin_quant.backends.cuda.kernels.jit import gemm_norm
+    def prepare(self, tiles: Tiles | None = None) -> PreparedLaunch:
+        from swin_quant.backends.cuda.kernels.jit import gemm_norm
 
-    (m, k), n = a.shape, w.shape[0]
-    size = a.element_size()
-    t = (tiles or gemm_norm_tiles(m, n, k, size)).holding(inner=least_step(size)).dividing(columns=n, inner=k)
-    arguments = {
-        "a": a,
-        "w": w,
-        "scale": scale,
-        "bias": bias,
-        "residual": residual,
-        "out": out,
-        "norm_weight": norm_weight,
-        "norm_bias": norm_bias,
-        "out_quantized": out_quantized,
-        "rows_in_all": m,
-        "eps": eps,
-        "levels": levels,
-    }
-    constants = {"N": n, "K": k, "POST": post, **windows.constants(), "BM": t.rows, "BN": t.columns, "BK": t.inner}
-    return PreparedLaunch(gemm_norm.gemm_norm, (-(-m // t.rows),), arguments, constants, t.options())
-
-
-def launch(**arguments: Any) -> None:
-    """What `reference` computes, by the kernel; `tiles` besides."""
-    call(**arguments).run()
+        (m, k), n, size = self.a.shape, self.w.shape[0], self.a.element_size()
+        t = (tiles or gemm_norm_tiles(m, n, k, size)).holding(inner=least_step(size)).dividing(columns=n, inner=k)
+        constants = {"N": n, "K": k, "POST": self.post, **self.windows.constants()}
+        constants |= {"BM": t.rows, "BN": t.columns, "BK": t.inner}
+        arguments, grid = self.values(rows_in_all=m), (-(-m // t.rows),)
+        return PreparedLaunch(gemm_norm.gemm_norm, grid, arguments, constants, t.options())

@@ -1,99 +1,62 @@
 """fc1, GELU, fc2 and the residual, in V2 with its norm: the hidden channels never leave the chip."""
 
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from swin_quant.backends.cuda.kernels import gemm, norm_residual
 from swin_quant.backends.cuda.kernels.call import PreparedLaunch
-from swin_quant.backends.cuda.kernels.gemm import Epilogue
+from swin_quant.backends.cuda.kernels.gemm import Epilogue, GemmKernel
+from swin_quant.backends.cuda.kernels.kernel import Kernel
+from swin_quant.backends.cuda.kernels.norm_residual import NormResidualKernel
 from swin_quant.backends.cuda.kernels.tiles import Tiles, least_step, mlp_tiles
 from swin_quant.backends.cuda.kernels.windows import whole_map
 
 
-def reference(
-    a: Tensor,
-    w1: Tensor,
-    scale1: Tensor | None,
-    bias1: Tensor,
-    hidden_levels: float | None,
-    w: Tensor,
-    scale: Tensor | None,
-    bias: Tensor | None,
-    residual: Tensor,
-    out: Tensor,
-    norm_weight: Tensor | None = None,
-    norm_bias: Tensor | None = None,
-    eps: float = 0.0,
-) -> None:
-    """a [M, C], w1 [H, C], w [C, H] -> out half [B, R, R, C] = fc2(GELU(fc1(a))) + residual, which may be out.
+@dataclass(frozen=True, eq=False)
+class MlpKernel(Kernel):
+    """out = fc2(GELU(fc1(a))) + residual, rows in the order of the map. All operands are int8 or float8, or all half.
 
-    Rows are those of the map. All operands int8, with `hidden_levels`, or all half, without. With a norm (V2) it is of
-    fc2's results, before the residual is added.
+    C and H must be multiples of 32.
     """
-    rows, flat = len(a), whole_map(out.shape[1])
-    hidden = torch.empty(rows, len(w1), dtype=a.dtype, device=a.device)
-    gemm.reference(a, w1, scale1, bias1, Epilogue("gelu"), hidden, levels=hidden_levels)
-    if norm_weight is None or norm_bias is None:
-        gemm.reference(hidden, w, scale, bias, Epilogue("residual"), out, windows=flat, residual=residual)
-    else:
-        branch = torch.empty(rows, len(w), dtype=out.dtype, device=a.device)
-        gemm.reference(hidden, w, scale, bias, Epilogue("half"), branch)
-        norm_residual.reference(branch, norm_weight, norm_bias, eps, residual, flat, out)
 
+    a: Tensor  # [M, C]
+    w1: Tensor  # [H, C]
+    scale1: Tensor | None  # float32 [H], as bias1
+    bias1: Tensor
+    hidden_levels: float | None  # None: operands are half
+    w: Tensor  # [C, H]
+    scale: Tensor | None  # float32 [C], as bias
+    bias: Tensor | None
+    residual: Tensor  # half [B, R, R, C], which may be out
+    out: Tensor  # half [B, R, R, C]
+    norm_weight: Tensor | None = None  # float32 [C], as norm_bias: V2's norm of fc2's results, before the sum
+    norm_bias: Tensor | None = None
+    eps: float = 0.0
 
-def call(
-    a: Tensor,
-    w1: Tensor,
-    scale1: Tensor | None,
-    bias1: Tensor,
-    hidden_levels: float | None,
-    w: Tensor,
-    scale: Tensor | None,
-    bias: Tensor | None,
-    residual: Tensor,
-    out: Tensor,
-    norm_weight: Tensor | None = None,
-    norm_bias: Tensor | None = None,
-    eps: float = 0.0,
-    tiles: Tiles | None = None,
-) -> PreparedLaunch:
-    """The launch of the same arguments. C and H must be multiples of 32."""
-    from swin_quant.backends.cuda.kernels.jit import mlp
+    def reference(self) -> None:
+        rows, flat = len(self.a), whole_map(self.out.shape[1])
+        hidden = torch.empty(rows, len(self.w1), dtype=self.a.dtype, device=self.a.device)
+        GemmKernel(
+            self.a, self.w1, self.scale1, self.bias1, Epilogue("gelu"), hidden, levels=self.hidden_levels
+        ).reference()
+        fc2 = hidden, self.w, self.scale, self.bias
+        if self.norm_weight is None or self.norm_bias is None:
+            GemmKernel(*fc2, Epilogue("residual"), self.out, flat, self.residual).reference()
+        else:
+            branch = torch.empty(rows, len(self.w), dtype=self.out.dtype, device=self.a.device)
+            GemmKernel(*fc2, Epilogue("half"), branch).reference()
+            NormResidualKernel(
+                branch, self.norm_weight, self.norm_bias, self.eps, self.residual, flat, self.out
+            ).reference()
 
-    (m, c), hidden = a.shape, w1.shape[0]
-    least = least_step(a.element_size())
-    t = (tiles or mlp_tiles(m, c, hidden, a.dtype, norm_weight is not None)).holding(columns=least, inner=least)
-    t = t.dividing(columns=c, inner=hidden)
-    arguments = {
-        "a": a,
-        "w1": w1,
-        "scale1": scale1,
-        "bias1": bias1,
-        "w": w,
-        "scale": scale,
-        "bias": bias,
-        "residual": residual,
-        "out": out,
-        "norm_weight": norm_weight,
-        "norm_bias": norm_bias,
-        "rows_in_all": m,
-        "eps": eps,
-        "hidden_levels": hidden_levels,
-    }
-    constants = {
-        "C": c,
-        "HIDDEN": hidden,
-        "POST": norm_weight is not None,
-        "SIDE": out.shape[1],
-        "BM": t.rows,
-        "BH": t.inner,
-        "BC": t.columns,
-    }
-    return PreparedLaunch(mlp.mlp, (-(-m // t.rows),), arguments, constants, t.options())
+    def prepare(self, tiles: Tiles | None = None) -> PreparedLaunch:
+        from swin_quant.backends.cuda.kernels.jit import mlp
 
-
-def launch(**arguments: Any) -> None:
-    """What `reference` computes, by the kernel; `tiles` besides."""
-    call(**arguments).run()
+        (m, c), hidden, post = self.a.shape, self.w1.shape[0], self.norm_weight is not None
+        least = least_step(self.a.element_size())
+        t = (tiles or mlp_tiles(m, c, hidden, self.a.dtype, post)).holding(columns=least, inner=least)
+        t = t.dividing(columns=c, inner=hidden)
+        constants = {"C": c, "HIDDEN": hidden, "POST": post, "SIDE": self.out.shape[1]}
+        constants |= {"BM": t.rows, "BH": t.inner, "BC": t.columns}
+        return PreparedLaunch(mlp.mlp, (-(-m // t.rows),), self.values(rows_in_all=m), constants, t.options())

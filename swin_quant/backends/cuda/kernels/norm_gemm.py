@@ -1,106 +1,74 @@
 """The norm (or, in V2, the gathering) in front of a linear, and the linear: the int8 tokens never leave the chip."""
 
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from swin_quant.backends.cuda.kernels import gemm, merge_quantize, norm_quantize
 from swin_quant.backends.cuda.kernels.call import ALL_REGISTERS, PreparedLaunch
-from swin_quant.backends.cuda.kernels.gemm import Epilogue
+from swin_quant.backends.cuda.kernels.gemm import Epilogue, GemmKernel
+from swin_quant.backends.cuda.kernels.kernel import Kernel
+from swin_quant.backends.cuda.kernels.merge_quantize import MergeQuantizeKernel
+from swin_quant.backends.cuda.kernels.norm_quantize import NormQuantizeKernel
 from swin_quant.backends.cuda.kernels.tiles import REGISTERS, Tiles, column_groups, least_step, norm_gemm_tiles
 from swin_quant.backends.cuda.kernels.windows import Windows
 
 
-def reference(
-    x: Tensor,
-    norm_weight: Tensor | None,
-    norm_bias: Tensor | None,
-    eps: float,
-    input_levels: float | None,
-    windows: Windows,
-    w: Tensor,
-    scale: Tensor | None,
-    bias: Tensor | None,
-    epilogue: Epilogue,
-    out: Tensor,
-    levels: Tensor | float | None = None,
-    lengths: Tensor | None = None,
-) -> None:
-    """x half [B, R, R, C], w [N, C] -> out [B * R * R, N] in window order: `norm_quantize`, then `gemm`.
+@dataclass(frozen=True, eq=False)
+class NormGemmKernel(Kernel):
+    """`NormQuantizeKernel`, then `GemmKernel`; tokens are in the type of w between the two.
 
-    With w [N, 4C] it is `merge_quantize`: x [B, 2R, 2R, C], and the windows are the whole map of R lines. Tokens are
-    in the type of w between the two. Of the epilogues those without a residual and FasterTransformer's roundings.
+    With w [N, 4C] it begins with `MergeQuantizeKernel`: x [B, 2R, 2R, C], and the windows are the whole map of R lines.
+    C must be a multiple of 32.
     """
-    tokens = torch.empty(len(out), w.shape[1], dtype=w.dtype, device=x.device)
-    if merges(x, w):
-        merge_quantize.reference(x, norm_weight, norm_bias, eps, input_levels, tokens)
-    else:
-        norm_quantize.reference(x, norm_weight, norm_bias, eps, input_levels, windows, tokens)
-    gemm.reference(tokens, w, scale, bias, epilogue, out, levels=levels, lengths=lengths)
 
+    x: Tensor  # half [B, R, R, C]
+    norm_weight: Tensor | None  # [C], as norm_bias; None: nothing is normalised (V2)
+    norm_bias: Tensor | None
+    eps: float
+    input_levels: float | None
+    windows: Windows
+    w: Tensor  # [N, C]
+    scale: Tensor | None  # float32 [N], as bias
+    bias: Tensor | None
+    epilogue: Epilogue  # one without a residual and FasterTransformer's roundings
+    out: Tensor  # [B * R * R, N] in window order
+    levels: Tensor | float | None = None  # as those of `GemmKernel`
+    lengths: Tensor | None = None
 
-def merges(x: Tensor, w: Tensor) -> bool:
-    """Whether a row is four neighbours, as patch merging has them."""
-    return w.shape[1] == 4 * x.shape[-1]
+    def reference(self) -> None:
+        tokens = torch.empty(len(self.out), self.w.shape[1], dtype=self.w.dtype, device=self.x.device)
+        norm = self.x, self.norm_weight, self.norm_bias, self.eps, self.input_levels
+        if self.w.shape[1] == 4 * self.x.shape[-1]:
+            MergeQuantizeKernel(*norm, tokens).reference()
+        else:
+            NormQuantizeKernel(*norm, self.windows, tokens).reference()
+        GemmKernel(
+            tokens, self.w, self.scale, self.bias, self.epilogue, self.out, levels=self.levels, lengths=self.lengths
+        ).reference()
 
+    def prepare(self, tiles: Tiles | None = None) -> PreparedLaunch:
+        from swin_quant.backends.cuda.kernels.jit import norm_gemm
 
-def call(
-    x: Tensor,
-    norm_weight: Tensor | None,
-    norm_bias: Tensor | None,
-    eps: float,
-    input_levels: float | None,
-    windows: Windows,
-    w: Tensor,
-    scale: Tensor | None,
-    bias: Tensor | None,
-    epilogue: Epilogue,
-    out: Tensor,
-    levels: Tensor | float | None = None,
-    lengths: Tensor | None = None,
-    tiles: Tiles | None = None,
-) -> PreparedLaunch:
-    """The launch of the same arguments. C must be a multiple of 32."""
-    from swin_quant.backends.cuda.kernels.jit import norm_gemm
-
-    (n, k), m = w.shape, out.shape[0]
-    size, piece = w.element_size(), x.shape[-1]
-    t = tiles or norm_gemm_tiles(m, n, k, size, normed=norm_weight is not None, piece=piece)
-    t = t.holding(columns=1, inner=least_step(size)).dividing(inner=piece)
-    columns = epilogue.whole_heads(t.columns)
-    groups = column_groups(m, n, t.rows, columns)
-    arguments = {
-        "x": x,
-        "norm_weight": norm_weight,
-        "norm_bias": norm_bias,
-        "w": w,
-        "scale": scale,
-        "bias": bias,
-        "out": out,
-        "levels": levels,
-        "lengths": lengths,
-        "rows_in_all": m,
-        "eps": eps,
-        "input_levels": input_levels,
-    }
-    constants = {
-        "N": n,
-        "K": k,
-        "PIECE": piece,
-        "KIND": epilogue.kind,
-        "HEAD": epilogue.head_dim,
-        "ONE_LEVEL": isinstance(levels, float),
-        **windows.constants(),
-        "BM": t.rows,
-        "BN": columns,
-        "BK": t.inner,
-        "GROUP": -(-n // columns) // groups,
-    }
-    options = t.options() | (ALL_REGISTERS if t.warps == 8 and t.rows * k > 2 * REGISTERS else {})
-    return PreparedLaunch(norm_gemm.norm_gemm, (-(-m // t.rows) * groups,), arguments, constants, options)
-
-
-def launch(**arguments: Any) -> None:
-    """What `reference` computes, by the kernel; `tiles` besides."""
-    call(**arguments).run()
+        (n, k), m, e = self.w.shape, self.out.shape[0], self.epilogue
+        size, piece = self.w.element_size(), self.x.shape[-1]
+        t = tiles or norm_gemm_tiles(m, n, k, size, normed=self.norm_weight is not None, piece=piece)
+        t = t.holding(columns=1, inner=least_step(size)).dividing(inner=piece)
+        columns = e.whole_heads(t.columns)
+        groups = column_groups(m, n, t.rows, columns)
+        constants = {
+            "N": n,
+            "K": k,
+            "PIECE": piece,
+            "KIND": e.kind,
+            "HEAD": e.head_dim,
+            "ONE_LEVEL": isinstance(self.levels, float),
+            **self.windows.constants(),
+            "BM": t.rows,
+            "BN": columns,
+            "BK": t.inner,
+            "GROUP": -(-n // columns) // groups,
+        }
+        options = t.options() | (ALL_REGISTERS if t.warps == 8 and t.rows * k > 2 * REGISTERS else {})
+        arguments, grid = self.values(rows_in_all=m), (-(-m // t.rows) * groups,)
+        return PreparedLaunch(norm_gemm.norm_gemm, grid, arguments, constants, options)

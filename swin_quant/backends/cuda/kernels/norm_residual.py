@@ -1,75 +1,47 @@
 """V2's end of a branch: its norm, and the sum with the residual stream where the token lies on the map."""
 
-from typing import Any
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from swin_quant.backends.cuda.kernels.call import ALL_REGISTERS, PreparedLaunch
+from swin_quant.backends.cuda.kernels.kernel import Kernel
 from swin_quant.backends.cuda.kernels.norms import normed
 from swin_quant.backends.cuda.kernels.rounding import as_type
 from swin_quant.backends.cuda.kernels.tiles import Tiles, row_tiles
 from swin_quant.backends.cuda.kernels.windows import Windows
 
 
-def reference(
-    y: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    eps: float,
-    residual: Tensor | None,
-    windows: Windows,
-    out: Tensor,
-    levels: float | None = None,
-    out_quantized: Tensor | None = None,
-) -> None:
-    """y half or float32 [M, C] in window order -> out half [B, R, R, C]: LayerNorm(y) + residual, at its token.
+@dataclass(frozen=True, eq=False)
+class NormResidualKernel(Kernel):
+    """out = LayerNorm(y) + residual at its token; out_quantized = the same sum, before it is rounded to half, times
+    `levels`."""
 
-    `out_quantized` int8 [M, C], in the order of the map, is given the same times `levels`, of the sum before it is
-    rounded to half; half, with levels None. out may be the residual itself. residual None: V2's merging.
-    """
-    channels = y.shape[-1]
-    tokens = windows.all_tokens(y.shape[0], y.device)
-    total = normed(y, weight, bias, eps)
-    if residual is not None:
-        total = total + residual.view(-1, channels)[tokens].float()
-    out.view(-1, channels)[tokens] = total.to(out.dtype)
-    if out_quantized is not None:
-        out_quantized[tokens] = as_type(total if levels is None else total * levels, out_quantized.dtype)
+    y: Tensor  # half or float32 [M, C] in window order
+    weight: Tensor  # [C], as bias
+    bias: Tensor
+    eps: float
+    residual: Tensor | None  # half [B, R, R, C], which may be out; None: V2's merging
+    windows: Windows
+    out: Tensor  # half [B, R, R, C]
+    levels: float | None = None  # None: out_quantized is half
+    out_quantized: Tensor | None = None  # int8, float8 or half [M, C] in the order of the map
 
+    def reference(self) -> None:
+        channels, quantized = self.y.shape[-1], self.out_quantized
+        tokens = self.windows.all_tokens(self.y.shape[0], self.y.device)
+        total = normed(self.y, self.weight, self.bias, self.eps)
+        if self.residual is not None:
+            total = total + self.residual.view(-1, channels)[tokens].float()
+        self.out.view(-1, channels)[tokens] = total.to(self.out.dtype)
+        if quantized is not None:
+            quantized[tokens] = as_type(total if self.levels is None else total * self.levels, quantized.dtype)
 
-def call(
-    y: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    eps: float,
-    residual: Tensor | None,
-    windows: Windows,
-    out: Tensor,
-    levels: float | None = None,
-    out_quantized: Tensor | None = None,
-    tiles: Tiles | None = None,
-) -> PreparedLaunch:
-    """The launch of the same arguments."""
-    from swin_quant.backends.cuda.kernels.jit import rows
+    def prepare(self, tiles: Tiles | None = None) -> PreparedLaunch:
+        from swin_quant.backends.cuda.kernels.jit import rows
 
-    m, channels = y.shape
-    t = (tiles or row_tiles(channels)).holding(columns=channels)
-    arguments = {
-        "y": y,
-        "weight": weight,
-        "bias": bias,
-        "residual": residual,
-        "out": out,
-        "out_quantized": out_quantized,
-        "rows_in_all": m,
-        "eps": eps,
-        "levels": levels,
-    }
-    constants = {"C": channels, **windows.constants(), "ROWS": t.rows, "BLOCK": t.columns}
-    options = t.options() | ALL_REGISTERS
-    return PreparedLaunch(rows.norm_residual, (-(-m // t.rows),), arguments, constants, options)
-
-
-def launch(**arguments: Any) -> None:
-    """What `reference` computes, by the kernel; `tiles` besides."""
-    call(**arguments).run()
+        m, channels = self.y.shape
+        t = (tiles or row_tiles(channels)).holding(columns=channels)
+        constants = {"C": channels, **self.windows.constants(), "ROWS": t.rows, "BLOCK": t.columns}
+        arguments, grid = self.values(rows_in_all=m), (-(-m // t.rows),)
+        return PreparedLaunch(rows.norm_residual, grid, arguments, constants, t.options() | ALL_REGISTERS)

@@ -1,41 +1,38 @@
 """The last norm, and the mean over a picture's tokens: the features that the head is given."""
 
-from typing import Any
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from swin_quant.backends.cuda.kernels.call import PreparedLaunch
+from swin_quant.backends.cuda.kernels.kernel import Kernel
 from swin_quant.backends.cuda.kernels.norms import normed
 from swin_quant.backends.cuda.kernels.tiles import Tiles, pool_tiles
 
 
-def reference(
-    x: Tensor, weight: Tensor, bias: Tensor, eps: float, out: Tensor, factors: Tensor | None = None,
-    half_steps: bool = False,
-) -> None:  # fmt: skip
-    """x half [B, R, R, C] -> out float32 or half [B, C]; `half_steps` rounds the norm's result to half (FT).
+@dataclass(frozen=True, eq=False)
+class PoolKernel(Kernel):
+    """out = the mean of LayerNorm(x * factors) over tokens."""
 
-    `factors` float32 [C], which channels are multiplied by first.
-    """
-    tokens = x.flatten(1, 2)
-    y = normed(tokens if factors is None else tokens.float() * factors, weight, bias, eps)
-    out.copy_((y.to(x.dtype).float() if half_steps else y).mean(1))
+    x: Tensor  # half [B, R, R, C]
+    weight: Tensor  # [C], as bias
+    bias: Tensor
+    eps: float
+    out: Tensor  # float32 or half [B, C]
+    factors: Tensor | None = None  # float32 [C]
+    half_steps: bool = False  # the norm's result is rounded to half (FT)
 
+    def reference(self) -> None:
+        tokens = self.x.flatten(1, 2)
+        tokens = tokens if self.factors is None else tokens.float() * self.factors
+        y = normed(tokens, self.weight, self.bias, self.eps)
+        self.out.copy_((y.to(self.x.dtype).float() if self.half_steps else y).mean(1))
 
-def call(
-    x: Tensor, weight: Tensor, bias: Tensor, eps: float, out: Tensor, factors: Tensor | None = None,
-    half_steps: bool = False, tiles: Tiles | None = None,
-) -> PreparedLaunch:  # fmt: skip
-    """The launch of the same arguments."""
-    from swin_quant.backends.cuda.kernels.jit import rows
+    def prepare(self, tiles: Tiles | None = None) -> PreparedLaunch:
+        from swin_quant.backends.cuda.kernels.jit import rows
 
-    (batch, channels), tokens = out.shape, x.shape[1] * x.shape[2]
-    t = (tiles or pool_tiles(channels, tokens)).holding(columns=channels)
-    arguments = {"x": x, "weight": weight, "bias": bias, "factors": factors, "out": out, "eps": eps}
-    constants = {"C": channels, "TOKENS": tokens, "HALF_STEPS": half_steps}
-    return PreparedLaunch(rows.pool, (batch,), arguments, constants | {"ROWS": t.rows, "BLOCK": t.columns}, t.options())
-
-
-def launch(**arguments: Any) -> None:
-    """What `reference` computes, by the kernel; `tiles` besides."""
-    call(**arguments).run()
+        (batch, channels), tokens = self.out.shape, self.x.shape[1] * self.x.shape[2]
+        t = (tiles or pool_tiles(channels, tokens)).holding(columns=channels)
+        constants = {"C": channels, "TOKENS": tokens, "HALF_STEPS": self.half_steps}
+        constants |= {"ROWS": t.rows, "BLOCK": t.columns}
+        return PreparedLaunch(rows.pool, (batch,), self.values(), constants, t.options())

@@ -1,6 +1,5 @@
 """Where kernels run: in Triton's interpreter, and on a GPU where there is one."""
 
-import importlib
 import importlib.util
 
 import pytest
@@ -8,6 +7,8 @@ import torch
 from hypothesis import currently_in_test_context, reject
 from interpreted import Interpreter
 from kernel_runs import FLOAT8, NO_FLOAT8, has_float8
+
+from swin_quant.backends.cuda.kernels.kernel import kernel_class
 
 
 @pytest.fixture(scope="session")
@@ -24,7 +25,8 @@ def on_gpu(operation, outputs, arguments):
     moved = {name: value.cuda() if isinstance(value, torch.Tensor) else value for name, value in arguments.items()}
     for name, value in arguments.items():  # what is one tensor here is one there
         moved |= {other: moved[name] for other in outputs if arguments[other] is value}
-    importlib.import_module(f"swin_quant.backends.cuda.kernels.{operation}").launch(**moved)
+    tiles = moved.pop("tiles", None)
+    kernel_class(operation)(**moved).launch(tiles)
     return {name: moved[name].cpu() for name in outputs}
 
 

@@ -6,9 +6,13 @@ import pytest
 import torch
 
 from swin_quant.backends.artifact import open_artifact
-from swin_quant.backends.cuda.kernels import attention, gemm, merge_quantize, norm_quantize, norm_residual, patch_embed
-from swin_quant.backends.cuda.kernels import pool as pooling
-from swin_quant.backends.cuda.kernels.gemm import Epilogue, gelu_table
+from swin_quant.backends.cuda.kernels.attention import AttentionKernel
+from swin_quant.backends.cuda.kernels.gemm import Epilogue, GemmKernel, gelu_table
+from swin_quant.backends.cuda.kernels.merge_quantize import MergeQuantizeKernel
+from swin_quant.backends.cuda.kernels.norm_quantize import NormQuantizeKernel
+from swin_quant.backends.cuda.kernels.norm_residual import NormResidualKernel
+from swin_quant.backends.cuda.kernels.patch_embed import PatchEmbedKernel
+from swin_quant.backends.cuda.kernels.pool import PoolKernel
 from swin_quant.backends.cuda.kernels.windows import Windows, whole_map
 from swin_quant.backends.fastertransformer.emulator import BLOCK_EPSILON, EPSILON, Emulator
 from swin_quant.backends.fastertransformer.export import FasterTransformerOptions, export
@@ -63,12 +67,12 @@ class Chain:
         w, n = layer.to(torch.int8), layer.shape[0]
         epilogue = Epilogue(kind, product_levels=sums, **arguments.pop("epilogue", {}))
         scale = torch.full((n,), step)
-        gemm.reference(a, w, scale, None if bias is None else bias.float(), epilogue, out, **arguments)
+        GemmKernel(a, w, scale, None if bias is None else bias.float(), epilogue, out, **arguments).reference()
         return out
 
     def quantized(self, x, norm, eps, levels, windows):
         out = int8(x[..., 0].numel(), x.shape[-1])
-        norm_quantize.reference(x, *norm, eps, levels, windows, out)
+        NormQuantizeKernel(x, *norm, eps, levels, windows, out).reference()
         return out
 
     def attention(self, x, b, windows):
@@ -100,7 +104,7 @@ class Chain:
             how = {"logits_scale": a.qk_scale, "softmax_levels": s.levels("attn.matmul_a_input_quantizer")}
             how |= {"context_scale": s.gemm("a v"), "product_levels": s.gemm("q k"), "softmax_epsilon": 1e-6}
             how["product_step"] = s.step("attn.softmax_input_quantizer")
-        attention.reference(qkv, out, windows, a.heads, position_bias=a.bias, **how)
+        AttentionKernel(qkv, out, windows, a.heads, position_bias=a.bias, **how).reference()
         return out
 
     def block(self, x, b):
@@ -130,14 +134,14 @@ class Chain:
             branch = torch.empty(rows, channels, dtype=torch.float16)
             self.linear(y, b.proj.kernel, "half", s.gemm("attn.proj"), half(step), branch, b.proj.bias, **how)
             y = int8(rows, channels)
-            norm_residual.reference(branch, *norm1, eps, x, windows, x, levels, y)
+            NormResidualKernel(branch, *norm1, eps, x, windows, x, levels, y).reference()
         fc1 = s.step("mlp.fc1._aftergemm_quantizer"), b.fc1.bias, s.levels("mlp.fc2._input_quantizer")
         y = self.linear(y, b.fc1.kernel, "table", s.gemm("mlp.fc1"), 1.0, int8(rows, hidden), table=gelu_table(*fc1))
         sums, step = s.gemm("mlp.fc2"), s.step("mlp.fc2._aftergemm_quantizer")
         if not self.v1:
             branch = torch.empty(rows, channels, dtype=torch.float16)
             self.linear(y, b.fc2.kernel, "half", sums, half(step), branch, b.fc2.bias, **how)
-            norm_residual.reference(branch, *norm2, eps, x, flat, x)
+            NormResidualKernel(branch, *norm2, eps, x, flat, x).reference()
             return x
         how = {}
         if self.e.int8_mode == 2:
@@ -151,7 +155,7 @@ class Chain:
         batch, side, _, channels = x.shape
         levels, rows = s.levels(f"{REDUCTION}._input_quantizer"), batch * side * side // 4
         y = int8(rows, 4 * channels)
-        merge_quantize.reference(x, *(norm if self.v1 else NO_NORM), EPSILON, levels, y)
+        MergeQuantizeKernel(x, *(norm if self.v1 else NO_NORM), EPSILON, levels, y).reference()
         sums, step = s.gemm(REDUCTION), s.step(f"{REDUCTION}._aftergemm_quantizer")
         if self.v1 and self.e.int8_mode == 2:
             sums, step = None, 1 / levels * (s.weight(REDUCTION) / 127)
@@ -159,7 +163,7 @@ class Chain:
         given = out.view(rows, -1) if self.v1 else torch.empty(rows, 2 * channels)
         self.linear(y, m.reduction, "half", sums, step, given)
         if not self.v1:
-            norm_residual.reference(given, *norm, EPSILON, None, whole_map(side // 2), out)
+            NormResidualKernel(given, *norm, EPSILON, None, whole_map(side // 2), out).reference()
         return out
 
     def embed(self, images):
@@ -167,12 +171,12 @@ class Chain:
         side = images.shape[-1] // patch.kernel.shape[-1]
         out = torch.empty(len(images), side, side, len(patch.kernel), dtype=torch.float16)
         kernel = patch.kernel.half().flatten(1)
-        patch_embed.reference(images, kernel, patch.bias, norm.weight, norm.bias, EPSILON, out, half_steps=True)
+        PatchEmbedKernel(images, kernel, patch.bias, norm.weight, norm.bias, EPSILON, out, half_steps=True).reference()
         return out
 
     def pool(self, x):
         out = torch.empty(len(x), x.shape[-1], dtype=torch.float16)
-        pooling.reference(x, self.e.norm.weight, self.e.norm.bias, EPSILON, out, half_steps=True)
+        PoolKernel(x, self.e.norm.weight, self.e.norm.bias, EPSILON, out, half_steps=True).reference()
         return out
 
 

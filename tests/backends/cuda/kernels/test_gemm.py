@@ -6,8 +6,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from kernel_runs import FLOAT8, HALVES, Draw, assert_same, few, linear, maps, need_float8, operands, poisoned, seeds
 
-from swin_quant.backends.cuda.kernels import gemm, norm_quantize
-from swin_quant.backends.cuda.kernels.gemm import Epilogue, gelu_table
+from swin_quant.backends.cuda.kernels.gemm import Epilogue, GemmKernel, gelu_table
+from swin_quant.backends.cuda.kernels.norm_quantize import NormQuantizeKernel
 from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.kernels.windows import Windows
 from swin_quant.backends.cuda.spec_from_policy import LARGEST_HEAD_DIM
@@ -45,7 +45,7 @@ def test_gemm_to_float8(run, seed, m, kind):
     draw = Draw(seed)
     arguments = linear(draw, FLOAT8, m, 40, 64) | {"epilogue": Epilogue(kind), "levels": 300.0}
     assert_same(run, "gemm", ["out"], arguments | {"out": poisoned(FLOAT8, m, 40)})
-    gemm.reference(**arguments | {"out": (out := poisoned(FLOAT8, m, 40))})
+    GemmKernel(**arguments | {"out": (out := poisoned(FLOAT8, m, 40))}).reference()
     assert out.float().max() == 448
 
 
@@ -61,7 +61,7 @@ def test_rounding_to_float8(run):
     arguments = {"x": x, "weight": None, "bias": None, "eps": 1e-5, "levels": 1.0, "windows": Windows(32, 32)}
     for name, out in (("reference", poisoned(FLOAT8, 32**2, 32)), ("kernel", poisoned(FLOAT8, 32**2, 32))):
         if name == "reference":
-            norm_quantize.reference(**arguments, out=out)
+            NormQuantizeKernel(**arguments, out=out).reference()
         else:
             out = run("norm_quantize", ["out"], arguments | {"out": out})["out"]
         assert torch.equal(out.double().flatten(), nearest), name

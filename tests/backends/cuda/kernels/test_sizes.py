@@ -14,7 +14,7 @@ from swin_quant.backends.cuda.fusions import FUSIONS, candidates
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.planning import spec_of_config
 from swin_quant.backends.cuda.program import ScalarRef, TensorRef
-from swin_quant.backends.cuda.required_kernels import arguments_of
+from swin_quant.backends.cuda.required_kernels import kernel_of
 from swin_quant.backends.cuda.spec_from_policy import LARGEST_HEAD_DIM
 from swin_quant.backends.cuda.tuning import shape_of
 from swin_quant.config import load_config
@@ -47,7 +47,7 @@ def distinct(spec, batch):
 def operands(launch, draw):
     """Arguments of which sums and norms come to about one, and levels to some tens: nothing is saturated."""
     words = {ref: word for word, ref in reversed(launch.operands.items()) if word not in OUTPUTS}
-    made = arguments_of(launch, lambda ref: tensor(draw, launch, words.get(ref, "out"), ref))
+    made = vars(kernel_of(launch, lambda ref: tensor(draw, launch, words.get(ref, "out"), ref))).copy()
     kind = next((ref.dtype for word, ref in launch.operands.items() if word in ("qkv", "a")), None)
     for word, value in launch.arguments.items():
         if isinstance(value, ScalarRef):

@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from swin_quant.backends.cuda.kernels import attention, gemm
-from swin_quant.backends.cuda.kernels.gemm import Epilogue
+from swin_quant.backends.cuda.kernels.attention import AttentionKernel
+from swin_quant.backends.cuda.kernels.gemm import Epilogue, GemmKernel
 from swin_quant.backends.cuda.kernels.windows import Windows
 from swin_quant.models.windows import attention_mask, window_partition
 
@@ -31,7 +31,7 @@ def test_attention_is_that_of_the_model(m):
     added = bias + mask.repeat(2, 1, 1)[:, None]
     expected = F.scaled_dot_product_attention(q, k, v, added, scale=0.3).transpose(1, 2).flatten(2).flatten(0, 1)
     out = torch.full_like(expected, torch.nan)
-    attention.reference(qkv, out, Windows(*m), heads, 0.3, bias)
+    AttentionKernel(qkv, out, Windows(*m), heads, 0.3, bias).reference()
     torch.testing.assert_close(out, expected)
 
 
@@ -40,6 +40,6 @@ def test_unit_vectors_are_those_of_normalize():
     y[0, :32] = 0  # of no length: stays what it is
     out, eye = torch.empty(5, 192), torch.eye(192)
     lengths = torch.tensor([2.0, 3.0, 1.0, 1.0, 0.0, 0.0]).repeat_interleave(32)
-    gemm.reference(y, eye, None, None, Epilogue("unit"), out, lengths=lengths)
+    GemmKernel(y, eye, None, None, Epilogue("unit"), out, lengths=lengths).reference()
     unit = F.normalize(y.view(5, 6, 32), dim=-1) * lengths.view(6, 32)
     torch.testing.assert_close(out, torch.cat([unit[:, :4], y.view(5, 6, 32)[:, 4:]], 1).flatten(1))
