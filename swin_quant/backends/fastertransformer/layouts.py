@@ -1,4 +1,4 @@
-"""Where the bytes of an int8 matrix lie for cuBLASLt: COL32 for activations, two layouts of tiles for weights.
+"""Where the bytes of an int8 weight lie for cuBLASLt: two layouts of tiles.
 
 docs/reference, section 3.3. A weight layout belongs to a generation of GPUs: nothing re-orders it when it is
 loaded, and a mismatch computes garbage without an error.
@@ -13,12 +13,6 @@ from swin_quant.base.errors import UsageError
 
 TILE = 32
 Offsets = Callable[[int, int], Tensor]
-
-
-def col32(rows: int, columns: int) -> Tensor:
-    """Byte offset of each element of an activation, int64 [rows, columns]: bands of 32 columns, row by row."""
-    r, c = _grid(rows, columns)
-    return c // 32 * 32 * rows + 32 * r + c % 32
 
 
 def col32_2r_4r4(outputs: int, inputs: int) -> Tensor:
