@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from swin_quant.backends.cuda.kernels.arithmetic import as_type, rounded
 from swin_quant.backends.cuda.kernels.call import PreparedLaunch
 from swin_quant.backends.cuda.kernels.kernel import Kernel
-from swin_quant.backends.cuda.kernels.rounding import as_type, rounded
 from swin_quant.backends.cuda.kernels.tiles import Tiles, attention_tiles, least_step
 from swin_quant.backends.cuda.kernels.windows import Windows
 

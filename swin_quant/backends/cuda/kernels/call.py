@@ -69,8 +69,3 @@ def settle_cache_keys() -> None:
         for _, value in sorted(vars(importlib.import_module(module)).items()):
             if isinstance(value, JITFunction):
                 value.cache_key  # noqa: B018
-
-
-def power_of_two(least: int) -> int:
-    """The next one, `least` itself included."""
-    return 1 << max(least - 1, 0).bit_length()

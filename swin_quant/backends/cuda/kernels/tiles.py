@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 
-from swin_quant.backends.cuda.kernels.call import power_of_two
 from swin_quant.base.errors import SwinQuantError
 
 FILLED = 128  # programs: fewer leave a large GPU idle, so that smaller tiles are taken
@@ -59,6 +58,11 @@ class Tiles:
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def power_of_two(least: int) -> int:
+    """The next one, `least` itself included."""
+    return 1 << max(least - 1, 0).bit_length()
 
 
 def least_step(itemsize: int) -> int:

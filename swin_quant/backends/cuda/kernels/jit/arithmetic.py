@@ -1,4 +1,4 @@
-"""What kernels share: rounding, norms, and addresses of tokens; their references are `rounding`, `norms`, `windows`."""
+"""What kernels share: rounding, norms, and addresses of tokens; their references are `arithmetic` and `windows`."""
 
 import os
 

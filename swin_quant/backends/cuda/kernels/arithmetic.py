@@ -1,4 +1,4 @@
-"""Rounding to int8, half to even and saturating (`cvt.rni.sat.s8.f32`); sums of int8 products, exact."""
+"""What references share: rounding to int8, half to even and saturating (`cvt.rni.sat.s8.f32`), products, norms."""
 
 import functools
 
@@ -31,3 +31,10 @@ def product(a: Tensor, w: Tensor) -> Tensor:
         return F.linear(a, w)
     pieces = zip(a.split(EXACT_PRODUCTS, -1), w.split(EXACT_PRODUCTS, -1), strict=True)
     return functools.reduce(torch.add, (F.linear(x, y).double() for x, y in pieces)).float()
+
+
+def normed(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """float32 LayerNorm of x [..., C] of any float type; without a weight x itself."""
+    if weight is None:
+        return x.float()
+    return F.layer_norm(x.float(), x.shape[-1:], weight.float(), None if bias is None else bias.float(), eps)
