@@ -18,9 +18,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 
-from swin_quant.backends.cuda.crosscompile import OLDEST_FLOAT8, TARGETS, CompiledKernel, KernelCall, cross_compile
+from swin_quant.backends.cuda.crosscompile import OLDEST_FLOAT8, KernelCall
 from swin_quant.backends.cuda.fusions import candidates
-from swin_quant.backends.cuda.kernel_faults import kernel_faults
 from swin_quant.backends.cuda.kernels.call import settle_cache_keys
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.planning import spec_of_config
@@ -30,7 +29,11 @@ from swin_quant.base.files import read_json, sha256_of_data, write_json
 from swin_quant.config import load_config
 from swin_quant.config.files import find_config
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "results" / "cuda_kernels.md"
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+from tests.helpers.compiled_kernels import TARGETS, CompiledKernel, cross_compile, kernel_faults  # noqa: E402
+
+PAGE = ROOT / "docs" / "results" / "cuda_kernels.md"
 MODELS = (
     "swin_tiny_patch4_window7_224",
     "swin_base_patch4_window7_224",

@@ -19,7 +19,7 @@ FILE = ROOT / "tests" / "backends" / "cuda" / "kernels.sha256"
 SOURCES = (
     *("swin_quant/backends/cuda", "swin_quant/backends/fastertransformer", "swin_quant/models/windows.py"),
     *("swin_quant/quant/fake_quant.py", "swin_quant/quant/quantizer.py", "tests/backends/cuda"),
-    *("tests/helpers/interpreted.py", "tests/helpers/kernel_runs.py"),
+    *("tests/helpers/interpreted.py", "tests/helpers/kernel_runs.py", "tests/helpers/compiled_kernels.py"),
 )
 
 

@@ -1,4 +1,4 @@
-"""What kernels become on a GPU that is not here: Triton's compiler and its own disassembler need none.
+"""Kernels compiled for a GPU that is not here: Triton's compiler needs none.
 
 Launches are recorded as they are made (`recorded`), so that what is compiled is what runs: the same types, constants,
 warps and stages. A recorded launch computes nothing: tensors on the meta device are enough.
@@ -19,7 +19,6 @@ import torch
 from swin_quant.backends.cuda.kernels.call import settle_cache_keys, without_spills
 from swin_quant.base.errors import UsageError
 
-TARGETS = (80, 86, 89, 90, 100, 120)
 OLDEST_FLOAT8 = 89
 _TYPES = {
     torch.int8: "i8", torch.uint8: "u8", torch.int16: "i16", torch.int32: "i32", torch.int64: "i64",
@@ -28,37 +27,7 @@ _TYPES = {
 }  # fmt: skip
 _OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "enable_fp_fusion")
 _ALIGNED = 16  # bytes of addresses, and factors of numbers, that the compiler is told of, as the launcher does
-_MMA = re.compile(r"\b(I|IG|H|HG|Q|QG|O|UTC[A-Z]*)(?=MMA\b)")
-# Of what Triton hands to LLVM: how warps share results of tensor cores, with the part of one of them, and the products.
-_LAYOUT = re.compile(r"^(#\w+) = #\S*nvidia_mma<.*warpsPerCTA = \[(\d+), (\d+)\].*instrShape = \[(\d+), (\d+)", re.M)
-_PRODUCT = re.compile(r"\b(?:dot|warp_group_dot) .* : \S*?<(\d+)x(\d+)x.* -> tensor<\d+x(\d+)x\w+, (#\w+)>")
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What a multiprocessor has for the programs that are resident on it, by compute capability.
-
-    CUDA C++ Programming Guide, table "Technical Specifications per Compute Capability". Every program takes
-    `RESERVED` bytes of shared memory more; registers are given to warps in units of 256.
-    """
-
-    shared_sm: int
-    shared_program: int
-    threads: int
-    programs: int
-    registers: int = 65536
-
-
-RESERVED = 1024
-LIMITS = {
-    80: Limits(164 << 10, 163 << 10, 2048, 32),
-    86: Limits(100 << 10, 99 << 10, 1536, 16),
-    89: Limits(100 << 10, 99 << 10, 1536, 24),
-    90: Limits(228 << 10, 227 << 10, 2048, 32),
-    100: Limits(228 << 10, 227 << 10, 2048, 32),
-    120: Limits(100 << 10, 99 << 10, 1536, 24),
-}
 
 
 @dataclass(frozen=True)
@@ -87,46 +56,6 @@ class KernelCall:
 
 def _named(module: str, name: str, *rest: Any) -> KernelCall:
     return KernelCall(getattr(importlib.import_module(module), name), *rest)
-
-
-@dataclass(frozen=True)
-class CompiledKernel:
-    """What one GPU's compiler made of a call. Bytes; `mma`: matrix instructions of its machine code, by name;
-    `repeated`: its products are computed so many times, some warps doing the same; `eased`: it has all registers of a
-    thread, since it spills with the compiler's own choice."""
-
-    capability: int
-    warps: int
-    registers: int
-    spilled: int
-    shared: int
-    mma: Mapping[str, int]
-    repeated: float = 1.0
-    eased: bool = False
-
-    @property
-    def programs(self) -> int:
-        """How many run on one multiprocessor at a time; 0: its shared memory does not suffice for one."""
-        limits = LIMITS[self.capability]
-        if self.shared > limits.shared_program:
-            return 0
-        of_warp = -(-max(self.registers, 1) * 32 // 256) * 256
-        return min(
-            limits.registers // (of_warp * self.warps),
-            limits.shared_sm // (self.shared + RESERVED),
-            limits.threads // (32 * self.warps),
-            limits.programs,
-        )
-
-    @property
-    def int8(self) -> bool:
-        """Whether products run in int8 on tensor cores."""
-        return bool({"IMMA", "IGMMA", "UTCIMMA"} & self.mma.keys())
-
-    @property
-    def float8(self) -> bool:
-        """Whether products run in float8 on tensor cores."""
-        return bool({"QMMA", "QGMMA", "UTCQMMA"} & self.mma.keys())
 
 
 @contextmanager
@@ -222,45 +151,16 @@ def _attributes(call: KernelCall) -> dict[tuple[int], list[list[Any]]]:
     }
 
 
-def cross_compile(call: KernelCall, capability: int) -> CompiledKernel:
-    """`compiled`, and its machine code read."""
-    _, made = compiled(call, capability)
-    registers, spilled = usage(made)
-    names = [f"{kind}MMA" for kind in _MMA.findall(_tool("nvdisasm", "-c", made))]
-    mma = {name: names.count(name) for name in sorted(set(names))}
-    eased = made.metadata.maxnreg is not None and "maxnreg" not in dict(call.options)
-    again = repeated(made.asm["ttgir"])
-    return CompiledKernel(
-        capability, made.metadata.num_warps, registers, spilled, made.metadata.shared, mma, again, eased
-    )
-
-
-def repeated(ttgir: str) -> float:
-    """What tensor cores multiply, divided by what there is to multiply, by how Triton shares results out among warps.
-
-    Each product counts once, however often a loop computes it.
-    """
-    covered = {}
-    for layout, down, across, rows, columns in _LAYOUT.findall(ttgir):
-        covered[layout] = int(down) * int(rows), int(across) * int(columns)
-    done = needed = 0
-    for m, k, n, layout in _PRODUCT.findall(ttgir):
-        if layout in covered:
-            needed += int(m) * int(n) * int(k)
-            done += max(int(m), covered[layout][0]) * max(int(n), covered[layout][1]) * int(k)
-    return done / needed if needed else 1.0
-
-
 def usage(made: Any) -> tuple[int, int]:
     """Registers of a thread, and its bytes in memory, of a kernel that Triton has compiled."""
-    found = _USAGE.search(_tool("cuobjdump", "-res-usage", made))
+    found = _USAGE.search(tool("cuobjdump", "-res-usage", made))
     if found is None:
         raise RuntimeError(f"{made.metadata.name}: cuobjdump says nothing of its registers")
     registers, stack, _, local = map(int, found.groups())
     return registers, stack + local
 
 
-def _tool(name: str, how: str, made: Any) -> str:
+def tool(name: str, how: str, made: Any) -> str:
     """What one of the tools that come with Triton prints of a kernel's machine code."""
     import triton.backends.nvidia
 

@@ -9,10 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from compiled_kernels import LIMITS
 
 from swin_quant.backends.cuda import ahead
 from swin_quant.backends.cuda.binding import bind
-from swin_quant.backends.cuda.crosscompile import LIMITS, compiled, recorded, usage
+from swin_quant.backends.cuda.crosscompile import compiled, recorded, usage
 from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.planning import spec_of_config

@@ -8,18 +8,11 @@ import re
 from dataclasses import replace
 
 import pytest
+from compiled_kernels import TARGETS, CompiledKernel, cross_compile, kernel_faults
 from kernel_runs import DRAWS
 
-from swin_quant.backends.cuda.crosscompile import (
-    OLDEST_FLOAT8,
-    TARGETS,
-    CompiledKernel,
-    KernelCall,
-    compiled,
-    cross_compile,
-)
+from swin_quant.backends.cuda.crosscompile import OLDEST_FLOAT8, KernelCall, compiled
 from swin_quant.backends.cuda.fusions import candidates
-from swin_quant.backends.cuda.kernel_faults import kernel_faults
 from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.planning import spec_of_config

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from compiled_kernels import CompiledKernel, cross_compile
 
-from swin_quant.backends.cuda.crosscompile import CompiledKernel, cross_compile, recorded
+from swin_quant.backends.cuda.crosscompile import recorded
 from swin_quant.backends.cuda.kernels.call import without_spills
 
 triton = pytest.importorskip("triton")
