@@ -8,25 +8,20 @@ are at least half as many as multiprocessors.
 """
 
 from collections.abc import Callable, Sequence
-from math import inf
+from math import inf, prod
 
 from swin_quant.backends.cuda.floors import floor_of, gpu_of
 from swin_quant.backends.cuda.fusions import FUSIONS, Row, candidates, fused
-from swin_quant.backends.cuda.kernels.tiles import (
-    attention_norm_tiles,
-    column_groups,
-    gemm_norm_tiles,
-    mlp_tiles,
-    norm_gemm_tiles,
-)
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.program import Launch, Program
+from swin_quant.backends.cuda.required_kernels import kernel_of
 from swin_quant.backends.cuda.spec import NetworkSpec
 from swin_quant.backends.cuda.tuning import NO_TILES, TileTable, shape_of
 from swin_quant.operators.roofline import Machine
 
 # From the L2 cache into one multiprocessor: 64 bytes a clock (V100: Jia et al., 2018) at 1.5 GHz.
 CACHE_BYTES_US = 96_000
+FUSED = {fusion.op for fusion in FUSIONS}
 
 
 def fused_program(spec: NetworkSpec, batch: int, machine: Machine | None, tuned: TileTable = NO_TILES) -> Program:
@@ -71,7 +66,7 @@ def chosen(launches: Sequence[Launch], us: Callable[[Launch], float]) -> list[Ro
 def modelled_us(launch: Launch, machine: Machine) -> float:
     """The floor, and for fused kernels the limits of their programs."""
     floor = floor_of([launch], machine)
-    if launch.op not in _PROGRAMS:
+    if launch.op not in FUSED:
         return floor.us
     programs, weights = programs_of(launch)
     sms = gpu_of(machine).sms
@@ -83,36 +78,8 @@ def modelled_us(launch: Launch, machine: Machine) -> float:
 
 def programs_of(launch: Launch) -> tuple[int, float]:
     """How many programs a fused kernel has by default, and how many bytes of weights each reads."""
-    return _PROGRAMS[launch.op](launch)
-
-
-def _norm_gemm(launch: Launch) -> tuple[int, float]:
-    w, m, piece = launch.operands["w"], launch.operands["out"].shape[0], launch.operands["x"].shape[-1]
-    normed, epilogue = launch.arguments["norm_weight"] is not None, launch.arguments["epilogue"]
-    t = norm_gemm_tiles(m, w.shape[0], w.shape[1], w.dtype.itemsize, normed, piece)
-    groups = column_groups(m, w.shape[0], t.rows, epilogue.whole_heads(t.columns))
-    return -(-m // t.rows) * groups, w.nbytes / groups
-
-
-def _gemm_norm(launch: Launch) -> tuple[int, float]:
-    w, m = launch.operands["w"], launch.operands["a"].shape[0]
-    return -(-m // gemm_norm_tiles(m, w.shape[0], w.shape[1], w.dtype.itemsize).rows), w.nbytes
-
-
-def _mlp(launch: Launch) -> tuple[int, float]:
-    w, m = launch.operands["w"], launch.operands["a"].shape[0]
-    normed = launch.arguments.get("norm_weight") is not None
-    return -(-m // mlp_tiles(m, w.shape[0], w.shape[1], w.dtype, normed).rows), 2 * w.nbytes
-
-
-def _attention_norm(launch: Launch) -> tuple[int, float]:
-    w, m, length = launch.operands["w"], launch.operands["qkv"].shape[0], launch.arguments["windows"].tokens
-    return m // length * -(-length // attention_norm_tiles(length, w.shape[0]).rows), w.nbytes
-
-
-_PROGRAMS: dict[str, Callable[[Launch], tuple[int, float]]] = {
-    "norm_gemm": _norm_gemm,
-    "gemm_norm": _gemm_norm,
-    "mlp": _mlp,
-    "attention_norm": _attention_norm,
-}
+    prepared = kernel_of(launch).prepare()
+    c = prepared.constants
+    groups = -(-c["N"] // c["BN"]) // c["GROUP"] if "GROUP" in c else 1  # of the columns of w
+    weights = sum(launch.operands[word].nbytes for word in ("w", "w1") if word in launch.operands)
+    return prod(prepared.grid), weights / groups

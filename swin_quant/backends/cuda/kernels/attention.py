@@ -80,8 +80,6 @@ class AttentionKernel(Kernel):
 
     def prepare(self, tiles: Tiles | None = None) -> PreparedLaunch:
         """Whole vectors are loaded of a position_bias whose rows have the length `bias_row`."""
-        from swin_quant.backends.cuda.kernels.jit import attention
-
         m, width = self.out.shape
         length, head_dim = self.windows.tokens, width // self.heads
         t = (tiles or attention_tiles(length, head_dim)).holding(columns=least_step(self.qkv.element_size()))
@@ -98,7 +96,7 @@ class AttentionKernel(Kernel):
         }
         grid = (-(-(m // length) // t.windows) * self.heads, -(-length // t.rows))
         options = t.options() | ({"enable_fp_fusion": False} if self.product_levels is not None else {})
-        return PreparedLaunch(attention.attention, grid, arguments, constants, options)
+        return PreparedLaunch("attention.attention", grid, arguments, constants, options)
 
 
 def _softmax(logits: Tensor, epsilon: float) -> Tensor:

@@ -38,18 +38,10 @@ class AttentionNormKernel(Kernel):
 
     def reference(self) -> None:
         context = torch.empty(len(self.qkv), self.w.shape[1], dtype=self.w.dtype, device=self.qkv.device)
-        AttentionKernel(
-            self.qkv, context, self.windows, self.heads, self.logits_scale, self.position_bias, self.softmax_levels,
-            self.context_scale,
-        ).reference()  # fmt: skip
-        GemmNormKernel(
-            context, self.w, self.scale, self.bias, self.windows, self.residual, self.out, self.norm_weight,
-            self.norm_bias, self.eps, self.levels, self.out_quantized, self.post,
-        ).reference()  # fmt: skip
+        self.part(AttentionKernel, out=context).reference()
+        self.part(GemmNormKernel, a=context).reference()
 
     def prepare(self, tiles: Tiles | None = None) -> PreparedLaunch:
-        from swin_quant.backends.cuda.kernels.jit import attention
-
         m, (n, k), length = self.qkv.shape[0], self.w.shape, self.windows.tokens
         t = (tiles or attention_norm_tiles(length, n)).holding(columns=least_step(self.qkv.element_size()))
         t = t.dividing(inner=n)
@@ -66,4 +58,4 @@ class AttentionNormKernel(Kernel):
             "BN": t.inner,
         }
         grid = (m // length, -(-length // t.rows))
-        return PreparedLaunch(attention.attention_norm, grid, self.values(rows_in_all=m), constants, t.options())
+        return PreparedLaunch("attention.attention_norm", grid, self.values(rows_in_all=m), constants, t.options())

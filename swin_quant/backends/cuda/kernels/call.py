@@ -15,9 +15,10 @@ FUSED_MULTIPLY_ADD = {"enable_fp_fusion": True}
 
 @dataclass(frozen=True)
 class PreparedLaunch:
-    """`arguments` are tensors, numbers and None; `constants` what the kernel is specialised for; `options` Triton's."""
+    """`kernel`: module in `jit`, and the function in it, which only a run imports; `arguments` are tensors, numbers and
+    None; `constants` what the kernel is specialised for; `options` Triton's."""
 
-    kernel: Any
+    kernel: str
     grid: tuple[int, ...]
     arguments: Mapping[str, Any]
     constants: Mapping[str, Any]
@@ -39,7 +40,9 @@ class PreparedLaunch:
 
     def _launch(self, options: Mapping[str, Any], warmup: bool = False) -> Any:
         """`warmup`: compiled and not launched."""
-        return self.kernel.run(grid=self.grid, warmup=warmup, **self.arguments, **self.constants, **options)
+        module, name = self.kernel.split(".")
+        kernel = getattr(importlib.import_module(f"{__package__}.jit.{module}"), name)
+        return kernel.run(grid=self.grid, warmup=warmup, **self.arguments, **self.constants, **options)
 
 
 def without_spills(options: Mapping[str, Any], spilled: Callable[[Mapping[str, Any]], int]) -> Mapping[str, Any]:

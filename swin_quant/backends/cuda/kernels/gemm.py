@@ -100,8 +100,6 @@ class GemmKernel(Kernel):
             out.view(-1, y.shape[1])[rows] = y
 
     def prepare(self, tiles: Tiles | None = None) -> PreparedLaunch:
-        from swin_quant.backends.cuda.kernels.jit import gemm
-
         e, (m, k), n, size = self.epilogue, self.a.shape, self.w.shape[0], self.a.element_size()
         t = tiles or gemm_tiles(m, n, k, size, _longest_step(self.a.dtype, e, self.windows))
         t = t.holding(columns=1, inner=least_step(size))
@@ -123,7 +121,7 @@ class GemmKernel(Kernel):
         grid = (-(-m // t.rows) * -(-n // columns),)
         # FasterTransformer rounds products before it adds: a fused multiply-add would not.
         options = t.options() | ({"enable_fp_fusion": False} if e.product_levels is not None else {})
-        return PreparedLaunch(gemm.gemm, grid, arguments, constants, options)
+        return PreparedLaunch("gemm.gemm", grid, arguments, constants, options)
 
 
 def _longest_step(operand: torch.dtype, epilogue: Epilogue, windows: Windows) -> int:

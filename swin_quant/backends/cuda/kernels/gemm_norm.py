@@ -51,11 +51,9 @@ class GemmNormKernel(Kernel):
             NormQuantizeKernel(self.out, *norm, self.levels, flat, self.out_quantized).reference()
 
     def prepare(self, tiles: Tiles | None = None) -> PreparedLaunch:
-        from swin_quant.backends.cuda.kernels.jit import gemm_norm
-
         (m, k), n, size = self.a.shape, self.w.shape[0], self.a.element_size()
         t = (tiles or gemm_norm_tiles(m, n, k, size)).holding(inner=least_step(size)).dividing(columns=n, inner=k)
         constants = {"N": n, "K": k, "POST": self.post, **self.windows.constants()}
         constants |= {"BM": t.rows, "BN": t.columns, "BK": t.inner}
         arguments, grid = self.values(rows_in_all=m), (-(-m // t.rows),)
-        return PreparedLaunch(gemm_norm.gemm_norm, grid, arguments, constants, t.options())
+        return PreparedLaunch("gemm_norm.gemm_norm", grid, arguments, constants, t.options())

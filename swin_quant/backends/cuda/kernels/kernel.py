@@ -32,6 +32,11 @@ class Kernel(ABC):
         found = {field.name: getattr(self, field.name) for field in fields(self)}
         return {word: value for word, value in found.items() if isinstance(value, Tensor | float | None)} | more
 
+    def part(self, kind: "type[Kernel]", **more: Any) -> "Kernel":
+        """A kernel of another class with this one's arguments of the same names, and `more`."""
+        words = (field.name for field in fields(kind) if hasattr(self, field.name))
+        return kind(**{word: getattr(self, word) for word in words} | more)
+
 
 def kernel_class(op: str) -> type[Kernel]:
     """The class in the module `op` of this package: "norm_gemm" has NormGemmKernel."""

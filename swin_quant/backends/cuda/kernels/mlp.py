@@ -51,12 +51,10 @@ class MlpKernel(Kernel):
             ).reference()
 
     def prepare(self, tiles: Tiles | None = None) -> PreparedLaunch:
-        from swin_quant.backends.cuda.kernels.jit import mlp
-
         (m, c), hidden, post = self.a.shape, self.w1.shape[0], self.norm_weight is not None
         least = least_step(self.a.element_size())
         t = (tiles or mlp_tiles(m, c, hidden, self.a.dtype, post)).holding(columns=least, inner=least)
         t = t.dividing(columns=c, inner=hidden)
         constants = {"C": c, "HIDDEN": hidden, "POST": post, "SIDE": self.out.shape[1]}
         constants |= {"BM": t.rows, "BH": t.inner, "BC": t.columns}
-        return PreparedLaunch(mlp.mlp, (-(-m // t.rows),), self.values(rows_in_all=m), constants, t.options())
+        return PreparedLaunch("mlp.mlp", (-(-m // t.rows),), self.values(rows_in_all=m), constants, t.options())

@@ -48,8 +48,6 @@ class NormGemmKernel(Kernel):
         ).reference()
 
     def prepare(self, tiles: Tiles | None = None) -> PreparedLaunch:
-        from swin_quant.backends.cuda.kernels.jit import norm_gemm
-
         (n, k), m, e = self.w.shape, self.out.shape[0], self.epilogue
         size, piece = self.w.element_size(), self.x.shape[-1]
         t = tiles or norm_gemm_tiles(m, n, k, size, normed=self.norm_weight is not None, piece=piece)
@@ -71,4 +69,4 @@ class NormGemmKernel(Kernel):
         }
         options = t.options() | (ALL_REGISTERS if t.warps == 8 and t.rows * k > 2 * REGISTERS else {})
         arguments, grid = self.values(rows_in_all=m), (-(-m // t.rows) * groups,)
-        return PreparedLaunch(norm_gemm.norm_gemm, grid, arguments, constants, options)
+        return PreparedLaunch("norm_gemm.norm_gemm", grid, arguments, constants, options)

@@ -29,10 +29,8 @@ class NormQuantizeKernel(Kernel):
         self.out.copy_(as_type(y if self.levels is None else y * self.levels, self.out.dtype))
 
     def prepare(self, tiles: Tiles | None = None) -> PreparedLaunch:
-        from swin_quant.backends.cuda.kernels.jit import rows
-
         m, channels = self.out.shape
         t = (tiles or row_tiles(channels)).holding(columns=channels)
         constants = {"C": channels, **self.windows.constants(), "ROWS": t.rows, "BLOCK": t.columns}
         arguments, grid = self.values(rows_in_all=m), (-(-m // t.rows),)
-        return PreparedLaunch(rows.norm_quantize, grid, arguments, constants, t.options())
+        return PreparedLaunch("rows.norm_quantize", grid, arguments, constants, t.options())

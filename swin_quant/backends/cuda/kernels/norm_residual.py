@@ -37,10 +37,8 @@ class NormResidualKernel(Kernel):
             quantized[tokens] = as_type(total if self.levels is None else total * self.levels, quantized.dtype)
 
     def prepare(self, tiles: Tiles | None = None) -> PreparedLaunch:
-        from swin_quant.backends.cuda.kernels.jit import rows
-
         m, channels = self.y.shape
         t = (tiles or row_tiles(channels)).holding(columns=channels)
         constants = {"C": channels, **self.windows.constants(), "ROWS": t.rows, "BLOCK": t.columns}
         arguments, grid = self.values(rows_in_all=m), (-(-m // t.rows),)
-        return PreparedLaunch(rows.norm_residual, grid, arguments, constants, t.options() | ALL_REGISTERS)
+        return PreparedLaunch("rows.norm_residual", grid, arguments, constants, t.options() | ALL_REGISTERS)

@@ -51,8 +51,6 @@ class PatchEmbedKernel(Kernel):
         out.copy_(y)
 
     def prepare(self, tiles: Tiles | None = None) -> PreparedLaunch:
-        from swin_quant.backends.cuda.kernels.jit import patch_embed
-
         batch, side, _, channels = self.out.shape
         m, taps = batch * side * side, self.weight.shape[1]
         t = (tiles or patch_tiles(channels, taps)).holding(columns=channels, inner=taps)
@@ -68,4 +66,4 @@ class PatchEmbedKernel(Kernel):
             "BLOCK_K": t.inner,
         }
         arguments, grid = self.values(rows_in_all=m), (-(-m // t.rows),)
-        return PreparedLaunch(patch_embed.patch_embed, grid, arguments, constants, t.options())
+        return PreparedLaunch("patch_embed.patch_embed", grid, arguments, constants, t.options())

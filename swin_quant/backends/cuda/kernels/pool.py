@@ -29,10 +29,8 @@ class PoolKernel(Kernel):
         self.out.copy_((y.to(self.x.dtype).float() if self.half_steps else y).mean(1))
 
     def prepare(self, tiles: Tiles | None = None) -> PreparedLaunch:
-        from swin_quant.backends.cuda.kernels.jit import rows
-
         (batch, channels), tokens = self.out.shape, self.x.shape[1] * self.x.shape[2]
         t = (tiles or pool_tiles(channels, tokens)).holding(columns=channels)
         constants = {"C": channels, "TOKENS": tokens, "HALF_STEPS": self.half_steps}
         constants |= {"ROWS": t.rows, "BLOCK": t.columns}
-        return PreparedLaunch(rows.pool, (batch,), self.values(), constants, t.options())
+        return PreparedLaunch("rows.pool", (batch,), self.values(), constants, t.options())
