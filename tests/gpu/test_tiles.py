@@ -12,7 +12,7 @@ from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.planning import spec_of_config
 from swin_quant.backends.cuda.required_kernels import kernel_of
-from swin_quant.backends.cuda.timing import best_tiles, candidates, default_tiles, filled
+from swin_quant.backends.cuda.timing import best_tiles, candidates, filled
 
 MANY = 1 << 20  # programs: so that several windows a program are tried as well
 
@@ -27,8 +27,7 @@ def test_candidates_compute_the_same_and_the_best_is_no_slower(gpu, tiny_config,
     launch = next(one for one in (*launches, *fused_candidates(launches)) if one.op == op)
     kernel = kernel_of(launch, partial(filled, device=gpu))
     prepared = kernel.prepare()
-    default = default_tiles(launch.op, prepared)
-    results = {}
+    default, results = prepared.tiles, {}
     for tiles in candidates(launch.op, default, prepared.constants, MANY):
         kernel.out.fill_(-77)
         kernel.launch(tiles)

@@ -35,11 +35,6 @@ STAGES = {
     "mlp": (1, 2, 3),
     "attention_norm": (1, 2),
 }  # of kernels with a loop over weights
-SIDES = {
-    "gemm": ("BM", "BN", "BK"), "norm_gemm": ("BM", "BN", "BK"), "gemm_norm": ("BM", "BN", "BK"),
-    "mlp": ("BM", "BC", "BH"), "attention": ("BQ", "BKEYS", "D"),
-    "attention_norm": ("BQ", "BKEYS", "BN"),
-}  # fmt: skip
 COPIES, REPEATS, REPLAYS = 3, 10, 7
 LEVEL, NEAR, FLOAT8 = 1.0, 0.02, 0.13  # by which a value may differ: of int8, as a part, of float8 to its neighbour
 FEW = 0.05  # the share of values that may differ by more
@@ -123,15 +118,7 @@ def is_same(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> 
 def tiles_to_try(launch: Launch) -> list[Tiles]:
     """Those of a launch, the default first."""
     prepared = kernel_of(launch).prepare()
-    return candidates(launch.op, default_tiles(launch.op, prepared), prepared.constants, prod(prepared.grid))
-
-
-def default_tiles(op: str, prepared: Any) -> Tiles:
-    """Those that a kernel was prepared with."""
-    sides = [prepared.constants.get(name, 0) for name in SIDES.get(op, ("ROWS", "BLOCK", "BLOCK_K"))]
-    rows, columns, inner = sides
-    warps, stages = prepared.options["num_warps"], prepared.options["num_stages"]
-    return Tiles(rows, columns, inner, warps, stages, prepared.constants.get("WINDOWS", 1))
+    return candidates(launch.op, prepared.tiles, prepared.constants, prod(prepared.grid))
 
 
 def filled(ref: TensorRef, device: torch.device) -> torch.Tensor:

@@ -95,8 +95,8 @@ class AttentionKernel(Kernel):
             "WINDOWS": t.windows,
         }
         grid = (-(-(m // length) // t.windows) * self.heads, -(-length // t.rows))
-        options = t.options() | ({"enable_fp_fusion": False} if self.product_levels is not None else {})
-        return PreparedLaunch("attention.attention", grid, arguments, constants, options)
+        options = {"enable_fp_fusion": False} if self.product_levels is not None else {}
+        return PreparedLaunch("attention.attention", grid, arguments, constants, t, options)
 
 
 def _softmax(logits: Tensor, epsilon: float) -> Tensor:

@@ -58,4 +58,4 @@ class AttentionNormKernel(Kernel):
             "BN": t.inner,
         }
         grid = (m // length, -(-length // t.rows))
-        return PreparedLaunch("attention.attention_norm", grid, self.values(rows_in_all=m), constants, t.options())
+        return PreparedLaunch("attention.attention_norm", grid, self.values(rows_in_all=m), constants, t)

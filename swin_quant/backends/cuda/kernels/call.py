@@ -3,9 +3,11 @@
 import importlib
 import pkgutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
+
+from swin_quant.backends.cuda.kernels.tiles import Tiles
 
 # Of a thread, as many as there are: with no limit ptxas spills some where that makes room for another program.
 ALL_REGISTERS = {"maxnreg": 255}
@@ -16,17 +18,18 @@ FUSED_MULTIPLY_ADD = {"enable_fp_fusion": True}
 @dataclass(frozen=True)
 class PreparedLaunch:
     """`kernel`: module in `jit`, and the function in it, which only a run imports; `arguments` are tensors, numbers and
-    None; `constants` what the kernel is specialised for; `options` Triton's."""
+    None; `constants` what the kernel is specialised for; `options` of Triton's compiler, beside those of its tiles."""
 
     kernel: str
     grid: tuple[int, ...]
     arguments: Mapping[str, Any]
     constants: Mapping[str, Any]
-    options: Mapping[str, Any]
+    tiles: Tiles
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     def run(self) -> None:
         settle_cache_keys()
-        self._launch(without_spills(FUSED_MULTIPLY_ADD | dict(self.options), self.spilled))
+        self._launch(without_spills({**FUSED_MULTIPLY_ADD, **self.tiles.options(), **self.options}, self.spilled))
 
     def spilled(self, options: Mapping[str, Any]) -> int:
         """Registers of a thread that are put into memory on this GPU with such options; 0 where Triton interprets."""

@@ -1,6 +1,6 @@
 """Matrix product of int8, float8 or half operands, and all that follows it up to the next kernel, as its epilogue."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -43,9 +43,9 @@ class Epilogue:
     head_dim: int = 32
     unit_epsilon: float | None = None
 
-    def whole_heads(self, columns: int) -> int:
-        """How many columns a tile has: no fewer than a head that is normalised in it."""
-        return max(columns, self.head_dim) if self.kind == "unit" else columns
+    def whole_heads(self, tiles: Tiles) -> Tiles:
+        """Tiles with no fewer columns than a head that is normalised in them."""
+        return replace(tiles, columns=max(tiles.columns, self.head_dim)) if self.kind == "unit" else tiles
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,8 +102,7 @@ class GemmKernel(Kernel):
     def prepare(self, tiles: Tiles | None = None) -> PreparedLaunch:
         e, (m, k), n, size = self.epilogue, self.a.shape, self.w.shape[0], self.a.element_size()
         t = tiles or gemm_tiles(m, n, k, size, _longest_step(self.a.dtype, e, self.windows))
-        t = t.holding(columns=1, inner=least_step(size))
-        columns = e.whole_heads(t.columns)
+        t = e.whole_heads(t.holding(columns=1, inner=least_step(size)))
         constants = {
             "N": n,
             "K": k,
@@ -114,14 +113,14 @@ class GemmKernel(Kernel):
             "ONE_LEVEL": isinstance(self.levels, float),
             **self.windows.constants(),
             "BM": t.rows,
-            "BN": columns,
+            "BN": t.columns,
             "BK": t.inner,
         }
         arguments = self.values(rows_in_all=m, product_levels=e.product_levels, unit_epsilon=e.unit_epsilon)
-        grid = (-(-m // t.rows) * -(-n // columns),)
+        grid = (-(-m // t.rows) * -(-n // t.columns),)
         # FasterTransformer rounds products before it adds: a fused multiply-add would not.
-        options = t.options() | ({"enable_fp_fusion": False} if e.product_levels is not None else {})
-        return PreparedLaunch("gemm.gemm", grid, arguments, constants, options)
+        options = {"enable_fp_fusion": False} if e.product_levels is not None else {}
+        return PreparedLaunch("gemm.gemm", grid, arguments, constants, t, options)
 
 
 def _longest_step(operand: torch.dtype, epilogue: Epilogue, windows: Windows) -> int:

@@ -56,4 +56,4 @@ class GemmNormKernel(Kernel):
         constants = {"N": n, "K": k, "POST": self.post, **self.windows.constants()}
         constants |= {"BM": t.rows, "BN": t.columns, "BK": t.inner}
         arguments, grid = self.values(rows_in_all=m), (-(-m // t.rows),)
-        return PreparedLaunch("gemm_norm.gemm_norm", grid, arguments, constants, t.options())
+        return PreparedLaunch("gemm_norm.gemm_norm", grid, arguments, constants, t)

@@ -32,4 +32,4 @@ class MergeQuantizeKernel(Kernel):
         t = (tiles or row_tiles(channels)).holding(columns=channels)
         constants = {"C": self.x.shape[3], "SIDE": self.x.shape[1], "ROWS": t.rows, "BLOCK": t.columns}
         arguments, grid = self.values(rows_in_all=m), (-(-m // t.rows),)
-        return PreparedLaunch("rows.merge_quantize", grid, arguments, constants, t.options())
+        return PreparedLaunch("rows.merge_quantize", grid, arguments, constants, t)

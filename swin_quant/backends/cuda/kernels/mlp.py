@@ -57,4 +57,4 @@ class MlpKernel(Kernel):
         t = t.dividing(columns=c, inner=hidden)
         constants = {"C": c, "HIDDEN": hidden, "POST": post, "SIDE": self.out.shape[1]}
         constants |= {"BM": t.rows, "BH": t.inner, "BC": t.columns}
-        return PreparedLaunch("mlp.mlp", (-(-m // t.rows),), self.values(rows_in_all=m), constants, t.options())
+        return PreparedLaunch("mlp.mlp", (-(-m // t.rows),), self.values(rows_in_all=m), constants, t)

@@ -51,9 +51,8 @@ class NormGemmKernel(Kernel):
         (n, k), m, e = self.w.shape, self.out.shape[0], self.epilogue
         size, piece = self.w.element_size(), self.x.shape[-1]
         t = tiles or norm_gemm_tiles(m, n, k, size, normed=self.norm_weight is not None, piece=piece)
-        t = t.holding(columns=1, inner=least_step(size)).dividing(inner=piece)
-        columns = e.whole_heads(t.columns)
-        groups = column_groups(m, n, t.rows, columns)
+        t = e.whole_heads(t.holding(columns=1, inner=least_step(size)).dividing(inner=piece))
+        groups = column_groups(m, n, t.rows, t.columns)
         constants = {
             "N": n,
             "K": k,
@@ -63,10 +62,10 @@ class NormGemmKernel(Kernel):
             "ONE_LEVEL": isinstance(self.levels, float),
             **self.windows.constants(),
             "BM": t.rows,
-            "BN": columns,
+            "BN": t.columns,
             "BK": t.inner,
-            "GROUP": -(-n // columns) // groups,
+            "GROUP": -(-n // t.columns) // groups,
         }
-        options = t.options() | (ALL_REGISTERS if t.warps == 8 and t.rows * k > 2 * REGISTERS else {})
+        options = ALL_REGISTERS if t.warps == 8 and t.rows * k > 2 * REGISTERS else {}
         arguments, grid = self.values(rows_in_all=m), (-(-m // t.rows) * groups,)
-        return PreparedLaunch("norm_gemm.norm_gemm", grid, arguments, constants, options)
+        return PreparedLaunch("norm_gemm.norm_gemm", grid, arguments, constants, t, options)

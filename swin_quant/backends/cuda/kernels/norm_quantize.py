@@ -33,4 +33,4 @@ class NormQuantizeKernel(Kernel):
         t = (tiles or row_tiles(channels)).holding(columns=channels)
         constants = {"C": channels, **self.windows.constants(), "ROWS": t.rows, "BLOCK": t.columns}
         arguments, grid = self.values(rows_in_all=m), (-(-m // t.rows),)
-        return PreparedLaunch("rows.norm_quantize", grid, arguments, constants, t.options())
+        return PreparedLaunch("rows.norm_quantize", grid, arguments, constants, t)

@@ -41,4 +41,4 @@ class NormResidualKernel(Kernel):
         t = (tiles or row_tiles(channels)).holding(columns=channels)
         constants = {"C": channels, **self.windows.constants(), "ROWS": t.rows, "BLOCK": t.columns}
         arguments, grid = self.values(rows_in_all=m), (-(-m // t.rows),)
-        return PreparedLaunch("rows.norm_residual", grid, arguments, constants, t.options() | ALL_REGISTERS)
+        return PreparedLaunch("rows.norm_residual", grid, arguments, constants, t, ALL_REGISTERS)

@@ -66,4 +66,4 @@ class PatchEmbedKernel(Kernel):
             "BLOCK_K": t.inner,
         }
         arguments, grid = self.values(rows_in_all=m), (-(-m // t.rows),)
-        return PreparedLaunch("patch_embed.patch_embed", grid, arguments, constants, t.options())
+        return PreparedLaunch("patch_embed.patch_embed", grid, arguments, constants, t)

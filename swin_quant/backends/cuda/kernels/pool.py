@@ -33,4 +33,4 @@ class PoolKernel(Kernel):
         t = (tiles or pool_tiles(channels, tokens)).holding(columns=channels)
         constants = {"C": channels, "TOKENS": tokens, "HALF_STEPS": self.half_steps}
         constants |= {"ROWS": t.rows, "BLOCK": t.columns}
-        return PreparedLaunch("rows.pool", (batch,), self.values(), constants, t.options())
+        return PreparedLaunch("rows.pool", (batch,), self.values(), constants, t)
