@@ -43,7 +43,8 @@ class CapturedNetwork(Classifier):
         super().__init__(input_shape, classes)
         self.foldable = foldable
         self.products = tuple(products(graph, root, _EXAMPLES))
-        self._used = {str(node.target) for node in graph.nodes if node.op in ("call_module", "get_attr")}
+        self.parameters_read = frozenset(str(node.target) for node in graph.nodes if node.op == "get_attr")
+        self._used = {str(node.target) for node in graph.nodes if node.op == "call_module"} | self.parameters_read
         self._used |= {key for part in root.modules() if isinstance(part, Borrowed) for key in part.lenders}
         self.own_exchanges = tuple(exchanges(graph, root, foldable))
         self.own_units = _taken_apart(graph, root)

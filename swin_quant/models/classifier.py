@@ -24,6 +24,7 @@ class Classifier(nn.Module):
     `weights_set`: the set of weights to take from a file that holds several (MODEL.WEIGHTS).
     `own_units`, `own_exchanges`, `own_stages`: found by tracing in a network of unknown structure; a known architecture
     has its own (`registry`).
+    `parameters_read`: the keys of parameters that a captured forward pass reads without their module.
     """
 
     architecture: "Architecture | None" = None
@@ -36,6 +37,7 @@ class Classifier(nn.Module):
     own_units: tuple[str, ...] = ()
     own_stages: tuple[str, ...] = ()
     own_exchanges: tuple[Exchange, ...] = ()
+    parameters_read: frozenset[str] = frozenset()
 
     def __init__(self, input_shape: Sequence[int], classes: int, maps: tuple[int, ...] = ()) -> None:
         super().__init__()

@@ -171,3 +171,27 @@ def test_an_encoder_of_transformers_goes_the_whole_way(tmp_path):
     assert list(found) == ["last_hidden_state", "pooler_output"]
     for key, part in found.items():
         assert wanted[key].square().sum() > 1000 * (part - wanted[key]).square().sum()
+
+
+class Queries(nn.Module):
+    """A decoder of learned queries, whose first attention sees no picture; its projection is read, not called."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.queries = nn.Conv2d(3, 8, 4, 4), nn.Parameter(torch.randn(1, 5, 8))
+        self.own, self.cross = (nn.MultiheadAttention(8, 2, batch_first=True) for _ in range(2))
+
+    def forward(self, images):
+        tokens = self.stem(images).flatten(2).transpose(1, 2)
+        queries = self.queries + self.own(self.queries, self.queries, self.queries)[0]
+        return self.cross(queries.expand(tokens.shape[0], -1, -1), tokens, tokens)[0].flatten(1)
+
+
+def test_a_projection_that_no_picture_reaches_is_exported(tmp_path):
+    pytest.importorskip("onnxruntime")
+    torch.manual_seed(0)
+    model, images = sq.wrap(Queries(), 16), torch.randn(8, 3, 16, 16)
+    sq.calibrate(model, [images], "qdq", passes=[])
+    expected = model(images)
+    found = torch.as_tensor(sq.export(model, "onnxruntime", tmp_path).load()(images))
+    assert (found - expected).square().sum() < 1e-3 * expected.square().sum()  # 30 dB: a level on a tie

@@ -4,6 +4,8 @@ Each is made from a trained layer and takes its place and name. `dtype` is the f
 layer casts its input, because layers of different types may follow each other.
 """
 
+from collections.abc import Collection
+
 import torch
 from torch import Tensor, nn
 
@@ -192,14 +194,16 @@ def takes_offset(layer: nn.Module) -> bool:
     )
 
 
-def lower(model: nn.Module, centred: bool = False) -> None:
+def lower(model: nn.Module, centred: bool = False, read: Collection[str] = ()) -> None:
     """Replace every layer with a weight, and every node, of `model`, in place. The policy must be applied.
 
-    `centred`: no pair has a zero point; offsets stand before pairs and in the biases behind them.
+    `centred`: no pair has a zero point; offsets stand before pairs and in the biases behind them. `read`: keys of
+    parameters that the forward pass reads without their module; a float linear of these stays as it is.
     """
-    for parent in list(model.modules()):
+    for prefix, parent in list(model.named_modules()):
         for name, child in list(parent.named_children()):
-            if isinstance(child, nn.Linear):
+            is_read = f"{prefix}.{name}.weight".lstrip(".") in read
+            if isinstance(child, nn.Linear) and (isinstance(child, QuantizedLayer) or not is_read):
                 parent.add_module(name, Linear(child, centred))
             elif isinstance(child, QuantizedLayer):
                 parent.add_module(name, Product(child))

@@ -34,7 +34,7 @@ def network(
     folded = options.uint8_input and rewriter.stem is not None and options.floats == "float32"
     if folded and preprocess:
         fold_normalisation(model.get_submodule(rewriter.stem or ""), preprocess)
-    lower(model, options.is_symmetric)
+    lower(model, options.is_symmetric, model.parameters_read)
     if options.compiled:
         rewriter.apply(model, names, plugins_of(options.compiled), options.are_compiled)
     else:
