@@ -27,8 +27,7 @@ EXAMPLES = """examples:
   swin-quant demo
   swin-quant demo --model swinv2_digits --output out/demo2"""
 PICTURES = 160  # on the page
-FOUR_BITS = "w4a4"
-SHORT = {"epochs": 1, "optimizer.lr": 1e-4}  # at the recipe's own rate, one epoch lost 0.8 points
+FOUR_BITS, FOUR_BIT_EPOCHS = "w4a4", 2
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ class DemoOptions:
 
     output: Annotated[str, Flag("folder of everything", "DIR")] = "out/demo"
     model: Annotated[Literal["swin_digits", "swinv2_digits"], Flag("which micro Swin")] = "swin_digits"
-    epochs: Annotated[int, Flag("epochs of the float training", "N")] = 4
+    epochs: Annotated[int, Flag("epochs of the float training", "N")] = 6
 
 
 OPTIONS = DemoOptions
@@ -87,7 +86,7 @@ def run_demo(options: DemoOptions, world: World) -> list[RunCard]:
     artifacts = [export_checkpoint(done.checkpoint, name, ensure_writable_dir(output / name))[0] for name in installed]
 
     log.info("4. four bits: calibrate, then train with the grid in place")
-    four_bits = _train_four_bits(cfg, trained.checkpoint, output / FOUR_BITS, world)
+    four_bits = _train_four_bits(cfg, trained.checkpoint, output / FOUR_BITS, min(epochs, FOUR_BIT_EPOCHS), world)
 
     log.info("5. score float32, bfloat16, both INT8 modes, four bits and the engines on pictures apart from training")
     card = score_model(done.module, cfg, done.card, policies, world)
@@ -115,7 +114,7 @@ def _digit(wanted: int) -> bytes:
     return file.getvalue()
 
 
-def _train_four_bits(cfg: CfgNode, checkpoint: Path, folder: Path, world: World) -> list[Path]:
+def _train_four_bits(cfg: CfgNode, checkpoint: Path, folder: Path, epochs: int, world: World) -> list[Path]:
     """The calibrated and the trained checkpoint at W4A4."""
     from swin_quant.base.files import ensure_writable_dir
     from swin_quant.quant.policies import load_policy
@@ -128,7 +127,7 @@ def _train_four_bits(cfg: CfgNode, checkpoint: Path, folder: Path, world: World)
     policy = replace(load_policy("qdq").bits("*", 4), name=FOUR_BITS)
     done = calibrate_checkpoint(cfg, str(checkpoint), policy, CalibrationPlan(), ensure_writable_dir(folder), world)
     start = Request(folder, start=str(done.checkpoint), overwrite=True)
-    tuned = finetune(cfg, load_recipe("digits_w4a4").having(SHORT, "the demo"), start, [policy], world)
+    tuned = finetune(cfg, load_recipe("digits_w4a4").having({"epochs": epochs}, "<epochs>"), start, [policy], world)
     return [done.checkpoint, tuned.checkpoint]
 
 
