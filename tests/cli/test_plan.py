@@ -55,7 +55,8 @@ def test_from_python(micro):
 @pytest.mark.parametrize(
     "words, said",
     [
-        (["--gpu", "h300"], "no machine 'h300': give a10"),
+        (["--gpu", "h300"], "no machine 'h300'; did you mean h200?"),
+        (["--gpu", "x"], "no machine 'x': give a10"),
         (["--gpu", "t4"], "is no GPU that the CUDA engine runs on"),
         (["--batch", "0"], "--batch 0: must be from 1 to 4096"),
     ],

@@ -26,7 +26,7 @@ from swin_quant.score.interleave import Timing
 from swin_quant.score.options import EngineOptions
 from swin_quant.verbs import policy_timing, quantization
 from swin_quant.verbs import quantize as quantizing
-from swin_quant.verbs.search_settings import SearchSettings
+from swin_quant.verbs.search_settings import SearchedNetwork, SearchSettings
 
 
 def words_for(micro, pictures, folder):
@@ -260,7 +260,8 @@ def test_what_a_search_times_was_exported_in_the_floats_that_are_asked_for(
     options = EngineOptions(device="cuda", float_type=float_type)
     folder = Path(in_bfloat16[0]).parent
     calibrated, cfg = folder / "out" / "swin_micro_calib.pth", load_config(folder / "swin.yaml")
-    settings = SearchSettings(cfg, str(calibrated), "cuda", tmp_path, budget=Budget(min_sqnr=0), options=options)
+    network = SearchedNetwork.of_config(cfg)
+    settings = SearchSettings(network, str(calibrated), "cuda", tmp_path, budget=Budget(min_sqnr=0), options=options)
     subject = load_for_scoring(cfg, calibrated, [settings.start])
     assert policy_timing.PolicyTimer(settings, subject, calibrated).extremes() == (1.0, 1.0)
     assert written == 2 * [float_type or "float16"]

@@ -63,7 +63,13 @@ def test_a_file_in_the_way_does_not_hide_a_built_in_policy(tmp_path, monkeypatch
     assert load_policy("ft-mode1").name == "ft-mode1"
 
 
-@pytest.mark.parametrize("name", ["ft-mode3", "FT-MODE1", "", "policy.json", "../ft-mode1", "policies/qdq"])
+@pytest.mark.parametrize("name", ["ft-mode3", "../ft-mode1"])
+def test_an_unknown_name_gets_a_hint(name):
+    with pytest.raises(UsageError, match="did you mean ft-mode"):
+        load_policy(name)
+
+
+@pytest.mark.parametrize("name", ["FT-MODE1", "", "policy.json", "policies/qdq"])
 def test_an_unknown_name_lists_the_known(name):
     with pytest.raises(
         UsageError,

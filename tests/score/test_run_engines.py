@@ -56,7 +56,7 @@ def test_unreadable_pictures_are_left_out_up_to_a_share(pictures, tmp_path):
     ("run", "message"),
     [
         (lambda x: brightness(x)[:, :1], r"e: logits are \[10, 1\], not \[10, 2\]"),
-        (lambda x: brightness(x)[0], r"e: logits are \[2\], not \[10, 2\]"),
+        (lambda x: brightness(x)[0], r"e: logits are \[2, 1\], not \[10, 2\]"),
         (lambda x: brightness(x) / 0, "e: logits hold NaN or infinity"),
     ],
 )

@@ -482,8 +482,10 @@ def test_a_file_for_one_size_of_batch(run, exported, tmp_path):
 
 
 @pytest.mark.slow
-def test_operators_for_a_plugin_are_not_packaged_for_openvino_which_cannot_read_them_alone(run, _exports, tmp_path):
-    words = ["--for", "openvino", "--policy", "qdq", "--plugin", "roll=swin_quant::Roll", "--output", tmp_path / "own"]
+def test_operators_for_a_foreign_plugin_are_not_packaged_for_openvino_which_cannot_read_them_alone(
+    run, _exports, tmp_path
+):
+    words = ["--for", "openvino", "--policy", "qdq", "--plugin", "roll=mine::Roll", "--output", tmp_path / "own"]
     assert run("export", "--checkpoint", _exports.checkpoint, *words).code == 0
     (file,) = (tmp_path / "own").glob("*.onnx")
     assert "has operators for a plugin" in run("package", file, "--output", tmp_path / "out").error(2)
