@@ -17,6 +17,7 @@ from swin_quant.backends.cuda.program import Launch, Program
 from swin_quant.backends.cuda.required_kernels import kernel_of
 from swin_quant.backends.cuda.spec import NetworkSpec
 from swin_quant.backends.cuda.tuning import NO_TILES, TileTable, shape_of
+from swin_quant.base.errors import SwinQuantError
 from swin_quant.operators.roofline import Machine
 
 # From the L2 cache into one multiprocessor: 64 bytes a clock (V100: Jia et al., 2018) at 1.5 GHz.
@@ -64,11 +65,14 @@ def chosen(launches: Sequence[Launch], us: Callable[[Launch], float]) -> list[Ro
 
 
 def modelled_us(launch: Launch, machine: Machine) -> float:
-    """The floor, and for fused kernels the limits of their programs."""
+    """The floor, and for fused kernels the limits of their programs; infinite for sides that a fused kernel lacks."""
     floor = floor_of([launch], machine)
     if launch.op not in FUSED:
         return floor.us
-    programs, weights = programs_of(launch)
+    try:
+        programs, weights = programs_of(launch)
+    except SwinQuantError:  # a network narrower than its tiles
+        return inf
     sms = gpu_of(machine).sms
     if launch.op == "attention_norm" and 2 * programs < sms:
         return inf
