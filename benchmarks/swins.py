@@ -73,7 +73,8 @@ def row(name: str, folder: Path, engines: list[str]) -> list[str]:
     except Exception as error:  # any: it is the result
         logging.debug(name, exc_info=True)
         cells = [*cells, *[""] * (len(COLUMNS) - len(cells) - 1)]
-        cells.append(f"{type(error).__name__}: {first_line(error)[:160]}".replace("|", "/"))
+        line = first_line(error).replace(f"{folder}/", "")
+        cells.append(f"{type(error).__name__}: {line[:160]}".replace("|", "/"))
     return cells
 
 
