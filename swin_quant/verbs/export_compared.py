@@ -171,9 +171,6 @@ def _order(spare: float) -> float:
 
 def _remove(artifact: Artifact) -> None:
     """Take the artifact back, its card first: without one it was never finished."""
-    for file in (card_path(artifact.file), artifact.file, *_others(artifact)):
+    parts = [artifact.file.with_name(other["file"]) for other in artifact.record["others"]]
+    for file in (card_path(artifact.file), artifact.file, *parts):
         file.unlink(missing_ok=True)
-
-
-def _others(artifact: Artifact) -> list[Any]:
-    return [artifact.file.with_name(other["file"]) for other in artifact.record["others"]]
