@@ -1,6 +1,6 @@
-"""Kernels compiled before they are launched, by several processes at once: Triton itself compiles one after another.
+"""Compile kernels before their first launch, in several processes: Triton itself compiles one after another.
 
-They are put into Triton's cache on disk, under the names by which the launches then look for them. No GPU is touched.
+The results go into Triton's cache on disk, under the names that the launches look up. No GPU is needed.
 """
 
 import concurrent.futures
@@ -21,7 +21,8 @@ from swin_quant.base.progress import log
 
 @dataclass(frozen=True)
 class CompiledAhead:
-    """How many kernels were compiled (or lay in the cache), which the compiler refused and why, how many are left."""
+    """`done`: kernels compiled, or found in the cache; `refused`: each kernel with the compiler's error; `left`:
+    kernels that were not reached."""
 
     done: int
     refused: tuple[str, ...]
@@ -31,10 +32,11 @@ class CompiledAhead:
 def compile_ahead(
     wanted: Iterable[tuple[Launch, Tiles | None]], capability: int, seconds: float, processes: int | None = None
 ) -> CompiledAhead:
-    """Compile what `wanted` launches need with these tiles (None: their default) for a GPU of compute `capability`.
+    """Compile the kernels of the `wanted` launches with these tiles (None: the default) for a GPU of compute
+    `capability`.
 
-    It ends after about `seconds`, and so do its processes: what follows has all cores. Whatever was not compiled is
-    compiled at its first launch: nothing here is an error.
+    Stops after about `seconds` and ends its processes, so that later work has all cores. It raises nothing: Triton
+    compiles the kernels that are left at their first launch.
     """
     if os.environ.get("TRITON_INTERPRET") == "1":
         return CompiledAhead(0, (), 0)
@@ -51,26 +53,27 @@ def compile_ahead(
             if said := future.result():
                 refused.append(f"{futures[future]}: {said}")
             done += 1
-    except concurrent.futures.TimeoutError:  # another than Python's own in 3.10
+    except concurrent.futures.TimeoutError:  # in Python 3.10 this is not the built-in TimeoutError
         log.info("compiling ahead: %d of %d kernels in %.0f s", done, len(calls), seconds)
     except Exception as error:  # a pool that breaks costs time, not the work
         log.warning("compiling ahead ended (%s): kernels are compiled at their first launch", error)
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
         if done < len(calls):
-            for worker in workers:  # which would compile to the end what they have begun
+            for worker in workers:  # they would finish the kernels that they have begun
                 worker.kill()
     return CompiledAhead(done - len(refused), tuple(refused), len(calls) - done)
 
 
 def compile_one(call: KernelCall, capability: int) -> str:
-    """In a process of the pool: "" or what the compiler said."""
+    """Compile one kernel in a process of the pool. Returns "" or the compiler's error."""
     try:
         source, made = compiled(call, capability)
-    except Exception as error:  # tiles that a GPU has no room for: the tuner meets them, and leaves them out
+    # tiles that do not fit: the tuner leaves them out
+    except Exception as error:
         return f"{type(error).__name__}: {str(error)[:200]}"
-    with suppress(Exception):  # a machine without the driver, or a Triton that needs no such half
+    with suppress(Exception):  # without the driver, or with a Triton that has no such class
         from triton.backends.nvidia.driver import CudaLauncher
 
-        CudaLauncher(source, made.metadata)  # the half of a launch that is in C, one for each signature
+        CudaLauncher(source, made.metadata)  # the launcher in C, one for each signature
     return ""

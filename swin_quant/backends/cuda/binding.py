@@ -1,6 +1,6 @@
-"""A program bound to memory: its buffers in one block of a device, every kernel with its arguments, ready to be called.
+"""Bind a program to memory: place its buffers in one block of a device, and give every kernel its arguments.
 
-On a CPU that is done by the references of the kernels, or by the kernels themselves where Triton interprets them.
+On a CPU the kernels' references run, or the kernels themselves where Triton interprets them.
 """
 
 import os
@@ -17,9 +17,9 @@ from swin_quant.backends.cuda.tuning import NO_TILES, TileTable
 
 @dataclass(frozen=True)
 class Bound:
-    """Fill `images` [batch, in, S, S], call it, and read `logits` [batch, classes]: both stay where they are.
+    """Fill `images` [batch, in, S, S], call it, and read `logits` [batch, classes]; both stay at the same address.
 
-    `buffers` are all, by name; a call for each launch, which overwrites what of them is dead.
+    `buffers`: every buffer by its name. `calls`: one a launch; a call may overwrite buffers that no later call reads.
     """
 
     images: Tensor
@@ -33,18 +33,18 @@ class Bound:
 
 
 def memory(nbytes: int, device: torch.device) -> Tensor:
-    """A block for the buffers of programs of so many bytes, and of smaller ones that take turns with them."""
-    with torch.inference_mode(False):  # made in the first call, it is written by later ones outside of that mode too
+    """A block of `nbytes` for a program's buffers; smaller programs may take turns with it."""
+    with torch.inference_mode(False):  # later calls outside of inference mode write to it too
         return torch.zeros(nbytes, dtype=torch.uint8, device=device)
 
 
 def by_kernels(device: torch.device) -> bool:
-    """Whether Triton's kernels run there, rather than their references."""
+    """Whether Triton's kernels run on this device, rather than their references."""
     return device.type == "cuda" or by_interpreter()
 
 
 def by_interpreter() -> bool:
-    """Whether Triton was told to interpret kernels instead of compiling them."""
+    """Whether Triton is set to interpret kernels instead of compiling them."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
@@ -56,9 +56,10 @@ def bind(
     tuned: TileTable = NO_TILES,
     block: Tensor | None = None,
 ) -> Bound:
-    """`program` on a device, which has the packed `tensors`. Nothing is allocated later.
+    """`program` on a device that holds the packed `tensors`. Nothing is allocated after this.
 
-    Kernels that were `tuned` run with those tiles, others with their own. `block`: for its buffers, see `memory`.
+    Kernels that were `tuned` run with those tiles, the rest with their defaults. `block`: memory for the buffers (see
+    `memory`).
     """
     known = dict(tensors)
     block = memory(program.nbytes, device) if block is None else block

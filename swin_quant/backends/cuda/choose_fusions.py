@@ -1,10 +1,10 @@
-"""Choose the fusions that make a program's time on a GPU least, as timed there or by a model.
+"""Choose the fusions that make a program fastest on a GPU, by measured times or by a model.
 
-The model adds two limits to the floors, for kernels whose programs have whole rows: with fewer programs than
-multiprocessors the others idle; and each program reads all weights from the cache at the rate of one multiprocessor. It
-is a bound: a fused kernel may be farther from its floor than those that it replaces. Attention with its projection does
-heads one after another instead of in programs of their own, which no floor counts: it is taken only where its programs
-are at least half as many as multiprocessors.
+The model adds two limits to the floors for kernels whose programs hold whole rows. With fewer programs than
+multiprocessors, the other multiprocessors idle. Each program reads all weights from the cache at the rate of one
+multiprocessor. The model is a lower bound: a fused kernel may run farther above its floor than the kernels that it
+replaces. Fused attention computes heads one after another instead of in programs of their own, which no floor counts:
+it is chosen only if its programs are at least half as many as the multiprocessors.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,10 +26,10 @@ FUSED = {fusion.op for fusion in FUSIONS}
 
 
 def fused_program(spec: NetworkSpec, batch: int, machine: Machine | None, tuned: TileTable = NO_TILES) -> Program:
-    """The program of `spec` as a GPU executes it; without a machine each launch is a kernel of its own.
+    """The program of `spec` as a GPU runs it; without a machine, nothing is fused.
 
-    Times count if all kernels were timed that it could consist of, at one batch that is near: a time and a floor
-    cannot be compared, nor can times of two batches.
+    Measured times are used only if every kernel that could be chosen was timed at one nearby batch: a time cannot be
+    compared with a floor, nor with a time at another batch.
     """
     program = program_of(spec, batch)
     if machine is None:
@@ -44,7 +44,8 @@ def fused_program(spec: NetworkSpec, batch: int, machine: Machine | None, tuned:
 
 
 def chosen(launches: Sequence[Launch], us: Callable[[Launch], float]) -> list[Row]:
-    """The groups of launches whose kernels take least in sum; of two that take the same, the fewer."""
+    """The grouping of launches whose kernels take the least time in sum; of two with equal times, the one with fewer
+    kernels."""
     least: list[float] = [0.0] * (len(launches) + 1)
     best: list[Row] = []  # from the last launch to the first
     for at in reversed(range(len(launches))):
@@ -65,13 +66,14 @@ def chosen(launches: Sequence[Launch], us: Callable[[Launch], float]) -> list[Ro
 
 
 def modelled_us(launch: Launch, machine: Machine) -> float:
-    """The floor, and for fused kernels the limits of their programs; infinite for sides that a fused kernel lacks."""
+    """The launch's floor; for a fused kernel also the limits of its programs. Infinite for sizes that a fused kernel
+    does not take."""
     floor = floor_of([launch], machine)
     if launch.op not in FUSED:
         return floor.us
     try:
         programs, weights = programs_of(launch)
-    except SwinQuantError:  # a network narrower than its tiles
+    except SwinQuantError:  # the network is narrower than the tiles
         return inf
     sms = gpu_of(machine).sms
     if launch.op == "attention_norm" and 2 * programs < sms:
@@ -81,9 +83,9 @@ def modelled_us(launch: Launch, machine: Machine) -> float:
 
 
 def programs_of(launch: Launch) -> tuple[int, float]:
-    """How many programs a fused kernel has by default, and how many bytes of weights each reads."""
+    """The number of programs of a fused kernel with its default tiles, and the bytes of weights that each reads."""
     prepared = kernel_of(launch).prepare()
     c = prepared.constants
-    groups = -(-c["N"] // c["BN"]) // c["GROUP"] if "GROUP" in c else 1  # of the columns of w
+    groups = -(-c["N"] // c["BN"]) // c["GROUP"] if "GROUP" in c else 1  # programs that share the columns of w
     weights = sum(launch.operands[word].nbytes for word in ("w", "w1") if word in launch.operands)
     return prod(prepared.grid), weights / groups

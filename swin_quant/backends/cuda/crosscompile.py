@@ -1,7 +1,7 @@
-"""Kernels compiled for a GPU that is not here: Triton's compiler needs none.
+"""Compile kernels for a GPU that is not here: Triton's compiler needs none.
 
-Launches are recorded as they are made (`recorded`), so that what is compiled is what runs: the same types, constants,
-warps and stages. A recorded launch computes nothing: tensors on the meta device are enough.
+Launches are recorded instead of made (`recorded`), so that the compiled kernels have the types, constants, warps and
+stages of real launches. A recorded launch computes nothing: tensors on the meta device are enough.
 """
 
 import importlib
@@ -26,13 +26,13 @@ _TYPES = {
     torch.float8_e4m3fn: "fp8e4nv",
 }  # fmt: skip
 _OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "enable_fp_fusion")
-_ALIGNED = 16  # bytes of addresses, and factors of numbers, that the compiler is told of, as the launcher does
+_ALIGNED = 16  # the launcher tells the compiler which addresses and integers are multiples of this
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
 
 
 @dataclass(frozen=True)
 class KernelCall:
-    """A launch of a kernel, without its data: types and constants by parameter, options of the compiler."""
+    """A launch without its data: types and constants by parameter, and the compiler's options."""
 
     kernel: Any
     types: tuple[tuple[str, str], ...]
@@ -49,7 +49,7 @@ class KernelCall:
         return hash((self.name, self.types, repr(self.constants), self.options))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """To another process a kernel goes by its name: Triton's are not what pickle finds under theirs."""
+        """Pickle a kernel by its module and name: pickle itself cannot find a Triton function."""
         rest = (self.types, self.constants, self.aligned, self.options)
         return _named, (self.kernel.__module__, self.name, *rest)
 
@@ -60,7 +60,7 @@ def _named(module: str, name: str, *rest: Any) -> KernelCall:
 
 @contextmanager
 def recorded() -> Iterator[list[KernelCall]]:
-    """Inside, Triton's launches are written into the list, each once, and not made."""
+    """Inside the context, add each distinct Triton launch to the list instead of making it."""
     from triton.runtime.jit import JITFunction
 
     calls: dict[KernelCall, KernelCall] = {}
@@ -112,10 +112,10 @@ def _type(value: Any) -> str:
 
 
 def compiled(call: KernelCall, capability: int) -> tuple[Any, Any]:
-    """Triton's source and kernel of a call, for a GPU of that compute capability. They are kept in Triton's cache,
-    where a launch on such a GPU finds them: `without_spills`, as it is launched there.
+    """Triton's source and the compiled kernel of a call, for a GPU of this compute capability. Triton's cache keeps
+    both, under the names that a launch on such a GPU looks up, with the options of `without_spills` as there.
 
-    UsageError for float8 on a GPU of before 8.9, which has none.
+    UsageError for float8 on a GPU older than 8.9, which does not have it.
     """
     if capability < OLDEST_FLOAT8 and "*fp8e4nv" in dict(call.types).values():
         raise UsageError(f"{call.name}: float8 needs compute capability 8.9, not {capability // 10}.{capability % 10}")
@@ -138,8 +138,8 @@ def compiled(call: KernelCall, capability: int) -> tuple[Any, Any]:
 
 
 def _attributes(call: KernelCall) -> dict[tuple[int], list[list[Any]]]:
-    """As a launch has them, to the order: what is compiled goes by them in the cache. From Triton 3.7 on arguments that
-    are known of nothing have theirs too, but for numbers that are float."""
+    """The attributes that a launch gives, in its order: they are part of the key in Triton's cache. From Triton 3.7 on,
+    arguments without a known divisor have an empty entry, except floats."""
     import triton
 
     newer = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 7)
@@ -152,7 +152,7 @@ def _attributes(call: KernelCall) -> dict[tuple[int], list[list[Any]]]:
 
 
 def usage(made: Any) -> tuple[int, int]:
-    """Registers of a thread, and its bytes in memory, of a kernel that Triton has compiled."""
+    """Registers of a thread, and its bytes of stack and local memory, in a compiled kernel."""
     found = _USAGE.search(tool("cuobjdump", "-res-usage", made))
     if found is None:
         raise RuntimeError(f"{made.metadata.name}: cuobjdump says nothing of its registers")
@@ -161,7 +161,7 @@ def usage(made: Any) -> tuple[int, int]:
 
 
 def tool(name: str, how: str, made: Any) -> str:
-    """What one of the tools that come with Triton prints of a kernel's machine code."""
+    """The output of one of Triton's bundled tools for a kernel's machine code."""
     import triton.backends.nvidia
 
     place = Path(triton.backends.nvidia.__path__[0], "bin", name)

@@ -1,4 +1,4 @@
-"""The engine: an exported network on a GPU by its kernels; on a CPU by their references, correct and slow."""
+"""The engine: runs an exported network on a GPU by its kernels, or on a CPU by their slow references."""
 
 import re
 from typing import Any
@@ -25,16 +25,16 @@ from swin_quant.score.engine import Engine
 from swin_quant.score.options import EngineOptions
 
 NAME = "cuda"
-REFERENCES, INTERPRETED = "cuda (emulated)", "cuda (interpreted)"  # on a CPU
-OLDEST = {"int8": (8, 0), FP8: (8, 9)}  # compute capability of the first tensor cores that kernels are compiled for
+REFERENCES, INTERPRETED = "cuda (emulated)", "cuda (interpreted)"  # names of the engine on a CPU
+OLDEST = {"int8": (8, 0), FP8: (8, 9)}  # oldest compute capability by operand format
 _WHAT = {"int8": "the CUDA engine", FP8: "float8"}
 
 
 def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine:
-    """An engine from the exported file alone, on `options.device`; of several GPUs, on torch's current one.
+    """An engine from the exported file alone, on `options.device`: with several GPUs, torch's current one.
 
-    Errors: no GPU, or one that is too old; no C compiler, which Triton needs there; a type that the file was not
-    exported in; a changed or foreign file.
+    UsageError or SwinQuantError if there is no GPU or it is too old, if Triton lacks a C compiler, if the file was
+    exported with another type, and if it was changed or is not an export.
     """
     record = artifact.record
     if record["backend"] != NAME:
@@ -51,7 +51,7 @@ def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine
     if device.type == "cuda":
         check_gpu(spec.format)
         check_launcher()
-        device = torch.device("cuda", torch.cuda.current_device())  # where it stays, whichever is current later
+        device = torch.device("cuda", torch.cuda.current_device())  # fixed now: another GPU may be current later
         check_batch(spec, largest)
     if network.preprocess and network.preprocess != Preprocess.from_dict(artifact.card.preprocess):
         raise SwinQuantError(f"{artifact.file}: prepares pictures otherwise than its run card does; export again")
@@ -80,12 +80,11 @@ def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine
 
 
 def machine_here() -> Machine:
-    """The peaks of the GPU that is here: the shipped machine that its name names, else the one most like it: of the
-    nearest compute capability and, of those, the nearest number of multiprocessors.
-    """
+    """The peaks of this GPU: the shipped machine whose name matches its name, else the one with the nearest compute
+    capability and, among these, the nearest number of multiprocessors."""
     known, own = {name: load_machine(name) for name in gpus()}, _words(torch.cuda.get_device_name())
     if named := [name for name in known if _words(name) <= own]:
-        return known[max(named, key=lambda name: len(_words(name)))]  # a100_80gb before a100
+        return known[max(named, key=lambda name: len(_words(name)))]  # the most specific name: a100_80gb before a100
     capability, sms = capability_here(), torch.cuda.get_device_properties("cuda").multi_processor_count
 
     def unlike(machine: Machine) -> tuple[int, int]:
@@ -96,18 +95,18 @@ def machine_here() -> Machine:
 
 
 def _words(name: str) -> set[str]:
-    """Of a GPU's name or a machine's: those of a100_80gb are in A100-SXM4-80GB, that of rtx4090 in RTX 4090."""
+    """The words of a GPU's or machine's name: A100-SXM4-80GB has those of a100_80gb, RTX 4090 that of rtx4090."""
     return set(re.split("[^a-z0-9]+", name.lower().replace("rtx ", "rtx")))
 
 
 def capability_here() -> int:
-    """Compute capability of the GPU that is here: 90 for 9.0."""
+    """This GPU's compute capability, 90 for 9.0."""
     major, minor = torch.cuda.get_device_capability()
     return 10 * major + minor
 
 
 def check_gpu(format: str = "int8") -> None:
-    """UsageError unless torch finds a GPU that the kernels of operands of `format` run on."""
+    """UsageError unless torch finds a GPU that runs kernels with operands of this format."""
     if not torch.cuda.is_available():
         raise UsageError("‹device› cuda: torch finds no GPU here: on a CPU (‹device› cpu) the engine is emulated")
     if by_interpreter():
@@ -120,7 +119,7 @@ def check_gpu(format: str = "int8") -> None:
 
 
 def products_of(network: Network) -> dict[str, str]:
-    """Matrix product -> the type that it runs in."""
+    """Maps each matrix product to the type in which it runs."""
     spec = network.spec
     inner = {product: spec.kind(product) for product in spec.products()}
     return {"patch_embed.proj": spec.float_type, **inner, "head": "float32"}

@@ -1,4 +1,4 @@
-"""Export to the CUDA engine: one file, packed for its kernels, and its run card."""
+"""Export to the CUDA engine: one file packed for its kernels, and the run card beside it."""
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -26,9 +26,9 @@ _STREAMS = ("layernorm_input1", "layernorm_input2", "add1_residual", "add1_local
 
 @dataclass(frozen=True)
 class CudaOptions:
-    """`precision` int8 (or what the policy has, float8) or float; `float_type`, float16 or bfloat16, is that of the
-    residual stream, and with precision float of all products. `batch` is the most pictures that a call takes.
-    `uint8_input`: pictures are uint8 [batch, S, S, 3], as they are decoded, and the patch embedding normalises them."""
+    """`precision`: int8 (the policy's format, which may be float8) or float. `float_type`: float16 or bfloat16, for the
+    residual stream and, with precision float, all products. `batch`: the most pictures a call takes. `uint8_input`:
+    pictures are decoded pixels, uint8 [batch, S, S, 3], which the patch embedding normalises."""
 
     precision: str = "int8"
     float_type: str = "float16"
@@ -48,10 +48,10 @@ def export(
     folder: Path,
     options: CudaOptions = CudaOptions(),
 ) -> Artifact:
-    """Write a calibrated `model`, to which its policy was applied, into `folder`.
+    """Write a calibrated `model`, with its policy applied, into `folder`.
 
-    UsageError for a policy or a geometry that the engine does not run; SwinQuantError for ranges that are missing, and
-    values that overflow float16.
+    UsageError for a policy or geometry that the engine does not run; SwinQuantError for missing ranges, and for values
+    that overflow float16.
     """
     spec = spec_for(model, options.precision, options.float_type, options.uint8_input)
     check_batch(spec, options.batch)
@@ -70,7 +70,7 @@ def export(
     precision = spec.format if options.precision == "int8" else options.float_type
     words = [card.name, precision, *(["uint8"] if spec.pixels else []), BACKEND]
     file = ensure_writable_dir(folder) / f"{'_'.join(words)}.safetensors"
-    card_path(file).unlink(missing_ok=True)  # from here on, what lies there is not finished
+    card_path(file).unlink(missing_ok=True)  # without a card, an unfinished file is not taken for an export
     write_network(network, file)
     made = asdict(options) | {"arithmetic": spec.arithmetic}
     card = card if options.precision == "int8" else replace(card, policy=None)
@@ -78,7 +78,8 @@ def export(
 
 
 def _in_half(spec: NetworkSpec) -> set[str]:
-    """The nodes of what lies in half precision between kernels, beside the residual stream: bytes saturate instead."""
+    """Nodes of tensors that are stored in half precision between kernels, except the residual stream. int8 saturates
+    instead of overflowing."""
     halves = (product for product in spec.products() if product not in spec.quantized)
     found = {node for product in halves for node in nodes_of(product, spec.version)}
     if not spec.is_ft:

@@ -1,7 +1,7 @@
-"""The file of an export: packed tensors and numbers, and in its header what they are tensors of.
+"""The file of an export: packed tensors and scalars, and a header that describes the network.
 
-Nothing in it is believed: the header must describe a Swin that the engine runs, and the tensors must be those that its
-launches name.
+Nothing in the file is trusted: the header must describe a Swin that the engine runs, and the tensors must be exactly
+those that its launches name.
 """
 
 import json
@@ -36,13 +36,13 @@ _Blocks = Annotated[list[Annotated[int, within(least=1, most=_MOST_BLOCKS)]], co
 
 
 class _LaterKeys(TypedDict, total=False):
-    """What files lack that were written before there was such a thing."""
+    """Keys that older files lack."""
 
     exit_factors: bool
 
 
 class PackedHeader(_LaterKeys):
-    """What the tensors are those of. `preprocess`: how pixels are normalised, None where pictures come so."""
+    """The network of the tensors. `preprocess`: how pixels are normalised; None if pictures arrive normalised."""
 
     schema: str
     version: Annotated[int, within(least=1, most=2)]
@@ -55,7 +55,7 @@ class PackedHeader(_LaterKeys):
 
 
 class _Sizes(TypedDict):
-    """Those of a geometry, each within bounds before anything is computed from it."""
+    """The sizes of a geometry, checked before anything is computed from them."""
 
     image_size: _Size
     patch_size: _Size
@@ -89,7 +89,7 @@ def write_network(network: Network, path: Path) -> None:
 
 @reads("file of the CUDA engine")
 def read_network(path: Path) -> Network:
-    """The network of a file. SwinQuantError names what is missing, wrong, or not ours."""
+    """The network in a file. SwinQuantError names what is missing, wrong or unknown."""
     state, _ = read_state_dict(path)
     header = _header(path)
     spec, preprocess = _spec(path, header), _preprocess(path, header)
@@ -178,12 +178,12 @@ def _is_a_swin(g: Geometry) -> bool:
 
 
 def _stored_as(dtype: torch.dtype) -> torch.dtype:
-    """Float8 lies in the file as bytes: a type that every reader of checkpoints knows."""
+    """The type in the file: float8 is stored as bytes, which every reader of checkpoints knows."""
     return torch.uint8 if dtype == torch.float8_e4m3fn else dtype
 
 
 def _checked(path: Path, name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    """The tensor in its own type."""
+    """The tensor in its own type. SwinQuantError for another type or shape, NaN or Inf."""
     stored = _stored_as(dtype)
     if tensor.dtype is not stored or tuple(tensor.shape) != shape:
         found, wanted = (str(kind).removeprefix("torch.") for kind in (tensor.dtype, stored))

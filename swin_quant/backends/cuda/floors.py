@@ -1,8 +1,7 @@
-"""The least time that a launch can take on a GPU, from the launch list and the GPU's peaks. Computed, never measured.
+"""The least time that a launch can take on a GPU, computed from the launch list and the GPU's peaks, never measured.
 
-A launch, or several fused into one, takes at least as long as its bytes at the bandwidth of the memory, as its
-products at the peak of their type, and as a launch itself. Every tensor counts as read or written once, whatever the
-caches hold.
+A launch, or several fused into one, takes at least as long as its bytes at the memory's bandwidth, as its products at
+their type's peak, and as an empty launch. Every tensor counts as read or written once, whatever the caches hold.
 """
 
 from collections.abc import Sequence
@@ -14,13 +13,13 @@ from swin_quant.base.errors import UsageError
 from swin_quant.operators.roofline import GpuFacts, Machine
 
 Group = Sequence[Launch]
-"""Launches that one kernel does the work of, in their order."""
+"""Launches, in order, that one kernel can replace."""
 RESULTS = ("out", "out_quantized")
 
 
 @dataclass(frozen=True)
 class Floor:
-    """Of one kernel: bytes, operations, and the three times that it is at least, in microseconds."""
+    """One kernel's bytes, operations, and three lower bounds of its time in microseconds."""
 
     bytes: int
     operations: int
@@ -30,20 +29,21 @@ class Floor:
 
     @property
     def us(self) -> float:
-        """The largest of the three."""
+        """The largest of the three times."""
         return max(self.memory_us, self.compute_us, self.launch_us)
 
     @property
     def bound(self) -> str:
-        """By what it is limited: memory, products or launch."""
+        """The limit that decides: memory, products or launch."""
         times = {"launch": self.launch_us, "products": self.compute_us, "memory": self.memory_us}
         return max(times, key=times.__getitem__)
 
 
 def floor_of(group: Group, machine: Machine, after: Sequence[Launch] = (), fp8: bool = False) -> Floor:
-    """`after`: the launches that follow, which decide what a fused kernel has to leave in memory.
+    """The floor of one kernel that does the work of `group`.
 
-    `fp8`: int8 products run at the peak of float8, for which the bytes are the same.
+    `after`: the launches that follow, which decide what a fused kernel must write to memory. `fp8`: int8 products run
+    at the peak of float8; the bytes are the same.
     """
     moved = bytes_of(group, after)
     seconds = sum(launch.operations / _peak(launch.products, machine, fp8) for launch in group if launch.operations)
@@ -57,9 +57,9 @@ def floor_of(group: Group, machine: Machine, after: Sequence[Launch] = (), fp8: 
 
 
 def bytes_of(group: Group, after: Sequence[Launch] = ()) -> int:
-    """To and from memory, if each tensor that comes from outside is read once, and each that is read later is written.
+    """Bytes read and written, if each tensor from outside is read once and each that is read later is written once.
 
-    One launch moves its `bytes_moved`, whether or not somebody reads what it writes.
+    A single launch moves its `bytes_moved`, whether or not anything reads its results.
     """
     if len(group) == 1:
         return group[0].bytes_moved
@@ -77,12 +77,12 @@ def bytes_of(group: Group, after: Sequence[Launch] = ()) -> int:
 
 
 def writes(launch: Launch) -> list[TensorRef]:
-    """The tensors that it writes."""
+    """The tensors that a launch writes."""
     return [operand for word, operand in launch.operands.items() if word in RESULTS]
 
 
 def reads(launch: Launch) -> list[TensorRef]:
-    """The tensors that it reads; one that it changes is also read under another word."""
+    """The tensors that a launch reads; a tensor that it updates also appears as an operand."""
     return [operand for word, operand in launch.operands.items() if word not in RESULTS]
 
 
@@ -97,7 +97,7 @@ def _needed(name: str, after: Sequence[Launch]) -> bool:
 
 
 def _peak(products: str, machine: Machine, fp8: bool) -> float:
-    """Operations a second. Products in float32 are the head's alone: they get the peak of half precision."""
+    """Operations a second. Float32 products, the head's alone, get the peak of half precision."""
     if products not in ("int8", "fp8"):
         return machine.float_tflops * 1e12
     if products == "int8" and not fp8:
@@ -106,7 +106,7 @@ def _peak(products: str, machine: Machine, fp8: bool) -> float:
 
 
 def gpu_of(machine: Machine) -> GpuFacts:
-    """What kernels must know of it. UsageError for a machine that they do not run on."""
+    """The machine's GPU data. UsageError for a machine that the kernels do not run on."""
     if machine.gpu is None:
         raise UsageError(f"{machine.description}: is no GPU that the CUDA engine runs on: its file has no key `gpu`")
     return machine.gpu

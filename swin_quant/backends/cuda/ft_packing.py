@@ -1,6 +1,7 @@
-"""Packing for FasterTransformer's arithmetic: its scales, its halves, its table of GELU.
+"""Pack a model for FasterTransformer's arithmetic: its scales, float16 constants and GELU table.
 
-Biases and norms pass through float16 and so do weights before they are rounded; sums pass through int8.
+Biases and norms are rounded to float16, and so are weights before they are quantized. Sums of products are rounded to
+int8.
 """
 
 from collections.abc import Mapping
@@ -19,7 +20,8 @@ from swin_quant.quant.linear import QuantLinear
 
 
 class FtScales:
-    """`ranges`: node of a block, or of its stage's `downsample`, -> |amax|, one number."""
+    """Scales as FasterTransformer computes them. `ranges`: |amax| of each node of a block or of its stage's
+    `downsample`."""
 
     def __init__(self, ranges: Mapping[str, float]) -> None:
         self._ranges = ranges
@@ -28,33 +30,33 @@ class FtScales:
         return _stored(self._ranges[node])
 
     def step(self, node: str) -> float:
-        """From an int8 value to a real one."""
+        """The factor from an int8 value to the real value."""
         return _stored(self._ranges[node] / 127)
 
     def levels(self, node: str) -> float:
-        """From a real value to int8."""
+        """The factor from a real value to int8."""
         return _stored(127 / self._ranges[node])
 
     def weight(self, layer: str) -> float:
         return self.amax(f"{layer}._weight_quantizer")
 
     def gemm(self, layer: str) -> float:
-        """From an int32 sum to int8."""
+        """The factor from an int32 sum to int8."""
         given, weight, result = (
             self._ranges[f"{layer}.{node}_quantizer"] for node in ("_input", "_weight", "_aftergemm")
         )
         return _stored(given * weight / (127 * result))
 
     def logits(self, q: str, k: str) -> float:
-        """From an int32 sum of q and k to a real logit: a product of float32, divided in double."""
+        """The factor from an int32 sum of q and k to a real logit: float32 product, divided in double."""
         return _stored(float(np.float32(self.amax(q)) * np.float32(self.amax(k))) / (127 * 127))
 
     def softmax(self, node: str) -> float:
-        """From a probability to int8."""
+        """The factor from a probability to int8."""
         return _stored(127 / self.amax(node))
 
     def context(self, attention: str, v: str, result: str) -> float:
-        """From an int32 sum of probabilities and values to int8."""
+        """The factor from an int32 sum of probabilities and values to int8."""
         product = float(np.float32(self.amax(attention)) * np.float32(self.amax(v)))
         return _stored(product / (127 * self.amax(result)))
 
@@ -64,12 +66,12 @@ def _stored(value: float) -> float:
 
 
 def as_half(value: float) -> float:
-    """A scale as a kernel that works in float16 sees it."""
+    """A scale as a float16 kernel sees it."""
     return float(np.float16(value))
 
 
 class FtPacking(Packing):
-    """Arithmetic `ft-mode1` or `ft-mode2`; the ranges of the model are taken as numbers, one a node."""
+    """Arithmetic `ft-mode1` or `ft-mode2`, with one range a node."""
 
     def __init__(self, model: Swin, spec: NetworkSpec) -> None:
         super().__init__(model, spec)
@@ -118,12 +120,12 @@ class FtPacking(Packing):
         del self.tensors[f"{at}fc1.scale"], self.tensors[f"{at}fc1.bias"], self.scalars[f"{at}fc2.input_levels"]
 
     def _float(self, name: str, tensor: Tensor) -> None:
-        """Norms and biases as halves; the head, outside the op, as it is."""
+        """Round norms and biases to float16; the head, outside FasterTransformer's op, stays float32."""
         halved = name.endswith(("bias", "norm1.weight", "norm2.weight", "norm.weight")) and not name.startswith("head.")
         super()._float(name, tensor.half() if halved else tensor)
 
     def _step_of_sums(self, name: str) -> float:
-        """From what a product's sums were rounded to to a real value, as the kernel behind it sees it."""
+        """The factor from a product's rounded sums to real values, in the precision of the kernel that reads them."""
         if self.is_wide and name.endswith((".fc2", REDUCTION)):
             return 1.0 if name.endswith(REDUCTION) else self.scales.weight(name) / 127
         step = self.scales.step(f"{name}._aftergemm_quantizer")
@@ -131,7 +133,7 @@ class FtPacking(Packing):
         return as_half(step) if in_half else step
 
     def _wide_levels(self, name: str) -> float:
-        """Mode 2: from the int32 sums of fc2 and the reduction onwards, where nothing is rounded."""
+        """Mode 2: the factor for int32 sums of fc2 and the reduction, which are not rounded to int8."""
         if name.endswith(REDUCTION):
             return 1 / self.levels(f"{name}._input_quantizer") * (self.scales.weight(name) / 127)
         return self.scales.amax(f"{name}._input_quantizer") / 127

@@ -1,4 +1,4 @@
-"""Launches in a row that one kernel can do the work of: which they are, which kernel, and with what arguments."""
+"""Rows of launches that one kernel can replace: their patterns, the kernel, and its arguments."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,7 +10,7 @@ from swin_quant.backends.cuda.floors import Group
 from swin_quant.backends.cuda.kernels.windows import whole_map
 from swin_quant.backends.cuda.program import Launch, Program, TensorRef, make_program
 
-STEP = 32  # channels: rows are held in parts, whose widths are powers of two from this on
+STEP = 32  # channels: kernels hold rows in parts, whose widths are powers of two from this one up
 _NORM1 = r"norm_quantize:.*(norm1|attn\.qkv\._input_quantizer)"
 _NORM2 = r"(norm_quantize:.*norm2|norm_residual:.*norm1)"
 _POST2 = r"norm_residual:.*norm2"
@@ -19,10 +19,10 @@ _QKV, _PROJ, _FC1, _FC2 = (rf"gemm\S*:.*{layer}" for layer in (r"attn\.qkv", r"a
 
 @dataclass(frozen=True)
 class Fusion:
-    """Launches in a row, each by a pattern of its `label`, that become one.
+    """Consecutive launches that become one; each matches a pattern of its `label`.
 
-    `op`: the kernel that does it; `arguments` makes its own of the launches. `widest`: channels by bytes of an operand
-    up to which what it keeps on the chip fits there.
+    `op`: the kernel that replaces them; `arguments` builds its arguments from the launches'. `widest`: maps bytes of an
+    operand to the most channels that fit on the chip.
     """
 
     title: str
@@ -32,7 +32,7 @@ class Fusion:
     widest: Mapping[int, int]
 
     def fits(self, launches: Sequence[Launch]) -> bool:
-        """Whether the first of these launches are such a row, and the kernel takes what they compute."""
+        """Whether the first of these launches match the patterns, and the kernel takes their products."""
         row = launches[: len(self.patterns)]
         named = len(row) == len(self.patterns) and all(
             re.fullmatch(p, label(one)) for p, one in zip(self.patterns, row, strict=True)
@@ -40,7 +40,8 @@ class Fusion:
         return named and self._takes([one.arguments for one in row if one.op == "gemm"])
 
     def _takes(self, products: Sequence[Mapping[str, Any]]) -> bool:
-        """One type, whole steps of channels, no more than fit, and none of FasterTransformer's roundings."""
+        """Whether the products have one operand type, whole steps of channels, no more than fit, and no
+        FasterTransformer roundings."""
         weights: list[TensorRef] = [one["w"] for one in products]
         sides = [side for weight in weights for side in weight.shape]
         return (
@@ -51,7 +52,7 @@ class Fusion:
         )
 
     def merged(self, group: Group) -> Launch:
-        """The one launch."""
+        """The launch that replaces the group."""
         first, *rest = (one.name for one in group)
         shared = len(commonprefix([first, *rest]).rpartition(".")[0]) + 1
         return Launch(
@@ -81,7 +82,7 @@ def _merging(norm: Mapping[str, Any], linear: Mapping[str, Any]) -> dict[str, An
 
 
 def _gemm_norm(linear: Mapping[str, Any], norm: Mapping[str, Any]) -> dict[str, Any]:
-    post = "y" in norm  # V2's, of the branch
+    post = "y" in norm  # V2 normalises the branch
     stream = norm if post else linear
     return {
         **{word: linear[word] for word in ("a", "w", "scale", "bias")},
@@ -120,7 +121,7 @@ MERGING = Fusion(
     (r"merge_quantize:.*", r"gemm\.half:.*downsample\.reduction"),
     "norm_gemm",
     _merging,
-    {1: 512, 2: 512},  # half of what is merged, which is all on the chip
+    {1: 512, 2: 512},  # these are half the merged channels, all of which are on the chip
 )
 EPILOGUE = Fusion("norm2 into proj", (_PROJ, _NORM2), "gemm_norm", _gemm_norm, {1: 768, 2: 768})
 FC2_NORM = Fusion("V2's norm into fc2", (_FC2, _POST2), "gemm_norm", _gemm_norm, {1: 768, 2: 768})
@@ -142,7 +143,7 @@ ATTENTION = Fusion(
 )
 
 FUSIONS = (PROLOGUE, ATTENTION, EPILOGUE, MLP_NORM, MLP, FC2_NORM, MERGING, MERGING_NORM, PROLOGUE2)
-"""Those that there are kernels for."""
+"""Every fusion that has a kernel; where several fit, the planner compares them."""
 APART, ALL = "each apart", "all that fit"
 CHOICES: dict[str, tuple[Fusion, ...]] = {
     APART: (),
@@ -153,19 +154,19 @@ CHOICES: dict[str, tuple[Fusion, ...]] = {
     "attention, proj and norm2": (ATTENTION,),
     ALL: FUSIONS,
 }
-"""By name, what could be fused: of those that fit at a launch the first."""
+"""Sets of fusions to compare, by title; at a launch, the first of a set that fits is taken."""
 Row = tuple[Fusion | None, Group]
-"""A launch, or those that a fusion makes one of."""
+"""A fusion and the launches that it merges, or None and a single launch."""
 
 
 def label(launch: Launch) -> str:
-    """`op:name`, of a product `gemm.kind:name` by its epilogue."""
+    """`op:name` of a launch; for a product `gemm.kind:name`, by its epilogue."""
     kind = f".{launch.arguments['epilogue'].kind}" if launch.op == "gemm" else ""
     return f"{launch.op}{kind}:{launch.name}"
 
 
 def rows(launches: Sequence[Launch], fusions: Sequence[Fusion]) -> list[Row]:
-    """The launches in groups, each of the first of the fusions that fits there, or of one launch."""
+    """The launches in groups: each is the first of the fusions that fits there, or a single launch."""
     found: list[Row] = []
     at = 0
     while at < len(launches):
@@ -182,12 +183,12 @@ def merged(found: Sequence[Row]) -> tuple[Launch, ...]:
 
 
 def fused(program: Program, found: Sequence[Row]) -> Program:
-    """The program of these groups of its launches."""
+    """The program with these groups merged."""
     return make_program(program.batch, merged(found), program.images, program.logits)
 
 
 def candidates(launches: Sequence[Launch]) -> Iterator[Launch]:
-    """Every launch that a fusion could make of some of these."""
+    """Every launch that some fusion could make of these launches."""
     for at in range(len(launches)):
         for fusion in FUSIONS:
             if fusion.fits(launches[at:]):

@@ -1,4 +1,4 @@
-"""Errors of a GPU in one line that names the batch: it is out of memory, or Triton has no kernel for it."""
+"""Report a GPU's errors in one line that names the batch: out of memory, or a kernel that Triton cannot build."""
 
 import re
 from collections.abc import Iterator
@@ -10,27 +10,28 @@ from swin_quant.backends.cuda.launcher import building_told
 from swin_quant.base.errors import SwinQuantError, is_out_of_gpu_memory
 
 _MB = 2**20
-_ASKED = re.compile(r"Tried to allocate (\d[\d.]* \w+)")  # torch's allocator; what asks the driver itself tells nothing
+# torch's allocator says it; errors of the driver itself name no size
+_ASKED = re.compile(r"Tried to allocate (\d[\d.]* \w+)")
 
 
 class NoKernel(SwinQuantError):
-    """A GPU for which Triton has no kernel of what was asked for."""
+    """Triton has no kernel for this GPU."""
 
 
 @contextmanager
 def gpu_errors(
     what: str, device: torch.device, need: int | None = None, remedy: str = "give a smaller ‹batch›"
 ) -> Iterator[None]:
-    """Inside, errors of the GPU `device` become a SwinQuantError.
+    """Inside the context, errors of the GPU `device` become a SwinQuantError.
 
-    `what` is being computed, e.g. a batch of 8; it takes `need` bytes in all. None if nobody knows: then the message
-    says how many more were asked for.
+    `what` is being computed, such as a batch of 8, and takes `need` bytes in all. With None the message tells the size
+    of the allocation that failed.
     """
     try:
         with building_told():
             yield
     except SwinQuantError:
-        raise  # it was told inside
+        raise  # an inner context has named it
     except Exception as error:
         reasons = list(_reasons(error))
         if full := next(filter(is_out_of_gpu_memory, reasons), None):
@@ -62,5 +63,5 @@ def _reasons(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _is_tritons(error: BaseException) -> bool:
-    """Whether Triton's compiler or launcher refused a kernel, as for too little shared memory."""
+    """Whether Triton's compiler or launcher refused a kernel, for instance for too little shared memory."""
     return any(kind.__name__ == "TritonError" for kind in type(error).__mro__)

@@ -1,4 +1,4 @@
-"""What the engine's launches leave in their buffers, by the names that modules and nodes of the model have for it."""
+"""Read the tensors inside the engine after each launch, by the names of the model's modules and nodes."""
 
 from collections.abc import Callable, Iterator, Mapping
 
@@ -20,9 +20,9 @@ Seen = Iterator[tuple[str, Tensor]]
 
 
 def inside(artifact: Artifact, options: EngineOptions) -> Callable[[Tensor], dict[str, Tensor]]:
-    """Images [B, in, S, S] -> what each block, and each node whose levels lie in memory, gives, float32, by its name.
+    """Maps images [B, in, S, S] to float32 results by name: of each block, and of each node whose levels are in memory.
 
-    Of FasterTransformer's arithmetic the residual stream alone: its integers are no values of nodes.
+    Under FasterTransformer's arithmetic only the residual stream is given: its integers are no values of nodes.
     """
     session = load(artifact, options).run
 
@@ -34,7 +34,7 @@ def inside(artifact: Artifact, options: EngineOptions) -> Callable[[Tensor], dic
             bound = bind(program, session.tensors, network.scalars, device)  # type: ignore[attr-defined]
             bound.images.copy_(as_input(network, images))
             for number, call in enumerate(bound.calls):
-                call()  # what it writes, a later one may overwrite
+                call()  # read the results now: a later call may overwrite them
                 found |= {name: x.float().cpu().clone() for name, x in _seen(network, program, number, bound.buffers)}
         return found
 
@@ -63,7 +63,7 @@ def _seen(network: Network, program: Program, number: int, buffers: Mapping[str,
 
 
 def _part_behind(launches: tuple[Launch, ...], number: int) -> tuple[str, str] | None:
-    """The part of the model that ends with a launch, and the buffer of the residual stream behind it."""
+    """The part of the model that ends with this launch, and the buffer that then holds the residual stream."""
     part, later = _part(launches[number]), launches[number + 1 : number + 2]
     if part is None or (later and _part(later[0]) == part):
         return None
@@ -79,7 +79,8 @@ def _part(launch: Launch) -> str | None:
 
 
 def _as_module(network: Network, layer: str, x: Tensor, batch: int) -> Tensor:
-    """[M, K] as the model has it: by windows around attention, by pictures elsewhere, heads without their zeros."""
+    """[M, K] in the shape of the model: windows first around attention, pictures first elsewhere, without padding of
+    heads."""
     spec, stage = network.spec, int(layer.split(".")[1])
     if not layer.endswith(("attn.qkv", "attn.proj")):
         return x.unflatten(0, (batch, -1))
@@ -91,7 +92,7 @@ def _as_module(network: Network, layer: str, x: Tensor, batch: int) -> Tensor:
 
 
 def _heads(network: Network, layer: str, x: Tensor) -> Seen:
-    """q, k and v, [B * windows, heads, L, channels]; V2's model has k transposed."""
+    """q, k and v, [B * windows, heads, L, channels]; k is transposed as in the model of V2."""
     spec, stage = network.spec, int(layer.split(".")[1])
     x = x * _inverse(network.tensors[f"{layer}.levels"]).to(x.device)
     length, heads = spec.geometry.window_in_use(stage) ** 2, spec.geometry.heads[stage]
@@ -102,7 +103,7 @@ def _heads(network: Network, layer: str, x: Tensor) -> Seen:
 
 
 def _step(network: Network, layer: str) -> float:
-    """From a level of what a linear reads to a real value; that of the projection lies in what attention multiplies."""
+    """The factor from a level of a linear's input to the real value; the projection's is part of attention's scales."""
     scalars = network.scalars
     if not layer.endswith("attn.proj"):
         return float(_inverse(torch.tensor(scalars[f"{layer}.input_levels"])))
@@ -115,5 +116,5 @@ def _step(network: Network, layer: str) -> float:
 
 
 def _inverse(levels: Tensor) -> Tensor:
-    """0 where a range is so small that everything is."""
+    """1 / levels; 0 for a range so small that every level is 0."""
     return torch.where(levels > 0, 1 / levels, 0.0)

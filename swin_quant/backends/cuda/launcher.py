@@ -1,4 +1,4 @@
-"""What Triton needs beside a GPU: a C compiler and Python's headers, by which it builds what launches kernels."""
+"""Check the build of Triton's launcher, which needs a C compiler and Python's headers."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ from swin_quant.base.extras import library
 
 
 def check_launcher() -> None:
-    """Have Triton build it now. UsageError where Triton is not installed, SwinQuantError where it cannot be built."""
+    """Build the launcher now. UsageError if Triton is not installed, SwinQuantError if the build fails."""
     triton = library("triton", "cuda")
     with building_told():
         triton.runtime.driver.active.get_current_device()
@@ -18,7 +18,8 @@ def check_launcher() -> None:
 
 @contextmanager
 def building_told() -> Iterator[None]:
-    """Inside, a build that fails is a SwinQuantError with what to install: of some versions each kernel has its own."""
+    """Inside the context, a failed build is a SwinQuantError that says what to install. Some versions of Triton build a
+    launcher for each kernel."""
     try:
         yield
     except (subprocess.CalledProcessError, RuntimeError, OSError) as error:
@@ -31,7 +32,7 @@ def building_told() -> Iterator[None]:
 
 
 def _is_of_compiler(error: Exception) -> bool:
-    """Whether there is none, or it failed; where it stopped at a header, it has said so on standard error."""
+    """Whether the C compiler is missing or failed. If it lacked a header, its own message is on standard error."""
     if isinstance(error, OSError):
         return error.filename is not None and error.filename == os.environ.get("CC")
     return isinstance(error, subprocess.CalledProcessError) or "C compiler" in str(error)

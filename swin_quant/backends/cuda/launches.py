@@ -1,8 +1,8 @@
-"""From what a network computes to the launch list of a batch: one function a part, in the order of the forward.
+"""Write the launch list of a network for a batch: one function a part, in the order of the forward.
 
-Activations between launches are int8 (or float8) or half by which products are quantized; the residual stream `x` is
-half throughout.
-Tokens go through attention in the order of windows: the norm in front gathers them, the projection scatters them.
+Activations between launches are int8 (or float8) where the next product is quantized, and half elsewhere; the residual
+stream `x` is always half. Attention takes tokens in window order: the norm before it gathers them, the projection after
+it scatters them.
 """
 
 from dataclasses import replace
@@ -16,10 +16,10 @@ from swin_quant.backends.cuda.kernels.windows import Windows, whole_map
 from swin_quant.backends.cuda.program import Launch, Program, ScalarRef, TensorRef, make_program
 from swin_quant.backends.cuda.spec import REDUCTION, NetworkSpec
 
-EPSILON = 1e-5  # of torch's LayerNorm, and so of the models
-FT_BLOCK_EPSILON = {1: 1e-5, 2: 1e-6}  # inside blocks; FasterTransformer's others have 1e-6
-FT_EPSILON = 1e-6
-FT_UNIT_EPSILON = 1e-6  # of the squared length of q and k
+EPSILON = 1e-5  # torch's LayerNorm, which the models use
+FT_BLOCK_EPSILON = {1: 1e-5, 2: 1e-6}  # FasterTransformer's norms inside blocks, by version
+FT_EPSILON = 1e-6  # its other norms
+FT_UNIT_EPSILON = 1e-6  # added to the squared length of q and k
 LARGEST_PIXEL = 255
 
 
@@ -96,7 +96,7 @@ class _Writer:
         self._norm_residual(branch, x, f"{at}norm2", self._windows(stage), out=x)
 
     def _merging(self, x: TensorRef, stage: int) -> TensorRef:
-        """V1 norms the 4C channels in front of the reduction, V2 the 2C behind it."""
+        """V1 normalises the 4C channels before the reduction, V2 the 2C channels after it."""
         layer, norm = f"layers.{stage}.{REDUCTION}", f"layers.{stage}.downsample.norm"
         wide, channels, tokens = 4 * self.spec.channels(stage), self.spec.channels(stage + 1), self._tokens(stage + 1)
         first, side = self.spec.version == 1, self.g.resolution(stage + 1)
@@ -154,7 +154,7 @@ class _Writer:
     def _norm_quantize(
         self, x: TensorRef, stage: int, layer: str, windows: Windows, norm: str | None = None
     ) -> TensorRef:
-        """Tokens for `layer`, in the order of `windows`; V2 has no norm there."""
+        """The input of `layer`, tokens in the order of `windows`; V2 has no norm here."""
         channels, out = self.spec.channels(stage), self._input_of(layer, stage)
         self._launch(
             "norm_quantize",
@@ -172,7 +172,7 @@ class _Writer:
     def _norm_residual(
         self, y: TensorRef, residual: TensorRef | None, norm: str, windows: Windows, **results: Any
     ) -> None:
-        """norm(y) + residual, V2's."""
+        """V2: norm(y) + residual."""
         self._launch(
             "norm_residual",
             norm,
@@ -186,7 +186,7 @@ class _Writer:
         )
 
     def _attention(self, tokens: TensorRef, stage: int, at: str, windows: Windows) -> TensorRef:
-        """From tokens to the context, both in the order of windows."""
+        """Context from tokens, both in window order."""
         heads, width, rows = self.g.heads[stage], self.spec.attention_width(stage), self._tokens(stage)
         layer, length, v2, ft = f"{at}attn.qkv", windows.tokens, self.spec.version == 2, self.spec.is_ft
         quantized, weighs = (f"{at}attn.{product}" in self.spec.quantized for product in ("q k", "a v"))
@@ -219,7 +219,7 @@ class _Writer:
         return context
 
     def _fc1(self, tokens: TensorRef, stage: int, at: str) -> TensorRef:
-        """fc1 with its GELU, as fc2 reads it."""
+        """fc1 and GELU, in the type of fc2's operands."""
         hidden, fc2 = self.spec.hidden(stage), f"{at}mlp.fc2"
         out = self._input_of(fc2, stage, hidden)
         if self.spec.is_ft:
@@ -247,7 +247,7 @@ class _Writer:
         )
 
     def _epilogue(self, kind: Kind, layer: str, head_dim: int) -> Epilogue:
-        """With FasterTransformer's roundings where its arithmetic is asked for (docs/reference, section 3.8)."""
+        """With FasterTransformer's roundings if the spec has its arithmetic (docs/reference, section 3.8)."""
         if not self.spec.is_ft:
             return Epilogue(kind, head_dim=head_dim)
         last, v2 = layer.rpartition(".")[2], self.spec.version == 2
@@ -265,24 +265,24 @@ class _Writer:
         self.launches.append(Launch(op, name, arguments, operations, products))
 
     def _tokens(self, stage: int) -> int:
-        """Of a batch."""
+        """Tokens of the whole batch."""
         return self.batch * self.g.resolution(stage) ** 2
 
     def _windows(self, stage: int, shift: int | None = None) -> Windows:
-        """Those of attention; without a shift, be it 0, the order of the map."""
+        """The windows of attention with this shift, which may be 0; None for the order of the map."""
         side = self.g.resolution(stage)
         return whole_map(side) if shift is None else Windows(side, self.g.window_in_use(stage), shift)
 
     def _type(self, layer: str) -> torch.dtype:
-        """That of a layer's operands."""
+        """The type of a layer's operands."""
         return self.spec.operand if layer in self.spec.quantized else self.spec.half
 
     def _levels(self, layer: str) -> ScalarRef | None:
-        """By which a layer's input is multiplied before it is rounded; None if it is not."""
+        """The factor on a layer's input before it is rounded; None if it is not quantized."""
         return ScalarRef(f"{layer}.input_levels") if layer in self.spec.quantized else None
 
     def _input_of(self, layer: str, stage: int, channels: int | None = None) -> TensorRef:
-        """What a linear of a block reads, of as many channels as the stage has if None."""
+        """The input buffer of a linear in a block; `channels` defaults to the stage's."""
         return self._buffer(
             f"{layer}.input", self._type(layer), self._tokens(stage), channels or self.spec.channels(stage)
         )

@@ -1,4 +1,4 @@
-"""A network as the engine has it: every tensor and number that the launches of its spec name."""
+"""A network as the engine runs it: its spec with every tensor and scalar that the launches name."""
 
 from dataclasses import dataclass, field
 
@@ -15,9 +15,9 @@ from swin_quant.models.layers import Swin
 
 @dataclass(frozen=True)
 class Network:
-    """`tensors` and `scalars` by the names that the launches of `spec` have for them, on the CPU.
+    """`tensors`, on the CPU, and `scalars`, by the names that the launches of `spec` use.
 
-    `preprocess`: of a network that takes pixels, how it normalises them.
+    `preprocess`: how a network that takes pixels normalises them.
     """
 
     spec: NetworkSpec
@@ -28,9 +28,9 @@ class Network:
 
 @torch.no_grad()
 def pack(model: Swin, spec: NetworkSpec, preprocess: Preprocess | None = None) -> Network:
-    """The tensors of a calibrated model; `preprocess` for a spec that takes pixels, which its weights then normalise.
+    """The network of a calibrated model. `preprocess`, for a spec that takes pixels, is folded into the weights.
 
-    SwinQuantError for a node without a range, and for what overflows a half.
+    SwinQuantError for a node without a range, and for values that overflow half precision.
     """
     packing = FtPacking(model, spec) if spec.is_ft else Packing(model, spec, preprocess)
     packing.whole()
@@ -41,5 +41,5 @@ def pack(model: Swin, spec: NetworkSpec, preprocess: Preprocess | None = None) -
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Whether a tensor of any type holds neither NaN nor Inf; torch cannot ask a float8 itself."""
+    """Whether a tensor of any type holds neither NaN nor Inf; torch's isfinite does not take float8."""
     return bool(tensor.float().isfinite().all() if tensor.is_floating_point() else True)

@@ -1,6 +1,6 @@
-"""From a model to packed tensors: quantized weights in rows of their operands, scales folded into as few as can be.
+"""Pack a model's tensors: quantized weights in the layout of the operands, scales folded into as few as possible.
 
-Heads are filled up with zeros to the width that the kernels take: rows of q, k and v, columns of the projection.
+Heads are padded with zeros to a width that the kernels take: rows of q, k and v, and columns of the projection.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ class Packing:
         self.scalars: dict[str, float] = {}
 
     def whole(self) -> None:
-        """Every part of the network."""
+        """Pack every part of the network."""
         model: Any = self.model
         self.patch_embedding(model.patch_embed.proj)
         if self.spec.geometry.patch_norm:
@@ -53,10 +53,10 @@ class Packing:
         self._float("head.bias", model.head.bias)
 
     def patch_embedding(self, layer: Any) -> None:
-        """Its weight and bias; for pixels with their normalisation, but for the 255 that sums are divided by.
+        """Its weight and bias; for pixels with their normalisation folded in, except the division by 255.
 
-        The mean is taken from the bias by the weights as they are rounded to half: what is left of the rounding is that
-        of weights alone, as it is without.
+        The mean is folded into the bias by the weights after they are rounded to half, so that the weights' rounding
+        stays the only error, as without folding.
         """
         weight, bias = layer.weight.double(), layer.bias.double()
         if self.preprocess:
@@ -68,7 +68,7 @@ class Packing:
         self._float("patch_embed.proj.bias", bias)
 
     def block(self, at: str, block: Any, stage: int) -> None:
-        """One block, whose names begin with `at`."""
+        """One block; its names begin with `at`."""
         self.norm(f"{at}norm1", block.norm1)
         self.norm(f"{at}norm2", block.norm2)
         self.linear(f"{at}attn.qkv", block.attn.qkv, stage)
@@ -77,12 +77,12 @@ class Packing:
         self.mlp(f"{at}mlp.", block.mlp)
 
     def linear(self, name: str, layer: QuantLinear, stage: int = 0) -> None:
-        """Weight, scale of the sums, bias, and what its input is multiplied by; `stage` is that of its heads."""
+        """Weight, scale of the sums, bias, and the factor on its input. `stage` sets the width of heads."""
         bias, scale = layer.effective_bias(), None
         weight = layer.weight.float()
         if name in self.spec.quantized:
             weight, scale = self.quantized(name, layer)
-            if not name.endswith("attn.proj"):  # attention has that in its own scale
+            if not name.endswith("attn.proj"):  # part of attention's context scale
                 self.scalars[f"{name}.input_levels"] = self.levels(f"{name}._input_quantizer")
         if name.endswith("attn.qkv"):
             weight, bias = (
@@ -99,14 +99,14 @@ class Packing:
             self._float(f"{name}.bias", bias)
 
     def quantized(self, name: str, layer: QuantLinear) -> tuple[Tensor, Tensor]:
-        """Levels [N, K] as fake-quant has them, and the float64 [N] that a sum of their products is multiplied with."""
+        """Levels [N, K] as in fake-quant, and the float64 [N] factors on sums of products."""
         node = layer._weight_quantizer
         levels, step = to_levels(layer.weight, node.range_for(layer.weight), *node.grid)
         steps = step.double().reshape(-1).expand(len(levels))
         return levels, steps * self.step(f"{name}._input_quantizer")
 
     def attention(self, at: str, attn: Any, stage: int) -> None:
-        """Scales of the two products, position biases, and in V2 the lengths of q and k."""
+        """Scales of the two products, position biases and, in V2, the lengths of q and k."""
         logits, context = self.attention_scales(at, attn, stage)
         self.scalars[f"{at}logits_scale"], self.scalars[f"{at}context_scale"] = logits, context
         bias = attn.relative_position_bias()
@@ -119,7 +119,7 @@ class Packing:
             )
 
     def attention_scales(self, at: str, attn: Any, stage: int) -> tuple[float, float]:
-        """What sums of q and k, and sums of probabilities and values, are multiplied with."""
+        """The factors on sums of q and k, and on sums of probabilities and values."""
         q, k = (f"{at}{'mha' if self.spec.version == 2 else 'matmul'}_{x}_input_quantizer" for x in "qk")
         a, v, result = (f"{at}{x}_input_quantizer" for x in ("matmul_a", "matmul_v", "proj."))
         logits, context = self.own_scale(attn), 1.0
@@ -132,15 +132,15 @@ class Packing:
         return logits, context * (self.levels(result) if f"{at}proj" in self.spec.quantized else 1.0)
 
     def own_scale(self, attn: Any) -> float:
-        """What the model multiplies logits with; V2's is in the length of q."""
+        """The model's own factor on logits; V2 has it in the length of q."""
         return attn.scale if self.spec.version == 1 else 1.0
 
     def lengths_of_q(self, attn: Any) -> Tensor:
-        """V2's logit scale [heads], which the vectors of q are made as long as."""
+        """V2's logit scale [heads], as the length of the vectors of q."""
         return attn.logit_scale.float().clamp(max=LARGEST_LOGIT_SCALE).exp().flatten()
 
     def levels_of_qkv(self, at: str, levels: Sequence[float], stage: int) -> None:
-        """What q, k and v are multiplied with before they are rounded."""
+        """The factors on q, k and v before they are rounded."""
         by_channel = torch.tensor(levels, dtype=torch.float64).repeat_interleave(self.spec.channels(stage))
         self._float(f"{at}qkv.levels", self.padded(by_channel, stage))
 
@@ -150,28 +150,28 @@ class Packing:
         self.linear(f"{at}fc2", mlp.fc2)
 
     def norm(self, name: str, norm: Any) -> None:
-        """Weight and bias."""
+        """Weight and bias of a norm."""
         self._float(f"{name}.weight", norm.weight)
         self._float(f"{name}.bias", norm.bias)
 
     def padded(self, x: Tensor, stage: int) -> Tensor:
-        """x [3 * C, ...] of q, k and v with zeros behind the channels of each head."""
+        """x [3 * C, ...] of q, k and v with zeros after the channels of each head."""
         heads = x.unflatten(0, (-1, self.spec.head_dim(stage)))
         short = self.spec.padded_head_dim(stage) - heads.shape[1]
         return torch.cat([heads, heads.new_zeros(len(heads), short, *heads.shape[2:])], dim=1).flatten(0, 1)
 
     def step(self, node: str) -> float:
-        """From a level to a real value; 0 for a range that makes everything zero, as in fake-quant."""
+        """The factor from a level to the real value; 0 for a range that makes everything zero, as in fake-quant."""
         amax = self.amax(node)
         return amax / self.largest if amax > TINY_AMAX else 0.0
 
     def levels(self, node: str) -> float:
-        """From a real value to its level."""
+        """The factor from a real value to its level; 0 for such a range."""
         amax = self.amax(node)
         return self.largest / amax if amax > TINY_AMAX else 0.0
 
     def amax(self, node: str) -> float:
-        """SwinQuantError for one that was never calibrated."""
+        """The node's amax. SwinQuantError if it was never calibrated."""
         return self.nodes[node].range.abs().max().item()
 
     def _float(self, name: str, tensor: Tensor) -> None:

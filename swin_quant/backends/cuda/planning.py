@@ -1,4 +1,4 @@
-"""What a network can at best take on a GPU, launch by launch: planned from shapes and peaks, never measured."""
+"""Plan a network's least time on a GPU, launch by launch, from shapes and peaks; nothing is measured."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -26,7 +26,7 @@ LARGEST_BATCH = 4096
 
 @dataclass(frozen=True)
 class PlannedLaunch:
-    """A launch of the engine, and its floor by precision, in each of which the same launches are fused."""
+    """A launch and its floor in each precision; the fusions are the same in all."""
 
     name: str
     op: str
@@ -35,7 +35,8 @@ class PlannedLaunch:
 
 @dataclass(frozen=True)
 class Fused:
-    """A choice of fusions in one program: how many launches are left, what they move, and the sum of their floors."""
+    """A program under one set of fusions: the number of launches, the bytes that they move, and the sum of their
+    floors."""
 
     name: str
     launches: int
@@ -45,9 +46,9 @@ class Fused:
 
 @dataclass(frozen=True)
 class CudaPlan:
-    """The floors of a network for `batch` pictures on a machine, as the engine executes it in int8.
+    """The floors of a network for `batch` pictures on a machine, fused as the engine runs it in int8.
 
-    By precision: int8, fp16 and, on GPUs that have it, fp8. What is no product is in half precision in each.
+    Precisions: int8, fp16 and, on GPUs that have it, fp8. All that is no product is in half precision.
     """
 
     model: str
@@ -58,20 +59,20 @@ class CudaPlan:
 
     @property
     def precisions(self) -> tuple[str, ...]:
-        """Those that are planned, int8 first."""
+        """The planned precisions, int8 first."""
         return tuple(self.fusions)
 
     def us(self, precision: str) -> float:
-        """The sum of the floors of all launches, in microseconds."""
+        """The sum of all floors, in microseconds."""
         return sum(launch.floors[precision].us for launch in self.launches)
 
     @property
     def gain(self) -> float:
-        """How many times as fast as float16 int8 can at most be, launch for launch."""
+        """The most that int8 can be faster than float16, with the same launches."""
         return self.us(FP16) / self.us(INT8)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The plan as plain data for JSON."""
         return {
             "status": PLANNED,
             "model": self.model,
@@ -92,12 +93,13 @@ def _floor(floor: Floor) -> dict[str, Any]:
 
 
 def spec_of_config(cfg: CfgNode, precision: str = "int8") -> NetworkSpec:
-    """What the engine computes of a Swin by its shapes alone: all products in int8, or with precision float none."""
+    """The spec of a Swin by its shapes alone: every product in int8 or, with precision float, none."""
     return spec_of(geometry_of(cfg), 2 if cfg.MODEL.TYPE == SWINV2.name else 1, precision)
 
 
 def cuda_plan(cfg: CfgNode, machine: Machine, batch: int) -> CudaPlan:
-    """Plan the model that `cfg` describes. UsageError for one that is no Swin, for a machine that is no GPU of ours."""
+    """Plan the model that `cfg` describes. UsageError if it is no Swin, or the machine is no GPU that the engine runs
+    on."""
     if not 1 <= batch <= LARGEST_BATCH:
         raise UsageError(f"‹batch› {batch}: must be from 1 to {LARGEST_BATCH}")
     precisions = (INT8, FP16, *([FP8] if gpu_of(machine).fp8_tflops else []))
@@ -120,7 +122,7 @@ def cuda_plan(cfg: CfgNode, machine: Machine, batch: int) -> CudaPlan:
 def choices(
     launches: Sequence[Launch], executed: Mapping[str, Sequence[int]], machine: Machine, fp8: bool
 ) -> list[Fused]:
-    """What the groups that are `executed`, by their sizes, and then each of CHOICES come to on a machine."""
+    """Launches, bytes and floors under the groupings in `executed` (sizes by name), then under each of CHOICES."""
     sizes = {**executed} | {
         name: [len(group) for _, group in rows(launches, fusions)] for name, fusions in CHOICES.items()
     }

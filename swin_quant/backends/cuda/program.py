@@ -1,6 +1,6 @@
-"""The launch list: what one forward of a network does, kernel by kernel, for a batch of one size.
+"""The launch list: one forward of a network for one batch size, kernel by kernel.
 
-It is data. The engine executes it, by the kernels or by their references; planning reads the bytes and operations.
+It is data: the engine runs it by the kernels or their references; planning reads its bytes and operations.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -12,12 +12,12 @@ import torch
 
 from swin_quant.backends.cuda.kernels.kernel import Kernel, kernel_class
 
-ALIGNMENT = 256  # bytes: that of the CUDA allocator's own blocks, which vector loads rely on
+ALIGNMENT = 256  # bytes, as in the CUDA allocator: vector loads rely on it
 
 
 @dataclass(frozen=True)
 class TensorRef:
-    """A tensor by its name: a buffer of the program or, if `packed`, one of the network's file."""
+    """A tensor by name: a buffer of the program or, if `packed`, a tensor of the network's file."""
 
     name: str
     dtype: torch.dtype
@@ -31,7 +31,7 @@ class TensorRef:
 
 @dataclass(frozen=True)
 class ScalarRef:
-    """A number of the network's file by its name: a float32."""
+    """A float32 of the network's file, by name."""
 
     name: str
 
@@ -40,9 +40,8 @@ class ScalarRef:
 class Launch:
     """One kernel: `op` is its module in `kernels`, `name` the part of the network that it computes.
 
-    `arguments` go to the kernel by their names: operands, scalars (also as fields of a dataclass), and constants as
-    they are. `operations` are those of its matrix products, two for a multiplication with its sum, of operands of type
-    `products` ("" if it has none).
+    `arguments` go to the kernel by name: operands, scalars (also as fields of a dataclass) and constants. `operations`
+    counts those of its matrix products, two a multiply-add; `products` is their operand type ("" without products).
     """
 
     op: str
@@ -53,16 +52,16 @@ class Launch:
 
     @property
     def operands(self) -> dict[str, TensorRef]:
-        """Those of the arguments that are tensors."""
+        """The arguments that are tensors."""
         return {key: value for key, value in self.arguments.items() if isinstance(value, TensorRef)}
 
     @property
     def bytes_moved(self) -> int:
-        """To and from memory, if each operand is read or written once."""
+        """Bytes read and written, if each operand is moved once."""
         return sum(operand.nbytes for operand in self.operands.values())
 
     def kernel(self, tensor: Callable[[TensorRef], torch.Tensor], number: Callable[[str], float]) -> Kernel:
-        """The kernel with its arguments: `tensor` makes each tensor once, `number` gives each scalar by its name."""
+        """The kernel with its arguments: `tensor` is called once a tensor, `number` once a scalar."""
         made = {ref: tensor(ref) for ref in dict.fromkeys(self.operands.values())}
 
         def found(value: Any) -> Any:
@@ -78,9 +77,9 @@ class Launch:
 
 @dataclass(frozen=True)
 class Program:
-    """The launches in their order for `batch` pictures, and where each buffer lies in one block of `nbytes` bytes.
+    """The launches in order for `batch` pictures, and each buffer's offset in one block of `nbytes` bytes.
 
-    Buffers whose lives do not overlap share their bytes. `images` is what goes in, `logits` what comes out.
+    Buffers whose lives do not overlap share bytes. `images` is the input, `logits` the output.
     """
 
     batch: int
@@ -92,17 +91,17 @@ class Program:
 
     @property
     def buffers(self) -> dict[str, TensorRef]:
-        """Every buffer by its name, in the order of their first use."""
+        """Every buffer by name, in the order of first use."""
         return {operand.name: operand for operand in _operands(self.launches) if not operand.packed}
 
     @property
     def packed(self) -> dict[str, TensorRef]:
-        """Every tensor that it takes from the network's file."""
+        """Every tensor that the program takes from the network's file."""
         return {operand.name: operand for operand in _operands(self.launches) if operand.packed}
 
     @property
     def scalars(self) -> list[str]:
-        """Every number that it takes from the network's file."""
+        """Every scalar that the program takes from the network's file."""
         values = (value for launch in self.launches for value in launch.arguments.values())
         inner = (part for value in values for part in (value, *parts_of(value).values()))
         return list(dict.fromkeys(value.name for value in inner if isinstance(value, ScalarRef)))
@@ -117,13 +116,13 @@ class Program:
 
 
 def make_program(batch: int, launches: tuple[Launch, ...], images: TensorRef, logits: TensorRef) -> Program:
-    """A program whose buffers are placed: `images` and `logits` keep their bytes to themselves."""
+    """A program with its buffers placed; `images` and `logits` share bytes with no other."""
     places, nbytes = _placed(launches, {images.name, logits.name})
     return Program(batch, launches, images, logits, places, nbytes)
 
 
 def parts_of(value: Any) -> dict[str, Any]:
-    """The fields of an argument that is a dataclass of the kernels; none of any other."""
+    """The fields of an argument that is a dataclass of the kernels; {} for any other argument."""
     if not is_dataclass(value) or isinstance(value, (type, TensorRef, ScalarRef)):
         return {}
     return {field.name: getattr(value, field.name) for field in fields(value)}
@@ -135,9 +134,9 @@ def _operands(launches: tuple[Launch, ...]) -> Iterator[TensorRef]:
 
 
 def _placed(launches: tuple[Launch, ...], kept: set[str]) -> tuple[dict[str, int], int]:
-    """Byte offsets of the buffers, each the lowest that no living one reaches into; and the size of all.
+    """Each buffer's byte offset, the lowest that overlaps no live buffer, and the size of all.
 
-    A buffer lives from the launch that first names it to the last that does; those `kept` from the first to the last.
+    A buffer lives from the first launch that names it to the last; those in `kept` live throughout.
     """
     lives: dict[str, tuple[int, int]] = {}
     sizes: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""The kernels that a launch list needs: they can be compiled for GPUs that are not here."""
+"""The kernels that a launch list needs, for compiling without a GPU."""
 
 from collections.abc import Callable, Iterable
 
@@ -13,12 +13,12 @@ SOME_NUMBER = 0.5
 
 
 def kernels_of(launches: Iterable[Launch]) -> list[KernelCall]:
-    """The kernels that launches of the engine need, each once. Nothing is allocated or run."""
+    """The kernels that these launches need, each once. Nothing is allocated or run."""
     return kernels_with_tiles((launch, None) for launch in launches)
 
 
 def kernels_with_tiles(wanted: Iterable[tuple[Launch, Tiles | None]]) -> list[KernelCall]:
-    """The same with given tiles; None: those that the kernel takes by default."""
+    """The same for given tiles; None is the kernel's default."""
     with recorded() as found:
         for launch, tiles in wanted:
             kernel_of(launch).launch(tiles)
@@ -26,10 +26,10 @@ def kernels_with_tiles(wanted: Iterable[tuple[Launch, Tiles | None]]) -> list[Ke
 
 
 def without_memory(ref: TensorRef) -> torch.Tensor:
-    """A tensor of the meta device, which has a shape and a type alone."""
+    """A tensor on the meta device, which has only a shape and a type."""
     return torch.empty(ref.shape, dtype=ref.dtype, device="meta")
 
 
 def kernel_of(launch: Launch, tensor: Callable[[TensorRef], torch.Tensor] = without_memory) -> Kernel:
-    """The launch's kernel, with tensors made by `tensor` and some number for each scalar of the network."""
+    """The launch's kernel, with tensors made by `tensor` and an arbitrary number for each scalar."""
     return launch.kernel(tensor, lambda name: SOME_NUMBER)

@@ -1,8 +1,8 @@
-"""Batches of any size through programs of a few: on a GPU, each one a CUDA graph that was captured once.
+"""Run batches of any size through programs of a few sizes; on a GPU each program is a CUDA graph, captured once.
 
-A session may be called from several threads, which take turns: a program has one place for its pictures, and on a GPU
-all of a session have one block of memory.
-While one captures a program, others must not wait for the whole GPU (`torch.cuda.synchronize`): CUDA ends the capture.
+Several threads may call a session; they take turns, since a program has one input buffer, and on a GPU all programs
+share one block of memory. While one thread captures, no other may wait for the whole GPU (`torch.cuda.synchronize`):
+CUDA then ends the capture.
 """
 
 import threading
@@ -27,8 +27,8 @@ from swin_quant.base.errors import UsageError
 from swin_quant.base.progress import log
 from swin_quant.operators.roofline import Machine
 
-_KEPT = 2  # programs on a CPU: that of full batches and that of the last one
-# torch waits for the whole GPU before it captures, which CUDA answers by ending what another thread captures there.
+_KEPT = 2  # programs on a CPU: full batches, and the last, smaller one
+# torch synchronizes the whole GPU before a capture, which would end another thread's capture.
 _CAPTURING = threading.RLock()
 
 
@@ -41,8 +41,8 @@ class HostSession:
         self._lock = threading.Lock()
 
     def __call__(self, images: Tensor, out: Tensor | None = None) -> Tensor:
-        """Pictures float [B, in, S, S] -> logits float32 [B, classes], on the device of the pictures; into `out`, if
-        that is given."""
+        """Pictures float [B, in, S, S] -> logits float32 [B, classes], on the pictures' device, or in `out` if that is
+        given."""
         given = as_input(self.network, images)
         check_out(out, len(images), self.network, self.tensors)
         with self._lock:
@@ -70,12 +70,12 @@ class Captured:
 
 
 class GraphSession:
-    """A network on a GPU. A batch runs as the next larger one that is captured: the rest of that is not read.
+    """A network on a GPU. A batch runs in the next larger captured size; the surplus logits are not read.
 
-    The work is queued on the stream of the caller, and nothing waits for it before the session is dropped; of pictures
-    on the GPU, as the network takes them, a call allocates the logits that it returns, if it is not told where they are
-    to be written, and no more. Programs are captured when a batch first needs them, for `sizes` up to `largest`, with
-    the fusions that pay on `machine`. One that is captured behind a larger one works in its memory.
+    Work is queued on the caller's stream; nothing waits for it before the session is dropped. With pictures on the GPU
+    in the network's own format, a call allocates only the logits that it returns, and nothing if `out` is given.
+    Programs are captured when a batch first needs them, for `sizes` up to `largest`, with the fusions that pay on
+    `machine`. A program captured after a larger one shares its memory.
     """
 
     def __init__(
@@ -94,17 +94,17 @@ class GraphSession:
             self.tensors = {name: tensor.to(device) for name, tensor in network.tensors.items()}
         self._captured: dict[int, Captured] = {}
         self._block: Tensor | None = None
-        self._done = torch.cuda.Event()  # behind the last replay: streams of the caller take turns
+        self._done = torch.cuda.Event()  # recorded after the last replay: the next caller's stream waits for it
         self._lock = threading.RLock()
-        # Dropped memory is given on when the stream that it was made on is done; those of callers may still replay.
-        # (`record_stream` would ask these streams themselves: that of another library may be gone by then.)
+        # Freed memory is reused once the stream that allocated it is done, but callers' streams may still replay.
+        # (`record_stream` would query those streams, and another library may have destroyed its own.)
         weakref.finalize(self, _wait_for, self._done).atexit = False
 
     def __call__(self, images: Tensor, out: Tensor | None = None) -> Tensor:
-        """Pictures float [B, in, S, S] -> logits float32 [B, classes], on the device of the pictures. With `out`, such
-        a tensor on the GPU, they are written there, and a call with pictures on the GPU allocates nothing.
+        """Pictures float [B, in, S, S] -> logits float32 [B, classes], on the pictures' device. `out`, such a tensor on
+        the GPU, takes the logits; then a call with pictures on the GPU allocates nothing.
 
-        A network that takes pixels takes them as they are, too: uint8 [B, S, S, in], nothing else is copied.
+        A network that takes pixels also takes uint8 [B, S, S, in], without conversion.
         """
         count = len(images)
         with gpu_errors(f"a batch of {count}", self.device), torch.cuda.device(self.device):
@@ -117,7 +117,7 @@ class GraphSession:
             with self._lock:
                 captured, stream = self.captured(count), torch.cuda.current_stream()
                 stream.wait_event(self._done)
-                # What may fail comes before the replay.
+                # All that may fail comes before the replay.
                 logits = torch.empty_like(captured.bound.logits[:count]) if out is None else out
                 captured.bound.images[:count].copy_(given, non_blocking=True)
                 captured.graph.replay()
@@ -126,7 +126,7 @@ class GraphSession:
             return logits.to(images.device) if out is None else out
 
     def captured(self, batch: int) -> Captured:
-        """The program that runs a batch; captured now if it is the first of its size."""
+        """The program that runs this batch, captured now if it is the first of its size."""
         size = next(size for size in sizes(self.largest) if size >= batch)
         with self._lock:
             if size not in self._captured:
@@ -134,7 +134,7 @@ class GraphSession:
                 program = fused_program(self.network.spec, size, self.machine, self.tuned)
                 try:
                     self._captured[size] = self._made(program, self.tuned)
-                except NoKernel as refused:  # one that has whole rows on the chip, or tiles of another's choice
+                except NoKernel as refused:  # a fused kernel, or tiles tuned elsewhere
                     if program.launches == apart.launches and self.tuned is NO_TILES:
                         raise
                     log.warning(
@@ -151,41 +151,41 @@ class GraphSession:
             return self._capture(bound)
 
     def _capture(self, bound: Bound) -> Captured:
-        # A capture that fails may leave torch's stream as the current one: the caller's is put back in any case.
+        # A failed capture may leave torch's own stream current: put the caller's back in any case.
         with _CAPTURING, torch.cuda.device(self.device), torch.cuda.stream(torch.cuda.current_stream(self.device)):
             stream, callers = torch.cuda.Stream(), torch.cuda.current_stream()
             callers.wait_event(self._done)
             stream.wait_stream(callers)
             try:
                 with torch.cuda.stream(stream):
-                    bound()  # compiles what was not compiled yet, which no graph may contain
-            finally:  # what ran before it failed may still write, and the memory is the others' again
+                    bound()  # compiles kernels, which a graph must not contain
+            finally:  # kernels queued before a failure may still write to the shared memory
                 callers.wait_stream(stream)
                 self._done.record(callers)
             graph = torch.cuda.CUDAGraph()
-            # torch's own stream is one of the GPU that first had a graph; in its own mode, of all threads, another
-            # thread that allocates meanwhile would end the capture.
+            # torch's default capture stream belongs to the GPU that first captured a graph. In the default mode, an
+            # allocation by another thread would end the capture.
             with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                 bound()
         return Captured(bound, graph)
 
 
 def _wait_for(done: Any) -> None:
-    with suppress(RuntimeError):  # of a GPU that failed, which its call has told
+    with suppress(RuntimeError):  # a GPU that failed: the call has raised it already
         done.synchronize()
 
 
 def sizes(largest: int) -> list[int]:
-    """Batches that programs are captured for: 1, 2, 3, 4, 6, 8, 12, 16, ... below `largest`, and that itself.
+    """Batch sizes that programs are captured for: 1, 2, 3, 4, 6, 8, 12, 16, ... below `largest`, and `largest`.
 
-    No batch is filled up by more than half of its own size.
+    No batch is padded by more than half of its size.
     """
     steps = sorted({step for power in range(largest.bit_length()) for step in (2**power, 3 * 2**power)})
     return [step for step in steps if step < largest] + [largest]
 
 
 def check_out(out: Tensor | None, count: int, network: Network, tensors: Mapping[str, Tensor]) -> None:
-    """UsageError for what the logits of `count` pictures cannot be written to, where `tensors` are."""
+    """UsageError unless `out` can take the logits of `count` pictures on the device of `tensors`."""
     classes, device = network.spec.geometry.classes, next(iter(tensors.values())).device
     if out is not None and (out.shape != (count, classes) or out.dtype != torch.float32 or out.device != device):
         raise UsageError(
@@ -195,9 +195,9 @@ def check_out(out: Tensor | None, count: int, network: Network, tensors: Mapping
 
 
 def as_input(network: Network, images: Tensor) -> Tensor:
-    """Pictures float [B, in, S, S] as the network takes them: as they are, or the pixels that they were made from.
+    """Pictures float [B, in, S, S] as the network takes them: unchanged, or the pixels that they were made from.
 
-    Pixels, uint8 [B, S, S, in], are taken by a network of such. UsageError for pictures of another size or type.
+    Pixels, uint8 [B, S, S, in], pass unchanged if the network takes pixels. UsageError for another size or type.
     """
     g, is_pixels = network.spec.geometry, images.dtype == torch.uint8
     sides = g.image_size, g.image_size
@@ -207,5 +207,5 @@ def as_input(network: Network, images: Tensor) -> Tensor:
         raise UsageError(f"the engine takes pictures of {takes}, not {given}")
     if is_pixels and network.preprocess is None:
         raise UsageError("the engine takes normalised pictures, not pixels: export with ‹uint8_input›")
-    images = images.detach()  # of pictures with a gradient, buffers would keep it from call to call
+    images = images.detach()  # with a gradient, the buffers would hold its graph from call to call
     return images if is_pixels or network.preprocess is None else network.preprocess.pixels(images)

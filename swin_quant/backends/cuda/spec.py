@@ -1,6 +1,6 @@
-"""What the engine is to compute, without a single weight: geometry, arithmetic, and which products are quantized.
+"""The engine's computation without weights: geometry, arithmetic, and the quantized products.
 
-Names of products are those of their layers, and `q k` and `a v` in an attention.
+A product is named by its layer, or `q k` and `a v` inside an attention.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from swin_quant.quant.fake_quant import FP8
 from swin_quant.score.engine import HALF_TYPES
 
 ARITHMETICS = ("cuda", "ft-mode1", "ft-mode2")
-LEAST_HEAD_DIM = 32  # of an int8 product; narrower heads are filled up with zeros
+LEAST_HEAD_DIM = 32  # of an int8 product; narrower heads are padded with zeros
 REDUCTION = "downsample.reduction"
 
 
@@ -21,10 +21,10 @@ REDUCTION = "downsample.reduction"
 class NetworkSpec:
     """A Swin of `version` 1 or 2.
 
-    `arithmetic`: `cuda` computes all that is no product in float, products that are `quantized` with operands of
-    `format`, int8 or fp8 (E4M3); `ft-mode1` and `ft-mode2` are FasterTransformer's, in int8. The rest is in
-    `float_type`, float16 or bfloat16. `pixels`: pictures are uint8 [batch, S, S, in], which the patch embedding's
-    weights normalise. `exit_factors`: what enters the last norm is multiplied channel by channel.
+    `arithmetic` `cuda`: `quantized` products have operands of `format`, int8 or fp8 (E4M3), and all else is float;
+    `ft-mode1` and `ft-mode2` are FasterTransformer's, in int8. `float_type`, float16 or bfloat16, is the type of the
+    rest. `pixels`: pictures are uint8 [batch, S, S, in], which the patch embedding's weights normalise. `exit_factors`:
+    the last norm's input is multiplied by a factor a channel.
     """
 
     geometry: Geometry
@@ -42,7 +42,7 @@ class NetworkSpec:
 
     @property
     def operand(self) -> torch.dtype:
-        """Of products that are quantized."""
+        """The type of quantized operands."""
         return torch.float8_e4m3fn if self.format == FP8 else torch.int8
 
     @property
@@ -58,19 +58,19 @@ class NetworkSpec:
         return int(self.channels(stage) * self.geometry.mlp_ratio)
 
     def head_dim(self, stage: int) -> int:
-        """Of the model; the engine computes with `padded_head_dim`."""
+        """Channels of a head in the model; the engine computes with `padded_head_dim`."""
         return self.channels(stage) // self.geometry.heads[stage]
 
     def padded_head_dim(self, stage: int) -> int:
-        """The next power of two, 32 at least."""
+        """The next power of two, at least 32."""
         return max(LEAST_HEAD_DIM, 1 << (self.head_dim(stage) - 1).bit_length())
 
     def attention_width(self, stage: int) -> int:
-        """Channels of q, of k, and of v, with the zeros that heads are filled up with."""
+        """Channels of q, of k and of v, padding included."""
         return self.geometry.heads[stage] * self.padded_head_dim(stage)
 
     def linears(self) -> Iterator[str]:
-        """Every linear of blocks and mergings."""
+        """Every linear of the blocks and the patch mergings."""
         for stage, depth in enumerate(self.geometry.depths):
             for block in range(depth):
                 at = f"layers.{stage}.blocks.{block}."
@@ -91,7 +91,7 @@ class NetworkSpec:
 
 
 def spec_of(geometry: Geometry, version: int, precision: str = "int8", float_type: str = "float16") -> NetworkSpec:
-    """The spec of a network whose products are quantized as policies `cuda` and `cuda-fp8` have them, or all in half.
+    """The spec with the products of policies `cuda` and `cuda-fp8` quantized, or all in half.
 
     `precision`: int8, fp8 or float.
     """

@@ -1,4 +1,4 @@
-"""The engine's spec of a model under its policy, or one line that names what no kernel computes."""
+"""The engine's spec of a model under its policy, or a one-line error that names what no kernel computes."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -20,21 +20,21 @@ from swin_quant.quant.policy import settings_for
 from swin_quant.quant.quantizer import Quantizer, Role, named_nodes
 
 EPSILON = 1e-5
-LARGEST_WINDOW = 32  # 1024 tokens: as many products as sums of int8 are exact for
+LARGEST_WINDOW = 32  # 1024 tokens: the most products whose int8 sums are exact in float32
 LARGEST_HEAD_DIM = 128
 ADDRESSED = 2**31 - 1
-CHANNELS = 32  # products of bytes are taken in chunks of so many
+CHANNELS = 32  # products of bytes take channels in multiples of this
 
 
 def version_of(model: Swin) -> int:
-    """1 or 2."""
+    """The Swin version, 1 or 2."""
     return 2 if isinstance(model.layers[0].blocks[0].attn, WindowAttentionV2) else 1
 
 
 def spec_for(
     model: nn.Module, precision: str = "int8", float_type: str = "float16", pixels: bool = False
 ) -> NetworkSpec:
-    """The spec of a model under the policy that was applied to it; with precision float, no node counts.
+    """The spec of a model under its applied policy; with precision float, the policy is ignored.
 
     UsageError for another network than a Swin classifier, and for a geometry or policy that the engine does not run.
     """
@@ -64,7 +64,7 @@ def spec_for(
 
 
 def check_geometry(spec: NetworkSpec) -> None:
-    """UsageError with the reason if there are no kernels for it."""
+    """UsageError with the reason if no kernels exist for these sizes."""
     g = spec.geometry
     widest = max(spec.head_dim(stage) for stage in range(len(g.depths)))
     hidden = any(spec.hidden(stage) % CHANNELS for stage in range(len(g.depths)))
@@ -82,8 +82,9 @@ def check_geometry(spec: NetworkSpec) -> None:
 
 
 def check_batch(spec: NetworkSpec, batch: int) -> None:
-    """UsageError for a batch with a tensor of more values than kernels can address, which count in int32."""
-    largest = max(prod(buffer.shape) for buffer in program_of(spec, 1).buffers.values())  # each grows with the batch
+    """UsageError for a batch with a tensor too large for the kernels' int32 addresses."""
+    # for one picture: all grow with the batch
+    largest = max(prod(buffer.shape) for buffer in program_of(spec, 1).buffers.values())
     if batch > (most := ADDRESSED // largest):
         raise UsageError(f"‹batch› {batch}: kernels address {ADDRESSED + 1} values of a tensor: at most {most} here")
 
@@ -127,7 +128,7 @@ def _of_nodes(model: Swin, plain: NetworkSpec) -> NetworkSpec:
 
 
 def nodes_of(product: str, version: int) -> tuple[str, ...]:
-    """The nodes of a product's operands under arithmetic `cuda`; of `a v`, those of probabilities and values."""
+    """The nodes of a product's two operands under arithmetic `cuda`; for `a v` those of probabilities and values."""
     at, _, last = product.rpartition(".")
     if last == "q k":
         q = "mha" if version == 2 else "matmul"
@@ -138,13 +139,13 @@ def nodes_of(product: str, version: int) -> tuple[str, ...]:
 
 
 def _values(quantized: frozenset[str], enabled: Mapping[str, Quantizer]) -> set[str]:
-    """Nodes of values that are kept in bytes though their product is half: q, k and v are one tensor."""
+    """Nodes of values that are stored in bytes though their product is half: q, k and v are one tensor."""
     of_attention = (product.removesuffix("q k") for product in quantized if product.endswith("q k"))
     return {f"{at}matmul_v_input_quantizer" for at in of_attention} & enabled.keys()
 
 
 def _is_quantized(product: str, enabled: Mapping[str, Quantizer], version: int) -> bool:
-    """Whether all operands of a product are. UsageError for one of two."""
+    """Whether both operands of a product are quantized. UsageError if only one is."""
     first, second = nodes_of(product, version)
     if product.endswith("a v"):
         q, _ = nodes_of(f"{product.removesuffix('a v')}q k", version)

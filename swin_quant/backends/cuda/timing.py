@@ -1,4 +1,4 @@
-"""Which tiles are tried, and how long a kernel takes with them: on the GPU, in a CUDA graph."""
+"""Choose the tiles to try for a kernel, and time them on the GPU in a CUDA graph."""
 
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,32 +16,33 @@ from swin_quant.backends.cuda.required_kernels import kernel_of
 from swin_quant.backends.cuda.tuning import TimedTiles, shape_of
 from swin_quant.base.progress import log
 
-# rows, columns, warps, stages; `inner` is the default's, and half of it.
+# rows, columns, warps, stages; `inner` is the default's, and half as much.
 GEMM = (
     (128, 128, 8, 3), (128, 64, 4, 4), (64, 128, 4, 3), (64, 64, 4, 4), (64, 32, 4, 4), (32, 64, 4, 4),
     (32, 32, 2, 4), (128, 256, 8, 3),
 )  # fmt: skip
 INNER, LEAST_INNER = (1, 0.5), 32
-ONE_TILE = ((1, 1), (2, 1), (4, 1), (8, 1))  # warps, stages, where a window is one tile
-SEVERAL_WINDOWS = (2, 4, 8)  # a program, where there are enough programs without
-OF_SEVERAL = ((1, 1), (1, 2), (2, 1), (2, 2))  # times the default's warps, stages: with 2 the next window is on its way
+ONE_TILE = ((1, 1), (2, 1), (4, 1), (8, 1))  # warps, stages, if a window is one tile
+SEVERAL_WINDOWS = (2, 4, 8)  # windows a program, if enough programs remain
+# factor on the default's warps, stages: with 2, the next window is fetched meanwhile
+OF_SEVERAL = ((1, 1), (1, 2), (2, 1), (2, 2))
 SEVERAL = ((64, 32, 4, 2), (64, 64, 4, 2), (64, 64, 4, 1), (128, 32, 4, 2), (128, 64, 8, 2), (32, 64, 2, 2),
            (128, 128, 8, 1))  # fmt: skip
-ROWS = (0.5, 1, 2)  # times the default's
+ROWS = (0.5, 1, 2)  # factors on the default's rows
 WARPS = (4, 8)
 STAGES = {
     "norm_gemm": (1, 2, 3),
     "gemm_norm": (1, 2, 3),
     "mlp": (1, 2, 3),
     "attention_norm": (1, 2),
-}  # of kernels with a loop over weights
+}  # for kernels that loop over weights
 COPIES, REPEATS, REPLAYS = 3, 10, 7
-LEVEL, NEAR, FLOAT8 = 1.0, 0.02, 0.13  # by which a value may differ: of int8, as a part, of float8 to its neighbour
+LEVEL, NEAR, FLOAT8 = 1.0, 0.02, 0.13  # allowed difference: int8 levels, relative, and relative of float8
 FEW = 0.05  # the share of values that may differ by more
 
 
 def candidates(op: str, default: Tiles, constants: Mapping[str, Any], programs: int = 0) -> list[Tiles]:
-    """The tiles to try for a kernel, the default first, each once. `programs`: how many the default has."""
+    """The tiles to try for a kernel, the default first, each once. `programs`: the number that the default has."""
     return list(dict.fromkeys([default, *_others(op, default, constants, programs)]))
 
 
@@ -59,7 +60,7 @@ def _others(op: str, default: Tiles, constants: Mapping[str, Any], programs: int
     elif op == "attention":
         yield from (Tiles(r, c, default.inner, w, s) for r, c, w, s in SEVERAL)
     else:
-        least = 16 if op in STAGES or op == "patch_embed" else 1  # of a tensor core
+        least = 16 if op in STAGES or op == "patch_embed" else 1  # rows that a tensor core takes
         sizes = sorted({max(least, int(default.rows * factor)) for factor in ROWS})
         for rows in sizes:
             inner = part_columns(constants["N"], rows) if op == "attention_norm" else default.inner
@@ -69,10 +70,9 @@ def _others(op: str, default: Tiles, constants: Mapping[str, Any], programs: int
 
 
 def best_tiles(launch: Launch, batch: int, device: torch.device) -> tuple[TimedTiles, float]:
-    """Time the candidates of a launch on a GPU. The fastest that computes what the first does that runs, the default if
-    it does, and the microseconds of the default (of the fastest, where the default does not run). Raises what the last
-    one failed by, if all did.
-    """
+    """Time a launch's candidate tiles on a GPU. Returns the fastest whose results match those of the first that runs
+    (the default if it runs), and the default's microseconds, or the fastest's if the default does not run. Raises the
+    last error if none runs."""
     copies = [kernel_of(launch, partial(filled, device=device)) for _ in range(COPIES)]
     default, *_ = tried = tiles_to_try(launch)
     times: dict[Tiles, float] = {}
@@ -84,7 +84,7 @@ def best_tiles(launch: Launch, batch: int, device: torch.device) -> tuple[TimedT
                 raise RuntimeError("it computes something else than the default does")
             expected = expected or found
             times[tiles] = microseconds([partial(one.launch, tiles) for one in copies])
-        except Exception as error:  # what does not fit into the GPU, or what its compiler refuses
+        except Exception as error:  # the tiles do not fit on the GPU, or the compiler refuses them
             log.debug("%s: %s: %s", launch.name, tiles, error)
             last = error
     if not times:
@@ -94,7 +94,7 @@ def best_tiles(launch: Launch, batch: int, device: torch.device) -> tuple[TimedT
 
 
 def results_of(launch: Launch, tiles: Tiles, device: torch.device) -> list[torch.Tensor]:
-    """What a launch writes, of the same random operands each time."""
+    """The results of a launch on the same random operands each time."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(0)
         kernel = kernel_of(launch, partial(filled, device=device))
@@ -104,7 +104,8 @@ def results_of(launch: Launch, tiles: Tiles, device: torch.device) -> list[torch
 
 
 def is_same(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> bool:
-    """But for a few values: sums in another order end on the other side of a tie, and move what is made of them."""
+    """Whether all but a few values agree: sums in another order fall on the other side of a tie, which changes later
+    values."""
     for one, other in zip(found, expected, strict=True):
         rounding, is_int8 = FLOAT8 if other.dtype == torch.float8_e4m3fn else NEAR, other.dtype == torch.int8
         one, other = one.float(), other.float()
@@ -116,34 +117,35 @@ def is_same(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> 
 
 
 def tiles_to_try(launch: Launch) -> list[Tiles]:
-    """Those of a launch, the default first."""
+    """The candidate tiles of a launch, the default first."""
     prepared = kernel_of(launch).prepare()
     return candidates(launch.op, prepared.tiles, prepared.constants, prod(prepared.grid))
 
 
 def filled(ref: TensorRef, device: torch.device) -> torch.Tensor:
-    """A random tensor of that shape and type."""
+    """A random tensor of this shape and type."""
     if ref.dtype in (torch.int8, torch.uint8):
         return torch.randint(-100 if ref.dtype is torch.int8 else 0, 100, ref.shape, dtype=ref.dtype, device=device)
     return torch.randn(ref.shape, device=device).to(ref.dtype)
 
 
 def microseconds(calls: Sequence[Callable[[], None]]) -> float:
-    """Of one call, in the median of replays of a graph that makes all of them several times, in turns.
+    """The time of one call: the median over replays of a graph that makes all calls several times, in turns.
 
-    Calls on different memory keep the caches from holding what the engine would have to read.
+    Calls on different memory keep the caches from holding what the engine would read from memory.
     """
     for call in calls:
-        call()  # compiles it, which no graph may contain
+        call()  # compiles the kernel, which a graph must not contain
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph):  # back, though it fails
+    # puts the stream back if it fails
+    with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph):
         for _ in range(REPEATS):
             for call in calls:
                 call()
     graph.replay()
     events = []
-    for _ in range(REPLAYS):  # queued one behind another: the GPU waits for none to be launched
+    for _ in range(REPLAYS):  # queued back to back, so that the GPU does not wait for launches
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         first.record()
         graph.replay()

@@ -1,7 +1,7 @@
-"""The fastest tiles of an artifact's kernels on the GPU that is here, in a file beside it.
+"""Find the fastest tiles of an artifact's kernels on this GPU, and write them to a file beside it.
 
-The file is written anew after each kernel, and what it holds is not timed again. Kernels run in another process: one
-that hangs, dies or spoils the GPU costs its own time.
+The file is written again after each kernel, and its entries are not timed again. Kernels run in another process: one
+that hangs, dies or corrupts the GPU costs only its own time.
 """
 
 import time
@@ -39,15 +39,15 @@ from swin_quant.base.progress import log
 from swin_quant.score.jobs import JobFailed, JobProcess
 
 BATCHES, SECONDS = (1, 8, 32), 300.0
-COMPILING = 0.5  # of the time, at most
-LONGEST = 120.0  # seconds of one kernel with all of its tiles, the start of a process included
+COMPILING = 0.5  # the largest share of the time
+LONGEST = 120.0  # seconds for one kernel with all of its tiles, including the start of a process
 
 
 @dataclass(frozen=True)
 class TuneReport:
-    """`timed`: launches with their best tiles; `default_us`: what they took before; `before`: how many others the file
-    held already; `refused`: that ran with no tiles, of which the file says so; `left`: not reached in time.
-    """
+    """`timed`: launches with their best tiles; `default_us`: their times before; `before`: launches that the file
+    already held; `refused`: launches that ran with no tiles, which the file notes; `left`: launches not reached in
+    time."""
 
     file: Path
     gpu: str
@@ -61,10 +61,11 @@ class TuneReport:
 def tune(
     path: str | Path, batches: Sequence[int] = BATCHES, to: str | Path | None = None, seconds: float = SECONDS
 ) -> TuneReport:
-    """Time tile candidates of every kernel shape of the artifact at `path` for these batches, as far as time allows.
+    """Time candidate tiles for every kernel shape of the artifact at `path`, for these batches, until `seconds` are
+    over.
 
-    The file is written to `to`, or beside the artifact, where the engine looks for it. What it holds of this GPU, these
-    kernels and this compiler stays. UsageError without a GPU, and for what is no time or no file.
+    The file is written to `to`, or beside the artifact, where the engine looks for it. Its entries for this GPU, these
+    kernels and this compiler are kept. UsageError without a GPU, and for an invalid time or file.
     """
     if not torch.cuda.is_available():
         raise UsageError("tune times kernels on a GPU, and torch finds none here")
@@ -88,11 +89,11 @@ def tune(
     lists = {batch: program_of(spec, batch).launches for batch in batches}
     wanted = {
         (shape_of(one), batch): one for batch, found in lists.items() for one in (*found, *candidates(found))
-    }  # also what could be fused, so that times decide
+    }  # fused launches too, so that measured times decide
     launches = program_of(spec, 1).launches
     before = timed_before(file, place, launches)
     known = {(one["launch"], one["batch"]): one for one in before}
-    done = {which for which, one in known.items() if one["tiles"]}  # what this GPU refused is tried again
+    done = {which for which, one in known.items() if one["tiles"]}  # launches that failed are tried again
     todo = {which: launch for which, launch in wanted.items() if which not in done}
     timed, default_us, failed, end = [], [], 0, time.monotonic() + seconds
     ahead = compile_ahead(
@@ -117,8 +118,8 @@ def tune(
                 timed.append(known[shape, batch])
                 default_us.append(default)
                 log.info("%s, batch %d: %.1f µs, by default %.1f", launch.name, batch, timed[-1]["us"], default)
-            if timed:  # of a GPU that runs nothing there is nothing to tell
-                with one_at_a_time(file.parent):  # others may tune for other batches
+            if timed:  # a GPU that runs nothing gets no file
+                with one_at_a_time(file.parent):  # another process may tune for other batches
                     known = {(one["launch"], one["batch"]): one for one in _held(file, place, launches)} | known
                     write_tiles(file, place, list(known.values()))
     finally:
@@ -132,11 +133,11 @@ def tune(
 def _held(file: Path, place: TunedFor, launches: Sequence[Launch]) -> list[TimedTiles]:
     try:
         return read_timed(file, place, launches)
-    except SwinQuantError:  # none yet, or of another place
+    except SwinQuantError:  # no file yet, or one for another GPU
         return []
 
 
 def time_kernel(job: tuple[Launch, int]) -> tuple[TimedTiles, float]:
-    """The best tiles of a launch and a batch, in the process of the kernels."""
+    """Time one launch and batch, in the kernels' process."""
     launch, batch = job
     return best_tiles(launch, batch, torch.device("cuda"))

@@ -1,7 +1,7 @@
-"""Tiles that were timed on a GPU, in a file beside the artifact that can be shipped with it: one for each kind of GPU.
+"""Tiles timed on a GPU, in a file beside the artifact that can be shipped with it: one file for each kind of GPU.
 
-Timings hold for the kernels, the GPU and the compiler that they were made with: the file names them, and one of others
-is not used. What was not timed runs with the tiles that `kernels.tiles` takes by default.
+Times hold for the kernels, GPU and compiler that the file names; a file for others is ignored. A launch that was not
+timed runs with the default tiles of `kernels.tiles`.
 """
 
 import hashlib
@@ -25,12 +25,12 @@ from swin_quant.base.schema import checked, counted, within
 SCHEMA = "swin-quant/tiles/1"
 SUFFIX = ".tiles.json"
 _MOST = 100_000
-FARTHEST = 4  # tiles of a batch serve those up to so many times as large, or as small
+FARTHEST = 4  # tiles serve batches up to this many times larger or smaller
 
 
 class TimedTiles(TypedDict):
-    """One launch: what it was (`shape_of`), for how many pictures, its best tiles and their time; None and None if it
-    ran with none, so that it is not chosen beside others that do the same."""
+    """One launch (`shape_of`) for a batch: its best tiles and their time. Both are None if it ran with no tiles; then
+    its fusion is not chosen."""
 
     launch: str
     batch: Annotated[int, within(least=1)]
@@ -50,7 +50,7 @@ class TilesFile(TypedDict):
 
 @dataclass(frozen=True)
 class TunedFor:
-    """What timings hold for."""
+    """The kernels, GPU and compiler that times hold for."""
 
     kernels: str
     gpu: str
@@ -75,7 +75,7 @@ def kernels_hash() -> str:
 
 
 def shape_of(launch: Launch) -> str:
-    """All of a launch that its time depends on but the number of pictures, in a line."""
+    """All that a launch's time depends on except the batch, in one line."""
     words = [f"{word}={_shape(value)}" for word, value in launch.arguments.items()]
     return f"{launch.op} {' '.join(words)}"
 
@@ -93,20 +93,20 @@ def _shape(value: Any) -> str:
 
 @dataclass(frozen=True)
 class TileTable:
-    """The best tiles by launch and batch, and the microseconds that they took; no tiles and inf: none ran."""
+    """The best tiles and their microseconds, by launch and batch; None and inf if no tiles ran."""
 
     known: Mapping[str, Mapping[int, tuple[Tiles | None, float]]]
 
     def tiles_for(self, launch: Launch, batch: int) -> Tiles | None:
-        """Those of the nearest batch that was timed; None if none is near, or none ran."""
+        """The tiles of the nearest timed batch; None if none is near, or no tiles ran."""
         timed = self.known.get(shape_of(launch), {})
         nearest = _nearest(timed, batch)
         return timed[nearest][0] if nearest else None
 
     def times_of(self, launches: Iterable[Launch], batch: int) -> dict[str, float] | None:
-        """Microseconds by `shape_of`, at the nearest batch for which all of them were timed; None if none is near.
+        """Microseconds by `shape_of`, at the nearest batch at which all launches were timed; None if none is near.
 
-        Those of two batches cannot be compared.
+        Times at two batches cannot be compared.
         """
         timed = {shape: self.known.get(shape, {}) for shape in map(shape_of, launches)}
         nearest = _nearest(set.intersection(*map(set, timed.values())), batch)
@@ -129,8 +129,8 @@ def write_tiles(path: Path, place: TunedFor, timed: Sequence[TimedTiles]) -> Non
 
 
 def read_timed(path: Path, place: TunedFor, launches: Sequence[Launch] = ()) -> list[TimedTiles]:
-    """What a file holds. SwinQuantError for one that is damaged, whose timings do not hold in this `place`, or whose
-    tiles are not for the kernels of these `launches`, apart or fused."""
+    """The entries of a file. SwinQuantError if it is damaged, was made for another `place`, or has tiles that the
+    kernels of these `launches`, single or fused, do not take."""
     data = read_json(path, "tiles file")
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
         raise SwinQuantError(f"{path}: is no tiles file of this version ({SCHEMA}): run `swin-quant cuda tune` again")
@@ -159,7 +159,7 @@ def read_timed(path: Path, place: TunedFor, launches: Sequence[Launch] = ()) -> 
 
 
 def read_tiles(path: Path, place: TunedFor, launches: Sequence[Launch] = ()) -> TileTable:
-    """The tiles of a file. SwinQuantError as `read_timed` has it."""
+    """The tiles of a file. Raises as `read_timed` does."""
     known: dict[str, dict[int, tuple[Tiles | None, float]]] = {}
     for one in read_timed(path, place, launches):
         known.setdefault(one["launch"], {})[one["batch"]] = one["tiles"], inf if one["us"] is None else one["us"]
@@ -167,7 +167,7 @@ def read_tiles(path: Path, place: TunedFor, launches: Sequence[Launch] = ()) -> 
 
 
 def _check(launch: Launch, tiles: Tiles, where: str) -> None:
-    """SwinQuantError, which says where they are, unless the kernel of a launch takes these tiles."""
+    """SwinQuantError, which names the place in the file, unless the launch's kernel takes these tiles."""
     try:
         kernel_of(launch).prepare(tiles)
     except SwinQuantError as error:
@@ -175,9 +175,8 @@ def _check(launch: Launch, tiles: Tiles, where: str) -> None:
 
 
 def tiles_beside(artifact: Path, place: TunedFor, launches: Sequence[Launch]) -> TileTable:
-    """Those of an artifact of these launches, by the first of its files that were tuned in this `place`; none, with a
-    warning, if all were elsewhere. The file of this GPU comes before one whose name tells none, and that before those
-    of other GPUs."""
+    """The tiles beside an artifact: from the first file that holds for this `place`, or none, with a warning, if all
+    are for others. The file named for this GPU comes first, then the one named for none, then those of other GPUs."""
     named = [tiles_path(artifact, gpu) for gpu in (place.gpu, "")]
     others = sorted(artifact.parent.glob(f"{escape(artifact.stem)}.*{SUFFIX}"))
     refused = []
@@ -193,8 +192,7 @@ def tiles_beside(artifact: Path, place: TunedFor, launches: Sequence[Launch]) ->
 
 
 def timed_before(path: Path, place: TunedFor, launches: Sequence[Launch]) -> list[TimedTiles]:
-    """What a file holds that tuning these launches in this `place` can go on from; nothing, with a warning, of any
-    other."""
+    """The entries of a file that tuning can continue from; none, with a warning, if the file is for another place."""
     if not path.is_file():
         return []
     try:
@@ -205,6 +203,6 @@ def timed_before(path: Path, place: TunedFor, launches: Sequence[Launch]) -> lis
 
 
 def tiles_path(artifact: Path, gpu: str) -> Path:
-    """Where the tiles of an artifact lie for that GPU: beside it. "": for whichever the file itself names."""
+    """The path of an artifact's tiles for this GPU. With "" it names no GPU; the file itself does."""
     word = re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-")
     return artifact.with_name(f"{artifact.stem}.{word}{SUFFIX}" if word else artifact.stem + SUFFIX)

@@ -1,8 +1,7 @@
-"""The engine's kernels, one a file: a class of its arguments, with its reference in plain torch and its launch.
+"""The engine's kernels, one a file: a class of the kernel's arguments, with a reference in plain torch and a launch.
 
-`reference()` and `launch()` write the same results into the tensors that they are given, and return nothing. The
-kernels themselves lie in `jit`, which imports Triton: here nothing does before a `launch`. `norm_gemm`, `gemm_norm`,
-`attention_norm` and `mlp` do the work of several others.
-B: pictures; R: side of a map in tokens; L: tokens a window; M: rows of a matrix; N, K: results and operands of a
-linear; C: channels. "Half" is float16 or bfloat16.
+`reference()` and `launch()` write the same results into the given tensors and return nothing. The Triton functions are
+in `jit`, which only a `launch` imports. `norm_gemm`, `gemm_norm`, `attention_norm` and `mlp` are fused from other
+kernels. B: pictures; R: side of a map in tokens; L: tokens of a window; M: rows of a matrix; N, K: output and input
+columns of a linear; C: channels. "Half" is float16 or bfloat16.
 """

@@ -12,11 +12,11 @@ from swin_quant.backends.cuda.kernels.tiles import Tiles, attention_tiles, least
 from swin_quant.backends.cuda.kernels.windows import Windows
 
 MASKED = -100.0  # added to the logit of two tokens that only the cyclic shift brought together
-_VECTOR = 8  # halves that a load takes at once
+_VECTOR = 8  # halves that one load takes
 
 
 def bias_row(tokens: int) -> int:
-    """How many values a row of the position bias has in memory, of a window of so many tokens: whole vectors."""
+    """The length of a position bias row in memory for a window of `tokens`: whole vectors."""
     return -(-tokens // _VECTOR) * _VECTOR
 
 
@@ -24,14 +24,14 @@ def bias_row(tokens: int) -> int:
 class AttentionKernel(Kernel):
     """qkv in window order -> out.
 
-    logits = q k^T * logits_scale + (position_bias + MASKED between regions). qkv int8 or float8: with `softmax_levels`
-    probabilities are of its type, softmax * softmax_levels; without, exp(logits - largest) in float16, whose products
-    with v are divided by their sum. qkv half: the latter, in its type. out = context * context_scale. V2's q and k come
-    normalised, by the epilogue "unit".
-    d: a power of two, 32 or more (narrower heads are padded by zeros).
+    logits = q k^T * logits_scale + (position_bias + MASKED between regions). out = context * context_scale. qkv int8 or
+    float8 with `softmax_levels`: probabilities have its type, as softmax * softmax_levels. Without: exp(logits -
+    largest) is rounded to float16, multiplied with v, and divided by its sum. qkv half: the same in its own type. In V2
+    q and k are already normalised, by the epilogue "unit". d: a power of two, at least 32 (narrower heads are padded
+    with zeros).
 
     FasterTransformer's unfused kernels: with `product_levels` logits = int8(q k^T * product_levels) * logits_scale *
-    product_step, and the sum of exp has softmax_epsilon added.
+    product_step, and softmax_epsilon is added to the sum of exp.
     """
 
     qkv: Tensor  # int8, float8 or half [M, 3 * heads * d], columns (q | k | v, head, d)
@@ -39,7 +39,7 @@ class AttentionKernel(Kernel):
     windows: Windows
     heads: int
     logits_scale: Tensor | float  # float32 [heads], or one for all
-    position_bias: Tensor  # [heads, L, L or more]: what fills up its rows is not used
+    position_bias: Tensor  # [heads, L, L or more]: columns after L are padding
     softmax_levels: float | None = None
     context_scale: float = 1.0
     product_levels: float | None = None
@@ -53,7 +53,7 @@ class AttentionKernel(Kernel):
         logits = self._logits(q, k)
         if self.softmax_levels is not None:
             shares = as_type(_softmax(logits, self.softmax_epsilon) * self.softmax_levels, self.qkv.dtype).float()
-            context = shares @ v  # of int8 exact: at most 1024 products
+            context = shares @ v  # exact for int8: at most 1024 products
         else:
             powers = (logits - logits.amax(-1, keepdim=True)).exp()
             operand = powers.to(torch.float16 if self.qkv.dtype.itemsize == 1 else self.qkv.dtype).float()
@@ -64,7 +64,7 @@ class AttentionKernel(Kernel):
     def _logits(self, q: Tensor, k: Tensor) -> Tensor:
         """float32 [windows, heads, L, L]."""
         length, windows, scale = self.windows.tokens, self.windows, self.logits_scale
-        logits = q @ k.transpose(-2, -1)  # of int8: exact
+        logits = q @ k.transpose(-2, -1)  # exact for int8
         if self.product_levels is not None:
             logits = rounded(logits * self.product_levels)
         logits = logits * (scale[:, None, None] if isinstance(scale, Tensor) else scale)
@@ -79,7 +79,7 @@ class AttentionKernel(Kernel):
         return (logits.unflatten(0, (-1, windows.count)) + (added + mask)).flatten(0, 1)
 
     def prepare(self, tiles: Tiles | None = None) -> PreparedLaunch:
-        """Whole vectors are loaded of a position_bias whose rows have the length `bias_row`."""
+        """The position bias must have rows of length `bias_row`: it is loaded in whole vectors."""
         m, width = self.out.shape
         length, head_dim = self.windows.tokens, width // self.heads
         t = (tiles or attention_tiles(length, head_dim)).holding(columns=least_step(self.qkv.element_size()))

@@ -1,4 +1,4 @@
-"""Window attention with all that follows it in its branch: projection, residual and norm, in one kernel."""
+"""Window attention and the rest of its branch, projection, residual and norm, in one kernel."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ from swin_quant.backends.cuda.kernels.windows import Windows
 
 @dataclass(frozen=True, eq=False)
 class AttentionNormKernel(Kernel):
-    """`AttentionKernel`, whose context [M, heads * d] is of w's type, then `GemmNormKernel`; their arguments."""
+    """`AttentionKernel`, with a context [M, heads * d] of w's type, then `GemmNormKernel`; the arguments are theirs."""
 
     qkv: Tensor
     windows: Windows

@@ -1,4 +1,4 @@
-"""A launch before it is made: which kernel, on what grid, with which arguments."""
+"""A prepared launch: the kernel, its grid and its arguments."""
 
 import importlib
 import pkgutil
@@ -9,16 +9,16 @@ from typing import Any
 
 from swin_quant.backends.cuda.kernels.tiles import Tiles
 
-# Of a thread, as many as there are: with no limit ptxas spills some where that makes room for another program.
+# The most registers of a thread: without this, ptxas spills some registers where that makes room for another program.
 ALL_REGISTERS = {"maxnreg": 255}
-# Where a kernel does not say otherwise: Triton 3.9 warns that this will not be its default any more.
+# The default, unless a kernel sets it: Triton 3.9 warns that its own default will change.
 FUSED_MULTIPLY_ADD = {"enable_fp_fusion": True}
 
 
 @dataclass(frozen=True)
 class PreparedLaunch:
-    """`kernel`: module in `jit`, and the function in it, which only a run imports; `arguments` are tensors, numbers and
-    None; `constants` what the kernel is specialised for; `options` of Triton's compiler, beside those of its tiles."""
+    """`kernel`: module in `jit` and the function in it, which only a run imports; `arguments`: tensors, numbers and
+    None; `constants`: the kernel is compiled for each; `options`: for Triton's compiler, beside those of the tiles."""
 
     kernel: str
     grid: tuple[int, ...]
@@ -32,29 +32,28 @@ class PreparedLaunch:
         self._launch(without_spills({**FUSED_MULTIPLY_ADD, **self.tiles.options(), **self.options}, self.spilled))
 
     def spilled(self, options: Mapping[str, Any]) -> int:
-        """Registers of a thread that are put into memory on this GPU with such options; 0 where Triton interprets."""
+        """Registers of a thread that spill to memory on this GPU with these options; 0 where Triton interprets."""
         made = self._launch(options, warmup=True)
         if made is None:
             return 0
-        # Loads it into the GPU, which counts them. `run` tries that once: after a load that failed, as for want of
-        # memory, it gives what cannot launch, and says nothing.
+        # Load the kernel, which counts the spills. Not by `run`: after a failed load, as for lack of memory, `run`
+        # silently returns a kernel that cannot launch.
         getattr(made, "_init_handles", lambda: made.run)()
         return int(made.n_spills)
 
     def _launch(self, options: Mapping[str, Any], warmup: bool = False) -> Any:
-        """`warmup`: compiled and not launched."""
+        """With `warmup`, compile without launching."""
         module, name = self.kernel.split(".")
         kernel = getattr(importlib.import_module(f"{__package__}.jit.{module}"), name)
         return kernel.run(grid=self.grid, warmup=warmup, **self.arguments, **self.constants, **options)
 
 
 def without_spills(options: Mapping[str, Any], spilled: Callable[[Mapping[str, Any]], int]) -> Mapping[str, Any]:
-    """These options of the compiler, with all registers where a kernel spills by the compiler's own choice of them and
-    not with all.
+    """These options; with all registers if the kernel spills under the compiler's own choice and not with all.
 
-    `spilled`: how much of a thread is in memory, compiled with such options. It is asked since no rule tells: of one
-    attention on 10.0 12 heads spill and 6 do not. What does not spill stays as it is: with more registers a
-    multiprocessor holds fewer programs.
+    `spilled` gives a thread's spills under some options. It is measured since no rule predicts it: on 10.0 the same
+    attention spills with 12 heads and not with 6. A kernel that does not spill keeps its options: with more registers a
+    thread, fewer programs fit on a multiprocessor.
     """
     more = {**options, **ALL_REGISTERS}
     return more if spilled(options) and not spilled(more) else options
@@ -62,11 +61,11 @@ def without_spills(options: Mapping[str, Any], spilled: Callable[[Mapping[str, A
 
 @cache
 def settle_cache_keys() -> None:
-    """Have Triton hash all kernels now, in one order: their hashes are names in its cache on disk.
+    """Have Triton hash all kernels now, in a fixed order: the hashes are keys of its cache on disk.
 
-    A kernel's hash has the constants of functions that it calls only where these were hashed before it (triton 3.7,
-    `DependenciesFinder._update_hash`), so that it would depend on what a process compiles first, and no process would
-    find what another has compiled.
+    A kernel's hash includes the constants of the functions that it calls only if these were hashed before it (triton
+    3.7, `DependenciesFinder._update_hash`). Without a fixed order the keys depend on what a process compiles first, and
+    no process finds what another has compiled.
     """
     from triton.runtime.jit import JITFunction
 

@@ -1,4 +1,4 @@
-"""Matrix product of int8, float8 or half operands, and all that follows it up to the next kernel, as its epilogue."""
+"""Matrix product of int8, float8 or half operands, with all that follows up to the next kernel as its epilogue."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -13,7 +13,7 @@ from swin_quant.backends.cuda.kernels.kernel import Kernel
 from swin_quant.backends.cuda.kernels.tiles import LINE, Tiles, gemm_tiles, least_step
 from swin_quant.backends.cuda.kernels.windows import Windows, whole_map
 
-SMALLEST_NORM = 1e-12  # what a vector of zeros is divided by
+SMALLEST_NORM = 1e-12  # divides a vector of zeros
 FLAT = whole_map(1)  # rows stay in their order
 
 Kind = Literal["quantize", "half", "gelu", "table", "unit", "residual"]
@@ -21,19 +21,19 @@ Kind = Literal["quantize", "half", "gelu", "table", "unit", "residual"]
 
 @dataclass(frozen=True)
 class Epilogue:
-    """What becomes of the sums of a row. y = sums * scale + bias; then by `kind`:
+    """The steps after the sums of a row. y = sums * scale + bias; then by `kind`:
 
     - "quantize": y * levels in the type of `out`, int8 or float8 (E4M3), rounded and saturated
     - "half": y in the type of `out` (half or float32)
-    - "gelu": GELU(y), exact, by erf; it * levels rounded so, or in the type of `out` without levels
-    - "table": FasterTransformer's GELU: table[n, sum in int8 + 128]; neither scale nor bias (`gelu_table`)
+    - "gelu": GELU(y), exact, by erf; then as "quantize", or without levels as "half"
+    - "table": FasterTransformer's GELU: table[n, sum in int8 + 128], without scale or bias (`gelu_table`)
     - "unit": V2's q and k, the first two thirds of the columns: y / |y| of each head (`head_dim` columns) * lengths,
-      then as "quantize"; v as "quantize". Half without levels
-    - "residual": y + residual at the token of the row, in the type of `out`
+      then as "quantize"; v as "quantize". Without levels as "half"
+    - "residual": y + residual at the row's token, in the type of `out`
 
-    FasterTransformer: with `product_levels` sums are sums * product_levels, rounded to int8 if `product_rounds`.
-    `half_steps`: sums * scale is rounded to half, and the residual, then the bias, are added in half. `unit_epsilon`:
-    y * rsqrt(|y|^2 + it), where None divides by |y|.
+    FasterTransformer: `product_levels` multiplies the sums, which are then rounded to int8 if `product_rounds`.
+    `half_steps`: sums * scale is rounded to half, then the residual and the bias are added in half. `unit_epsilon`: y *
+    rsqrt(|y|^2 + unit_epsilon); None divides by |y|.
     """
 
     kind: Kind
@@ -44,26 +44,26 @@ class Epilogue:
     unit_epsilon: float | None = None
 
     def whole_heads(self, tiles: Tiles) -> Tiles:
-        """Tiles with no fewer columns than a head that is normalised in them."""
+        """Tiles widened to at least one head, if heads are normalised in them."""
         return replace(tiles, columns=max(tiles.columns, self.head_dim)) if self.kind == "unit" else tiles
 
 
 @dataclass(frozen=True, eq=False)
 class GemmKernel(Kernel):
-    """out = the epilogue of a w^T. Sums of int8 operands are exact, in int32; those of float8, half or float32 operands
-    are float32."""
+    """out = epilogue(a w^T). Sums of int8 operands are exact, in int32; those of float8, half and float32 operands are
+    float32."""
 
     a: Tensor  # [M, K]
     w: Tensor  # [N, K]
     scale: Tensor | None  # float32 [N], as bias
     bias: Tensor | None
     epilogue: Epilogue
-    out: Tensor  # [M, N]; "residual": half [B, R, R, N], its rows those of the map
-    windows: Windows = FLAT  # "residual": in which order the rows of a are
-    residual: Tensor | None = None  # like out, which it may be
-    levels: Tensor | float | None = None  # float32 [N], or one for all
-    lengths: Tensor | None = None  # "unit": float32 [N], of v unused
-    before: Tensor | None = None  # "unit": float32 [2, N], levels and step of an earlier rounding to int8
+    out: Tensor  # [M, N]; "residual": half [B, R, R, N], rows in map order
+    windows: Windows = FLAT  # "residual": the order of a's rows
+    residual: Tensor | None = None  # like out; may be the same tensor
+    levels: Tensor | float | None = None  # float32 [N], or one number
+    lengths: Tensor | None = None  # "unit": float32 [N]; v's are unused
+    before: Tensor | None = None  # "unit": float32 [2, N], levels and step of a previous rounding to int8
     table: Tensor | None = None  # "table": int8 [N, 256]
 
     def reference(self) -> None:
@@ -124,13 +124,13 @@ class GemmKernel(Kernel):
 
 
 def _longest_step(operand: torch.dtype, epilogue: Epilogue, windows: Windows) -> int:
-    """Bytes along K. Longer ones of float8 spill on 10.0 beside the addresses of rows that go back to their places."""
+    """The most bytes of a step along K. Longer steps of float8 spill on 10.0 if rows are scattered to the map."""
     is_scattered = epilogue.kind == "residual" and windows.window < windows.side
     return 64 if is_scattered and operand == torch.float8_e4m3fn else LINE
 
 
 def _unit(y: Tensor, lengths: Tensor, before: Tensor | None, e: Epilogue) -> Tensor:
-    """float32 [M, 3C]: q and k of unit length, times `lengths`."""
+    """float32 [M, 3C]: q and k scaled to `lengths`, v unchanged."""
     columns = y.shape[1] // 3 * 2
     if before is not None:
         levels, step = before[:, :columns]
@@ -145,9 +145,10 @@ def _unit(y: Tensor, lengths: Tensor, before: Tensor | None, e: Epilogue) -> Ten
 
 
 def gelu_table(step: float, bias: Tensor, levels: float) -> Tensor:
-    """int8 [N, 256]: what FasterTransformer's GELU gives for the int8 sums -128 to 127 of each channel, bias half [N].
+    """int8 [N, 256]: FasterTransformer's GELU for the int8 sums -128 to 127 of each channel; bias half [N].
 
-    Its kernel works in float16, tanh form, rounding after each operation (docs/reference/weights.md, section 3.8).
+    FasterTransformer's kernel works in float16, tanh form, rounding after each operation (docs/reference/weights.md,
+    section 3.8).
     """
     x = torch.arange(-128, 128, device=bias.device).half() * _as_half(step) + bias.half()[:, None]
     inner = _as_half(0.7978845608028654) * (x + _as_half(0.044715) * x * x * x)

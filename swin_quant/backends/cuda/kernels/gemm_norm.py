@@ -1,4 +1,4 @@
-"""The projection with its residual and the norm behind it; in V2 with the norm in front of the residual."""
+"""A linear, its residual and the norm after it; in V2 the norm comes before the residual."""
 
 from dataclasses import dataclass
 
@@ -16,22 +16,22 @@ from swin_quant.backends.cuda.kernels.windows import Windows, whole_map
 
 @dataclass(frozen=True, eq=False)
 class GemmNormKernel(Kernel):
-    """V1: out = a w^T + residual, `out_quantized` the norm of that times `levels` for fc1: `GemmKernel`, then
-    `NormQuantizeKernel`. With `post` (V2) out = norm(a w^T) + residual, `out_quantized` that times `levels`:
-    `GemmKernel`, then `NormResidualKernel`; without a residual its merging. N and K must be multiples of 32."""
+    """V1: out = a w^T + residual, and `out_quantized` = norm(out) * levels for fc1: `GemmKernel`, then
+    `NormQuantizeKernel`. With `post` (V2): out = norm(a w^T) + residual, and `out_quantized` = out * levels:
+    `GemmKernel`, then `NormResidualKernel`; V2's merging has no residual. N and K must be multiples of 32."""
 
     a: Tensor  # [M, K] in window order
     w: Tensor  # [N, K]
     scale: Tensor | None  # float32 [N], as bias
     bias: Tensor | None
     windows: Windows
-    residual: Tensor | None  # half [B, R, R, N], which may be out
-    out: Tensor  # half [B, R, R, N]: its rows are those of the map
+    residual: Tensor | None  # half [B, R, R, N]; may be out
+    out: Tensor  # half [B, R, R, N], rows in map order
     norm_weight: Tensor  # float32 [N], as norm_bias
     norm_bias: Tensor
     eps: float
     levels: float | None = None
-    out_quantized: Tensor | None = None  # [M, N] in the order of the map
+    out_quantized: Tensor | None = None  # [M, N] in map order
     post: bool = False
 
     def reference(self) -> None:

@@ -1,4 +1,4 @@
-"""Patch merging before its linear: four neighbours side by side, normalised (V1), quantized."""
+"""Patch merging before its linear: concatenate four neighbours, normalise (V1), quantize."""
 
 from dataclasses import dataclass
 
@@ -13,10 +13,10 @@ from swin_quant.backends.cuda.kernels.tiles import Tiles, row_tiles
 
 @dataclass(frozen=True, eq=False)
 class MergeQuantizeKernel(Kernel):
-    """out = LayerNorm(neighbours) * levels, neighbours in the order (0, 0), (1, 0), (0, 1), (1, 1)."""
+    """out = LayerNorm(neighbours) * levels, with neighbours in the order (0, 0), (1, 0), (0, 1), (1, 1)."""
 
     x: Tensor  # half [B, R, R, C]
-    weight: Tensor | None  # [4C], as bias; None: nothing is normalised (V2)
+    weight: Tensor | None  # [4C], as bias; None: no norm (V2)
     bias: Tensor | None
     eps: float
     levels: float | None  # None: out is half

@@ -1,4 +1,4 @@
-"""fc1, GELU, fc2 and the residual, in V2 with its norm: the hidden channels never leave the chip."""
+"""fc1, GELU, fc2 and the residual, in V2 with its norm: the hidden channels stay on the chip."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ from swin_quant.backends.cuda.kernels.windows import whole_map
 
 @dataclass(frozen=True, eq=False)
 class MlpKernel(Kernel):
-    """out = fc2(GELU(fc1(a))) + residual, rows in the order of the map. All operands are int8 or float8, or all half.
+    """out = fc2(GELU(fc1(a))) + residual, rows in map order. Operands are all int8, all float8 or all half.
 
     C and H must be multiples of 32.
     """
@@ -28,9 +28,9 @@ class MlpKernel(Kernel):
     w: Tensor  # [C, H]
     scale: Tensor | None  # float32 [C], as bias
     bias: Tensor | None
-    residual: Tensor  # half [B, R, R, C], which may be out
+    residual: Tensor  # half [B, R, R, C]; may be out
     out: Tensor  # half [B, R, R, C]
-    norm_weight: Tensor | None = None  # float32 [C], as norm_bias: V2's norm of fc2's results, before the sum
+    norm_weight: Tensor | None = None  # float32 [C], as norm_bias: V2's norm, before the residual is added
     norm_bias: Tensor | None = None
     eps: float = 0.0
 

@@ -1,4 +1,4 @@
-"""The norm (or, in V2, the gathering) in front of a linear, and the linear: the int8 tokens never leave the chip."""
+"""The norm (in V2 the gathering) before a linear, and the linear: the quantized tokens stay on the chip."""
 
 from dataclasses import dataclass
 
@@ -16,14 +16,14 @@ from swin_quant.backends.cuda.kernels.windows import Windows
 
 @dataclass(frozen=True, eq=False)
 class NormGemmKernel(Kernel):
-    """`NormQuantizeKernel`, then `GemmKernel`; tokens are in the type of w between the two.
+    """`NormQuantizeKernel`, then `GemmKernel`; the tokens between them have the type of w.
 
-    With w [N, 4C] it begins with `MergeQuantizeKernel`: x [B, 2R, 2R, C], and the windows are the whole map of R lines.
-    C must be a multiple of 32.
+    With w [N, 4C] it begins with `MergeQuantizeKernel`: x is [B, 2R, 2R, C], and the windows are the whole map of side
+    R. C must be a multiple of 32.
     """
 
     x: Tensor  # half [B, R, R, C]
-    norm_weight: Tensor | None  # [C], as norm_bias; None: nothing is normalised (V2)
+    norm_weight: Tensor | None  # [C], as norm_bias; None: no norm (V2)
     norm_bias: Tensor | None
     eps: float
     input_levels: float | None
@@ -31,9 +31,9 @@ class NormGemmKernel(Kernel):
     w: Tensor  # [N, C]
     scale: Tensor | None  # float32 [N], as bias
     bias: Tensor | None
-    epilogue: Epilogue  # one without a residual and FasterTransformer's roundings
+    epilogue: Epilogue  # without residual and FasterTransformer's roundings
     out: Tensor  # [B * R * R, N] in window order
-    levels: Tensor | float | None = None  # as those of `GemmKernel`
+    levels: Tensor | float | None = None  # these two as in `GemmKernel`
     lengths: Tensor | None = None
 
     def reference(self) -> None:

@@ -1,4 +1,4 @@
-"""Normalise, shift, partition into windows and quantize in one pass: what qkv and fc1 are given."""
+"""Normalise, shift, partition into windows and quantize in one pass: the inputs of qkv and fc1."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ class NormQuantizeKernel(Kernel):
     """out = LayerNorm(x) * levels."""
 
     x: Tensor  # half [B, R, R, C]
-    weight: Tensor | None  # [C], as bias; None: nothing is normalised (V2)
+    weight: Tensor | None  # [C], as bias; None: no norm (V2)
     bias: Tensor | None
     eps: float
     levels: float | None  # None: out is half

@@ -1,4 +1,4 @@
-"""V2's end of a branch: its norm, and the sum with the residual stream where the token lies on the map."""
+"""The end of a branch in V2: its norm, and the sum with the residual stream at each token's place on the map."""
 
 from dataclasses import dataclass
 
@@ -13,18 +13,18 @@ from swin_quant.backends.cuda.kernels.windows import Windows
 
 @dataclass(frozen=True, eq=False)
 class NormResidualKernel(Kernel):
-    """out = LayerNorm(y) + residual at its token; out_quantized = the same sum, before it is rounded to half, times
+    """out = LayerNorm(y) + residual at the row's token; out_quantized = the same sum, not rounded to half, times
     `levels`."""
 
     y: Tensor  # half or float32 [M, C] in window order
     weight: Tensor  # [C], as bias
     bias: Tensor
     eps: float
-    residual: Tensor | None  # half [B, R, R, C], which may be out; None: V2's merging
+    residual: Tensor | None  # half [B, R, R, C]; may be out; None: V2's merging
     windows: Windows
     out: Tensor  # half [B, R, R, C]
     levels: float | None = None  # None: out_quantized is half
-    out_quantized: Tensor | None = None  # int8, float8 or half [M, C] in the order of the map
+    out_quantized: Tensor | None = None  # int8, float8 or half [M, C] in map order
 
     def reference(self) -> None:
         channels, quantized = self.y.shape[-1], self.out_quantized

@@ -1,4 +1,4 @@
-"""Pictures to tokens: a matrix product over patches, its norm, positions."""
+"""Patch embedding: a matrix product over patches, its norm, and position embeddings."""
 
 import math
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ from swin_quant.backends.cuda.kernels.tiles import Tiles, patch_tiles
 
 @dataclass(frozen=True, eq=False)
 class PatchEmbedKernel(Kernel):
-    """y = product * scale + bias, with which the normalisation of uint8 pictures is folded into weight, scale and bias;
-    out = norm(y) + positions. Pixels are taken in the type of the weights."""
+    """out = norm(product * scale + bias) + positions. The normalisation of uint8 pictures is part of weight, scale and
+    bias. Pixels are converted to the type of the weights."""
 
     images: Tensor  # float [B, in, S, S] or uint8 [B, S, S, in]
     weight: Tensor  # half [C, in * patch * patch] in the order (channel, line, column)
@@ -30,12 +30,12 @@ class PatchEmbedKernel(Kernel):
 
     @property
     def channels(self) -> int:
-        """`in`."""
+        """The pictures' channels, `in`."""
         return self.images.shape[1] if self.images.is_floating_point() else self.images.shape[3]
 
     @property
     def patch(self) -> int:
-        """Pixels along a patch."""
+        """Pixels along a side of a patch."""
         return math.isqrt(self.weight.shape[1] // self.channels)
 
     def reference(self) -> None:

@@ -1,4 +1,4 @@
-"""The last norm, and the mean over a picture's tokens: the features that the head is given."""
+"""The last norm and the mean over a picture's tokens: the input of the head."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from swin_quant.backends.cuda.kernels.tiles import Tiles, pool_tiles
 
 @dataclass(frozen=True, eq=False)
 class PoolKernel(Kernel):
-    """out = the mean of LayerNorm(x * factors) over tokens."""
+    """out = the mean over tokens of LayerNorm(x * factors)."""
 
     x: Tensor  # half [B, R, R, C]
     weight: Tensor  # [C], as bias
@@ -20,7 +20,7 @@ class PoolKernel(Kernel):
     eps: float
     out: Tensor  # float32 or half [B, C]
     factors: Tensor | None = None  # float32 [C]
-    half_steps: bool = False  # the norm's result is rounded to half (FT)
+    half_steps: bool = False  # round the norm's result to half (FT)
 
     def reference(self) -> None:
         tokens = self.x.flatten(1, 2)

@@ -1,4 +1,4 @@
-"""How much of a result a program computes: what a tuner chooses, and what is taken where none has chosen."""
+"""The part of a result that one program computes: a tuner's choice, or the defaults below."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -7,21 +7,21 @@ import torch
 
 from swin_quant.base.errors import SwinQuantError
 
-FILLED = 128  # programs: fewer leave a large GPU idle, so that smaller tiles are taken
-REGISTERS = 8192  # float32 values that a program of row kernels holds at once
-WARP_SUMS = 32 * 128  # float32 values that a warp holds at most, beside what they are made of
-MOST = 1 << 20  # values that Triton lets a tensor have
-MOST_WARPS = 32  # of a program, on every GPU
-LINE = 128  # bytes of the cache
-LEAST_STEP = 32  # bytes along K that a tensor core takes at once
-WIDE = 384  # channels, or bytes of them, of which 64 rows can be on the chip at once
+FILLED = 128  # programs; fewer leave a large GPU idle, so smaller tiles are taken
+REGISTERS = 8192  # float32 values that a program of row kernels holds
+WARP_SUMS = 32 * 128  # the most float32 sums of a warp, beside their operands
+MOST = 1 << 20  # the most values of a Triton tensor
+MOST_WARPS = 32  # the most warps of a program, on every GPU
+LINE = 128  # bytes of a cache line
+LEAST_STEP = 32  # bytes along K of one tensor core instruction
+WIDE = 384  # the most channels, or bytes of channels, of which 64 rows fit on the chip
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """`rows` and `columns` of the result; `inner`: a step along K. 0 where a kernel has no such choice.
+    """`rows` and `columns` of the result; `inner`: a step along K. 0 if a kernel has no such choice.
 
-    In attention `rows` are queries, `columns` keys, `windows` those that a program has one after another.
+    In attention `rows` are queries, `columns` keys, and `windows` the number that a program takes one after another.
     """
 
     rows: int
@@ -32,25 +32,25 @@ class Tiles:
     windows: int = 1
 
     def options(self) -> dict[str, int]:
-        """Triton's."""
+        """Options for Triton's compiler."""
         return {"num_warps": self.warps, "num_stages": self.stages}
 
     def are_possible(self) -> bool:
-        """Whether a kernel can have them at all."""
+        """Whether any kernel could take these tiles."""
         sides = (self.rows, self.columns or 1, self.inner or 1, self.warps, self.windows)
         powers = all(0 < side <= MOST and side & (side - 1) == 0 for side in sides)
         return powers and self.warps <= MOST_WARPS and 0 < self.stages <= MOST
 
     def holding(self, **least: int) -> "Tiles":
-        """Itself. SwinQuantError for a side that is smaller than what a kernel has to have in one tile."""
+        """These tiles. SwinQuantError for a side smaller than what the kernel needs in one tile."""
         for side, need in least.items():
             if (have := getattr(self, side)) < need:
                 raise SwinQuantError(f"{side} {have}: {need} at least")
         return self
 
     def dividing(self, **whole: int) -> "Tiles":
-        """Itself. SwinQuantError for a side that does not divide what a kernel takes in whole tiles: it would leave
-        some out, or read on behind a row."""
+        """These tiles. SwinQuantError for a side that does not divide a size that the kernel takes in whole tiles: it
+        would skip columns, or read past a row."""
         for side, size in whole.items():
             if not (have := getattr(self, side)) or size % have:
                 raise SwinQuantError(f"{side} {have}: {size} must be whole tiles")
@@ -61,17 +61,17 @@ class Tiles:
 
 
 def power_of_two(least: int) -> int:
-    """The next one, `least` itself included."""
+    """The smallest power of two that is at least `least`."""
     return 1 << max(least - 1, 0).bit_length()
 
 
 def least_step(itemsize: int) -> int:
-    """Of `inner`, where a kernel multiplies elements of so many bytes in steps along K."""
+    """The least `inner` of a kernel whose elements have `itemsize` bytes."""
     return max(16, LEAST_STEP // itemsize)
 
 
 def gemm_tiles(m: int, n: int, k: int, itemsize: int, longest: int = LINE) -> Tiles:
-    """For a [m, k] and w [n, k] of elements of `itemsize` bytes; `longest`: bytes of a step along K, at most."""
+    """For a [m, k] and w [n, k] of elements of `itemsize` bytes; `longest`: the most bytes of a step along K."""
     columns = next(side for side in (128, 64, 32) if side == 32 or 3 * -(-n // side) * side <= 4 * n)
     steps = [max(size // itemsize, least_step(itemsize)) for size in (LINE, 64, LEAST_STEP) if size <= longest]
     inner = next((step for step in steps if k % step == 0), steps[-1])
@@ -90,19 +90,19 @@ def row_tiles(channels: int) -> Tiles:
 
 
 def pool_tiles(channels: int, tokens: int) -> Tiles:
-    """For a program that has all tokens of a picture, so many at a time.
+    """For a program that takes all tokens of a picture, `rows` at a time.
 
-    There are few programs, whose steps wait for each other: each has as many warps and tokens as registers allow.
+    There are few programs, and their steps wait for each other: each has as many warps and tokens as registers allow.
     """
     block = power_of_two(channels)
     return Tiles(max(1, min(power_of_two(tokens), 2 * REGISTERS // block)), block, warps=16)
 
 
 def attention_tiles(tokens: int, head_dim: int) -> Tiles:
-    """For windows of so many tokens.
+    """For windows of `tokens`.
 
-    One window a program: on GPUs up to the H200 what programs take from the cache, the position bias of each included,
-    needs less time than the launch's floor, and several windows cost registers, so that fewer programs are resident.
+    One window a program: on GPUs up to the H200, a program's reads from the cache, its position bias included, take
+    less time than the launch's floor. Several windows cost registers, so that fewer programs are resident.
     """
     if tokens <= 64:
         side = max(32, power_of_two(tokens))
@@ -111,11 +111,11 @@ def attention_tiles(tokens: int, head_dim: int) -> Tiles:
 
 
 def attention_norm_tiles(tokens: int, n: int) -> Tiles:
-    """For a program that has all heads and all n columns of the projection: `inner` of these at a time.
+    """For a program that has all heads and all n columns of the projection, `inner` columns at a time.
 
-    Their sums stay beside the logits of a head: with more than 64 a thread kernels spill on some GPU. Where n is too
-    large for that, 8 warps have 32 rows. Windows of several tiles of keys have tiles of 32, whose warps have up to 128
-    sums a thread: more warps would share the 32 channels of a head.
+    The sums stay in registers beside a head's logits: with more than 64 a thread, kernels spill on some GPU. Where n is
+    too large for that, 8 warps have 32 rows. A window of several tiles of keys has tiles of 32 keys and up to 128 sums
+    a thread: more warps would share the 32 channels of a head.
     """
     apart = attention_tiles(tokens, 0)
     rows = min(apart.rows, 64 if 64 * n <= REGISTERS else 32)
@@ -128,38 +128,38 @@ def attention_norm_tiles(tokens: int, n: int) -> Tiles:
 
 
 def part_columns(n: int, rows: int) -> int:
-    """How many of n columns `attention_norm` multiplies at a time: more than rows, for `own_warps`."""
+    """Columns of n that `attention_norm` multiplies at a time: more than rows, as `own_warps` requires."""
     return _divisor(n, 2 * rows)
 
 
 def own_warps(rows: int, columns: int) -> int:
-    """How many warps have a part of their own of such a tile of a product that feeds another, or shares its rows.
+    """The most warps that each have their own part of such a tile, in a product that feeds another or shares its rows.
 
-    Triton gives warps rows alone there, or columns alone where these are more: of more warps several compute the same,
-    with all that follows. A warp has 16 rows, or 8 columns.
+    Triton divides rows alone among warps there, or columns alone if these are more: with more warps, several compute
+    the same part. A warp has 16 rows, or 8 columns.
     """
     return columns // 8 if columns > rows else rows // 16
 
 
 def patch_tiles(channels: int, taps: int) -> Tiles:
-    """For a patch embedding of weight [channels, taps]."""
+    """For a patch embedding with weight [channels, taps]."""
     block = power_of_two(channels)
     return Tiles(max(16, min(64, REGISTERS // block)), block, max(16, power_of_two(taps)))
 
 
 def norm_gemm_tiles(m: int, n: int, k: int, itemsize: int, normed: bool = True, piece: int = 0) -> Tiles:
-    """For a norm over k channels (if `normed`; V2 has none there) and w [n, k]: rows stay on the chip in steps of
-    `inner`, beside a tile of w. `piece`: of a row that is gathered, the channels that lie together; 0 is all."""
-    # Normalised rows stay on the chip beside what normalises them: with more than 128 values a thread kernels spill,
-    # and 64 rows cannot have 8 warps (`own_warps`).
+    """For a norm over k channels (if `normed`; V2 has none) and w [n, k]: rows stay on the chip in steps of `inner`,
+    beside a tile of w. `piece`: contiguous channels of a gathered row; 0 for the whole row."""
+    # Normalised rows stay on the chip beside the values that normalise them: with more than 128 values a thread kernels
+    # spill, and 64 rows cannot have 8 warps (`own_warps`).
     rows = 64 if k * itemsize <= WIDE and not (normed and 64 * k > 2 * REGISTERS) else 32
-    # Of tiles of 16 rows there are few for a GPU, and they have more threads. Half-precision rows, twice as long, need
-    # them from fewer channels on, and longer steps there: with shorter ones those of 1536 channels spill on 10.0.
+    # Wide rows take tiles of 16 rows, with more threads. Half-precision rows, twice as long, need them at fewer
+    # channels, and longer steps: with shorter ones rows of 1536 channels spill on 10.0.
     wide = normed and rows * k > (4 if itemsize == 1 else 3) * REGISTERS
     rows = _fewer(m, 16 if wide or rows * k * itemsize > 8 * REGISTERS else rows)
     inner = _divisor(piece or k, 128 if wide else 128 // itemsize)
     columns = 128 if n % 128 == 0 and k * itemsize <= 256 else 64 if n % 64 == 0 else 32
-    if columns == 64 and itemsize > 1 and inner == 32 and not normed:  # steps as short as that spill on 10.0
+    if columns == 64 and itemsize > 1 and inner == 32 and not normed:  # steps this short spill on 10.0
         columns = 32
     warps = 8 if normed and rows * k > (2 * REGISTERS if rows > 16 else REGISTERS) else 4
     warps = min(warps, own_warps(rows, columns))
@@ -167,16 +167,16 @@ def norm_gemm_tiles(m: int, n: int, k: int, itemsize: int, normed: bool = True, 
 
 
 def column_groups(m: int, n: int, rows: int, columns: int) -> int:
-    """Into how many programs the tiles of w are divided, equally, where rows alone are too few programs."""
+    """The number of programs, with equal shares of w's tiles, where rows alone give too few programs."""
     tiles = -(-n // columns)
     wanted = -(-FILLED // -(-m // rows))
     return next((groups for groups in range(1, tiles) if groups >= wanted and tiles % groups == 0), tiles)
 
 
 def gemm_norm_tiles(m: int, n: int, k: int, itemsize: int) -> Tiles:
-    """For a program that has all n columns of its rows: sums in parts of `columns`."""
+    """For a program that has all n columns of its rows, with sums in parts of `columns`."""
     columns = _divisor(n, 128)
-    # With V2's norm 4 warps spill that have 64 rows of 192 sums, and 8 have no parts of their own of these.
+    # With V2's norm, 4 warps with 64 rows of 192 sums spill, and 8 warps would not each have their own part.
     rows = _fewer(m, 64 if n <= WIDE and (64 * n <= REGISTERS or own_warps(64, columns) >= 8) else 32)
     inner = (128 if n <= WIDE else 64) // itemsize
     warps = min(4 if rows * n <= REGISTERS else 8, own_warps(rows, columns))
@@ -184,11 +184,12 @@ def gemm_norm_tiles(m: int, n: int, k: int, itemsize: int) -> Tiles:
 
 
 def mlp_tiles(m: int, c: int, hidden: int, operand: torch.dtype, normed: bool = False) -> Tiles:
-    """For a whole MLP of c channels: `inner` hidden ones at a time, tokens and sums in parts of `columns`.
+    """For a whole MLP of c channels: `inner` hidden channels at a time, tokens and sums in parts of `columns`.
 
-    Four warps, which 64 rows of 384 channels do not fit, nor 64 of 256 in half precision. Of 384 in half precision the
-    next weights do not fit beside these on GPUs with 99 KB for a program: they are not fetched ahead. 64 rows of 256
-    channels in float8 spill on 9.0 with parts of 64, and if V2's norm follows (`normed`) on 10.0 with any.
+    Four warps; 64 rows of 384 channels do not fit them, nor 64 of 256 in half precision. For 384 channels in half
+    precision the next weights are not fetched ahead: they do not fit beside the current ones on GPUs with 99 KB a
+    program. 64 rows of 256 channels in float8 spill on 9.0 with parts of 64 and, with V2's norm (`normed`), on 10.0
+    with any.
     """
     itemsize = operand.itemsize
     wide_float8 = operand == torch.float8_e4m3fn and c > WIDE // 2
@@ -200,12 +201,13 @@ def mlp_tiles(m: int, c: int, hidden: int, operand: torch.dtype, normed: bool = 
 
 
 def _divisor(size: int, most: int) -> int:
-    """The largest power of two up to `most` that divides a multiple of 32: no step is wasted on columns not there."""
+    """The largest power of two up to `most` that divides `size`, a multiple of 32: no step runs past the last
+    column."""
     return min(size & -size, most)
 
 
 def _fewer(m: int, rows: int) -> int:
-    """Rows of a tile, as long as there are programs enough; no fewer than a tensor core takes."""
+    """Rows of a tile, reduced while there are too few programs, down to what a tensor core takes."""
     while rows > 16 and -(-m // rows) < FILLED // 2:
         rows //= 2
     return rows

@@ -1,4 +1,4 @@
-"""Where a row in window order lies on the map: partition, shift and their inverses as addresses."""
+"""Addresses of rows in window order: window partition, cyclic shift and their inverses."""
 
 from dataclasses import dataclass
 
@@ -10,8 +10,8 @@ from torch import Tensor
 class Windows:
     """A map of `side` x `side` tokens in windows of `window` x `window`, cyclically shifted by `shift`.
 
-    Row m in window order is token m % L of a window, row by row; the windows of a picture follow each other row by row,
-    and so do pictures. One window as large as the map, unshifted, is the order of the map itself.
+    Row m in window order is token m % L of a window, row by row; windows follow each other row by row within a picture,
+    then pictures. One unshifted window as large as the map is map order.
     """
 
     side: int
@@ -20,30 +20,31 @@ class Windows:
 
     @property
     def tokens(self) -> int:
-        """L, of one window."""
+        """L, the tokens of one window."""
         return self.window**2
 
     @property
     def count(self) -> int:
-        """Windows a picture."""
+        """Windows of a picture."""
         return (self.side // self.window) ** 2
 
     def token_of(self, rows: Tensor) -> Tensor:
-        """The row in map order of each row in window order, any shape and integer type."""
+        """The row in map order of each row in window order; any shape and integer type."""
         y, x = self._shifted(rows)
         y, x = (y + self.shift) % self.side, (x + self.shift) % self.side
         return (rows // self.side**2 * self.side + y) * self.side + x
 
     def region_of(self, rows: Tensor) -> Tensor:
-        """A number for the part of the map that a row was in before the shift: only tokens of one part are neighbours.
+        """The region of the map that a row was in before the shift, as a number: only tokens of one region attend to
+        each other.
 
-        Of no meaning without a shift.
+        Meaningless without a shift.
         """
         y, x = self._shifted(rows)
         return 3 * self._band(y) + self._band(x)
 
     def constants(self) -> dict[str, int]:
-        """What kernels are specialised for."""
+        """Constants for which kernels are compiled."""
         return {"SIDE": self.side, "WINDOW": self.window, "SHIFT": self.shift}
 
     def all_tokens(self, rows: int, device: torch.device) -> Tensor:
@@ -62,5 +63,5 @@ class Windows:
 
 
 def whole_map(side: int) -> Windows:
-    """The order of the map."""
+    """Map order, as one window of the whole map."""
     return Windows(side, side)

@@ -1,1 +1,2 @@
-"""The kernels in Triton. Imported by a launch alone: Triton need not be installed, and reads TRITON_INTERPRET then."""
+"""The kernels in Triton. Only a launch imports them: Triton may be missing before, and reads TRITON_INTERPRET at
+import."""

@@ -1,18 +1,19 @@
-"""What kernels share: rounding, norms, and addresses of tokens; their references are `arithmetic` and `windows`."""
+"""Functions that kernels share: rounding, norms, and addresses of tokens; the references are `arithmetic` and
+`windows`."""
 
 import os
 
 import triton
 import triton.language as tl
 
-# Added to a float32 of at most 2^22, it leaves no bits behind the point, rounded half to even, and the whole number in
-# the lowest bits: no conversion is needed, and no instruction that an interpreter does not have.
+# Added to a float32 of at most 2^22, it rounds the fraction half to even and leaves the whole number in the lowest
+# bits. This needs no conversion, and no instruction that the interpreter lacks.
 SHIFTER = tl.constexpr(12582912.0)
 LARGEST_E4M3 = tl.constexpr(448.0)
 SMALLEST_NORMAL_E4M3 = tl.constexpr(2.0**-6)
-# Triton's interpreter rounds ties of float8 away from zero, loses the carry into the exponent, and cuts what is below
-# the smallest normal value; of bfloat16 it cuts all that is below the last bit. Hardware does none of that: only the
-# interpreter needs to be given what is on the grid.
+# Triton's interpreter rounds ties of float8 away from zero, loses the carry into the exponent, and truncates values
+# below the smallest normal one; it truncates bfloat16. Hardware does neither, so only the interpreter needs values that
+# are already on the grid.
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
 
@@ -24,7 +25,7 @@ def rounded(x):
 
 @triton.jit
 def as_type(x, TYPE: tl.constexpr):
-    """float32 x as it is stored: rounded to int8, saturated to float8, or a float."""
+    """float32 x as it is stored: rounded to int8, saturated to float8, or converted to a float type."""
     if TYPE == tl.int8:
         return (tl.minimum(tl.maximum(x, -128.0), 127.0) + SHIFTER).to(tl.int32, bitcast=True).to(tl.int8)
     elif TYPE == tl.float8e4nv:
@@ -40,7 +41,7 @@ def as_type(x, TYPE: tl.constexpr):
 
 @triton.jit
 def on_e4m3(x):
-    """float32 x of at most 448, rounded half to even to a value of E4M3: whole eighths of the power of two below it."""
+    """float32 x up to 448, rounded half to even to a value of E4M3: whole eighths of the power of two below x."""
     power = (x.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
     shifter = tl.maximum(power, SMALLEST_NORMAL_E4M3) * 1572864.0  # 1.5 * 2^20: its last bit is an eighth
     return (x + shifter) - shifter
@@ -48,14 +49,14 @@ def on_e4m3(x):
 
 @triton.jit
 def on_bfloat16(x):
-    """float32 x, rounded half to even to a value of bfloat16: its upper 16 bits."""
+    """float32 x, rounded half to even to a value of bfloat16, its upper 16 bits."""
     bits = x.to(tl.int32, bitcast=True)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def normed(x, c, weight, bias, eps, C: tl.constexpr):
-    """LayerNorm of the rows of x [ROWS, BLOCK], float32, zeros in the columns c from C on."""
+    """LayerNorm of the rows of x [ROWS, BLOCK], float32; the columns from C on are zero."""
     valid = c < C
     x = tl.where(valid[None, :], x - (tl.sum(x, 1) / C)[:, None], 0.0)
     x = x * tl.rsqrt(tl.sum(x * x, 1) / C + eps)[:, None]
@@ -67,7 +68,7 @@ def normed(x, c, weight, bias, eps, C: tl.constexpr):
 
 @triton.jit
 def place_of(rows, SIDE: tl.constexpr, WINDOW: tl.constexpr):
-    """Line and column on the shifted map of rows in window order."""
+    """Line and column on the shifted map, for rows in window order."""
     ACROSS: tl.constexpr = SIDE // WINDOW
     window = rows // (WINDOW * WINDOW) % (ACROSS * ACROSS)
     token = rows % (WINDOW * WINDOW)
@@ -76,7 +77,7 @@ def place_of(rows, SIDE: tl.constexpr, WINDOW: tl.constexpr):
 
 @triton.jit
 def token_of(rows, SIDE: tl.constexpr, WINDOW: tl.constexpr, SHIFT: tl.constexpr):
-    """The row in map order of rows in window order."""
+    """The row in map order, for rows in window order."""
     if SIDE == WINDOW and SHIFT == 0:
         return rows
     else:
@@ -87,7 +88,7 @@ def token_of(rows, SIDE: tl.constexpr, WINDOW: tl.constexpr, SHIFT: tl.constexpr
 
 @triton.jit
 def region_of(rows, SIDE: tl.constexpr, WINDOW: tl.constexpr, SHIFT: tl.constexpr):
-    """A number for the part of the map that rows in window order were in before the shift."""
+    """The region of the map before the shift, as a number, for rows in window order."""
     y, x = place_of(rows, SIDE, WINDOW)
     y = (y >= SIDE - WINDOW).to(tl.int32) + (y >= SIDE - SHIFT).to(tl.int32)
     x = (x >= SIDE - WINDOW).to(tl.int32) + (x >= SIDE - SHIFT).to(tl.int32)

@@ -1,10 +1,10 @@
 """Attention of BQ queries of one head in a window, over its keys in tiles of BKEYS; alone, and with the projection.
 
-Alone, a program may have WINDOWS of them one after another: their position bias is that of the head, so that where a
-window is one tile it is read once for all.
+Alone, a program may take WINDOWS windows one after another: they share the head's position bias, which is read once if
+a window is one tile.
 
-Where a window is one tile its logits are computed once. Otherwise int8 (or float8) probabilities, which need
-the whole sum before they are rounded, take two passes over the keys; half ones one, as in flash attention.
+If a window is one tile, its logits are computed once. Otherwise int8 (or float8) probabilities take two passes over the
+keys, for they need the whole sum before they are rounded; half ones take one, as in flash attention.
 """
 
 import triton
@@ -18,8 +18,8 @@ MASKED = tl.constexpr(-100.0)
 
 @triton.jit
 def _bias(position_bias, queries, keys, head, L: tl.constexpr, BIAS_ROW: tl.constexpr):
-    """[BQ, BKEYS], of the type that it is stored in; behind L whatever fills up its rows."""
-    # A mask that ended at L would have every half of a window of 7 loaded by itself.
+    """[BQ, BKEYS] in the stored type; columns from L on are padding."""
+    # A mask that ended at L would load each half of a window of 7 by itself.
     inside = (queries < L)[:, None] & (keys < BIAS_ROW)[None, :]
     places = (head * L + queries)[:, None] * BIAS_ROW + keys[None, :]
     return tl.load(position_bias + places, mask=inside, other=0.0)
@@ -31,7 +31,7 @@ def _logits(
     SIDE: tl.constexpr, WINDOW: tl.constexpr, SHIFT: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr,
     BIAS_ROW: tl.constexpr,
 ):  # fmt: skip
-    """float32 [BQ, BKEYS]; -inf for keys behind the last. `known_bias`: the tile of these keys, None: it is read."""
+    """float32 [BQ, BKEYS]; -inf for keys after the last. `known_bias`: the bias of these keys, or None to read it."""
     L: tl.constexpr = WINDOW * WINDOW
     d = tl.arange(0, D)
     places = (window * L + keys)[:, None] * (3 * HEADS * D) + (HEADS + head) * D + d[None, :]
@@ -66,7 +66,7 @@ def _context(
     SIDE: tl.constexpr, WINDOW: tl.constexpr, SHIFT: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr,
     BIAS_ROW: tl.constexpr, ONE_SCALE: tl.constexpr, BQ: tl.constexpr, BKEYS: tl.constexpr,
 ):  # fmt: skip
-    """float32 [BQ, D]: of int8 or float8 probabilities still times `softmax_levels`."""
+    """float32 [BQ, D]; from int8 or float8 probabilities still times `softmax_levels`."""
     L: tl.constexpr = WINDOW * WINDOW
     d = tl.arange(0, D)
     rows = (window * L + queries)[:, None]
@@ -76,8 +76,8 @@ def _context(
     TYPE: tl.constexpr = qkv.dtype.element_ty
     POWERS: tl.constexpr = tl.float16 if TYPE.primitive_bitwidth == 8 else TYPE
     SUM: tl.constexpr = tl.int32 if TYPE == tl.int8 else tl.float32
-    # Hopper's tensor cores keep 14 bits of a sum of float8 products: after each tile of keys it is added up in float32.
-    # Of products that begin at zero, as those of one tile and of q and k, there is nothing to be added to.
+    # Hopper's tensor cores keep 14 bits of a sum of float8 products: add up in float32 after each tile of keys.
+    # Products that start at zero, as of one tile and of q and k, have no sum to add to.
     STEP: tl.constexpr = BKEYS if TYPE == tl.float8e4nv else None
 
     if L <= BKEYS:
@@ -152,7 +152,7 @@ def attention(
     SIDE: tl.constexpr, WINDOW: tl.constexpr, SHIFT: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr,
     BIAS_ROW: tl.constexpr, ONE_SCALE: tl.constexpr, BQ: tl.constexpr, BKEYS: tl.constexpr, WINDOWS: tl.constexpr,
 ):  # fmt: skip
-    """`windows_in_all`: None where a program has one window."""
+    """`windows_in_all`: None if a program takes one window."""
     L: tl.constexpr = WINDOW * WINDOW
     first, head = tl.program_id(0) // HEADS * WINDOWS, tl.program_id(0) % HEADS
     queries = tl.program_id(1) * BQ + tl.arange(0, BQ)
@@ -180,7 +180,7 @@ def attention_norm(
     SIDE: tl.constexpr, WINDOW: tl.constexpr, SHIFT: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr,
     BIAS_ROW: tl.constexpr, ONE_SCALE: tl.constexpr, BQ: tl.constexpr, BKEYS: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """All heads one after another: each is D channels of what the projection sums up."""
+    """All heads one after another: each adds D channels to the projection's sums."""
     L: tl.constexpr = WINDOW * WINDOW
     OPERAND: tl.constexpr = w.dtype.element_ty
     SUM: tl.constexpr = tl.int32 if OPERAND == tl.int8 else tl.float32
@@ -195,7 +195,7 @@ def attention_norm(
         )  # fmt: skip
         part = as_type(context * context_scale, OPERAND)
         sums = accumulated(sums, part, w_places + head * D, HEADS * D, BN, SUM)
-    rows = tl.where(queries < L, window * L + queries, rows_in_all)  # behind the window: written nowhere
+    rows = tl.where(queries < L, window * L + queries, rows_in_all)  # queries past the window: not written
     finish_rows(
         sums, rows, scale, bias, residual, out, norm_weight, norm_bias, out_quantized, rows_in_all, eps, levels,
         POST, SIDE, WINDOW, SHIFT, BQ, BN,

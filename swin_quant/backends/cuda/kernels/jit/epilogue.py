@@ -1,4 +1,4 @@
-"""What follows the sums, scales and biases of a tile of BN columns: GELU, unit vectors, levels."""
+"""The epilogue of a tile of BN columns after sums, scales and biases: GELU, unit vectors, levels."""
 
 import triton
 import triton.language as tl
@@ -20,7 +20,7 @@ def finished(
     N: tl.constexpr, KIND: tl.constexpr, HEAD: tl.constexpr, ONE_LEVEL: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """y float32 [BM, BN], of the columns from `first` on, as it is rounded to the type of a result."""
+    """y float32 [BM, BN], of the columns from `first` on, ready to be rounded to the result's type."""
     columns = first + tl.arange(0, BN)
     if KIND == "gelu":
         y = gelu(y)
@@ -36,7 +36,7 @@ def _unit(
     y, first, lengths, before, epsilon,
     N: tl.constexpr, HEAD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """q and k of unit length, times lengths; v as it is."""
+    """q and k scaled to unit length, times lengths; v unchanged."""
     HEADS: tl.constexpr = BN // HEAD
     columns = first + tl.arange(0, BN)
     in_columns = columns < N

@@ -1,4 +1,5 @@
-"""out = epilogue(a w^T) in tiles of BM x BN, K in steps of BK; both operands have K inside, as s8 wgmma wants them."""
+"""out = epilogue(a w^T) in tiles of BM x BN, with K in steps of BK. Both operands are contiguous along K, as s8 wgmma
+requires."""
 
 import triton
 import triton.language as tl
@@ -15,15 +16,15 @@ def gemm(
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     COLUMNS: tl.constexpr = (N + BN - 1) // BN
-    # Programs beside each other read the same rows of a, which is the longer matrix: w stays in the cache anyway.
+    # Neighbouring programs read the same rows of a, the longer matrix; w stays in the cache anyway.
     rows = tl.program_id(0) // COLUMNS * BM + tl.arange(0, BM)
     columns = tl.program_id(0) % COLUMNS * BN + tl.arange(0, BN)
     k = tl.arange(0, BK)
-    # What lies beyond the edges is read from the last row, and not stored.
+    # Rows and columns past the edges read the last one, and are not stored.
     a_places = a + tl.minimum(rows, rows_in_all - 1)[:, None] * K + k[None, :]
     w_places = w + tl.minimum(columns, N - 1)[:, None] * K + k[None, :]
     SUM: tl.constexpr = tl.int32 if a.dtype.element_ty == tl.int8 else tl.float32
-    # Hopper's tensor cores keep 14 bits of a sum of float8 products: after each step it is added up in float32.
+    # Hopper's tensor cores keep 14 bits of a sum of float8 products: add up in float32 after each step.
     STEP: tl.constexpr = BK if a.dtype.element_ty == tl.float8e4nv else None
     sums = tl.zeros([BM, BN], SUM)
     for start in range(0, K, BK):

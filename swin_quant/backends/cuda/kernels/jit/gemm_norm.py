@@ -1,4 +1,4 @@
-"""The last product of a branch, its residual and a norm: a program has BM rows of all N columns."""
+"""The last product of a branch, its residual and a norm: a program has BM rows with all N columns."""
 
 import triton
 import triton.language as tl

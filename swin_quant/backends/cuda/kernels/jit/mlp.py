@@ -1,4 +1,4 @@
-"""fc1, GELU and fc2: a program has BM rows; BH hidden channels at a time are computed, rounded and multiplied again."""
+"""fc1, GELU and fc2: a program has BM rows, and computes, rounds and multiplies BH hidden channels at a time."""
 
 import triton
 import triton.language as tl

@@ -22,9 +22,9 @@ def norm_gemm(
     SUM: tl.constexpr = tl.int32 if OPERAND == tl.int8 else tl.float32
     rows = tl.program_id(0) // GROUPS * BM + tl.arange(0, BM)
     k = tl.arange(0, BK)
-    # What lies beyond the edges is read from the last row, and not stored.
+    # Rows past the end read the last one, and are not stored.
     tokens = token_of(tl.minimum(rows, rows_in_all - 1), SIDE, WINDOW, SHIFT)
-    if K > PIECE:  # the first of four neighbours: its line on the larger map is even, and so is its column
+    if K > PIECE:  # the first of four neighbours: even line and column on the larger map
         tokens = (tokens // SIDE * (2 * SIDE) + tokens % SIDE) * 2
     a = read_normed(
         x + tokens[:, None] * PIECE + k[None, :], norm_weight, norm_bias, eps, input_levels,

@@ -1,4 +1,4 @@
-"""Whole rows on the chip: a tuple of tiles of so many columns each, so that rows of 96 or 384 need no filling up."""
+"""Whole rows on the chip, as a tuple of equally wide tiles: rows of 96 or 384 columns need no padding."""
 
 import triton
 import triton.language as tl
@@ -17,8 +17,8 @@ def zeros(COUNT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, TYPE: tl.cons
 
 @triton.jit
 def accumulated(parts, a, w_places, K: tl.constexpr, BN: tl.constexpr, SUM: tl.constexpr):
-    """parts + a w^T: a [BM, BK]; w_places [BN, BK] is where the weights of the first part lie, rows K apart."""
-    # Hopper's tensor cores keep 14 bits of a sum of float8 products: after each step it is added up in float32.
+    """parts + a w^T: a [BM, BK]; w_places [BN, BK] are addresses of the first part's weights, rows K apart."""
+    # Hopper's tensor cores keep 14 bits of a sum of float8 products: add up in float32 after each step.
     STEP: tl.constexpr = a.shape[1] if a.dtype == tl.float8e4nv else None
     more = ()
     for i in tl.static_range(len(parts)):
@@ -32,7 +32,7 @@ def accumulated(parts, a, w_places, K: tl.constexpr, BN: tl.constexpr, SUM: tl.c
 
 @triton.jit
 def product(parts, w_places, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SUM: tl.constexpr):
-    """[BM, BN] of all columns of a, in parts [BM, BK], and w at w_places [BN, BK] of its first ones."""
+    """[BM, BN] over all columns of a, in parts [BM, BK]; w_places [BN, BK] are addresses of w's first columns."""
     sums = tl.zeros([BM, BN], SUM)
     STEP: tl.constexpr = BK if parts[0].dtype == tl.float8e4nv else None
     for i in tl.static_range(len(parts)):
@@ -43,7 +43,7 @@ def product(parts, w_places, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexp
 
 @triton.jit
 def _part(i: tl.constexpr, PIECE: tl.constexpr, SIDE: tl.constexpr, BK: tl.constexpr):
-    """Where part i of a row lies behind its first. Of a row of one PIECE next to the one before; of four, which are
+    """The offset of part i from the first part of a row. Rows of one PIECE are contiguous; rows of four gather
     neighbours on a map of SIDE, in the order (0, 0), (1, 0), (0, 1), (1, 1)."""
     neighbour: tl.constexpr = i * BK // PIECE
     return (neighbour % 2 * SIDE + neighbour // 2) * PIECE + i * BK % PIECE
@@ -55,10 +55,11 @@ def read_normed(
     C: tl.constexpr, PIECE: tl.constexpr, SIDE: tl.constexpr,
     BM: tl.constexpr, BK: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
-    """Rows of C channels, normalised and times `levels`, as TYPE; x_places [BM, BK] is where their first part lies, and
-    `_part` where the others do.
+    """Rows of C channels, normalised, times `levels`, as TYPE; x_places [BM, BK] are addresses of their first parts,
+    `_part` gives the offsets of the rest.
 
-    They are read once for the mean, once for the variance and once more: the caches have them, registers need not.
+    Rows are read three times, for the mean, the variance and the result: they come from the caches and need no
+    registers.
     """
     c = tl.arange(0, BK)
     mean = tl.zeros([BM], tl.float32)
@@ -115,10 +116,10 @@ def finish_rows(
     POST: tl.constexpr, SIDE: tl.constexpr, WINDOW: tl.constexpr, SHIFT: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """The end of a branch, from the sums of its last product to the residual stream and what is read next.
+    """The end of a branch: from the sums of its last product to the residual stream and the next product's input.
 
-    The norm is over the stream, as the next product takes it, or with POST over the branch (V2). Both are rounded to
-    the type of the stream first, as they are where the norm is a kernel of its own.
+    The norm is over the stream, for the next product, or with POST over the branch (V2). Its input is first rounded to
+    the stream's type, as if the norm were a kernel of its own.
     """
     N: tl.constexpr = len(sums) * BN
     TYPE: tl.constexpr = out.dtype.element_ty

@@ -1,4 +1,4 @@
-"""Pictures to tokens: a program has ROWS patches and all C channels, so that the norm follows in registers."""
+"""Pictures to tokens: a program has ROWS patches with all C channels, so that the norm follows in registers."""
 
 import triton
 import triton.language as tl

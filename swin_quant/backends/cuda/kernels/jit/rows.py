@@ -1,4 +1,4 @@
-"""Kernels that read whole rows: each program has ROWS of them, over BLOCK >= C columns."""
+"""Kernels that read whole rows: each program has ROWS rows, in BLOCK >= C columns."""
 
 import triton
 import triton.language as tl
@@ -34,7 +34,7 @@ def merge_quantize(
     c = tl.arange(0, BLOCK)
     valid = (rows < rows_in_all)[:, None] & (c < 4 * C)[None, :]
     piece = c // C
-    first = (rows // HALF * SIDE + rows % HALF) * 2  # of the four neighbours: its line is even, and so is its column
+    first = (rows // HALF * SIDE + rows % HALF) * 2  # the first of four neighbours: even line and column
     tokens = first[:, None] + (piece % 2 * SIDE + piece // 2)[None, :]
     y = tl.load(x + tokens * C + (c % C)[None, :], mask=valid, other=0.0).to(tl.float32)
     if weight is not None:
@@ -70,7 +70,7 @@ def pool(
     x, weight, bias, factors, out, eps,
     C: tl.constexpr, TOKENS: tl.constexpr, HALF_STEPS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A program a picture."""
+    """One program a picture."""
     c = tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float32)
     for start in range(0, TOKENS, ROWS):
