@@ -1,13 +1,13 @@
-"""FasterTransformer's Swin: the files that its CUDA ops and TensorRT plugin take, and what its INT8 kernels compute.
+"""FasterTransformer's Swin: export files for its CUDA ops and TensorRT plugin, and emulate its INT8 kernels.
 
-`slots` says what the list of an op holds, `weights` takes it from a model, `layouts` and `trt_mask` put it in the order
-the kernels read; `export` writes it, `stored` reads it back, `check` compares; `emulator` computes from what was read.
-Facts: docs/reference, sections 3, 4 and 6.
+`slots` describes an op's weight list, `weights` takes the tensors from a model, `layouts` and `trt_mask` put them in
+the kernels' order. `export` writes the list, `stored` reads it back, `check` compares it with the model, and `emulator`
+runs it. Facts: docs/reference, sections 3, 4 and 6.
 """
 
 from swin_quant.backends.backend import Backend, Exports, Tolerances
 
-KINDS = ("int8", "float16", "float32")  # of its ops
+KINDS = ("int8", "float16", "float32")  # kinds of its ops
 
 BACKEND = Backend(
     name="fastertransformer",

@@ -1,6 +1,6 @@
-"""`--check`: an export read back, every layout undone, and compared with the model it was made from.
+"""`--check`: read an export back, undo every layout, and compare it with the model.
 
-The comparison is with the model's own values in float32, so that a wrong layout, cast or rounding shows.
+It compares with the model's own float32 values, so that a wrong layout, cast or rounding shows.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from swin_quant.backends.fastertransformer.weights import WeightSource
 from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.models.layers import Swin
 
-# The largest difference that storing may make: half a unit of rounding, and for kernels a rounding to float16 before.
+# The largest relative error of storing: half a unit in the last place. Kernels are rounded to float16 before int8.
 _HALF_ULP = {"float16": 2.0**-11, "float32": 2.0**-24}
 PICTURES = 4
 _SMALLEST = {"float16": 2.0**-25, "float32": 0.0}
@@ -26,9 +26,9 @@ _SMALLEST = {"float16": 2.0**-25, "float32": 0.0}
 
 @dataclass(frozen=True)
 class Difference:
-    """The largest difference of a tensor from its source: `largest` in the source's unit, for kernels in int8 steps.
+    """The largest difference between a stored tensor and its source: in the source's unit, for kernels in int8 steps.
 
-    `allowed` is what rounding alone may make of it at that element.
+    `allowed` is the most that rounding alone explains at that element.
     """
 
     slot: Slot
@@ -41,7 +41,7 @@ class Difference:
 
 
 def check(artifact: Artifact, model: Swin) -> list[Difference]:
-    """Differences of every tensor of the export. SwinQuantError with names where one is more than rounding."""
+    """The differences of all tensors in the export. SwinQuantError names those beyond rounding."""
     stored = read_export(artifact)
     source = WeightSource(model, stored.case.form.int8)
     differences = [_difference(slot, stored, source) for slot in stored.entries if slot.layout != "empty"]
@@ -73,9 +73,9 @@ def _worst(slot: Slot, got: Tensor, want: Tensor, allowed: Tensor) -> Difference
 
 
 def misreading(artifact: Artifact) -> list[str]:
-    """A line with what it costs that the kernel of GELU misreads fc1's bias; none for models that it reads rightly.
+    """One line on the effect of fc1's biases that the GELU kernel misreads; none for models without such biases.
 
-    Measured on seeded noise: the emulated export against itself with every bias as it is meant.
+    Measured on seeded noise: the emulated export as the kernel reads it, against the same export with the right biases.
     """
     stored = read_export(artifact)
     if not stored.case.form.int8 or not is_misread(stored.case.widest):
@@ -97,7 +97,7 @@ def misreading(artifact: Artifact) -> list[str]:
 
 
 def summary(differences: Sequence[Difference]) -> list[str]:
-    """One line for each kind of tensor: how many, and the largest difference of all."""
+    """One line for each kind of tensor: how many, and the largest difference."""
     lines = []
     kinds: dict[tuple[str, str], list[Difference]] = {}
     for difference in differences:

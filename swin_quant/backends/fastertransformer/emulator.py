@@ -1,7 +1,7 @@
-"""What FasterTransformer's INT8 Swin computes, from an export alone (docs/reference, section 3.8).
+"""Emulate FasterTransformer's INT8 Swin, from an export alone (docs/reference, section 3.8).
 
-Integers are exact, and every rounding that the kernels' source shows is made where it makes it: int8 between GEMMs,
-float16 in the residual stream, biases and norms. Pooled features end in float16; the head, outside the op, in float32.
+Integers are exact, and every rounding in the kernels' published source is made at the same place: int8 between GEMMs,
+float16 in the residual stream, biases and norms. Pooled features are float16; the head, outside the op, is float32.
 """
 
 from collections.abc import Callable
@@ -33,7 +33,7 @@ from swin_quant.models.windows import window_partition, window_reverse
 
 @dataclass(frozen=True)
 class NetworkLayer:
-    """A linear layer or convolution: kernel in float32, whole numbers if it is int8; bias float16 [n]."""
+    """A linear layer or convolution: float32 kernel, with whole numbers if it is int8, and float16 bias [n]."""
 
     kernel: Tensor
     bias: Tensor
@@ -49,7 +49,7 @@ class Norm:
 
 @dataclass(frozen=True)
 class Block:
-    """One block; `gelu` is the table of fc1's results."""
+    """One block; `gelu` is the table of GELU on fc1's results."""
 
     attn: AttentionWeights
     proj: NetworkLayer
@@ -65,7 +65,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Merging:
-    """Between two stages: kernel [2C, 4C], no bias; the scales are those of the stage's block 0."""
+    """Patch merging: kernel [2C, 4C], no bias, and the scales of the stage's block 0."""
 
     reduction: Tensor
     norm: Norm
@@ -73,9 +73,9 @@ class Merging:
 
 
 class Reader:
-    """Parts of the network from the tensors of an export, on a device.
+    """Builds the parts of the network from the tensors of an export, on a device.
 
-    `misread` False takes fc1's biases as they are meant, where the kernel of GELU would misread them.
+    With `misread` False, fc1's biases are the right ones, even where the GELU kernel would misread them.
     """
 
     def __init__(self, stored: Stored, fused: bool, device: torch.device, misread: bool = True) -> None:
@@ -113,11 +113,11 @@ class Reader:
         return Merging(reduction, self.norm(f"{at}downsample.norm"), self._scales(stage, 0))
 
     def _read(self, bias: Tensor) -> Tensor:
-        """fc1's bias as the kernel of GELU reads it from where it is stored."""
+        """fc1's bias as the GELU kernel reads it."""
         return as_read(shifted(bias) if self.shifted else bias, len(bias)) if self.misread else bias
 
     def _attention(self, stage: int, at: str, shifted: bool, scales: Scales) -> AttentionWeights:
-        g, packed = self.g, "trt_" if self.fused else ""  # the fused kernels read the packed form
+        g, packed = self.g, "trt_" if self.fused else ""  # the fused kernels take the packed form
         qkv = self.layer(f"{at}attn.qkv")
         own_scale = head_dim(g) ** -0.5 if self.version == 1 else 1.0
         return AttentionWeights(
@@ -135,15 +135,15 @@ class Reader:
         return Scales(self._tensors[f"layers.{stage}.blocks.{block}.amaxList"].tolist(), self.version)
 
 
-# V1's norms inside blocks have an epsilon of their own; all others, V2's included, have 1e-6.
+# V1's norms inside blocks have another epsilon than all others.
 BLOCK_EPSILON = {1: 1e-5, 2: 1e-6}
 EPSILON = 1e-6
 
 
 class Emulator:
-    """Images float [B, in, S, S] -> logits float32 [B, classes]. `fused` None: what the target GPU would run.
+    """Images float [B, in, S, S] -> logits float32 [B, classes]. `fused` None: as the target GPU would run.
 
-    `misread` False computes with fc1's biases as they are meant (`gelu_bias`).
+    With `misread` False, fc1's biases are the right ones (`gelu_bias`).
     """
 
     def __init__(self, stored: Stored, fused: bool | None = None, device: str = "cpu", misread: bool = True) -> None:
@@ -163,9 +163,9 @@ class Emulator:
         return F.linear(self.features(images).float(), *self.head)
 
     def features(self, images: Tensor, visit: Callable[[str, Tensor], object] = lambda name, x: None) -> Tensor:
-        """What the op returns: pooled features, float16 [B, 8E]. UsageError for pictures of another size.
+        """The op's result: pooled features, float16 [B, 8E]. UsageError for pictures of another size.
 
-        `visit` is given the residual stream behind every part, and the part's name.
+        Calls `visit` with each part's name and the residual stream after it.
         """
         if tuple(images.shape[1:]) != self.picture:
             wanted, given = (" x ".join(map(str, shape)) for shape in (self.picture, images.shape[1:]))
@@ -184,7 +184,7 @@ class Emulator:
         return x.flatten(1, 2).mean(1, dtype=torch.float32).half()
 
     def embed(self, images: Tensor) -> Tensor:
-        """Patches -> the residual stream, float16 [B, R, R, E]: convolution, bias and norm, each rounded."""
+        """Images -> the residual stream, float16 [B, R, R, E]: convolution, bias and norm, each rounded."""
         batch, channels, side, _ = images.shape
         kernel = self.patch.kernel
         patch = kernel.shape[-1]
@@ -193,7 +193,7 @@ class Emulator:
         return _normed(self.patch_norm, EPSILON)(x).half()
 
     def block(self, x: Tensor, b: Block) -> Tensor:
-        """float16 [B, R, R, C] -> the same."""
+        """One block on the residual stream, float16 [B, R, R, C]."""
         s, epsilon = b.scales, BLOCK_EPSILON[self.version]
         first, second = (_normed(norm, epsilon) for norm in (b.norm1, b.norm2))
         before = first(x) if self.version == 1 else x.float()
@@ -232,7 +232,7 @@ class Emulator:
         return x.half() if self.version == 1 else normed(x).half()
 
     def _attention(self, x: Tensor, b: Block) -> Tensor:
-        """int8 tokens -> int8 context, both in the order of the map."""
+        """int8 tokens -> int8 context, both in map order."""
         side = x.shape[1]
         x = torch.roll(x, (-b.shift, -b.shift), dims=(1, 2)) if b.shift else x
         x = window_reverse(attention(window_partition(x, b.window), b.attn, self.fused), b.window, side, side)
@@ -240,7 +240,8 @@ class Emulator:
 
 
 def _where_computed(new: Tensor, old: Tensor) -> Tensor:
-    """[B, R, R, C]: `new` in the rows of the batch that V1's norm after attention computes, `old` in the last ones."""
+    """[B, R, R, C]: `new` in the rows that V1's norm after attention computes, `old` in the last rows, which it
+    skips."""
     rows, channels = new[..., 0].numel(), new.shape[-1]
     computed = computed_rows(rows, channels)
     if computed == rows:

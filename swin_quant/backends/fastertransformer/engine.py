@@ -1,4 +1,4 @@
-"""The engine of a FasterTransformer export: its INT8 kernels emulated, for those who have no such GPU at hand."""
+"""Run a FasterTransformer export by emulating its INT8 kernels: no such GPU is needed."""
 
 from functools import partial
 
@@ -19,9 +19,10 @@ ATTENTION = {"auto": None, "fused": True, "unfused": False}
 
 
 def load(artifact: Artifact, options: EngineOptions = EngineOptions(), attention: str = "auto") -> Engine:
-    """An engine from the exported files alone. `attention`: auto (what the target GPU runs), fused or unfused.
+    """An engine from the exported files alone. `attention`: auto (as the target GPU runs it), fused or unfused.
 
-    Errors: a float export, a type other than float16 beside int8, a changed or contradictory file.
+    UsageError for a float export, and for a float type other than float16; SwinQuantError for a changed or
+    contradictory file.
     """
     if options.float_type not in (None, "float16"):
         raise UsageError(
@@ -58,7 +59,7 @@ def load(artifact: Artifact, options: EngineOptions = EngineOptions(), attention
 
 
 def _gemms(stored: Stored) -> dict[str, str]:
-    """Matrix product -> the type that it runs in."""
+    """Maps each matrix product to the type in which it runs."""
     linears = {slot.name.removesuffix(".weight"): "int8" for slot in stored.entries if slot.container}
     blocks = [name.removesuffix("qkv") for name in linears if name.endswith("qkv")]
     products = {f"{at}{product}": "int8" for at in blocks for product in ("q k", "a v")}

@@ -1,8 +1,8 @@
-"""Export to FasterTransformer: the calibrated checkpoint for its scripts, and the very list that its op takes.
+"""Export to FasterTransformer: the calibrated checkpoint for its scripts, and the weight list for its op.
 
-Files of one export: <NAME>_<kind>_sm‹sm›.safetensors with its run card and manifest, load_weights.py, and the
-checkpoint, with FasterTransformer's keys and no other. All are written to a folder of their own beside them and moved
-when the last is complete, the card last.
+The files of one export: <NAME>_<kind>_sm‹sm›.safetensors with its run card and manifest, load_weights.py, and the
+checkpoint with FasterTransformer's keys and no others. They are written to a temporary folder and moved when all are
+complete, the card last.
 """
 
 import os
@@ -44,11 +44,11 @@ BACKEND = "fastertransformer"
 
 @dataclass(frozen=True)
 class FasterTransformerOptions:
-    """What to export: `sm` is the target's compute capability (80 for 8.0), `kind` int8, float16 or float32.
+    """Options of the export. `sm`: the target's compute capability (80 for 8.0). `kind`: int8, float16 or float32.
 
-    `max_batch` is the most pictures that the op takes. `fix_gelu_bias` stores fc1's biases of more than 4096 channels
-    so that the kernel of GELU, which misreads them, takes the right ones; the TensorRT plugin cuts off three of them.
-    `check` reads the export back and compares it with the model.
+    `max_batch`: the most pictures that the op takes. `fix_gelu_bias`: store fc1's biases of more than 4096 channels so
+    that the GELU kernel, which misreads them, gets the right ones; the TensorRT plugin cuts off three of them. `check`:
+    read the export back and compare it with the model.
     """
 
     sm: int = 80
@@ -66,7 +66,7 @@ def options_of(
     fix_gelu_bias: bool = False,
     check: bool = False,
 ) -> FasterTransformerOptions:
-    """From the words of `swin-quant export`: precision and float type are one here."""
+    """Options from the flags of `swin-quant export`: `kind` joins precision and float type."""
     kind = precision if precision == "int8" else float_type
     return FasterTransformerOptions(sm, kind, batch, fix_gelu_bias, check)
 
@@ -77,9 +77,9 @@ def export(
     folder: Path,
     options: FasterTransformerOptions = FasterTransformerOptions(),
 ) -> Artifact:
-    """Write the export of a calibrated `model` into `folder`. The policy of `card` decides the int8 mode.
+    """Write the export of a calibrated `model` into `folder`. The policy in `card` decides the int8 mode.
 
-    UsageError for what the kernels cannot do; SwinQuantError for ranges that are missing or overflow float16.
+    UsageError for what the kernels cannot do; SwinQuantError for missing ranges, and for ranges that overflow float16.
     """
     if not isinstance(model, Swin) or model.output_kind != LOGITS:
         raise UsageError(
@@ -96,7 +96,7 @@ def export(
         with tempfile.TemporaryDirectory(prefix=f".{name}.", dir=folder) as scratch:
             others = _write(model, card.name, _calibrated(card, folder, file), case, source, Path(scratch) / file.name)
             _refuse_to_lose(folder / others[0].name, others[0], file)
-            card_path(file).unlink(missing_ok=True)  # from here on, what lies there is not finished
+            card_path(file).unlink(missing_ok=True)  # without a card, an unfinished file is not taken for an export
             for part in (*others, Path(scratch) / file.name):
                 os.replace(part, folder / part.name)
     except OSError as error:
@@ -125,17 +125,17 @@ def _case(model: Swin, card: RunCard, options: FasterTransformerOptions) -> Case
 
 
 def _calibrated(card: RunCard, folder: Path, file: Path) -> str:
-    """What the checkpoint for FasterTransformer is called: as by its own scripts, but beside that which is exported."""
+    """The name of FasterTransformer's checkpoint: its scripts' own, unless the exported checkpoint has that name."""
     name = f"{card.name}_calib.pth"
     exported = card.checkpoint and (folder / name).is_file() and sha256_of(folder / name) == card.checkpoint["sha256"]
     return f"{file.stem}_calib.pth" if exported else name
 
 
 def _write(model: Swin, name: str, calibrated: str, case: Case, source: WeightSource, file: Path) -> list[Path]:
-    """Write every file of the export beside `file`; those besides it, the checkpoint first."""
+    """Write every file of the export beside `file`. Returns all but `file`, the checkpoint first."""
     checkpoint = file.with_name(calibrated if case.form.int8 else f"{file.stem}.pth")
     if case.form.int8:
-        save_calibrated(model, checkpoint, ends=False)  # refuses nodes without a positive range, by name
+        save_calibrated(model, checkpoint, ends=False)  # names nodes without a positive range
     else:
         save_float(model, checkpoint)
     tensors: dict[str, Tensor] = {}
@@ -153,7 +153,7 @@ def _write(model: Swin, name: str, calibrated: str, case: Case, source: WeightSo
 
 
 def _refuse_to_lose(target: Path, new: Path, file: Path) -> None:
-    """UsageError if `target` is a checkpoint of the user's that the export would replace."""
+    """UsageError if the export would overwrite `target`, a checkpoint of the user."""
     if not target.exists() or sha256_of(target) == sha256_of(new):
         return
     earlier = RunCard.read(card_path(file)).artifact if card_path(file).is_file() else None

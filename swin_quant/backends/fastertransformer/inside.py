@@ -1,4 +1,4 @@
-"""What FasterTransformer's emulated kernels leave between blocks; inside one there are only integers of its own."""
+"""Read the residual stream between the emulated blocks; inside a block there are only FasterTransformer's integers."""
 
 from collections.abc import Callable
 
@@ -10,12 +10,12 @@ from swin_quant.score.options import EngineOptions
 
 
 def inside(artifact: Artifact, options: EngineOptions) -> Callable[[Tensor], dict[str, Tensor]]:
-    """Images [B, 3, S, S] -> the residual stream behind each part, float16, by the part's name."""
+    """Maps images [B, 3, S, S] to the residual stream after each part, float16, by the part's name."""
     emulator = load(artifact, options).run
 
     def run(images: Tensor) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
-        emulator.features(images, found.__setitem__)  # type: ignore[attr-defined]  # it is an Emulator
+        emulator.features(images, found.__setitem__)  # type: ignore[attr-defined] # an Emulator
         return found
 
     return run

@@ -1,6 +1,6 @@
-"""The scalar arguments of FasterTransformer's torch classes and of its TensorRT plugins.
+"""The scalar arguments of FasterTransformer's torch classes and TensorRT plugins.
 
-docs/reference, sections 3.1 and 4.2. Order matters for the classes, names for the plugins.
+See docs/reference, sections 3.1 and 4.2. The classes take them by order, the plugins by name.
 """
 
 import math
@@ -15,12 +15,12 @@ PLUGINS = {True: "CustomSwinTransformerINT8Plugin", False: "CustomSwinTransforme
 
 
 def is_default_scale(g: Geometry) -> bool:
-    """Whether attention is scaled as the kernels do unasked."""
+    """Whether attention has the kernels' default scale."""
     return g.qk_scale is None or math.isclose(g.qk_scale, head_dim(g) ** -0.5, rel_tol=1e-6)
 
 
 def op_arguments(g: Geometry, form: Form, int8_mode: int | None, max_batch: int) -> dict[str, Any]:
-    """What `Class(weights, ...)` takes after the weights, in order; lists become int32 tensors on the CPU."""
+    """The arguments of `Class(weights, ...)` after the weights, in order; lists become int32 tensors on the CPU."""
     scalars = {
         "max_batch": max_batch,
         "img_size": g.image_size,
@@ -61,7 +61,7 @@ def plugin(g: Geometry, form: Form, int8_mode: int | None, max_batch: int, entri
 
 
 def geometry_of(arguments: dict[str, Any], classes: int) -> Geometry:
-    """The geometry that the arguments of an op describe; `classes` is known from the head alone."""
+    """The geometry that an op's arguments describe; only the head tells `classes`."""
     scale = arguments["qk_scale"]
     return Geometry(
         image_size=arguments["img_size"],

@@ -1,7 +1,7 @@
-"""Where the bytes of an int8 weight lie for cuBLASLt: two layouts of tiles.
+"""The two tile layouts of int8 weights for cuBLASLt.
 
-docs/reference, section 3.3. A weight layout belongs to a generation of GPUs: nothing re-orders it when it is
-loaded, and a mismatch computes garbage without an error.
+See docs/reference, section 3.3. Each layout belongs to a generation of GPUs: loading does not reorder it, and a
+mismatch computes garbage without an error.
 """
 
 from collections.abc import Callable
@@ -39,12 +39,12 @@ WEIGHT_LAYOUTS: dict[str, Offsets] = {"COL32_2R_4R4": col32_2r_4r4, "COL4_4R2_8C
 
 
 def weight_layout(sm: int) -> str:
-    """The layout that the kernels of a compute capability (80 for 8.0) read."""
+    """The layout that a GPU of this compute capability (80 for 8.0) reads."""
     return "COL32_2R_4R4" if sm >= 80 else "COL4_4R2_8C"
 
 
 def scatter(matrix: Tensor, offsets: Offsets) -> Tensor:
-    """[rows, columns] -> [rows * columns] in a layout. UsageError unless its tiles are whole."""
+    """[rows, columns] -> [rows * columns] in a layout. UsageError unless the tiles are whole."""
     rows, columns = matrix.shape
     if rows % TILE or columns % TILE:
         raise UsageError(f"a matrix of {rows} x {columns} is not made of {TILE} x {TILE} tiles, as int8 GEMMs need")
@@ -59,13 +59,14 @@ def gather(stored: Tensor, rows: int, columns: int, offsets: Offsets) -> Tensor:
 
 
 def quantize_weight(weight: Tensor, amax: float) -> Tensor:
-    """int8 [n, k] of a float weight: through float16, times 127 / amax in double, then half to even and saturated."""
+    """int8 [n, k] of a float weight: rounded to float16, times 127 / amax in double, rounded half to even,
+    saturated."""
     levels = (weight.half().double() * 127 / amax).float().round()
     return levels.clamp(-128, 127).to(torch.int8)
 
 
 def interleave_heads(qkv: Tensor, heads: int) -> Tensor:
-    """Rows (q | k | v, head, dim) of [3C, ...] -> (head, q | k | v, dim): what the float op reads (section 3.7)."""
+    """Rows (q | k | v, head, dim) of [3C, ...] -> (head, q | k | v, dim), as the float op reads them (section 3.7)."""
     return qkv.unflatten(0, (3, heads, -1)).transpose(0, 1).flatten(0, 2)
 
 

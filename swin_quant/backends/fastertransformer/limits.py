@@ -1,6 +1,6 @@
-"""What FasterTransformer's kernels cannot do, refused before anything is written (docs/reference, section 3.9).
+"""Limits of FasterTransformer's kernels, checked before anything is written (docs/reference, section 3.9).
 
-Most of these would not fail on the GPU: the op checks only the number of tensors, and computes garbage.
+Most would not fail on the GPU: the op checks only the number of tensors, and computes garbage.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -28,7 +28,7 @@ LARGEST_HALF = 65504.0
 
 @dataclass(frozen=True)
 class Case:
-    """What an export is asked to be."""
+    """The requested export."""
 
     g: Geometry
     form: Form
@@ -45,7 +45,7 @@ class Case:
 
     @property
     def lost_rows(self) -> list[int]:
-        """The stages in which V1 loses rows of a batch that four does not divide."""
+        """Stages in which V1 loses rows if the batch is no multiple of four."""
         return stages_with_lost_rows(self.g, 1) if self.form.version == 1 else []
 
     @property
@@ -55,7 +55,7 @@ class Case:
 
 
 def is_fused(g: Geometry, sm: int) -> bool:
-    """Whether the INT8 op runs the fused attention: decided once for all stages, from the configured window."""
+    """Whether the INT8 op runs the fused attention: one decision for all stages, by the configured window."""
     return sm in FUSED_SMS and head_dim(g) == FUSED_HEAD_DIM and g.window**2 <= FUSED_TOKENS
 
 
@@ -153,11 +153,11 @@ WARNINGS: tuple[Limit, ...] = (
         "fc1's bias is stored longer by three for the kernel of GELU: the op reads it rightly, but the TensorRT plugin "
         "cuts those three off, and a kernel that was mended needs an export without ‹fix_gelu_bias›",
     ),
-)  # of INT8 exports: what can be lived with
+)  # limits of INT8 exports that do not prevent a run
 
 
 def check_limits(case: Case) -> None:
-    """UsageError with the reason if the kernels cannot run a model of this geometry, exactly as it is."""
+    """UsageError with the reason if the kernels cannot run a model of this geometry unchanged."""
     if case.form.kind not in KINDS:
         raise UsageError(f"kind {case.form.kind}: must be {', '.join(KINDS)}")
     for reason in _holding(ALWAYS + (INT8 if case.form.int8 else FLOAT), case):
@@ -165,7 +165,7 @@ def check_limits(case: Case) -> None:
 
 
 def check_factors(model: Swin) -> None:
-    """UsageError where `equalize` made use of a multiplication that the kernels do not have."""
+    """UsageError if `equalize` added a multiplication that the kernels do not have."""
     if made := made_factors(model):
         raise UsageError(
             f"FasterTransformer cannot run this model: `equalize` put factors at {listed(made, 2)}, a multiplication "
@@ -174,7 +174,7 @@ def check_factors(model: Swin) -> None:
 
 
 def warnings_of(case: Case) -> list[str]:
-    """Warnings of what the kernels do unexpectedly to such a model."""
+    """Warnings about unexpected behaviour of the kernels for this model."""
     return list(_holding(WARNINGS, case)) if case.form.int8 else []
 
 
@@ -189,7 +189,7 @@ def _holding(limits: Iterable[Limit], case: Case) -> Iterator[str]:
 
 
 def int8_mode_of(model: Swin, policy: Policy | None) -> int:
-    """1 or 2: the mode that quantizes exactly what `policy` does. UsageError with the nodes if neither."""
+    """The mode, 1 or 2, that quantizes exactly as `policy` does. UsageError with the nodes if neither does."""
     if policy is None:
         raise UsageError("an INT8 export needs a policy: `calibrate --policy ft-mode1` or ft-mode2, or give ‹policy›")
     wanted = settings_for(model, policy)
@@ -207,7 +207,7 @@ def int8_mode_of(model: Swin, policy: Policy | None) -> int:
 
 
 def check_half_range(ranges: Mapping[str, float], beyond_half: list[str], kind: str) -> None:
-    """SwinQuantError where values that the kernels keep in float16 are known to overflow it."""
+    """SwinQuantError if values that the kernels keep in float16 are known to overflow."""
     streams = ("layernorm_input1", "layernorm_input2", "add1_residual", "add1_local", "add2_residual", "add2_local")
     nodes = [n for n in beyond_half if kind == "float16" or n.rpartition(".")[2].startswith(streams)]
     if nodes and kind != "float32":
@@ -225,6 +225,6 @@ def check_half_range(ranges: Mapping[str, float], beyond_half: list[str], kind: 
 
 
 def check_finite(name: str, tensor: Tensor) -> None:
-    """SwinQuantError if a float16 tensor of the list overflowed."""
+    """SwinQuantError if a float16 tensor overflowed."""
     if tensor.is_floating_point() and not tensor.isfinite().all():
         raise SwinQuantError(f"{name} has values beyond float16 (65504): {_instead('float32')}")

@@ -1,6 +1,6 @@
-"""The JSON beside the exported tensors: the list of the op, entry by entry, and its other arguments.
+"""The manifest: JSON beside the exported tensors, with the op's weight list, entry by entry, and its other arguments.
 
-All of it follows from the geometry and the target, so a manifest that was read is compared with what it should say.
+All of it follows from the geometry and the target, so a manifest is checked by making it again.
 """
 
 from dataclasses import asdict
@@ -29,9 +29,9 @@ _BOUNDS = {
 
 
 class GpuTarget(TypedDict):
-    """What the list is for: an op's class, its kind of list, the compute capability of the GPU (80 for 8.0).
+    """The target of the list: the op's class, its kind of list, and the GPU's compute capability (80 for 8.0).
 
-    `fix_gelu_bias`: fc1's biases of more than 4096 channels are stored where the INT8 kernel of GELU looks for them.
+    `fix_gelu_bias`: fc1's biases of more than 4096 channels are stored where the INT8 GELU kernel reads them.
     """
 
     op: str
@@ -55,12 +55,12 @@ class Manifest(TypedDict):
 
 
 def manifest_name(file: Path) -> str:
-    """Of the manifest beside an exported file."""
+    """The name of the manifest beside an exported file."""
     return f"{file.stem}_manifest.json"
 
 
 def make_manifest(name: str, file: str, case: Case) -> Manifest:
-    """What there is to say of an export."""
+    """The manifest of an export."""
     g, form, mode = case.g, case.form, case.int8_mode
     entries = slots(g, form)
     return Manifest(
@@ -89,7 +89,7 @@ def _entry(slot: Slot) -> dict[str, Any]:
 
 
 def read_manifest(path: Path) -> tuple[Manifest, Case]:
-    """Read and check a manifest; SwinQuantError names what differs from what its own arguments imply."""
+    """Read and check a manifest. SwinQuantError names what contradicts its own arguments."""
     manifest = read_json(path, "FasterTransformer manifest")
     schema = manifest.get("schema") if isinstance(manifest, dict) else None
     if schema != SCHEMA:
@@ -110,14 +110,14 @@ def read_manifest(path: Path) -> tuple[Manifest, Case]:
 
 
 def _kind(name: str, example: Any) -> Any:
-    """What an argument like `example` must be."""
+    """The annotation of an argument, from an example and the bounds."""
     if isinstance(example, list):
         return Annotated[list[_kind(name, example[0])], counted(1, 16)]  # type: ignore[misc]  # made at run time
     return Annotated[type(example), within(*_BOUNDS.get(name, (-inf, 0, 65536)))]
 
 
 def _case(manifest: Manifest, path: Path) -> Case:
-    """The case that the arguments describe, every number within bounds before anything is computed from it."""
+    """The case that the arguments describe; every number is checked before anything is computed from it."""
     target, arguments = manifest["target"], manifest["arguments"]
     form = Form(arguments.get("version", 0), target["kind"], target["sm"], target["fix_gelu_bias"])
     blank = Geometry(32, 1, 1, 1, 32, (1,), (1,), 1, 4.0, True, None, 0.0, 0.0, False, True, (0,))

@@ -1,7 +1,7 @@
 """The 96 floats of a block from which its kernels take every scale (docs/reference, section 3.4).
 
-Quads [A, A/127, A/127^2, 127/A] of each range A, the weights' ranges, then the factors of GEMMs that map int32 sums to
-int8. Computed in double, stored as float32; the fused factors are products of entries already stored.
+Quads [A, A/127, A/127^2, 127/A] of each range A, the weights' ranges, then the factors of GEMMs from int32 sums to
+int8. They are computed in double and stored as float32; the fused factors are products of stored entries.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ QUADS = {
     "downsample.reduction._input_quantizer": 60,
     "downsample.reduction._aftergemm_quantizer": 64,
 }
-BY_VERSION = {  # V1's two are never read
+BY_VERSION = {  # V1 never reads its two
     1: {"add1_residual_input_quantizer": 52, "add2_residual_input_quantizer": 56},
     2: {"attn.mha_q_input_quantizer": 52, "attn.mha_k_input_quantizer": 56},
 }
@@ -39,7 +39,7 @@ WEIGHTS = {"attn.qkv": 72, "attn.proj": 73, "mlp.fc1": 74, "mlp.fc2": 75, REDUCT
 GEMMS = {"attn.qkv": 77, "attn.proj": 78, "mlp.fc1": 79, "mlp.fc2": 80, "q k": 81, "a v": 82, REDUCTION: 83}
 FUSED = {"q k": 85, "a": 86, "a v": 87}
 
-# The operands of attention's products and the range of their results.
+# The operands of attention's products, and the node of their result.
 _Q, _K, _V, _A = (f"attn.matmul_{x}_input_quantizer" for x in "qkva")
 _PRODUCTS = {
     1: {"q k": (_Q, _K, "attn.softmax_input_quantizer"), "a v": (_A, _V, "attn.proj._input_quantizer")},
@@ -51,7 +51,8 @@ _PRODUCTS = {
 
 
 def amax_list(ranges: Mapping[str, float], version: int) -> Tensor:
-    """float32 [96]. `ranges`: node of a block, and of its stage's `downsample`, -> |amax|; the last stage has none."""
+    """float32 [96]. `ranges`: |amax| by node of the block and of its stage's `downsample`, which the last stage
+    lacks."""
     values = [0.0] * AMAX_LIST
     for node, base in (QUADS | BY_VERSION[version]).items():
         if node in ranges:
@@ -87,15 +88,15 @@ class Scales:
         return self.values[self._base(node)]
 
     def step(self, node: str) -> float:
-        """A / 127: from an int8 value to a real one."""
+        """A / 127, the factor from int8 to the real value."""
         return self.values[self._base(node) + 1]
 
     def levels(self, node: str) -> float:
-        """127 / A: from a real value to int8."""
+        """127 / A, the factor from the real value to int8."""
         return self.values[self._base(node) + 3]
 
     def gemm(self, name: str) -> float:
-        """From an int32 sum to int8."""
+        """The factor from an int32 sum to int8."""
         return self.values[GEMMS[name]]
 
     def weight(self, layer: str) -> float:

@@ -1,7 +1,7 @@
-"""What an op's list of weights holds, in its order: names, shapes, types and layouts from the geometry alone.
+"""The weight list of an op, in order: names, shapes, types and layouts from the geometry alone.
 
-docs/reference, sections 3.2 (INT8), 3.7 (float) and 4.2 (the TensorRT plugin's fields). The op checks only how
-many tensors it is given, so everything else is settled here, for those who write a list and those who read one.
+See docs/reference, sections 3.2 (INT8), 3.7 (float) and 4.2 (the TensorRT plugin's fields). The op checks only the
+number of tensors; writing and reading both check the rest by this list.
 """
 
 import math
@@ -16,7 +16,7 @@ from swin_quant.models.geometry import Geometry
 FUSED_HEAD_DIM = 32
 AMAX_LIST = 96
 
-# Names are a checkpoint's where it has the tensor, else of what it is computed from; then the plugin's field.
+# Maps the checkpoint's name of a tensor, or the name of its source, to the plugin's field.
 BLOCK = {
     "attn.qkv.weight": "attention_qkv_kernel",
     "attn.qkv.bias": "attention_qkv_bias",
@@ -61,9 +61,9 @@ EMPTY = (0,)
 
 @dataclass(frozen=True)
 class Form:
-    """Which list is meant: version 1 or 2, `kind` int8, float16 or float32, the target's compute capability.
+    """The form of a list: version 1 or 2; `kind` int8, float16 or float32; the target's compute capability.
 
-    `fix_gelu_bias` stores the biases that the kernel of GELU misreads where it looks for them.
+    `fix_gelu_bias` stores biases that the GELU kernel misreads where it reads them.
     """
 
     version: int
@@ -78,10 +78,10 @@ class Form:
 
 @dataclass(frozen=True)
 class Slot:
-    """One tensor of the list. `shape` is what the op takes, `source` that of the tensor before its layout.
+    """One tensor of the list. `shape` is the op's, `source` the shape before the layout.
 
-    `container` names the type whose storage carries the bytes of `dtype`: an int8 kernel lies in the first half of a
-    float16 tensor of as many elements. `stage` and `block` are None where there is none.
+    `container` is the type whose storage holds the bytes of `dtype`: an int8 kernel fills the first half of a float16
+    tensor with as many elements. `stage` and `block` are None for tensors outside of them.
     """
 
     index: int
@@ -111,13 +111,13 @@ class Slot:
 
     @property
     def name(self) -> str:
-        """As in a checkpoint: layers.0.blocks.1.attn.qkv.weight."""
+        """The name in a checkpoint, such as layers.0.blocks.1.attn.qkv.weight."""
         stage = "" if self.stage is None else f"layers.{self.stage}."
         return stage + ("" if self.block is None else f"blocks.{self.block}.") + self.part
 
     @property
     def field(self) -> str:
-        """Of the TensorRT plugin: attention_qkv_kernel_0_1."""
+        """The TensorRT plugin's field, such as attention_qkv_kernel_0_1."""
         return "_".join([FIELDS[self.part], *(str(n) for n in (self.stage, self.block) if n is not None)])
 
     @property
@@ -127,17 +127,17 @@ class Slot:
 
 
 def slots(g: Geometry, form: Form) -> list[Slot]:
-    """The list of a model of geometry `g`."""
+    """The list of a model with geometry `g`."""
     return [_slot(index, *entry, g, form) for index, entry in enumerate(_entries(g, form))]
 
 
 def head_dim(g: Geometry) -> int:
-    """Channels of an attention head; the op computes it from stage 0."""
+    """Channels of an attention head, which the op computes from stage 0."""
     return g.embed_dim // g.heads[0]
 
 
 def trt_side(g: Geometry, form: Form, stage: int) -> int:
-    """The padded side of the packed masks of a stage; 0 where there are none."""
+    """The padded side of a stage's packed masks; 0 if there are none."""
     tokens = g.window_in_use(stage) ** 2
     fits = tokens <= LARGEST and head_dim(g) == FUSED_HEAD_DIM
     return padded_side(tokens, form.int8) if fits else 0
@@ -191,7 +191,7 @@ def _slot(
     if form.int8:
         on_host = part == "h_amaxList" or source == EMPTY
         wide = part in ("amaxList", "h_amaxList") or (source == EMPTY and part in MERGING)
-        dtype = "float32" if wide else "float16"  # what the last stage lacks is an empty torch.Tensor() there
+        dtype = "float32" if wide else "float16"  # the last stage's missing tensors are an empty torch.Tensor()
         slot = replace(slot, dtype=dtype, device="cpu" if on_host else "cuda")
     if source == EMPTY:
         return replace(slot, layout="empty")
@@ -199,7 +199,7 @@ def _slot(
         side = trt_side(g, form, stage)
         return replace(slot, layout="trt-packed", shape=(source[0], side, side))
     if form.int8 and part in KERNELS:
-        shape = source if index == 0 else (math.prod(source),)  # the op reads the heads' width off the first
+        shape = source if index == 0 else (math.prod(source),)  # the op takes the head width from the first
         return replace(slot, dtype="int8", container="float16", layout=weight_layout(form.sm), shape=shape)
     if form.fix_gelu_bias and part == "mlp.fc1.bias" and is_misread(*source):
         return replace(slot, layout="gelu-shifted", shape=(source[0] + DRIFT,))

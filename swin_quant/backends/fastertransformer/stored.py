@@ -1,4 +1,4 @@
-"""Reading an export back: every tensor checked against the list that its own manifest implies, every layout undone."""
+"""Read an export back: check every tensor against the list of its manifest, and undo every layout."""
 
 from dataclasses import dataclass, field
 
@@ -27,7 +27,7 @@ class Stored:
 
 @reads("FasterTransformer export", lambda artifact: artifact.file)
 def read_export(artifact: Artifact) -> Stored:
-    """The content of an artifact of this backend; SwinQuantError names the entry that is missing or wrong."""
+    """The content of an artifact of this backend. SwinQuantError names the entry that is missing or wrong."""
     if artifact.record["backend"] != "fastertransformer":
         raise SwinQuantError(f"{artifact.file}: is an export of backend {artifact.record['backend']!r:.40}")
     file = artifact.file

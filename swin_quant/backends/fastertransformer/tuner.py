@@ -1,7 +1,7 @@
-"""FasterTransformer's GEMM tuner: the shapes that an INT8 Swin multiplies, and the file of tuned algorithms.
+"""FasterTransformer's GEMM tuner: the GEMM shapes of an INT8 Swin, and the file of tuned algorithms.
 
-`swin_gemm` writes igemm_config.in, the op reads it from the current directory (docs/reference, section 6).
-A missing or misread file costs speed silently, so reading is strict here.
+`swin_gemm` writes igemm_config.in, and the op reads it from the current directory (docs/reference, section 6). A
+missing or misread file costs speed silently, so it is read strictly.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,7 +25,7 @@ Key = tuple[int, int, int, int]
 
 @dataclass(frozen=True)
 class TunedGemm:
-    """A product of [m, k] and [k, n] in a stage. `key` is what the op looks it up by: batch count, m, n, k."""
+    """A product of [m, k] and [k, n] in a stage. The op looks it up by `key`: batch count, m, n, k."""
 
     stage: int
     layer: str
@@ -39,9 +39,10 @@ class TunedGemm:
 
 
 def gemm_shapes(g: Geometry, batch: int) -> list[TunedGemm]:
-    """The int8 GEMMs of `batch` pictures: 4 a stage and one between stages, 19 of a model of four.
+    """The int8 GEMMs of `batch` pictures: 4 a stage and one between stages, 19 in a model of four stages.
 
-    m is the number of tokens, as the op has it. Every block of a stage shares them; attention's own are not tuned.
+    m is the number of tokens, as in the op. All blocks of a stage have the same shapes; attention's own products are
+    not tuned.
     """
     if batch < 1:
         raise UsageError(f"‹batch› {batch}: must be at least 1")
@@ -81,7 +82,7 @@ class Tuned:
 
 @reads("tuner file")
 def read_tuned(path: str | Path) -> dict[Key, Tuned]:
-    """The entries of a tuner file, the first of each shape, as the op takes them. SwinQuantError names the line."""
+    """The entries of a tuner file; of several with one shape the first, as in the op. SwinQuantError names the line."""
     path = Path(path)
     lines = read_bounded(path, "tuner file", MAX_BYTES).decode(errors="replace").splitlines()
     if not lines or lines[0].split() != HEADER.split():
@@ -95,13 +96,13 @@ def read_tuned(path: str | Path) -> dict[Key, Tuned]:
 
 
 def write_tuned(path: str | Path, entries: Iterable[Tuned]) -> None:
-    """Write a tuner file, atomically, in the form of `swin_gemm`: its first four columns are 0."""
+    """Write a tuner file atomically, in the format of `swin_gemm`: the first four columns are 0."""
     lines = [HEADER, *(f"0 0 0 0 {INT8_TYPE} ### {_columns(entry)}" for entry in entries)]
     atomic_write_bytes(path, ("\n".join(lines) + "\n").encode())
 
 
 def fastest(tables: Sequence[dict[Key, Tuned]]) -> dict[Key, Tuned]:
-    """One entry a shape: of several files the fastest."""
+    """The fastest entry of each shape in several files."""
     best: dict[Key, Tuned] = {}
     for table in tables:
         for key, entry in table.items():

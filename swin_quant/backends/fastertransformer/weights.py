@@ -1,4 +1,4 @@
-"""The tensors of an op's list, taken from a calibrated model: each from its source, in its type and layout."""
+"""The tensors of an op's weight list, from a calibrated model: each in its type and layout."""
 
 import math
 from collections.abc import Callable
@@ -29,19 +29,20 @@ LARGEST_LOGIT_SCALE = math.log(100.0)
 
 
 def version_of(model: Swin) -> int:
-    """1 or 2."""
+    """The Swin version, 1 or 2."""
     return 2 if isinstance(model.layers[0].blocks[0].attn, WindowAttentionV2) else 1
 
 
 def ranges_of(model: Swin) -> dict[str, float]:
-    """Node -> its range as the kernels see it, one number: of ranges per channel the largest."""
+    """Each node's range as the kernels see it, one number: the largest of ranges per channel."""
     return {name: node.amax.abs().max().item() for name, node in named_nodes(model).items() if node.amax is not None}
 
 
 class WeightSource:
-    """The tensors of a model by slot, float32 (amax lists included), before quantization and layout.
+    """The tensors of a model by slot, float32, before quantization and layout; amax lists too.
 
-    FasterTransformer's INT8 exporter makes everything float16 first, so that `int8` takes exp of a float16 logit scale.
+    FasterTransformer's INT8 exporter first converts everything to float16, so with `int8` exp is taken of a float16
+    logit scale.
     """
 
     def __init__(self, model: Swin, int8: bool) -> None:
@@ -49,7 +50,7 @@ class WeightSource:
 
     @torch.no_grad()
     def __call__(self, slot: Slot) -> Tensor:
-        """float32 of `slot.source`'s shape."""
+        """The tensor in float32 and in `slot.source`'s shape."""
         special: dict[str, Callable[[Slot], Tensor]] = {
             "attn.qkv.bias": self._qkv_bias,
             "attn.relative_position_bias": self._relative_position_bias,
@@ -66,11 +67,11 @@ class WeightSource:
         return tensor.detach().float().cpu()
 
     def weight_range(self, slot: Slot) -> float:
-        """amax of the weight in a kernel's slot."""
+        """The weight's amax, for the slot of a kernel."""
         return self.ranges[slot.name.removesuffix("weight") + "_weight_quantizer"]
 
     def _attention(self, slot: Slot) -> Any:
-        """WindowAttention, or WindowAttentionV2 in version 2."""
+        """The block's WindowAttention; in version 2 WindowAttentionV2."""
         return self.model.layers[slot.in_stage].blocks[slot.in_block].attn
 
     def _qkv_bias(self, slot: Slot) -> Tensor:
@@ -84,7 +85,7 @@ class WeightSource:
         return (scale.half() if self.int8 else scale).clamp(max=LARGEST_LOGIT_SCALE).float().exp()
 
     def _mask(self, slot: Slot) -> Tensor:
-        g = self.model.geometry  # not the blocks' own: a stage of one block has none, but the plugin wants one
+        g = self.model.geometry  # not a block's own mask: a stage of one block has none, but the plugin needs one
         return attention_mask(g.resolution(slot.in_stage), g.window_in_use(slot.in_stage), g.window // 2)
 
     def _amax_list(self, slot: Slot) -> Tensor:
@@ -98,7 +99,7 @@ class WeightSource:
 
 
 def stored_form(slot: Slot, source: WeightSource, g: Geometry) -> Tensor:
-    """The tensor of a slot as it is stored: quantized or cast, and in its layout."""
+    """The tensor of a slot as stored: quantized or cast, in its layout."""
     tensor = source(slot)
     if slot.part in KERNELS and slot.dtype == "int8":
         tensor = quantize_weight(tensor, source.weight_range(slot))
@@ -115,7 +116,7 @@ def stored_form(slot: Slot, source: WeightSource, g: Geometry) -> Tensor:
 
 
 def from_stored(slot: Slot, stored: Tensor, g: Geometry) -> Tensor:
-    """The inverse of the layout: `slot.source`'s shape, in the stored type."""
+    """Undo the layout: `slot.source`'s shape, in the stored type."""
     if slot.layout in WEIGHT_LAYOUTS:
         rows, columns = slot.source
         return gather(stored, rows, columns, WEIGHT_LAYOUTS[slot.layout])
