@@ -23,14 +23,14 @@ from swin_quant.quant.watch import watching
 from swin_quant.train.recipe import Ranges
 
 Images = Callable[[], Iterable[Tensor]]
-_SMALLEST = 1e-3  # a learned range, relative to its start: from zero it could not come back
+_SMALLEST = 1e-3  # the least learned range, relative to its start: a range of zero could not grow again
 
 
 class RangeKeeper:
-    """Keeps the ranges of `model` as the recipe asks. The model has its policy, and its nodes are on.
+    """Keeps the ranges of `model`, whose policy is applied and whose nodes are on, as the recipe says.
 
     `images` gives this rank's share of a fixed sample of pictures [B, 3, H, W], on the model's device. The ranges of
-    `frozen` nodes stay.
+    `frozen` nodes do not change.
     """
 
     def __init__(
@@ -50,13 +50,14 @@ class RangeKeeper:
                 node.learn_range()
 
     def after_step(self) -> None:
-        """Keep learned ranges positive, and their zero points."""
+        """Keep learned ranges positive, and zero points inside their grid."""
         if self.recipe.mode == "learned":
             for node, least in self.least.items():
                 node.hold_range(least)
 
     def after_epoch(self, epoch: int) -> dict[str, float]:
-        """Re-estimate if it is due after `epoch` epochs; returns the ranges' drift and the share that they clip."""
+        """Re-estimate if it is due after `epoch` epochs. Returns the drift of the ranges and the share of clipped
+        values."""
         due = epoch % self.recipe.every_epochs == 0 and epoch <= self.recipe.until * self.epochs
         if self.recipe.mode == "reestimated" and due:
             self.reestimate()
@@ -68,7 +69,8 @@ class RangeKeeper:
         }
 
     def histograms(self) -> dict[str, list[float]]:
-        """For TensorBoard: the ranges of weights and activations, and the share that each activation node clips."""
+        """Values for TensorBoard: the ranges of weights and activations, and the share that each activation node
+        clips."""
         found: dict[str, list[float]] = {"clipped_share": list(self.clipped.values())}
         for node in enabled_nodes(self.model).values():
             kind = "weights" if node.role is Role.GEMM_WEIGHT else "activations"
@@ -76,7 +78,7 @@ class RangeKeeper:
         return found
 
     def record(self) -> RangesRecord:
-        """The methods that found the ranges, for the run card."""
+        """The range methods, for the run card."""
         method = "learned" if self.recipe.mode == "learned" else self.recipe.method
         if (self.recipe.mode, self.recipe.initial) == ("frozen", "calibrated"):
             return RangesRecord(weights=None, activations=None)
@@ -88,16 +90,17 @@ class RangeKeeper:
         )
 
     def reestimate(self) -> None:
-        """New ranges for the chosen nodes, from the current weights and the sample of pictures."""
+        """Re-estimate the chosen nodes' ranges from the current weights and the sample of pictures."""
         _calibrate(self.model, self.nodes, Method(self.recipe.method), self.images())
         settle_granularity(self.model, self.nodes)
         for name, layer in _weights(self.model, self.nodes):
             found = weight_range(self.recipe.method, layer.weight, self.nodes[name])
-            if found is not None:  # calibration by any method gives a weight its maximum
+            if found is not None:  # `_calibrate` gave the weight its maximum, whatever the method
                 self.nodes[name].amax = found
 
     def settle(self, model: nn.Module) -> None:
-        """End training: put weights inside their ranges, make ranges buffers again, calibrate the nodes that were off.
+        """End training: put weights inside their ranges, turn learned ranges into buffers, and calibrate the nodes that
+        were off.
 
         `model` is the trained model: the keeper's own, unless that was sharded. Clamping a weight to the ends of its
         grid changes no quantized value. Nodes that are off get ranges from the trained weights without quantization.
@@ -115,9 +118,10 @@ class RangeKeeper:
 
 
 def settle_granularity(model: nn.Module, nodes: dict[str, Quantizer]) -> None:
-    """Store the ranges in effect of the weight nodes among `nodes`: 0-dim or [out, 1], as their policy asks.
+    """Give the weight nodes among `nodes` the shape of range that their policy asks for: 0-dim or [out, 1].
 
-    Training writes ranges, which need their final shape before; and the range of a row must not follow its weights.
+    Training updates ranges in place, so they need their final shape first; and a row's range must not follow its
+    weights.
     """
     refuse_blocks(model, "QAT")
     for name, layer in _weights(model, nodes):
@@ -125,7 +129,7 @@ def settle_granularity(model: nn.Module, nodes: dict[str, Quantizer]) -> None:
 
 
 def clipped_shares(model: nn.Module, images: Iterable[Tensor]) -> dict[str, float]:
-    """The share of values, 0 to 1, that each enabled activation node clips on the `images` of all ranks."""
+    """The share of values, 0 to 1, that each enabled activation node clips, over the `images` of all ranks."""
     nodes = {name: node for name, node in enabled_nodes(model).items() if node.role is not Role.GEMM_WEIGHT}
     device = next(model.parameters()).device
     counts = torch.zeros(len(nodes), 2, dtype=torch.float64, device=device)
@@ -149,7 +153,7 @@ def _chosen(node: Quantizer, recipe: Ranges) -> bool:
 
 
 def _width(node: Quantizer) -> Tensor:
-    """amax, the largest of several; for a range with a zero point, the distance between its ends."""
+    """amax, or the largest of several; for a range with a zero point, the distance between its ends."""
     held = node.range.detach().abs()
     return held.max() if node.setting.symmetric else held.sum()
 
@@ -164,7 +168,7 @@ def _drift(now: Tensor, before: Tensor) -> float:
 
 
 def _calibrate(model: nn.Module, nodes: dict[str, Quantizer], method: Method, images: Iterable[Tensor]) -> None:
-    """Calibrate `nodes` alone; all other nodes keep range and state."""
+    """Calibrate only `nodes`; all other nodes keep their range and state."""
     kept = {node: (node.amax, node.bounds, node.state) for node in named_nodes(model).values()}
     set_ranges(model, observe(model, images, method), method)
     for node, (amax, bounds, state) in kept.items():
@@ -174,5 +178,5 @@ def _calibrate(model: nn.Module, nodes: dict[str, Quantizer], method: Method, im
 
 
 def _weights(model: nn.Module, nodes: Collection[str]) -> Iterator[tuple[str, QuantizedLayer]]:
-    """The layers whose weight node is among `nodes`, by that node's name."""
+    """Layers whose weight node is among `nodes`, by that node's name."""
     return ((name, layer) for name, layer in weighted_layers(model).items() if name in nodes)

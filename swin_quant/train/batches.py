@@ -2,11 +2,11 @@
 
 An epoch is one seeded order of all pictures, or its first `epoch_pictures`, cut into micro-batches. A step takes the
 next `accumulation * world` micro-batches: two ranks see the same pictures in a step as one rank with twice the
-accumulation, and every rank has the same number of steps. Pictures that do not fill a step are left out; they
-differ from epoch to epoch.
+accumulation, and every rank has the same number of steps. Pictures that do not fill a step are left out; they differ
+from epoch to epoch.
 
-Large pictures go through timm's transforms, each draw under its own key. Small ones are decoded once to uint8 and
-cropped and flipped as tensors, so that the model is the cost. timm's Mixup mixes batches.
+Large pictures go through timm's transforms, with a random key for each picture and epoch. Small ones are decoded once
+to uint8 and cropped and flipped as tensors, so that loading costs less than the model. timm's Mixup mixes batches.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -35,9 +35,9 @@ from swin_quant.train.recipe import Augmentation, Recipe
 
 @dataclass(frozen=True)
 class TrainingTransform:
-    """Crop, flip, RandAugment or AutoAugment, colour jitter, normalisation, random erasing, in timm's order.
+    """Crop, flip, RandAugment or AutoAugment, colour jitter, normalisation and random erasing, in timm's order.
 
-    The draws depend on the seed, the epoch and the picture's index alone.
+    The random draws depend only on the seed, the epoch and the picture's index.
     """
 
     recipe: Augmentation
@@ -63,7 +63,7 @@ def check_augmentation(recipe: Augmentation, preprocess: Preprocess) -> None:
     """UsageError if timm refuses the recipe's augmentation."""
     try:
         _timm_transform(recipe, preprocess)
-    except Exception as error:  # timm checks these strings by asserts and look-ups of many kinds
+    except Exception as error:  # timm checks these strings with asserts and look-ups
         raise UsageError(f"augment: timm refuses {recipe.auto_augment or recipe.erase_mode!r}: {error!r}") from error
 
 
@@ -113,7 +113,7 @@ def _timm_transform(recipe: Augmentation, preprocess: Preprocess) -> Callable[[A
         mean=preprocess.mean,
         std=preprocess.std,
     )
-    if recipe.crop != "resized":  # as Microsoft does for 32 x 32 pictures; the crop is the first in timm's list
+    if recipe.crop != "resized":  # as Microsoft for 32 x 32 pictures; the crop is first in timm's list
         geometry = tv.Resize((preprocess.size,) * 2, tv.InterpolationMode(preprocess.interpolation))
         border = recipe.padding if recipe.crop == "padded" else 0
         transform.transforms[0] = tv.Compose([geometry, tv.RandomCrop(preprocess.size, padding=border)])
@@ -121,12 +121,12 @@ def _timm_transform(recipe: Augmentation, preprocess: Preprocess) -> Callable[[A
 
 
 MOST_BYTES = 1 << 30  # all small pictures, decoded in memory
-_TOGETHER = 256  # pictures that are decoded at a time
+_TOGETHER = 256  # pictures decoded at a time
 
 
 @dataclass(frozen=True)
 class SmallPictures:
-    """All readable pictures of a split after the evaluation's resizing: levels uint8 [N, 3, S, S], labels int64 [N]."""
+    """All readable pictures of a split, resized as in evaluation: levels uint8 [N, 3, S, S], labels int64 [N]."""
 
     levels: Tensor
     labels: Tensor
@@ -141,7 +141,7 @@ class SmallPictures:
         return levels.float().div_(255).sub_(mean).div_(std)
 
     def batches(self, indices: Sequence[Sequence[int]]) -> Iterator[Batch]:
-        """Batches as of `load_batches`, without augmentation."""
+        """The same batches as `load_batches`, without augmentation."""
         for part in indices:
             yield Batch(self.normalised(self.levels[list(part)]), self.labels[list(part)], list(part), [])
 
@@ -163,7 +163,7 @@ def decode_all(pictures: Pictures, preprocess: Preprocess, limit: UnreadableLimi
 
 
 def crop_and_flip(levels: Tensor, recipe: Augmentation, draws: Tensor) -> Tensor:
-    """Crop S x S pixels out of each picture of [B, 3, S, S] with a black border, and mirror some.
+    """Crop S x S pixels from each picture [B, 3, S, S] with a black border, and mirror some.
 
     The draws [B, 3] in [0, 1) decide row, column and mirroring.
     """
@@ -179,7 +179,7 @@ def crop_and_flip(levels: Tensor, recipe: Augmentation, draws: Tensor) -> Tensor
 
 
 def epoch_draws(count: int, seed: int, epoch: int) -> Tensor:
-    """float64 [count, 3]: the draws of each picture's crop and flip in an epoch, on any rank."""
+    """float64 [count, 3]: the draws of each picture's crop and flip in an epoch, the same on every rank."""
     generator = torch.Generator().manual_seed(key_of(seed, "crops", epoch))
     return torch.rand(count, 3, generator=generator, dtype=torch.float64)
 
@@ -254,7 +254,7 @@ class TrainingBatches:
                 step = []
 
     def sample(self, batches: int, size: int = 8) -> Iterator[Tensor]:
-        """This rank's share of `batches` batches of training pictures, always the same, without augmentation."""
+        """This rank's share of a fixed sample of `batches` batches of training pictures, without augmentation."""
         order = sample(self.count, min(batches * size, self.count), self.seed)
         parts = [shard(part, self.world.rank, self.world.size) for part in chunks(order, size)]
         loaded = self.small.batches(parts) if self.small else load_batches(self.pictures, self.preprocess, parts)
@@ -299,7 +299,7 @@ class ValidationBatches:
         small = is_small(pictures, preprocess.size)
         self.small = decode_all(pictures, preprocess, self.limit, self.workers) if small else None
         count = len(self.small or pictures)
-        passes = ceil(ceil(count / world.size) / batch_size)  # equal on all ranks: a forward pass may be collective
+        passes = ceil(ceil(count / world.size) / batch_size)  # equal on all ranks, for a forward pass may be collective
         mine = shard(range(count), world.rank, world.size)
         self.parts = [part.tolist() for part in np.array_split(mine, passes)]
 
@@ -311,7 +311,7 @@ class ValidationBatches:
 
 
 def _filled(batch: Batch, size: int) -> Batch:
-    """A full batch of `size` pictures: readable ones replace the unreadable, so that no rank runs dry."""
+    """A full batch of `size` pictures: readable pictures replace unreadable ones, so that all ranks have as many."""
     if not len(batch.labels):
         raise SwinQuantError(f"all {size} pictures of a training batch are unreadable, {batch.unreadable[0]} first")
     places = torch.arange(size) % len(batch.labels)

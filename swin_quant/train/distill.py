@@ -1,4 +1,4 @@
-"""Knowledge distillation: loading the teacher, and its part of the loss, as pure functions.
+"""Knowledge distillation: load the teacher, and compute its part of the loss.
 
 Hinton, Vinyals, Dean, "Distilling the Knowledge in a Neural Network", 2015; Tung and Mori, "Similarity-Preserving
 Knowledge Distillation", 2019.
@@ -33,7 +33,7 @@ def kl_divergence(student: Tensor, teacher: Tensor, temperature: float) -> Tenso
 
 
 def kl_divergence_ft(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-    """FasterTransformer's: the mean over pictures **and** classes, and no T^2 (docs/reference, section 2.4)."""
+    """FasterTransformer's KL: the mean over pictures **and** classes, without T^2 (docs/reference, section 2.4)."""
     classes = student.shape[1]
     return kl_divergence(student, teacher, temperature) / (classes * temperature**2)
 
@@ -42,10 +42,10 @@ KL = {"none": kl_divergence, "ft": kl_divergence_ft}
 
 
 def feature_distance(student: Tensor, teacher: Tensor) -> Tensor:
-    """The distance of a stage's output from the teacher's: 0 if equal, about 1 if they are unrelated.
+    """The distance of a stage's output from the teacher's: 0 if equal, about 1 if unrelated.
 
-    student: [B, L, C], teacher: [B, L, D]. Mean squared error over the teacher's mean square; with unequal widths, of
-    the tokens' cosine similarities [B, L, L], which have no width.
+    student: [B, L, C], teacher: [B, L, D]. Mean squared error over the teacher's mean square. If the widths differ, it
+    compares the tokens' cosine similarities [B, L, L].
     """
     student, teacher = student.float(), teacher.float()
     if student.shape != teacher.shape:
@@ -60,7 +60,8 @@ def _similarities(features: Tensor) -> Tensor:
 
 @contextmanager
 def stage_outputs(model: nn.Module, wanted: bool) -> Iterator[list[Tensor]]:
-    """A list that every forward pass inside fills with the stages' outputs [B, L, C]; clear it between passes."""
+    """Inside the context, a list to which each forward pass adds the stages' outputs [B, L, C]; clear it between
+    passes."""
     found: list[Tensor] = []
     stages = stages_of(model) if wanted else {}
     with watching(stages, lambda name, stage, inputs, output: found.append(output)):
@@ -81,7 +82,8 @@ def distillation_loss(
 def load_teacher(
     path: str | None, cfg: CfgNode, recipe: Distillation, student: Classifier, device: torch.device
 ) -> tuple[Classifier | None, SourceRecord | None]:
-    """The float model of `cfg` in `path` if the recipe distils. UsageError for one without the other."""
+    """The float model of `cfg` from `path` if the recipe distils. UsageError for a path without distillation, or none
+    with it."""
     if not recipe.on:
         if path:
             raise UsageError("‹teacher› needs a recipe that distils: set distill.weight or distill.features")
@@ -90,7 +92,7 @@ def load_teacher(
         raise UsageError(
             "the recipe distils, and the float model that was calibrated is not found: give a ‹teacher› FILE"
         )
-    with torch.random.fork_rng():  # initial weights, soon replaced, must not draw from the student's generator
+    with torch.random.fork_rng():  # random initial weights must not draw from the student's generator
         teacher = build_model(cfg)
     check_teacher(student, teacher, recipe)
     source = load_float(teacher, path)

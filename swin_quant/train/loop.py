@@ -1,7 +1,7 @@
-"""The training loop, for float training and QAT alike: read `fit` from top to bottom.
+"""The training loop of float training and QAT: read `fit` from top to bottom.
 
 Other files choose the pictures of a step (`batches`), parameter groups and LR (`optim`), the teacher's part of the loss
-(`distill`), half precision (`precision`), the ranges of nodes (`amax`), and write snapshots (`snapshot`).
+(`distill`), half precision (`precision`) and the ranges of nodes (`amax`), and write snapshots (`snapshot`).
 """
 
 import math
@@ -40,9 +40,9 @@ from swin_quant.train.snapshot import Position, Snapshots, TrainingState, make_a
 
 @dataclass
 class Job:
-    """A training: model, recipe, pictures, and the output folder (None writes nothing).
+    """The settings of a training: model, recipe, pictures, and the output folder (None writes nothing).
 
-    `snapshot`: the snapshot to go on from. `settings` go into every snapshot, to be compared when the run goes on.
+    `snapshot`: the snapshot to go on from. `settings` are stored in every snapshot and compared when the run goes on.
     `after_step()` and `after_epoch(epochs done)` adapt ranges to the new weights; the figures that `after_epoch`
     returns are recorded with the epoch, and TensorBoard shows `histograms()`.
     """
@@ -64,11 +64,11 @@ class Job:
 
 
 class StopRequested(KeyboardInterrupt):
-    """A signal requests the end of the run; all ranks raise it at the same step."""
+    """A signal asked the run to end; all ranks raise this at the same step."""
 
 
 class Interruption:
-    """Whether a signal requests the end of the run."""
+    """A signal handler that remembers a request to end the run."""
 
     def __init__(self) -> None:
         self.stops = False
@@ -81,10 +81,10 @@ class Interruption:
 
 @contextmanager
 def interruption() -> Iterator[Interruption]:
-    """Take SIGTERM and SIGINT as a request to finish and save the step in hand, then end.
+    """Inside the context, SIGTERM and SIGINT ask the run to finish and save the current step, then end.
 
-    Python receives signals in the main thread alone; in another one the request never comes. KeyboardInterrupt at the
-    end for a request that the loop has not seen.
+    Python delivers signals only to the main thread; in another thread no request arrives. Raises KeyboardInterrupt at
+    the end if the loop has not seen the request.
     """
     request = Interruption()
     if threading.current_thread() is not threading.main_thread():
@@ -101,11 +101,11 @@ def interruption() -> Iterator[Interruption]:
 
 
 def fit(job: Job) -> tuple[Position, dict[str, Tensor]]:
-    """Train `job.model` in place; returns the position reached, and the best weights (the last without validation).
+    """Train `job.model` in place. Returns the position reached and the best weights (the last ones without validation).
 
-    The model ends in evaluation mode with these weights, unless it was sharded. SIGTERM or SIGINT finishes the step or
-    validation batch in hand and saves, then raises KeyboardInterrupt. SwinQuantError, naming the step, if loss or
-    gradient is not finite; the snapshots written before stay.
+    The model ends in evaluation mode with these weights, unless it was sharded. SIGTERM or SIGINT finishes the current
+    step or validation batch, saves, then raises KeyboardInterrupt. SwinQuantError, naming the step, if loss or gradient
+    is not finite; earlier snapshots stay.
     """
     recipe, world, batches = job.recipe, job.world, job.batches
     precision = Precision.choose(recipe.precision, recipe.half, world.device)
@@ -170,7 +170,7 @@ def fit(job: Job) -> tuple[Position, dict[str, Tensor]]:
                     record.step(place | row | {"images_per_second": speed})
                 if stops:
                     raise StopRequested
-                # Results come next; a run that has results and no snapshot could not go on.
+                # Save before the first results: a run with results and no snapshot could not go on.
                 results = position.epoch == 0 and position.step == batches.steps
                 if results or (due and position.step < batches.steps):
                     saved = _save(snapshots, state, job)
@@ -239,7 +239,7 @@ def _loss(
 
 def _distance(job: Job, precision: Precision, network: nn.Module, images: Tensor) -> Tensor:
     """The loss of a model without labels: mean squared error of its maps or embedding against the teacher's, over the
-    teacher's mean square, the mean over maps."""
+    teacher's mean square, averaged over maps."""
     if job.teacher is None:
         raise UsageError("maps and embeddings are learned from a teacher: give a ‹teacher› FILE")
     with torch.no_grad(), precision.autocast():
@@ -251,7 +251,7 @@ def _distance(job: Job, precision: Precision, network: nn.Module, images: Tensor
 
 
 def _agree(loss: float, stops: bool, due: bool, world: World) -> tuple[float, bool, bool]:
-    """The mean loss over ranks, whether any rank has to stop, and whether a snapshot is due on any."""
+    """The mean loss over ranks, whether any rank must stop, and whether a snapshot is due on any."""
     total, stopping, waiting = all_sum(torch.tensor([loss, stops, due], dtype=torch.float64), world.device).tolist()
     return total / world.size, stopping > 0, waiting > 0
 
@@ -262,7 +262,7 @@ def _saved_when_stopped(snapshots: Snapshots | None, state: TrainingState, job: 
         yield
     except StopRequested:
         _save(snapshots, state, job)
-        from_main(None)  # the first rank to end ends the others: wait until the main rank has saved
+        from_main(None)  # a rank that ends would end the others: wait until the main rank has saved
         raise
 
 
@@ -284,7 +284,7 @@ def _check_finite(loss: float, norm: float, state: TrainingState) -> None:
 
 
 def _validate(job: Job, precision: Precision, state: TrainingState, request: Interruption) -> dict[str, float]:
-    """The scores of an epoch. A run that has to end here saves before, and validates when it goes on."""
+    """The scores of an epoch. A run that must end here saves, and validates when it goes on."""
     validation = job.validation
     if validation is None:
         return {}
@@ -313,7 +313,8 @@ Show = Callable[[Position, float, float, float], None]
 
 @contextmanager
 def bar(total: int, done: int) -> Iterator[Show]:
-    """A function to call after every step with position, loss, LR and images/s: a bar, or lines without a terminal."""
+    """Inside the context, a function to call after every step with position, loss, LR and images/s. It draws a bar, or
+    prints lines without a terminal."""
     columns = (
         TextColumn("epoch {task.fields[epoch]}"),
         BarColumn(),

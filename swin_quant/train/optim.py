@@ -1,4 +1,4 @@
-"""The optimizer: which parameters are updated, in groups of equal LR and decay, and the LR of every step."""
+"""The optimizer: the trained parameters in groups of equal LR and decay, and the LR of every step."""
 
 import math
 from collections.abc import Collection
@@ -17,9 +17,9 @@ from swin_quant.train.recipe import Optimizer, Schedule
 
 
 def freeze_stages(model: nn.Module, count: int) -> set[str]:
-    """Take the first `count` stages, and the patch embedding before them, out of training; 0: nothing.
+    """Exclude the first `count` stages, and the patch embedding before them, from training; 0 excludes nothing.
 
-    Their weights get no gradient, and their dropout is off. Returns the names of their nodes, whose ranges stay, too.
+    Their weights get no gradient, and their dropout is off. Returns the names of their nodes, whose ranges stay too.
     UsageError for more stages than the model has.
     """
     stages = list(stages_of(model))
@@ -35,7 +35,7 @@ def freeze_stages(model: nn.Module, count: int) -> set[str]:
             ahead.add(name.rpartition(".")[0])
         if before or name.startswith(kept):
             parameter.requires_grad_(False)
-    own = tuple(f"{name}." for name in ahead if name)  # a stem may have nodes, too
+    own = tuple(f"{name}." for name in ahead if name)  # a stem may have nodes too
     frozen = {name: module for name, module in model.named_modules() if name.startswith((*kept, *own))}
     for module in frozen.values():
         if isinstance(getattr(module, "rate", None), float):  # a DropPath; each architecture has its own class
@@ -46,18 +46,19 @@ def freeze_stages(model: nn.Module, count: int) -> set[str]:
 
 
 def decays(name: str, parameter: Tensor, no_decay: Collection[str] = ()) -> bool:
-    """Whether weight decay applies: to matrices, not to norms, biases, ranges and the names in `no_decay`.
+    """Whether weight decay applies: to matrices, but not to norms, biases, ranges and the names in `no_decay`.
 
-    Swin's architectures have Microsoft's lists (docs/reference, section 2.2).
+    The names in `no_decay` of Swin's architectures are Microsoft's (docs/reference, section 2.2).
     """
     left_alone = ("_amax", "_bounds", *no_decay)
     return parameter.dim() > 1 and not name.endswith(".bias") and not any(part in name for part in left_alone)
 
 
 def layers_to_head(model: Classifier) -> dict[str, int]:
-    """The number of layers between each parameter and the head: 0 for head and last norm, most for the embedding.
+    """The number of layers between each parameter and the head: 0 for the head and the last norm, most for the
+    embedding.
 
-    A module between two blocks, such as Swin's merging, belongs to the block before it.
+    A module between two blocks, such as Swin's patch merging, counts with the block before it.
     """
     blocks, found, seen = blocks_of(model), {}, 0
     for name, module in model.named_modules():
@@ -72,8 +73,8 @@ def layers_to_head(model: Classifier) -> dict[str, int]:
 def parameter_groups(model: Classifier, recipe: Optimizer, lr: float) -> list[dict[str, Any]]:
     """Groups of equal LR and weight decay, in a fixed order, for a torch optimizer; `role` is weights or amax.
 
-    The LR of a learned range is relative to its size, rounded to a power of two so that groups stay few: Adam's step
-    has the size of the LR whatever the gradient, and ranges differ by factors of a hundred.
+    The LR of a learned range is relative to its size, which is rounded to a power of two to keep groups few. Adam's
+    step has the size of the LR whatever the gradient, and ranges differ by factors of a hundred.
     """
     groups: dict[tuple[str, float, float], list[nn.Parameter]] = {}
     no_decay, distance = architecture_of(model).no_decay, layers_to_head(model)
@@ -103,7 +104,7 @@ def make_optimizer(model: Classifier, recipe: Optimizer, pictures: int, fused: b
 
 
 def lr_factor(step: int, recipe: Schedule, steps: int, warmup: int) -> float:
-    """The share of the LR at `step` (from 0) of `steps`, of which the first `warmup` warm up."""
+    """The share of the LR at `step` (from 0) of `steps`; the first `warmup` steps warm up."""
     if step < warmup:
         return recipe.warmup_from + (1 - recipe.warmup_from) * (step + 1) / warmup
     if recipe.name == "constant":
@@ -113,7 +114,7 @@ def lr_factor(step: int, recipe: Schedule, steps: int, warmup: int) -> float:
 
 
 def make_schedule(optimizer: torch.optim.Optimizer, recipe: Schedule, epochs: int, steps_per_epoch: int) -> LambdaLR:
-    """The schedule over a whole run; call `.step()` once after every step of the optimizer.
+    """The schedule of a whole run; call `.step()` once after every optimizer step.
 
     A warm-up longer than half of the run is cut to half.
     """
@@ -123,6 +124,6 @@ def make_schedule(optimizer: torch.optim.Optimizer, recipe: Schedule, epochs: in
 
 
 def current_lr(optimizer: torch.optim.Optimizer, role: str) -> float | None:
-    """The largest LR among the groups of a role; None without such a group."""
+    """The largest LR of the groups with this role; None without such a group."""
     groups: list[dict[str, Any]] = optimizer.param_groups
     return max((group["lr"] for group in groups if group["role"] == role), default=None)

@@ -1,6 +1,6 @@
-"""The output folder of a run: one writer at a time, refused if it holds another run, found again to go on.
+"""The output folder of a run: locked for one writer, refused if it holds another run, and opened again to go on.
 
-The kernel takes the lock from a dead owner; the locked file says who the owner is.
+The kernel frees the lock of a dead owner; the locked file names the owner.
 """
 
 import errno
@@ -21,19 +21,19 @@ from swin_quant.train.recipe import Recipe
 from swin_quant.train.record import EPOCHS, STEPS, read_table
 from swin_quant.train.snapshot import Check, Snapshots
 
-# Keys of a recipe that may change when a run goes on: they do not change the computation, but for `compile`, which
-# changes last bits and the draws of drop path, as another machine may.
+# Keys of a recipe that may change when a run goes on. They do not change the computation, except `compile`, which
+# changes the last bits and the draws of drop path, as another machine may.
 _FREE = (
     *("name", "description", "patience", "save_minutes", "keep"),
     *("batch_size", "accumulation_steps", "memory", "compile"),
 )
-_LATER = ("teacher_sha256", "pictures_sha256", "preprocess")  # absent in snapshots of older versions
+_LATER = ("teacher_sha256", "pictures_sha256", "preprocess")  # keys that older snapshots lack
 
 
 def settings_of(recipe: Recipe, world_size: int, seed: int, **more: Any) -> dict[str, Any]:
-    """The settings that a run must share with its snapshot to go on from it, by dotted key.
+    """The settings, by dotted key, that a run must share with its snapshot to go on from it.
 
-    Ranks and accumulation steps may replace each other: their product decides the pictures of a step.
+    Ranks and accumulation steps may replace each other: only their product matters.
     """
     settings: dict[str, Any] = {}
     for key, value in recipe.to_dict().items():
@@ -55,10 +55,10 @@ def check_free(folder: Path, resume: bool, overwrite: bool) -> None:
 def open_folder(
     folder: Path, settings: dict[str, Any], resume: bool, overwrite: bool, keep: int, check: Check
 ) -> dict[str, Any] | None:
-    """The snapshot to go on from, or None for a fresh start in `folder`, whose former run is removed.
+    """The snapshot to go on from, or None for a fresh start in `folder`, which removes the former run.
 
-    `check` raises for a snapshot of another model. UsageError as of `check_free`, for a run with other settings, and
-    for one that left results and no snapshot. A run that ended before it had either begins again.
+    `check` raises for a snapshot of another model. UsageError as in `check_free`, for a run with other settings, and
+    for a run with results but no snapshot. A run that ended before it had either starts again.
     """
     check_free(folder, resume, overwrite)
     snapshots = Snapshots(folder / "snapshots", keep)
@@ -90,7 +90,7 @@ def _has_results(folder: Path) -> bool:
 
 @contextmanager
 def resumable(folder: Path) -> Iterator[None]:
-    """Tell a user who interrupts the work inside how to go on, if there is a snapshot."""
+    """Inside the context, an interrupted run with a snapshot tells the user how to go on."""
     try:
         yield
     except KeyboardInterrupt as stop:
@@ -100,8 +100,8 @@ def resumable(folder: Path) -> Iterator[None]:
 
 
 def _compare(before: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
-    unsaid = {key for key in now if key not in before and key.partition(".")[0] in _LATER}
-    differing = [key for key in {**before, **now} if before.get(key) != now.get(key) and key not in unsaid]
+    unknown = {key for key in now if key not in before and key.partition(".")[0] in _LATER}
+    differing = [key for key in {**before, **now} if before.get(key) != now.get(key) and key not in unknown]
     if differing:
         changed = listed(f"{key} {before.get(key)!s:.80} -> {now.get(key)!s:.80}" for key in differing)
         raise UsageError(f"{folder}: its run cannot go on with other settings: {changed}; ‹overwrite› starts anew")
@@ -109,12 +109,12 @@ def _compare(before: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
 
 NAME = ".lock"
 _TAKEN = (errno.EACCES, errno.EAGAIN)
-_held: set[tuple[int, Path]] = set()  # with the pid: a fork does not own its parent's lock
+_held: set[tuple[int, Path]] = set()  # with the process id: a fork does not own its parent's lock
 
 
 @contextmanager
 def only_writer(folder: Path, world: World) -> Iterator[None]:
-    """Lock `folder` for this process inside; a process may lock its folder again.
+    """Inside the context, `folder` is locked for this process, which may lock it again.
 
     SwinQuantError if another process has the lock. Only the main rank writes and locks.
     """
@@ -138,13 +138,13 @@ def only_writer(folder: Path, world: World) -> Iterator[None]:
 
 
 def _lock(path: Path) -> int:
-    """The handle of the locked file, which holds the lock while it is open. Forked loaders do not inherit the lock, so
-    that it ends with its owner."""
+    """The handle of the locked file; the lock lasts while it is open. Forked loaders do not inherit the lock, so it
+    ends with its owner."""
     while True:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         try:
             _take(handle, path.parent)
-            if _is_still(handle, path):  # or a former owner has just removed the file
+            if _is_still(handle, path):  # otherwise a former owner has just removed it
                 os.ftruncate(handle, 0)
                 os.write(handle, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode())
                 return handle
@@ -158,13 +158,13 @@ def _take(handle: int, folder: Path) -> None:
     try:
         owner = json.loads(os.pread(handle, 1000, 0))
         pid, host = int(owner["pid"]), str(owner["host"])
-    except (ValueError, TypeError, KeyError):  # no owner, or not a readable one
+    except (ValueError, TypeError, KeyError):  # no owner, or an unreadable one
         pid, host = 0, ""
     try:
         fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         taken = error.errno in _TAKEN
-        if taken or _lives(pid, host):  # on a file system without locks, the pid decides
+        if taken or _lives(pid, host):  # on a file system without locks, the process id decides
             advice = "" if taken else f"; if it is no more, remove {folder / NAME}"
             raise SwinQuantError(
                 f"{folder}: another training (process {pid} on {host:.60}) is writing there: wait for its end, or give "
@@ -173,14 +173,14 @@ def _take(handle: int, folder: Path) -> None:
 
 
 def _lives(pid: int, host: str) -> bool:
-    """Whether the owner may be alive; a process of another machine may always be."""
+    """Whether the owner may be alive; on another machine it always may."""
     if host != socket.gethostname():
         return bool(host)
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except (OSError, OverflowError):  # another user's, or no pid at all
+    except (OSError, OverflowError):  # another user's process, or an invalid id
         pass
     return True
 

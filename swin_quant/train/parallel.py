@@ -1,4 +1,4 @@
-"""The network of a training step: compiled if wanted, and on several ranks a copy on each (DDP) or shards (FSDP2)."""
+"""The network of a training step: compiled if the recipe says so; on several ranks copied (DDP) or sharded (FSDP2)."""
 
 import warnings
 from collections.abc import Iterable, Iterator
@@ -46,13 +46,13 @@ def parallel(network: nn.Module, model: Classifier, recipe: Recipe, world: World
     if recipe.memory.fsdp:
         return _sharded(model, recipe, world)
     devices = [world.device] if world.device.type == "cuda" else None
-    with warnings.catch_warnings():  # torch 2.13 deprecates broadcast_buffers, but its successor does not suffice
+    with warnings.catch_warnings():  # torch 2.13 deprecates broadcast_buffers; its successor lacks this
         warnings.simplefilter("ignore", FutureWarning)
         return DistributedDataParallel(network, devices, broadcast_buffers=False, gradient_as_bucket_view=True)
 
 
 def average_buffers(models: Iterable[nn.Module], world: World) -> None:
-    """Give every rank the mean over ranks of all buffers, such as the running statistics of batch norms."""
+    """Replace all buffers, such as the running statistics of batch norms, by their mean over ranks."""
     buffers = [buffer for model in models for buffer in model.buffers() if buffer.is_floating_point()]
     if world.size == 1 or not buffers:
         return
@@ -76,7 +76,7 @@ def _sharded(model: Classifier, recipe: Recipe, world: World) -> nn.Module:
 
 @contextmanager
 def gathering(network: nn.Module, last: bool) -> Iterator[None]:
-    """Sum gradients over ranks once a step, in the backward pass of its last micro-batch."""
+    """Sum gradients over ranks only in the backward pass of a step's last micro-batch."""
     context: AbstractContextManager[None] = nullcontext()
     if sync := getattr(network, "set_requires_gradient_sync", None):
         sync(last)
@@ -97,13 +97,14 @@ def is_sharded(model: nn.Module) -> bool:
 
 
 def without_values(model: M) -> M:
-    """A copy without memory: its tensors have shapes and no values until a state_dict is assigned."""
+    """A copy whose tensors have shapes but no values until a state_dict is assigned."""
     parameters = {id(p): nn.Parameter(p.detach().to("meta"), p.requires_grad) for p in model.parameters()}
     return deepcopy(model, parameters | {id(buffer): buffer.to("meta") for buffer in model.buffers()})
 
 
 def full_states(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The state_dicts of a model and its optimizer in one piece. Sharded: all ranks call, rank 0 receives."""
+    """The unsharded state_dicts of a model and its optimizer. For a sharded model all ranks must call; rank 0 gets
+    them."""
     if not is_sharded(model):
         return model.state_dict(), optimizer.state_dict()
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
@@ -114,7 +115,7 @@ def full_states(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dic
 def load_full_states(
     model: nn.Module, optimizer: torch.optim.Optimizer, states: tuple[dict[str, Any], dict[str, Any]]
 ) -> None:
-    """Load `full_states`, which every rank holds whole."""
+    """Load `full_states`; every rank must have all of them."""
     if not is_sharded(model):
         model.load_state_dict(states[0])
         optimizer.load_state_dict(states[1])
@@ -128,7 +129,7 @@ def load_full_states(
 def check_compiler(recipe: Recipe, device: torch.device) -> None:
     """UsageError if the recipe's `compile` cannot work.
 
-    Only a trial finds out whether the compiler works: C++ on a CPU, Triton on a GPU.
+    Only a trial tells whether the compiler works: C++ on a CPU, Triton on a GPU.
     """
     if not recipe.compile:
         return
@@ -143,9 +144,9 @@ def check_compiler(recipe: Recipe, device: torch.device) -> None:
 
 
 def tell_cpus_apart() -> None:
-    """Make the width of this CPU's vectors part of the key under which torch keeps compiled graphs.
+    """Add the width of this CPU's vectors to the key of torch's cache of compiled graphs.
 
-    torch 2.13 leaves it out: in a shared cache folder a CPU takes the graphs of a wider one and silently computes wrong
+    torch 2.13 omits it: with a shared cache folder, a CPU runs the graphs of a wider one and silently computes wrong
     numbers.
     """
     from torch._inductor import config, cpu_vec_isa
@@ -154,5 +155,5 @@ def tell_cpus_apart() -> None:
 
 
 def compiled(network: nn.Module, recipe: Recipe) -> nn.Module:
-    """`network` compiled, if the recipe asks for it; parameters, hooks and names stay those of the module inside."""
+    """`network` compiled, if the recipe says so; parameters, hooks and names stay those of `network`."""
     return cast(nn.Module, torch.compile(network)) if recipe.compile else network

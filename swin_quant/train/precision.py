@@ -1,9 +1,9 @@
-"""Numeric precision of training by apex's levels O0 to O3, on torch.amp.
+"""Numeric precision of training: apex's levels O0 to O3, on torch.amp.
 
-O0: all float32. O1, autocast: matrix products half; weights, norms, softmax and residual stream float32. O2: the
-network computes in half, and float32 master weights are updated. O3: the weights are half during steps; between epochs
-and at the end they are float32.
-Norms, softmax and fake quantization compute in float32 at every level: ranges and batch norms are never half.
+O0: everything in float32. O1: autocast; matrix products in half, and weights, norms, softmax and residual stream in
+float32. O2: the network computes in half, and the optimizer updates float32 master weights. O3: weights are half during
+steps, and float32 between epochs and at the end. Norms, softmax and fake quantization compute in float32 at every
+level; ranges and batch norms are never half.
 """
 
 from collections.abc import Callable, Iterator
@@ -30,7 +30,7 @@ class Precision:
 
     @classmethod
     def choose(cls, level: str, half: str, device: torch.device) -> "Precision":
-        """`auto` is bfloat16, or float16 on a GPU without bfloat16."""
+        """`half` auto is bfloat16, or float16 on a GPU without bfloat16."""
         automatic = "float16" if device.type == "cuda" and not torch.cuda.is_bf16_supported() else "bfloat16"
         chosen = automatic if half == "auto" else half
         slow = device.type == "cpu" and chosen == "bfloat16" and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
@@ -39,14 +39,14 @@ class Precision:
         return cls(level, TYPES[chosen], device)
 
     def network(self, model: nn.Module) -> nn.Module:
-        """The network that computes the logits, with the parameters that the optimizer updates."""
+        """The network that computes the logits with the parameters that the optimizer updates."""
         if self.level == "O3":
             _cast(model, self.half)
         return self.view(model)
 
     @contextmanager
     def between_steps(self, model: nn.Module) -> Iterator[None]:
-        """Float32 weights for `model` inside, which averages and calibration need.
+        """Inside the context, `model` has float32 weights, for averages and calibration.
 
         They are copies: a parameter that changed its type would lose the hooks that sum gradients over ranks.
         """
@@ -66,7 +66,7 @@ class Precision:
             _cast(model, torch.float32)
 
     def view(self, model: nn.Module) -> nn.Module:
-        """The network that computes the logits of a model without changing its weights."""
+        """The network that computes a model's logits without changing its weights."""
         return HalfCopy(model, self.half) if self.level in ("O2", "O3") else model
 
     def autocast(self) -> torch.autocast:
@@ -74,7 +74,7 @@ class Precision:
         return torch.autocast(self.device.type, self.half, enabled=self.level == "O1")
 
     def scaler(self) -> torch.amp.GradScaler:
-        """A loss scaler, which does nothing unless float16 gradients of float32 weights need it."""
+        """A loss scaler, active only for float16 gradients of float32 weights."""
         return torch.amp.GradScaler(
             self.device.type, enabled=self.half == torch.float16 and self.level in ("O1", "O2"), init_scale=2.0**14
         )
@@ -85,7 +85,7 @@ class Precision:
         return logits
 
     def outputs(self, network: Callable[[Tensor], Output], images: Tensor) -> list[Tensor]:
-        """The outputs of a network for images [B, 3, H, W], in float32; maps one by one."""
+        """The float32 outputs of a network for images [B, 3, H, W]: one tensor, or a list of maps."""
         if self.level in ("O2", "O3"):
             images = images.to(self.half)
         with self.autocast():
@@ -94,7 +94,7 @@ class Precision:
 
 
 class HalfCopy(nn.Module):
-    """Calls a float32 model with half-precision copies of its weights; gradients arrive at the float32 ones."""
+    """Calls a float32 model with half-precision copies of its weights; gradients reach the float32 weights."""
 
     def __init__(self, model: nn.Module, half: torch.dtype) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ class HalfCopy(nn.Module):
 
 
 def _cast(model: nn.Module, to: torch.dtype) -> None:
-    """Cast in place, since an optimizer holds the parameters."""
+    """Cast parameters in place, since the optimizer holds them."""
     norms = _batch_norms(model)
     for name, parameter in model.named_parameters():
         if _computes(name, parameter, norms):
@@ -124,6 +124,7 @@ def _batch_norms(model: nn.Module) -> set[str]:
 
 
 def _computes(name: str, tensor: Tensor, norms: set[str]) -> bool:
-    """Whether a tensor is half in a half network: no range, and none of a batch norm, which would count in a copy."""
+    """Whether a half network casts a tensor: not ranges, nor a batch norm's statistics, which a copy would not
+    update."""
     kept = name.endswith(("_amax", "_bounds")) or name.rpartition(".")[0] in norms
     return tensor.is_floating_point() and not kept

@@ -1,7 +1,7 @@
-"""Recipes: how a model is trained, as frozen data, and where recipes come from.
+"""Recipes: how a model is trained, as frozen data, and the sources of recipes.
 
-A recipe never changes during a run, and the run card records it. Sources: the shipped files of configs/recipes/, a YAML
-file of the user's, the config's TRAIN and AUG.
+A recipe never changes during a run, and the run card records it. Sources: the shipped files of configs/recipes/, a
+user's YAML file, and the config's TRAIN and AUG.
 """
 
 from collections.abc import Iterator, Mapping
@@ -24,7 +24,7 @@ Weight = Annotated[float, within(least=0)]
 
 
 class Section:
-    """A group of values, checked whenever one is made."""
+    """A group of values, checked when it is made."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -32,7 +32,8 @@ class Section:
 
 @dataclass(frozen=True)
 class Optimizer(Section):
-    """`lr` is for `lr_batch` pictures a step and scales with the actual number; without `lr_batch` it does not scale.
+    """`lr` holds for `lr_batch` pictures a step and scales with the actual number; without `lr_batch` it does not
+    scale.
 
     `amax_lr` is relative: a step moves a learned range by about this share. `layer_decay` multiplies the LR once for
     every block between a parameter and the head.
@@ -52,7 +53,7 @@ class Optimizer(Section):
 
 @dataclass(frozen=True)
 class Schedule(Section):
-    """A share of the LR for every step: a linear warm-up from `warmup_from`, then a cosine down to `end`."""
+    """The share of the LR at every step: a linear warm-up from `warmup_from`, then a cosine down to `end`."""
 
     name: Literal["cosine", "constant"] = "cosine"
     warmup_epochs: Weight = 0.0
@@ -62,8 +63,8 @@ class Schedule(Section):
 
 @dataclass(frozen=True)
 class Augmentation(Section):
-    """Changes to training pictures. `padded` crops by up to `padding` pixels (for small pictures), `resized` is timm's
-    random resized crop."""
+    """Random changes to training pictures. `crop` padded crops after adding `padding` pixels on each side, for small
+    pictures; resized is timm's random resized crop."""
 
     crop: Literal["padded", "resized", "none"] = "resized"
     padding: Annotated[int, within(least=0, most=64)] = 4
@@ -84,7 +85,8 @@ class Augmentation(Section):
 
 @dataclass(frozen=True)
 class Distillation(Section):
-    """Weights of the parts of a distilled loss, 0: none. `ft`: FasterTransformer's KL (docs/reference, section 2.4)."""
+    """Weights of the parts of a distilled loss; 0 leaves a part out. `compat` ft: FasterTransformer's KL
+    (docs/reference, section 2.4)."""
 
     weight: Weight = 0.0
     temperature: Annotated[float, within(above=0, most=1000)] = 3.0
@@ -102,8 +104,8 @@ class Ranges(Section):
     """Ranges in QAT: `frozen`, `learned`, or `reestimated` every `every_epochs` until the share `until` of the run.
 
     `weights` and `activations` choose the ranges that are learned or re-estimated; the rest stay frozen. `initial`:
-    start from the calibrated ranges, or re-estimate before the first step. A re-estimate uses `method` on `batches` of
-    eight pictures.
+    start from the calibrated ranges, or re-estimate before the first step. A re-estimate uses `method` on `batches`
+    batches of eight pictures.
     """
 
     mode: Literal["frozen", "learned", "reestimated"] = "frozen"
@@ -118,8 +120,8 @@ class Ranges(Section):
 
 @dataclass(frozen=True)
 class Memory(Section):
-    """Ways to train a model that is larger than its GPU: `fsdp` shards it over ranks by FSDP2, `offload` moves weights
-    and optimizer state to the CPU, `checkpointing` computes the activations of a block twice and keeps none."""
+    """Ways to train a model larger than its GPU. `fsdp` shards it over ranks by FSDP2, `offload` keeps weights and
+    optimizer state on the CPU, `checkpointing` recomputes a block's activations instead of keeping them."""
 
     checkpointing: bool = False
     fsdp: bool = False
@@ -130,10 +132,10 @@ class Memory(Section):
 class Recipe(Section):
     """How a model is trained.
 
-    `epoch_pictures`: the pictures in an epoch, different ones each time; None: all. `batch_size` is for one rank
-    and one accumulation step. `patience`: epochs without a better validation accuracy before the run ends. `select`:
-    the epoch whose weights are the result. `save_minutes`, `keep`: interval and number of snapshots. `compile` runs
-    training steps through torch.compile. `freeze_stages`: the number of first stages that are not trained.
+    `epoch_pictures`: pictures of an epoch, different ones each time; None: all. `batch_size` is for one rank and one
+    accumulation step. `patience`: epochs without better validation accuracy before the run ends. `select`: the epoch
+    whose weights are the result. `save_minutes`, `keep`: interval and number of snapshots. `compile` runs training
+    steps through torch.compile. `freeze_stages`: the number of first stages that are not trained.
     """
 
     name: str = "custom"
@@ -159,11 +161,11 @@ class Recipe(Section):
     memory: Memory = field(default_factory=Memory)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, as in a recipe file and a run card; `recipe_from_dict` reads it back."""
+        """Plain data for a recipe file or run card; `recipe_from_dict` reads it back."""
         return plain(asdict(self))
 
     def having(self, values: Mapping[str, Any], source: str) -> "Recipe":
-        """This recipe with `values` by dotted key, e.g. {"optimizer.lr": "1e-4"}; UsageError names `source`."""
+        """This recipe with `values` by dotted key, such as {"optimizer.lr": "1e-4"}. UsageError names `source`."""
         tree = self.to_dict()
         for key, value in values.items():
             *sections, leaf = key.split(".")
@@ -188,7 +190,7 @@ def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def load_recipe(name_or_path: str) -> Recipe:
-    """A built-in recipe by name, or one from a YAML file. UsageError names the file and its fault."""
+    """A built-in recipe by name, or a recipe from a YAML file. UsageError names the file and what is wrong."""
     path = shipped_or_file(name_or_path, shipped_files("recipes"), "recipe")
     data = read_yaml(path, "recipe")
     if isinstance(data, dict):
@@ -197,9 +199,9 @@ def load_recipe(name_or_path: str) -> Recipe:
 
 
 def recipe_of_config(cfg: CfgNode) -> Recipe:
-    """The recipe that the keys TRAIN.* and AUG.* of a config describe: Microsoft's float training.
+    """The recipe in the keys TRAIN.* and AUG.* of a config: Microsoft's float training.
 
-    Its learning rates are for 512 pictures a step. UsageError for a scheduler or optimizer that is not offered.
+    Its learning rates are for 512 pictures a step. UsageError for an unknown scheduler or optimizer.
     """
     train, aug, lr = cfg.TRAIN, cfg.AUG, cfg.TRAIN.BASE_LR
     if not lr > 0:

@@ -17,7 +17,7 @@ _LONGEST_ROW = 4096  # bytes
 
 
 class Table:
-    """A CSV file that grows by rows. A run that goes on at `until` drops the rows beyond it, by the first column."""
+    """A CSV file that grows by rows. A run that goes on at `until` drops the rows beyond, by the first column."""
 
     def __init__(self, path: Path, columns: tuple[str, ...], until: int) -> None:
         self.path, self.columns = path, columns
@@ -40,12 +40,12 @@ class Table:
 
 
 def read_table(path: Path) -> list[dict[str, str]]:
-    """The rows of a table. A line that is no row of numbers (cut short by a crash, foreign bytes) is left out."""
+    """The rows of a table, except lines that are no row of numbers (cut short by a crash, foreign bytes)."""
     return list(_rows(path))
 
 
 def _rows(path: Path) -> Iterator[dict[str, str]]:
-    """The rows one by one, since a row takes ten times the memory of its line."""
+    """The rows one by one: a row takes ten times the memory of its line."""
     lines = io.BytesIO(read_bounded(path, "table", _MAX_BYTES))
     names: list[str] = []
     for line in iter(lambda: lines.readline(_LONGEST_ROW), b""):
@@ -57,7 +57,7 @@ def _rows(path: Path) -> Iterator[dict[str, str]]:
 
 
 def _own_rows(path: Path, columns: tuple[str, ...]) -> Iterator[dict[str, str]]:
-    """The rows of a former table; none, with a warning, if it has other columns."""
+    """The rows of an earlier table; none, with a warning, if it has other columns."""
     if not path.exists():
         return
     rows = _rows(path)
@@ -99,7 +99,7 @@ class Record:
     """The logs of one run in `folder`; only rank 0 has one."""
 
     def __init__(self, folder: Path, total: int, epoch: int, tensorboard: bool = False) -> None:
-        """`total` steps and `epoch` epochs are done; rows beyond them are dropped, since their part is done again."""
+        """`total` steps and `epoch` epochs are done; later rows are dropped, since their part is trained again."""
         ensure_writable_dir(folder)
         self.steps = Table(folder / STEPS, STEP_COLUMNS, total)
         self.epochs = Table(folder / EPOCHS, EPOCH_COLUMNS, epoch)
@@ -111,7 +111,7 @@ class Record:
             _scalars(self.board, "step", row, row["total"])
 
     def epoch(self, row: Mapping[str, Any], histograms: Mapping[str, list[float]]) -> None:
-        """`histograms`: name -> values, for TensorBoard alone."""
+        """`histograms`: values by name, for TensorBoard alone."""
         self.epochs.add(row)
         if self.board:
             _scalars(self.board, "epoch", row, row["total"])
@@ -149,8 +149,8 @@ _STYLES = (":", "--", "-.")
 def draw(folder: Path, form: str = "png", title: str = "", levels: Mapping[str, float] | None = None) -> Path:
     """Draw the tables of `folder` into `training.png` or `.svg` there. UsageError without matplotlib.
 
-    `levels`: top-1 in percent of models to compare with, as lines. Losses, drifts and shares start at zero, and top-1
-    spans two points or more: chance must not look like a trend.
+    `levels`: top-1, in percent, of models to compare with, drawn as lines. Losses, drifts and shares start at zero, and
+    top-1 spans at least two points: chance must not look like a trend.
     """
     Figure = library("matplotlib.figure", "logs").Figure
     steps, epochs = read_table(folder / STEPS), read_table(folder / EPOCHS)

@@ -43,14 +43,14 @@ from swin_quant.train.recipe import Recipe
 from swin_quant.train.record import draw
 from swin_quant.train.snapshot import Position, check_snapshot
 
-_SCORED_BEFORE = 256  # pictures that are scored before training
+_SCORED_BEFORE = 256  # pictures scored before training
 
 
 @dataclass(frozen=True)
 class Request:
-    """The settings of a run besides config and recipe. Paths are as given; `folder` is for all output.
+    """The settings of a run besides config and recipe. `folder` is for all output.
 
-    `original`: the float checkpoint to compare QAT with; None: the one that is found.
+    `original`: the float checkpoint to compare QAT with; None looks for it.
     """
 
     folder: Path
@@ -68,7 +68,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Trained:
-    """A trained model in evaluation mode, where it was saved, and its card."""
+    """A trained model in evaluation mode, its checkpoint, and its card."""
 
     model: Classifier
     checkpoint: Path
@@ -96,7 +96,7 @@ def run_training(
     """Train `model` by `recipe` on the config's pictures.
 
     Returns the model, the position reached, the card's `training`, and the class names: `class_names`, or the pictures'
-    if it is empty. Every refusal comes before the first step. `policy`: that of QAT, whose nodes are on; None: float.
+    own if it is empty. Every refusal comes before the first step. `policy`: QAT's, whose nodes are on; None for float.
     """
     check_parallel(recipe, world)
     check_compiler(recipe, world.device)
@@ -172,7 +172,7 @@ def run_training(
 
 
 def _compute_again(model: nn.Module, wanted: bool) -> None:
-    """Make blocks keep their inputs alone and compute activations again. UsageError for a model that cannot."""
+    """Set whether blocks recompute their activations instead of keeping them. UsageError for a model that cannot."""
     able: list[Any] = [module for module in model.modules() if hasattr(module, "checkpointing")]
     if wanted and not able:
         raise UsageError("‹use_checkpoint›: this architecture cannot compute its blocks again: leave it out")
@@ -183,7 +183,7 @@ def _compute_again(model: nn.Module, wanted: bool) -> None:
 def _warn_if_guessing(
     model: Classifier, pictures: Pictures, preprocess: Preprocess, cfg: CfgNode, world: World, quantized: bool
 ) -> None:
-    """Score some pictures in float: a model that only guesses is worth a warning before hours of training."""
+    """Score some pictures in float, for a warning before hours of training if the model only guesses."""
     some = SomePictures(pictures, evenly(len(pictures), _SCORED_BEFORE))
     engine = torch_engines(model, world.device, None)[BASELINE]
     dequantize(model)
@@ -195,9 +195,9 @@ def _warn_if_guessing(
 
 
 def plot(request: Request, title: str, results: Sequence[Result] = ()) -> None:
-    """Draw the curves of the run. Without matplotlib nothing is drawn; a warning says so if the user asked for it.
+    """Draw the curves of the run. Without matplotlib nothing is drawn, with a warning if the user asked for a plot.
 
-    `results`: results scored after the run; the original in float and PTQ are drawn as levels.
+    `results`: results scored after the run; the float original and PTQ are drawn as lines.
     """
     original = [one for one in results if one.weights == ORIGINAL and one.precision == "float32"]
     calibrated = [one for one in results if one.weights == PTQ and one.policy]

@@ -1,7 +1,7 @@
-"""The state of a run that changes with every step, and its snapshots: a run goes on as if it had never stopped.
+"""The changing state of a run, and its snapshots: a resumed run goes on as if it had never stopped.
 
-A snapshot is written whole or not at all, and read without running code that it may hold. The newest `keep` stay; if
-the newest is damaged, the one before is used.
+A snapshot is written whole or not at all, and reading one runs no code from it. The newest `keep` stay; if the newest
+is damaged, the one before is used.
 """
 
 import io
@@ -36,7 +36,7 @@ Check = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True)
 class Snapshots:
-    """The snapshots of one run, in a folder of their own: `step_<number>.pt` and `best.pt`."""
+    """The snapshots of one run in their own folder: `step_<number>.pt` and `best.pt`."""
 
     folder: Path
     keep: int = 2
@@ -60,9 +60,10 @@ class Snapshots:
         return self.folder / BEST
 
     def best(self, like: Mapping[str, Tensor], epoch: int) -> dict[str, Tensor] | None:
-        """The best weights so far, with the names and shapes of `like`; None without readable ones of `epoch`.
+        """The best weights so far, with the names and shapes of `like`; None unless they are readable and from `epoch`.
 
-        A run that goes on from an older snapshot does not know a later epoch."""
+        A run resumed from an older snapshot does not know a later epoch.
+        """
 
         def check(content: dict[str, Any]) -> None:
             check_weights(content.get("model"), like)
@@ -106,7 +107,7 @@ class Snapshots:
 
 
 def random_states() -> dict[str, Any]:
-    """The states of python's, numpy's and torch's generators as plain data and tensors."""
+    """The states of Python's, numpy's and torch's generators as plain data and tensors."""
     algorithm, keys, *rest = np.random.get_state(legacy=True)
     states: dict[str, Any] = {
         "python": random.getstate(),
@@ -119,7 +120,7 @@ def random_states() -> dict[str, Any]:
 
 
 def set_random_states(states: dict[str, Any]) -> None:
-    """Set the states that `random_states` returned."""
+    """Set the states from `random_states`."""
     random.setstate(states["python"])
     algorithm, keys, *rest = states["numpy"]
     np.random.set_state((algorithm, np.array(keys, dtype=np.uint32), *rest))
@@ -142,7 +143,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def check_weights(weights: Any, like: Mapping[str, Tensor]) -> None:
-    """ValueError unless `weights` are tensors of the names and shapes of `like`."""
+    """ValueError unless `weights` are tensors with the names and shapes of `like`."""
     if not isinstance(weights, dict) or weights.keys() != like.keys():
         raise ValueError("its weights are those of another model")
     for name, value in weights.items():
@@ -152,7 +153,7 @@ def check_weights(weights: Any, like: Mapping[str, Tensor]) -> None:
 
 @dataclass
 class Position:
-    """The position of a run: the next epoch and step, the sum of this epoch's losses, and the result of every epoch."""
+    """The position of a run: next epoch and step, the sum of this epoch's losses, and the result of every epoch."""
 
     epoch: int = 0
     step: int = 0
@@ -168,7 +169,7 @@ class Position:
         self.loss_sum, self.seconds = self.loss_sum + loss, self.seconds + seconds
 
     def finish_epoch(self, result: dict[str, float]) -> None:
-        """Keep an epoch's result and go to the next epoch."""
+        """Record an epoch's result and move to the next epoch."""
         self.epoch += 1
         self.epochs.append({"epoch": self.epoch, "total": self.total, **result, "seconds": self.seconds})
         self.step, self.loss_sum, self.seconds = 0, 0.0, 0.0
@@ -187,7 +188,7 @@ class Position:
 
 @dataclass
 class TrainingState:
-    """The parts of a run that have a state. `average` is None without an EMA."""
+    """The parts of a run that change. `average` is None without an EMA."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -198,15 +199,15 @@ class TrainingState:
 
     @property
     def scored(self) -> nn.Module:
-        """The model that is validated and kept: the average, if there is one."""
+        """The model that is validated and kept: the average if there is one."""
         return self.average.module if self.average else self.model
 
     def weights(self) -> dict[str, Any]:
-        """The state_dict of the kept model, in one piece."""
+        """The kept model's state_dict, unsharded."""
         return self.average.module.state_dict() if self.average else full_states(self.model, self.optimizer)[0]
 
     def capture(self) -> dict[str, Any]:
-        """The whole state as tensors and plain data; for a sharded model all ranks call, and rank 0 receives it."""
+        """The whole state as tensors and plain data. For a sharded model all ranks must call; rank 0 gets it."""
         model, optimizer = full_states(self.model, self.optimizer)
         return {
             "model": model,
@@ -219,7 +220,7 @@ class TrainingState:
         }
 
     def restore(self, content: dict[str, Any]) -> None:
-        """Restore a state that `capture` returned. SwinQuantError if a part belongs to another run."""
+        """Restore a state from `capture`. SwinQuantError if a part belongs to another run."""
         try:
             load_full_states(self.model, self.optimizer, (content["model"], content["optimizer"]))
             self.schedule.load_state_dict(content["schedule"])
@@ -234,7 +235,7 @@ class TrainingState:
 
 
 class _Parts(TypedDict):
-    """The required parts of a snapshot; `average`, which may be None, is beside them."""
+    """The required parts of a snapshot; `average`, which may be None, is checked apart."""
 
     model: dict[str, Any]
     optimizer: dict[str, Any]
@@ -246,7 +247,7 @@ class _Parts(TypedDict):
 
 
 def check_snapshot(content: dict[str, Any], model: nn.Module) -> None:
-    """ValueError or SwinQuantError unless a snapshot has all its parts, with the right types and for this model."""
+    """ValueError or SwinQuantError unless a snapshot has all its parts, of the right types and for this model."""
     check_record(_Parts, content, "its state", unknown=[])
     check_weights(content["model"], model.state_dict())
     try:
@@ -256,7 +257,7 @@ def check_snapshot(content: dict[str, Any], model: nn.Module) -> None:
 
 
 def make_average(model: nn.Module, decay: float) -> "ModelEmaV3 | None":
-    """timm's moving average of the weights, in float32, its decay rising to `decay` as steps go by; None if it is 0."""
+    """timm's moving average of the weights, in float32, whose decay rises to `decay`; None if that is 0."""
     if not decay:
         return None
     import_timm()
