@@ -1,1 +1,1 @@
-"""Pictures in, batches out: where pictures come from, how each becomes a tensor, and which ones are taken."""
+"""Pictures in, batches out: sources of pictures, transforms to tensors, and seeded samples."""

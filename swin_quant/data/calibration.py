@@ -1,4 +1,4 @@
-"""Batches for calibration: a number of readable pictures, the same ones on any number of ranks."""
+"""Calibration batches: a number of readable pictures, the same ones on any number of ranks."""
 
 from collections.abc import Iterator
 from itertools import count
@@ -27,9 +27,9 @@ def calibration_batches(
 ) -> Iterator[Numbered]:
     """Yield (number, batch) for this rank's share of `wanted` seeded pictures, `batch_size` at a time.
 
-    Unreadable pictures are left out of their batch. When every rank is through its share, rank 0 makes up for all of
-    them with the next readable pictures of the seeded order, in batches of their own: the same `wanted` pictures
-    on any number of ranks, and fewer only where the data hold no more. Every rank must take all it is given.
+    Unreadable pictures are left out of their batch. When every rank has read its share, rank 0 replaces them by the
+    next readable pictures of the seeded order, in batches of their own. So any number of ranks takes the same `wanted`
+    pictures, or fewer if the data hold no more. Every rank must read all of its batches.
     """
     sample(len(pictures), wanted, seed)  # refuses more pictures than there are
     batches = -(-wanted // batch_size)
@@ -53,5 +53,5 @@ def calibration_batches(
 
 
 def seeded_order(pictures: Pictures, seed: int) -> list[str]:
-    """The names of all pictures in the order in which `calibration_batches` takes them, the unreadable ones too."""
+    """The names of all pictures, unreadable ones too, in the order in which `calibration_batches` takes them."""
     return [pictures.names[index] for index in sample(len(pictures), len(pictures), seed)]

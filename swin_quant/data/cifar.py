@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 as their authors publish them in binary: records of labels and 3 x 32 x 32 bytes."""
+"""CIFAR-10 and CIFAR-100 in their authors' binary version: records of labels and 3 x 32 x 32 bytes."""
 
 import os
 from dataclasses import dataclass
@@ -20,7 +20,8 @@ _MAX_RECORDS = 1_000_000
 
 @dataclass(frozen=True)
 class _Form:
-    """CIFAR-10 or CIFAR-100: folder, files, file of names; the last of the `labels` bytes before a picture counts."""
+    """CIFAR-10 or CIFAR-100: folder, files, file of names, and the number of label bytes before a picture, of which the
+    last counts."""
 
     folder: str
     train: tuple[str, ...]
@@ -44,12 +45,12 @@ _FORMS = (
 
 
 class CifarPictures(Pictures):
-    """The records of binary batches in their order, named `<batch>/<number>`; CIFAR-100 by its 100 fine labels.
+    """The records of binary batches, in order, named `<batch>/<number>`; CIFAR-100 with its 100 fine labels.
 
     Source: the format's description at https://www.cs.toronto.edu/~kriz/cifar.html
 
     Raises:
-        SwinQuantError: a batch that is missing or cut off, a label that is no class.
+        SwinQuantError: a missing or truncated batch, or a label that is no class.
     """
 
     def __init__(self, files: list[Path], form: _Form) -> None:

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 in their python version: pickles, walked opcode by opcode and never unpickled."""
+"""CIFAR-10 and CIFAR-100 in their python version: pickles, read opcode by opcode and never unpickled."""
 
 import os
 import pickletools
@@ -41,10 +41,10 @@ class _Read:
 
 
 class PickledCifarPictures(Pictures):
-    """The pictures of pickled batches in their order, named `<batch>/<number>`; CIFAR-100 by its 100 fine labels.
+    """The pictures of pickled batches, in order, named `<batch>/<number>`; CIFAR-100 with its 100 fine labels.
 
     Raises:
-        SwinQuantError: a batch that is missing, cut off or no pickle, or a wrong number of labels.
+        SwinQuantError: a batch that is missing, truncated or no pickle, or a wrong number of labels.
     """
 
     def __init__(self, files: list[Path]) -> None:
@@ -91,7 +91,7 @@ def _read(path: Path, key: str) -> _Read:
                 numbers.setdefault(key, []).append(value)
             elif inside and opcode.name in ("APPENDS", "SETITEM", "SETITEMS") and (numbers or texts):
                 inside = False
-    except Exception as error:  # mostly ValueError; decoding, int() and struct raise others on damage
+    except Exception as error:  # mostly ValueError; decoding, int() and struct raise other errors
         raise SwinQuantError(f"{path}: is no batch of CIFAR, or is cut off: {one_line(str(error))[:200]}") from error
     return _Read(longest, numbers, texts)
 

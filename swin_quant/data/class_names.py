@@ -1,4 +1,4 @@
-"""Match the classes of a data set with the model's: by name, or by place where labels are only numbers."""
+"""Match the classes of a data set with the model's: by name, or by index if labels are only numbers."""
 
 import re
 from collections import defaultdict
@@ -12,16 +12,16 @@ from swin_quant.data.pictures import Pictures
 Keys = Callable[[str], Collection[str]]
 
 SHOWN = 4  # names of a list, in a message
-_MOST = 0.9  # the share of ImageNet's English names that must match: lists differ a little with their age
+_MOST = 0.9  # share of ImageNet's English names that must match: older and newer lists differ a little
 
 
 def fit(pictures: Pictures, classes: int, names: Sequence[str], place: str, whose: str = "the model") -> None:
-    """Give `pictures` the labels of a model with this number of `classes`, called `names` if they are known.
+    """Give `pictures` the labels of a model with `classes` classes, called `names` if they are known.
 
-    The pictures may have a part of the model's classes. `whose`: the owner of `names`, for errors.
+    The pictures may have only some of the model's classes. `whose`: the owner of `names`, for errors.
 
     Raises:
-        SwinQuantError: names `place` and the classes in one list alone; or without names, another number of classes.
+        SwinQuantError: classes that only one of the two lists has; without names, another number of classes.
     """
     data = list(pictures.class_names)
     known = names if len(names) == classes else _imagenet(data, classes)
@@ -42,14 +42,14 @@ def fit(pictures: Pictures, classes: int, names: Sequence[str], place: str, whos
 
 
 def stated(names: Sequence[str], classes: int) -> list[str]:
-    """The class names that a data set gives a model without its own; none if they are numbers from 0, or not as many as
-    `classes`."""
+    """The class names that a data set gives a model without its own; none if they are numbers from 0, or not `classes`
+    many."""
     known = _imagenet(names, classes) or list(names)
     return known if len(known) == classes and known != list(map(str, range(classes))) else []
 
 
 def in_order(names: Sequence[str]) -> list[str]:
-    """Names of folders in the order of their labels: as numbers where they count from 0 or 1, else as text."""
+    """Names of folders in the order of their labels: as numbers if they count from 0 or 1, else as text."""
     by_number = sorted(names, key=lambda name: (int(name) if _is_number(name) else 0, name))
     return by_number if is_numbers(by_number) else sorted(names)
 
@@ -78,7 +78,7 @@ def _is_number(name: str) -> bool:
 
 
 def _imagenet(data: Sequence[str], classes: int) -> list[str]:
-    """The wnids of an ImageNet model without names, if the data's classes are wnids and fit it."""
+    """The wnids of an ImageNet model without names, if the data's classes are wnids of it."""
     known = wnids_of(classes) if data and all(map(is_wnid, data)) else None
     return list(known) if known and (len(data) < classes or set(data) <= set(known)) else []
 
@@ -93,9 +93,9 @@ def _relabel(pictures: Pictures, found: Sequence[int], names: Sequence[str], pla
 
 
 def _matches(model: Sequence[str], data: Sequence[str]) -> list[int | None]:
-    """The place in `model` of each name in `data`; None for no place, or several.
+    """The index in `model` of each name in `data`; None if there is none, or several.
 
-    Names match as written; then in any case, with `_` for a space; then, if one side has ImageNet's wnids, by the
+    Names match as written; then in any case, with `_` as a space; then, if only one side has ImageNet's wnids, by the
     whole English name, or by one of its synonyms.
     """
     levels: list[Keys] = [lambda name: [name], lambda name: [_folded(name)]]

@@ -1,4 +1,4 @@
-"""Pictures that a table lists: CSV or TSV of path and label, also the metadata.csv of a Hugging Face image folder."""
+"""Pictures listed in a table: CSV or TSV of path and label, also the metadata.csv of a Hugging Face image folder."""
 
 import csv
 import io
@@ -19,10 +19,11 @@ _MAX_TABLE_BYTES = 1 << 30
 
 
 class TablePictures(FolderPictures):
-    """The pictures of a table, in its order; paths are relative to its folder, labels as `classed` takes them.
+    """The pictures of a table, in its order; paths are relative to its folder, and `classed` reads the labels.
 
-    The first row may name the columns (PATHS, LABELS and, if one file holds several splits, SPLITS; in any case); else
-    they are path and label. Tabs, commas or semicolons separate them. A file that is missing is an unreadable picture.
+    The first row may name the columns (PATHS, LABELS and, if one file holds several splits, SPLITS; in any case);
+    otherwise they are path and label. Tabs, commas or semicolons separate them. A missing file is an unreadable
+    picture.
 
     Raises:
         SwinQuantError: names the table and the line.

@@ -1,4 +1,4 @@
-"""The handwritten digits that come with scikit-learn: real pictures for the demo, with nothing to download."""
+"""The handwritten digits that come with scikit-learn: real pictures for the demo, without a download."""
 
 from itertools import count
 

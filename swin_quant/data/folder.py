@@ -11,12 +11,12 @@ from swin_quant.data.walk import Walk
 
 
 class FolderPictures(Pictures):
-    """The pictures of `<folder>/<class>/**`; the label is the place of the class folder in sorted order: as numbers if
+    """The pictures of `<folder>/<class>/**`; a label is the index of its class folder in sorted order, as numbers if
     they count from 0 or 1, else as text.
 
-    All else is as in torchvision's ImageFolder, except that dot-files are skipped, a class may be empty, and a folder
+    The rest is as in torchvision's ImageFolder, except that dot-files are skipped, a class may be empty, and a folder
     is entered once. `folder` and `root` may be links; a link below that leads out of both is not followed (`Walk`).
-    Warnings name files that were left out, and empty classes.
+    Warnings name skipped files and empty classes.
 
     Args:
         folder: the folder of one split.

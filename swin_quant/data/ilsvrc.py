@@ -1,8 +1,8 @@
-"""ImageNet's validation pictures as they are published: flat, ILSVRC2012_val_00000001.JPEG ..., labels in a file.
+"""ImageNet's validation pictures as published: flat, ILSVRC2012_val_00000001.JPEG ..., with labels in a file.
 
-Files of labels go by three numberings. The devkit's ILSVRC2012_validation_ground_truth.txt has its own ILSVRC2012_IDs
-(1 to 1000), which only its meta.mat, or map_clsloc.txt of later devkits, translates. val.txt counts from 0 in the order
-of synset_words.txt: sorted wnids. The others name wnids.
+Label files use three numberings. The devkit's ILSVRC2012_validation_ground_truth.txt has its own ILSVRC2012_IDs (1 to
+1000), which only the devkit's meta.mat, or map_clsloc.txt in later devkits, translates. val.txt counts from 0 in the
+order of synset_words.txt, which is that of sorted wnids. The other files name wnids.
 """
 
 import os
@@ -24,25 +24,25 @@ from swin_quant.data.source import DataRequest, DataSource, subfolders
 from swin_quant.data.walk import Walk
 
 PICTURE = re.compile(r"ILSVRC2012_val_([0-9]{8})\.(?:JPEG|jpeg|jpg|JPG|png)")
-_WORDS = ("synset_words.txt", "LOC_synset_mapping.txt", "synsets.txt")  # a wnid begins each line, in published order
+# Each line begins with a wnid, in published order
+_WORDS = ("synset_words.txt", "LOC_synset_mapping.txt", "synsets.txt")
 _SPLITS = ("val", "validation")
 _MAX_META_BYTES, _MAX_INFLATED_BYTES = 8 << 20, 32 << 20
 _COMPRESSED = 15  # miCOMPRESSED of MAT files
 
 Labels = Callable[[str, int], str]
-"""(stem, number) of a picture -> its wnid; KeyError if it has none."""
+"""Maps a picture's (stem, number) to its wnid; KeyError if it has none."""
 
 
 class IlsvrcPictures(FolderPictures):
-    """ILSVRC2012's validation pictures in a flat `folder`, in the order of their numbers, all or a part of them.
+    """ILSVRC2012's validation pictures, all or some, in a flat `folder`, in the order of their numbers.
 
-    Labels are places in the sorted list of the 1000 wnids, as published models have them. They are from the first of
-    val.txt, LOC_val_solution.csv, imagenet_2012_validation_synset_labels.txt and ILSVRC2012_validation_ground_truth.txt
-    that lies in one of the `places` (the folder, then the data path, ...); a number is looked up in the
-    synset_words.txt at the same place.
+    Labels are indices into the sorted list of 1000 wnids, as in published models. They come from the first of val.txt,
+    LOC_val_solution.csv, imagenet_2012_validation_synset_labels.txt and ILSVRC2012_validation_ground_truth.txt in one
+    of the `places` (the folder, then the data path, ...); numbers are looked up in the synset_words.txt there.
 
     Raises:
-        SwinQuantError: no such file, one that leaves pictures out or says no class, and ids that nothing translates.
+        SwinQuantError: no such file, one without some pictures or with unknown classes, or ids that nothing translates.
     """
 
     def __init__(self, folder: Path, places: list[Path]) -> None:
@@ -74,7 +74,7 @@ def _labels(folder: Path, places: list[Path], order: list[str]) -> tuple[Path, L
 
 
 def _numbered_names(path: Path, places: list[Path], order: list[str]) -> Labels:
-    """Lines of a name and a number from 0: a place in synset_words.txt, else in the sorted wnids."""
+    """Lines of a name and a number from 0: an index into synset_words.txt, else into the sorted wnids."""
     words = next((place / name for place in places for name in _WORDS if (place / name).is_file()), None)
     if words:
         order = [line.split()[0] for line in read_lines(words, "list of wnids")]
@@ -90,7 +90,7 @@ def _numbered_names(path: Path, places: list[Path], order: list[str]) -> Labels:
 
 
 def _solution(path: Path, places: list[Path], order: list[str]) -> Labels:
-    """Kaggle's: the stem, a comma, the wnid and its box."""
+    """Kaggle's lines: the stem, a comma, the wnid and its box."""
     rows = [line.replace(",", " ").split() for line in _lines(path)]
     found = {row[0]: row[1] for row in rows if len(row) > 1}
     return lambda stem, number: found[stem]
@@ -102,7 +102,7 @@ def _line_by_line(path: Path, places: list[Path], order: list[str]) -> Labels:
 
 
 def _ground_truth(path: Path, places: list[Path], order: list[str]) -> Labels:
-    """The devkit's: an ILSVRC2012_ID a line."""
+    """The devkit's lines: an ILSVRC2012_ID each."""
     wnids = _devkit_ids(path, places)
     lines = _lines(path)
     for number, line in enumerate(lines, 1):
@@ -129,7 +129,7 @@ _FORMS: dict[str, Callable[[Path, list[Path], list[str]], Labels]] = {
 
 
 def _devkit_ids(truth: Path, places: list[Path]) -> dict[str, str]:
-    """ILSVRC2012_ID -> wnid, of the devkit's own table."""
+    """The wnid of each ILSVRC2012_ID, from the devkit's own table."""
     readers = {"meta.mat": _matlab, "map_clsloc.txt": _text}
     for name, read in readers.items():
         for path in (place / name for place in places):
@@ -162,9 +162,9 @@ def _matlab(path: Path) -> list[tuple[str, str]]:
 
 
 def _check_inflated(path: Path, content: bytes) -> None:
-    """SwinQuantError where variables that are compressed hold more than `_MAX_INFLATED_BYTES`: zlib packs thousandfold.
+    """SwinQuantError if compressed variables hold more than `_MAX_INFLATED_BYTES`: zlib packs thousandfold.
 
-    Version 5: a header of 128 bytes, which ends in the order of bytes, then elements of a type and a size.
+    Version 5: a header of 128 bytes, which ends with the byte order, then elements of a type and a size.
     """
     order = "<" if content[126:128] == b"IM" else ">"
     at, left = 128, _MAX_INFLATED_BYTES

@@ -16,9 +16,8 @@ def is_wnid(name: str) -> bool:
 
 @lru_cache(maxsize=2)
 def wnids_of(classes: int) -> tuple[str, ...] | None:
-    """The wnids of ImageNet-1k (1000 classes), -22k, ... in the order of published heads, from the lists that timm
-    ships; None for another number. ImageNet-1k's are in sorted order.
-    """
+    """The wnids of ImageNet-1k (1000 classes), -22k, ... in the order of published heads, from timm's lists; None for
+    another number. ImageNet-1k's are sorted."""
     import_timm()
     from timm.data import infer_imagenet_subset
 
@@ -27,7 +26,7 @@ def wnids_of(classes: int) -> tuple[str, ...] | None:
 
 
 def english_of(name: str) -> str:
-    """ImageNet's English names for a wnid, with commas between them; any other name unchanged."""
+    """ImageNet's English names for a wnid, separated by commas; any other name unchanged."""
     try:
         return str(_info("imagenet-22k").label_name_to_description(name)) if is_wnid(name) else name
     except KeyError:

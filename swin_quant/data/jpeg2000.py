@@ -1,4 +1,4 @@
-"""The number of code blocks in a JPEG 2000 file: openjpeg keeps some 300 bytes for each, empty or not.
+"""Count the code blocks of a JPEG 2000 file: openjpeg keeps some 300 bytes for each, empty or not.
 
 Source: ITU-T T.800, annexes A (markers) and I (boxes).
 """
@@ -15,7 +15,8 @@ _KNOWN = {_TILE, _COD, _COC, *(0xFF00 | low for low in b"\x50\x51\x55\x57\x58\x5
 
 
 def code_blocks(data: bytes, pixels: int) -> float:
-    """About how many code blocks a component of `pixels` pixels has, by the finest coding. ValueError: damaged."""
+    """About how many code blocks a component of `pixels` pixels has, by the finest coding. ValueError for a damaged
+    file."""
     try:
         return max(pixels * sum(_density(data, at, marker)) for at, marker in _codings(data))
     except (struct.error, IndexError) as error:
@@ -23,7 +24,7 @@ def code_blocks(data: bytes, pixels: int) -> float:
 
 
 def _density(data: bytes, at: int, marker: int) -> Iterator[float]:
-    """Code blocks a pixel, resolution by resolution: none is larger than its precinct."""
+    """Code blocks a pixel, for each resolution; a block is no larger than its precinct."""
     first = at + _LEVELS[marker]
     levels, width, height = data[first], data[first + 1] + 2, data[first + 2] + 2
     has_precincts = data[at + _STYLE[marker]] & 1
@@ -34,7 +35,7 @@ def _density(data: bytes, at: int, marker: int) -> Iterator[float]:
 
 
 def _codings(data: bytes) -> Iterator[tuple[int, int]]:
-    """(place, marker) of each COD and COC in the main header and in tiles' headers."""
+    """(offset, marker) of each COD and COC in the main header and in tile headers."""
     at, tile_end = _codestream(data) + 2, 0
     while at < len(data):
         (marker,) = struct.unpack_from(">H", data, at)
@@ -43,7 +44,7 @@ def _codings(data: bytes) -> Iterator[tuple[int, int]]:
         if marker == _DATA and tile_end > at:
             at = tile_end
             continue
-        if marker not in _KNOWN:  # its length is unknown, and a decoder may guess another
+        if marker not in _KNOWN:  # its length is unknown, and a decoder may guess differently
             raise ValueError(f"marker {marker:04X} in its headers")
         if marker == _TILE:
             (length,) = struct.unpack_from(">I", data, at + 6)
@@ -54,7 +55,7 @@ def _codings(data: bytes) -> Iterator[tuple[int, int]]:
 
 
 def _codestream(data: bytes) -> int:
-    """The place of the codestream: the file's start, or inside the first box of that kind."""
+    """The offset of the codestream: the file's start, or inside the first box of that kind."""
     at = 0
     while not data.startswith(_START, at):
         size, kind = struct.unpack_from(">I4s", data, at)

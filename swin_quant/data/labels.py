@@ -10,21 +10,21 @@ from swin_quant.base.files import read_lines
 from swin_quant.data.pictures import printable
 
 CLASSES_FILE = "classes.txt"
-MAX_CLASSES = 1_000_000  # if the model's number is not known
+MAX_CLASSES = 1_000_000  # if the model's number of classes is unknown
 
 
 def classed(
     written: Sequence[str | None], classes: int | None, folder: Path, where: Callable[[int], str]
 ) -> tuple[list[int], list[str]]:
-    """Indices and class names. Numbers are indices; names are looked up in `<folder>/classes.txt` if it is there, else
-    among themselves, sorted.
+    """Indices and class names. Numbers are indices; names are looked up in `<folder>/classes.txt` if it exists, else in
+    their own sorted list.
 
     Args:
-        written: one label a picture; None is no label, and -1 unless the model's `classes` are known.
-        where: the place of the label at an index, for errors: file and line.
+        written: one label a picture; None is no label, and becomes -1 unless the model's `classes` are known.
+        where: the file and line of the label at an index, for errors.
 
     Raises:
-        SwinQuantError: names the place of the first label that is wrong.
+        SwinQuantError: names the place of the first wrong label.
     """
     known = [label for label in written if label is not None]
     if classes is not None and len(known) < len(written):

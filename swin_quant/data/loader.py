@@ -1,4 +1,4 @@
-"""Load lists of indices as batches of tensors: in parallel, in order, and never stopped by one bad picture."""
+"""Load lists of indices as batches of tensors: in parallel, in order, and not stopped by a bad picture."""
 
 import signal
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,12 +20,12 @@ _FEW = 256  # pictures decoded in the time that workers take to start
 
 @dataclass
 class Batch:
-    """The readable pictures of one batch, B of them, in the order asked for.
+    """The readable pictures of one batch, B of them, in the requested order.
 
     Attributes:
         images: float32 [B, 3, H, W]; B may be 0.
         labels: int64 [B].
-        indices: the B places in the Pictures.
+        indices: B indices into the Pictures.
         unreadable: names of the pictures that were left out.
     """
 
@@ -47,7 +47,7 @@ def load_batches(
         import_timm()  # once here, where forked workers inherit it: it takes 2 s
     loader = DataLoader(
         _Batches(pictures, transform, batches),
-        batch_size=None,  # an item of the dataset is a whole batch already
+        batch_size=None,  # an item of the dataset is a whole batch
         collate_fn=_unchanged,
         num_workers=workers,
         worker_init_fn=_leave_interrupts_to_parent,
@@ -68,7 +68,7 @@ def load_batches(
 
 
 class _Batches(Dataset["Batch | SwinQuantError"]):
-    """Item i is the whole of batch i, or the error that ends the run (raised here it would come out as a traceback)."""
+    """Item i is batch i, or the error that ends the run (raised in a worker it would come out as a traceback)."""
 
     def __init__(self, pictures: Pictures, transform: Transform, batches: Sequence[Sequence[int]]) -> None:
         self.pictures, self.transform, self.batches = pictures, transform, batches
@@ -103,10 +103,10 @@ def _leave_interrupts_to_parent(_: int) -> None:
 
 
 def default_workers(configured: int, world: int, total: int | None = None) -> int:
-    """Return how many processes one rank should load with: at most its share of the CPU cores, none for a small job.
+    """The number of loading processes for one rank: at most its share of the CPU cores, none for a small job.
 
     Args:
-        configured: DATA.NUM_WORKERS, the most that is wanted.
+        configured: DATA.NUM_WORKERS, the most processes.
         world: ranks on this machine.
         total: pictures to load, if known.
     """
@@ -116,7 +116,7 @@ def default_workers(configured: int, world: int, total: int | None = None) -> in
 
 
 class UnreadableLimit:
-    """Counts pictures that could not be read and ends the run when there are too many.
+    """Counts pictures that could not be read, and ends the run when there are too many.
 
     Args:
         total: pictures that the run reads.
@@ -131,17 +131,17 @@ class UnreadableLimit:
 
     @property
     def names(self) -> list[str]:
-        """Unreadable pictures so far, each once, in the order met."""
+        """Unreadable pictures so far, each once, in order of appearance."""
         return list(self._names)
 
     def watched(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """The batches, their unreadable pictures counted."""
+        """The batches, counting their unreadable pictures."""
         for batch in batches:
             self.count(batch.unreadable)
             yield batch
 
     def count(self, names: Iterable[str]) -> None:
-        """Add names; one that is already known does not count again.
+        """Add names; a known name does not count again.
 
         SwinQuantError if more than limit x total pictures, or all of them, are unreadable.
         """

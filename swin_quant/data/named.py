@@ -12,10 +12,9 @@ from swin_quant.data.walk import Walk
 
 
 class NamedPictures(FolderPictures):
-    """The pictures at `places`, in that order, each once; a folder stands for its pictures, in all its levels, sorted.
+    """The pictures at `places`, in that order, each once; a folder stands for all pictures below it, sorted.
 
-    A file that was named is taken whatever its extension, and one that is missing is an unreadable picture. Labels
-    are -1.
+    A named file is taken whatever its extension; if it is missing, it is an unreadable picture. Labels are -1.
 
     Raises:
         UsageError: a folder or a pattern (`*`, `?`, `[`) without a picture, or no place at all.

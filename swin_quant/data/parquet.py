@@ -1,8 +1,8 @@
-"""Pictures inside Parquet files, as Hugging Face's `datasets` stores them: a column of encoded files, one of labels.
+"""Pictures in Parquet files, as Hugging Face's `datasets` stores them: a column of encoded files, one of labels.
 
-Arrow reserves and fills as much memory as the headers of pages say, and ignores the sizes in the metadata at the file's
-end, so the headers are checked first. Layout: Parquet's parquet.thrift (PageHeader),
-https://parquet.apache.org/docs/file-format/; numbers are in Thrift's compact protocol.
+Arrow allocates as much memory as page headers say, and ignores the sizes in the metadata at the file's end, so the
+headers are checked first. Layout: Parquet's parquet.thrift (PageHeader), https://parquet.apache.org/docs/file-format/;
+numbers are in Thrift's compact protocol.
 """
 
 import json
@@ -21,7 +21,7 @@ from swin_quant.data.pictures import MAX_BYTES, Pictures, UnreadablePicture, pri
 from swin_quant.data.source import DataRequest, DataSource, files_of
 
 _MOST_PAGES = 1 << 17  # in a column of a row group
-_MOST_VALUES = 1 << 20  # in a file's metadata: Arrow makes an object of 700 bytes from four bytes
+_MOST_VALUES = 1 << 20  # in a file's metadata: Arrow makes an object of 700 bytes from 4
 _MAX_FOOTER = 64 << 20
 _DEEPEST = 16
 _BOOLS, _NUMBERS = (1, 2), (4, 5, 6)
@@ -38,7 +38,7 @@ class Page:
 
 
 def pages_of(file: BinaryIO, start: int, size: int) -> Iterator[Page]:
-    """The pages of the column that is `size` bytes from `start`. ValueError if they are not pages."""
+    """The pages of the column in `size` bytes from `start`. ValueError if they are not pages."""
     at, end = start, start + size
     for _ in range(_MOST_PAGES):
         if at >= end:
@@ -64,7 +64,7 @@ def check_footer(file: BinaryIO) -> None:
 
 
 class _Thrift:
-    """One walk through a Thrift message, without keeping it."""
+    """One pass through a Thrift message, which is not kept."""
 
     def __init__(self, file: BinaryIO, most: int) -> None:
         self.file, self.left = file, most
@@ -125,12 +125,12 @@ _MAX_ROWS = 1 << 24  # in all files together
 _MAX_GROUP_BYTES = 1 << 30  # pictures held at a time
 _SOME_PICTURES, _SOME_LABELS = 16, 1 << 12  # unpacked at a time
 _FREE_TEXT, _TEXT = 1 << 22, 128  # bytes of labels in a file, and in each label
-_FREE_BYTES, _FREE_ROWS, _TIMES = 1 << 26, 1 << 20, 16  # most output of a small file, and per byte of a large one
+_FREE_BYTES, _FREE_ROWS, _TIMES = 1 << 26, 1 << 20, 16  # most output of a small file, and for each byte of a large one
 
 
 @dataclass(frozen=True)
 class _Column:
-    """A column of single values: its path in the file, its place there, and how many rows are unpacked at a time."""
+    """A column of single values: its path in the file, its number, and how many rows are unpacked at a time."""
 
     path: str
     number: int
@@ -138,13 +138,14 @@ class _Column:
 
 
 class ParquetPictures(Pictures):
-    """The rows of Parquet files, named `<file>/<row>`. A picture is bytes, or a struct with them as `bytes`; labels are
-    numbers or names, which Hugging Face's metadata or a `classes.txt` beside the files may name.
+    """The rows of Parquet files, named `<file>/<row>`. A picture is bytes, or a struct with a field `bytes`; labels are
+    numbers or names, and Hugging Face's metadata or a `classes.txt` beside the files may name the classes.
 
-    One row group is held in memory at a time: in order, or at random within it, is quick; at random over many is not.
+    One row group is held in memory at a time: reading in order, or at random within a group, is quick; at random over
+    many groups is slow.
 
     Raises:
-        SwinQuantError: a file that is missing, damaged or without pictures; a label that is wrong.
+        SwinQuantError: a file that is missing, damaged or without pictures; a wrong label.
         UsageError: pyarrow is not installed.
     """
 
@@ -217,7 +218,7 @@ class ParquetPictures(Pictures):
         held, total = list[bytes | None](), 0
         with reading(self._paths[number], "Parquet file"):
             column = _pictures_in(self._file(number))
-            assert column is not None  # it was there when the file was opened
+            assert column is not None  # the file was opened with it
             most = min(_MAX_GROUP_BYTES, self._room(number, group, column))
             for values in self._values(number, [group], column):
                 total += values.nbytes
@@ -229,7 +230,7 @@ class ParquetPictures(Pictures):
         return held
 
     def _labels(self, number: int, name: str, rows: int) -> list[str | None]:
-        """Labels as text, one object for each that differs; None where there are none."""
+        """Labels as text, one object for each distinct label; None for no label."""
         path, file = self._paths[number], self._file(number)
         if (column := _labels_in(file, name)) is None:
             return [None] * rows
@@ -250,7 +251,7 @@ class ParquetPictures(Pictures):
         return found
 
     def _values(self, number: int, groups: Sequence[int], column: _Column) -> Iterator[Any]:
-        """The values of a column, some rows at a time: none is larger than its page, or the page that it points to."""
+        """The values of a column, some rows at a time: no value is larger than its page, or its dictionary's page."""
         file, largest = self._file(number), 1
         with open_plain(self._paths[number]) as stored:
             for group in groups:
@@ -273,7 +274,7 @@ class ParquetPictures(Pictures):
 
 
 def _pictures_in(file: Any) -> _Column | None:
-    """The column of pictures; None where there is none of bytes, or of structs with them."""
+    """The column of pictures, as bytes or structs with bytes; None without one."""
     types: Any = library("pyarrow", "data").types
     name = next((name for name in IMAGES if name in file.schema_arrow.names), None)
     if name is None:
@@ -287,7 +288,7 @@ def _pictures_in(file: Any) -> _Column | None:
 
 
 def _labels_in(file: Any, name: str) -> _Column | None:
-    """A column of numbers or text; None where it is another."""
+    """A column of numbers or text; None for any other type."""
     types: Any = library("pyarrow", "data").types
     kind = _type(file, name)
     kind = kind.value_type if types.is_dictionary(kind) else kind
@@ -300,14 +301,14 @@ def _type(file: Any, name: str) -> Any:
 
 
 def _single(file: Any, path: str, rows: int) -> _Column | None:
-    """The column of that path, unless a row may have any number of its values."""
+    """The column with this path; None if a row may hold several of its values."""
     columns = (file.schema.column(number) for number in range(len(file.schema.names)))
     found = (number for number, one in enumerate(columns) if one.path == path and not one.max_repetition_level)
     return next((_Column(path, number, rows) for number in found), None)
 
 
 def _features(file: Any, label: str | None) -> list[str] | None:
-    """The class names in the note that `datasets` leaves in the file; None if the note holds none."""
+    """The class names in the note that `datasets` leaves in the file; None without one."""
     try:
         note = json.loads((file.schema_arrow.metadata or {})[b"huggingface"])
         names = note["info"]["features"][label]["names"]

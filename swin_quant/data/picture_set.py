@@ -1,4 +1,4 @@
-"""Pictures for the functions of Python: a place on disk, or any iterable of tensors, a DataLoader for instance."""
+"""Pictures for the Python functions: a place on disk, or any iterable of tensors, such as a DataLoader."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,12 +19,12 @@ from swin_quant.data.sources import holds_split, is_data_set, open_pictures
 
 @dataclass(frozen=True)
 class PictureSet:
-    """Pictures on disk, read when they are needed: a split of a data set, or files that are named one by one.
+    """Pictures on disk, read when they are needed: a split of a data set, or named files.
 
     Without a `split`, `calibrate`, `sensitivity` and `search` take a data set's training pictures, as the commands do,
     and `evaluate` takes "val"; any other task takes the whole folder, or "val" if the path is no folder. Without a
-    `count`, `calibrate` takes 80 pictures, `verify` and `sensitivity` 64, `search` 1,024, any other task all. Fewer
-    than all are drawn by `seed`, the same everywhere; `verify` and `align` spread theirs evenly, whatever the seed.
+    `count`, `calibrate` takes 80 pictures, `verify` and `sensitivity` 64, `search` 1,024, any other task all. A smaller
+    count is drawn by `seed`, the same everywhere; `verify` and `align` spread theirs evenly, whatever the seed.
     """
 
     path: str
@@ -34,13 +34,13 @@ class PictureSet:
     upright: bool | None = None
 
     def of_split(self, unless_said: str) -> "PictureSet":
-        """The set with this split, if it names none and its path is a data set, or a folder that holds the split."""
+        """This set with a split, if it has none and its path is a data set, or a folder that holds the split."""
         has_splits = is_data_set(self.path) or holds_split(self.path, unless_said)
         return replace(self, split=unless_said) if self.split is None and has_splits else self
 
     def open(self, classes: int | None = None, class_names: Sequence[str] = ()) -> Pictures:
         """The opened pictures. With `classes` they have labels, checked against that number, or matched with
-        `class_names` if these are known. Errors as `open_pictures`."""
+        `class_names` if these are known. Raises as `open_pictures` does."""
         if self.split is None and not is_data_set(self.path):
             if classes is not None:
                 raise UsageError(f"{self.path}: pictures without a split have no labels: pictures(path, split)")
@@ -52,7 +52,7 @@ class PictureSet:
         return opened
 
     def indices(self, pictures: Pictures) -> list[int]:
-        """The indices of the opened pictures that belong to this set."""
+        """The indices of this set in the opened pictures."""
         return list(range(len(pictures))) if self.count is None else sample(len(pictures), self.count, self.seed)
 
 
@@ -66,10 +66,10 @@ def pictures(
     """Pictures at `path`: class folders under `<path>/<split>`, `<split>.zip` with its map, the word "digits", or
     another kind of data set, recognised or named by its prefix: `csv:my.csv`, `wds:shards-{0..9}.tar` (docs/data.md).
 
-    Without a split, `path` may also be a picture, a folder of them or a pattern, and there are no labels; each task
-    takes the split of a data set that suits it. `count` of them are drawn by `seed` (evenly spread by `verify` and
-    `align`); None: as many as a task takes. `upright`: whether to turn them as their EXIF says; None: as the model's
-    preprocessing says, which is the only rule in deployment. Nothing is read yet.
+    Without a split, `path` may also be a picture, a folder of pictures or a pattern, and there are no labels; each task
+    takes the split of a data set that suits it. `count` pictures are drawn by `seed` (spread evenly by `verify` and
+    `align`); None: as many as a task takes. `upright`: whether to turn pictures as their EXIF says; None: as the
+    model's preprocessing says, which is the only rule in deployment. Nothing is read yet.
     """
     if count is not None and count < 1:
         raise UsageError(f"pictures: count {count}: must be at least 1")
@@ -77,8 +77,8 @@ def pictures(
 
 
 def batches(source: Iterable[Any], labelled: bool, prepared: Prepared) -> Iterator[Batch]:
-    """Convert a user's batches to `Batch`. UsageError for an item that is no batch or not `prepared`, or that lacks
-    labels that are needed."""
+    """Convert a user's batches to `Batch`. UsageError for an item that is no batch, is not `prepared`, or lacks needed
+    labels."""
     start = 0
     for item in source:
         images, labels = _parts(item)

@@ -1,4 +1,4 @@
-"""The interface of every source of pictures, and the one decoder that turns a file of any kind into RGB."""
+"""The interface of every source of pictures, and the one decoder from a file of any kind to RGB."""
 
 import contextlib
 import warnings
@@ -13,9 +13,9 @@ from PIL import Image, ImageOps
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.data.jpeg2000 import code_blocks
 
-# Only these decoders ever see the bytes, and files of other extensions are left out. All of them say how large a
-# picture is before they take memory for it. PIL's others run programs (EPS, WMF), unpack at once what they find inside
-# (ICO, ICNS, FITS, IPTC), work for minutes on a few bytes (DDS, BLP, XPM), or have no defined white.
+# Only these decoders see the bytes; files with other extensions are left out. All of them tell a picture's size before
+# they allocate memory for it. PIL's other decoders run programs (EPS, WMF), unpack nested files at once (ICO, ICNS,
+# FITS, IPTC), work for minutes on a few bytes (DDS, BLP, XPM), or have no defined white.
 FORMATS = {
     "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif", ".mpo"),
     "PNG": (".png", ".apng"),
@@ -44,12 +44,12 @@ MAX_BLOCKS = 2**20  # code blocks of a JPEG 2000
 MAX_SCANNED = 2**31  # pixels times scans: a progressive JPEG may have any number of scans
 _READS = 2**13  # reads of a file before its pixels, and 8 more a kilobyte in a PNG: a hundred take PIL a millisecond
 _STRIP = 2**20  # pixels converted at a time
-_SCAN = b"\xff\xda"  # its marker, which compressed data cannot hold (ITU-T T.81, B.1.1.5)
+_SCAN = b"\xff\xda"  # the marker of a scan, which compressed data cannot hold (ITU-T T.81, B.1.1.5)
 MAX_ASPECT = 100  # a 1 x 60000 picture would be 256 x 15 million once its shorter side is resized
 
 
 class UnreadablePicture(SwinQuantError):
-    """One picture cannot be read or decoded: it is left out and counted, the run goes on."""
+    """One picture cannot be read or decoded: it is left out and counted, and the run goes on."""
 
 
 class Pictures(ABC):
@@ -57,9 +57,9 @@ class Pictures(ABC):
 
     Attributes:
         names: one stable name a picture: relative, with `/`, and printable. Hashed into the run card.
-        labels: one class index a picture; -1 where a source has none.
+        labels: one class index a picture; -1 without a label.
         class_names: the classes in label order.
-        upright: whether they are turned as their EXIF says, whatever the reader asks for; None: as it asks.
+        upright: whether to turn pictures as their EXIF says, whatever the reader says; None: as the reader says.
     """
 
     upright: bool | None = None
@@ -72,14 +72,14 @@ class Pictures(ABC):
 
     @abstractmethod
     def open(self, index: int) -> bytes | Image.Image:
-        """Return the encoded file, or the picture where the source has no files. Raises UnreadablePicture."""
+        """Return the encoded file, or the picture if the source has no files. Raises UnreadablePicture."""
 
     def read(self, index: int, upright: bool = False) -> Image.Image:
-        """Return picture `index` in RGB; `upright` as of `decode`. Raises UnreadablePicture."""
+        """Return picture `index` in RGB; `upright` as in `decode`. Raises UnreadablePicture."""
         return decode(self.open(index), self.names[index], upright if self.upright is None else self.upright)
 
     def flaw(self, index: int) -> str | None:
-        """Why picture `index` cannot be read; None if it can."""
+        """The reason why picture `index` cannot be read; None if it can."""
         try:
             self.read(index)
         except UnreadablePicture as error:
@@ -88,7 +88,7 @@ class Pictures(ABC):
 
 
 class SomePictures(Pictures):
-    """A selection from other Pictures, by `indices`, in that order."""
+    """The pictures at `indices` of other Pictures, in that order."""
 
     def __init__(self, whole: Pictures, indices: Sequence[int]) -> None:
         self.whole, self.indices = whole, indices
@@ -101,7 +101,7 @@ class SomePictures(Pictures):
 
 
 def is_picture(name: str) -> bool:
-    """Whether a file is taken for a picture, by its extension in any case."""
+    """Whether a file's extension, in any case, is that of a picture."""
     return name.lower().endswith(EXTENSIONS)
 
 
@@ -113,24 +113,24 @@ def printable(name: str) -> str:
 def decode(data: bytes | Image.Image, name: str, upright: bool = False) -> Image.Image:
     """Decode the first frame of a picture into 8-bit RGB.
 
-    Transparency is dropped and EXIF orientation ignored, as by `Image.open(f).convert("RGB")`, which is what published
-    accuracies are measured with; `upright` turns the picture as its EXIF says. 16-bit greyscale is scaled; PIL's own
-    conversion would clip it to white. 32-bit integers have no defined white: up to 255 they are taken for 8-bit
-    samples, up to 65535 for 16-bit ones.
+    Transparency is dropped and EXIF orientation ignored, as by `Image.open(f).convert("RGB")`, with which published
+    accuracies are measured; `upright` turns the picture as its EXIF says. 16-bit greyscale is scaled, where PIL's own
+    conversion would clip it to white. 32-bit integers have no defined white: values up to 255 count as 8-bit samples,
+    values up to 65535 as 16-bit ones.
 
     Raises:
-        UnreadablePicture: for whatever is wrong with the data; `name` and the reason are in the message.
+        UnreadablePicture: with `name` and the reason, for any fault of the data.
     """
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # PIL's remarks on damaged metadata; its bomb limit is checked below
+            warnings.simplefilter("ignore")  # PIL's warnings about metadata; its bomb limit is checked below
             return _rgb(data if isinstance(data, Image.Image) else opened(data), upright)
-    except Exception as error:  # PIL's plugins raise a dozen unrelated types on damaged files, struct.error included
+    except Exception as error:  # PIL raises a dozen unrelated types on damaged files
         raise UnreadablePicture(f"{name}: {' '.join(str(error).split()) or type(error).__name__}") from error
 
 
 class _File(BytesIO):
-    """A file with a limited number of reads: PIL would take minutes over millions of empty parts."""
+    """A file with a limited number of reads: PIL would take minutes for millions of empty parts."""
 
     def __init__(self, data: bytes) -> None:
         super().__init__(data)
@@ -144,11 +144,11 @@ class _File(BytesIO):
 
 
 class _TooManyParts(Exception):
-    """Raised past the limit. A kind of error that PIL does not take for another format, or for a damaged end."""
+    """Raised past the limit. PIL takes it neither for another format nor for a damaged end."""
 
 
 def scans_of(image: Image.Image, data: bytes) -> int:
-    """The most times that a decoder goes over the pixels of a picture."""
+    """The most times that a decoder goes over a picture's pixels."""
     is_jpeg = image.format in ("JPEG", "MPO") or "jpeg" in str(image.info.get("compression"))  # in a TIFF
     return max(1, data.count(_SCAN)) if is_jpeg else 1
 
@@ -161,7 +161,7 @@ def opened(data: bytes) -> Image.Image:
         file = _File(data)
         image = Image.open(file, formats=tuple(FORMATS))
         file.left += len(data) // 128 if image.format == "PNG" else len(data) * _READS
-    except Image.UnidentifiedImageError as error:  # its own message shows the address of the BytesIO
+    except Image.UnidentifiedImageError as error:  # its message shows the BytesIO's address
         raise ValueError("not a picture in a known format") from error
     if (scans := scans_of(image, data)) * image.width * image.height > MAX_SCANNED:
         raise ValueError(f"{scans} scans of {image.width} x {image.height} pixels")
@@ -183,7 +183,7 @@ def _rgb(image: Image.Image, upright: bool) -> Image.Image:
     image.load()
     says_white = image.mode != "I" or image.format in ("PNG", "PPM")
     if upright:
-        with contextlib.suppress(Exception):  # damaged metadata is no reason to lose the picture
+        with contextlib.suppress(Exception):  # damaged metadata must not lose the picture
             image = ImageOps.exif_transpose(image)
     if not says_white and _within_a_byte(image):
         image = image.convert("L")
@@ -198,12 +198,12 @@ def _within_a_byte(image: Image.Image) -> bool:
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
-    """16-bit greyscale in 8 bits, a strip at a time: the numbers in between take 8 bytes a pixel."""
+    """16-bit greyscale in 8 bits, a strip at a time: intermediate numbers take 8 bytes a pixel."""
     width, height = image.size
     rows, scaled = max(1, _STRIP // width), Image.new("L", image.size)
     for top in range(0, height, rows):
         strip = image.crop((0, top, width, min(top + rows, height)))
-        samples = np.asarray(strip).astype(np.int64)  # mode I holds 16-bit samples in 32 bits for some formats
+        samples = np.asarray(strip).astype(np.int64)  # some formats hold 16-bit samples in mode I
         if samples.min() < 0 or samples.max() > 65535:
             raise ValueError("32-bit samples have no defined white")
         scaled.paste(Image.fromarray(((samples + 128) // 257).astype(np.uint8)), (0, top))

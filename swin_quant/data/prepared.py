@@ -1,4 +1,4 @@
-"""Checks that tensors are prepared: pictures float, normalised, [B, channels, H, W], or what else a model takes."""
+"""Check that tensors are prepared: float, normalised pictures [B, channels, H, W], or the model's other inputs."""
 
 from dataclasses import dataclass
 
@@ -11,16 +11,16 @@ from swin_quant.data.preprocess import Preprocess
 
 _PIXELS = "model.preprocess.normalised({})"
 _CHANNELS_LAST = "images.permute(0, 2, 3, 1)"
-_FAR = 8  # times the largest value of a normalised picture: beyond pictures and random numbers
-_MANY = 0.25  # share of values outside: normal random numbers have fewer, or some beyond every range
+_FAR = 8  # times the largest value of a normalised picture; pictures and random numbers stay below
+_MANY = 0.25  # share of values out of range: normal random numbers have fewer
 
 
 @dataclass
 class Prepared:
-    """Checks batches for a model with this `preprocess` (None: unknown), and the values of the first batch alone.
+    """Checks batches for a model with this `preprocess` (None: unknown); values are checked only in the first batch.
 
-    `shape`: one input of the model, channels first; None: pictures of unknown channels. `takes_pixels`: uint8 [B, H,
-    W, channels] may come instead, unchecked.
+    `shape`: one input of the model, channels first; None: pictures of unknown channels. `takes_pixels`: uint8 [B, H, W,
+    channels] is allowed too, unchecked.
     """
 
     preprocess: Preprocess | None
@@ -44,7 +44,7 @@ def fault(
 ) -> str:
     """The reason why `images` cannot be prepared pictures, with the remedy; or empty.
 
-    `wanted`: the shape of one input, where it is known. `ranges`: check values, too.
+    `wanted`: the shape of one input, if known. `ranges`: check values too.
     """
     shape, channels = list(images.shape), wanted[0] if wanted else 3 if preprocess else None
     if wanted and len(wanted) != 3:

@@ -26,8 +26,8 @@ _Std = Annotated[float, within(above=0, most=_LARGEST)]
 
 
 class Transform(Protocol):
-    """The loader's interface to a transform: the output size, whether to turn pictures as their EXIF says, and the
-    tensor for a picture and its index."""
+    """A transform as the loader calls it: the output size, whether to turn pictures as their EXIF says, and a function
+    from a picture and its index to a tensor."""
 
     @property
     def size(self) -> int: ...
@@ -44,17 +44,17 @@ class Preprocess:
 
     Attributes:
         size: side of the square input, in pixels.
-        crop: True resizes the shorter side to int(size / crop_ratio) and crops the centre; False: to size x size.
+        crop: resize the shorter side to int(size / crop_ratio) and crop the centre; False resizes to size x size.
         interpolation: one of INTERPOLATIONS.
-        mean, std: of the RGB channels, on a scale of 0 to 1.
-        crop_ratio: the side of the crop to that of the picture: Microsoft's 224 / 256, timm's crop_pct.
-        shape: square is as above, the crop's offset rounded to the nearest (half to even), as torchvision does;
-            floored rounds it down, as transformers does; squashed resizes both sides to int(size / crop_ratio). For
-            models that take any size: shorter resizes the shorter side to size and crops nothing, whole leaves all.
+        mean, std: for the RGB channels, on a scale of 0 to 1.
+        crop_ratio: side of the crop / side of the picture: Microsoft's 224 / 256, timm's crop_pct.
+        shape: square is as above, with the crop's offset rounded half to even, as torchvision does; floored rounds it
+            down, as transformers does; squashed resizes both sides to int(size / crop_ratio). For models that take any
+            size: shorter resizes the shorter side to size without a crop, whole changes nothing.
         upright: turn pictures as their EXIF says, which cameras write; the decoder does it.
 
     Raises:
-        UsageError: a field is of the wrong type or out of range.
+        UsageError: a field has the wrong type or is out of range.
     """
 
     size: Annotated[int, within(least=1, most=MAX_SIZE)]
@@ -84,29 +84,29 @@ class Preprocess:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Preprocess":
-        """Read the output of `to_dict`, from JSON or not. Raises SwinQuantError for any other keys or values."""
+        """Read the output of `to_dict`, from JSON or not. SwinQuantError for any other keys or values."""
         return checked(cls, values, "preprocess")
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields as JSON; fields that older cards lack are written only if they differ from the default."""
+        """The fields for JSON; fields that older cards lack are written only if they differ from the default."""
         usual = {"crop_ratio": CROP_RATIO, "shape": SQUARE, "upright": False}
         return {key: value for key, value in plain(asdict(self)).items() if key not in usual or value != usual[key]}
 
     @property
     def is_square(self) -> bool:
-        """Whether all pictures get the same size. Otherwise a batch holds one picture."""
+        """Whether all pictures get the same size; otherwise a batch holds one picture."""
         return self.shape in (SQUARE, FLOORED, SQUASHED)
 
     @property
     def resized(self) -> int | list[int] | None:
-        """The size before any crop: the shorter side, height and width, or None for no resizing."""
+        """The size before any crop: the shorter side, height and width, or None without resizing."""
         if not self.is_square:
             return self.size if self.shape == SHORTER else None
         side = int(self.size / self.crop_ratio) if self.crop else self.size
         return side if self.crop and self.shape != SQUASHED else [side, side]
 
     def pixels(self, images: Tensor) -> Tensor:
-        """The pixels before normalisation of `images` [B, 3, H, W], as uint8 [B, H, W, 3]; other values are rounded."""
+        """The pixels, uint8 [B, H, W, 3], that normalise to `images` [B, 3, H, W]; other values are rounded."""
         wide = images.detach().double()
         mean, std = (wide.new_tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
         values = ((wide * std + mean) * 255).round().clamp(0, 255)
@@ -118,16 +118,16 @@ class Preprocess:
         return (pixels.permute(0, 3, 1, 2).float() / 255 - mean) / std
 
     def __call__(self, image: Image.Image, index: int = 0) -> Tensor:
-        """Map an RGB picture to float32 [3, size, size], or [3, H, W] where it is not square; `index` is ignored."""
+        """Map an RGB picture to float32 [3, size, size], or [3, H, W] if it is not square; `index` is ignored."""
         return _evaluation(self)(image)
 
 
 @dataclass(frozen=True)
 class Augment:
-    """FasterTransformer's training crops (section 2.3), the same for a picture whatever the worker, rank or batch.
+    """FasterTransformer's training crops (section 2.3): the same for a picture on any worker, rank and batch.
 
-    timm's random resized crop, flip, RandAugment, normalisation and random erasing, drawn from `seed` and the
-    picture's index.
+    timm's random resized crop, flip, RandAugment, normalisation and random erasing, drawn from `seed` and the picture's
+    index.
     """
 
     preprocess: Preprocess
@@ -147,13 +147,13 @@ class Augment:
         return self.preprocess.upright
 
     def __call__(self, image: Image.Image, index: int = 0) -> Tensor:
-        """Map an RGB picture to float32 [3, size, size]; the global random states are left as they were."""
+        """Map an RGB picture to float32 [3, size, size]; the global random states stay unchanged."""
         with seeded(self.seed, index):
             return _training(self)(image)
 
 
 def augmented(cfg: Any, seed: int = 0) -> Augment:
-    """Build the training transform from DATA.* and AUG.* of the configuration. Raises UsageError if timm refuses it."""
+    """Build the training transform from DATA.* and AUG.* of the configuration. UsageError if timm refuses it."""
     aug = cfg.AUG
     transform = Augment(
         preprocess=Preprocess.from_config(cfg),
@@ -166,7 +166,7 @@ def augmented(cfg: Any, seed: int = 0) -> Augment:
     )
     try:
         _training(transform)
-    except Exception as error:  # timm checks these strings by assert, key and attribute look-ups
+    except Exception as error:  # timm checks these strings with asserts and look-ups
         raise UsageError(f"AUG.AUTO_AUGMENT, AUG.COLOR_JITTER or AUG.RE*: timm refuses them: {error!r}") from error
     return transform
 

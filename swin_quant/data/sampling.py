@@ -1,4 +1,4 @@
-"""Seeded samples: which pictures are taken, by which rank, and a fingerprint of the choice."""
+"""Seeded samples: the pictures to take, each rank's share, and a hash of the choice."""
 
 import hashlib
 import random
@@ -33,7 +33,7 @@ class Sampling:
 def sample(total: int, count: int, seed: int) -> list[int]:
     """Draw `count` of the indices 0 to total - 1 without replacement; a smaller count gives the start of a larger one.
 
-    Each index gets a random key and the smallest keys win. The keys are from `random.Random(seed).random()`, the one
+    Each index gets a random key, and the smallest keys win. The keys are from `random.Random(seed).random()`, the one
     stream that Python promises to keep across versions, so a run card's seed names the same pictures for years.
 
     Raises:
@@ -49,7 +49,7 @@ def sample(total: int, count: int, seed: int) -> list[int]:
 
 
 def shard(items: Sequence[T], rank: int, world: int) -> Sequence[T]:
-    """Return this rank's items: every world-th from `rank`. All ranks together hold each item exactly once."""
+    """This rank's items: every world-th from `rank`. All ranks together hold each item exactly once."""
     if not 0 <= rank < world:
         raise ValueError(f"rank {rank} is outside a world of {world}")
     return items[rank::world]
@@ -63,7 +63,7 @@ def chunks(indices: Sequence[int], size: int) -> list[list[int]]:
 
 
 def digest(names: Iterable[str]) -> str:
-    """Return the SHA-256, in hex, of names in their order, each ended by a zero byte (which no file name holds)."""
+    """The SHA-256, in hex, of names in order, each followed by a zero byte (which no file name holds)."""
     sha = hashlib.sha256()
     for name in names:
         sha.update(name.encode("utf-8") + b"\0")

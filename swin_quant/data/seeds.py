@@ -1,7 +1,7 @@
-"""Give every random draw a key: the seed and the picture's index; in training also the epoch and the place in it.
+"""Give every random draw a key: the seed and the picture's index; in training also the epoch and the position in it.
 
-The draws for a picture or batch depend neither on the number of ranks and loaders nor on earlier draws; a run that goes
-on draws as one that was never interrupted.
+The draws for a picture or batch depend neither on the number of ranks and loaders nor on earlier draws: a resumed run
+draws as if it had never stopped.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ def key_of(*parts: int | str) -> int:
 
 
 def seed_all(*parts: int | str) -> None:
-    """Seed python's, numpy's and torch's generators (those of the GPUs too) by the key of `parts`."""
+    """Seed Python's, numpy's and torch's generators (on the GPUs too) by the key of `parts`."""
     key = key_of(*parts)
     random.seed(key)
     np.random.seed(key)
@@ -28,7 +28,8 @@ def seed_all(*parts: int | str) -> None:
 
 @contextmanager
 def seeded(*parts: int | str) -> Iterator[None]:
-    """Seed the generators of the CPU by the key of `parts` inside, and put their states back afterwards."""
+    """Inside the context, the CPU's generators are seeded by the key of `parts`; afterwards they have their old
+    states."""
     key = key_of(*parts)
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     random.seed(key)

@@ -28,14 +28,14 @@ class _Member:
 
 
 class ShardPictures(Pictures):
-    """The pictures of shards, in their order and that of the members; a member's name up to the first dot of its last
-    part is its key, the rest its kind. Names are `<shard>/<member>`.
+    """The pictures of shards, in the order of shards and members, named `<shard>/<member>`. A member's key is its name
+    up to the first dot of the last part; the rest is its kind.
 
-    The shards are gone through once, header by header; a picture is then read from its place. Classes are named by
-    the `classes.txt` beside the first shard, if there is one.
+    The headers of all shards are read once; a picture is then read from its offset. The `classes.txt` beside the first
+    shard names the classes, if it exists.
 
     Raises:
-        SwinQuantError: a shard that is missing, compressed, cut off or damaged, a label that is wrong: file and member.
+        SwinQuantError: a missing, compressed, truncated or damaged shard, or a wrong label; names file and member.
     """
 
     def __init__(self, shards: Sequence[Path], request: DataRequest) -> None:
@@ -154,7 +154,7 @@ def _label(file: BinaryIO, member: tarfile.TarInfo, name: str) -> str:
 
 
 def _check_end(file: BinaryIO, offset: int) -> None:
-    """tarfile takes damage in the middle for the end: there is a block of zeros only at the true one."""
+    """tarfile.ReadError unless a block of zeros follows: tarfile itself takes damage in the middle for the end."""
     file.seek(offset)
     if (block := file.read(tarfile.BLOCKSIZE)) != bytes(tarfile.BLOCKSIZE):
         problem = "damaged" if len(block) == tarfile.BLOCKSIZE else "cut off"

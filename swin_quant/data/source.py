@@ -19,7 +19,7 @@ _MAX_FILES = 100_000  # for one pattern with braces
 class DataRequest:
     """A split of the data at `place`, for a model with `classes` classes; None: labels are not needed.
 
-    `prefix`: the kind, if the user named it; otherwise it is guessed.
+    `prefix`: the kind, if the user named it; otherwise it is detected.
     """
 
     place: str
@@ -40,10 +40,10 @@ class DataRequest:
 
 @dataclass(frozen=True)
 class DataSource:
-    """A kind of data set. `prefix:PLACE` asks for it; `what`: its files, in messages.
+    """A kind of data set, which `prefix:PLACE` selects. `what`: its files, in messages.
 
-    `find` gives the files that it would read, none if the place holds nothing of the kind; `open` reads them.
-    `names_own`: the labels of each split state its classes, nothing that all splits share.
+    `find` gives the files to read, none if the place holds nothing of this kind; `open` reads them. `names_own`: each
+    split states its own classes.
     """
 
     prefix: str
@@ -54,10 +54,10 @@ class DataSource:
 
 
 def files_of(request: DataRequest, ending: str, inside: str) -> list[Path]:
-    """The files with this `ending` that a place stands for: itself, or those of its pattern (`{0..9}`, `{a,b}`, `*`).
+    """The files with this `ending` at a place: the place itself, or the files of its pattern (`{0..9}`, `{a,b}`, `*`).
 
     For a folder: the files that match `inside` in its folder `<split>`, else `<split>.csv`, else `<split>-*.csv`, there
-    or in its folder `data`. None if the folder `<split>` holds folders of classes.
+    or in its folder `data` (.csv stands for `ending`). None if the folder `<split>` holds folders of classes.
     """
     if not os.path.isdir(request.place):
         place = request.place.replace(SPLIT, request.split)
@@ -74,7 +74,7 @@ def files_of(request: DataRequest, ending: str, inside: str) -> list[Path]:
 
 
 def subfolders(folder: Path) -> list[str]:
-    """The folders in a folder, sorted, but hidden ones; none if it cannot be listed."""
+    """The folders in a folder, sorted, without hidden ones; none if it cannot be listed."""
     try:
         return sorted(item.name for item in os.scandir(folder) if item.is_dir() and not item.name.startswith("."))
     except OSError:
@@ -82,12 +82,12 @@ def subfolders(folder: Path) -> list[str]:
 
 
 def _matches(place: str) -> list[Path]:
-    """Files of a pattern; a missing file stays, and opening it will be the error."""
+    """Files of a pattern; a missing file stays, for opening it to fail."""
     return [Path(file) for file in sorted(glob.glob(place))] if glob.has_magic(place) else [Path(place)]
 
 
 def _braces(place: str) -> Iterator[str]:
-    """The names that `{0000..0009}` and `{a,b}` stand for, in order, as in webdataset's names of shards."""
+    """The expansions of `{0000..0009}` and `{a,b}`, in order, as in webdataset's names of shards."""
     parts = re.split(r"\{([^{}]*)\}", place)
     choices = [_choices(part, place) if index % 2 else [part] for index, part in enumerate(parts)]
     count = 1

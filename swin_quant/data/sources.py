@@ -39,12 +39,12 @@ def open_pictures(
     """Open one split of `data_path`: class folders, a zip and its map, the digits, or one of KINDS.
 
     Args:
-        data_path: `‹data_path›/<split>/<class>/*`, `‹data_path›/<split>.zip` and `<split>_map.txt`, "digits", or what
-            another kind recognises or is asked for by its prefix: `csv:my.csv`.
-        num_classes: the classes of the model. None: labels are not needed, so nothing about them is checked, and
-            the pictures may lie flat in `‹data_path›/<split>` or `‹data_path›`.
-        class_names: the model's, if they are known: labels are matched by name (`class_names.fit`). Otherwise those of
-            the training pictures at the same place.
+        data_path: `‹data_path›/<split>/<class>/*`, `‹data_path›/<split>.zip` and `<split>_map.txt`, "digits", or
+            another kind's files, detected or named by its prefix: `csv:my.csv`.
+        num_classes: the classes of the model. None: labels are not needed and not checked, and the pictures may
+            lie flat in `‹data_path›/<split>` or `‹data_path›`.
+        class_names: the model's, if known: labels are matched by name (`class_names.fit`). Otherwise the training
+            pictures' names at the same place.
         zip_mode: the data must be a zip; without it, `is_archive` decides.
         cache_mode, rank, world, track: see ZipPictures.
 
@@ -75,20 +75,20 @@ def open_pictures(
 
 
 def _trained_on(data_path: str, classes: int) -> list[str]:
-    """The class names of the training pictures beside another split, if its kind states class names."""
+    """The class names of the training pictures beside another split, if their kind states class names."""
     if folders := subfolders(Path(data_path, TRAIN)):
         return stated(in_order(folders), classes)
     request = _request(data_path, TRAIN, None)
     try:
         source, files = (_detect(request) if request.has_splits else None) or (None, [])
         return stated(source.open(files, request).class_names, classes) if source and source.names_own else []
-    except SwinQuantError:  # the user asked for another split
+    except SwinQuantError:  # the user named another split
         return []
 
 
 def open_unlabelled(cfg: CfgNode, split: str) -> Pictures:
-    """The pictures of a config's data path, without need for labels. Folders may be flat; labels in maps are checked.
-    Errors as `open_pictures`."""
+    """The pictures of a config's data path, labels not needed. Folders may be flat; labels in maps are checked. Raises
+    as `open_pictures` does."""
     data_path, zip_mode = cfg.DATA.DATA_PATH, cfg.DATA.ZIP_MODE
     classes = cfg.MODEL.NUM_CLASSES if zip_mode or is_archive(data_path, split) else None
     return open_pictures(data_path, split, zip_mode=zip_mode, cache_mode="no", num_classes=classes)
@@ -99,19 +99,19 @@ def is_archive(data_path: str, split: str) -> bool:
     root = Path(data_path)
     try:
         return not (root / split).is_dir() and all((root / f"{split}{end}").is_file() for end in (".zip", "_map.txt"))
-    except OSError:  # a name that is too long: opening it will be the error
+    except OSError:  # a name that is too long: opening it will fail
         return False
 
 
 @cache
 def sources() -> dict[str, DataSource]:
-    """The kinds by their prefixes."""
+    """The kinds of data set by prefix."""
     found: list[DataSource] = [importlib.import_module(f"swin_quant.data.{kind}").SOURCE for kind in KINDS]
     return {source.prefix: source for source in found}
 
 
 def is_data_set(data_path: str) -> bool:
-    """Whether a path alone shows that it is a data set with labels, not a folder or file of pictures."""
+    """Whether the path alone shows that this is a data set with labels, not a folder or file of pictures."""
     request = _request(data_path, "val", None)
     if data_path == DIGITS or request.prefix:
         return True
@@ -119,7 +119,7 @@ def is_data_set(data_path: str) -> bool:
 
 
 def holds_split(data_path: str, split: str) -> bool:
-    """Whether a folder has that split in it, as a folder or a zip with its map."""
+    """Whether a folder holds the split, as a folder or a zip with its map."""
     return is_archive(data_path, split) or Path(data_path, split).is_dir()
 
 
@@ -159,7 +159,7 @@ def _detect(request: DataRequest) -> tuple[DataSource, list[Path]] | None:
 
 
 def _find(root: Path, split: str, zip_mode: bool, labelled: bool) -> Path:
-    """Return the folder or archive of the split, or the root where it may and does hold pictures itself."""
+    """Return the folder or archive of the split, or the root if it may and does hold pictures itself."""
     try:
         if not root.is_dir():
             problem = "is not a folder" if root.exists() else "no such folder"

@@ -1,4 +1,4 @@
-"""Walk through folders of pictures. Files that are left out are counted and named."""
+"""Walk through folders of pictures. Skipped files are counted and named."""
 
 import os
 from collections import Counter
@@ -8,20 +8,20 @@ from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.base.progress import log
 from swin_quant.data.pictures import is_picture, printable
 
-_LONGEST = 16  # characters of an extension that are shown
+_LONGEST = 16  # shown characters of an extension
 
 
 class Walk:
-    """A walk through folders. Hidden files are passed over. Links that lead out of `roots`, or to a folder above
-    themselves, are not followed: a folder from elsewhere could reach all files of its reader."""
+    """A walk through folders, without hidden files. Links out of `roots`, or to a folder above themselves, are not
+    followed: a foreign folder could otherwise reach all files of the user who reads it."""
 
     def __init__(self, roots: Iterable[str | os.PathLike[str]]) -> None:
         self.roots = [os.path.realpath(root) for root in roots]
         self._kinds: Counter[str] = Counter()
-        self._links: dict[str, str] = {}  # real place of a link -> the path that reached it
+        self._links: dict[str, str] = {}  # real path of a link -> the path that reached it
 
     def listed(self, folder: str | os.PathLike[str]) -> tuple[list[str], list[str]]:
-        """Names of the folders and of the files in a folder, sorted. SwinQuantError where it cannot be listed."""
+        """Names of the folders and of the files in a folder, sorted. SwinQuantError if it cannot be listed."""
         found: tuple[list[str], list[str]] = [], []
         try:
             with os.scandir(folder) as entries:
@@ -39,7 +39,7 @@ class Walk:
         return sorted(found[0]), sorted(found[1])
 
     def pictures(self, folder: str | os.PathLike[str]) -> list[str]:
-        """Paths of the pictures below a folder, in ImageFolder's order. A folder that several links lead to counts
+        """Paths of the pictures below a folder, in ImageFolder's order. A folder that several links reach counts
         once."""
         seen: set[tuple[int, int]] = set()
         levels, pending = [], [os.fspath(folder)]
@@ -56,12 +56,12 @@ class Walk:
         return [os.path.join(path, name) for path, names in sorted(levels) for name in names]
 
     def leave_out(self, names: Iterable[str], where: str = "") -> None:
-        """Count files that are not taken."""
+        """Count skipped files."""
         extensions = (os.path.splitext(name)[1].lower()[:_LONGEST] or "without an extension" for name in names)
         self._kinds.update(printable(extension) + where for extension in extensions)
 
     def left_out(self, place: str | os.PathLike[str]) -> str:
-        """The files that were left out, in words, with links relative to `place`; or empty."""
+        """The skipped files, in words, with links relative to `place`; or empty."""
         reasons = []
         if self._kinds:
             kinds = listed(f"{count} {kind}" for kind, count in self._kinds.most_common())
@@ -75,7 +75,7 @@ class Walk:
         return "; ".join(reasons)
 
     def tell(self, place: str | os.PathLike[str]) -> None:
-        """Warn about files that were left out."""
+        """Warn about skipped files."""
         if reasons := self.left_out(place):
             log.warning("%s: %s", place, reasons)
 

@@ -1,4 +1,4 @@
-"""A place with nothing but folders named by wnid: labels are places in ImageNet's whole list."""
+"""A place with only folders named by wnid: labels are indices into ImageNet's whole list."""
 
 from pathlib import Path
 

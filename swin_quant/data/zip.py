@@ -29,7 +29,7 @@ class ZipPictures(Pictures):
     Args:
         num_classes: labels must be below it; None takes any label.
         cache_mode: bytes to hold in memory from the start: `no`, `part` (the pictures whose index % world == rank),
-            `full`. Other pictures are read when asked for.
+            `full`. Other pictures are read when needed.
         track: wraps the indices being preloaded, for a progress bar.
 
     Raises:
@@ -69,7 +69,7 @@ class ZipPictures(Pictures):
         return self.__dict__ | {"_archive": None, "_owner": 0}
 
     def _opened(self) -> zipfile.ZipFile:
-        # a forked worker that used its parent's file would move the parent's and its siblings' read position
+        # A forked worker that used its parent's file would move the read position of all others.
         if self._archive is None or self._owner != os.getpid():
             try:
                 self._archive, self._owner = opened(open_plain(self.path)), os.getpid()
@@ -89,7 +89,7 @@ class ZipPictures(Pictures):
         try:
             self._cache[index] = self._member(self.names[index])
         except UnreadablePicture:
-            pass  # counted when the picture is asked for
+            pass  # counted when the picture is read
 
 
 def _read_map(path: Path, archive: zipfile.ZipFile, num_classes: int | None) -> tuple[list[str], list[int]]:

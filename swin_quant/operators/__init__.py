@@ -1,1 +1,1 @@
-"""The operators that a model computes, before anything is quantized: traced, counted, looked up, replaced."""
+"""The operators that a float model computes: traced, counted, looked up by target, replaced."""

@@ -1,4 +1,4 @@
-"""The analysis of a model before anything is quantized: operators, targets, shapes, risks, limits, replacements."""
+"""Analyse a model before quantization: operators, targets, shapes, risks, limits, replacements."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -24,7 +24,7 @@ from swin_quant.quant.quantizer import named_nodes
 
 @dataclass(frozen=True)
 class Operator:
-    """All calls of one operator: sums, and the largest of its calls as an example."""
+    """All calls of one operator: their sums, and the largest call as an example."""
 
     name: str
     calls: int
@@ -35,13 +35,13 @@ class Operator:
 
     @property
     def shapes(self) -> str:
-        """Shapes of the example's inputs and outputs."""
+        """The shapes of the example's inputs and outputs."""
         return f"{_shown(self.example.inputs)} -> {_shown(self.example.outputs)}"
 
 
 @dataclass(frozen=True)
 class Checked:
-    """A replacement that was run: the calls that it stood for, and the largest difference of the output."""
+    """A replacement that was run: the calls that it replaced, and the largest difference of the output."""
 
     name: str
     what: str
@@ -51,11 +51,10 @@ class Checked:
 
 @dataclass(frozen=True)
 class Analysis:
-    """`statuses`: operator -> target -> status; `titles`: target -> its name for people. `limits` are computed from
-    the peaks of `machine`, not measured. `replaced`: the replacements that were applied before tracing.
-    `weighed`: whether there were weights to look at for `risks`. `depending`: nodes of a graph whose shape or flow
-    depends on data. `types`: bytes are counted in these.
-    """
+    """`statuses`: status by operator and target; `titles`: each target's title. `limits` are computed from the peaks of
+    `machine`, not measured. `replaced`: the replacements applied before tracing. `weighed`: whether `risks` saw the
+    weights. `depending`: nodes of a graph whose shape or flow depends on data. `types`: the types in which bytes are
+    counted."""
 
     name: str
     images: Shape
@@ -139,7 +138,7 @@ class Analysis:
         }
 
     def counts(self, target: str) -> dict[str, int]:
-        """Kind of status -> how many operators have it on `target`."""
+        """The number of operators with each kind of status on `target`."""
         kinds = [of[target].kind for of in self.statuses.values()]
         return {kind: kinds.count(kind) for kind in KINDS}
 
@@ -157,10 +156,9 @@ def analyze_module(
 ) -> Analysis:
     """Analyse a model for pictures of shape `images`, [B, in, H, W], in evaluation mode; the model is not changed.
 
-    `machine`: limits are computed from its peaks. `pictures`, preprocessed, show risks that weights do not. `targets`:
-    these alone. `replace`: replacements (`operators.replacements`) that are applied first. `check`: run every
-    replacement on the model, on `pictures` or on noise, and compare the outputs. NotTraceable, which names the module,
-    for a model that cannot be followed.
+    `machine`: peaks that limits are computed from. `pictures`, preprocessed, show risks that weights do not. `targets`:
+    all by default. `replace`: replacements (`operators.replacements`) to apply first. `check`: run every replacement on
+    the model, with `pictures` or noise, and compare the outputs. NotTraceable names the module that cannot be traced.
     """
     tables, wanted = chosen_targets(targets), chosen(replace)
     calls = trace(model, images, partial(Replacing, wanted))
@@ -190,7 +188,7 @@ def analyze_module(
 
 
 def _blocks(model: nn.Module, calls: Sequence[Call]) -> tuple[list[str], str | None]:
-    """(names of the blocks, of the architecture); an unknown model's blocks are the layers of its lists."""
+    """Names of the blocks, and of the architecture; the blocks of an unknown model are the layers of its lists."""
     known = getattr(model, "architecture", None)
     if isinstance(known, Architecture) and (blocks := blocks_of(model)):
         return list(blocks), known.name

@@ -1,7 +1,7 @@
-"""Compiles the C++ of operators at first use, once for a user, and keeps the library in a folder of the user's own.
+"""Compile the C++ of operators at first use, once for a user, and keep the library in the user's own folder.
 
-What is loaded is code: the folder must be the user's alone, and a library is known by the hash of its sources and of
-what it was built for, and by its own.
+A library runs as code: the folder must belong to the user alone. Its name has a hash of the sources and the platform,
+and a record beside it has its own hash.
 """
 
 import hashlib
@@ -24,26 +24,26 @@ _SECONDS = 600
 
 
 def compiled(sources: Path, what: str, built_for: Sequence[str]) -> Path:
-    """The library that `build.sh` in `sources` builds, which passed `selftest.py` there.
+    """The library that `build.sh` in `sources` builds and `selftest.py` there has tested.
 
-    `what`: its content, for messages. `built_for`: what a library holds for: versions, the kind of CPU. SwinQuantError
-    says in a line why there is none.
+    `what`: its content, for messages. `built_for`: versions and the kind of CPU that it holds for. SwinQuantError says
+    in one line why there is none.
     """
     files = sorted(file for file in sources.iterdir() if file.suffix in (".cpp", ".hpp", ".sh", ".py"))
-    told = hashlib.sha256("\0".join(built_for).encode())
+    digest = hashlib.sha256("\0".join(built_for).encode())
     for file in files:
-        told.update(f"\0{file.name}\0".encode() + file.read_bytes())
+        digest.update(f"\0{file.name}\0".encode() + file.read_bytes())
     folder = own_folder()
-    library = folder / f"{sources.name}-{told.hexdigest()[:24]}.so"
+    library = folder / f"{sources.name}-{digest.hexdigest()[:24]}.so"
     if not _is_whole(library):
-        with one_at_a_time(folder):  # who waited finds it built
+        with one_at_a_time(folder):  # a process that waited finds it built
             if not _is_whole(library):
                 _build(sources, library, what)
     return library
 
 
 def own_folder() -> Path:
-    """The user's folder of libraries, made with mode 0700. SwinQuantError where others could write into it."""
+    """The user's folder of libraries, made with mode 0700. SwinQuantError if others have access."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     folder = (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "swin-quant" / "operators"
     try:
@@ -59,18 +59,19 @@ def own_folder() -> Path:
 
 
 def compiler() -> str:
-    """The command of the C++ compiler: CXX, else the first that is installed. SwinQuantError where there is none."""
-    given = os.environ.get("CXX", "").split()
-    if given and not shutil.which(given[0]):
-        raise SwinQuantError(f"CXX is {' '.join(given)}, which is not installed")
-    found = " ".join(given) or next(filter(shutil.which, _COMPILERS), None)
+    """The C++ compiler's command: CXX, else the first that is installed. SwinQuantError if there is none."""
+    command = os.environ.get("CXX", "").split()
+    if command and not shutil.which(command[0]):
+        raise SwinQuantError(f"CXX is {' '.join(command)}, which is not installed")
+    found = " ".join(command) or next(filter(shutil.which, _COMPILERS), None)
     if not found:
         raise SwinQuantError("no C++ compiler is installed")
     return found
 
 
 def _is_whole(library: Path) -> bool:
-    """Whether it lies there as it was built. SwinQuantError for one that failed its self-test, which stays refused."""
+    """Whether a library is there as it was built. SwinQuantError if it failed its self-test, after which it stays
+    refused."""
     if (failed := library.with_suffix(".failed")).exists():
         raise SwinQuantError(f"its self-test failed before (remove {failed} to try again)")
     try:
@@ -80,7 +81,7 @@ def _is_whole(library: Path) -> bool:
 
 
 def _build(sources: Path, library: Path, what: str) -> None:
-    """Build, test, and only then put into its place."""
+    """Build and test a library, then move it to its place."""
     command, start = compiler(), time.monotonic()
     try:
         made = Path(tempfile.mkdtemp(dir=library.parent))
@@ -88,12 +89,12 @@ def _build(sources: Path, library: Path, what: str) -> None:
         raise SwinQuantError(f"{library.parent}: {reason(error)}") from error
     try:
         environment = os.environ | {"CXX": command, "PYTHON": sys.executable}
-        if said := _failure(["sh", str(sources / "build.sh"), str(made)], environment):
-            raise SwinQuantError(f"{command} fails: {said}")
+        if failure := _failure(["sh", str(sources / "build.sh"), str(made)], environment):
+            raise SwinQuantError(f"{command} fails: {failure}")
         (built,) = made.glob("*.so")
-        if said := self_test(sources, built):
-            library.with_suffix(".failed").write_text(f"{said}\n")
-            raise SwinQuantError(f"its self-test failed: {said}")
+        if failure := self_test(sources, built):
+            library.with_suffix(".failed").write_text(f"{failure}\n")
+            raise SwinQuantError(f"its self-test failed: {failure}")
         write_json(library.with_suffix(".json"), {"sha256": sha256_of(built)})
         built.replace(library)
     except (OSError, ValueError) as error:
@@ -105,12 +106,12 @@ def _build(sources: Path, library: Path, what: str) -> None:
 
 
 def self_test(sources: Path, library: Path) -> str | None:
-    """What `selftest.py` says against a library; None if it passes."""
+    """The failure that `selftest.py` finds in a library; None if it passes."""
     return _failure([sys.executable, str(sources / "selftest.py"), str(library)], dict(os.environ))
 
 
 def _failure(command: Sequence[str], environment: dict[str, str]) -> str | None:
-    """The line in which a program says why it fails: its first error, else its last line. None if it does not fail."""
+    """The line that says why a program fails: its first error, else its last line. None if it succeeds."""
     try:
         done = subprocess.run(
             command, env=environment, capture_output=True, text=True, errors="replace", timeout=_SECONDS

@@ -1,4 +1,4 @@
-"""One name for what torch can be asked for in several ways: `x + y`, `torch.add(x, y)` and `x.add_(y)` are `add`."""
+"""One name for an operator that torch offers in several ways: `x + y`, `torch.add(x, y)` and `x.add_(y)` are `add`."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +30,7 @@ _SAME = {
     "bfloat16": "to",
     "type": "to",
 }
-# What torch does for itself: types, devices and memory, nothing that an engine would have to compute.
+# Types, devices and memory: an engine has nothing to compute for these.
 HOUSEKEEPING = frozenset({
     "contiguous", "detach", "clone", "requires_grad", "data", "cpu", "cuda", "size", "numel", "device", "type_as",
     "new_empty", "new_zeros", "zeros", "empty", "zeros_like", "ones", "ones_like", "full", "tensor", "arange",
@@ -40,7 +40,7 @@ HOUSEKEEPING = frozenset({
 
 def operator_name(function: Callable[..., Any], args: Sequence[Any] = ()) -> str:
     """The name of a torch function or method; indexing is `slice`, `select` or, by a tensor, `index`."""
-    name = getattr(function, "__name__", "").partition(".")[0]  # an operation of ATen names its overload, too
+    name = getattr(function, "__name__", "").partition(".")[0]  # ATen's names include the overload
     if name == "__get__":  # a property, `x.T`
         name = getattr(getattr(function, "__self__", None), "__name__", name)
     elif name == "__getitem__":

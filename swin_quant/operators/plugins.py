@@ -1,7 +1,7 @@
-"""Operators that become nodes of a domain of their own: which calls they take, and with which inputs and attributes.
+"""Operators that become nodes of a user's own domain: the calls that qualify, with their inputs and attributes.
 
-For compilers that lack an operator, or have a better one. What stands in the node's place where nobody has it is a
-function of ONNX (`backends/onnx/functions.py`).
+They are for compilers that lack an operator or have a better one. For other engines the file has an ONNX function with
+the node's name (`backends/onnx/functions.py`).
 """
 
 import re
@@ -24,7 +24,7 @@ _SPEC = re.compile(r"(\w+)=([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)::([A-Za-z_]\w*)")
 
 @dataclass(frozen=True)
 class Node:
-    """A node to be: inputs, attributes (numbers and lists of them), and the shape of its one output."""
+    """A node to write: inputs, attributes (numbers and lists of numbers), and the shape of its one output."""
 
     inputs: tuple[Tensor, ...]
     attributes: Mapping[str, Any]
@@ -66,7 +66,7 @@ PLUGINS = (*CALLS, "window_partition")
 
 @dataclass(frozen=True)
 class Plugin:
-    """An operator, and the domain and name of the node that it becomes."""
+    """An operator, and the domain and name of its node."""
 
     operator: str
     domain: str
@@ -74,7 +74,8 @@ class Plugin:
 
 
 def plugins_of(specs: Sequence[str], replaced: Sequence[str] = ()) -> dict[str, Plugin]:
-    """`roll=my.domain::Roll` ... -> operator -> plugin. UsageError for what is malformed, unknown, or clashes."""
+    """Plugins by operator, from specs such as `roll=my.domain::Roll`. UsageError for a malformed, unknown or clashing
+    spec."""
     found: dict[str, Plugin] = {}
     for spec in specs:
         match = _SPEC.fullmatch(spec)
@@ -98,7 +99,7 @@ def plugins_of(specs: Sequence[str], replaced: Sequence[str] = ()) -> dict[str, 
 
 
 def _is_in_place(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """`relu_`, or `relu(x, inplace=True)`: what reads x behind it reads the result."""
+    """Whether the call changes x itself: `relu_`, or `relu(x, inplace=True)`."""
     name = getattr(func, "__name__", "")
     return (
         name.endswith("_")
@@ -111,7 +112,7 @@ Made = Callable[[Plugin, Node], Tensor]
 
 
 def symbolic(plugin: Plugin, node: Node) -> Tensor:
-    """A tensor with a shape and no values, which torch's ONNX exporter writes as a node of that domain."""
+    """A tensor with a shape and no values, which torch's ONNX exporter writes as a node of the plugin's domain."""
     return torch.onnx.ops.symbolic(
         f"{plugin.domain}::{plugin.name}",
         node.inputs,
@@ -123,7 +124,7 @@ def symbolic(plugin: Plugin, node: Node) -> Tensor:
 
 
 class Plugging(TorchFunctionMode):
-    """Inside, calls that plugins take become what `make` makes of them; `done` counts them, `nodes` has them."""
+    """Inside the context, `make` replaces the calls that plugins take; `done` counts them, `nodes` holds them."""
 
     def __init__(self, plugins: Mapping[str, Plugin], make: Made = symbolic) -> None:
         super().__init__()
@@ -159,7 +160,8 @@ class Plugging(TorchFunctionMode):
         return self.make(self.plugins[op], node)
 
     def _follow(self, op: str, func: Any, args: Sequence[Any], out: Any) -> None:
-        """[B, H, W, C] as [B, H / w, w, W / w, w, C], then the two middle dimensions exchanged: windows."""
+        """Follow window partition: [B, H, W, C] as [B, H / w, w, W / w, w, C], then the two middle dimensions
+        exchanged."""
         if op == "reshape" and args[0].dim() == 4 and isinstance(out, Tensor) and out.dim() == 6:
             (_, height, width, _), (_, rows, window, columns, across, _) = args[0].shape, out.shape
             if window == across and rows * window == height and columns * window == width:
@@ -174,6 +176,6 @@ class Plugging(TorchFunctionMode):
 
 
 def _sizes(args: Sequence[Any]) -> list[Any]:
-    """The arguments behind the tensor, given as numbers or as one list."""
+    """The arguments after the tensor, as numbers or as one list."""
     rest = args[1:]
     return list(rest[0]) if len(rest) == 1 and isinstance(rest[0], (list, tuple, torch.Size)) else list(rest)

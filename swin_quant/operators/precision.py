@@ -1,4 +1,4 @@
-"""Find numbers at risk in half precision or INT8: by the weights, by calibrated ranges, and by a few pictures."""
+"""Find numbers at risk in half precision or INT8, by the weights, by calibrated ranges, or by a few pictures."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -14,13 +14,13 @@ from swin_quant.quant.quantizer import Quantizer, Role, named_nodes
 from swin_quant.quant.ranges import range_of
 from swin_quant.quant.watch import watching
 
-SQUARE_OVERFLOWS = 256.0  # the square of a larger value is beyond the largest float16
+SQUARE_OVERFLOWS = 256.0  # the square of a larger value overflows float16
 _PRODUCTS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _NORMS = (nn.LayerNorm, nn.GroupNorm, nn.modules.batchnorm._BatchNorm)
 
 
 def by_weights(model: nn.Module) -> Iterator[Advice]:
-    """Risks that the weights show."""
+    """Risks in the weights."""
     over, dead, wide = [], {}, {}
     for name, module in model.named_modules():
         weight = getattr(module, "weight", None)
@@ -49,7 +49,7 @@ def by_weights(model: nn.Module) -> Iterator[Advice]:
 
 
 def by_ranges(model: nn.Module) -> Iterator[Advice]:
-    """Risks that the ranges of a calibrated checkpoint show; nothing without ranges."""
+    """Risks in a calibrated checkpoint's ranges; none without ranges."""
     nodes: Mapping[str, Quantizer] = {
         name: node
         for name, node in named_nodes(model).items()
@@ -67,7 +67,7 @@ def by_ranges(model: nn.Module) -> Iterator[Advice]:
 
 
 def by_pictures(model: nn.Module, images: Tensor) -> Iterator[Advice]:
-    """Risks that a forward of `images`, [B, in, H, W], shows."""
+    """Risks in a forward pass of `images`, [B, in, H, W]."""
     largest: dict[str, float] = {}
     inputs: dict[str, float] = {}
     flat: dict[str, float] = {}
@@ -113,7 +113,7 @@ def by_pictures(model: nn.Module, images: Tensor) -> Iterator[Advice]:
 
 def _variance(risky: Mapping[str, float]) -> Advice:
     text = (
-        f"squares of what {len(risky)} LayerNorms see overflow float16, {_worst(risky)}: keep their variance in float32"
+        f"squares of {len(risky)} LayerNorms' inputs overflow float16, {_worst(risky)}: keep their variance in float32"
     )
     return Advice("norm-variance", text, tuple(risky), True)
 

@@ -1,8 +1,8 @@
-"""Equivalent replacements: the same values by other operators, for a compiler that lacks one. One table.
+"""Replacements: the same values by other operators, for a compiler that lacks one.
 
-Each is a pure function with the arguments of the torch function that it stands for; NotImplemented says that this call
-stays as it is. Those that only move data, and products with ones and zeros, are equal to the bit; the others to the
-rounding of float32 (`exact`).
+Each is a pure function with the arguments of the torch function that it replaces; NotImplemented leaves a call as it
+is. Replacements that only move data, and products with ones and zeros, are bit-exact; the rest agree up to float32
+rounding (`exact`).
 """
 
 import math
@@ -17,7 +17,7 @@ from swin_quant.base.errors import UsageError
 
 
 def pool1d_by_mean(x: Tensor, output_size: int | Sequence[int]) -> Any:
-    """adaptive_avg_pool1d, x [..., C, L], where each output is the mean of as many inputs."""
+    """adaptive_avg_pool1d, x [..., C, L], if all outputs are means of equally many inputs."""
     (size,) = _sizes(output_size, 1)
     if size == 1:
         return x.mean(-1, keepdim=True)
@@ -28,7 +28,7 @@ def pool1d_by_mean(x: Tensor, output_size: int | Sequence[int]) -> Any:
 
 
 def pool2d_by_mean(x: Tensor, output_size: int | Sequence[int | None]) -> Any:
-    """adaptive_avg_pool2d, x [..., C, H, W], where each output is the mean of as many inputs."""
+    """adaptive_avg_pool2d, x [..., C, H, W], if all outputs are means of equally many inputs."""
     rows, columns = _sizes(output_size, 2)
     if rows == columns == 1:
         return x.mean((-2, -1), keepdim=True)
@@ -41,10 +41,10 @@ def pool2d_by_mean(x: Tensor, output_size: int | Sequence[int | None]) -> Any:
 
 
 def roll_by_slices(x: Tensor, shifts: int | Sequence[int], dims: int | Sequence[int] | None = None) -> Any:
-    """roll along named dimensions: two slices and a concatenation each."""
+    """roll along named dimensions, as two slices and a concatenation for each."""
     shifts = [shifts] if isinstance(shifts, int) else list(shifts)
     if dims is None or dims == ():
-        return NotImplemented  # rolls the flattened tensor: no Swin does
+        return NotImplemented  # it rolls the flattened tensor, which no Swin does
     for shift, dim in zip(shifts, [dims] if isinstance(dims, int) else dims, strict=True):
         length = x.shape[dim]
         cut = -shift % length
@@ -54,21 +54,21 @@ def roll_by_slices(x: Tensor, shifts: int | Sequence[int], dims: int | Sequence[
 
 
 def unbind_by_split(x: Tensor, dim: int = 0) -> Any:
-    """unbind (of q, k and v, say) by a split and reshapes: no index is left."""
+    """unbind, for instance of q, k and v, as a split and reshapes, without an index."""
     dim %= x.dim()
     shape = [*x.shape[:dim], *x.shape[dim + 1 :]]
     return tuple(part.reshape(shape) for part in x.split(1, dim))
 
 
 def select_by_narrow(x: Tensor, *index: Any) -> Any:
-    """`x[i]` of the first dimension (how q, k and v are taken from qkv) by a slice of one and a reshape."""
+    """`x[i]` in the first dimension, as q, k and v are taken from qkv, by a slice and a reshape."""
     if len(index) != 1 or type(index[0]) is not int or x.dim() < 2:
         return NotImplemented
     return x.narrow(0, index[0] % x.shape[0], 1).reshape(x.shape[1:])
 
 
 def linear_in_three(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
-    """A linear of 3C outputs from C inputs, as q, k and v have it, by one linear each; weight [3C, C]."""
+    """A linear with 3C outputs and C inputs, such as qkv, as three linears; weight [3C, C]."""
     if weight.dim() != 2 or weight.shape[0] != 3 * weight.shape[1]:
         return NotImplemented
     biases = bias.chunk(3) if bias is not None else (None, None, None)
@@ -77,14 +77,14 @@ def linear_in_three(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> An
 
 
 def matmul_in_three(x: Tensor, weight: Tensor) -> Any:
-    """The same where the weight [C, 3C] is the second factor of a product, as exported graphs have it."""
+    """The same for a product whose second factor is the weight [C, 3C], as in exported graphs."""
     if weight.dim() != 2 or weight.shape[1] != 3 * weight.shape[0]:
         return NotImplemented
     return torch.cat([x @ part for part in weight.chunk(3, dim=1)], -1)
 
 
 def index_by_one_hot(table: Tensor, index: Any) -> Any:
-    """`table[index]`, table float [N, ...], by the product of a matrix of ones and zeros [..., N] with it."""
+    """`table[index]`, table float [N, ...], as the product of a one-hot matrix [..., N] and the table."""
     if not isinstance(index, Tensor) or index.dtype not in (torch.int64, torch.int32) or not table.is_floating_point():
         return NotImplemented
     rows = torch.arange(table.shape[0], device=index.device, dtype=index.dtype)
@@ -93,7 +93,7 @@ def index_by_one_hot(table: Tensor, index: Any) -> Any:
 
 
 def flatten_by_reshape(x: Tensor, start_dim: int = 0, end_dim: int = -1) -> Any:
-    """flatten; x of at least one dimension."""
+    """flatten, for x of at least one dimension."""
     if x.dim() == 0:
         return NotImplemented
     start, end = start_dim % x.dim(), end_dim % x.dim()
@@ -116,7 +116,8 @@ def unsqueeze_by_reshape(x: Tensor, dim: int) -> Any:
 
 @dataclass(frozen=True)
 class Replacement:
-    """`by`: operator name -> the function that stands for it; `what` happens, in words; equal to the bit if `exact`."""
+    """`by`: replacing function by operator name; `what`: the change, in words; `exact`: whether values are equal to the
+    bit."""
 
     by: dict[str, Callable[..., Any]]
     what: str
@@ -143,7 +144,7 @@ REPLACEMENTS: dict[str, Replacement] = {
 
 
 def chosen(names: Sequence[str]) -> dict[str, Replacement]:
-    """The replacements of these names. UsageError for one that there is not, or that is named twice."""
+    """The replacements with these names. UsageError for an unknown name, or one named twice."""
     for name in names:
         if name not in REPLACEMENTS:
             raise UsageError(f"‹replace› {name!r:.60}: there are {', '.join(REPLACEMENTS)}")

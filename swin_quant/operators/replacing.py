@@ -1,4 +1,4 @@
-"""Runs a model with some of its operators replaced: any model, whoever wrote it, its code and weights as they are."""
+"""Run any model with some operators replaced, without changing its code or weights."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -15,16 +15,16 @@ from swin_quant.operators.names import operator_name, tensors_in
 from swin_quant.operators.plugins import Plugging
 from swin_quant.operators.replacements import Replacement
 
-_ORDERS = {  # where the four neighbours of a patch lie, in the order in which they are joined -> how to transpose
+_ORDERS = {  # the four neighbours of a patch, in the order of concatenation -> the permutation that joins them
     ((0, 0), (1, 0), (0, 1), (1, 1)): (0, 1, 3, 4, 2, 5),
     ((0, 0), (0, 1), (1, 0), (1, 1)): (0, 1, 3, 2, 4, 5),
 }
 
 
 class Replacing(TorchFunctionMode):
-    """Inside, calls of what `replacements` stand for are theirs; `done` counts them by the replacement's name.
+    """Inside the context, `replacements` take over the calls of their operators; `done` counts calls by replacement.
 
-    For eager runs, tracing and torch.export alike: what is written down is what ran.
+    It works in eager runs, tracing and torch.export alike.
     """
 
     def __init__(self, replacements: Mapping[str, Replacement]) -> None:
@@ -56,7 +56,7 @@ class Replacing(TorchFunctionMode):
         return out
 
     def _merged(self, tensors: Sequence[Tensor], dim: int = 0) -> Tensor | None:
-        """Four quarters of one map [B, H, W, C], joined along the channels, in one transposition."""
+        """The four quarters of one map [B, H, W, C], joined along the channels by one permutation."""
         found = [self.quarters.get(tensor) for tensor in tensors]
         if len(found) != 4 or None in found or dim not in (-1, 3):
             return None
@@ -84,7 +84,7 @@ def _quarter(args: Sequence[Any]) -> tuple[int, int] | None:
 
 
 def check_used(replacements: Sequence[str], replacing: Replacing, plugging: Plugging) -> None:
-    """After a trace: UsageError for a plugin that the model never calls; an unused replacement is logged."""
+    """After a trace: UsageError for a plugin that the model never calls; a warning for an unused replacement."""
     if idle := [operator for operator in plugging.plugins if not plugging.done[operator]]:
         raise UsageError(f"‹plugin› {idle[0]}: the model never calls it: leave it out")
     for name in replacements:
@@ -93,7 +93,8 @@ def check_used(replacements: Sequence[str], replacing: Replacing, plugging: Plug
 
 
 def compare(model: nn.Module, images: Tensor, replacements: Mapping[str, Replacement]) -> dict[str, tuple[int, float]]:
-    """Each replacement alone on `model`: how many calls it stood for, and the largest difference of the output."""
+    """Run each replacement alone on `model`. Returns the calls that it replaced and the largest difference of the
+    output."""
     found: dict[str, tuple[int, float]] = {}
     with torch.no_grad():
         wanted = tensors_in([model(images)])

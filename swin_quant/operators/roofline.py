@@ -14,7 +14,7 @@ from swin_quant.base.yaml_file import read_yaml, shipped_or_file
 from swin_quant.operators.trace import Call
 
 _WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2}
-TRACED = 4  # bytes of the float32 in which calls are traced
+TRACED = 4  # bytes of float32, in which calls are traced
 OTHERS = "(other)"
 Peak = Annotated[float, within(above=0)]
 LAUNCH_US = 1.6
@@ -22,11 +22,11 @@ LAUNCH_US = 1.6
 
 @dataclass(frozen=True)
 class GpuFacts:
-    """A GPU for the kernels: compute capability (90 is 9.0), multiprocessors, float8 peak where it has one.
+    """GPU data for the kernels: compute capability (90 is 9.0), multiprocessors, and the float8 peak if it has one.
 
-    `launch_us`: microseconds that a launch takes at least inside a CUDA graph. LAUNCH_US is the sum of two published
-    measurements, neither on the newest GPUs: 1.1 of an addition of 1,024 numbers (pytorch issue 161104) and 0.5 from
-    one kernel to the next (3.4 a kernel of 2.9: NVIDIA, "Getting Started with CUDA Graphs", 2019).
+    `launch_us`: the least microseconds of a launch inside a CUDA graph. LAUNCH_US is the sum of two published
+    measurements, neither on the newest GPUs: 1.1 for adding 1,024 numbers (pytorch issue 161104) and 0.5 between
+    kernels (3.4 a kernel of 2.9: NVIDIA, "Getting Started with CUDA Graphs", 2019).
     """
 
     capability: Annotated[int, within(least=70, most=200)]
@@ -37,9 +37,8 @@ class GpuFacts:
 
 @dataclass(frozen=True)
 class Machine:
-    """Peaks of a machine: floating-point operations and int8 operations a second in units of 10^12 (a MAC is two), and
-    bytes a second of its memory in units of 10^9. `source`: where they are from. `gpu`: of one that our kernels run on.
-    """
+    """A machine's peaks: float and int8 operations a second in units of 10^12 (a MAC is two), and memory bandwidth in
+    units of 10^9 bytes a second. `source`: their source. `gpu`: for GPUs that our kernels run on."""
 
     description: str
     source: str
@@ -51,17 +50,17 @@ class Machine:
 
 
 def machines() -> list[str]:
-    """The names of those that come with the package."""
+    """The names of the shipped machines."""
     return [path.stem for path in shipped_files("machines")]
 
 
 def gpus() -> list[str]:
-    """The names of those that come with the package and that our CUDA kernels can be planned for."""
+    """The names of the shipped machines that our CUDA kernels can be planned for."""
     return [name for name in machines() if load_machine(name).gpu]
 
 
 def load_machine(name_or_path: str) -> Machine:
-    """A shipped one by name, or a YAML file. UsageError names the file and what is wrong in it."""
+    """A shipped machine by name, or one from a YAML file. UsageError names the file and what is wrong."""
     path = shipped_or_file(name_or_path, shipped_files("machines"), "machine")
     return checked(Machine, read_yaml(path, "machine"), str(path))
 
@@ -95,7 +94,7 @@ class Limit:
 
 
 def limits(calls: Sequence[Call], blocks: Iterable[str], machine: Machine) -> list[Limit]:
-    """A limit for each block of these names, one for all that is outside, and the whole model last."""
+    """A limit for each block of these names, one for all other calls, and the whole model last."""
     names = list(blocks)
     parts: dict[str, list[Call]] = {name: [] for name in (*names, OTHERS)}
     for call in calls:

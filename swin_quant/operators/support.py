@@ -1,4 +1,4 @@
-"""Look up the operators of each target in the tables of configs/targets. An operator in no table is not known."""
+"""Look up operators in the tables of configs/targets. An operator in no table is not known."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,12 +12,13 @@ from swin_quant.base.yaml_file import read_yaml
 
 SUPPORTED, REPLACED, UNSUPPORTED, NOT_KNOWN = "supported", "replaced", "unsupported", "not known"
 KINDS = (SUPPORTED, REPLACED, UNSUPPORTED, NOT_KNOWN)
-_EXPORTER = "onnx"  # the table of torch's operators as ONNX; no target itself
+_EXPORTER = "onnx"  # the table from torch's operators to ONNX, which is no target
 
 
 @dataclass(frozen=True)
 class Status:
-    """How a target takes an operator. `by`: what it computes instead; `source`: where that is documented."""
+    """How a target takes an operator. `by`: the operators that it computes instead; `source`: where that is
+    documented."""
 
     kind: str
     by: str = ""
@@ -34,9 +35,9 @@ class Instead:
 
 @dataclass(frozen=True)
 class Target:
-    """A table: operators of ONNX or of torch (`reads`) that a compiler or framework has, `expanded` into others, or
-    `replaced` by its own. `networks`: the only architectures that it runs, None for any; `whole` says so in words.
-    """
+    """A compiler's or framework's table: operators of ONNX or torch (`reads`) that it supports, `expanded` into others,
+    or `replaced` by its own. `networks`: the only architectures that it runs, None for any; `whole` says so in
+    words."""
 
     title: str
     reads: Literal["onnx", "torch"]
@@ -52,7 +53,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Exporter:
-    """The table of torch's exporter: operator of torch -> the ONNX operators that it writes."""
+    """The table of torch's exporter: the ONNX operators that it writes for each operator of torch."""
 
     description: str
     sources: dict[str, str]
@@ -83,7 +84,7 @@ def chosen_targets(names: Sequence[str] = ()) -> dict[str, Target]:
 
 
 def status_of(target: Target, operator: str, network: str | None, of_onnx: bool = False) -> Status:
-    """How `target` takes an operator of torch, or with `of_onnx` of ONNX, in an architecture called `network`."""
+    """How `target` takes an operator of torch, or of ONNX with `of_onnx`, in the architecture `network`."""
     if target.networks is not None and network not in target.networks:
         return Status(UNSUPPORTED, target.whole, "; ".join(target.sources.values()))
     if target.reads == "torch":

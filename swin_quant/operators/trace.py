@@ -1,7 +1,7 @@
-"""Every operator that a model calls for one batch, in order: name, module, shapes, cost. Nothing is computed.
+"""Trace every operator call of a model for one batch, in order: name, module, shapes, cost. Nothing is computed.
 
-The model runs on torch's meta device, where tensors have shapes and no values; whoever asks for a value there lets the
-computation depend on data, and is named.
+The model runs on torch's meta device, where tensors have shapes and no values; a module that needs a value depends on
+data, and is named.
 """
 
 import copy
@@ -27,7 +27,7 @@ def _product(a: Tensor, b: Tensor) -> int:
 
 def _convolution(args: Sequence[Any], out: Tensor) -> int:
     weight, transposed = args[1], args[6]
-    side = args[0] if transposed else out  # each of its places is multiplied by one kernel
+    side = args[0] if transposed else out  # each position takes one whole kernel
     return math.prod(side.shape[2:]) * side.shape[0] * weight.numel()
 
 
@@ -50,24 +50,24 @@ _MACS: Mapping[str, Callable[[Sequence[Any], Tensor], int]] = {
 
 
 def macs_of(name: str, args: Sequence[Any], out: Any) -> int:
-    """MACs of an ATen operator by its name without overload; 0 for what multiplies no matrices."""
+    """MACs of an ATen operator by its name without overload; 0 if it multiplies no matrices."""
     if name.startswith("_scaled_dot_product"):
         return _attention(args, out)
     return _MACS[name](args, out) if name in _MACS else 0
 
 
 def place(tensor: Tensor) -> int:
-    """The memory that a tensor lies in, as a number: views share it."""
+    """The identity of a tensor's memory, which views share."""
     return tensor.untyped_storage()._cdata
 
 
 def size(tensor: Tensor) -> int:
-    """Bytes that reading it touches: an expanded tensor has fewer than elements."""
+    """Bytes that reading the tensor touches: fewer than its elements if it is expanded."""
     return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
 
 
 class CostCounter(TorchDispatchMode):
-    """Adds up what runs inside: `macs`, bytes of `activations` and `weights` that move, `parameters` that are read."""
+    """Adds up costs inside the context: `macs`, bytes moved of `activations` and `weights`, and `parameters` read."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch gives it no types
@@ -80,7 +80,7 @@ class CostCounter(TorchDispatchMode):
 
     @property
     def parameters(self) -> int:
-        """Elements of the parameters that were read since `reset`, each once."""
+        """Elements of the parameters read since `reset`, each once."""
         return sum(self._held[key] for key in self._read)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -106,7 +106,7 @@ _NEEDS_VALUES = ("meta tensor", "Meta tensor", "'Meta' backend", "Cannot copy ou
 
 
 class NotTraceable(SwinQuantError):
-    """A model that cannot be followed; `module` is where, `on_data` whether it asks for values."""
+    """A model that cannot be traced. `module`: where; `on_data`: whether it needs values."""
 
     def __init__(self, module: str, reason: str, on_data: bool) -> None:
         self.module, self.reason, self.on_data = module, reason, on_data
@@ -118,7 +118,7 @@ class NotTraceable(SwinQuantError):
 class Call:
     """One call of an operator, in the module that made it.
 
-    Bytes are those of the model's own types: `activations` read and written, `weights` read; a view moves none.
+    Bytes are in the model's own types: `activations` read and written, `weights` read; a view moves none.
     """
 
     name: str
@@ -136,7 +136,7 @@ class Call:
 
 
 class Recorder(TorchFunctionMode):
-    """Writes down each function that is called inside; `stack` holds the names of the modules that are running."""
+    """Records each function call inside the context; `stack` holds the names of the running modules."""
 
     def __init__(self, costs: CostCounter, stack: list[str]) -> None:
         super().__init__()
@@ -151,8 +151,8 @@ class Recorder(TorchFunctionMode):
             out = func(*args, **kwargs)
         inputs, outputs = tensors_in([list(args), kwargs]), tensors_in([out])
         name = operator_name(func, args)
-        does = any(all(tensor is not given for given in inputs) for tensor in outputs)  # dropout, when evaluated, not
-        if does and name and name not in HOUSEKEEPING and not _is_attribute(func, name):
+        computes = any(all(tensor is not other for other in inputs) for tensor in outputs)  # not dropout in evaluation
+        if computes and name and name not in HOUSEKEEPING and not _is_attribute(func, name):
             costs = self.costs
             module = self.stack[-1] if self.stack else ""
             into, out_of = _shapes(inputs), _shapes(outputs)
@@ -167,7 +167,7 @@ def _shapes(tensors: Sequence[Tensor]) -> tuple[Shape, ...]:
 
 
 def _is_attribute(func: Callable[..., Any], name: str) -> bool:
-    """`x.data`, `x.grad`: properties that compute nothing, but for transpositions."""
+    """Whether this is a property such as `x.data` or `x.grad`, which compute nothing except transpositions."""
     return getattr(func, "__name__", "") in ("__get__", "__set__") and name != "transpose"
 
 
@@ -176,7 +176,7 @@ def trace(
 ) -> list[Call]:
     """The calls of `model` in evaluation mode for pictures of shape `images`, [B, in, H, W].
 
-    `inside` makes a context in which it runs. NotTraceable names the module that cannot be followed, and why.
+    `inside` makes a context for the run. NotTraceable names the module that cannot be traced, and why.
     """
     model = on_meta(model).eval()
     stack: list[str] = []
@@ -193,11 +193,11 @@ def trace(
             model(pictures)
         except SwinQuantError:
             raise
-        except Exception as error:  # whatever a model of others raises
+        except Exception as error:  # a user's model may raise anything
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-            said = (lines or [type(error).__name__])[0]
+            reason = (lines or [type(error).__name__])[0]
             module = stack[-1] if stack else ""
-            raise NotTraceable(module, said[:300], any(words in str(error) for words in _NEEDS_VALUES)) from error
+            raise NotTraceable(module, reason[:300], any(words in str(error) for words in _NEEDS_VALUES)) from error
     return recorder.calls
 
 
@@ -213,7 +213,8 @@ def on_meta(model: nn.Module) -> nn.Module:
 
 @contextmanager
 def _naming(model: nn.Module, stack: list[str]) -> Iterator[None]:
-    """Inside, `stack` is the names of the modules that run, outermost first. After an error it says where that was."""
+    """Inside the context, `stack` holds the names of the running modules, outermost first; after an error, where it
+    happened."""
     handles = []
     for name, module in model.named_modules():
         handles.append(module.register_forward_pre_hook(lambda _, __, name=name: stack.append(name)))

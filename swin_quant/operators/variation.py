@@ -1,4 +1,5 @@
-"""Trace a model again on other inputs: do its shapes follow? And list the modules that only training needs."""
+"""Trace a model again on other input shapes to see which shapes follow, and list the modules that only training
+needs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,12 +9,12 @@ from torch import nn
 from swin_quant.base.errors import listed
 from swin_quant.operators.trace import Call, NotTraceable, trace
 
-_MORE = 16  # pixels: whole patches, and not twice a map of ours, which could pass for a batch of two
+_MORE = 16  # pixels: whole patches, and no map twice as large, which could pass for a batch of two
 
 
 @dataclass(frozen=True)
 class Variation:
-    """Whether a dimension of the pictures may change; how many of the operators' shapes follow it; `why` not."""
+    """Whether a dimension of the pictures may vary, how many operators' shapes follow it, and `why` not."""
 
     dimension: str
     free: bool
@@ -47,7 +48,7 @@ def _variation(name: str, model: nn.Module, images: Sequence[int], calls: Sequen
 
 
 def training_only(model: nn.Module) -> dict[str, list[str]]:
-    """Kind of module -> names, of those that do nothing when a model is evaluated: dropout and drop path."""
+    """Names of modules without effect in evaluation, by kind: dropout and drop path."""
     found: dict[str, list[str]] = {}
     for name, module in model.named_modules():
         kind = type(module).__name__

@@ -50,7 +50,7 @@ class RangeKeeper:
                 node.learn_range()
 
     def after_step(self) -> None:
-        """Keep learned ranges positive, and zero points inside their grid."""
+        """Keep learned ranges positive, and their zero points unchanged."""
         if self.recipe.mode == "learned":
             for node, least in self.least.items():
                 node.hold_range(least)
