@@ -1,1 +1,1 @@
-"""Quantization: nodes, the fake-quant op, observers, range searches, policies, passes. It knows no architecture."""
+"""Quantization: nodes, the fake-quant op, observers, range searches, policies and passes. It knows no architecture."""

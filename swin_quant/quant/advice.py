@@ -1,6 +1,6 @@
-"""Advice after a calibration, as data: rules that look at its findings, and each may yield a sentence.
+"""Advice after a calibration, as data: each rule looks at the findings and may yield a sentence.
 
-No rule takes a forward. A rule's limit was measured, or its comment says why it is so.
+No rule runs the model. A rule's limit was measured, or its comment gives the reason.
 """
 
 import math
@@ -18,19 +18,20 @@ from swin_quant.quant.range_uncertainty import MOST, pictures_for, sample_uncert
 from swin_quant.quant.ranges import Range, methods_for, range_of, search
 from swin_quant.quant.statistics import Statistics, sqnr_db
 
-CLIPPED = 0.001  # of a node's values on equal steps: ten times the share that the percentile calibrator clips
-CLIPPED_DB = 3.0  # that another method's range must keep more of the node's own values: half of the error
-UNCERTAINTY = 0.1  # of a range, from sample to sample: two micro models are below it from 32 pictures on
-FEW = 8  # pictures: a bootstrap of fewer knows little; 2 cost these models 15 dB, 8 to 80 less than 1
+CLIPPED = 0.001  # share of a node's values on equal steps: ten times what the percentile calibrator clips
+CLIPPED_DB = 3.0  # how much more SQNR of the node's own values another method must keep: half of the error
+UNCERTAINTY = 0.1  # relative, between samples: two micro models are below it from 32 pictures on
+FEW = 8  # pictures: fewer make a bootstrap useless; 2 cost these models 15 dB, 8 to 80 less than 1
 ENOUGH = 32
 FEW_BITS = 4
-OF_PICTURES = {"outliers", "outliers-uncured"}  # rules about a forward of pictures, whatever the ranges are
-_BY_OUTPUT = {"range_search", "reconstruct", "distill"}  # passes that chose ranges of activations by a unit's output
+OF_PICTURES = {"outliers", "outliers-uncured"}  # rules about a forward pass, whatever the ranges
+_BY_OUTPUT = {"range_search", "reconstruct", "distill"}  # passes that choose activation ranges by a unit's output
 
 
 @dataclass(frozen=True)
 class Advice:
-    """A sentence of the rule `kind`, and the nodes or layers that it is about. `warns`: something is wrong already."""
+    """A sentence from the rule `kind`, and the nodes or layers that it is about. `warns`: something is already
+    wrong."""
 
     kind: str
     text: str
@@ -40,9 +41,8 @@ class Advice:
 
 @dataclass(frozen=True)
 class Findings:
-    """A calibrated network's nodes under `policy`, by name, their statistics, the range method and the cost of ranges;
-    the names of kept `passes`, and the outlier channels that are left.
-    """
+    """The results of a calibration: nodes under `policy` by name, their statistics, the range method, the cost of
+    ranges, the names of kept `passes`, and the remaining outlier channels."""
 
     nodes: Mapping[str, Quantizer]
     calibration: Calibration
@@ -58,7 +58,7 @@ class Findings:
 
     @property
     def methods(self) -> str:
-        """The range methods of the nodes that are on, or of all if none is."""
+        """The range methods of the enabled nodes, or of all nodes if none is enabled."""
         nodes = {name: node for name, node in self.nodes.items() if node.role is not Role.GEMM_WEIGHT}
         on = {name: node for name, node in nodes.items() if node.setting.enabled} or nodes
         return "+".join(sorted({self.method.for_node(name, node.setting.bits) for name, node in on.items()}))
@@ -139,7 +139,7 @@ def _width(found: Range, node: Quantizer) -> float:
 
 
 def clipped_share(statistics: Statistics, amax: float) -> float:
-    """The share of values with a magnitude above `amax`; the values of a bin count as spread evenly inside it."""
+    """The share of values with a magnitude above `amax`; values are taken as spread evenly inside their bin."""
     position = amax / statistics.width
     inside = int(position)
     counts = statistics.counts
@@ -152,8 +152,8 @@ def clipped_share(statistics: Statistics, amax: float) -> float:
 def _clipped(f: Findings) -> Iterator[Advice]:
     """Ranges that clip more than another method's, at a loss for the node's own values.
 
-    Silent behind calibrator auto and passes that measured units' outputs, which count for more. Equal steps gain by
-    clipping a few values; float8's steps become no finer, so that any clipped share may be all of the loss.
+    Not after calibrator auto, nor after passes that measured units' outputs, which count for more. Equal steps gain by
+    clipping a few values; float8's steps get no finer, so any clipped share may be the whole loss.
     """
     if f.method.of_nodes is not None or _BY_OUTPUT & set(f.passes):
         return
@@ -193,7 +193,7 @@ def _clipped(f: Findings) -> Iterator[Advice]:
 
 
 def _percent(share: float) -> str:
-    """A share in percent, with two digits if one decimal would round it to nothing."""
+    """A share in percent, with two digits if one decimal would round it to 0."""
     percent = 100 * share
     return f"{percent:.1f} %" if percent >= 0.1 else f"{percent:.2g} %"
 
@@ -202,7 +202,8 @@ def _outliers(f: Findings) -> Iterator[Advice]:
     curable = sorted((one for one in f.outlier_channels if one.cure), key=lambda one: -one.times)
     if curable:
         first = curable[0]
-        few = " and ".join(first.cure) if len(first.cure) <= 3 else listed(first.cure, 2)  # a stream has dozens
+        # A residual stream has dozens.
+        few = " and ".join(first.cure) if len(first.cure) <= 3 else listed(first.cure, 2)
         where = f"between {few}" if len(first.cure) > 1 else f"inside {first.cure[0]}"
         if first.tried:
             cure = (
@@ -222,7 +223,7 @@ def _outliers(f: Findings) -> Iterator[Advice]:
 
 
 def _uncured(f: Findings, rest: Sequence[OutlierChannels]) -> Advice:
-    """Outlier channels that nothing can move: those first that cost the others of their tensor most."""
+    """Advice on outlier channels that no exchange can rescale, first those that cost the rest of their tensor most."""
     first, lost = rest[0], [one for one in rest if one.rest_db < LOST_DB]
     which = f"channel {first.channels[0]}" if len(first.channels) == 1 else f"{len(first.channels)} channels"
     kept = f", where the others keep {first.rest_db:.1f} dB of SQNR" if first.rest_db < math.inf else ""
@@ -265,7 +266,7 @@ def _sample(f: Findings) -> Iterator[Advice]:
 
 def _few_bits(f: Findings) -> Iterator[Advice]:
     bits = min((node.setting.bits for node in f.enabled.values()), default=8)
-    in_blocks = any(node.setting.block for node in f.enabled.values())  # which the recipe does not take
+    in_blocks = any(node.setting.block for node in f.enabled.values())  # blocks, which the recipe does not take
     if bits <= FEW_BITS and not in_blocks and not set(f.passes) - {"equalize"}:
         yield Advice("passes", f"{bits} bits: ‹passes› fast wins some of the loss back, see docs/passes.md")
 

@@ -1,8 +1,8 @@
 """Calibrator auto: each node gets the range method with the least error at the output of its unit.
 
-Unit by unit: first the best method that all nodes of a unit share, then each node in turn tries the others. The error
-at the node itself says little: a method may clip the values that matter, or those that softmax forgets. At the end the
-logits are compared, so that no single method is better on these pictures.
+It goes unit by unit: first it finds the best method for all nodes of a unit together, then each node in turn tries the
+others. The error at the node itself says little: a method may clip the values that matter, or values that softmax
+ignores. At the end the logits are compared, so that no single method is better on these pictures.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,16 +20,17 @@ from swin_quant.quant.quantizer import Quantizer, Role
 from swin_quant.quant.range_methods import RANGE_METHODS
 from swin_quant.quant.ranges import Range, keeping_ranges
 
-PICTURES = 16  # each unit runs some dozens of times on them
-_BETTER = 0.995  # of the error before: a smaller gain may be chance
-_SAME = 0.01  # of the width: ranges nearer than this count as one
+PICTURES = 16  # each unit runs on them some dozens of times
+_BETTER = 0.995  # share of the error before: a smaller gain may be chance
+_SAME = 0.01  # share of the width: nearer ranges count as equal
 _Methods = Mapping[str, str]
 _Ranges = Mapping[str, Mapping[str, Range]]
 
 
 @dataclass(frozen=True)
 class MethodChoice:
-    """The methods of all nodes, the logits' SQNR in dB with them and with each single method, on so many `pictures`."""
+    """The chosen methods, the logits' SQNR in dB with them and with each single method, and the number of
+    `pictures`."""
 
     method: Method
     sqnr_db: float
@@ -38,10 +39,10 @@ class MethodChoice:
 
 
 def choose_methods(context: PassContext, calibration: Calibration) -> MethodChoice | None:
-    """Choose methods for the enabled activation nodes of `context.model`; all others get the best single method.
+    """Choose methods for the enabled activation nodes of `context.model`; all other nodes get the best single method.
 
-    The network is calibrated, and keeps its ranges. `calibration` holds histograms. None if no such node is enabled, or
-    there is no picture.
+    The network is calibrated and keeps its ranges; `calibration` must hold histograms. None if no such node is enabled,
+    or there is no picture.
     """
     model, images = context.model, context.first(PICTURES)
     nodes = {name: node for name, node in enabled_nodes(model).items() if node.role is not Role.GEMM_WEIGHT}
@@ -66,8 +67,8 @@ def choose_methods(context: PassContext, calibration: Calibration) -> MethodChoi
     found, reached = (mixed, gain) if (gain := sqnr(mixed)) > singles[best] else (alike[best], singles[best])
     of_all = replace(context.method.alone(best), of_nodes={})
     own = {name: method for name, method in found.items() if method != of_all.for_bits(nodes[name].setting.bits)}
-    said = {name or "by bits": value for name, value in singles.items()}
-    return MethodChoice(replace(of_all, of_nodes=own), reached, said, sum(map(len, images)))
+    named = {name or "by bits": value for name, value in singles.items()}
+    return MethodChoice(replace(of_all, of_nodes=own), reached, named, sum(map(len, images)))
 
 
 def _of_units(context: PassContext, nodes: Mapping[str, Quantizer], ranges: _Ranges, images: list[Tensor]) -> _Methods:

@@ -1,9 +1,9 @@
-"""Batches in which every node sees, to the bit, what it sees of each picture alone on one thread.
+"""Run batches so that every node sees the same bits of each picture as if it ran alone on one thread.
 
-The order in which a CPU adds up a matrix product may depend on the rows beside a row and on the number of threads. MKL
-promises that it does not (MKL_CBWR, see base/reproducible.py), but keeps that on some CPUs only, and other libraries
-promise nothing. So a batch of a new size is tried: its first and last picture also run alone, on one thread. If a node
-sees other bits there, its observer forgets the batch, and the pictures run one by one: slower, but the same on any
+A CPU may add up a matrix product in an order that depends on the neighbouring rows and on the number of threads. MKL
+promises that it does not (MKL_CBWR, see base/reproducible.py), but only on some CPUs, and other libraries promise
+nothing. So a batch of a new size is tried: its first and last picture also run alone, on one thread. If a node sees
+different bits, its observer forgets the batch, and the pictures run one by one: slower, but with the same result on any
 number of ranks and threads and in batches of any size.
 """
 
@@ -21,18 +21,18 @@ Forward = Callable[[Tensor], Tensor]
 
 
 class BatchInvariance:
-    """Runs batches through the `forward` of `model`, whose `nodes` have an observer each."""
+    """Runs batches through the `forward` of `model`; each of its `nodes` has an observer."""
 
     def __init__(self, model: nn.Module, nodes: Iterable[Quantizer], forward: Forward) -> None:
         self.nodes, self.forward = list(nodes), forward
-        self.holds: dict[tuple[int, ...], bool] = {}  # by the shape of a batch
+        self.holds: dict[tuple[int, ...], bool] = {}  # by shape of the batch
         parameter = next(model.parameters())
-        sharded = hasattr(parameter, "full_tensor")  # a DTensor, whose class takes a second to import
-        # One by one is too slow for a GPU, and the ranks of a sharded model must run equally often.
+        sharded = hasattr(parameter, "full_tensor")  # a DTensor; importing the class takes a second
+        # Single pictures are too slow for a GPU, and all ranks of a sharded model must run equally often.
         self.is_tried = parameter.device.type == "cpu" and not sharded
 
     def run(self, images: Tensor) -> Tensor:
-        """The outputs of the batch [B, 3, H, W], which runs as a whole or picture by picture."""
+        """The outputs of the batch [B, 3, H, W], run as a whole or picture by picture."""
         shape = tuple(images.shape)
         if not self.is_tried or not len(images) or self.holds.get(shape):
             return self.forward(images)
@@ -42,7 +42,8 @@ class BatchInvariance:
             return torch.cat([self.forward(picture) for picture in images.split(1)])
 
     def _try(self, images: Tensor) -> Tensor | None:
-        """The outputs of the batch; None, and no node has observed it, if its first or last picture differs alone."""
+        """The outputs of the batch; None, with all observers as before, if its first or last picture differs when it
+        runs alone."""
         size = len(images)
         if size == 1 and torch.get_num_threads() == 1:
             return self.forward(images)
@@ -68,8 +69,8 @@ class BatchInvariance:
         def hashing(observer: Callable[[Tensor], None] | None) -> Callable[[Tensor], None]:
             def see(x: Tensor) -> None:
                 bits = x.detach().reshape(len(images), -1)[at].float().view(torch.int32)
-                # Squares, since errors of one bit up and down must not cancel; modulo 2**32, where a sum takes a
-                # quarter of the time.
+                # Squares, so that errors up and down do not cancel; modulo 2**32, which makes the sum four times as
+                # fast.
                 hashes.append((bits * bits).sum(1, dtype=torch.int32))
                 if observe and observer is not None:
                     observer(x)

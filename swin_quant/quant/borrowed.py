@@ -1,7 +1,7 @@
-"""Layers whose weight or bias belongs to another module, or is computed from parameters, as by weight standardisation.
+"""Layers whose weight or bias belongs to another module, or is computed from parameters, as in weight standardisation.
 
-What belongs to another module stays its parameter, under its key. What is computed is a parameter of the layer, under a
-key of its own; a checkpoint without that key gives the parameters that it is computed from.
+A borrowed parameter stays in the other module, under its key. A computed one becomes a parameter of the layer under its
+own key; if a checkpoint lacks that key, it is computed from the checkpoint's parameters.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,33 +18,32 @@ from swin_quant.quant.linear import QuantLinear
 
 @dataclass(frozen=True)
 class Lender:
-    """Where a weight or bias comes from: the keys of parameters, and the function that computes it from their values;
-    None: it is that parameter itself."""
+    """The source of a weight or bias: parameter keys, and a function of their values; None: the parameter itself."""
 
     keys: tuple[str, ...]
     function: Callable[..., Tensor] | None = None
 
 
 class Borrowed(QuantizedLayer):
-    """The mixin: `sources` of "weight" and "bias", for those that the layer does not own."""
+    """The mixin. `sources`: the lenders of "weight" and "bias", if the layer does not own them."""
 
     sources: dict[str, Lender]
 
     @property
     def lenders(self) -> list[str]:
-        """The keys of the parameters that it borrows, or computes from."""
+        """The keys of the parameters that the layer borrows or computes from."""
         return [key for source in self.sources.values() for key in source.keys]
 
     def borrow(self, sources: Mapping[str, Lender], values: Mapping[str, Any]) -> None:
-        """Take the parameters, and those that are computed from them; `values`: parameters by key."""
+        """Take borrowed parameters and compute the others; `values`: parameters by key."""
         self.sources = dict(sources)
         for own, source in sources.items():
-            given = [values[key] for key in source.keys]
+            lent = [values[key] for key in source.keys]
             if source.function is None:
-                setattr(self, own, given[0])
+                setattr(self, own, lent[0])
             else:
                 with torch.no_grad():
-                    setattr(self, own, nn.Parameter(source.function(*given).detach().clone()))
+                    setattr(self, own, nn.Parameter(source.function(*lent).detach().clone()))
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -71,11 +70,11 @@ class BorrowedConv2d(Borrowed, QuantConv2d):
 
 @torch.no_grad()
 def computed(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """`state` with the weights that the layers of `model` compute from it, where it does not hold them."""
+    """`state` with the missing weights that layers of `model` compute from it."""
     found = dict(state)
     layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, Borrowed)}
     kept = {*model.state_dict()} if layers else set()
-    fixed = {key: value for key, value in model.named_buffers() if key not in kept}  # in no checkpoint
+    fixed = {key: value for key, value in model.named_buffers() if key not in kept}  # buffers that no checkpoint holds
     for name, layer in layers.items():
         for own, source in layer.sources.items():
             values = [state.get(key, fixed.get(key)) for key in source.keys]

@@ -1,8 +1,8 @@
-"""Calibration (PTQ): observe the float ranges of every node, then search the range of each.
+"""Calibration (PTQ): observe the float values of every node, then search each node's range.
 
 All nodes are observed, whatever the policy: the policy decides later which are on. Nothing is quantized meanwhile, so
-ranges are those of the float model. Over several ranks the statistics are reduced, then searched: the ranges are
-bit-identical to those of one rank, and on a CPU to those of any size of batch (`batch_invariance`).
+ranges are the float model's. Over several ranks the statistics are reduced before the search: ranges are bit-identical
+to those of one rank, and on a CPU to those of any batch size (`batch_invariance`).
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -37,10 +37,10 @@ LARGEST_HALF = 65504.0
 
 @dataclass(frozen=True)
 class Method:
-    """The range method `name`; None, and AUTO until `auto_calibrator` ran: the default for a node's bits.
+    """The range method `name`. None, and AUTO before `auto_calibrator` runs: the default for a node's bits.
 
     `exact` counts every value instead of `VALUES_PER_PICTURE` a picture and node. `of_nodes`: methods of single nodes
-    by name; None unless nodes were looked at one by one. UsageError for an unknown name or an impossible percentile.
+    by name; None unless they were chosen one by one. UsageError for an unknown name or an impossible percentile.
     """
 
     name: str | None = None
@@ -60,11 +60,11 @@ class Method:
         return self.name == AUTO
 
     def for_bits(self, bits: int) -> str:
-        """The method for nodes of so many bits."""
+        """The method for nodes with this many bits."""
         return method_for(bits) if self.name in (None, AUTO) else str(self.name)
 
     def for_node(self, name: str, bits: int) -> str:
-        """The method for the node `name`, of so many bits."""
+        """The method for the node `name` with this many bits."""
         return (self.of_nodes or {}).get(name) or self.for_bits(bits)
 
     def alone(self, name: str | None) -> "Method":
@@ -76,8 +76,8 @@ class Method:
 class Calibration:
     """The observations of a model's nodes. `dead`: nodes that saw only zeros.
 
-    `largest` magnitude and `ends`, low <= 0 <= high, of every activation node; no ends if signs were not kept.
-    `peaks`: the largest magnitude in each picture, sorted, of every activation node that a picture passes once.
+    `largest` magnitude and `ends`, low <= 0 <= high, of every activation node; no ends if signs were not kept. `peaks`:
+    sorted largest magnitudes of the pictures, for every activation node that each picture passes once.
     """
 
     pictures: int
@@ -121,8 +121,8 @@ class Observation:
     def show(self, images: Tensor) -> Tensor:
         """Logits [B, classes], or other `rows`, of a batch [B, 3, H, W] that every node observes.
 
-        A batch without a picture (B = 0) is a pass as well: those of a sharded model wait for each other.
-        SwinQuantError for NaN or infinity in weights or activations, naming the first module.
+        A batch without pictures (B = 0) runs too, since ranks of a sharded model wait for each other. SwinQuantError
+        for NaN or infinity in weights or activations, naming the first module.
         """
         self.pictures += len(images)
         return self._batches.run(images)
@@ -139,7 +139,7 @@ class Observation:
         return logits
 
     def calibration(self) -> Calibration:
-        """The result of all ranks together. SwinQuantError when none had a picture."""
+        """The result over all ranks. SwinQuantError if no rank had a picture."""
         observers, pictures = self.observers, _reduce(self.observers, self.pictures, self.device)
         if pictures == 0:
             raise SwinQuantError("calibration saw no picture: check ‹data_path› and ‹pictures›")
@@ -154,9 +154,9 @@ class Observation:
 
 @contextmanager
 def observing(model: nn.Module, method: Method = Method()) -> Iterator[Observation]:
-    """Inside, every activation node of the float model observes this rank's share of the pictures.
+    """Inside the context, every activation node of the float model observes this rank's share of the pictures.
 
-    Folds the norms that can be folded; afterwards every node is off. SwinQuantError for NaN or infinity in the weights.
+    Foldable norms are folded first; afterwards every node is off. SwinQuantError for NaN or infinity in the weights.
     """
     _check_method(model, method)
     fold(model)
@@ -177,7 +177,7 @@ def observing(model: nn.Module, method: Method = Method()) -> Iterator[Observati
 
 
 def _check_method(model: nn.Module, method: Method) -> None:
-    """UsageError for a method without float8, unless methods were chosen node by node, by their errors."""
+    """UsageError for a method that does not take float8, unless nodes' methods were chosen by their errors."""
     if method.of_nodes is None and method.name in RANGE_METHODS and RANGE_METHODS[method.name].even_steps:
         float8 = [
             name for name, node in named_nodes(model).items() if node.setting.enabled and node.setting.format == FP8
@@ -190,7 +190,7 @@ def _check_method(model: nn.Module, method: Method) -> None:
 
 
 def set_ranges(model: nn.Module, calibration: Calibration, method: Method) -> None:
-    """Search the range of every node, and note dead nodes in `calibration`. Needs no forward: may be called again.
+    """Search the range of every node, and list dead nodes in `calibration`. It runs no model and may be called again.
 
     Weights always take their maximum (docs/reference, section 1.6).
     """
@@ -206,7 +206,7 @@ def set_ranges(model: nn.Module, calibration: Calibration, method: Method) -> No
 def search_ranges(
     model: nn.Module, calibration: Calibration, method: Method, names: Collection[str] | None = None
 ) -> dict[str, Range]:
-    """The ranges of all activation nodes, or of those called `names`; no node gets them."""
+    """The ranges of all activation nodes, or of the nodes in `names`; no node is changed."""
     if method.name != "max" and len(calibration.statistics) < len(calibration.largest):
         which = f"calibrator {method.name}" if method.name else "the default calibrator"
         raise UsageError(f"{which} needs histograms, and max was observed: observe again")
@@ -223,7 +223,7 @@ def _search(calibration: Calibration, name: str, node: Quantizer, method: Method
 
 
 def _reduce(observers: dict[str, ActivationObserver], pictures: int, device: torch.device) -> int:
-    """Make every rank hold the statistics of all ranks; returns the number of pictures of all ranks."""
+    """Give every rank the statistics of all ranks; returns the number of pictures of all ranks."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return pictures
     found = [[-observer.lowest, observer.highest] for observer in observers.values()]
@@ -250,14 +250,14 @@ def _reduce(observers: dict[str, ActivationObserver], pictures: int, device: tor
 
 
 def check_weights(model: nn.Module) -> None:
-    """Raise SwinQuantError naming the first parameter that holds NaN or infinity."""
+    """SwinQuantError naming the first parameter that holds NaN or infinity."""
     for name, parameter in model.named_parameters():
         if parameter.numel() and not torch.stack(torch.aminmax(parameter.detach())).isfinite().all():
             raise SwinQuantError(f"weight {name} holds NaN or infinity: the checkpoint is damaged")
 
 
 def first_non_finite(model: nn.Module, images: Tensor) -> str:
-    """Run once more, nodes off, and name the first module whose output is not finite."""
+    """Run again with nodes off, and name the first module whose output is not finite."""
     if not images.isfinite().all():
         return "the input pictures hold NaN or infinity: check the preprocessing (mean, std)"
     found: list[str] = []

@@ -1,7 +1,7 @@
-"""The cost of calibrated ranges: the quantized model compared with the float one, on some of the calibration pictures.
+"""The cost of calibrated ranges: compare the quantized model with the float one on some calibration pictures.
 
-A method that clips away the signal ruins a model without an error. So the logits are compared once, in a few forwards.
-Only if they are far apart, the other methods are tried on the statistics at hand, and the nodes at fault are found.
+A method that clips away the signal ruins a model without an error. So the logits are compared once, in a few forward
+passes. Only if they are far apart, other methods are tried on the same statistics, and the nodes at fault are found.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,10 +21,10 @@ from swin_quant.quant.quantizer import Quantizer, Role
 from swin_quant.quant.ranges import Range, keeping_ranges, methods_for, range_of
 from swin_quant.quant.statistics import sqnr_db
 
-PICTURES = 32  # their SQNR is within 1 dB of that of ten times as many
-# Chosen on training pictures of four micro models, trained ones and better trained ones, at 8 to 4 bits: from 20 dB on,
-# 1,000 pictures showed no more than a point of accuracy lost; at 17 dB one to two, at 10 dB five. Methods of equal
-# accuracy differ by less than 1.5 dB. A node's own SQNR of 6 dB less is twice the error.
+PICTURES = 32  # their SQNR is within 1 dB of the value on ten times as many
+# Chosen on training pictures of four micro models, more and less trained, at 8 to 4 bits: from 20 dB on, 1,000 pictures
+# showed at most one point of accuracy lost; at 17 dB one to two, at 10 dB five. Methods with equal accuracy differ by
+# less than 1.5 dB. 6 dB less of a node's own SQNR is twice the error.
 LOSS_DB, RUIN_DB, BETTER_DB, FAULT_DB = 20.0, 10.0, 1.5, 6.0
 
 
@@ -32,7 +32,7 @@ LOSS_DB, RUIN_DB, BETTER_DB, FAULT_DB = 20.0, 10.0, 1.5, 6.0
 class CheckBatch:
     """A batch of this rank: its `number` among those of all ranks, images [B, 3, H, W], float logits [B, classes].
 
-    A model without logits gives other `rows`.
+    For a model without logits, other `rows`.
     """
 
     number: int
@@ -44,8 +44,9 @@ class CheckBatch:
 class Check:
     """Top-1 agreement in percent and SQNR of the logits in dB (infinite if equal), quantized against float.
 
-    `others`: the SQNR with the ranges of other methods, if they were tried; `at_fault`: nodes, worst first, that win
-    most of the loss back with ranges of the best of these. `of`: the model's kind of output; only logits agree.
+    `others`: the SQNR with the ranges of other methods, if they were tried. `at_fault`: nodes, worst first, that
+    recover most of the loss with the best other method's ranges. `of`: the model's kind of output; agreement is for
+    logits only.
     """
 
     pictures: int
@@ -67,8 +68,8 @@ def check_ranges(
 ) -> Check | None:
     """Compare `model`, calibrated by `method` and under its policy, with itself in float; its ranges stay.
 
-    `batches`: this rank's part of some of the calibration pictures; the result is the same on any number of ranks. None
-    if the policy quantizes nothing, or there is no picture.
+    `batches`: this rank's part of some calibration pictures; the result is the same on any number of ranks. None if the
+    policy quantizes nothing, or there is no picture.
     """
     pictures = sum(gather([len(batch.images) for batch in batches]))
     if not enabled_nodes(model) or not pictures:
@@ -119,7 +120,7 @@ def _suspects(nodes: Mapping[str, Quantizer], calibration: Calibration, ranges: 
 def _compared(model: nn.Module, batches: Sequence[CheckBatch]) -> tuple[float, float]:
     """Top-1 agreement in percent and SQNR in dB of the quantized model, over the batches of all ranks.
 
-    Each batch is summed up by itself, and the sums in the order of their numbers: the same on any number of ranks.
+    Batches are summed in the order of their numbers, so the result is the same on any number of ranks.
     """
     with quantizing(model), torch.inference_mode(), eval_mode(model):
         found = [(batch.number, *_sums(rows(model(batch.images)), batch.logits)) for batch in batches]
@@ -127,19 +128,20 @@ def _compared(model: nn.Module, batches: Sequence[CheckBatch]) -> tuple[float, f
 
 
 def compare(model: nn.Module, batches: Sequence[Tensor], expected: Tensor) -> tuple[float, float]:
-    """Top-1 agreement in percent and SQNR in dB of the quantized model's logits with those `expected`."""
+    """Top-1 agreement in percent and SQNR in dB of the quantized model's logits against `expected`."""
     with quantizing(model):
         return agreement_and_sqnr(logits_of(model, batches), expected)
 
 
 @torch.inference_mode()
 def logits_of(model: nn.Module, batches: Sequence[Tensor]) -> Tensor:
-    """Logits or other `rows` of the model as it is, float32 [N, classes], for batches of images [B, 3, H, W]."""
+    """Logits or other `rows` of the model in its present state, float32 [N, classes], for batches of images [B, 3, H,
+    W]."""
     return torch.cat([rows(model(batch)) for batch in batches]).float()
 
 
 def agreement_and_sqnr(logits: Tensor, expected: Tensor) -> tuple[float, float]:
-    """Top-1 agreement in percent, and SQNR in dB; no number counts as all lost."""
+    """Top-1 agreement in percent, and SQNR in dB; logits that are not finite count as all lost."""
     return _figures([_sums(logits, expected)])
 
 
@@ -147,7 +149,7 @@ _Sums = Sequence[float]
 
 
 def _sums(logits: Tensor, expected: Tensor) -> _Sums:
-    """A batch's number of pictures, how many agree, signal and noise."""
+    """A batch's number of pictures, agreeing pictures, signal and noise."""
     logits, expected = logits.double(), expected.double()
     agree = (logits.argmax(1) == expected.argmax(1)).sum().item()
     return len(logits), agree, *noise(logits, expected)

@@ -11,8 +11,8 @@ from swin_quant.quant.layer import QuantizedLayer
 class QuantConv(QuantizedLayer):
     """y = Q_aftergemm(Q_input(x) * Q_weight(W) + bias). x: [B, in, ...], y: [B, out, ...].
 
-    A base beside torch's class. A range per channel is one for each output channel, [out, 1, ...]; in depthwise
-    convolutions for each filter.
+    A mixin for torch's classes. Ranges per channel are one for each output channel, [out, 1, ...]; in depthwise
+    convolutions one for each filter.
     """
 
     channel_dim = 1
@@ -43,7 +43,7 @@ class QuantConv2d(QuantConv, nn.Conv2d):
     """x: [B, in, H, W], y: [B, out, H', W']."""
 
     def columns(self, x: Tensor) -> Tensor | None:
-        """Patches of the padded input; None for groups, and for paddings other than zeros."""
+        """Patches of the padded input; None for groups, and for padding other than zeros."""
         if self.groups > 1 or self.padding_mode != "zeros" or isinstance(self.padding, str):
             return None
         patches = F.unfold(x, self.kernel_size, self.dilation, self.padding, self.stride)

@@ -1,4 +1,4 @@
-"""The loss of a quantized model's logits against the float model's, summed over batches."""
+"""The distance of a quantized model's logits from the float model's, summed over batches."""
 
 import math
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from torch import Tensor
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.cards.costs import LossRecord
 
-FIGURES = 7  # that `distance` returns
+FIGURES = 7  # the length of `distance`'s result
 
 
 @dataclass(frozen=True)
@@ -17,8 +17,8 @@ class Loss:
     """SQNR of the logits in dB (infinite if equal), the mean Kullback-Leibler divergence of their softmax in nats,
     top-1 agreement in percent, and the expected drop of top-1 accuracy in points.
 
-    The drop needs no labels: if the two disagree, the float model's probabilities tell how often either class is right.
-    It is as good as these probabilities. `drop_error`: its standard error.
+    The drop needs no labels: where the two models disagree, the float model's probabilities tell how often either class
+    is right. It is as good as these probabilities. `drop_error`: its standard error.
     """
 
     sqnr_db: float
@@ -53,7 +53,7 @@ class Loss:
 
 @dataclass
 class Totals:
-    """Sums of the figures of `distance`."""
+    """Sums of `distance` over batches."""
 
     values: list[float] = field(default_factory=lambda: [0.0] * FIGURES)
 
@@ -76,8 +76,8 @@ class Totals:
 
 
 def distance(logits: Tensor, expected: Tensor) -> list[float]:
-    """Sums over a batch of logits [B, classes]: signal, noise, divergence, agreeing pictures, probability that is lost,
-    its squares, pictures. SwinQuantError for logits that are not finite, which no figure would tell."""
+    """Sums over a batch of logits [B, classes]: signal, noise, divergence, agreeing pictures, lost probability, its
+    squares, pictures. SwinQuantError for logits that are not finite, which the figures would hide."""
     for whose, values in (("float", expected), ("quantized", logits)):
         if not values.isfinite().all():
             raise SwinQuantError(f"logits of the {whose} model are not finite: check the checkpoint and the pictures")

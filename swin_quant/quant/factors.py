@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 class ChannelFactors(nn.Module):
-    """Multiply channel c of x [..., C] by weight[c]; without a weight, pass x on.
+    """Multiply channel c of x [..., C] by weight[c]; without a weight, return x.
 
     A float checkpoint has no weight here; `quant.passes.equalize` makes one, and later checkpoints load it.
     """
@@ -39,7 +39,7 @@ class ChannelFactors(nn.Module):
 
 
 def give_factors(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Set the weight of each `ChannelFactors` to that of its name in `weights`, or to None."""
+    """Set each `ChannelFactors` to the weight with its name in `weights`, or to None."""
     for name, factors in all_factors(model):
         factors.give(weights.get(name))
 

@@ -2,8 +2,8 @@
 
 The arithmetic is that of ONNX QuantizeLinear / DequantizeLinear (x / scale, round half to even, saturate, times scale)
 in float32 for any input type, so that the simulation computes what an engine does. A grid of signed levels from `qmin`
-to `qmax` is also one of unsigned levels with the zero point `-qmin`. The ends -448 and 448 stand for float8 E4M3: no
-integer grid has them. A custom op is one node of any graph; `straight_through` computes the same for training.
+to `qmax` is also a grid of unsigned levels with the zero point `-qmin`. The ends -448 and 448 stand for float8 E4M3: no
+integer grid has them. As a custom op it is one node in any graph; `straight_through` computes the same for training.
 """
 
 import math
@@ -14,12 +14,13 @@ from torch import Tensor
 
 # A range at or below this quantizes everything to zero (pytorch-quantization's rule; docs/reference, section 9.1).
 TINY_AMAX = 2.0**-24
-UNUSED_AMAX = 1.0  # for tensors of zeros: any positive range is right, and formats need a positive one
+UNUSED_AMAX = 1.0  # for tensors of zeros: any range is right, and formats need a positive one
 
 FP8 = "fp8"
-FORMATS = ("int8", FP8)  # levels: whole numbers of so many bits, or the finite values of float8 E4M3 (the `fn` kind)
+FORMATS = ("int8", FP8)  # levels are whole numbers, or the finite values of float8 E4M3 (the `fn` kind)
 E4M3 = (-448, 448)
-_E4M3_EXPONENT, _E4M3_SMALLEST_NORMAL, _E4M3_STEPS = 0x7F800000, 2.0**-6, 8  # bits of a float32; steps in an octave
+# mask of float32's exponent, smallest normal E4M3, steps of an octave
+_E4M3_EXPONENT, _E4M3_SMALLEST_NORMAL, _E4M3_STEPS = 0x7F800000, 2.0**-6, 8
 
 
 def grid(bits: int, narrow_range: bool = False, format: str = "int8") -> tuple[int, int]:
@@ -31,23 +32,24 @@ def grid(bits: int, narrow_range: bool = False, format: str = "int8") -> tuple[i
 
 
 def grid_between(low: float, high: float, levels: int) -> tuple[int, int]:
-    """Smallest and largest integer of the grid of `levels` steps that fits low <= 0 <= high, low < high, best.
+    """Smallest and largest integer of the grid of `levels` steps that best fits low <= 0 <= high, low < high.
 
-    Its zero point is -qmin, from 0 to levels - 1: the grid has 0 and a level above it.
+    The zero point is -qmin, from 0 to levels - 1: the grid has 0 and a level above it.
     """
     zero_point = min(round(-low * levels / (high - low)), levels - 1)
     return -zero_point, levels - zero_point
 
 
 def is_symmetric(qmin: int, qmax: int) -> bool:
-    """Whether a grid is as long below zero as above, or a level longer."""
+    """Whether a grid is as long below zero as above, or one level longer."""
     return -qmin - qmax in (0, 1)
 
 
 def lowest_inside(amax: Tensor, qmin: int, qmax: int) -> Tensor:
-    """The smallest value that is not clipped, where `amax` is the largest.
+    """The smallest value that is not clipped; `amax` is the largest.
 
-    On a signed grid -amax, as in pytorch-quantization, though the grid has a level below it; else the grid's end.
+    On a signed grid it is -amax, as in pytorch-quantization, though the grid has a level below; otherwise it is the
+    grid's end.
     """
     return -amax if is_symmetric(qmin, qmax) else amax * (qmin / qmax)
 
@@ -55,7 +57,7 @@ def lowest_inside(amax: Tensor, qmin: int, qmax: int) -> Tensor:
 def spacing(levels: Tensor, qmin: int, qmax: int) -> Tensor:
     """The distance of the grid's levels around each of `levels`, which may lie between two; 0-dim if all are equal.
 
-    For E4M3 an eighth of the power of two below a value, and of the smallest normal value near zero.
+    For E4M3 it is an eighth of the power of two below a value, or near zero of the smallest normal value.
     """
     if (qmin, qmax) != E4M3:
         return torch.ones((), dtype=levels.dtype, device=levels.device)
@@ -77,13 +79,14 @@ def coarsest(qmin: int, qmax: int) -> int:
 
 
 def to_levels(x: Tensor, amax: Tensor, qmin: int, qmax: int) -> tuple[Tensor, Tensor]:
-    """The levels of `x` on the grid of `fake_quant` and their scale, float32 of the shapes of x and of amax.
+    """The levels of `x` on the grid of `fake_quant` and their scale, float32 in the shapes of x and amax.
 
-    Both are 0 where a range is at or below `TINY_AMAX`.
+    Both are 0 for ranges at or below `TINY_AMAX`.
     """
     alive = amax > TINY_AMAX
     scale = torch.where(alive, amax.float() / qmax, torch.inf)
-    levels = round_to_grid_(x.float() / scale, qmin, qmax)  # in place: a large tensor is moved, not computed
+    # in place: moving a large tensor costs more than computing it
+    levels = round_to_grid_(x.float() / scale, qmin, qmax)
     return levels, torch.where(alive, scale, 0.0)
 
 
@@ -91,15 +94,15 @@ def to_levels(x: Tensor, amax: Tensor, qmin: int, qmax: int) -> tuple[Tensor, Te
 def fake_quant(x: Tensor, amax: Tensor, qmin: int, qmax: int) -> Tensor:
     """Round `x` to the grid `scale * {qmin..qmax}` with `scale = amax / qmax`, qmin <= 0 < qmax, or to E4M3.
 
-    x: any shape, any float type; the result has its shape and type. amax: float32, 0-dim for one range per
-    tensor, or broadcastable to `x` for one range per channel. Gradient of x: 1 from `lowest_inside` to amax, 0 outside
-    (pytorch-quantization's clipped straight-through estimator). Gradient of amax: that of LSQ, see `slopes`.
+    x: any shape, any float type; the result has its shape and type. amax: float32, 0-dim for one range per tensor, or
+    broadcastable to `x` for one range per channel. Gradient of x: 1 from `lowest_inside` to amax, 0 outside
+    (pytorch-quantization's clipped straight-through estimator). Gradient of amax: LSQ's, see `slopes`.
     """
     return quantize_dequantize(x, amax, qmin, qmax)
 
 
 def quantize_dequantize(x: Tensor, amax: Tensor, qmin: int, qmax: int) -> Tensor:
-    """The op's arithmetic in torch's operations; contiguous."""
+    """The op's arithmetic in torch operations; the result is contiguous."""
     levels, scale = to_levels(x, amax, qmin, qmax)
     return levels.mul_(scale).to(x.dtype).contiguous()
 
@@ -125,7 +128,7 @@ def lsq_scale(values: int, shape: torch.Size, qmax: int) -> float:
 
 
 def slopes(x: Tensor, amax: Tensor, qmin: int, qmax: int, inside: Tensor) -> Tensor:
-    """dy/dscale, float32 of x's shape: level - x / scale where x lies `inside` (1 or 0), else the saturated level."""
+    """dy/dscale, float32 in x's shape: level - x / scale where x is `inside` (1 or 0), else the saturated level."""
     position = x.float() / torch.where(amax > TINY_AMAX, amax / qmax, torch.inf)
     return round_to_grid_(position.clone(), qmin, qmax) - position * inside
 
@@ -138,7 +141,7 @@ def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> Non
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
     x, amax = ctx.saved_tensors
     qmin, qmax = ctx.grid
-    values = x.float()  # a 0-dim amax would otherwise be rounded to the type of x
+    values = x.float()  # otherwise a 0-dim amax would be rounded to x's type
     inside = (values <= amax) & (values >= lowest_inside(amax, qmin, qmax))
     of_amax = None
     if ctx.needs_input_grad[1]:

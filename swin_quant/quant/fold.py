@@ -1,8 +1,8 @@
-"""Fold batch normalisation into the layer before it, so that the engine's product is the quantized one.
+"""Fold batch normalisation into the layer before it, so that the quantized product is the engine's.
 
-y = (W x + b - mean) f + beta with f = gamma / sqrt(var + eps) is a layer of weight W f and bias (b - mean) f + beta.
-A model's `foldable` maps the name of a norm to that of a layer which only this norm reads. A model is trained with its
-norms and calibrated without; a state_dict of either kind fits (`fitted`).
+y = (W x + b - mean) f + beta with f = gamma / sqrt(var + eps) is a layer with weight W f and bias (b - mean) f + beta.
+A model's `foldable` maps the name of a norm to that of the layer before it, whose output only this norm reads. A model
+is trained with its norms and calibrated without; a state_dict of either kind fits (`fitted`).
 """
 
 from collections.abc import Callable, Mapping
@@ -18,11 +18,11 @@ _KEYS = ("weight", "bias", "running_mean", "running_var")
 
 
 class Folded(nn.Module):
-    """The remains of a folded norm: the modules below it, such as the activation in some norms."""
+    """The remains of a folded norm: its child modules, such as the activation in some norms."""
 
     def __init__(self, norm: nn.BatchNorm2d) -> None:
         super().__init__()
-        self.eps = norm.eps  # for weights that are loaded later
+        self.eps = norm.eps  # for weights loaded later
         for name, child in norm.named_children():
             self.add_module(name, child)
 
@@ -31,19 +31,19 @@ class Folded(nn.Module):
 
 
 def norms_of(model: nn.Module) -> Mapping[str, str]:
-    """Name of a norm -> name of the layer that it can be folded into; empty by default."""
+    """Maps the name of a norm to the layer that it can be folded into; empty by default."""
     found: Mapping[str, str] = getattr(model, "foldable", {})
     return found
 
 
 def is_folded(model: nn.Module) -> bool:
-    """Whether the norms of a model that has any are folded."""
+    """Whether a model has foldable norms, and they are folded."""
     return any(isinstance(model.get_submodule(norm), Folded) for norm in norms_of(model))
 
 
 @torch.no_grad()
 def fold(model: nn.Module) -> None:
-    """Fold every norm that the model names, in place; once."""
+    """Fold every foldable norm of the model in place; a second call changes nothing."""
     if is_folded(model):
         return
     for name, layer_name in norms_of(model).items():
@@ -74,7 +74,7 @@ def unfolding(model: nn.Module) -> Callable[[], None]:
 def fitted(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """`state`, folded if it has norms and `model` has none; folds `model` in the opposite case.
 
-    Weights that layers compute from it are there, too.
+    Weights that layers compute from other parameters are included.
     """
     norms, state = norms_of(model), computed(model, state)
     state = {key: value for key, value in state.items() if not (norms and key.endswith(COUNTERS))}

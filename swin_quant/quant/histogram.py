@@ -1,9 +1,9 @@
-"""A streaming histogram of |x| whose counts depend on the values only, not on their order or batches.
+"""A streaming histogram of |x| whose counts depend only on the values, not on their order or batches.
 
-The range is [0, 2**exponent) for the smallest exponent that holds the data, cut into BINS equal bins. When larger data
-arrives, the exponent grows and bins are merged in pairs. The bins of one exponent nest exactly in those of the next, so
-that order, batch size and ranks do not matter, and memory is fixed. Counts are int64: float32 counts, as in
-`torch.histc`, stop at 2**24 (docs/reference, section 9.3).
+The range is [0, 2**exponent) for the smallest exponent that holds the data, in BINS equal bins. When larger data
+arrive, the exponent grows and bins are merged in pairs. The bins of one exponent nest exactly in those of the next, so
+order, batch size and ranks do not matter, and memory is fixed. Counts are int64: float32 counts, as in `torch.histc`,
+stop at 2**24 (docs/reference, section 9.3).
 """
 
 import math
@@ -18,7 +18,7 @@ _SMALLEST_EXPONENT = -100  # values below 2**-100 share bin 0: BINS / range must
 
 @dataclass
 class Histogram:
-    """counts: int64 [BINS] over [0, 2**exponent). Between half and all of the bins lie below the largest value."""
+    """counts: int64 [BINS] over [0, 2**exponent). Between half and all of the bins are below the largest value."""
 
     counts: Tensor
     exponent: int = _SMALLEST_EXPONENT
@@ -45,7 +45,8 @@ class Histogram:
 
 
 def add_sides(below: Histogram, above: Histogram, values: Tensor, low: float, high: float) -> None:
-    """Count finite `values` (any shape) from `low` to `high`: the magnitudes of those below zero, and all others."""
+    """Count finite `values` (any shape) from `low` to `high`: magnitudes of negative values in `below`, all others in
+    `above`."""
     below.widen(exponent_above(max(-low, 0.0)))
     above.widen(exponent_above(max(high, 0.0)))
     values = values.flatten().float()
@@ -53,7 +54,7 @@ def add_sides(below: Histogram, above: Histogram, values: Tensor, low: float, hi
     bins = values * (BINS / 2.0**above.exponent)
     if below.exponent != above.exponent:
         bins = torch.where(negative, values * (BINS / 2.0**below.exponent), bins)
-    # One pass, for splitting the values costs more; in 32 bits, which stay in the cache.
+    # One pass, since splitting the values costs more; 32 bits stay in the cache.
     bins = bins.abs_().to(torch.int32).add_(negative.to(torch.int32), alpha=BINS)
     counts = torch.bincount(bins, minlength=2 * BINS)
     above.counts += counts[:BINS]

@@ -1,4 +1,4 @@
-"""A layer that multiplies its input with a weight, and its nodes (docs/reference, section 1.4)."""
+"""A layer that multiplies its input by a weight, and its nodes (docs/reference, section 1.4)."""
 
 from typing import Any
 
@@ -13,29 +13,29 @@ WEIGHT_NODE = "_weight_quantizer"
 class QuantizedLayer(nn.Module):
     """y = Q_aftergemm(product(Q_input(x), Q_weight(W))) + bias.
 
-    A base beside torch's own class, as in `class QuantLinear(QuantizedLayer, nn.Linear)`, which defines the product.
+    A mixin for torch's own class, which defines the product, as in `class QuantLinear(QuantizedLayer, nn.Linear)`.
     `weight` is [out, ...], `bias` [out] or None.
     """
 
-    channel_dim = -1  # of input and output
+    channel_dim = -1  # of inputs and outputs
     output_has_bias = False  # whether _aftergemm quantizes the product with its bias
     weight: Tensor
     bias: Any  # a parameter or None; each of torch's classes declares it
 
     def add_nodes(self) -> None:
-        """Call it after torch's class is initialised."""
+        """Add the nodes; call it after torch's class is initialised."""
         self._input_quantizer = Quantizer(Role.GEMM_INPUT)
         self._weight_quantizer = Quantizer(Role.GEMM_WEIGHT)
         self._aftergemm_quantizer = Quantizer(Role.GEMM_OUTPUT)
 
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """The product of x with a weight that may be quantized, plus `bias` if there is one."""
+        """The product of x and a weight that may be quantized, plus `bias` if there is one."""
         raise NotImplementedError(f"{type(self).__name__} does not say what its product is")
 
     def columns(self, x: Tensor) -> Tensor | None:
-        """The vectors [products, in] of the input `x` that rows of the flattened weight [out, in] are multiplied with.
+        """The vectors [products, in] of the input `x` that multiply the rows of the flattened weight [out, in].
 
-        None if rows differ in that, or the kind of layer does not say.
+        None if rows have different vectors, or the kind of layer does not say.
         """
         return x.reshape(-1, x.shape[-1]) if isinstance(self, nn.Linear) else None
 
@@ -44,7 +44,7 @@ class QuantizedLayer(nn.Module):
         return bias
 
     def effective_bias(self) -> Tensor | None:
-        """The sum [out] that is added to the product, or None; layers override it whose bias has several parts."""
+        """The sum [out] that is added to the product, or None; layers with a bias of several parts override it."""
         return self.bias
 
     @torch.no_grad()
@@ -69,11 +69,11 @@ class QuantizedLayer(nn.Module):
 
 
 def channels_last(module: nn.Module, y: Tensor) -> Tensor:
-    """`y`, an input or output of `module`, with its channels in the last dimension."""
+    """`y`, an input or output of `module`, with channels in the last dimension."""
     return y.movedim(getattr(module, "channel_dim", -1), -1)
 
 
 def weighted_layers(model: nn.Module) -> dict[str, QuantizedLayer]:
-    """Name of a weight node -> its layer, in module order."""
+    """Layers by the name of their weight node, in module order."""
     layers = {name: module for name, module in model.named_modules() if isinstance(module, QuantizedLayer)}
     return {f"{name}.{WEIGHT_NODE}" if name else WEIGHT_NODE: layer for name, layer in layers.items()}

@@ -1,4 +1,4 @@
-"""Every node of a model as a row: what the policy decided, its range, and the shape of the tensor that it sees."""
+"""Every node of a model as a row: the policy's decision, its range, and its tensor's shape."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ from swin_quant.quant.watch import watching
 
 @dataclass(frozen=True)
 class NodeRow:
-    """One node. `amax`: the largest in effect, None if it has none; `shape` of the tensor for one picture.
+    """One node. `amax`: the largest in effect, None without one; `shape` of the tensor for one picture.
 
-    `bounds`: both ends of a range with a zero point; None where it is symmetric, or not calibrated.
+    `bounds`: both ends of a range with a zero point; None if it is symmetric, or not calibrated.
     """
 
     name: str
@@ -32,7 +32,7 @@ class NodeRow:
 
 
 def list_nodes(model: nn.Module, input_shape: Sequence[int]) -> list[NodeRow]:
-    """Rows in module order, from one forward of zeros of `input_shape`; works on meta tensors."""
+    """Rows in module order, from one forward pass of zeros with `input_shape`; works on meta tensors."""
     nodes = named_nodes(model)
     shapes: dict[str, tuple[int, ...]] = {}
 

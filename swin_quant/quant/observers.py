@@ -1,4 +1,4 @@
-"""Observe a node during calibration: its exact ends and, if asked, a histogram of either side of zero.
+"""Observe a node during calibration: its exact ends and, if wanted, a histogram on either side of zero.
 
 A large tensor is counted by a fixed subset of each picture's values, so that a picture adds the same counts in any
 batch and on any rank. The ends come from all values.
@@ -35,7 +35,7 @@ class ActivationObserver:
         if not x.numel():
             return
         by_picture = x.detach().reshape(self.pictures, -1)
-        # One call for all pictures: threads that wake for every picture cost more than reading twice.
+        # One call for all pictures: waking threads for every picture costs more than reading twice.
         least, most = torch.stack([by_picture.amin(1), by_picture.amax(1)]).tolist()
         if not math.isfinite(sum(least) + sum(most)):
             raise NonFiniteError(f"node {self.name} saw NaN or infinity during calibration")
@@ -66,7 +66,7 @@ class ActivationObserver:
 def _subset(by_picture: Tensor, limit: int | None) -> Tensor:
     """At most `limit` evenly spaced values of each row of [pictures, n]; None takes all.
 
-    The spacing is coprime to n and so to every dimension that n is made of: no channel, head or token is left out.
+    The spacing is coprime to n, and so to every factor of n: no channel, head or token is left out.
     """
     n = by_picture.shape[1]
     if limit is None or n <= limit:

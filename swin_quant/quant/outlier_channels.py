@@ -1,4 +1,5 @@
-"""Outlier channels, which widen a tensor's range for all others: where they are, and whether anything can move them."""
+"""Outlier channels, which widen a tensor's range for all other channels: where they are, and whether a pass can move
+them."""
 
 import math
 from collections.abc import Mapping
@@ -17,19 +18,19 @@ from swin_quant.quant.quantizer import Quantizer, Role
 from swin_quant.quant.straight_through import simulate
 from swin_quant.quant.watch import Visit, watching
 
-PICTURES = 8  # one forward of the float model
-UNREACHED = 5.0  # times the 90 % quantile of channels, as hidden ones may be dead: trained micro models reach 2.6
-LOST_DB = 25.0  # SQNR of a node: micro models keep 26 where nothing is lost, 23 where mode 1 lost 7 dB of the logits
+PICTURES = 8  # for one forward pass of the float model
+UNREACHED = 5.0  # times the 90 % quantile of channels (hidden ones may be dead): trained micro models reach 2.6
+LOST_DB = 25.0  # SQNR of a node: micro models keep 26 where nothing is lost, 23 where mode 1 lost 7 dB of logits
 _BY_ROW = (Role.GEMM_OUTPUT, Role.GEMM_WEIGHT)
-_BY_CHANNEL = (Role.GEMM_INPUT, Role.ONE_SIDED_INPUT, Role.GEMM_OUTPUT)  # their last dimension is one of channels
+_BY_CHANNEL = (Role.GEMM_INPUT, Role.ONE_SIDED_INPUT, Role.GEMM_OUTPUT)  # channels are their last dimension
 
 
 @dataclass(frozen=True)
 class OutlierChannels:
     """Channels `times` as large as others at `place`, a module or node.
 
-    `cure`: the layers between which equalization can move their size, if any. `tried`: it did, and no unit was better.
-    Without a cure: the `channels`, largest first, and the SQNR of all others on the node's grid, `rest_db`.
+    `cure`: the layers between which equalization can move their size, if any. `tried`: it was tried, and no unit got
+    better. Without a cure: the `channels`, largest first, and the SQNR of all others on the node's grid, `rest_db`.
     """
 
     place: str
@@ -41,9 +42,9 @@ class OutlierChannels:
 
 
 def outlier_channels(context: PassContext, exchanged: bool, tried: bool = False) -> list[OutlierChannels]:
-    """The outlier channels of the network of `context`; once all were `exchanged`, those that no exchange reaches.
+    """The outlier channels of the network in `context`; if all were `exchanged`, those that no exchange reaches.
 
-    `tried`: exchanges were tried, and nothing was better; then only channels beside nodes that are on.
+    `tried`: exchanges were tried and nothing got better; then only channels beside enabled nodes.
     """
     found: list[OutlierChannels] = []
     if not exchanged:
@@ -61,8 +62,8 @@ def outlier_channels(context: PassContext, exchanged: bool, tried: bool = False)
 
 
 def _left(context: PassContext, exchanged: bool) -> list[OutlierChannels]:
-    """Outliers in enabled nodes that no exchange can rescale. If other channels are lost by them, also outliers in
-    weights with one range for all rows, and in nodes whose channels were `exchanged` as well as possible."""
+    """Outliers in enabled nodes that no exchange can rescale. If they ruin other channels, also outliers in weights
+    with one range for all rows, and in nodes whose channels were already `exchanged` as well as possible."""
     reached = {_owner(part.name) for exchange in open_exchanges(context) for part in exchange.after}
     moved = {_owner(part.name) for exchange in open_exchanges(context) for part in exchange.before}
     nodes: dict[str, Quantizer] = {}
@@ -104,7 +105,7 @@ def _left(context: PassContext, exchanged: bool) -> list[OutlierChannels]:
 
 
 def _see(context: PassContext, nodes: Mapping[str, Quantizer], visit: Visit) -> None:
-    """Visit the inputs of nodes, channels last, in one forward, and the rows of weights that share a range."""
+    """Visit the inputs of nodes, channels last, in one forward pass, and the rows of weights that share a range."""
     activations = {name: node for name, node in nodes.items() if node.role in _BY_CHANNEL}
     if activations:
         with watching(activations, visit):

@@ -15,13 +15,13 @@ def has_classes(model: nn.Module) -> bool:
 
 
 def rows(output: Output) -> Tensor:
-    """The outputs as [B, N], a picture a row; several one behind the other."""
+    """The outputs as [B, N], one picture a row; several outputs are concatenated."""
     if isinstance(output, Tensor):
         return output.flatten(1) if output.ndim > 1 else output[:, None]
     return torch.cat([rows(part) for part in output], dim=1)
 
 
 def named(output: Output, names: Sequence[str]) -> "Tensor | dict[str, Tensor]":
-    """What a user gets: a single output as a tensor, several by name."""
+    """Outputs for a user: a single one as a tensor, several by name."""
     parts = [output] if isinstance(output, Tensor) else list(output)
     return parts[0] if len(names) == 1 else dict(zip(names, parts, strict=True))

@@ -9,23 +9,23 @@ from swin_quant.quant.policy import Policy, policy_from_dict
 
 
 def builtin_policies() -> list[str]:
-    """Names of the policies that come with the package."""
+    """Names of the shipped policies."""
     return [path.stem for path in shipped_files("policies")]
 
 
 def load_policy(name_or_path: str) -> Policy:
-    """A built-in policy by name, or one from a YAML file. UsageError names the file and what is wrong in it."""
+    """A built-in policy by name, or a policy from a YAML file. UsageError names the file and what is wrong."""
     path = shipped_or_file(name_or_path, shipped_files("policies"), "policy")
     return policy_from_dict(read_yaml(path, "policy"), str(path))
 
 
 def is_builtin(policy: Policy) -> bool:
-    """Whether a policy is the built-in one of its name, and not another of that name."""
+    """Whether a policy is the built-in one with its name."""
     return policy.name in builtin_policies() and load_policy(policy.name).sha256 == policy.sha256
 
 
 def described(policy: Policy) -> str:
-    """A policy's name, with a part of its hash if it shares the name of a built-in policy."""
+    """A policy's name, with a part of its hash if a different built-in policy has the same name."""
     is_other = policy.name in builtin_policies() and not is_builtin(policy)
     return _other(policy.name, policy.sha256) if is_other else policy.name
 
@@ -33,7 +33,7 @@ def described(policy: Policy) -> str:
 def told_apart(policies: Iterable[tuple[str, str | None]]) -> dict[tuple[str, str | None], str]:
     """Distinct names for the policies (name, SHA-256 or None).
 
-    If several share a name, each shows a part of its hash, too, but for the built-in one and one with unknown rules.
+    If several share a name, each shows a part of its hash, except the built-in one and one with unknown rules.
     """
     policies, of_name = list(policies), defaultdict(set)
     for name, sha256 in policies:

@@ -1,10 +1,10 @@
 """Policies: which nodes are quantized, in which format, with how many bits and at which granularity, as data.
 
 A policy is an ordered list of rules. A rule names nodes by selectors to `enable` or `disable`, and may set `format`,
-`bits`, `granularity`, `narrow_range`, `symmetric` and a fixed `amax` for those it enables and for its `nodes`; later
-rules override earlier ones. A selector is a glob over the dotted node name (`*.mlp.fc2._aftergemm_quantizer`) or a role
-(`role:gemm_weight`; `role:activation` is every other). This generalises FasterTransformer's int8-mode, a fixed list of
-patterns to switch off (docs/reference, section 1.5).
+`bits`, `granularity`, `narrow_range`, `symmetric` and a fixed `amax` for the nodes that it enables and for its `nodes`;
+later rules override earlier ones. A selector is a glob over the dotted node name (`*.mlp.fc2._aftergemm_quantizer`) or
+a role (`role:gemm_weight`; `role:activation` is every other role). This generalises FasterTransformer's int8-mode, a
+fixed list of patterns to switch off (docs/reference, section 1.5).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ from swin_quant.quant.setting import Setting
 
 _SELECTING = ("enable", "disable", "nodes")
 _SETTING = ("format", "bits", "granularity", "block", "narrow_range", "symmetric", "amax")
-BLOCKS = (16, 32, 64, 128, 256)  # what engines have kernels for
+BLOCKS = (16, 32, 64, 128, 256)  # sizes that engines have kernels for
 _LONGEST_SELECTOR = 300  # characters; a glob of megabytes takes seconds to compile
 ROLES = {role.value: frozenset({role}) for role in Role}
 ROLES["activation"] = frozenset(Role) - {Role.GEMM_WEIGHT}
@@ -46,7 +46,7 @@ Selector = Annotated[
 class Rule:
     """One step of a policy. None keeps the value of earlier rules; `nodes` stay enabled or disabled.
 
-    `amax` replaces the calibrated range where the ends of the values are known for all pictures.
+    `amax` replaces the calibrated range, for values whose ends are known for all pictures.
     """
 
     enable: tuple[Selector, ...] = ()
@@ -72,12 +72,12 @@ class _Content(_Named, total=False):
 
 @dataclass(frozen=True)
 class Policy:
-    """A named list of rules, whose `sha256` tells it from another policy of its name."""
+    """A named list of rules; `sha256` distinguishes policies with one name."""
 
     name: str
     rules: tuple[Rule, ...]
     description: str = ""
-    html: ClassVar[Callable[["Policy"], str] | None] = None  # how a notebook shows one: `sq.policy` sets it
+    html: ClassVar[Callable[["Policy"], str] | None] = None  # set by `sq.policy`, for notebooks
 
     def __repr__(self) -> str:
         count = len(self.rules)
@@ -98,45 +98,45 @@ class Policy:
 
     @property
     def has_float8(self) -> bool:
-        """Whether a rule asks for float8."""
+        """Whether a rule sets float8."""
         return any(rule.format == FP8 for rule in self.rules)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, as in a policy file; `policy_from_dict` reads it back."""
-        given = [{key: value for key, value in asdict(rule).items() if value not in (None, ())} for rule in self.rules]
-        rules = [{key: list(v) if isinstance(v, tuple) else v for key, v in rule.items()} for rule in given]
+        keys = [{key: value for key, value in asdict(rule).items() if value not in (None, ())} for rule in self.rules]
+        rules = [{key: list(v) if isinstance(v, tuple) else v for key, v in rule.items()} for rule in keys]
         return {"name": self.name, "description": self.description, "rules": rules}
 
     def and_then(self, *rules: Rule) -> "Policy":
-        """This policy with more rules behind its own."""
+        """This policy with more rules after its own."""
         return replace(self, rules=self.rules + rules)
 
     def on(self, *selectors: str) -> "Policy":
-        """This policy with the nodes that `selectors` name enabled, under a name that says so."""
+        """This policy with the selected nodes enabled; its name says so."""
         return self._with(Rule(enable=selectors), *(f"+{selector}" for selector in selectors))
 
     def off(self, *selectors: str) -> "Policy":
-        """This policy with the nodes that `selectors` name disabled, under a name that says so."""
+        """This policy with the selected nodes disabled."""
         return self._with(Rule(disable=selectors), *(f"-{selector}" for selector in selectors))
 
     def bits(self, selector: str, bits: int) -> "Policy":
-        """This policy with `bits` (2 to 8) for the nodes that `selector` names, under a name that says so."""
+        """This policy with `bits` (2 to 8) for the selected nodes."""
         return self._with(Rule(nodes=(selector,), bits=bits), f"{selector}={bits}")
 
     def format(self, selector: str, format: str) -> "Policy":
-        """This policy with the format `int8` or `fp8` for the nodes that `selector` names, and a name that says so."""
+        """This policy with the format `int8` or `fp8` for the selected nodes."""
         return self._with(Rule(nodes=(selector,), format=format), f"{selector}={format}")
 
     def granularity(self, selector: str, granularity: str) -> "Policy":
-        """This policy with ranges `per-tensor` or `per-channel` for the weights that `selector` names."""
+        """This policy with ranges `per-tensor` or `per-channel` for the selected weights."""
         return self._with(Rule(nodes=(selector,), granularity=granularity), f"{selector}={granularity}")
 
     def narrow_range(self, *selectors: str) -> "Policy":
-        """This policy with -127 as the least for the nodes that `selectors` name, not -128; its name says so."""
+        """This policy with -127 instead of -128 as the smallest level of the selected nodes."""
         return self._with(Rule(nodes=selectors, narrow_range=True), *(f"{selector}=narrow" for selector in selectors))
 
     def asymmetric(self, *selectors: str) -> "Policy":
-        """This policy with a zero point for the activations that `selectors` name, under a name that says so."""
+        """This policy with a zero point for the selected activations."""
         return self._with(Rule(nodes=selectors, symmetric=False), *(f"{selector}=asymmetric" for selector in selectors))
 
     def _with(self, rule: Rule, *words: str) -> "Policy":
@@ -145,14 +145,14 @@ class Policy:
 
 
 def policy_from_dict(data: Any, source: str) -> Policy:
-    """Check plain data and make a Policy of it; UsageError names `source` and the key."""
+    """Check plain data and make a Policy. UsageError names `source` and the key."""
     content: _Content = checked(_Content, data, source, error=UsageError)
     rules = tuple(_rule(rule, f"{source}: rule {number}") for number, rule in enumerate(content["rules"], 1))
     return Policy(content["name"], rules, content.get("description", "").strip())
 
 
 def _rule(data: Any, where: str) -> Rule:
-    if isinstance(data, Mapping):  # one selector stands for a list of it
+    if isinstance(data, Mapping):  # a single selector stands for a list
         data = {key: [value] if key in _SELECTING and isinstance(value, str) else value for key, value in data.items()}
     rule: Rule = checked(Rule, data, where, error=UsageError)
     if not (rule.enable or rule.disable or rule.nodes):
@@ -163,28 +163,29 @@ def _rule(data: Any, where: str) -> Rule:
 
 
 def decide(policy: Policy, roles: Mapping[str, Role]) -> dict[str, Setting]:
-    """The setting of every node, given the nodes' roles by name.
+    """The setting of every node, from the nodes' roles by name.
 
     UsageError for a selector that names no node, and for a node that one rule both enables and disables.
     """
     settings = {name: Setting() for name in roles}
     there = {key for key, kinds in ROLES.items() if kinds & set(roles.values())}
-    fits = any(f"role:{key}" in rule.enable for key in there for rule in policy.rules)  # so it may name other roles
+    # Then it may also name absent roles.
+    fits = any(f"role:{key}" in rule.enable for key in there for rule in policy.rules)
     for i, rule in enumerate(policy.rules, 1):
         where = f"policy {policy.name}: rule {i}"
         on, off = (_matches(selectors, roles, where, fits) for selectors in (rule.enable, rule.disable))
         named = _matches(rule.nodes, roles, where, may_lack=True)
         if both := [name for name in on if name in off]:
             raise UsageError(f"{where} both enables and disables {listed(both, 3)}: make it two rules or narrow one")
-        told = {key: getattr(rule, key) for key in _SETTING}
-        given: dict[str, Any] = {key: value for key, value in told.items() if value is not None}
+        fields = {key: getattr(rule, key) for key in _SETTING}
+        changes: dict[str, Any] = {key: value for key, value in fields.items() if value is not None}
         if rule.granularity == "per-channel":
             if others := [name for name in on | named if roles[name] is not Role.GEMM_WEIGHT]:
                 raise UsageError(f"{where}: per-channel is for weights, not for {listed(others, 3)}")
         if rule.symmetric is False:
             if weights := [name for name in on | named if roles[name] is Role.GEMM_WEIGHT]:
                 raise UsageError(f"{where}: zero points are for activations, not for {listed(weights, 3)}")
-        settings |= {name: replace(settings[name], **given) for name in on | named}
+        settings |= {name: replace(settings[name], **changes) for name in on | named}
         settings |= {name: replace(settings[name], enabled=True) for name in on}
         settings |= {name: replace(settings[name], enabled=False) for name in off}
     for name, setting in settings.items():
@@ -216,8 +217,8 @@ def _matches(
 ) -> dict[str, None]:
     """Names that any selector matches, in model order.
 
-    A model may lack a role, as one without attention lacks matmul inputs. That is an error only if the other selectors
-    name nothing either, and the model has no role that the policy enables, unless it `may_lack` them all.
+    A model may lack a role: one without attention has no matmul inputs. That is an error only if the other selectors
+    name nothing either and the model has no role that the policy enables, unless `may_lack` allows it.
     """
     found: set[str] = set()
     absent = ""
@@ -236,23 +237,23 @@ def _matches(
 
 
 def settings_for(model: nn.Module, policy: Policy) -> dict[str, Setting]:
-    """The setting of every node of `model` by `policy`; nothing changes."""
+    """The setting of every node of `model` under `policy`; nothing changes."""
     return decide(policy, {name: node.role for name, node in named_nodes(model).items()})
 
 
 def apply_policy(model: nn.Module, policy: Policy) -> None:
-    """Set every node of `model` as `policy` decides, all states off."""
+    """Set every node of `model` as `policy` decides, with all states off."""
     apply_settings(model, settings_for(model, policy))
 
 
 def apply_settings(model: nn.Module, settings: Mapping[str, Setting]) -> None:
-    """Set every node as `settings` say, all states off. Ranges stay what they are."""
+    """Set every node as `settings` say, with all states off. Ranges do not change."""
     for name, node in named_nodes(model).items():
         node.state, node.setting = State.OFF, settings[name]
 
 
 def refuse_blocks(model: nn.Module, who: str) -> None:
-    """UsageError if weights have a range for each block of a row, which `who` does not support."""
+    """UsageError if weights have ranges for blocks of rows, which `who` does not support."""
     if names := [name for name, node in enabled_nodes(model).items() if node.setting.block]:
         raise UsageError(
             f"{who}: takes no weights in blocks, which the policy has at {listed(names, 3)}: leave block out"
@@ -260,7 +261,7 @@ def refuse_blocks(model: nn.Module, who: str) -> None:
 
 
 def enabled_nodes(model: nn.Module) -> dict[str, Quantizer]:
-    """The nodes that the model's policy switches on."""
+    """The nodes that the model's policy enables."""
     return {name: node for name, node in named_nodes(model).items() if node.setting.enabled}
 
 
@@ -283,7 +284,7 @@ def quantize(model: nn.Module) -> None:
 
 @contextmanager
 def quantizing(model: nn.Module) -> Iterator[None]:
-    """Inside, enabled nodes quantize; afterwards all are off. SwinQuantError as of `quantize`."""
+    """Inside the context, enabled nodes quantize; afterwards all are off. SwinQuantError as in `quantize`."""
     quantize(model)
     try:
         yield

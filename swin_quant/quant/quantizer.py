@@ -1,9 +1,10 @@
 """One node: a named place in a network where a tensor may be observed or quantized.
 
-A quantizer is in one state: OFF passes its input through, CALIBRATE also shows it to an observer, QUANTIZE rounds it
-to the grid of its range. Ranges are never dynamic: quantizing a node that was not calibrated raises with its name. The
-buffer `_amax` has pytorch-quantization's name and meaning, so that a calibrated checkpoint is FasterTransformer's
-(docs/reference, sections 1.3 and 1.6). `_bounds` is ours: both ends of the range, for a zero point.
+A quantizer is in one state: OFF passes its input through, CALIBRATE also shows it to an observer, QUANTIZE rounds it to
+the grid of its range. Ranges are never dynamic: quantizing a node that was not calibrated raises an error with its
+name. The buffer `_amax` has pytorch-quantization's name and meaning, so that a calibrated checkpoint is
+FasterTransformer's (docs/reference, sections 1.3 and 1.6). `_bounds` is our own: both ends of the range, for a zero
+point.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,10 +33,10 @@ class State(Enum):
 
 
 class Role(str, Enum):
-    """Where in a network a node sits; policies select by it, architectures declare it."""
+    """A node's place in a network; architectures declare it, policies select by it."""
 
     GEMM_INPUT = "gemm_input"
-    ONE_SIDED_INPUT = "one_sided_input"  # a GEMM's behind GELU or ReLU: half of a symmetric grid is idle
+    ONE_SIDED_INPUT = "one_sided_input"  # a GEMM's input after GELU or ReLU: half of a symmetric grid is idle
     GEMM_WEIGHT = "gemm_weight"
     GEMM_OUTPUT = "gemm_output"
     MATMUL_INPUT = "matmul_input"
@@ -44,22 +45,22 @@ class Role(str, Enum):
     SOFTMAX_INPUT = "softmax_input"
     NORM_INPUT = "norm_input"
     RESIDUAL = "residual"
-    CONV_OUTPUT = "conv_output"  # with its bias, if a reader has no node of its own: some engines need a pair
+    CONV_OUTPUT = "conv_output"  # with its bias, if a reader has no own node: some engines need a pair
 
 
 class Quantizer(nn.Module):
-    """A node. `setting` is the policy's decision for it, `state` what it does now: calibration observes every node, and
-    only then does a policy choose.
+    """A node. `setting` is the policy's decision, `state` its present action: calibration observes every node, and only
+    then a policy chooses.
 
     `amax` is None until calibrated, then float32: 0-dim, or [channels, 1, ...] per channel. `bounds` are the two ends
-    for a grid with a zero point: float32 [2], low <= 0 <= high; None if nobody recorded them. Both are as calibrated or
-    learned, and no policy writes them: the setting says which is the `range`; `range_for` derives that in effect.
+    for a grid with a zero point: float32 [2], low <= 0 <= high; None if they were not recorded. Calibration and QAT set
+    both, no policy does: the setting says which of them is the `range`, and `range_for` derives the range in effect.
     """
 
     def __init__(self, role: Role) -> None:
         super().__init__()
         self.role = role
-        self.batch_dim = 0  # the dimension of the tensor in which pictures lie behind each other
+        self.batch_dim = 0  # the tensor's dimension of pictures
         self.name = "(unnamed node)"
         self.state = State.OFF
         self.setting = Setting()
@@ -68,11 +69,11 @@ class Quantizer(nn.Module):
         self._bounds: Tensor | None
         self.register_buffer("_amax", None)
         self.register_buffer("_bounds", None)
-        self._ends: tuple[float, float] | None = None  # the bounds as numbers: a grid must not wait for a device
+        self._ends: tuple[float, float] | None = None  # bounds as numbers, so that a grid does not wait for a device
 
     @property
     def amax(self) -> Tensor | None:
-        """The clipping range as calibrated: values beyond it saturate. scale = amax / largest level, 127 or 448."""
+        """The calibrated clipping range: larger values saturate. scale = amax / largest level, 127 or 448."""
         return self._amax
 
     @amax.setter
@@ -81,7 +82,7 @@ class Quantizer(nn.Module):
 
     @property
     def bounds(self) -> Tensor | None:
-        """Lower and upper end, float32 [2], as calibrated, for a grid with a zero point."""
+        """The calibrated lower and upper end, float32 [2], for a grid with a zero point."""
         return self._bounds
 
     @bounds.setter
@@ -108,8 +109,8 @@ class Quantizer(nn.Module):
 
     @property
     def range(self) -> Tensor:
-        """The range that the grid is made of, and that QAT learns: `bounds` for a zero point, else `amax`, which a
-        policy may have fixed. SwinQuantError where it was never calibrated."""
+        """The range of the grid, which QAT learns: `bounds` for a zero point, else `amax`, which a policy may have
+        fixed. SwinQuantError if it was never calibrated."""
         found = self._amax if self.setting.symmetric else self._bounds
         if found is None:
             raise SwinQuantError((NO_RANGE if self.setting.symmetric else NO_BOUNDS).format(self.name))
@@ -119,7 +120,8 @@ class Quantizer(nn.Module):
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Smallest and largest level. The unsigned grid has the zero point -qmin, unless the setting is symmetric."""
+        """Smallest and largest level. Unless the setting is symmetric, it is the unsigned grid with zero point
+        -qmin."""
         qmin, qmax = self.setting.levels
         if self.setting.symmetric:
             return qmin, qmax
@@ -131,13 +133,13 @@ class Quantizer(nn.Module):
     def range_for(self, x: Tensor | None = None) -> Tensor:
         """The range in effect for `x` [channels, ...] at the node's granularity: 0-dim, or [channels, 1, ...].
 
-        None: for a tensor as a whole, 0-dim. A range per tensor is cut to what each channel takes (`row_ranges`); of
-        ranges per channel, a tensor takes the largest. In blocks [channels, in]: each value has its block's range. With
-        a zero point: the upper end of the grid.
+        None: for a whole tensor, 0-dim. A range per tensor is reduced to each channel's own (`row_ranges`); of ranges
+        per channel, a tensor takes the largest. In blocks [channels, in], each value has its block's range. With a zero
+        point it is the upper end of the grid.
         """
         if not self.setting.symmetric:
             (low, high), (qmin, qmax) = self.range.unbind(), self.grid
-            return (high - low) * (qmax / (qmax - qmin))  # qmax steps of a share of the width each
+            return (high - low) * (qmax / (qmax - qmin))  # qmax steps, each the same share of the width
         amax = self.range
         if x is None:
             return amax.max()
@@ -155,9 +157,9 @@ class Quantizer(nn.Module):
         return _parts(largest, self.range).repeat_interleave(block, 1)
 
     def learn_range(self) -> None:
-        """Make the range a parameter for an optimizer; its key and value in a state_dict stay.
+        """Make the range a parameter for an optimizer, with the same key and value in a state_dict.
 
-        With a zero point only the width is learned: `hold_range` follows each step.
+        With a zero point only the width is learned: call `hold_range` after each step.
         """
         key, value = ("_amax" if self.setting.symmetric else "_bounds"), self.range
         delattr(self, key)
@@ -165,7 +167,7 @@ class Quantizer(nn.Module):
 
     @torch.no_grad()
     def hold_range(self, least: Tensor) -> None:
-        """Correct a range that an optimizer moved: at least `least` (0-dim) wide, and around the same zero point."""
+        """Correct a range after an optimizer's step: at least `least` (0-dim) wide, with the same zero point."""
         if self.setting.symmetric:
             self.range.clamp_(min=least)
             return
@@ -183,7 +185,7 @@ class Quantizer(nn.Module):
                 self._read_ends()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Pass, observe or fake-quantize `x` (any shape), by `state`; shape and type are kept."""
+        """Pass, observe or fake-quantize `x` (any shape), by `state`; shape and type stay."""
         if self.state is State.OFF:
             return x
         if self.state is State.CALIBRATE:
@@ -193,7 +195,7 @@ class Quantizer(nn.Module):
         return simulate(x, self.range_for(x), *self.grid)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Quantizer":
-        # A range stays float32 through .half() and .bfloat16(): only its device follows the model.
+        # A range stays float32 in .half() and .bfloat16(): only its device follows the model.
         before = [None if held is None else held.detach() for held in (self._amax, self._bounds)]
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch gives it no types
         for held, kept in zip((self._amax, self._bounds), before, strict=True):
@@ -202,7 +204,7 @@ class Quantizer(nn.Module):
         return self
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
-        # A checkpoint creates the buffers that it has; a [1] range, as some tools write, becomes 0-dim.
+        # A checkpoint creates the buffers that it holds; a [1] range, as some tools write, becomes 0-dim.
         value = state_dict.get(prefix + "_amax")
         if value is not None:
             self.amax = value.reshape(()) if value.numel() == 1 else value
@@ -220,14 +222,14 @@ class Quantizer(nn.Module):
 def row_ranges(x: Tensor, amax: Tensor) -> Tensor:
     """The ranges [channels, 1, ...] of the channels of `x` [channels, ...] under a range per tensor, 0-dim.
 
-    The largest magnitude of each channel, cut to that range; the whole range for a channel of zeros.
+    The largest magnitude of each channel, at most that range; the whole range for a channel of zeros.
     """
     x, rest = x.detach(), tuple(range(1, x.dim()))
     return _parts(torch.maximum(x.amax(rest, keepdim=True), -x.amin(rest, keepdim=True)), amax)  # abs() would copy x
 
 
 def _parts(largest: Tensor, amax: Tensor) -> Tensor:
-    """The ranges of parts of a tensor with these largest magnitudes, cut to the tensor's own."""
+    """The ranges of a tensor's parts with these largest magnitudes, at most the tensor's own."""
     largest = largest.float()
     return torch.where(largest > TINY_AMAX, torch.minimum(largest, amax), amax)
 

@@ -1,10 +1,10 @@
 """The uncertainty of a range by the choice of pictures: a bootstrap over pictures, in closed form.
 
 A picture's peak is the largest magnitude that a node saw in it. A range covers the peaks of some share of the pictures:
-of all if it is the maximum, of fewer at a percentile. So it counts as that quantile of the peaks, whose bootstrap
-distribution needs no drawing: the k-th smallest peak of m pictures, drawn from n with replacement, is at most the i-th
-if at least k draws are among the first i, which is binomial. (Efron and Tibshirani, "An Introduction to the Bootstrap",
-1993, chapter 5.)
+all for the maximum, fewer for a percentile. So a range counts as that quantile of the peaks, whose bootstrap
+distribution needs no sampling: the k-th smallest of m peaks, drawn from n with replacement, is at most the i-th if at
+least k draws are among the first i, which is binomial. (Efron and Tibshirani, "An Introduction to the Bootstrap", 1993,
+chapter 5.)
 """
 
 import math
@@ -15,16 +15,16 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-MOST = 1024  # pictures: more are enough
-_SHARE = 0.9  # of nodes whose ranges are no more uncertain than the figure for all
-_SLOWEST, _FASTEST = 0.25, 1.0  # powers of the number of pictures by which the uncertainty shrinks; a mean's is 0.5
+MOST = 1024  # pictures; with more, uncertainty is no concern
+_SHARE = 0.9  # share of nodes whose ranges are at most as uncertain as the total figure
+_SLOWEST, _FASTEST = 0.25, 1.0  # uncertainty shrinks with this power of the number of pictures; a mean's with 0.5
 
 
 def relative_uncertainty(peaks: Sequence[float], amax: float, drawn: int | None = None) -> float:
-    """Standard error of a range, as a share of it, over samples of `drawn` pictures (None: as many as there are).
+    """Standard error of a range, relative to it, over samples of `drawn` pictures (None: as many as there are).
 
-    `peaks` of the pictures, sorted, at least one above zero. 0 for a range below all of them: it depends on the bulk of
-    values, which is alike in all pictures.
+    `peaks`: sorted, at least one above zero. 0 for a range below all peaks: it depends on the bulk of values, which is
+    alike in all pictures.
     """
     n = len(peaks)
     m = n if drawn is None else drawn
@@ -52,7 +52,8 @@ def _at_most(n: int, m: int) -> NDArray[np.float64]:
 
 
 def sample_uncertainty(peaks: Mapping[str, Sequence[float]], amax: Mapping[str, float]) -> tuple[float, float]:
-    """The uncertainty that nine in ten nodes keep within, and the power of the number of pictures by which it shrinks.
+    """The uncertainty that nine in ten nodes do not exceed, and the power of the number of pictures with which it
+    shrinks.
 
     For at least two pictures; dead nodes do not count.
     """
@@ -69,5 +70,5 @@ def sample_uncertainty(peaks: Mapping[str, Sequence[float]], amax: Mapping[str, 
 
 
 def pictures_for(uncertainty: float, power: float, pictures: int, limit: float) -> int:
-    """About how many pictures bring the uncertainty down to `limit`, as a power of two."""
+    """About how many pictures reduce the uncertainty to `limit`, as a power of two."""
     return int(2 ** math.ceil(math.log2(pictures * max(uncertainty / limit, 1.0) ** (1 / power))))

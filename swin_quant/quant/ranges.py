@@ -28,13 +28,13 @@ class Range:
         return self.amax <= TINY_AMAX
 
     def give(self, node: Quantizer, device: torch.device | None = None) -> None:
-        """Give it to `node`, by default on the device of its range; a dead node gets one that formats can store."""
+        """Set the range of `node`, by default on its range's device; a dead node gets one that formats can store."""
         if device is None and node.amax is not None:
             device = node.amax.device
         used = Range(UNUSED_AMAX, self.bounds and (-UNUSED_AMAX, UNUSED_AMAX)) if self.is_dead else self
         node.amax = torch.tensor(used.amax, dtype=torch.float32, device=device)
         ends = used.bounds and torch.tensor(used.bounds, dtype=torch.float32, device=device)
-        node.bounds = None if ends is None else ends + 0.0  # of two zeros the one without a sign
+        node.bounds = None if ends is None else ends + 0.0  # turns -0.0 into 0.0
 
     def ends_on(self, node: Quantizer) -> tuple[float, float]:
         """Lower and upper end on the grid of `node`."""
@@ -53,7 +53,7 @@ class Range:
 
 
 def range_of(node: Quantizer) -> Range:
-    """The range of a node; where rows have their own, the largest. SwinQuantError for one that was not calibrated."""
+    """The range of a node; of ranges per row, the largest. SwinQuantError if it was not calibrated."""
     if node.amax is None:
         raise SwinQuantError(NO_RANGE.format(node.name))
     amax = (node.range if node.setting.symmetric else node.amax).max().item()
@@ -65,7 +65,7 @@ def range_of(node: Quantizer) -> Range:
 
 @contextmanager
 def keeping_ranges(nodes: Iterable[Quantizer]) -> Iterator[None]:
-    """Inside, `nodes` may get any range; afterwards each has its own again."""
+    """Inside the context, `nodes` may get any range; afterwards each has its own again."""
     before = [(node, node.amax, node.bounds) for node in nodes]
     try:
         yield
@@ -75,7 +75,7 @@ def keeping_ranges(nodes: Iterable[Quantizer]) -> Iterator[None]:
 
 
 def search(method: str, statistics: Statistics, node: Quantizer, percentile: float, bounded: bool = True) -> Range:
-    """The range that `method` gives a node; with its ends, if these are wanted and the statistics have signs."""
+    """The range that `method` gives a node, with ends if `bounded` and the statistics have signs."""
     bits = node.setting.bits
     bounds = search_bounds(method, statistics, 2**bits - 1, percentile) if bounded and statistics.sides else None
     return Range(search_range(method, statistics, bits, percentile, node.setting.format), bounds)
@@ -84,7 +84,7 @@ def search(method: str, statistics: Statistics, node: Quantizer, percentile: flo
 def search_range(
     method: str, statistics: Statistics, bits: int = 8, percentile: float = DEFAULT_PERCENTILE, format: str = "int8"
 ) -> float:
-    """The amax that `method` gives for a symmetric grid of `bits` bits or of fp8 (0 only if all values were 0)."""
+    """The amax that `method` gives for a symmetric grid with `bits` bits or fp8 (0 only if all values were 0)."""
     if statistics.largest == 0.0:
         return 0.0
     return RANGE_METHODS[method].search(statistics, grid(bits, format=format)[1] + 1, percentile)
@@ -107,20 +107,20 @@ def search_bounds(
 
 
 def methods_for(nodes: Iterable[Quantizer]) -> list[str]:
-    """The range methods that a user may ask for where all `nodes` are on: float8 has no equal steps."""
+    """The range methods that fit if all `nodes` are on: float8 has no equal steps."""
     float8 = any(node.setting.format == FP8 for node in nodes)
     return [name for name, method in RANGE_METHODS.items() if not (float8 and method.even_steps)]
 
 
 def method_for(bits: int) -> str:
-    """The method of BY_BITS for a node of `bits` bits."""
+    """The method in BY_BITS for a node with `bits` bits."""
     return BY_BITS[max(least for least in BY_BITS if bits >= least)]
 
 
 def weight_range(method: str, weight: Tensor, node: Quantizer) -> Tensor | None:
-    """The range that `method` gives a weight [out, ...] on the grid of its node: 0-dim, or [out, 1, ...] per channel.
+    """The range that `method` gives a weight [out, ...] on its node's grid: 0-dim, or [out, 1, ...] per channel.
 
-    None where the method has none of its own, and a weight takes its largest magnitude.
+    None if the method has none for weights: a weight then takes its largest magnitude.
     """
     of_weight = RANGE_METHODS[method].of_weight
     return of_weight(weight, *node.setting.levels, node.setting.per_channel) if of_weight else None

@@ -1,8 +1,8 @@
 """Search the layers to leave float: the fastest policy within a budget of loss.
 
-Greedy, and measured at every step: layers are ordered by their error for each millisecond that their quantization
-saves. Halving finds the shortest beginning of that list that, left float, is within the budget (more float layers never
-lose much); then each of its layers is tried again in int8.
+Greedy, and measured at every step: layers are ordered by their error for each millisecond that quantizing them saves.
+Bisection finds the shortest start of that list that meets the budget if left float (more float layers never lose much);
+then each of its layers is tried again in int8.
 """
 
 import math
@@ -15,15 +15,15 @@ from swin_quant.quant.distance import Loss
 from swin_quant.quant.policy import Policy
 
 Within = Callable[[frozenset[str]], bool]
-_LEAST = 1e-6  # of all layers' milliseconds: the saving of a layer that was measured to save nothing
+_LEAST = 1e-6  # of all layers' milliseconds: counts as the saving of a layer that saves nothing
 
 
 @dataclass(frozen=True)
 class Unit:
     """The nodes of a layer, which are switched together.
 
-    `error`: the power of the logits' noise when only they quantize, relative to the logits'. `saved_ms`: the measured
-    time that the engine saves with them on, maybe negative; zero if it could not be told.
+    `error`: the power of the logits' noise if only these nodes quantize, relative to the logits. `saved_ms`: the
+    measured time that they save on the engine, maybe negative; zero if it could not be told.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Unit:
 
     @property
     def sqnr_db(self) -> float:
-        """The logits' SQNR when only these nodes quantize; infinite if that changes nothing."""
+        """The logits' SQNR if only these nodes quantize; infinite if that changes nothing."""
         return -10 * math.log10(self.error) if self.error else math.inf
 
 
@@ -41,7 +41,7 @@ class Unit:
 class Budget:
     """Limits of the loss: expected drop of top-1 in points, agreement in percent, SQNR in dB; None: no limit.
 
-    The drop counts with two standard errors: of many policies, one is good by chance on the pictures at hand.
+    The drop counts with two standard errors: among many policies, one is good by chance on the given pictures.
     """
 
     max_drop: float | None = None
@@ -70,7 +70,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class TriedPolicy:
-    """A measured policy: how many `nodes` are on, its loss, and a batch's milliseconds on the engine, or None."""
+    """A measured policy: the number of enabled `nodes`, its loss, and a batch's milliseconds on the engine, or None."""
 
     policy: str
     nodes: int
@@ -89,8 +89,8 @@ class TriedPolicy:
 class SearchResult:
     """The policy, its file, all candidates, the fastest first, and whether the budget was met.
 
-    `left_float`: layers that it leaves float and that could be quantized; `cost_ms`: the time that this costs a batch,
-    None if it was not measured.
+    `left_float`: layers that could be quantized and are left float; `cost_ms`: the time that this costs a batch, None
+    if it was not measured.
     """
 
     policy: Policy
@@ -113,20 +113,20 @@ class SearchResult:
 
 
 def check_limit(name: str, value: float | None, most: float = math.inf) -> None:
-    """UsageError for a limit of the option `name` that no policy keeps, or every one."""
+    """UsageError for a limit of the option `name` that no policy meets, or that every policy meets."""
     if value is not None and not (0 <= value <= most and value < math.inf):
         limits = "a number from 0" + (f" to {most:g}" if most < math.inf else " up")
         raise UsageError(f"‹{name}› {value:g}: must be {limits}")
 
 
 def in_order(units: Sequence[Unit]) -> list[Unit]:
-    """Units that int8 makes slower first, then those with the most error for the time that they save."""
+    """Units that int8 makes slower first, then by error for each millisecond saved, the largest first."""
     least = _LEAST * max(1e-9, sum(abs(unit.saved_ms) for unit in units))
     return sorted(units, key=lambda unit: (unit.saved_ms < 0, unit.error / max(unit.saved_ms, least)), reverse=True)
 
 
 def fastest(units: Sequence[Unit]) -> int:
-    """How many units of the order, left float, take the least time: those that int8 makes slower."""
+    """The number of first units in order that take the least time if left float: those that int8 makes slower."""
     return sum(unit.saved_ms < 0 for unit in units)
 
 
@@ -138,10 +138,10 @@ def prefix(units: Sequence[Unit], length: int) -> frozenset[str]:
 def cheapest(
     units: Sequence[Unit], within: Within, again: Callable[[frozenset[str]], Within] | None = None
 ) -> frozenset[str] | None:
-    """The names of the fewest units to leave float so that `within` holds; those that int8 makes slower stay float.
+    """The names of the fewest units to leave float so that `within` holds; units that int8 makes slower stay float.
 
-    None if it does not hold for all of them. `within` is asked about log2(n) times, and once more for each unit of the
-    first result, there by the condition `again(result)` if it is given.
+    None if it does not hold even for all units. `within` is called about log2(n) times, and once more for each unit of
+    the first result; for these, `again(result)` replaces it if given.
     """
     low, high = 0, len(units)
     if not within(prefix(units, high)):
@@ -161,8 +161,8 @@ def cheapest(
 
 
 def within_time(units: Sequence[Unit], most_ms: float, milliseconds: Callable[[frozenset[str]], float]) -> int | None:
-    """How many units of the order can be left float within `most_ms`; None if even the fastest number takes longer."""
-    least = fastest(units)  # up to there time falls
+    """How many of the first units can be left float within `most_ms`; None if even the fastest number takes longer."""
+    least = fastest(units)  # up to there, time falls
     low, high = least - 1, len(units)
     while low < high:
         middle = (low + high + 1) // 2

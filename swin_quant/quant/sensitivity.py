@@ -1,8 +1,8 @@
-"""The cost of each node: the loss of the logits when only it is quantized, and when all others are.
+"""The cost of each node: the loss of the logits with only this node quantized, and with all others.
 
 Alone, a node shows its own noise; left out, it shows the gain of keeping it float. Groups of nodes (layers, blocks,
-stages, roles) are measured alike. A forward begins at the group's first node: the blocks before it replay their outputs
-in the float model, or in the quantized one.
+stages, roles) are measured alike. A forward pass starts at the group's first node: the blocks before it replay their
+outputs from the float model, or from the quantized one.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ from swin_quant.quant.watch import watching
 
 @contextmanager
 def recorded(parts: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
-    """The outputs of `parts`, which run one after another, in a forward inside."""
+    """Inside the context, a list of the outputs of `parts`, which run one after another, in a forward pass."""
     outputs: list[Tensor] = []
     with watching({str(number): part for number, part in enumerate(parts)}, lambda *seen: outputs.append(seen[-1])):
         yield outputs
@@ -31,13 +31,13 @@ def recorded(parts: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
 
 @contextmanager
 def replayed(parts: Sequence[nn.Module], outputs: Sequence[Tensor]) -> Iterator[None]:
-    """Inside, the first `len(outputs)` of `parts` return `outputs` for any input.
+    """Inside the context, the first `len(outputs)` of `parts` return `outputs` for any input.
 
     Modules between them compute as usual, from the output of the part before.
     """
     skipped = list(zip(parts, outputs, strict=False))
     for part, output in skipped:
-        part.forward = lambda *given, _output=output: _output
+        part.forward = lambda *inputs, _output=output: _output
     try:
         yield
     finally:
@@ -64,8 +64,8 @@ class GroupLoss:
 class Sensitivity:
     """The losses of every group, in the model's order, and of all nodes together.
 
-    `profile`: block -> SQNR in dB of its output, quantized against float. `forwards`: the work done, in forwards of the
-    whole model over all pictures.
+    `profile`: SQNR in dB of each block's output, quantized against float. `forwards`: the work, in forward passes of
+    the whole model over all pictures.
     """
 
     pictures: int
@@ -80,7 +80,7 @@ class Sensitivity:
 
 
 def groups_of(nodes: Mapping[str, Quantizer], blocks: Iterable[str] = (), stages: Iterable[str] = ()) -> list[Group]:
-    """Every node, and the nodes of each layer, block and stage, by their names, and of each role."""
+    """Every node by itself; the nodes of each layer, block and stage, by name; and of each role."""
     found: list[Group] = [(NODE, name, (name,)) for name in nodes]
     layers: dict[str, list[str]] = {}
     for name in nodes:
@@ -101,9 +101,9 @@ def sensitivity(
     tell: Callable[[Iterable[int], int], Iterable[int]] = lambda numbers, total: numbers,
     kinds: Sequence[str] = (NODE, LAYER, BLOCK, STAGE, ROLE),
 ) -> Sensitivity:
-    """Measure the nodes that the model's policy enables on this rank's share of (number, images [B, channels, S, S]).
+    """Measure the enabled nodes of the model on this rank's share of (number, images [B, channels, S, S]).
 
-    `blocks` run one after another and take one tensor; the time depends on them, the result does not. `tell` iterates
+    `blocks` run one after another and take one tensor; they save time and do not change the result. `tell` iterates
     over the numbers of groups, for a progress bar. Afterwards the model is as before, nodes off. The result is the same
     on any number of ranks. SwinQuantError if no node is on, or there is no picture.
     """
@@ -143,7 +143,7 @@ def _result(
             one.add(values)
     overall, depth, pairs = sums[0], sums[1 : 1 + len(blocks)], sums[1 + len(blocks) :]
     losses = [one.loss() for one in pairs]
-    units = len(blocks) + 1  # the rest behind the last block counts as one more
+    units = len(blocks) + 1  # the rest after the last block counts as one more
     return Sensitivity(
         overall.pictures,
         overall.loss(),
@@ -157,7 +157,8 @@ def _result(
 
 
 class _Batch:
-    """One batch: the outputs of all blocks in the float and the quantized model, and forwards from any of them on."""
+    """One batch: the outputs of all blocks in the float and the quantized model, and forward passes that start at any
+    block."""
 
     def __init__(
         self, model: nn.Module, nodes: Mapping[str, Quantizer], parts: Sequence[nn.Module], images: Tensor
@@ -199,5 +200,5 @@ class _Batch:
         return logits
 
     def _note(self, name: str, *_: object) -> None:
-        """Note how many blocks are done at a node's first call."""
+        """Note how many blocks have run at a node's first call."""
         self.begins.setdefault(name, len(self.floats))

@@ -1,4 +1,4 @@
-"""Whether a node quantizes, and to which grid: what a policy decides for it."""
+"""A policy's decision for a node: whether it quantizes, and on which grid."""
 
 from dataclasses import dataclass
 
@@ -9,8 +9,8 @@ from swin_quant.quant.fake_quant import FORMATS, FP8, grid
 class Setting:
     """A policy's decision for one node.
 
-    `block`: how many values of a row of a weight [out, in] share a range; None: all of them. `amax`: a fixed range, in
-    place of the calibrated one.
+    `block`: the number of values in a row of a weight [out, in] that share a range; None: the whole row. `amax`: a
+    fixed range instead of the calibrated one.
     """
 
     enabled: bool = False

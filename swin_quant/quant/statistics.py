@@ -14,7 +14,7 @@ from swin_quant.quant.fake_quant import E4M3, is_symmetric
 class Statistics:
     """A node's values: int64 counts [bins] of |x| in equal bins of `width` from 0, and the exact largest |x|.
 
-    `sides`: the same for the values below zero, and for all others; None if signs were not kept.
+    `sides`: the same for values below zero, and for all others; None if signs were not kept.
     """
 
     counts: NDArray[np.int64]
@@ -23,7 +23,7 @@ class Statistics:
     sides: "tuple[Statistics, Statistics] | None" = None
 
     def edge(self, index: int) -> float:
-        """Upper edge of the first `index` bins, but never above the largest value seen."""
+        """Upper edge of the first `index` bins, at most the largest value seen."""
         return min(index * self.width, self.largest)
 
     def both_sides(self) -> "tuple[Statistics, Statistics]":
@@ -38,7 +38,7 @@ class Statistics:
 
 
 def of_sides(below: Statistics, above: Statistics) -> Statistics:
-    """Statistics of all values; widths of both sides' bins are powers of two, and their numbers equal."""
+    """Statistics of all values; both sides have as many bins, with powers of two as widths."""
     width = max(below.width, above.width)
     counts = sum(_wider(side.counts, round(width / side.width)) for side in (below, above))
     return Statistics(np.asarray(counts), width, max(below.largest, above.largest), (below, above))
@@ -52,8 +52,8 @@ def _wider(counts: NDArray[np.int64], times: int) -> NDArray[np.int64]:
 def sqnr_db(statistics: Statistics, amax: float, qmin: int, qmax: int) -> float:
     """Signal to quantization noise of a node's values after rounding and clipping to `amax`, in dB.
 
-    By the histogram alone, with values spread evenly inside their bin. The grid is amax / qmax * {qmin..qmax}; a
-    symmetric one counts as long below zero as above.
+    It uses only the histogram, with values spread evenly inside their bin. The grid is amax / qmax * {qmin..qmax}; a
+    symmetric one counts as equally long on both sides of zero.
     """
     step = amax / qmax
     sides = [(statistics, amax)]
@@ -71,7 +71,8 @@ def sqnr_db(statistics: Statistics, amax: float, qmin: int, qmax: int) -> float:
 
 
 def slope(counts: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Weights for a function's values at the edges of bins; the sum is that of counts times its differences."""
+    """Weights for a function's values at the edges of bins; the weighted sum is that of counts times its
+    differences."""
     # Summation by parts: sum of counts[j] * (F[j + 1] - F[j]) is the sum of F[j] * (counts[j - 1] - counts[j]).
     return -np.diff(counts.astype(np.float64), prepend=0.0, append=0.0)
 
@@ -86,8 +87,8 @@ def error_integral(
 ) -> NDArray[np.float64]:
     """Integral from 0 to each edge of the squared quantization error: [candidates, edges]. amax is whole steps.
 
-    In units of a step the error is the sawtooth u - round(u), whose square integrates to n / 12 + r**3 / 3 with
-    n = round(u), r = u - n; beyond amax it is u - amax.
+    In units of a step the error is the sawtooth u - round(u), whose square integrates to n / 12 + r**3 / 3 with n =
+    round(u), r = u - n; beyond amax it is u - amax.
     """
     step = step[:, None]
     inside = np.minimum(edges, amax[:, None])
@@ -99,13 +100,13 @@ def error_integral(
     return step**3 * rounding + beyond * beyond * beyond / 3
 
 
-_E4M3_STEPS = 2.0 ** np.arange(-9, 6)  # in the octaves [0, 2^-5) to [256, 512), each but the first with 8 steps
+_E4M3_STEPS = 2.0 ** np.arange(-9, 6)  # steps in the octaves [0, 2^-5) to [256, 512), of which all but the first have 8
 _E4M3_BEFORE = np.concatenate([[0.0], np.cumsum(np.array([16, *[8] * 13]) * _E4M3_STEPS[:-1] ** 3 / 12)])
 _E4M3_OFFSETS = _E4M3_BEFORE - np.array([0, *[8] * 14]) * _E4M3_STEPS**3 / 12
 
 
 def e4m3_error(edges: NDArray[np.floating[Any]], amax: NDArray[np.float64]) -> NDArray[np.float64]:
-    """`error_integral` for E4M3 with scale amax / 448: inside an octave its steps are even."""
+    """`error_integral` for E4M3 with scale amax / 448: steps are equal inside an octave."""
     scale = amax[:, None] / E4M3[1]
     inside = np.minimum(edges, amax[:, None])
     beyond = edges - inside

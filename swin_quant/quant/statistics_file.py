@@ -1,9 +1,9 @@
-"""A calibration's statistics in a small file: ranges for other bits or methods are searched in it, without pictures.
+"""A calibration's statistics in a small file, for searching ranges with other bits or methods without pictures.
 
 A compressed .npz: `names` of the nodes (JSON as uint8), `counts` int64 [nodes, 2, BINS], `width` and `largest` float64
-[nodes, 2], of the values below zero and of all others; `peaks` float32 [nodes, pictures], the sorted largest magnitudes
-of each picture, -1 if unknown. Files from before zero points have one row a node, of magnitudes.
-It may come from elsewhere: shape, type and size of every part are checked before it is unpacked.
+[nodes, 2], for values below zero and all others; `peaks` float32 [nodes, pictures], the sorted largest magnitudes of
+the pictures, -1 if unknown. Files from before zero points have one row a node, of magnitudes. The file is not trusted:
+shape, type and size of every part are checked before it is unpacked.
 """
 
 import io
@@ -27,15 +27,15 @@ from swin_quant.quant.statistics import Statistics, of_sides
 
 SUFFIX = ".stats.npz"
 MAX_BYTES = 64 * 1024 * 1024
-_HEADER = 4096  # bytes: more than numpy writes before the values of an array
-_ENTRY, _MAX_ENTRIES = b"PK\x01\x02", 100  # of a zip's directory: zipfile makes 600 bytes of 46; four are needed
+_HEADER = 4096  # bytes; more than numpy writes before an array's values
+_ENTRY, _MAX_ENTRIES = b"PK\x01\x02", 100  # in a zip's directory: zipfile makes 600 bytes of 46; four are needed
 _MAGIC = b"\x93NUMPY\x01\x00"  # then two bytes of length and the text of the header: numpy.lib.format
-_WIDTHS = 2.0**-100 / BINS, 2.0**128 / BINS  # powers of two: those of histograms of float32
-_LARGEST_COUNT = 2**62  # of all values of a node: sums of counts stay within int64
+_WIDTHS = 2.0**-100 / BINS, 2.0**128 / BINS  # powers of two, as in histograms of float32
+_LARGEST_COUNT = 2**62  # of a node's values: sums of counts stay within int64
 
 
 def statistics_bytes(statistics: Mapping[str, Statistics], peaks: Mapping[str, Sequence[float]] | None = None) -> bytes:
-    """The file's content: the same bytes for the same statistics. `peaks` of nodes, of as many pictures each."""
+    """The file's content: the same bytes for the same statistics. `peaks` by node, equally many pictures each."""
     signed = all(each.sides for each in statistics.values())
 
     def rows(of: Callable[[Statistics], Any]) -> list[Any]:
@@ -57,7 +57,7 @@ def statistics_bytes(statistics: Mapping[str, Statistics], peaks: Mapping[str, S
 
 @contextmanager
 def _opened(path: str | os.PathLike[str]) -> Iterator[zipfile.ZipFile]:
-    """The archive. SwinQuantError if it is damaged, or a ValueError inside finds that it is of another model."""
+    """The archive. SwinQuantError if it is damaged, and for a ValueError inside, which means another model."""
     data = read_bounded(path, "statistics file", MAX_BYTES)
     try:
         if data.count(_ENTRY) > _MAX_ENTRIES:
@@ -70,7 +70,7 @@ def _opened(path: str | os.PathLike[str]) -> Iterator[zipfile.ZipFile]:
 
 @reads("statistics file")
 def read_statistics(path: str | os.PathLike[str], names: Sequence[str]) -> dict[str, Statistics]:
-    """The statistics of the nodes `names`, in their order. SwinQuantError if the file is damaged or of other nodes."""
+    """The statistics of the nodes `names`, in their order. SwinQuantError if the file is damaged or has other nodes."""
     n, listed = len(names), json.dumps(list(names)).encode()
     with _opened(path) as archive:
         found = _part(archive, "names", np.uint8, (len(listed),)).tobytes()
@@ -88,7 +88,7 @@ def read_statistics(path: str | os.PathLike[str], names: Sequence[str]) -> dict[
 
 @reads("statistics file")
 def read_peaks(path: str | os.PathLike[str], names: Sequence[str], pictures: int) -> dict[str, list[float]]:
-    """The sorted largest magnitudes of the pictures, for those nodes of which the file has them.
+    """The pictures' sorted largest magnitudes, for the nodes that have them in the file.
 
     SwinQuantError if it is damaged.
     """
@@ -102,7 +102,7 @@ def read_peaks(path: str | os.PathLike[str], names: Sequence[str], pictures: int
 
 
 def read_calibration(path: str | os.PathLike[str], names: Sequence[str], pictures: int) -> Calibration:
-    """The calibration, on so many pictures, that the file holds. SwinQuantError as in `read_statistics`."""
+    """The calibration in the file, on this many pictures. SwinQuantError as in `read_statistics`."""
     counted = read_statistics(path, names)
     largest = {name: each.largest for name, each in counted.items()}
     ends = {name: (-each.sides[0].largest, each.sides[1].largest) for name, each in counted.items() if each.sides}
@@ -119,7 +119,7 @@ def _shape(archive: zipfile.ZipFile, nodes: int) -> tuple[int, ...]:
 
 
 def _part(archive: zipfile.ZipFile, name: str, dtype: type[np.generic], shape: tuple[int, ...]) -> NDArray[Any]:
-    """An array of exactly this type and shape, of which no more bytes are unpacked."""
+    """An array of exactly this type and shape; no more bytes are unpacked."""
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     content = unpacked(archive, f"{name}.npy", size + _HEADER)
     header, _, values = content.partition(b"\n")  # numpy's own reader evaluates the header as Python

@@ -1,7 +1,7 @@
-"""Fake quantization in eager mode: the op's arithmetic to the bit, at a fraction of its time and memory.
+"""Fake quantization in eager mode: the op's arithmetic to the bit, in a fraction of its time and memory.
 
 On a CPU the elementwise steps run over blocks that stay in the cache. The backward pass keeps the positions where `x`
-saturated, a few in ten thousand, instead of `x` or a mask, and for a learned range the rounding error, in a byte.
+saturated, a few in ten thousand, instead of `x` or a mask; for a learned range also the rounding error, in a byte.
 """
 
 import functools
@@ -26,12 +26,12 @@ from swin_quant.quant.fake_quant import (
 )
 
 Block: TypeAlias = slice | tuple[()]
-_BLOCK = 1 << 16  # values a thread: 256 KiB of float32, which fits into the second-level cache beside its results
-_MOST = 126  # the code of the largest rounding error, half of a grid's largest step; 127 and -127: saturated
+_BLOCK = 1 << 16  # values a thread: 256 KiB of float32 fit into the second-level cache beside their results
+_MOST = 126  # code of the largest rounding error, half of a grid's largest step; 127 and -127: saturated
 
 
 def simulate(x: Tensor, amax: Tensor, qmin: int, qmax: int) -> Tensor:
-    """`fake_quant(x, amax, qmin, qmax)`: the op itself in a graph; else its arithmetic, with a cheaper backward pass.
+    """`fake_quant(x, amax, qmin, qmax)`: the op itself in a graph, else its arithmetic with a cheaper backward pass.
 
     The op's first call imports torch's compiler, which takes seconds.
     """
@@ -46,7 +46,7 @@ def simulate(x: Tensor, amax: Tensor, qmin: int, qmax: int) -> Tensor:
 
 
 def _traced(x: Tensor, amax: Tensor, qmin: int, qmax: int) -> Tensor:
-    """Plain operations, which a compiler fuses with their neighbours and computes again at will.
+    """Plain operations, which a compiler fuses with their neighbours and recomputes at will.
 
     Gradients enter by terms that are zero, t - t.detach(). `inside` is a float made without a comparison: compilers
     keep a comparison's bits for the backward pass, and inductor takes ten times as long to store them.
@@ -88,7 +88,7 @@ class _Eager(torch.autograd.Function):
                 codes[block].copy_(slope.mul_(_codes(qmin, qmax)).round_().clamp_(-127, 127))
             if y.dtype == torch.float32:
                 torch.mul(levels, factor, out=y[block])
-            else:  # a product that converts on the way takes several times as long as the two after each other
+            else:  # one product that also converts takes several times as long as both steps
                 y[block].copy_(levels.mul_(factor))
         ctx.save_for_backward(codes, *saturated)
         ctx.amax_shape, ctx.grid = amax.shape, (qmin, qmax)
@@ -124,15 +124,15 @@ def _blocks(x: Tensor, range_dim: int) -> list[Block]:
 
 
 def _is_real(x: Tensor) -> bool:
-    """Whether x has its values in this machine's memory."""
+    """Whether x has values in this machine's memory."""
     return x.device.type == "cpu" and not isinstance(x, FakeTensor)
 
 
 def _outside(values: Tensor, low: Tensor | None, amax: Tensor, room: Tensor) -> Tensor:
     """Positions of values < low (None: -amax) or > amax: flat int64 [few] on a CPU; elsewhere a mask, without a wait.
 
-    `room`: a tensor like `values` to work in. A storage that numpy has seen cannot be freed, but a sharded weight's
-    must be.
+    `room`: a work tensor like `values`. numpy must not see `values` itself: a storage that numpy has seen cannot be
+    freed, but a sharded weight's must be.
     """
     seen = torch.abs(values, out=room) if low is None else room.copy_(values)
     if not _is_real(values):
@@ -144,7 +144,7 @@ def _outside(values: Tensor, low: Tensor | None, amax: Tensor, room: Tensor) -> 
 
 
 def _zero(values: Tensor, outside: Tensor) -> Tensor:
-    """Set `values` (contiguous) to 0 at the places that `_outside` gave."""
+    """Set `values` (contiguous) to 0 at the positions from `_outside`."""
     if outside.dtype == torch.bool:
         return values.masked_fill_(outside, 0)
     values.view(-1).index_fill_(0, outside, 0)
@@ -152,7 +152,7 @@ def _zero(values: Tensor, outside: Tensor) -> Tensor:
 
 
 def _slopes(codes: Tensor, outside: Tensor, qmin: int, qmax: int) -> Tensor:
-    """dy/dscale in float32 from codes: the rounding error, or the saturated level for positions `outside`."""
+    """dy/dscale in float32 from codes: the rounding error, or the saturated level at positions `outside`."""
     slopes, steps, one = codes.float(), qmax - qmin, _codes(qmin, qmax)
     if outside.dtype == torch.bool:
         return torch.where(outside, one * (slopes * steps).clamp_(qmin, qmax), slopes)

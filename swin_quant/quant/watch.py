@@ -12,9 +12,9 @@ Visit = Callable[[str, nn.Module, tuple[Any, ...], Any], None]
 
 @contextmanager
 def watching(modules: Mapping[str, nn.Module], visit: Visit) -> Iterator[None]:
-    """Inside, `visit(name, module, inputs, output)` is called after each forward of the modules.
+    """Inside the context, `visit(name, module, inputs, output)` is called after each forward pass of the modules.
 
-    Its result is not used; an exception of it ends the forward.
+    Its result is ignored; its exceptions end the forward pass.
     """
     hooks = [module.register_forward_hook(partial(_call, visit, name)) for name, module in modules.items()]
     try:

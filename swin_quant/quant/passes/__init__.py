@@ -1,4 +1,4 @@
-"""Passes make a calibrated network better without labels: a file each with its PASS; `quant.names` lists them."""
+"""Passes improve a calibrated network without labels: each a file with its PASS; `quant.names` lists them."""
 
 import importlib
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,7 @@ from typing import Any
 from swin_quant.quant.names import PASSES
 from swin_quant.quant.passes.kind import Pass
 
-_REMOVED = {"erq"}  # passes of older cards that chose ranges
+_REMOVED = {"erq"}  # passes in older cards that chose ranges
 
 
 def passes() -> dict[str, Pass]:
@@ -16,6 +16,6 @@ def passes() -> dict[str, Pass]:
 
 
 def choosing_ranges(records: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Names of the kept passes of a run card that chose ranges, to which weights were fitted."""
+    """Names of a run card's kept passes that chose ranges, to which weights were then fitted."""
     choosing = {name for name, kind in passes().items() if kind.of_ranges} | _REMOVED
     return [one["name"] for one in records if one["kept"] and one["name"] in choosing]

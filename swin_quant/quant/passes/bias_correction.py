@@ -1,9 +1,9 @@
-"""Bias correction: what rounding a weight adds to the mean of a channel is taken off in the layer's bias.
+"""Bias correction: subtract the mean error that rounding a weight causes in each channel from the layer's bias.
 
-Inputs behind a ReLU have a mean, so that the error of a weight moves the mean of its output: most in depthwise
-convolutions of nine weights (Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias Correction",
-2019, section 4.2). Every layer is measured on float's inputs, in one forward pass: correcting each on what quantized
-layers before it give won less (20.4 against 23.9 dB on EfficientNet-Lite0, policy `cpu`).
+Inputs after a ReLU have a mean, so a weight's error shifts the mean of its output, most in depthwise convolutions with
+nine weights (Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias Correction", 2019, section
+4.2). Every layer is measured on float inputs, in one forward pass: correcting each on the outputs of the quantized
+layers before it gained less (20.4 against 23.9 dB on EfficientNet-Lite0, policy `cpu`).
 """
 
 from collections import defaultdict
@@ -22,14 +22,14 @@ from swin_quant.quant.watch import watching
 
 @dataclass(frozen=True)
 class BiasOptions(CheckedOptions):
-    """`pictures`: how many are measured on."""
+    """`pictures`: the number to measure on."""
 
     pictures: Annotated[int, within(least=1)] = 64
 
 
 @torch.no_grad()
 def run(context: PassContext, options: BiasOptions) -> str:
-    """Correct the bias of every layer whose weight is quantized and that has one."""
+    """Correct the bias of every layer that has one and whose weight is quantized."""
     layers = {
         name: layer
         for name, layer in context.model.named_modules()
@@ -42,8 +42,8 @@ def run(context: PassContext, options: BiasOptions) -> str:
     sums: dict[str, Tensor] = {}
     counts: dict[str, int] = defaultdict(int)
 
-    def look(name: str, module: nn.Module, given: tuple[Any, ...], y: Tensor) -> None:
-        lost = channels_last(module, cast(QuantizedLayer, module).product(given[0], errors[name])).flatten(0, -2)
+    def look(name: str, module: nn.Module, inputs: tuple[Any, ...], y: Tensor) -> None:
+        lost = channels_last(module, cast(QuantizedLayer, module).product(inputs[0], errors[name])).flatten(0, -2)
         sums[name] = sums.get(name, 0) + lost.double().sum(0)
         counts[name] += len(lost)
 

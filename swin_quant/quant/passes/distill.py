@@ -1,12 +1,13 @@
-"""Distillation: the whole quantized network is trained towards the float one's outputs, without labels.
+"""Distillation: train the whole quantized network towards the float network's outputs, without labels.
 
 Local passes do not see how later units amplify or compensate errors. Here ranges of activations, biases, norms and
-weights, these through rounding, take small steps down the error of the logits, of the units' outputs and, if asked, of
-the probabilities of classes: with few bits some error must stay, and the top classes matter. Float has targets for any
-picture, so each is flipped, moved and mixed with others anew. The result is kept only if the asked error is smaller on
-held-out pictures. These are varied too: as they are, they favour passes before, which solved for weights on them.
-(Hinton et al., "Distilling the Knowledge in a Neural Network", 2015; Esser et al., "Learned Step Size Quantization",
-2020; Finkelstein et al., "QFT: Post-training quantization via fast joint finetuning of all degrees of freedom", 2022.)
+weights (through rounding) take small steps down the error of the logits, of the units' outputs and, if wanted, of the
+class probabilities: with few bits some error must stay, and the top classes matter. Float gives targets for any
+picture, so each is flipped, moved and mixed with others in every iteration. The result is kept only if the wanted error
+is smaller on held-out pictures. These are varied too: unvaried they favour earlier passes, which solved for weights on
+them. (Hinton et al., "Distilling the Knowledge in a Neural Network", 2015; Esser et al., "Learned Step Size
+Quantization", 2020; Finkelstein et al., "QFT: Post-training quantization via fast joint finetuning of all degrees of
+freedom", 2022.)
 """
 
 import math
@@ -28,23 +29,23 @@ from swin_quant.quant.passes.units import given_by
 from swin_quant.quant.policy import quantizing
 from swin_quant.quant.quantizer import Role
 
-_VALUES = 1_300_000  # of pictures at a time, which bounds the activations in memory: 8 pictures of 3 x 224 x 224
-_HELD_OUT = 0.25  # of the pictures
-_PRIME = 7919  # each iteration has its own random numbers: a pass that goes on there gives the same bits
+_VALUES = 1_300_000  # values of pictures at a time, to bound the activations: 8 pictures of 3 x 224 x 224
+_HELD_OUT = 0.25  # share of the pictures
+_PRIME = 7919  # each iteration has its own random numbers, so that a resumed pass gives the same bits
 _KEPT_EVERY = 20  # iterations
-_SMALLEST = 1e-3  # of a range, relative to where it started
-_MOVED = 8  # a picture is moved by up to this part of its side
-_JUDGES = 2**40  # a seed of no iteration
+_SMALLEST = 1e-3  # the least range, relative to its start
+_MOVED = 8  # pictures move by up to side / this
+_JUDGES = 2**40  # a seed that no iteration has
 _BETAS, _EPSILON = (0.9, 0.999), 1e-8  # Adam's
-_MIXED = 0.5  # of the pictures have up to this share of another
+_MIXED = 0.5  # this share of pictures gets up to this share of another
 
 
 @dataclass(frozen=True)
 class DistillOptions(CheckedOptions):
-    """At most `pictures`; `iterations`, each of `batch` pictures. Rates of Adam at the start: `range_rate`, relative to
-    a range; `weight_rate`, relative to the root of a weight's mean square; `float_rate` for biases and norms.
-    `classes`: 0 counts the logits, 1 the divergence of the probabilities of classes; between, both. Maps and embeddings
-    have no softmax, and always count as logits."""
+    """At most `pictures`; `iterations` of `batch` pictures each. Adam's rates at the start: `range_rate`, relative to a
+    range; `weight_rate`, relative to the root of a weight's mean square; `float_rate` for biases and norms. `classes`:
+    0 counts the logits, 1 the divergence of class probabilities, values between both. Maps and embeddings have no
+    softmax and count as logits."""
 
     pictures: Annotated[int, within(least=1)] = 1024
     iterations: Annotated[int, within(least=1)] = 200
@@ -57,12 +58,12 @@ class DistillOptions(CheckedOptions):
 
 
 def run(context: PassContext, options: DistillOptions) -> str:
-    """Train the network; it stays as it was if the asked error of logits or classes is no smaller."""
+    """Train the network; it stays unchanged if the wanted error, of logits or classes, is no smaller."""
     options = options if has_classes(context.original) else replace(options, classes=0.0)
     batches = context.first(options.pictures)
     key = key_of([context.model, context.original], batches, ["distill", asdict(options)])
     images, before = torch.cat(batches), state_of(context.model)
-    if len(images) < 2:  # it would judge itself by what it learned from
+    if len(images) < 2:  # it would judge itself on its training picture
         return "one picture: none is left to judge by"
     held_out = max(1, round(_HELD_OUT * len(images)))
     judging, shown = images[-held_out:], images[: max(1, len(images) - held_out)]
@@ -71,7 +72,7 @@ def run(context: PassContext, options: DistillOptions) -> str:
     if not 0 < scale[0] < math.inf:
         return "nothing to learn from: the logits' error is zero, or not a number"
     done = _learn(context, shown, scale, options, key)
-    judged = shares * torch.tensor((1.0, 0.0, 1.0))  # the units' outputs are a means, not an end
+    judged = shares * torch.tensor((1.0, 0.0, 1.0))  # the units' outputs are a means, not the end
     after = _weighed(_cost(context, judging), scale, judged).item() if done else math.inf
     if after < 1:
         what = {0.0: "error of logits", 1.0: "divergence of classes"}.get(options.classes, "error of both")
@@ -85,14 +86,14 @@ def _shares(options: DistillOptions) -> Tensor:
 
 
 def _weighed(errors: Tensor, scale: Tensor, shares: Tensor) -> Tensor:
-    """The weighted sum of errors, each relative to `scale`; 0-dim."""
+    """The weighted sum of errors relative to `scale`; 0-dim."""
     whole = torch.where(scale > 0, scale, 1.0)
     return (errors / whole.to(errors) * shares.to(errors)).sum()
 
 
 def _errors(context: PassContext, x: Tensor) -> Tensor:
     """[3]: errors of the logits and of the units' outputs (mean), relative to the squares of float's, and the
-    Kullback-Leibler divergence of the probabilities of classes from float's, a picture."""
+    Kullback-Leibler divergence of the class probabilities from float's, a picture."""
     with torch.no_grad():
         wanted, inside = _outputs(context.original, context.units, x)
     found, parts = _outputs(context.model, context.units, x)
@@ -186,7 +187,7 @@ class _Learner:
 
     @torch.no_grad()
     def step(self, number: int, left: float) -> None:
-        """Step `number`, from 1, with the share `left` of the rates."""
+        """Take step `number`, from 1, with the share `left` of the rates."""
         once, twice = (1 - beta**number for beta in _BETAS)
         every = zip(self.parameters, self.rates, self.gradients, self.means, self.squares, strict=True)
         for parameter, rate, gradient, mean, square in every:
@@ -198,11 +199,11 @@ class _Learner:
             node.hold_range(least)
 
     def kept(self, done: int) -> Values:
-        """The state after `done` iterations, on which the others depend."""
+        """The state after `done` iterations, which decides the later ones."""
         return state_of(self.model) | self._moments() | {"done": torch.tensor(done)}
 
     def give(self, values: Values) -> int:
-        """Restore what was `kept`; how many iterations were done."""
+        """Restore a state from `kept`; returns the number of iterations done."""
         give_state(self.model, values)
         for name, own in self._moments().items():
             own.copy_(values[name])
@@ -213,7 +214,7 @@ class _Learner:
         return {f"{kind} {number}": one for kind, many in kinds.items() for number, one in enumerate(many)}
 
     def leave(self) -> None:
-        """Ranges are buffers again."""
+        """Turn ranges into buffers again."""
         for node in self.nodes:
             node.freeze_range()
 

@@ -1,11 +1,11 @@
-"""Equalize channels by factors and offsets that leave a network's function as it is.
+"""Equalize channels by factors and offsets that keep a network's function.
 
-A range per tensor is as wide as the widest channel, at the cost of all others. Where a factor per channel can move from
-one side of a place to the other (`places.Exchange`), it is SmoothQuant's, for several strengths a: max|x_c| ** a /
+A range per tensor is as wide as its widest channel, at the cost of all others. Where a factor per channel can move from
+one side of a place to the other (`places.Exchange`), it is SmoothQuant's, with several strengths a: max|x_c| ** a /
 max|w_c| ** (1 - a). (Xiao et al., "SmoothQuant", 2023; Nagel et al., "Data-Free Quantization Through Weight
 Equalization and Bias Correction", 2019.) Where an offset can move, channels are centred around zero (Li et al.,
-"RepQ-ViT", 2023, moves both into the norm). A change is kept only if the quantized unit's output was measured to be
-better.
+"RepQ-ViT", 2023, moves both into the norm). A change is kept only if it measurably improves the quantized unit's
+output.
 """
 
 import math
@@ -27,13 +27,13 @@ from swin_quant.quant.passes.units import UnitRun, UpTo, inside, through
 from swin_quant.quant.quantizer import Quantizer, Role
 from swin_quant.quant.watch import watching
 
-# Times the median channel: in four trained micro models, V1 and V2, none is above 3.5, but for 5.1 in the last stage of
-# a V2, whose cure costs a multiplication.
+# Times the median channel. In four trained micro models, V1 and V2, none exceeds 3.5, except 5.1 in the last stage of a
+# V2, whose cure costs a multiplication.
 OUTLIER = 5.0
-NO_GAIN = "no unit gains"  # the beginning of the note if nothing changed
-_BETTER = 0.97  # of the error before: a smaller gain may be chance
-_LARGEST = 2.0**12  # factor
-_SMALLEST = 2.0**-12  # of the largest channel: smaller channels count as large as that
+NO_GAIN = "no unit gains"  # start of the note if nothing changed
+_BETTER = 0.97  # share of the error before: a smaller gain may be chance
+_LARGEST = 2.0**12  # largest factor
+_SMALLEST = 2.0**-12  # of the largest channel: the least size that channels count with
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,12 @@ class EqualizeOptions(CheckedOptions):
 
 @dataclass(frozen=True)
 class Spread:
-    """An exchange's channels: `low` and `high`, the smallest and largest value of each, [channels], of the scaled side.
+    """The channels of an exchange. `low` and `high`: smallest and largest value of each channel of the scaled side,
+    [channels].
 
-    `answer`: the sizes of the partner's channels; `columns`: the largest magnitude of the weights that read each.
-    `level`: the size of the median channel, relative to its peers or partner, in the head where it is farthest from 1.
+    `answer`: the sizes of the partner's channels; `columns`: the largest magnitude of the weights that read each
+    channel. `level`: the size of the median channel relative to its peers or partner, in the head where it is farthest
+    from 1.
     """
 
     low: Tensor
@@ -70,7 +72,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Choice:
-    """The change made at an exchange."""
+    """The change at an exchange."""
 
     centred: bool = False
     alpha: float | None = None
@@ -80,7 +82,8 @@ def factors(size: Tensor, other: Tensor | None, alpha: float, relative: bool = T
     """SmoothQuant's factor of each channel [channels], float64: size ** alpha / other ** (1 - alpha).
 
     Without another side: the factors that make channels equal, to the power of alpha. `relative` to the median channel.
-    Rounded to eight bits, so that last bits of a measurement do not matter. A channel of zeros keeps its size.
+    Factors are rounded to eight bits, so that the last bits of a measurement do not matter. A channel of zeros keeps
+    its size.
     """
     size = size.double()
     alive = size > 0
@@ -99,10 +102,11 @@ def factors(size: Tensor, other: Tensor | None, alpha: float, relative: bool = T
 
 
 def run(context: PassContext, options: EqualizeOptions) -> str:
-    """Equalize `context.model`: residual streams, then unit after unit, with the float activations of the new streams.
+    """Equalize `context.model`: first residual streams, then unit after unit, with the float activations of the new
+    streams.
 
-    Units with outlier channels come first: a stream is measured by its readers, whose outlier rows would pass for
-    channels of the stream.
+    Units with outlier channels come first: a stream is measured at its readers, whose outlier rows would look like
+    outlier channels of the stream.
     """
     gains: dict[str, float] = {}
     streams = any(exchange.stream for exchange in open_exchanges(context))
@@ -110,21 +114,21 @@ def run(context: PassContext, options: EqualizeOptions) -> str:
         _equalize_units(context, replace(options, only_outliers=True), gains)
     along_streams = _equalize_streams(context, options)
     if along_streams > 0:
-        context = replace(context)  # the same function with other inputs and outputs of units
+        context = replace(context)  # same function, other inputs and outputs of units
     if along_streams > 0 or not (streams and options.only_outliers):
         _equalize_units(context, options, gains)
-    said = [f"residual streams gain {along_streams:.1f} dB"] if along_streams > 0 else []
+    notes = [f"residual streams gain {along_streams:.1f} dB"] if along_streams > 0 else []
     if any(gains.values()):
-        said += [note_of(gains, len(context.units))]
-    said = said or [NO_GAIN]
+        notes += [note_of(gains, len(context.units))]
+    notes = notes or [NO_GAIN]
     if context.fixed and not options.only_outliers:
         some = "1 norm has" if len(context.fixed) == 1 else f"{len(context.fixed)} norms have"
-        said += [f"{some} no weights to take factors: {listed(context.fixed, 1)}"]
-    return "; ".join(said)
+        notes += [f"{some} no weights to take factors: {listed(context.fixed, 1)}"]
+    return "; ".join(notes)
 
 
 def _equalize_units(context: PassContext, options: EqualizeOptions, gains: dict[str, float]) -> None:
-    """Equalize unit after unit, and add the gain of each in dB to `gains`."""
+    """Equalize unit after unit, and add each one's gain in dB to `gains`."""
     own = [exchange for exchange in open_exchanges(context) if not exchange.stream]
     for step in context.walk(options.pictures):
         places = [exchange for exchange in own if inside(exchange.scaled.name, step.name)]
@@ -134,8 +138,8 @@ def _equalize_units(context: PassContext, options: EqualizeOptions, gains: dict[
 
 
 def _equalize_streams(context: PassContext, options: EqualizeOptions) -> float:
-    """Equalize each residual stream by the output of the last unit; the gain there in dB. All readers of a stream share
-    a factor a channel, and a unit's own output does not tell the gain of those behind it."""
+    """Equalize each residual stream by the output of the last unit; returns the gain there in dB. All readers of a
+    stream share a factor a channel, and a unit's own output does not show the gain of later units."""
     places = [exchange for exchange in open_exchanges(context) if exchange.stream]
     if not places:
         return 0.0
@@ -143,7 +147,8 @@ def _equalize_streams(context: PassContext, options: EqualizeOptions) -> float:
     spreads = _spreads(context.model, context.model, places, images)
     if options.only_outliers and not any(map(stands_out, places, spreads)):
         return 0.0
-    behind = next((place.exit for place in places if place.exit), [*context.units][-1])  # float's whole output
+    # The unit with float's whole output
+    behind = next((place.exit for place in places if place.exit), [*context.units][-1])
     whole = UpTo(context.model, context.model.get_submodule(behind))
     return _equalize(context, UnitRun("", whole, images, through(whole, images), whole), places, spreads, options)
 
@@ -156,9 +161,9 @@ def open_exchanges(context: PassContext) -> list[Exchange]:
 
 
 def outlier(place: Exchange, spread: Spread) -> float:
-    """How many times the largest channel has the size of the median one, or of the partner's if heads share factors.
+    """The largest channel's size relative to the median channel's, or to the partner's if heads share factors.
 
-    If that is more: the same for the weights that read a channel, or for the level of all channels.
+    If larger: the same ratio for the weights that read a channel, or for the level of all channels.
     """
     size, answer = spread.size(False), spread.answer
     shown = _times(size, answer if place.heads and answer is not None else size)
@@ -167,7 +172,7 @@ def outlier(place: Exchange, spread: Spread) -> float:
 
 
 def stands_out(place: Exchange, spread: Spread) -> bool:
-    """Whether a channel is an outlier; the limit is twice as high where a cure costs a multiplication."""
+    """Whether a channel is an outlier; the limit is doubled if a cure costs a multiplication."""
     return outlier(place, spread) > (2 * OUTLIER if place.exit else OUTLIER)
 
 
@@ -177,7 +182,7 @@ def _times(size: Tensor, like: Tensor) -> float:
 
 
 def outliers(context: PassContext, pictures: int = 32) -> dict[str, float]:
-    """Outlier channels that an exchange could cure: name of the module that shows them -> how far they stand out."""
+    """Outlier channels that an exchange could cure, as the ratio of their size, by the module that shows them."""
     places = open_exchanges(context)
     spreads = _spreads(context.model, context.model, places, context.first(pictures)) if places else []
     named = zip(places, spreads, strict=True)
@@ -192,7 +197,7 @@ def outliers(context: PassContext, pictures: int = 32) -> dict[str, float]:
 def _equalize(
     context: PassContext, step: UnitRun, places: Sequence[Exchange], spreads: Sequence[Spread], options: EqualizeOptions
 ) -> float:
-    """Choose the change at each place of a unit; the gain at its output in dB, NaN if that is not finite."""
+    """Choose the change at each place of a unit; returns the gain at its output in dB, NaN if that is not finite."""
     trial, unit = Trial(step, context.method.name), step.unit
     if not trial.nodes:
         return 0.0
@@ -204,7 +209,7 @@ def _equalize(
         return trial.error()
 
     found = {tuple(plain): error(plain)}
-    for alpha in options.alpha:  # all at once: one place may hide behind another
+    for alpha in options.alpha:  # all at once: one place may hide another
         for centred in (False, True):
             together = tuple(Choice(centred and place.offset is not None, alpha) for place in places)
             found.setdefault(together, error(together))
@@ -225,7 +230,8 @@ def _equalize(
 def _choices(place: Exchange, alphas: Sequence[float]) -> Iterator[Choice]:
     yield Choice()
     if place.before:
-        yield from (Choice(alpha=alpha) for alpha in (alphas[:1] if place.partner else alphas))  # one that balances
+        # A partner needs one strength
+        yield from (Choice(alpha=alpha) for alpha in (alphas[:1] if place.partner else alphas))
     if place.offset:
         yield Choice(centred=True)
 
@@ -235,7 +241,7 @@ def _apply(
     model: nn.Module, unit: nn.Module, original: Mapping[str, Tensor], places: Sequence[Exchange],
     spreads: Sequence[Spread], choices: Sequence[Choice],
 ) -> None:  # fmt: skip
-    """Change the unit's original parameters as chosen."""
+    """Change the unit's original parameters by `choices`."""
     restore(unit, original)
     for exchange, spread, choice in zip(places, spreads, choices, strict=True):
         if choice.centred:
@@ -249,14 +255,14 @@ def _factors(model: nn.Module, exchange: Exchange, spread: Spread, choice: Choic
     if exchange.heads and spread.answer is not None:
         each = _heads(model, exchange, size, spread.answer)
         return factors(each, None, 1.0, relative=False).repeat_interleave(len(size) // len(each))
-    if exchange.partner:  # activations on both sides: they meet in the middle
+    if exchange.partner:  # activations on both sides meet in the middle
         return factors(size, spread.answer, 0.5, relative=False)
     found = factors(size, _columns(model, exchange), alpha)
     return found if 1 / OUTLIER <= spread.level <= OUTLIER else found * 2.0 ** round(math.log2(spread.level))
 
 
 def _heads(model: nn.Module, exchange: Exchange, size: Tensor, answer: Tensor) -> Tensor:
-    """The size of each head's median channel, relative to the partner's, [heads]; one value for V1."""
+    """The size of each head's median channel relative to the partner's, [heads]; one value for V1."""
     heads = int(model.get_submodule(exchange.heads).heads) if exchange.heads else 1  # type: ignore[arg-type]
     found: Tensor = size.view(heads, -1).median(1).values / answer.median()
     return found.nan_to_num(1.0, posinf=1.0)
@@ -277,7 +283,7 @@ def _spreads(model: nn.Module, unit: nn.Module, places: Sequence[Exchange], inpu
     low: dict[str, Tensor] = {}
     high: dict[str, Tensor] = {}
 
-    def look(name: str, module: nn.Module, given: tuple[Any, ...], y: Tensor) -> None:
+    def look(name: str, module: nn.Module, inputs: tuple[Any, ...], y: Tensor) -> None:
         y = channels_last(owners[name], y.detach())
         small, large = torch.aminmax(y.flatten(0, -2).float(), dim=0)
         low[name] = torch.minimum(low[name], small) if name in low else small

@@ -1,12 +1,11 @@
-"""Weights of errors in a unit's output channels, by their effect on the network's answer.
+"""Weights of errors in a unit's output channels, by their effect on the network's output.
 
 A small error e moves the softmax from float's by a Kullback-Leibler divergence of e^T F e / 2. F, the Fisher matrix, is
 the mean of g g^T: g is the gradient of the logits times A r, where A A^T = diag(p) - p p^T is the divergence's Hessian
 in the logits, and r are random signs. One backward pass a batch gives the diagonal of F for all units: the cost of
-independent errors. Errors of one picture, as by a wrong scale or bias, are not independent, and add up along its g: a
-few draws of g are a matrix of low rank, for that picture and the unit's whole output.
-(Martens, "New insights and perspectives on the natural gradient method", 2020; Li et al., "BRECQ", 2021; Wu et al.,
-"FIMA-Q", 2025.)
+independent errors. Errors of one picture, for instance by a wrong scale or bias, are not independent, and add up along
+its g: a few draws of g make a matrix of low rank, for that picture and the unit's whole output. (Martens, "New insights
+and perspectives on the natural gradient method", 2020; Li et al., "BRECQ", 2021; Wu et al., "FIMA-Q", 2025.)
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,7 +28,7 @@ def root_times_signs(logits: Tensor, signs: Tensor) -> Tensor:
 
 
 def channel_weights(model: nn.Module, units: Sequence[str], images: Sequence[Tensor], seed: int) -> dict[str, Tensor]:
-    """Name of a unit -> the diagonal of F over the channels of its output [..., channels]: float32, of mean 1.
+    """The diagonal of F over the channels of each unit's output [..., channels], by unit: float32, with mean 1.
 
     For maps and embeddings, which have no softmax, F is that of the squared error: A is the identity.
     """
@@ -39,7 +38,7 @@ def channel_weights(model: nn.Module, units: Sequence[str], images: Sequence[Ten
         part = channels_last(parts[name], gradient.detach()).flatten(0, -2).double().square().sum(0)
         sums[name] = sums[name] + part if name in sums else part
 
-    def look(name: str, module: nn.Module, given: object, y: Tensor) -> None:
+    def look(name: str, module: nn.Module, inputs: object, y: Tensor) -> None:
         y.register_hook(partial(add, name))
 
     classes = has_classes(model)
@@ -56,7 +55,7 @@ def channel_weights(model: nn.Module, units: Sequence[str], images: Sequence[Ten
 
 
 def picture_gradients(model: nn.Module, unit: str, images: Sequence[Tensor], rank: int, seed: int) -> Tensor:
-    """`rank` draws of g for each picture and one unit: bfloat16 [pictures, rank, *output], of mean square 1.
+    """`rank` draws of g for each picture and one unit: bfloat16 [pictures, rank, *output], with mean square 1.
 
     The mean of (g e)^2 over a picture's draws is the cost of its error e, on the scale of `channel_weights`.
     """
@@ -64,7 +63,7 @@ def picture_gradients(model: nn.Module, unit: str, images: Sequence[Tensor], ran
     generator = torch.Generator().manual_seed(seed)
     leaf: list[Tensor] = []
 
-    def cut(module: nn.Module, given: object, y: Tensor) -> Tensor:
+    def cut(module: nn.Module, inputs: object, y: Tensor) -> Tensor:
         leaf.append(y.detach().requires_grad_())
         return leaf[-1]
 
@@ -93,14 +92,14 @@ def _size(parts: Sequence[Tensor]) -> float:
 
 @contextmanager
 def without_gradients(model: nn.Module) -> Iterator[None]:
-    """Inside, no parameter of the model requires a gradient."""
-    asking = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    """Inside the context, no parameter of the model requires a gradient."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     try:
-        for parameter in asking:
+        for parameter in trained:
             parameter.requires_grad_(False)
         yield
     finally:
-        for parameter in asking:
+        for parameter in trained:
             parameter.requires_grad_()
 
 

@@ -1,4 +1,4 @@
-"""Gains of a network's units by a pass, and the note about them, alike for all passes that go unit by unit."""
+"""The gains of a network's units by a pass, and a note about them for every pass that goes unit by unit."""
 
 import math
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from swin_quant.base.errors import listed
 
 
 def gain_db(before: float, after: float) -> float:
-    """By how many dB the error of a unit fell; 0 if it did not, NaN if the unit's output is not finite."""
+    """The dB by which a unit's error fell; 0 if it did not, NaN if the unit's output is not finite."""
     if after == math.inf:
         return math.nan
     if not after < before:
@@ -16,7 +16,7 @@ def gain_db(before: float, after: float) -> float:
 
 
 def note_of(gains: Mapping[str, float], units: int) -> str:
-    """The gains of so many `units` in words, with the names of those that are not finite, and so left as they were."""
+    """The gains of `units` units in words, with the names of units that were not finite and so left unchanged."""
     lost = [name for name, gain in gains.items() if math.isnan(gain)]
     better = [gain for gain in gains.values() if gain > 0]
     finite = [gain for gain in better if gain < math.inf]

@@ -1,8 +1,8 @@
-"""GPTQ with asymmetric calibration: columns of a weight are rounded so that they compensate each other's errors.
+"""GPTQ with asymmetric calibration: round a weight's columns so that they compensate each other's errors.
 
-A layer's target is the float layer's output on float's input, while its own input is quantized (Li et al., "GPTAQ",
-2025): a quadratic form in the weights, around those of `ridge`. Columns are rounded one after the other (Frantar et
-al., "GPTQ", 2023). Weights end on the grid of their node, whose range is fixed before.
+A layer's target is the float layer's output on float input, while its own input is quantized (Li et al., "GPTAQ",
+2025): a quadratic form in the weights, around those of `ridge`. Columns are rounded one after another (Frantar et al.,
+"GPTQ", 2023). Weights end on the grid of their node, whose range is fixed first.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ BLOCK = 128
 
 
 def row_errors(difference: Tensor, hessian: Tensor) -> Tensor:
-    """d H d^T of every row d of `difference` [out, in]; hessian: [in, in]. [out]."""
+    """d H d^T for every row d of `difference` [out, in]; hessian: [in, in]. Result [out]."""
     return (difference @ hessian * difference).sum(1)
 
 
@@ -34,7 +34,7 @@ def nearest(weight: Tensor, scale: Tensor, qmin: int, qmax: int) -> Tensor:
 
 
 def nearest_where_better(found: Tensor, weight: Tensor, hessian: Tensor, scale: Tensor, qmin: int, qmax: int) -> Tensor:
-    """The `found` levels [out, in] of `weight`, or the nearest in rows where these are better.
+    """The `found` levels [out, in] of `weight`, or the nearest levels in rows where these are better.
 
     hessian: [in, in], positive definite; scale: [out, 1].
     """
@@ -44,9 +44,9 @@ def nearest_where_better(found: Tensor, weight: Tensor, hessian: Tensor, scale: 
 
 
 def gptq(weight: Tensor, hessian: Tensor, scale: Tensor, qmin: int, qmax: int) -> Tensor:
-    """Levels [out, in], column by column, those of large variance first; later columns take up each one's error.
+    """Levels [out, in], column by column, from large to small variance; later columns compensate each one's error.
 
-    Frantar et al., "GPTQ", 2023: U, the Cholesky factor of the inverse H^-1 = U^T U, has their shares. Unless levels
+    Frantar et al., "GPTQ", 2023: the shares are in U, the Cholesky factor of the inverse H^-1 = U^T U. Unless levels
     are clipped, a row's error is at most the sum of (scale / 2 / U_jj) ** 2 (Chen et al., "The Geometry of LLM
     Quantization", 2025). hessian: [in, in], positive definite (else torch.linalg.LinAlgError); scale: [out, 1].
     """
@@ -67,7 +67,7 @@ def gptq(weight: Tensor, hessian: Tensor, scale: Tensor, qmin: int, qmax: int) -
 
 
 def _factor(hessian: Tensor) -> Tensor:
-    """Upper U with H^-1 = U^T U: the inverse of the upper R with H = R R^T, which a reversed Cholesky factor is."""
+    """Upper U with H^-1 = U^T U: the inverse of the upper R with H = R R^T, a reversed Cholesky factor."""
     upper = torch.linalg.cholesky(hessian.flip(0, 1)).flip(0, 1)
     return torch.linalg.solve_triangular(upper, torch.eye(len(hessian)).to(hessian), upper=True)
 
@@ -87,7 +87,7 @@ def run(context: PassContext, options: GptqOptions) -> str:
         target, node = corrected(problem), problem.layer._weight_quantizer
         _settle(node, problem.like(target), context.method)
         qmin, qmax = node.setting.levels
-        step = node.range_for(problem.like(target)) / qmax  # float32, as readers of the weights compute it
+        step = node.range_for(problem.like(target)) / qmax  # float32, as later readers of the weights compute it
         step = step.view(-1, 1) if step.dim() else step
         scale, levels = step.double().expand(len(target), 1), torch.zeros_like(target)
         for rows in problem.rows:
@@ -100,9 +100,9 @@ def run(context: PassContext, options: GptqOptions) -> str:
 
 
 def _settle(node: Quantizer, weight: Tensor, method: Method) -> None:
-    """Fix the range of the node of `weight` [out, ...]: 0-dim, or [out, 1, ...], one a row.
+    """Fix the range of the node of `weight` [out, ...]: 0-dim, or [out, 1, ...] per row.
 
-    By the method for its bits; if that has none for weights, the largest magnitude.
+    The method is that for its bits; if that has none for weights, it is the largest magnitude.
     """
     found = weight_range(method.for_bits(node.setting.bits), weight, node)
     node.amax = weight.abs().max() if found is None else found

@@ -1,4 +1,4 @@
-"""Improve a network unit by unit, each on the outputs of the quantized units before it; finished units are kept."""
+"""Improve a network unit by unit, each on the outputs of the quantized units before it; finished units are stored."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -14,17 +14,17 @@ from swin_quant.quant.passes.state import Values, give_state, state_of
 from swin_quant.quant.passes.trial import enabled_in, quantized
 from swin_quant.quant.passes.units import UnitRun, walk
 
-# (unit, its inputs, its number) -> the changed values of its state, and its `gain` in dB
+# Maps (unit, its inputs, its number) to the changed values of its state, and its `gain` in dB.
 Improve = Callable[[UnitRun, list[Tensor], int], Values]
 
 
 def improve_units(
     name: str, context: PassContext, images: Sequence[Tensor], options: Any, changes: str | tuple[str, ...], by: Improve
 ) -> dict[str, float]:
-    """Improve each unit that has enabled nodes `by` a function; the gains of the pass `name` by unit, in dB.
+    """Improve each unit that has enabled nodes `by` a function; returns the gains of the pass `name` by unit, in dB.
 
-    `changes`: endings of the names in a unit's state that the pass changes. A unit that an interrupted run finished
-    gets the kept values, the same on all ranks.
+    `changes`: endings of names in a unit's state that the pass changes. A unit that an interrupted run finished gets
+    the stored values, the same on all ranks.
     """
     key = key_of([context.model, context.original], images, [name, asdict(options)])
     gains: dict[str, float] = {}

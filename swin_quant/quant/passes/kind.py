@@ -1,4 +1,4 @@
-"""A pass, its options, and the context that it runs in."""
+"""A pass, its options, and its context."""
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,10 +18,10 @@ from swin_quant.quant.passes.units import UnitRun, walk
 class PassContext:
     """A calibrated network under its policy, nodes off, and the pictures of all ranks in batches [<= 8, 3, H, W].
 
-    `units`: the modules that a forward runs one after the other, each on the output of the one before. `exchanges`:
+    `units`: the modules that a forward pass runs one after another, each on the previous one's output. `exchanges`:
     places where factors and offsets are free; `fixed`: norms that would be such places if they had weights. `padded`:
     modules that get zeros beside their tokens [windows, tokens, channels] for maps of other sizes. A pass changes the
-    network and measures by `original`, a copy from before it. `scratch`: where a long pass keeps finished parts.
+    network and measures against `original`, a copy from before. `scratch`: where a long pass stores finished parts.
     """
 
     model: nn.Module
@@ -53,7 +53,7 @@ class PassContext:
 
 @dataclass(frozen=True)
 class CheckedOptions:
-    """Base of the options of a pass, which check themselves by their annotations (UsageError)."""
+    """Base of a pass's options, which check themselves by their annotations (UsageError)."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -61,12 +61,12 @@ class CheckedOptions:
 
 @dataclass(frozen=True)
 class Pass:
-    """A way to make a calibrated network better.
+    """A way to improve a calibrated network.
 
     `run(context, options)` changes its network and returns a note of half a line; `options` are a frozen dataclass with
     defaults, which checks itself (UsageError). `keeps_function`: the float network computes the same. `of_ranges`: it
-    chooses ranges, so that they must not be observed again; behind a pass that keeps the function and chooses none they
-    are. `judges_itself`: it keeps only what was better for logits or classes on pictures held out.
+    chooses ranges, which must not be observed again; after a pass that keeps the function and chooses none, they are.
+    `judges_itself`: it keeps only changes that improve logits or classes on held-out pictures.
     """
 
     run: Callable[[PassContext, Any], str]

@@ -1,7 +1,7 @@
 """Solve for weights layer by layer: each gets quantized inputs and the float layer's outputs as its target.
 
 Memory holds sums over the pictures' tokens, [in, in] a layer, and the activations at one boundary between units. A unit
-whose output is no better stays as it was.
+whose output gets no better stays unchanged.
 """
 
 import math
@@ -21,13 +21,13 @@ from swin_quant.quant.passes.trial import quantized, quantizing, squared_error
 from swin_quant.quant.passes.units import UnitRun, entering, through
 from swin_quant.quant.watch import watching
 
-_PARTS = 4  # of the batches: one of them judges
+_PARTS = 4  # one batch of so many judges
 
 
 @dataclass(frozen=True)
 class ErrorForm:
-    """A product's error by its inputs, float64 means over tokens, [in, in]: `covariance` of the quantized input x, and
-    `cross` of d, float's input minus x, with x."""
+    """A product's error as a function of its inputs, float64 means over tokens, [in, in]: `covariance` of the quantized
+    input x, and `cross` of d, float's input minus x, with x."""
 
     covariance: Tensor
     cross: Tensor
@@ -39,7 +39,8 @@ class ErrorForm:
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of a layer's weight, bool [out], and their form over all pictures, three quarters, and the rest."""
+    """Rows of a layer's weight, bool [out], and their form over all pictures, over three quarters, and over the
+    rest."""
 
     which: Tensor
     whole: ErrorForm
@@ -49,7 +50,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Problem:
-    """A layer, its float weight [out, in] in float64, and its rows; those with a bias leave means to it. In a
+    """A layer, its float weight [out, in] in float64, and its rows; rows with a bias leave means to the bias. In a
     convolution, `in` counts the values of a patch."""
 
     layer: QuantizedLayer
@@ -61,13 +62,13 @@ class Problem:
         return weight.view_as(self.layer.weight)
 
 
-# The weight [out, in] for a layer, whose node may get another range. torch.linalg.LinAlgError: there is no solution.
+# The weight [out, in] for a layer; its node may get another range. torch.linalg.LinAlgError if there is no solution.
 Solve = Callable[[Problem], Tensor]
 
 
 def solve_layers(context: PassContext, pictures: int, solve: Solve) -> str:
-    """Give the layers of every unit with quantized weights those of `solve`, shift their biases by the mean error, and
-    return a note. Convolutions of several groups keep their weights."""
+    """Replace quantized weights, unit by unit, by those of `solve`, and shift biases by the mean error; returns a note.
+    Convolutions of several groups keep their weights."""
     gains: dict[str, float] = {}
     skipped: list[str] = []
     given: list[Tensor] = []
@@ -97,7 +98,7 @@ def solve_layers(context: PassContext, pictures: int, solve: Solve) -> str:
 
 
 def _running(unit: nn.Module, given: Sequence[Tensor]) -> list[str]:
-    """The layers of a unit with quantized weights, in their running order; none of several groups."""
+    """The layers of a unit with quantized weights, in running order, without convolutions of several groups."""
     layers = {
         name: layer
         for name, layer in unit.named_modules()
@@ -164,7 +165,7 @@ class _TokenSums:
 def _sums(
     step: UnitRun, layer: QuantizedLayer, original: QuantizedLayer, given: Sequence[Tensor]
 ) -> tuple[_TokenSums, _TokenSums]:
-    """Sums over the judging batches, every fourth, and over the others; of fewer than four batches, over pictures. A
+    """Sums over the judging batches, every fourth, and over the others; with fewer than four batches, over pictures. A
     single picture does not judge.
 
     Products are float32 within a batch and float64 between batches: the sums are inverted later.

@@ -1,4 +1,4 @@
-"""Places where a network can be rewritten without a change of its function, as data of an architecture.
+"""Places where a network can be rewritten without changing its function, as an architecture's data.
 
 Names are patterns over dotted names, as in the registry of models: a star stands for one word.
 """
@@ -17,7 +17,7 @@ from swin_quant.quant.layer import QuantizedLayer
 
 @dataclass(frozen=True)
 class Part:
-    """The `index`-th of `of` equal parts, along `dim`, of a parameter or of the channels of a module's output."""
+    """The `index`-th of `of` equal parts, along `dim`, of a parameter or of a module's output channels."""
 
     name: str
     dim: int = 0
@@ -33,18 +33,18 @@ class Part:
 
 @dataclass(frozen=True)
 class Exchange:
-    """Channels whose size, or whose zero, is free: what one side loses, the other gets back.
+    """Channels whose size, or whose zero, is free: one side loses a factor or an offset, and the other gets it back.
 
-    The parameters `before` may be divided by a factor a channel, if those `after` are multiplied by it. From the
-    parameter `offset`, which is added, a number a channel may be taken, if the layers `into` get it back in their
-    biases, times their weights; without such layers it has no effect at all.
+    The parameters `before` may be divided by a factor a channel if those `after` are multiplied by it. A number a
+    channel may be subtracted from the parameter `offset`, which is added, if the layers `into` get it back in their
+    biases, times their weights; without such layers it has no effect.
 
-    `scaled`: the module whose output shows the channels. `partner`: the module that shows those of the other side,
-    unless they are a weight's. `heads`: a module whose `heads` groups of channels take one factor each, which gives
-    them the size of `partner`. `peers`: channels that share ranges with `scaled`, which is brought to their level if
-    all of it is far from them. `also`: other modules that show the channels. `stream`: they are those of a residual
-    stream, so that inputs and outputs of units change. `exit`: a `ChannelFactors` behind them all, which multiplies
-    what leaves the stream by the factor, and so costs a multiplication.
+    `scaled`: the module whose output shows the channels. `partner`: the module that shows the other side's, unless they
+    are a weight's. `heads`: a module whose `heads` groups of channels take one factor each, which gives them the size
+    of `partner`. `peers`: channels that share ranges with `scaled`; all of `scaled` is brought to their level if it is
+    far from them. `also`: other modules that show the channels. `stream`: the channels are those of a residual stream,
+    so that inputs and outputs of units change. `exit`: a `ChannelFactors` after the stream, which multiplies its output
+    by the factor and costs a multiplication.
     """
 
     scaled: Part
@@ -143,7 +143,7 @@ def rescale(model: nn.Module, exchange: Exchange, factors: Tensor) -> None:
 
 
 def take_back(model: nn.Module, exchange: Exchange) -> None:
-    """Undo the factors at the exit: the network's function stays."""
+    """Undo the factors at the exit; the network's function stays."""
     if exchange.exit is not None:
         leaving = cast(ChannelFactors, model.get_submodule(exchange.exit))
         if leaving.weight is not None:
@@ -153,7 +153,7 @@ def take_back(model: nn.Module, exchange: Exchange) -> None:
 
 @torch.no_grad()
 def recentre(model: nn.Module, exchange: Exchange, middle: Tensor) -> None:
-    """Subtract `middle` [channels] from the offset, and add it to the biases behind, in place."""
+    """Subtract `middle` [channels] from the offset, and add it to the later biases, in place."""
     if exchange.offset is None:
         return
     values = exchange.offset.cut(model.get_parameter(exchange.offset.name))

@@ -1,4 +1,4 @@
-"""Which passes run behind a calibration."""
+"""Plan the passes after a calibration."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -13,15 +13,15 @@ from swin_quant.quant.policy import enabled_nodes
 from swin_quant.quant.quantizer import Role
 
 EVENED = steps_of([{"name": "equalize", "only_outliers": True}])
-CORRECTED = steps_of([{"name": "bias_correction"}])  # wins 4 to 5 dB on EfficientNet-Lite0 (docs/any_model.md)
+CORRECTED = steps_of([{"name": "bias_correction"}])  # gains 4 to 5 dB on EfficientNet-Lite0 (docs/any_model.md)
 
 
 @dataclass(frozen=True)
 class PassPlan:
-    """Which passes run behind a calibration; `recipe`: by the bits of a policy.
+    """The passes after a calibration; with `recipe`, they depend on the policy's bits.
 
-    `automatic`: where none is asked for, channels that stand out are evened out, and biases behind the folded batch
-    norms of a wrapped module are corrected.
+    `automatic`: without chosen passes, outlier channels are evened out, and biases after the folded batch norms of a
+    wrapped module are corrected.
     """
 
     steps: tuple[PassStep, ...] = ()
@@ -30,11 +30,11 @@ class PassPlan:
 
     @classmethod
     def of(cls, recipe: PassRecipe) -> "PassPlan":
-        """What a recipe says."""
+        """The plan of a recipe."""
         return cls(recipe.steps, recipe=recipe)
 
     def for_model(self, model: nn.Module) -> "PassPlan":
-        """What is to run for the bits of a model's enabled nodes. UsageError where its policy forbids that."""
+        """The plan for the bits of a model's enabled nodes. UsageError if its policy forbids a pass."""
         nodes = enabled_nodes(model).values()
         weights = _usual(node.setting.bits for node in nodes if node.role is Role.GEMM_WEIGHT)
         activations = _usual(node.setting.bits for node in nodes if node.role is not Role.GEMM_WEIGHT)
@@ -43,18 +43,18 @@ class PassPlan:
         return replace(self, steps=steps, recipe=None)
 
     def made(self, records: Sequence[PassRecord], advice: Sequence[AdviceRecord] = ()) -> bool:
-        """Whether a calibration with these passes behind it, and this advice, was asked for as here."""
+        """Whether a calibration with these passes and this advice followed the same plan."""
         done = [{"name": one["name"], **one["options"]} for one in records]
         if self.automatic and not done and any(one["kind"] == "outliers" for one in advice):
-            return False  # they stand out still: nothing was to be done unasked
+            return False  # outliers remain, so no automatic pass was wanted
         variants = self.recipe.variants if self.recipe else [self.steps]
         if self.automatic and not self.steps:
             variants = [*variants, EVENED, CORRECTED, (*EVENED, *CORRECTED)]
         return done in [[step.to_dict() for step in steps] for steps in variants]
 
     def around_ranges(self) -> "tuple[PassPlan, PassPlan]":
-        """What comes before ranges are final, since they are observed anew behind it, and what comes after, which may
-        choose them itself."""
+        """The passes up to the last one after which ranges are observed again, and the passes after it, which may
+        choose ranges."""
         if not self.steps:
             return self, PassPlan()
         last = max((number for number, step in enumerate(self.steps, 1) if step.kind.observes_again), default=0)
@@ -62,6 +62,6 @@ class PassPlan:
 
 
 def _usual(bits: Iterable[int]) -> int:
-    """What half of the nodes have at least: a few of other bits ask for no other recipe."""
+    """The bits that half of the nodes have at least: a few nodes with other bits do not change the recipe."""
     found = list(bits)
     return median_high(found) if found else 8

@@ -1,9 +1,9 @@
-"""Search ranges by their cost at the output of their unit, not at their own node.
+"""Search ranges by their cost at their unit's output, not at their own node.
 
-Wider and narrower ranges of activations, operands of attention and weights are tried node after node in the quantized
-unit, on the outputs of the quantized units before it. An error of a channel weighs as much as the logits change by it
-(`fisher`). Each rank tries some ranges of a node, or with `together` some nodes of a unit.
-(Yuan et al., "PTQ4ViT", 2022: Hessian guided metric, alternating search.)
+Wider and narrower ranges of activations, attention operands and weights are tried node after node in the quantized
+unit, on the outputs of the quantized units before it. A channel's error is weighted by its effect on the logits
+(`fisher`). Each rank tries some ranges of a node, or with `together` some nodes of a unit. (Yuan et al., "PTQ4ViT",
+2022: Hessian guided metric, alternating search.)
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +29,7 @@ from swin_quant.quant.quantizer import Quantizer
 from swin_quant.quant.ranges import weight_range
 
 _FACTORS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.1, 1.2, 1.35)
-_BETTER = 0.999  # of the error before: a smaller gain may be chance
+_BETTER = 0.999  # share of the error before: a smaller gain may be chance
 
 Tried = Callable[[Quantizer], list[Tensor]]
 
@@ -39,7 +39,7 @@ def search_ranges(unit: nn.Module, targets: Targets, rounds: int, together: bool
 
     `together`: all nodes choose at once, not one after another. Each rank tries a part, and all choose the same.
     """
-    least = from_main(targets.cost(unit, targets.training))  # ranks whose kernels differ must not choose differently
+    least = from_main(targets.cost(unit, targets.training))  # ranks with other kernels must choose the same
     layers = {part._weight_quantizer: part for part in unit.modules() if isinstance(part, QuantizedLayer)}
     nodes = [node for node in enabled_in(unit) if node.setting.amax is None]
     turn = _together if together else _in_turn
@@ -53,7 +53,7 @@ def search_ranges(unit: nn.Module, targets: Targets, rounds: int, together: bool
 
 
 def _in_turn(unit: nn.Module, targets: Targets, nodes: Sequence[Quantizer], tried: Tried, least: float) -> float:
-    """Node after node, each with the choices of those before it. Ranks share out the ranges of a node."""
+    """Node after node, each with the choices of those before it. The ranks share the ranges of a node."""
     for node in nodes:
         before, candidates = _range(node), from_main(tried(node))
         errors = shared_out(candidates, partial(_error, unit, targets, node))
@@ -63,8 +63,8 @@ def _in_turn(unit: nn.Module, targets: Targets, nodes: Sequence[Quantizer], trie
 
 
 def _together(unit: nn.Module, targets: Targets, nodes: Sequence[Quantizer], tried: Tried, least: float) -> float:
-    """Each node beside the old ranges of all others; all keep these if the choices together are no better. Ranks share
-    out the nodes."""
+    """Each node with the old ranges of all others; all keep their old ranges if the choices together are no better. The
+    ranks share the nodes."""
     before = [_range(node) for node in nodes]
     candidates = from_main([tried(node) for node in nodes])
 
@@ -84,7 +84,7 @@ def _together(unit: nn.Module, targets: Targets, nodes: Sequence[Quantizer], tri
 
 
 def _best(errors: Sequence[float], least: float) -> tuple[int | None, float]:
-    """The number of an error that is clearly below `least`, if any, and the least error then."""
+    """The number of the best error clearly below `least`, if any, and the least error."""
     best = None
     for number, error in enumerate(errors):
         if error < least * _BETTER:
@@ -98,7 +98,7 @@ def _error(unit: nn.Module, targets: Targets, node: Quantizer, candidate: Tensor
 
 
 def _candidates(node: Quantizer, weight: Tensor | None, finer: int) -> Iterator[Tensor]:
-    """Ranges around a node's own, nearer to it in each round."""
+    """Ranges around a node's own, closer in each round."""
     start = _range(node)
     if weight is not None:
         start = node.range_for(weight.detach())
@@ -115,7 +115,7 @@ def _range(node: Quantizer) -> Tensor:
 
 
 def _give(node: Quantizer, value: Tensor) -> None:
-    value = value.to(node.range.device)  # what rank 0 tells comes on the CPU
+    value = value.to(node.range.device)  # rank 0 sends CPU tensors
     if node.setting.symmetric:
         node.amax = value
     else:
@@ -124,7 +124,7 @@ def _give(node: Quantizer, value: Tensor) -> None:
 
 @dataclass(frozen=True)
 class RangeSearchOptions(CheckedOptions):
-    """`pictures`: a quarter of them judges; `rounds` through the nodes of a unit; `weighted` and `seed` as those of
+    """`pictures`: a quarter of them judges; `rounds` through the nodes of a unit; `weighted` and `seed` as in
     `reconstruct`; `together`: the nodes of a unit choose at once, not one after another."""
 
     pictures: Annotated[int, within(least=1)] = 64
@@ -135,9 +135,9 @@ class RangeSearchOptions(CheckedOptions):
 
 
 def run(context: PassContext, options: RangeSearchOptions) -> str:
-    """Choose the ranges of every unit in order; one whose output is no better on pictures held out keeps its own."""
+    """Choose the ranges of every unit in order; a unit whose output is no better on held-out pictures keeps its own."""
     images = context.first(options.pictures)
-    if sum(map(len, images)) < 2:  # it would judge ranges by what they were searched on
+    if sum(map(len, images)) < 2:  # it would judge ranges on their search picture
         return "one picture: none is left to judge by"
     weights = channel_weights(context.original, list(context.units), images, options.seed) if options.weighted else {}
 
@@ -149,7 +149,7 @@ def run(context: PassContext, options: RangeSearchOptions) -> str:
 
 
 def _found(unit: nn.Module, targets: Targets, options: RangeSearchOptions) -> Values:
-    """The unit's new ranges and its `gain` in dB: 0 if they stay as they were, NaN if something was not finite."""
+    """The unit's new ranges and its `gain` in dB: 0 if they stay unchanged, NaN if something was not finite."""
     before = _of_ranges(state_of(unit))
     error = from_main(targets.cost(unit, targets.judging))
     search_ranges(unit, targets, options.rounds, options.together)

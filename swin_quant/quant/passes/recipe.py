@@ -22,14 +22,14 @@ from swin_quant.quant.passes import passes
 from swin_quant.quant.passes.kind import Pass
 
 
-class _Said(TypedDict, total=False):
+class _OptionalKeys(TypedDict, total=False):
     name: str
     description: str
     below_8_bits: list[Any]
     activations_below_8_bits: list[Any]
 
 
-class _Recipe(_Said):
+class _Recipe(_OptionalKeys):
     """The file: names of passes, or mappings with a `name` and options."""
 
     passes: list[Any]
@@ -53,15 +53,15 @@ class PassStep:
 
 @dataclass(frozen=True)
 class PassRecipe:
-    """The steps of a recipe, and those that replace them `below_8_bits` of most weights or activations, or of most
-    activations; None: no others."""
+    """The steps of a recipe, and the steps that replace them `below_8_bits` of most weights or activations, or of most
+    activations; None replaces nothing."""
 
     steps: tuple[PassStep, ...]
     below_8_bits: tuple[PassStep, ...] | None = None
     activations_below_8_bits: tuple[PassStep, ...] | None = None
 
     def for_bits(self, bits: int, activations: int) -> tuple[PassStep, ...]:
-        """The steps for a policy whose nodes have at least `bits`, and its activations at least `activations`."""
+        """The steps for a policy with at least `bits` at its nodes, and at least `activations` at activations."""
         if activations < _MANY_BITS and self.activations_below_8_bits is not None:
             return self.activations_below_8_bits
         return self.steps if bits >= _MANY_BITS or self.below_8_bits is None else self.below_8_bits
@@ -82,13 +82,13 @@ def builtin_passes() -> list[str]:
 
 
 def load_passes(name_or_path: str) -> PassRecipe:
-    """A shipped recipe by name, or one from a YAML file. UsageError names the file and what is wrong in it."""
+    """A shipped recipe by name, or a recipe from a YAML file. UsageError names the file and what is wrong."""
     path = shipped_or_file(name_or_path, shipped_files("passes"), "recipe of passes")
     data = checked(_Recipe, read_yaml(path, "recipe of passes"), str(path), error=UsageError)
     others = {
-        key: steps_of(given, f"{path}: {key}")
+        key: steps_of(names, f"{path}: {key}")
         for key in ("below_8_bits", "activations_below_8_bits")
-        if (given := data.get(key)) is not None
+        if (names := data.get(key)) is not None
     }
     return PassRecipe(steps_of(data["passes"], str(path)), **others)
 

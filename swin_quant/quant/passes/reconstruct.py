@@ -1,8 +1,8 @@
-"""Block reconstruction: each quantized unit is trained to give the float one's outputs (`unit_training`).
+"""Block reconstruction: train each quantized unit to give the float unit's outputs (`unit_training`).
 
-Its inputs are the outputs of the quantized units before it. An error of a channel weighs as much as the logits change
-by it (`fisher`). Kept only if the output is better on pictures that it was not trained on. (Li et al., "BRECQ", 2021;
-Wei et al., "QDrop", 2022; Wu et al., "FIMA-Q", 2025.)
+Its inputs are the outputs of the quantized units before it. A channel's error is weighted by its effect on the logits
+(`fisher`). The result is kept only if the output is better on held-out pictures. (Li et al., "BRECQ", 2021; Wei et al.,
+"QDrop", 2022; Wu et al., "FIMA-Q", 2025.)
 """
 
 import math
@@ -23,14 +23,14 @@ from swin_quant.quant.passes.targets import Targets, targets_of
 from swin_quant.quant.passes.unit_training import TrainingPlan, train_unit
 from swin_quant.quant.passes.units import UnitRun
 
-_PRIME = 7919  # each unit has its own random numbers: a pass that goes on there gives the same bits
+_PRIME = 7919  # each unit has its own random numbers, so that a resumed pass gives the same bits
 
 
 @dataclass(frozen=True)
 class ReconstructOptions(CheckedOptions):
-    """At most `pictures`, with their mirror images if these are not more (`mirror`); `iterations` a unit, each of
-    `batch` pictures; `drop`: the share of values that is float's; `weighted`: errors by their effect on the logits;
-    `rank`: draws a picture of the directions in which its errors add up (0: none)."""
+    """At most `pictures`, with their mirror images if both together are no more (`mirror`); `iterations` a unit, of
+    `batch` pictures each; `drop`: the share of values taken from float; `weighted`: weight errors by their effect on
+    the logits; `rank`: draws a picture of the directions in which its errors add up (0: none)."""
 
     pictures: Annotated[int, within(least=1)] = 1024
     iterations: Annotated[int, within(least=1)] = 200
@@ -43,9 +43,9 @@ class ReconstructOptions(CheckedOptions):
 
 
 def run(context: PassContext, options: ReconstructOptions) -> str:
-    """Reconstruct the units in order; one whose output is no better for it is left as it was."""
+    """Reconstruct the units in order; a unit whose output gets no better stays unchanged."""
     images = context.first(options.pictures)
-    if sum(map(len, images)) < 2:  # it would judge units by what they learned from
+    if sum(map(len, images)) < 2:  # it would judge units on their training picture
         return "one picture: none is left to judge by"
     rows = 2 if options.mirror and 2 * sum(map(len, images)) <= options.pictures else 1
     images = with_mirrored(images) if rows == 2 else images
@@ -69,7 +69,7 @@ def with_mirrored(images: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _improved(unit: nn.Module, targets: Targets, options: ReconstructOptions, number: int) -> Values:
-    """The unit's new state and its `gain` in dB: 0 if it stays as it was, NaN if something was not finite."""
+    """The unit's new state and its `gain` in dB: 0 if it stays unchanged, NaN if something was not finite."""
     before = state_of(unit)
     generator = torch.Generator(targets.given.device).manual_seed(_PRIME * options.seed + number)
     plan = TrainingPlan(options.iterations, options.batch, options.drop)

@@ -1,8 +1,8 @@
-"""Ridge regression: the weights with the least error on quantized inputs, against float's outputs on float's inputs.
+"""Ridge regression: the weights with the least error on quantized inputs, against float outputs on float inputs.
 
-|W (x + d) - (W + dW) x|^2 + lambda |dW|^2 has a closed form, from covariances alone (Zhong et al., "ERQ", 2024, as
-activation quantization error reduction). A bias takes the means. lambda is chosen layer by layer: weights solved on
-three quarters of the pictures must be best on the others.
+The error, |W (x + d) - (W + dW) x|^2 + lambda |dW|^2, has a closed form, from covariances alone (Zhong et al., "ERQ",
+2024, as activation quantization error reduction). A bias takes the means. lambda is chosen layer by layer: weights
+solved on three quarters of the pictures must be best on the rest.
 """
 
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ def ridge(weight: Tensor, form: ErrorForm, damp: float) -> Tensor:
 
 
 def corrected(problem: Problem, damps: tuple[float, ...] = DAMPS) -> Tensor:
-    """The weight [out, in] of a layer, with the change by `ridge` if it is a gain on pictures held out."""
+    """The weight [out, in] of a layer, changed by `ridge` where that is a gain on held-out pictures."""
     weight = problem.weight.clone()
     for rows in problem.rows:
         mine = weight[rows.which]

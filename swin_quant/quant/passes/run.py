@@ -1,7 +1,7 @@
-"""Run passes one after the other, and measure the network's logits before and after each.
+"""Run passes one after another, and measure the network's logits before and after each.
 
-A pass that harms the logits is taken back, whatever it measured at units. One that judges itself is not: it measured
-logits on varied pictures, while the pictures here favour the passes before it, which solved for weights on them.
+A pass that harms the logits is taken back, whatever it measured at units. A pass that judges itself is not: it measured
+logits on varied pictures, while the pictures here favour earlier passes, which solved for weights on them.
 """
 
 import time
@@ -26,15 +26,15 @@ from swin_quant.quant.watch import watching
 
 PICTURES = 64  # to measure on
 _HARM_DB = 0.5  # a smaller loss may be chance
-_ALIKE = 1e-3  # of the norm: float32's rounding of factors of twelve octaves is far less
+_ALIKE = 1e-3  # of the norm: float32 rounds factors of twelve octaves to far less
 
 
 @dataclass(frozen=True)
 class Gain:
     """The result of a pass: SQNR of the logits in dB and top-1 agreement in percent, against float, before and after.
 
-    `kept`: it was not taken back. `observed`: ranges were observed anew behind it. `keeps_function`: float's logits
-    stay; `keeps_features`: so do the outputs of units in float, and of padded maps.
+    `kept`: it was not taken back. `observed`: ranges were observed again after it. `keeps_function`: float's logits
+    stay; `keeps_features`: so do the float outputs of units, and of padded maps.
     """
 
     step: PassStep
@@ -49,9 +49,9 @@ class Gain:
 
 
 def run_passes(context: PassContext, steps: Sequence[PassStep], observe_again: Callable[[], None]) -> list[Gain]:
-    """Change `context.model`, which is calibrated under its policy; `observe_again` finds its ranges anew.
+    """Change `context.model`, which is calibrated under its policy; `observe_again` observes its ranges again.
 
-    UsageError if there is nothing to work on. All ranks get the result of rank 0.
+    UsageError if there is nothing to work on. All ranks get rank 0's result.
     """
     _check(context, steps)
     images = context.first(PICTURES)
@@ -72,7 +72,7 @@ def run_passes(context: PassContext, steps: Sequence[PassStep], observe_again: C
         if not harmless:
             give_state(context.model, kept)
         elif renewed:
-            context = replace(context)  # the next passes measure by the same function in other weights
+            context = replace(context)  # later passes measure against the same function in the new weights
         seconds = time.perf_counter() - start
         gains.append(
             Gain(step, note, seconds, (before[1], after[1]), (before[0], after[0]), harmless, renewed, keeps, alike)
@@ -119,16 +119,16 @@ def _features_alike(context: PassContext) -> bool:
 
 @torch.inference_mode()
 def _features(context: PassContext, model: nn.Module) -> Values:
-    """The outputs of units for a picture, and of `padded` modules if half of their input were padding, which pictures
-    of this size do not have."""
-    given: dict[str, tuple[Any, ...]] = {}
+    """The outputs of units for a picture, and of `padded` modules as if half of their input were padding, which
+    pictures of this size do not have."""
+    inputs_of: dict[str, tuple[Any, ...]] = {}
 
     def look(name: str, module: nn.Module, inputs: tuple[Any, ...], y: Tensor) -> None:
-        given[name] = inputs
+        inputs_of[name] = inputs
 
     with watching({name: model.get_submodule(name) for name in context.padded}, look):
         _, found = given_by(context.units, model, context.images[0][:1])
-    for name, (x, *others) in given.items():
+    for name, (x, *others) in inputs_of.items():
         x = x.clone()
         x[:, x.shape[1] // 2 :] = 0
         found[name] = model.get_submodule(name)(x, *others).float()

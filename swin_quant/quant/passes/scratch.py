@@ -1,4 +1,4 @@
-"""Files with the finished parts of a long pass: after an interruption it goes on there, to the same bits.
+"""Files with the finished parts of a long pass, from which an interrupted pass goes on to the same bits.
 
 A file's name is a hash of all that its content depends on. So parts for other weights, ranges, pictures or options are
 never found, and nothing needs to be compared.
@@ -28,13 +28,13 @@ _MAX_BYTES = 8 << 30
 
 @dataclass(frozen=True)
 class Scratch:
-    """A folder for a pass's files, made with the first of them; None: no files. `writes`: on rank 0 alone."""
+    """A folder for a pass's files, made with the first file; None: no files. `writes`: only on rank 0."""
 
     folder: Path | None = None
     writes: bool = True
 
     def known(self, key: str, names: Collection[str], device: torch.device) -> dict[str, Tensor] | None:
-        """The tensors `names` that were kept under `key`; None without a readable file."""
+        """The tensors `names` stored under `key`; None without a readable file."""
         path = self.folder and self.folder / f"{key}.safetensors"
         if not path or not path.is_file():
             return None
@@ -49,14 +49,14 @@ class Scratch:
         return None
 
     def keep(self, key: str, values: Mapping[str, Tensor]) -> None:
-        """Keep `values` under `key`."""
+        """Store `values` under `key`."""
         if self.folder and self.writes:
             self.folder.mkdir(parents=True, exist_ok=True)
             content = {name: value.detach().cpu().contiguous() for name, value in values.items()}
             atomic_write_bytes(self.folder / f"{key}.safetensors", safetensors.torch.save(content))
 
     def clear(self) -> None:
-        """Remove the files, and the folder if it is empty then."""
+        """Remove the files, and the folder if it is then empty."""
         if self.folder and self.writes:
             for path in self.folder.glob("*.safetensors"):
                 path.unlink(missing_ok=True)
@@ -65,7 +65,7 @@ class Scratch:
 
 
 def key_of(models: Sequence[nn.Module], images: Sequence[Tensor], plain: Any) -> str:
-    """The hash of weights, ranges and settings of networks, of pictures, and of `plain` data."""
+    """The hash of networks' weights, ranges and settings, of pictures, and of `plain` data."""
     nodes = [node for model in models for node in model.modules() if isinstance(node, Quantizer)]
     settings = [astuple(node.setting) for node in nodes]
     digest = hashlib.sha256(json.dumps([plain, settings, torch.__version__], sort_keys=True).encode())

@@ -1,4 +1,4 @@
-"""Save and restore the weights and ranges of a network or a part of it."""
+"""Save and restore the weights and ranges of a network or a part of one."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ from swin_quant.quant.policy import apply_settings
 from swin_quant.quant.quantizer import Quantizer, named_nodes
 
 Values = dict[str, Tensor]
-AMAX, BOUNDS = "._amax", "._bounds"  # endings of the names of ranges
+AMAX, BOUNDS = "._amax", "._bounds"  # endings of ranges' names
 
 
 def state_of(module: nn.Module) -> Values:
@@ -30,7 +30,7 @@ def weights_in(state: Values) -> Values:
 
 @torch.no_grad()
 def give_state(module: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Restore the state of `module` that `state_of` returned."""
+    """Restore a state of `module` from `state_of`."""
     nodes = _nodes(module)
     give_factors(module, state)
     for name, parameter in module.named_parameters():
@@ -41,7 +41,7 @@ def give_state(module: nn.Module, state: Mapping[str, Tensor]) -> None:
 
 @contextmanager
 def all_or_nothing(model: nn.Module) -> Iterator[None]:
-    """After an error or an interrupt inside, norms, weights, ranges and settings are as before."""
+    """After an error or interrupt inside the context, norms, weights, ranges and settings are as before."""
     unfold = unfolding(model)
     before, settings = state_of(model), {name: node.setting for name, node in named_nodes(model).items()}
     try:

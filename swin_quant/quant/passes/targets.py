@@ -1,4 +1,4 @@
-"""The targets of a unit: float's outputs, and the error of the quantized unit on training and on judging pictures."""
+"""A unit's targets: float's outputs, and the quantized unit's error on training and judging pictures."""
 
 import math
 from collections.abc import Sequence
@@ -10,16 +10,17 @@ from torch import Tensor, nn
 from swin_quant.quant.passes.trial import quantized
 from swin_quant.quant.passes.units import UnitRun
 
-_HELD_OUT = 0.25  # of the pictures
+_HELD_OUT = 0.25  # share of the pictures
 CHUNK = 32  # pictures at a time
 
 
 @dataclass(frozen=True)
 class Targets:
-    """Float's `inputs` and `outputs`, and the inputs `given` behind quantized units, a picture a row.
+    """Float's `inputs` and `outputs`, and the inputs `given` by the quantized units before, one picture a row.
 
-    `root` of the weight of a squared error in each channel. The last `held_out` rows judge. `gradients` [pictures,
-    rank, *output]: directions in which errors of a picture add up (`fisher`), which are half of the error then.
+    `root`: the root of each channel's weight of squared errors. The last `held_out` rows judge. `gradients` [pictures,
+    rank, *output]: directions in which errors of a picture add up (`fisher`); with them, they make up half of the
+    error.
     """
 
     inputs: Tensor
@@ -36,7 +37,7 @@ class Targets:
 
     @property
     def judging(self) -> range:
-        """The rows held out."""
+        """The held-out rows."""
         return range(len(self.given) - self.held_out, len(self.given))
 
     def error(self, outputs: Tensor, rows: Tensor | slice) -> Tensor:
@@ -64,9 +65,10 @@ def targets_of(
     gradients: Tensor | None = None,
     rows: int = 1,
 ) -> Targets:
-    """The targets of a unit for the batches that it is `given` behind quantized units; `weights` of its channels.
+    """The targets of a unit; `given`: its inputs from the quantized units before, in batches; `weights` of its
+    channels.
 
-    Each picture has so many consecutive `rows`, of which none is held out without the others.
+    Each picture has `rows` consecutive rows, which are held out together.
     """
     outputs = torch.cat(step.outputs)
     root = outputs.new_ones(()) if weights is None else _beside(step.unit, outputs, weights.to(outputs.device).sqrt())

@@ -1,6 +1,6 @@
-"""The cost of quantizing one unit at its output, for given weights, with ranges searched anew each time.
+"""The cost of quantizing one unit, measured at its output, for given weights, with ranges searched each time.
 
-The ranges are near those of a calibration: of least squared error on some of the values, or the largest magnitude.
+The ranges are close to a calibration's: the least squared error on some of the values, or the largest magnitude.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,8 +15,8 @@ from swin_quant.quant.passes.units import UnitRun, through
 from swin_quant.quant.quantizer import Quantizer, Role, State
 from swin_quant.quant.ranges import keeping_ranges
 
-_VALUES = 1024  # of a batch and node
-_CANDIDATES = 2.0 ** (torch.arange(-36, 1) / 4)  # shares of the largest magnitude: nine octaves of outliers
+_VALUES = 1024  # values of a batch and node
+_CANDIDATES = 2.0 ** (torch.arange(-36, 1) / 4)  # shares of the largest magnitude, over nine octaves
 
 
 class Trial:
@@ -57,13 +57,13 @@ class _Sample:
 
     def __call__(self, x: Tensor) -> None:
         flat = x.detach().reshape(-1).float()
-        spacing = max(1, flat.numel() // _VALUES) | 1  # odd: shapes are full of powers of two
+        spacing = max(1, flat.numel() // _VALUES) | 1  # odd, since shapes are full of powers of two
         self.values.append(flat[::spacing])
         low, high = torch.aminmax(flat)
         self.low, self.high = torch.minimum(self.low, low), torch.maximum(self.high, high)
 
     def set_range(self, node: Quantizer, method: str | None) -> None:
-        """Give `node` the best range; with a zero point, both ends are cut to it."""
+        """Give `node` the best range; with a zero point, both ends are limited to it."""
         largest = torch.maximum(-self.low, self.high)
         candidates = (
             largest[None] if method == "max" or largest <= TINY_AMAX else largest * _CANDIDATES.to(largest.device)
@@ -96,13 +96,13 @@ def _alive(amax: Tensor) -> Tensor:
 
 
 def enabled_in(unit: nn.Module) -> list[Quantizer]:
-    """The nodes of a unit that its policy enables; they keep their names in the network."""
+    """The enabled nodes of a unit; they keep their names in the network."""
     return [module for module in unit.modules() if isinstance(module, Quantizer) and module.setting.enabled]
 
 
 @contextmanager
 def quantizing(unit: nn.Module) -> Iterator[None]:
-    """Inside, the unit is quantized."""
+    """Inside the context, the unit is quantized."""
     nodes = enabled_in(unit)
     try:
         for node in nodes:
@@ -121,7 +121,7 @@ def quantized(unit: nn.Module, inputs: Sequence[Tensor]) -> list[Tensor]:
 
 @torch.no_grad()
 def restore(unit: nn.Module, parameters: Mapping[str, Tensor]) -> None:
-    """Give the unit's parameters the values of `copied`."""
+    """Give the unit's parameters the values from `copied`."""
     give_factors(unit, parameters)
     for name, parameter in unit.named_parameters():
         parameter.copy_(parameters[name])
@@ -134,7 +134,7 @@ def copied(unit: nn.Module) -> dict[str, Tensor]:
 
 @contextmanager
 def keeping(nodes: Sequence[Quantizer]) -> Iterator[None]:
-    """Inside, nodes may be set at will; afterwards they have their ranges again, and are off."""
+    """Inside the context, nodes may be changed; afterwards they have their ranges again, and are off."""
     with keeping_ranges(nodes):
         try:
             yield
@@ -144,6 +144,6 @@ def keeping(nodes: Sequence[Quantizer]) -> Iterator[None]:
 
 
 def squared_error(outputs: Sequence[Tensor], targets: Sequence[Tensor]) -> float:
-    """Sum over all values, in float64; infinite where one is not finite."""
+    """Sum over all values, in float64; infinite if one is not finite."""
     total = sum((y.double() - t.double()).square().sum().item() for y, t in zip(outputs, targets, strict=True))
     return total if total < float("inf") else float("inf")

@@ -1,9 +1,9 @@
 """Train a unit towards its targets: the rounding of its weights, the ranges of its activations, its biases and norms.
 
-Meanwhile some quantized values and inputs, drawn anew each time, are replaced by float's, so that the result fits other
-pictures too. Towards the end weights are fixed at levels, and only the rest is trained on.
-(Nagel et al., "Up or Down?", 2020; Li et al., "BRECQ", 2021; Wei et al., "QDrop", 2022; Esser et al., "Learned Step
-Size Quantization", 2020; Finkelstein et al., "QFT", 2022, for biases and norms.)
+Meanwhile some quantized values and inputs, drawn each time, are replaced by float's, so that the result fits other
+pictures too. Towards the end weights are fixed at levels, and only the rest is trained. (Nagel et al., "Up or Down?",
+2020; Li et al., "BRECQ", 2021; Wei et al., "QDrop", 2022; Esser et al., "Learned Step Size Quantization", 2020;
+Finkelstein et al., "QFT", 2022, for biases and norms.)
 """
 
 import math
@@ -27,12 +27,12 @@ _LOW, _HIGH = -0.1, 1.1  # the ends of the stretched sigmoid
 
 
 def rectified(variable: Tensor) -> Tensor:
-    """The distance above the level below, 0 to 1."""
+    """The distance above the lower level, 0 to 1."""
     return (variable.sigmoid() * (_HIGH - _LOW) + _LOW).clamp(0, 1)
 
 
 def variable_of(share: Tensor) -> Tensor:
-    """The variable for which `rectified` is `share`, 0 to 1."""
+    """The variable whose `rectified` is `share`, 0 to 1."""
     return torch.logit((share - _LOW) / (_HIGH - _LOW))
 
 
@@ -44,7 +44,7 @@ def undecided(variable: Tensor, steepness: float) -> Tensor:
 @dataclass(frozen=True)
 class Rounding:
     """A weight [out, ...] between the levels of its grid: the levels `below`, from qmin to qmax (`ends`), the distance
-    of the next (`gap`, in levels), a level's `step`, the `variable`, and the range `amax` of the grid."""
+    to the next (`gap`, in levels), a level's `step`, the `variable`, and the grid's range `amax`."""
 
     below: Tensor
     gap: Tensor
@@ -68,13 +68,13 @@ class Rounding:
         return (self.below + rectified(self.variable) * self.gap).clamp(*self.ends) * self.step
 
     def hard(self) -> Tensor:
-        """The weight at the nearer level, which quantizing leaves as it is, to the bit."""
+        """The weight at the nearer level, which quantizing does not change by a bit."""
         return (self.below + (self.variable.detach() >= 0) * self.gap).clamp(*self.ends) * self.step
 
 
 def rounding_of(layer: QuantizedLayer) -> Rounding:
-    """The weight of a layer on the grid of its node; of two ranges, the one in effect and that of least squared error,
-    it takes what its nearest levels are nearer in. So one that was chosen with the weight stays."""
+    """A layer's weight on its node's grid, with the better of two ranges: the one in effect, and that of least squared
+    error. A range that was chosen with the weight stays."""
     node, weight = layer._weight_quantizer, layer.weight.detach()
     ends = node.setting.levels
     candidates = [node.range_for(weight).detach(), weight_range("mse", weight, node)]
@@ -87,15 +87,17 @@ def rounding_of(layer: QuantizedLayer) -> Rounding:
     return Rounding.of(weight, amax, *ends)
 
 
-_WARM, _ROUNDED = 0.2, 0.8  # of the iterations: from here weights are pulled to levels, from there they are at them
+# Shares of the iterations: weights are pulled to levels from the first on, and are at levels from the second on
+_WARM, _ROUNDED = 0.2, 0.8
 _PULL, _STEEP, _FLAT = 0.01, 20.0, 2.0  # AdaRound's
-_ROUNDING_RATE, _RANGE_RATE, _FLOAT_RATE = 0.03, 0.01, 1e-3  # of Adam at the start; that of a range is relative to it
-_SMALLEST = 1e-3  # of a range, relative to where it started: one that reached zero could not come back
+# Adam's rates at the start; a range's is relative to the range
+_ROUNDING_RATE, _RANGE_RATE, _FLOAT_RATE = 0.03, 0.01, 1e-3
+_SMALLEST = 1e-3  # the least range, relative to its start: a range of zero could not grow again
 
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """So many iterations of `batch` pictures; the share `drop` of values is float's."""
+    """`iterations` of `batch` pictures each; `drop`: the share of values taken from float."""
 
     iterations: int
     batch: int
@@ -104,7 +106,7 @@ class TrainingPlan:
 
 @torch.enable_grad()
 def train_unit(unit: nn.Module, targets: Targets, plan: TrainingPlan, generator: torch.Generator) -> bool:
-    """Train `unit`, which leaves its weights on the grids of their nodes. False if a loss was not finite."""
+    """Train `unit` and leave its weights on the grids of their nodes. False if a loss was not finite."""
     scale = targets.cost(unit, targets.training)
     batches = _batches(len(targets.training), plan.batch, generator)
 
@@ -159,7 +161,7 @@ class _Trained:
         self.is_soft = True
 
     def pull(self, done: float) -> Tensor | float:
-        """The loss that draws weights to levels, with the share `done` of the iterations behind; its reach grows."""
+        """The loss that draws weights to levels after the share `done` of the iterations; its reach grows."""
         if not self.is_soft or done < _WARM:
             return 0.0
         steepness = _STEEP + (_FLAT - _STEEP) * (done - _WARM) / (_ROUNDED - _WARM)
@@ -189,7 +191,7 @@ class _Trained:
         self.is_soft = False
 
     def leave(self) -> None:
-        """Ranges are buffers again, nodes off."""
+        """Turn ranges into buffers again, and nodes off."""
         for node in self.nodes:
             node.freeze_range()
             node.state = State.OFF
@@ -199,7 +201,7 @@ class _Trained:
 
 
 def random_mask(shape: torch.Size, share: float, generator: torch.Generator) -> Tensor:
-    """A mask with `share` of it set, to a 256th, by a random byte a value."""
+    """A mask with `share` of it set, to a 256th, from one random byte a value."""
     count = math.prod(shape)
     words = torch.empty(count // 8 + 1, dtype=torch.int64, device=generator.device)
     words.random_(-(2**63), None, generator=generator)
@@ -207,7 +209,7 @@ def random_mask(shape: torch.Size, share: float, generator: torch.Generator) -> 
 
 
 def _batches(count: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """Batches of rows without an end, each row once an epoch."""
+    """Endless batches of rows, each row once an epoch."""
     while True:
         yield from torch.randperm(count, generator=generator, device=generator.device).split(size)
 
@@ -218,10 +220,10 @@ def _soft(rounding: Rounding, x: Tensor, y: Tensor) -> Tensor:
 
 @contextmanager
 def _replacing(module: nn.Module, what: Callable[[Tensor, Tensor], Tensor]) -> Iterator[None]:
-    """Inside, the module's output y for an input x is replaced by `what(x, y)`."""
+    """Inside the context, `what(x, y)` replaces the module's output y for an input x."""
 
-    def hook(module: nn.Module, given: tuple[Any, ...], y: Tensor) -> Tensor:
-        return what(given[0], y)
+    def hook(module: nn.Module, inputs: tuple[Any, ...], y: Tensor) -> Tensor:
+        return what(inputs[0], y)
 
     handle = module.register_forward_hook(hook)
     try:

@@ -17,7 +17,7 @@ class _Reached(Exception):
 
 
 def entering(model: nn.Module, unit: nn.Module, images: Sequence[Tensor]) -> list[Tensor]:
-    """The input of `unit`, the first of a network, for each batch of images [B, 3, H, W]."""
+    """The input of `unit`, a network's first, for each batch of images [B, 3, H, W]."""
 
     def stop(module: nn.Module, inputs: tuple[Any, ...]) -> NoReturn:
         raise _Reached(inputs[0])
@@ -68,29 +68,29 @@ def walk(
 
 
 def inside(name: str, unit: str) -> bool:
-    """Whether `name` lies inside a unit; the unit without a name is the whole network."""
+    """Whether `name` is inside a unit; the unit without a name is the whole network."""
     return not unit or name.startswith(f"{unit}.")
 
 
 class UpTo(nn.Module):
-    """A network up to its unit `last`: pictures [B, 3, H, W] to that unit's output."""
+    """A network up to its unit `last`: maps pictures [B, 3, H, W] to that unit's output."""
 
     def __init__(self, model: nn.Module, last: nn.Module) -> None:
         super().__init__()
-        self.model, self.last = model, (last,)  # in a tuple, else its parameters had two names
+        self.model, self.last = model, (last,)  # in a tuple, or its parameters would have two names
 
     def forward(self, images: Tensor) -> Tensor:
         found: list[Tensor] = []
-        with watching({"last": self.last[0]}, lambda name, module, given, y: found.append(y)):
+        with watching({"last": self.last[0]}, lambda name, module, inputs, y: found.append(y)):
             self.model(images)
         return found[0]
 
 
 def given_by(units: Mapping[str, nn.Module], model: nn.Module, images: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """The output of `model`, and by name the outputs of its parts that are named as `units` are."""
+    """The output of `model`, and the outputs of its `units` by name."""
     seen: dict[str, Tensor] = {}
 
-    def look(name: str, module: nn.Module, given: tuple[Any, ...], y: Tensor) -> None:
+    def look(name: str, module: nn.Module, inputs: tuple[Any, ...], y: Tensor) -> None:
         seen[name] = y.float()
 
     with watching({name: model.get_submodule(name) for name in units}, look):

@@ -1,4 +1,4 @@
-"""Range methods: a file each, called as `--calibrator` calls it, which holds a METHOD; `quant.names` lists them."""
+"""Range methods: each a file with a METHOD, named as in `--calibrator`; `quant.names` lists them."""
 
 import importlib
 

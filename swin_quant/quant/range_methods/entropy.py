@@ -1,4 +1,4 @@
-"""The quantized distribution loses least information."""
+"""Entropy: the quantized distribution loses least information."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,10 +10,10 @@ from swin_quant.quant.statistics import Statistics
 def search(statistics: Statistics, levels: int, percentile: float) -> float:
     """The amax whose quantized distribution loses least information (Migacz, 8-bit inference with TensorRT, 2017).
 
-    For each candidate of i bins, P is the histogram clipped to i bins (the rest added to the last), Q the same
-    bins averaged over `levels` segments, empty bins kept empty; the largest i of least KL(P || Q) wins. The zero
-    bin is replaced by its neighbour, since zeros quantize without loss. KL needs of a segment only its sum and
-    its number of occupied bins, so that prefix sums give all candidates at once.
+    For each candidate of i bins, P is the histogram clipped to i bins (the rest added to the last), Q the same bins
+    averaged over `levels` segments, with empty bins kept empty; the largest i of least KL(P || Q) wins. The zero bin is
+    replaced by its neighbour, since zeros quantize without loss. Of a segment, KL needs only its sum and its number of
+    occupied bins, so that prefix sums give all candidates at once.
     """
     counts = statistics.occupied().astype(np.float64)
     if len(counts) <= levels:
@@ -47,7 +47,7 @@ def _xlogy(x: NDArray[np.float64], y: NDArray[np.float64]) -> NDArray[np.float64
 
 
 def between(statistics: Statistics, steps: int, percentile: float) -> tuple[float, float]:
-    """The observed ends, clipped to the symmetric range: the divergence is one of magnitudes."""
+    """The observed ends, clipped to the symmetric range: the divergence is defined for magnitudes."""
     amax = search(statistics, (steps + 1) // 2, percentile)
     below, above = statistics.both_sides()
     return -min(below.largest, amax), min(above.largest, amax)

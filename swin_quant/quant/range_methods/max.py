@@ -1,4 +1,4 @@
-"""Nothing is ever clipped."""
+"""Max: nothing is clipped."""
 
 from swin_quant.quant.range_methods.method import RangeMethod
 from swin_quant.quant.statistics import Statistics
@@ -10,7 +10,7 @@ def search(statistics: Statistics, levels: int, percentile: float) -> float:
 
 
 def between(statistics: Statistics, steps: int, percentile: float) -> tuple[float, float]:
-    """Both ends as they were seen."""
+    """Both observed ends."""
     below, above = statistics.both_sides()
     return -below.largest, above.largest
 

@@ -1,4 +1,4 @@
-"""Rounding and clipping cost least together."""
+"""MSE: rounding and clipping together cost least."""
 
 import numpy as np
 import torch
@@ -9,15 +9,15 @@ from swin_quant.quant.fake_quant import TINY_AMAX, UNUSED_AMAX, quantize_dequant
 from swin_quant.quant.range_methods.method import RangeMethod
 from swin_quant.quant.statistics import Statistics, error_integral, grid_error, slope
 
-_SHARES = torch.linspace(0.21, 1.0, 80).tolist()  # of a weight's largest magnitude
+_SHARES = torch.linspace(0.21, 1.0, 80).tolist()  # shares of a weight's largest magnitude
 
 
 def search(statistics: Statistics, levels: int, percentile: float) -> float:
-    """The amax of least mean squared error, rounding and clipping together.
+    """The amax with the least mean squared error of rounding and clipping together.
 
-    Values count as spread evenly inside their bin, and the error is integrated in closed form over each bin: with steps
-    finer than a bin, the error at bin centres would depend on an accidental alignment. So merged bins are good enough
-    for a first search over 12 octaves; all bins then refine around its best.
+    Values are taken as spread evenly inside their bin, and the error is integrated in closed form over each bin: with
+    steps finer than a bin, the error at bin centres would depend on an accidental alignment. So merged bins are good
+    enough for a first search over 12 octaves; all bins then refine its best.
     """
     counts, width = statistics.occupied(), statistics.width
     rough = np.add.reduceat(counts, np.arange(0, len(counts), 8))
@@ -32,7 +32,8 @@ def _least_error(counts: NDArray[np.int64], width: float, candidates: NDArray[np
 
 
 def between(statistics: Statistics, steps: int, percentile: float) -> tuple[float, float]:
-    """The two ends of least mean squared error: each swept in turn with the other held, on merged bins, then on all."""
+    """The two ends with the least mean squared error: each swept in turn with the other fixed, on merged bins, then on
+    all."""
     sides = statistics.both_sides()
     ends = np.array([side.largest for side in sides])
     for merged, span, rounds in ((8, np.geomspace(2.0**-12, 1.0, 128), 2), (1, np.geomspace(1 / 1.07, 1.07, 29), 1)):
@@ -56,7 +57,7 @@ def _error(errors: "list[_Error]", ends: NDArray[np.float64], steps: int) -> NDA
 
 
 class _Error:
-    """Squared error of one side's values, `merged` bins taken as one, clipped at whole steps."""
+    """Squared error of one side's values, with `merged` bins as one, clipped at whole steps."""
 
     def __init__(self, side: Statistics, merged: int) -> None:
         counts = side.counts[: max(len(side.occupied()), 1)]
@@ -68,7 +69,7 @@ class _Error:
 
 
 def of_weight(weight: Tensor, qmin: int, qmax: int, per_channel: bool) -> Tensor:
-    """The range of least squared error of a weight [out, ...], 0-dim, or of each of its rows, [out, 1, ...].
+    """The range with the least squared error of a weight [out, ...], 0-dim, or of each of its rows, [out, 1, ...].
 
     The best of 80 shares of the largest magnitude, each tried on all values.
     """
