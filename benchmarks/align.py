@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @dataclass(frozen=True)
 class Row:
-    """What a model is exported for: the engine, the policy of its INT8 file, whether there is a float file, flags."""
+    """The exports of one model for an engine: the policy of the INT8 file, whether there is a float file, and flags."""
 
     engine: str
     policy: str
@@ -48,7 +48,7 @@ MODELS = {
     "mobilenetv3_micro_cifar10": TIMM,
     "vit_micro_cifar10": TIMM,
 }
-HALF = ("cuda",)  # engines whose files of precision float compute in float16
+HALF = ("cuda",)  # engines whose float files compute in float16
 HEADING = """# Alignment, layer by layer
 
 Made by `python benchmarks/align.py --data-path DIR/data/cifar10`: `swin-quant align A B` on 16 pictures of CIFAR-10's
@@ -76,7 +76,7 @@ def main() -> None:
 
 
 def aligned(name: str, pictures: list, work: Path) -> list[str]:
-    """The lines of a model."""
+    """The table lines of a model."""
     checkpoint = ROOT / "examples" / "checkpoints" / f"{name}.safetensors"
     folder = work / name
     swin_quant("calibrate", checkpoint, *pictures, "--pictures", 80, "--no-eval", "--output", folder)
@@ -103,12 +103,12 @@ def aligned(name: str, pictures: list, work: Path) -> list[str]:
 
 
 def policy_of(row: Row) -> str:
-    """The policy of a file, where the engine has more than one here."""
+    """The policy of a file, if the engine has several here."""
     return f", {row.policy}" if row.engine in HALF else ""
 
 
 def line(a: str, b: str, text: str) -> str:
-    """One line of the table from what `align --json` printed."""
+    """One table line from the output of `align --json`."""
     found = json.loads(text)
     rows = {row["name"]: row for row in found["tensors"] if row["sqnr_db"] is not None}
     worst = min(rows.values(), key=lambda row: row["sqnr_db"]) if rows else None
@@ -122,7 +122,7 @@ def line(a: str, b: str, text: str) -> str:
 
 
 def swin_quant(*words: object) -> str:
-    """Run a command, and return what it printed."""
+    """Run a command and return its output."""
     command = [sys.executable, "-m", "swin_quant", *map(str, words), "--quiet"]
     print(" ".join(command), flush=True)
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout

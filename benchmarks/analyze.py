@@ -1,8 +1,8 @@
-"""What `analyze` says of full-size models: writes docs/results/analyze.md.
+"""Run `analyze` on full-size models: writes docs/results/analyze.md.
 
     python benchmarks/analyze.py [--machine t4] [--timm resnet50 ...]
 
-Shapes alone: there are no weights, so no precision risks; limits are computed from the peaks of the machine.
+Only shapes: there are no weights, so no precision risks; limits are computed from the machine's peaks.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""What W8A8 costs a model, whatever its architecture, and what it wins: tables of docs/results/any_model.md.
+"""The cost and gain of W8A8 for models of any architecture: writes tables of docs/results/any_model.md.
 
     python benchmarks/any_model.py accuracy examples/checkpoints/{resnet,convnext,mobilenetv3,vit}_micro*.safetensors
         --data-path CIFAR10 --zip [--work DIR] [--pictures 80] [--output docs/results/any_model.md]
@@ -6,14 +6,15 @@
     python benchmarks/any_model.py sweep [timm:NAME tv:NAME FILE.py:NAME ...] [--data-path PICTURES] [--work DIR]
         [--limit 240] [--output docs/results/sweep.md]
 
-accuracy: a float checkpoint with its run card is calibrated once on training pictures; all rows are scored on all
-pictures of the val split, deltas against float32 with their paired standard errors; agreement and SQNR are with
-float32. latency: random weights at full size, one interleaved run a model (`benchmarks/cpu_engines.py`), beside NNCF
-where it is installed and ONNX Runtime's own quantization; what is in --work is not made again, so `--rounds 1 --seconds
-0.1` beforehand leaves only the timing to the quiet machine. Each table replaces that of its title in the page; the CPU
-is part of the title of times. sweep: every test model and family of timm and 25 models of torchvision from `wrap` to
-files on engines (`benchmarks/sweep.py`), or those that are named, FILE.py:NAME for a function that gives a module and
-the side of its pictures; rows in --work are not made again.
+accuracy: a float checkpoint with its run card is calibrated once on training pictures. All rows are scored on all
+pictures of val, with deltas, paired standard errors, agreement and SQNR against float32.
+latency: random weights at full size, one interleaved run a model (`benchmarks/cpu_engines.py`), beside ONNX Runtime's
+own quantization and, if installed, NNCF. Files in --work are not made again, so `--rounds 1 --seconds 0.1` beforehand
+leaves only the timing to the quiet machine. Each table replaces the one with its title in the page; the title of times
+names the CPU.
+sweep: every test model and family of timm and 25 models of torchvision, from `wrap` to files on engines
+(`benchmarks/sweep.py`), or the named models; FILE.py:NAME is a function that returns a module and the side of its
+pictures. Rows in --work are not made again.
 """
 
 import argparse
@@ -92,11 +93,11 @@ def latency(model: str, args: argparse.Namespace) -> str:
     how = ["--rounds", str(args.rounds), "--seconds", str(args.seconds), "--batch", *map(str, args.batch)]
     words = [sys.executable, str(script), "--model", model, "--work", str(folder), *how, "--output", str(page)]
     subprocess.run(words, check=True)
-    return page.read_text().partition("\n\n")[2].partition("\n\n")[2]  # less its own heading
+    return page.read_text().partition("\n\n")[2].partition("\n\n")[2]  # without its own heading
 
 
 def table(checkpoint: str, args: argparse.Namespace) -> str:
-    """Markdown of one checkpoint: float, the policies simulated, and files on their engines."""
+    """Markdown of one checkpoint: float, the simulated policies, and files on their engines."""
     folder = args.work / Path(checkpoint).stem
     data = ["--data-path", args.data_path, *(["--zip"] if args.zip else [])]
     asked = ["--policy", *POLICIES, "--pictures", str(args.pictures), "--half", "none", "--output", str(folder)]

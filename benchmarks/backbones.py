@@ -5,7 +5,7 @@
     python benchmarks/backbones.py latency  [--models NAME ...] [--sizes HxW ...]   (a quiet machine)
 
 Random weights at full size, seeded pictures. Each command replaces its section of the page; latency runs the files that
-`files` left in --work, and makes what is missing.
+`files` left in --work, and makes missing ones.
 """
 
 import argparse
@@ -28,7 +28,7 @@ MODELS = {
 }
 SIZES = ("224x224", "256x320", "200x332")
 ENGINES = ("onnxruntime", "openvino")
-KINDS = {"float32": "fp32", "int8": "int8"}  # as files are named
+KINDS = {"float32": "fp32", "int8": "int8"}  # names of files
 HEADING = (
     "# Backbones\n\nRandom weights at full size, seeded pictures: `python benchmarks/backbones.py equality`, `files` "
     f"and `latency`. torch {torch.__version__}.\n"
@@ -73,11 +73,11 @@ def table(rows: list[dict[str, str]]) -> str:
 
 
 def pair(name: str, work: Path) -> tuple[sq.Model, torch.nn.Module]:
-    """Our backbone and timm's, of the same random weights."""
+    """Our backbone and timm's, with the same random weights."""
     theirs = import_timm().create_model(MODELS[name], features_only=True, strict_img_size=False).eval()
     with torch.no_grad():
         for key, parameter in theirs.named_parameters():
-            if "norm" in key:  # V2's last norms of a branch may be zero, and the branch gone
+            if "norm" in key:  # V2's last norm of a branch may be zero, and remove the branch
                 parameter.add_(0.1 * torch.randn_like(parameter) + ("weight" in key and not parameter.any()))
     file = work / f"{name}.pth"
     torch.save(theirs.state_dict(), file)
@@ -107,14 +107,14 @@ def equality(name: str, args: argparse.Namespace) -> list[dict[str, str]]:
 
 
 def exported(model: sq.Model, work: Path) -> dict[str, sq.Exported]:
-    """The float file and the int8 one; the model comes back calibrated."""
+    """The float file and the int8 file; the model is calibrated afterwards."""
     found = {"float32": sq.export(model, "openvino", work / model.name, precision="float")}
     sq.calibrate(model, [pictures(size) for size in SIZES], "cpu", method="max")
     return found | {"int8": sq.export(model, "openvino", work / model.name)}
 
 
 def left_over(folder: Path) -> dict[str, sq.Exported]:
-    """What `exported` wrote before; nothing if a file is missing."""
+    """The files that an earlier `exported` wrote; nothing if one is missing."""
     found = {kind: sorted(folder.glob(f"*_{word}_openvino.onnx")) for kind, word in KINDS.items()}
     return {kind: sq.Exported(open_artifact(files[0])) for kind, files in found.items() if all(found.values())}
 

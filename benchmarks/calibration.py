@@ -1,11 +1,11 @@
-"""What calibration costs beside plain float forwards of the same pictures, in one run.
+"""The cost of calibration beside plain float forward passes of the same pictures, in one run.
 
     python benchmarks/calibration.py [--cfg NAME] [--data-path DIR] [--rounds N]
 
 Prints a Markdown table: seconds of 80 float forwards (10 batches of 8), of observing the same batches for the max and
 the histogram calibrators (median over interleaved rounds, and its ratio to the forwards), seconds of each range
-search and of the check of the ranges that follows, and peak memory: that of a process of its own for each case, torch,
-model and pictures included. Pictures are random unless --data-path names a folder.
+search and of the check of ranges after it, and peak memory, in a new process for each case, with torch, model and
+pictures. Pictures are random unless --data-path names a folder.
 """
 
 import argparse
@@ -125,7 +125,7 @@ def peak_memory(name: str, args: argparse.Namespace) -> float:
 def _measure(name: str, args: argparse.Namespace, sender) -> None:
     model, batches = prepare(args)
     CASES[name](model, batches)
-    # VmHWM starts anew with each program; getrusage would report the larger parent's.
+    # VmHWM starts from zero in each program; getrusage would report the larger parent's.
     lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     sender.send(int(lines["VmHWM"].split()[0]) / 1024)
 

@@ -4,15 +4,15 @@
         [--rounds 5] [--int4] [--without-amx] [--passes fast]
         [--output docs/results/cpu_engines.md]
 
-Weights are seeded random ones, one-dimensional parameters disturbed so that nothing folds away; calibration and
-comparison run on seeded noise: latency is real, agreement says what arithmetic loses. Every foreign candidate starts
-from the plain float graph of the same weights. NNCF is measured where it is installed (`pip install nncf`). What is in
-the working folder already is not made again.
+Weights are random and seeded, with one-dimensional parameters disturbed so that nothing folds away. Calibration and
+comparison run on seeded noise: latency is real, and agreement shows what the arithmetic loses. Every other tool's
+candidate starts from the plain float graph of the same weights. NNCF is measured if it is installed (`pip install
+nncf`). Files in the working folder are not made again.
 
 --int4: weights of 4 bits instead, stored as int8 and as INT4, beside float and our int8 files. --without-amx: as on a
 CPU that has AVX-512 with VNNI and bfloat16, but no AMX: tests/standin/older_cpu.c hides it from every library.
---passes: of our files, behind their calibration, as NNCF's default has some: they cost calibration, and no latency.
-Files with attention as the compiled operator stand beside plain ones where it runs (docs/custom_operators.md).
+--passes: passes after our files' calibration, since NNCF's default has some; they cost calibration, not latency.
+Files with attention as the compiled operator are measured beside plain ones if it runs (docs/custom_operators.md).
 """
 
 import argparse
@@ -57,7 +57,7 @@ from swin_quant.score.candidate import BenchCandidate
 from swin_quant.score.options import EngineOptions
 from swin_quant.verbs.bench_candidates import REFERENCE
 
-MODEL, BATCHES, ROUNDS, SECONDS = "swin_tiny_patch4_window7_224", [1, 8], 5, 1.0  # unless said
+MODEL, BATCHES, ROUNDS, SECONDS = "swin_tiny_patch4_window7_224", [1, 8], 5, 1.0  # defaults
 INT4_ROWS = [(engine, policy, small) for engine in ("openvino", "onnxruntime") for policy in ("w4a16", "w4a8")
              for small in (False, True)]  # fmt: skip
 STANDIN = Path(__file__).resolve().parents[1] / "tests" / "standin" / "older_cpu.c"
@@ -81,7 +81,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     set_up()
-    args.work = args.work or Path("out/cpu_engines") / args.model.replace(":", "_")  # files of one model each
+    args.work = args.work or Path("out/cpu_engines") / args.model.replace(":", "_")  # a folder for each model
     args.work.mkdir(parents=True, exist_ok=True)
     if args.without_amx:
         hide_amx(args.work)
@@ -108,7 +108,7 @@ def main() -> None:
 
 
 def hide_amx(folder: Path) -> None:
-    """Start this program again with AMX hidden from CPUID, if it is not; it says so where that cannot be done."""
+    """Start this program again with AMX hidden from CPUID, unless it is hidden; SystemExit if that cannot be done."""
     if os.environ.get("OLDER_CPU") == "vnni":
         return
     library = (folder / "older_cpu.so").resolve()
@@ -123,7 +123,7 @@ def hide_amx(folder: Path) -> None:
 
 
 def theirs(model: Classifier, plain: Artifact, folder: Path) -> list[BenchCandidate]:
-    """The float graph, and what others quantize of it."""
+    """The float graph, and other tools' quantizations of it."""
     convolutional, float_file, side = is_convolutional(model), str(plain.file), model.input_shape[1]
     return [
         on("openvino", plain, "openvino float32"),
@@ -164,7 +164,7 @@ def compiled(model: Classifier, card: RunCard, folder: Path) -> list[BenchCandid
 
 
 def int4(model: Classifier, card: RunCard, folder: Path) -> list[BenchCandidate]:
-    """Files of weights of 4 bits, each stored as int8 and as INT4, and those of 8 bits."""
+    """Files with weights of 4 bits, each stored as int8 and as INT4, and files with 8 bits."""
     candidates = [
         on(target, under(policy, model, card, folder, OnnxOptions(target=target)), f"{target} int8 {policy}, ours")
         for target, policy in (("openvino", "cpu"), ("onnxruntime", "onnxruntime"))
@@ -176,7 +176,7 @@ def int4(model: Classifier, card: RunCard, folder: Path) -> list[BenchCandidate]
 
 
 def under(policy: str, model: Classifier, card: RunCard, folder: Path, options: OnnxOptions) -> Artifact:
-    """The export under a policy, in a folder of its name."""
+    """The export under a policy, in a folder with its name."""
     return exported(model, replace(card, policy=load_policy(policy).to_dict()), folder / policy, options)
 
 
@@ -220,25 +220,25 @@ def calibrated(name: str, folder: Path) -> tuple:
 
 
 def improved(model: Classifier, passes: str, folder: Path) -> tuple[Classifier, Path]:
-    """A copy of the float model, calibrated with `passes`, and the folder of its files: the model stays as it is."""
+    """A copy of the float model, calibrated with `passes`, and its folder; the model itself does not change."""
     made = sq.calibrate(deepcopy(model), seeded(CALIBRATION, model.input_shape[1]).split(8), "qdq", passes=passes)
     return made.module, folder / f"passes_{Path(passes).stem}"
 
 
 def is_convolutional(model: Classifier) -> bool:
-    """Whether most layers are convolutions, which ONNX Runtime and NNCF quantize as such."""
+    """Whether most layers are convolutions, for which ONNX Runtime and NNCF have other settings."""
     kinds = [isinstance(layer, QuantConv2d) for layer in weighted_layers(model).values()]
     return 2 * sum(kinds) > len(kinds)
 
 
 def exported(model: Classifier, card: RunCard, folder: Path, options: OnnxOptions) -> Artifact:
-    """The export that lies in `folder`, or a new one."""
+    """The export in `folder`, made now if it is missing."""
     file = folder / f"{card.name}_{options.suffix('int4' if options.int4_weights else 'int8')}.onnx"
     return open_artifact(file) if file.with_suffix(".json").exists() else export(model, card, folder, options)
 
 
 def on(engine: str, artifact: Artifact, name: str, float_type: str | None = None) -> BenchCandidate:
-    """An artifact on an engine; the plain float32 graph on the same engine is what it is compared with."""
+    """An artifact on an engine, compared with the plain float32 graph on the same engine."""
     options = EngineOptions(usable_cores(), float_type)
     load = partial(artifact_engine, str(artifact.file), engine_named(engine), options)
     return BenchCandidate(name, load, artifact.file, f"{engine} float32")

@@ -1,4 +1,5 @@
-"""What others quantize, for cpu_engines.py: NNCF and ONNX Runtime, each from the plain float graph, and how it runs."""
+"""Other tools' quantizations for cpu_engines.py, NNCF's and ONNX Runtime's, from the plain float graph, and their
+engines."""
 
 import importlib.util
 from functools import partial
@@ -16,7 +17,8 @@ CALIBRATION = 16  # pictures
 
 
 def nncf_candidates(float_file: str, folder: Path, side: int, convolutional: bool) -> list[BenchCandidate]:
-    """NNCF's quantization, for transformers if it is one, as it comes and without SmoothQuant, beside bfloat16."""
+    """NNCF's quantization, as for a transformer if it is one, with its defaults and without SmoothQuant, beside
+    bfloat16."""
     if not importlib.util.find_spec("nncf"):
         print("nncf is not installed: left out")
         return []
@@ -40,7 +42,7 @@ def nncf_candidates(float_file: str, folder: Path, side: int, convolutional: boo
 
 
 def nncf_quantized(model: Any, pictures: Tensor, file: Path, convolutional: bool, **extra: Any) -> Path:
-    """An OpenVINO model quantized by NNCF, as for a transformer unless it is convolutional, in an IR file."""
+    """An OpenVINO model quantized by NNCF, as for a transformer unless it is convolutional, as an IR file."""
     import nncf
     import openvino
 
@@ -52,7 +54,7 @@ def nncf_quantized(model: Any, pictures: Tensor, file: Path, convolutional: bool
 
 
 def openvino_ir(file: str, threads: int, float_type: str = "bf16") -> Engine:
-    """An IR file as our own engine runs ONNX: latency, one stream, shapes fixed."""
+    """An IR file run as our own engine runs ONNX: for latency, one stream, fixed shapes."""
     import openvino
 
     core = openvino.Core()
@@ -73,10 +75,10 @@ def openvino_ir(file: str, threads: int, float_type: str = "bf16") -> Engine:
 
 
 def own_quantization(float_file: str, folder: Path, side: int, everything: bool = False) -> BenchCandidate:
-    """ONNX Runtime's static quantization: uint8 activations, int8 weights a column, linears alone, no quantized result.
+    """ONNX Runtime's static quantization: uint8 activations, int8 weights a column, only linears, no quantized results.
 
-    That is the fastest of its settings for transformers (products of two activations stay float). `everything`: all
-    that it quantizes if nothing is said, for convolutional networks.
+    That is its fastest setting for transformers (products of two activations stay float). `everything`: its default,
+    for convolutional networks.
     """
     import onnx
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
@@ -124,5 +126,5 @@ def onnxruntime_file(file: str, threads: int) -> Engine:
 
 
 def seeded(count: int, side: int) -> Tensor:
-    """Noise pictures, others than those that logits are compared on."""
+    """Noise pictures other than those on which logits are compared."""
     return torch.randn(count, 3, side, side, generator=torch.Generator().manual_seed(1))

@@ -1,17 +1,17 @@
-"""What the CUDA engine's arithmetic costs, and how near it is to what it stands for: docs/results/cuda_accuracy.md.
+"""The cost of the CUDA engine's arithmetic, and its distance from its reference: writes docs/results/cuda_accuracy.md.
 
     python benchmarks/cuda_accuracy.py --data-path DIR [--sections NAME ...] [--pictures 5000] [--train 20000]
     python benchmarks/cuda_accuracy.py --device cuda --data-path DIR [--models CFG=FILE ...] [--output FILE]
 
-DIR is CIFAR-10 as zip files and maps. 80 training pictures calibrate, and others are scored: by the float model and,
-for each form of the engine, by fake-quant of the same ranges (or the emulator of FasterTransformer's kernels) and by
-the engine, which runs on a CPU as the references of its kernels. Each section of the page is written by its own run,
-the others stay as they are.
+DIR is CIFAR-10 as zip files and maps. 80 training pictures calibrate, and other pictures are scored: by the float model
+and, for each form of the engine, by its reference, which is fake-quant with the same ranges or the emulator of
+FasterTransformer's kernels, and by the engine, which on a CPU runs the references of its kernels. Each run writes its
+own sections of the page and keeps the others.
 
-`--device cuda` scores the kernels on the GPU, and what they stand for there, too. It fails where they differ: top-1 by
-more than 0.02 points, one picture and three standard errors, or the noise beside the float model by 1 dB. `--models`
-are other float models than those of examples/checkpoints, and DIR is their data: of `digits`, which are few, turned and
-shifted ones are scored. With them, on a GPU, or with `--output`, a page of its own takes the place of the sections.
+`--device cuda` scores the kernels and their reference on the GPU. It fails if top-1 differs by more than 0.02 points,
+one picture and three standard errors, or if the noise against the float model differs by 1 dB. `--models` replaces the
+float models of examples/checkpoints, and DIR is then their data: of `digits`, rotated and shifted copies
+are scored. With `--models`, on a GPU, or with `--output`, it writes a page of its own.
 """
 
 import argparse
@@ -46,8 +46,8 @@ MODELS = [
 ]
 JUDGED = (FLOAT, "cuda", "cuda-fp8", BFLOAT, BYTES, "ft-mode1", "ft-mode2")
 SOFTMAX_FORMS = ("cuda, softmax half", "cuda, softmax int8")
-TRACED = ("cuda", "cuda-fp8")  # whose difference from fake-quant is taken apart
-BATCH, COMPILING = 100, 120.0  # pictures; seconds at most in which kernels are compiled before they are needed
+TRACED = ("cuda", "cuda-fp8")  # forms whose difference from fake-quant is analysed
+BATCH, COMPILING = 100, 120.0  # pictures; most seconds of compiling ahead
 BESIDE = ("Δ", "±", "agree %", "SQNR dB")
 COLUMNS = ("model", "form", "by", "acc@1", *(f"float: {one}" for one in BESIDE), *(f"pair: {one}" for one in BESIDE))
 CHANGED = ("model", "form", "what", "acc@1", *BESIDE)
@@ -75,7 +75,7 @@ is to itself with sums in float64: nothing else is different.
 
 @dataclass(frozen=True)
 class Section:
-    """Of the page, and what is wrong with its figures."""
+    """A section of the page, and its figures that are wrong."""
 
     title: str
     text: str
@@ -83,7 +83,7 @@ class Section:
 
 
 def rows_of(model: str, form: str, found: Judged) -> list[list[str]]:
-    """A line of what the engine stands for, where no other form has had it, and one of the engine."""
+    """A table line of the reference, unless another form has it, and one of the engine."""
     of = forms()[form]
     before = [model, form, of.equals, f"{found.before.acc1:.2f}", *beside(found.before), *[""] * 4]
     after = [model, form, "cuda", f"{found.engine.acc1:.2f}", *beside(found.engine), *beside(found.pair)]
@@ -97,14 +97,14 @@ def beside(score) -> list[str]:
 
 @dataclass
 class Scored:
-    """Lines of a table, and what is wrong."""
+    """Table lines, and figures that are wrong."""
 
     rows: list[list[str]]
     wrong: list[str]
 
 
 def scored(given: tuple[Path, Path], args, split: str, count: int, wanted: tuple[str, ...]) -> Scored:
-    """Each form of a model on `count` pictures of a split, none of them those of calibration."""
+    """Score each form of a model on `count` pictures of a split, none of which calibrated."""
     import torch
 
     from swin_quant.backends.cuda.engine import load
@@ -125,20 +125,20 @@ def scored(given: tuple[Path, Path], args, split: str, count: int, wanted: tuple
                 before = reference(model, cfg, form, folder, device)
                 float32 = next(iter(torch_engines(model, device, None).values()))
                 found = judged(float32, before, load(file, EngineOptions(device=args.device)), batches, device)
-            except Exception as error:  # one form's failure does not hide what the others give
+            except Exception as error:  # one form's failure must not hide the other forms
                 made.wrong.append(f"{name}, {form}: {type(error).__name__}: {str(error)[:300]}")
                 print(made.wrong[-1], flush=True)
                 continue
             lines = rows_of(name, form, found)
             made.rows += lines
-            made.wrong += [f"{name}, {form}: {said}"] if (said := wrong(found)) else []
+            made.wrong += [f"{name}, {form}: {fault}"] if (fault := wrong(found)) else []
             print(*(" | ".join(line) for line in lines), f"{time.perf_counter() - start:.0f} s", sep="\n", flush=True)
     picture = [name, "", TORCH, f"{found.before.acc1 - found.before.delta_acc1:.2f}", *[""] * 8] if found else []
     return Scored([picture, *made.rows] if picture else [], made.wrong)
 
 
 def compile_all(artifacts, batch: int) -> None:
-    """The kernels of all of them for a batch, by several processes at once."""
+    """Compile all artifacts' kernels for a batch, in several processes."""
     from swin_quant.backends.cuda.ahead import compile_ahead
     from swin_quant.backends.cuda.choose_fusions import fused_program
     from swin_quant.backends.cuda.engine import capability_here, machine_here
@@ -154,7 +154,7 @@ def compile_all(artifacts, batch: int) -> None:
 
 
 def taken_apart(given: tuple[Path, Path], args) -> Iterator[tuple[list[str], str]]:
-    """Beside fake-quant the engine, and fake-quant with one thing changed: lines of a table, and what they come to."""
+    """Compare the engine, and fake-quant with one thing changed, with fake-quant: table lines, and a summary."""
     import torch
     from cuda_rounding import CHANGES, SUMS, in_float32
 
@@ -204,7 +204,7 @@ def table(columns: tuple[str, ...], rows: list[list[str]]) -> str:
 
 
 def section(args, title: str, text: str, split: str, count: int, wanted: tuple[str, ...]) -> Section:
-    """Forms of every model on pictures of a split."""
+    """Score all forms of every model on pictures of a split."""
     found = [scored(one, args, split, count, wanted) for one in models(args)]
     rows = [row for one in found for row in one.rows]
     return Section(title, f"{text}\n\n{table(COLUMNS, rows)}", [line for one in found for line in one.wrong])
@@ -264,7 +264,7 @@ def main() -> None:
 
 
 def one_page(args) -> None:
-    """Of a GPU, or other models. Ends with what differs, if anything does."""
+    """Write a page for a GPU, or for other models. SystemExit with the differences, if there are any."""
     import torch
     from pages import versions_here
 
@@ -278,7 +278,7 @@ def one_page(args) -> None:
         except SwinQuantError as error:
             sys.exit(f"cuda_accuracy.py: {error}: nothing was measured")
         where = torch.cuda.get_device_name()
-        if capability_here() < 89:  # the first with float8
+        if capability_here() < 89:  # the first GPUs with float8
             args.forms = [form for form in args.forms if form != "cuda-fp8"]
             skipped = f" *cuda-fp8* was skipped: compute capability {capability_here() / 10} has no float8."
     found = [scored(one, args, "val", args.pictures, args.forms) for one in models(args)]
@@ -292,12 +292,12 @@ def one_page(args) -> None:
     print(page)
     if args.output:
         args.output.write_text(page)
-    if said := [line for one in found for line in one.wrong]:
-        sys.exit("\n".join(said))
+    if faults := [line for one in found for line in one.wrong]:
+        sys.exit("\n".join(faults))
 
 
 def models(args) -> list[tuple[Path, Path]]:
-    """Config and weights of each."""
+    """Config and weights of each model."""
     from swin_quant.config.files import find_config
 
     pairs = (one.partition("=") for one in args.models)

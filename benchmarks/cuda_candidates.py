@@ -1,9 +1,10 @@
-"""Who is timed by `cuda_engine.py`, each from a model's name and a batch, and how: in the process of `JobProcess`.
+"""The candidates of `cuda_engine.py`, each built from a model's name and a batch, and timed in the process of
+`JobProcess`.
 
 Everything is built on the CPU and then moved. `trace` is torch.jit.trace of Microsoft's network, FasterTransformer's
-own baseline, in a CUDA graph as all others, and by plain calls, as FasterTransformer has it; eager, compile,
-max-autotune (of torch.compile) and torchao have timm's, whose attention is torch's scaled_dot_product_attention where
-it can be; TensorRT has the ONNX file that `export --for tensorrt` writes.
+own baseline: in a CUDA graph as all others, and by plain calls as in FasterTransformer. eager, compile, max-autotune
+(of torch.compile) and torchao run timm's network, whose attention is torch's scaled_dot_product_attention where
+possible. TensorRT runs the ONNX file of `export --for tensorrt`.
 """
 
 import gc
@@ -48,14 +49,15 @@ from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import apply_policy
 
 REPLAYS, INPUTS, WARM_UP, WARM_S = 40, 4, 5, 0.1
-MOST_COPIES = 64  # of a launch's operands
-CHECKED, MARGIN_DB = 2, 6.0  # pictures whose logits are compared: `Expected`
+MOST_COPIES = 64  # most copies of a launch's operands
+CHECKED, MARGIN_DB = 2, 6.0  # pictures whose logits are compared, and the margin: see `Expected`
 Run = Callable[[Tensor], object]
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where it runs: "cuda" or "cpu"; whose peaks fusions and floors are of (None: the GPU's own); a file of tiles."""
+    """Where candidates run: device "cuda" or "cpu"; the GPU whose peaks give fusions and floors (None: this one); a
+    file of tiles."""
 
     device: str
     gpu: str | None = None
@@ -74,21 +76,21 @@ class Place:
 
 @dataclass(frozen=True)
 class Job:
-    """`candidate` names one of `CONTENDERS`, or of LAUNCHES."""
+    """`candidate` is a name in `CONTENDERS` or LAUNCHES."""
 
     candidate: str
     model: str
     batch: int
 
 
-LAUNCHES = {"launches int8": "int8", "launches fp16": "float"}  # each alone: of which precision
+LAUNCHES = {"launches int8": "int8", "launches fp16": "float"}  # launches timed one by one, by precision
 OURS = ("int8", "fp16", *LAUNCHES)
-PLAIN = {"trace fp16": "trace fp16, plain calls"}  # those that are also timed without a CUDA graph, and as what
+PLAIN = {"trace fp16": "trace fp16, plain calls"}  # also timed without a CUDA graph, under this name
 
 
 @dataclass(frozen=True)
 class Timed:
-    """Milliseconds, and what must be said of them; or lines of a table. `plain_ms`: of candidates in PLAIN."""
+    """Milliseconds and a note, or lines of a table. `plain_ms`: for candidates in PLAIN."""
 
     ms: float = 0.0
     note: str = ""
@@ -106,14 +108,14 @@ def measure(place: Place, job: Job) -> Timed:
         timed = Timed(*milliseconds(run, images))
         return replace(timed, plain_ms=by_plain_calls(run, images)) if job.candidate in PLAIN else timed
     finally:
-        run = images = None  # or they would live on in the frame of an error
+        run = images = None  # or an error's frame would keep them
         gc.collect()
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
 
 
 def engine(name: str, batch: int, place: Place, precision: str) -> Run:
-    """Our engine: a program bound to memory; the graph is `milliseconds`' own. SwinQuantError of wrong logits."""
+    """Our engine: a program bound to memory; `milliseconds` captures the graph. SwinQuantError for wrong logits."""
     network, device = packed(name, precision), torch.device(place.device)
     tensors = {key: tensor.to(device) for key, tensor in network.tensors.items()}
     tuned = place.tuned
@@ -129,11 +131,11 @@ def engine(name: str, batch: int, place: Place, precision: str) -> Run:
 
 @dataclass(frozen=True)
 class Expected:
-    """Logits of the references for a few pictures, and how near to them, in dB of SQNR, all right ones are.
+    """The references' logits for a few pictures, and the least SQNR in dB that right logits have to them.
 
-    Two right results differ by where values on ties were rounded to: at worst in everything, when either is as far from
-    the float network as the other and both errors are independent, by 3 dB more than one from float. MARGIN is twice
-    that. In random networks attention is even, and logits hardly tell of q and k: kernels are tested one by one, too.
+    Two right results differ in how values on ties are rounded: at worst in everything. If both are equally far from the
+    float network, with independent errors, they differ by 3 dB more than one from float. MARGIN is twice that. In
+    random networks attention is even, and logits hardly depend on q and k: kernels are also tested one by one.
     """
 
     images: Tensor
@@ -151,12 +153,12 @@ def expected(name: str, precision: str) -> Expected:
 
 
 def check_logits(bound: Bound, right: Expected) -> None:
-    """SwinQuantError unless a program gives them, wherever in the batch a picture is."""
+    """SwinQuantError unless a program gives these logits, at any place in the batch."""
     which = torch.arange(len(bound.images)) % len(right.images)
     bound.images.copy_(right.images[which])
     bound()
     found = sqnr_db(right.logits[which], bound.logits.cpu())
-    if not found >= right.floor_db:  # nor is what is no number
+    if not found >= right.floor_db:  # also true for NaN
         raise SwinQuantError(
             f"wrong logits, whose time is none: SQNR {found:.1f} dB to the references', {right.floor_db:.1f} at least"
         )
@@ -174,7 +176,8 @@ def traced(name: str, batch: int, place: Place) -> Run:
     dtype = torch.float16 if place.device == "cuda" else torch.bfloat16
     model = model.to(place.device, dtype).requires_grad_(False)
     example = torch.randn(batch, *shape_of(name)).to(place.device, dtype)
-    function = torch.jit.trace(lambda images: model(images), example, check_trace=False)  # of a module it asks all
+    # A module itself would be inspected
+    function = torch.jit.trace(lambda images: model(images), example, check_trace=False)
     return lambda images: function(images.to(dtype))
 
 
@@ -196,7 +199,7 @@ def compiled(
     mode: str = "max-autotune-no-cudagraphs",
     prepare: Callable[[nn.Module], nn.Module] = lambda network: network,
 ) -> Run:
-    """torch.compile of timm's in half precision; the graph is `milliseconds`' own."""
+    """torch.compile of timm's network in half precision; `milliseconds` captures the graph."""
     torch._dynamo.reset()
     network = prepare(of_timm(name, place, torch.float16))
     function = torch.compile(network, mode=mode, dynamic=False)
@@ -204,7 +207,7 @@ def compiled(
 
 
 def by_torchao(network: nn.Module) -> nn.Module:
-    """Int8 weights, activations quantized as they come: what torchao has for GPUs."""
+    """Int8 weights and dynamically quantized activations: torchao's method for GPUs."""
     from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
 
     quantize_(network, Int8DynamicActivationInt8WeightConfig())
@@ -212,7 +215,7 @@ def by_torchao(network: nn.Module) -> nn.Module:
 
 
 def by_tensorrt(name: str, batch: int, place: Place, precision: str) -> Run:
-    """An engine of our own ONNX export for this batch; what is not int8 is float16."""
+    """A TensorRT engine of our own ONNX export for this batch; the rest is float16."""
     from swin_quant.backends.onnx.export import OnnxOptions, export
     from swin_quant.backends.tensorrt import host
     from swin_quant.backends.tensorrt.build import build
@@ -248,15 +251,16 @@ CONTENDERS: dict[str, Callable[[str, int, Place], Run]] = {
 
 @cache
 def packed(name: str, precision: str) -> Network:
-    """Ours as the engine has it. All are kept, a few GB: a network comes again with each batch, and calibrating a large
-    one on the CPU takes longer than timing it."""
+    """Our network as the engine runs it. All are kept, a few GB: each comes again for every batch, and calibrating a
+    large one on the CPU takes longer than timing it."""
     model = calibrated(name, "cuda")
     return pack(model, spec_for(model, precision))
 
 
 @lru_cache(maxsize=1)
 def calibrated(name: str, policy: str) -> Any:
-    """A random model in evaluation mode with ranges of noise, under a policy: the last one, for int8 and half."""
+    """A random model in evaluation mode with ranges from noise, under a policy: only the last one is kept, for int8 and
+    half."""
     torch.manual_seed(0)
     model = build_model(load_config(find_config(name))).eval()
     apply_policy(model, load_policy(policy))
@@ -272,7 +276,7 @@ def _of_timm(name: str) -> nn.Module:
 
 
 def of_timm(name: str, place: Place, dtype: torch.dtype) -> nn.Module:
-    """timm's network of the same sizes, random: a copy of one's own, which may be changed."""
+    """timm's network with the same sizes, random: a copy that may be changed."""
     return deepcopy(_of_timm(name)).to(place.device, dtype)
 
 
@@ -283,10 +287,10 @@ def shape_of(name: str) -> tuple[int, int, int]:
 
 @torch.inference_mode()
 def milliseconds(run: Run, images: Tensor) -> tuple[float, str]:
-    """images [INPUTS, B, ...]: they take turns. The median of replays of a CUDA graph, without the copy into it.
+    """images [INPUTS, B, ...] take turns. Returns the median over replays of a CUDA graph, without the copy into it.
 
-    Where a graph cannot be captured, the median of plain calls, and a note. Replays are queued one behind another, so
-    that no time is counted in which the GPU waits for the next to be launched.
+    If a graph cannot be captured, the median of plain calls, and a note. Replays are queued back to back, so that time
+    in which the GPU waits for the next launch does not count.
     """
     if not images.is_cuda:
         return by_plain_calls(run, images), ""
@@ -301,14 +305,15 @@ def milliseconds(run: Run, images: Tensor) -> tuple[float, str]:
     replay: Callable[[], object]
     try:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph):  # back, though it fails
+        # Puts the stream back if it fails
+        with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph):
             run(static)
         replay = graph.replay
-    except RuntimeError as error:  # what synchronizes, or asks for memory of its own
+    except RuntimeError as error:  # it synchronizes, or allocates memory
         torch.cuda.synchronize()
         replay, note = partial(run, static), f"no CUDA graph, plain calls: {' '.join(str(error).split())[:120]}"
     start = time.perf_counter()
-    while time.perf_counter() - start < WARM_S:  # the clock rises with work
+    while time.perf_counter() - start < WARM_S:  # the clock rises under load
         replay()
         torch.cuda.synchronize()
     return median_of_replays(replay, static, images), note
@@ -316,7 +321,7 @@ def milliseconds(run: Run, images: Tensor) -> tuple[float, str]:
 
 @torch.inference_mode()
 def by_plain_calls(run: Run, images: Tensor) -> float:
-    """Milliseconds of a call, where the CPU launches every kernel: the median."""
+    """The median milliseconds of a call in which the CPU launches every kernel."""
     if not images.is_cuda:
         start = time.perf_counter()
         run(images[0])
@@ -328,7 +333,7 @@ def by_plain_calls(run: Run, images: Tensor) -> float:
 
 
 def median_of_replays(replay: Callable[[], object], static: Tensor, images: Tensor) -> float:
-    """Milliseconds."""
+    """The median milliseconds of a replay."""
     events = []
     for number in range(REPLAYS):
         static.copy_(images[number % len(images)])
@@ -342,7 +347,8 @@ def median_of_replays(replay: Callable[[], object], static: Tensor, images: Tens
 
 
 def single_launches(name: str, batch: int, place: Place, precision: str) -> Iterator[str]:
-    """Each launch alone beside its floor, which counts all bytes as of memory: no call finds its own in a cache."""
+    """Each launch by itself beside its floor, which counts all bytes from memory: no call finds its operands in a
+    cache."""
     network, machine, tuned, device = packed(name, precision), place.machine, place.tuned, torch.device(place.device)
     yield f"## {name}, batch {batch}: each {'int8' if precision == 'int8' else 'fp16'} launch alone\n"
     yield "| launch | op | µs | floor µs | measured / floor | GB/s | TOP/s |\n|---|---|---:|---:|---:|---:|---:|"
@@ -360,7 +366,7 @@ def single_launches(name: str, batch: int, place: Place, precision: str) -> Iter
 
 
 def launch_us(launch: Launch, tiles: Tiles | None, device: torch.device) -> float:
-    """Microseconds of a launch on random operands, of which there are copies that take turns."""
+    """Microseconds of a launch on random operands, with copies that take turns."""
     copies = [kernel_of(launch, partial(filled, device=device)) for _ in range(copies_of(launch, device))]
     if device.type == "cuda":
         return microseconds([partial(one.launch, tiles) for one in copies])
@@ -370,7 +376,7 @@ def launch_us(launch: Launch, tiles: Tiles | None, device: torch.device) -> floa
 
 
 def copies_of(launch: Launch, device: torch.device) -> int:
-    """As many as fill the GPU's cache twice, so that one has left it when its turn comes again."""
+    """The number of copies that fill the GPU's cache twice: each has left the cache when its turn comes again."""
     if device.type == "cpu":
         return 1
     cache = torch.cuda.get_device_properties(device).L2_cache_size

@@ -1,21 +1,21 @@
-"""The CUDA engine on the GPU that is here, beside what torch, torchao and TensorRT make of the same networks.
+"""Time the CUDA engine on this GPU, beside torch, torchao and TensorRT with the same networks.
 
     python benchmarks/cuda_engine.py [--models ...] [--batch 32 1 8 64] [--seconds 480] [--tiles FILE] [--output FOLDER]
     python benchmarks/cuda_engine.py --only-compile [--models ...] [--batch ...] [--seconds 480]
 
-Random weights, ranges of noise: they cost what real ones cost. Times are the median of replays of a CUDA graph,
-pictures taking turns. `--seconds` is the limit of all: what the goals name comes first, and what is not reached is
-listed. The same command again goes on from cuda_engine.json, where GPU, driver, versions, sources and tiles are still
-those of its times; delete it to measure all anew.
+Random weights and ranges from noise cost as much as real ones. Times are the median over replays of a CUDA graph, with
+pictures taking turns. `--seconds` limits the whole run: jobs for the goals come first, and jobs not reached are
+listed. The same command goes on from cuda_engine.json if GPU, driver, versions, sources and tiles are still the same;
+delete it to measure everything again.
 
-Our kernels are compiled first, by as many processes as there are cores; `--only-compile` ends then, and
-compiles also those that other fusions would need. Everything else runs in a process of its own, which is replaced after
-a candidate that hangs, dies, or spoils the GPU: that one has failed, is listed, and comes last in the next run. So is
-our engine where its logits are not its references': of wrong kernels no time is taken. Tiles are those of `--tiles`, a
-file of `swin-quant cuda tune`, or of cuda_engine.tiles.json in the output folder.
+Our kernels are compiled first, in as many processes as there are cores; `--only-compile` then ends, and also compiles
+kernels for other fusions. Everything else runs in another process, which is replaced after a candidate that hangs,
+dies, or corrupts the GPU: that candidate is listed as failed, and comes last in the next run. Our engine fails too if
+its logits are not its references': wrong kernels are not timed. Tiles come from `--tiles`, a file of `swin-quant cuda
+tune`, or from cuda_engine.tiles.json in the output folder.
 
-Writes cuda_engine.md and cuda_engine.json, anew after each result. `--device cpu` is a dry run of this script, for
-micro models: it measures no GPU. Who is who: cuda_candidates.py.
+Writes cuda_engine.md and cuda_engine.json after each result. `--device cpu` is a dry run of this script with micro
+models: it measures no GPU. The candidates are in cuda_candidates.py.
 """
 
 import argparse
@@ -60,20 +60,20 @@ MODELS = (
     "swin_large_patch4_window12_384_22kto1k_finetune",
     *(f"swinv2_{size}_patch4_window16_256" for size in ("tiny", "small", "base")),
 )
-FIRST = 4  # models, at the first two batches, that come before everything else
+FIRST = 4  # the first models, at two batches, come before everything else
 QUICK = ("int8", "fp16", "trace fp16", "eager fp16")
 ON_CPU = QUICK[:3]
 COSTLY = {
     COMPILED: None, TUNED: None, "tensorrt int8": "tensorrt", "tensorrt fp16": "tensorrt", "torchao int8": "torchao",
 }  # fmt: skip
-APART_FOR = (0, 2)  # of the models: those whose launches are timed one by one
+APART_FOR = (0, 2)  # models whose launches are timed one by one
 WIDER = ("eager tf32", "eager fp32")
-LONGEST = dict.fromkeys(COSTLY, 150.0)  # seconds; of all others USUAL
+LONGEST = dict.fromkeys(COSTLY, 150.0)  # seconds; USUAL for all others
 USUAL = 60.0
-COMPILING = 0.3  # of the time, at most
+COMPILING = 0.3  # the largest share of the time
 PRECISIONS = ("int8", "float")
-LEAST = 5.0  # seconds: less is not worth the start
-PACKAGES = ("torch", "triton", "timm", "torchao", "tensorrt")  # whose versions times depend on
+LEAST = 5.0  # seconds; a job with less is not started
+PACKAGES = ("torch", "triton", "timm", "torchao", "tensorrt")  # times depend on their versions
 
 
 def main() -> None:
@@ -91,7 +91,7 @@ def main() -> None:
     if args.device == "cuda" and not torch.cuda.is_available():
         sys.exit("cuda_engine.py: torch finds no GPU here: nothing was measured")
     if args.device == "cuda":
-        os.environ.pop("TRITON_INTERPRET", None)  # kernels would be interpreted, on the GPU's tensors
+        os.environ.pop("TRITON_INTERPRET", None)  # else kernels are interpreted on the GPU's tensors
     end = started + args.seconds
     place = Place(args.device, args.gpu, args.tiles or (found_tiles(args.output) if args.device == "cuda" else None))
     try:
@@ -126,7 +126,7 @@ def main() -> None:
 
 
 def made_with(place: Place, machine: Machine | None) -> dict[str, str]:
-    """All that a time depends on: where one of it is another, times are not of one table."""
+    """All that a time depends on: times under other conditions belong to another table."""
     return {
         "gpu": torch.cuda.get_device_name() if place.device == "cuda" else "none",
         "driver": versions_here().partition(",")[0],
@@ -146,7 +146,7 @@ def installed(package: str) -> str:
 
 
 def found_tiles(folder: Path) -> Path | None:
-    """The file of tiles that lies there, if it was made for this GPU and these kernels."""
+    """The file of tiles, if it was made for this GPU and these kernels."""
     file = folder / f"cuda_engine{SUFFIX}"
     try:
         return file if file.is_file() and read_tiles(file, here()) else None
@@ -156,14 +156,14 @@ def found_tiles(folder: Path) -> Path | None:
 
 
 def wanted(models: Sequence[str], batches: Sequence[int], device: str) -> Iterator[Job]:
-    """Everything, in the order of importance: what the goals compare, then what says why, then all others."""
+    """All jobs, by importance: first the goals' comparisons, then their explanation, then the rest."""
     if device == "cpu":
         yield from (Job(name, model, batch) for batch in batches for model in models for name in ON_CPU)
         yield from (Job(name, models[0], batches[0]) for name in LAUNCHES)
         return
     first, later = batches[:1], batches[1:2]
     yield from (Job(name, model, batch) for batch in batches[:2] for model in models[:FIRST] for name in QUICK)
-    # Without torch.compile nothing is said of the best of torch: one each, in its mode that compiles fast, comes first.
+    # torch's best needs torch.compile: one job each, in its fast-compiling mode, comes first.
     yield from (Job(COMPILED, model, batch) for batch in first for model in models[:FIRST])
     yield from (Job(name, models[0], batch) for batch in first for name in LAUNCHES)
     there = [name for name, package in COSTLY.items() if package is None or importlib.util.find_spec(package)]
@@ -173,12 +173,12 @@ def wanted(models: Sequence[str], batches: Sequence[int], device: str) -> Iterat
     yield from (Job(name, model, batch) for batch in batches[:2] for model in apart_for for name in LAUNCHES)
     yield from (Job(TUNED, model, batch) for batch in first for model in models[:FIRST])
     yield from (Job(name, models[0], batch) for batch in later for name in there)
-    # Minutes each: what one run does not reach, the next one does.
+    # Minutes each: the next run does those that this one does not reach.
     yield from (Job(name, model, batch) for batch in batches for model in models for name in (*there, *WIDER))
 
 
 def run(jobs: list[Job], process: JobProcess, report: Report, folder: Path, end: float) -> list[Job]:
-    """Those that were not reached; a job that fails is a line, not the end."""
+    """Run the jobs and return those that were not reached; a failing job is a line in the table."""
     for number, job in enumerate(jobs):
         left = end - time.monotonic()
         if left < LEAST:
@@ -199,12 +199,12 @@ def run(jobs: list[Job], process: JobProcess, report: Report, folder: Path, end:
 
 
 def program(row: Row, precision: str, machine: Machine | None, tuned: TileTable) -> Program:
-    """What our engine launches for it."""
+    """The launches of our engine."""
     return fused_program(spec_of_config(load_config(find_config(row.model)), precision), row.batch, machine, tuned)
 
 
 def needed(rows: Iterable[Row], machine: Machine | None, tuned: TileTable) -> Iterator[tuple[Launch, Tiles | None]]:
-    """All launches that our engine's rows are made of, with their tiles."""
+    """All launches in our engine's rows, with their tiles."""
     for row in rows:
         for precision in PRECISIONS:
             for one in program(row, precision, machine, tuned).launches:
@@ -212,7 +212,7 @@ def needed(rows: Iterable[Row], machine: Machine | None, tuned: TileTable) -> It
 
 
 def apart(rows: Iterable[Row]) -> Iterator[tuple[Launch, Tiles | None]]:
-    """The launches of rows one kernel a step, and all that several of them can be fused into."""
+    """The launches of rows with one kernel a step, and all fused launches that could replace them."""
     for row in rows:
         for precision in PRECISIONS:
             launches = program_of(spec_of_config(load_config(find_config(row.model)), precision), row.batch).launches
@@ -220,7 +220,7 @@ def apart(rows: Iterable[Row]) -> Iterator[tuple[Launch, Tiles | None]]:
 
 
 def compile_all(launches: Iterable[tuple[Launch, Tiles | None]], seconds: float) -> str:
-    """Our kernels, as far as it goes in so many seconds; what there is to say of it."""
+    """Compile our kernels within some seconds; returns a note."""
     started = time.monotonic()
     made = compile_ahead(launches, capability_here(), seconds)
     took = time.monotonic() - started
@@ -229,7 +229,7 @@ def compile_all(launches: Iterable[tuple[Launch, Tiles | None]], seconds: float)
 
 
 def plan(row: Row, program: Program, machine: Machine | None) -> None:
-    """What the int8 list moves and computes, and the sum of its floors."""
+    """The int8 list's bytes and operations, and the sum of its floors."""
     row.bytes, row.operations = program.bytes_moved, program.operations
     if machine:
         row.floor_ms = sum(floor_of([one], machine).us for one in program.launches) / 1000

@@ -1,5 +1,5 @@
-"""For cuda_accuracy.py: float models calibrated and exported to the CUDA engine in each form, what each form is to
-equal, and pictures."""
+"""Helpers of cuda_accuracy.py: calibrate float models, export them in each form, make each form's reference, and read
+pictures."""
 
 import random
 from dataclasses import dataclass, field
@@ -14,12 +14,12 @@ FLOAT, BFLOAT, BYTES = "float16", "cuda, bfloat16", "cuda, uint8"
 SOFTMAX = "role:softmax_output"
 TORCH, FAKE_QUANT, EMULATOR = "torch, float32", "fake-quant", "FasterTransformer's emulator"
 DIGITS, SIDE = "digits", 32
-MOVED, MOST_DEGREES, MOST_PIXELS = 15, 15.0, 2.0  # pictures that one digit becomes; how far it is turned and shifted
+MOVED, MOST_DEGREES, MOST_PIXELS = 15, 15.0, 2.0  # pictures from one digit; largest rotation and shift
 
 
 @dataclass(frozen=True)
 class Form:
-    """A file of the engine: its policy, how it is exported, and whose arithmetic its own stands for."""
+    """A file of the engine: its policy, its export options, and the arithmetic that it must match."""
 
     policy: Any
     equals: str = FAKE_QUANT
@@ -27,7 +27,7 @@ class Form:
 
 
 def forms() -> dict[str, Form]:
-    """Those that the engine runs, by the names of the tables."""
+    """The forms that the engine runs, by their names in the tables."""
     from swin_quant.quant.policies import load_policy
     from swin_quant.quant.policy import Rule
 
@@ -46,7 +46,7 @@ def forms() -> dict[str, Form]:
 
 
 def calibrated(config: Path, weights: Path, data_path: str):
-    """A float model with ranges, its config, and the training pictures that they are from."""
+    """A calibrated float model, its config, and the indices of the calibration pictures."""
     from swin_quant.checkpoint import load_float
     from swin_quant.config import load_config
     from swin_quant.data.loader import load_batches
@@ -66,7 +66,7 @@ def calibrated(config: Path, weights: Path, data_path: str):
 
 
 class MovedDigits(Pictures):
-    """Each digit as it is, and turned and shifted by amounts drawn for it: other pictures with the same labels."""
+    """Each digit unchanged, and rotated and shifted by random amounts: more pictures with the same labels."""
 
     def __init__(self, digits: Pictures) -> None:
         self.digits = digits
@@ -85,7 +85,7 @@ class MovedDigits(Pictures):
 
 
 def pictures_of(cfg, data_path: str, split: str) -> Pictures:
-    """A split; of the digits' few that are to be scored, many."""
+    """A split; for scoring digits, which are few, with moved copies."""
     from swin_quant.data.sources import open_pictures
 
     found = open_pictures(data_path, split, zip_mode=True, cache_mode="no", num_classes=cfg.MODEL.NUM_CLASSES)
@@ -93,7 +93,7 @@ def pictures_of(cfg, data_path: str, split: str) -> Pictures:
 
 
 def shown(cfg, data_path: str, split: str, count: int, left_out: set[int], batch: int):
-    """Batches of `count` pictures of a split, at most."""
+    """Batches of at most `count` pictures of a split."""
     from swin_quant.data.loader import load_batches
     from swin_quant.data.preprocess import Preprocess
     from swin_quant.data.sampling import chunks
@@ -105,7 +105,7 @@ def shown(cfg, data_path: str, split: str, count: int, left_out: set[int], batch
 
 
 def runs(cfg, name: str) -> bool:
-    """Whether the engine has a form of a model: FasterTransformer's kernels know no second mode of V2."""
+    """Whether the engine has a form of a model: FasterTransformer's kernels have no second mode for V2."""
     return not (name == "ft-mode2" and cfg.MODEL.TYPE == "swinv2")
 
 
@@ -118,7 +118,7 @@ def exported(model, cfg, name: str, folder: str):
 
 
 def reference(model, cfg, name: str, folder: str, device):
-    """What a form is to equal, from the same calibrated model, which is on the device afterwards."""
+    """The reference of a form, from the same calibrated model, which is moved to the device."""
     from swin_quant.backends.fastertransformer.emulator import Emulator
     from swin_quant.backends.fastertransformer.export import export
     from swin_quant.backends.fastertransformer.stored import read_export

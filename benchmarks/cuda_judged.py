@@ -1,4 +1,4 @@
-"""For cuda_accuracy.py: how near the engine is to what it stands for, and whether that is near enough."""
+"""Judge for cuda_accuracy.py whether the engine is close enough to its reference."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +8,7 @@ MOST_APART, ERRORS, MOST_DB = 0.02, 3, 1.0  # points of top-1, standard errors, 
 
 @dataclass(frozen=True)
 class Judged:
-    """Scores of what an engine stands for and of the engine, beside the float model; and of the engine beside that."""
+    """Scores of the reference and of the engine against the float model, and of the engine against the reference."""
 
     before: Any
     engine: Any
@@ -16,7 +16,7 @@ class Judged:
 
 
 def judged(float32, before, engine, batches, device) -> Judged:
-    """All on the same pictures, which pass once."""
+    """Score all three on the same pictures, in one pass."""
     from swin_quant.score.metrics import Sums, scores_of, tally
 
     pair = Sums()
@@ -31,15 +31,14 @@ def judged(float32, before, engine, batches, device) -> Judged:
 
 
 def wrong(found: Judged) -> str:
-    """What is, if anything.
+    """The fault in the figures, or "".
 
-    Roundings on ties amplify whatever is in another order, so that pictures near a border flip either way: more than
-    three standard errors is no chance. What the two add to the float logits is a mean over all of them, and sharper.
+    Roundings on ties amplify any change of order, so pictures near a class border flip either way: more than three
+    standard errors is no chance. The noise that both add to the float logits is a mean over all logits, and a sharper
+    test.
     """
     pair = found.pair
-    most = max(
-        MOST_APART, 100 / pair.pictures, ERRORS * pair.delta_acc1_se
-    )  # one picture is the least that can be told
+    most = max(MOST_APART, 100 / pair.pictures, ERRORS * pair.delta_acc1_se)  # one picture is the least difference
     if abs(pair.delta_acc1) > most + 1e-9:
         return f"top-1 differs by {pair.delta_acc1:+.2f} points: {most:.2f} at most"
     if None not in (found.before.sqnr_db, found.engine.sqnr_db):

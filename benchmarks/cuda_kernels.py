@@ -3,12 +3,12 @@
     python benchmarks/cuda_kernels.py [--batch ...] [--models ...] [--attention ...] [--half ...] [--float8 ...]
         [--bfloat16 ...] [--ft ...] [--ops gemm ...] [--workers N]
 
-The kernels are those of the launch lists of the models at batch 32 and 1, and those that fusions can make of them, each
-once; of the models named by --half and --float8 also in those types, of --bfloat16 int8 with such a stream and all in
-that type, of --ft FasterTransformer's arithmetic, of those named by --attention, whose windows are wider, what attends.
-One kernel takes about a second of CPU for each kind of GPU; --workers share them. What was found of it is kept in the
-file --kept, for its sources and this compiler: a run that was stopped goes on there. Exit code 1 if one spills, does
-not fit, or has no products on the tensor cores of its type where it must, or if warps of one compute the same.
+The kernels are those in the launch lists of the models at batch 32 and 1, and those that fusions can make of them, each
+once. The models of --half and --float8 are also compiled in those types; those of --bfloat16 in int8 with such a stream
+and wholly in that type; those of --ft in FasterTransformer's arithmetic; of those of --attention, whose windows are
+wider, only the attention. One kernel takes about a second of CPU for each kind of GPU; --workers share them. The file
+--kept holds the results for these sources and this compiler, so that a stopped run goes on. Exit code 1 if a kernel
+spills, does not fit, lacks products on its type's tensor cores, or if its warps compute the same.
 """
 
 import argparse
@@ -51,14 +51,14 @@ WIDER = (
 )
 HALF = *MODELS[:2], *MODELS[3:5]
 FLOAT8 = MODELS
-OTHERS = MODELS[:1]  # in bfloat16 and with such a stream, and FasterTransformer's arithmetic
+OTHERS = MODELS[:1]  # also with bfloat16 and FasterTransformer's arithmetic
 TITLES = {
     "int8": "int8", "float": "half precision", "fp8": "float8", "bfloat16": "int8 with a bfloat16 stream",
     "float-bfloat16": "bfloat16",
     "ft-mode1": "FasterTransformer's mode 1", "ft-mode2": "FasterTransformer's mode 2",
 }  # fmt: skip
-BATCHES = 32, 1  # small ones take other tiles
-SAVED = 50  # compilations
+BATCHES = 32, 1  # small batches take other tiles
+SAVED = 50  # compilations between writes
 SHOWN = (
     "N", "K", "C", "HIDDEN", "KIND", "POST", "SIDE", "WINDOW", "SHIFT", "HEADS", "BM", "BN", "BK", "GROUP", "BC", "BH",
     "BQ", "BKEYS", "ROWS",
@@ -97,14 +97,14 @@ def main() -> None:
 
 
 def of_kinds(args: argparse.Namespace) -> dict[str, list[str]]:
-    """The models that are compiled whole, by what they compute in."""
+    """The models that are compiled whole, by arithmetic."""
     kinds = {"int8": args.models, "float": args.half, "fp8": args.float8}
     kinds |= {"bfloat16": args.bfloat16, "float-bfloat16": args.bfloat16}
     return kinds | {"ft-mode1": args.ft, "ft-mode2": [name for name in args.ft if not name.startswith("swinv2")]}
 
 
 def spec_of_kind(name: str, kind: str) -> NetworkSpec:
-    """What the engine computes of a model."""
+    """The spec of a model in one arithmetic."""
     precision = kind.removesuffix("-bfloat16")
     spec = spec_of_config(load_config(find_config(name)), precision if precision in ("float", "fp8") else "int8")
     if kind.startswith("ft"):
@@ -115,8 +115,8 @@ def spec_of_kind(name: str, kind: str) -> NetworkSpec:
 def kernels(
     kinds: Mapping[str, Iterable[str]], attention: Iterable[str] = (), batches: Iterable[int] = BATCHES
 ) -> list[tuple[str, KernelCall]]:
-    """Those of all models, each once, with what it computes in; of those that differ in the size of the map alone, or
-    in the shift and do not attend, a shifted one. `attention`: models of which only such kernels are meant."""
+    """The kernels of all models, each once, with its arithmetic. Of kernels that differ only in the size of the map, or
+    in a shift without attention, a shifted one is taken. `attention`: models of which only attention is taken."""
     found: dict[str, tuple[str, KernelCall]] = {}
     whole = [(kind, name, "") for kind, names in kinds.items() for name in names]
     for precision, name, ops in (*whole, *(("int8", name, "attention") for name in attention)):
@@ -132,7 +132,7 @@ def kernels(
 
 
 class Kept:
-    """What kernels became, in a file, by their sources (and those that they call), types, constants, options, compiler
+    """Results by kernel, in a file. The key has the sources (called functions too), types, constants, options, compiler
     and GPU."""
 
     def __init__(self, file: Path) -> None:
@@ -140,7 +140,7 @@ class Kept:
         self.found: dict[str, dict] = read_json(file, "what kernels became") if file.exists() else {}
 
     def compile(self, calls: Sequence[KernelCall], capabilities: Sequence[int], workers: int) -> None:
-        """What is not known yet, in so many processes. The file is written as it becomes known."""
+        """Compile missing kernels in some processes, and write the file meanwhile."""
         made = [(call, capability) for call in calls for capability in capabilities if is_there(call, capability)]
         todo = [one for one in made if key_of(*one) not in self.found]
         with multiprocessing.get_context("spawn").Pool(workers) as pool:
@@ -152,12 +152,12 @@ class Kept:
                     print(f"{number} of {len(todo)} compilations", file=sys.stderr, flush=True)
 
     def get(self, call: KernelCall, capability: int) -> CompiledKernel | None:
-        """None: it has float8, and GPUs of that capability have none."""
+        """The result; None for float8 on a GPU without it."""
         return CompiledKernel(**self.found[key_of(call, capability)]) if is_there(call, capability) else None
 
 
 def compiled(one: tuple[KernelCall, int]) -> tuple[str, dict]:
-    """The key of a kernel on a GPU, and what it became."""
+    """The key of a kernel on a GPU, and its result."""
     return key_of(*one), asdict(cross_compile(*one))
 
 
@@ -171,7 +171,7 @@ def key_of(call: KernelCall, capability: int) -> str:
 
 
 def is_there(call: KernelCall, capability: int) -> bool:
-    """False: it has float8, and GPUs of that capability have none."""
+    """Whether the GPU has the kernel's types: older ones have no float8."""
     return capability >= OLDEST_FLOAT8 or not is_float8(call)
 
 
@@ -180,7 +180,7 @@ def is_float8(call: KernelCall) -> bool:
 
 
 def without_map(call: KernelCall) -> str:
-    """All of a kernel but where its rows lie. Attention is another with a shift, by its mask, and for each window."""
+    """A kernel without the addresses of its rows. Attention depends on the shift, by its mask, and on the window."""
     constants = dict(call.constants)
     attends, whole = "HEADS" in constants, constants.get("WINDOW") == constants.get("SIDE")
     ignored = {"SIDE", "SHIFT", *(["WINDOW"] if whole and not attends else [])}
@@ -189,14 +189,14 @@ def without_map(call: KernelCall) -> str:
 
 
 def failures(rows: list[Row]) -> Iterator[str]:
-    """What a kernel must have and has not."""
+    """The requirements that a kernel does not meet."""
     for _, call, compiled in rows:
         for one in filter(None, compiled):
             yield from (f"{title(call)}, {one.capability}: {found}" for found in kernel_faults(call, one))
 
 
 def title(call: KernelCall) -> str:
-    """The kernel and what it is specialised for."""
+    """The kernel and its constants."""
     constants = dict(call.constants)
     warps = dict(call.options).get("num_warps")
     return f"{call.name} {' '.join(f'{key} {constants[key]}' for key in SHOWN if constants.get(key))}, {warps} warps"

@@ -1,4 +1,4 @@
-"""What the CUDA engine can at best give on GPUs that are not here: writes docs/results/cuda_plan.md.
+"""Plan the CUDA engine's best times on GPUs that are not here: writes docs/results/cuda_plan.md.
 
     python benchmarks/cuda_plan.py [--gpus h200 a100] [--batch 1 32]
 
@@ -28,7 +28,7 @@ MODELS = (
     "swinv2_small_patch4_window8_256",
     "swinv2_base_patch4_window8_256",
 )
-IN_FULL = MODELS[:1] + MODELS[4:5]  # every launch of these, on the first GPU and in the largest batch
+IN_FULL = MODELS[:1] + MODELS[4:5]  # models with every launch listed, for the first GPU and the largest batch
 HEAD = f"""# What the CUDA engine can at best give
 
 Written by `python benchmarks/cuda_plan.py`: **{PLANNED}**. The launches are those that the engine executes; each takes
@@ -77,7 +77,7 @@ def _of(row: CudaPlan, name: str, precision: str = INT8) -> Fused:
 
 
 def _by_stage(row: CudaPlan) -> str:
-    """The fused kernels of each stage, that of merging among them."""
+    """The fused kernels of each stage, including its patch merging."""
     stages: dict[str, set[str]] = {}
     for one in row.launches:
         if one.name.startswith("layers."):
@@ -88,7 +88,7 @@ def _by_stage(row: CudaPlan) -> str:
 
 
 def _launching(row: CudaPlan) -> float:
-    """Share of the int8 time in launches that nothing but launching them limits."""
+    """The share of int8 time in launches that only the launch itself limits."""
     return sum(f.us for one in row.launches if (f := one.floors[INT8]).bound == "launch") / row.us(INT8)
 
 

@@ -1,8 +1,8 @@
-"""What each optimization of the CUDA engine should bring, by its plan: writes docs/results/cuda_predictions.md.
+"""Predict the gain of each optimization of the CUDA engine by its plan: writes docs/results/cuda_predictions.md.
 
     python benchmarks/cuda_predictions.py [--gpu h200]
 
-Nothing is run: shapes and peaks are enough. The outcomes are for who has a GPU.
+Nothing is run: shapes and peaks are enough. Only a GPU shows the outcome.
 """
 
 import argparse
@@ -42,11 +42,11 @@ CASES = {
     ("Swin-L", 32): "swin_large_patch4_window7_224_22kto1k_finetune",
     ("SwinV2-T", 32): "swinv2_tiny_patch4_window8_256",
 }
-# From one kernel to the next 0.9 us, and 0.5 in a graph, where C++ queues the launches and the CPU keeps up: NVIDIA,
+# The gap between kernels is 0.9 us, and 0.5 in a graph, where C++ queues the launches and the CPU keeps up: NVIDIA,
 # "Getting Started with CUDA Graphs", 2019.
 GRAPH_SAVES_US = 0.4
 HALF = 2  # bytes
-WINDOWS = 4  # a program
+WINDOWS = 4  # windows a program
 STREAM = re.compile(r"x\d+")  # the residual stream's buffers
 OUTCOME = "not measured"
 Us = Callable[["Case"], float]
@@ -72,11 +72,11 @@ class Case:
         return fused_program(spec or self.spec, batch or self.batch, self.machine).launches
 
     def us(self, precision: str, choice: str) -> float:
-        """As `swin-quant cuda plan` has it."""
+        """Microseconds, as in `swin-quant cuda plan`."""
         return next(one.us for one in self.plan.fusions[precision] if one.name == choice)
 
     def floors(self, launches: Iterable[Launch], more: Callable[[Launch], int] = lambda launch: 0) -> float:
-        """The sum, where each launch moves so many bytes more."""
+        """The sum of floors if each launch moves additional bytes."""
         found = [(floor_of([one], self.machine), more(one)) for one in launches]
         rate = self.machine.bandwidth_gbs * 1e3
         return sum(max(floor.compute_us, floor.launch_us, (floor.bytes + extra) / rate) for floor, extra in found)
@@ -84,7 +84,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Optimization:
-    """`before` and `after`: microseconds without it and with it; None where the plan knows nothing of it."""
+    """`before` and `after`: microseconds without it and with it; None if the plan cannot tell."""
 
     title: str
     what: str
@@ -106,12 +106,12 @@ def mask(launch: Launch) -> int:
 
 
 def stream(launch: Launch) -> int:
-    """Bytes of the residual stream, which float32 would have once more."""
+    """Bytes of the residual stream, which float32 would double."""
     return sum(one.nbytes for one in launch.operands.values() if STREAM.fullmatch(one.name))
 
 
 def by_windows(case: Case, windows: int) -> float:
-    """All launches apart, attention at least as long as its programs take to read from the cache."""
+    """All launches unfused, with attention at least as long as its programs take to read from the cache."""
     total = 0.0
     for launch in program_of(case.spec, case.batch).launches:
         us = floor_of([launch], case.machine).us
@@ -125,7 +125,7 @@ def by_windows(case: Case, windows: int) -> float:
 
 
 def one_more(case: Case) -> int:
-    """The batch that the engine runs for a picture more."""
+    """The batch that the engine runs for one more picture."""
     return next(size for size in sizes(LARGEST_BATCH) if size > case.batch)
 
 

@@ -1,4 +1,4 @@
-"""The page of `cuda_engine.py` and its data, which a later run on the same GPU and of the same sources goes on with."""
+"""The page of `cuda_engine.py` and its data, from which a later run on the same GPU with the same sources goes on."""
 
 import hashlib
 import os
@@ -23,7 +23,7 @@ TORCH = (TUNED, COMPILED, "trace fp16", "eager fp16")
 
 @dataclass
 class Row:
-    """A network and a batch: milliseconds by candidate, and the plan of the int8 list where the GPU is known."""
+    """A network and a batch: milliseconds by candidate, and the int8 list's plan if the GPU is known."""
 
     model: str
     batch: int
@@ -34,7 +34,7 @@ class Row:
 
 
 class Saved(TypedDict):
-    """The file: what its times hold for, the days of its runs, and results by the job's name."""
+    """The file: the conditions of its times, the days of its runs, and results by job name."""
 
     made_with: dict[str, str]
     runs: list[str]
@@ -47,7 +47,7 @@ class Saved(TypedDict):
 
 @dataclass
 class Report:
-    """What the files are made of. `made_with`: all that a time depends on; `runs`: the days of those that measured."""
+    """The content of the files. `made_with`: all that a time depends on; `runs`: days of runs that measured."""
 
     heading: list[str]
     rows: dict[tuple[str, int], Row]
@@ -59,7 +59,7 @@ class Report:
     measured: bool = False
 
     def go_on(self, folder: Path) -> str:
-        """Take what earlier runs measured, and say so; where it holds for something else it is put aside."""
+        """Take over earlier runs' results, with a message; a file for other conditions is put aside."""
         file = folder / f"{NAME}.json"
         if not file.is_file():
             return f"{file}: there is none, everything is measured"
@@ -82,7 +82,7 @@ class Report:
         return f"{file}: {sum(len(row.ms) for row in saved['rows'])} times of {len(saved['runs'])} runs are kept"
 
     def open(self, jobs: Sequence[Job]) -> list[Job]:
-        """Those without a result; what failed before comes last."""
+        """Jobs without a result; jobs that failed before come last."""
         left = [job for job in jobs if not self._has(job)]
         return sorted(left, key=lambda job: named(job) in self.failed)
 
@@ -91,7 +91,7 @@ class Report:
         return done if job.candidate in LAUNCHES else job.candidate in self.rows[job.model, job.batch].ms
 
     def add(self, job: Job, timed: Timed) -> None:
-        """A result, in place of what there was."""
+        """Add a result, replacing an earlier one."""
         if not self.measured:
             self.measured = True
             self.runs.append(time.strftime("%F"))
@@ -109,7 +109,7 @@ class Report:
             times[PLAIN[job.candidate]] = timed.plain_ms
 
     def write(self, folder: Path, left: Sequence[Job]) -> str:
-        """The page, which is returned, and its data; `left` was not reached."""
+        """Write the page and its data, and return the page; `left` was not reached."""
         failed = ["## Failed\n", *(f"* {name}: {why}" for name, why in self.failed.items()), ""] if self.failed else []
         unreached = [named(job) for job in left if named(job) not in self.failed]
         missing = ["## Not reached in time\n", *(f"* {name}" for name in unreached), ""] if unreached else []
@@ -133,7 +133,8 @@ def named(job: Job) -> str:
 
 
 def sources_hash() -> str:
-    """SHA-256 of what our times depend on in this checkout: a commit may be unknown, and a checkout changed."""
+    """SHA-256 of the sources in this checkout that our times depend on: a commit may be unknown, and a checkout
+    changed."""
     digest = hashlib.sha256()
     for place in SOURCES:
         for file in sorted((ROOT / place).rglob("*.py")) or [ROOT / place]:
@@ -142,7 +143,7 @@ def sources_hash() -> str:
 
 
 def table(rows: Collection[Row]) -> Iterator[str]:
-    """One line a network and batch."""
+    """One line for each network and batch."""
     names = list(dict.fromkeys(name for row in rows for name in row.ms))
     ratios = {"x trace": "trace fp16", "x trace, plain calls": PLAIN["trace fp16"], "x own fp16": "fp16"}
     head = ["model", "batch", *(f"{name} ms" for name in names), "floor ms", "int8 / floor", "GB/s", "TOP/s"]
@@ -164,7 +165,7 @@ def table(rows: Collection[Row]) -> Iterator[str]:
 
 
 def best_torch(row: Row) -> str:
-    """How many times as fast as the best of torch, and who that is; nothing without torch.compile, the one to beat."""
+    """The speedup over the best of torch, and its name; nothing without torch.compile, the one to beat."""
     if "int8" not in row.ms:
         return "-"
     if not row.ms.keys() & {COMPILED, TUNED}:

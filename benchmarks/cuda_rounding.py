@@ -1,7 +1,7 @@
-"""For cuda_accuracy.py: what keeps the CUDA engine's answers from being fake-quant's, one thing at a time.
+"""Find for cuda_accuracy.py what makes the CUDA engine's logits differ from fake-quant's, one thing at a time.
 
-Each of `CHANGES` is a context in which fake-quant of a model, as it is called there, rounds one thing as the engine
-does, or sums in another precision; `in_float32` takes the engine's halves away instead.
+Each of `CHANGES` is a context in which fake-quant of a model rounds one thing as the engine does, or sums in another
+precision; `in_float32` instead replaces the engine's halves by float32.
 """
 
 import re
@@ -18,7 +18,7 @@ from swin_quant.backends.cuda.kernels import attention
 from swin_quant.score.engine import HALF_TYPES
 
 SUMS, ALL = "sums of linears in float64", "all four"
-# Where the residual stream, and V2's branches in front of their norms, go to memory.
+# Modules after which the residual stream, and V2's branches before their norms, go to memory.
 READ = re.compile(r".*(layernorm_input[12]_quantizer|add2_residual_input_quantizer|downsample\.norm)")
 WRITTEN = re.compile(r"patch_embed|layers\.\d+\.(blocks\.\d+|downsample)")
 LINEAR = F.linear
@@ -30,7 +30,7 @@ def half(x: Tensor) -> Tensor:
 
 @contextmanager
 def stream(model: nn.Module) -> Iterator[None]:
-    """The residual stream, and what norms read of branches, in float16."""
+    """The residual stream, and the norms' inputs on branches, in float16."""
     with ExitStack() as hooks:
         for name, module in model.named_modules():
             if READ.fullmatch(name):
@@ -44,7 +44,7 @@ def stream(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def probabilities(model: nn.Module) -> Iterator[None]:
-    """exp of the logits in float16, divided by their sum behind the product with v."""
+    """exp of the logits in float16, divided by their sum after the product with v."""
 
     def softmax(logits: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
         powers = (logits - logits.amax(dim, keepdim=True)).exp()
@@ -65,7 +65,7 @@ def position_bias(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def patches(model: nn.Module) -> Iterator[None]:
-    """Pictures, and the weights of the patch embedding, in float16."""
+    """Pictures, and the patch embedding's weights, in float16."""
     embedding = model.get_submodule("patch_embed")
     weight = embedding.get_parameter("proj.weight")
     exact = weight.data
@@ -86,7 +86,7 @@ def all_four(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def exact_sums(model: nn.Module) -> Iterator[None]:
-    """The same arithmetic: only the last bit of a sum is another."""
+    """The same arithmetic with exact sums: only the last bit differs."""
 
     def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return LINEAR(x.double(), weight.double(), None if bias is None else bias.double()).float()
@@ -107,7 +107,7 @@ CHANGES: Mapping[str, Callable] = {
 
 @contextmanager
 def in_float32() -> Iterator[None]:
-    """Whatever is exported and run inside has float32 in place of every half."""
+    """Inside the context, everything exported and run has float32 instead of half precision."""
     wide = SimpleNamespace(**vars(torch) | {"float16": torch.float32})
     with patch.dict(HALF_TYPES, float16=torch.float32), patch.object(attention, "torch", wide):
         yield

@@ -14,7 +14,7 @@ from pathlib import Path
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"
 MICRO = ("swin_micro_cifar10", "swinv2_micro_cifar10")
-# What is exported: folder -> flags. FasterTransformer's V2 knows one mode.
+# Exports: folder -> flags. FasterTransformer has one mode for V2.
 EXPORTS = {
     "openvino": ["--for", "openvino"],
     "onnxruntime": ["--for", "onnxruntime"],
@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def scored(name: str, shared: Path, folder: Path) -> list[Path]:
-    """The run cards of all artifacts of a model, with their results."""
+    """The run cards of all of a model's artifacts, with their results."""
     config, weights = (shared / "checkpoints" / f"{name}.{suffix}" for suffix in ("yaml", "pth"))
     pictures = ["--data-path", shared / "data" / "cifar10", "--zip"]
     calibrated = folder / f"{name}_calib.pth"
@@ -55,7 +55,7 @@ def scored(name: str, shared: Path, folder: Path) -> list[Path]:
 
 
 def swin_quant(*words: object) -> str:
-    """Run a command, and return what it printed."""
+    """Run a command and return its output."""
     command = [sys.executable, "-m", "swin_quant", *map(str, words), "--quiet"]
     print(" ".join(command), flush=True)
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)

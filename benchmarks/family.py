@@ -2,11 +2,10 @@
 
     python benchmarks/family.py --data-path DIR [--reference DIR] [--passes best] [--pictures 80] [--work W]
 
-DIR is CIFAR-10 as zip files and maps, the family that of examples/checkpoints, with --reference also the Swin V1 and V2
-of that folder, whose names get `reference` in place of `cifar10`. It is what a user with ImageNet does
-with Swin-T to L: `swin-quant quantize CHECKPOINT ... --data-path imagenet --for openvino --passes best --output W`.
-What was cut off goes on where it stopped when the command is given again, which is done here, too: every step of the
-second time has to be done before.
+DIR is CIFAR-10 as zip files and maps. The family is examples/checkpoints, with --reference also the Swin V1 and V2 of
+that folder, whose names get `reference` instead of `cifar10`. A user with ImageNet runs the same for Swin-T to L:
+`swin-quant quantize CHECKPOINT ... --data-path imagenet --for openvino --passes best --output W`. If interrupted, it
+goes on where it stopped when it is run again. This runs it twice: the second time must find every step done.
 """
 
 import argparse
@@ -53,7 +52,7 @@ def main() -> None:
 
 
 def renamed(source: Path, work: Path) -> Path:
-    """A checkpoint under another name, by which its folder is told from that of the example: with a run card."""
+    """A checkpoint with its run card under another name, so that its folder differs from the example's."""
     name = source.name.replace("cifar10", "reference")
     made = work / "checkpoints" / f"{name}.safetensors"
     if not made.exists():
@@ -63,7 +62,7 @@ def renamed(source: Path, work: Path) -> Path:
 
 
 def swin_quant(*words: object) -> str:
-    """Run a command, and return what it said."""
+    """Run a command and return its output."""
     done = subprocess.run([sys.executable, "-m", "swin_quant", *map(str, words)], cwd=ROOT, text=True,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
     print(done.stdout, flush=True)

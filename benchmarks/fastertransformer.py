@@ -1,10 +1,10 @@
-"""What each known difference of FasterTransformer's kernels is worth: writes docs/results/fastertransformer.md.
+"""The effect of each known difference of FasterTransformer's kernels: writes docs/results/fastertransformer.md.
 
     python benchmarks/fastertransformer.py --data-path DIR [--zip] [--pictures N] CHECKPOINT_calib.pth ...
 
 Each calibrated checkpoint, its run card beside it, is exported for FasterTransformer in mode 1. Its emulated logits on
-pictures of `val` are compared with those of the same emulator with one thing changed: what the kernels do, or the most
-that they can do. Nothing here ran on a GPU.
+pictures of `val` are compared with those of the same emulator with one thing changed: to the kernels' behaviour, or to
+the most that it can be. Nothing here ran on a GPU.
 """
 
 import argparse
@@ -42,14 +42,14 @@ Run = Callable[[Tensor], Tensor]
 
 
 def one_ulp_off(x: Tensor) -> Tensor:
-    """tanh to the neighbouring float16, up or down at random."""
+    """tanh moved to the neighbouring float16, up or down at random."""
     noise = torch.randint(-1, 2, x.shape, generator=torch.Generator().manual_seed(0), dtype=torch.int16)
     bits = TANH(x).view(torch.int16)
     return torch.where(x == 0, bits, bits + noise).view(torch.float16)
 
 
 def fused_gelu(step: float, bias: Tensor, levels: float) -> Tensor:
-    """`gelu_table` where the compiler contracts each product and sum of float16 to one rounding."""
+    """`gelu_table` as if the compiler contracted each float16 product and sum to one rounding."""
     x = (torch.arange(-128, 128).double() * as_half(step) + bias[:, None].double()).half()
     cube = (as_half(0.044715) * x * x).double()
     inner = as_half(0.7978845608028654) * (cube * x + x.double()).half()
@@ -58,7 +58,7 @@ def fused_gelu(step: float, bias: Tensor, levels: float) -> Tensor:
 
 
 def off(x: Tensor, by: float) -> Tensor:
-    """Each value off by up to a share of itself."""
+    """Change each value by up to a share of itself."""
     noise = 2 * torch.rand(x.shape, generator=torch.Generator().manual_seed(0)) - 1
     return x * (1 + by * noise)
 
@@ -101,7 +101,7 @@ def with_half_bias(stored: Stored, model: Swin) -> Stored:
 
 @contextmanager
 def patched(stored: Stored, target: object, name: str, value: object, misread: bool = False) -> Iterator[Run]:
-    """The emulator, built and run with an attribute replaced."""
+    """Inside the context, the emulator is built and run with an attribute replaced."""
     with patch.object(target, name, value):
         yield Emulator(stored, misread=misread)
 
@@ -112,9 +112,9 @@ def as_it_is(run: Run) -> Iterator[Run]:
 
 
 def changes(stored: Stored, model: Swin) -> dict[str, Callable]:
-    """What is changed -> a context manager of what runs."""
+    """Changes by name, each a context manager."""
     policy, widest = load_policy("ft-mode1"), stored.case.widest
-    # Where the kernel misreads, or at the same share of channels as in Swin-L's last stage.
+    # Channels that the kernel misreads, or at the same share of channels as in Swin-L's last stage.
     first = gelu_bias.ROUND if gelu_bias.is_misread(widest) else widest * 2 // 3 // 4 * 4
     of_all = {
         "fake-quant instead of the kernels": lambda: as_it_is(
@@ -157,7 +157,7 @@ def logits(run: Run, images: Tensor) -> Tensor:
 
 
 def rows(checkpoint: str, data_path: str, zipped: bool, count: int) -> Iterator[str]:
-    """A line for each change."""
+    """One line for each change."""
     card = RunCard.read(card_path(checkpoint))
     images, labels = pictures(card, data_path, zipped, count)
     with tempfile.TemporaryDirectory() as folder:

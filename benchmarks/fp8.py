@@ -1,10 +1,10 @@
-"""What float8 costs beside int8, by fake-quant on real pictures: writes docs/results/fp8.md.
+"""The cost of float8 beside int8, by fake-quant on real pictures: writes docs/results/fp8.md.
 
     python benchmarks/fp8.py --data-path DIR [--pictures 5000]
 
-DIR is CIFAR-10 as zip files and maps. 80 training pictures calibrate once a method, and that one calibration serves
-every policy, int8 and float8; the pictures of `val` are scored, all policies on the same. 5,000 take about four minutes
-a model on a core.
+DIR is CIFAR-10 as zip files and maps. 80 training pictures calibrate once for each method, and that calibration serves
+every policy, int8 and float8. All policies are scored on the same pictures of `val`; 5,000 take about four minutes a
+model on a core.
 """
 
 import argparse
@@ -27,7 +27,7 @@ has it; `cuda-fp8` leaves that product float. *in int8*: the nodes of `cuda-fp8`
 
 
 def policies():
-    """Those that are scored, by name."""
+    """The scored policies by name."""
     from swin_quant.quant.policies import load_policy
     from swin_quant.quant.policy import Rule, policy_from_dict
 
@@ -42,7 +42,7 @@ def policies():
 
 
 def scored(name: str, data_path: Path, count: int) -> list[list[str]]:
-    """Rows of a model."""
+    """The rows of a model."""
     import torch
 
     from swin_quant.checkpoint import load_float

@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def folders_of(data: Path, target: Path) -> Path:
-    """Pictures in folders named by their classes, evenly over them."""
+    """Pictures in folders named by class, spread evenly over the classes."""
     from swin_quant.data.sources import open_pictures
 
     for split, count in COUNTS.items():
@@ -62,7 +62,7 @@ def folders_of(data: Path, target: Path) -> Path:
 
 
 def outcome(name: str, tree: Path, pictures: Path) -> str:
-    """What a case ends in, by the package in `tree`, without the paths of this run."""
+    """The outcome of a case with the package in `tree`, without the paths of this run."""
     environment = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "COLUMNS": "400"}
     with tempfile.TemporaryDirectory() as folder:
         run = [sys.executable, str(CASES), name, folder, str(pictures)]

@@ -47,7 +47,7 @@ CASES: dict[str, tuple[str, str, Callable[[Path, Path], str]]] = {}
 
 
 def case(kind: str, text: str) -> Callable[[Callable[[Path, Path], str]], Callable[[Path, Path], str]]:
-    """Register a case under the name of its function: the kind of fault, and one line for the table."""
+    """Register a case under its function's name: the kind of fault, and a table line."""
 
     def register(function: Callable[[Path, Path], str]) -> Callable[[Path, Path], str]:
         CASES[function.__name__] = kind, text, function
@@ -56,7 +56,7 @@ def case(kind: str, text: str) -> Callable[[Callable[[Path, Path], str]], Callab
     return register
 
 
-# What a publisher says
+# Publishers' files
 
 
 @case("publisher", "`preprocessor_config.json` says `do_normalize: false`")
@@ -298,7 +298,7 @@ def foreign_names(folder: Path, pictures: Path) -> str:
         return f"logits off by {(ours - model(images)).abs().max():.1e}"
 
 
-# Doors
+# Entry points
 
 
 @case("doors", "Parquet of 1,000 rows that share one label of 4 MB: peak memory")
@@ -351,7 +351,7 @@ def scale_in_body(folder: Path, pictures: Path) -> str:
     return answer(done)
 
 
-# Names of results
+# Result names
 
 
 @case(

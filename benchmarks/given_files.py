@@ -1,4 +1,4 @@
-"""Files for the cases of docs/results/given.md, and what the tool answers when it is given them."""
+"""Make files for the cases of docs/results/given.md, and run the tool on them."""
 
 import json
 import shutil
@@ -19,7 +19,7 @@ PROCESSOR |= {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0
 
 
 def weights(name: str = "swin") -> dict[str, Tensor]:
-    """The weights of an example, under Microsoft's names."""
+    """An example's weights under Microsoft's names."""
     from safetensors.torch import load_file
 
     return load_file(EXAMPLES / f"{name}_micro_cifar10.safetensors")
@@ -30,7 +30,7 @@ def config(name: str = "swin") -> Path:
 
 
 def normalising(largest: int = 1) -> dict[str, Tensor]:
-    """The example's weights for pictures of 0 to `largest`: its first layer normalises them."""
+    """An example's weights for pictures from 0 to `largest`, which the first layer normalises."""
     state = weights()
     kernel, bias = state["patch_embed.proj.weight"], state["patch_embed.proj.bias"]
     state["patch_embed.proj.bias"] = bias - (kernel * MEAN / STD).sum((1, 2, 3))
@@ -39,7 +39,7 @@ def normalising(largest: int = 1) -> dict[str, Tensor]:
 
 
 def permuted(folder: Path, names: list[str]) -> Path:
-    """A hub folder whose head gives the classes in another order, which its `id2label` tells."""
+    """A hub folder whose head has the classes in another order, given by its `id2label`."""
     state, order = weights(), torch.randperm(10, generator=torch.Generator().manual_seed(1))
     state["head.weight"], state["head.bias"] = state["head.weight"][order], state["head.bias"][order]
     labels = {str(place): names[index] for place, index in enumerate(order.tolist())}
@@ -47,12 +47,12 @@ def permuted(folder: Path, names: list[str]) -> Path:
 
 
 def noise() -> Tensor:
-    """Four pictures of normal noise [4, 3, 32, 32], the same ones each time."""
+    """Four pictures of normal noise [4, 3, 32, 32], always the same."""
     return torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 
 
 def repository(folder: Path, state: dict[str, Tensor], more: dict[str, Any], processor: dict[str, Any]) -> Path:
-    """A folder as the hub has it."""
+    """A folder as on the hub."""
     from safetensors.torch import save_file
 
     save_file(state, folder / "model.safetensors")
@@ -63,7 +63,7 @@ def repository(folder: Path, state: dict[str, Tensor], more: dict[str, Any], pro
 
 
 def accuracy(checkpoint: Path, pictures: Path, **options: Any) -> str:
-    """Top-1 of the float model on PICTURES/val, as `evaluate` gives it."""
+    """Top-1 of the float model on PICTURES/val, from `evaluate`."""
     import swin_quant as sq
 
     scored = sq.evaluate(sq.load(checkpoint, **options), sq.pictures(pictures, "val"), half="none")
@@ -79,7 +79,7 @@ def distance(checkpoint: Path, reference: Tensor, images: Tensor, **options: Any
 
 
 def logits(name: str, images: Tensor, state: dict[str, Tensor] | None = None, **keys: Any) -> Tensor:
-    """Logits of an example, by our module, of which tests show that it computes what timm's does."""
+    """An example's logits from our module, which tests compare with timm's."""
     from swin_quant.config import load_config
     from swin_quant.models import build_model
 
@@ -90,13 +90,13 @@ def logits(name: str, images: Tensor, state: dict[str, Tensor] | None = None, **
 
 
 def command(*words: Any, seconds: float = 300) -> "subprocess.CompletedProcess[str]":
-    """What `swin-quant WORDS` prints, and how it ends."""
+    """The output and the end of `swin-quant WORDS`."""
     run = [sys.executable, "-m", "swin_quant", *map(str, words)]
     return subprocess.run(run, capture_output=True, text=True, timeout=seconds)
 
 
 def answer(done: "subprocess.CompletedProcess[str]", about: str = "") -> str:
-    """Accuracies in the card that a command printed, or its refusal; and the line of the log that holds `about`."""
+    """The accuracies in the card that a command printed, or its refusal; and the log line that holds `about`."""
     lines = [line for line in done.stderr.splitlines() if line.strip()]
     if done.returncode:
         return f"exit {done.returncode}: {(lines or done.stdout.splitlines() or ['nothing said'])[-1]}"
@@ -107,7 +107,7 @@ def answer(done: "subprocess.CompletedProcess[str]", about: str = "") -> str:
 
 
 def calibrated(checkpoint: Path, data: Path) -> "subprocess.CompletedProcess[str]":
-    """`calibrate` of an example's weights on 16 pictures, scored on val; its output is the run card."""
+    """Run `calibrate` on an example's weights with 16 pictures, scored on val; prints the run card."""
     out = checkpoint.parent / "out"
     done = command("calibrate", checkpoint, "--cfg", config(), "--data-path", data, "--pictures", 16, "--output", out)
     done.stdout = next((card.read_text() for card in sorted(out.rglob("*.json"))), "")
@@ -135,7 +135,7 @@ def exported(engine: str, folder: Path) -> Any:
 
 
 def calibrate_on(images: Tensor) -> str:
-    """What `sq.calibrate` says of a batch of tensors."""
+    """The outcome of `sq.calibrate` on a batch of tensors."""
     import swin_quant as sq
 
     model = sq.load(EXAMPLES / "swin_micro_cifar10.safetensors")
@@ -153,7 +153,7 @@ def pixels(pictures: Path) -> Tensor:
 
 
 def stored(folder: Path, content: Any, **options: Any) -> str:
-    """How far the logits of a saved object are from those of the example that is in it."""
+    """How far a saved object's logits are from its example's."""
     images = noise()
     torch.save(content, folder / "swin.pth")
     return distance(folder / "swin.pth", logits("swin", images), images, config=config(), **options)

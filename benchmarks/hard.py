@@ -1,13 +1,13 @@
-"""Models that no rescaling cures, and what `--policy auto` makes of them: writes docs/results/hard.md.
+"""`--policy auto` on models that no rescaling cures: writes docs/results/hard.md.
 
     python benchmarks/hard.py --data-path DIR [--work W] [--scale 30 100] [--max-drop 0.3] [--note TEXT]
 
 DIR is CIFAR-10 as zip files and maps. In the micro Swin V1 and V2 of examples/checkpoints, 3 % of the hidden units of
-every MLP become s times as large before GELU, and what reads them as much smaller: GELU(s x) / s is not GELU(x), so the
-float network changes a little and is scored anew; and no factor can be moved across GELU, so that nothing evens these
-channels out. Each model goes through `swin-quant quantize` for OpenVINO twice: with the policy of the backend, and with
-`--policy auto`. A run that was cut off goes on where it stopped. Latencies are worth as much as the machine is quiet:
-`--note` says on the page what ran beside.
+every MLP become s times as large before GELU, and the weights that read them s times smaller. GELU(s x) / s is not
+GELU(x), so the float network changes a little and is scored again; and no factor can move across GELU, so no pass evens
+these channels out. Each model goes through `swin-quant quantize` for OpenVINO twice: with the backend's policy, and
+with `--policy auto`. An interrupted run goes on where it stopped. Latencies need a quiet machine: `--note` says on the
+page what else ran.
 """
 
 import argparse
@@ -39,7 +39,7 @@ def main() -> None:
             ways = {"cpu": [], "auto": ["--policy", "auto", "--max-drop", str(args.max_drop)]}
             for way, words in ways.items():
                 folder = checkpoint.parent / way
-                if way == "auto" and not folder.exists():  # calibrated alike: `quantize` finds that step done
+                if way == "auto" and not folder.exists():  # same calibration: `quantize` finds that step done
                     folder.mkdir()
                     for file in (checkpoint.parent / "cpu").glob("*_calib.*"):
                         shutil.copy(file, folder)
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def planted(name: str, scale: int, work: Path) -> tuple[Path, Path]:
-    """The checkpoint with hidden units `scale` times as large, and its config, in files."""
+    """The checkpoint with hidden units `scale` times as large, and its config, as files."""
     import torch
 
     from swin_quant.checkpoint import load_float
@@ -80,7 +80,7 @@ def planted(name: str, scale: int, work: Path) -> tuple[Path, Path]:
 
 
 def quantized(checkpoint: Path, config: Path, data: Path, folder: Path, words: list[str]) -> dict:
-    """The card of the artifact that `swin-quant quantize` made, with its results."""
+    """The card of the artifact from `swin-quant quantize`, with its results."""
     command = [sys.executable, "-m", "swin_quant", "quantize", checkpoint, "--cfg", config, "--data-path", data]
     command += ["--zip", "--for", "openvino", "--output", folder, "--half", "none", "--batch", 8, *words]
     done = subprocess.run(list(map(str, command)), cwd=ROOT)
@@ -92,7 +92,7 @@ def quantized(checkpoint: Path, config: Path, data: Path, folder: Path, words: l
 
 
 def rows_of(name: str, scale: int, way: str, card: dict) -> list[str]:
-    """The float model once, and the artifact."""
+    """One row for the float model, one for the artifact."""
     base, last = card["results"][0], card["results"][-1]
     rows = []
     if way == "cpu":
@@ -106,7 +106,7 @@ def rows_of(name: str, scale: int, way: str, card: dict) -> list[str]:
 
 
 def floats_of(name: str, scale: int, calibrated: dict) -> list[str]:
-    """What the search said of the layers that it left float, and of their cost."""
+    """The layers that the search left float, and their cost."""
     record = calibrated["searches"][-1]
     whole = next(one for one in record["tried"] if one["policy"] == "cpu")
     here = next(one for one in record["tried"] if one["found"])

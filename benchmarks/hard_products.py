@@ -4,8 +4,8 @@
 
 DIR is CIFAR-10 as zip files and maps. In the micro Swin V1 of examples/checkpoints such channels are planted by
 tests/heavy_products.py, in fc2 of every MLP (--mlp: by these shares of its hidden units) or in every patch merging
-(--merging: this many times the largest product). Inputs and weights of fc2 are no larger for it, but its product is, on
-one channel, and mode 1 writes it in int8 with one range. Each model goes through `swin-quant quantize --for
+(--merging: this many times the largest product). fc2's inputs and weights do not grow, but its product does, on one
+channel, and mode 1 writes it in int8 with one range. Each model goes through `swin-quant quantize --for
 fastertransformer` in mode 1 and with `--policy auto`, and is scored on the emulator.
 """
 
@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT))
 PAGE = ROOT / "docs" / "results" / "hard_products.md"
 NAME = "swin_micro_cifar10"
 CONFIG = ROOT / "examples" / "checkpoints" / f"{NAME}.yaml"
-PICTURES = 128  # that tell what matters least, and how large products are
+PICTURES = 128  # to find the least important units, and the size of products
 
 HEAD = """
 {name} (V1), with such a channel planted (tests/heavy_products.py). *fc2*: a share of the hidden units of every MLP,
@@ -51,7 +51,7 @@ def main() -> None:
         ways = {"ft-mode1": ["ft-mode1"], "auto": ["auto", "--max-drop", str(args.max_drop)]}
         for way, words in ways.items():
             folder = checkpoint.parent / way
-            if way == "auto" and not folder.exists():  # calibrated alike: `quantize` finds that step done
+            if way == "auto" and not folder.exists():  # same calibration: `quantize` finds that step done
                 folder.mkdir()
                 for file in (checkpoint.parent / "ft-mode1").glob(f"{NAME}_calib.*"):
                     shutil.copy(file, folder)
@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def cases(args: argparse.Namespace) -> list[tuple[str, str, float]]:
-    """Title, place, and how much is planted there."""
+    """Title, place and amount of each case."""
     return [
         ("nothing", "", 0.0),
         *((f"fc2, {share:.0%} of the hidden units", "mlp", share) for share in args.mlp),
@@ -70,7 +70,7 @@ def cases(args: argparse.Namespace) -> list[tuple[str, str, float]]:
 
 
 def planted(place: str, much: float, data: Path, work: Path) -> Path:
-    """The checkpoint in a file, `much` planted in that place."""
+    """The checkpoint file with `much` planted in that place."""
     import torch
 
     import swin_quant as sq
@@ -87,7 +87,7 @@ def planted(place: str, much: float, data: Path, work: Path) -> Path:
     stages = model.module.layers
 
     def product(layer: torch.nn.Module, given: bool) -> torch.Tensor:
-        """What a layer is given or gives, a row a token."""
+        """A layer's inputs or outputs, one token a row."""
         seen: list[torch.Tensor] = []
         hook = layer.register_forward_hook(lambda _, x, y: seen.append(x[0] if given else y))
         with torch.no_grad():
@@ -106,7 +106,7 @@ def planted(place: str, much: float, data: Path, work: Path) -> Path:
 
 
 def quantized(checkpoint: Path, data: Path, folder: Path, words: list[str]) -> dict:
-    """The card of the artifact that `swin-quant quantize` made, with its results."""
+    """The card of the artifact from `swin-quant quantize`, with its results."""
     command = [
         sys.executable,
         "-m",
@@ -129,7 +129,7 @@ def quantized(checkpoint: Path, data: Path, folder: Path, words: list[str]) -> d
 
 
 def rows_of(title: str, way: str, card: dict) -> list[str]:
-    """The float model once, and the artifact."""
+    """One row for the float model, one for the artifact."""
     base, last = card["results"][0], card["results"][-1]
     rows = [f"| {title} | float32 | {base['acc1']:.2f} | | | |"] if way == "ft-mode1" else []
     rows.append(
@@ -141,7 +141,7 @@ def rows_of(title: str, way: str, card: dict) -> list[str]:
 
 
 def found_of(title: str, calibrated: dict) -> str:
-    """What the search measured of the modes, and which it took."""
+    """The search's measurements of the modes, and its choice."""
     record = calibrated["searches"][-1]
     modes = [one for one in record["tried"] if one["policy"] != "float"]
     said = [

@@ -1,8 +1,8 @@
-"""A massive channel of the residual stream, and what answers it: writes docs/results/massive.md.
+"""A massive channel of the residual stream, and its remedies: writes docs/results/massive.md.
 
     python benchmarks/massive.py --shared DIR
 
-The rows of one channel in each proj and fc2 of the first stage are 20 times as large (1: the model as it is), in the
+The rows of one channel in each proj and fc2 of the first stage are 20 times as large (1: the unchanged model), in the
 micro Swin V1 and V2 of examples/checkpoints. 80 training pictures of DIR/data/cifar10 calibrate, 256 others score.
 """
 

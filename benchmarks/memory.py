@@ -3,8 +3,8 @@
     python benchmarks/memory.py [--batch 32] [--ranks 4] [--output docs/results/memory.md]
     python benchmarks/memory.py --device cuda --output out/memory.md
 
-Counted as step_memory.py says, on tensors without values, for AdamW and the frozen ranges of ft-mode1. On a
-GPU a step is also run, and its peak stands beside what was counted.
+Counted as in step_memory.py, on tensors without values, for AdamW and the frozen ranges of ft-mode1. On a GPU a step
+also runs, and its peak stands beside the count.
 """
 
 import argparse
@@ -77,7 +77,7 @@ def main() -> None:
 
 
 def counted(name: str, training: str, precision: str, batch: int) -> tuple[int, int, int]:
-    """Bytes of state, of what the forward pass keeps, and of that with checkpointing."""
+    """Bytes of state, of the forward pass's saved tensors, and of these with checkpointing."""
     cfg = load_config(find_config(name))
     with torch.device("meta"):
         model = build_model(cfg)
@@ -95,7 +95,7 @@ def counted(name: str, training: str, precision: str, batch: int) -> tuple[int, 
 
 
 def prepare(model: Swin, training: str) -> None:
-    """Training mode, quantizing if that is wanted."""
+    """Training mode, with quantization if wanted."""
     if training == "QAT":
         apply_policy(model, load_policy("ft-mode1"))
         for node in named_nodes(model).values():
@@ -105,7 +105,7 @@ def prepare(model: Swin, training: str) -> None:
 
 
 def peak(name: str, training: str, precision: str, batch: int, checkpointing: bool) -> int:
-    """The most bytes that are allocated on the GPU in the second of two steps, less those of its pictures."""
+    """The peak of bytes allocated on the GPU in the second of two steps, without the pictures."""
     cfg = load_config(find_config(name))
     torch.cuda.empty_cache()
     model = build_model(cfg).cuda()

@@ -1,6 +1,6 @@
-"""Networks of transformers, torchvision and timm in micro sizes, of random seeded weights: data for `swins.py`.
+"""Micro networks of transformers, torchvision and timm with random seeded weights: data for `swins.py`.
 
-Each is built as its publisher builds it, from a configuration. One that takes text beside pictures has its text fixed.
+Each is built as its publisher builds it, from a configuration. If one takes text beside pictures, the text is fixed.
 """
 
 import importlib.util
@@ -27,7 +27,7 @@ SEGMENTER |= {"decoder_layers": 2, "num_attention_heads": 2, "dim_feedforward": 
 
 @dataclass(frozen=True)
 class Network:
-    """A network: its builder, the shape of one input, and the group of outputs that is compared (None: all)."""
+    """A network: its builder, the shape of one input, and the output group to compare (None: all)."""
 
     build: Callable[[], nn.Module]
     shape: tuple[int, ...] = (3, 64, 64)
@@ -50,7 +50,7 @@ class Fixed(nn.Module):
 
 
 class Grounded(Fixed):
-    """A GroundingDINO whose logits are of the words that there are: its own hold -inf for all others."""
+    """A GroundingDINO with logits of existing words only: its own has -inf for all others."""
 
     def forward(self, x: Tensor) -> Any:
         given = super().forward(x)
@@ -72,7 +72,7 @@ def fixed(build: Callable[[], nn.Module], name: str, **others: Tensor) -> Callab
 
 
 def swin(stages: list[str] = STAGES) -> tuple[str, dict[str, Any]]:
-    """The configuration of a Swin as a backbone."""
+    """The configuration of a Swin backbone."""
     return "SwinConfig", {**SWIN, "out_features": stages}
 
 
@@ -109,7 +109,7 @@ BERT[1]["vocab_size"] = 1100
 WORDS = torch.tensor([[101, 7, 8, 1012, 102]])
 CLASSES = {"num_labels": 5}
 
-# Swin wherever it lives: the rows of docs/backbones.md.
+# Swin in other networks: the rows of docs/backbones.md.
 SWINS = {
     "Swin": Network(hf("SwinForImageClassification", "SwinConfig", **SWIN, **CLASSES)),
     "Swinv2": Network(hf("Swinv2ForImageClassification", "Swinv2Config", **SWIN, **CLASSES)),
@@ -349,7 +349,7 @@ NETWORKS = SWINS | OTHERS
 
 
 def built(name: str) -> nn.Module:
-    """The network, of weights that keep the size of what passes through them: none is zero or one."""
+    """The network, with weights that keep activations at their size: none is zero or one."""
     torch.manual_seed(0)
     network = NETWORKS[name].build().eval()
     with torch.no_grad():
@@ -365,5 +365,5 @@ def built(name: str) -> nn.Module:
 
 
 def is_there(name: str) -> bool:
-    """Whether the library of a network is installed."""
+    """Whether the network's library is installed."""
     return name.startswith(("timm", "torchvision")) or importlib.util.find_spec("transformers") is not None

@@ -1,4 +1,4 @@
-"""How near exported ONNX files are to torch on ONNX Runtime: writes docs/results/onnx_exact.md.
+"""The difference between exported ONNX files on ONNX Runtime and torch: writes docs/results/onnx_exact.md.
 
     python benchmarks/onnx_exact.py --data-path DIR [--models ...] [--pictures 500] [--work out/onnx_exact]
 
@@ -37,7 +37,7 @@ with what the file was made from, float or fake-quantized, in torch. Written by 
 
 
 def measured(name: str, args: argparse.Namespace) -> Iterator[list[str]]:
-    """Rows of a model."""
+    """The rows of a model."""
     weights = ROOT / "examples" / "checkpoints" / f"{name}.safetensors"
     model = sq.load(weights, config=weights.with_suffix(".yaml"))
     sq.calibrate(model, sq.pictures(args.data_path, "train", 80), POLICY)

@@ -1,5 +1,5 @@
-"""A page of results, made of sections that several runs write: each replaces that of its title; and what figures of a
-machine are of."""
+"""A page of results in sections that several runs write, each replacing the one with its title; and the conditions of
+figures."""
 
 import re
 import subprocess
@@ -14,7 +14,7 @@ from swin_quant.cards.versions import versions
 
 
 def place(page: Path, heading: str, title: str, text: str) -> None:
-    """Put a section under `## title` into the page; sections stand by title."""
+    """Put a section under `## title` into the page; sections are sorted by title."""
     old = page.read_text() if page.exists() else ""
     sections = {part.partition("\n")[0]: part.partition("\n")[2].strip() for part in re.split(r"(?m)^## ", old)[1:]}
     sections[title] = text.strip()
@@ -23,12 +23,12 @@ def place(page: Path, heading: str, title: str, text: str) -> None:
 
 
 def cpu() -> str:
-    """The name of this CPU: times of two are two sections."""
+    """The name of this CPU, which separates sections of times."""
     return str(versions().get("cpu") or "an unknown CPU")
 
 
 def versions_here() -> str:
-    """What times and accuracy on a GPU depend on besides its name, in a line, and the date."""
+    """The versions that times and accuracy on a GPU depend on, in one line, and the date."""
     driver = _first_line("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
     commit = _first_line("git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD")
     return (

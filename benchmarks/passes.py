@@ -1,14 +1,14 @@
-"""What passes win back, on pictures that are kept apart: writes docs/results/passes.md.
+"""The gain of passes, on held-out pictures: writes docs/results/passes.md.
 
     python benchmarks/passes.py --shared DIR [--work DIR] [--model NAME] [--reference] [--limit N]
     python benchmarks/passes.py --shared DIR --planted
     python benchmarks/passes.py --shared DIR --training
 
-The micro Swin V1 and V2 of examples/checkpoints (--reference: of DIR/checkpoints, too) on DIR/data/cifar10: 512
-pictures of train calibrate, all of val score. Goes on from what docs/results/passes.md and --work have. --planted:
-outlier channels in those models, made by tests/outliers.py, and what is left of them, on 256 other pictures of train:
-goes on from docs/results/planted.md, too, and writes it; delete rows there to measure them anew.
---training: 256 pictures of train calibrate and 512 others score, by which passes are chosen; kept in training.json.
+The micro Swin V1 and V2 of examples/checkpoints (--reference: of DIR/checkpoints too) on DIR/data/cifar10: 512
+pictures of train calibrate, all of val score. Goes on from docs/results/passes.md and --work.
+--planted: outlier channels in those models, made by tests/outliers.py, and the loss that remains, on 256 other pictures
+of train: goes on from docs/results/planted.md and writes it; delete rows there to measure them again.
+--training: 256 pictures of train calibrate and 512 others score, for choosing passes; kept in training.json.
 """
 
 import argparse
@@ -42,13 +42,13 @@ VARIANTS: dict[str, object] = {
     "best, 1,024 pictures": "best",
 }
 CALIBRATE = 512
-MORE = {"best, 1,024 pictures": 1024}  # of pictures that calibrate
+MORE = {"best, 1,024 pictures": 1024}  # calibration pictures
 RECIPES = ("plain", "fast", "best")
 ALONE = ("equalize", "ridge", "gptq", "range search")
-SLOW = ("reconstruct", "distill", *MORE)  # minutes each: of the examples alone
+SLOW = ("reconstruct", "distill", *MORE)  # minutes each: only for the examples
 FEWER = ((6, 6), (4, 8), (4, 4))  # bits
-EMULATED = ("ft-mode1", "ft-mode2")  # with fewer bits in fake-quant alone: of the examples alone
-# What is measured, the most wanted first: bits, policies, variants.
+EMULATED = ("ft-mode1", "ft-mode2")  # with fewer bits only in fake-quant, and only for the examples
+# Measurements by importance: bits, policies, variants.
 PLAN = (
     *((bits, ("qdq",), RECIPES) for bits in FEWER),
     ((8, 8), ("ft-mode1", "ft-mode2", "qdq", "cpu", "tensorrt-centred"), RECIPES),
@@ -70,8 +70,8 @@ PLAN = (
     *((bits, EMULATED, SLOW[:2]) for bits in FEWER),
 )
 PLANTED = (("swin", "norms"), ("swin", "v"), ("swin", "qk"), ("swinv2", "v"), ("swinv2", "heads"), ("swinv2", "stream"))
-SHARES = (0.02, 0.02, 0.01, 0.03, 0.01, 0.02, 0.03, 0.01, 0.02, 0.03)  # of channels, by seed
-# Times how much, policy, seed: the most wanted first.
+SHARES = (0.02, 0.02, 0.01, 0.03, 0.01, 0.02, 0.03, 0.01, 0.02, 0.03)  # share of channels, by seed
+# Factor, policy, seed, by importance.
 PLANTINGS = tuple(
     dict.fromkeys(
         [
@@ -85,7 +85,7 @@ PLANTINGS = tuple(
         ]
     )
 )
-GOAL_DB = 0.5  # that a cured model may be below the unplanted one
+GOAL_DB = 0.5  # a cured model may be this far below the unplanted one
 
 
 def main() -> None:
@@ -180,7 +180,8 @@ def planted_rows(shared: Path) -> list:
 
 
 def planted(shared: Path, kind: str, where: str, policy: str, scale: int, seed: int) -> dict:
-    """SQNR of the logits in dB: unplanted; planted, with nothing done; and what `calibrate` makes of that unasked."""
+    """SQNR of the logits in dB: unplanted; planted, without remedy; and planted, with `calibrate`'s automatic
+    passes."""
     if ("unplanted", kind, policy) not in _cache:
         _cache["unplanted", kind, policy] = stressed(shared, kind, policy, [])[0]
     lost, _ = stressed(shared, kind, policy, [], where, scale, seed)
@@ -191,7 +192,7 @@ def planted(shared: Path, kind: str, where: str, policy: str, scale: int, seed: 
 def stressed(
     shared: Path, kind: str, policy: str, passes: object, where: str = "", scale: int = 1, seed: int = 0
 ) -> tuple[float, float]:
-    """SQNR of a calibrated model against its own float one, and CPU seconds of its calibration."""
+    """SQNR of a calibrated model against its own float model, and CPU seconds of its calibration."""
     import swin_quant as sq
     from swin_quant.score.difference import difference
     from tests.outliers import plant
@@ -233,7 +234,7 @@ def validation(shared: Path, file: Path) -> tuple[torch.Tensor, torch.Tensor, to
 
 
 def pictures(shared: Path, file: Path, split: str, count: int | None, seed: int = 0):
-    """(images, labels) of a split as the model wants them: all of them, or a seeded sample."""
+    """(images, labels) of a split, preprocessed: all, or a seeded sample."""
     key = (split, count, seed)
     if key not in _cache:
         from swin_quant.config import load_config
@@ -270,7 +271,7 @@ nothing done; planted, with what `calibrate` does unasked, and its CPU seconds o
 
 
 def written() -> dict:
-    """The rows of the page, as exactly as it says them."""
+    """The rows of the page, with its exact figures."""
     rows: dict = {}
     for line in PAGE.read_text().splitlines() if PAGE.exists() else ():
         if line.startswith("## "):
@@ -319,7 +320,7 @@ def write_planted(rows: dict, wanted: list[str]) -> None:
 
 
 def written_planted() -> dict:
-    """What the page of planted outliers has."""
+    """The rows in the page of planted outliers."""
     rows = {}
     for line in PLANTED_PAGE.read_text().splitlines():
         cells = [cell.strip() for cell in line.strip("| ").split("|")]
@@ -331,7 +332,7 @@ def written_planted() -> dict:
 
 
 def told_of_planted(rows: dict, wanted: list[str]) -> list[str]:
-    """How many of all cases were measured and reached the goal, and which were not measured."""
+    """How many cases were measured and reached the goal, and which were not measured."""
     lost = {key: round(row["cured"], 1) - round(row["unplanted"], 1) for key, row in rows.items()}
     worst = min(lost, key=lost.__getitem__)
     near = sum(round(change, 1) >= -GOAL_DB for change in lost.values())

@@ -1,10 +1,10 @@
-"""What passes cost for Swin-T at 224: seconds and peak memory, a process for each: writes docs/results/passes_cost.md.
+"""The cost of passes for Swin-T at 224: seconds and peak memory, in a process each: docs/results/passes_cost.md.
 
     python benchmarks/passes_cost.py --data-path DIR [--pictures 128] [--policy qdq] [--only NAME ...] [--note TEXT]
 
-Pictures are those of DIR/val. Weights are seeded random ones: seconds and bytes do not depend on them. Each row
-calibrates and runs one pass, or one recipe; "none" is the calibration alone. Rows of earlier runs are kept
-(--work). CPU seconds are of all threads; --note says what ran beside, which makes seconds worth less, and not memory.
+Pictures are from DIR/val. Weights are random and seeded: seconds and bytes do not depend on them. Each row calibrates
+and runs one pass, or one recipe; "none" is the calibration alone. Rows of earlier runs are kept (--work). CPU seconds
+count all threads. --note says what else ran, which affects seconds, but not memory.
 """
 
 import argparse
@@ -29,7 +29,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", help="rows: none, passes and recipes by name")
     parser.add_argument("--work", type=Path, default=Path("out/passes_cost"))
     parser.add_argument("--note", default="", help="what ran beside")
-    parser.add_argument("--one", help=argparse.SUPPRESS)  # of a process
+    parser.add_argument("--one", help=argparse.SUPPRESS)  # for the child process
     args = parser.parse_args()
     if args.one:
         print(json.dumps(measured(args)))

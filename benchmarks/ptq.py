@@ -5,11 +5,11 @@
     python benchmarks/ptq.py fullsize --shared DIR [--work DIR]
 
 accuracy: the micro Swin V1 and V2 of DIR/checkpoints and, better trained, of examples/checkpoints, on
-DIR/data/cifar10, both int8 modes and `qdq`, all calibrators, and what `calibrate` warns of.
-bits: the better trained two on training pictures alone, at 8 to 4 bits: behind the default
-calibrator and the warnings.
+DIR/data/cifar10, with both int8 modes and `qdq`, all calibrators, and `calibrate`'s warnings.
+bits: the two better trained models on training pictures only, at 8 to 4 bits: the default calibrator and the limits of
+warnings were chosen by this.
 fullsize: randomly initialised Swin-T and SwinV2-T on the pictures of DIR/data/imagenet_sample: wall time and peak
-memory of the whole process, the import of torch included.
+memory of the whole process, including the import of torch.
 """
 
 import argparse
@@ -28,7 +28,7 @@ CALIBRATORS = ("max", "percentile", "mse", "entropy")
 MICRO = ("swin_micro_cifar10", "swinv2_micro_cifar10")
 FULL = ("swin_tiny_patch4_window7_224", "swinv2_tiny_patch4_window8_256")
 POLICIES = ("ft-mode1", "ft-mode2", "qdq")
-BITS = ((8, 8), (8, 7), (8, 6), (8, 5), (8, 4), (4, 8), (4, 4))  # of weights and activations
+BITS = ((8, 8), (8, 7), (8, 6), (8, 5), (8, 4), (4, 8), (4, 4))  # bits of weights and activations
 
 
 def main() -> None:
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def models(shared: Path) -> dict[str, tuple[Path, Path]]:
-    """Title -> configuration and weights; the better trained ones first."""
+    """Configuration and weights by title; the better trained models first."""
     folders = {
         "example": (ROOT / "examples" / "checkpoints", "safetensors"),
         "reference": (shared / "checkpoints", "pth"),
@@ -170,7 +170,7 @@ def rows_of_bits(config: Path, weights: Path, data: Path, policy: str) -> list[l
 
 
 def warnings(*arguments: str) -> list[str]:
-    """Run the command; the warnings that it printed."""
+    """Run the command and return the warnings that it printed."""
     with tempfile.TemporaryFile() as errors:
         swin_quant(*arguments, errors=errors.fileno())
         errors.seek(0)
@@ -194,7 +194,8 @@ def fullsize(shared: Path, work: Path) -> None:
 
 
 def swin_quant(*arguments: str, errors: int = 2) -> tuple[float, float]:
-    """Run the command in a process of its own, its standard error to a file; wall seconds, peak resident megabytes."""
+    """Run the command in a new process with its standard error in a file; returns wall seconds and peak resident
+    megabytes."""
     print("swin-quant", *arguments, flush=True)
     start = time.perf_counter()
     command = [sys.executable, "-m", "swin_quant", *arguments, "--quiet"]

@@ -4,8 +4,8 @@
 
 For the micro Swin V1 and V2 of examples/checkpoints on DIR/data/cifar10, at each pair of bits of weights and
 activations: PTQ in both int8 modes, then QAT in mode 1 with frozen and with learned ranges, by the recipes micro_w*a*,
-the float model as the teacher. A QAT run that is done already is not repeated, one that was cut off goes on. --score
-takes the finished runs of --work as they are, by whatever version they were made, and scores them anew.
+with the float model as the teacher. A finished QAT run is not repeated, an interrupted one goes on. --score only scores
+the finished runs in --work again, whichever version made them.
 """
 
 import argparse
@@ -69,7 +69,7 @@ class Run:
         return self.folder / self.name / way / f"{self.name}_qat.pth"
 
     def train(self) -> None:
-        """Calibrate, fine-tune and score what is not there yet."""
+        """Calibrate, fine-tune and score whatever is missing."""
         modes = ["--policy", *MODES.values(), *self.precision]
         if not scored(self.calibrated):
             swin_quant("calibrate", *self.data, "--checkpoint", self.float, *modes,
@@ -84,7 +84,7 @@ class Run:
             minutes_of(self.trained(way)).write_text(f"{cpu_seconds() - before:.1f}")
 
     def score(self) -> None:
-        """Score checkpoints that are there, those of QAT with their original."""
+        """Score existing checkpoints, those of QAT with their original."""
         modes = ["--policy", *MODES.values(), *self.precision]
         swin_quant("evaluate", *self.data, "--checkpoint", self.calibrated, *modes)
         for way in WAYS:
@@ -122,7 +122,7 @@ def minutes_of(checkpoint: Path) -> Path:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Markdown. What PTQ lost is won back by a share: (QAT - PTQ) / (float - PTQ)."""
+    """Markdown. QAT recovers this share of PTQ's loss: (QAT - PTQ) / (float - PTQ)."""
     figures = [*MODES]
     for way in WAYS:
         figures += [f"QAT {way}", f"{way}, unquantized"]
@@ -147,7 +147,7 @@ def markdown(cells: Iterable[str]) -> str:
 
 
 def cpu_seconds() -> float:
-    """CPU time of all commands that ran so far."""
+    """CPU time of all commands so far."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 

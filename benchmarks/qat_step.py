@@ -1,12 +1,12 @@
-"""Time and memory of one QAT step against one float step, eager and compiled: what fake quantization costs.
+"""Time and memory of one QAT step against one float step, eager and compiled: the cost of fake quantization.
 
     python benchmarks/qat_step.py [--models swin_digits swinv2_digits swin_tiny_patch4_window7_224] [--batch 64]
         [--threads N] [--compile] [--precision O0 O1] [--output docs/results/qat_step.md]
 
 A step is forward, cross entropy, backward, clipping and AdamW. Weights are random and ranges calibrated on noise, which
-costs what real ones cost. Memory: on a GPU the peak allocated; on a CPU weights, gradients, optimizer state and all
-that autograd keeps of the forward pass. Times are the least of several steps, float and QAT taking turns; the report
-states them and asserts nothing.
+cost as much as real ones. Memory: on a GPU the peak allocated; on a CPU weights, gradients, optimizer state and the
+tensors that autograd saves. Times are the least of several steps, float and QAT taking turns; the report states them
+and asserts nothing.
 """
 
 import argparse
@@ -72,7 +72,7 @@ def measured(
     ways = {mode: prepared(cfg, mode, policy, images, precision, compiled) for mode in MODES}
     times: dict[str, list[float]] = {mode: [] for mode in MODES}
     for number in range(steps + 1):
-        for mode, (_, step) in ways.items():  # turn by turn, so that a busy machine slows all alike
+        for mode, (_, step) in ways.items():  # in turns, so that a busy machine slows all equally
             start = now(device)
             step(images, labels)
             if number:
@@ -90,7 +90,7 @@ def measured(
 def prepared(
     cfg, mode: str, policy: str, images: Tensor, precision: Precision, compiled: bool
 ) -> tuple[nn.Module, Callable]:
-    """A model, and one whole training step of it."""
+    """A model, and a function for one whole training step."""
     torch.manual_seed(0)
     model = build_model(cfg).to(images.device)
     if mode != "float":

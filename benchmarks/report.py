@@ -1,9 +1,9 @@
-"""Seconds that `swin-quant report` takes for many run cards, by number and form.
+"""Time `swin-quant report` on many run cards, by number and form.
 
     python benchmarks/report.py [--cards 100 400 3000]
 
-CPU seconds of the whole command, start included, on as many cards in one folder. Each card has a name, a checkpoint and
-footnotes of its own: two float results, and two quantized ones.
+CPU seconds of the whole command, including its start, on as many cards in one folder. Each card has its own name,
+checkpoint and footnotes: two float results, and two quantized ones.
 """
 
 import argparse
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def card(number: int) -> RunCard:
-    """One of many, which shares nothing with the others but its data set."""
+    """One of many cards, which have only the data set in common."""
     quantized = dataclasses.replace(FLOAT, precision="int8", policy="qdq", acc1=79.0 - number / 1000)
     results = (
         FLOAT,
@@ -56,7 +56,7 @@ def card(number: int) -> RunCard:
 
 
 def cpu_seconds(folder: str, flags: tuple[str, ...]) -> float:
-    """User and system seconds of the command in a process of its own."""
+    """User and system seconds of the command in a new process."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     command = [sys.executable, "-m", "swin_quant", "report", folder, *flags]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)

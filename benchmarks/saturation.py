@@ -1,12 +1,12 @@
-"""What CPUs without VNNI cost, with and without --saturation-safe: writes docs/results/saturation.md.
+"""The loss on CPUs without VNNI, with and without --saturation-safe: writes docs/results/saturation.md.
 
     python benchmarks/saturation.py --data-path CIFAR10_FOLDER [--pictures 1000] [--work DIR] [--no-latency]
 
-The micro Swins of examples/checkpoints are calibrated on 80 training pictures, exported under policy `cpu` as it is and
-with weights of 7 bits, and run on pictures of `val` (zipped, as in examples/checkpoints/README.md). A process sees one
-CPU: this one, or an older one that is imitated, for OpenVINO by ONEDNN_MAX_CPU_ISA, for ONNX Runtime by
-tests/standin/older_cpu.c where there is a C compiler. Their kernels are the real ones, so latencies are too; those
-want a quiet machine. --no-latency leaves them out.
+The micro Swins of examples/checkpoints are calibrated on 80 training pictures, exported under policy `cpu` with 8 and
+with 7 bits for weights, and run on pictures of `val` (zipped, as in examples/checkpoints/README.md). A process sees one
+CPU: this one, or an imitation of an older one, for OpenVINO by ONEDNN_MAX_CPU_ISA, for ONNX Runtime by
+tests/standin/older_cpu.c if there is a C compiler. The kernels are the real ones, and so are latencies, on a quiet
+machine. --no-latency leaves them out.
 """
 
 import argparse
@@ -52,7 +52,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=usable_cores())
     parser.add_argument("--no-latency", action="store_true")
     parser.add_argument("--output", type=Path, default=ROOT / "docs" / "results" / "saturation.md")
-    parser.add_argument("--one", nargs=2, metavar=("MODEL", "ENGINE"), help=argparse.SUPPRESS)  # of a process
+    parser.add_argument("--one", nargs=2, metavar=("MODEL", "ENGINE"), help=argparse.SUPPRESS)  # for the child process
     args = parser.parse_args()
     if args.one:
         print(as_json(measured(*args.one, args)))
@@ -73,7 +73,7 @@ def main() -> None:
 
 
 def imitations(library: Path | None) -> list[tuple[str, str, dict[str, str]]]:
-    """Engine, CPU and the environment that makes it."""
+    """Engine, CPU, and the environment that imitates it."""
     found = [(FAKE_QUANT, "any", {}), ("openvino", "this one", {})]
     found += [("openvino", cpu, {"ONEDNN_MAX_CPU_ISA": isa}) for cpu, isa in OPENVINO.items()]
     found.append(("onnxruntime", "this one", {}))
@@ -84,7 +84,7 @@ def imitations(library: Path | None) -> list[tuple[str, str, dict[str, str]]]:
 
 
 def older_cpu(work: Path) -> Path | None:
-    """The library that imitates an older CPU, if it can be made and works here."""
+    """The library that imitates an older CPU, if it can be built and works here."""
     work.mkdir(parents=True, exist_ok=True)
     library = (work / "older_cpu.so").resolve()
     source = ROOT / "tests" / "standin" / "older_cpu.c"
@@ -98,7 +98,7 @@ def older_cpu(work: Path) -> Path | None:
 
 
 def prepare(model: str, args: argparse.Namespace) -> None:
-    """Calibrate and export what is not there yet."""
+    """Calibrate and export whatever is missing."""
     source, data = ROOT / "examples" / "checkpoints" / model, ["--data-path", args.data_path, "--zip"]
     calibrated = args.work / f"{model}_calib.pth"
     if not calibrated.with_suffix(".json").exists():
@@ -116,7 +116,7 @@ def artifact(work: Path, model: str, engine: str, way: str) -> Path:
 
 
 def measured(model: str, engine: str, args: argparse.Namespace) -> BenchReport:
-    """The plain and the safe file beside the float model, in this process's environment."""
+    """The plain and the safe file against the float model, in this process's environment."""
     checkpoint = args.work / f"{model}_calib.pth"
     config = RunCard.read(card_path(checkpoint)).config
     candidates = [BenchCandidate(REFERENCE, partial(torch_engine, str(checkpoint), config), checkpoint)]
@@ -136,7 +136,7 @@ def measured(model: str, engine: str, args: argparse.Namespace) -> BenchReport:
 
 
 def simulated(checkpoint: str, config: dict, way: str) -> Engine:
-    """Fake-quant of what a file computes."""
+    """Fake-quant with a file's arithmetic."""
     from swin_quant.backends.saturation import without_saturation
     from swin_quant.checkpoint import load_calibrated
     from swin_quant.config import from_dict
@@ -151,7 +151,7 @@ def simulated(checkpoint: str, config: dict, way: str) -> Engine:
 
 
 def own_session(file: str, threads: int) -> Engine:
-    """ONNX Runtime as somebody uses it who does not know of its option."""
+    """ONNX Runtime as used without knowing its option."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

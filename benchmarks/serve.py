@@ -3,11 +3,11 @@
     python benchmarks/serve.py out/my_int8.onnx [--engine openvino] [--clients 1 4 16] [--seconds 10] [--bad 0.1]
         [--hanging 4]
 
-A service is started on a free port; each client sends one picture after another, as JPEG, over a connection of its own.
-A share `--bad` of the requests is a corrupt picture, or one that is too large; `--hanging` clients more begin a
-request, send nothing else until they are cut off, and begin again. Every good answer is compared with the
-engine's own for that picture: one that is another client's, or is lost, ends the run. Plain calls are of decoding,
-preprocessing and the engine in one thread, a picture at a time.
+It starts a service on a free port; each client sends one JPEG after another over its own connection. A share `--bad` of
+the requests is a corrupt picture, or one that is too large. `--hanging` additional clients start a request, send
+nothing more until they are cut off, and start again. Every good answer is compared with the engine's own for that
+picture: a lost answer, or another client's, ends the run. Plain calls decode, preprocess and run the engine in one
+thread, a picture at a time.
 """
 
 import argparse
@@ -106,7 +106,7 @@ def wait(port: int, server: "subprocess.Popen[bytes]") -> None:
 
 
 def hang(port: int) -> None:
-    """Half a head or half a body, then silence, until the service closes the connection; and again."""
+    """Send half a head or half a body, then nothing until the service closes the connection; and again."""
     for part in itertools.cycle((b"POST /predict HTTP/1.1\r\nHost:", b"POST /predict HTTP/1.1\r\nHost: x\r\n"
                                  b"Content-Length: 9999\r\n\r\nhalf")):  # fmt: skip
         try:
@@ -119,7 +119,7 @@ def hang(port: int) -> None:
 
 
 def load(port: int, clients: int, limit: float, bad: float, pictures: list[bytes], expected: list[np.ndarray]) -> str:
-    """A row of the table. SystemExit for an answer that is missing or wrong."""
+    """A table row. SystemExit for a missing or wrong answer."""
     found: list[float] = []
     counts, faults = {"bad": 0, "refused": 0}, list[str]()
     end, lock = time.perf_counter() + limit, threading.Lock()
@@ -138,7 +138,7 @@ def load(port: int, clients: int, limit: float, bad: float, pictures: list[bytes
                 content = json.loads(answer.read())
             except (OSError, http.client.HTTPException, ValueError) as error:
                 connection.close()
-                if is_bad and body is large:  # it may close before all of that is sent
+                if is_bad and body is large:  # the service may close before it is all sent
                     content, answer = {}, None
                 else:
                     faults.append(f"lost: {error!r}")

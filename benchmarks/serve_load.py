@@ -1,10 +1,10 @@
-"""What good clients of `swin-quant serve` notice of clients that send what is dear to read.
+"""The effect on good clients of `swin-quant serve` of clients whose requests are expensive to read.
 
     python benchmarks/serve_load.py out/my_int8.onnx [--engine openvino] [--clients 2] [--seconds 8] [--rounds 3]
 
-A service is started on a free port. Windows with and without bombs take turns; in each, `--clients` send one JPEG after
-another, and one asks twenty times a second whether the service is live. Every half second a bomb comes, from another
-process, whether the last one was answered or not, one kind after another:
+It starts a service on a free port. Windows with and without bombs take turns; in each, `--clients` send one JPEG after
+another, and one checks twenty times a second whether the service is live. Every half second another process sends a
+bomb, whether the last one was answered or not, one kind after another:
 
 - a JPEG of 396 kB, 8192 x 8192 pixels in 31 scans;
 - a JPEG of 8192 x 8192 pixels in one scan, and a WebP of 4096 x 4096, which the service takes;
@@ -12,9 +12,8 @@ process, whether the last one was answered or not, one kind after another:
 - 31 MB of JSON, `{"inputs":[[],[],...`, and 31 MB of numbers that are none of the model's;
 - a body of 27 MB that stops after half of it.
 
-Memory is that of the service and of what it starts, above what it had before the first window, the largest of all that
-was seen every 20 ms. A good picture that is refused, or lost, or has another's answer, ends the run; with `--lenient`
-it is counted.
+Memory is that of the service and its processes, above its value before the first window: the largest of samples every
+20 ms. A good picture that is refused or lost, or gets another's answer, ends the run; with `--lenient` it is counted.
 """
 
 import argparse
@@ -71,7 +70,7 @@ def main() -> None:
     try:
         wait(port, server)
         enemy.start()
-        answers.get()  # its bombs are made
+        answers.get()  # the bombs are ready
         pictures = [jpeg(seed) for seed in range(16)]
         expected = [ask(port, picture)[1] for picture in pictures]
         window(port, server.pid, args.clients, 2, pictures, expected, args.lenient)
@@ -101,7 +100,7 @@ def main() -> None:
 
 
 def settle(port: int, with_bombs: bool) -> None:
-    """Wait until bombs are there, or until nothing is left of the last ones."""
+    """Wait until bombs are ready, or until the last ones are gone."""
     end = time.perf_counter() + (1 if with_bombs else 2 * PATIENCE)
     while time.perf_counter() < end:
         time.sleep(0.5)
@@ -121,7 +120,7 @@ def row(name: str, windows: list[dict[str, Any]], seconds: float, idle: int) -> 
 
 def window(port: int, pid: int, clients: int, seconds: float, pictures: list[bytes], expected: list[Any],
            lenient: bool) -> dict[str, Any]:  # fmt: skip
-    """Seconds of each good answer and of each health check, and the most memory that was seen."""
+    """Seconds of each good answer and each health check, and the most memory seen."""
     found: dict[str, Any] = {"times": [], "health": [], "refused": 0, "memory": 0}
     end, faults = time.perf_counter() + seconds, list[str]()
 
@@ -175,10 +174,10 @@ def ask(port: int, picture: bytes) -> tuple[int, Any]:
 
 
 def memory(pid: int) -> int:
-    """Bytes of a process and of what it started, without what they share with others or map from files."""
+    """Bytes of a process and its children, without shared and file-mapped memory."""
     total, started = 0, list[str]()
     for thread in Path(f"/proc/{pid}/task").iterdir():
-        with contextlib.suppress(OSError):  # it has ended
+        with contextlib.suppress(OSError):  # the process has ended
             started += (thread / "children").read_text().split()
     for one in [str(pid), *started]:
         with contextlib.suppress(OSError, ValueError):
@@ -199,7 +198,7 @@ def encoded(image: Image.Image, kind: str, **how: Any) -> bytes:
 
 
 def bombs() -> Iterator[tuple[str, bytes, bytes, bool]]:
-    """Name, path, body, whether the answer is waited for."""
+    """Name, path, body, and whether the answer is awaited."""
     large = Image.new("RGB", (8192, 8192), (120, 60, 30))
     progressive = encoded(large, "JPEG", progressive=True)
     last = progressive.rindex(b"\xff\xda")

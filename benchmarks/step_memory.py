@@ -20,7 +20,7 @@ ADAM_STATES = 2  # float32 moments for every weight
 
 @dataclass
 class Storages:
-    """A set of storages by address; it holds their tensors, or an address could be freed and used again."""
+    """A set of storages by address; it holds their tensors, since a freed address could be used again."""
 
     sizes: dict[int, int] = field(default_factory=dict)
     held: list[Tensor] = field(default_factory=list)
@@ -37,7 +37,7 @@ class Storages:
 
 
 def saved_bytes(model: nn.Module, forward: Callable[[], Tensor]) -> int:
-    """Bytes that autograd keeps of `forward()` for its backward pass, the weights and buffers of `model` left out."""
+    """Bytes that autograd saves in `forward()` for its backward pass, without the weights and buffers of `model`."""
     kept = Storages()
 
     def keep(tensor: Tensor) -> Tensor:
@@ -51,7 +51,8 @@ def saved_bytes(model: nn.Module, forward: Callable[[], Tensor]) -> int:
 
 
 def checkpointed_bytes(model: Classifier, forward: Callable[[], Tensor]) -> int:
-    """`saved_bytes` with activation checkpointing: the inputs of all blocks, and all that the largest block saves.
+    """`saved_bytes` with activation checkpointing: the inputs of all blocks, and all saved tensors of the largest
+    block.
 
     Modules between blocks (embedding, merging, head) are left out; they are a few hundredths.
     """

@@ -1,7 +1,7 @@
-"""One model of timm or torchvision after another, from `wrap` to files on engines, for `any_model.py sweep`.
+"""Take models of timm and torchvision from `wrap` to files on engines, one after another, for `any_model.py sweep`.
 
-Weights are random and seeded, disturbed so that no zero or one hides a fault. Each model runs in a process of its own,
-which a time limit ends. One row a model lies as JSON in the working folder, and is not made again.
+Weights are random and seeded, disturbed so that no zero or one hides a fault. Each model runs in a process of its own
+with a time limit. Each row is a JSON file in the working folder, and is not made again.
 """
 
 import importlib.util
@@ -31,16 +31,16 @@ from swin_quant.base.errors import first_line
 from swin_quant.base.files import atomic_write_bytes
 
 CALIBRATION, JUDGED = 8, 8  # pictures
-SIDE = 128  # where the model takes it: pixels cost time, and show no more
+SIDE = 128  # if the model takes it: more pixels only cost time
 ENGINES = ("openvino", "onnxruntime")
-BEHIND = 3.0  # dB below fake-quant at which an engine computes something else
+BEHIND = 3.0  # dB below fake-quant that mean wrong arithmetic
 TORCHVISION = """
     alexnet convnext_tiny densenet121 efficientnet_b0 efficientnet_v2_s googlenet inception_v3 maxvit_t mnasnet0_5
     mobilenet_v2 mobilenet_v3_small mobilenet_v3_large regnet_x_400mf regnet_y_400mf resnet18 resnet50
     resnext50_32x4d shufflenet_v2_x0_5 squeezenet1_0 squeezenet1_1 swin_t swin_v2_t vgg11_bn vit_b_16
     wide_resnet50_2
 """.split()
-# The smallest model of each module of timm, but for the giants, as in tests/checkpoint/test_timm_families.py.
+# The smallest model of each timm module, except giants, as in tests/checkpoint/test_timm_families.py.
 TIMM = """
     halonet_h1 cait_xxs24_224 coat_tiny convit_tiny convmixer_768_32 cpubone_nano crossvit_tiny_240 csatv2
     cs3darknet_focus_s cspnext_tiny davit_tiny deit_tiny_patch16_224 densenet121 dla46x_c dpn48b edgenext_xx_small
@@ -60,7 +60,7 @@ _MOVES = frozenset("Transpose Reshape Squeeze Unsqueeze Slice Split Gather Expan
 
 @dataclass
 class Swept:
-    """What one model came to. `error`: its stage and its line; SQNR in dB, against float."""
+    """The result of one model. `error`: its stage and its line; SQNR in dB, against float."""
 
     model: str
     side: int = 0
@@ -68,7 +68,7 @@ class Swept:
     products: int = 0
     share: float = 0.0
     left: dict[str, int] = field(default_factory=dict)
-    unsaid: int = 0  # float products in the OpenVINO file that the card does not count
+    unsaid: int = 0  # float products in the OpenVINO file that the card omits
     fake: float | None = None
     openvino: float | None = None
     onnxruntime: float | None = None
@@ -88,18 +88,18 @@ class Swept:
 
     @property
     def badness(self) -> tuple:
-        """Errors first, then engines that are behind, then the least SQNR."""
+        """Sort key: errors first, then engines that are behind, then the least SQNR."""
         return not self.error, self.behind <= BEHIND, self.fake or 0.0
 
 
 def everything() -> list[str]:
-    """Every `timm:test_*`, one model of each family of timm, and those of torchvision."""
+    """Every `timm:test_*`, one model of each family of timm, and torchvision's."""
     ours = (*import_timm().list_models("test_*"), *TIMM)
     return [f"timm:{name}" for name in ours] + [f"tv:{name}" for name in TORCHVISION]
 
 
 def sweep(models: list[str], work: Path, data_path: str | None, limit: float) -> list[Swept]:
-    """The rows of `models`, those in `work` as they were; no models: everything."""
+    """The rows of `models` (default: all); those in `work` are kept."""
     work.mkdir(parents=True, exist_ok=True)
     rows = []
     for model in models or everything():
@@ -112,14 +112,14 @@ def sweep(models: list[str], work: Path, data_path: str | None, limit: float) ->
 
 
 def _limited(model: str, file: Path, data_path: str | None, limit: float) -> None:
-    """Write the row of a model, however far it came within so many seconds."""
+    """Write the row of a model, as far as it comes within the time limit."""
     part = file.with_suffix(".part")
     part.write_text(json.dumps(asdict(Swept(model, error="start: did not end"))))
-    context = multiprocessing.get_context("spawn")  # a fork of a process whose engine has threads waits for ever
+    context = multiprocessing.get_context("spawn")  # a fork of a process with an engine's threads would wait for ever
     process = context.Process(target=_child, args=(model, part, data_path))
     process.start()
     process.join(limit)
-    process.kill()  # nothing, where it has ended
+    process.kill()  # no effect if it has ended
     process.join()
     part.replace(file)
 
@@ -166,7 +166,7 @@ def _row(row: Swept) -> str:
 
 
 def _child(model: str, part: Path, data_path: str | None) -> None:
-    """Write the row of one model, and again before each stage: a process that is killed leaves its stage."""
+    """Write the row of one model, first before each stage, so that a killed process leaves its stage."""
     log = os.open(part.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -186,7 +186,7 @@ def _child(model: str, part: Path, data_path: str | None) -> None:
         for stage in _stages(row, module, calibration, judged, reference, part.with_suffix("")):
             write(f"{stage}: did not end")
         write()
-    except Exception as error:  # any: it is the result
+    except Exception as error:  # any error is a result
         logging.exception(stage)
         write(f"{stage}: {type(error).__name__}: {first_line(error)[:200]}")
         if stage == "build":
@@ -199,7 +199,7 @@ def _child(model: str, part: Path, data_path: str | None) -> None:
 def _stages(
     row: Swept, module: nn.Module, calibration: Tensor, judged: Tensor, reference: Tensor, folder: Path
 ) -> Iterator[str]:
-    """Fill the row, and name each stage before it."""
+    """Fill the row, naming each stage before it starts."""
     yield "wrap"
     model = sq.wrap(module, row.side, name=folder.name)
     yield "calibrate"
@@ -212,7 +212,7 @@ def _stages(
         row.fake = _sqnr(_flat(model(judged)), reference)
     for engine in ENGINES:
         yield f"export for {engine}"
-        artifact = sq.export(model, engine, folder / engine, compared=False)  # it judges by itself
+        artifact = sq.export(model, engine, folder / engine, compared=False)  # this run judges by itself
         if engine == "openvino":
             row.unsaid = max(_float_products(artifact.file) - sum(row.left.values()), 0)
         yield engine
@@ -220,7 +220,7 @@ def _stages(
 
 
 def _built(name: str) -> tuple[nn.Module, int]:
-    """The model of random weights, and the side of its pictures."""
+    """The model with random weights, and the side of its pictures."""
     torch.manual_seed(0)
     if ".py:" in name:
         file, function = name.rsplit(":", 1)
@@ -241,13 +241,13 @@ def _built(name: str) -> tuple[nn.Module, int]:
                 value.uniform_(0.5, 2)
         try:
             module(torch.randn(2, 3, SIDE, SIDE))
-        except Exception:  # any: this is the question whether it takes them
+        except Exception:  # any error means that it does not take them
             return module, own
     return module, min(own, SIDE)
 
 
 def _pictures(side: int, data_path: str | None) -> Tensor:
-    """Normalised pictures [CALIBRATION + JUDGED, 3, side, side]: seeded ones of the folder, else noise."""
+    """Normalised pictures [CALIBRATION + JUDGED, 3, side, side]: seeded ones from the folder, else noise."""
     count = CALIBRATION + JUDGED
     if not data_path:
         return torch.randn(count, 3, side, side, generator=torch.Generator().manual_seed(1))
@@ -257,7 +257,7 @@ def _pictures(side: int, data_path: str | None) -> Tensor:
 
 
 def _nncf(module: nn.Module, calibration: Tensor, judged: Tensor, reference: Tensor, folder: Path) -> float | None:
-    """SQNR of NNCF's default on OpenVINO, from the module itself; None where it does not take it."""
+    """SQNR of NNCF's default on OpenVINO, from the module itself; None if NNCF does not take it."""
     import openvino
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -268,17 +268,17 @@ def _nncf(module: nn.Module, calibration: Tensor, judged: Tensor, reference: Ten
         file = nncf_quantized(model, calibration, folder / "nncf.xml", convolutional)
         run = openvino_ir(str(file), 1, "f32")
         return _sqnr(_flat(run(judged)), reference)
-    except Exception:  # a peer that does not take a model is no fault of this one
+    except Exception:  # another tool's failure is not this one's fault
         logging.exception("NNCF")
         return None
 
 
 def _float_products(file: Path) -> int:
-    """Products of the pictures in an ONNX file, less those whose two factors are dequantized."""
+    """Float products of activations in an ONNX file, without those whose two factors are dequantized."""
     graph = onnx.load(str(file), load_external_data=False).graph
     source = {name: node for node in graph.node for name in node.output}
     depending = {one.name for one in graph.input}
-    for node in graph.node:  # in the order of computation
+    for node in graph.node:  # in order of computation
         if node.op_type != "Shape" and depending & {*node.input}:
             depending.update(node.output)
 

@@ -1,10 +1,10 @@
-"""Networks of others, micro and of random weights, from their publisher's forward pass to files on engines.
+"""Take other publishers' networks, micro and with random weights, from their forward pass to files on engines.
 
     python benchmarks/swins.py [NAME ...] [--engines [openvino onnxruntime]] [--work DIR]
         [--output docs/results/swins.md]
 
-Each is wrapped, calibrated (policy qdq, no pass) on seeded noise, exported, and run on other noise. Needs transformers
-for most of them. Rows in --work are not made again. `networks.py` holds their configurations.
+Each is wrapped, calibrated (policy qdq, no pass) on seeded noise, exported, and run on other noise. Most need
+transformers. Rows in --work are not made again. `networks.py` has the configurations.
 """
 
 import argparse
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def kept(name: str, work: Path, engines: list[str]) -> list[str]:
-    """The cells of one network, as they lie in the working folder, or made and put there."""
+    """The cells of one network, from the working folder, or made and stored there."""
     folder = work / name.replace(" ", "_")
     file = folder.with_suffix(".json")
     if not file.exists():
@@ -70,7 +70,7 @@ def row(name: str, folder: Path, engines: list[str]) -> list[str]:
     cells = [name, "x".join(map(str, network.shape))]
     try:
         cells += _cells(name, folder, engines)
-    except Exception as error:  # any: it is the result
+    except Exception as error:  # any error is a result
         logging.debug(name, exc_info=True)
         cells = [*cells, *[""] * (len(COLUMNS) - len(cells) - 1)]
         line = first_line(error).replace(f"{folder}/", "")

@@ -1,12 +1,12 @@
-"""What zero points gain, and cost: writes docs/results/zero_points.md.
+"""The gain and the cost of zero points: writes docs/results/zero_points.md.
 
     python benchmarks/zero_points.py choose --data-path DIR            (training pictures: behind policy `cpu`)
     python benchmarks/zero_points.py accuracy --data-path DIR          (the 5,000 of `val`, on both engines)
     python benchmarks/zero_points.py saturation --data-path DIR        (OpenVINO held to AVX2, 1,000 of `val`)
     python benchmarks/zero_points.py latency --data-path DIR           (on a machine that does nothing else)
 
-DIR is CIFAR-10 as zip files and maps. Each keeps what it measured in `--work`; sections of the page that are not there
-stay as they were.
+DIR is CIFAR-10 as zip files and maps. Each command stores its measurements in `--work`; sections of the page without
+measurements there stay unchanged.
 """
 
 import argparse
@@ -24,7 +24,7 @@ PAGE = ROOT / "docs" / "results" / "zero_points.md"
 MODELS = ("swin_micro_cifar10", "swinv2_micro_cifar10")
 FC2, SOFTMAX = "*.mlp.fc2._input_quantizer", "*.attn.matmul_a_input_quantizer"
 ALL = ("role:gemm_input",)
-# Title -> policy that it builds on (without zero points), and what gets one.
+# Title -> base policy (without zero points), and the nodes that get one.
 VARIANTS = {
     "linears": ("symmetric", ()),
     "linears, fc2": ("symmetric", (FC2,)),
@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("--model", nargs="+", choices=MODELS, default=MODELS)
     parser.add_argument("--engine", nargs="+", choices=ENGINES, default=ENGINES)
     parser.add_argument("--rounds", type=int, default=16, help="of timing, at least 2 (default 16)")
-    parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)  # of a process: model, engine, pictures
+    parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)  # for the child process: model, engine, pictures
     args = parser.parse_args()
     if args.rounds < 2:
         parser.error(f"--rounds {args.rounds}: must be at least 2")
@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def symmetric():
-    """Linears alone, one range a row for weights, no zero point: policy `cpu` of before."""
+    """Only linears, with one range a row for weights, without zero points: an earlier policy `cpu`."""
     from swin_quant.quant.policy import policy_from_dict
 
     rules = [{"enable": "role:gemm_input"}, {"enable": "role:gemm_weight", "granularity": "per-channel"}]
@@ -84,7 +84,7 @@ def chosen(base: str, selectors):
 
 
 def choose(args: argparse.Namespace) -> list[list[str]]:
-    """80 training pictures calibrate, 1,024 others are scored by fake-quant."""
+    """Calibrate on 80 training pictures, and score 1,024 others by fake-quant."""
     import torch
 
     from swin_quant.checkpoint import load_float
@@ -130,7 +130,7 @@ def choose(args: argparse.Namespace) -> list[list[str]]:
 
 
 def prepare(args: argparse.Namespace, name: str, engine: str) -> dict[str, Path]:
-    """Way -> the exported file; each is made once, as is the calibrated checkpoint."""
+    """The exported file of each way; each is made once, as is the calibrated checkpoint."""
     source, data = ROOT / "examples" / "checkpoints" / name, ["--data-path", args.data_path, "--zip"]
     calibrated = args.work / f"{name}_calib.pth"
     if not calibrated.with_suffix(".json").exists():
@@ -140,7 +140,7 @@ def prepare(args: argparse.Namespace, name: str, engine: str) -> dict[str, Path]
     for way, (base, selectors) in WAYS.items():
         for suffix, more in (("", []), (", safe", ["--saturation-safe"])):
             if base == "qdq" and (suffix or engine == "openvino"):
-                continue  # for OpenVINO there is no safe qdq, and cpu is faster
+                continue  # OpenVINO has no safe qdq, and cpu is faster
             folder = args.work / engine / f"{way}{suffix}".replace(" ", "_")
             made[way + suffix] = folder / f"{name}_int8_{engine}.onnx"
             if not made[way + suffix].exists():
@@ -154,7 +154,7 @@ def prepare(args: argparse.Namespace, name: str, engine: str) -> dict[str, Path]
 def measured(
     args: argparse.Namespace, name: str, engine: str, pictures: int, batch: int, rounds: int = 1
 ) -> dict[str, Any]:
-    """Way -> its row: beside the float model, or with several `rounds` those without "safe" in turns, timed."""
+    """The row of each way, against the float model; with several `rounds`, those without "safe" are timed in turns."""
     from swin_quant.backends.engine_loading import artifact_engine, torch_engine
     from swin_quant.backends.registry import engine_named
     from swin_quant.cards.card import RunCard
@@ -190,7 +190,7 @@ def saturation(args: argparse.Namespace) -> list[list[str]]:
 def scores(
     args: argparse.Namespace, pictures: int, cpus: dict[str, dict[str, str]], engines: Sequence[str]
 ) -> list[list[str]]:
-    """dB, agreement and top-1 of each way; oneDNN reads its variable once, so each CPU is a process."""
+    """dB, agreement and top-1 of each way; oneDNN reads its variable once, so each CPU needs a process."""
     rows = []
     for name in args.model:
         for engine in engines:
@@ -259,7 +259,7 @@ SECTIONS = {
 
 
 def write_page(work: Path) -> None:
-    """All sections that were measured, here or before."""
+    """Write all sections that were measured, here or before."""
     before = {part.partition("\n")[0]: part for part in PAGE.read_text().split("\n## ")[1:]} if PAGE.exists() else {}
     lines = [
         "# Zero points",
