@@ -11,7 +11,7 @@ CALIBRATION = {
 
 
 def card_of(*results, name="swin_tiny", size=32, calibration=CALIBRATION, sha256="a" * 64, **changes) -> RunCard:
-    """A card of the float checkpoint `sha256` with `results`; `changes` are of its calibration."""
+    """A card of the float checkpoint `sha256` with `results`; `changes` are to its calibration."""
     source = {"file": "x.pth", "sha256": sha256, "format": "pth"}
     card = RunCard(name, {}, {"size": size}, source=source, calibration=calibration and {**calibration, **changes})
     for one in results:

@@ -1,4 +1,4 @@
-"""What GPUs that are not here make of a kernel: registers, memory, instructions, and the faults to find among them."""
+"""Kernels compiled for GPUs that are not here: registers, memory, instructions, and the faults in them."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -8,21 +8,21 @@ from swin_quant.backends.cuda.crosscompile import KernelCall, compiled, tool, us
 
 TARGETS = (80, 86, 89, 90, 100, 120)
 _MMA = re.compile(r"\b(I|IG|H|HG|Q|QG|O|UTC[A-Z]*)(?=MMA\b)")
-# Of what Triton hands to LLVM: how warps share results of tensor cores, with the part of one of them, and the products.
+# In Triton's input to LLVM: how warps share results of tensor cores, with one of them, and the products.
 _LAYOUT = re.compile(r"^(#\w+) = #\S*nvidia_mma<.*warpsPerCTA = \[(\d+), (\d+)\].*instrShape = \[(\d+), (\d+)", re.M)
 _PRODUCT = re.compile(r"\b(?:dot|warp_group_dot) .* : \S*?<(\d+)x(\d+)x.* -> tensor<\d+x(\d+)x\w+, (#\w+)>")
 _WARP_GROUP = 64, 4  # rows of a tile, warps
 _HALVES = "*fp16", "*bf16"
-_AGAIN = 1.25  # times its products: 8 warps of the widest projections behind attention share 32 channels of a head
-_GROUPS_ALONE = 90, 100  # capabilities whose float8 products are of whole warp groups
+_AGAIN = 1.25  # most times its products: 8 warps of the widest projections after attention share a head's 32 channels
+_GROUPS_ALONE = 90, 100  # capabilities whose float8 products take whole warp groups
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a multiprocessor has for the programs that are resident on it, by compute capability.
+    """A multiprocessor's limits for resident programs, by compute capability.
 
-    CUDA C++ Programming Guide, table "Technical Specifications per Compute Capability". Every program takes
-    `RESERVED` bytes of shared memory more; registers are given to warps in units of 256.
+    CUDA C++ Programming Guide, table "Technical Specifications per Compute Capability". Every program takes `RESERVED`
+    additional bytes of shared memory; warps get registers in units of 256.
     """
 
     shared_sm: int
@@ -45,8 +45,8 @@ LIMITS = {
 
 @dataclass(frozen=True)
 class CompiledKernel:
-    """What one GPU's compiler made of a call. Bytes; `mma`: matrix instructions of its machine code, by name;
-    `repeated`: its products are computed so many times, some warps doing the same; `eased`: it has all registers of a
+    """The compiler's result for one GPU. Sizes in bytes; `mma`: matrix instructions in its machine code, by name;
+    `repeated`: how many times its products are computed, as some warps do the same; `eased`: it has all registers of a
     thread, since it spills with the compiler's own choice."""
 
     capability: int
@@ -60,7 +60,7 @@ class CompiledKernel:
 
     @property
     def programs(self) -> int:
-        """How many run on one multiprocessor at a time; 0: its shared memory does not suffice for one."""
+        """The number that run on one multiprocessor at a time; 0 if its shared memory does not suffice for one."""
         limits = LIMITS[self.capability]
         if self.shared > limits.shared_program:
             return 0
@@ -84,7 +84,7 @@ class CompiledKernel:
 
 
 def cross_compile(call: KernelCall, capability: int) -> CompiledKernel:
-    """`compiled`, and its machine code read."""
+    """`compiled`, with its machine code read."""
     _, made = compiled(call, capability)
     registers, spilled = usage(made)
     names = [f"{kind}MMA" for kind in _MMA.findall(tool("nvdisasm", "-c", made))]
@@ -97,7 +97,7 @@ def cross_compile(call: KernelCall, capability: int) -> CompiledKernel:
 
 
 def repeated(ttgir: str) -> float:
-    """What tensor cores multiply, divided by what there is to multiply, by how Triton shares results out among warps.
+    """Tensor core multiplications divided by the needed ones, from the way Triton shares results among warps.
 
     Each product counts once, however often a loop computes it.
     """

@@ -1,4 +1,4 @@
-"""Graphs that torch's exporter made, kept for a session of tests: many export one model alike, seconds each."""
+"""Graphs from torch's exporter, stored for a test session: many tests export one model alike, which takes seconds."""
 
 import copy
 import functools
@@ -13,7 +13,7 @@ import torch
 
 
 class _Content(pickle.Pickler):
-    """Writes equal bytes for equal models, in any process: a tensor as the hash of its values, a set in order."""
+    """Writes equal bytes for equal models, in any process: a tensor as its values' hash, a set in order."""
 
     def reducer_override(self, thing):
         if isinstance(thing, torch.Tensor):
@@ -27,7 +27,7 @@ class _Content(pickle.Pickler):
 
 
 def _hash_of(things):
-    """None where something has no lasting name, such as a class or a function that a test made."""
+    """The hash; None if something has no lasting name, such as a class or function made by a test."""
     content = io.BytesIO()
     try:
         _Content(content).dump(things)
@@ -37,7 +37,7 @@ def _hash_of(things):
 
 
 def kept(to_onnx, folder):
-    """`to_onnx`, which reads the graph of an equal model under equal options from the folder."""
+    """`to_onnx` with a folder of graphs: an equal model with equal options is read from there."""
 
     def export(model, images, options, int4=(), outputs=("logits",), own=None, any_size=False):
         def made():
@@ -56,7 +56,7 @@ def kept(to_onnx, folder):
 
 
 def copied(from_torchlib):
-    """`from_torchlib`, which makes torch's table of translations for each export: a copy of the first one."""
+    """`from_torchlib`, which makes torch's table of translations for each export: returns a copy of the first table."""
     once = functools.cache(from_torchlib)
 
     def table(**how):

@@ -1,5 +1,5 @@
-"""Kernels on the CPU, in a process of its own: Triton interprets only what was imported with TRITON_INTERPRET set, and
-then all of it, which no other test is to see. Run as a script it is that process."""
+"""Run kernels on the CPU in a separate process. Triton interprets only code imported with TRITON_INTERPRET set, and
+then all of it, which must not affect other tests. As a script, this file is that process."""
 
 import io
 import os
@@ -20,7 +20,7 @@ class Interpreter:
         self.process = subprocess.Popen([sys.executable, __file__], stdin=pipe, stdout=pipe, env=environment)
 
     def run(self, operation, outputs, arguments):
-        """What the kernel writes into the arguments named `outputs`, which themselves stay as they are."""
+        """The results in the arguments named `outputs`, which are not changed themselves."""
         _send((operation, outputs, arguments), self.process.stdin)
         results, trouble = _receive(self.process.stdout)
         assert not trouble, trouble
@@ -32,7 +32,7 @@ class Interpreter:
 
 
 def _send(message, pipe):
-    """As torch saves it: pickle alone does not know float8."""
+    """Send as torch saves: pickle alone does not know float8."""
     saved = io.BytesIO()
     torch.save(message, saved)
     pickle.dump(saved.getvalue(), pipe)

@@ -1,10 +1,10 @@
-"""Kernels beside their references: random operands, outputs that held something else before.
+"""Run kernels against their references: random operands, and outputs with other content before.
 
-What is made of exact sums alone has to be equal. Where floats were summed in another order before int8, the result may
-be the other neighbour of a tie: the exact value lies within half a level and NEAR of it.
+Results of exact sums must be equal. If floats were summed in another order before int8, a result may be the other
+neighbour of a tie: the exact value is within half a level and NEAR of it.
 
-A GPU has its own exp and rsqrt, its compiler makes one rounding of a product and a sum, and Hopper adds float8 products
-up with 14 bits: there a few values (FEW) may lie on the other side of a tie that something else was made of.
+A GPU has its own exp and rsqrt, its compiler fuses multiply and add, and Hopper adds float8 products with 14 bits: a
+few values (FEW) may come from another side of a tie.
 """
 
 import os
@@ -23,9 +23,9 @@ from swin_quant.backends.cuda.tuning import kernels_hash
 from swin_quant.quant.fake_quant import FP8
 
 NEAR = 2e-3
-FEW, OFF = 0.05, 2.0  # the share of such values on a GPU, and by how many levels
-OF_SUMS = 2.0**-21  # of the largest: what is left of sums, or of 1 + erf, that nearly cancel, where float8 is finest
-TIE = 2.0**-20  # relative: attention's exp, sum, quotient and product err by two steps of float32 each at most
+FEW, OFF = 0.05, 2.0  # the share of such values on a GPU, and their distance in levels
+OF_SUMS = 2.0**-21  # of the largest: the rest of sums, or of 1 + erf, that nearly cancel, where float8 is finest
+TIE = 2.0**-20  # relative: attention's exp, sum, quotient and product err by up to two float32 steps each
 POISON = 96
 FLOAT8 = torch.float8_e4m3fn
 BYTES = (torch.int8, FLOAT8)
@@ -37,10 +37,9 @@ _SETTINGS = settings(
     derandomize=False,
     print_blob=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
-    phases=[Phase.explicit, Phase.generate],  # a failure names its draw; smaller ones would take minutes to find
+    phases=[Phase.explicit, Phase.generate],  # a failure names its draw; shrinking it would take minutes
 )
-# Other draws whenever a kernel changes, and the same ones until then; DRAWS=NUMBER asks for others, as .ci/run does for
-# each commit.
+# Draws change with the kernels, and only then; DRAWS=NUMBER takes others, as .ci/run does for each commit.
 DRAWS = int(os.environ.get("DRAWS") or int(kernels_hash()[:8], 16))
 seeds = st.integers(0, 2**31)
 HALVES = [torch.float16, torch.bfloat16]
@@ -77,7 +76,7 @@ def poisoned(dtype, *shape):
 
 
 def both(run, operation, outputs, arguments, widened=()):
-    """(what the kernel, what the reference writes) by output. `widened`: those that the reference gives unrounded."""
+    """(kernel's, reference's results) by output. `widened`: outputs that the reference gives unrounded."""
     got = run(operation, outputs, {name: clone(value) for name, value in arguments.items()} | shared(arguments))
     arguments = dict(arguments) | {name: arguments[name].float() for name in widened}
     kernel_class(operation)(**without_tiles(arguments)).reference()
@@ -89,7 +88,7 @@ def clone(value):
 
 
 def shared(arguments):
-    """The residual stream that is read is the one that is written."""
+    """The residual stream's input and output are one tensor."""
     x = arguments["out"].clone()
     same = [name for name in ("x", "residual") if arguments.get(name) is arguments["out"]]
     return dict.fromkeys([*same, "out"], x) if same else {}
@@ -100,17 +99,17 @@ def without_tiles(arguments):
 
 
 def float8_level(x):
-    """How far the values of E4M3 around each of x lie from each other."""
+    """The distance of the E4M3 values around each of x."""
     return x.abs().clamp(2.0**-6, 448).log2().floor().exp2() / 8
 
 
 def few(test):
-    """A test of few draws."""
+    """A test with few draws."""
     return seed(DRAWS)(_SETTINGS(test))
 
 
 def is_exact(run):
-    """Whether a kernel rounds where its reference does: the interpreter."""
+    """Whether a kernel rounds as its reference does: in the interpreter."""
     return run.__name__ != "on_gpu"
 
 
@@ -119,21 +118,20 @@ def has_float8():
 
 
 def need_float8(run):
-    """For tests whose draws are all of it: without a draw a test fails."""
+    """For tests with only float8 draws: a test without a draw fails."""
     if not is_exact(run) and not has_float8():
         pytest.skip(NO_FLOAT8)
 
 
 def interprets_bounds():
-    """Whether a loop's bounds may be values: Triton 3.6 does not take them from the arrays of NumPy 2.4."""
+    """Whether a loop's bounds may be values: Triton 3.6 does not take them from NumPy 2.4's arrays."""
     triton, numpy = (tuple(map(int, version(name).split(".")[:2])) for name in ("triton", "numpy"))
     return triton >= (3, 7) or numpy < (2, 4)
 
 
 def assert_near(run, got, exact, steps=1.0, moves=0.0):
-    """int8, float8: within half a level and NEAR, `steps` times; floats: within what their type tells apart. `moves`:
-    by how much more an int8 or float8 value may be off.
-    """
+    """int8, float8: within half a level and NEAR, `steps` times; floats: within their type's precision. `moves`:
+    additional tolerance of int8 or float8 values."""
     if got.dtype in BYTES:
         if got.dtype == FLOAT8:
             moves += OF_SUMS * exact.abs().max()
@@ -155,10 +153,9 @@ def assert_near(run, got, exact, steps=1.0, moves=0.0):
 
 
 def attention_moves(arguments, tiled):
-    """By how much values of attention's `out` may lie elsewhere. A probability within TIE of a tie moves its row by a
-    level times v; logits are equal to the bit. Powers in float16, which are on another side of a tie where a float32
-    before them is one step off, or (`tiled`) below another largest logit than the reference's, move it by 2^-11 of v.
-    """
+    """The tolerance of attention's `out`. A probability within TIE of a tie moves its row by a level times v; logits
+    are equal to the bit. Float16 powers move it by 2^-11 of v if float32 before was one step off or, if `tiled`, below
+    another largest logit than the reference's."""
     moves = of_ties(arguments) if arguments.get("softmax_levels") else 0.0
     if tiled or not arguments.get("softmax_levels"):
         moves += 2**-11 * arguments["qkv"].float().abs().max()
@@ -166,8 +163,8 @@ def attention_moves(arguments, tiled):
 
 
 def of_ties(arguments):
-    """float32, shaped like `out`: the reference's sums of -|v| with probabilities that lie TIE lower, less those with
-    probabilities that lie TIE higher."""
+    """float32, shaped like `out`: the reference's sums of -|v| with probabilities TIE lower, minus those with
+    probabilities TIE higher."""
     qkv, levels = arguments["qkv"].clone(), arguments["softmax_levels"]
     v = qkv[:, qkv.shape[1] // 3 * 2 :]
     v.copy_(-v.float().abs())  # int8 has no 128
@@ -179,7 +176,7 @@ def of_ties(arguments):
 
 
 def assert_same(run, operation, outputs, arguments, exact=False):
-    """`exact`: bit by bit where kernels round as references do, and FasterTransformer's everywhere."""
+    """`exact`: bit by bit if kernels round as references do, and always for FasterTransformer's."""
     fastertransformers = getattr(arguments.get("epilogue"), "product_levels", None) is not None
     exact = exact and (is_exact(run) or operation != "gemm" or fastertransformers)
     widened = [] if exact else [name for name in outputs if arguments[name].dtype in BYTES]
@@ -190,11 +187,11 @@ def assert_same(run, operation, outputs, arguments, exact=False):
             assert_near(run, got, expected)
 
 
-SQUARES = {torch.int8: 74**2, FLOAT8: 100**2}  # of operands, in the mean
+SQUARES = {torch.int8: 74**2, FLOAT8: 100**2}  # mean squares of operands
 
 
 def linear(draw, dtype, m, n, k):
-    """What every epilogue is given; sums of k products come to about one."""
+    """The arguments of every epilogue; sums of k products are about one."""
     scale = draw.positive(n) / (k**0.5 * SQUARES.get(dtype, 1))
     return {"a": draw.operand(dtype, m, k), "w": draw.operand(dtype, n, k), "scale": scale, "bias": draw.real(n)}
 

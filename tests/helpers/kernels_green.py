@@ -1,7 +1,7 @@
-"""Which sources of the CUDA engine every test of its kernels passed on: `make kernels` writes it, after all passed.
+"""The hash of the CUDA engine's sources on which every kernel test passed: `make kernels` writes it when all passed.
 
-To interpret and to compile kernels takes most of a test run. Where nothing of them has changed since, one test in
-EVERY runs, another choice for each commit.
+Interpreting and compiling kernels takes most of a test run. If the sources have not changed since, one test in EVERY
+runs, another choice for each commit.
 """
 
 import ast
@@ -15,7 +15,7 @@ from zlib import crc32
 EVERY = 8
 ROOT = Path(__file__).resolve().parents[2]
 FILE = ROOT / "tests" / "backends" / "cuda" / "kernels.sha256"
-# The engine, its tests, and what these compare it with.
+# The engine, its tests, and the code that they compare it with.
 SOURCES = (
     *("swin_quant/backends/cuda", "swin_quant/backends/fastertransformer", "swin_quant/models/windows.py"),
     *("swin_quant/quant/fake_quant.py", "swin_quant/quant/quantizer.py", "tests/backends/cuda"),
@@ -24,8 +24,7 @@ SOURCES = (
 
 
 def state():
-    """SHA-256 of what these modules do (not of their texts for people, nor of the places they import from), and of
-    Triton's version."""
+    """SHA-256 of these modules' code (without docstrings, comments and import paths) and of Triton's version."""
     digest = hashlib.sha256(_triton().encode())
     for path in sorted(file for source in SOURCES for file in _files(ROOT / source)):
         tree = ast.parse(path.read_text(encoding="utf-8"))

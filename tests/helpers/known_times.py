@@ -6,7 +6,7 @@ from swin_quant.verbs.policy_timing import PolicyTimer
 
 
 def with_known_times(monkeypatch):
-    """An engine whose time is known: 3 ms, and 0.01 ms less for each node that is on. Nothing is exported or run."""
+    """An engine with known times: 3 ms, and 0.01 ms less for each enabled node. Nothing is exported or run."""
 
     def milliseconds(model, policy):
         return 3 - 0.01 * sum(one.enabled for one in settings_for(model, policy).values()) if policy else 3.0

@@ -5,7 +5,7 @@ from swin_quant.models.registry import architecture_of
 
 
 def pairs_of(model):
-    """Name of a norm -> names of the linears that read it."""
+    """Names of the linears that read each norm, by the norm's name."""
     readers = {}
     for norm, linears in architecture_of(model).pairs:
         for name, _ in model.named_modules():

@@ -1,4 +1,4 @@
-"""What tests of passes that learn ask of a pass context and of what is kept of one."""
+"""Checks for passes that learn: of their context, and of their stored state."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from swin_quant.quant.policy import dequantize, quantize
 
 
 def sqnr(context, images):
-    """dB of the logits of the quantized network against the original one."""
+    """dB of the quantized network's logits against the original's."""
     quantize(context.model)
     with torch.inference_mode():
         found, expected = context.model(images), context.original(images)
@@ -23,7 +23,7 @@ def same(one, other):
 
 
 class CutOff:
-    """A function that is interrupted when it is called once more than `after` times; with None it is not."""
+    """A function that raises KeyboardInterrupt at call number `after` + 1; with None it never does."""
 
     def __init__(self, function, after):
         self.function, self.after, self.calls = function, after, 0
@@ -36,8 +36,8 @@ class CutOff:
 
 
 def assert_goes_on(kind, step, make_context, options, folder, monkeypatch):
-    """A pass, the module `kind`, that was cut off at its third unit, whose work is the function `step`, goes on there
-    and gives the same bits. `make_context(scratch=...)` makes the same context each time."""
+    """The pass in module `kind`, interrupted at its third unit (`step` does a unit's work), goes on there and gives the
+    same bits. `make_context(scratch=...)` makes the same context each time."""
     whole = make_context()
     note = kind.run(whole, options)
     work = CutOff(getattr(kind, step), 2)

@@ -1,4 +1,4 @@
-"""What a rounding of weights is given: weights, and what they are multiplied with."""
+"""A problem for rounding weights: weights, and the inputs' covariance."""
 
 import torch
 

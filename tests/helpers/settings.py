@@ -1,4 +1,4 @@
-"""Settings of nodes, changed one by one as no policy would."""
+"""Change nodes' settings one by one, as no policy would."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What documents and --help show: their texts, and the commands of ours in them."""
+"""The texts of documents and --help, and our commands in them."""
 
 import ast
 import re
@@ -20,7 +20,7 @@ FILES = [*DOCUMENTS, *sorted((ROOT / "swin_quant").rglob("*.py"))]
 
 
 def texts(path):
-    """(line, text) of a document, or of the string literals of a module: what an f-string puts in is `{}`."""
+    """(line, text) of a document, or of a module's string literals, with `{}` for each value of an f-string."""
     content = path.read_text(encoding="utf-8")
     if path.suffix != ".py":
         yield 1, content
@@ -35,7 +35,7 @@ def texts(path):
 
 
 def command_and_words(line):
-    """The command of ours that a line starts, and the words after it; (None, ...) where it starts none."""
+    """The command of ours at the start of a line, and the words after it; (None, ...) if there is none."""
     words = re.split(r"\s{2,}[(#]|\s#\s", line.strip())[0].split()
     for place, word in enumerate(words):
         if word in SCRIPTS:
@@ -47,7 +47,7 @@ def command_and_words(line):
 
 
 def shell_lines(path):
-    """The commands of ours in bash blocks and in examples of --help, lines that go on joined."""
+    """Our commands in bash blocks and in examples of --help, with continued lines joined."""
     for _, text in texts(path):
         blocks = [text] if text.startswith("examples:") else re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
         for block in blocks:

@@ -1,4 +1,4 @@
-"""Micro models of each version with ranges, under any policy, and what the engine makes of them."""
+"""Calibrated micro models of each version under any policy, and their exports to the engine."""
 
 from copy import deepcopy
 from pathlib import Path
@@ -26,11 +26,12 @@ COMPILING = {
 
 
 def pytest_collection_modifyitems(config, items):
-    """A sample of what interprets or compiles kernels, where these are as every test passed on them (`make kernels`).
+    """Take a sample of the tests that interpret or compile kernels, if all passed on these sources (`make kernels`).
 
-    All of it on a GPU, and where tests of this folder are asked for by name.
+    All of them run on a GPU, and if tests of this folder are named.
     """
-    from kernels_green import is_chosen, is_green  # child processes of tests import this file, and have no helpers
+    # Imported here: child processes of tests import this file without the helpers
+    from kernels_green import is_chosen, is_green
 
     by_name = any(Path(word.split("::")[0]).resolve().is_relative_to(HERE) for word in config.args)
     if by_name or torch.cuda.is_available() or not is_green():
@@ -49,9 +50,9 @@ def pictures(count, size=8, seed=1):
 
 @pytest.fixture(scope="session")
 def calibrated(tiny_model):
-    """make("swin" | "swinv2", policy, KEY=value ...) -> a random micro model with ranges, to which a policy is applied.
+    """make("swin" | "swinv2", policy, KEY=value ...) -> a random micro model with ranges and a policy applied.
 
-    `policy` is a built-in one's name, or a policy.
+    `policy` is a built-in name, or a policy.
     """
     made = {}
 

@@ -1,4 +1,4 @@
-"""Kernels that are compiled ahead lie where the launch looks for them."""
+"""Kernels compiled ahead are found by the launch."""
 
 import multiprocessing
 import subprocess
@@ -36,8 +36,7 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """gpu(90) -> a list of what is launched from now on, machine code by machine code: Triton's driver of a GPU that
-    is not here."""
+    """gpu(90) -> a list of launched machine codes from now on: Triton's driver of a GPU that is not here."""
     from triton.backends.compiler import GPUTarget
 
     def make(capability):
@@ -71,7 +70,7 @@ def launch_of(program, op):
 @pytest.mark.parametrize("capability", [90, 100])
 @pytest.mark.parametrize("op", ["pool", "attention"])
 def test_what_is_compiled_ahead_is_what_a_launch_takes_from_the_cache(tiny_config, cache, gpu, op, capability):
-    """V2's attention without a shift, float8, spills on 10.0 with as many registers as Triton 3.7's ptxas chooses."""
+    """V2's attention without a shift, in float8, spills on 10.0 with the registers that Triton 3.7's ptxas chooses."""
     of_eight = {"EMBED_DIM": 96, "DEPTHS": [1], "NUM_HEADS": [3], "WINDOW_SIZE": 8, "PRETRAINED_WINDOW_SIZES": [0]}
     launch = launch_of(program_of(spec_of_config(tiny_config("swinv2", **of_eight), "fp8"), 2), op)
     (call,) = kernels_with_tiles([(launch, None)])
@@ -93,7 +92,7 @@ def test_what_is_compiled_ahead_is_what_a_launch_takes_from_the_cache(tiny_confi
 
 
 def test_a_kernel_is_launched_once_there_is_memory_to_load_it(program, cache, gpu):
-    """A load that failed is told, again and again, and keeps no later launch from working."""
+    """A failed load is reported every time, and does not affect later launches."""
     launch = launch_of(program, "pool")
     (call,) = kernels_with_tiles([(launch, None)])
     kernel = kernel_of(launch, partial(filled, device=torch.device("cpu")))
@@ -154,7 +153,7 @@ def test_the_names_in_the_cache_do_not_depend_on_what_a_process_compiles_first(c
 @pytest.mark.slow
 def test_processes_compile_and_what_is_refused_is_told(program, cache):
     pool, gemm = launch_of(program, "pool"), launch_of(program, "gemm")
-    odd = Tiles(48, 32, 32)  # no power of two
+    odd = Tiles(48, 32, 32)  # no powers of two
     report = ahead.compile_ahead([(pool, None), (pool, None), (gemm, odd)], 80, 120, processes=2)
     assert (report.done, report.left) == (1, 0) and len(report.refused) == 1 and report.refused[0].startswith("gemm: ")
     assert list(cache.rglob("*.cubin"))

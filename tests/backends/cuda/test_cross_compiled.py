@@ -1,7 +1,7 @@
-"""The engine's kernels for every kind of GPU, none of which is here: one of each, of Swin-T and SwinV2-T at full size,
-and all shapes of larger models on one GPU each, in int8, half precision and float8.
+"""The engine's kernels for every kind of GPU, none of which is here: one of each kind, from Swin-T and SwinV2-T at full
+size, and all shapes of larger models on one GPU each, in int8, half precision and float8.
 
-`benchmarks/cuda_kernels.py` compiles them all.
+`benchmarks/cuda_kernels.py` compiles all of them.
 """
 
 import re
@@ -38,8 +38,8 @@ def spec_of_model(name, precision="int8"):
 
 
 def assert_fine(call, capability, is_tried=False):
-    """It spills nothing, fits, and multiplies on tensor cores of its type; no two warps do the same, unless it is what
-    the tuner tries beside others, whose times tell."""
+    """The kernel does not spill, fits, and multiplies on its type's tensor cores; no two warps do the same work, unless
+    the tuner only tries it beside others and times decide."""
     made = cross_compile(call, capability)
     found = [one for one in kernel_faults(call, made) if not (is_tried and one.startswith("warps compute the same"))]
     assert not found, f"{call.name} {dict(call.constants)}: {found}, {made}"
@@ -71,7 +71,7 @@ def test_what_is_wrong_with_a_kernel_is_found():
 
 @pytest.fixture(scope="module")
 def kernels():
-    """One of each kind: the largest, which the last stage has."""
+    """One of each kind: the largest, from the last stage."""
     found = {}
     for name in MODELS:
         launches = program_of(spec_of_model(name), 32).launches
@@ -126,14 +126,14 @@ LARGE = "swin_large_patch4_window7_224_22kto1k_finetune"
     ],
 )
 def test_what_once_spilled_does_not(model, precision, name, sides, capability):
-    """With 64 rows of 192 and 384 channels behind attention, parts of 128 of 512, two stages of 64 keys, 4 warps for
-    normalised rows of 384 and 768 channels, 32 of these of 1536, and 64 columns of 288; seven by the compiler's
-    own choice of registers; with 64 rows of 4 warps; the widest in half precision, of which two are too large for a
-    program's shared memory with 32 rows and with the next weights fetched ahead; and in float8 with 64 rows of 256
-    channels in parts of 64, or of which V2 has the norm, and with steps of 128 in a projection."""
+    """Kernels that spilled once: after attention 64 rows of 192 and 384 channels, parts of 128 of 512, two stages of 64
+    keys; 4 warps for normalised rows of 384 and 768 channels, 32 of these of 1536, and 64 columns of 288; seven by the
+    compiler's own choice of registers; 64 rows with 4 warps. In half precision the widest, two of which exceed a
+    program's shared memory with 32 rows and the next weights fetched ahead. In float8 64 rows of 256 channels in parts
+    of 64 or with V2's norm, and steps of 128 in a projection."""
     launches = program_of(spec_of_model(model, precision), 32).launches
     found = [call for call in kernels_of([*launches, *candidates(launches)]) if call.name == name]
-    *_, call = (call for call in found if sides.items() <= dict(call.constants).items())  # a shifted one, unless told
+    *_, call = (call for call in found if sides.items() <= dict(call.constants).items())  # a shifted one by default
     assert_fine(call, capability)
 
 
@@ -154,8 +154,8 @@ SHAPES = (
 @pytest.mark.slow
 @pytest.mark.parametrize("model, precision", SHAPES)
 def test_all_shapes_of_a_model_compile(model, precision):
-    """Alone and fused, for one kind of GPU: another with other draws, so that in CI, where each commit has its own, all
-    have their turn. The script has every GPU for each."""
+    """Single and fused, for one kind of GPU: other draws take another, so that in CI, where each commit draws, all have
+    their turn. The script compiles for every GPU."""
     turn = DRAWS + SHAPES.index((model, precision))
     capable = [one for one in TARGETS if precision != "fp8" or one >= OLDEST_FLOAT8]
     assert_all_fine(model, precision, capable[turn % len(capable)])
@@ -176,7 +176,7 @@ def test_shapes_that_the_script_has_not_compile(model, precision, capability):
 
 @pytest.mark.parametrize("capability", [80, 90])
 def test_the_head_of_one_picture_compiles(capability):
-    """One row: Triton makes a constant of their number."""
+    """One row: Triton makes the number of rows a constant."""
     call = kernels_of(program_of(spec_of_model(MODELS[0]), 1).launches)[-1]
     assert dict(call.constants)["rows_in_all"] == 1
     assert_fine(call, capability)
@@ -195,8 +195,8 @@ def test_the_head_of_one_picture_compiles(capability):
     ],
 )
 def test_tiles_of_other_batches_compile(model, precision, batch, capability):
-    """Alone and fused: of few rows tiles are smaller, so that there are programs enough. Those of batch 32 are
-    compiled elsewhere."""
+    """Single and fused: with few rows, tiles are smaller, so that there are enough programs. Batch 32 is compiled
+    elsewhere."""
     spec = spec_of_model(model, precision)
     usual, others = (
         kernels_of([*launches, *candidates(launches)])
@@ -225,7 +225,7 @@ def test_tiles_of_other_batches_compile(model, precision, batch, capability):
     ],
 )
 def test_several_windows_a_program_compile(model, precision, windows, capability):
-    """As the tuner tries them, with a shift and without. One that spilled would have to be left out there."""
+    """As the tuner tries them, with and without a shift. A candidate that spilled would have to be left out there."""
     launches = program_of(spec_of_model(model, precision), 32).launches
     tried = {}
     for launch in (one for one in launches if one.op == "attention"):
@@ -246,7 +246,7 @@ def test_several_windows_a_program_compile(model, precision, windows, capability
     ],
 )
 def test_no_two_warps_compute_the_same(op, sides, again):
-    """As eight did of 64 rows, whose products and GELU were then done twice."""
+    """Eight warps with 64 rows did: products and GELU were computed twice."""
     launches = [one for one in candidates(program_of(spec_of_model(MODELS[0]), 32).launches) if one.op == op]
     launch, call = next(
         (one, call) for one in launches for call in kernels_of([one]) if sides.items() <= dict(call.constants).items()
@@ -258,7 +258,7 @@ def test_no_two_warps_compute_the_same(op, sides, again):
 
 @pytest.mark.parametrize("op", ["attention", "attention_norm"])
 def test_the_position_bias_of_a_window_of_7_is_loaded_in_vectors(op):
-    """Rows of 49 halves begin at any address: each value was a load of its own, 25 of a thread."""
+    """Rows of 49 halves start at any address: each value was one load, 25 a thread."""
     launches = program_of(spec_of_model(MODELS[0]), 32).launches
     call = next(call for call in kernels_of([*launches, *candidates(launches)]) if call.name == op)
     _, made = compiled(call, 80)
@@ -268,7 +268,7 @@ def test_the_position_bias_of_a_window_of_7_is_loaded_in_vectors(op):
 
 @pytest.fixture(scope="module")
 def of_float8():
-    """Products of SwinV2-T in float8, one of each kind, alone and in what is fused around them."""
+    """Products of SwinV2-T in float8, one of each kind, single and fused."""
     launches = program_of(spec_of_model(MODELS[1], "fp8"), 32).launches
     kinds = {
         (call.name, dict(call.constants).get("KIND")): call for call in kernels_of([*launches, *candidates(launches)])
@@ -287,7 +287,7 @@ def test_float8_runs_on_its_tensor_cores(of_float8, capability):
 @pytest.mark.slow
 @pytest.mark.parametrize("op", ["attention", "attention_norm"])
 def test_sums_of_float8_are_added_up_in_float32_after_each_tile(op):
-    """Hopper's tensor cores keep 14 bits of a sum. With float8 probabilities and windows of several tiles of keys."""
+    """Hopper's tensor cores keep 14 bits of a sum. Float8 probabilities, and windows of several tiles of keys."""
     spec = spec_of_model("swinv2_tiny_patch4_window16_256", "fp8")
     launches = program_of(replace(spec, quantized=frozenset(spec.products())), 32).launches
     call = next(call for call in kernels_of([*launches, *candidates(launches)]) if call.name == op)
@@ -300,7 +300,7 @@ def test_sums_of_float8_are_added_up_in_float32_after_each_tile(op):
 
 
 def forms():
-    """The name of a form, its spec: FasterTransformer's arithmetic, a bfloat16 stream, pictures as bytes."""
+    """A form's name and spec: FasterTransformer's arithmetic, a bfloat16 stream, pictures as bytes."""
     for name in MODELS:
         int8, half = (spec_of_model(name, precision) for precision in ("int8", "float"))
         for mode in ("ft-mode1", "ft-mode2")[: 1 if int8.version == 2 else 2]:
@@ -311,7 +311,7 @@ def forms():
 
 
 def of_each_form(spec):
-    """One kernel of each form, of all that a network launches: as its constants and the types of its operands are."""
+    """One launched kernel for each distinct set of constants and operand types in a network."""
     launches = program_of(spec, 32).launches
     found = {}
     for call in kernels_of([*launches, *candidates(launches)]):
@@ -340,7 +340,7 @@ def test_every_form_compiles(form, spec, capability):
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", [86, 100, 120])
 def test_int8_with_a_bfloat16_stream_compiles(capability):
-    """What an export is told to take where a stream has values beyond float16."""
+    """The form that an export recommends for a stream with values beyond float16."""
     for call in of_each_form(replace(spec_of_model(MODELS[0]), float_type="bfloat16")):
         assert_fine(call, capability)
 
@@ -361,7 +361,7 @@ def test_the_last_norm_of_v2_with_factors_in_front_spills_nowhere():
 
 @pytest.mark.parametrize(("model", "most"), [(MODELS[0], 4), ("swin_large_patch4_window12_384_22kto1k_finetune", 18)])
 def test_a_picture_is_pooled_in_few_steps(model, most):
-    """Each waits for the one before, of a program that has a multiprocessor to itself: they were 13 and 72."""
+    """Each step waits for the one before, in a program that has a multiprocessor to itself: there were 13 and 72."""
     (call,) = kernels_of([one for one in program_of(spec_of_model(model), 32).launches if one.op == "pool"])
     constants = dict(call.constants)
     assert -(-constants["TOKENS"] // constants["ROWS"]) <= most

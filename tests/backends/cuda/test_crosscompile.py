@@ -1,4 +1,4 @@
-"""Kernels for GPUs that are not here: what is recorded of a launch, and what the compiler makes of it."""
+"""Kernels for GPUs that are not here: the record of a launch, and the compiler's result."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ def test_a_launch_is_recorded_once_for_all_that_the_compiler_is_not_told():
     run = triton.JITFunction.run
     with recorded() as calls:
         launch(64)
-        launch(128)  # its number of rows, too, is divisible by 16
+        launch(128)  # its number of rows is divisible by 16 too
         launch(65)
         launch(64, warps=2)
     assert triton.JITFunction.run is run
@@ -58,7 +58,7 @@ def test_int8_products_become_those_of_tensor_cores(capability, instruction):
         (CompiledKernel(80, 4, 128, 0, 1000, {}), 4),  # 65536 registers / (128 * 32 * 4)
         (CompiledKernel(80, 4, 120, 0, 1000, {}), 4),
         (CompiledKernel(90, 4, 32, 0, 75 * 1024, {}), 3),  # 228 KB, and one reserved for each
-        (CompiledKernel(86, 4, 32, 0, 100 * 1024, {}), 0),  # more than a program may have
+        (CompiledKernel(86, 4, 32, 0, 100 * 1024, {}), 0),  # more than a program's limit
         (CompiledKernel(89, 8, 16, 0, 0, {}), 6),  # 1536 threads
         (CompiledKernel(86, 1, 16, 0, 0, {}), 16),
     ],

@@ -34,7 +34,7 @@ def fake_quant(model, images):
         "qdq",
         load_policy("cuda").off("*.blocks.0.attn.m*_input_quantizer"),
         "cuda-fp8",
-        "tensorrt-fp8",  # probabilities in float8, too, of a fixed range
+        "tensorrt-fp8",  # probabilities in float8 too, with a fixed range
     ],
 )
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
@@ -47,7 +47,7 @@ def test_it_computes_what_fake_quant_does(exported, kind, policy):
         noise = (model(images) - expected).abs().mean()
     got = load(artifact)(images)
     assert got.dtype == torch.float32
-    limit = 0.05 if str(policy).endswith("fp8") else 0.02  # a value between two levels may be either: how far they are
+    limit = 0.05 if str(policy).endswith("fp8") else 0.02  # a value on a tie may take either level: their distance
     assert (got - expected).abs().mean() < limit and (got - expected).abs().mean() < 2 * noise
 
 
@@ -64,7 +64,7 @@ def test_the_half_form_is_the_float_model(exported, kind, float_type):
 
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
 def test_int8_with_a_bfloat16_stream(exported, kind):
-    """What an export is told to take where a stream has values beyond float16. It has three bits less."""
+    """The form that an export recommends for a stream with values beyond float16. It has three bits less."""
     artifact, model = exported(kind, "cuda", float_type="bfloat16")
     engine, images = load(artifact), pictures(3, seed=2)
     assert engine.precision == "int8" and engine.details["float_type"] == "bfloat16"
@@ -73,7 +73,7 @@ def test_int8_with_a_bfloat16_stream(exported, kind):
 
 @pytest.mark.parametrize(("kind", "policy"), FT)
 def test_it_computes_what_fastertransformer_does_exactly(exported, tmp_path, kind, policy):
-    """Features are equal to the bit; the head behind them has its own order of sums."""
+    """Features are equal to the bit; the head after them has its own order of sums."""
     artifact, model = exported(kind, policy)
     card = RunCard("micro", {}, {}, policy=load_policy(policy).to_dict())
     emulator = Emulator(read_export(export_ft(model, card, tmp_path / "ft")), fused=True, misread=False)
@@ -86,7 +86,7 @@ def test_it_computes_what_fastertransformer_does_exactly(exported, tmp_path, kin
 
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
 def test_layers_of_both_kinds_in_one_network(exported, kind):
-    """Each product is int8 or half by its own nodes: qkv int8 in front of half attention, fc1 half, fc2 int8."""
+    """Each product is int8 or half by its own nodes: int8 qkv before half attention, half fc1, int8 fc2."""
     mixed = load_policy("cuda").off(
         "layers.0.blocks.0.attn.m*_input_quantizer", "*.blocks.1.mlp.fc1.*", "layers.1.*.attn.proj.*"
     )
@@ -107,7 +107,7 @@ def test_a_picture_does_not_depend_on_its_batch(exported):
 
 
 def test_calls_may_be_in_inference_mode_or_not(exported):
-    """In either order: what a call leaves behind serves the next."""
+    """In either order: the state after one call serves the next."""
     images = pictures(2)
     for first in (True, False):
         engine = load(exported()[0])
@@ -126,7 +126,7 @@ def test_pictures_with_a_gradient_leave_nothing_behind(exported):
 
 @pytest.mark.parametrize(("channels", "heads"), [(32, [2, 4]), (96, [4, 8]), (64, [1, 2]), (96, [1, 2]), (128, [1, 2])])
 def test_heads_of_other_widths_and_positions(calibrated, exported, tmp_path, channels, heads):
-    """Heads of 16 and of 24 channels are filled up to 32, of 96 to 128; an absolute position embedding is added."""
+    """Heads of 16 and 24 channels are padded to 32, of 96 to 128; an absolute position embedding is added."""
     from swin_quant.backends.cuda.export import export
 
     for kind in ("swin", "swinv2"):
@@ -185,7 +185,7 @@ def test_a_device_that_is_none(device):
 
 @pytest.fixture
 def h100(monkeypatch):
-    """An H100 as far as torch and Triton tell; its driver's only answer can be replaced."""
+    """An H100 for torch and Triton; its driver's only answer can be replaced."""
     triton = pytest.importorskip("triton")
     found = {
         "is_available": True,
@@ -205,7 +205,7 @@ def h100(monkeypatch):
     [(None, "Failed to find C compiler"), ("false", "non-zero exit status 1"), ("/no/cc", "/no/cc")],
 )
 def test_a_machine_without_a_c_compiler(exported, h100, monkeypatch, tmp_path, compiler, said):
-    """Or without Python's headers, by which it fails: what Triton builds with it, launches kernels."""
+    """Or without Python's headers: Triton builds its launcher with both."""
     from triton.runtime.build import compile_module_from_src
 
     artifact = exported()[0]
@@ -218,7 +218,7 @@ def test_a_machine_without_a_c_compiler(exported, h100, monkeypatch, tmp_path, c
     with pytest.raises(SwinQuantError, match=message):
         load(artifact, EngineOptions(device="cuda"))
     with pytest.raises(SwinQuantError, match=message), gpu_errors("a batch of 8", torch.device("cuda")):
-        h100.get_current_device()  # of Triton 3.6 each kernel has a launcher
+        h100.get_current_device()  # in Triton 3.6 each kernel has a launcher
 
 
 @pytest.mark.parametrize("batch", [None, 0, -8, True, "8", 8.0])
@@ -232,7 +232,7 @@ def test_a_run_card_without_a_batch(exported, batch):
 
 
 def test_a_batch_that_kernels_cannot_address(exported, h100):
-    """Of a card of another program: an export refuses it. The widest tensor has 16 x 128 values a picture."""
+    """A card of another program: an export refuses it. The widest tensor has 16 x 128 values a picture."""
     artifact = exported()[0]
     artifact.record["options"]["batch"] = 2**20
     with pytest.raises(UsageError, match="^batch 1048576: kernels address 2147483648 values .* at most 1048575 here$"):
@@ -240,7 +240,7 @@ def test_a_batch_that_kernels_cannot_address(exported, h100):
 
 
 def test_it_stays_on_the_gpu_that_was_current(exported, h100, monkeypatch):
-    """Another may be current when it is called."""
+    """Another GPU may be current at the call."""
     monkeypatch.setattr(f"{load.__module__}.GraphSession", lambda network, device, *_: SimpleNamespace(device=device))
     loaded = load(exported()[0], EngineOptions(device="cuda"))
     assert loaded.run.device == torch.device("cuda", 1)
@@ -277,7 +277,7 @@ def test_kernels_are_not_interpreted_on_a_gpu(exported, monkeypatch):
         ("NVIDIA B200", 100, 148, "b200"),
         ("NVIDIA GeForce RTX 4090", 89, 128, "rtx4090"),
         ("NVIDIA GeForce RTX 5090", 120, 170, "rtx5090"),
-        # Not known: by compute capability, then multiprocessors.
+        # An unknown name: by compute capability, then multiprocessors.
         ("NVIDIA L40", 89, 142, "l40s"),
         ("NVIDIA RTX 4000 SFF Ada Generation", 89, 48, "l4"),
         ("NVIDIA RTX A1000", 86, 18, "a10"),

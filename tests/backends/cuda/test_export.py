@@ -1,4 +1,4 @@
-"""What an export refuses for its pictures, its batch and its ranges, in a line, before it writes anything."""
+"""An export refuses pictures, batches and ranges in one line, before it writes anything."""
 
 import pytest
 
@@ -56,7 +56,7 @@ def test_values_beyond_float16_in_front_of_a_merging_norm(calibrated, tmp_path):
 
 @pytest.mark.parametrize("node", ["mlp.fc2._input_quantizer", "attn.matmul_v_input_quantizer", "attn.softmax_input"])
 def test_values_beyond_float16_where_bytes_saturate(calibrated, tmp_path, node):
-    """Or sums are float32."""
+    """Or where sums are float32."""
     assert export(calibrated("swin"), card(beyond_half=[BLOCK + node]), tmp_path).file.is_file()
 
 
@@ -71,7 +71,7 @@ def test_pixels_that_are_none_of_rgb_pictures_of_one_size(tiny_model, tmp_path, 
 
 
 def test_a_batch_above_what_kernels_address(tiny_model, tmp_path):
-    """Of the widest tensor, that between fc1 and fc2: 64 x 64 tokens of 128 values a picture, one too few for 4096."""
+    """4096 pictures have one value too many between fc1 and fc2, the widest tensor: 64 x 64 tokens of 128 each."""
     model = tiny_model("swin", **MICRO | {"IMG_SIZE": 128})
     with pytest.raises(
         UsageError, match="^batch 4096: kernels address 2147483648 values of a tensor: at most 4095 here"

@@ -1,4 +1,4 @@
-"""The file of an export: what was written is read; what was changed, cut or forged is refused in one line."""
+"""The file of an export: a written file is read; a changed, cut or forged one is refused in one line."""
 
 import json
 
@@ -91,7 +91,7 @@ def test_float8_is_written_and_read(exported):
     network = read_network(path)
     weight = network.tensors["layers.0.blocks.0.attn.qkv.weight"]
     assert network.spec.format == "fp8" and weight.dtype == torch.float8_e4m3fn
-    assert weight.float().abs().max() == 448  # a range a row is its largest magnitude
+    assert weight.float().abs().max() == 448  # a row's range is its largest magnitude
     with safe_open(path, "pt") as file:
         header = file.metadata()
     nan = torch.full(weight.shape, 0x7F, dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""Floors and fusions by hand; operations beside those that a trace of the model counts."""
+"""Floors and fusions by hand; operations against those that a trace of the model counts."""
 
 from pathlib import Path
 
@@ -48,8 +48,8 @@ def test_a_launch_takes_the_longest_of_bytes_products_and_launching():
     [
         ([FIRST, SECOND], [THIRD], 3000 + 100 + 3000),  # y stays on the chip, x is read once, and written for c
         ([FIRST, SECOND], [], 3000 + 100),
-        ([FIRST, SECOND], [SECOND], 3000 + 100 + 500 + 3000),  # y is read once more
-        ([SECOND, THIRD], [], 500 + 3000),  # what c reads is there already
+        ([FIRST, SECOND], [SECOND], 3000 + 100 + 500 + 3000),  # y is read again
+        ([SECOND, THIRD], [], 500 + 3000),  # c's input is there already
         ([FIRST], [], 3600),
     ],
 )
@@ -65,7 +65,7 @@ MODELS = (
 
 @pytest.fixture(scope="module")
 def attentions():
-    """Those of int8 models, alone, at batch 1 and 32."""
+    """Attention launches of int8 models, unfused, at batch 1 and 32."""
     programs = [
         program_of(spec_of_config(load_config(find_config(name))), batch) for name in MODELS for batch in (1, 32)
     ]
@@ -76,8 +76,8 @@ def attentions():
     "gpu, most", [("a100", 0.30), ("a100_80gb", 0.39), ("h100", 0.53), ("h200", 0.76), ("b200", 1.08)]
 )
 def test_attention_of_one_window_a_program_waits_for_memory_rather_than_the_cache(attentions, gpu, most):
-    """A floor counts the position bias once. Each program reads it again, from the cache, in less time than the floor,
-    on all but the last: therefore several windows, for which it is read once, are not the default."""
+    """A floor counts the position bias once. Each program reads it again from the cache, in less time than the floor on
+    all GPUs but the last: so several windows a program, which read it once, are not the default."""
     machine, shares = load_machine(gpu), []
     for launch in attentions:
         qkv, out, bias = (launch.operands[word].nbytes for word in ("qkv", "out", "position_bias"))
@@ -96,7 +96,7 @@ def plan(name, machine=GPU, batch=2):
 
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
 def test_operations_are_those_of_the_model(tiny_config, kind):
-    """A trace of the model itself counts them, but for those of V2's bias, which are done once and for all."""
+    """A trace of the model counts them, except those of V2's bias, which are done in advance."""
     cfg = tiny_config(kind, EMBED_DIM=64)
     with torch.device("meta"):
         model = build_model(cfg).eval()

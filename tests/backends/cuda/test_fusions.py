@@ -1,4 +1,4 @@
-"""Fusions: what they make of a launch list, which of them a GPU is given, and whole networks with all of them."""
+"""Fusions: the resulting launch lists, the choice for a GPU, and whole networks with all fusions."""
 
 import importlib.util
 import os
@@ -71,7 +71,7 @@ def test_three_launches_a_block():
               "swin_large_patch4_window7_224_22kto1k_finetune"]
 )  # fmt: skip
 def test_half_precision_can_be_fused_wherever_int8_can(model):
-    """It is what int8 is compared with."""
+    """int8 is compared with it."""
     cfg = load_config(find_config(model))
     int8, half = (
         {(one.op, one.name) for one in candidates(program_of(spec_of_config(cfg, precision), 1).launches)}
@@ -89,7 +89,7 @@ def test_merging_is_one_launch():
 
 
 def test_the_model_of_floors_chooses_by_shape_and_gpu():
-    """Where a tile has few programs or all weights are read too often, launches stay apart."""
+    """With few programs a tile, or weights that are read too often, launches stay unfused."""
     h200, rtx4090 = load_machine("h200"), load_machine("rtx4090")
     spec = full_size_spec()
     large, one = (fused_program(spec, batch, h200).launches for batch in (32, 1))
@@ -125,7 +125,7 @@ def test_no_other_choice_is_cheaper_by_the_model():
 
 
 def test_times_overrule_the_model():
-    """If all that a program could consist of was timed; a part of it says nothing."""
+    """Only if every launch that the program could consist of was timed."""
     spec, machine = full_size_spec(), load_machine("h200")
     launches = program_of(spec, 8).launches
     by_model = len(fused_program(spec, 8, machine).launches)
@@ -138,7 +138,7 @@ def test_times_overrule_the_model():
 
 
 def test_what_a_gpu_refused_is_not_chosen_and_the_rest_goes_by_its_times():
-    """A kernel that failed while it was timed left the choice to the model, which may take that very kernel."""
+    """A kernel that failed in timing once left the choice to the model, which could choose that very kernel."""
     spec, machine = full_size_spec(), load_machine("h200")
     launches = program_of(spec, 8).launches
     times = {shape_of(one): {8: (Tiles(16), 1.0)} for one in (*launches, *candidates(launches))}
@@ -149,7 +149,7 @@ def test_what_a_gpu_refused_is_not_chosen_and_the_rest_goes_by_its_times():
 
 
 def test_times_of_two_batches_are_not_compared():
-    """Of one that was tuned in part, since time ended, none count: those of the whole one next to it do."""
+    """A batch that was tuned in part, since time ran out, does not count: the complete one next to it does."""
     spec, machine = full_size_spec(), load_machine("h200")
     launches = program_of(spec, 4).launches
     apart = {shape_of(one): {1: (Tiles(16), 1.0)} for one in launches}
@@ -200,7 +200,7 @@ for file in sys.argv[2:]:
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "keys"), [("swin", {}), ("swinv2", {}), ("swin", HEADS_OF_24)])
 def test_networks_by_fused_kernels(exported, tmp_path, kind, keys):
-    """Interpreted: as without fusions, but for sums of norms in another order, which move a tie now and then."""
+    """Interpreted: equal to unfused networks, except sums of norms in another order, which move a tie now and then."""
     if not importlib.util.find_spec("triton"):
         pytest.skip("Triton is not installed")
     artifact, model = exported(kind, keys=keys)

@@ -1,4 +1,4 @@
-"""What a GPU refuses is one line: memory, by whoever asked for it, and kernels."""
+"""A GPU's errors are one line: for memory, whoever allocated it, and for kernels."""
 
 import pytest
 import torch
@@ -11,8 +11,8 @@ from swin_quant.base.errors import SwinQuantError
     ("error", "needs"),
     [
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore lines"), "2.00 GiB more"),
-        (RuntimeError("Triton Error [CUDA]: out of memory"), "more"),  # of the loader of kernels
-        (RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously"), "more"),  # of a graph
+        (RuntimeError("Triton Error [CUDA]: out of memory"), "more"),  # from the loader of kernels
+        (RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously"), "more"),  # from a graph
     ],
 )
 def test_out_of_memory_names_the_batch_and_what_it_needs(monkeypatch, error, needs):

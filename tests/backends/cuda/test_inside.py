@@ -1,4 +1,4 @@
-"""Inside the engine: what its launches leave is what modules and nodes of the model give, each under its name."""
+"""Inside the engine: the results of launches equal those of the model's modules and nodes, under the same names."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ def sides(exported):
 @pytest.mark.parametrize("policy", ["cuda", "qdq", "cuda-fp8"])
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
 def test_every_layer_is_that_of_fake_quant(sides, kind, policy):
-    below = 20 if policy.endswith("fp8") else 30  # dB; a value between two levels may be either: how far they are
+    below = 20 if policy.endswith("fp8") else 30  # a value on a tie may take either level: their distance
     found = compare(*sides(kind, policy), [pictures(3, seed=2)], below)
     rows = {row.name: row for row in found.rows}
     block = "layers.0.blocks.1"
@@ -60,7 +60,7 @@ def test_narrow_heads_lose_their_zeros(calibrated, tmp_path):
 
 @pytest.mark.parametrize("what", ["swin_quant.backends.cuda.inside.bind", "torch.Tensor.float"])
 def test_out_of_memory_names_the_batch(exported, monkeypatch, what):
-    """Of all buffers at once, or of what is shown of one."""
+    """For all buffers at once, and for a copy of one."""
     look = inside(exported()[0], EngineOptions())
 
     def full(*_):

@@ -1,4 +1,4 @@
-"""Whole networks by the kernels themselves, through Triton's interpreter, in a process of its own."""
+"""Whole networks by the kernels themselves, in Triton's interpreter, in a separate process."""
 
 import importlib.util
 import os
@@ -29,7 +29,7 @@ for file in sys.argv[2:]:
 
 
 def kept(artifact, folder):
-    """Its file, moved to a folder where no other export overwrites it."""
+    """The artifact's file, moved to a folder where no other export overwrites it."""
     folder.mkdir()
     for part in (artifact.file, artifact.file.with_suffix(".json")):
         part.rename(folder / part.name)
@@ -44,7 +44,7 @@ def interpret(files, images, folder, script=CHILD):
 
 @pytest.mark.slow
 def test_kernels_compute_what_their_references_do(exported, tmp_path):
-    """FasterTransformer's arithmetic to the last bit; `cuda` but for sums of floats in another order."""
+    """FasterTransformer's arithmetic to the last bit; `cuda` except for sums of floats in another order."""
     if not importlib.util.find_spec("triton"):
         pytest.skip("Triton is not installed")
     files = {form: kept(exported(*form)[0], tmp_path / "-".join(form)) for form in FORMS}
@@ -93,11 +93,11 @@ for file in sys.argv[2:]:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
 def test_heads_of_24_channels(exported, tmp_path, kind):
-    """In int8, with a bfloat16 stream as well, half and FasterTransformer's arithmetic, launch by launch: heads are
-    filled up to 32 in memory. Products of bfloat16 themselves, of which the patch embedding is one, are not compared:
-    the interpreter multiplies their bits.
+    """In int8, also with a bfloat16 stream, in half and in FasterTransformer's arithmetic, launch by launch: heads are
+    padded to 32 in memory. Products of bfloat16 themselves, such as the patch embedding, are not compared: the
+    interpreter multiplies their bits.
 
-    Sums of floats over 96 channels have another order: a value on a tie may be its neighbour, but for integers alone.
+    Sums of floats over 96 channels have another order: a value on a tie may become its neighbour, except in integers.
     """
     if not importlib.util.find_spec("triton"):
         pytest.skip("Triton is not installed")

@@ -1,4 +1,4 @@
-"""Pictures as bytes: the patch embedding's weights normalise them, and the logits are those of normalised ones."""
+"""Pictures as bytes: the patch embedding's weights normalise them, and logits equal those of normalised pictures."""
 
 import pytest
 import torch
@@ -33,16 +33,16 @@ def made(calibrated, tmp_path):
 
 @pytest.mark.parametrize("float_type", ["float16", "bfloat16"])
 def test_pixels_give_the_logits_of_normalised_pictures(made, pixels, float_type):
-    """In half precision: rounding of activations to int8 would hide what the fold rounds."""
+    """In half precision: rounding activations to int8 would hide rounding errors of the folding."""
     whole, folded = (load(made(uint8_input=uint8, precision="float", float_type=float_type)) for uint8 in (False, True))
     images = PREPROCESS.normalised(pixels)
     expected, got = whole(images), folded(images)
     assert (got - expected).abs().mean() < {"float16": 0.002, "bfloat16": 0.02}[float_type] * expected.std()
-    assert torch.equal(folded(pixels), got)  # as they are decoded
+    assert torch.equal(folded(pixels), got)  # decoded pixels
 
 
 def test_pictures_become_pixels_where_they_are(made):
-    """Those on a GPU stay there; of the meta device no value could come to the CPU."""
+    """Pictures on a GPU stay there; from the meta device no value could come to the CPU."""
     network = load(made(uint8_input=True)).run.network
     given = as_input(network, torch.empty(2, 3, 8, 8, device="meta"))
     assert given.is_meta and given.dtype == torch.uint8 and given.shape == (2, 8, 8, 3)

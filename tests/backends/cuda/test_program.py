@@ -1,4 +1,4 @@
-"""The launch list: what it moves and computes, and that no two living buffers share a byte."""
+"""The launch list: its bytes and operations, and that no two live buffers share a byte."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ SWIN_T = Geometry(
 
 
 def overlapping(program):
-    """Pairs of buffers that share bytes while both hold something that is still to be read."""
+    """Pairs of buffers that share bytes while both hold values that are still to be read."""
     lives = {}
     for number, launch in enumerate(program.launches):
         for operand in launch.operands.values():
@@ -56,7 +56,7 @@ def test_overlaps_would_be_seen():
 
 
 def test_operations_of_swin_t():
-    """Swin-T: 4.5 GFLOP (multiply-adds) a picture by its paper, heads of 32 channels need no zeros."""
+    """Swin-T: 4.5 GFLOP (multiply-adds) a picture by its paper; heads of 32 channels need no zeros."""
     assert program_of(spec_of(SWIN_T, 1), 1).operations / 2 == pytest.approx(4.5e9, rel=0.01)
 
 

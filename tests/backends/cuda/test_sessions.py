@@ -1,4 +1,4 @@
-"""Which programs batches run as, callers in several threads, and memory that is not there."""
+"""The programs that batches run as, callers in several threads, and lack of memory."""
 
 import sys
 import threading
@@ -45,7 +45,7 @@ def test_threads_that_call_at_once_get_the_logits_of_their_own_pictures(calibrat
         try:
             both.wait(0.5)
         except threading.BrokenBarrierError:
-            pass  # the other one waits for its turn
+            pass  # the other caller waits for its turn
         compute(kernel)
 
     monkeypatch.setattr(PatchEmbedKernel, "reference", when_both_have_pictures)
@@ -57,7 +57,7 @@ def test_threads_that_call_at_once_get_the_logits_of_their_own_pictures(calibrat
 
 @pytest.fixture
 def sessions(calibrated, monkeypatch):
-    """make() -> a session that takes the CPU for its GPU: a graph is its program, and `events` what streams are told.
+    """make() -> a session with the CPU as its GPU: a graph is its program, and `events` records calls on streams.
 
     A caller's stream is the word in `stream`.
     """
@@ -89,13 +89,13 @@ def test_batches_are_filled_up_and_programs_are_kept(sessions):
 
 
 def test_a_smaller_batch_works_in_the_memory_of_a_larger_one(sessions):
-    """Whatever was there, in what is not filled of it as well."""
+    """Whatever the memory held, also in the unfilled part."""
     session, images = sessions.make(), pictures(16)
     places = {count: session.captured(count).bound.images.untyped_storage().data_ptr() for count in (4, 16, 12, 1)}
     assert places[16] == places[12] == places[1] != places[4]
     whole = HostSession(session.network)(images)
     for count in (16, 1, 4, 11, 16, 3):
-        session._block.fill_(0x7F)  # NaN, as halves
+        session._block.fill_(0x7F)  # NaN in half precision
         torch.testing.assert_close(session(images[:count]), whole[:count], rtol=0, atol=0.01)
 
 
@@ -119,7 +119,7 @@ def test_streams_of_the_caller_take_turns(sessions):
 
 
 def test_what_is_captured_waits_for_what_replays_in_its_memory(calibrated, monkeypatch):
-    """It is computed once before, on a stream of its own; who calls next waits for that, on whatever stream."""
+    """It is computed once before, on its own stream; the next caller waits for that, on any stream."""
     told, current = [], []
 
     class Stream:
@@ -201,7 +201,7 @@ def full(*_, **__):
     [(torch.Tensor, "copy_"), (torch, "empty_like"), (torch.Tensor, "to"), (Preprocess, "pixels")],
 )
 def test_out_of_memory_in_a_call_names_the_batch_and_what_was_asked_for(sessions, monkeypatch, owner, function):
-    """Of pictures that are copied, of logits, of pixels that pictures are made: all behind a program that fits."""
+    """For copied pictures, for logits, and for pixels made from pictures: all after a program that fits."""
     session = sessions.make(PREPROCESS)
     images, pixels = pictures(5), PREPROCESS.pixels(pictures(5))
     expected = session(images)
@@ -214,18 +214,19 @@ def test_out_of_memory_in_a_call_names_the_batch_and_what_was_asked_for(sessions
 
 
 def test_a_program_without_memory_is_told_of_once(sessions, monkeypatch):
-    """With what all of its buffers need, not the one that failed."""
+    """With the need of all of its buffers, not of the one that failed."""
     monkeypatch.setattr(GraphSession, "_capture", full)
     with pytest.raises(SwinQuantError, match=r"^out of GPU memory: a batch of 6 needs \d+ MB, 100 of"):
         sessions.make()(pictures(5))
 
 
 class TritonError(Exception):
-    """By its name, as that of Triton is known."""
+    """Named as Triton's own, which is recognised by name."""
 
 
 def test_what_a_gpu_cannot_have_fused_runs_apart_and_is_told_of(sessions, monkeypatch, caplog):
-    """As kernels that hold whole rows, where a program may have less memory; what cannot run apart is an error."""
+    """For example kernels with whole rows, if a program has less memory; a launch that cannot run unfused is an
+    error."""
     session, capture, most = sessions.make(machine=load_machine("h200")), GraphSession._capture, [0]
     apart = len(program_of(session.network.spec, 4).launches)
 

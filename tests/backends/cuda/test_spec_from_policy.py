@@ -1,4 +1,4 @@
-"""What policies ask of the engine: the spec that follows, or one line that says what no kernel does."""
+"""Policies: the resulting spec, or one line that says what no kernel does."""
 
 from dataclasses import replace
 
@@ -132,7 +132,7 @@ def test_weights_beyond_float16(calibrated):
 @pytest.mark.parametrize(
     ("name", "values"),
     [
-        ("swin_tiny_patch4_window7_224", 56 * 56 * 4 * 96),  # behind fc1 of the first stage
+        ("swin_tiny_patch4_window7_224", 56 * 56 * 4 * 96),  # after fc1 of the first stage
         ("swin_large_patch4_window12_384_22kto1k_finetune", 96 * 96 * 4 * 192),
     ],
 )
@@ -140,6 +140,6 @@ def test_no_tensor_is_larger_than_kernels_can_address(name, values):
     spec = spec_of_config(load_config(find_config(name)))
     most = (2**31 - 1) // values
     check_batch(spec, most)
-    assert most >= 256  # what an export takes if nothing is said
+    assert most >= 256  # an export's default
     with pytest.raises(UsageError, match=f"^batch {most + 1}: .* at most {most} here"):
         check_batch(spec, most + 1)

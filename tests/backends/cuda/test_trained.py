@@ -1,5 +1,5 @@
-"""The trained checkpoints that come with a checkout, by the kernels themselves: what fake-quant and FasterTransformer's
-emulator give of the same ranges."""
+"""The trained checkpoints of a checkout, run by the kernels: equal to fake-quant and FasterTransformer's emulator with
+the same ranges."""
 
 import importlib.util
 import os
@@ -28,7 +28,7 @@ FORMS = {"swin": ("cuda", "ft-mode1", "ft-mode2"), "swinv2": ("cuda", "ft-mode1"
 
 
 def digits(count):
-    """Handwritten ones, as pictures of 32 x 32: what a trained network finds edges in."""
+    """Handwritten digits as pictures of 32 x 32, in which a trained network finds edges."""
     from sklearn.datasets import load_digits
 
     grey = torch.tensor(load_digits().images[:count], dtype=torch.float32)[:, None] / 16

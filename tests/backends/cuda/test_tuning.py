@@ -1,4 +1,4 @@
-"""Tiles that were timed elsewhere: their file, whom it serves, and what is tried."""
+"""Tiles timed elsewhere: their file, where it holds, and the candidates."""
 
 import json
 import logging
@@ -40,7 +40,7 @@ def written(launches, tmp_path):
 
 
 def test_tiles_serve_the_launch_and_batches_near_that_which_was_timed(written, launches):
-    """Up to four times as large or as small."""
+    """Up to four times larger or smaller."""
     table = read_tiles(written[0], HERE)
     found = {batch: table.tiles_for(launches(batch)[2], batch) for batch in (1, 2, 3, 8, 32, 33)}
     assert found == {1: None, 2: BEST, 3: BEST, 8: BEST, 32: BEST, 33: None}
@@ -112,7 +112,7 @@ def test_a_damaged_file_is_one_line(written, change, said):
 
 @pytest.fixture(scope="module")
 def of_both(tiny_config):
-    """All that a tiny V1 and a tiny V2 may launch, apart and fused."""
+    """All that a tiny V1 and a tiny V2 may launch, single and fused."""
     every = []
     for kind, more in (("swin", {}), ("swinv2", {"PRETRAINED_WINDOW_SIZES": [0, 0]})):
         cfg = tiny_config(kind, EMBED_DIM=96, DEPTHS=[2, 1], NUM_HEADS=[3, 6], **more)
@@ -134,7 +134,7 @@ def of_both(tiny_config):
         ("gemm", {"inner": 16}, "inner 16: 32 at least"),
         ("attention", {"columns": 0}, "columns 0: 32 at least"),
         ("norm_gemm", {"inner": 64}, "inner 64: 96 must be whole tiles"),
-        ("gemm_norm", {"inner": 64}, "inner 64: 96 must be whole tiles"),  # would read on behind the row
+        ("gemm_norm", {"inner": 64}, "inner 64: 96 must be whole tiles"),  # would read past the row
         ("gemm_norm", {"columns": 0}, "columns 0: 96 must be whole tiles"),
         ("attention_norm", {"inner": 64}, "inner 64: 96 must be whole tiles"),
         ("mlp", {"columns": 64}, "columns 64: 96 must be whole tiles"),
@@ -164,7 +164,7 @@ def test_all_that_the_tuner_tries_may_be_in_a_file(of_both, tmp_path):
 
 
 def test_the_first_file_that_holds_here_is_taken(written, launches, caplog):
-    """One of this GPU from before an update, or of another GPU, stood in front of a good one."""
+    """A file of this GPU from before an update, or of another GPU, came before a good one."""
     path, launch = written
     artifact = path.with_name("my_int8_cuda.safetensors")
     for name, place in (("nvidia-h200", replace(HERE, kernels="1" * 64)), ("a100", replace(HERE, gpu="A100"))):
@@ -216,8 +216,8 @@ def test_candidates_hold_the_default_and_divide_what_they_must():
 def test_a_kernel_that_computes_something_else_is_not_taken_for_the_fastest(
     tiny_config, monkeypatch, precision, wrong, is_taken
 ):
-    """As a compiler's fault would: it would be shipped. References stand in for kernels, one tile halves a part of the
-    values; what is moved to another neighbour here and there is what sums in another order do."""
+    """A compiler's fault would be shipped. References stand in for kernels, and one tile halves some values; moving
+    some values to a neighbour, as sums in another order do, is accepted."""
     spec = spec_of_config(tiny_config("swin", EMBED_DIM=64), precision)
     launch = next(one for one in program_of(spec, 2).launches if one.op == "norm_quantize")
     default, other, *_ = tiles_to_try(launch)
@@ -236,7 +236,7 @@ def test_a_kernel_that_computes_something_else_is_not_taken_for_the_fastest(
 
 
 def test_attention_is_tried_with_several_windows_a_program(launches):
-    """Where there are enough: a picture has 16 with one head."""
+    """If there are enough programs: a picture has 16 with one head."""
     pytest.importorskip("triton")
     for batch, most in ((8, 1), (16, 2), (64, 8)):
         launch = next(one for one in launches(batch) if one.op == "attention")
@@ -257,7 +257,7 @@ def test_what_is_compiled_is_what_the_launch_list_needs(launches):
 
 @pytest.mark.parametrize("arithmetic", ["cuda", "ft-mode1"])
 def test_every_launch_says_whether_products_and_sums_are_rounded_as_one(tiny_config, arithmetic):
-    """Triton's default is not the same in all versions; FasterTransformer rounds products by themselves."""
+    """Triton's default differs between versions; FasterTransformer rounds products by themselves."""
     pytest.importorskip("triton")
     spec = replace(spec_of_config(tiny_config("swin", EMBED_DIM=64)), arithmetic=arithmetic)
     found = kernels_of(program_of(spec, 2).launches)

@@ -1,4 +1,4 @@
-"""A micro model of each version with ranges, and exports of it."""
+"""A calibrated micro model of each version, and exports of it."""
 
 import pytest
 import torch

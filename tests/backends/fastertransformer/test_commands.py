@@ -1,4 +1,4 @@
-"""export_ft.py: from our checkpoints and from FasterTransformer's own, which have no run card."""
+"""export_ft.py on our checkpoints, and on FasterTransformer's own, which have no run card."""
 
 import json
 import logging
@@ -18,7 +18,7 @@ MORE = {"swin": {}, "swinv2": {"PRETRAINED_WINDOW_SIZES": [0, 0]}}
 
 @pytest.fixture(autouse=True)
 def process_left_alone():
-    """A command sets up logging and signals for its process, which here is that of all tests."""
+    """A command sets up logging and signals for its process, which here runs all tests."""
     log, terminate = logging.getLogger("swin_quant"), signal.getsignal(signal.SIGTERM)
     before = log.handlers, log.level, log.propagate
     yield

@@ -132,14 +132,14 @@ def gelu(x):
 
 
 def misread(bias):
-    """[n] as the kernel of GELU reads it: from channel 4096 on three places off (section 3.9), zeros behind the end."""
+    """[n] as the GELU kernel reads it: three places off from channel 4096 on (section 3.9), zeros past the end."""
     return np.concatenate([bias[:4096], bias[4099:], np.zeros(3, f16)]) if len(bias) > 4096 else bias
 
 
 def by_hand(block, x, version, mode, fused, fc1_bias=misread, lost=0):
-    """float16 [R, R, C] -> float16 [R, R, C]: docs/reference, section 3.8, one value after the other.
+    """float16 [R, R, C] -> float16 [R, R, C]: docs/reference, section 3.8, value by value.
 
-    `lost` rows at the end are left out by V1's norm after attention (section 3.9).
+    V1's norm after attention leaves out `lost` rows at the end (section 3.9).
     """
     side, window, shift = len(x), block.window, block.shift
     epsilon = 1e-5 if version == 1 else 1e-6
@@ -204,7 +204,7 @@ def test_a_block_computed_by_hand(exported, kind, mode, fused):
         assert (block.shift > 0) == (stage == 0)
         expected = by_hand(block, x[0].numpy(), version, mode, fused).astype(f32)
         got = emulator.block(x, emulator.blocks[stage][index])[0].float().numpy()
-        # All are equal here. On another CPU the sums of a norm may round one value to the next integer.
+        # All are equal on this CPU. On another, the sums of a norm may round one value to the next integer.
         step = amax(block.mlp.fc2, "_aftergemm") / 127
         assert np.mean(got == expected) > 0.99 and np.abs(got - expected).max() < 4 * step
 
@@ -212,7 +212,7 @@ def test_a_block_computed_by_hand(exported, kind, mode, fused):
 @pytest.mark.parametrize("fix", [False, True])
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
 def test_a_wide_block_computed_by_hand(calibrated, card, tmp_path, kind, fix):
-    """4352 hidden channels: the bias is misread, or stored so that it is not."""
+    """4352 hidden channels: the bias is misread, or stored so that it is read rightly."""
     model = calibrated(kind, MLP_RATIO=68.0)  # 64 * 68
     stored = read_export(
         open_artifact(export(model, card(), tmp_path, FasterTransformerOptions(fix_gelu_bias=fix)).file)
@@ -229,7 +229,7 @@ def test_a_wide_block_computed_by_hand(calibrated, card, tmp_path, kind, fix):
 
 @pytest.mark.parametrize("batch", [1, 2, 4])
 def test_rows_that_the_kernel_leaves_out(calibrated, card, tmp_path, batch):
-    """9 tokens of 64 channels a picture, in fours: a block of the kernel for each whole four of the batch."""
+    """9 tokens of 64 channels a picture, in fours: one kernel block for each whole four of the batch."""
     model = calibrated("swin", IMG_SIZE=12, WINDOW_SIZE=3)
     emulator = Emulator(read_export(open_artifact(export(model, card(), tmp_path).file)))
     x = torch.randn(batch, 3, 3, 64).half()
@@ -284,7 +284,7 @@ def test_the_table_of_gelu():
 
 
 def test_a_picture_s_features_do_not_depend_on_its_batch(exported):
-    """To the bit: FasterTransformer's op. The head behind it is a product in float32, whose sums have any order."""
+    """To the bit in FasterTransformer's op. The head after it is a float32 product, whose sums have any order."""
     emulator = Emulator(read_export(exported("swin")[0]))
     images = torch.randn(6, 3, 8, 8)
     assert torch.equal(emulator.features(images)[2:3], emulator.features(images[2:3]))
@@ -320,7 +320,7 @@ def trained(request, shared, tmp_path_factory):
 @pytest.mark.parametrize("attention", ["fused", "unfused"])
 @pytest.mark.parametrize("mode", [1, 2])
 def test_a_trained_model_on_real_pictures(trained, tmp_path, attention, mode):
-    """docs/reference, section 8: mean |logit difference| of INT8 op and fake-quant model below 0.1."""
+    """docs/reference, section 8: mean |logit difference| between INT8 op and fake-quant model below 0.1."""
     kind, done, pictures = trained
     if kind == "swinv2" and mode == 2:
         pytest.skip("the kernels have no mode 2 for V2")

@@ -1,4 +1,4 @@
-"""An export: its files, the loader script, the check, and what is refused when files are not whole or not their own."""
+"""An export: its files, the loader script, the check, and the refusal of incomplete or foreign files."""
 
 import hashlib
 import json
@@ -51,7 +51,7 @@ def test_the_checkpoint_is_one_that_its_scripts_load(exported, calibrated, kind)
     load_calibrated(again, artifact.file.with_name("micro_calib.pth"))
     state = torch.load(artifact.file.with_name("micro_calib.pth"), weights_only=True)
     assert "layers.0.blocks.0.attn.qkv._input_quantizer._amax" in state
-    assert {key for key in model.state_dict() if not key.endswith("_bounds")} == state.keys()  # which it loads strictly
+    assert {key for key in model.state_dict() if not key.endswith("_bounds")} == state.keys()  # it loads them strictly
     assert all(torch.equal(value, model.state_dict()[key]) for key, value in state.items())
 
 
@@ -87,7 +87,7 @@ def test_a_float_export(exported, calibrated, float_kind):
 
 @pytest.mark.parametrize(("kind", "log"), [("int8", np.float16), ("float16", np.float32), ("float32", np.float32)])
 def test_the_logit_scale_is_exp_of_what_the_exporter_has(exported, calibrated, kind, log):
-    """FasterTransformer's INT8 exporter has a float16, which it clamps at ln 100; FasterTransformer spec, 3.9."""
+    """FasterTransformer's INT8 exporter clamps a float16 at ln 100 (FasterTransformer spec, 3.9)."""
     artifact, model = exported("swinv2", kind=kind)
     stored = np.float32 if kind == "float32" else np.float16
     for i, stage in enumerate(model.layers):
@@ -234,7 +234,7 @@ def test_exporting_again_and_for_another_gpu(calibrated, card, tmp_path):
     changed.norm.bias.data += 1
     with pytest.raises(UsageError, match="micro_calib.pth: is another checkpoint"):
         export(changed, card(), tmp_path, FasterTransformerOptions(sm=86))
-    export(changed, card(), tmp_path)  # what this very export wrote, it may replace
+    export(changed, card(), tmp_path)  # an export may replace its own files
     with pytest.raises(SwinQuantError, match="micro_calib.pth: is not the file of its run card"):
         open_artifact(tmp_path / "micro_int8_sm75.safetensors")
 

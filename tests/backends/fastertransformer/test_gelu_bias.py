@@ -1,4 +1,4 @@
-"""The addresses of the kernel of GELU, walked thread by thread (docs/reference/weights.md, section 3.9)."""
+"""The GELU kernel's addresses, walked thread by thread (docs/reference/weights.md, section 3.9)."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from swin_quant.backends.fastertransformer.gelu_bias import LARGEST, as_read, is
 
 
 def walk(n, m, row):
-    """{channel: place of its bias} of one block of the grid, the half kernel's loop step by step."""
+    """{channel: place of its bias} of one block of the grid: the half kernel's loop step by step."""
     channel_at = {c // 32 * 32 * m + 32 * row + c % 32: c for c in range(n)}  # COL32 (section 3.3)
     block = min(n // 4, 1024)
     read = {}
@@ -48,5 +48,5 @@ def test_what_is_read_and_what_undoes_it(n, m, data):
 
 @pytest.mark.parametrize("n", [LARGEST + 32, 11264])
 def test_beyond_two_rounds_channels_are_left_out(n):
-    """So that no array of biases can help, and such models are refused."""
+    """No array of biases can help, and such models are refused."""
     assert set(range(n)) - walk(n, 1, 0).keys() == set(range(8192, 8196))

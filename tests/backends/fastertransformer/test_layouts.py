@@ -56,7 +56,7 @@ def test_tiles_that_are_not_whole(shape):
 
 def test_weights_are_rounded_half_to_even_after_float16_and_saturate_at_minus_128():
     weight = torch.tensor([[0.5, 1.5, 2.5, -0.5, -2.5, 127.0, 300.0, -128.0, -300.0, 64.51]])
-    expected = [0, 2, 2, 0, -2, 127, 127, -128, -128, 64]  # 64.51 is 64.5 in float16, and half goes to even
+    expected = [0, 2, 2, 0, -2, 127, 127, -128, -128, 64]  # 64.51 is 64.5 in float16, rounded half to even
     assert quantize_weight(weight, 127.0)[0].tolist() == expected
 
 

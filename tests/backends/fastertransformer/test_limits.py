@@ -1,4 +1,4 @@
-"""What the kernels cannot do is refused with the reason, before anything is written."""
+"""Models beyond the kernels' limits are refused with the reason, before anything is written."""
 
 from dataclasses import replace
 
@@ -92,7 +92,7 @@ def test_what_only_looks_like_it(right):
 
 @pytest.mark.parametrize("file", sorted(path.stem for path in configs_dir().glob("swin*/[!_]*.yaml")))
 def test_of_the_published_models_only_large_ones_are_warned_of(file):
-    """docs/reference, section 3.9: fc1's bias beyond channel 4096; rows are lost by none."""
+    """docs/reference, section 3.9: fc1's bias beyond channel 4096; none loses rows."""
     version = 2 if file.startswith("swinv2") else 1
     warnings = warnings_of(case(geometry(file), version))
     assert [w[:21] for w in warnings] == (["6144 hidden channels:"] if "_large_" in file else [])

@@ -43,7 +43,7 @@ def test_every_index(version, merging):
         expected[83] = a[MERGING[0]] * a[MERGING[2]] / (127 * a[MERGING[1]])
     got, stored = amax_list(given, version).numpy(), expected.astype(np.float32)
     at = {"q": 52, "k": 56} if version == 2 else {"q": 16, "k": 20}
-    # From here on of entries as stored: float32 products, divided in double (section 3.4).
+    # From here on computed from stored entries: float32 products, divided in double (section 3.4).
     stored[85] = float(stored[at["q"]] * stored[at["k"]]) / (127.0 * 127.0)
     stored[86] = 127.0 / float(stored[28])
     stored[87] = float(stored[24] * stored[28]) / (127.0 * float(stored[8]))
@@ -52,7 +52,7 @@ def test_every_index(version, merging):
 
 
 def test_the_fused_factors_round_their_products_to_float32():
-    """87 and 82 are the same product of ranges, and not always the same float32."""
+    """87 and 82 are the same product of ranges, but not always the same float32."""
     lists = [
         amax_list({f"{n}_quantizer": a * s for n, a in ranges(1, False).items()}, 1) for s in np.linspace(1, 2, 99)
     ]

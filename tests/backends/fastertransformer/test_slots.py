@@ -1,4 +1,4 @@
-"""The lists of the ops: counts, order, shapes, and the element counts that the TensorRT plugin computes for itself."""
+"""The ops' lists: counts, order, shapes, and the element counts that the TensorRT plugin computes itself."""
 
 import pytest
 
@@ -64,11 +64,12 @@ def test_the_end_of_the_list():
 
 @pytest.mark.parametrize("kind", ["int8", "float16", "float32"])
 def test_the_types_of_empty_tensors(kind):
-    """FasterTransformer's INT8 exporter appends torch.Tensor() for what the last stage lacks, else HalfTensor()."""
+    """FasterTransformer's INT8 exporter appends torch.Tensor() where the last stage lacks a tensor, else
+    HalfTensor()."""
     empty = [
         slot for slot in slots(geometry("swin_tiny_c24_patch4_window8_256"), Form(1, kind, 80)) if not slot.shape[0]
     ]
-    assert len(empty) == 12 + 4 + 3 + 1  # packed biases and masks of heads of 24; what the last stage lacks
+    assert len(empty) == 12 + 4 + 3 + 1  # packed biases and masks of heads of 24; the last stage's missing tensors
     float32 = {
         "layers.3.downsample.norm.weight",
         "layers.3.downsample.norm.bias",

@@ -42,7 +42,7 @@ def test_the_19_shapes_of_swin_t(tiny):
 INTEGERS = st.integers(1, 10**6)
 
 
-@settings(max_examples=20)  # each is a file on the disk
+@settings(max_examples=20)  # each writes a file
 @given(st.lists(st.tuples(*4 * [INTEGERS], *8 * [st.integers(0, 99)], st.floats(0, 1e3)), min_size=1, max_size=5))
 def test_what_is_written_is_read(tmp_path_factory, entries):
     path = tmp_path_factory.mktemp("tuner") / "igemm_config.in"

@@ -1,4 +1,4 @@
-"""Where kernels run: in Triton's interpreter, and on a GPU where there is one."""
+"""Run kernels in Triton's interpreter, and on a GPU if there is one."""
 
 import importlib.util
 
@@ -23,7 +23,7 @@ def interpreter():
 def on_gpu(operation, outputs, arguments):
     check_types(arguments.values())
     moved = {name: value.cuda() if isinstance(value, torch.Tensor) else value for name, value in arguments.items()}
-    for name, value in arguments.items():  # what is one tensor here is one there
+    for name, value in arguments.items():  # shared tensors stay shared
         moved |= {other: moved[name] for other in outputs if arguments[other] is value}
     tiles = moved.pop("tiles", None)
     kernel_class(operation)(**moved).launch(tiles)
@@ -31,7 +31,7 @@ def on_gpu(operation, outputs, arguments):
 
 
 def check_types(values):
-    """A draw that this GPU cannot compute is not counted; a test of such alone is skipped."""
+    """A draw that this GPU cannot compute is not counted; a test with no other draws is skipped."""
     if any(isinstance(value, torch.Tensor) and value.dtype == FLOAT8 for value in values) and not has_float8():
         reject() if currently_in_test_context() else pytest.skip(NO_FLOAT8)
 

@@ -1,4 +1,4 @@
-"""Window attention of every type, in one tile, in tiles of keys, and several windows a program."""
+"""Window attention in every type: in one tile, in tiles of keys, and with several windows a program."""
 
 import pytest
 import torch
@@ -79,7 +79,7 @@ def test_attention_of_wide_heads(run, seed, m, batch, how, d):
 
 @pytest.mark.parametrize("m", SHIFTED)
 def test_attention_of_wide_shifted_maps(run, m):
-    """Of several windows, each with a mask of its own: as the reference has them, which is the model's."""
+    """Several windows, each with its own mask, against the reference's, which is the model's."""
     arguments = windowed(Draw(m[0]), torch.int8, m, 1) | {"out": poisoned(torch.int8, m[0] ** 2, 32)}
     assert_attention(run, arguments | {"softmax_levels": 127.0, "context_scale": 1 / 127})
 
@@ -103,7 +103,7 @@ def test_attention_of_bfloat16(run, seed, m):
     side=st.sampled_from([32, 64]),
 )
 def test_attention_of_several_windows_a_program(run, seed, m, batch, windows, side, how):
-    """To the bit what one window a program is, also where their number is no multiple and where one is two tiles."""
+    """Equal to the bit to one window a program, also if their number does not divide, and if a window is two tiles."""
     if is_exact(run) and not interprets_bounds():
         pytest.skip("Triton 3.6 does not interpret a loop whose bounds are values of NumPy 2.4")
     dtype = {"half": torch.float16, "float8": FLOAT8}.get(how, torch.int8)

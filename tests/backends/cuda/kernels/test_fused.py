@@ -1,7 +1,7 @@
-"""Kernels that do the work of several: against their references, and to the bit against the kernels that they replace.
+"""Fused kernels against their references, and to the bit against the kernels that they replace.
 
-They round where those do. Norms of more channels than one part has are summed in another order, and a value on a tie
-between two int8 may then be the other one: it moves a sum that it is part of by one weight.
+They round at the same places. Norms over more channels than one part are summed in another order, so a value on a tie
+between two int8 may become the other one, which moves a sum with it by one weight.
 """
 
 import pytest
@@ -36,8 +36,8 @@ widths = st.sampled_from([32, 96])
 
 
 def near(run, operation, outputs, arguments, steps):
-    """`steps`: levels by which one byte of an operand, the other side of a tie, moves a result; of float8, whose levels
-    are far apart, one in a hundred may be another's neighbour."""
+    """`steps`: levels by which one operand byte on the other side of a tie moves a result. In float8, whose levels are
+    far apart, one value in a hundred may be another's neighbour."""
     rounded = [name for name in outputs if arguments[name].dtype in BYTES]
     for got, exact in both(run, operation, outputs, arguments, rounded):
         if got.dtype == torch.int8:
@@ -55,7 +55,7 @@ def norm_of(draw, channels):
 
 
 def prologue(draw, dtype, m, batch, channels, n, kind, v2):
-    """norm_gemm's arguments, and of those the step of a moved token."""
+    """norm_gemm's arguments, and the step that a moved token makes."""
     x = draw.real(batch, m[0], m[0], channels, dtype=torch.float16)
     arguments = {"norm_weight": None, "norm_bias": None, "eps": 0.0} if v2 else norm_of(draw, channels)
     arguments |= linear(draw, dtype, 1, n, channels) | {"x": x, "windows": Windows(*m), "epilogue": Epilogue(kind)}
@@ -69,7 +69,7 @@ def prologue(draw, dtype, m, batch, channels, n, kind, v2):
 
 
 def epilogue(draw, dtype, m, batch, channels, k, post):
-    """gemm_norm's."""
+    """gemm_norm's arguments."""
     quantized = FLOAT8 if dtype == FLOAT8 else torch.int8
     rows, x = batch * m[0] ** 2, draw.real(batch, m[0], m[0], channels, dtype=torch.float16)
     arguments = linear(draw, dtype, rows, channels, k) | norm_of(draw, channels) | {"windows": Windows(*m)}
@@ -78,7 +78,7 @@ def epilogue(draw, dtype, m, batch, channels, k, post):
 
 
 def whole_attention(draw, dtype, m, batch, channels, post, heads=2):
-    """attention_norm's; q, k and v in the type of the weights."""
+    """attention_norm's arguments; q, k and v in the type of the weights."""
     arguments = epilogue(draw, dtype, m, batch, channels, 32 * heads, post) | windowed(draw, dtype, m, heads, batch)
     levels = {torch.int8: (127.0, 1 / 127), FLOAT8: (448.0, 1 / 448)}.get(dtype, (None, 1.0))
     del arguments["a"]
@@ -86,7 +86,7 @@ def whole_attention(draw, dtype, m, batch, channels, post, heads=2):
 
 
 def whole_mlp(draw, dtype, side, batch, channels, v2):
-    """mlp's."""
+    """mlp's arguments."""
     rows, x = batch * side**2, draw.real(batch, side, side, channels, dtype=torch.float16)
     first, second = (
         linear(draw, dtype, rows, *shape) for shape in ((2 * channels, channels), (channels, 2 * channels))
@@ -148,10 +148,10 @@ def test_merging_and_its_linear(run, seed, dtype, side, batch, channels, v2):
 def test_linear_residual_and_norm(run, seed, dtype, m, batch, channels, post, last):
     arguments = epilogue(Draw(seed), dtype, m, batch, channels, 64, post)
     outputs = ["out", "out_quantized"]
-    if post and last:  # V2's merging, whose norm is all
+    if post and last:  # V2's merging: only a norm
         arguments |= {"residual": None, "out": poisoned(torch.float16, *arguments["out"].shape), "out_quantized": None}
         outputs = ["out"]
-    near(run, "gemm_norm", outputs, arguments, 0.05)  # a sum on a tie of half precision moves its norm
+    near(run, "gemm_norm", outputs, arguments, 0.05)  # a tie in half precision moves its norm
 
 
 @few
@@ -181,11 +181,11 @@ def test_attention_projection_and_norm(run, seed, dtype, m, batch, channels, pos
 def test_mlp(run, seed, dtype, side, batch, channels, v2):
     arguments = whole_mlp(Draw(seed), dtype, side, batch, channels, v2)
     step = LARGEST_WEIGHT * arguments["scale"].max().item() if dtype == torch.int8 else 1e-2
-    near(run, "mlp", ["out"], arguments, step * (4 if v2 else 1))  # a norm of a branch of about one
+    near(run, "mlp", ["out"], arguments, step * (4 if v2 else 1))  # the norm of a branch with values of about one
 
 
 def with_bfloat16(arguments):
-    """The stream in that; what is one tensor stays one."""
+    """The stream in bfloat16; shared tensors stay shared."""
     halves = {id(one): one for one in arguments.values() if getattr(one, "dtype", None) == torch.float16}
     made = {key: one.bfloat16() for key, one in halves.items()}
     return {word: made.get(id(value), value) for word, value in arguments.items()}
@@ -194,7 +194,7 @@ def with_bfloat16(arguments):
 @few
 @given(seed=seeds, m=st.sampled_from([(4, 2, 1), (6, 3, 1), (5, 5, 0)]), v2=st.booleans())
 def test_int8_with_a_bfloat16_stream(run, seed, m, v2):
-    """Of which one step of a value of 4 is 1/32: as much as a context of the other side of a tie may move it."""
+    """One step of a bfloat16 value of 4 is 1/32, as much as a context on the other side of a tie moves it."""
     draw, int8 = Draw(seed), torch.int8
     tokens = prologue(draw, int8, m, 2, 96, 96, "unit" if v2 else "quantize", v2)
     near(run, "norm_gemm", ["out"], with_bfloat16(tokens), LARGEST_WEIGHT * 60 * tokens["scale"].max().item())
@@ -237,7 +237,8 @@ def assert_as_apart(run, whole):
 @pytest.mark.parametrize("dtype", [torch.int8, FLOAT8, torch.float16])
 @pytest.mark.parametrize("post", [False, True])
 def test_attention_with_its_projection_equals_them_apart(run, dtype, post):
-    """Of several parts of columns, too: both sum up a norm's parts in one order; float products add up in another."""
+    """Also with several parts of columns: both sum a norm's parts in one order, while float products add up in
+    another."""
     whole = whole_attention(Draw(3), dtype, (6, 3, 1), 2, 96, post)
     if dtype == torch.int8:
         assert_as_apart(run, whole)
@@ -246,7 +247,7 @@ def test_attention_with_its_projection_equals_them_apart(run, dtype, post):
 
 
 def test_they_equal_the_kernels_that_they_replace(run):
-    """To the bit, of one part of channels: the order of sums is the same, but for a GPU's warps."""
+    """To the bit for one part of channels: the order of sums is the same, except in a GPU's warps."""
     draw, m, channels = Draw(0), (6, 3, 1), 32
     rows, flat = m[0] ** 2, whole_map(m[0])
 
@@ -284,7 +285,7 @@ def test_they_equal_the_kernels_that_they_replace(run):
     for word in found:
         assert_equal(run, found[word], alone[word])
 
-    whole = whole_mlp(draw, torch.int8, m[0], 1, 96, v2=False)  # no norm: of any width
+    whole = whole_mlp(draw, torch.int8, m[0], 1, 96, v2=False)  # no norm: any width
     first = {"a": whole["a"], "w": whole["w1"], "scale": whole["scale1"], "bias": whole["bias1"]}
     hidden = after(
         "gemm", "out", epilogue=Epilogue("gelu"), levels=whole["hidden_levels"], out=poisoned(torch.int8, rows, 192),
@@ -297,7 +298,7 @@ def test_they_equal_the_kernels_that_they_replace(run):
 
 @pytest.mark.kernels
 def test_several_tiles_of_columns_a_program(run):
-    """Rows enough for that: a program normalises its rows once."""
+    """With enough rows, a program normalises its rows once for several tiles."""
     assert column_groups(4 * 23**2, 64, 16, 32) == 1
     arguments = prologue(Draw(1), torch.int8, (23, 23, 0), 4, 32, 64, "quantize", v2=True)
     near(run, "norm_gemm", ["out"], arguments | {"tiles": Tiles(16, 32, 32)}, 0.0)

@@ -1,4 +1,4 @@
-"""Products with every epilogue, beside their references."""
+"""Products with every epilogue, against their references."""
 
 import pytest
 import torch
@@ -40,7 +40,7 @@ def test_gemm_to_float(run, seed, dtype, m, out):
 @few
 @given(seed=seeds, m=st.integers(1, 20), kind=st.sampled_from(["quantize", "gelu"]))
 def test_gemm_to_float8(run, seed, m, kind):
-    """What it writes saturates: some sums lie beyond the largest value."""
+    """Results saturate: some sums exceed the largest value."""
     need_float8(run)
     draw = Draw(seed)
     arguments = linear(draw, FLOAT8, m, 40, 64) | {"epilogue": Epilogue(kind), "levels": 300.0}
@@ -50,13 +50,13 @@ def test_gemm_to_float8(run, seed, m, kind):
 
 
 def test_rounding_to_float8(run):
-    """Every magnitude of float16 becomes the nearest value of E4M3, the even one of two: by brute force."""
+    """By brute force, every magnitude of float16 becomes the nearest value of E4M3; on a tie the even one."""
     x = torch.arange(0, 2**15, dtype=torch.int16).view(torch.float16)
-    x = torch.where(x.isfinite(), x, 0) * (-1) ** torch.arange(2**15)  # all magnitudes, signs in turns
+    x = torch.where(x.isfinite(), x, 0) * (-1) ** torch.arange(2**15)  # all magnitudes, with alternating signs
     x = x.half().view(1, 32, 32, 32)
     values = torch.arange(127, dtype=torch.uint8).view(FLOAT8).double()  # 0 to 448; an even code is an even mantissa
     far = (x.double().abs().view(-1, 1) - values).abs()
-    far = far * 2 + torch.arange(127) % 2 * 1e-12  # the even one of two
+    far = far * 2 + torch.arange(127) % 2 * 1e-12  # the even one on a tie
     nearest = values[far.argmin(1)] * x.double().sign().flatten()
     arguments = {"x": x, "weight": None, "bias": None, "eps": 1e-5, "levels": 1.0, "windows": Windows(32, 32)}
     for name, out in (("reference", poisoned(FLOAT8, 32**2, 32)), ("kernel", poisoned(FLOAT8, 32**2, 32))):
@@ -96,7 +96,7 @@ def test_gemm_to_unit_vectors(run, seed, dtype, m, heads, ft, d):
     if ft:
         arguments["before"] = torch.stack([torch.full((n,), 40.0), torch.full((n,), 1 / 40)])
     arguments["epilogue"] = Epilogue("unit", head_dim=d, unit_epsilon=1e-6 if ft else None)
-    if not ft or dtype == torch.int8:  # a tie before the vector is normalised moves all of it
+    if not ft or dtype == torch.int8:  # a tie before normalisation moves the whole vector
         assert_same(run, "gemm", ["out"], arguments)
 
 

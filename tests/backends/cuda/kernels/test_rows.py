@@ -1,4 +1,4 @@
-"""Kernels that read all channels of a token: norms and what follows them, the pool, and the patch embedding."""
+"""Kernels that read all channels of a token: norms with their sequels, the pool, and the patch embedding."""
 
 import pytest
 import torch

@@ -1,7 +1,7 @@
-"""Every launch of networks as they are deployed, fused and apart, beside its reference.
+"""Every launch of deployed networks, fused and single, against its reference.
 
-Large operands take other tiles, warps and stages than small ones. Only a GPU runs them, in a step of
-scripts/gpu_check.sh of their own; the interpreter runs the same check of small networks.
+Large operands take other tiles, warps and stages than small ones. Only a GPU runs these tests, in a separate step of
+scripts/gpu_check.sh; the interpreter runs the same check on small networks.
 """
 
 from functools import cache
@@ -27,15 +27,15 @@ PRECISIONS = ("int8", "float")
 FUSED = {fusion.op for fusion in FUSIONS}
 OUTPUTS = ("out", "out_quantized")
 NUMBERS = {"eps": 1e-5, "scale": 1.0, "levels": 30.0, "input_levels": 30.0, "hidden_levels": 35.0}
-# What a fused kernel keeps on the chip is rounded there: several operands of a row may lie on the other side of a tie
+# A fused kernel rounds intermediate values on the chip: several operands of a row may fall on the other side of a tie
 # than the reference's.
 MOVED = 8
-MOVED_LEVELS = 100  # times NEAR: by how much they move a result in int8
+MOVED_LEVELS = 100  # times NEAR: how far they move an int8 result
 
 
 @cache
 def launches_of(model, precision):
-    """Each of another shape once."""
+    """The launches, one for each shape."""
     return distinct(spec_of_config(load_config(find_config(model)), precision), BATCH)
 
 
@@ -45,7 +45,7 @@ def distinct(spec, batch):
 
 
 def operands(launch, draw):
-    """Arguments of which sums and norms come to about one, and levels to some tens: nothing is saturated."""
+    """Arguments whose sums and norms are about one and levels some tens, so that nothing saturates."""
     words = {ref: word for word, ref in reversed(launch.operands.items()) if word not in OUTPUTS}
     made = vars(kernel_of(launch, lambda ref: tensor(draw, launch, words.get(ref, "out"), ref))).copy()
     kind = next((ref.dtype for word, ref in launch.operands.items() if word in ("qkv", "a")), None)

@@ -1,4 +1,4 @@
-"""Launches that `test_sizes` has not: of the widest network, of pictures of 384, and of windows of 12, 16 and 24.
+"""Launches that `test_sizes` lacks: the widest network, pictures of 384, and windows of 12, 16 and 24.
 
 Only a GPU runs them, beside those of `test_sizes`. Batches are small: references of attention keep all logits.
 """
@@ -11,7 +11,7 @@ from swin_quant.config.files import find_config
 from tests.backends.cuda.kernels.test_sizes import FUSED, check, distinct
 
 ATTENTION = {"attention", "attention_norm"}
-OF_MAPS = {"patch_embed", "merge_quantize", "pool"}  # whose addresses depend on the picture's size
+OF_MAPS = {"patch_embed", "merge_quantize", "pool"}  # kernels whose addresses depend on the picture's size
 PLAIN = {"gemm", "norm_quantize"}
 LARGE, AT_384 = "swin_large_patch4_window7_224_22kto1k_finetune", "swin_base_patch4_window12_384_finetune"
 WINDOW_16, WINDOW_24 = "swinv2_tiny_patch4_window16_256", "swinv2_base_patch4_window12to24_192to384_22kto1k_ft"

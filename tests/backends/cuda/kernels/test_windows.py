@@ -37,7 +37,7 @@ def test_attention_is_that_of_the_model(m):
 
 def test_unit_vectors_are_those_of_normalize():
     y = torch.randn(5, 192, generator=torch.Generator().manual_seed(0))
-    y[0, :32] = 0  # of no length: stays what it is
+    y[0, :32] = 0  # length 0: stays unchanged
     out, eye = torch.empty(5, 192), torch.eye(192)
     lengths = torch.tensor([2.0, 3.0, 1.0, 1.0, 0.0, 0.0]).repeat_interleave(32)
     GemmKernel(y, eye, None, None, Epilogue("unit"), out, lengths=lengths).reference()
