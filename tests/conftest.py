@@ -1,5 +1,5 @@
-"""What all tests share: few threads, seeds, tiny configs and models, the way to the shared data folder; and for whole
-commands a micro model, a few small pictures, and the command line run in this process or in forks of it."""
+"""Shared by all tests: few threads, seeds, tiny configs and models, and the shared data folder; for whole commands a
+micro model, a few small pictures, and the command line run in this process or in forks."""
 
 import functools
 import gc
@@ -17,8 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # as the command line does before torch is there
-os.environ["SWIN_QUANT_OPERATORS"] = "0"  # files are the same whatever compiler and CPU the machine has
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # as the command line, before torch is imported
+os.environ["SWIN_QUANT_OPERATORS"] = "0"  # files must not depend on the compiler and CPU
 
 import numpy as np
 import pytest
@@ -40,7 +40,7 @@ from swin_quant.models import registry as architectures
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import apply_policy
 
-reproducible()  # as the command line does, before any matrix product
+reproducible()  # as the command line, before any matrix product
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
 settings.load_profile("repeatable")
 
@@ -67,7 +67,7 @@ VAL = 7  # uneven over two ranks, and over three classes
 
 @pytest.fixture(autouse=True, scope="session")
 def exported_once(tmp_path_factory):
-    """Equal models go through torch's exporter once a session, which takes seconds; its table is made once."""
+    """Export equal models once a session, since torch's exporter takes seconds; its table is made once."""
     if importlib.util.find_spec("onnxscript") is None:
         yield
         return
@@ -84,14 +84,14 @@ def exported_once(tmp_path_factory):
 
 
 def pytest_collection_finish():
-    """The collector of garbage passes over the 700,000 objects that are there before the first test."""
+    """Keep the garbage collector off the 700,000 objects that exist before the first test."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")
 def few_threads():
-    """The cores are shared by the workers of a run: one thread, but for OMP_NUM_THREADS."""
+    """One thread, unless OMP_NUM_THREADS is set: parallel test workers share the cores."""
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 
 
@@ -103,13 +103,13 @@ def seeded():
 
 @pytest.fixture(autouse=True)
 def no_time_passes(monkeypatch):
-    """Lines of progress depend on the clock; output that is compared must not."""
+    """Progress lines depend on the clock; compared output must not."""
     monkeypatch.setattr("swin_quant.base.progress.clock", lambda: 0.0)
 
 
 @pytest.fixture(autouse=True)
 def messages_can_be_heard():
-    """A command that a fixture of the session ran has set up logging for its process: caplog would hear nothing."""
+    """A session fixture's command sets up logging for this process: without this, caplog would get nothing."""
     log = logging.getLogger("swin_quant")
     log.handlers, log.propagate = [], True
     log.setLevel(logging.NOTSET)
@@ -117,13 +117,13 @@ def messages_can_be_heard():
 
 @pytest.fixture(autouse=True)
 def no_terminal(monkeypatch):
-    """Output is as wide as where there is no terminal, whoever runs the tests: xdist tells its workers a width."""
+    """Output is as wide as without a terminal, whoever runs the tests: xdist sets a width."""
     monkeypatch.delenv("COLUMNS", raising=False)
 
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory) -> Path:
-    """The operators of OpenVINO, compiled once a session."""
+    """OpenVINO's operators, compiled once a session."""
     pytest.importorskip("openvino")
     if not shutil.which("g++") or operators.cpu_kind() is None:
         pytest.skip("needs g++ and AVX-512 VNNI")
@@ -150,7 +150,7 @@ def with_operators(library, monkeypatch):
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
-    """The folder of shared data and checkpoints, which a checkout need not have."""
+    """The folder of shared data and checkpoints, which a checkout may lack."""
     if not SHARED.is_dir():
         pytest.skip("no shared data here; SWIN_QUANT_SHARED may name its folder")
     return SHARED
@@ -171,7 +171,7 @@ def tiny_config():
 
 @pytest.fixture(scope="session")
 def randomise():
-    """Give every parameter of a model seeded random values; V2's norms, zero when built, would hide its branches."""
+    """Give every parameter of a model seeded random values; V2's norms, initially zero, would hide its branches."""
 
     def fill(model, seed=0):
         generator = torch.Generator().manual_seed(seed)
@@ -237,7 +237,7 @@ def micro(tmp_path_factory, randomise) -> Path:
 
 @pytest.fixture(scope="session")
 def write_config():
-    """write_config(folder, "swin", KEY=value) -> a YAML of the micro model with keys of its architecture replaced."""
+    """write_config(folder, "swin", KEY=value) -> a YAML of the micro model with architecture keys replaced."""
     return _config
 
 
@@ -260,13 +260,13 @@ def pictures(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def snapshot():
-    """snapshot(folder) -> {file: bytes} of everything in it, to compare before and after."""
+    """snapshot(folder) -> {file: bytes} of all its files, to compare before and after."""
     return lambda folder: {str(f.relative_to(folder)): f.read_bytes() for f in Path(folder).rglob("*") if f.is_file()}
 
 
 @dataclass(frozen=True)
 class Done:
-    """How a command ended."""
+    """The end of a command."""
 
     code: int
     out: str
@@ -282,7 +282,7 @@ class Done:
 
 @pytest.fixture
 def process_left_alone():
-    """A command sets up logging and signals for its process, which here is that of all tests."""
+    """A command sets up logging and signals for its process, which here runs all tests."""
     log, terminate, noisy = logging.getLogger("swin_quant"), signal.getsignal(signal.SIGTERM), logging.raiseExceptions
     before = log.handlers, log.level, log.propagate
     yield
@@ -293,7 +293,7 @@ def process_left_alone():
 
 @pytest.fixture
 def run(capsys, process_left_alone) -> Callable[..., Done]:
-    """run("calibrate", "--cfg", ...) in this process; `main.py` as the command is FasterTransformer's front door."""
+    """run("calibrate", "--cfg", ...) in this process; the command `main.py` is FasterTransformer's entry point."""
 
     def go(command, *arguments) -> Done:
         capsys.readouterr()
@@ -313,7 +313,7 @@ class Child:
     code: int = 0
 
     def poll(self) -> Done | None:
-        """How it ended, a signal as a negative code; None while it runs."""
+        """The exit code, a signal as a negative number; None while it runs."""
         if self.pid:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if not pid:
@@ -323,7 +323,7 @@ class Child:
         return Done(self.code, out, err)
 
     def wait(self, seconds: float = 600.0) -> Done:
-        """How it ended; the test fails if it has not ended after so long: it hangs, however slow the machine is."""
+        """The exit code; the test fails if the process does not end in time, which counts as a hang."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             if done := self.poll():
@@ -336,7 +336,7 @@ class Child:
 def fork(tmp_path_factory):
     """fork(words, environment, before) -> Child that calls before() and then `swin-quant words`.
 
-    A fork of this process has torch imported already, which would take each of them 3 seconds.
+    A fork of this process has torch imported, which would take each child 3 seconds.
     """
     children = []
 
@@ -353,7 +353,7 @@ def fork(tmp_path_factory):
                 setattr(sys, f"std{name}", os.fdopen(number, "w", buffering=1, closefd=False))
             signal.signal(signal.SIGINT, signal.default_int_handler)
             os.environ.update(environment or {})
-            torch.set_num_threads(1)  # the threads of this process's products are not there in a fork, which would wait
+            torch.set_num_threads(1)  # a fork lacks this process's threads, and would wait for them
             if before:
                 before()
             words = [str(word) for word in words]
@@ -374,7 +374,7 @@ def fork(tmp_path_factory):
 
 @pytest.fixture
 def forked(fork):
-    """forked(world, command, ..., before=None) -> how each rank ended; `before(rank)` runs in each."""
+    """forked(world, command, ..., before=None) -> the end of each rank; `before(rank)` runs in each."""
 
     def go(world, *words, before=None) -> list[Done]:
         with socket.socket() as probe:
@@ -391,7 +391,8 @@ def forked(fork):
 
 @pytest.fixture
 def install(tmp_path, monkeypatch):
-    """install(entry, group) announces `entry` ("name = module:object") as an installed package would: a backend's."""
+    """install(entry, group) announces `entry` ("name = module:object") as an installed package would, by default a
+    backend."""
     (tmp_path / "site").mkdir()
     monkeypatch.syspath_prepend(Path(__file__).parent / "plugins")
     monkeypatch.syspath_prepend(tmp_path / "site")
@@ -427,7 +428,7 @@ def float_flags(micro, pictures):
 
 @pytest.fixture(scope="session")
 def ft_flags(micro, pictures):
-    """The same in the words of main.py."""
+    """The same as flags of main.py."""
     return [
         *("--cfg", micro / "swin.yaml", "--resume", micro / "swin.pth", "--data-path", pictures),
         *("--num-calib-batch", 2, "--calib-batchsz", 4, "--device", "cpu", "--half", "none"),
@@ -445,7 +446,8 @@ def calibrated(tmp_path_factory, float_flags) -> Path:
 
 @pytest.fixture(scope="session")
 def scoring_flags(micro, pictures):
-    """The options of an evaluation besides its checkpoint: the float32 baseline, and no more than a test asks for."""
+    """The options of an evaluation besides its checkpoint: the float32 baseline, and only the rows that a test
+    needs."""
     return ["--cfg", micro / "swin.yaml", "--data-path", pictures, "--device", "cpu", "--half", "none"]
 
 

@@ -1,8 +1,8 @@
 """The arithmetic tests on imitated CPUs, each in a process of its own: `python tests/cpus.py [short|demo]`.
 
-Libraries choose their kernels by the CPU, and kernels differ in their last bits and in what they saturate. Variables
-that mean nothing to this machine change nothing; a CPU that cannot be imitated here is said and passed over.
-`demo`: `swin-quant demo` in place of the tests.
+Libraries choose their kernels by the CPU, and kernels differ in their last bits and in saturation. A variable without
+meaning for this machine changes nothing; a CPU that cannot be imitated here is named and skipped. `demo`: `swin-quant
+demo` instead of the tests.
 """
 
 import os
@@ -15,10 +15,10 @@ from pathlib import Path
 
 TESTS = Path(__file__).parent
 STANDIN = TESTS / "standin" / "older_cpu.c"
-NOT_HERE = 77  # exit code of the stand-in where CPUID cannot be trapped
+NOT_HERE = 77  # the stand-in's exit code if CPUID cannot be trapped
 
 CPUS = {
-    "AMD": {"CPU_VENDOR": "AuthenticAMD"},  # MKL accepts AUTO,STRICT there and does not keep it
+    "AMD": {"CPU_VENDOR": "AuthenticAMD"},  # MKL accepts AUTO,STRICT there and ignores it
     "AMD without AVX-512": {"CPU_VENDOR": "AuthenticAMD", "OLDER_CPU": "avx2"},
     "no AVX-512, no VNNI": {"OLDER_CPU": "avx2"},
     "AVX-512 without VNNI": {"OLDER_CPU": "avx512"},
@@ -47,12 +47,12 @@ SHORT = [
 ]
 
 
-# pytest's fault handler would take the place of the stand-in's
+# pytest's fault handler would replace the stand-in's
 PYTEST = ["pytest", "-p", "no:faulthandler", "-p", "no:cacheprovider", "-m", "not slow"]
 
 
 def run(name: str, command: list[str], library: str | None) -> tuple[bool, str]:
-    """Whether `python -m command` succeeded or could not be run on CPU `name`, and what there is to say."""
+    """Whether `python -m command` succeeded or could not run on CPU `name`, and a message."""
     wanted = CPUS[name]
     environment = os.environ | {"OMP_NUM_THREADS": "1"} | wanted
     if {"OLDER_CPU", "CPU_VENDOR"} & wanted.keys():
@@ -69,7 +69,7 @@ def run(name: str, command: list[str], library: str | None) -> tuple[bool, str]:
 
 
 def build(folder: str) -> str | None:
-    """The stand-in as a library, or None where it cannot be compiled."""
+    """The stand-in as a library; None if it cannot be compiled."""
     library = f"{folder}/older_cpu.so"
     command = ["cc", "-O1", "-shared", "-fPIC", str(STANDIN), "-o", library]
     try:
@@ -79,7 +79,7 @@ def build(folder: str) -> str | None:
 
 
 def commands(form: str, folder: str) -> dict[str, list[str]]:
-    """By CPU, what runs there."""
+    """The commands to run, by CPU."""
     if form == "demo":
         return {name: ["swin_quant", "demo", "--output", f"{folder}/{name}"] for name in CPUS}
     names, tests = (SHORT_CPUS, SHORT) if form == "short" else (list(CPUS), ARITHMETIC)

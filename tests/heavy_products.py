@@ -1,4 +1,4 @@
-"""Products with a channel far from the others, planted in a Swin V1: what no rescaling of inputs or weights cures."""
+"""Plant products with a channel far from the others in a Swin V1, which no rescaling of inputs or weights cures."""
 
 import torch
 from torch.nn.functional import gelu
@@ -6,9 +6,9 @@ from torch.nn.functional import gelu
 
 @torch.no_grad()
 def plant_in_mlp(mlp, hidden, share):
-    """Make the `share` of the hidden units that matter least constant, and let them feed the first channel of fc2.
+    """Make the least important `share` of the hidden units constant, and let them feed the first channel of fc2.
 
-    `hidden` [tokens, units]: what fc2 is given. Its bias takes the constant off again: nothing but those units is lost.
+    `hidden` [tokens, units]: fc2's input. Its bias subtracts the constant: only those units are lost.
     """
     fc1, fc2 = mlp.fc1, mlp.fc2
     matters = hidden.std(0) * fc2.weight.norm(dim=0)
@@ -22,11 +22,11 @@ def plant_in_mlp(mlp, hidden, share):
 
 @torch.no_grad()
 def plant_in_merging(merging, block, product, times):
-    """Make the channel of a patch merging's product that varies least constant, `times` the largest magnitude.
+    """Make the least varying channel of a patch merging's product constant, `times` the largest magnitude.
 
-    `product` [tokens, channels]: what the reduction gives; `block`: the one behind it. A row of one over the norm's
-    gains sums normalised values, to zero; a bias of the norm that no other row sees then adds the constant. The block's
-    norm sees it in the residual stream and is fitted to that, a line a channel; its projection takes it off.
+    `product` [tokens, channels]: the reduction's output; `block`: the one after it. A row of one over the norm's gains
+    sums normalised values to zero; a bias of the norm that no other row sees then adds the constant. The block's norm
+    sees it in the residual stream and is fitted to that, a line a channel; its projection subtracts it.
     """
     norm, weight = merging.norm, merging.reduction.weight
     at = int(product.std(0).argmin())

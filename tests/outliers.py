@@ -1,4 +1,4 @@
-"""Outlier channels, planted in a network without changing what it computes in float: the stress of equalization."""
+"""Plant outlier channels in a network without changing its float function: the stress of equalization."""
 
 import torch
 
@@ -10,11 +10,11 @@ def _chosen(channels, share, generator):
 
 @torch.no_grad()
 def plant(model, where, scale, share=0.03, seed=0):
-    """Make `share` of the channels `scale` times as large, and what reads them as much smaller; in place.
+    """Make `share` of the channels `scale` times as large, and the weights that read them as much smaller; in place.
 
-    `where`: norms (before qkv, fc1 and patch merging's reduction), v (against proj), qk (q against k); of V2, v,
-    heads (q and k of one whole head, whose length cosine attention takes off) and stream (what the first stage's
-    residual stream is made of, against what reads it). Returns the model.
+    `where`: norms (before qkv, fc1 and patch merging's reduction), v (against proj), qk (q against k); in V2, v, heads
+    (q and k of one whole head, whose length cosine attention removes) and stream (the sources of the first stage's
+    residual stream, against its readers). Returns the model.
     """
     generator = torch.Generator().manual_seed(seed)
     if where == "stream":
@@ -77,7 +77,7 @@ def _plant_in_attention(attn, where, scale, share, generator):
 
 
 def _biases(attn, dim):
-    """Those of q, k and v: V2 keeps its own beside the layer, and has none for k."""
+    """The biases of q, k and v: V2 keeps its own beside the layer, and has none for k."""
     if hasattr(attn, "q_bias"):
         return attn.q_bias, None, attn.v_bias
     return attn.qkv.bias.split(dim) if attn.qkv.bias is not None else (None, None, None)

@@ -1,4 +1,4 @@
-"""Imports go one way, floor by floor: what lies higher may use what lies lower, never the other way round."""
+"""Imports go one way, floor by floor: higher modules may use lower ones, never the other way round."""
 
 import ast
 import re
@@ -37,7 +37,7 @@ OWN_NAME = re.compile(r"(swin_quant(?:\.\w+)+)(?::\w+)?")
 
 
 def imported(path):
-    """(line, module of ours) for every import in a file, those inside functions and for types alone too."""
+    """(line, our module) for every import in a file, including those inside functions and for types only."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "swin_quant":
             inner = [f"{node.module}.{alias.name}" for alias in node.names]
@@ -47,7 +47,7 @@ def imported(path):
 
 
 def named(path):
-    """(line, module of ours) for every text that names a module to import, as registries do."""
+    """(line, our module) for every text that names a module to import, as in registries."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             if (name := OWN_NAME.fullmatch(node.value)) and name[1] in MODULES:
@@ -59,7 +59,7 @@ NAMED = {name: sorted(set(named(path))) for name, path in MODULES.items()}
 
 
 def floor_of(module):
-    """(package, its floor); the package's own `__init__`, which offers everything, is above all."""
+    """(package, its floor); the package's own `__init__`, which exports everything, is above all."""
     package = module.split(".")[1] if "." in module else "swin_quant"
     return package, FLOOR.get(package, len(FLOORS))
 
@@ -83,7 +83,7 @@ def test_no_arrow_goes_up_or_aside(package):
 
 
 def test_no_modules_import_each_other_in_a_circle():
-    """A module is taken away once all that it imports is gone; what stays lies in a circle, or leads to one."""
+    """A module is removed once all its imports are removed; the rest is in a circle, or leads to one."""
     left = {
         name: {module for _, module in imports if module != name}
         for name, imports in IMPORTS.items()
@@ -110,7 +110,7 @@ def test_quant_does_not_know_swin():
 
 
 def test_only_what_is_for_swin_knows_swin():
-    """Architectures are told apart by the registry: others import the parts of Swin nowhere else."""
+    """The registry distinguishes architectures: other modules import parts of Swin nowhere."""
     parts = re.compile(r"swin_quant\.models\.(layers|swin|swin_v2|windows|geometry)\b")
     for_swin = {"models", "backends/cuda", "backends/fastertransformer", "backends/onnx/swin", "verbs/ft/gemms.py"}
     know = {str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py") if parts.search(path.read_text())}
@@ -118,7 +118,7 @@ def test_only_what_is_for_swin_knows_swin():
 
 
 def test_backends_do_not_import_each_other():
-    """What several share lies beside their folders."""
+    """Shared code is beside their folders."""
     own = {name: re.compile(rf"swin_quant\.backends\.(?!{name}\b)({'|'.join(BUILT_IN)})\b") for name in BUILT_IN}
     sources = {path: path.read_text() for name in BUILT_IN for path in (PACKAGE / "backends" / name).rglob("*.py")}
     strange = {path: own[path.relative_to(PACKAGE).parts[1]].search(text) for path, text in sources.items()}
@@ -126,7 +126,7 @@ def test_backends_do_not_import_each_other():
 
 
 def test_the_exporter_of_onnx_knows_no_architecture():
-    """Each names what rewrites it: the folders of the rewriters are imported by their own files alone."""
+    """Each architecture names its rewriter: only the rewriters' own files import their folders."""
     core = (PACKAGE / "backends" / "onnx").glob("*.py")
     assert [path.name for path in core if re.search(r"backends\.onnx\.swin", path.read_text())] == []
 

@@ -1,4 +1,4 @@
-"""What the benchmarks that need a GPU make of its results, here given by hand."""
+"""The benchmarks that need a GPU, on results given here by hand."""
 
 import os
 import time
@@ -24,7 +24,7 @@ FOLDER = Path(__file__).parents[1] / "benchmarks"
 
 @pytest.fixture
 def benchmark(monkeypatch):
-    """The module of a script."""
+    """A script's module."""
     monkeypatch.syspath_prepend(str(FOLDER))
     return __import__
 
@@ -35,7 +35,7 @@ def benchmark(monkeypatch):
         ({"int8": 0.5, "trace fp16": 4.0, "eager fp16": 3.0, "compile fp16": 1.0}, "2.00 (compile)"),
         ({"int8": 0.5, "eager fp16": 0.6, "compile fp16": 1.0}, "1.20 (eager)"),
         ({"int8": 0.5, "compile fp16": 1.5, "max-autotune fp16": 1.0}, "2.00 (max-autotune)"),
-        ({"int8": 0.5, "trace fp16": 4.0, "eager fp16": 3.0}, "not measured"),  # who was to be beaten did not run
+        ({"int8": 0.5, "trace fp16": 4.0, "eager fp16": 3.0}, "not measured"),  # the one to beat did not run
         ({"compile fp16": 1.0}, "-"),
     ],
 )
@@ -90,7 +90,7 @@ def test_what_the_goals_compare_comes_first_and_what_takes_minutes_last(benchmar
 
 @pytest.fixture
 def two_runs(benchmark, tmp_path):
-    """The script, the jobs of two models, and what makes the report of another run of them in a folder."""
+    """The script, the jobs of two models, and a function that makes the report of another run in a folder."""
     script = benchmark("cuda_engine")
     models, names = ("swin", "swinv2"), ("int8", "trace fp16", "launches int8")
     jobs = [script.Job(name, model, 32) for model in models for name in names]
@@ -130,7 +130,7 @@ def test_a_second_run_does_what_the_first_one_left(two_runs):
     second = report()
     assert "1 times of 1 runs are kept" in second.go_on(folder)
     left = second.open(jobs)
-    assert left == [*jobs[2:], jobs[1]]  # what failed is tried again, but last
+    assert left == [*jobs[2:], jobs[1]]  # failed jobs are tried again, but last
     assert script.run(left, working(), second, folder, soon()) == []
     page = (folder / "cuda_engine.md").read_text()
     assert "Measured in 2 runs: " in page and "Failed" not in page and "Not reached" not in page
@@ -169,7 +169,7 @@ def test_what_had_less_than_its_time_has_not_failed(two_runs, monkeypatch):
 
 
 def test_single_launches_find_nothing_in_the_cache(benchmark, monkeypatch):
-    """Nor do they have zeros for pictures: what a launch reads was drawn, and as much of it as is beyond the cache."""
+    """Operands are random, not zeros, and exceed the cache."""
     script, gpu = benchmark("cuda_candidates"), SimpleNamespace(L2_cache_size=2**20)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
     program = script.fused_program(script.packed("swin_digits", "int8").spec, 2, None, script.NO_TILES)
@@ -214,7 +214,7 @@ def answering(labels, noise=0.0):
 
 
 def pictures(count):
-    """Whose only value is their number, and their labels."""
+    """Pictures whose only value is their number, and their labels."""
     labels = torch.arange(count) % 3
     images = torch.arange(count).float()[:, None, None, None].expand(-1, 3, 1, 1)
     return labels, [Batch(images, labels, list(range(count)), [])]
@@ -257,7 +257,7 @@ def test_an_engine_that_adds_more_noise_is_told_of_whatever_top_1_is(benchmark):
 def test_the_page_of_results_is_that_of_the_examples_on_a_cpu_alone(benchmark, monkeypatch, more):
     script, written = benchmark("cuda_accuracy"), []
     monkeypatch.setattr(script, "one_page", written.append)
-    monkeypatch.setattr(script, "SECTIONS", {})  # else one of them would be written
+    monkeypatch.setattr(script, "SECTIONS", {})  # otherwise one would be written
     monkeypatch.setattr("sys.argv", ["cuda_accuracy.py", "--data-path", "digits", *more])
     script.main()
     assert len(written) == 1
@@ -283,12 +283,12 @@ def test_digits_that_are_scored_are_5000_others_with_the_same_labels(benchmark):
     assert all(label == digits.labels[index % len(digits)] for index, label in enumerate(moved.labels))
     assert moved.open(700).tobytes() == files.MovedDigits(digits).open(700).tobytes()
     ink = [np.asarray(moved.open(index), float).sum() for index in (3, 3 + len(digits))]
-    assert ink[1] == pytest.approx(ink[0], rel=0.1)  # nothing of it was shifted out of the picture
+    assert ink[1] == pytest.approx(ink[0], rel=0.1)  # nothing was shifted out of the picture
     assert len(files.pictures_of(cfg, "digits", "train")) == 1797 - len(digits)
 
 
 def test_what_is_taken_apart_is_put_together_again(benchmark):
-    """Without its halves the engine is nearer to fake-quant than as it is."""
+    """Without its halves the engine is closer to fake-quant."""
     rounding, candidates = benchmark("cuda_rounding"), benchmark("cuda_candidates")
     model = candidates.calibrated("swin_digits", "cuda")
     images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -323,7 +323,7 @@ def test_every_fusion_has_a_prediction_and_what_only_saves_saves(benchmark):
     assert text.count("| not measured |") == len(script.OPTIMIZATIONS)
     # By hand: 3 channels of 224 x 224 halves and a byte each, at 4.8 TB/s.
     assert us["uint8 pictures"][0] - us["uint8 pictures"][1] == pytest.approx(32 * 3 * 224**2 / 4.8e6, rel=1e-3)
-    # A window of 7: rows of 49 values to 56, where memory is what a launch waits for.
+    # A window of 7: rows grow from 49 values to 56, where memory limits a launch.
     heads = 3 * 2 + 6 * 2 + 12 * 6
     before, after = us["rows of the position bias filled to vectors"]
     assert after - before == pytest.approx(heads * 49 * 7 * 2 / 4.8e6, rel=1e-3)

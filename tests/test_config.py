@@ -379,7 +379,7 @@ def test_an_empty_name_is_refused(tmp_path):
 
 
 def buildable(family, picture, patch, window, embed, heads):
-    """Cut the picture up by hand: a grid of patches, windows over it, pairs of patches, heads over channels."""
+    """Build by hand: a grid of patches, windows over it, pairs of patches, heads over channels."""
     if len(range(0, picture, patch)) * patch != picture:
         return False
     grid = list(range(picture // patch))

@@ -1,4 +1,5 @@
-"""What is shown works, on micro models: the commands of README, docs and --help in their order, and README's Python."""
+"""Everything that documents show works, on micro models: commands of README, docs and --help in order, README's
+Python."""
 
 import re
 import shlex
@@ -30,7 +31,7 @@ from swin_quant.models import registry as architectures
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 NAME, CLASSES = "swin_tiny_patch4_window7_224", ("cat", "dog", "fox")
-# What makes a command short, at the end of its line.
+# Options at the end of a line that make a command short.
 QUICK = {
     "bench": ["--rounds", "1", "--seconds", "0.01", "--batch", "1"],
     "calibrate my.pth": ["--pictures", "4"],
@@ -40,7 +41,7 @@ QUICK = {
     "finetune": ["--epochs", "1", "--batch", "32"],
     "ft front-door --train": ["--num-epochs", "1", "--batch-size", "32"],
 }
-# What is not run here, and why; test_flags parses these, too.
+# Commands that are not run here, and why; test_flags parses these too.
 NOT_RUN = {
     "tensorrt build-engine": "needs TensorRT; test_build_engine has a stand-in",
     "serve": "serves until it is told to end; test_serve does",
@@ -61,7 +62,7 @@ LAUNCHER = "python -m torch.distributed.launch --nproc_per_node 1 --master_port 
 
 @pytest.fixture(scope="module")
 def reader(tmp_path_factory, write_config, randomise, pictures) -> Path:
-    """The folder of a reader: a float checkpoint of a block a stage, `imagenet`, a photo, a folder of them."""
+    """A reader's folder: a float checkpoint of a block a stage, `imagenet`, a photo, a folder of photos."""
     folder = tmp_path_factory.mktemp("reader")
     (folder / "configs" / "swin").mkdir(parents=True)
     keys = {"EMBED_DIM": 32, "DEPTHS": [1, 1]}  # FasterTransformer takes heads of 32 channels
@@ -77,7 +78,7 @@ def reader(tmp_path_factory, write_config, randomise, pictures) -> Path:
 
 
 def add_checkpoint(folder, config, place, name, randomise):
-    """Write the config of the model of that name at `place`, its weights and their run card into the folder."""
+    """Write the config of the model with that name at `place`, its weights and their run card into the folder."""
     config["MODEL"]["NAME"] = name
     (folder / f"{place}.yaml").write_text(yaml.safe_dump(config))
     cfg = load_config(folder / f"{place}.yaml")
@@ -91,7 +92,7 @@ def add_checkpoint(folder, config, place, name, randomise):
 
 @pytest.fixture(scope="module")
 def shelf(reader, tmp_path_factory, randomise):
-    """The folder of one who tries what documents show: all that they name, made of micro models. Copy it."""
+    """The folder of a user who tries the documents: all files that they name, from micro models. Copy it."""
     folder = tmp_path_factory.mktemp("shelf") / "shelf"
     shutil.copytree(reader, folder, ignore=shutil.ignore_patterns("out*"))
     config = yaml.safe_load((folder / "configs" / "swin" / f"{NAME}.yaml").read_text())
@@ -168,7 +169,7 @@ def test_what_is_not_run_is_still_shown():
 
 
 def commands():
-    """The lines of the README's bash blocks that start a command of ours."""
+    """The lines of the README's bash blocks that start with a command of ours."""
     for block in re.findall(r"```bash\n(.*?)```", README, re.DOTALL):
         for line in block.replace("\\\n", " ").splitlines():
             if line.startswith("swin-quant ") or "main.py" in line:
@@ -190,7 +191,7 @@ def test_the_commands_of_the_readme(reader, run, monkeypatch):
 
 
 def expanded(word):
-    """As a shell does it."""
+    """The words as a shell expands them."""
     return sorted(map(str, Path().glob(word))) if "*" in word else [word]
 
 
@@ -200,7 +201,7 @@ PROSE = [path for path in DOCUMENTS if "results" not in path.parts]
 
 @pytest.mark.parametrize("path", PROSE, ids=lambda path: str(path.relative_to(ROOT)))
 def test_sentences_begin_with_their_noun(path):
-    """As CONTRIBUTING asks; a question may begin with What or Who."""
+    """CONTRIBUTING's rule; a question may begin with What or Who."""
     prose = re.sub(r"```.*?```|^#.*?$", "", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
     assert [found for found in DIALECT.findall(prose) if not found.endswith("?")] == []
 
@@ -210,7 +211,7 @@ def test_every_group_of_commands_is_shown():
 
 
 def test_the_package_of_docs_extending(install, run, pictures, tmp_path, monkeypatch):
-    """Its backend and its architecture, as they stand there, calibrated, exported, verified."""
+    """Its backend and its architecture, unchanged: calibrated, exported, verified."""
     monkeypatch.chdir(tmp_path)
     text = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
     files = re.findall(r"```python\n# (my_package/\w+\.py)\n(.*?)```", text, re.DOTALL)

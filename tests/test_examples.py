@@ -1,4 +1,4 @@
-"""The trained checkpoints that come with a checkout: they load, their cards are theirs, and they are small."""
+"""The trained checkpoints in a checkout: they load, their cards match them, and they are small."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from swin_quant.checkpoint import load_float
 from swin_quant.config import load_config
 from swin_quant.models import build_model
 
-# Top-1 in % of those that were trained for minutes only; the others were for an hour.
+# Top-1 in % of models trained for minutes only; the others were trained for an hour.
 LEAST = {"convnext": 60, "mobilenetv3": 57, "vit": 52}
 FOLDER = Path(__file__).parents[1] / "examples" / "checkpoints"
 

@@ -1,4 +1,4 @@
-"""The scripts of examples/, as a reader runs them: on a micro model where they name a checkpoint."""
+"""The scripts in examples/ as a reader runs them, with a micro model for a named checkpoint."""
 
 import runpy
 import shutil

@@ -1,4 +1,4 @@
-"""Which engines take an artifact, where they run, and which checkpoint is its own."""
+"""The engines that take an artifact, their devices, and the artifact's own checkpoint."""
 
 import pytest
 
@@ -84,7 +84,7 @@ def test_the_checkpoint_is_found_beside_or_one_folder_up_by_its_hash(exported, t
     artifact = exported(checkpoint=checkpoint)
     assert find_checkpoint(artifact) == checkpoint
     beside = tmp_path / "out" / "m_calib.pth"
-    beside.write_bytes(b"others")  # of that name, but not the one
+    beside.write_bytes(b"others")  # the same name, but another file
     assert find_checkpoint(artifact) == checkpoint
     checkpoint.unlink()
     assert find_checkpoint(artifact) is None and "its m_calib.pth is neither beside it" in no_checkpoint(artifact)

@@ -1,4 +1,4 @@
-"""scripts/gpu_check.sh before its first step: what it refuses, deletes and finds missing; and what its steps are."""
+"""scripts/gpu_check.sh before its first step: refusals, deleted files and missing parts; and its steps."""
 
 import os
 import re
@@ -24,7 +24,7 @@ def check(folder, *flags, **environment):
 
 @pytest.fixture
 def bare(tmp_path):
-    """An interpreter without any package, found from where the script is called."""
+    """An interpreter without any package, found from the script's working directory."""
     (tmp_path / "bin").mkdir()
     file = tmp_path / "bin" / "python"
     file.write_text(f'#!/bin/sh\nexec {sys.executable} -S -E "$@"\n')
@@ -80,7 +80,7 @@ def test_only_files_of_the_run_before_are_deleted(tmp_path, bare):
 
 @pytest.fixture
 def noting(tmp_path):
-    """An interpreter that does nothing, and notes the words that it was given."""
+    """An interpreter that does nothing but note its arguments."""
     (tmp_path / "bin").mkdir()
     file = tmp_path / "bin" / "python"
     file.write_text('#!/bin/sh\n{ printf \'%s\\037\' "$@"; echo; } >> "$NOTES"\necho 1 passed\n')
@@ -89,7 +89,7 @@ def noting(tmp_path):
 
 
 def noted(tmp_path):
-    """The words of every call of that interpreter."""
+    """The arguments of every call of that interpreter."""
     return [line.split("\37")[:-1] for line in (tmp_path / "notes").read_text().splitlines()]
 
 
@@ -113,7 +113,7 @@ def test_its_commands_can_be_given_and_run_on_the_device(tmp_path, noting, devic
     forms = {(*one.policy, one.float_type, one.uint8_input): one.output for one in commands["export"]}
     assert {("cuda", "bfloat16"), ("cuda-fp8", None)} <= {form[:2] for form in forms} and len(forms) == 4
     evaluated = [str(Path(file).parent) for one in commands["evaluate"] for file in one.files]
-    assert sorted(evaluated) == sorted(forms.values())  # each form in the folder that it was exported to
+    assert sorted(evaluated) == sorted(forms.values())  # each form in its export folder
     logits, shown = commands["predict"]
     assert logits.logits and logits.model in files and shown.model.endswith("_int8_uint8_cuda.safetensors")
     assert all((SCRIPT.parents[1] / image).is_file() for image in shown.images)
@@ -129,7 +129,7 @@ def test_its_commands_can_be_given_and_run_on_the_device(tmp_path, noting, devic
 
 
 def accuracy(tmp_path):
-    """What the step is given."""
+    """The arguments of the step."""
     return next(words for words in noted(tmp_path) if words[0] == "benchmarks/cuda_accuracy.py")
 
 
@@ -171,7 +171,7 @@ def test_what_a_gpu_or_a_machine_has_not_is_skipped_with_its_reason(tmp_path, no
 
 
 def test_what_is_wrong_is_known_before_anything_is_timed(tmp_path, noting):
-    """Of an engine whose kernels are wrong, or a GPU on which arithmetic or NCCL is, no time is worth anything."""
+    """Times of an engine with wrong kernels, or on a GPU with wrong arithmetic or NCCL, are worthless."""
     check(tmp_path, **noting)
     given = (tmp_path / "notes").read_text().splitlines()
     timed = next(n for n, line in enumerate(given) if "benchmarks/cuda_engine.py" in line and "--only" not in line)
@@ -212,7 +212,7 @@ CLOCK = """timeout() {
 
 @pytest.fixture
 def slow(tmp_path):
-    """By the script's clock every command takes all of its time, and some more to end; no time passes."""
+    """By the script's clock every command takes all of its time, and some more to end; no real time passes."""
     (tmp_path / "clock").write_text(CLOCK)
     return {"BASH_ENV": str(tmp_path / "clock"), "LIMITS": str(tmp_path / "limits")}
 

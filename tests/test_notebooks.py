@@ -1,4 +1,4 @@
-"""The notebooks of examples/, as a reader runs them, on a micro model: cell by cell, what a cell ends with is shown."""
+"""The notebooks of examples/ as a reader runs them, on a micro model: cell by cell, showing each cell's last value."""
 
 import ast
 import json
@@ -14,7 +14,7 @@ BOOKS = sorted((Path(__file__).parents[1] / "examples" / "notebooks").glob("*.ip
 
 @pytest.fixture
 def at_hand(micro, pictures, tmp_path, monkeypatch):
-    """What the notebooks read from the environment: a checkpoint, pictures enough for 80 and 64 others, a folder."""
+    """The notebooks' environment: a checkpoint, enough pictures for 80 and 64 others, a folder."""
     data = tmp_path / "data"
     shutil.copytree(pictures, data)
     for copy in range(1, 12):

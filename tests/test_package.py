@@ -14,7 +14,7 @@ from swin_quant.base.shipped import configs_dir, plugins_dir
 if sys.version_info >= (3, 11):
     import tomllib
 else:
-    import tomli as tomllib  # pytest needs it there
+    import tomli as tomllib  # pytest installs it there
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -23,7 +23,7 @@ PIN = re.compile(r'(?P<name>[\w.-]+)==[\w.]+(?P<marker> ; python_version (<|>=) 
 
 
 def normal(requirement):
-    """The name of a requirement as package indexes compare it."""
+    """A requirement's name as package indexes compare it."""
     return re.sub(r"[-_.]+", "-", re.match(r"[\w.-]+", requirement)[0]).lower()
 
 
@@ -122,7 +122,7 @@ for name in COMMANDS:
 
 @pytest.mark.slow
 def test_the_wheel_alone_gives_the_commands(tmp_path):
-    """Built, installed somewhere else, started from somewhere else: every command, with all that it reads."""
+    """Built, installed and started elsewhere: every command, with all files that it reads."""
     pytest.importorskip("hatchling")
     quiet = {"cwd": ROOT, "check": True, "capture_output": True, "text": True}
     subprocess.run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path], **quiet)
@@ -146,7 +146,7 @@ def test_the_wheel_alone_gives_the_commands(tmp_path):
 
 @pytest.fixture
 def ci(tmp_path):
-    """A commit of its own, in which make and pip do nothing: ci(DRAWS="3") -> what the next one's tests draw by."""
+    """A separate commit in which make and pip do nothing: ci(DRAWS="3") -> the draws of the next commit's tests."""
     for name, text in {".venv/bin/python": "exit 1", "bin/make": 'echo "$1 $DRAWS"'}.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
@@ -168,7 +168,7 @@ def ci(tmp_path):
             env=kept | given | {"PATH": path},
         )
         said = dict(line.replace("=", " ").split() for line in done.stdout.splitlines())
-        assert said["DRAWS"] == said["test-all"]  # a number that can be given again
+        assert said["DRAWS"] == said["test-all"]  # a number that can be reused
         return int(said["DRAWS"])
 
     return run

@@ -1,4 +1,4 @@
-"""Every fact that the code cites can be opened: the section is in docs/reference."""
+"""Every fact that the code cites can be opened: its section is in docs/reference."""
 
 import re
 from pathlib import Path

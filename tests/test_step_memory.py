@@ -13,7 +13,7 @@ IMAGES = torch.randn(8, 3, 32, 32)
 
 @pytest.fixture
 def memory(monkeypatch):
-    """The module beside the benchmarks that count memory."""
+    """The module of the benchmarks that counts memory."""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
     return __import__("step_memory")
 
@@ -65,5 +65,5 @@ def test_qat_keeps_hardly_more_than_float_training(memory, tiny_model, use_polic
     plain = memory.saved_bytes(model, lambda: F.cross_entropy(model(images), labels))
     quantize(model)
     quantized = memory.saved_bytes(model, lambda: F.cross_entropy(model(images), labels))
-    weights = sum(parameter.nbytes for parameter in model.parameters())  # kept once more, quantized
+    weights = sum(parameter.nbytes for parameter in model.parameters())  # saved again, quantized
     assert quantized < 1.05 * plain + weights

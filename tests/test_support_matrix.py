@@ -1,4 +1,4 @@
-"""docs/support.md says what the code's limits are now."""
+"""docs/support.md agrees with the code's limits."""
 
 import runpy
 from pathlib import Path

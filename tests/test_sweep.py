@@ -1,4 +1,4 @@
-"""The sweep over models of others: what a row says, what a killed process leaves, and what a page counts."""
+"""The sweep over other publishers' models: rows, the traces of a killed process, and a page's counts."""
 
 import time
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Arrays in .npz and .npy: what NumPy writes is read, and nothing else is believed."""
+"""Arrays in .npz and .npy: NumPy's files are read, and nothing else in them is trusted."""
 
 import io
 import zipfile
@@ -97,7 +97,7 @@ def test_a_file_that_is_missing_damaged_or_blown_up_is_named(tmp_path):
     with pytest.raises(SwinQuantError, match="x.npz: is no .npz of arrays"):
         read_arrays(tmp_path / "x.npz")
     whole = archive(tmp_path / "bomb.npz", x=npy(PLAIN, bytes(8))).read_bytes()
-    size = whole.rindex(b"PK\x01\x02") + 24  # of the unpacked member, in the directory
+    size = whole.rindex(b"PK\x01\x02") + 24  # size of the unpacked member, in the directory
     (tmp_path / "bomb.npz").write_bytes(whole[:size] + (2**31).to_bytes(4, "little") + whole[size + 4 :])
     with pytest.raises(SwinQuantError, match="declares 2147483648 bytes: too many"):
         read_arrays(tmp_path / "bomb.npz")

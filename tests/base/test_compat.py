@@ -1,4 +1,4 @@
-"""timm and torchvision can be imported beside any build of torch, and other faults of theirs are not hidden."""
+"""timm and torchvision can be imported beside any build of torch, and their other faults are not hidden."""
 
 import importlib
 
@@ -52,7 +52,7 @@ def test_another_error_of_torchvision_is_not_hidden(monkeypatch):
 
 @pytest.mark.parametrize("bits", [0, 1, 4, 8])
 def test_a_picture_is_posterized_to_any_number_of_bits(bits):
-    """RandAugment at full strength keeps none, which Pillow 13 refuses: training died of one picture in hundreds."""
+    """RandAugment at full strength keeps no bits, which Pillow 13 refuses: one picture in hundreds ended a training."""
     table = compat.import_augmentation().auto_augment.NAME_TO_OP
     picture = Image.fromarray(np.arange(48, dtype=np.uint8).reshape(4, 4, 3) * 5)
     done = np.asarray(table["PosterizeIncreasing"](picture, bits))

@@ -1,4 +1,4 @@
-"""A world of one, and what two processes add up; tests/cli/test_ranks.py has the whole commands and the failures."""
+"""A world of one, and sums over two processes; tests/cli/test_ranks.py has whole commands and failures."""
 
 import math
 import multiprocessing
@@ -26,8 +26,8 @@ def no_launcher(monkeypatch):
 
 @pytest.fixture
 def ranks():
-    """ranks(function) -> what function(world) gave on each of two ranks, or the text of its SwinQuantError."""
-    context = multiprocessing.get_context("fork")  # torch is imported already
+    """ranks(function) -> the result of function(world) on each of two ranks, or the text of its SwinQuantError."""
+    context = multiprocessing.get_context("fork")  # a fork has torch imported
 
     def work(function, rank, port, queue):
         os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
@@ -124,7 +124,7 @@ def test_the_first_reason_reaches_every_rank(ranks):
 
 @pytest.mark.slow
 def test_a_reason_that_comes_late_is_waited_for(ranks, monkeypatch):
-    """A store that takes many ticks to answer the rank that waits, as on a busy machine."""
+    """A store that answers the waiting rank late, as on a busy machine."""
     check = torch.distributed.PrefixStore.check
 
     def late(store, keys):
@@ -144,7 +144,7 @@ def test_a_reason_that_comes_late_is_waited_for(ranks, monkeypatch):
 
 @pytest.mark.slow
 def test_a_rank_that_fails_before_it_heard_of_anybody_still_says_why(ranks, monkeypatch):
-    """Between its first question to the store, which it asks when it has nothing to say yet, and the answer."""
+    """Between its first question to the store, when it has nothing to report yet, and the answer."""
     check = torch.distributed.PrefixStore.check
     asked = []
 
@@ -166,7 +166,7 @@ def test_a_rank_that_fails_before_it_heard_of_anybody_still_says_why(ranks, monk
 
 @pytest.mark.slow
 def test_a_rank_that_waits_for_the_others_ends_when_it_is_told_to(monkeypatch, tmp_path):
-    """The main thread waits in the library that connects ranks, where no handler of a signal runs."""
+    """The main thread waits in the library that connects ranks, where no signal handler runs."""
     monkeypatch.setattr(watchdog, "_TICK_SECONDS", 0.1)
     monkeypatch.setattr(watchdog, "_JOIN_TICKS", 600)
     with socket.socket() as probe:

@@ -1,4 +1,4 @@
-"""Files are whole or not there, whatever interrupts; JSON from elsewhere is refused in one line."""
+"""Files are whole or absent after any interruption; JSON from elsewhere is refused in one line."""
 
 import errno
 import hashlib

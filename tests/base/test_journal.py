@@ -1,4 +1,4 @@
-"""What was measured is measured once, whatever happens in between."""
+"""Each measurement is made once, whatever happens in between."""
 
 import json
 

@@ -21,7 +21,7 @@ def restored():
 
 @pytest.fixture
 def screen(monkeypatch):
-    """screen(terminal) -> the text that the console has written to it."""
+    """screen(terminal) -> the text that the console has written."""
 
     def make(terminal):
         text = io.StringIO()
@@ -52,7 +52,7 @@ def test_bars_are_for_terminals_of_rank_0_unless_quiet(screen, terminal, quiet, 
 
 @pytest.fixture
 def seconds(monkeypatch):
-    """seconds(step): from here on, every look at the clock finds `step` seconds gone."""
+    """seconds(step): from now on, each reading of the clock is `step` seconds later."""
 
     def make(step):
         times = itertools.count(0, step)

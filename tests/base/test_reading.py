@@ -1,4 +1,4 @@
-"""What goes wrong inside a reader is said of its file, in one line; what is not the file's fault passes."""
+"""Errors inside a reader name its file in one line; errors that are not the file's fault pass."""
 
 import errno
 import struct

@@ -1,4 +1,4 @@
-"""Data of others is what the annotations say, or refused in one line with source and key."""
+"""External data match the annotations, or are refused in one line with source and key."""
 
 import math
 import time

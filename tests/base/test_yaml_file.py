@@ -1,4 +1,4 @@
-"""YAML as plain data: what it means, and what of the rest of the language is refused in a moment, by its line."""
+"""YAML as plain data: its meaning, and quick refusals of the rest of the language, by line."""
 
 import os
 import time

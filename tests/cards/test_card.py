@@ -1,4 +1,4 @@
-"""A run card says the same after it was written and read, and a foreign or broken one is refused by its key."""
+"""A run card stays the same through writing and reading, and a foreign or broken one is refused by its key."""
 
 import copy
 import dataclasses
@@ -440,7 +440,7 @@ def test_a_place_must_be_relative_and_plain(tmp_path, path):
 
 
 def test_qat_of_before_its_original_was_the_baseline_is_compared_with_nothing(tmp_path):
-    """Its float32 was measured on the trained weights: what was printed as +1.34 had lost 1.26 points."""
+    """Its float32 was measured on the trained weights: a printed +1.34 was a loss of 1.26 points."""
     float32 = dataclasses.replace(RESULT, engine="torch", precision="float32", policy=None, acc1=79.7)
     old = dataclasses.replace(RESULT, acc1=81.0, agreement=97.0, sqnr_db=20.0, delta_acc1=1.34, delta_acc1_se=0.4)
     content = {**written(tmp_path / "x.json"), "training": TRAINING}

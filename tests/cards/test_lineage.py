@@ -1,4 +1,4 @@
-"""The original of a QAT checkpoint is found where its cards say, moved or not, and taken by its hash alone."""
+"""A QAT checkpoint's original is found where its cards say, moved or not, and accepted by its hash alone."""
 
 import dataclasses
 import hashlib
@@ -43,7 +43,7 @@ def written(card, file):
 
 
 def trained(root, start, file):
-    """The card of what QAT made of `start`."""
+    """The card of a QAT result from `start`."""
     training = {**TRAINING, "start": record(root / start)}
     before = RunCard.read((root / start).with_suffix(".json"))
     written(dataclasses.replace(before, training=training), root / file)
@@ -105,7 +105,7 @@ def test_the_teacher_may_be_the_original(run):
 
 
 def test_qat_after_qat(run):
-    """Through two starts to the calibrated one, also where only that is left of the original's weights."""
+    """Through two starts to the calibrated checkpoint, also if only that is left of the original's weights."""
     (run / "again").mkdir()
     (run / "again" / "x_qat.pth").write_bytes(b"again")
     trained(run, "qat/x_qat.pth", "again/x_qat.pth")

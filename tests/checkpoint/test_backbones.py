@@ -1,4 +1,4 @@
-"""Backbones in others' files: names renamed here by hand, and pictures that must give the same maps."""
+"""Backbones in other tools' files: names renamed here by hand, and pictures that must give the same maps."""
 
 import json
 import re
@@ -18,7 +18,7 @@ IMAGES = torch.randn(1, 3, 22, 38, generator=torch.Generator().manual_seed(0))
 
 
 def openmmlab(state):
-    """A state_dict as mmdetection has it. Its patch merging is nn.Unfold on [B, C, H, W]: channel by channel."""
+    """A state_dict as in mmdetection. Its patch merging is nn.Unfold on [B, C, H, W]: channel by channel."""
     found = {}
     for key, value in state.items():
         words = key.split(".")
@@ -31,8 +31,8 @@ def openmmlab(state):
             elif words[2] == "blocks" and words[4] == "mlp":
                 words[4:6] = {"fc1": ["ffn", "layers", "0", "0"], "fc2": ["ffn", "layers", "1"]}[words[5]]
             elif words[2] == "downsample" and value.shape[-1] == 4 * state["patch_embed.proj.weight"].shape[0]:
-                numbers = torch.arange(value.shape[-1]).view(4, -1)  # of ours: neighbour, channel
-                # nn.Unfold of a picture whose four pixels carry the numbers of a channel says where each of them goes
+                numbers = torch.arange(value.shape[-1]).view(4, -1)  # our order: neighbour, channel
+                # nn.Unfold of a picture whose four pixels hold a channel's numbers shows where each of them goes.
                 picture = torch.stack([numbers[[0, 2]], numbers[[1, 3]]]).permute(2, 0, 1).float()  # [C, row, column]
                 value = value[..., torch.nn.Unfold(2, stride=2)(picture[None]).flatten().long()]
         found[".".join(words)] = value
@@ -40,7 +40,7 @@ def openmmlab(state):
 
 
 def transformers(state, norm="hidden_states_norms.stage{}."):
-    """A state_dict as transformers' SwinBackbone has it; its stages count from 1, and the last norm is not used."""
+    """A state_dict as in transformers' SwinBackbone; its stages count from 1, and the last norm is not used."""
     words = (
         ("patch_embed.proj.", "embeddings.patch_embeddings.projection."),
         ("patch_embed.norm.", "embeddings.norm."),
@@ -83,7 +83,7 @@ def timm_features(state):
 
 @pytest.fixture(scope="session")
 def of_detection(tiny_model):
-    """make(kind) -> a backbone with a norm for each output, as detection code has it, and its weights."""
+    """make(kind) -> a backbone with a norm for each output, as in detection code, and its weights."""
 
     def make(kind, **keys):
         model = tiny_model(kind, seed=3, OUTPUT_KIND="features", **KINDS[kind], **keys)
@@ -179,7 +179,7 @@ SWIN_CONFIG = {
     ],
 )
 def test_backbones_of_transformers(prefix, head, config, of_detection, tmp_path):
-    """The refusal of the whole model says `output_kind` features, and that loads."""
+    """The refusal of the whole model names `output_kind` features, and that loads."""
     model, state = of_detection("swin", PATCH_SIZE=4, WINDOWS="detection", NORM="each")
     inside = {f"{prefix}{key}": value for key, value in transformers(state).items()}
     file = saved_by_transformers(tmp_path / "model", inside | head, config)
@@ -207,7 +207,7 @@ def test_norms_beside_a_maskformers_swin(of_detection, tmp_path):
 
 
 def test_a_swin_v2_of_two_stages_with_four_pretrained_windows(tiny_model, tmp_path):
-    """transformers writes four by default, whatever the depths are."""
+    """transformers writes four by default, for any depths."""
     model = tiny_model("swinv2", seed=3, PATCH_SIZE=4, **KINDS["swinv2"])
     config = SWIN_CONFIG | {"model_type": "swinv2", "pretrained_window_sizes": [0, 0, 0, 0]}
     weights = {key: value for key, value in model.state_dict().items() if not key.endswith("_amax")}

@@ -1,4 +1,4 @@
-"""What a publisher calls the classes of a head, and what of it is refused."""
+"""A publisher's names for a head's classes, and refusals of bad ones."""
 
 import json
 
@@ -14,7 +14,7 @@ BY_INDEX = {"2": "fox", "0": "cat", "1": "dog"}
 
 @pytest.fixture
 def beside(tmp_path):
-    """beside(config) -> the names of as many classes as `classes`, for weights that have it beside them."""
+    """beside(config) -> the names of `classes` classes, for weights with this config beside them."""
 
     def names(config, classes=3, weights="model.safetensors"):
         (tmp_path / "config.json").write_text(json.dumps(config))
@@ -36,7 +36,7 @@ def beside(tmp_path):
 )
 def test_names_are_in_the_order_of_the_head(beside, config):
     assert beside(config) == PETS
-    assert beside(config, weights="mine.pth") == []  # not what the description is of
+    assert beside(config, weights="mine.pth") == []  # the config describes other weights
 
 
 def test_what_names_nothing_is_no_name(beside):

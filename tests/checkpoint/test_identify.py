@@ -1,4 +1,4 @@
-"""The configuration of a checkpoint from its keys and shapes: what was built is what is found, or one line says why."""
+"""A checkpoint's configuration from its keys and shapes: the built one is found, or one line says why not."""
 
 import functools
 import logging
@@ -33,7 +33,7 @@ def config(kind="swin", image=32, classes=10, **keys):
 
 
 def on_meta(cfg):
-    """The state_dict of a model, shapes only but for the coordinates, whose values tell the pretrained window."""
+    """The state_dict of a model, only shapes, except the coordinates, whose values tell the pretrained window."""
     with torch.device("meta"):
         model = build_model(cfg)
     state = {key: value for key, value in model.state_dict().items() if not key.endswith("_amax")}
@@ -55,7 +55,7 @@ def bare(state):
 
 @pytest.fixture
 def weights(tmp_path):
-    """weights(state, name) -> as if they had been read from a file of that name, which is as large as any real one."""
+    """weights(state, name) -> as if read from a file of that name, which is as large as any real one."""
 
     def make(state, name="mine.pth"):
         (tmp_path / name).touch()
@@ -234,7 +234,7 @@ def test_coordinates_without_meaning_are_no_arithmetic(value, weights):
 
 @st.composite
 def geometries(draw):
-    """A small model that can be built: map, window and depth of each stage, with what else a config may say."""
+    """A small model that can be built: map, window and depth of each stage, with the config's other keys."""
     kind, stages = draw(st.sampled_from(["swin", "swinv2"])), draw(st.integers(1, 3))
     window, patch = draw(st.integers(2, 4)), draw(st.integers(1, 3))
     side = window * draw(st.integers(1, 2)) * 2 ** draw(st.integers(0, 1)) * 2 ** (stages - 1)

@@ -1,4 +1,4 @@
-"""A checkpoint fits the model entirely or one line says why not, and the model is as it was."""
+"""A checkpoint fits the model entirely, or one line says why not and the model is unchanged."""
 
 import os
 from pathlib import Path
@@ -201,7 +201,7 @@ def test_a_head_of_another_size_needs_the_flag(tmp_path):
 
 
 def test_a_calibrated_file_is_not_told_to_replace_its_head(tmp_path):
-    """Its ranges are those of its own head's model: no command would do that."""
+    """Its ranges belong to its own head's model: no command would do that."""
     source = calibrated()
     save_calibrated(source, tmp_path / "x_calib.pth")
     state = torch.load(tmp_path / "x_calib.pth", weights_only=True)

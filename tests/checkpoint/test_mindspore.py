@@ -1,4 +1,4 @@
-"""MindSpore's names as mindcv's own classes have them, and .ckpt files written by protobuf itself."""
+"""MindSpore's names as in mindcv's own classes, and .ckpt files written by protobuf itself."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from swin_quant.checkpoint import load_float, save_float
 from swin_quant.checkpoint.mindspore import ckpt_of, read_ckpt
 from swin_quant.checkpoint.names import from_mindspore, is_mindspore, to_microsoft, to_mindspore
 
-# What mindcv's Swin has in a stage of one block and its merging, and around them -> ours.
+# Names in mindcv's Swin, for a stage of one block with its merging and the parts around -> our names.
 SWIN = {
     "patch_embed.proj.weight": "patch_embed.proj.weight",
     "patch_embed.norm.gamma": "patch_embed.norm.weight",

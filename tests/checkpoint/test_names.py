@@ -1,4 +1,4 @@
-"""timm's and Microsoft's own names become the house's, checked with timm's own models and timm's own converter."""
+"""timm's and Microsoft's own names become ours, checked with timm's own models and timm's own converter."""
 
 import importlib
 
@@ -18,7 +18,7 @@ SIZES = {
 
 @pytest.fixture(scope="module", params=SIZES)
 def timm_model(request):
-    """timm's Swin-T, narrow, so that it is made quickly; names do not depend on the width."""
+    """timm's Swin-T, narrow to be made quickly; names do not depend on the width."""
     torch.manual_seed(0)
     model = import_timm().create_model(
         request.param, embed_dim=16, num_heads=(1, 2, 4, 8), num_classes=7, **SIZES[request.param]
@@ -32,7 +32,7 @@ def to_timm(state):
 
 
 def test_timm_agrees_that_the_result_is_microsofts(timm_model):
-    """timm recognises Microsoft's files and renames them in the other direction: it must arrive where we left."""
+    """timm recognises Microsoft's files and renames them in the other direction: it must arrive at our start."""
     module = importlib.import_module(type(timm_model).__module__)
     original = timm_model.state_dict()
     state, convention = to_microsoft(original)

@@ -1,4 +1,4 @@
-"""A checkpoint is read and hashed once, however many ask it."""
+"""A checkpoint is read and hashed once, however many functions use it."""
 
 import pytest
 import torch

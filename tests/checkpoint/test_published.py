@@ -1,4 +1,4 @@
-"""What a publisher says beside the weights: honoured as transformers, timm and Microsoft's code mean it, or refused."""
+"""A publisher's files beside the weights: honoured as transformers, timm and Microsoft's code mean them, or refused."""
 
 import json
 import logging
@@ -42,7 +42,7 @@ def cfg_of(kind="swin", **keys):
 
 
 def trained(kind="swin", **keys):
-    """A model whose every key tells in its logits."""
+    """A model in which every key affects the logits."""
     model = build_model(cfg_of(kind, **keys))
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
@@ -50,7 +50,7 @@ def trained(kind="swin", **keys):
 
 
 def bare(model):
-    """As timm and transformers write it: without tables."""
+    """Weights as timm and transformers write them: without tables."""
     return {key: value for key, value in model.state_dict().items() if not key.endswith(TABLES)}
 
 
@@ -283,7 +283,7 @@ def test_what_timm_says_and_we_do_not_do_is_refused(tmp_path, said, words):
 
 
 def test_a_model_of_timm_has_its_logits(tmp_path):
-    """V2's windows are told by no tensor: those that its builder was given are taken, or else of its architecture."""
+    """No tensor tells V2's windows: they come from the builder's arguments, or from its architecture."""
     sizes = {"patch_size": 2, "embed_dim": 16, "depths": (2, 2), "num_heads": (1, 2), "img_size": 32}
     images = torch.randn(2, 3, 32, 32)
     for number, more in enumerate(({}, {"window_size": 4, "pretrained_window_sizes": (6, 6)})):
@@ -349,7 +349,7 @@ def test_a_pickled_config_is_the_model_that_is_built(tmp_path, kind, key, value,
     left_open = to_dict(cfg_of(kind))
     del left_open["MODEL"][kind.upper()][key]
     (tmp_path / "own.json").write_text(json.dumps(left_open))
-    (tmp_path / "own.yaml").write_text(json.dumps(left_open))  # which JSON is, too
+    (tmp_path / "own.yaml").write_text(json.dumps(left_open))  # JSON is YAML
     images = torch.randn(2, 3, 32, 32)
     loaded = sq.load(file, tmp_path / "own.yaml") if given else sq.load(file)
     with torch.no_grad():
@@ -403,7 +403,7 @@ def test_a_configuration_that_prepares_otherwise_is_the_users_word_and_a_warning
 
 
 def test_clipped_windows_are_no_other_model(tmp_path):
-    """Microsoft's files say the window of the paper, whatever the maps clip."""
+    """Microsoft's files name the paper's window, whatever the maps clip."""
     model = trained("swinv2", WINDOW_SIZE=8, PRETRAINED_WINDOW_SIZES=[8, 8])
     torch.save({"model": model.state_dict(), "config": tree("swinv2", WINDOW_SIZE=8)}, tmp_path / "x.pth")
     assert config_for(tmp_path / "x.pth").MODEL.SWINV2.WINDOW_SIZE == 8

@@ -1,4 +1,4 @@
-"""A policy of other bits than ranges were found for: refused where they depend on the bits, warned of where not."""
+"""A policy with other bits than the ranges: refused if they depend on the bits, else a warning."""
 
 import logging
 
@@ -90,7 +90,7 @@ def test_ranges_that_depend_on_the_bits_are_for_these_bits(model, method, caplog
 
 @pytest.mark.parametrize("method", ["mse", "entropy"])
 def test_ranges_that_depend_on_the_format_are_for_this_format(model, method, caplog):
-    """Steps of float8 grow with the values: its best range is far wider, where tails are long."""
+    """Float8's steps grow with the values: its best range is far wider for long tails."""
     whole, float8 = load_policy("qdq"), load_policy("tensorrt-fp8")
     assert warned(model, card(method, policy=float8, bits=8), float8, caplog=caplog) == []
     to_int8 = refused(model, card(method, policy=float8, bits=8), whole)
@@ -102,7 +102,7 @@ def test_ranges_that_depend_on_the_format_are_for_this_format(model, method, cap
 
 
 def test_a_node_whose_range_the_policy_says_needs_none(model, caplog):
-    """Behind softmax tensorrt-fp8 has 1, and cuda-fp8, which leaves it float, found one for int8."""
+    """After softmax tensorrt-fp8 fixes 1, while cuda-fp8, which leaves it float, found one for int8."""
     made = card("mse", policy=load_policy("cuda-fp8"), bits=8, other_bits={})
     assert warned(model, made, load_policy("tensorrt-fp8"), caplog=caplog) == []
 
@@ -210,7 +210,7 @@ def test_what_a_calibration_records(model):
 
 
 def test_the_method_of_a_node_is_that_of_its_bits(model, caplog):
-    """By default percentile at 8 bits, which suits others, and mse below, which does not."""
+    """By default percentile at 8 bits, which also suits other bits, and mse below, which does not."""
     made = card("mse+percentile", bits=8, other_bits={ONE: 4}, methods={"4": "mse", "8": "percentile"})
     found = origins(model, made)
     assert found[ONE] == Origin("mse", 4) and found[ONE.replace("fc2", "fc1")] == Origin("percentile", 8)

@@ -1,4 +1,4 @@
-"""Any file under a checkpoint's name: its tensors come out, or one line says what it is, and nothing in it runs."""
+"""Any file under a checkpoint's name: its tensors are read, or one line says what it is, and none of its code runs."""
 
 import argparse
 import datetime

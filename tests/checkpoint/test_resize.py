@@ -1,4 +1,4 @@
-"""Models at pictures and windows of another size: logits beside timm's, which resizes by code of its own."""
+"""Models at other picture and window sizes: logits against timm's, which has its own code for resizing."""
 
 import importlib
 import json

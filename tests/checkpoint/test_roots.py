@@ -1,4 +1,4 @@
-"""A model is found under any prefix, in any order of wrappers, with its head and other things beside it."""
+"""A model is found under any prefix, in any order of wrappers, with its head and other parts beside it."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ def under(prefix, state):
 
 
 def parts(state, head, prefix):
-    """The backbone under a prefix, its head beside it under another name."""
+    """The backbone under a prefix, and its head under another name."""
     return {
         key.replace("head.", head) if key.startswith("head.") else prefix + key: value for key, value in state.items()
     }

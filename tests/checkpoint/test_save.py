@@ -1,4 +1,4 @@
-"""What is written is FasterTransformer's layout, comes back bit for bit, and is whole or not there."""
+"""Written files have FasterTransformer's layout, are read back bit for bit, and are whole or absent."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Names of timm and Hugging Face: from a cache, a snapshot or a hub of the test's own; no network is needed."""
+"""Names of timm and Hugging Face: from a cache, a snapshot or the test's own hub; no network is needed."""
 
 import hashlib
 import json
@@ -32,7 +32,7 @@ def model(window=4, image=32, kind="swin"):
 
 
 def weights(made=None):
-    """As timm and transformers write them: without tables."""
+    """Weights as timm and transformers write them: without tables."""
     tables = ("relative_position_index", "attn_mask", "relative_coords_table")
     return save({key: value for key, value in (made or model()).state_dict().items() if not key.endswith(tables)})
 
@@ -46,14 +46,14 @@ def snapshot(folder, files):
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
-    """An empty cache, and no way out."""
+    """An empty cache, and no network."""
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     return tmp_path / "cache"
 
 
 def cached(cache, repository, files):
-    """Put a repository into the cache, laid out as the hub's client does."""
+    """Put a repository into the cache, in the layout of the hub's client."""
     folder = cache / f"models--{repository.replace('/', '--')}"
     (folder / "refs").mkdir(parents=True)
     (folder / "refs" / "main").write_text(REVISION)
@@ -140,7 +140,7 @@ PARTS = ("model-00001-of-00002", "model-00002-of-00002")
 
 
 def in_parts(folder, ending="safetensors", made=None):
-    """A snapshot whose weights are in two files; its index."""
+    """A snapshot with weights in two files; returns its index."""
     snapshot(folder, {"config.json": {"model_type": "swin", "image_size": 32}})
     state = list((made or model()).state_dict().items())
     halves = dict(zip((f"{name}.{ending}" for name in PARTS), (dict(state[:9]), dict(state[9:])), strict=True))
@@ -254,7 +254,7 @@ def test_a_broken_description_is_one_line(tmp_path, config, words):
 
 
 def test_the_caches_own_names_are_read_too(cache):
-    """Runs are recorded by what a link points to: a file named by its hash."""
+    """Runs are recorded by a link's target, a file named by its hash."""
     folder = cached(cache, "me/mine", {})
     blob = cache / "models--me--mine" / "blobs" / "c0ffee"
     blob.parent.mkdir()

@@ -1,4 +1,4 @@
-"""Every family of timm's models loads here from timm's own file, and computes the same; weights are random."""
+"""Every family of timm's models loads from timm's own file and computes the same; weights are random."""
 
 import pytest
 import torch
@@ -27,8 +27,8 @@ SMALLEST = """
 TOO_LARGE = """
     beit_base_patch16_224 deepseek_vit_412m gemma4_vit_167m inception_resnet_v2 inception_v4 mobilenetv5_base
     naflexvit_base_patch16_parfac_gap nasnetalarge pnasnet5large qwen3_vit_88m vgg11 samvit_base_patch16_224
-""".split()  # for a test: seconds and gigabytes each
-HEADLESS = {"vit_tiny_patch16_dinov3_qkvb", "sam2_hiera_tiny"}  # built without classes: they give an embedding
+""".split()  # too slow and large for a test
+HEADLESS = {"vit_tiny_patch16_dinov3_qkvb", "sam2_hiera_tiny"}  # without classes: they give an embedding
 
 
 def test_every_module_of_timm_is_here():
@@ -45,7 +45,7 @@ def test_a_family_loads_and_computes_what_timm_computes(name, tmp_path):
     torch.manual_seed(0)
     theirs = import_timm().create_model(name).eval()
     with torch.no_grad():
-        for value in theirs.parameters():  # no zero or one hides that a weight was left out
+        for value in theirs.parameters():  # no zero or one may hide a missing weight
             value.add_(0.02 * torch.randn_like(value))
         for key, value in theirs.named_buffers():
             if key.endswith("running_var"):

@@ -1,4 +1,4 @@
-"""Files of torch.save without torch.load: the same content, and no more memory or time than the file is worth."""
+"""Files of torch.save without torch.load: the same content, in memory and time that the file justifies."""
 
 import bz2
 import io
@@ -67,7 +67,7 @@ def test_a_tensor_with_attributes_is_its_values(tmp_path):
 
 
 def packed(pickled: bytes, members=(), name="x") -> bytes:
-    """An archive as torch.save writes it, of a pickle and storages."""
+    """An archive as torch.save writes it, from a pickle and storages."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         archive.writestr(f"{name}/data.pkl", pickled)
@@ -111,7 +111,7 @@ def entry(value: bytes, key="w") -> bytes:
 
 
 def refused(path, *words) -> str:
-    """The refusal; it takes neither seconds nor gigabytes."""
+    """The refusal, which must take neither seconds nor gigabytes."""
     before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
     with pytest.raises(SwinQuantError) as caught:
         read_state_dict(path)
@@ -141,7 +141,7 @@ def test_a_member_that_unpacks_is_refused_packed(tmp_path, method, lies):
     with zipfile.ZipFile(buffer, "w", method) as archive:
         archive.writestr("x/data.pkl", bytes(size))
     content = buffer.getvalue()
-    if lies:  # of the size that it unpacks to, in both of its headers
+    if lies:  # about its unpacked size, in both headers
         content = content.replace(struct.pack("<L", size), struct.pack("<L", 100))
     refused(write(tmp_path, content), "compressed")
 
@@ -153,17 +153,17 @@ def test_a_packed_member_that_calls_itself_stored_is_no_more_than_its_bytes(tmp_
 
 
 def doubled(one: bytes) -> bytes:
-    """Sixty values, each of which holds the one before twice."""
+    """Sixty values, each of which holds the previous one twice."""
     return b"]q\x00" + b"".join(b"0" + one.replace(b"_", b"h%c" % i) + b"q%c" % (i + 1) for i in range(60))
 
 
 def after(one: bytes, rest: bytes) -> bytes:
-    """What `rest` makes once `one` is at place 0 of the memo."""
+    """The result of `rest` when `one` is at place 0 of the memo."""
     return one + b"q\x000" + rest
 
 
 def encrypted(content: bytes) -> bytes:
-    """The archive, whose directory says that its first member is encrypted."""
+    """The archive with its first member marked as encrypted in the directory."""
     flags = content.find(b"PK\x01\x02") + 8
     return content[:flags] + b"\x01" + content[flags + 1 :]
 

@@ -1,4 +1,4 @@
-"""Hugging Face transformers' names become the house's: recorded ones always, its own models where it is installed."""
+"""Hugging Face transformers' names become ours: recorded ones always, its own models if it is installed."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from swin_quant.checkpoint.names import to_microsoft
 from swin_quant.config import architecture, from_dict
 from swin_quant.models import build_model
 
-# What transformers 4.16 to 5.23 write for one block of 16 channels, window 4: name within the block -> shape.
+# One block of 16 channels, window 4, as transformers 4.16 to 5.23 write it: name within the block -> shape.
 BLOCK = {
     "attention.self.query.weight": (16, 16),
     "attention.self.query.bias": (16,),
@@ -126,7 +126,7 @@ def test_two_keys_that_become_one_are_an_error():
 
 @pytest.fixture(scope="module", params=["swin", "swinv2"])
 def theirs(request):
-    import_torchvision()  # transformers imports it too
+    import_torchvision()  # also imported by transformers
     transformers = pytest.importorskip("transformers")
     name = {"swin": "Swin", "swinv2": "Swinv2"}[request.param]
     sizes = {"image_size": 32, "patch_size": 2, "embed_dim": 16, "depths": [2, 2], "num_heads": [1, 2]}

@@ -1,4 +1,4 @@
-"""State dicts of other models are named, those of Swin are not taken for any; models are of timm and torchvision."""
+"""State dicts of other models are named, and no Swin is taken for one; models are timm's and torchvision's."""
 
 import functools
 
@@ -17,7 +17,7 @@ from swin_quant.models import build_model
 
 @functools.cache
 def shapes(library, name, **sizes):
-    """The state_dict of a model of timm or torchvision, without its numbers."""
+    """The state_dict of a model of timm or torchvision, without values."""
     with torch.device("meta"):
         if library == "timm":
             return import_timm().create_model(name, **sizes).state_dict()

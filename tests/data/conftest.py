@@ -1,4 +1,4 @@
-"""The same few pictures in folders, which every other kind of data set is held against."""
+"""The same few pictures in folders, with which every other kind of data set is compared."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ CLASSES = ("cat", "dog", "fox")
 
 @pytest.fixture
 def folders(tmp_path) -> FolderPictures:
-    """`<tmp_path>/folders/<class>/<number>.png`: two of each of three classes, 32 x 32 noise."""
+    """`<tmp_path>/folders/<class>/<number>.png`: two pictures for each of three classes, 32 x 32 noise."""
     rng = np.random.default_rng(0)
     for name in CLASSES:
         (tmp_path / "folders" / name).mkdir(parents=True)
@@ -27,13 +27,13 @@ def folders(tmp_path) -> FolderPictures:
 
 @pytest.fixture
 def files(folders) -> dict[str, bytes]:
-    """Their files by name."""
+    """The files of the folders by name."""
     return {name: folders.open(index) for index, name in enumerate(folders.names)}
 
 
 @pytest.fixture
 def alike(folders):
-    """Holds pictures against those in the folders: in number, labels, and every pixel."""
+    """Compares pictures with those in the folders: number, labels, and every pixel."""
 
     def check(pictures: Pictures, order: list[int] | None = None, labels: bool = True) -> None:
         order = list(range(len(folders))) if order is None else order
@@ -47,6 +47,6 @@ def alike(folders):
 
 @pytest.fixture
 def imagenet() -> list[str]:
-    """The 1000 wnids in the order of published heads, as timm's file has them."""
+    """The 1000 wnids in the order of published heads, as in timm's file."""
     listing = Path(str(import_timm().__file__)).parent / "data" / "_info" / "imagenet_synsets.txt"
     return listing.read_text().split()

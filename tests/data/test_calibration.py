@@ -1,4 +1,4 @@
-"""Calibration gets N x B readable pictures, the same ones whatever happens to a few of them."""
+"""Calibration gets N x B readable pictures, the same ones whatever happens to some of them."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ PREPROCESS = Preprocess(2, False, "nearest", IMAGENET_MEAN, IMAGENET_STD)
 
 
 class Numbered(Pictures):
-    """Picture i is of one colour, i; those in `broken` cannot be read."""
+    """Picture i has a single colour, i; pictures in `broken` cannot be read."""
 
     def __init__(self, count, broken=()):
         self.names, self.labels, self.class_names = [f"{i}.png" for i in range(count)], [0] * count, ["one"]
@@ -59,7 +59,7 @@ def test_ranks_share_the_batches(world):
 
 @pytest.mark.parametrize(("total", "broken_places"), [(40, [0, 5, 11]), (15, [4, 5, 6]), (40, [1, 12, 13, 14])])
 def test_unreadable_pictures_are_replaced_by_the_next_of_the_seeded_order(total, broken_places):
-    """Also where few spare ones are left, and where some of those are unreadable too."""
+    """Also with few spare pictures, and with unreadable ones among them."""
     order = sample(total, total, 5)
     broken = [order[place] for place in broken_places]
     found, limit = batches(Numbered(total, broken), 3, 4)

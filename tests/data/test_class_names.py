@@ -1,4 +1,4 @@
-"""Classes of data and of a model are matched by name; what does not match is refused with both lists."""
+"""Classes of data and of a model are matched by name; mismatches are refused with both lists."""
 
 import logging
 import random
@@ -21,7 +21,7 @@ class Listed:
 
 
 def labels(model, data, classes=None):
-    """What becomes of the labels 0, 1, ... of `data`."""
+    """The new labels for 0, 1, ... of `data`."""
     pictures = Listed(data)
     fit(pictures, classes or len(model), model, "data: val")
     return pictures.labels
@@ -79,7 +79,7 @@ def test_names_that_only_count_are_none():
 
 @pytest.mark.parametrize("wnids_are", ["model's", "data's"])
 def test_imagenets_wnids_are_its_english_names(imagenet, wnids_are):
-    """A head in any order; two of the classes are called crane, and are told apart by their usual place alone."""
+    """A head in any order; two classes are called crane, and only their usual place distinguishes them."""
     english = [english_of(wnid) for wnid in imagenet]
     order = list(range(1000))
     random.Random(0).shuffle(order)
@@ -107,7 +107,7 @@ def test_the_usual_order_of_imagenet_is_known_from_english(imagenet):
         ("1 10 2 3 4 5 6 7 8 9", "1 2 3 4 5 6 7 8 9 10"),
         ("0 1 10 2 3 4 5 6 7 8 9", "0 1 2 3 4 5 6 7 8 9 10"),
         ("02 01 00", "00 01 02"),
-        ("2 10 30", "10 2 30"),  # numbers of something else
+        ("2 10 30", "10 2 30"),  # numbers that do not count classes
         ("1 2 10 b", "1 10 2 b"),
         ("fox cat 10", "10 cat fox"),
     ],
@@ -118,7 +118,7 @@ def test_folders_that_count_are_in_the_order_of_numbers(names, ordered):
 
 @pytest.fixture
 def splits(tmp_path, files):
-    """splits(train, val) -> a data path with a folder a class, or tables of names."""
+    """splits(train, val) -> a data path with one folder a class, or tables of names."""
 
     def make(train, val, table=False):
         for split, names in (("train", train), ("val", val)):

@@ -1,4 +1,4 @@
-"""Tables of pictures: the columns that people write, and every bad line by its number."""
+"""Tables of pictures: common column names, and every bad line by its number."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The bundled digits: real pictures, split once and for all."""
+"""The bundled digits: real pictures with a fixed split."""
 
 import sys
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Class folders as torchvision reads them, and the odd things that lie about in folders."""
+"""Class folders as torchvision reads them, and stray things in folders."""
 
 import os
 from pathlib import Path
@@ -90,7 +90,7 @@ def test_links_that_lead_out_or_above_are_not_followed_and_named(linked, caplog)
 
 def test_files_that_are_named_one_by_one_have_no_links_out_either(linked, caplog):
     assert len(NamedPictures([linked / "val"])) == 3
-    assert "8 links" in caplog.text  # pictures without a split: the folder is all there is, and pool is outside
+    assert "8 links" in caplog.text  # pictures without a split: only the folder counts, and pool is outside
     assert NamedPictures([linked / "val/a/file.png"]).read(0).getpixel((0, 0)) == (5, 5, 5)
 
 
@@ -188,6 +188,6 @@ def test_a_folder_that_cannot_be_listed_is_an_error_and_not_silently_short(tmp_p
             raise PermissionError(13, "Permission denied", str(path))
         return real(path)
 
-    monkeypatch.setattr(os, "scandir", refusing)  # permissions do not bind root, who often runs tests
+    monkeypatch.setattr(os, "scandir", refusing)  # permissions do not bind root, who may run tests
     with pytest.raises(SwinQuantError, match="locked: cannot be listed: Permission denied"):
         FolderPictures(tmp_path)

@@ -1,11 +1,11 @@
-"""The flat validation folder with each file of labels that there is of it; all say the same."""
+"""The flat validation folder with each kind of label file; all give the same labels."""
 
 import pytest
 
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.data.sources import open_pictures
 
-LABELS = [5, 999, 5, 0, 321, 700]  # places in the sorted wnids
+LABELS = [5, 999, 5, 0, 321, 700]  # indices into the sorted wnids
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def flat(tmp_path, files):
 
 
 def devkit_order(imagenet):
-    """Some order of its own, as the devkit's ILSVRC2012_IDs have: not sorted."""
+    """An order of its own, unsorted as the devkit's ILSVRC2012_IDs."""
     return imagenet[500:] + imagenet[:500][::-1]
 
 

@@ -1,4 +1,4 @@
-"""Batches come in the order asked for, alike for any number of workers, and survive whatever a picture does."""
+"""Batches come in the requested order, equal for any number of workers, and survive any bad picture."""
 
 import io
 import os
@@ -34,7 +34,7 @@ def png(index: int) -> bytes:
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
-    """Nine pictures in three classes; number 3, 4 and 7 are damaged."""
+    """Nine pictures in three classes; numbers 3, 4 and 7 are damaged."""
     for index in range(9):
         path = tmp_path / f"{index // 3}/{index}.png"
         path.parent.mkdir(exist_ok=True)
@@ -105,7 +105,7 @@ def test_no_batches_and_an_empty_batch_are_fine():
 def test_a_source_that_breaks_is_one_line_and_not_a_bad_picture(archive, workers):
     pictures = ZipPictures(archive, "val", cache_mode="no")
     (archive / "val.zip").unlink()
-    pictures.__dict__.update(pictures.__getstate__())  # as if unpickled: no file is open
+    pictures.__dict__.update(pictures.__getstate__())  # like an unpickled copy: no open file
     with pytest.raises(SwinQuantError, match=r"^\S*val\.zip: no such file; .*$"):
         list(load_batches(pictures, PREPROCESS, [[0], [1]], workers))
 
@@ -114,7 +114,7 @@ class Deadly(Pictures):
     names, labels, class_names = ["a"], [0], ["a"]
 
     def open(self, index: int) -> bytes:
-        os._exit(9)  # what the kernel does to a process that took too much memory
+        os._exit(9)  # as the kernel kills a process that took too much memory
 
 
 def test_a_dead_worker_is_one_line(capfd):

@@ -1,4 +1,4 @@
-"""Files, folders and patterns become pictures in the order named."""
+"""Files, folders and patterns become pictures in the given order."""
 
 import os
 
@@ -30,7 +30,7 @@ def test_a_folder_is_its_pictures_in_all_levels_without_hidden_ones(folder):
 
 def test_places_keep_their_order_and_each_picture_counts_once(folder):
     assert names(folder, "b.png", "*.png", "deep") == ["b.png", "a.png", "odd[1].png", "deep/c.PNG"]
-    assert names(folder, "odd[1].png") == ["odd[1].png"]  # a file of that name, not a pattern
+    assert names(folder, "odd[1].png") == ["odd[1].png"]  # a file's name, not a pattern
     assert names(folder, "**/*.PNG") == ["deep/c.PNG"]
 
 

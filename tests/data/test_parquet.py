@@ -76,12 +76,12 @@ def test_without_pyarrow_the_extra_is_named(tmp_path, monkeypatch):
 
 
 def dictionary(pyarrow, value, rows):
-    """A column that holds one value, however many rows it has."""
+    """A column with one value, however many rows it has."""
     return pyarrow.DictionaryArray.from_arrays([0] * rows, pyarrow.array([value]))
 
 
 def bombs(pyarrow, picture):
-    """A few kB each -> columns, how they are written, and what is said."""
+    """A few kB each -> columns, how they are written, and the message."""
     few, none = [picture] * 10, 2**20 + 10**5
     long, stacked = "x" * 10**6, [f"{'x' * 10**6}{number}" for number in range(400)]
     return {

@@ -158,14 +158,14 @@ NOISE = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
 NOISY_JPEG = encoded(Image.fromarray(NOISE), "JPEG")
 NOISY_PNG = encoded(Image.fromarray(NOISE), "PNG")
 
-FRAME = NOISY_JPEG.index(b"\xff\xc0") + 5  # the height and width in it, two bytes each
+FRAME = NOISY_JPEG.index(b"\xff\xc0") + 5  # height and width, two bytes each
 SCANS = NOISY_JPEG[:FRAME] + struct.pack(">HH", 8000, 8000) + NOISY_JPEG[FRAME + 4 : -2] + 40 * b"\xff\xda\0\x08\1"
 
 JP2 = encoded(Image.fromarray(NOISE), "JPEG2000")
 
 
 def finely_cut_jp2(where: str) -> bytes:
-    """8192 x 8192 pixels in code blocks of 4 x 4, or in precincts of 4 x 4: 6 GB to openjpeg, of 300 bytes."""
+    """8192 x 8192 pixels in code blocks or precincts of 4 x 4: 300 bytes that take openjpeg 6 GB."""
     data = bytearray(encoded(Image.new("RGB", (16, 16)), "JPEG2000"))
     for at in (data.index(b"ihdr") + 4, data.index(b"\xff\x51") + 6, data.index(b"\xff\x51") + 22):
         data[at : at + 8] = struct.pack(">II", 8192, 8192)

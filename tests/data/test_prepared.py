@@ -1,4 +1,4 @@
-"""Tensors that are no prepared pictures are told from those that are, with what to give in their place."""
+"""Unprepared tensors are distinguished from prepared pictures, with the right call in the message."""
 
 import numpy as np
 import pytest
@@ -45,7 +45,7 @@ def test_pictures_and_random_numbers_pass_without_a_word(kind, dark, caplog):
 
 
 def given(images: torch.Tensor, known: Preprocess, error: UsageError) -> torch.Tensor:
-    """What the call at the end of a message makes of `images`."""
+    """The result of the call at the end of a message on `images`."""
     call = str(error).rpartition("give ")[2]
     return eval(call, {"images": images, "model": type("", (), {"preprocess": known})})
 

@@ -1,4 +1,4 @@
-"""The evaluation transform against timm, PIL and hand arithmetic; crops that depend on seed and index alone."""
+"""The evaluation transform against timm, PIL and hand arithmetic; crops that depend only on seed and index."""
 
 import json
 import random
@@ -55,7 +55,7 @@ def test_no_crop_resizes_both_sides_as_pil_does(size, shape):
 
 @pytest.mark.parametrize(("size", "shorter"), [(224, 256), (256, 292), (192, 219), (384, 438)])
 def test_the_shorter_side_becomes_256_for_224(size, shorter):
-    image = photo(shorter + 40, shorter)  # already of that size, so that only the crop is left to do
+    image = photo(shorter + 40, shorter)  # already of that size, so only the crop is left
     left, top = 20 + round((shorter - size) / 2), round((shorter - size) / 2)
     window = np.asarray(image)[top : top + size, left : left + size] / 255
     expected = ((window - IMAGENET_MEAN) / IMAGENET_STD).transpose(2, 0, 1)

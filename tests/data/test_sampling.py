@@ -1,4 +1,4 @@
-"""Draws are seeded and lasting, shards miss nothing and repeat nothing, digests see every difference."""
+"""Draws are seeded and lasting, shards neither miss nor repeat items, digests show every difference."""
 
 import hashlib
 

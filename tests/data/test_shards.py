@@ -1,4 +1,4 @@
-"""Tar shards: members are found by their headers, read from their places, and a shard that is not whole is named."""
+"""Tar shards: members are found by their headers and read from their offsets; a broken shard is named."""
 
 import io
 import pickle
@@ -51,7 +51,7 @@ def test_shards_may_lie_in_the_folder_of_their_split(tmp_path, members, alike):
     (tmp_path / "val").mkdir()
     shard(tmp_path / "val" / "a.tar", dict(members))
     alike(open_pictures(str(tmp_path), "val", num_classes=3))
-    (tmp_path / "val" / "cat").mkdir()  # what was unpacked beside its archive
+    (tmp_path / "val" / "cat").mkdir()  # unpacked beside its archive
     (tmp_path / "val" / "cat" / "0.png").write_bytes(members[1][1])
     assert open_pictures(str(tmp_path), "val").names == ["cat/0.png"]
 

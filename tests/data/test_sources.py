@@ -1,4 +1,4 @@
-"""One door to every kind of data: what is missing is named, and the flag that would help is in the message."""
+"""One function opens every kind of data: missing parts are named, and the message names the helpful flag."""
 
 import io
 import os
@@ -111,7 +111,7 @@ def test_a_single_file_has_no_other_split(tmp_path, tiny_config):
             cfg.defrost()
             cfg.DATA.DATA_PATH, cfg.DATA.ZIP_MODE = f"{prefix}{tmp_path}/{place}", False
             assert has_split(cfg, "val") == has, (prefix, place)
-    assert open_pictures(f"{tmp_path}/val.csv", "train", num_classes=2).labels == [0, 1]  # as it is asked for
+    assert open_pictures(f"{tmp_path}/val.csv", "train", num_classes=2).labels == [0, 1]  # named explicitly
 
 
 def test_a_kind_that_is_asked_for_and_not_there_is_said(tmp_path):
@@ -149,7 +149,7 @@ def test_which_splits_there_are(tmp_path):
     (tmp_path / "train").mkdir()
     (tmp_path / "val.zip").touch()
     (tmp_path / "val_map.txt").touch()
-    (tmp_path / "test.zip").touch()  # whose map is missing
+    (tmp_path / "test.zip").touch()  # its map is missing
 
     def config_of(place, zip_mode=False):
         keys = {"DATA.DATA_PATH": str(place), "DATA.ZIP_MODE": zip_mode}

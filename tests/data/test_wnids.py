@@ -1,4 +1,4 @@
-"""A part of ImageNet: few folders, but the labels of the whole."""
+"""A part of ImageNet: few folders, with the labels of the whole."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from swin_quant.data.sources import open_pictures
 
 @pytest.fixture
 def part(tmp_path, files, imagenet):
-    """Folders of the classes 2, 500 and 999."""
+    """Folders of classes 2, 500 and 999."""
     for (name, data), number in zip(files.items(), (2, 2, 500, 500, 999, 999), strict=True):
         folder = tmp_path / "part" / "val" / imagenet[number]
         folder.mkdir(parents=True, exist_ok=True)
@@ -21,7 +21,8 @@ def test_labels_are_those_of_the_whole(part, alike, imagenet):
     alike(pictures, labels=False)
     assert pictures.labels == [2, 2, 500, 500, 999, 999] and pictures.class_names == imagenet
     assert open_pictures(f"wnids:{part}", "val").labels == pictures.labels
-    assert open_pictures(str(part), "val", num_classes=3).labels == [0, 0, 1, 1, 2, 2]  # a model of just these
+    # A model with just these classes
+    assert open_pictures(str(part), "val", num_classes=3).labels == [0, 0, 1, 1, 2, 2]
 
 
 def test_a_folder_that_is_no_class_is_named(part):

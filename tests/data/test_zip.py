@@ -1,4 +1,4 @@
-"""Zip and map: every defect of either has a line number or costs one picture, and nothing is ever extracted."""
+"""Zip and map: every defect has a line number or costs one picture, and nothing is ever extracted."""
 
 import io
 import os
@@ -202,7 +202,7 @@ def test_the_cache_holds_this_ranks_share_with_any_number_of_pictures(tmp_path, 
     archive(tmp_path, {f"{i}.png": png(i) for i in range(count)})
     tracked = []
     opened = ZipPictures(tmp_path, "val", None, cache_mode, 1, 2, lambda share: tracked.append(list(share)) or share)
-    pictures = pickle.loads(pickle.dumps(opened))  # the copy has no open file: only its cache is left
+    pictures = pickle.loads(pickle.dumps(opened))  # the copy has no open file, only its cache
     (tmp_path / "val.zip").unlink()
     for index in range(count):
         if held(index):

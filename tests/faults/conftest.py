@@ -1,7 +1,7 @@
-"""Attacked commands: what they are given, what they leave, and a table of what was tried.
+"""Attacked commands: their input, their results, and a table of the tried faults.
 
 FAULT_CASES=N tries N random faults of ranks instead of the few of every test run, under real launchers and with the
-patience that users have; FAULT_TABLE=FILE writes down what came of it (`make faults` does both).
+patience that users have; FAULT_TABLE=FILE writes the outcome (`make faults` does both).
 """
 
 import hashlib
@@ -25,7 +25,7 @@ CHANGING = ("images_per_second", "seconds", "ms_per_picture", "created", "versio
 
 @dataclass(frozen=True)
 class Commands:
-    """words(command, out): a run of `command` that writes into `out`; results(command, out): what it left there."""
+    """words(command, out): a run of `command` that writes into `out`; results(command, out): its results there."""
 
     common: list
     float_file: Path
@@ -45,7 +45,7 @@ class Commands:
         return self.words(command, out) + (["--continue"] if command in ("train", "finetune") else [])
 
     def results(self, command, out):
-        """Everything that another run of the same kind must leave to the bit: {what: value}, {} if nothing is there."""
+        """All results that another run of the same kind must repeat to the bit: {name: value}, {} if there are none."""
         found = {}
         for file in sorted(Path(out).rglob("*")):
             if file.suffix == ".pth":
@@ -84,13 +84,13 @@ def commands(micro, pictures, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def cases():
-    """How many random faults of ranks are to be tried; 0 in a usual test run."""
+    """The number of random faults of ranks to try; 0 in a usual test run."""
     return int(os.environ.get("FAULT_CASES", 0))
 
 
 @dataclass
 class Row:
-    """What came of one kind of fault: of how many cases, the longest end, the most lines of a rank, what was lost."""
+    """The outcome of one kind of fault: the number of cases, the longest end, the most lines of a rank, the losses."""
 
     cases: int = 0
     seconds: float | None = None
@@ -103,7 +103,7 @@ ROWS: dict[str, Row] = defaultdict(Row)
 
 @pytest.fixture(scope="session")
 def tried():
-    """tried(fault, lost, seconds, lines): note one case. `seconds`: until the others had ended; `lines`: of a rank."""
+    """tried(fault, lost, seconds, lines): note one case. `seconds`: until the other ranks ended; `lines`: of a rank."""
 
     def note(fault, lost, seconds=None, lines=None):
         row = ROWS[fault]

@@ -1,4 +1,4 @@
-"""The output folder of a training: full, moved away, wanted by two, left by a killed owner. Nothing of it is lost."""
+"""The output folder of a training: full, moved away, wanted by two, left by a killed owner. No results are lost."""
 
 import ctypes
 import multiprocessing
@@ -20,13 +20,13 @@ CLONE_NEWNS, CLONE_NEWUSER, MS_REC, MS_PRIVATE = 0x00020000, 0x10000000, 0x4000,
 
 @pytest.fixture
 def train(commands):
-    """train(out, *more) -> the words of a training run."""
+    """train(out, *more) -> the arguments of a training run."""
     return lambda out, *more: [*commands.words("train", out), "--no-eval", *map(str, more)]
 
 
 @pytest.fixture
 def undisturbed(fork, train, commands, tmp_path):
-    """The results of a run without a fault, and how long it took."""
+    """The results of a run without faults, and its time."""
     began = time.monotonic()
     done = fork(train(tmp_path / "undisturbed")).wait(120)
     assert done.code == 0, done
@@ -35,7 +35,7 @@ def undisturbed(fork, train, commands, tmp_path):
 
 @pytest.fixture
 def nothing_lost(fork, train, commands, undisturbed, tried):
-    """nothing_lost(fault, out): the run goes on in `out` and ends as if it had not been disturbed."""
+    """nothing_lost(fault, out): the run goes on in `out` and ends as if undisturbed."""
 
     def check(fault, out):
         done = fork(train(out, "--continue")).wait(120)
@@ -49,13 +49,13 @@ def nothing_lost(fork, train, commands, undisturbed, tried):
 
 
 def chances(cases, few, seed):
-    """Random numbers from 0 to 1: a `few`, or as many as there are to be tried."""
+    """Random numbers from 0 to 1: a `few`, or as many as there are faults to try."""
     chance = random.Random(seed)
     return [chance.random() for _ in range(max(few, cases // 4))]
 
 
 def mounted(folder, kilobytes):
-    """Put a disk of so many kilobytes in the place of `folder`, which this process alone sees."""
+    """Mount a disk of some kilobytes over `folder`, visible only to this process."""
     libc = ctypes.CDLL(None, use_errno=True)
 
     def call(name, *arguments):
@@ -68,7 +68,7 @@ def mounted(folder, kilobytes):
 
 
 def on_small_disk(words, folder, kilobytes, kept, error):
-    """Run a command whose output folder is a small disk; `kept` is a copy of what it left there."""
+    """Run a command with a small disk as its output folder; `kept` is a copy of the files left there."""
     sys.stderr = open(error, "w", buffering=1)
     try:
         mounted(folder, kilobytes)
@@ -117,17 +117,17 @@ def test_two_writers(fork, train, nothing_lost, cases, tmp_path):
         ends = [child.wait(120) for child in [fork(train(out, "--continue")) for _ in range(2)]]
         assert {done.code for done in ends} <= {0, 1} and any(done.code == 0 for done in ends), ends
         for done in ends:
-            if done.code:  # the second may have come after the first had ended
+            if done.code:  # the second may have started after the first had ended
                 assert "another training (process " in done.error(1)
         assert not (out / LOCK).exists()
         nothing_lost("two writers", out)
 
 
 def test_a_folder_that_is_replaced(fork, train, commands, tried, undisturbed, cases, tmp_path):
-    """By an empty one, in which the run goes on, or by a file, which ends it. What was moved away is whole."""
+    """By an empty one, in which the run goes on, or by a file, which ends it. The moved folder is whole."""
     if cases < 20:
         pytest.skip("what a moved folder takes along depends on the moment: for make faults")
-    last = ["--set", "select=last"]  # the best weights may be in the folder that was moved away
+    last = ["--set", "select=last"]  # the best weights may be in the moved folder
     assert fork(train(tmp_path / "whole", *last)).wait(120).code == 0
     expected = commands.results("train", tmp_path / "whole")
     for number, share in enumerate(chances(cases, 2, seed=5)):
@@ -144,7 +144,7 @@ def test_a_folder_that_is_replaced(fork, train, commands, tried, undisturbed, ca
         done = child.wait(120)
         assert done.code == 0 or str(out) in done.error(1), done
         parts = [commands.results("train", away), commands.results("train", root)]
-        if done.code:  # by the file, or between two steps of a save: the user puts things right and goes on
+        if done.code:  # by the file, or between two steps of a save: the user repairs it and goes on
             shutil.rmtree(out) if out.is_dir() else out.unlink(missing_ok=True)
             away.rename(out)
             assert fork(train(root, *last, "--continue")).wait(120).code == 0

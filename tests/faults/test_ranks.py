@@ -1,4 +1,4 @@
-"""Two ranks, of which one is frozen, killed, ended or never there: the other ends within a minute, with one line."""
+"""Two ranks, one of which is frozen, killed, ended or absent: the other ends within a minute, with one line."""
 
 import ctypes
 import itertools
@@ -25,7 +25,8 @@ FORKS, PLAIN = "forks, a tenth of the patience", "plain processes"
 AGENTS = {"torchrun": "torch.distributed.run", "torch.distributed.launch": "torch.distributed.launch"}
 COMMANDS = ("calibrate", "evaluate", "train", "finetune")
 PROMISE = 60.0  # seconds
-END = re.compile(r"error \(rank \d\): (stopped, since |interrupted)")  # what a rank says that a fault of another ended
+# The message of a rank that another's fault ended
+END = re.compile(r"error \(rank \d\): (stopped, since |interrupted)")
 AT_ONCE = 4  # cases
 FEW = [
     ("train", FROZEN, 0, FORKS),
@@ -39,10 +40,10 @@ FEW = [
 
 @dataclass
 class Run:
-    """Two ranks of one command; `children` are theirs by rank, or the launcher's alone."""
+    """Two ranks of one command; `children` by rank, or only the launcher."""
 
     children: list[Any]
-    logs: Path | None = None  # of a launcher
+    logs: Path | None = None  # a launcher's
 
     def pids(self):
         """{rank: pid} of the ranks that run."""
@@ -58,20 +59,20 @@ class Run:
         return found
 
     def errors(self, rank):
-        """The lines that a rank wrote to standard error."""
+        """The lines of a rank on standard error."""
         if self.logs is None:
             return self.children[rank].poll().err.splitlines()
         return [line for file in self.logs.rglob(f"{rank}/stderr.log") for line in file.read_text().splitlines()]
 
     def codes(self):
-        """How its processes ended; None while they run."""
+        """The exit codes of its processes; None while they run."""
         ends = [child.poll() for child in self.children if child]
         return [done.code for done in ends] if all(ends) else None
 
 
 @pytest.fixture
 def start(fork, tmp_path):
-    """start(words, launcher, absent) -> Run; without a launcher forks of this process with all patience."""
+    """start(words, launcher, absent) -> Run; without a launcher, forks of this process with full patience."""
     numbers = itertools.count()
 
     def go(words, launcher=None, absent=None) -> Run:
@@ -101,7 +102,7 @@ def _execute(words):
 
 @dataclass(repr=False)
 class Case:
-    """A run that one rank leaves in `fault`, `delay` seconds after its start."""
+    """A run that one rank leaves by `fault`, `delay` seconds after its start."""
 
     command: str
     fault: str
@@ -111,14 +112,14 @@ class Case:
     out: Path
     run: Run
     struck: float | None = None  # the time
-    ended: float | None = None  # that of the others
+    ended: float | None = None  # the time when the others ended
     began: float = field(default_factory=time.monotonic)
 
     def __str__(self):
         return f"{self.command}, rank {self.victim} {self.fault} after {self.delay:.1f} s, {self.launcher}"
 
     def step(self, patience):
-        """Strike when it is time; see whether the others have ended. Whether this case is over."""
+        """Strike when it is time, and check whether the others have ended. Returns whether this case is over."""
         now, pids = time.monotonic(), self.run.pids()
         if self.struck is None:
             if len(pids) < 2 and self.fault != ABSENT and self.run.codes() is None:
@@ -136,14 +137,14 @@ class Case:
 
 
 def try_cases(cases, patience):
-    """Run them all at once."""
+    """Run all cases at once."""
     while not all([case.step(patience) for case in cases]):
         time.sleep(0.02)
 
 
 @pytest.fixture
 def undisturbed(start, commands, tmp_path):
-    """undisturbed(command) -> the results of a run without a fault, and how long it took."""
+    """undisturbed(command) -> the results of a run without faults, and its time."""
     known = {}
 
     def run(command):
@@ -158,7 +159,8 @@ def undisturbed(start, commands, tmp_path):
 
 
 def check(case, complete):
-    """One line and exit code 1 of the others, or none where the fault came too late; the most lines of one of them."""
+    """The others must end with one line and exit code 1, or normally if the fault came too late; returns the most
+    lines."""
     lines = {rank: case.run.errors(rank) for rank in range(2) if (rank, case.fault) != (case.victim, ABSENT)}
     others = {rank: said for rank, said in lines.items() if rank != case.victim or case.fault == ENDED}
     for said in others.values():
@@ -170,7 +172,7 @@ def check(case, complete):
 
 
 def attack(cases, start, commands, undisturbed, tried, patience):
-    """Run all cases at once; then every command again, which must leave what an undisturbed run leaves."""
+    """Run all cases at once, then every command again, which must give the results of an undisturbed run."""
     while not all([case.step(patience) for case in cases]):
         time.sleep(0.02)
     for case in cases:
@@ -211,7 +213,7 @@ def test_random_faults_under_every_launcher(start, commands, undisturbed, tried,
         for fault, launcher in ways
         for command in COMMANDS
         for victim in range(2)
-        if (fault, launcher) not in itertools.product([ABSENT], AGENTS)  # a launcher starts all
+        if (fault, launcher) not in itertools.product([ABSENT], AGENTS)  # a launcher starts all ranks
     ]
     chance.shuffle(kinds)
     began = time.monotonic()
@@ -229,7 +231,7 @@ def test_random_faults_under_every_launcher(start, commands, undisturbed, tried,
 
 @pytest.mark.slow
 def test_work_that_lets_no_other_thread_run_is_no_silence(forked, commands, tmp_path):
-    """Half of the patience without the interpreter's lock: libraries hold it, and no rank must end for that."""
+    """Half of the patience with the interpreter's lock held: libraries do that, and no rank may end for it."""
 
     def before(rank):
         from swin_quant.verbs import calibration_pictures

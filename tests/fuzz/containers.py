@@ -1,6 +1,6 @@
-"""Formats taken apart into named parts and put together again, checksums and lengths right.
+"""Take formats apart into named parts and join them again, with right checksums and lengths.
 
-Damage to the outside of a file stops at its first checksum; damage to a part reaches what lies behind it.
+Damage to the outside of a file stops at its first checksum; damage to a part reaches the code behind it.
 """
 
 import io
@@ -21,7 +21,7 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 
 @dataclass(frozen=True)
 class Container:
-    """`take_apart` raises (anything) for what is not of the format; `join` is given the random numbers of the case."""
+    """`take_apart` raises (anything) for other formats; `join` gets the random numbers of the case."""
 
     name: str
     take_apart: Callable[[bytes], list[Part]]
@@ -29,7 +29,7 @@ class Container:
 
 
 def parts_of(data: bytes, inside: Container | None = None) -> tuple[Container, list[Part]] | None:
-    """The format of `data` and its parts; of a part, `inside` is what it was taken from. None for plain bytes."""
+    """The format of `data` and its parts; `inside` is the format that a part was taken from. None for plain bytes."""
     for container in (*CONTAINERS, *((PROTOBUF,) if inside is PROTOBUF else ())):
         try:
             if parts := container.take_apart(data):
@@ -48,7 +48,7 @@ def _zip(rng: random.Random, parts: list[Part]) -> bytes:
     buffer = io.BytesIO()
     odd = rng.random() < 0.1
     with warnings.catch_warnings(), zipfile.ZipFile(buffer, "w") as archive:
-        warnings.simplefilter("ignore")  # two members of one name are the point
+        warnings.simplefilter("ignore")  # two members with one name are intended
         for name, content in parts:
             method = rng.choice(_METHODS) if odd else zipfile.ZIP_STORED
             archive.writestr(zipfile.ZipInfo(name.decode(errors="replace")), content, method)

@@ -1,8 +1,7 @@
 """The attack by coverage: `python tests/fuzz/guided.py --seconds 60 [--parser NAME]`, where atheris is installed.
 
-Atheris changes one file of a valid case, and keeps what reaches code that nothing reached before. What is a fault here:
-another exception than a one-line error, 2 s for one case, 2 GB. A case that makes one is left in `--keep`, for
-`--replay FILE`.
+Atheris changes one file of a valid case, and keeps changes that reach new code. Faults are other exceptions than a
+one-line error, 2 s for one case, and 2 GB. A case with a fault is stored in `--keep`, for `--replay FILE`.
 """
 
 import argparse
@@ -15,14 +14,14 @@ import sys
 import tempfile
 from pathlib import Path
 
-os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # as the command line does before torch is there
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # as the command line, before torch is imported
 
 try:
     import atheris
 except ImportError:
     sys.exit("atheris is not installed: passed over")
 
-_TRIES = bool({"--libfuzzer", "--replay"} & set(sys.argv))  # itself, not by processes of its own
+_TRIES = bool({"--libfuzzer", "--replay"} & set(sys.argv))  # runs in this process, not in children
 
 with atheris.instrument_imports(include=["swin_quant"]) if _TRIES else contextlib.nullcontext():
     from parsers import PARSERS
@@ -35,11 +34,11 @@ from runner import write  # noqa: E402
 
 from swin_quant.base.errors import SwinQuantError  # noqa: E402
 
-_MEGABYTES = 2048  # of the process, torch and what is loaded once included
+_MEGABYTES = 2048  # of the process, with torch and all that is loaded once
 
 
 def places(valid: list[Files]) -> list[tuple[Files, str]]:
-    """Every file that can be changed, and the case that it is of: the first byte of an input is the place here."""
+    """Every file that can be changed, with its case: the first byte of an input selects one."""
     return [(files, name) for files in valid for name in files][:256]
 
 
@@ -68,7 +67,7 @@ def fuzz(name: str, options: list[str]) -> None:
             assert str(error).isprintable(), f"its message is no line of text: {str(error)[:300]!a}"
 
     os.chdir(folder)
-    for files, _ in known:  # what is loaded once is loaded now
+    for files, _ in known:  # load now what is loaded once
         parse(files)
     atheris.Setup([sys.argv[0], *options], one)
     atheris.Fuzz()
@@ -80,7 +79,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=int, default=60, help="for each parser")
     parser.add_argument("--keep", type=Path, default=Path("out/fuzz"), help="folder for cases that make a fault")
     parser.add_argument("--replay", type=Path, help="such a case; with one --parser")
-    parser.add_argument("--libfuzzer", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)  # in a process of its own
+    parser.add_argument("--libfuzzer", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)  # in a separate process
     args = parser.parse_args()
     torch.set_num_threads(1)
     chosen = args.parser or [each.name for each in PARSERS]

@@ -13,12 +13,12 @@ from containers import PROTOBUF, Container, Part, parts_of
 Files = dict[str, bytes]
 Damage = Callable[[random.Random, bytes, bytes], bytes]
 
-_LONGEST = 1 << 20  # bytes: what is repeated is large enough, and a case is written in milliseconds
+_LONGEST = 1 << 20  # bytes: large enough for repeated parts, and still written in milliseconds
 
 _EDGES = [0, 1, 2, 3, 127, 128, 255, 2**15, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**63 - 1, 2**63, 2**64 - 1]
 _REALS = (0.0, -0.0, -1.0, 1e-9, 5e-324, 2.0**-149, 2.0**-126, 65504.0, 65520.0, 3.5e38, 1e300, 1.8e308, -1e308,
           float("inf"), float("-inf"), float("nan"))  # fmt: skip
-# Names of types, by who writes them: another of its kind fits, and means other bytes.
+# Names of types, by writer: another name of the same kind fits, and changes the meaning of bytes.
 _KINDS = [kinds.encode().split() for kinds in (
     "F64 F32 F16 BF16 I64 I32 I16 I8 U8 BOOL F8_E4M3 U64", "<f8 <f4 <f2 <i8 <i4 |i1 |u1 <u8 |b1 >f4 <c16 |O",
     "DoubleStorage FloatStorage HalfStorage BFloat16Storage LongStorage IntStorage CharStorage ByteStorage BoolStorage "
@@ -117,7 +117,7 @@ def _edge(rng: random.Random, data: bytes, donor: bytes) -> bytes:
 
 
 def _real(rng: random.Random, data: bytes, donor: bytes) -> bytes:
-    """A float at the limits of its type, where one may be."""
+    """A float at the limits of its type, in a place for one."""
     form = rng.choice(("<f", "<d", "<e"))
     size = struct.calcsize(form)
     start = rng.randint(0, max(0, len(data) // size - 1)) * size + rng.choice((0, 0, len(data) % size))
@@ -129,7 +129,7 @@ def _real(rng: random.Random, data: bytes, donor: bytes) -> bytes:
 
 
 def _kind(rng: random.Random, data: bytes, donor: bytes) -> bytes:
-    """Another type, where one is named."""
+    """Another type, in place of a named one."""
     held = [(kinds, kind) for kinds in _KINDS for kind in kinds if kind in data]
     if not held:
         return _real(rng, data, donor)
@@ -230,7 +230,7 @@ def _foreign(rng: random.Random, container: Container, parts: list[Part], others
 
 
 def _exchange(rng: random.Random, container: Container, parts: list[Part], others: list[Part]) -> None:
-    """What another file has at one place, under the name that is here."""
+    """Another file's content at one place, under the name here."""
     place = rng.randrange(len(parts))
     parts[place] = parts[place][0], rng.choice(others)[1]
 

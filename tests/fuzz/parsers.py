@@ -1,6 +1,6 @@
-"""The parsers that are attacked: what a valid file of each is, made here, and how the tool would read it.
+"""The attacked parsers: valid files of each, made here, and a function that reads them as the tool does.
 
-A case is a folder of files. `parse` may succeed or raise a SwinQuantError; all else that it does is a fault.
+A case is a folder of files. `parse` may succeed or raise a SwinQuantError; everything else is a fault.
 """
 
 import contextlib
@@ -89,9 +89,9 @@ DATASET = {"name": "cifar10", "split": "val", "pictures": 5000, "sha256": "0" * 
 
 @dataclass(frozen=True)
 class Parser:
-    """`valid()`: folders that the parser accepts, as {name: bytes}; `parse(folder)`: what the tool does with one.
+    """`valid()`: folders that the parser accepts, as {name: bytes}; `parse(folder)`: reads a folder as the tool does.
 
-    `refuses`: False where damage is passed over with a warning.
+    `refuses`: False if damage is only warned of.
     """
 
     name: str
@@ -146,7 +146,7 @@ def safe_tensors() -> list[Files]:
 
 
 def ckpts() -> list[Files]:
-    """MindSpore's: messages of (tag, (dims, type, content)), each with its length before it."""
+    """MindSpore's messages of (tag, (dims, type, content)), each with its length before it."""
 
     def field(number: int, data: bytes) -> bytes:
         size, prefix = len(data), bytearray([number << 3 | 2])
@@ -180,7 +180,7 @@ def load(name: str, folder: Path) -> None:
 
 
 def nameless() -> list[Files]:
-    """Weights without a card or a name: their keys and shapes tell what they are."""
+    """Weights without a card or a name: keys and shapes tell what they are."""
     files = [configs_dir() / "demo" / f"{kind}_digits.yaml" for kind in ("swin", "swinv2")]
     keys = {"NUM_HEADS": [1, 2], "DEPTHS": [2, 2], "EMBED_DIM": 8}
     small = [{f"MODEL.{kind}.{key}": value for key, value in keys.items()} for kind in ("SWIN", "SWINV2")]
@@ -263,7 +263,7 @@ def make_report(folder: Path) -> None:
 
 
 def shipped(kind: str) -> list[Files]:
-    """The YAML files of a folder of ours, as they are and in flow style."""
+    """The YAML files of one of our folders, unchanged and in flow style."""
     texts = [file.read_text() for file in sorted((configs_dir() / kind).glob("[!_]*.yaml"))]
     flow = [yaml.safe_dump(yaml.safe_load(text), default_flow_style=True, width=1000) for text in texts]
     return [{"x.yaml": text.encode()} for text in (*texts, *flow)]
@@ -319,7 +319,7 @@ def statistics() -> list[Files]:
 
 
 def search_ranges(folder: Path) -> None:
-    """As whoever reads statistics goes on."""
+    """Search ranges, as after reading statistics."""
     for found in read_statistics(folder / "x.stats.npz", NODES).values():
         for name in RANGE_METHODS:
             search_range(name, found, 8)
@@ -452,7 +452,7 @@ def parquets() -> list[Files]:
 
 
 def validations() -> list[Files]:
-    """Labels of the flat validation folder, in each of their forms; one picture, since labels are what is read."""
+    """Labels of the flat validation folder, in each form; one picture, since only labels are read."""
     jpeg = {"ILSVRC2012_val_00000001.JPEG": picture("JPEG", "L")}
     wnids = wnids_of(1000)
     ids = "\n".join(f"{wnid} {number} name" for number, wnid in enumerate(reversed(wnids), 1)).encode()
@@ -482,7 +482,7 @@ def labels() -> list[Files]:
 def graphs() -> list[Files]:
     path = TESTS / "backends" / "conftest.py"
     spec = importlib.util.spec_from_file_location("graphs_of_tests", path)
-    nets = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # its dataclass looks for its module there
+    nets = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # its dataclass needs the module there
     spec.loader.exec_module(nets)
     found = []
     plain = (nets.SmallNet(), nets.SmallNet(int8=False, opset=17, batch=2), nets.SmallNet(dtype=np.float16))
@@ -519,7 +519,7 @@ def branched(proto):
 def open_graph(folder: Path) -> None:
     try:
         open_onnx(folder / "x.onnx")
-    finally:  # what is no classifier is still looked into
+    finally:  # read further even if it is no classifier
         found = read_model(folder / "x.onnx")
         inspect_model(found)
         onnx_metadata.read(found)
@@ -546,7 +546,7 @@ def read_artifact(folder: Path) -> None:
 
 
 def deployed() -> list[Files]:
-    """Artifacts with their cards; most of the damage is to be in the card, which has the hashes of the others."""
+    """Artifacts with their cards; most damage goes into the card, which has the hashes of the other files."""
     onnx = {"batch": 2, "target": "openvino", "float_type": "float32", "saturation_safe": ["openvino"]}
     graph, weights = graphs()[0]["x.onnx"], artifact(80)[0]
     made = []
@@ -560,7 +560,7 @@ def deployed() -> list[Files]:
 
 
 def deploy(folder: Path) -> None:
-    """All that is done with an artifact before an engine is given it."""
+    """Everything that is done with an artifact before an engine runs it."""
     opened = open_artifact(next(path for path in folder.iterdir() if path.suffix in (".onnx", ".safetensors")))
     config_of(opened)
     names_of_engines(opened, None)

@@ -8,7 +8,7 @@ import os
 import sys
 from pathlib import Path
 
-os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # as the command line does before torch is there
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # as the command line, before torch is imported
 
 import torch
 from parsers import PARSERS
@@ -59,7 +59,7 @@ def main() -> int:
 
 
 def _write(table: Path, tally: Tally) -> None:
-    """Put a row in its place: the others are kept, so that a parser can be tried again alone."""
+    """Put a row in its place; other rows stay, so that one parser can be tried again."""
     old = table.read_text().splitlines(keepends=True) if table.exists() else []
     rows = {each.name: row for each in PARSERS for row in old if row.startswith(f"| {each.name} | ")}
     rows[tally.parser] = _row(tally)

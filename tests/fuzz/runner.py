@@ -1,7 +1,7 @@
-"""Runs cases in a child process, one a parser, and says how each ended.
+"""Run cases in a child process, one a parser, and report how each ended.
 
-The child is watched: processor time and memory of a case are measured, its own and those of processes that it starts.
-A case that does not come back or ends the process is a fault of that case; another child goes on with the next.
+The child is watched: processor time and memory of a case are measured, with those of its processes. A case that does
+not return or ends the process is a fault of that case; another child goes on with the next.
 """
 
 import itertools
@@ -26,9 +26,9 @@ from parsers import Parser
 
 from swin_quant.base.errors import SwinQuantError
 
-SECONDS, MEGABYTES = 2.0, 512  # of a case: processor time, and memory beyond what was there before
-_KILLED_AT = 3 << 30  # bytes beyond what the process had: protects the machine; the limit above only tells
-_PATIENCE = 60.0  # seconds by the clock, of a case that waits for something
+SECONDS, MEGABYTES = 2.0, 512  # limits of a case: processor time, and additional memory
+_KILLED_AT = 3 << 30  # additional bytes, to protect the machine; the limit above only reports
+_PATIENCE = 60.0  # seconds by the clock, for a case that waits
 _READY = "ready"
 _LONGEST_MESSAGE = 2000  # characters
 CAN_WATCH = os.path.exists("/proc/self/clear_refs")
@@ -36,7 +36,7 @@ CAN_WATCH = os.path.exists("/proc/self/clear_refs")
 
 @dataclass
 class Tally:
-    """What came of the cases of one parser; `faults` are sentences, each with the number of its case."""
+    """The outcome of one parser's cases; `faults` are sentences, each with the number of its case."""
 
     parser: str
     accepted: int = 0
@@ -51,7 +51,7 @@ class Tally:
 
 
 def case(parser: Parser, valid: list[Files], number: int) -> Files:
-    """The files of a case: the same for the same number, on every machine."""
+    """The files of a case, the same for a number on every machine."""
     rng = random.Random(f"{parser.name} {number}")
     chosen, donor = rng.choice(valid), rng.choice(valid)
     return mutated(rng, chosen, donor)
@@ -92,9 +92,9 @@ def _note(tally: Tally, outcome: dict) -> None:
 
 
 def _child(parser: Parser, valid: list[Files], numbers: Iterator[int], folder: Path) -> Iterator[dict]:
-    """The outcomes of cases in one process, until it ends: when all are done, or by the last one's fault.
+    """The outcomes of cases in one process, until all are done or one ends it.
 
-    The parent hands out numbers one by one, so that those left over are still there for another child.
+    The parent hands out numbers one by one, so that another child can take the rest.
     """
     orders, ordered = os.pipe()
     outcomes, reported = os.pipe()
@@ -137,10 +137,10 @@ def _serve(parser: Parser, valid: list[Files], folder: Path, orders, outcomes) -
     try:
         logging.disable()
         sys.stderr = os.fdopen(os.dup(2), "w")
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # libraries of pictures print there
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # picture libraries print there
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_DATA, (_data() + _KILLED_AT,) * 2)
-        for files in valid:  # and what is loaded once is loaded now
+        for files in valid:  # this also loads what is loaded once
             outcome = _tried(parser, files, folder)
             if outcome["refused"] or outcome["fault"]:
                 print(f"a valid file of {parser.name}: {outcome}", file=outcomes, flush=True)
@@ -158,7 +158,7 @@ def _serve(parser: Parser, valid: list[Files], folder: Path, orders, outcomes) -
 
 
 def _data() -> int:
-    """Bytes of data that this process has, as RLIMIT_DATA counts them: a test's process may hold gigabytes already."""
+    """Bytes of data of this process, as RLIMIT_DATA counts them: a test's process may hold gigabytes already."""
     with open("/proc/self/status") as status:
         return next((int(line.split()[1]) << 10 for line in status if line.startswith("VmData")), 0)
 
@@ -170,13 +170,13 @@ def _tried(parser: Parser, files: Files, folder: Path) -> dict:
     before = {str(path) for path in folder.rglob("*")}
     os.chdir(folder)
     watch = Watch()
-    signal.setitimer(signal.ITIMER_PROF, 2 * SECONDS)  # it ends the process, even in a library's code
+    signal.setitimer(signal.ITIMER_PROF, 2 * SECONDS)  # ends the process even inside a library
     refused, fault = "", ""
     try:
         parser.parse(place)
     except SwinQuantError as error:
         refused, fault = str(error), _bad_message(str(error))
-    except Exception as error:  # noqa: BLE001  the fault that is looked for
+    except Exception as error:  # the fault sought
         last = traceback.extract_tb(error.__traceback__)[-1]
         fault = f"{type(error).__name__}: {error!s:.200} ({Path(last.filename).name}:{last.lineno})"
     signal.setitimer(signal.ITIMER_PROF, 0)
@@ -193,11 +193,11 @@ def _bad_message(message: str) -> str:
 
 
 class Watch:
-    """Processor time and memory from here on, of this process and those that it has started and not yet ended."""
+    """Processor time and memory from now on, of this process and its running children."""
 
     def __init__(self) -> None:
         for pid in _family():
-            Path(f"/proc/{pid}/clear_refs").write_text("5")  # the peak is that of now
+            Path(f"/proc/{pid}/clear_refs").write_text("5")  # resets the peak to now
         self.memory, self.started = _memory(), _processor_seconds()
 
     def measured(self) -> dict[str, float]:
@@ -215,7 +215,7 @@ def _memory() -> dict[int, tuple[int, int]]:
     found = {}
     for pid in _family():
         status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
-        if "VmRSS" in status:  # not of a zombie
+        if "VmRSS" in status:  # a zombie lacks it
             found[pid] = int(status["VmRSS"].split()[0]), int(status["VmHWM"].split()[0])
     return found
 

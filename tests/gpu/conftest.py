@@ -1,6 +1,6 @@
-"""A GPU for every test here, which is marked `gpu`; without one they are skipped.
+"""A GPU for every test here, which is marked `gpu` and skipped without one.
 
-SWIN_QUANT_GPU=cpu puts the CPU in its place: a dry run of the tests themselves, which says nothing of a GPU.
+SWIN_QUANT_GPU=cpu uses the CPU instead: a dry run of the tests themselves, which shows nothing about a GPU.
 """
 
 import os
@@ -22,7 +22,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session")
 def gpu() -> torch.device:
-    """The first GPU, or what stands in for it."""
+    """The first GPU, or the CPU instead."""
     if os.environ.get("SWIN_QUANT_GPU") == "cpu":
         return torch.device("cpu")
     if not torch.cuda.is_available():
@@ -37,7 +37,7 @@ def images():
 
 @pytest.fixture(scope="session")
 def calibrated(tiny_model, images):
-    """make(kind, policy="ft-mode1", method="max") -> a model on the CPU with ranges, quantizing, drop path off."""
+    """make(kind, policy="ft-mode1", method="max") -> a quantizing model on the CPU with ranges, without drop path."""
     made = {}
 
     def make(kind, policy="ft-mode1", method="max"):

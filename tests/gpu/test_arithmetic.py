@@ -1,4 +1,4 @@
-"""Fake quantization on a GPU is that of a CPU: levels to the bit, gradients by the mask instead of positions."""
+"""Fake quantization on a GPU equals a CPU's: levels to the bit, gradients by a mask instead of positions."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ LAYOUTS = {
 
 
 def on(device, op, x, amax, format="int8"):
-    """Values, gradient of x and gradient of the range, on the CPU."""
+    """Values, gradient of x and gradient of the range, moved to the CPU."""
     x, amax = x.to(device).requires_grad_(), amax.to(device).requires_grad_()
     y = op(x, amax, *grid(8, format=format))
     weights = torch.linspace(-1, 2, max(y.numel(), 1))[: y.numel()].view(y.shape)

@@ -1,4 +1,4 @@
-"""Engines on a GPU are timed by what the GPU does, each in a process of its own."""
+"""Engines on a GPU are timed by the GPU's work, each in a separate process."""
 
 import time
 from dataclasses import replace

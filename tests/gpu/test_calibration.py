@@ -1,4 +1,4 @@
-"""Ranges that a GPU finds are those of a CPU, but for the last bits of sums."""
+"""Ranges found on a GPU equal a CPU's, except for the last bits of sums."""
 
 import io
 
@@ -17,8 +17,8 @@ from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import apply_policy
 from swin_quant.quant.quantizer import named_nodes
 
-# Relative. A value that moves by its last bits may fall into the next of 2048 bins, and a search take another of its
-# candidates.
+# Relative. A value that differs in its last bits may fall into the next of 2048 bins, and a search may take another
+# candidate.
 BOUNDS = {"max": 1e-4, "percentile": 2e-3, "mse": 3e-2, "entropy": 3e-2}
 
 
@@ -41,7 +41,7 @@ def test_ranges_are_those_of_a_cpu(gpu, tiny_model, images, kind, method):
 
 
 def told(value):
-    """What `from_main` gives the ranks that are not the first: copies, on the CPU."""
+    """The copies, on the CPU, that `from_main` gives the other ranks."""
     buffer = io.BytesIO()
     torch.save(value, buffer)
     return torch.load(io.BytesIO(buffer.getvalue()), "cpu")

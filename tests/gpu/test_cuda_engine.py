@@ -16,7 +16,8 @@ CASES = [("swin", "ft-mode1"), ("swin", "ft-mode2"), ("swin", "cuda"), ("swinv2"
 
 @pytest.fixture
 def sessions(calibrated, gpu):
-    """make(kind, policy, ...) -> the network on the GPU, and by references on the CPU. With `preprocess` of pixels."""
+    """make(kind, policy, ...) -> the network on the GPU, and by references on the CPU. With `preprocess` it takes
+    pixels."""
     if gpu.type != "cuda":
         pytest.skip("CUDA graphs are a GPU's")
 
@@ -38,8 +39,8 @@ def test_kernels_compute_what_their_references_do(sessions, images, kind, policy
 
 @pytest.mark.parametrize(("kind", "policy"), [("swin", "cuda-fp8"), ("swinv2", "cuda-fp8"), ("swin", "tensorrt-fp8")])
 def test_float8(sessions, images, kind, policy):
-    """A value between two levels may be either, and those of float8 are further apart. One policy has probabilities in
-    it, too."""
+    """A value on a tie may take either level, and float8's are farther apart. One policy has float8 probabilities
+    too."""
     if not has_float8():
         pytest.skip(NO_FLOAT8)
     on_gpu, on_cpu = sessions(kind, policy)
@@ -48,7 +49,8 @@ def test_float8(sessions, images, kind, policy):
 
 
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
-@pytest.mark.parametrize(("float_type", "limit"), [("float16", 0.005), ("bfloat16", 0.02)])  # which has three bits less
+# Bfloat16 has three bits less
+@pytest.mark.parametrize(("float_type", "limit"), [("float16", 0.005), ("bfloat16", 0.02)])
 def test_the_half_form(sessions, images, kind, float_type, limit):
     on_gpu, on_cpu = sessions(kind, "float", "float", float_type)
     assert (on_gpu(images.cuda()).cpu() - on_cpu(images)).abs().mean() < limit
@@ -56,14 +58,14 @@ def test_the_half_form(sessions, images, kind, float_type, limit):
 
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
 def test_int8_with_a_bfloat16_stream(sessions, images, kind):
-    """What an export is told to take where values are beyond float16."""
+    """The form that an export recommends for values beyond float16."""
     on_gpu, on_cpu = sessions(kind, "cuda", float_type="bfloat16")
     expected = on_cpu(images)
     assert (on_gpu(images.cuda()).cpu() - expected).abs().mean() < 0.03 * expected.std()
 
 
 def test_pictures_as_pixels(sessions, images):
-    """As they are decoded, or normalised: those become the same bytes again."""
+    """Decoded, or normalised: these become the same bytes again."""
     pixels = (images.permute(0, 2, 3, 1) * 64 + 128).clamp(0, 255).to(torch.uint8)
     on_gpu, on_cpu = sessions("swin", preprocess=PREPROCESS)
     expected, got = on_cpu(pixels), on_gpu(pixels.cuda())
@@ -72,7 +74,7 @@ def test_pictures_as_pixels(sessions, images):
 
 
 def test_a_call_inside_a_capture_of_the_caller_is_refused(sessions, images):
-    """And leaves the caller's capture as it was."""
+    """The caller's capture stays intact."""
     session, given = sessions("swin")[0], images.cuda()
     expected, twice, graph = session(given), 2 * given, torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -86,14 +88,14 @@ def test_a_call_inside_a_capture_of_the_caller_is_refused(sessions, images):
 def test_batches_are_filled_up_and_graphs_are_kept(sessions, images):
     session, _ = sessions("swin")
     whole = session(images.cuda())
-    for count in (5, 6, 16):  # each size is compiled, which takes half a minute
+    for count in (5, 6, 16):  # each size compiles for half a minute
         torch.testing.assert_close(session(images[:count].cuda()), whole[:count], atol=1e-3, rtol=1e-3)
     assert sorted(session._captured) == [6, 16]
     assert session.captured(5) is session.captured(6)
 
 
 def on_two_streams(session, given):
-    """Logits of ten calls: of one and the other of `given`, each on a stream of its own, queued without a pause."""
+    """Logits of ten calls, alternating between the two of `given`, each on its own stream, queued without a pause."""
     streams, found = [torch.cuda.Stream(), torch.cuda.Stream()], []
     torch.cuda.synchronize()
     for turn in range(10):
@@ -141,13 +143,13 @@ def test_streams_of_the_caller_take_turns(sessions, images):
 
 
 def test_a_session_that_is_dropped_is_replayed_to_the_end(sessions, images):
-    """Before that, its memory is nobody else's: here, of who asks for as much on the stream that it was made on."""
+    """Until then its memory is not reused, here by an allocation of the same size on the stream that made it."""
     session, given = sessions("swin")[0], images.cuda()
     expected, stream = session(given), torch.cuda.Stream()
     bytes_of_each = [tensor.nbytes for tensor in session.tensors.values()]
     torch.cuda.synchronize()
     with torch.cuda.stream(stream):
-        torch.cuda._sleep(10**8)  # cycles: long after what is asked for below would have been written
+        torch.cuda._sleep(10**8)  # cycles: long after the allocation below would have been written
         got = session(given)
     del session
     others = [torch.full((count,), 255, dtype=torch.uint8, device="cuda") for count in bytes_of_each]

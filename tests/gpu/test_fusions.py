@@ -1,4 +1,4 @@
-"""Whole networks by fused kernels on a GPU: what they give without fusions, and the choice for the GPU that is here."""
+"""Whole networks by fused kernels on a GPU: the results without fusions, and the choice for this GPU."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from swin_quant.backends.cuda.spec_from_policy import spec_for
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
 @pytest.mark.parametrize("precision", ["int8", "float"])
 def test_the_networks_that_a_gpu_is_given_have_all_fusions(calibrated, kind, precision):
-    """Without a GPU, too: nothing else would tell here that these tests are given what they cannot run."""
+    """Also without a GPU: otherwise nothing here would show that these tests got networks that they cannot run."""
     model = calibrated(kind, "cuda")
     program = program_of(spec_for(model, precision), 16)
     ops = {launch.op for launch in fused(program, rows(program.launches, FUSIONS)).launches}

@@ -1,4 +1,4 @@
-"""NCCL with the one rank that one GPU can have: sums, DDP and FSDP2 as the ranks of a training use them."""
+"""NCCL with a single rank, all that one GPU allows: sums, DDP and FSDP2 as in a training."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ LABELS = torch.arange(16) % 10
 
 @pytest.fixture
 def group(gpu):
-    """A process group of this process alone, as `process_group` opens it for several."""
+    """A process group of only this process, opened as `process_group` does."""
     backend = "cpu:gloo,cuda:nccl" if gpu.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     yield World(0, 1, gpu)
@@ -24,7 +24,7 @@ def group(gpu):
 
 
 def test_a_sum_over_ranks(group, monkeypatch):
-    monkeypatch.setattr(dist, "get_world_size", lambda: 2)  # or it would return at once
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)  # otherwise it would return at once
     assert all_sum(torch.tensor([1.5, 2.0]), group.device).tolist() == [1.5, 2.0]
 
 
@@ -32,7 +32,7 @@ def test_a_sum_over_ranks(group, monkeypatch):
 def test_a_step_is_that_of_one_process(group, calibrated, images, fsdp):
     recipe = Recipe(memory=Memory(fsdp=fsdp))
     alone, together = calibrated("swin").to(group.device), calibrated("swin").to(group.device)
-    two = World(0, 2, group.device)  # it would not wrap the model of a single rank
+    two = World(0, 2, group.device)  # a single rank's model would not be wrapped
     network = parallel._sharded(together, recipe, group) if fsdp else parallel.parallel(together, together, recipe, two)
     assert is_sharded(together) == fsdp
     weights = []

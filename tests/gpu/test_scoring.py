@@ -1,4 +1,4 @@
-"""Engines on a GPU: float32 as on a CPU, float16 near it, fake-quant with the levels of a CPU, the emulator too."""
+"""Engines on a GPU: float32 as on a CPU, float16 close to it, fake-quant with a CPU's levels, and the emulator."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ KINDS = pytest.mark.parametrize("kind", ["swin", "swinv2"])
 
 
 def logits(model, device, images):
-    """Label -> logits on the CPU, of float32, half precision and fake-quant."""
+    """Logits on the CPU by label, for float32, half precision and fake-quant."""
     engines = torch_engines(model.to(device), device, half_type("auto", device), [load_policy("ft-mode1")])
     with torch.inference_mode():
         return {label: engine(images.to(device)).float().cpu() for label, engine in engines.items()}
@@ -31,7 +31,7 @@ def test_engines_give_the_logits_of_a_cpu(gpu, calibrated, images, sqnr, kind):
     found["int8"] = sqnr(theirs["int8 ft-mode1"], ours["int8 ft-mode1"])
     print(f"{kind}: dB of float32 {found['float32']:.0f}, {half} {found[half]:.0f}, int8 {found['int8']:.0f}")
     assert found["float32"] > 70 and found[half] > 20
-    # A value on a tie may be rounded the other way, which moves what follows: not as far as quantization itself did.
+    # A value on a tie may be rounded the other way, which changes later values, but less than quantization itself.
     assert found["int8"] > sqnr(theirs["float32"], theirs["int8 ft-mode1"]) + 3
 
 

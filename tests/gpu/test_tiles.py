@@ -1,4 +1,4 @@
-"""Tuning on a GPU: no candidate changes what a kernel computes, and the fastest is no slower than the default."""
+"""Tuning on a GPU: no candidate changes a kernel's results, and the fastest is no slower than the default."""
 
 from functools import partial
 
@@ -14,7 +14,7 @@ from swin_quant.backends.cuda.planning import spec_of_config
 from swin_quant.backends.cuda.required_kernels import kernel_of
 from swin_quant.backends.cuda.timing import best_tiles, candidates, filled
 
-MANY = 1 << 20  # programs: so that several windows a program are tried as well
+MANY = 1 << 20  # programs, so that several windows a program are tried too
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_candidates_compute_the_same_and_the_best_is_no_slower(gpu, tiny_config,
         results[tiles] = kernel.out.clone()
     expected = results[default].float()
     step = 1.0 if results[default].dtype == torch.int8 else 0.02 * expected[expected.isfinite()].std().item()
-    for result in results.values():  # sums in another order may end on the other side of a tie, which is rare
+    for result in results.values():  # sums in another order may cross a tie, rarely
         torch.testing.assert_close(result.float(), expected, rtol=5e-3, atol=step, equal_nan=True)
         assert (result == results[default]).float().mean() > 0.97
     best, before = best_tiles(launch, 8, gpu)
@@ -42,7 +42,7 @@ def test_candidates_compute_the_same_and_the_best_is_no_slower(gpu, tiny_config,
 
 
 def test_a_launch_knows_what_is_put_into_memory(gpu, tiny_config):
-    """By which it has all registers or not."""
+    """Its spills decide whether it gets all registers."""
     if gpu.type != "cuda":
         pytest.skip("there are no registers to count")
     launches = program_of(spec_of_config(tiny_config("swin", EMBED_DIM=96)), 8).launches

@@ -1,4 +1,4 @@
-"""A QAT step on a GPU: the gradients of a CPU, in every precision, compiled, within the memory that was counted."""
+"""A QAT step on a GPU: a CPU's gradients, in every precision, compiled, within the counted memory."""
 
 from functools import partial
 from pathlib import Path
@@ -40,7 +40,7 @@ def gradients(model, network, images):
 
 
 def direction(ours, theirs):
-    """The cosine between two gradients of all weights: ties rounded apart move single ones."""
+    """The cosine between two gradients of all weights: ties rounded differently change single ones."""
     ours, theirs = (torch.cat([grad.double().flatten() for grad in grads.values()]) for grads in (ours, theirs))
     return F.cosine_similarity(ours, theirs, dim=0).item()
 
@@ -81,7 +81,7 @@ def test_steps_in_every_precision_lower_the_loss(gpu, learning, images, level, h
 
 @KINDS
 def test_a_compiled_step_has_the_gradients_of_an_eager_one(gpu, learning, images, kind, monkeypatch):
-    """By Triton on a GPU; where the CPU stands in for one, traced and not compiled: that takes minutes."""
+    """By Triton on a GPU; with the CPU instead it is traced but not compiled, which would take minutes."""
     recipe = Recipe(compile=True)
     if gpu.type == "cpu":
         monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))

@@ -1,4 +1,4 @@
-"""Models of timm, micro forms: captured they compute what timm's do, and nodes stand where products are."""
+"""Models of timm in micro form: captured, they compute what timm's do, and products have nodes."""
 
 import json
 
@@ -41,7 +41,7 @@ def config(name, **options):
 
 
 def disturbed(model):
-    """Statistics of norms as a trained model has them; what is built has zeros and ones, which fold to nothing."""
+    """Statistics of norms as in a trained model; a new model's zeros and ones would fold to nothing."""
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if name.endswith("running_var"):
             tensor.uniform_(0.5, 2.0)
@@ -57,7 +57,7 @@ def images():
 
 @pytest.fixture(scope="module", params=MICRO)
 def micro(request):
-    """The name, and a model of it that is nobody else's."""
+    """The name, and a separate model of it."""
     torch.manual_seed(0)
     return request.param, disturbed(build_model(config(request.param, **MICRO[request.param])))
 
@@ -253,7 +253,7 @@ def test_what_cannot_be_captured_is_named_with_the_reason():
 
 
 class Attention(nn.Module):
-    """A user's own, on torch's fused attention."""
+    """A user's own attention, on torch's fused attention."""
 
     def __init__(self, masked):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Backbones beside timm's `features_only` and the classifier's own stages; windows beside brute force."""
+"""Backbones against timm's `features_only` and the classifier's own stages; windows against brute force."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ def tiny_backbone(tiny_model):
 
 @pytest.fixture(scope="session", params=["swin", "swinv2"])
 def beside_timm(request, tiny_backbone):
-    """One of ours, and timm's of the same weights, which takes any multiple of the patch."""
+    """One of ours, and timm's with the same weights, which takes any multiple of the patch."""
     ours = tiny_backbone(request.param)
     g = ours.geometry
     theirs = import_timm().create_model(
@@ -98,7 +98,7 @@ def test_norms_of_outputs(tiny_backbone, norms, names):
 
 
 def attended(cut, height, width):
-    """Which tokens each token of a map may look at, and which it shares a window with, by brute force."""
+    """The tokens that each token of a map may attend to, and those in its window, by brute force."""
     up = lambda size: size + -size % cut.window  # noqa: E731
     rolled = (up(height), up(width)) if cut.pad_first else (height, width)
     place = {}

@@ -1,7 +1,7 @@
-"""Where the nodes sit: one block of each version against a straight-line version of docs/reference, section 1.4.
+"""The places of nodes: one block of each version against a straight-line version of docs/reference, section 1.4.
 
 The reference is written from the spec with plain torch operations, window by window. Nodes have four bits and ranges
-that clip, so that a node in a wrong place changes much of the result; the last test shows that this is so.
+that clip, so that a misplaced node changes much of the result; the last test shows that it does.
 """
 
 import copy

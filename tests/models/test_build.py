@@ -1,4 +1,4 @@
-"""What is built from the shipped configs: node names and numbers, keys, shapes and buffers."""
+"""Models built from the shipped configs: node names and numbers, keys, shapes and buffers."""
 
 import pytest
 import torch
@@ -189,7 +189,7 @@ def extra(kind, stages):
     ids=lambda keys: "-".join(f"{key}={value}" for key, value in keys.items()).replace(" ", ""),
 )
 def test_options_run_and_matter(kind, keys, tiny_model):
-    """Each option builds, runs, and where weights stay comparable the logits are finite and depend on the picture."""
+    """Each option builds and runs; where weights stay comparable, logits are finite and depend on the picture."""
     model = tiny_model(kind, **keys)
     g = model.geometry
     with torch.no_grad():
@@ -207,7 +207,7 @@ def test_absent_options_leave_no_keys(kind, tiny_model):
 
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
 def test_absolute_positions_are_added_to_the_tokens(kind, tiny_model):
-    """A bias of the patch embedding is the same as that position embedding everywhere."""
+    """A bias of the patch embedding equals the same position embedding everywhere."""
     model, plain = tiny_model(kind, APE=True, PATCH_NORM=False), tiny_model(kind, PATCH_NORM=False)
     plain.load_state_dict({k: v for k, v in model.state_dict().items() if k != "absolute_pos_embed"})
     offset = torch.randn(32)

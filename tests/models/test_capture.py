@@ -1,4 +1,4 @@
-"""Modules of all sorts, captured: they compute what they did, and every product of activations has its nodes."""
+"""Modules of all kinds, captured: they compute what they did, and every product of activations has its nodes."""
 
 import copy
 
@@ -15,7 +15,7 @@ from swin_quant.quant.quantizer import named_nodes
 
 
 class Attention(nn.Module):
-    """torch's own, whose first weight has another name; pictures lie in dimension 1."""
+    """torch's own, whose first weight has another name; pictures are in dimension 1."""
 
     def __init__(self):
         super().__init__()
@@ -27,7 +27,7 @@ class Attention(nn.Module):
 
 
 class Standardised(nn.Module):
-    """A weight that is computed from parameters."""
+    """A weight computed from parameters."""
 
     def __init__(self):
         super().__init__()
@@ -41,7 +41,7 @@ class Standardised(nn.Module):
 
 
 class Joined(nn.Module):
-    """A bias that is joined from parameters and a buffer in no checkpoint, behind a blur whose filter is a buffer."""
+    """A bias joined from parameters and a buffer that no checkpoint has, after a blur whose filter is a buffer."""
 
     def __init__(self):
         super().__init__()
@@ -56,7 +56,7 @@ class Joined(nn.Module):
 
 
 class Windows(nn.Module):
-    """A mask that is written in place, a table of positions that is resized, sizes taken from the input."""
+    """A mask written in place, a resized table of positions, sizes taken from the input."""
 
     def __init__(self):
         super().__init__()
@@ -76,7 +76,7 @@ class Windows(nn.Module):
 
 
 class Kinds(nn.Module):
-    """A convolution of one dimension, one of three, and one that is transposed."""
+    """A convolution with one dimension, one with three, and a transposed one."""
 
     def __init__(self):
         super().__init__()
@@ -102,7 +102,7 @@ class Causal(nn.Module):
 
 
 class Registers(nn.Module):
-    """A parameter without elements, as register tokens of which there are none."""
+    """A parameter without elements, as for zero register tokens."""
 
     def __init__(self):
         super().__init__()
@@ -114,7 +114,7 @@ class Registers(nn.Module):
 
 
 class Summed(nn.Module):
-    """Products in the words of einsum and baddbmm, with dimensions in every order."""
+    """Products by einsum and baddbmm, with dimensions in every order."""
 
     def __init__(self):
         super().__init__()
@@ -124,14 +124,14 @@ class Summed(nn.Module):
         maps, queries = self.conv(x), self.embed(x.flatten(2).transpose(1, 2))
         masks = torch.einsum("bqc,bchw->bqhw", queries, maps)
         scores = torch.einsum("bhwq, bhqw -> bq", masks.permute(0, 2, 3, 1), masks.permute(0, 2, 1, 3))
-        outer = torch.einsum("bchw,bdwh->bhdc", maps, maps)  # h and w in one factor and the other
+        outer = torch.einsum("bchw,bdwh->bhdc", maps, maps)  # h in one factor, w in the other
         mask = torch.zeros_like(queries[:, :8, :1]).masked_fill(queries[:, :8, :1] > 0, -torch.inf)
         added = torch.baddbmm(mask, maps.mean(2).transpose(1, 2), maps.mean(3)).softmax(1)
         return self.head(added.mean(1) + scores.mean(1, True) + outer.mean((2, 3)))
 
 
 class Viewed(nn.Module):
-    """A view that fits the strides of fused attention alone."""
+    """A view that fits only the strides of fused attention."""
 
     def __init__(self):
         super().__init__()

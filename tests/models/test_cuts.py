@@ -1,4 +1,4 @@
-"""Traced networks: their units are their blocks, alone they give what they gave, and passes run on them."""
+"""Traced networks: their units are their blocks, give the same results alone, and passes run on them."""
 
 import json
 
@@ -81,7 +81,7 @@ def test_a_walk_meets_what_the_network_itself_gives_its_units(family, images):
 def test_factors_that_move_leave_the_function(family, images):
     name, _ = family
     model = built(name)
-    calibrate(model, [images], Method("max"))  # norms are folded
+    calibrate(model, [images], Method("max"))  # folds norms
     with torch.no_grad():
         wanted = model(images)
         found = exchanges_of(model)
@@ -111,7 +111,7 @@ def test_every_pass_runs_and_together_they_gain(name, images):
 
 
 class Skipping(nn.Module):
-    """Functional, with a skip that no module of its own holds."""
+    """Functional, with a skip connection outside of any module."""
 
     def __init__(self):
         super().__init__()
@@ -163,7 +163,7 @@ class Residual(nn.Module):
 
 @pytest.mark.parametrize("affine", [True, False])
 def test_channels_behind_a_norm_without_parameters_stay_as_they_are(affine):
-    """Such a norm has nowhere to put a factor: the pass says that nothing was gained, and harms nothing."""
+    """Such a norm cannot take a factor: the pass reports no gain, and does no harm."""
     torch.manual_seed(0)
     block = Residual(affine)
     if affine:

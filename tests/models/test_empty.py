@@ -1,4 +1,4 @@
-"""A rank may have no picture to show: a batch of none passes through, and its gradients are zero."""
+"""A rank may have no picture: an empty batch passes through, and its gradients are zero."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Parts that both versions share, and the types of what flows through a model."""
+"""Parts that both versions share, and the types of tensors in a model."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ def test_layer_norm_computes_in_float32_and_answers_in_the_type_of_its_parameter
 
 
 def types_seen(model, x):
-    """Types of: what enters and leaves blocks, what leaves LayerNorms, what enters softmax."""
+    """Types of blocks' inputs and outputs, LayerNorms' outputs, and softmax's inputs."""
     seen = {"residual": set(), "norm": set(), "softmax": set()}
 
     def note(where, pick):
@@ -62,7 +62,7 @@ def test_residuals_norms_and_softmax_stay_float32_under_autocast(kind, patch_nor
     with torch.autocast("cpu", dtype=torch.bfloat16):
         seen, logits = types_seen(model, torch.randn(2, 3, 32, 32))
     assert seen == {where: {torch.float32} for where in seen}
-    assert logits.dtype == torch.bfloat16  # so autocast was at work
+    assert logits.dtype == torch.bfloat16  # autocast was active
 
 
 @KINDS

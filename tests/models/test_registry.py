@@ -1,4 +1,4 @@
-"""What Swin's entries say of its parts, against the model itself."""
+"""The registry's description of Swin's parts, against the model itself."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ def test_blocks_and_stages_are_swin_s(tiny_model, kind):
 
 
 def test_a_factor_moves_from_a_norm_to_its_linears_and_nothing_changes(tiny_model):
-    """The definition of a pair: halve what the norm gives, double what the linears multiply it with."""
+    """The definition of a pair: halve the norm's output, double the linears' factor."""
     model, images = tiny_model("swin"), torch.randn(2, 3, 32, 32)
     pairs = pairs_of(model)
     norms = [name for name, module in model.named_modules() if isinstance(module, LayerNorm)]

@@ -1,4 +1,4 @@
-"""Pictures of another size than a model was built for are refused, and never answered by more rows."""
+"""Pictures of another size than the model's are refused, and never answered with more rows."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ OTHERS = [(2, 3, 64, 64), (1, 3, 64, 64), (2, 3, 32, 64), (8, 3, 16, 16), (2, 1,
 
 
 class Windows(nn.Module):
-    """Of anybody: it takes the batch from the size, as Microsoft's Swin does."""
+    """A foreign network that takes the batch from the size, as Microsoft's Swin does."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""With every node off the logits are timm's, on the same random weights (issue 2, point 3)."""
+"""With every node off, logits are timm's, with the same random weights (issue 2, point 3)."""
 
 import pytest
 import torch
@@ -8,12 +8,12 @@ from swin_quant.checkpoint.names import to_microsoft
 from swin_quant.config import find_config, load_config
 from swin_quant.models import build_model
 
-# config of ours, timm's model; the published models, at the sizes that were published
+# our config, timm's model: published models at their published sizes
 PUBLISHED = [
     ("swin_tiny_patch4_window7_224", "swin_tiny_patch4_window7_224"),
     ("swinv2_tiny_patch4_window8_256", "swinv2_tiny_window8_256"),
 ]
-# config of ours, timm's model; made shallow and narrow, but with windows, shifts and resolutions of the published
+# our config, timm's model: shallow and narrow, with published windows, shifts and resolutions
 SLIM = [
     ("swin_base_patch4_window12_384_finetune", "swin_base_patch4_window12_384"),
     ("swin_tiny_c24_patch4_window8_256", None),
@@ -34,7 +34,7 @@ def assert_logits_are_those_of_timm(cfg, timms, randomise):
     x = torch.randn(2, 3, cfg.DATA.IMG_SIZE, cfg.DATA.IMG_SIZE)
     with torch.inference_mode():
         expected, logits = timms.eval()(x), ours(x)
-    assert (expected[0] - expected[1]).std() > 0.02  # the pictures matter, so the branches do
+    assert (expected[0] - expected[1]).std() > 0.02  # the pictures matter, and so do the branches
     assert (logits - expected).abs().max() < 1e-5
 
 
@@ -55,7 +55,7 @@ def test_every_window_and_pretrained_window(name, timm_name, randomise):
     overrides = {f"MODEL.{kind}.{key}": value for key, value in slim.items()} | {"MODEL.NUM_CLASSES": 100}
     cfg = load_config(find_config(name), overrides=overrides)
     timm_geometry = {"embed_dim": width, "depths": (2, 2, 2, 2), "num_heads": tuple(heads), "num_classes": 100}
-    if timm_name is None:  # timm publishes no such model, but its class can be one
+    if timm_name is None:  # timm publishes no such model, but its class can build it
         timms = import_timm().models.SwinTransformer(img_size=256, window_size=8, **timm_geometry)
     else:  # image size, window and pretrained windows are timm's own
         timms = import_timm().create_model(timm_name, **timm_geometry)

@@ -1,4 +1,4 @@
-"""Maps and embeddings of timm's models: beside timm's `features_only` and `num_classes=0`, from the same weights."""
+"""Maps and embeddings of timm's models, against timm's `features_only` and `num_classes=0` with the same weights."""
 
 import json
 import re
@@ -34,7 +34,7 @@ def made(name, kind="logits", stages=(), side=32, **options):
 
 
 def theirs(name, state, **options):
-    """timm's own of the weights of a classifier, whose `stages.0` it calls `stages_0` where it makes a list of them."""
+    """timm's own model with a classifier's weights, whose `stages.0` it calls `stages_0` in a list."""
     model = import_timm().create_model(name, **options, **MICRO[name])
     wanted = model.state_dict()
     flat = {re.sub(r"^(stem|stages)\.", r"\1_", key): value for key, value in state.items()}
@@ -63,7 +63,7 @@ def test_maps_are_those_of_features_only_at_any_size(name):
     ],
 )
 def test_timms_own_files_of_its_swins_load(name, options, kind, tmp_path):
-    """timm begins a stage with its patch merging, where Microsoft ends one with it."""
+    """timm starts a stage with its patch merging, Microsoft ends it with one."""
     options = {"img_size": 56, "embed_dim": 8, "num_heads": (1, 1, 2, 2)} | options
     torch.manual_seed(1)
     expected = import_timm().create_model(name, num_classes=3, **options).eval()

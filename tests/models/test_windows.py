@@ -51,7 +51,7 @@ def test_relative_position_index_is_that_of_the_definition(window):
 
 
 def region(row, column, resolution, window, shift):
-    """Which of the 9 regions of the shifted map: slices [0, -w), [-w, -s), [-s, end) of rows and columns."""
+    """The region, of 9, on the shifted map: slices [0, -w), [-w, -s), [-s, end) of rows and columns."""
 
     def band(at):
         return 0 if at < resolution - window else 1 if at < resolution - shift else 2

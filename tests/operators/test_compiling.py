@@ -1,4 +1,4 @@
-"""Libraries that are compiled at first use: by stand-ins of a compiler, which copy a text."""
+"""Libraries compiled at first use, with stand-ins of a compiler that copy a text."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Risks that were planted are found, each by the evidence that shows it; a harmless model has none."""
+"""Planted risks are found, each by the evidence that shows it; a harmless model has none."""
 
 import torch
 from torch import nn

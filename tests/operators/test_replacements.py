@@ -1,4 +1,4 @@
-"""Equivalent replacements: equal to what torch computes, function by function and in whole models."""
+"""Replacements: equal to torch's results, function by function and in whole models."""
 
 import pytest
 import torch
@@ -68,7 +68,7 @@ def test_patch_merging_of_strided_slices(column_first):
         found = merge(x)
     assert replacing.done == {"patch_merging": 1} and torch.equal(found, merge(x))
     with Replacing(r.chosen(["patch_merging"])) as replacing:
-        torch.cat([x[:, 0::2, 0::2, :]] * 4, -1)  # four times the same quarter is no merging
+        torch.cat([x[:, 0::2, 0::2, :]] * 4, -1)  # four equal quarters are no merging
     assert not replacing.done
 
 

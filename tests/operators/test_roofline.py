@@ -1,4 +1,4 @@
-"""Limits from peaks: by hand."""
+"""Limits from peaks, by hand."""
 
 import pytest
 
@@ -11,7 +11,7 @@ MACHINE = Machine("by hand", "here", "float16", float_tflops=1.0, int8_tops=4.0,
 
 def test_each_call_takes_as_long_as_its_arithmetic_and_its_bytes():
     product = Call("linear", "a.fc", (), (), macs=10**6, activations=2000, weights=1000)  # 2 µs, 1.5 µs
-    moved = Call("roll", "a", (), (), activations=4000)  # 2 µs in half precision, and so it stays
+    moved = Call("roll", "a", (), (), activations=4000)  # 2 µs in half precision, and in int8 too
     outside = Call("linear", "head", (), (), macs=500, activations=4000)  # 0.001 µs, 2 µs
     block, other, everything = limits([product, moved, outside], ["a"], MACHINE)
     assert (block.block, other.block, everything.block) == ("a", OTHERS, "all")

@@ -1,4 +1,4 @@
-"""Tables of operators: whole, with sources, and true where a library at hand can be asked."""
+"""Tables of operators: complete, with sources, and true if an installed library can confirm it."""
 
 import pytest
 import torch
@@ -35,9 +35,9 @@ def test_how_targets_take_an_operator():
     assert (of["tensorrt"].kind, of["tensorrt"].by) == (REPLACED, "Slice + Concat")
     assert of["fastertransformer"].kind == REPLACED and of["fastertransformer"].source.startswith("github")
     assert "GPU" in of["mindspore"].by and of["cuda"].kind == REPLACED
-    assert status_of(targets()["fastertransformer"], "roll", None).kind == UNSUPPORTED  # of no Swin
+    assert status_of(targets()["fastertransformer"], "roll", None).kind == UNSUPPORTED  # for no Swin
     assert status_of(targets()["openvino"], "gelu", None).kind == SUPPORTED
-    assert status_of(targets()["onnxruntime"], "hardswish", None).kind == REPLACED  # a function of others
+    assert status_of(targets()["onnxruntime"], "hardswish", None).kind == REPLACED  # a function of other operators
     assert status_of(targets()["openvino"], "MaxUnpool", None, of_onnx=True).kind == UNSUPPORTED
 
 
@@ -56,7 +56,7 @@ def test_onnx_runtime_has_the_kernels_of_its_table():
         for one in state.get_all_opkernel_def()
         if one.domain in ("", "ai.onnx") and one.provider == "CPUExecutionProvider"
     }
-    assert set(targets()["onnxruntime"].supported) - has == {"Constant"}  # which is no kernel, but an initializer
+    assert set(targets()["onnxruntime"].supported) - has == {"Constant"}  # an initializer, not a kernel
 
 
 EXPORTED = {

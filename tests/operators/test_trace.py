@@ -1,4 +1,4 @@
-"""Operators and costs: against torch's own counter, the formula of the Swin paper, and sums made by hand."""
+"""Operators and costs against torch's own counter, the Swin paper's formula, and sums by hand."""
 
 import pytest
 import torch
@@ -35,7 +35,7 @@ def test_macs_are_those_of_the_papers_formula(tiny_config, tiny_model):
 
 
 class Small(nn.Module):
-    """What costs are known of by hand."""
+    """A model whose costs are known by hand."""
 
     def __init__(self):
         super().__init__()

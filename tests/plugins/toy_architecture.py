@@ -1,4 +1,4 @@
-"""An architecture of somebody else's, with a layer of its own kind; in checkpoints `net.` may precede each name."""
+"""A third-party architecture with its own kind of layer; checkpoints may have `net.` before each name."""
 
 from typing import Annotated
 

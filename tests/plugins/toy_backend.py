@@ -1,4 +1,4 @@
-"""A backend of somebody else's: it exports a checkpoint of its own format, and its engine simulates what that says."""
+"""A third-party backend: it exports a checkpoint in its own format, and its engine simulates it."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""What a calibration advises, and that it says nothing where nothing is wrong."""
+"""A calibration's advice, and no advice if nothing is wrong."""
 
 import math
 import re
@@ -28,7 +28,7 @@ FC2 = "layers.0.blocks.0.mlp.fc2._input_quantizer"
 
 @pytest.fixture
 def subject(tiny_model):
-    """subject(images, method, bits, prepare, policy) -> findings of a tiny V1 that is calibrated."""
+    """subject(images, method, bits, prepare, policy) -> findings of a calibrated tiny V1."""
 
     def make(images=None, method="percentile", bits=8, prepare=lambda model: None, policy="ft-mode1"):
         model = tiny_model(**SMALL)
@@ -53,7 +53,7 @@ def test_a_good_calibration_is_left_in_peace(policy, subject):
 
 @pytest.mark.parametrize("bits", [0, 7, 11.99, 12.0])
 def test_the_clipped_share_is_counted(bits):
-    """At the edges of bins it is exact, whatever lies inside them."""
+    """Exact at the edges of bins, whatever is inside them."""
     observer = ActivationObserver("x", torch.device("cpu"), True, None)
     values = torch.randn(1, 5000, generator=torch.Generator().manual_seed(0)) * 3
     observer(values)
@@ -79,7 +79,7 @@ def test_ranges_that_clip_too_much_are_named_with_the_method_that_does_not(subje
 @pytest.mark.slow
 @pytest.mark.parametrize(("policy", "says"), [("cuda-fp8", True), ("ft-mode1", False)])
 def test_a_few_values_that_hold_the_signal_are_missed_in_float8(policy, says, subject):
-    """Its steps are no finer for clipping; to an int8 node the same values are outliers that 127 steps cannot span."""
+    """Clipping does not refine its steps; for an int8 node the same values are outliers that 127 steps cannot span."""
     model, findings = subject(policy=policy)
     assert "clipped" not in kinds(findings)
     counts = np.zeros(2048, dtype=np.int64)
@@ -101,7 +101,7 @@ def test_a_range_with_a_zero_point_that_clips_too_much_at_one_end_is_named(end, 
     side = findings.calibration.statistics[FC2].sides[end]
     share = clipped_share(side, abs(node.bounds[end].item())) * side.counts.sum()
     share /= findings.calibration.statistics[FC2].counts.sum()
-    said = float(re.search(r"up to (.*?) % of what", advice.text)[1])  # the other end clips next to nothing
+    said = float(re.search(r"up to (.*?) % of what", advice.text)[1])  # the other end clips almost nothing
     assert advice.nodes == (FC2,) and said == pytest.approx(100 * share, abs=0.2)
 
 
@@ -121,7 +121,7 @@ def test_few_pictures_of_many_kinds_are_said_to_be_few(subject):
 
 
 def test_pictures_all_alike(subject):
-    """Of one picture, many times over, nothing can be told of others."""
+    """One picture many times tells nothing about other pictures."""
     (advice,) = advise(subject(torch.randn(1, 3, 32, 32).expand(8, -1, -1, -1))[1])
     assert advice.kind == "alike" and advice.warns
 
@@ -199,7 +199,7 @@ def test_a_massive_channel_of_the_stream_is_warned_of_by_name(policy, lost, subj
 
 
 def test_a_stream_that_a_policy_leaves_uneven_is_warned_of(tiny_model):
-    """The last one of V2 takes a multiplication to even out, which FasterTransformer's kernels lack."""
+    """V2's last stream takes a multiplication to even out, which FasterTransformer's kernels lack."""
     named = {}
     for policy in ("ft-mode1", "qdq"):
         model = tiny_model("swinv2", DEPTHS=[1, 1], NUM_HEADS=[1, 2], PRETRAINED_WINDOW_SIZES=[0, 0])

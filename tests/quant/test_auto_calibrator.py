@@ -1,4 +1,4 @@
-"""Calibrator auto: each node by what its range costs, never worse than one method for all."""
+"""Calibrator auto: each node by its range's cost, never worse than one method for all."""
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ def sqnr(model, images):
 
 
 class Net(nn.Module):
-    """A rare large value is all that `keeps` hands on, and what `drops` does not: each wants another method."""
+    """`keeps` passes on only a rare large value, `drops` everything else: each needs another method."""
 
     def __init__(self):
         super().__init__()

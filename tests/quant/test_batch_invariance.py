@@ -1,4 +1,4 @@
-"""What a node sees of a picture is what it sees of it alone on one thread, also on a machine that adds up otherwise."""
+"""A node sees a picture as if it ran alone on one thread, also on a machine with another order of sums."""
 
 import logging
 
@@ -43,7 +43,7 @@ def of_threads(size):
 
 @pytest.fixture(autouse=True)
 def threads():
-    """threads(number) sets it; afterwards it is what it was. One at first."""
+    """threads(number) sets the number, one at first; it is restored afterwards."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield torch.set_num_threads

@@ -1,4 +1,4 @@
-"""Calibration on tiny models: what it finds does not depend on batches, and what is wrong is named."""
+"""Calibration on tiny models: results do not depend on batches, and errors are named."""
 
 from dataclasses import replace
 
@@ -47,14 +47,14 @@ def ends(model):
 
 
 def observed_tensors(model, images):
-    """What every node gets, by hooks on the float model; independent of observers."""
+    """Every node's input, by hooks on the float model; independent of observers."""
     seen, hooks = {}, []
     for name, node in named_nodes(model).items():
 
         def hook(module, inputs, name=name):
             seen[name] = inputs[0].detach().clone()
 
-        node.state = State.CALIBRATE  # a node shows its product before the bias only when it is not off
+        node.state = State.CALIBRATE  # an enabled node shows the product before the bias
         hooks.append(node.register_forward_pre_hook(hook))
     with torch.no_grad():
         model(images)
@@ -217,7 +217,7 @@ def test_states_and_mode_are_restored(training, tiny_model):
     assert_calibration_left_no_trace(model)
     first = ranges(model)
     calibrate(model, [images])
-    assert ranges(model) == first  # so nothing was dropped, even in training mode
+    assert ranges(model) == first  # nothing was dropped, even in training mode
 
 
 def broken_loader(images):
@@ -295,7 +295,7 @@ def first_overflow(model, images):
     return next(name for name, output in finished if not output.isfinite().all())
 
 
-# Parameters to scale, and where the first overflow is: by single products, which no order of summation keeps finite.
+# Parameters to scale, and the place of the first overflow: single products, which no order of summation keeps finite.
 OVERFLOWS = {
     "fc1": (
         {
@@ -355,7 +355,7 @@ def test_a_later_batch_may_be_the_bad_one(tiny_model):
 
 @pytest.mark.slow
 def test_dead_nodes_are_listed_and_get_a_positive_range(tiny_config):
-    """A fresh V2 adds nothing in its branches: exactly their operands are zero."""
+    """A new V2 adds nothing in its branches: exactly their operands are zero."""
     model = build_model(tiny_config("swinv2", **stages("swinv2", SMALL)))
     images = torch.randn(2, 3, 32, 32)
     zero = {name for name, x in observed_tensors(model, images).items() if not x.any()}
@@ -412,7 +412,7 @@ def test_observing_takes_no_gradients_and_leaves_trainable_weights(tiny_model):
 
 
 def test_quantized_logits_are_close_after_calibration(tiny_model, use_policy):
-    """The point of it all; with 8 bits a random model keeps its logits to a few percent."""
+    """With 8 bits a random model keeps its logits to a few percent."""
     for kind in ("swin", "swinv2"):
         model = tiny_model(kind)
         images = torch.randn(16, 3, 32, 32)

@@ -1,4 +1,4 @@
-"""What ranges cost is measured against the float model, and the nodes and methods to blame are named."""
+"""The cost of ranges is measured against the float model, and the nodes and methods at fault are named."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ MORE = {"swin": {}, "swinv2": {"PRETRAINED_WINDOW_SIZES": [0, 0]}}
 
 @pytest.fixture
 def subject(tiny_model):
-    """subject(kind, bits, method) -> a tiny model calibrated under ft-mode1, what was observed, and its batches."""
+    """subject(kind, bits, method) -> a tiny model calibrated under ft-mode1, its observations, and its batches."""
 
     def make(kind="swin", bits=8, method="percentile"):
         model = tiny_model(kind, **SMALL, **MORE[kind])
@@ -69,7 +69,7 @@ def test_where_max_was_observed_histograms_are_taken_of_the_same_pictures(subjec
     model, calibration, batches = subject(bits=4, method="max")
     for node in named_nodes(model).values():
         if node.role is not Role.GEMM_WEIGHT:
-            node.amax = 3 * node.amax  # as if other pictures had held larger values
+            node.amax = 3 * node.amax  # as after other pictures with larger values
     check = check_ranges(model, calibration, Method("max"), batches)
     assert calibration.statistics == {} and set(check.others) == {"percentile", "mse", "entropy"}
     assert check.better and check.others[check.better] == max(check.others.values()) > check.sqnr_db + 1.5
@@ -93,7 +93,7 @@ def test_nothing_to_compare(subject, tiny_model):
 
 @pytest.mark.slow
 def test_no_method_is_named_that_is_refused_for_float8(subject):
-    """Entropy knows no grid but of equal steps: what was advised could not be followed."""
+    """Entropy only takes equal steps: the advice could not be followed."""
     model, calibration, batches = subject()
     apply_policy(model, load_policy("cuda-fp8"))
     set_ranges(model, calibration, Method("percentile"))

@@ -1,4 +1,4 @@
-"""Factors channel by channel: there only where they were made, and as a checkpoint has them."""
+"""Factors channel by channel: only where a pass made them, and as in the checkpoint."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The op against ONNX's definition written in numpy, against torch's own op, and as a citizen of torch's graphs."""
+"""The op against ONNX's definition written in numpy, against torch's own op, and in torch's graphs."""
 
 import numpy as np
 import pytest
@@ -45,7 +45,7 @@ def test_one_range_a_channel_is_one_range_for_each_channel(channels, rest, bits,
 
 @given(st.sampled_from([0.5, 0.7, 1.0, 3.0, 11.7, 250.0]), st.integers(0, 20))
 def test_differs_from_torch_at_ties_only_and_by_one_step(amax, seed):
-    """torch multiplies by 1 / scale where ONNX divides, so that a value on the border may fall to the other side."""
+    """torch multiplies by 1 / scale where ONNX divides, so a value on the border may fall to the other side."""
     x = amax * torch.randn(10_000, generator=torch.Generator().manual_seed(seed))
     scale = torch.tensor(amax) / 127
     x[:500] = (torch.arange(500) - 250 + 0.5) * scale

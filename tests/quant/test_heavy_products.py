@@ -1,4 +1,4 @@
-"""The stress of products: one channel is far from the others, and the float network computes nearly what it did."""
+"""Planted products: one channel is far from the others, and the float network computes nearly the same."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ IMAGES = torch.randn(24, 3, 32, 32, generator=torch.Generator().manual_seed(5))
 
 
 def given_and_gives(model, layer):
-    """[tokens, channels] each."""
+    """Inputs and outputs, [tokens, channels] each."""
     seen = []
     hook = layer.register_forward_hook(lambda _, x, y: seen.append((x[0].flatten(0, -2), y.flatten(0, -2))))
     with torch.inference_mode():

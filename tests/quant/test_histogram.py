@@ -1,4 +1,4 @@
-"""The streaming histogram counts what numpy counts, however the values arrive."""
+"""The streaming histogram counts what numpy counts, whatever the order of values."""
 
 import math
 
@@ -62,7 +62,7 @@ def test_any_order_and_any_batches_give_the_same(values, data):
 
 @pytest.mark.parametrize("batches", [([0.0], [0.001]), ([0.001], [0.0, 0.0])])
 def test_a_batch_of_zeros_does_not_coarsen_the_bins(batches):
-    """A picture of which a node sees only zeros must count as it does inside a larger batch."""
+    """A picture with only zeros at a node must count as it does inside a larger batch."""
     assert same(filled(*batches), filled(sum(batches, [])))
 
 

@@ -1,4 +1,4 @@
-"""A layer of another kind: its product is its own, its nodes are those of every layer."""
+"""Another kind of layer: its own product, and the nodes of every layer."""
 
 import pytest
 import torch

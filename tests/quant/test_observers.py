@@ -1,4 +1,4 @@
-"""What a node's observer keeps: the exact maximum, and counts that do not depend on the batch."""
+"""A node's observer keeps the exact maximum, and counts that do not depend on the batch."""
 
 import math
 
@@ -63,7 +63,7 @@ def test_the_maximum_is_exact_wherever_it_hides(place, sign):
 
 @pytest.mark.parametrize("shape", [(3136, 96), (64, 3, 49, 49), (64, 3, 49, 32), (49, 3072), (784, 384), (16, 576, 96)])
 def test_a_subset_leaves_out_no_channel_and_no_token(shape):
-    """One value is shown per channel, or per token: each must be counted at least once."""
+    """Each channel, or token, has its own value, which must be counted at least once."""
     limit = 4096
     for axis in range(len(shape)):
         if shape[axis] > limit / 2:

@@ -1,4 +1,4 @@
-"""Policies by name and from files that a user wrote, well or badly."""
+"""Policies by name and from users' files, good and bad."""
 
 import json
 from dataclasses import replace

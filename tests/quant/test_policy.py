@@ -1,4 +1,4 @@
-"""Which nodes a policy switches on, and how; the built-in ones against FasterTransformer's own lists."""
+"""The nodes that a policy enables, and their settings; built-in policies against FasterTransformer's own lists."""
 
 import re
 from collections import Counter
@@ -32,7 +32,7 @@ from swin_quant.quant.setting import Setting
 ALWAYS_OFF = ("final_input", "layernorm_input", "softmax_input", "local_input", "residual_input")
 OFF = {1: ALWAYS_OFF, 2: (*ALWAYS_OFF, "[2n]._aftergemm")}
 
-FAMILIES = {  # config: (mode 1, mode 2, qdq): 3 gemms' worth of 12 blocks, or 24, and 3 mergings for the last
+FAMILIES = {  # config: (mode 1, mode 2, qdq): 3 GEMMs for 12 or 24 blocks, and 3 mergings for the last
     "swin_tiny_patch4_window7_224": (201, 186, 12 * 12 + 6),
     "swin_small_patch4_window7_224": (393, 366, 24 * 12 + 6),
     "swin_base_patch4_window7_224": (393, 366, 24 * 12 + 6),
@@ -274,7 +274,7 @@ def test_a_bad_policy_is_a_usage_error_that_names_the_key(data, words):
 
 
 def test_messages_stay_short_whatever_the_value():
-    """YAML aliases make a value that is exponentially larger than its file."""
+    """YAML aliases can make a value exponentially larger than its file."""
     bomb = [0]
     for _ in range(5):
         bomb = [bomb] * 10

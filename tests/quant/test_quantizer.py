@@ -1,4 +1,4 @@
-"""One node: its states, its range in and out of a state_dict, and as a part of a compiled or exported graph."""
+"""One node: its states, its range in a state_dict, and in a compiled or exported graph."""
 
 import copy
 
@@ -146,7 +146,7 @@ def test_its_description_tells_what_it_does():
 
 
 class Attention(nn.Module):
-    """A node on a strided view, as attention has them, whose result is viewed again."""
+    """A node on a strided view, as in attention, whose result is viewed again."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""The closed form of the bootstrap is what drawing gives, and what it says of more pictures holds."""
+"""The bootstrap's closed form equals drawing, and its prediction for more pictures holds."""
 
 import numpy as np
 import pytest
@@ -35,7 +35,7 @@ def test_many_pictures_do_not_take_long_and_spread_less():
 
 
 def test_how_many_pictures_would_do():
-    """Largest values that are uniform: their maximum's error falls with the number of pictures itself."""
+    """Uniform largest values: the error of their maximum falls in proportion to the number of pictures."""
     rng = np.random.default_rng(3)
     peaks = {f"node {i}": sorted(rng.uniform(0, 1, 16)) for i in range(50)}
     uncertainty, power = sample_uncertainty(peaks, {name: each[-1] for name, each in peaks.items()})

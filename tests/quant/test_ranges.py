@@ -22,7 +22,7 @@ METHODS = ("max", "percentile", "mse", "entropy")
 
 
 def statistics_of(values):
-    """Through the histogram of the product, as in a calibration."""
+    """Statistics from the product's histogram, as in a calibration."""
     values = torch.as_tensor(np.abs(values), dtype=torch.float32)
     histogram = Histogram.empty()
     add_sides(Histogram.empty(), histogram, values, 0.0, values.max().item())
@@ -30,7 +30,7 @@ def statistics_of(values):
 
 
 def coarse(values, bins, width):
-    """Statistics of few bins, for brute force that is slow."""
+    """Statistics with few bins, for slow brute force."""
     counts, _ = np.histogram(np.abs(values), bins=bins, range=(0, bins * width))
     return Statistics(counts.astype(np.int64), width, float(np.abs(values).max()))
 
@@ -112,7 +112,7 @@ def test_percentile_of_large_samples(name, percentile):
 
 @pytest.mark.parametrize(("percentile", "n"), [(99.9, 1000), (99.99, 10_000), (99.0, 100), (99.9, 500_000)])
 def test_percentile_that_falls_on_a_value_takes_that_value(percentile, n):
-    """One value in a thousand lies above the 99.9th percentile of a thousand, to the last count."""
+    """One value in a thousand is above the 99.9th percentile of a thousand, exactly."""
     above = round(n * (100 - percentile) / 100)
     values = np.concatenate([np.full(n - above, 0.5), np.full(above, 8.0)])
     statistics = statistics_of(values)
@@ -171,7 +171,7 @@ def test_entropy_is_that_of_the_loops(name, bins, bits):
 
 @given(st.lists(st.integers(0, 20), min_size=3, max_size=24), st.integers(1, 9))
 def test_entropy_of_any_histogram_is_a_least_one(counts, last):
-    """Gaps and ties included: no other range loses less, and none as good is larger."""
+    """Including gaps and ties: no other range loses less, and none as good is larger."""
     statistics = Statistics(np.array([*counts, last], np.int64), 0.5, (len(counts) + 1) * 0.5)
     levels = 4
     assume(len(counts) + 1 > levels)
@@ -221,7 +221,7 @@ def test_mse_loses_no_more_than_the_other_methods(name, bits):
 @pytest.mark.parametrize("name", ["normal", "student-t", "one-sided", "constant"])
 def test_percentile_agrees_with_modelopt(name, percentile):
     calib = pytest.importorskip("modelopt.torch.quantization.calib")
-    values = sample(name, 505_550)  # no percentile falls on a count here: theirs are float32 and may miss it by one
+    values = sample(name, 505_550)  # no percentile falls on a count here: float32 counts may miss it by one
     calibrator = calib.HistogramCalibrator(num_bits=8, axis=None, unsigned=False, num_bins=2048)
     calibrator.collect(torch.from_numpy(values))
     theirs = calibrator.compute_amax("percentile", percentile=percentile).item()
@@ -267,7 +267,7 @@ def test_a_weights_range_has_the_least_error_on_the_grid_of_its_node(bits, narro
 
 
 def test_a_narrow_range_of_few_bits_is_not_that_of_the_whole_grid():
-    """Three levels and four have their least errors at other ranges: values below zero find one level less."""
+    """Three levels and four have their least errors at other ranges: values below zero have one level less."""
     weight = -torch.rand(1, 4000)
     node = Quantizer(Role.GEMM_WEIGHT)
     change(node, bits=2)

@@ -1,4 +1,4 @@
-"""A network from the middle on gives what the whole gives, and computes nothing of what lies before."""
+"""A network from the middle on gives the whole network's results, and computes nothing before."""
 
 import torch
 

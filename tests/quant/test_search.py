@@ -1,4 +1,4 @@
-"""The search keeps to its budget, leaves nothing float without need, and is no worse than the best there is by far."""
+"""The search keeps to its budget, leaves no layer float without need, and is close to the optimum."""
 
 import itertools
 import math
@@ -21,7 +21,7 @@ def layers(draw):
 
 
 def left(units, off):
-    """The error that is left with these layers float; errors of layers add up."""
+    """The remaining error with these layers float; errors of layers add up."""
     return sum(unit.error for unit in units if unit.name not in off)
 
 
@@ -75,7 +75,7 @@ def test_layers_that_only_cost_time_stay_float_first():
 @given(layers(), st.floats(0.0, 8.0))
 @example([Unit(str(i), (), 0.1, ms) for i, ms in enumerate([-0.1, 1.0, 1.0, 1.0])], 0.95)
 def test_the_most_layers_that_fit_into_a_time(units, most):
-    """Some of them are faster in float: time falls with these, and rises with the others."""
+    """Some layers are faster in float: time falls with these, and rises with the rest."""
 
     def milliseconds(off):
         return 1.0 + sum(unit.saved_ms for unit in units if unit.name in off)

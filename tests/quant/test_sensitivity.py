@@ -1,4 +1,4 @@
-"""What a node costs is what one finds by switching it alone on, or alone off, and comparing logits."""
+"""A node's cost equals that of switching only it on, or only it off, and comparing logits."""
 
 import math
 
@@ -106,14 +106,14 @@ def test_stored_inputs_save_forwards_and_change_nothing(kind, measured):
 
 @pytest.mark.slow
 def test_all_of_a_swin_tiny_takes_less_than_two_forwards_a_node(tiny_model, use_policy):
-    """Of twelve blocks and three mergings, with their groups; forwards are counted in blocks, however narrow."""
+    """Twelve blocks and three mergings, with their groups; forward passes are counted in blocks, however narrow."""
     keys = {"EMBED_DIM": 8, "DEPTHS": [2, 2, 6, 2], "NUM_HEADS": [1, 1, 1, 1], "IMG_SIZE": 64}
     model, images = use_policy(tiny_model(**keys), "ft-mode1"), torch.randn(1, 3, 64, 64)
     calibrate(model, [images])
     found = sensitivity(model, [(0, images)], blocks_of(model), stages_of(model))
     nodes = [group for group in found.groups if group.kind == NODE]
     assert len(nodes) == 201
-    assert found.forwards < 2 * len(nodes)  # 1.7; those of the model as a whole would be 2.9
+    assert found.forwards < 2 * len(nodes)  # 1.7; whole forward passes would be 2.9
 
 
 def test_every_node_is_measured_and_the_model_left_as_it_was(measured):

@@ -1,4 +1,4 @@
-"""A statistics file gives back what was counted, to the bit, and is believed in nothing that it says of itself."""
+"""A statistics file returns its counts to the bit, and none of its own claims is trusted."""
 
 import io
 import json
@@ -30,7 +30,7 @@ def counted():
 
 
 def file(tmp_path, **changes):
-    """The file of `counted()`, some of its parts replaced by arrays or bytes, or left out."""
+    """The file of `counted()`, with some parts replaced by arrays or bytes, or left out."""
     with np.load(io.BytesIO(statistics_bytes(counted()))) as whole:
         parts = {name: whole[name] for name in whole} | changes
     with zipfile.ZipFile(tmp_path / "x.stats.npz", "w", zipfile.ZIP_DEFLATED) as archive:
@@ -107,7 +107,7 @@ def test_numpy_can_read_it_without_us(tmp_path):
 
 
 def lie(shape, dtype="<i8"):
-    """An array whose header claims more than there is."""
+    """An array whose header claims more than it has."""
     buffer = io.BytesIO()
     np.lib.format.write_array_header_1_0(buffer, {"descr": dtype, "fortran_order": False, "shape": shape})
     return buffer.getvalue() + bytes(3 * BINS * 8)

@@ -1,4 +1,4 @@
-"""The eager way of fake quantization must be the op, to the bit, whatever the block size, layout and type."""
+"""Eager fake quantization must equal the op, to the bit, for any block size, layout and type."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ def gradients(op, x, amax, bits=8, narrow=False):
 
 
 def half_a_code(values, qmax):
-    """The most that codes of 1 / 252 of dy/dscale can be wrong by, in the gradient of a range of so many values."""
+    """The largest error from codes of 1 / 252 of dy/dscale in the gradient of a range over this many values."""
     return values * 2 / 504 / qmax / max(values * qmax, 1) ** 0.5 + 1e-6
 
 
@@ -74,7 +74,8 @@ def test_the_ranges_gradient_is_lsqs(op):
 
 
 def test_the_ranges_gradient_points_to_less_error():
-    """Descending along it from a range that is too wide, and too narrow, for 4 bits finds about the same range."""
+    """Gradient descent from a range that is too wide, and from one too narrow, for 4 bits finds about the same
+    range."""
     x = torch.randn(4096)
     found = []
     for start in (0.3, 8.0):

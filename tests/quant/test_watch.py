@@ -1,4 +1,4 @@
-"""Looking on: what passes through the modules that are named, and nothing stays behind."""
+"""Watching: the named modules' inputs and outputs are seen, and nothing stays behind."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Grids with a zero point: the op against ONNX's own operators, its gradients, its graph, and ranges for it."""
+"""Grids with a zero point: the op against ONNX's own operators, its gradients, its graph, and range searches."""
 
 import numpy as np
 import onnx
@@ -291,6 +291,6 @@ def test_a_node_that_saw_only_zeros_can_be_stored():
     node = Quantizer(Role.GEMM_INPUT)
     Range(0.0, search_bounds("mse", statistics_of(np.zeros(9)))).give(node, torch.device("cpu"))
     assert node.amax == 1 and node.bounds.tolist() == [-1, 1]
-    rare = statistics_of(np.append(np.zeros(10**6), -3.0))  # a percentile of both ends is 0
+    rare = statistics_of(np.append(np.zeros(10**6), -3.0))  # the percentile of both ends is 0
     low, high = search_bounds("percentile", rare)
     assert low < 0 < high

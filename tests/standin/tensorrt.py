@@ -1,6 +1,6 @@
 """A stand-in for the Python API of TensorRT 10 and 11, as far as NVIDIA documents it and this package uses it.
 
-Classes have the documented names and signatures alone: any other attribute or argument raises, and so does a name that
+Classes have only the documented names and signatures: any other attribute or argument raises, and so does a name that
 the version lacks. An "engine" is its ONNX file; ONNX Runtime computes it on the memory at the given addresses. Put this
 folder first on sys.path; `become` chooses the version.
 """
@@ -18,8 +18,8 @@ __version__ = "10.13.3"
 MAGIC = b"standin-engine\n"
 UNSUPPORTED: set[str] = set()  # ops that the parser refuses
 FAIL_BUILD: list[str] = []  # messages of a failing build
-FALLBACK: set[str] = set()  # names of nodes that run in float against the graph
-STREAMS: list[int] = []  # streams that work was queued on
+FALLBACK: set[str] = set()  # names of nodes that run in float despite the graph
+STREAMS: list[int] = []  # streams with queued work
 BUILDS: list[dict] = []
 
 
@@ -259,7 +259,7 @@ class _Context:
         if any(tensor.data_type == onnx.TensorProto.FLOAT8E4M3FN for tensor in tensors):
             settings.add_session_config_entry(
                 "session.disable_quant_qdq", "1"
-            )  # or its fusions mistake float8 for int8
+            )  # otherwise its fusions mistake float8 for int8
         self._session = onnxruntime.InferenceSession(engine._model, settings, providers=["CPUExecutionProvider"])
         self._shape, self._addresses = None, {}
 

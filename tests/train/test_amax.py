@@ -14,7 +14,7 @@ IMAGES = [torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(n)) 
 
 @pytest.fixture
 def made(tiny_model, use_policy):
-    """make(recipe, policy, kind) -> calibrated model with its nodes on, and its keeper."""
+    """make(recipe, policy, kind) -> a calibrated model with its nodes on, and its keeper."""
 
     def make(policy="ft-mode1", kind="swin", bits=None, percentile=99.0, **recipe):
         stages = {"PRETRAINED_WINDOW_SIZES": [0, 0]} if kind == "swinv2" else {}
@@ -47,7 +47,7 @@ def moved(before, after):
 
 @pytest.mark.parametrize("policy", ["ft-mode1", "qdq"])
 def test_frozen_ranges_stay(made, policy):
-    """Those of rows too, which a policy derives from the weights until training starts."""
+    """Also those of rows, which a policy derives from the weights until training starts."""
     model, keeper = made(policy)
     before = ranges(model)
     move_weights(model)
@@ -133,7 +133,7 @@ def test_reestimated_ranges_follow_on_schedule(made):
 
 
 def test_a_better_start_for_few_bits(made):
-    """Ranges of least error at 4 bits bring the quantized model nearer to the float one than those of all values."""
+    """Ranges with the least error at 4 bits bring the quantized model closer to float than ranges of all values."""
     errors = []
     for start in ("calibrated", "reestimated"):
         model, _ = made(bits=4, percentile=100.0, initial=start, method="mse")

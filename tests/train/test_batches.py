@@ -18,7 +18,7 @@ PLAIN = Augmentation(crop="none", flip=0.0)
 
 
 class Noise(Pictures):
-    """Pictures of 8 x 8 whose first pixel tells which they are; `broken` ones cannot be read."""
+    """Pictures of 8 x 8 whose first pixel is their number; `broken` ones cannot be read."""
 
     def __init__(self, count, broken=()):
         self.names = [f"{index}.png" for index in range(count)]

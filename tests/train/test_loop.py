@@ -33,7 +33,7 @@ RECIPE = Recipe(
 
 
 class Stripes(Pictures):
-    """Pictures of 16 x 16 whose stripes lie (0) or stand (1), with noise."""
+    """Pictures of 16 x 16 with horizontal (0) or vertical (1) stripes, and noise."""
 
     def __init__(self, count, seed):
         self.names = [f"{index}.png" for index in range(count)]
@@ -50,7 +50,7 @@ class Stripes(Pictures):
 
 @pytest.fixture
 def job(tiny_model, tmp_path):
-    """make(recipe, kind, folder, **fields of Job) -> a fresh job of three steps an epoch."""
+    """make(recipe, kind, folder, **fields of Job) -> a new job of three steps an epoch."""
 
     def make(recipe=RECIPE, kind="swin", folder=None, **fields):
         stages = {"PRETRAINED_WINDOW_SIZES": [0, 0]} if kind == "swinv2" else {}
@@ -84,7 +84,7 @@ def untimed(job, table):
 
 
 class Stop(Exception):
-    """What ends a run from outside."""
+    """An interrupt from outside."""
 
 
 def stopping_at(total, how=None):
@@ -193,7 +193,7 @@ def test_a_signal_saves_the_step_in_hand_and_ends_the_run(job, number):
 @pytest.mark.parametrize("mode", ["frozen", "reestimated"])
 @pytest.mark.parametrize("place", ["validation of the first epoch", "validation of the last epoch"])
 def test_a_signal_during_validation_ends_the_run_and_the_epoch_is_not_lost(job, use_policy, mode, place):
-    """Validation has three batches; the last of all used to be followed by exit code 0."""
+    """Validation has three batches; after the very last one, the exit code used to be 0."""
     recipe = replace(RECIPE, ema=0.9)
     whole, _ = qat(job, mode, recipe, "whole", use_policy=use_policy)
     fit(whole)
@@ -213,7 +213,7 @@ def test_a_signal_during_validation_ends_the_run_and_the_epoch_is_not_lost(job, 
 @pytest.mark.slow
 @pytest.mark.parametrize("place", [(Record, "epoch"), (Snapshots, "save_best")])
 def test_a_run_that_is_killed_with_results_of_its_first_epoch_goes_on(job, monkeypatch, place):
-    """Between its row or its best weights and its snapshot: `--continue` refused what had results and no snapshot."""
+    """Between its row or best weights and its snapshot: `--continue` used to refuse results without a snapshot."""
     fit(whole := job(folder="whole"))
     written = getattr(*place)
 
@@ -269,7 +269,7 @@ def test_a_folder_that_is_moved_away_is_made_again(job, caplog):
     made = job(folder="out", after_step=move)
     fit(last := job(replace(RECIPE, select="last"), folder="last"))
     position, _ = fit(made)
-    assert same(weights(last), weights(made))  # the best, of epoch 1, is elsewhere, and that is said
+    assert same(weights(last), weights(made))  # the best, of epoch 1, is elsewhere, with a warning
     assert position.best_epoch == 3 and "epoch 1, the best, are gone: the last ones are kept" in caplog.text
     rows = [int(row["total"]) for row in read_table(made.folder / "steps.csv")]
     assert rows == [5, 6, 7, 8, 9] and len(read_table(made.folder.with_name("elsewhere") / "steps.csv")) == 4
@@ -331,13 +331,13 @@ def test_a_loss_that_is_no_number_ends_the_run_by_name_and_keeps_what_was_saved(
 
 
 def test_gradients_that_no_smaller_scale_makes_finite_end_the_run(job, monkeypatch):
-    """float16 on a GPU: the scaler skips steps of an overflow, and without this would skip every one in silence."""
+    """float16 on a GPU: the scaler skips overflowing steps, and without this would silently skip every step."""
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     monkeypatch.setattr(Precision, "scaler", lambda self: scaler)
     made = job(folder="out")
     made.model.head.bias.register_hook(lambda gradient: gradient * torch.nan)
     with pytest.raises(SwinQuantError, match=r"the gradient is nan at step 1 of epoch 2 \(step 4 in all\)"):
-        fit(made)  # at scales 4, 2 and 1 steps are skipped
+        fit(made)  # steps at scales 4, 2 and 1 are skipped
     assert scaler.get_scale() == 0.5
 
 

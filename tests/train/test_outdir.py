@@ -1,4 +1,4 @@
-"""Two writers: one of them is told so. Other processes are forks of this one."""
+"""Two writers: the second is refused. Other processes are forks of this one."""
 
 import errno
 import fcntl
@@ -29,7 +29,7 @@ def take(folder, answers, seconds=0.0):
 
 @pytest.fixture
 def other(tmp_path):
-    """other(seconds) -> what another process got that wanted the folder `seconds` long, and the process."""
+    """other(seconds) -> the result of another process that wants the folder for `seconds`, and the process."""
     processes = []
 
     def start(seconds=0.0):
@@ -50,7 +50,7 @@ def test_a_second_writer_is_refused_with_the_owner_s_name(tmp_path, other):
         assert f"another training (process {os.getpid()} on " in line and "another output" in line
         with only_writer(tmp_path / "out", World()):
             pass
-        assert other()[0] == line  # what is owned twice is not given back in between
+        assert other()[0] == line  # a folder locked twice stays locked in between
     answer, process = other()
     process.join()
     assert answer == "mine" and list((tmp_path / "out").iterdir()) == []

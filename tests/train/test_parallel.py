@@ -1,4 +1,4 @@
-"""Models over several ranks (more in the tests of commands, which need several processes), and compiled steps."""
+"""Models over several ranks (the tests of commands have more, with several processes), and compiled steps."""
 
 from dataclasses import replace
 from functools import partial
@@ -37,7 +37,7 @@ RECIPE = Recipe(compile=True)
 
 @pytest.mark.slow
 def test_a_compiled_step_of_qat_has_the_gradients_of_an_eager_one(tiny_model, monkeypatch):
-    """Traced forward and backward as the compiler gets them; generating code would take a minute and is torch's."""
+    """Traced forward and backward, as the compiler gets it; generating code is torch's part and would take a minute."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager", fullgraph=True))
     keys = {"IMG_SIZE": 16, "EMBED_DIM": 16, "DEPTHS": [1, 1], "NUM_HEADS": [1, 2], "PRETRAINED_WINDOW_SIZES": [0, 0]}
     model = tiny_model("swinv2", **keys, DROP_PATH_RATE=0.0)
@@ -61,7 +61,7 @@ def gradients(model, network, images):
 
 
 def test_compiled_code_is_kept_under_the_width_of_the_cpu_s_vectors(monkeypatch):
-    """Or a CPU takes the loops of 16 values, compiled on another, for its own of 8: garbage in every second half."""
+    """Otherwise a CPU with vectors of 8 values runs loops of 16 compiled on another: garbage in every second half."""
     from torch._inductor import config, cpu_vec_isa
 
     keys = []

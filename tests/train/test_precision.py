@@ -10,7 +10,7 @@ CPU = torch.device("cpu")
 
 
 def types_of_outputs(model):
-    """A dictionary that the next forward fills: module name -> type of its result."""
+    """A dictionary that the next forward pass fills: module name -> type of its result."""
     types = {}
     for name, module in model.named_modules():
         module.register_forward_hook(lambda module, inputs, output, name=name: types.update({name: output.dtype}))

@@ -51,7 +51,7 @@ def test_what_cannot_be_meant_is_one_line(tree, says):
     with pytest.raises(UsageError) as caught:
         recipe_from_dict(tree, "my.yaml")
     assert says in str(caught.value) and str(caught.value).startswith("my.yaml: ") and "\n" not in str(caught.value)
-    with pytest.raises(UsageError, match="lr is 0"):  # sections made in code are checked as well
+    with pytest.raises(UsageError, match="lr is 0"):  # sections made in code are checked too
         Optimizer(lr=0)
 
 

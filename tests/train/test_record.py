@@ -1,4 +1,4 @@
-"""The tables of a run, damaged ones as well, and its plot, by the text of an SVG."""
+"""The tables of a run, damaged ones too, and its plot, by the text of an SVG."""
 
 import importlib.util
 import re
@@ -111,7 +111,7 @@ def test_tensorboard_has_scalars_and_histograms(tmp_path):
 
 @pytest.fixture
 def texts(tmp_path, monkeypatch):
-    """All texts of the plot of four epochs that differ by a tenth of a point, and what stands beside them."""
+    """All texts of the plot of four epochs that differ by a tenth of a point, and their values."""
     matplotlib = pytest.importorskip("matplotlib")
 
     monkeypatch.setitem(matplotlib.rcParams, "svg.fonttype", "none")
@@ -139,7 +139,7 @@ def test_the_models_to_compare_with_are_named_as_lines(texts):
 
 
 def test_chance_is_no_cliff_and_epochs_are_whole(texts):
-    """Figures 0.075 points apart are drawn on an axis of two points; the axis of a drift of one size begins at zero."""
+    """Figures 0.075 points apart are drawn on an axis of two points; a constant drift's axis starts at zero."""
     found = texts()
     numbers = [float(text.replace("−", "-")) for text in found if re.fullmatch(r"[−\d.]+", text)]
     points = sorted(number for number in numbers if 70 < number < 90)

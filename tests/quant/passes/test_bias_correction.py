@@ -1,4 +1,4 @@
-"""Bias correction: the mean of every channel is float's again, and the float network's original stays the baseline."""
+"""Bias correction: every channel's mean is float's again, and the original float network stays the baseline."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from swin_quant.quant.policy import quantize
 
 
 class Depthwise(nn.Module):
-    """What loses most without the correction: few weights a channel, inputs behind ReLU."""
+    """A network that loses most without the correction: few weights a channel, inputs after ReLU."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Distillation: what it is worth on other pictures, what it leaves behind, and that it goes on where it was cut off."""
+"""Distillation: its gain on other pictures, its traces, and that it goes on after an interruption."""
 
 from dataclasses import replace
 
@@ -68,7 +68,7 @@ def test_what_classes_are_worth_is_learned_in_place_of_logits(make_context, imag
 
 @pytest.mark.parametrize("kind", ["embedding", "features"])
 def test_a_network_without_classes_learns_by_what_it_gives(kind, make_context):
-    """Maps have no softmax: what `best` asks of classes below 8 bits would let their size go anywhere."""
+    """Maps have no softmax: `best`'s loss of classes below 8 bits would let their size drift."""
     states = []
     for classes in (0.0, 1.0):
         context = make_context(OUTPUT_KIND=kind)
@@ -123,7 +123,7 @@ def test_one_that_was_cut_off_goes_on_and_gives_the_same_bits(make_context, tmp_
     change, seen = varied, []
 
     def cut_off(x, generator):
-        if len(seen) == 4:  # one is of the pictures that judge
+        if len(seen) == 4:  # one is a judging batch
             raise KeyboardInterrupt
         seen.append(len(x))
         return change(x, generator)

@@ -1,4 +1,4 @@
-"""Equalization: factors by closed form, the function of the float network, planted outliers."""
+"""Equalization: factors in closed form, the float network's function, planted outliers."""
 
 import copy
 
@@ -111,7 +111,7 @@ def test_channels_that_are_too_small_are_found_by_what_reads_or_answers_them(
     model = shallow(kind)
     plant(model, where, 1 / 100, share)
     found = outliers(make_context(model, images))
-    in_first_block = [times for name, times in found.items() if name.startswith("layers.0.blocks.0.")]  # of one head
+    in_first_block = [times for name, times in found.items() if name.startswith("layers.0.blocks.0.")]  # only one head
     assert max(in_first_block, default=0) > 10
 
 
@@ -183,7 +183,7 @@ def test_the_last_stage_is_evened_out_where_a_multiplication_more_is_no_matter(
     model = use_policy(shallow("swinv2"), "qdq")
     with torch.no_grad():
         model.layers[-1].blocks[0].norm1.weight[3] *= 30
-        model.head.weight[:, 3] = 0  # what it says itself is not what its size costs the others
+        model.head.weight[:, 3] = 0  # its own content must not count, only its size's cost to others
     expected = logits(model, images)
     before = worth(model, images, expected)
     run(make_context(model, images), EqualizeOptions(only_outliers=True))

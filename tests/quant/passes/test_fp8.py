@@ -1,4 +1,4 @@
-"""Passes under a policy of float8: weights end on its levels, fixed ranges are not learned, logits come nearer."""
+"""Passes under a float8 policy: weights end on its levels, fixed ranges are not learned, logits get closer."""
 
 import pytest
 import torch
@@ -58,7 +58,7 @@ def test_a_pass(run, options, rounds_weights, context):
     originals = weighted_layers(context.original)
     for name, layer in weighted_layers(context.model).items():
         if rounds_weights and (node := layer._weight_quantizer).setting.enabled:
-            if torch.equal(layer.weight, originals[name].weight):  # of a unit that the pass gave back
+            if torch.equal(layer.weight, originals[name].weight):  # in a unit that the pass restored
                 continue
             changed += 1
             levels = layer.weight / (node.range_for(layer.weight) / 448)

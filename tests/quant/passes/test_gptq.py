@@ -1,4 +1,4 @@
-"""GPTQ in a network: weights lie on the grids of their nodes and stay there, whatever reads them."""
+"""GPTQ in a network: weights are on their nodes' grids and stay there for every reader."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ def images():
 
 
 def ready(model, images, policy="qdq", weights=4, activations=4, narrow=False):
-    """The model calibrated under its policy, and what passes work on."""
+    """The calibrated model under its policy, and the context of passes."""
     bits = load_policy(policy).bits("role:gemm_weight", weights).bits("role:activation", activations)
     apply_policy(model, bits.and_then(Rule(nodes=("role:gemm_weight",), narrow_range=True)) if narrow else bits)
     calibrate(model, images.split(8))

@@ -1,4 +1,4 @@
-"""Ranges by their unit's output: spoilt ones are mended, and no unit is worse."""
+"""Ranges chosen by their unit's output: spoilt ones are repaired, and no unit gets worse."""
 
 from dataclasses import replace
 
@@ -44,14 +44,14 @@ def calibrated(tiny_model, images):
 def test_weights_stay_and_the_first_unit_s_output_for_other_pictures_comes_nearer(
     kind, policy, together, calibrated, images
 ):
-    """Of the first: what later ones are given changes with it, and logits of random networks are no sum of units."""
+    """Only the first: later units' inputs change with it, and a random network's logits are no sum of units."""
     model = calibrated(kind, policy)
     unit = next(iter(units_of(model).values()))
     inputs = entering(model, unit, [images[32:]])
     expected = through(unit, inputs)
     before = squared_error(quantized(unit, inputs), expected)
     plain = {name: p.clone() for name, p in model.named_parameters()}
-    grids = {name: node.grid for name, node in enabled_nodes(model).items()}  # with their zero points
+    grids = {name: node.grid for name, node in enabled_nodes(model).items()}  # including zero points
     note = run(PassContext(model, images[:32].split(8), units=units_of(model)), replace(SHORT, together=together))
     assert squared_error(quantized(unit, inputs), expected) < before, note
     assert all(torch.equal(p, plain[name]) for name, p in model.named_parameters())

@@ -1,4 +1,4 @@
-"""Recipes of passes: what is read, and what is refused in one line."""
+"""Recipes of passes: valid files, and refusals in one line."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Block reconstruction: what it is worth, what it leaves behind, and that it goes on where it was cut off."""
+"""Block reconstruction: its gain, its traces, and that it goes on after an interruption."""
 
 from dataclasses import replace
 
@@ -91,7 +91,7 @@ def test_nothing_is_judged_by_the_mirror_image_of_what_taught(pictures, make_con
     run(make_context(pictures=pictures), SHORT)
     for targets in seen:
         rows = list(targets.training), list(targets.judging)
-        taught, judged = ({row // 2 for row in each} for each in rows)  # a picture, and its mirror image behind it
+        taught, judged = ({row // 2 for row in each} for each in rows)  # a picture, then its mirror image
         assert len(rows[0]) + len(rows[1]) == 2 * pictures and taught and judged and not taught & judged
     assert seen
 

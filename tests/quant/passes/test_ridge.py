@@ -1,4 +1,4 @@
-"""Ridge regression: the augmented least squares problem, and what it is worth behind quantized inputs."""
+"""Ridge regression: the augmented least squares problem, and its gain on quantized inputs."""
 
 import pytest
 import torch
@@ -52,7 +52,7 @@ def form_of(x, d):
 
 
 def test_as_much_is_solved_for_as_other_pictures_confirm():
-    """Where d follows x, all of it; where it is noise, next to nothing, however few there are to learn it by heart."""
+    """Everything if d follows x; almost nothing if d is noise, however few pictures there are to memorise."""
     x, noise = torch.randn(3, 60, 30).double(), 0.3 * torch.randn(3, 60, 30).double()
     weight = torch.randn(4, 30).double()
     for d, most, least in ((0.3 * x, 1.02, 0.9), (noise, 0.3, 0.0)):
@@ -76,7 +76,7 @@ def test_logits_come_nearer_to_float_on_other_pictures(kind, tiny_model, images)
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 3, 8, 24])
 def test_of_few_pictures_some_are_left_to_judge_by(count, tiny_model, images):
-    """They are fewer than four batches: with none left, weights would stay those of float without a word."""
+    """Fewer than four batches: with no judging pictures, weights would silently stay float's."""
     model = tiny_model("swin", **SMALL["swin"])
     apply_policy(model, load_policy("qdq").bits("role:activation", 3))
     calibrate(model, images.split(8))

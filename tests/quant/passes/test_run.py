@@ -1,4 +1,4 @@
-"""What does harm to the logits is taken back, but not from a pass that measured them itself on pictures held out."""
+"""A harmful pass is taken back, unless it measured the logits itself on held-out pictures."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ from swin_quant.quant.passes.run import run_passes
 
 @dataclass(frozen=True)
 class Step:
-    """A step of a recipe whose pass is not among those that ship."""
+    """A step of a recipe with a pass that does not ship."""
 
     kind: Pass
     name: str = "own"
@@ -46,7 +46,7 @@ def test_harm_is_taken_back_where_nobody_else_judged(judges_itself, tiny_model, 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["equalize", "ridge", "gptq", "range_search", "reconstruct"])
 def test_a_unit_that_is_not_finite_is_left_as_it_was_and_named(name, tiny_model, use_policy):
-    """The last one: others are what they would be without it."""
+    """The last one: all others are as without it."""
     model = use_policy(tiny_model("swin", EMBED_DIM=16, DEPTHS=[1, 1], NUM_HEADS=[1, 2]), "qdq")
     images = torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(1))
     calibrate(model, [images])

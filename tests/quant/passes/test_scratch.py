@@ -1,4 +1,4 @@
-"""What a long pass keeps: found again for the same question, and for no other."""
+"""A long pass's stored parts: found again for the same key, and for no other."""
 
 import torch
 

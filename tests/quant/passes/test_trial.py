@@ -1,4 +1,4 @@
-"""A question about one unit finds ranges of its own, with zero points where the policy has them, and leaves none."""
+"""A trial of one unit searches its own ranges, with zero points if the policy has them, and leaves none behind."""
 
 import pytest
 import torch
