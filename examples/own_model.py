@@ -12,7 +12,7 @@ from swin_quant.quant.linear import QuantLinear
 
 torch.manual_seed(0)
 images = torch.randn(512, 3, 8, 8)
-labels = (images.mean((2, 3)) @ torch.randn(3, 4)).argmax(1)  # what the model is to learn
+labels = (images.mean((2, 3)) @ torch.randn(3, 4)).argmax(1)  # the classes to learn
 batches = DataLoader(TensorDataset(images, labels), batch_size=64)
 model = nn.Sequential(nn.Flatten(), QuantLinear(192, 32), nn.GELU(), QuantLinear(32, 4))
 optimizer = torch.optim.Adam(model.parameters(), 0.01)

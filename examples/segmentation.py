@@ -1,8 +1,8 @@
 """A backbone in int8 under a float head: which digit does each pixel belong to?
 
 Pictures are mosaics of four handwritten digits. A small Swin and a head of one convolution are trained together, then
-the backbone is calibrated on mosaics of several sizes, and trained on in few bits, its first stage frozen. The head
-stays float. Scored are mosaics of several sizes, not all of them square.
+the backbone is calibrated on mosaics of several sizes, and trained further in few bits with its first stage frozen. The
+head stays float. Mosaics of several sizes are scored, not all of them square.
 
 python examples/segmentation.py 600
 """
@@ -46,7 +46,7 @@ def mosaics(split, count, height=32, width=32, seed=0):
 
 
 class Head(nn.Module):
-    """Maps of all stages, brought to the size of the picture, and one convolution over them."""
+    """Maps of all stages, resized to the picture, and one convolution over them."""
 
     def __init__(self, channels):
         super().__init__()

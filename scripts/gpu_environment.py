@@ -1,5 +1,5 @@
-"""What scripts/gpu_check.sh runs on: versions, GPU, and which packages are missing. Exit code 1 if any
-is missing, 2 if nothing can run: without the device, or a package that everything imports.
+"""Print the environment of scripts/gpu_check.sh: versions, GPU, and missing packages. Exit code 1 if any is missing, 2
+if nothing can run, without the device or a package that everything imports.
 
 python scripts/gpu_environment.py cuda|cpu
 """
@@ -63,7 +63,7 @@ def main(device: str) -> int:
 
 
 def of_triton() -> list[str]:
-    """What is missing of Triton, and of that with which it builds what launches its kernels."""
+    """Missing parts of Triton, and of the tools that build its launchers."""
     missing = [] if importlib.util.find_spec("triton") else ["triton"]
     compilers = [os.environ["CC"]] if "CC" in os.environ else COMPILERS
     if not any(map(shutil.which, compilers)):

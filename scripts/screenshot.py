@@ -2,8 +2,8 @@
 
     python scripts/screenshot.py PAGE PICTURE
 
-Needs playwright and Chromium (BROWSER, else `chromium` on the path). Ends with 1 if the page says anything on the
-console, or asks for anything but itself.
+Needs playwright and Chromium (BROWSER, else `chromium` on the path). Ends with 1 if the page writes anything to the
+console, or requests anything but itself.
 """
 
 import os

@@ -1,7 +1,7 @@
-"""A hook of mkdocs: README and what else lies outside of docs/ as pages, --help of all commands, the Python API.
+"""A hook of mkdocs: pages for README and other files outside of docs/, --help of all commands, and the Python API.
 
-Links that leave docs/ lead to those pages; to files that the site has not, they become text. The documents themselves
-stay as they are read in the repository.
+Links that leave docs/ lead to those pages; links to files that the site lacks become text. The documents themselves do
+not change.
 """
 
 import os
@@ -38,7 +38,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, files: Files) -> str:
-    """A document of docs/: only its links out of there change."""
+    """Change only a document's links out of docs/."""
     source = page.file.src_uri
     if source in (*PAGES.values(), "commands.md", "api.md"):
         return markdown
@@ -46,7 +46,7 @@ def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, files: File
 
 
 def with_links(text: str, folder: str, place: str) -> str:
-    """Links of a document in `folder` of the repository, made those of a page at `place` of the site."""
+    """Links of a document in `folder` of the repository, rewritten for a page at `place` of the site."""
 
     def link(found: re.Match[str]) -> str:
         image, title, target, anchor = found[1], found[2], found[3], found[4] or ""
@@ -76,7 +76,7 @@ def commands() -> str:
 
 
 def api(face: Mapping[str, tuple[str, str]]) -> str:
-    """What `import swin_quant as sq` has."""
+    """The names in `import swin_quant as sq`."""
     parts = ["# Python\n", "All of it is had by `import swin_quant as sq`.\n"]
     parts += [f"## sq.{name}\n\n::: {module}.{attribute}\n" for name, (module, attribute) in face.items()]
     return "\n".join(parts)

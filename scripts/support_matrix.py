@@ -1,4 +1,4 @@
-"""docs/support.md: which model runs where under which policy, asked of the code's own limits.
+"""Write docs/support.md: which model runs where under which policy, by the code's own limits.
 
 python scripts/support_matrix.py docs/support.md
 """
@@ -40,7 +40,7 @@ compares this page with them. It says what is taken and what is refused, not wha
 """
 
 
-# Of a message: whose it is, and the nodes of the small model that it was asked about.
+# Parts of a message: its source, and the nodes of the small model.
 _DETAILS = (
     r"the model: |^policy \S+: |; it differs in.*|(, and policy | of policy |, and layers).*"
     r"|(?<=has no zero points): .*|(?<=int8 by int8): .*|, which the policy has at .*"
@@ -61,7 +61,7 @@ def described() -> Iterator[str]:
 
 
 def policies_by_backend() -> Iterator[str]:
-    """Each built-in policy, and what each target of `export` makes of it: its own checks, on a small V1."""
+    """Each built-in policy on each target of `export`, by the target's own checks of a small V1."""
     targets = {name: one for name, one in backends().items() if one.exports}
     model = build_model(load_config(configs_dir() / "demo" / "swin_digits.yaml"))
     for node in named_nodes(model).values():
@@ -94,7 +94,7 @@ def _taken(model: nn.Module, policy: Policy, backend: Backend, said: dict[str, N
 
 
 def _write(model: nn.Module, policy: Policy, backend: Backend) -> None:
-    """Export it: what cannot be is refused on the way."""
+    """Export it: the export refuses what it cannot write."""
     card = RunCard("the model", {}, {}, policy=policy.to_dict())
     with TemporaryDirectory() as folder:
         function(backend.exporting.export)(model, card, Path(folder), function(backend.exporting.options)())
@@ -137,7 +137,7 @@ def fastertransformer() -> Iterator[str]:
 
 
 def _cell(g: Geometry, version: int, sm: int, mode: int, said: dict[str, None]) -> str:
-    """`no` or whether attention is fused, and the numbers of what is to be known of it."""
+    """`no` or whether attention is fused, and the numbers of its notes."""
     case = Case(g, Form(version, "int8", sm), mode)
     try:
         check_limits(case)
@@ -148,7 +148,7 @@ def _cell(g: Geometry, version: int, sm: int, mode: int, said: dict[str, None]) 
 
 
 def _numbers(texts: Iterable[str], said: dict[str, None]) -> str:
-    """A number for each sentence; what differs by GPU alone is one sentence."""
+    """A number for each sentence; sentences that differ only by GPU are one."""
     marks = []
     for text in texts:
         text = re.sub(r"^sm \d+\b", "this GPU", re.sub(r"\bon sm \d+", "on this GPU", text))
@@ -159,7 +159,7 @@ def _numbers(texts: Iterable[str], said: dict[str, None]) -> str:
 
 
 def engines() -> Iterator[str]:
-    """What each engine takes and where it runs."""
+    """The artifacts and devices of each engine."""
     yield "## Engines\n"
     rows = []
     for name, backend in backends().items():

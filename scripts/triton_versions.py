@@ -2,9 +2,9 @@
 
     python scripts/triton_versions.py [VERSION ...]
 
-By default the oldest that is meant to do. Kernels are interpreted beside their references, and one of each kind is
-compiled for every GPU. A version is put into out/triton, beside the environment and not into it. Exit code 1 if
-something did not pass.
+By default the oldest supported version. Kernels are interpreted and compared with their references, and one of each
+kind is compiled for every GPU. A version is installed into out/triton, not into the environment. Exit code 1 if a test
+fails.
 """
 
 import os

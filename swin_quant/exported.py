@@ -1,4 +1,4 @@
-"""An artifact as something to run: its config and preprocessing, its engines, and the checkpoint behind it."""
+"""An artifact ready to run: its config and preprocessing, its engines, and its checkpoint."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -48,8 +48,8 @@ class Exported:
 
     def load(self, engine: str | None = None, *, threads: int | None = None, float_type: str | None = None,
              device: str = "cpu", extensions: Sequence[str | Path] = ()) -> Engine:  # fmt: skip
-        """The artifact on an engine: images float32 [B, 3, H, W], preprocessed, to logits; several outputs of a wrapped
-        module come by name. None: the engine that it was made for.
+        """The artifact on an engine: maps preprocessed images float32 [B, 3, H, W] to logits; several outputs of a
+        wrapped module come by name. None: the engine that it was made for.
 
         `device`: cpu or cuda, torch's current GPU. `extensions`: libraries with operators of your own, for OpenVINO.
         UsageError for an engine that is not installed, or does not run such artifacts.
@@ -111,10 +111,10 @@ def preprocess_of(artifact: Artifact) -> Preprocess:
 
 
 def load_engines(artifact: Artifact, names: Sequence[str] | None, options: EngineOptions) -> dict[str, Engine]:
-    """The artifact on each engine called for, by `path on engine`: two folders may hold files of one name.
+    """The artifact on each named engine, by `path on engine`: two folders may hold files with one name.
 
-    `names` None: the engine that it was exported for, else every installed one that takes it. UsageError for
-    an engine that does not take this kind of artifact, or is not installed.
+    `names` None: the engine that it was exported for, else every installed one that takes it. UsageError for an engine
+    that does not take this kind of artifact, or is not installed.
     """
     policy = _policy_of(artifact)
     sha256 = policy.sha256 if policy else None
@@ -136,7 +136,7 @@ def load_engines(artifact: Artifact, names: Sequence[str] | None, options: Engin
 
 
 def on_its_device(name: str, options: EngineOptions) -> EngineOptions:
-    """The options with the device on which that engine runs."""
+    """The options with that engine's device."""
     return replace(options, device=engine_named(name).home or options.device)
 
 
@@ -167,7 +167,7 @@ def names_of_engines(artifact: Artifact, names: Sequence[str] | None) -> list[st
 
 
 def has_float8(artifact: Artifact) -> bool:
-    """Whether nodes of an artifact are float8, by its card: all of them, or some by its policy."""
+    """Whether nodes of an artifact are float8, by its card: all, or some by its policy."""
     if artifact.record["precision"] != "mixed":
         return artifact.record["precision"] == FP8
     policy = _policy_of(artifact)
@@ -181,7 +181,7 @@ def _policy_of(artifact: Artifact) -> Policy | None:
 
 
 def one_engine(artifact: Artifact, names: Sequence[str] | None) -> str:
-    """The engine called for, the first of those installed if none is; UsageError for several."""
+    """The named engine, by default the first installed one; UsageError for several."""
     found = names_of_engines(artifact, names)
     if names and len(found) > 1:
         raise UsageError(f"‹engine› {' '.join(names)}: give one")
@@ -191,9 +191,8 @@ def one_engine(artifact: Artifact, names: Sequence[str] | None) -> str:
 def find_checkpoint(artifact: Artifact, given: str | Path | None = None) -> Path | None:
     """The checkpoint that the artifact was made from: `given`, else where its card says, beside it or one folder up.
 
-    It is known by its SHA-256.
-
-    SwinQuantError if `given` is another one, or the card names none to compare it with; None if it is not found.
+    Its SHA-256 identifies it. SwinQuantError if `given` is another one, or the card names none to compare it with; None
+    if it is not found.
     """
     record = artifact.card.checkpoint or artifact.card.source
     if given is not None:

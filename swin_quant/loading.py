@@ -1,4 +1,4 @@
-"""How a model is loaded: from a checkpoint of any kind, with the run card beside it, its policies settled."""
+"""Load a model: from a checkpoint of any kind, with the run card beside it and its policies."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -46,13 +46,13 @@ def load(
 ) -> Model:
     """The model in a checkpoint of ours, Microsoft's, timm's, Hugging Face's or FasterTransformer's, or `timm:NAME`.
 
-    What it is, is said by the run card beside it, else by its keys and shapes, else by `config`: a YAML file, the name
-    of a shipped one, or, for a network that was wrapped, a module of its structure. `policy` is for a calibrated
-    checkpoint without run card. `output_kind` "features" makes it a backbone, which takes pictures of any size and
-    gives the maps of its stages ("embedding": what the head reads); then `features` are stages=[...], norm="each",
-    windows="detection", as docs/backbones.md has them. `weights` chooses among the sets of a file that holds several:
-    ema, raw, or a name. `img_size` and `window` give a float model another size, its positions interpolated.
-    SwinQuantError for a file that is no Swin, is damaged, or fits no config or several (they are named).
+    Its run card tells the architecture, else its keys and shapes, else `config`: a YAML file, the name of a shipped
+    one, or, for a wrapped network, a module with its structure. `policy` is for a calibrated checkpoint without run
+    card. `output_kind` "features" makes it a backbone, which takes pictures of any size and gives the maps of its
+    stages ("embedding": the head's input); then `features` are stages=[...], norm="each", windows="detection", as in
+    docs/backbones.md. `weights` chooses among the sets of a file that holds several: ema, raw, or a name. `img_size`
+    and `window` give a float model another size, with its positions interpolated. SwinQuantError for a file that is no
+    Swin, is damaged, or fits no config or several (they are named).
     """
     wanted: dict[str, Any] = {"MODEL.OUTPUT_KIND": output_kind} if output_kind else {}
     sizes = {"DATA.IMG_SIZE": img_size, "MODEL.SWIN.WINDOW_SIZE": window, "MODEL.SWINV2.WINDOW_SIZE": window}
@@ -80,7 +80,7 @@ def load(
 
 @dataclass(frozen=True)
 class Subject:
-    """What is to be scored: a loaded model, its policies, its card, and the card's file if it has one already."""
+    """The subject of scoring: a loaded model, its policies, its card, and the card's file if it exists already."""
 
     model: Classifier
     policies: list[Policy]
@@ -96,11 +96,11 @@ def load_for_scoring(
     replace_head: bool = False,
     any_bits: bool = False,
 ) -> Subject:
-    """Load `checkpoint` and settle under which policies it is scored: those given, else its run card's.
+    """Load `checkpoint` and settle the policies for scoring: those given, else its run card's.
 
-    A float checkpoint is scored in float only, and refused if a policy asks for more; a calibrated one without run
-    card needs a policy. A run card beside the checkpoint must be that checkpoint's. A policy of other bits than the
-    ranges were found for is refused where they depend on them, but for who will find new ones (`any_bits`).
+    A float checkpoint is scored only in float, and refused if a policy needs more; a calibrated one without run card
+    needs a policy. A run card beside the checkpoint must be that checkpoint's. A policy with other bits than the ranges
+    were found for is refused if they depend on them, unless the caller will find new ones (`any_bits`).
     """
     checkpoint = open_checkpoint(checkpoint)
     card_file: Path | None = card_path(checkpoint)
@@ -140,9 +140,9 @@ def load_for_scoring(
 def load_float_model(
     cfg: CfgNode, checkpoint: Checkpoint | None, world: World, replace_head: bool = False
 ) -> tuple[Model, Source | None]:
-    """The float weights of a checkpoint as a new model of `cfg`, and where they came from; None: seeded random weights.
+    """The float weights of a checkpoint as a new model of `cfg`, and their source; None: seeded random weights.
 
-    Its card knows the original that the weights came from, how they were trained and which passes they have seen.
+    The model's card names the weights' original, their training and their earlier passes.
     """
     checkpoint = open_checkpoint(checkpoint) if checkpoint else None
     torch.manual_seed(cfg.SEED)
@@ -167,7 +167,7 @@ def load_float_model(
 
 
 def giving(card: RunCard, cfg: CfgNode) -> RunCard:
-    """The card, whose config gives the outputs that `cfg` does: maps of what was calibrated as a classifier."""
+    """The card, with a config whose outputs are `cfg`'s: maps of a model that was calibrated as a classifier."""
     if cfg.MODEL.OUTPUT_KIND == LOGITS:
         return card
     model = {key: portable_config(cfg)["MODEL"][key] for key in ("OUTPUT_KIND", "FEATURES")}
@@ -175,7 +175,7 @@ def giving(card: RunCard, cfg: CfgNode) -> RunCard:
 
 
 def refuse_changed_features(checkpoint: str, card: RunCard | None, cfg: CfgNode) -> None:
-    """SwinQuantError where maps are asked for of a checkpoint whose maps are not its original's any more."""
+    """SwinQuantError if maps are wanted of a checkpoint whose maps differ from its original's."""
     if card and card.changes_features and cfg.MODEL.OUTPUT_KIND == FEATURES:
         raise SwinQuantError(
             f"{checkpoint}: `equalize` changed in it what logits do not feel and features do (sizes of a residual "
@@ -184,7 +184,7 @@ def refuse_changed_features(checkpoint: str, card: RunCard | None, cfg: CfgNode)
 
 
 def model_or_shapes(cfg: CfgNode, checkpoint: Checkpoint | None = None, policy: Policy | None = None) -> Classifier:
-    """The model that `cfg` describes, float or calibrated as its checkpoint is; without one, shapes alone."""
+    """The model that `cfg` describes, float or calibrated as in its checkpoint; without a checkpoint, only shapes."""
     with torch.device("cpu" if checkpoint else "meta"):  # shapes and names need no weights
         model = build_model(cfg)
     subject = open_checkpoint(checkpoint) if checkpoint else None

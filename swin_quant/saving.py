@@ -1,4 +1,4 @@
-"""Write a calibrated model: checkpoint, statistics and run card, where nothing is replaced that another file needs."""
+"""Write a calibrated model: checkpoint, statistics and run card, without replacing a file that another needs."""
 
 import hashlib
 import re
@@ -29,7 +29,7 @@ _MOST_PLACES = 1000
 
 
 def finish(model: nn.Module, path: Path, card: RunCard, calibration: Calibration, world: World) -> RunCard:
-    """Write checkpoint, statistics and card, in this order; returns the card as it was written."""
+    """Write checkpoint, statistics and card, in this order; returns the written card."""
     peaks = calibration.peaks if calibration.pictures <= MOST else {}
     counted = statistics_bytes(calibration.statistics, peaks) if calibration.statistics else None
     kept = path.with_suffix(SUFFIX)
@@ -56,8 +56,8 @@ def place_of(
 ) -> Path:
     """The file for a calibrated checkpoint: <NAME>_calib.pth, or the file that holds the same checkpoint (`holds`).
 
-    Another checkpoint from which something was made stays: the new file's name then gets the policy's name, and if
-    that is taken too, a number.
+    Another checkpoint from which something was made stays: the new file's name then gets the policy's name, and if that
+    is taken too, a number.
     """
     usual = folder / f"{name}_calib.pth"
     own = f"{name}_calib_{re.sub('[^A-Za-z0-9.]+', '-', (policy or {}).get('name', '')).strip('-.')[:80] or 'other'}"
@@ -86,9 +86,9 @@ def _holds(file: Path, content: bytes | memoryview, card: RunCard) -> bool:
 def save_with_card(
     model: nn.Module, path: Path, card: RunCard, by_channel: bool = False, others: Mapping[Path, bytes] | None = None
 ) -> RunCard:
-    """Write a calibrated checkpoint and the `others`, then the card that holds its hash; returns that card.
+    """Write a calibrated checkpoint and the `others`, then the card with its hash; returns that card.
 
-    UsageError where something was made of another checkpoint that lies there.
+    UsageError if something was made of another checkpoint there.
     """
     content = calibrated_bytes(model, by_channel)
     refuse_to_replace(path, content)

@@ -1,4 +1,4 @@
-"""A network of your own as a model: captured, with nodes where products and additions are."""
+"""Wrap a network of your own as a model: captured, with nodes at products and additions."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -112,7 +112,7 @@ def _check_prepared(name: str, preprocess: Preprocess | None, shape: tuple[int, 
 
 
 def _named(output: object) -> dict[str, Tensor | None]:
-    """The tensors in a module's output by name, in the order of torch's tree; None for what is no tensor."""
+    """The tensors in a module's output by name, in the order of torch's tree; None for any other value."""
     leaves, _ = _pytree.tree_flatten_with_path(output)
     names = [
         ".".join(str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))) for key in path)
@@ -130,7 +130,7 @@ def _by_picture(tensors: Mapping[str, Tensor | None]) -> list[str]:
 
 
 def _chosen(tensors: Mapping[str, Tensor | None], output: str | None, name: str) -> dict[str, Tensor]:
-    """The tensors that are compared and exported."""
+    """The compared and exported tensors."""
     there = {key: tensor for key, tensor in tensors.items() if tensor is not None and tensor.is_floating_point()}
     if not there:
         raise SwinQuantError(f"{name}: gives no tensor of numbers: {listed(list(tensors)) or 'nothing'}")

@@ -1,9 +1,9 @@
-"""The classes of very many pictures on a Ray cluster: what `swin-quant predict --output` does on one machine.
+"""Predict the classes of very many pictures on a Ray cluster, as `swin-quant predict --output` does on one machine.
 
     python examples/cluster/ray_data.py out/my_int8.onnx PICTURES answers
 
-PICTURES is a folder, `answers` is one of Parquet files: picture, classes (the five most probable, best first),
-probabilities, unreadable (why, else null). A job that was cut off goes on: what is answered is not asked again.
+PICTURES is a folder, `answers` a folder of Parquet files: picture, classes (the five most probable, best first),
+probabilities, unreadable (the reason, else null). An interrupted job goes on without repeating finished pictures.
 Needs `pip install -c constraints.txt -e '.[ray]'`; artifact and pictures at the same paths on every node.
 """
 
@@ -18,7 +18,7 @@ COPIES, THREADS, BATCH = 2, 1, 32  # engines, their threads, pictures at a time
 
 
 class Classifier:
-    """An engine in a process of its own."""
+    """An engine in a separate process."""
 
     def __init__(self, artifact: str) -> None:
         import swin_quant as sq
@@ -56,7 +56,7 @@ class Classifier:
 
 
 def answered(folder: Path) -> set[str]:
-    """Pictures that an earlier job has answered. A file that it was writing when it ended is removed."""
+    """Pictures that an earlier job has finished. A file that it had not finished is removed."""
     found: set[str] = set()
     for file in folder.glob("*.parquet"):
         try:

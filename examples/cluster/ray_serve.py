@@ -4,8 +4,8 @@
     curl --data-binary @cat.jpg localhost:8000/predict
 
 Needs `pip install -c constraints.txt -e '.[ray,serve]'`, and the artifact with its run card at the same path on every
-node. Of one request all is as docs/shipping.md says; what a client may send and how long it may take before that, are
-Ray's proxy's to say. /metrics are those of the replica that answers; Ray has its own for all.
+node. docs/shipping.md describes a request; Ray's proxy sets the limits of what a client may send and how long it may
+take. /metrics are those of the replica that answers; Ray has its own for all.
 """
 
 import sys

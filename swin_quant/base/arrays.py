@@ -1,4 +1,4 @@
-"""Arrays by name in files that any language can write: .npz, or a folder of .npy. Read without running or believing."""
+"""Arrays by name in files that any language can write: .npz, or a folder of .npy. They are not trusted."""
 
 import io
 import math

@@ -1,10 +1,9 @@
-"""Importing timm and torchvision beside a CPU-only torch.
+"""Import timm and torchvision beside a CPU-only torch.
 
-The torchvision wheels of the public index are linked to CUDA. Beside a CPU build of torch their C++ extension
-is skipped, and registering its fake kernels then fails with `operator torchvision::nms does not exist`; timm
-imports torchvision unconditionally and fails with it. Declaring the two missing schemas is enough: nothing
-here calls those operators. They are declared only after that very error, since they would clash with an
-extension that does load.
+The torchvision wheels of the public index are linked to CUDA. Beside a CPU build of torch their C++ extension is
+skipped, and registering its fake kernels then fails with `operator torchvision::nms does not exist`; timm imports
+torchvision unconditionally and fails with it. Declaring the two missing schemas is enough: nothing here calls those
+operators. They are declared only after exactly that error, since they would clash with an extension that does load.
 """
 
 import importlib
@@ -24,7 +23,7 @@ _declared: torch.library.Library | None = None  # dropping the Library would und
 
 
 def import_torchvision() -> ModuleType:
-    """Import torchvision, declaring the operators its CUDA-only extension would have declared if need be."""
+    """Import torchvision; if necessary, declare the operators that its CUDA-only extension would have declared."""
     global _declared
     try:
         return importlib.import_module("torchvision")

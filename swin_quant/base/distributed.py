@@ -61,7 +61,7 @@ def gather(items: list[T]) -> list[T]:
 
 
 def shared_out(values: Sequence[T], measure: Callable[[T], R]) -> list[R]:
-    """`measure` of each value, as plain data; every rank measures a part and receives all results."""
+    """`measure` of each value, as plain data; every rank measures a part and gets all results."""
     rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     found = gather([(number, measure(values[number])) for number in range(rank, len(values), size)])
     return [result for _, result in sorted(found, key=itemgetter(0))]
@@ -90,7 +90,7 @@ def rank_of_launcher() -> int:
 
 
 def _number(name: str, default: int) -> int:
-    """An environment variable as launchers set them. UsageError where it is no whole number."""
+    """An environment variable as launchers set it. UsageError if it is no whole number."""
     text = os.environ.get(name, str(default))
     if not text.isdecimal():
         raise UsageError(f"environment variable {name} is {text!r}: unset it, or start with torchrun, which sets it")
@@ -98,7 +98,7 @@ def _number(name: str, default: int) -> int:
 
 
 def choose_device(name: str, local_rank: int = 0) -> torch.device:
-    """`auto` takes this rank's GPU where there is one, else the CPU. UsageError for a device that is not there."""
+    """`auto` takes this rank's GPU if there is one, else the CPU. UsageError for a missing device."""
     if name not in ("auto", "cpu", "cuda"):
         raise UsageError(f"‹device› {name}: must be auto, cpu or cuda")
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
@@ -113,7 +113,7 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
 
 
 def world_on(device: str) -> World:
-    """This process alone, on torch's current GPU or the CPU. UsageError for a device that is not there."""
+    """This process alone, on torch's current GPU or the CPU. UsageError for a missing device."""
     return World(device=choose_device(device, torch.cuda.current_device() if torch.cuda.is_available() else 0))
 
 
@@ -164,7 +164,7 @@ def process_group(device: str = "auto", local_rank: int | None = None) -> Iterat
 
 
 def _meeting_place() -> tuple[str, int]:
-    """The address where a launcher lets the ranks meet. UsageError where there is none."""
+    """The address at which a launcher lets the ranks meet. UsageError without one."""
     host, port = os.environ.get("MASTER_ADDR", ""), _number("MASTER_PORT", 0)
     problem = None if host and 0 < port < 2**16 else "an address and a port are needed"
     try:
@@ -180,7 +180,7 @@ def _meeting_place() -> tuple[str, int]:
 
 
 def _open_store(host: str, port: int, size: int, keeps: bool) -> dist.TCPStore:
-    """The store where the ranks find each other; the rank that `keeps` it waits for nobody here."""
+    """The store in which the ranks find each other; the rank that `keeps` it waits for no other here."""
     try:
         return dist.TCPStore(host, port, size, keeps, timeout=_PATIENCE, wait_for_workers=False)
     except RuntimeError as error:

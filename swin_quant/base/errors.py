@@ -1,7 +1,7 @@
 """Errors that a user can mend: one line that names the file, key or node and says what to do.
 
-The library does not know who asks. A message names an option as a field, `‹batch›`. Python reads `batch`; inside
-`speaking` the field has the caller's word for it: on the command line `--batch`.
+The library does not know its caller. A message names an option as a field, `‹batch›`. Python shows `batch`; inside
+`speaking` the field gets the caller's name, on the command line `--batch`.
 """
 
 import difflib

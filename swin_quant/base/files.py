@@ -1,4 +1,4 @@
-"""Files that are whole or not there: atomic writes, hashes, and JSON that is bounded and finite."""
+"""Files that are whole or absent: atomic writes, hashes, and JSON that is bounded and finite."""
 
 import contextlib
 import errno
@@ -120,9 +120,9 @@ def atomic_write_bytes(path: str | os.PathLike[str], data: bytes | memoryview) -
 
 @contextlib.contextmanager
 def one_at_a_time(folder: str | os.PathLike[str]) -> Iterator[None]:
-    """Inside, at most one process at a time holds the folder; every other waits.
+    """Inside the context, at most one process at a time holds the folder; all others wait.
 
-    No process waits where the file system locks no folders.
+    No process waits if the file system cannot lock folders.
     """
     handle = None
     with contextlib.suppress(OSError):
@@ -199,7 +199,7 @@ def read_bounded(path: str | os.PathLike[str], what: str, limit: int) -> bytes:
     try:
         with open_plain(path) as file:
             size = os.fstat(file.fileno()).st_size
-            data = file.read(size + 1) if size <= limit else b""  # python reserves as many bytes as are asked for
+            data = file.read(size + 1) if size <= limit else b""  # python reserves the requested bytes
             if len(data) > size:  # it has grown
                 data += file.read(limit + 1 - len(data))
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Measurements, kept in a file as they come, so that an interrupted run does not repeat them."""
+"""Measurements stored in a file as they come, so that an interrupted run does not repeat them."""
 
 import json
 import os
@@ -25,7 +25,7 @@ class JournalFile:
 class Journal:
     """Results by name in a JSON file, all for the same `subject`: plain data that describes the measurement.
 
-    A file of another subject, or one that cannot be read, is begun anew, with a warning.
+    A file for another subject, or an unreadable one, is started again, with a warning.
     """
 
     def __init__(self, path: str | os.PathLike[str], subject: dict[str, Any]) -> None:
@@ -39,7 +39,7 @@ class Journal:
         return self.keep({name: measure()}, kind)[name] if known is None else known
 
     def known(self, name: str, kind: Any) -> Any:
-        """The kept result; None if there is none, or none of that kind."""
+        """The stored result; None if there is none, or none of that kind."""
         try:
             return checked(kind, self.entries[name], str(self.path), name) if name in self.entries else None
         except SwinQuantError as error:
@@ -47,7 +47,7 @@ class Journal:
             return None
 
     def keep(self, results: Mapping[str, Any], kind: Any) -> dict[str, Any]:
-        """Write results; they come back as plain data."""
+        """Store results; returns them as plain data."""
         kept = plain(dict(results))
         self.entries |= kept
         write_json(self.path, {"subject": self.subject, "entries": self.entries})
@@ -69,7 +69,7 @@ class Journal:
 
 @reads("journal")
 def read_journal(path: str | os.PathLike[str]) -> JournalFile:
-    """A journal's file. SwinQuantError where it is none."""
+    """A journal's file. SwinQuantError for any other file."""
     found: JournalFile = checked(JournalFile, read_json(path, "journal"), str(path))
     return found
 

@@ -1,8 +1,7 @@
 """Progress bars and messages, on one console on standard error.
 
-Bars appear only on a terminal, on rank 0 and unless quiet; elsewhere plain lines say now and then how far the work
-is. Messages go through `logging`, so that a library user can
-redirect or silence them; `set_up` is for the command line.
+Bars appear only on a terminal, on rank 0 and unless quiet; elsewhere occasional lines report progress. Messages go
+through `logging`, so that a library user can redirect or silence them; `set_up` is for the command line.
 """
 
 import contextlib
@@ -45,7 +44,8 @@ class _ConsoleHandler(logging.Handler):
 
 
 def set_up(verbose: bool = False, quiet: bool = False, rank: int = 0) -> None:
-    """Choose what is shown: everything (`verbose`), warnings (`quiet`); other ranks than 0 show warnings, no bars."""
+    """Choose the shown messages: everything (`verbose`), warnings (`quiet`); ranks other than 0 show warnings, no
+    bars."""
     global bars
     bars = not quiet and rank == 0
     level = logging.DEBUG if verbose else logging.WARNING if quiet else logging.INFO
@@ -61,7 +61,7 @@ def shows_bars() -> bool:
 
 
 class Lines:
-    """Lines in place of a bar, without a terminal: the share of `total` that is done, the time so far and left."""
+    """Lines instead of a bar, without a terminal: the share of `total` that is done, and the time so far and left."""
 
     def __init__(self, total: int | None, done: int = 0) -> None:
         self.total, self.before, self.start = total, done, clock()
@@ -86,7 +86,7 @@ def _span(seconds: float) -> str:
 
 
 def track(items: Iterable[T], description: str, total: int | None = None, unit: int = 1) -> Iterator[T]:
-    """Yield `items` under a bar of `total` units, `unit` a step, or with plain lines where no terminal is."""
+    """Yield `items` under a bar of `total` units, one `unit` a step, or with plain lines without a terminal."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

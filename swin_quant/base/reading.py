@@ -1,4 +1,4 @@
-"""Reading files that somebody else wrote: one boundary for every error, and bounded primitives for binary formats."""
+"""Read foreign files: one boundary for every error, and bounded primitives for binary formats."""
 
 import functools
 import os
@@ -15,10 +15,9 @@ _LONGEST = 200  # characters of a library's message
 
 @contextmanager
 def reading(path: str | os.PathLike[str], what: str) -> Iterator[None]:
-    """Inside, whatever a library or our own code makes of a file that nobody vouched for is a SwinQuantError that names
-    the file; `what` it should be, e.g. "statistics file". Errors that are ours already pass, and those of the machine:
-    a package that is not installed, a GPU without memory.
-    """
+    """Inside the context, any error about an untrusted file becomes a SwinQuantError that names the file; `what` it
+    should be, e.g. "statistics file". Our own errors pass, and those of the machine: a package that is not installed, a
+    GPU without memory."""
     try:
         yield
     except (SwinQuantError, ImportError):
@@ -36,7 +35,8 @@ def _first(path: Any, *more: Any, **named: Any) -> Any:
 def reads(
     what: str, path_of: Callable[..., Any] = _first
 ) -> Callable[[Callable[_Arguments, _Found]], Callable[_Arguments, _Found]]:
-    """A function that runs inside `reading`; `path_of`: the path of its file in its arguments, by default the first."""
+    """Decorate a function to run inside `reading`; `path_of`: the file's path in its arguments, by default the
+    first."""
 
     def guarded(read: Callable[_Arguments, _Found]) -> Callable[_Arguments, _Found]:
         @functools.wraps(read)
@@ -65,7 +65,7 @@ def _first_line(error: Exception) -> str:
 
 
 class Cursor:
-    """A place in bytes; whatever is taken lies inside them, and all else is a ValueError."""
+    """A position in bytes; reads past the end are a ValueError."""
 
     def __init__(self, data: memoryview) -> None:
         self.data, self.at = data, 0

@@ -1,6 +1,7 @@
-"""Rows of many pictures as Parquet files, each written whole or not at all, shared among ranks, resumed if cut off.
+"""Rows of many pictures as Parquet files, each written whole or not at all, shared among ranks, and resumed after an
+interruption.
 
-A shard says in its metadata what it is of (`key`): one that is there already, of the same, is not computed again.
+A shard's metadata has the `key` of its content: an existing shard with the same key is not computed again.
 """
 
 import json
@@ -57,7 +58,7 @@ class Shards:
         return range(world.rank, len(self.files), world.size)
 
     def left(self, world: World) -> list[int]:
-        """The shards of this rank that are not there yet. UsageError for a shard with another key."""
+        """The missing shards of this rank. UsageError for a shard with another key."""
         mine = self.share(world)
         left = [number for number in mine if not self._is_done(self.files[number])]
         if len(left) < len(mine):
@@ -65,7 +66,7 @@ class Shards:
         return left
 
     def places(self, number: int) -> range:
-        """Which of the `total` rows are in a shard."""
+        """The rows, of `total`, in a shard."""
         return range(number * self.how.rows, min(self.total, (number + 1) * self.how.rows))
 
     def write(

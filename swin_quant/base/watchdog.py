@@ -1,8 +1,8 @@
-"""An end for all ranks when one fails, freezes, dies or never comes.
+"""End all ranks when one fails, freezes, dies or never comes.
 
-Two threads a rank. One talks: through the store where the ranks met it tells that this rank lives, and reads who else
-does and why one failed. The other counts: it compares when anything was last heard with its own ticks and ends the
-process. It never touches the store, whose host may be frozen. Time that this process did not run does not count
+Two threads a rank. One talks: through the store where the ranks met, it reports that this rank lives, and reads which
+others do and why one failed. The other counts: it compares the time of the last news with its own ticks and ends the
+process. It never touches the store, whose host may be frozen. Time in which this process did not run does not count
 against the others: a job that is stopped and continued as a whole goes on.
 """
 
@@ -34,9 +34,9 @@ def broken_connection(error: RuntimeError) -> str | None:
 
 
 class Watchdog:
-    """Watches from the first moment on: `attach` it to the store, tell it when all have `joined`, and of `closing`.
+    """Watches from the start: `attach` it to the store, and tell it when all have `joined`, and when `closing`.
 
-    `host` is who keeps the store, "rank 0" or "the launcher"; `place` is where the ranks meet. Both are for messages.
+    `host` keeps the store, "rank 0" or "the launcher"; `place` is where the ranks meet. Both are for messages.
     """
 
     def __init__(self, rank: int, size: int, host: str, place: str) -> None:
@@ -58,7 +58,7 @@ class Watchdog:
         self._threads[0].start()
 
     def attach(self, store: dist.TCPStore) -> None:
-        """Begin to talk."""
+        """Start to talk."""
         self._threads.append(threading.Thread(target=self._talk, args=(store,), name="watchdog talk", daemon=True))
         self._threads[1].start()
 
@@ -168,7 +168,7 @@ class Watchdog:
 class _Signals:
     """Whether Ctrl-C or SIGTERM came, also while the main thread waits in a library, where no handler of ours runs.
 
-    SIGALRM stands for one of them that was put off (`cli.guard`).
+    SIGALRM stands for a postponed one (`cli.guard`).
     """
 
     def __init__(self) -> None:
@@ -176,7 +176,7 @@ class _Signals:
         self._read.setblocking(False)
         self._write.setblocking(False)
         self._before: int | None = None
-        with suppress(ValueError):  # another thread than the main one: it will not be told
+        with suppress(ValueError):  # not the main thread: it gets no signals
             self._before = signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
 
     def came(self) -> bool:

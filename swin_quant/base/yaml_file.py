@@ -53,7 +53,7 @@ def read_yaml(path: Path, what: str) -> Any:
 
 
 def shipped_or_file(name_or_path: str, shipped: Iterable[Path], what: str) -> Path:
-    """The file among `shipped` of that name (its stem), else the YAML file of the user's that it names."""
+    """The file among `shipped` with that name (its stem), else the user's YAML file with that name."""
     names = {path.stem: path for path in shipped}
     path = names.get(name_or_path, Path(name_or_path))
     if path.suffix not in (".yaml", ".yml"):
@@ -64,7 +64,7 @@ def shipped_or_file(name_or_path: str, shipped: Iterable[Path], what: str) -> Pa
 
 @dataclass
 class _Open:
-    """A mapping or list that is being filled; `key` is that of the value to come."""
+    """An unfinished mapping or list; `key` is the next value's."""
 
     content: dict[str, Any] | list[Any]
     key: str | None = None
@@ -81,7 +81,7 @@ class _Open:
 
 
 def _plain(text: bytes) -> Any:
-    """The data of a document, built from the parser's events one by one, so that every bound holds before it costs."""
+    """A document's data, built from the parser's events one by one, so that every bound holds before memory is used."""
     root: list[Any] = []
     stack = [_Open(root)]
     documents = values = 0

@@ -1,4 +1,4 @@
-"""The run card: the JSON beside every checkpoint that says what was done to get it and what was measured with it.
+"""The run card: the JSON beside every checkpoint that records how it was made and what was measured with it.
 
 It makes a run repeatable and an import checkable. The annotations here and in `records` are the schema: reading and
 making a card both check every key and type against them, since a card comes from another machine as easily as from

@@ -18,7 +18,7 @@ _BELOW = 2  # folders
 def dependents(file: Path) -> list[Path]:
     """The artifacts and checkpoints that were made from `file` and are compared with it.
 
-    They are looked for beside it, below, above, and in the folders beside its own.
+    Searched are the folders beside it, below, above, and beside its own.
     """
     if not file.is_file():
         return []

@@ -1,7 +1,7 @@
 """Find the files that a model came from: its run card names them, and only their SHA-256 identifies them.
 
-Quantized figures are compared with the float checkpoint that the user had. Calibration leaves its weights as they are,
-QAT and some passes do not: then the original is looked for, or another file that is known to hold its weights.
+Quantized figures are compared with the float checkpoint that the user had. Calibration keeps its weights, QAT and some
+passes do not: then the original is searched, or another file that is known to hold its weights.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The command line: one module a command, found by name, imported only when it is called for."""
+"""The command line: one module a command, found by name and imported only when the command is called."""
 
 import os
 import sys
@@ -8,7 +8,7 @@ from swin_quant.base import __version__
 from swin_quant.base.reproducible import reproducible
 from swin_quant.cli.commands import COMMANDS, GROUPS, SECTIONS
 
-os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # C++ stack dumps say nothing that our one line does not
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # C++ stack dumps add nothing to our one line
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -19,7 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from swin_quant.cli.guard import guarded
 
         return guarded(lambda: _main(arguments), "--verbose" in arguments)
-    except KeyboardInterrupt:  # before, or after, anybody listened
+    except KeyboardInterrupt:  # before or after our handler was set
         print("error: interrupted", file=sys.stderr)
         return 130
 

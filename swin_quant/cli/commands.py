@@ -1,4 +1,4 @@
-"""The commands by the section of --help that they stand in, each with the sentence that it shows."""
+"""The commands by their section in --help, each with its sentence there."""
 
 SECTIONS = {
     "the main way": {

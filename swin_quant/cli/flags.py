@@ -24,7 +24,7 @@ _LARGEST = 2**31 - 1  # every library can hold whole numbers up to it
 
 
 def whole(text: str) -> int:
-    """An `int` for argparse; ArgumentTypeError for what is none, or is beyond _LARGEST."""
+    """An `int` for argparse; ArgumentTypeError for any other text, or beyond _LARGEST."""
     try:
         number = int(text)
     except ValueError as error:
@@ -35,7 +35,7 @@ def whole(text: str) -> int:
 
 
 def at_home(text: str) -> str:
-    """The text, with a home folder for a ~ in front, which shells leave in `--data-path=~/folder`."""
+    """The text with a home folder for a leading ~, which shells leave in `--data-path=~/folder`."""
     return os.path.expanduser(text) if text.startswith("~/") else text
 
 
@@ -49,11 +49,10 @@ _PARSED: dict[Any, Callable[[str], Any]] = {
 
 @dataclass(frozen=True)
 class Flag:
-    """Facts for the command line that the name, type and default of a field do not tell.
+    """Facts for the command line that a field's name, type and default do not tell.
 
-    `name`: the flag, where it is not the field's name. `place`: the value stands at its place, without a flag;
-    `or_flag`: at its place or behind its flag. `optional`: the flag may stand alone, and then means this value.
-    `names`: further spellings.
+    `name`: the flag, if it is not the field's name. `place`: a positional value, without a flag; `or_flag`: positional
+    or with its flag. `optional`: the flag may stand alone, and then means this value. `names`: further spellings.
     """
 
     help: str | Callable[[], str] = ""
@@ -68,7 +67,7 @@ class Flag:
 
 @dataclass(frozen=True)
 class Rare(Flag):
-    """A flag that few need: `--help-all` shows it, `--help` does not."""
+    """A rarely needed flag: `--help-all` shows it, `--help` does not."""
 
 
 @dataclass(frozen=True)
@@ -79,12 +78,12 @@ class Group:
 
 
 class OneWay(argparse.Action):
-    """Store a value given by its place or by its flag; `ways` holds which of the two was used (`session`)."""
+    """Store a value given positionally or by its flag; `ways` records which of the two (`session`)."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, flag: str | None = None
     ) -> None:
-        if values is None:  # a place that was left empty
+        if values is None:  # an empty positional
             return
         namespace.ways = getattr(namespace, "ways", set()) | {flag}
         setattr(namespace, self.dest, values)
@@ -93,9 +92,9 @@ class OneWay(argparse.Action):
 def add_flags(
     parser: argparse._ActionsContainer, options: type, words: Mapping[str, str] | None = None, rare: bool = True
 ) -> None:
-    """Add a flag for each field of `options`, a dataclass. `words`: our flag -> what this command calls it.
+    """Add a flag for each field of `options`, a dataclass. `words`: this command's names of our flags.
 
-    `rare`: the help tells of rare flags, too.
+    `rare`: the help includes rare flags.
     """
     for field, kind, note in _fields(options):
         if isinstance(kind, type) and is_dataclass(kind):
@@ -107,7 +106,7 @@ def add_flags(
 
 
 def _group(parser: argparse._ActionsContainer, title: str) -> argparse._ActionsContainer:
-    """The group of that title, which several dataclasses may fill."""
+    """The group with that title, which several dataclasses may fill."""
     there = (group for group in parser._action_groups if group.title == title)
     return next(there, None) or parser.add_argument_group(title)
 
@@ -121,15 +120,16 @@ def options_from(args: argparse.Namespace, options: type[Options]) -> Options:
         elif isinstance(note, Flag):
             value = getattr(args, field.name)
             if value is not None:
-                several = get_origin(kind) is tuple and isinstance(value, str)  # one, behind its flag
+                several = get_origin(kind) is tuple and isinstance(value, str)  # one value, after its flag
                 values[field.name] = (value,) if several else tuple(value) if isinstance(value, list) else value
     return options(**values)
 
 
 def words_from(options: Any) -> list[str]:
-    """The words of a command line that give these options: values at their place, then flags unlike their default.
+    """The arguments of a command line that give these options: positional values, then flags that differ from their
+    default.
 
-    The inverse of `options_from`; each word is one argument, unquoted.
+    The inverse of `options_from`; each argument is unquoted.
     """
     places, flags = _words_from(options)
     return [*places, *flags]

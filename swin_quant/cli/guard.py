@@ -1,4 +1,4 @@
-"""Whatever goes wrong, or nobody can read: one line on standard error and an exit code, never a traceback unasked."""
+"""End every failure in one line on standard error and an exit code; a traceback only if asked for."""
 
 import codecs
 import contextlib
@@ -22,9 +22,9 @@ _AGAIN_SECONDS = 0.05
 
 @contextmanager
 def interrupts() -> Iterator[None]:
-    """Inside, both signals raise KeyboardInterrupt in the main thread; an ignored signal stays ignored.
+    """Inside the context, both signals raise KeyboardInterrupt in the main thread; an ignored signal stays ignored.
 
-    The importing machinery would turn an interrupt into another error, or print it and go on: there it is put off.
+    The import machinery would turn an interrupt into another error, or print it and go on: there it is postponed.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -36,7 +36,7 @@ def interrupts() -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in before.items():
-            if handler is not None:  # which another library set, and python does not know
+            if handler is not None:  # set by another library, unknown to python
                 signal.signal(number, handler)
 
 
@@ -54,7 +54,7 @@ _NO_OUTPUT = "standard output cannot be written"
 
 
 def guarded(work: Callable[[], int], verbose: bool = False) -> int:
-    """The exit code of `work()`: its own, or that of what it raises. `verbose` adds tracebacks."""
+    """The exit code of `work()`: its own, or that of its exception. `verbose` adds tracebacks."""
     _open_what_is_closed()
     _print_any_name()
     code = _outcome(work, verbose)
@@ -125,7 +125,7 @@ def _complain(message: str, verbose: bool) -> None:
 
 
 def _open_what_is_closed() -> None:
-    """A closed standard stream becomes one into nothing, lest the next file that is opened takes its place."""
+    """Open a closed standard stream to nowhere, or the next opened file would take its place."""
     while (handle := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(handle)
@@ -134,8 +134,7 @@ def _open_what_is_closed() -> None:
 
 
 def _print_any_name() -> None:
-    """A path that standard output's encoding lacks is printed all the same: its own bytes, which a shell can use, or
-    escapes."""
+    """Print a path that standard output's encoding lacks as its own bytes, which a shell can use, or with escapes."""
     codecs.register_error("swin_quant.names", _encoded)
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in ("strict", "surrogateescape"):
         sys.stdout.reconfigure(errors="swin_quant.names")
@@ -149,10 +148,10 @@ def _encoded(error: UnicodeError) -> tuple[str | bytes, int]:
 
 
 def _is_full(stream: TextIO) -> bool:
-    """Whether not even a line feed can be written to the file behind a stream."""
+    """Whether not even a line feed can be written to a stream's file."""
     try:
         os.write(stream.fileno(), b"\n")
-    except io.UnsupportedOperation:  # there is none
+    except io.UnsupportedOperation:  # there is no file
         return False
     except OSError:
         return True
@@ -160,6 +159,6 @@ def _is_full(stream: TextIO) -> bool:
 
 
 def _drop(stream: TextIO) -> None:
-    """Let what is left in a stream go nowhere: the interpreter would complain of it at the end."""
-    with contextlib.suppress(OSError, ValueError):  # no file behind it
+    """Send the rest of a stream nowhere: the interpreter would complain about it at its end."""
+    with contextlib.suppress(OSError, ValueError):  # no file behind the stream
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

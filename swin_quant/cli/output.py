@@ -1,4 +1,4 @@
-"""Where a command leaves its results, and how it shows them."""
+"""Write a command's results, and show them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def print_table(cards: Sequence[RunCard]) -> None:
 
 
 def show(cards: Sequence[RunCard], json: str | None) -> None:
-    """The table, or as --json says."""
+    """Print the table, or write JSON as --json says."""
     from swin_quant.report.accuracy.render import render
 
     if json != "-":
@@ -27,7 +27,7 @@ def show(cards: Sequence[RunCard], json: str | None) -> None:
 
 
 def put(target: str, text: str) -> None:
-    """JSON where --json wants it: "-" is standard output, else a file."""
+    """Write JSON where --json wants it: "-" is standard output, else a file."""
     from swin_quant.base.files import atomic_write_bytes
     from swin_quant.base.progress import log
 

@@ -21,7 +21,7 @@ _NUMBER = re.compile(r"-\d+|-\d*\.\d+")  # which argparse takes for a word
 
 
 class Store(argparse._StoreAction):
-    """As argparse's, but that a flag of several words adds to what it was given before."""
+    """As argparse's, except that a flag with several words adds to its earlier ones."""
 
     def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, flag: str | None = None) -> None:
         before = getattr(namespace, self.dest, self.default)
@@ -31,9 +31,9 @@ class Store(argparse._StoreAction):
 
 
 def apart(arguments: Sequence[str], actions: Sequence[argparse.Action]) -> list[str]:
-    """The arguments, with each word of a flag of several words behind that flag: `--policy=a --policy=b FILE`.
+    """The arguments, with each word of a flag of several words after that flag: `--policy=a --policy=b FILE`.
 
-    Nothing is changed for a parser that takes nothing by its place.
+    Unchanged for a parser without positional arguments.
     """
     if all(action.option_strings for action in actions):
         return list(arguments)
@@ -59,7 +59,7 @@ def _words(action: argparse.Action, rest: Sequence[str]) -> Iterator[str]:
 
 
 def _ends(metavar: str, number: int, word: str) -> bool:
-    """Whether a word behind the first of a flag is a file of its own: by its ending, or because it is there."""
+    """Whether a later word of a flag is a file of its own: by its ending, or because it exists."""
     if metavar == "KEY VALUE" and number % 2 or "=" in metavar and "=" in word:
         return False
     if word.endswith(_MODELS) or word.startswith(_HUBS):
@@ -88,7 +88,7 @@ class _Parser(argparse.ArgumentParser):
         self.register("action", None, Store)
 
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
-        """UsageError for what cannot be parsed."""
+        """Parse the arguments. UsageError if they cannot be parsed."""
         for word in arguments:
             if re.fullmatch(r"--[\w-]+=--", word):  # argparse turns it into an empty list
                 self.error(f"argument {word[:-3]}: expected one argument")
@@ -96,7 +96,7 @@ class _Parser(argparse.ArgumentParser):
         if unknown := [flag for flag in flags if flag not in self._option_string_actions]:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")  # before missing ones: this may be a typo of one
         args = self.parse_args(apart(arguments, self._actions))
-        if len(getattr(args, "ways", ())) > 1:  # said after flags that there are not
+        if len(getattr(args, "ways", ())) > 1:  # reported after unknown flags
             self.error("CHECKPOINT and --checkpoint are the same: give one of them")
         return args
 
@@ -129,7 +129,7 @@ def command_of(name: str) -> ModuleType:
 
 
 def parser_of(name: str, command: ModuleType, rare: bool = False) -> _Parser:
-    """The parser of a command's arguments; `rare`: its help tells of rare flags, too."""
+    """The parser of a command's arguments; `rare`: its help includes rare flags."""
     parser = _Parser(
         prog="main.py" if name == FRONT_DOOR else f"swin-quant {name}",
         description=command.HELP,

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 HUBS = ("timm:", "hf:")
 CHECKPOINTS = (".pth", ".pt", ".safetensors", ".bin", ".ckpt")
-DEFAULT_BATCH = 32  # pictures at a time, where no config says
+DEFAULT_BATCH = 32  # pictures at a time, without a config's value
 HIDDEN = Flag(argparse.SUPPRESS)  # without a place in --help
-_OTHER_MACHINE = {"DATA.DATA_PATH": "", "DATA.ZIP_MODE": False}  # in place of a card's, which name no folder here
+_OTHER_MACHINE = {"DATA.DATA_PATH": "", "DATA.ZIP_MODE": False}  # instead of a card's values, which name no folder here
 
 Json = Annotated[str | None, Flag("print the result as JSON, or write it to FILE", "FILE", optional="-")]
 Output = Annotated[str | None, Flag("folder of the results (default: output/<NAME>)", "DIR")]
@@ -65,7 +65,7 @@ def _set_keys(**keys: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """Which model a checkpoint holds, where the file does not say it or another size is wanted."""
+    """The model in a checkpoint, if the file does not say it or another size is wanted."""
 
     cfg: Annotated[str | None, Flag("YAML, or a shipped name (default: the checkpoint says)", "FILE")] = None
     weights: Annotated[
@@ -125,7 +125,7 @@ class PlaceOfPictures:
     split: Annotated[str, Flag("split of --data-path (default val)")] = "val"
 
     def open(self, classes: int | None = None) -> Pictures:
-        """The pictures, labelled if `classes`, their number, is given. UsageError for none, or for both kinds."""
+        """The pictures, labelled if `classes`, their number, is given. UsageError for no kind, or for both."""
         from swin_quant.data.named import NamedPictures
         from swin_quant.data.sources import open_pictures
 
@@ -220,7 +220,7 @@ def pass_recipes() -> str:
 
 @dataclass(frozen=True)
 class PassOptions:
-    """Passes behind the calibration, which win accuracy back."""
+    """Passes after the calibration, which recover accuracy."""
 
     passes: Annotated[str | None, Flag(pass_recipes, "NAME|FILE")] = None
     no_equalize: Annotated[bool, Rare("leave channels that stand out as they are (without --passes)")] = False
@@ -238,7 +238,7 @@ class PassOptions:
 
 @dataclass(frozen=True)
 class PolicyOptions:
-    """Which nodes are quantized, and how; several policies for verbs that compare them."""
+    """The quantized nodes and their settings; several policies for verbs that compare them."""
 
     policy: Annotated[tuple[str, ...], Flag("names of `swin-quant policies`, or YAML files", "NAME|FILE")] = ()
     wprec: Annotated[int | None, Flag("bits of weights, 2 to 8 (default: the policy's, 8)", "BITS")] = None
@@ -251,7 +251,7 @@ class PolicyOptions:
     def policies(self) -> list[Policy]:
         """The policies, in order; empty if none is named.
 
-        One that other options change gets a name of its own: its results are not those of the original.
+        A policy that other options change gets its own name: its results are not the original's.
         """
         from swin_quant.quant.policies import load_policy
 
@@ -316,9 +316,9 @@ class PolicyOptions:
 
 
 def config_of(checkpoint: Checkpoint | None, model: ModelOptions, *others: SetsKeys, **more: Any) -> CfgNode:
-    """The config: --cfg, else what the checkpoint says; then --opts, then options of their own and `more` keys.
+    """The config: --cfg, else the checkpoint's; then --opts, then single options and `more` keys.
 
-    `checkpoint`: open already, or a path, which is then opened for this alone. `more`: keys with `__` for the dot.
+    `checkpoint`: already open, or a path, which is then opened only for this. `more`: keys with `__` for the dot.
     """
     from swin_quant.checkpoint.identify import config_for, config_given
     from swin_quant.config import architecture
@@ -343,14 +343,14 @@ def config_of(checkpoint: Checkpoint | None, model: ModelOptions, *others: SetsK
 
 
 def opened(checkpoint: str | None) -> OpenedCheckpoint | None:
-    """The checkpoint at a path, in a folder, or behind a name of timm's or Hugging Face's hub; None for none."""
+    """The checkpoint at a path, in a folder, or with a name from timm or Hugging Face's hub; None for none."""
     from swin_quant.checkpoint.opened import open_checkpoint
 
     return open_checkpoint(checkpoint) if checkpoint else None
 
 
 def tell_bits(policies: Sequence[Policy]) -> None:
-    """Say what becomes of policies of few bits. 7 bits are for export."""
+    """Warn about policies with few bits. 7 bits are for export."""
     from swin_quant.base.progress import log
 
     if few := [policy.name for policy in policies if any(rule.bits and rule.bits < 7 for rule in policy.rules)]:
@@ -369,7 +369,7 @@ def one_process(world: World, command: str) -> None:
 
 
 def is_checkpoint(path: str) -> bool:
-    """Whether a file is a checkpoint and no artifact: by its run card, else by its name. UsageError for none."""
+    """Whether a file is a checkpoint, not an artifact: by its run card, else by its name. UsageError for neither."""
     from swin_quant.base.files import require_file
     from swin_quant.cards.card import RunCard
     from swin_quant.cards.paths import card_path
@@ -386,7 +386,7 @@ def output_dir(output: str | None, cfg: CfgNode) -> Path:
 
 
 def elsewhere(*options: SetsKeys) -> Mapping[str, Any]:
-    """Keys that options set over an artifact's config, whose data path is of another machine and no default."""
+    """Keys that options set over an artifact's config; its data path is another machine's, and no default."""
     keys: dict[str, Any] = dict(_OTHER_MACHINE)
     for one in options:
         keys |= one.keys()
@@ -394,7 +394,7 @@ def elsewhere(*options: SetsKeys) -> Mapping[str, Any]:
 
 
 def sharding(folder: str | None, pictures: int | None = None) -> Sharding | None:
-    """Parquet files in `folder`, of so many pictures each (None: the usual number); None without a folder."""
+    """Parquet files in `folder`, with this many pictures each (None: the usual number); None without a folder."""
     from swin_quant.base.shards import ROWS, Sharding
 
     return Sharding(Path(folder), ROWS if pictures is None else pictures) if folder else None

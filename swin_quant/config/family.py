@@ -44,7 +44,7 @@ class Family:
 
 
 def need(holds: bool, source: str, problem: str) -> None:
-    """UsageError that names the source, unless it holds."""
+    """UsageError that names the source, unless the condition holds."""
     if not holds:
         raise UsageError(f"{source}: {problem}")
 

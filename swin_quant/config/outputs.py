@@ -31,11 +31,11 @@ def need_logits(kind: str, what: str) -> None:
 
 
 def classes_of(cfg: CfgNode) -> int | None:
-    """How many logits the model gives; None if it gives something else."""
+    """The number of logits; None if the model gives something else."""
     classes: int = cfg.MODEL.NUM_CLASSES
     return classes if cfg.MODEL.OUTPUT_KIND == LOGITS else None
 
 
 def stages_of(cfg: CfgNode, count: int) -> tuple[int, ...]:
-    """The stages, of `count`, whose maps are asked for, in order."""
+    """The stages, of `count`, whose maps are wanted, in order."""
     return tuple(cfg.MODEL.FEATURES.STAGES) or tuple(range(count))

@@ -41,7 +41,7 @@ def tree_of(name: str) -> dict[str, Any]:
 
     A tag (`resnet50.a1_in1k`) chooses the weights whose preprocessing is taken.
     """
-    from swin_quant.base.compat import import_timm  # takes seconds, which --help has not
+    from swin_quant.base.compat import import_timm  # takes seconds, too long for --help
 
     timm = import_timm()
     architecture = name.partition(".")[0]

@@ -1,4 +1,4 @@
-"""Networks with quantizer nodes: Swin V1 and V2, and those that are registered. No policy, no data, no backend."""
+"""Networks with quantizer nodes: Swin V1 and V2, and registered architectures. No policy, no data, no backend."""
 
 from swin_quant.models.build import build_model
 

@@ -1,8 +1,8 @@
-"""Swin V1 and V2 as a backbone: pictures of any size in, maps of some stages out, built from the classifier's parts.
+"""Swin V1 and V2 as backbones, built from the classifier's parts: pictures of any size in, maps of some stages out.
 
-Nodes and parameters have the names that they have in the classifier, so its ranges and weights serve here. Each output
-may have a norm of its own, `norm0` to `norm3`, as in Microsoft's detection and segmentation code, or the last one the
-classifier's, `norm`.
+Nodes and parameters have the classifier's names, so its ranges and weights serve here. Each output may have its own
+norm, `norm0` to `norm3`, as in Microsoft's detection and segmentation code, or the last output has the classifier's,
+`norm`.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from swin_quant.models.maps import Cut, neighbours, patches
 
 
 class MapBlock(WindowBlock):
-    """A block on maps [B, H, W, C] of any size. It computes its masks anew, since they depend on the map."""
+    """A block on maps [B, H, W, C] of any size. Masks depend on the map and are computed for each call."""
 
     def __init__(
         self,
@@ -62,11 +62,11 @@ class SwinV2MapBlock(MapBlock, swin_v2.SwinV2Block):
 
 
 class SwinMapMerging(MapMerging, swin.SwinPatchMerging):
-    """V1's: the norm, then the reduction."""
+    """V1's patch merging: the norm, then the reduction."""
 
 
 class SwinV2MapMerging(MapMerging, swin_v2.SwinV2PatchMerging):
-    """V2's: the reduction, then the norm."""
+    """V2's patch merging: the reduction, then the norm."""
 
 
 class MapEmbed(PatchEmbed):
@@ -80,7 +80,7 @@ class MapEmbed(PatchEmbed):
 class Backbone(Swin):
     """Pictures [B, in, H, W] -> maps [B, C * 2**i, ceil(H / patch / 2**i), ceil(W / patch / 2**i)] of some stages i.
 
-    `stages`: their numbers, ascending; the network ends behind the last one. `norms`: as MODEL.FEATURES.NORM.
+    `stages`: their numbers, ascending; the network ends after the last one. `norms`: as MODEL.FEATURES.NORM.
     """
 
     output_kind = FEATURES
@@ -112,7 +112,7 @@ class Backbone(Swin):
             return self.get_submodule(f"norm{stage}")(x)
         return self.norm(x) if self.norms == LAST and stage == len(self.geometry.depths) - 1 else x
 
-    def forward(self, x: Tensor) -> list[Tensor]:  # type: ignore[override]  # maps in place of logits
+    def forward(self, x: Tensor) -> list[Tensor]:  # type: ignore[override] # maps instead of logits
         """The maps of the stages. UsageError for pictures smaller than a patch."""
         if min(x.shape[-2:]) < (least := self.geometry.patch_size):
             raise UsageError(f"pictures of {x.shape[-2]} x {x.shape[-1]}: must be of {least} x {least} pixels at least")

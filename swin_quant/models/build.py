@@ -14,9 +14,9 @@ from swin_quant.quant.quantizer import named_nodes
 
 
 def build_model(cfg: CfgNode) -> Classifier:
-    """The model of a checked `cfg` in evaluation mode, every node off, with the output that MODEL.OUTPUT_KIND names.
+    """The model of a checked `cfg` in evaluation mode, every node off, with the output of MODEL.OUTPUT_KIND.
 
-    UsageError where its architecture has no such output.
+    UsageError if its architecture has no such output.
     """
     architecture = architectures()[cfg.MODEL.TYPE]
     if cfg.MODEL.OUTPUT_KIND == FEATURES:

@@ -1,9 +1,10 @@
-"""Capture a network's forward pass of evaluation with torch.export, as a graph that calls the network's own modules.
+"""Capture a network's forward pass in evaluation mode with torch.export, as a graph that calls the network's own
+modules.
 
-torch.export writes every operation in ATen's words, with parameters as inputs. Here parameters become reads of the
-network's attributes; a module of torch's own, whose operations stand together, becomes one call of that module, which
-trains as before; constants that no parameter enters become buffers. A node's `meta["val"]` is its value without data
-(sizes, dtype), and `meta["depends"]` says whether it depends on the pictures.
+torch.export writes every operation in ATen's names, with parameters as inputs. Here parameters become reads of the
+network's attributes; the operations of a torch module become one call of that module, which trains as before; constants
+that depend on no parameter become buffers. A node's `meta["val"]` is its value without data (sizes, dtype), and
+`meta["depends"]` says whether it depends on the pictures.
 """
 
 import io
@@ -30,8 +31,8 @@ _CHECKS = re.compile(r"_assert|sym_constrain|_check|guard")
 _UNCHANGED = frozenset("alias detach detach_ lift lift_fresh lift_fresh_copy lift_fresh_".split())
 _SAME_TYPE = frozenset("to _to_copy type_as".split())
 _RANDOM = re.compile(r"rand|bernoulli|dropout|multinomial|normal|uniform|exponential")
-_NOISE = re.compile("drop|stochasticdepth", re.IGNORECASE)  # classes that act in training alone
-_FILLED = re.compile(r"(new_)?(zeros|ones|full|empty)(_like)?")  # tensors made anew, of a size that an input may give
+_NOISE = re.compile("drop|stochasticdepth", re.IGNORECASE)  # classes that act only in training
+_FILLED = re.compile(r"(new_)?(zeros|ones|full|empty)(_like)?")  # new tensors whose size an input may give
 _BIGGEST_CONSTANT = 1 << 26  # elements
 
 
@@ -44,10 +45,10 @@ def capture(
     outputs: Sequence[int] | None = None,
     decompose: bool = False,
 ) -> fx.Graph:
-    """The graph of `module`, which is in evaluation: pictures [B, ...] -> its outputs, for every B.
+    """The graph of `module`, which is in evaluation mode: pictures [B, ...] -> its outputs, for every B.
 
-    `any_size`: for every height and width too, where the module can. `outputs`: the places of those that are wanted, in
-    the tree of its output. SwinQuantError names `what`, the obstacle, and the line of the user's code.
+    `any_size`: for every height and width too, if the module can. `outputs`: the positions of the wanted outputs in the
+    tree of its output. SwinQuantError names `what`, the obstacle, and the line of the user's code.
     """
     for part in module.modules():
         if getattr(part, "inplace", False):
@@ -67,7 +68,7 @@ def capture(
         fixed = f"its forward pass fits batches of {len(pictures)} alone{_fixed_at(given)}"
         raise SwinQuantError(f"{what}: {fixed}: {remedy}")
     _drop_checks(graph)
-    graph.owning_module = module  # type: ignore[assignment]  # it asks for modules alone
+    graph.owning_module = module  # type: ignore[assignment] # it expects modules only
     _mark_dependence(graph)
     _fold_constants(graph, module)
     _call_modules(graph, module)
@@ -76,7 +77,7 @@ def capture(
             raise SwinQuantError(f"{what}: writes into tensors in a way that is not supported")
         return capture(module, pictures, what, any_size=any_size, outputs=outputs, decompose=True)
     for node in graph.nodes:
-        if node.target is torch.ops.aten.view.default:  # strides are those of another pass
+        if node.target is torch.ops.aten.view.default:  # strides are from another pass
             node.target = torch.ops.aten.reshape.default
     graph.eliminate_dead_code()
     return graph
@@ -89,7 +90,7 @@ def packet(node: fx.Node) -> str:
 
 
 def stack(node: fx.Node) -> tuple[str, str]:
-    """The innermost module call around an operation: a key that tells calls apart, and the module's path."""
+    """The innermost module call around an operation: a key that identifies the call, and the module's path."""
     found = list((node.meta.get("nn_module_stack") or {}).items())
     key, (path, _) = found[-1] if found else ("", ("", ""))
     return (key, path) if not path.startswith("_empty") else ("", "")
@@ -97,7 +98,8 @@ def stack(node: fx.Node) -> tuple[str, str]:
 
 @contextmanager
 def _noise_kept(module: nn.Module) -> Iterator[None]:
-    """Inside, a module that acts in training alone leaves an operation behind: a dropout that drops nothing."""
+    """Inside the context, a module that acts only in training leaves an operation behind: a dropout that drops
+    nothing."""
     changed = [
         part
         for part in module.modules()
@@ -118,7 +120,7 @@ def _noise_kept(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _attention_opened() -> Iterator[None]:
-    """Inside, torch's attention modules compute their products by operations, not in one of its own."""
+    """Inside the context, torch's attention modules compute their products by plain operations, not by a fused one."""
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -129,7 +131,7 @@ def _attention_opened() -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Inside, torch says nothing: what it prints of a failure is told in one line."""
+    """Inside the context, torch prints nothing: a failure is reported in one line."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -146,14 +148,14 @@ def _place(error: BaseException) -> str:
 
 
 def _fixed_at(given: Tensor) -> str:
-    """The line of the user's code that made a number of an open size, where torch kept it."""
+    """The line of the user's code that fixed an open size, if torch kept it."""
     places = getattr(getattr(given, "fake_mode", None), "shape_env", None)
     kept = [one.framework_loc for one in getattr(places, "replacements_slocs", {}).values()]
     return _last_of_users([one for one in kept if isinstance(one, traceback.FrameSummary)])
 
 
 def _last_of_users(frames: Sequence[traceback.FrameSummary]) -> str:
-    """The last frame of the user's code, as ` at FILE:LINE `CODE``; "" where there is none."""
+    """The last frame of the user's code, as ` at FILE:LINE `CODE``; "" if there is none."""
     others = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), "<")
     own = [frame for frame in frames if not frame.filename.startswith(others)]
     return f" at {Path(own[-1].filename).name}:{own[-1].lineno} `{own[-1].line}`" if own else ""
@@ -229,7 +231,7 @@ def _pictures(graph: fx.Graph) -> fx.Node:
 
 
 def _drop_checks(graph: fx.Graph) -> None:
-    """Remove checks, and operations that give their input unchanged."""
+    """Remove checks, and operations that return their input unchanged."""
     for node in reversed(list(graph.nodes)):
         if node.op == "call_function" and _CHECKS.search(packet(node) or str(node.target)) and not node.users:
             graph.erase_node(node)
@@ -251,7 +253,7 @@ def _same_type(node: fx.Node, given: fx.Node) -> bool:
 
 
 def _mark_dependence(graph: fx.Graph) -> None:
-    """Mark each node: whether it depends on the values of the pictures, not on their sizes alone."""
+    """Mark each node by whether it depends on the values of the pictures, not only on their sizes."""
     for node in graph.nodes:
         inputs = [one.meta["depends"] for one in node.all_input_nodes]
         depends = any(inputs)
@@ -271,7 +273,7 @@ def _holds_tensor(value: Any) -> bool:
 
 
 def _fold_constants(graph: fx.Graph, module: nn.Module) -> None:
-    """Compute what depends on no input, size or parameter, once; the results become buffers."""
+    """Compute everything that depends on no input, size or parameter once; the results become buffers."""
     values: dict[fx.Node, Any] = {}
     for node in list(graph.nodes):
         if node.op == "get_attr" and str(node.target).startswith(CONSTANT):
@@ -317,7 +319,7 @@ def _is_small(value: Any) -> bool:
 
 
 def _call_modules(graph: fx.Graph, root: nn.Module) -> None:
-    """Replace the operations of each module of torch's own, of one tensor in and one out, by a call of it."""
+    """Replace the operations of each torch module with one tensor in and one out by a call of it."""
     operations = [node for node in graph.nodes if node.op == "call_function"]
     for (_, path), run in groupby(operations, stack):
         if not path:
@@ -353,7 +355,7 @@ def _is_torchs(module: nn.Module) -> bool:
 
 
 def _is_whole(module: nn.Module) -> bool:
-    """Whether a module stays one call: it holds no other, and is torch's, a layer norm, or acts in training alone."""
+    """Whether a module stays one call: it has no children, and is torch's, a layer norm, or acts only in training."""
     known = isinstance(module, _WHOLE) or _NOISE.search(type(module).__name__) or _is_torchs(module)
     return bool(known) and not list(module.children())
 
@@ -361,7 +363,7 @@ def _is_whole(module: nn.Module) -> bool:
 def _out_of_place(graph: fx.Graph) -> bool:
     """Replace operations that write into their first input by ones that do not, since nodes read their inputs.
 
-    False, with the graph spoilt, where another tensor may share the memory that is written.
+    False, with the graph unusable, if another tensor may share the written memory.
     """
     for node in list(graph.nodes):
         if node.op != "call_function" or not getattr(getattr(node.target, "_schema", None), "is_mutable", False):
@@ -379,7 +381,7 @@ def _out_of_place(graph: fx.Graph) -> bool:
 
 
 def _is_shared(node: fx.Node) -> bool:
-    """Whether the memory of a node's output may be that of another."""
+    """Whether a node's output may share memory with another tensor."""
     return node.op in ("get_attr", "placeholder") or _is_view(node) or any(map(_is_view, node.users))
 
 

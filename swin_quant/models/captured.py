@@ -1,7 +1,7 @@
-"""Any network, captured by torch.export: its layers become ours, and nodes are inserted where `placement` says.
+"""A network captured by torch.export: its layers become ours, and nodes are inserted where `placement` says.
 
-Names of modules and parameters stay, so that its checkpoints fit. The forward pass of evaluation is captured; modules
-of torch's own stay modules, which train as before (`capture`).
+Names of modules and parameters stay, so its checkpoints fit. The forward pass in evaluation mode is captured; torch's
+own modules stay modules, which train as before (`capture`).
 """
 
 from collections.abc import Callable, Sequence
@@ -31,8 +31,8 @@ _BATCH_NORMS = ("batch_norm", "_native_batch_norm_legit_no_training")
 class CapturedNetwork(Classifier):
     """The modules of another network, and its forward pass with nodes: [B, *input_shape] -> logits [B, classes].
 
-    `foldable`: name of a batch norm -> name of the layer that it can be folded into (`quant.fold`). `products`: its
-    operations that multiply (`coverage`).
+    `foldable`: the layer that each batch norm can be folded into, by name (`quant.fold`). `products`: its multiplying
+    operations (`coverage`).
     """
 
     _run: Callable[..., Tensor]
@@ -59,7 +59,7 @@ class CapturedNetwork(Classifier):
     def prune(self) -> list[str]:
         """Drop the modules that the forward pass does not reach; returns the names of the outermost ones.
 
-        Modules without parameters are named, too: their nodes have ranges in checkpoints of the whole network.
+        Modules without parameters are named too: their nodes have ranges in checkpoints of the whole network.
         """
         dropped: list[str] = []
         for name in [name for name, _ in self.named_modules() if name]:
@@ -115,7 +115,7 @@ def _take_over(module: nn.Module, root: nn.Module) -> None:
 
 
 def _give_constants(module: nn.Module, graph: fx.Graph, root: nn.Module) -> None:
-    """Give `module` the constants that capturing found and its graph reads."""
+    """Give `module` the constants from capturing that its graph reads."""
     for node in graph.nodes:
         if node.op == "get_attr" and str(node.target).startswith(CONSTANT) and not hasattr(module, str(node.target)):
             module.register_buffer(str(node.target), getattr(root, str(node.target)), persistent=False)
@@ -142,9 +142,9 @@ def captured(
 ) -> CapturedNetwork:
     """`module` as a network with nodes; `module` itself is used up. SwinQuantError names `what` and the obstacle.
 
-    `input_shape`: of one input, without the batch. `stem`: whether the layers that read the pictures themselves are
-    quantized. `any_size`: the network takes pictures of other sizes, too. `outputs`: the places of the tensors that it
-    gives, in the tree of the output; None: all. A single one is given alone, several in a list.
+    `input_shape`: one input's, without the batch. `stem`: whether the layers that read the pictures are quantized.
+    `any_size`: the network takes pictures of other sizes too. `outputs`: the positions of the returned tensors in the
+    tree of the output; None: all. A single one is returned alone, several in a list.
     """
     module.eval()
     device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
@@ -170,8 +170,8 @@ def captured(
 
 
 def _call_norms(graph: fx.Graph, root: nn.Module) -> None:
-    """Call batch norms that hold dropout and activation as plain ones, of the same name; what they hold stands behind
-    them."""
+    """Call batch norms that hold dropout and activation as plain ones with the same name, followed by their
+    children."""
     for node in list(graph.nodes):
         mean = node.args[3] if packet(node) in _BATCH_NORMS else None
         if not isinstance(mean, fx.Node) or mean.op != "get_attr":

@@ -17,14 +17,14 @@ from swin_quant.quant.linear import QuantLinear
 _OURS: dict[str, type] = {"linear": QuantLinear, "conv1d": QuantConv1d, "conv2d": QuantConv2d, "conv3d": QuantConv3d}
 _BORROWED: dict[str, type] = {"linear": BorrowedLinear, "conv2d": BorrowedConv2d}
 _PLAIN = {nn.Linear: "linear", nn.Conv1d: "conv1d", nn.Conv2d: "conv2d", nn.Conv3d: "conv3d"}
-_CONVOLUTION = (1, 0, 1, 1)  # stride, padding, dilation and groups, where an operation names none
+_CONVOLUTION = (1, 0, 1, 1)  # default stride, padding, dilation and groups of an operation
 
 
 def quantized_layers(graph: fx.Graph, root: nn.Module, stem: bool) -> dict[str, QuantizedLayer]:
-    """Every layer that multiplies what depends on the pictures, by name; `graph` then calls it.
+    """Every layer that multiplies values that depend on the pictures, by name; `graph` then calls it.
 
-    A weight that no module of its own holds, or that is computed, is borrowed (`quant.borrowed`). `stem`: whether the
-    layers that read the pictures themselves are among them.
+    A weight outside of a module of its own, or a computed one, is borrowed (`quant.borrowed`). `stem`: whether to
+    include the layers that read the pictures.
     """
     found: dict[str, QuantizedLayer] = {}
     for node in list(graph.nodes):
@@ -66,11 +66,11 @@ def put(root: nn.Module, name: str, module: nn.Module) -> None:
 
 
 def call_instead(graph: fx.Graph, node: fx.Node, name: str) -> None:
-    """Call the module `name` on the first input of `node`, in place of `node`."""
+    """Call the module `name` on the first input of `node`, instead of `node`."""
     with graph.inserting_before(node):
         made = graph.call_module(name, (node.args[0],))
     made.meta = dict(node.meta)
-    for user in list(node.users):  # (output, mean, variance) of a norm
+    for user in list(node.users):  # a norm returns (output, mean, variance)
         if user.target is operator.getitem:
             user.replace_all_uses_with(made)
             graph.erase_node(user)
@@ -89,7 +89,7 @@ def _kind(node: fx.Node, root: nn.Module) -> str:
 
 
 def _own_name(node: fx.Node, root: nn.Module) -> str:
-    """The module whose weight and bias alone a layer multiplies with; "" where there is none."""
+    """The module with the only weight and bias of a layer; "" if there is none."""
     if node.op == "call_module":
         return str(node.target)
     weight, bias = node.args[1], (*node.args, None, None)[2]
@@ -122,7 +122,7 @@ def _owner(node: fx.Node, layer: Any, kind: str) -> QuantizedLayer:
 
 
 def _how(node: fx.Node) -> tuple[Any, ...]:
-    """Stride, padding, dilation and groups of a convolution in ATen's words."""
+    """Stride, padding, dilation and groups of a convolution in ATen's arguments."""
     return (*node.args[3:7], *_CONVOLUTION[max(len(node.args) - 3, 0) :])
 
 
@@ -135,8 +135,7 @@ def _made(kind: type, weight: Tensor, biased: bool, how: tuple[Any, ...], mode: 
 
 
 def _borrowing(node: fx.Node, root: nn.Module, kind: str) -> tuple[str, Borrowed] | None:
-    """A new layer whose weight is not its own, and its name; None where the weight depends on the pictures, or is a
-    buffer."""
+    """A new layer with a borrowed weight, and its name; None if the weight depends on the pictures, or is a buffer."""
     parts = {"weight": node.args[1], "bias": (*node.args, None, None)[2]}
     nodes = {own: one for own, one in parts.items() if isinstance(one, fx.Node)}
     if kind not in _BORROWED or "weight" not in nodes or any(one.meta["depends"] for one in nodes.values()):
@@ -148,7 +147,7 @@ def _borrowing(node: fx.Node, root: nn.Module, kind: str) -> tuple[str, Borrowed
     values = {key: _attribute(root, key) for key in keys}
     owned = [values[source.keys[0]] for source in sources.values() if source and source.function is None]
     if not all(isinstance(one, nn.Parameter) for one in owned):
-        return None  # a filter that is fixed, as of a blur
+        return None  # a fixed filter, such as a blur's
     ours = _made(_BORROWED[kind], nodes["weight"].meta["val"], "bias" in nodes, _how(node))
     ours.borrow(sources, values)
     owner, base = stack(node)[1], str(getattr(nodes["weight"], "target", "")).rpartition(".")[2]
@@ -164,7 +163,7 @@ def _attribute(root: nn.Module, key: str) -> Any:
 
 
 def _source(node: fx.Node, root: nn.Module) -> Lender | None:
-    """Where a weight comes from; None where it depends on the number or size of pictures."""
+    """The source of a weight; None if it depends on the number or size of pictures."""
     if node.op == "get_attr":
         return Lender((str(node.target),))
     needed: set[fx.Node] = set()

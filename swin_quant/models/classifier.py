@@ -95,5 +95,5 @@ class Architecture:
 
     @property
     def name(self) -> str:
-        """MODEL.TYPE of its configs."""
+        """MODEL.TYPE in its configs."""
         return self.family.name

@@ -1,4 +1,4 @@
-"""The products of a captured network: what each multiplies, which nodes it has, and why one has none."""
+"""The products of a captured network: each one's kind, its nodes, and the reason if it has none."""
 
 import math
 from collections import Counter
@@ -18,7 +18,7 @@ _MATMULS = frozenset("matmul bmm mm baddbmm addmm einsum".split())
 _LAYERS = frozenset("linear conv1d conv2d conv3d convtranspose1d convtranspose2d convtranspose3d lstm gru".split())
 _MODULES = (nn.Linear, nn.modules.conv._ConvNd, nn.RNNBase)
 _INT8 = frozenset("linear conv1d conv2d conv3d matmul bmm".split())
-# Why a product has no nodes: the first reason whose question is answered by yes.
+# Reasons why a product has no nodes: the first one that applies counts.
 _REASONS: tuple[tuple[str, Callable[["_Float"], bool]], ...] = (
     ("no int8 kind of it", lambda product: product.kind not in _INT8),
     ("reads the pictures, left float", lambda product: product.reads_pictures),
@@ -30,7 +30,7 @@ _REASONS: tuple[tuple[str, Callable[["_Float"], bool]], ...] = (
 
 @dataclass(frozen=True)
 class _Float:
-    """What decides why a product without nodes has none."""
+    """The facts that decide why a product has no nodes."""
 
     kind: str
     reads_pictures: bool = False
@@ -43,7 +43,7 @@ class _Float:
 
 @dataclass(frozen=True)
 class Multiplication:
-    """An operation that multiplies: its kind, and its multiplications for a picture.
+    """A multiplying operation: its kind, and its multiplications for a picture.
 
     `nodes`: the quantizers of its factors; `reason`: why it has none.
     """
@@ -56,7 +56,7 @@ class Multiplication:
 
 @dataclass(frozen=True)
 class Coverage:
-    """How much of a network is quantized under a policy. `left`: kind and reason of the other products -> how many."""
+    """How much of a network is quantized under a policy. `left`: the number of other products by kind and reason."""
 
     quantized: int
     products: int
@@ -71,7 +71,7 @@ class Coverage:
 
 
 def coverage(products: Sequence[Multiplication], enabled: Collection[str]) -> Coverage:
-    """The coverage of products by the nodes that are on."""
+    """The coverage of products by the enabled nodes."""
     done = [one for one in products if one.nodes and {*one.nodes} <= {*enabled}]
     left = Counter(f"{one.kind} ({one.reason or 'left out by the policy'})" for one in products if one not in done)
     total = sum(one.multiplications for one in products)
@@ -79,7 +79,7 @@ def coverage(products: Sequence[Multiplication], enabled: Collection[str]) -> Co
 
 
 def products(graph: fx.Graph, root: nn.Module, pictures: int) -> Iterator[Multiplication]:
-    """The products of a graph with nodes, which was captured with so many pictures."""
+    """The products of a graph with nodes, captured with this many pictures."""
     for node in graph.nodes:
         if not node.meta.get("depends"):
             continue
@@ -132,5 +132,5 @@ def _elements(tensor: Tensor) -> int:
 
 
 def _hint(extent: Any) -> int:
-    """An extent as it was with the pictures that the graph was captured with."""
+    """An extent's value for the pictures of the capture."""
     return int(extent.node.hint) if isinstance(extent, torch.SymInt) else int(extent)

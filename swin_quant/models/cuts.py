@@ -1,8 +1,8 @@
-"""Units of a captured network: the modules that its forward pass runs one after the other, each on one tensor.
+"""Units of a captured network: the modules that its forward pass runs one after another, each on one tensor.
 
-A module is closed where one tensor goes in and one comes out. Units are the closed modules that hold a whole residual
-branch (blocks), and the modules between them that hold none. The graph calls each unit as a module again, so that
-passes can run, look at and change it alone (`quant.passes.units`). Names stay.
+A module is closed if one tensor goes in and one comes out. Units are the closed modules that hold a whole residual
+branch (blocks), and the modules without one between them. The graph calls each unit as a module again, so that passes
+can run, observe and change it alone (`quant.passes.units`). Names stay.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,7 +21,7 @@ _CHANNELS_LAST = frozenset({"linear", "quantlinear", "layernorm"})
 
 @dataclass(frozen=True)
 class Region:
-    """A module, its operations in order, and the index of the first one among the graph's operations."""
+    """A module, its operations in order, and the index of the first one in the graph."""
 
     name: str
     start: int
@@ -33,9 +33,9 @@ class Region:
 
 
 def chain(graph: fx.Graph, root: nn.Module) -> list[Region]:
-    """The run of consecutive regions with the most layers; its first and last region hold some.
+    """The run of consecutive regions with the most layers; its first and last region have layers.
 
-    Empty if the run holds less than half of the graph's layers.
+    Empty if the run has less than half of the graph's layers.
     """
     nodes = _operations(graph)
     layers = [node.op == "call_module" and word_of(node, root) in LAYERS for node in nodes]
@@ -85,9 +85,9 @@ def _eligible(graph: fx.Graph, nodes: list[fx.Node], layers: list[bool], root: n
 
 
 def _flowing(graph: fx.Graph, nodes: list[fx.Node]) -> dict[int, fx.Node]:
-    """Place between operations -> the one tensor that flows there.
+    """The one tensor that flows at a place between operations, by place.
 
-    Further outputs of the network do not count, and neither does what depends on no picture.
+    Further outputs of the network do not count, nor values that depend on no picture.
     """
     index = {node: number for number, node in enumerate(nodes)}
     (pictures,) = (node for node in graph.nodes if node.op == "placeholder")
@@ -123,17 +123,17 @@ def _closed(nodes: list[fx.Node], flowing: Mapping[int, fx.Node]) -> Iterator[Re
 
 
 def _is_own(node: fx.Node, name: str) -> bool:
-    """Whether a value belongs to the module `name`, or is a constant that capturing found."""
+    """Whether a value belongs to the module `name`, or is a constant from capturing."""
     return node.op == "get_attr" and str(node.target).startswith((f"{name}.", CONSTANT))
 
 
 def home(node: fx.Node) -> str:
-    """The module of an operation: the one that is called, or whose forward contains it."""
+    """The module of an operation: the called one, or the one whose forward pass contains it."""
     return str(node.target) if node.op in ("call_module", "get_attr") else owner_of(node)
 
 
 def taken_out(graph: fx.Graph, region: Region) -> fx.Graph:
-    """The graph of a region, seen from its own module; `graph` then calls that module in its place."""
+    """The graph of a region, relative to its own module; `graph` then calls that module instead."""
     reads = dict.fromkeys(one for node in region.nodes for one in node.all_input_nodes if one not in region.nodes)
     (given,) = (one for one in reads if one.op != "get_attr")
     inner, prefix = fx.Graph(), f"{region.name}."

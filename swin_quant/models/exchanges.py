@@ -34,7 +34,7 @@ def exchanges(graph: fx.Graph, root: nn.Module, norms: Mapping[str, str]) -> Ite
             if readers:
                 parts = tuple(Part(f"{name}.{kind}") for kind in ("weight", "bias"))
                 yield Exchange(_seen_by(readers[0]), parts, tuple(_columns(root, reader) for reader in readers))
-        elif isinstance(module, nn.LayerNorm):  # one without weights is no place, but can be named as such
+        elif isinstance(module, nn.LayerNorm):  # a norm without weights is no place, but can be named
             readers = _readers(node, root, STILL, {}, module.normalized_shape[0])
             if readers:
                 found = of_norm(name, tuple(readers))

@@ -13,7 +13,7 @@ from swin_quant.config.swin import SWIN, SWINV2
 class Geometry:
     """The architecture in a config; sizes are in pixels, tokens or channels as the names say.
 
-    `whole_windows`: no map clips a window or takes a shift away, as in detection code.
+    `whole_windows`: no map clips a window or removes a shift, as in detection code.
     """
 
     image_size: int
@@ -49,7 +49,7 @@ class Geometry:
 
 
 def geometry_of(cfg: CfgNode) -> Geometry:
-    """The geometry that a checked config of a Swin describes. UsageError for another family."""
+    """The geometry in a checked config of a Swin. UsageError for another family."""
     if cfg.MODEL.TYPE not in (SWIN.name, SWINV2.name):
         raise UsageError(f"MODEL.TYPE is {cfg.MODEL.TYPE}: this is for {SWIN.name} and {SWINV2.name} only")
     a = architecture(cfg)

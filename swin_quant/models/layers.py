@@ -26,8 +26,8 @@ class LayerNorm(nn.LayerNorm):
 
 
 class StreamNorm(LayerNorm):
-    """The norm behind a residual stream whose channels products read directly. It compares channels, so `factors`
-    multiply them by what passes have divided them by."""
+    """The norm after a residual stream whose channels products read directly. It compares channels, so `factors`
+    multiply them by the factors that passes divided them by."""
 
     def __init__(self, channels: int) -> None:
         super().__init__(channels)
@@ -114,7 +114,7 @@ class PatchMerging(nn.Module):
 
 
 class WindowBlock(nn.Module):
-    """A Swin block but for its order of norms: windows, shift, mask, attention, MLP and the nodes around them.
+    """A Swin block except for its order of norms: windows, shift, mask, attention, MLP and the nodes around them.
 
     A map no larger than the window is one window, unshifted. [B, R * R, C] -> [B, R * R, C].
     """
@@ -162,7 +162,7 @@ class WindowBlock(nn.Module):
 class Stage(nn.Module):
     """Blocks at one resolution, then patch merging unless it is the last stage.
 
-    While training with `checkpointing`, a block keeps its input alone and is computed again in the backward pass.
+    While training with `checkpointing`, a block keeps only its input and is computed again in the backward pass.
     """
 
     def __init__(self, blocks: Sequence[WindowBlock], downsample: nn.Module | None) -> None:
@@ -197,7 +197,7 @@ BlockFactory = Callable[[Geometry, int, int, float], WindowBlock]
 
 
 class Swin(Classifier):
-    """Swin Transformer. Pictures [B, in, S, S] -> logits [B, classes]; the blocks and the merging make the version."""
+    """Swin Transformer. Pictures [B, in, S, S] -> logits [B, classes]; its blocks and mergings decide the version."""
 
     def __init__(self, geometry: Geometry, block: BlockFactory, merging: type[PatchMerging]) -> None:
         g = geometry

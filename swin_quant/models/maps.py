@@ -1,7 +1,7 @@
-"""Maps of tokens of any height and width: padded, cut into (shifted) windows, put together again.
+"""Maps of tokens of any height and width: pad them, cut them into (shifted) windows, and put them together again.
 
-Zeros are added at the bottom and at the right, as timm, Microsoft's detection code and mmdetection do. Where
-windows are shifted, they roll and pad in a different order: see `Cut`.
+Zeros are added at the bottom and at the right, as in timm, Microsoft's detection code and mmdetection. Where windows
+are shifted, these roll and pad in a different order: see `Cut`.
 """
 
 from dataclasses import dataclass
@@ -37,10 +37,10 @@ def neighbours(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Cut:
-    """How a map is cut into windows of `window` x `window`, rolled up and left by `shift`.
+    """The cut of a map into windows of `window` x `window`, rolled up and left by `shift`.
 
-    `pad_first`: zeros are added, then the map is rolled, as in Microsoft's detection code and mmdetection. Else the map
-    is rolled first, as in timm: the two agree where no zeros are needed or nothing is shifted. The mask is the same.
+    `pad_first`: zeros are added, then the map is rolled, as in Microsoft's detection code and mmdetection. Otherwise
+    the map is rolled first, as in timm: both agree without zeros or without a shift. The mask is the same.
     """
 
     window: int
@@ -69,7 +69,7 @@ class Cut:
         return x[:, :height, :width]
 
     def mask(self, like: Tensor) -> Tensor | None:
-        """[nW, L, L] for a map [B, H, W, C]; None where nothing is shifted."""
+        """[nW, L, L] for a map [B, H, W, C]; None without a shift."""
         if not self.shift:
             return None
         height, width = (size + -size % self.window for size in like.shape[1:3])

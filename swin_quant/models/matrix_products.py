@@ -1,4 +1,4 @@
-"""Write `einsum` and `baddbmm` as a matrix product and what stands around it, so that their factors get nodes."""
+"""Write `einsum` and `baddbmm` as a matrix product with reshapes, so that their factors get nodes."""
 
 from collections.abc import Sequence
 from typing import Any, cast
@@ -12,7 +12,7 @@ _ATEN = torch.ops.aten
 
 
 def spell_out(graph: fx.Graph) -> None:
-    """Rewrite every product of two tensors that has no repeated letter; any other stays as it is."""
+    """Rewrite every product of two tensors without a repeated letter; any other stays unchanged."""
     for node in list(graph.nodes):
         made = _REWRITES[packet(node)](graph, node) if packet(node) in _REWRITES else None
         if made is not None:
@@ -42,7 +42,7 @@ def _einsum(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
     batch = [one for one in left if one in right and one in wanted]
     summed = [one for one in left if one in right and one not in wanted]
     rows, columns = ([one for one in word if one not in batch + summed] for word in words)
-    if not summed or {*batch, *rows, *columns} != {*wanted}:  # a letter of one factor is summed alone
+    if not summed or {*batch, *rows, *columns} != {*wanted}:  # a letter of one factor is summed by itself
         return None
     with graph.inserting_before(node):
         sizes = {
@@ -79,7 +79,7 @@ def _size(graph: fx.Graph, at: fx.Node, factor: fx.Node, dim: int) -> Any:
 
 
 def _call(graph: fx.Graph, at: fx.Node, function: Any, *args: Any) -> fx.Node:
-    """A new operation in the place of `at`, with its value without data."""
+    """A new operation instead of `at`, with its value without data."""
     made = graph.call_function(function, args)
     values = fx.map_arg(args, lambda one: one.meta["val"])
     value = function(*values)

@@ -1,6 +1,6 @@
-"""Let each operation of a captured graph take sizes and devices from a tensor nearby.
+"""Let each operation of a captured graph take sizes and devices from a nearby tensor.
 
-torch.export reads the batch's size once, from the pictures. A unit that needs it could then not be run alone.
+torch.export reads the batch's size once, from the pictures. A unit that needs it could then not run alone.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ def take_from_nearby(graph: fx.Graph) -> None:
 
 
 def _size(graph: fx.Graph, size: fx.Node, reader: fx.Node) -> fx.Node:
-    """The integer `size` for `reader`: an extent of a tensor nearby, or computed from such; else `size` itself."""
+    """The integer `size` for `reader`: an extent of a nearby tensor, or computed from such; else `size` itself."""
     inputs = [one for one in size.all_input_nodes if isinstance(one.meta.get("val"), torch.SymInt)]
     near = {one: _size(graph, one, reader) for one in inputs}
     if inputs and len(inputs) == len(size.all_input_nodes) and not any(one is own for one, own in near.items()):
@@ -39,8 +39,8 @@ def _size(graph: fx.Graph, size: fx.Node, reader: fx.Node) -> fx.Node:
 
 
 def _nearest(reader: fx.Node) -> Iterator[fx.Node]:
-    """The tensors that depend on pictures and stand before `reader`: what it reads, and what that reads, and so on; for
-    one that reads none, from its own readers on."""
+    """The tensors before `reader` that depend on pictures: its inputs, their inputs, and so on; if it has none,
+    starting from its own readers."""
     start = reader
     while not start.meta["depends"]:
         start = next(iter(start.users), start)

@@ -29,7 +29,7 @@ RANGE_KEEPING = frozenset(
     "avgpool2d adaptiveavgpool1d adaptiveavgpool2d adaptivemaxpool2d mean amax upsamplenearest2d upsamplebilinear2d "
     "upsamplebicubic2d upsamplebilinear2daa upsamplebicubic2daa upsample pixelshuffle pixelunshuffle folded".split()
 )
-# Operations with next to no output below zero: half of a symmetric grid would be idle behind them.
+# Operations with almost no output below zero: after them, half of a symmetric grid would be idle.
 ONE_SIDED = frozenset(
     "relu relu6 gelu gelutanh quickgelu silu swish mish hardswish hardsigmoid sigmoid softmax softplus elu celu "
     "hardtanh".split()
@@ -46,7 +46,7 @@ SIZES = frozenset("getattr symsize symnumel symstride".split())
 
 @dataclass(frozen=True)
 class Place:
-    """A node to be inserted before argument `argument` of the operation `at`, under `name`."""
+    """A node to insert before argument `argument` of the operation `at`, under `name`."""
 
     at: fx.Node
     argument: int
@@ -82,7 +82,7 @@ def matmul_role(node: fx.Node, root: nn.Module) -> Role:
 
 def _is_one_sided(node: fx.Node, root: nn.Module) -> bool:
     source = source_of(node, root)
-    if word_of(source, root) == "mul":  # a gate, as squeeze and excite has it
+    if word_of(source, root) == "mul":  # a gate, as in squeeze and excite
         return all(isinstance(one, fx.Node) and _is_one_sided(one, root) for one in source.args)
     return word_of(source, root) in ONE_SIDED
 
@@ -100,7 +100,7 @@ def output_role(node: fx.Node, root: nn.Module, norms: Mapping[str, str]) -> Rol
 
 
 def foldable(graph: fx.Graph, root: nn.Module) -> dict[str, str]:
-    """Norm -> layer, for every batch norm that alone reads a layer, where both run once."""
+    """Maps each batch norm that alone reads a layer to that layer, if both run once."""
     calls = [str(node.target) for node in graph.nodes if node.op == "call_module"]
     found = {}
     for node in graph.nodes:
@@ -117,7 +117,7 @@ def foldable(graph: fx.Graph, root: nn.Module) -> dict[str, str]:
 
 def places(graph: fx.Graph, root: nn.Module) -> Iterator[Place]:
     """The nodes outside layers: at products and additions of two activations, and at the average of a fused addition's
-    output, which would be computed in float without one."""
+    output, which would otherwise be computed in float."""
     counts: dict[tuple[str, str], int] = {}
     for node in graph.nodes:
         kind, roles = _requested_roles(node, root)

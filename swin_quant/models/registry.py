@@ -1,4 +1,4 @@
-"""Architectures by name, built in or from installed packages: how each is built, and the roles of its parts.
+"""Architectures by name, built in or from installed packages: how to build each, and the roles of its parts.
 
 Parts are named by patterns over module names: a star stands for one word between dots. `layers.*.blocks.*` are the
 blocks of every stage of Swin.
@@ -39,7 +39,7 @@ def register(architecture: Architecture) -> Architecture:
 
 
 def architecture_of(model: nn.Module) -> Architecture:
-    """The entry of a model that `build_model` built. SwinQuantError for another one."""
+    """The entry of a model from `build_model`. SwinQuantError for any other model."""
     found = getattr(model, "architecture", None)
     if not isinstance(found, Architecture):
         raise SwinQuantError(f"{type(model).__name__}: is of no registered architecture: build it by build_model")
@@ -81,7 +81,7 @@ def padded_of(model: nn.Module) -> list[str]:
 
 
 def units_of(model: nn.Module) -> dict[str, nn.Module]:
-    """The modules that the forward pass runs one after the other, by name, in order."""
+    """The modules that the forward pass runs one after another, by name, in order."""
     if own := own_units(model):
         return {name: model.get_submodule(name) for name in own}
     patterns = architecture_of(model).units
@@ -91,15 +91,15 @@ def units_of(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def blocks_or_units(model: nn.Module) -> dict[str, nn.Module]:
-    """The blocks of a known architecture, else the units of a captured network; none for any other, and for a single
-    unit."""
+    """The blocks of a known architecture, else the units of a captured network; none for any other network, or for a
+    single unit."""
     if isinstance(getattr(model, "architecture", None), Architecture) and (blocks := blocks_of(model)):
         return blocks
     return {name: model.get_submodule(name) for name in own_units(model) if name}
 
 
 def own_units(model: nn.Module) -> tuple[str, ...]:
-    """The names of the units that a captured network found in itself; none for any other."""
+    """The names of the units that a captured network found in itself; none for any other network."""
     own: tuple[str, ...] = getattr(model, "own_units", ())
     return own
 
@@ -134,7 +134,7 @@ def _within_one(exchange: Exchange, units: tuple[str, ...]) -> bool:
 
 
 def matching(model: nn.Module, pattern: str | None) -> dict[str, nn.Module]:
-    """Modules by name whose name a pattern matches, in the model's order; none for no pattern."""
+    """Modules by name that match a pattern, in the model's order; none without a pattern."""
     if pattern is None:
         return {}
     return {name: module for name, module in model.named_modules() if matched(pattern, name) is not None}

@@ -115,7 +115,7 @@ ARCHITECTURE = Architecture(
         ("layers.*.downsample.norm", ("layers.*.downsample.reduction",)),
     ),
     exchanges=(
-        # Attention's weights sum to one for each channel of v: proj multiplies by what v was divided by.
+        # Attention's weights sum to one for each channel of v: proj multiplies by v's divisor.
         Exchange(
             scaled=_V,
             before=_parameters(_V),

@@ -29,7 +29,7 @@ SMALLEST_NORM = 1e-12  # the divisor for a vector of zeros
 class CosineQkv(QuantLinear):
     """q, k and v of cosine attention. [..., C] -> [..., 3C].
 
-    The bias is that of q, zeros, that of v. Both lie in the attention, under the names that checkpoints have for them.
+    The bias is q's, zeros, and v's. Both are stored in the attention, under the checkpoints' names.
     """
 
     def __init__(self, dim: int, attention: "WindowAttentionV2") -> None:

@@ -1,6 +1,6 @@
-"""Build any image classifier of timm by its name, capture it, and give it nodes.
+"""Build any timm image classifier by name, capture it, and give it nodes.
 
-Attention is built as the products that it is (timm's fused attention is off), so that its dropout is kept.
+Attention is built from its products (timm's fused attention is off), so that its dropout is kept.
 """
 
 import difflib
@@ -28,8 +28,8 @@ def _build(cfg: CfgNode) -> CapturedNetwork:
 def timm_backbone(cfg: CfgNode) -> CapturedNetwork:
     """The maps [B, C, h, w] of a model's stages as timm numbers them, by its `forward_intermediates`.
 
-    Parameters and nodes have the names of the classifier, less what lies behind the last stage that is asked for.
-    UsageError for a model that gives none, or not these.
+    Parameters and nodes have the classifier's names, without those after the last wanted stage. UsageError for a model
+    that gives none, or not these.
     """
     stages: list[int] = []
 
@@ -46,7 +46,7 @@ def timm_backbone(cfg: CfgNode) -> CapturedNetwork:
 
 
 def timm_embedding(cfg: CfgNode) -> CapturedNetwork:
-    """The input of a model's last linear: [B, channels]. UsageError for a model where timm cannot name it."""
+    """The input of a model's last linear: [B, channels]. UsageError if timm cannot name it."""
 
     def giving(name: str, module: nn.Module) -> nn.Module:
         if not hasattr(module, "forward_head") or not hasattr(module, "forward_features"):
@@ -71,7 +71,7 @@ def _without_logits(model: CapturedNetwork, kind: str) -> CapturedNetwork:
 
 
 def _stages(cfg: CfgNode, name: str, module: Any) -> list[int]:
-    """The stages that were asked for, else every one that timm names."""
+    """The wanted stages, by default all that timm names."""
     if not hasattr(module, "forward_intermediates"):
         raise UsageError(f"MODEL.OUTPUT_KIND {FEATURES}: timm gives no maps of {name}: choose another")
     known = getattr(module, "feature_info", [])
@@ -108,7 +108,7 @@ def _stages_with_weights(module: nn.Module) -> tuple[str, ...]:
 
 @contextmanager
 def _products_apart(timm: Any) -> Iterator[None]:
-    """Inside, timm builds attention from two products and a softmax."""
+    """Inside the context, timm builds attention from two products and a softmax."""
     fused = timm.layers.use_fused_attn()
     timm.layers.set_fused_attn(False)
     try:
@@ -118,7 +118,7 @@ def _products_apart(timm: Any) -> Iterator[None]:
 
 
 def _made(timm: Any, name: str, size: int, options: dict[str, Any], cfg: CfgNode) -> nn.Module:
-    """timm's model, built for this size of pictures where its builder takes one. UsageError if timm refuses."""
+    """timm's model, for this size of pictures if its builder takes one. UsageError if timm refuses."""
     rates = {"drop_rate": cfg.MODEL.DROP_RATE, "drop_path_rate": cfg.MODEL.DROP_PATH_RATE}
     problem: Exception | None = None
     for more in ({"img_size": size, **rates}, rates, {"drop_rate": cfg.MODEL.DROP_RATE}, {}):
@@ -129,7 +129,7 @@ def _made(timm: Any, name: str, size: int, options: dict[str, Any], cfg: CfgNode
             problem = error
             if not any(f"'{key}'" in str(error) for key in more if key not in options):
                 break
-        except Exception as error:  # a thousand builders raise whatever they like
+        except Exception as error:  # the builders may raise anything
             problem = error
             break
     reason = first_line(problem)

@@ -1,7 +1,7 @@
-"""Geometry of shifted windows: partition, its inverse, and the tables that depend on geometry alone.
+"""Geometry of shifted windows: partition, its inverse, and the tables that depend only on geometry.
 
-All functions are pure; definitions are those of docs/reference, section 1.2. H, W: map height and width
-in tokens; w: window side; L = w * w tokens a window; nW = (H / w) * (W / w) windows a picture.
+All functions are pure; definitions are from docs/reference, section 1.2. H, W: map height and width in tokens; w:
+window side; L = w * w tokens a window; nW = (H / w) * (W / w) windows a picture.
 """
 
 import math
@@ -33,9 +33,9 @@ def relative_position_index(window: int) -> Tensor:
 
 
 def attention_mask(height: int, window: int, shift: int, width: int | None = None) -> Tensor:
-    """float32 [nW, L, L]: 0 where two tokens of a shifted window were neighbours before the shift, else -100.
+    """float32 [nW, L, L]: 0 if two tokens of a shifted window were neighbours before the shift, else -100.
 
-    Of a map of `height` x `width` tokens, square if no width is given.
+    For a map of `height` x `width` tokens, square if no width is given.
     """
     width = height if width is None else width
     region = (3 * _bands(height, window, shift)[:, None] + _bands(width, window, shift)).view(1, height, width, 1)
@@ -44,7 +44,7 @@ def attention_mask(height: int, window: int, shift: int, width: int | None = Non
 
 
 def _bands(length: int, window: int, shift: int) -> Tensor:
-    """float32 [length]: which of the three parts of a shifted axis each place belongs to."""
+    """float32 [length]: the part, of three, of a shifted axis that each place belongs to."""
     band = torch.zeros(length)
     band[-window:-shift] = 1
     band[-shift:] = 2
@@ -54,8 +54,8 @@ def _bands(length: int, window: int, shift: int) -> Tensor:
 def relative_coords_table(window: int, pretrained_window: int = 0) -> Tensor:
     """float32 [1, 2w - 1, 2w - 1, 2]: log-spaced relative coordinates, the input of Swin V2's position MLP.
 
-    Coordinates are normalised by the window of the pre-training where there was one, so that a model moved to a
-    larger window meets the values that it was trained on, and larger ones. (Liu et al., Swin Transformer V2, 2022.)
+    Coordinates are normalised by the window of the pre-training, if there was one, so that a model with a larger window
+    gets the values that it was trained on, and larger ones. (Liu et al., Swin Transformer V2, 2022.)
     """
     offsets = torch.arange(1 - window, window, dtype=torch.float32)
     offsets = 8 * offsets / ((pretrained_window or window) - 1)

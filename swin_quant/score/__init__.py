@@ -1,1 +1,1 @@
-"""Engines (anything that maps images to logits), the loop that carries pictures through them, metrics, latency."""
+"""Engines (functions from images to logits), the loop that runs pictures through them, metrics, latency."""

@@ -1,4 +1,4 @@
-"""Trace the tensors that a network computes on its way, and compare two traces tensor by tensor."""
+"""Trace the tensors inside a network, and compare two traces tensor by tensor."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,7 +28,7 @@ _WEIGHTS = "_weight_quantizer"
 
 @contextmanager
 def tracing(model: nn.Module) -> Iterator[Trace]:
-    """Yield a trace that every forward pass inside fills with the output of each module, as `forward/<module>`.
+    """Yield a trace to which every forward pass inside adds each module's output, as `forward/<module>`.
 
     Weight nodes are left out, and modules that return their input (a node that is off, dropout).
     """
@@ -80,7 +80,7 @@ def _handed_on(inputs: tuple[Any, ...], output: Tensor) -> bool:
 
 
 def from_arrays(arrays: Mapping[str, NDArray[Any]]) -> Trace:
-    """A dumped trace. A name without a group belongs to the forward pass, but for images, labels, logits, loss."""
+    """A dumped trace. A name without a group belongs to the forward pass, except images, labels, logits and loss."""
     found: Trace = {}
     for name, array in arrays.items():
         known = name.partition("/")[0] in GROUPS and "/" in name
@@ -91,15 +91,15 @@ def from_arrays(arrays: Mapping[str, NDArray[Any]]) -> Trace:
 
 
 def to_arrays(trace: Mapping[str, Tensor]) -> dict[str, NDArray[Any]]:
-    """A trace to dump, as `from_arrays` reads it."""
+    """A trace to dump, for `from_arrays` to read."""
     return {name: tensor.detach().cpu().numpy() for name, tensor in trace.items()}
 
 
 @dataclass(frozen=True)
 class Aligned:
-    """One tensor that both sides have: largest and mean |Δ|, cosine, and SQNR of B against A in dB (inf: equal).
+    """One tensor on both sides: largest and mean |Δ|, cosine, and SQNR of B against A in dB (inf: equal).
 
-    `problem`: why it was not compared; the figures are NaN then.
+    `problem`: why it was not compared; the figures are then NaN.
     """
 
     group: str
@@ -154,7 +154,7 @@ class Tally:
 
     def __init__(self) -> None:
         self._sums: dict[str, _Sums] = {}
-        self.only: tuple[set[str], set[str]] = (set(), set())  # names that just one side has
+        self.only: tuple[set[str], set[str]] = (set(), set())  # names that only one side has
 
     def add(self, a: Trace, b: Trace) -> None:
         """Add one batch: the tensors that both have, in A's order."""
@@ -174,7 +174,7 @@ class Tally:
 class Differences:
     """Two sides compared: a row for each tensor that both have, in the order computed.
 
-    `below`: the SQNR in dB below which they differ. `only`: the number of tensors that just A, just B has.
+    `below`: the SQNR in dB below which they differ. `only`: the number of tensors that only A, and only B, has.
     """
 
     a: str
@@ -216,7 +216,7 @@ _RUNNING = ("running_mean", "running_var")
 def step_trace(model: nn.Module, images: Tensor, labels: Tensor, lr: float) -> Trace:
     """Take a step of plain SGD (weights - lr * gradient) on the mean cross-entropy; returns all its tensors.
 
-    Dropout and stochastic depth are off, all else is in training mode. images: [B, 3, H, W], labels: int64 [B].
+    Dropout and stochastic depth are off; everything else is in training mode. images: [B, 3, H, W], labels: int64 [B].
     """
     model.train()
     for module in model.modules():

@@ -1,8 +1,8 @@
 """The baseline of a checkpoint, as loaded models and as engines.
 
 A checkpoint that was only calibrated is its own baseline, with its nodes off. A checkpoint that was trained with nodes
-on (QAT), or whose weights a pass corrected, is compared with the float model that it came from. Its own weights without
-quantization and, beside QAT, the calibrated model (PTQ) are scored as well, and are never the baseline.
+on (QAT), or whose weights a pass corrected, is compared with its original float model. Its own weights without
+quantization and, beside QAT, the calibrated model (PTQ) are also scored, but are never the baseline.
 """
 
 from collections.abc import Sequence
@@ -37,8 +37,8 @@ from swin_quant.score.torch_engines import torch_engines
 class Baseline:
     """The models beside a checkpoint whose weights are not the original's; None for a model that is not found.
 
-    `original`: the float model. `ptq`: for QAT, the calibrated model that it started from; `ptq_calibrator`: the
-    methods that found its ranges, if they were searched again. `whose`: the name of its own weights, qat or ptq.
+    `original`: the float model. `ptq`: for QAT, the calibrated model at its start; `ptq_calibrator`: the methods that
+    found its ranges, if they were searched again. `whose`: the name of its own weights, qat or ptq.
     """
 
     original: nn.Module | None = None
@@ -48,7 +48,7 @@ class Baseline:
 
 
 def unnamed_baseline(card: RunCard) -> Baseline | None:
-    """A baseline without models, so that a model with weights of its own is not called the original."""
+    """A baseline without models, which keeps a model with its own weights from being called the original."""
     return Baseline(whose=whose_weights(card) or QAT) if card.has_own_weights else None
 
 

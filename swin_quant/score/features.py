@@ -89,8 +89,8 @@ def score_features(
 def compare_outputs(
     engines: Mapping[str, Engine], batches: Iterable[Batch], device: torch.device, names: Sequence[str] = ()
 ) -> list[FeatureScore]:
-    """The scores of all engines but the first, the float reference; then those of each output, where several have
-    `names`. UsageError if the first is not float32, and if there is no picture."""
+    """The scores of all engines against the first, the float reference; then those of each output, if there are several
+    `names`. UsageError if the first is not float32, and without a picture."""
     first, *others = engines
     if engines[first].precision != "float32":
         raise UsageError("outputs are compared with the original float model, which is not found: give ‹float› FILE")

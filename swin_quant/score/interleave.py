@@ -123,6 +123,6 @@ def _one_batch(
 
 
 def rotated(names: Sequence[str], number: int) -> list[str]:
-    """The names, another one first in each round: no candidate always runs behind the same neighbour's heat."""
+    """The names with another one first in each round: no candidate always runs after the same one and its heat."""
     cut = number % len(names) if names else 0
     return [*names[cut:], *names[:cut]]

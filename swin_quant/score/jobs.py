@@ -1,4 +1,4 @@
-"""Jobs one after another in another process: a job that hangs, dies, or spoils its GPU fails alone."""
+"""Run jobs one after another in another process: a job that hangs, dies, or corrupts its GPU fails alone."""
 
 import multiprocessing
 import signal
@@ -34,7 +34,7 @@ class JobProcess:
             self._pipe, theirs = self._context.Pipe()
             self._process = self._context.Process(target=_serve, args=(theirs, self._work))
             self._process.start()
-            theirs.close()  # or the end of the process would not end the pipe
+            theirs.close()  # otherwise the process's end would not end the pipe
         try:
             self._pipe.send(job)
             if not self._pipe.poll(seconds):

@@ -8,10 +8,10 @@ from torch import Tensor
 
 
 def milliseconds(engine: Callable[[Tensor], Tensor], images: Tensor) -> float:
-    """The time of one call on `images` [B, 3, H, W], which lie on the engine's device.
+    """The time of one call on `images` [B, 3, H, W], on the engine's device.
 
-    On a GPU it is the time between two events of the stream, before the first kernel and behind the last: a clock of
-    the CPU would stop when the work is queued, not when it is done.
+    On a GPU it is the time between two events of the stream, before the first kernel and after the last: a CPU clock
+    would stop when the work is queued, not when it is done.
     """
     if not images.is_cuda:
         start = time.perf_counter()
@@ -19,7 +19,7 @@ def milliseconds(engine: Callable[[Tensor], Tensor], images: Tensor) -> float:
         return 1000 * (time.perf_counter() - start)
     with torch.cuda.device(images.device):
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda.synchronize()  # or work that was queued before would be counted
+        torch.cuda.synchronize()  # otherwise work queued before would count
         first.record()
         engine(images)
         last.record()

@@ -1,4 +1,4 @@
-"""The one loop that carries pictures through engines: scoring, verifying and predicting read its outputs."""
+"""The one loop that runs pictures through engines: scoring, verifying and predicting read its outputs."""
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,7 @@
-"""The predictions of every engine for every picture, saved in Parquet files while they are scored.
+"""The predictions of every engine for every picture, saved in Parquet files during scoring.
 
-Each file has its sums beside it. A run that was cut off goes on behind the files that are there, and scores are sums
-over files in their order: any number of ranks gives the same.
+Each file has its sums beside it. An interrupted run goes on after the existing files, and scores are sums over files in
+order: any number of ranks gives the same.
 """
 
 from collections import Counter

@@ -12,7 +12,7 @@ from swin_quant.data.imagenet import english_of, wnids_of
 
 @dataclass(frozen=True)
 class Guess:
-    """A class, its name (its index where it has none) and its probability, 0 to 1."""
+    """A class, its name (or index without one) and its probability, 0 to 1."""
 
     index: int
     name: str
@@ -29,10 +29,10 @@ def top_classes(logits: Tensor, names: Sequence[str], count: int = 5) -> list[li
 
 
 def class_names(classes: int, labels: str | None = None, carried: Sequence[str] = ()) -> list[str]:
-    """Names of the classes: from the file `labels`, one a line; else those that a card or artifact has `carried` along,
-    if they are as many; else ImageNet's where their number is that of one of its sets; else numbers.
+    """Names of the classes: from the file `labels`, one a line; else `carried` by a card or artifact, if as many; else
+    ImageNet's if it has a set with this number; else numbers.
 
-    UsageError for a file of another number of names, SwinQuantError for one that cannot be read as text.
+    UsageError for a file with another number of names, SwinQuantError for one that cannot be read as text.
     """
     if labels is not None:
         names = read_lines(labels, "list of class names")

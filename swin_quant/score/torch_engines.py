@@ -57,7 +57,8 @@ def _run_quantized(model: nn.Module, settings: Mapping[str, Setting], images: Te
 
 
 def _evaluating(model: nn.Module) -> AbstractContextManager[None]:
-    """Evaluation mode. In that mode already it walks no modules, which would count as the network's own time."""
+    """Inside the context, evaluation mode. A model already in it is not walked, which would count as the network's
+    time."""
     return eval_mode(model) if model.training else nullcontext()
 
 
@@ -70,7 +71,7 @@ def _quantizing(model: nn.Module, settings: Mapping[str, Setting]) -> Iterator[N
 
 
 def precision_of(model: nn.Module) -> str:
-    """`int8` or `fp8` if every enabled node is, `W4A8` for weights and activations, `mixed` for anything else."""
+    """`int8` or `fp8` if every enabled node has it, `W4A8` for weights and activations, `mixed` for anything else."""
     formats = {node.setting.format for node in enabled_nodes(model).values()}
     if formats == {FP8}:
         return FP8
