@@ -2,7 +2,7 @@
 
     python benchmarks/cpu_engines.py [--model swin_tiny_patch4_window7_224 | timm:resnet50] [--work DIR] [--batch 1 8]
         [--rounds 5] [--int4] [--without-amx] [--passes fast]
-        [--output docs/results/cpu_engines.md]
+        [--output TABLE.md] [--record]
 
 Weights are random and seeded, with one-dimensional parameters disturbed so that nothing folds away. Calibration and
 comparison run on seeded noise: latency is real, and agreement shows what the arithmetic loses. Every other tool's
@@ -19,13 +19,15 @@ import argparse
 import os
 import subprocess
 import sys
+import time
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import torch
-from cpu_rivals import CALIBRATION, nncf_candidates, own_quantization, seeded
+from cpu_page import Run, record
+from cpu_rivals import CALIBRATION, nncf_candidates, own_quantization, seeded, torch_candidates
 
 import swin_quant as sq
 from swin_quant.backends.artifact import Artifact, open_artifact
@@ -52,7 +54,7 @@ from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import apply_policy
 from swin_quant.report.bench import markdown, table_of
 from swin_quant.report.table import print_table
-from swin_quant.score.bench import BenchPlan, measure, noise
+from swin_quant.score.bench import BenchPlan, BenchReport, measure, noise
 from swin_quant.score.candidate import BenchCandidate
 from swin_quant.score.options import EngineOptions
 from swin_quant.verbs.bench_candidates import REFERENCE
@@ -63,6 +65,8 @@ INT4_ROWS = [(engine, policy, small) for engine in ("openvino", "onnxruntime") f
 STANDIN = Path(__file__).resolve().parents[1] / "tests" / "standin" / "older_cpu.c"
 COMPILED = (("cpu-operators", "bfloat16"), ("cpu-operators", None), ("cuda", "bfloat16"), ("qdq", "bfloat16"))
 AMX = ("amx_int8", "amx_bf16")
+FIELDS = ("batch", "candidate", "p50_ms", "p90_ms", "speedup", "peak_mb", "file_mb", "int8_gemms", "all_gemms",
+          "sqnr_db", "agreement", "failure")  # fmt: skip
 
 
 def main() -> None:
@@ -78,7 +82,8 @@ def main() -> None:
     parser.add_argument("--without-amx", action="store_true", help="as a CPU without AMX runs it")
     parser.add_argument("--passes", help="behind our calibration: best, fast, or a YAML file")
     parser.add_argument("--note", default="", help="a sentence for the page: what ran beside")
-    parser.add_argument("--output", type=Path)
+    parser.add_argument("--output", type=Path, help="this run's table, as Markdown")
+    parser.add_argument("--record", action="store_true", help="into docs/results/cpu_engines.json and its page")
     args = parser.parse_args()
     set_up()
     args.work = args.work or Path("out/cpu_engines") / args.model.replace(":", "_")  # a folder for each model
@@ -93,7 +98,8 @@ def main() -> None:
         candidates = [reference, on("openvino", plain, "openvino float32"),
                       on("onnxruntime", plain, "onnxruntime float32"), *int4(better, card, folder)]  # fmt: skip
     else:
-        candidates = [reference, *theirs(model, plain, args.work), *ours(better, card, folder, not args.without_amx)]
+        rivals = torch_candidates(checkpoint, card.config) + theirs(model, plain, args.work)
+        candidates = [reference, *rivals, *ours(better, card, folder, not args.without_amx)]
         if run_here():
             candidates += compiled(better, card, folder)
     plan = BenchPlan(tuple(args.batch), args.rounds, args.seconds, args.threads)
@@ -105,6 +111,8 @@ def main() -> None:
     print_table(table_of(report))
     if args.output:
         atomic_write_bytes(args.output, (heading(args) + markdown(report)).encode())
+    if args.record:
+        record(run_of(args, report))
 
 
 def hide_amx(folder: Path) -> None:
@@ -180,20 +188,45 @@ def under(policy: str, model: Classifier, card: RunCard, folder: Path, options: 
     return exported(model, replace(card, policy=load_policy(policy).to_dict()), folder / policy, options)
 
 
-def heading(args: argparse.Namespace) -> str:
+def run_of(args: argparse.Namespace, report: BenchReport) -> Run:
+    """The run as docs/results/cpu_engines.json has it."""
+    libraries = dict.fromkeys(name for row in report.rows if row.library for name in row.library.split(", "))
+    return {
+        "cpu": str(report.versions.get("cpu")),
+        "without_amx": args.without_amx,
+        "model": args.model,
+        "command": command(args),
+        "note": args.note,
+        "date": time.strftime("%F"),
+        "threads": report.plan.threads,
+        "rounds": report.plan.rounds,
+        "seconds": report.plan.seconds,
+        "int8": report.int8_features,
+        "bfloat16": report.bfloat16_features,
+        "versions": ", ".join([f"torch {report.versions.get('torch')}", *libraries]),
+        "rows": [{field: getattr(row, field) for field in FIELDS} for row in report.rows],
+    }
+
+
+def command(args: argparse.Namespace) -> str:
+    """The command line that makes this run again."""
     given = {"--model": (args.model, MODEL), "--batch": (args.batch, BATCHES), "--rounds": (args.rounds, ROUNDS),
              "--seconds": (args.seconds, SECONDS)}  # fmt: skip
     flags = [f"{flag} {_words(value)}" for flag, (value, default) in given.items() if value != default]
     flags += [flag for flag, given in (("--int4", args.int4), ("--without-amx", args.without_amx)) if given]
     flags += [f"--passes {args.passes}"] if args.passes else []
+    return " ".join(["python benchmarks/cpu_engines.py", *flags])
+
+
+def heading(args: argparse.Namespace) -> str:
+    """The title and the circumstances of the run's table."""
     hidden = " AMX is hidden from every library (tests/standin/older_cpu.c)." if args.without_amx else ""
     return (
         f"# {args.model} on CPU engines{', without AMX' if args.without_amx else ''}"
         f"{', weights of 4 bits' if args.int4 else ''}\n\n"
         f"Random weights, seeded noise: latencies are real, accuracies would mean nothing.{hidden} "
         f"{f'Our files have the passes `{args.passes}` behind their calibration. ' if args.passes else ''}"
-        f"Written by `{' '.join(['python benchmarks/cpu_engines.py', *flags])}`."
-        f"{args.note and f' {args.note}'}\n\n"
+        f"Written by `{command(args)}`.{args.note and f' {args.note}'}\n\n"
     )
 
 

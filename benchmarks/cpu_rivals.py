@@ -1,15 +1,19 @@
-"""Other tools' quantizations for cpu_engines.py, NNCF's and ONNX Runtime's, from the plain float graph, and their
-engines."""
+"""Rivals for cpu_engines.py: NNCF and ONNX Runtime from the float graph, PyTorch's own ways from the float model."""
 
+import contextlib
 import importlib.util
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from swin_quant.base.cpu import usable_cores
+from swin_quant.checkpoint import load_float
+from swin_quant.config import from_dict
+from swin_quant.models import build_model
 from swin_quant.score.candidate import BenchCandidate
 from swin_quant.score.engine import Engine
 
@@ -123,6 +127,74 @@ def onnxruntime_file(file: str, threads: int) -> Engine:
         return torch.from_numpy(session.run(None, {name: images.numpy()})[0])
 
     return Engine("onnxruntime", "int8", "its own", run)
+
+
+def torch_candidates(checkpoint: Path, config: Mapping[str, Any]) -> list[BenchCandidate]:
+    """torch.jit.trace, which FasterTransformer's figures are relative to, and PT2E where torchao is installed."""
+    ways: dict[str, tuple[Callable[..., Engine], dict[str, Any]]] = {"torch.jit.trace float32": (traced, {})}
+    if importlib.util.find_spec("torchao"):
+        ways["torch int8 PT2E"] = inductor_int8, {"bfloat16": False}
+        ways["torch int8 PT2E +bfloat16"] = inductor_int8, {"bfloat16": True}
+    else:
+        print("torchao is not installed: PT2E is left out")
+    return [
+        BenchCandidate(name, partial(load, str(checkpoint), config, **options), checkpoint, "torch float32")
+        for name, (load, options) in ways.items()
+    ]
+
+
+def float_model(checkpoint: str, config: Mapping[str, Any]) -> nn.Module:
+    """The float model of a checkpoint, its nodes off."""
+    model = build_model(from_dict(config, checkpoint))
+    load_float(model, checkpoint)
+    return model.eval()
+
+
+def traced(checkpoint: str, config: Mapping[str, Any]) -> Engine:
+    """The float model through torch.jit.trace and freeze."""
+    model = float_model(checkpoint, config)
+    compiled: dict[tuple[int, ...], Callable[[Tensor], Tensor]] = {}
+
+    def run(images: Tensor) -> Tensor:
+        shape = tuple(images.shape)
+        if shape not in compiled:
+            plain = torch.export.export(model, (images,)).module()
+            compiled[shape] = torch.jit.freeze(torch.jit.trace(plain, images, check_trace=False).eval())
+        return compiled[shape](images)
+
+    return Engine("torch.jit", "float32", None, run)
+
+
+def inductor_int8(checkpoint: str, config: Mapping[str, Any], bfloat16: bool) -> Engine:
+    """PT2E: exported, quantized by torchao's X86 Inductor quantizer, compiled with frozen weights for each batch."""
+    import torch._inductor.config as inductor
+    from torchao.quantization.pt2e import move_exported_model_to_eval
+    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+    from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
+
+    model = float_model(checkpoint, config)
+    inductor.freezing = True
+    compiled: dict[tuple[int, ...], Callable[[Tensor], Tensor]] = {}
+
+    def quantized(shape: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
+        exported = torch.export.export(model, (torch.zeros(shape),)).module()
+        quantizer = x86.X86InductorQuantizer().set_global(x86.get_default_x86_inductor_quantization_config())
+        prepared = prepare_pt2e(exported, quantizer)
+        for pictures in seeded(CALIBRATION, shape[-1]).split(shape[0]):
+            prepared(pictures)
+        converted = convert_pt2e(prepared)
+        move_exported_model_to_eval(converted)
+        return torch.compile(converted)
+
+    def run(images: Tensor) -> Tensor:
+        shape = tuple(images.shape)
+        half = torch.autocast("cpu", torch.bfloat16) if bfloat16 else contextlib.nullcontext()
+        with torch.no_grad(), half:
+            if shape not in compiled:
+                compiled[shape] = quantized(shape)
+            return compiled[shape](images)
+
+    return Engine("torch", "int8", "PT2E", run)
 
 
 def seeded(count: int, side: int) -> Tensor:

@@ -327,3 +327,9 @@ def test_every_fusion_has_a_prediction_and_what_only_saves_saves(benchmark):
     heads = 3 * 2 + 6 * 2 + 12 * 6
     before, after = us["rows of the position bias filled to vectors"]
     assert after - before == pytest.approx(heads * 49 * 7 * 2 / 4.8e6, rel=1e-3)
+
+
+def test_the_page_of_cpu_engines_and_the_measured_gains_are_those_of_its_data(benchmark):
+    script = benchmark("cpu_page")
+    assert script.page(script.read()) == script.PAGE.read_text()
+    assert script.measured(script.read()) == script.MEASURED.read_text()

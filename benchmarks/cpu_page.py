@@ -1,0 +1,132 @@
+"""The page of cpu_engines.py: docs/results/cpu_engines.json holds its runs, and this renders them, a column a machine.
+
+    python benchmarks/cpu_page.py
+
+`plugins/openvino/measured.yaml`, by which files for OpenVINO get compiled operators, is written from the same runs.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from swin_quant.base.files import atomic_write_bytes
+
+ROOT = Path(__file__).resolve().parents[1]
+DATA = ROOT / "docs" / "results" / "cpu_engines.json"
+PAGE = DATA.with_suffix(".md")
+MEASURED = ROOT / "plugins" / "openvino" / "measured.yaml"
+NNCF = "openvino int8 NNCF"
+PLAIN = tuple(f"openvino int8 {policy}, ours +bfloat16" for policy in ("cpu", "cpu-amx", "qdq"))
+# The file with operators that is written by default, and its likeness in runs from before that policy.
+COMPILED = tuple(f"openvino int8 {policy}, ours +bfloat16, compiled attention" for policy in ("cpu-operators", "cuda"))
+ARCHITECTURES = {"swin_tiny_patch4_window7_224": "swin", "swinv2_tiny_patch4_window8_256": "swinv2"}
+
+Run = dict[str, Any]
+
+
+def record(run: Run) -> None:
+    """Put a run in the place of an earlier one of its model and machine, and render everything anew."""
+    runs = [one for one in read() if _key(one) != _key(run)] + [run]
+    lines = ",\n".join(_as_json(one) for one in sorted(runs, key=_key))
+    atomic_write_bytes(DATA, f"[\n{lines}\n]\n".encode())
+    render()
+
+
+def read() -> list[Run]:
+    """All runs."""
+    return json.loads(DATA.read_text()) if DATA.exists() else []
+
+
+def render() -> None:
+    """Write the page and the table of measured gains."""
+    runs = read()
+    atomic_write_bytes(PAGE, page(runs).encode())
+    atomic_write_bytes(MEASURED, measured(runs).encode())
+
+
+def page(runs: list[Run]) -> str:
+    """Markdown: a table for each model and batch, then the machines."""
+    parts = [
+        "# Swin on CPU engines\n\n"
+        "Latency of our files beside float, NNCF, ONNX Runtime's own quantization and PyTorch's own ways. Each model "
+        "and machine is one interleaved run. Weights are random and pictures are noise: latencies are real, accuracies "
+        "would mean nothing; SQNR says what the arithmetic loses. [cpu_engines.json](cpu_engines.json) has peak "
+        "memory, file sizes and the 90th percentile, too.\n\n"
+        "*ms*: the median of a batch. *x*: how many times as fast as the faster of NNCF's two files in the same run. "
+        "*dB*: the least SQNR of the logits on these machines, relative to the float model.\n"
+    ]
+    for model in dict.fromkeys(run["model"] for run in runs):
+        own = [run for run in runs if run["model"] == model]
+        for batch in sorted({row["batch"] for run in own for row in run["rows"]}):
+            parts.append(f"\n## {model}, batch {batch}\n\n{_table(own, batch)}")
+    parts.append("\n## The runs\n\n" + "\n".join(_circumstances(run) for run in runs) + "\n")
+    return "".join(parts)
+
+
+def measured(runs: list[Run]) -> str:
+    """YAML: ms of the fastest plain file and of the file with operators, by kind of CPU, architecture and batch."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for run in runs:
+        if run["model"] not in ARCHITECTURES or run["without_amx"]:  # a CPU of that kind counts, not an imitated one
+            continue
+        kind = "amx" if "amx_int8" in run["int8"] else "avx512-vnni"
+        times = found.setdefault(kind, {}).setdefault(ARCHITECTURES[run["model"]], [])
+        for batch in sorted({row["batch"] for row in run["rows"]}):
+            ms = {row["candidate"]: row["p50_ms"] for row in run["rows"] if row["batch"] == batch}
+            plain = min(ms[name] for name in PLAIN if name in ms)
+            times.append(f"{batch}: [{plain:.2f}, {next(ms[name] for name in COMPILED if name in ms):.2f}]")
+    lines = [
+        "# Whether files for OpenVINO have compiled operators by default: [ms without, ms with] by architecture and",
+        "# batch, for each kind of CPU. Tiny models, two threads, bfloat16 around int8. Without: the fastest plain",
+        "# policy; with: cpu-operators, or cuda where only that was measured. Written by benchmarks/cpu_page.py from",
+        "# docs/results/cpu_engines.json.",
+    ]
+    for kind, families in sorted(found.items()):
+        lines += [f"{kind}:", *(f"  {family}: {{{', '.join(times)}}}" for family, times in sorted(families.items()))]
+    return "\n".join(lines) + "\n"
+
+
+def _table(runs: list[Run], batch: int) -> str:
+    by_run = [{row["candidate"]: row for row in run["rows"] if row["batch"] == batch} for run in runs]
+    bars = [
+        min((row["p50_ms"] for name, row in rows.items() if name.startswith(NNCF)), default=None) for rows in by_run
+    ]
+    head = ["file", *(title for run in runs for title in (f"{_machine(run)}: ms", "x")), "dB"]
+    lines = ["| " + " | ".join(head) + " |", "|---" + "|---:" * (len(head) - 1) + "|"]
+    for name in dict.fromkeys(name for rows in by_run for name in rows):
+        cells = [name]
+        for rows, bar in zip(by_run, bars, strict=True):
+            ms = rows[name]["p50_ms"] if name in rows else None
+            cells += [f"{ms:.1f}" if ms else "-", f"{bar / ms:.2f}" if ms and bar else "-"]
+        decibels = [rows[name]["sqnr_db"] for rows in by_run if name in rows and rows[name]["sqnr_db"]]
+        lines.append("| " + " | ".join([*cells, f"{min(decibels):.1f}" if decibels else "-"]) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _machine(run: Run) -> str:
+    return run["cpu"] + (", AMX hidden" if run["without_amx"] else "")
+
+
+def _circumstances(run: Run) -> str:
+    said = [
+        f"{run['threads']} threads, {run['rounds']} rounds of {run['seconds']:g} s, a process for each row",
+        f"int8 {', '.join(run['int8'])}, bfloat16 {', '.join(run['bfloat16'])}",
+        run["versions"],
+        f"`{run['command']}`",
+    ]
+    note = f". {run['note']}" if run["note"] else ""
+    return f"* {run['model']} on {_machine(run)}, {run['date']}: {'; '.join(said)}{note}"
+
+
+def _key(run: Run) -> tuple[str, bool, str]:
+    return run["model"], run["without_amx"], run["cpu"]
+
+
+def _as_json(run: Run) -> str:
+    rows = ",\n  ".join(json.dumps(row) for row in run["rows"])
+    head = json.dumps({key: value for key, value in run.items() if key != "rows"})
+    return f'{head[:-1]}, "rows": [\n  {rows}]}}'
+
+
+if __name__ == "__main__":
+    render()
