@@ -18,6 +18,7 @@ from swin_quant.cards.card import RunCard
 from swin_quant.cards.lineage import find
 from swin_quant.cards.paths import card_path
 from swin_quant.config.load import from_dict
+from swin_quant.config.sides import shown, sides
 from swin_quant.config.values import merge
 from swin_quant.data.prepared import Prepared
 from swin_quant.data.preprocess import Preprocess
@@ -91,10 +92,10 @@ def config_of(artifact: Artifact, overrides: Mapping[str, Any] | None = None) ->
     """The config in the artifact's card, checked, with `overrides` (dotted keys). Its image size is preprocessing's."""
     where = str(card_path(artifact.file))
     cfg = from_dict(artifact.card.config, f"{where}: config")
-    size = preprocess_of(artifact).size
-    if size != cfg.DATA.IMG_SIZE:
+    made, taken = preprocess_of(artifact).sides, sides(cfg.DATA.IMG_SIZE)
+    if made != taken:
         raise SwinQuantError(
-            f"{where}: preprocess.size is {size}, but the model takes {cfg.DATA.IMG_SIZE}: export again"
+            f"{where}: preprocess.size is {shown(made)}, but the model takes {shown(taken)}: export again"
         )
     cfg.defrost()
     merge(cfg, overrides or {}, "command line")

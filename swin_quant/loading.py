@@ -40,7 +40,7 @@ def load(
     replace_head: bool = False,
     output_kind: str | None = None,
     weights: str | None = None,
-    img_size: int | None = None,
+    img_size: int | Sequence[int] | None = None,
     window: int | None = None,
     **features: Any,
 ) -> Model:
@@ -51,8 +51,8 @@ def load(
     card. `output_kind` "features" makes it a backbone, which takes pictures of any size and gives the maps of its
     stages ("embedding": the head's input); then `features` are stages=[...], norm="each", windows="detection", as in
     docs/backbones.md. `weights` chooses among the sets of a file that holds several: ema, raw, or a name. `img_size`
-    and `window` give a float model another size, with its positions interpolated. SwinQuantError for a file that is no
-    Swin, is damaged, or fits no config or several (they are named).
+    (a side, or height and width) and `window` give a float model another size, with its positions interpolated.
+    SwinQuantError for a file that is no Swin, is damaged, or fits no config or several (they are named).
     """
     wanted: dict[str, Any] = {"MODEL.OUTPUT_KIND": output_kind} if output_kind else {}
     sizes = {"DATA.IMG_SIZE": img_size, "MODEL.SWIN.WINDOW_SIZE": window, "MODEL.SWINV2.WINDOW_SIZE": window}

@@ -149,7 +149,7 @@ class Model:
 
     def nodes(self) -> list[NodeRow]:
         """Every place where a tensor may be quantized: what the policy says of it, its range and shape."""
-        shape = getattr(self.module, "input_shape", None) or (3, self.preprocess.size, self.preprocess.size)
+        shape = getattr(self.module, "input_shape", None) or (3, *self.preprocess.sides)
         return list_nodes(self.module, (1, *shape))
 
     def save(self, file: str | Path) -> Path:

@@ -106,9 +106,9 @@ def _shape_of(size: int | Sequence[int], channels: int) -> tuple[int, ...]:
 
 def _check_prepared(name: str, preprocess: Preprocess | None, shape: tuple[int, ...]) -> None:
     """UsageError where pictures are prepared in another size than the module takes."""
-    if preprocess and preprocess.is_square and shape != (len(preprocess.mean), preprocess.size, preprocess.size):
-        made = f"[{len(preprocess.mean)}, {preprocess.size}, {preprocess.size}]"
-        raise UsageError(f"{name}: takes {list(shape)}, and its `preprocess` makes {made}: give tensors without one")
+    made = (len(preprocess.mean), *preprocess.sides) if preprocess and preprocess.is_square else shape
+    if made != shape:
+        raise UsageError(f"{name}: takes {list(shape)}, and its `preprocess` makes {list(made)}: give another `size`")
 
 
 def _named(output: object) -> dict[str, Tensor | None]:

@@ -182,7 +182,7 @@ def test_opts_keep_text_that_looks_like_a_number(tmp_path):
 @pytest.mark.parametrize(
     ("key", "bad", "asked"),
     [
-        ("DATA.IMG_SIZE", [224], "a whole number"),
+        ("DATA.IMG_SIZE", [224, "wide"], "[1] must be a whole number"),
         ("DATA.IMG_SIZE", 224.0, "a whole number"),
         ("DATA.IMG_SIZE", True, "a whole number"),
         ("DATA.IMG_SIZE", None, "a whole number"),
@@ -464,6 +464,12 @@ def test_a_portable_config_names_no_folder():
     assert "/home" not in text and "/tmp" not in text and "/scratch" not in text
 
 
-def test_pictures_that_are_not_square_are_for_wrap():
-    with pytest.raises(UsageError, match=r"DATA.IMG_SIZE must be a whole number, not \[192, 224\].*give it to `wrap`"):
-        from_dict({}, "mine", {"DATA.IMG_SIZE": [192, 224]})
+def test_pictures_that_are_not_square_have_height_and_width(tmp_path):
+    """In YAML, in --opts and in a card; a square by both sides is one number."""
+    file = write(tmp_path, "DATA: {IMG_SIZE: [192, 224]}")
+    for cfg in (load_config(file), load_config(write(tmp_path, "{}", "b.yaml"), ["DATA.IMG_SIZE", "[192, 224]"])):
+        assert cfg.DATA.IMG_SIZE == [192, 224] == from_dict(to_dict(cfg), "card").DATA.IMG_SIZE
+    assert from_dict({}, "mine", {"DATA.IMG_SIZE": [224, 224]}).DATA.IMG_SIZE == 224
+    for bad in ([224], [192, 224, 3]):
+        with pytest.raises(UsageError, match="^mine: DATA.IMG_SIZE is .* but must be a side, or height and width$"):
+            from_dict({}, "mine", {"DATA.IMG_SIZE": bad})

@@ -38,17 +38,23 @@ def rgb(image):
 
 
 def resized(image, settings):
-    """The shorter side to `resize`, then `crop` out of the centre; or both sides to `resize` where that is a pair."""
+    """The shorter side to `resize`, or height and width where that is a pair, which a picture that keeps its shape
+    `covers`. Then `crop` out of the centre."""
     method, target = Image.Resampling[settings["interpolation"].upper()], settings["resize"]
     if isinstance(target, int):
         short, long = sorted(image.size)
         longer = int(target * long / short)
-        target = (target, longer) if image.width <= image.height else (longer, target)
-    image = image.resize(tuple(target), method)
-    if side := settings["crop"]:
+        target = (target, longer) if image.height <= image.width else (longer, target)
+    elif settings.get("covers"):
+        ratio = min(image.height / target[0], image.width / target[1])
+        target = (round(image.height / ratio), round(image.width / ratio))
+    image = image.resize((target[1], target[0]), method)
+    if crop := settings["crop"]:
+        high, wide = (crop, crop) if isinstance(crop, int) else crop
+        beside = (image.width - wide, image.height - high)
         down = settings.get("crop_offset") == "rounded down"
-        left, top = ((length - side) // 2 if down else int(round((length - side) / 2)) for length in image.size)
-        image = image.crop((left, top, left + side, top + side))
+        left, top = (room // 2 if down else int(round(room / 2)) for room in beside)
+        image = image.crop((left, top, left + wide, top + high))
     return image
 
 

@@ -1,9 +1,10 @@
 """Untrusted plain data, checked against the annotations of a type: the one validator of this package.
 
 A record is a dataclass or a TypedDict. Types are str, bool, int, float (finite; an int will do), Literal, list[T],
-tuple[T, T], tuple[T, ...], dict[str, T], T | None, Any and records; `Annotated[T, within(least=1)]` says more. Errors
-are one line with source and key. (pydantic and msgspec: the first takes as long to import as `--help` may, and wants
-another TypedDict before Python 3.12; neither names the keys of a newer file or of a mapping.)
+tuple[T, T], tuple[T, ...], dict[str, T], T | None, T | list[T] (or a tuple), Any and records;
+`Annotated[T, within(least=1)]` says more. Errors are one line with source and key. (pydantic and msgspec: the first
+takes as long to import as `--help` may, and wants another TypedDict before Python 3.12; neither names the keys of a
+newer file or of a mapping.)
 """
 
 import dataclasses
@@ -148,6 +149,8 @@ class _Reading:
                     self.refuse(f"{key} is {show(value)}, but must be {must.be}")
             return value
         if origin in (types.UnionType, typing.Union):
+            if type(None) not in inner:
+                return self.value(inner[self._is_several(data)], data, key)
             absent = data is None or (self.text and isinstance(data, str) and data.lower() in ("none", "null"))
             return None if absent else dataclasses.replace(self, also=" or None").value(inner[0], data, key)
         if origin is Literal:
@@ -179,10 +182,15 @@ class _Reading:
             self.unknown.extend(surplus)
         return {name: self.value(known[name], content[name], prefix + name) for name in known if name in content}
 
+    def _is_several(self, data: Any) -> bool:
+        """Whether `data` is a list, or text that reads as one."""
+        in_text = self.text and isinstance(data, str) and data.strip()[:1] + data.strip()[-1:] in ("[]", "()")
+        return in_text or isinstance(data, (list, tuple))
+
     def _several(self, origin: type[Any], inner: tuple[Any, ...], data: Any, key: str) -> Any:
         count = len(inner) if origin is tuple and inner[-1] is not Ellipsis else None
         noun = "a list" if count is None else f"{count} values"
-        if self.text and isinstance(data, str) and data.strip()[:1] + data.strip()[-1:] in ("[]", "()"):
+        if isinstance(data, str) and self._is_several(data):
             data = [entry.strip() for entry in data.strip()[1:-1].split(",") if entry.strip()]
         entries = self._of((list, tuple), data, key, noun)
         if count not in (None, len(entries)):

@@ -11,6 +11,8 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
+from swin_quant.config.sides import clipped, map_of, sides
+
 _BLOCK = re.compile(r"layers\.(\d{1,2})\.blocks\.(\d{1,4})\.", re.ASCII)
 _FIRST_ATTENTION = "layers.0.blocks.0.attn."
 _MASK = re.compile(r"layers\.(\d{1,2})\.blocks\.\d{1,4}\.attn_mask", re.ASCII)
@@ -83,12 +85,12 @@ def _effective(told: Geometry) -> Geometry:
     stages = range(len(told.get("DEPTHS", ())))
     patch, width, heads = told.get("PATCH_SIZE"), told.get("EMBED_DIM"), told.get("NUM_HEADS")
     if window := told.get("WINDOW_SIZE"):
-        maps = [told["IMG_SIZE"] // patch >> i if patch and "IMG_SIZE" in told else window for i in stages]
-        windows = [min(window, side) for side in maps]
+        maps = [map_of(told["IMG_SIZE"], patch, i) if patch and "IMG_SIZE" in told else window for i in stages]
+        windows = [clipped(window, tokens) for tokens in maps]
         used["WINDOW_SIZE"] = windows[0] if windows else window
         if len(told.get("PRETRAINED_WINDOW_SIZES", ())) == len(stages):
             pretrained = zip(told["PRETRAINED_WINDOW_SIZES"], windows, strict=True)
-            used["PRETRAINED_WINDOW_SIZES"] = [size or window for size, window in pretrained]
+            used["PRETRAINED_WINDOW_SIZES"] = [sides(size or window) for size, window in pretrained]
     if width and "MLP_RATIO" in told:
         used["MLP_RATIO"] = [int((width << stage) * told["MLP_RATIO"]) for stage in stages]
     if width and heads and len(heads) == len(stages):
@@ -101,17 +103,26 @@ _FAMILY = {"swin": "Swin V1 (TYPE swin)", "swinv2": "Swin V2 (TYPE swinv2)"}
 
 
 def stage_windows(state: Mapping[str, Tensor], stages: Sequence[int]) -> list[int | None]:
-    """The window of each stage, clipped to its map, from any of the tables of positions."""
+    """The window of each stage, clipped to its map, from any of the tables of positions; None for one that is no
+    square."""
     return [_window(state, f"layers.{stage}.blocks.0.attn.") for stage in stages]
 
 
 def _window(state: Mapping[str, Tensor], attention: str) -> int | None:
     if (tokens := _shape(state, f"{attention}relative_position_index", 2)) is not None:
-        return math.isqrt(tokens[0])
+        return _root(tokens[0])
     if (table := _shape(state, f"{attention}relative_position_bias_table", 2)) is not None:
-        return (math.isqrt(table[0]) + 1) // 2
+        offsets = _root(table[0])
+        return (offsets + 1) // 2 if offsets else None
     coordinates = _shape(state, f"{attention}relative_coords_table", 4)
-    return (coordinates[1] + 1) // 2 if coordinates is not None else None
+    is_square = coordinates is not None and coordinates[1] == coordinates[2]
+    return (coordinates[1] + 1) // 2 if coordinates is not None and is_square else None
+
+
+def _root(area: int) -> int | None:
+    """The side of a square; None for an area that is none."""
+    side = math.isqrt(area)
+    return side if side * side == area else None
 
 
 def _heads(state: Mapping[str, Tensor], stage: int) -> int | None:
@@ -150,12 +161,13 @@ def _first_side(state: Mapping[str, Tensor], windows: list[int | None]) -> int |
     """The side of the first map: from a mask, from a window that its map clipped, or from positions of tokens."""
     for key in state:
         if (match := _MASK.fullmatch(key)) and (mask := _shape(state, key, 3)) is not None:
-            return math.isqrt(mask[0] * mask[1]) << int(match[1])
+            side = _root(mask[0] * mask[1])
+            return side << int(match[1]) if side else None
     for stage, window in enumerate(windows):
         if window and windows[0] and window < windows[0]:
             return window << stage
     positions = _shape(state, "absolute_pos_embed", 3)
-    return math.isqrt(positions[1]) if positions is not None else None
+    return _root(positions[1]) if positions is not None else None
 
 
 def _shape(state: Mapping[str, Tensor], key: str, dimensions: int) -> tuple[int, ...] | None:

@@ -8,6 +8,7 @@ publisher's.
 
 import contextlib
 import functools
+import math
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
@@ -32,6 +33,7 @@ from swin_quant.config import architecture, default_config, find_config, from_di
 from swin_quant.config.files import shipped_configs
 from swin_quant.config.load import keys_set_in
 from swin_quant.config.outputs import FEATURES, LOGITS
+from swin_quant.config.sides import clipped, map_of
 from swin_quant.config.timm import HEADS
 from swin_quant.config.values import merge, value_at
 
@@ -232,15 +234,15 @@ def _geometry_of(cfg: CfgNode) -> Geometry:
 
 
 def _trained_window(own: Geometry, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """PRETRAINED_WINDOW_SIZES for a V2 in another window: its network keeps the coordinates it was trained on."""
+    """PRETRAINED_WINDOW_SIZES for a V2 in other windows: its network keeps the coordinates it was trained on."""
     place, key = "MODEL.SWINV2.PRETRAINED_WINDOW_SIZES", "MODEL.SWINV2.WINDOW_SIZE"
     trained = any(own.get("PRETRAINED_WINDOW_SIZES", (1,)))  # absent: V1, or unknown
     if trained or place in overrides or key not in overrides or not {"IMG_SIZE", "WINDOW_SIZE"} <= own.keys():
         return {}
     if str(overrides[key]) == str(own["WINDOW_SIZE"]):
         return {}
-    sides = [own["IMG_SIZE"] // own["PATCH_SIZE"] >> stage for stage in range(len(own["DEPTHS"]))]
-    windows = [min(own["WINDOW_SIZE"], side) for side in sides]
+    maps = [map_of(own["IMG_SIZE"], own["PATCH_SIZE"], stage) for stage in range(len(own["DEPTHS"]))]
+    windows = [max(clipped(own["WINDOW_SIZE"], tokens)) for tokens in maps]
     return {place: [window if window > 1 else 0 for window in windows]}
 
 
@@ -274,7 +276,8 @@ def _check_stages(weights: Weights, told: Geometry) -> None:
     windows = [window for window in stage_windows(weights.state, range(stages)) if window is not None]
     if len(windows) < stages:
         return
-    sides = [told["IMG_SIZE"] // told["PATCH_SIZE"] >> i if "IMG_SIZE" in told else windows[0] for i in range(stages)]
+    told_side = told.get("IMG_SIZE")  # of a square: the tensors tell no other
+    sides = [told_side // told["PATCH_SIZE"] >> i if told_side else windows[0] for i in range(stages)]
     if windows != [min(windows[0], side) for side in sides]:
         raise SwinQuantError(
             f"{file}: is a Swin whose stages have windows of their own, {windows}, as those of Swin-S3: not supported"
@@ -358,10 +361,11 @@ def _check_footprint(cfg: CfgNode, file: Path) -> None:
 def _elements(cfg: CfgNode) -> tuple[int, int]:
     """The number of elements in a Swin's weight matrices, and in the tables computed from its geometry."""
     a, weights, tables = architecture(cfg), 0, 0
-    side, width = cfg.DATA.IMG_SIZE // a.PATCH_SIZE, a.EMBED_DIM
-    for depth in a.DEPTHS:
-        length = min(a.WINDOW_SIZE, side) ** 2
+    width = a.EMBED_DIM
+    for stage, depth in enumerate(a.DEPTHS):
+        tokens = map_of(cfg.DATA.IMG_SIZE, a.PATCH_SIZE, stage)
+        length = math.prod(clipped(a.WINDOW_SIZE, tokens))
         weights += depth * width * (4 * width + 2 * int(width * a.MLP_RATIO))
-        tables += depth * length**2 + depth // 2 * side**2 * length
-        side, width = side // 2, width * 2
+        tables += depth * length**2 + depth // 2 * math.prod(tokens) * length
+        width *= 2
     return weights, tables

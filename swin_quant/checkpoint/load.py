@@ -25,24 +25,32 @@ from swin_quant.config.outputs import FEATURES, LOGITS
 from swin_quant.quant.factors import all_factors
 from swin_quant.quant.fold import fitted
 
+Grid = tuple[int, int]
 _BIASES, _ABSOLUTE = "relative_position_bias_table", "absolute_pos_embed"
 
 
-def resized(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor], file: Path, by_timm: bool) -> dict[str, Tensor]:
-    """`given` with its tables of positions resized to the shapes in `wanted`, and logged."""
+def resized(
+    given: Mapping[str, Tensor], wanted: Mapping[str, Tensor], grids: Mapping[str, Grid], file: Path, by_timm: bool
+) -> dict[str, Tensor]:
+    """`given` with its tables of positions resized to those in `wanted`, and logged.
+
+    `grids`: rows and columns of the model's tables of biases, which are those of its windows' offsets.
+    """
     found, changed = dict(given), []
     for key, value in given.items():
         shape = wanted[key].shape if key in wanted else value.shape
-        if value.shape == shape or not value.is_floating_point() or not _are_squares(key, value.shape, shape):
+        before, after = _grid_of(key, value.shape, grids), _grid_of(key, shape, grids, model=True)
+        if before is None or after is None or before == after:
+            continue
+        if not value.is_floating_point() or not _alike(value.shape, shape):
             continue
         if key.endswith(_ABSOLUTE):
-            found[key] = _bicubic(value[0].float(), shape[1])[None]
+            found[key] = _bicubic(value[0].float(), before, after)[None]
         elif by_timm:
-            window = (math.isqrt(shape[0]) + 1) // 2
-            resize = import_timm().layers.resize_rel_pos_bias_table
-            found[key] = resize(value.float(), new_window_size=(window, window), new_bias_shape=tuple(shape))
+            resize, window = import_timm().layers.resize_rel_pos_bias_table, [(side + 1) // 2 for side in after]
+            found[key] = resize(value.float(), new_window_size=tuple(window), new_bias_shape=tuple(shape))
         else:
-            found[key] = _bicubic(value.float(), shape[0])
+            found[key] = _bicubic(value.float(), before, after)
         changed.append(f"{key} {list(value.shape)} to {list(shape)}")
     if changed:
         how = f"interpolated as {'timm' if by_timm else 'Microsoft'}'s code does"
@@ -50,24 +58,27 @@ def resized(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor], file: Pat
     return found
 
 
-def _are_squares(key: str, one: torch.Size, other: torch.Size) -> bool:
-    """Whether both are tables over a square, with the same heads or channels."""
-    if key.endswith(_BIASES):
-        return len(one) == len(other) == 2 and one[1] == other[1] and all(map(_is_square, (one[0], other[0])))
-    if not key.endswith(_ABSOLUTE) or not len(one) == len(other) == 3:
-        return False
-    return (one[0], one[2]) == (1, other[2]) and other[0] == 1 and all(map(_is_square, (one[1], other[1])))
+def _grid_of(key: str, shape: torch.Size, grids: Mapping[str, Grid], model: bool = False) -> Grid | None:
+    """Rows and columns of a table of positions; a file's is square wherever it can be. None for another tensor."""
+    is_biases = key.endswith(_BIASES) and len(shape) == 2
+    if not is_biases and not (key.endswith(_ABSOLUTE) and len(shape) == 3):
+        return None
+    places = shape[0] if is_biases else shape[1]
+    known, side = grids.get(key), math.isqrt(places)
+    if known and math.prod(known) == places and (model or side * side != places):
+        return known
+    return (side, side) if side and side * side == places else None
 
 
-def _is_square(places: int) -> bool:
-    return places > 0 and math.isqrt(places) ** 2 == places
+def _alike(one: torch.Size, other: torch.Size) -> bool:
+    """Whether two tables of positions have the same heads or channels."""
+    return len(one) == len(other) and one[-1] == other[-1] and one[:-2] == other[:-2]
 
 
-def _bicubic(table: Tensor, places: int) -> Tensor:
-    """[n * n, C] -> [places, C]."""
-    before, after = math.isqrt(len(table)), math.isqrt(places)
-    grid = table.T.reshape(1, -1, before, before)
-    return torch.nn.functional.interpolate(grid, size=(after, after), mode="bicubic").flatten(2)[0].T.contiguous()
+def _bicubic(table: Tensor, before: Grid, after: Grid) -> Tensor:
+    """[places before, C] -> [places after, C]."""
+    grid = table.T.reshape(1, -1, *before)
+    return torch.nn.functional.interpolate(grid, size=after, mode="bicubic").flatten(2)[0].T.contiguous()
 
 
 @reads("checkpoint", lambda model, checkpoint, **named: checkpoint)
@@ -162,7 +173,7 @@ def _checked_weights(
         wanted.pop(key, None)
         wanted |= {key: torch.empty(factors.channels)} if key in given else {}
     if resizes:
-        given = _at_model_size(_without_foreign(given, wanted, path), wanted, read.source)
+        given = _at_model_size(_without_foreign(given, wanted, path), wanted, _grids(model), read.source)
     faults = _compare(given, wanted)
     if str(faults):
         diagnosis = _diagnosis(faults, given, wanted, can_replace=replace_head is not None)
@@ -184,13 +195,21 @@ def _without_foreign(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor], 
     return {key: value for key, value in given.items() if key not in foreign}
 
 
-def _at_model_size(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor], source: Source) -> dict[str, Tensor]:
+def _grids(model: nn.Module) -> dict[str, Grid]:
+    """Rows and columns of each table of biases, by its key."""
+    windows = {name: getattr(module, "window_sides", None) for name, module in model.named_modules()}
+    return {f"{name}.{_BIASES}": (2 * sides[0] - 1, 2 * sides[1] - 1) for name, sides in windows.items() if sides}
+
+
+def _at_model_size(
+    given: Mapping[str, Tensor], wanted: Mapping[str, Tensor], grids: Mapping[str, Grid], source: Source
+) -> dict[str, Tensor]:
     """`given` with its tables of positions resized, and without masks and coordinates of another size; unchanged where
     more than sizes differ."""
     other = [key for key, value in given.items() if key not in wanted or value.shape != wanted[key].shape]
     if not all(_is_derived(key) or key.endswith((_BIASES, _ABSOLUTE, *_head())) for key in other):
         return dict(given)
-    found = resized(given, wanted, source.path, by_timm="timm" in source.format)
+    found = resized(given, wanted, grids, source.path, by_timm="timm" in source.format)
     if stale := [key for key in other if _is_derived(key)]:
         shown = difference(geometry(given), geometry(wanted)) or "some windows are of another size"
         log.warning("%s: masks and coordinates are computed anew: %s", source.path, shown)

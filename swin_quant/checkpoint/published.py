@@ -190,8 +190,8 @@ def _read_trainer(described: Description, args: Mapping[str, Any], name: str, wh
     """Read the arguments of timm's training script; None means the default of the architecture `name`."""
     timm = import_timm()
     usual = timm.get_pretrained_cfg(name).to_dict() if timm.is_model(name) else {}
-    side = args.get("img_size")
-    own = {"input_size": None if side is None else [3, side, side], "num_classes": None}
+    size = args.get("img_size")
+    own = {"input_size": None if size is None else [3, size, size], "num_classes": None}
     own |= {key: args[key] for key in (*own, *_PREPARED) if args.get(key) is not None}
     kept = {key: usual[key] for key in (*_PREPARED, "input_size", "crop_mode") if key in usual}
     config = kept | {key: value for key, value in own.items() if value is not None}
@@ -233,6 +233,9 @@ def _read_transformers(described: Description, config: Mapping[str, Any], where:
     depths, windows = config.get("depths"), config.get("pretrained_window_sizes")
     if isinstance(depths, list) and isinstance(windows, list):  # by default there are four, of which it reads the first
         config = {**config, "pretrained_window_sizes": windows[: len(depths)]}
+    if isinstance(size := publishers.side(config.get("image_size")), list):
+        problem = f"{where}: image_size is {size}, and transformers' windows on pictures that are not square are others"
+        described.refusals[problem] = ("DATA.IMG_SIZE",)
     names = config.get("id2label")
     if "num_labels" not in config and isinstance(names, Mapping):
         described.say("MODEL.NUM_CLASSES", len(names), f"{where}: id2label")

@@ -40,7 +40,7 @@ def _each(rule: str, names: str) -> dict[str, Sets | Only | str]:
 
 
 def side(size: Any) -> Any:
-    """One number for a square given by one or both sides; anything else unchanged, to be refused."""
+    """One number for a square given by one or both sides; height and width in a list; anything else unchanged."""
     if isinstance(size, Mapping) and set(size) == {"height", "width"}:
         size = [size["height"], size["width"]]
     if isinstance(size, list | tuple):

@@ -71,13 +71,22 @@ class ModelOptions:
     weights: Annotated[
         str | None, Rare("which, of a file that holds several sets (default: as timm's loader)", "ema|raw|NAME")
     ] = None
-    img_size: Annotated[int | None, Rare("side of the pictures, if not the file's", "PIXELS")] = None
+    img_size: Annotated[str | None, Rare("side of the pictures, or HEIGHTxWIDTH, if not the file's", "PIXELS")] = None
     window: Annotated[int | None, Rare("side of the windows, if not the file's (interpolated)", "TOKENS")] = None
     opts: Annotated[tuple[str, ...], Rare("set keys of the config, as KEY VALUE pairs", "KEY VALUE")] = ()
 
     def keys(self) -> dict[str, Any]:
         windows = {"MODEL__SWIN__WINDOW_SIZE": self.window, "MODEL__SWINV2__WINDOW_SIZE": self.window}
-        return _set_keys(MODEL__WEIGHTS=self.weights, DATA__IMG_SIZE=self.img_size, **windows)
+        return _set_keys(MODEL__WEIGHTS=self.weights, DATA__IMG_SIZE=_sides_in(self.img_size), **windows)
+
+
+def _sides_in(text: str | None) -> int | list[int] | None:
+    """`192x224` as [192, 224]. UsageError for what is no size."""
+    words = text.split("x") if text else []
+    if len(words) > 2 or not all(word.isascii() and word.isdigit() and len(word) < 6 for word in words):
+        raise UsageError(f"‹img_size› {text!r:.40}: must be a number of pixels, or height and width as 192x224")
+    numbers = [int(word) for word in words]
+    return numbers if len(numbers) == 2 else numbers[0] if numbers else None
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from swin_quant.config import outputs
 from swin_quant.config.defaults import architecture
 from swin_quant.config.families import families
 from swin_quant.config.family import check_values
+from swin_quant.config.sides import SIZE
 from swin_quant.config.values import leaves
 
 
@@ -25,7 +26,7 @@ _Rate = Annotated[float, within(least=0, below=1)]
 _KINDS: dict[str, Any] = {
     "DATA.INTERPOLATION": Annotated[str, one_of(("bicubic", "bilinear", "lanczos", "nearest"))],
     "DATA.CACHE_MODE": Annotated[str, one_of(("no", "full", "part"))],
-    "DATA.IMG_SIZE": Annotated[int, within(least=1, most=8192)],
+    "DATA.IMG_SIZE": SIZE,
     "DATA.SCORED": Annotated[int, within(least=0)],
     "DATA.BATCH_SIZE": Annotated[int, within(least=1, most=2**20)],
     "MODEL.NUM_CLASSES": Annotated[int, within(least=1, most=2**20)],

@@ -7,6 +7,7 @@ from yacs.config import CfgNode
 from swin_quant.base.schema import counted, within
 from swin_quant.config.family import Family, check_values, need
 from swin_quant.config.outputs import FEATURES, LAST, stages_of
+from swin_quant.config.sides import clipped, map_of, shown, sides
 
 _BOTH: dict[str, Any] = {
     "PATCH_SIZE": 4,
@@ -39,37 +40,42 @@ def _check(cfg: CfgNode, source: str) -> None:
     """Refuse values that no Swin can be built from; `source` is the file that the UsageError names.
 
     Stage i works at R_i = IMG_SIZE / PATCH_SIZE / 2^i and in windows of min(WINDOW_SIZE, R_i) (docs/reference,
-    section 1.2): R_i must be a multiple of its window, and even where patches are merged.
+    section 1.2). R_i must be even where patches are merged and, for square pictures, a multiple of its window.
     """
     node = f"MODEL.{cfg.MODEL.TYPE.upper()}"
     swin = cfg.MODEL[cfg.MODEL.TYPE.upper()]
     _check_values(swin, node, source)
     if cfg.MODEL.OUTPUT_KIND == FEATURES:
         _check_features(cfg, swin, source)
-    size, patch = cfg.DATA.IMG_SIZE, swin.PATCH_SIZE
-    need(size % patch == 0, source, f"DATA.IMG_SIZE {size} is not a multiple of {node}.PATCH_SIZE {patch}")
-    resolution, channels = size // patch, swin.EMBED_DIM
+    size, patch, channels = cfg.DATA.IMG_SIZE, swin.PATCH_SIZE, swin.EMBED_DIM
+    is_square, given = isinstance(size, int), f"DATA.IMG_SIZE {size}"
+    whole = not any(side % patch for side in sides(size))
+    need(whole, source, f"{given} is not a multiple of {node}.PATCH_SIZE {patch}")
+    need(is_square or not swin.APE, source, f"{given}: absolute positions (APE) are those of square pictures")
     for stage, heads in enumerate(swin.NUM_HEADS):
-        here = f"stage {stage}, {resolution} x {resolution} (DATA.IMG_SIZE {size}, {node}.PATCH_SIZE {patch})"
-        window = min(swin.WINDOW_SIZE, resolution)
-        need(resolution % window == 0, source, f"{node}.WINDOW_SIZE {swin.WINDOW_SIZE} does not divide {here}")
-        alone = window == 1 and "PRETRAINED_WINDOW_SIZES" in swin and swin.PRETRAINED_WINDOW_SIZES[stage] == 0
+        tokens = map_of(size, patch, stage)
+        windows = clipped(swin.WINDOW_SIZE, tokens)
+        here = f"stage {stage}, {shown(tokens)} ({given}, {node}.PATCH_SIZE {patch})"
+        fits = not is_square or (tokens[0] > 0 and tokens[0] % windows[0] == 0)  # timm pads others
+        need(fits, source, f"{node}.WINDOW_SIZE {swin.WINDOW_SIZE} does not divide {here}")
+        alone = 1 in windows and "PRETRAINED_WINDOW_SIZES" in swin and swin.PRETRAINED_WINDOW_SIZES[stage] == 0
         need(not alone, source, f"a window of 1 has no relative coordinates: {here}; choose a larger DATA.IMG_SIZE")
         problem = f"{node}.NUM_HEADS {heads} does not divide the {channels} channels of stage {stage}"
         need(channels % heads == 0, source, f"{problem} ({node}.EMBED_DIM {swin.EMBED_DIM} x 2^{stage})")
         last = stage == len(swin.NUM_HEADS) - 1
-        need(last or resolution % 2 == 0, source, f"patches of an odd resolution cannot be merged: {here}")
-        resolution, channels = resolution // 2, channels * 2
+        even = not any(side % 2 for side in tokens)
+        need(last or even, source, f"patches of an odd resolution cannot be merged: {here}")
+        channels *= 2
 
 
 def _check_features(cfg: CfgNode, swin: CfgNode, source: str) -> None:
     """UsageError unless the stages exist, each once and ascending, and the network takes pictures of any size."""
     last, wanted = len(swin.DEPTHS) - 1, stages_of(cfg, len(swin.DEPTHS))
-    shown = f"MODEL.FEATURES.STAGES is {list(wanted)}"
-    need(max(wanted) <= last, source, f"{shown}, but the model has stages 0 to {last}")
-    need(list(wanted) == sorted(set(wanted)), source, f"{shown}: each stage once, in ascending order")
+    asked = f"MODEL.FEATURES.STAGES is {list(wanted)}"
+    need(max(wanted) <= last, source, f"{asked}, but the model has stages 0 to {last}")
+    need(list(wanted) == sorted(set(wanted)), source, f"{asked}: each stage once, in ascending order")
     behind = cfg.MODEL.FEATURES.NORM != LAST or wanted[-1] == last
-    need(behind, source, f"MODEL.FEATURES.NORM {LAST} is behind stage {last}, and {shown}")
+    need(behind, source, f"MODEL.FEATURES.NORM {LAST} is behind stage {last}, and {asked}")
     need(not swin.APE, source, "absolute positions (APE) fit one size of pictures: no features of such a model")
 
 
@@ -77,8 +83,8 @@ def _check_values(swin: CfgNode, node: str, source: str) -> None:
     """Check each key on its own, and the lists with one entry a stage."""
     check_values(_KINDS, swin, source, f"{node}.")
     lists = {f"{node}.{key}": swin[key] for key in _PER_STAGE if key in swin}
-    shown = ", ".join(f"{key} {entries}" for key, entries in lists.items())
-    need(len(set(map(len, lists.values()))) == 1, source, f"one entry a stage is needed in each of {shown}")
+    each = ", ".join(f"{key} {entries}" for key, entries in lists.items())
+    need(len(set(map(len, lists.values()))) == 1, source, f"one entry a stage is needed in each of {each}")
     pretrained = swin.get("PRETRAINED_WINDOW_SIZES", [])
     problem = f"{node}.PRETRAINED_WINDOW_SIZES is {pretrained}, but each must be 0 (none) or at least 2"
     need(all(window == 0 or window > 1 for window in pretrained), source, problem)

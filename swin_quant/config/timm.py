@@ -11,6 +11,7 @@ from yacs.config import CfgNode
 from swin_quant.base.errors import UsageError, listed
 from swin_quant.base.schema import Must
 from swin_quant.config.family import Family, check_values, need
+from swin_quant.config.sides import shortest
 
 HEADS = ("fc", "head.fc", "classifier", "head", "last_linear", "head.l")
 # Options of timm's builders that read files, or that other keys of the config set.
@@ -52,12 +53,9 @@ def tree_of(name: str) -> dict[str, Any]:
         raise UsageError(f"timm:{name}: timm has no such model; it has {listed(others)}")
     pretrained = timm.get_pretrained_cfg(name if tags else architecture)
     published = pretrained.to_dict() if pretrained else {}
-    _, height, width = published.get("input_size") or (3, 224, 224)
-    if height != width:
-        raise UsageError(f"timm:{name}: is for pictures of {height} x {width}: only square ones are supported")
     model = {"TYPE": "timm", "NAME": name, "DROP_PATH_RATE": 0.0, "TIMM": {"ARCHITECTURE": architecture}}
     model["NUM_CLASSES"] = published.get("num_classes") or 1000
-    return {"MODEL": model, "DATA.IMG_SIZE": height, **prepared(published)}
+    return {"MODEL": model, **prepared({"input_size": (3, 224, 224), **published})}
 
 
 def prepared(pretrained: Mapping[str, Any]) -> dict[str, Any]:
@@ -66,15 +64,19 @@ def prepared(pretrained: Mapping[str, Any]) -> dict[str, Any]:
     size, ratio = pretrained.get("input_size"), pretrained.get("crop_pct")
     ratio = CROP_RATIO if ratio in (None, 0) else ratio
     squashes = pretrained.get("crop_mode") == "squash"
-    square = isinstance(size, list | tuple) and len(size) == 3 and size[1] == size[2]
     named = _DATA | {key: value for key, value in pretrained.items() if key in _DATA and value is not None}
     return {
-        **({} if size is None else {"DATA.IMG_SIZE": size[2] if square else size}),
+        **({} if size is None else {"DATA.IMG_SIZE": _sides_of(size)}),
         **{f"DATA.{key.upper()}": list(value) if isinstance(value, tuple) else value for key, value in named.items()},
         "TEST.CROP": not (squashes and ratio == 1),
         "TEST.CROP_RATIO": ratio,
         "TEST.SHAPE": "squashed" if squashes and ratio != 1 else "square",
     }
+
+
+def _sides_of(size: Any) -> Any:
+    """The sides in [channels, height, width]; anything else unchanged, to be refused."""
+    return shortest(list(size[1:])) if isinstance(size, list | tuple) and len(size) == 3 else size
 
 
 def options_of(cfg: CfgNode, source: str) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from swin_quant.base.errors import UsageError, did_you_mean
 from swin_quant.base.schema import Must, checked, show
 from swin_quant.config.defaults import defaults
 from swin_quant.config.families import families
+from swin_quant.config.sides import shortest
 
 # A value of the key's type, for defaults that do not show it.
 _EXAMPLES: dict[str, Any] = {
@@ -23,6 +24,7 @@ _EXAMPLES: dict[str, Any] = {
     "TRAIN.LR_SCHEDULER.MULTISTEPS": [0],
 }
 _OPTIONAL = ("AUG.CUTMIX_MINMAX", "AUG.AUTO_AUGMENT")
+_SIZE = "DATA.IMG_SIZE"
 _Text = Annotated[str, Must(lambda text: "\0" not in text, "without NUL")]
 
 
@@ -52,7 +54,7 @@ def _keys(known: tuple[str, ...]) -> _Keys:
     examples = dict(leaves(defaults())) | _EXAMPLES | optional
     types = {
         key: _kind(value) | None if key in (*_OPTIONAL, *optional) else _kind(value) for key, value in examples.items()
-    }
+    } | {_SIZE: int | list[int]}
     return _Keys(types, frozenset(key.rsplit(".", n)[0] for key in types for n in range(1, key.count(".") + 1)))
 
 
@@ -89,11 +91,9 @@ def merge(cfg: CfgNode, tree: Mapping[Any, Any], source: str, prefix: str = "") 
             hint = did_you_mean(key.upper(), [*known.types, *sorted(known.sections)])
             raise UsageError(f"{source}: unknown key {show(key)[1:-1]}{hint}")
         else:
-            if key == "DATA.IMG_SIZE" and isinstance(value, list):
-                remedy = "configured models take square pictures; build the network and give it to `wrap`"
-                raise UsageError(f"{source}: {key} must be a whole number, not {show(value)}: {remedy}")
             *sections, leaf = key.split(".")
             node = cfg
             for section in sections:
                 node = node[section]
-            node[leaf] = checked(known.types[key], value, source, key, text=True, error=UsageError)
+            found = checked(known.types[key], value, source, key, text=True, error=UsageError)
+            node[leaf] = shortest(found) if key == _SIZE else found

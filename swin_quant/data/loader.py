@@ -88,8 +88,7 @@ class _Batches(Dataset["Batch | SwinQuantError"]):
                 return error
             images.append(self.transform(image, index))
             indices.append(index)
-        size = self.transform.size
-        stacked = torch.stack(images) if images else torch.empty(0, 3, size, size)
+        stacked = torch.stack(images) if images else torch.empty(0, 3, *self.transform.sides)
         labels = torch.tensor([self.pictures.labels[index] for index in indices], dtype=torch.int64)
         return Batch(stacked, labels, indices, unreadable)
 

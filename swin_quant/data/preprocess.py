@@ -10,8 +10,9 @@ from PIL import Image
 from torch import Tensor
 
 from swin_quant.base.compat import import_augmentation, import_torchvision
-from swin_quant.base.errors import UsageError
+from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.schema import check_fields, checked, one_of, plain, within
+from swin_quant.config.sides import shortest, shown, sides
 from swin_quant.data.seeds import seeded
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -22,15 +23,16 @@ MAX_SIZE = 4096
 CROP_RATIO = 224 / 256
 SQUARE, FLOORED, SQUASHED, SHORTER, WHOLE = SHAPES = ("square", "floored", "squashed", "shorter", "whole")
 _Mean = Annotated[float, within(least=-_LARGEST, most=_LARGEST)]
+_Side = Annotated[int, within(least=1, most=MAX_SIZE)]
 _Std = Annotated[float, within(above=0, most=_LARGEST)]
 
 
 class Transform(Protocol):
-    """A transform as the loader calls it: the output size, whether to turn pictures as their EXIF says, and a function
-    from a picture and its index to a tensor."""
+    """A transform as the loader calls it: height and width of its output, whether to turn pictures as their EXIF says,
+    and a function from a picture and its index to a tensor."""
 
     @property
-    def size(self) -> int: ...
+    def sides(self) -> tuple[int, int]: ...
 
     @property
     def upright(self) -> bool: ...
@@ -43,8 +45,9 @@ class Preprocess:
     """The evaluation transform (docs/reference, section 2.5); it travels with the checkpoint in the run card.
 
     Attributes:
-        size: side of the square input, in pixels.
-        crop: resize the shorter side to int(size / crop_ratio) and crop the centre; False resizes to size x size.
+        size: side of the square input, in pixels, or height and width.
+        crop: resize the shorter side to int(size / crop_ratio) and crop the centre; False resizes to size x size. For
+            height and width, resize until the picture covers both sides / crop_ratio, as timm does.
         interpolation: one of INTERPOLATIONS.
         mean, std: for the RGB channels, on a scale of 0 to 1.
         crop_ratio: side of the crop / side of the picture: Microsoft's 224 / 256, timm's crop_pct.
@@ -57,7 +60,7 @@ class Preprocess:
         UsageError: a field has the wrong type or is out of range.
     """
 
-    size: Annotated[int, within(least=1, most=MAX_SIZE)]
+    size: _Side | tuple[_Side, _Side]
     crop: bool
     interpolation: Annotated[str, one_of(INTERPOLATIONS)]
     mean: tuple[_Mean, _Mean, _Mean]
@@ -67,7 +70,10 @@ class Preprocess:
     upright: bool = False
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "size", shortest(self.size))
         check_fields(self)
+        if self.shape == SHORTER and not isinstance(self.size, int):
+            raise UsageError(f"size {shown(self.size)}: must be one side for shape {SHORTER}")
 
     @classmethod
     def from_config(cls, cfg: Any) -> "Preprocess":
@@ -75,6 +81,7 @@ class Preprocess:
         data, test = cfg.DATA, cfg.TEST
         try:
             mean, std, size = tuple(data.MEAN), tuple(data.STD), data.IMG_SIZE
+            size = size if isinstance(size, int) else tuple(size)
             rest = test.CROP_RATIO, test.SHAPE, data.UPRIGHT
             return cls(size, test.CROP, data.INTERPOLATION, mean, std, *rest)
         except UsageError as error:
@@ -85,7 +92,10 @@ class Preprocess:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Preprocess":
         """Read the output of `to_dict`, from JSON or not. SwinQuantError for any other keys or values."""
-        return checked(cls, values, "preprocess")
+        try:
+            return checked(cls, values, "preprocess")
+        except UsageError as error:  # fields that do not fit each other
+            raise SwinQuantError(f"preprocess: {error}") from error
 
     def to_dict(self) -> dict[str, Any]:
         """The fields for JSON; fields that older cards lack are written only if they differ from the default."""
@@ -98,12 +108,22 @@ class Preprocess:
         return self.shape in (SQUARE, FLOORED, SQUASHED)
 
     @property
+    def sides(self) -> tuple[int, int]:
+        """Height and width of the model's input."""
+        return sides(self.size)
+
+    @property
     def resized(self) -> int | list[int] | None:
         """The size before any crop: the shorter side, height and width, or None without resizing."""
         if not self.is_square:
-            return self.size if self.shape == SHORTER else None
-        side = int(self.size / self.crop_ratio) if self.crop else self.size
-        return side if self.crop and self.shape != SQUASHED else [side, side]
+            return self.sides[0] if self.shape == SHORTER else None
+        height, width = (int(side / self.crop_ratio) if self.crop else side for side in self.sides)
+        return height if self.crop and self.shape != SQUASHED and height == width else [height, width]
+
+    @property
+    def covers(self) -> bool:
+        """Whether a picture keeps its shape, and `resized` is the least height and width that it gets."""
+        return self.crop and self.shape != SQUASHED and isinstance(self.resized, list)
 
     def pixels(self, images: Tensor) -> Tensor:
         """The pixels, uint8 [B, H, W, 3], that normalise to `images` [B, 3, H, W]; other values are rounded."""
@@ -118,7 +138,7 @@ class Preprocess:
         return (pixels.permute(0, 3, 1, 2).float() / 255 - mean) / std
 
     def __call__(self, image: Image.Image, index: int = 0) -> Tensor:
-        """Map an RGB picture to float32 [3, size, size], or [3, H, W] if it is not square; `index` is ignored."""
+        """Map an RGB picture to float32 [3, *sides], or [3, H, W] of any size; `index` is ignored."""
         return _evaluation(self)(image)
 
 
@@ -139,15 +159,15 @@ class Augment:
     seed: int
 
     @property
-    def size(self) -> int:
-        return self.preprocess.size
+    def sides(self) -> tuple[int, int]:
+        return self.preprocess.sides
 
     @property
     def upright(self) -> bool:
         return self.preprocess.upright
 
     def __call__(self, image: Image.Image, index: int = 0) -> Tensor:
-        """Map an RGB picture to float32 [3, size, size]; the global random states stay unchanged."""
+        """Map an RGB picture to float32 [3, *sides]; the global random states stay unchanged."""
         with seeded(self.seed, index):
             return _training(self)(image)
 
@@ -178,17 +198,26 @@ def _evaluation(preprocess: Preprocess) -> Callable[[Image.Image], Tensor]:
 
     method = tv.InterpolationMode(preprocess.interpolation)
     geometry: list[Callable[..., Any]] = []
-    if preprocess.resized is not None:
+    if preprocess.covers:
+        geometry.append(partial(_covering, sides(preprocess.resized or 0), Image.Resampling[method.name]))
+    elif preprocess.resized is not None:
         geometry.append(tv.Resize(preprocess.resized, method))
     if preprocess.is_square and preprocess.crop:
         floored = preprocess.shape == FLOORED
-        geometry.append(partial(_floored_crop, preprocess.size) if floored else tv.CenterCrop(preprocess.size))
+        geometry.append(partial(_floored_crop, preprocess.sides) if floored else tv.CenterCrop(preprocess.sides))
     return tv.Compose([*geometry, tv.ToTensor(), tv.Normalize(preprocess.mean, preprocess.std)])
 
 
-def _floored_crop(size: int, image: Image.Image) -> Image.Image:
-    left, top = (image.width - size) // 2, (image.height - size) // 2
-    return image.crop((left, top, left + size, top + size))
+def _covering(least: tuple[int, int], method: Image.Resampling, image: Image.Image) -> Image.Image:
+    """The picture in the smallest size that covers this height and width, its shape kept."""
+    ratio = min(image.height / least[0], image.width / least[1])
+    return image.resize((round(image.width / ratio), round(image.height / ratio)), method)
+
+
+def _floored_crop(sides: tuple[int, int], image: Image.Image) -> Image.Image:
+    height, width = sides
+    left, top = (image.width - width) // 2, (image.height - height) // 2
+    return image.crop((left, top, left + width, top + height))
 
 
 @lru_cache(maxsize=8)
@@ -197,7 +226,7 @@ def _training(augment: Augment) -> Callable[[Image.Image], Tensor]:
     from timm.data import create_transform
 
     return create_transform(
-        input_size=augment.size,
+        input_size=augment.sides,
         is_training=True,
         color_jitter=augment.color_jitter,
         auto_augment=augment.auto_augment,

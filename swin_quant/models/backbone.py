@@ -1,4 +1,5 @@
-"""Swin V1 and V2 as backbones, built from the classifier's parts: pictures of any size in, maps of some stages out.
+"""Swin V1 and V2 on maps, built from the classifier's parts. A backbone takes pictures of any size and gives the maps of
+some stages; a classifier takes pictures that are not square.
 
 Nodes and parameters have the classifier's names, so its ranges and weights serve here. Each output may have its own
 norm, `norm0` to `norm3`, as in Microsoft's detection and segmentation code, or the last output has the classifier's,
@@ -10,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from yacs.config import CfgNode
 
 from swin_quant.base.errors import UsageError
@@ -20,25 +21,15 @@ from swin_quant.models.geometry import Geometry, geometry_of
 from swin_quant.models.layers import BlockFactory, LayerNorm, PatchEmbed, PatchMerging, Swin, WindowBlock, initialise
 from swin_quant.models.maps import Cut, neighbours, patches
 
+_MASKS = r"layers\.\d+\.blocks\.\d+\.attn_mask$"  # keys of a checkpoint: maps need others
+
 
 class MapBlock(WindowBlock):
     """A block on maps [B, H, W, C] of any size. Masks depend on the map and are computed for each call."""
 
-    def __init__(
-        self,
-        attn: nn.Module,
-        dim: int,
-        resolution: int,
-        window: int,
-        shift: int,
-        mlp_ratio: float,
-        drop: float,
-        drop_path: float,
-        *,
-        pad_first: bool,
-    ) -> None:
-        super().__init__(attn, dim, resolution, window, 0, mlp_ratio, drop, drop_path)
-        self.cut = Cut(window, shift, pad_first)
+    def set_windows(self, g: Geometry, stage: int, index: int) -> None:
+        self.cut = Cut(g.windows(stage), g.shifts(stage, index), pad_first=g.whole_windows)
+        self.register_buffer("attn_mask", None)
 
     def window_attention(self, x: Tensor) -> Tensor:
         """Attention inside (shifted) windows. [B, H, W, C] -> [B, H, W, C]."""
@@ -48,6 +39,9 @@ class MapBlock(WindowBlock):
 
 class MapMerging(PatchMerging):
     """Patch merging of maps: [B, H, W, C] -> [B, ceil(H / 2), ceil(W / 2), 2C]."""
+
+    def set_map(self, g: Geometry, stage: int) -> None:
+        """Nothing: maps tell."""
 
     def merge(self, x: Tensor) -> Tensor:
         return neighbours(x)
@@ -77,14 +71,33 @@ class MapEmbed(PatchEmbed):
         return self.norm(tokens).to(self.proj.weight.dtype)
 
 
-class Backbone(Swin):
+class MapSwin(Swin):
+    """Pictures [B, in, H, W] -> logits [B, classes], with the sides that the geometry has; as timm, which pads maps."""
+
+    rewrites = "swin_maps"
+    left_out: str | None = _MASKS
+
+    def __init__(self, geometry: Geometry, block: BlockFactory, merging: type[PatchMerging]) -> None:
+        super().__init__(geometry, block, merging)
+        g = geometry
+        self.patch_embed = MapEmbed(g.patch_size, g.in_chans, g.embed_dim, g.patch_norm)
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """Pooled features: [B, in, H, W] -> [B, 8 * embed_dim] (for four stages). UsageError for another size."""
+        self.check(x)
+        x = self.pos_drop(self.patch_embed(x))
+        for layer in self.layers:
+            x = layer(x)
+        return self.norm(x).mean(dim=(1, 2))
+
+
+class Backbone(MapSwin):
     """Pictures [B, in, H, W] -> maps [B, C * 2**i, ceil(H / patch / 2**i), ceil(W / patch / 2**i)] of some stages i.
 
     `stages`: their numbers, ascending; the network ends after the last one. `norms`: as MODEL.FEATURES.NORM.
     """
 
     output_kind = FEATURES
-    rewrites = "swin_maps"
 
     def __init__(
         self, geometry: Geometry, block: BlockFactory, merging: type[PatchMerging], stages: tuple[int, ...], norms: str
@@ -93,7 +106,6 @@ class Backbone(Swin):
         super().__init__(replace(geometry, depths=geometry.depths[: last + 1]), block, merging)
         self.output_stages, self.norms, self.classes = stages, norms, 0
         g = self.geometry
-        self.patch_embed = MapEmbed(g.patch_size, g.in_chans, g.embed_dim, g.patch_norm)
         del self.head
         if norms != LAST:
             del self.norm
@@ -101,7 +113,7 @@ class Backbone(Swin):
             self.add_module(f"norm{stage}", LayerNorm(g.embed_dim * 2**stage))
         behind = [rf"layers\.{stage}\." for stage in range(last + 1, every)]
         behind += [rf"layers\.{last}\.downsample\."] if last + 1 < every else []
-        unused = [r"head\.", r"layers\.\d+\.blocks\.\d+\.attn_mask$", *behind]
+        unused = [r"head\.", _MASKS, *behind]
         unused += [] if norms == LAST else [r"norm\."]
         unused += [] if norms == EACH else [r"norm\d+\."]
         self.left_out = "|".join(unused)
@@ -126,24 +138,27 @@ class Backbone(Swin):
         return found
 
 
-def _build(
-    cfg: CfgNode, block: Callable[..., WindowBlock], kind: type[MapBlock], merging: type[MapMerging]
-) -> Backbone:
-    detection = cfg.MODEL.FEATURES.WINDOWS == DETECTION
+def _of_maps(
+    cfg: CfgNode, factory: Callable[..., WindowBlock], kind: type[MapBlock], merging: type[MapMerging]
+) -> MapSwin:
+    """A backbone or a classifier, by MODEL.OUTPUT_KIND, of blocks of this kind."""
+    detection = cfg.MODEL.OUTPUT_KIND == FEATURES and cfg.MODEL.FEATURES.WINDOWS == DETECTION
     geometry = replace(geometry_of(cfg), whole_windows=detection)
-    of_kind = partial(block, kind=partial(kind, pad_first=detection))
-    return Backbone(geometry, of_kind, merging, stages_of(cfg, len(geometry.depths)), cfg.MODEL.FEATURES.NORM)
+    block = partial(factory, kind=kind)
+    if cfg.MODEL.OUTPUT_KIND != FEATURES:
+        return MapSwin(geometry, block, merging)
+    return Backbone(geometry, block, merging, stages_of(cfg, len(geometry.depths)), cfg.MODEL.FEATURES.NORM)
 
 
-def swin_backbone(cfg: CfgNode) -> Backbone:
-    """Swin V1 of a config as a backbone, weights as initialised for training."""
-    model = _build(cfg, swin.block_of, SwinMapBlock, SwinMapMerging)
+def swin_of_maps(cfg: CfgNode) -> MapSwin:
+    """Swin V1 of a config on maps, weights as initialised for training."""
+    model = _of_maps(cfg, swin.block_of, SwinMapBlock, SwinMapMerging)
     model.apply(initialise)
     return model
 
 
-def swin_v2_backbone(cfg: CfgNode) -> Backbone:
-    """Swin V2 of a config as a backbone, weights as initialised for training."""
-    model = _build(cfg, swin_v2.block_of, SwinV2MapBlock, SwinV2MapMerging)
+def swin_v2_of_maps(cfg: CfgNode) -> MapSwin:
+    """Swin V2 of a config on maps, weights as initialised for training."""
+    model = _of_maps(cfg, swin_v2.block_of, SwinV2MapBlock, SwinV2MapMerging)
     swin_v2.start(model)
     return model

@@ -21,6 +21,10 @@ def build_model(cfg: CfgNode) -> Classifier:
     architecture = architectures()[cfg.MODEL.TYPE]
     if cfg.MODEL.OUTPUT_KIND == FEATURES:
         model = _built_by(architecture.backbone, cfg, architecture)
+    elif architecture.pads and not isinstance(cfg.DATA.IMG_SIZE, int):
+        model = _built_by(architecture.backbone, cfg, architecture)
+        if cfg.MODEL.OUTPUT_KIND == EMBEDDING:
+            _take_head_off(model, architecture)
     elif cfg.MODEL.OUTPUT_KIND == EMBEDDING and architecture.embedding:
         model = _built_by(architecture.embedding, cfg, architecture)
     else:
@@ -47,4 +51,5 @@ def _take_head_off(model: Classifier, architecture: Architecture) -> None:
     if set(architecture.family.head) != {"head.weight", "head.bias"}:
         raise UsageError(f"MODEL.OUTPUT_KIND {EMBEDDING}: the head of {architecture.name} is not called `head`")
     model.add_module("head", nn.Identity())
-    model.output_kind, model.left_out, model.classes = EMBEDDING, r"head\.", 0
+    model.output_kind, model.classes = EMBEDDING, 0
+    model.left_out = "|".join(filter(None, (r"head\.", model.left_out)))

@@ -17,7 +17,7 @@ class Classifier(nn.Module):
 
     `input_shape`: of one input, channels first: (channels, height, width) for pictures.
     `architecture`: its entry in the registry, set by `build_model`, which names its blocks, stages and pairs.
-    `maps`: the side of the map of tokens in each stage, for networks with maps.
+    `maps`: height and width of the map of tokens in each stage, for networks with maps.
     `output_kind`: the kind of output. Without logits there are no classes, and `left_out` (a pattern of `re`) matches
     the keys of a checkpoint that it does not need. Maps are of `output_stages`, or have `output_names`.
     `any_size`: whether it takes pictures of any height and width; None: if it gives maps.
@@ -39,7 +39,7 @@ class Classifier(nn.Module):
     own_exchanges: tuple[Exchange, ...] = ()
     parameters_read: frozenset[str] = frozenset()
 
-    def __init__(self, input_shape: Sequence[int], classes: int, maps: tuple[int, ...] = ()) -> None:
+    def __init__(self, input_shape: Sequence[int], classes: int, maps: tuple[tuple[int, int], ...] = ()) -> None:
         super().__init__()
         self.input_shape, self.classes, self.maps = tuple(input_shape), classes, maps
 
@@ -75,7 +75,8 @@ class Architecture:
     tokens where a map has no whole windows, so that no offset may move into them. `no_decay`: parts of the names of
     parameters without weight decay, beside norms and biases. `rewrites`: the module that rewrites the network for ONNX,
     or the name of one of the exporter's own; None: the generic export. `backbone` names a function "module:function"
-    from a config to the model that gives maps; None: there is none. `embedding` names one to the model whose output is
+    from a config to the model that gives maps; None: there is none. With `pads` it makes the classifiers and embeddings
+    of pictures that are not square, too; else `build` does. `embedding` names one to the model whose output is
     the head's input; None: the classifier without its `head`.
     """
 
@@ -92,6 +93,7 @@ class Architecture:
     rewrites: str | None = None
     backbone: str | None = None
     embedding: str | None = None
+    pads: bool = False
 
     @property
     def name(self) -> str:

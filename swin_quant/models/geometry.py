@@ -6,6 +6,7 @@ from yacs.config import CfgNode
 
 from swin_quant.base.errors import UsageError
 from swin_quant.config import architecture
+from swin_quant.config.sides import clipped, map_of, shown, sides
 from swin_quant.config.swin import SWIN, SWINV2
 
 
@@ -13,7 +14,8 @@ from swin_quant.config.swin import SWIN, SWINV2
 class Geometry:
     """The architecture in a config; sizes are in pixels, tokens or channels as the names say.
 
-    `whole_windows`: no map clips a window or removes a shift, as in detection code.
+    `whole_windows`: no map clips a window or removes a shift, as in detection code. `image_width`: width of pictures
+    that are not square; `image_size` is then their height.
     """
 
     image_size: int
@@ -33,28 +35,53 @@ class Geometry:
     patch_norm: bool
     pretrained_windows: tuple[int, ...]
     whole_windows: bool = False
+    image_width: int | None = None
+
+    @property
+    def sides(self) -> tuple[int, int]:
+        """Height and width of the pictures."""
+        return self.image_size, self.image_width or self.image_size
+
+    def tokens(self, stage: int) -> tuple[int, int]:
+        """Height and width of the token map of a stage."""
+        return map_of(self.sides, self.patch_size, stage)
+
+    def windows(self, stage: int) -> tuple[int, int]:
+        """Height and width of the windows, each clipped to the map."""
+        return (self.window, self.window) if self.whole_windows else clipped(self.window, self.tokens(stage))
+
+    def shifts(self, stage: int, block: int) -> tuple[int, int]:
+        """Odd blocks are shifted by half a window, but not along a side that one window covers."""
+        half = self.window // 2 if block % 2 else 0
+        high, wide = (half if self.whole_windows or side > self.window else 0 for side in self.tokens(stage))
+        return high, wide
 
     def resolution(self, stage: int) -> int:
-        """Side of the token map of a stage."""
-        return self.image_size // self.patch_size // 2**stage
+        """Side of the token map of a stage. UsageError for pictures that are not square."""
+        if self.image_width not in (None, self.image_size):
+            raise UsageError(
+                f"pictures of {shown(self.sides)} are not square, and this target has kernels of squares alone: choose "
+                "onnxruntime, openvino or another that takes ONNX files"
+            )
+        return self.tokens(stage)[0]
 
     def window_in_use(self, stage: int) -> int:
-        """The window side, clipped to the map."""
-        return self.window if self.whole_windows else min(self.window, self.resolution(stage))
+        """The side of the windows of square pictures."""
+        return self.windows(stage)[0]
 
     def shift(self, stage: int, block: int) -> int:
-        """Odd blocks are shifted by half a window, unless one window covers the map."""
-        moves = self.whole_windows or self.resolution(stage) > self.window
-        return self.window // 2 if block % 2 and moves else 0
+        """The shift of the windows of square pictures, along both sides."""
+        return self.shifts(stage, block)[0]
 
 
 def geometry_of(cfg: CfgNode) -> Geometry:
     """The geometry in a checked config of a Swin. UsageError for another family."""
     if cfg.MODEL.TYPE not in (SWIN.name, SWINV2.name):
         raise UsageError(f"MODEL.TYPE is {cfg.MODEL.TYPE}: this is for {SWIN.name} and {SWINV2.name} only")
-    a = architecture(cfg)
+    a, (height, width) = architecture(cfg), sides(cfg.DATA.IMG_SIZE)
     return Geometry(
-        image_size=cfg.DATA.IMG_SIZE,
+        image_size=height,
+        image_width=None if width == height else width,
         patch_size=a.PATCH_SIZE,
         in_chans=a.IN_CHANS,
         classes=cfg.MODEL.NUM_CLASSES,

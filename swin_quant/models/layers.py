@@ -1,5 +1,6 @@
 """Parts that Swin V1 and V2 share: normalisation in float32, MLP, patch embedding, the stage, the whole network."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import cast
 
@@ -95,11 +96,16 @@ class PatchMerging(nn.Module):
 
     norm_first: bool  # whether the norm comes before the reduction
 
-    def __init__(self, resolution: int, dim: int) -> None:
+    def __init__(self, g: Geometry, stage: int) -> None:
         super().__init__()
-        self.resolution = resolution
+        self.set_map(g, stage)
+        dim = g.embed_dim * 2**stage
         self.reduction = QuantLinear(4 * dim, 2 * dim, bias=False)
         self.norm = LayerNorm(4 * dim if self.norm_first else 2 * dim)
+
+    def set_map(self, g: Geometry, stage: int) -> None:
+        """Where the tokens lie."""
+        self.resolution = g.resolution(stage)
 
     def merge(self, x: Tensor) -> Tensor:
         """[B, H * W, C] -> [B, H * W / 4, 4C], neighbours in the order (0, 0), (1, 0), (0, 1), (1, 1)."""
@@ -116,35 +122,31 @@ class PatchMerging(nn.Module):
 class WindowBlock(nn.Module):
     """A Swin block except for its order of norms: windows, shift, mask, attention, MLP and the nodes around them.
 
-    A map no larger than the window is one window, unshifted. [B, R * R, C] -> [B, R * R, C].
+    A map no larger than the window is one window, unshifted. [B, R * R, C] -> [B, R * R, C]. Block `index` of a stage.
     """
 
-    def __init__(
-        self,
-        attn: nn.Module,
-        dim: int,
-        resolution: int,
-        window: int,
-        shift: int,
-        mlp_ratio: float,
-        drop: float,
-        drop_path: float,
-    ) -> None:
+    def __init__(self, attn: nn.Module, g: Geometry, stage: int, index: int, drop_path: float) -> None:
         super().__init__()
-        self.resolution, self.window, self.shift = resolution, window, shift
+        dim = g.embed_dim * 2**stage
         self.norm1 = LayerNorm(dim)
         self.attn = attn
         self.drop_path = DropPath(drop_path)
         self.norm2 = LayerNorm(dim)
-        self.mlp = Mlp(dim, int(dim * mlp_ratio), drop)
+        self.mlp = Mlp(dim, int(dim * g.mlp_ratio), g.drop)
         self.attn_mask: Tensor | None
-        self.register_buffer("attn_mask", attention_mask(resolution, window, shift) if shift else None)
+        self.set_windows(g, stage, index)
         self.layernorm_input1_quantizer = Quantizer(Role.NORM_INPUT)
         self.layernorm_input2_quantizer = Quantizer(Role.NORM_INPUT)
         self.add1_local_input_quantizer = Quantizer(Role.RESIDUAL)
         self.add1_residual_input_quantizer = Quantizer(Role.RESIDUAL)
         self.add2_local_input_quantizer = Quantizer(Role.RESIDUAL)
         self.add2_residual_input_quantizer = Quantizer(Role.RESIDUAL)
+
+    def set_windows(self, g: Geometry, stage: int, index: int) -> None:
+        """Where the windows lie, and their mask."""
+        self.resolution, self.window, self.shift = g.resolution(stage), g.window_in_use(stage), g.shift(stage, index)
+        mask = attention_mask(self.resolution, self.window, self.shift) if self.shift else None
+        self.register_buffer("attn_mask", mask)
 
     def window_attention(self, x: Tensor) -> Tensor:
         """Attention inside (shifted) windows. [B, R * R, C] -> [B, R * R, C]."""
@@ -201,11 +203,10 @@ class Swin(Classifier):
 
     def __init__(self, geometry: Geometry, block: BlockFactory, merging: type[PatchMerging]) -> None:
         g = geometry
-        shape = (g.in_chans, g.image_size, g.image_size)
-        super().__init__(shape, g.classes, tuple(map(g.resolution, range(len(g.depths)))))
+        super().__init__((g.in_chans, *g.sides), g.classes, tuple(map(g.tokens, range(len(g.depths)))))
         self.geometry = g
         self.patch_embed = PatchEmbed(g.patch_size, g.in_chans, g.embed_dim, g.patch_norm)
-        tokens = g.resolution(0) ** 2
+        tokens = math.prod(g.tokens(0))
         self.absolute_pos_embed = nn.Parameter(torch.zeros(1, tokens, g.embed_dim)) if g.ape else None
         self.pos_drop = nn.Dropout(g.drop)
         rates = iter(np.linspace(0.0, g.drop_path, sum(g.depths)).tolist())
@@ -213,7 +214,7 @@ class Swin(Classifier):
         stages = [
             Stage(
                 [block(g, i, j, next(rates)) for j in range(depth)],
-                merging(g.resolution(i), g.embed_dim * 2**i) if i < last else None,
+                merging(g, i) if i < last else None,
             )
             for i, depth in enumerate(g.depths)
         ]

@@ -10,18 +10,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from swin_quant.models.windows import attention_mask, window_partition, window_reverse
+from swin_quant.models import oblong
+from swin_quant.models.oblong import Window
 
 
-def pad_up(x: Tensor, multiple: int) -> Tensor:
+def pad_up(x: Tensor, multiple: Window) -> Tensor:
     """[B, H, W, C] with zeros at the bottom and the right, so that `multiple` divides H and W."""
-    below, right = -x.shape[1] % multiple, -x.shape[2] % multiple
+    below, right = -x.shape[1] % multiple[0], -x.shape[2] % multiple[1]
     return F.pad(x, (0, 0, 0, right, 0, below)) if below or right else x
 
 
 def patches(images: Tensor, patch: int) -> Tensor:
     """[B, in, H, W] -> [B, ceil(H / patch), ceil(W / patch), in * patch * patch], channels outermost."""
-    x = pad_up(images.permute(0, 2, 3, 1), patch)
+    x = pad_up(images.permute(0, 2, 3, 1), (patch, patch))
     batch, height, width, channels = x.shape
     x = x.reshape(batch, height // patch, patch, width // patch, patch, channels)
     return x.permute(0, 1, 3, 5, 2, 4).flatten(3)
@@ -29,7 +30,7 @@ def patches(images: Tensor, patch: int) -> Tensor:
 
 def neighbours(x: Tensor) -> Tensor:
     """[B, H, W, C] -> [B, ceil(H / 2), ceil(W / 2), 4C]: the four in the order (0, 0), (1, 0), (0, 1), (1, 1)."""
-    x = pad_up(x, 2)
+    x = pad_up(x, (2, 2))
     batch, height, width, channels = x.shape
     x = x.reshape(batch, height // 2, 2, width // 2, 2, channels)
     return x.permute(0, 1, 3, 4, 2, 5).flatten(3)
@@ -37,40 +38,41 @@ def neighbours(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Cut:
-    """The cut of a map into windows of `window` x `window`, rolled up and left by `shift`.
+    """The cut of a map into windows of height and width `window`, rolled up and left by `shift`.
 
     `pad_first`: zeros are added, then the map is rolled, as in Microsoft's detection code and mmdetection. Otherwise
     the map is rolled first, as in timm: both agree without zeros or without a shift. The mask is the same.
     """
 
-    window: int
-    shift: int = 0
+    window: Window
+    shift: Window = (0, 0)
     pad_first: bool = False
 
     def partition(self, x: Tensor) -> Tensor:
         """[B, H, W, C] -> [B, nW, L, C]."""
         if self.pad_first:
             x = pad_up(x, self.window)
-        if self.shift:
-            x = torch.roll(x, (-self.shift, -self.shift), dims=(1, 2))
-        x = pad_up(x, self.window)
-        count = (x.shape[1] // self.window) * (x.shape[2] // self.window)
-        return window_partition(x, self.window).unflatten(0, (len(x), count))
+        if any(self.shift):
+            x = torch.roll(x, [-by for by in self.shift], dims=(1, 2))
+        return oblong.cut(pad_up(x, self.window), self.window)
 
     def reverse(self, windows: Tensor, like: Tensor) -> Tensor:
         """[B, nW, L, C] -> [B, H, W, C] of `like`: the inverse of `partition`."""
         height, width = like.shape[1:3]
-        padded = [size + -size % self.window for size in (height, width)]
-        x = window_reverse(windows.flatten(0, 1), self.window, *padded)
+        x = oblong.joined(windows, self.window, *self._padded(like))
         if not self.pad_first:
             x = x[:, :height, :width]
-        if self.shift:
-            x = torch.roll(x, (self.shift, self.shift), dims=(1, 2))
+        if any(self.shift):
+            x = torch.roll(x, self.shift, dims=(1, 2))
         return x[:, :height, :width]
 
     def mask(self, like: Tensor) -> Tensor | None:
         """[nW, L, L] for a map [B, H, W, C]; None without a shift."""
-        if not self.shift:
+        if not any(self.shift):
             return None
-        height, width = (size + -size % self.window for size in like.shape[1:3])
-        return attention_mask(height, self.window, self.shift, width).to(like.device)
+        return oblong.mask(*self._padded(like), self.window, self.shift).to(like.device)
+
+    def _padded(self, like: Tensor) -> tuple[int, int]:
+        """Height and width of a map [B, H, W, C] whose windows are whole."""
+        high, wide = (size + -size % side for size, side in zip(like.shape[1:3], self.window, strict=True))
+        return high, wide

@@ -14,7 +14,7 @@ from swin_quant.config.swin import SWIN
 from swin_quant.models.classifier import Architecture
 from swin_quant.models.geometry import Geometry, geometry_of
 from swin_quant.models.layers import PatchMerging, Swin, WindowBlock, initialise
-from swin_quant.models.windows import relative_position_index
+from swin_quant.models.oblong import offset_index, offsets_in
 from swin_quant.quant.linear import QuantLinear
 from swin_quant.quant.passes.places import Exchange, Part
 from swin_quant.quant.quantizer import Quantizer, Role
@@ -32,17 +32,19 @@ def add_bias_and_mask(logits: Tensor, scale: float, bias: Tensor, mask: Tensor |
 class WindowAttention(nn.Module):
     """Attention inside windows. [B * nW, L, C] -> [B * nW, L, C]."""
 
-    def __init__(self, dim: int, window: int, heads: int, qkv_bias: bool, qk_scale: float | None, drop: float) -> None:
+    def __init__(
+        self, dim: int, windows: tuple[int, int], heads: int, qkv_bias: bool, qk_scale: float | None, drop: float
+    ) -> None:
         super().__init__()
-        self.heads = heads
+        self.window_sides, self.heads = windows, heads
         self.scale = qk_scale or (dim // heads) ** -0.5
         self.qkv = QuantLinear(dim, 3 * dim, bias=qkv_bias)
         self.proj = QuantLinear(dim, dim)
         self.proj_drop = nn.Dropout(drop)
-        self.relative_position_bias_table = nn.Parameter(torch.zeros((2 * window - 1) ** 2, heads))
+        self.relative_position_bias_table = nn.Parameter(torch.zeros(offsets_in(windows), heads))
         nn.init.trunc_normal_(self.relative_position_bias_table, std=0.02)
         self.relative_position_index: Tensor
-        self.register_buffer("relative_position_index", relative_position_index(window))
+        self.register_buffer("relative_position_index", offset_index(windows))
         self.matmul_q_input_quantizer = Quantizer(Role.MATMUL_INPUT)
         self.matmul_k_input_quantizer = Quantizer(Role.MATMUL_INPUT)
         self.matmul_v_input_quantizer = Quantizer(Role.MATMUL_INPUT)
@@ -82,9 +84,9 @@ class SwinPatchMerging(PatchMerging):
 
 def block_of(g: Geometry, stage: int, index: int, drop_path: float, kind: type[SwinBlock] = SwinBlock) -> SwinBlock:
     """Block `index` of a stage, weights as initialised for training."""
-    dim, window = g.embed_dim * 2**stage, g.window_in_use(stage)
-    attn = WindowAttention(dim, window, g.heads[stage], g.qkv_bias, g.qk_scale, g.drop)
-    return kind(attn, dim, g.resolution(stage), window, g.shift(stage, index), g.mlp_ratio, g.drop, drop_path)
+    dim, windows = g.embed_dim * 2**stage, g.windows(stage)
+    attn = WindowAttention(dim, windows, g.heads[stage], g.qkv_bias, g.qk_scale, g.drop)
+    return kind(attn, g, stage, index, drop_path)
 
 
 def swin(geometry: Geometry) -> Swin:
@@ -131,5 +133,6 @@ ARCHITECTURE = Architecture(
     units=("layers.*.blocks.*", "layers.*.downsample"),
     no_decay=("absolute_pos_embed", "relative_position_bias_table"),
     rewrites="swin",
-    backbone="swin_quant.models.backbone:swin_backbone",
+    backbone="swin_quant.models.backbone:swin_of_maps",
+    pads=True,
 )

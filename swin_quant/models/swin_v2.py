@@ -16,8 +16,8 @@ from swin_quant.config.swin import SWINV2
 from swin_quant.models.classifier import Architecture
 from swin_quant.models.geometry import Geometry, geometry_of
 from swin_quant.models.layers import PatchMerging, Swin, WindowBlock, initialise
+from swin_quant.models.oblong import offset_coordinates, offset_index
 from swin_quant.models.swin import add_bias_and_mask
-from swin_quant.models.windows import relative_coords_table, relative_position_index
 from swin_quant.quant.linear import QuantLinear
 from swin_quant.quant.passes.places import Exchange, Part
 from swin_quant.quant.quantizer import Quantizer, Role
@@ -59,15 +59,17 @@ class CosineQkv(QuantLinear):
 class WindowAttentionV2(nn.Module):
     """Cosine attention inside windows. [B * nW, L, C] -> [B * nW, L, C]."""
 
-    def __init__(self, dim: int, window: int, heads: int, qkv_bias: bool, drop: float, pretrained: int) -> None:
+    def __init__(
+        self, dim: int, windows: tuple[int, int], heads: int, qkv_bias: bool, drop: float, pretrained: int
+    ) -> None:
         super().__init__()
         self.heads = heads
         self.logit_scale = nn.Parameter(torch.full((heads, 1, 1), math.log(10.0)))
         self.cpb_mlp = nn.Sequential(nn.Linear(2, 512), nn.ReLU(), nn.Linear(512, heads, bias=False))
         self.relative_coords_table: Tensor
-        self.register_buffer("relative_coords_table", relative_coords_table(window, pretrained))
+        self.register_buffer("relative_coords_table", offset_coordinates(windows, pretrained))
         self.relative_position_index: Tensor
-        self.register_buffer("relative_position_index", relative_position_index(window))
+        self.register_buffer("relative_position_index", offset_index(windows))
         self.qkv = CosineQkv(dim, self)
         self.q_bias = nn.Parameter(torch.zeros(dim)) if qkv_bias else None  # k has none, as in Microsoft's
         self.v_bias = nn.Parameter(torch.zeros(dim)) if qkv_bias else None
@@ -125,9 +127,9 @@ def block_of(
     g: Geometry, stage: int, index: int, drop_path: float, kind: type[SwinV2Block] = SwinV2Block
 ) -> SwinV2Block:
     """Block `index` of a stage, weights as initialised for training."""
-    dim, window = g.embed_dim * 2**stage, g.window_in_use(stage)
-    attn = WindowAttentionV2(dim, window, g.heads[stage], g.qkv_bias, g.drop, g.pretrained_windows[stage])
-    return kind(attn, dim, g.resolution(stage), window, g.shift(stage, index), g.mlp_ratio, g.drop, drop_path)
+    dim, windows = g.embed_dim * 2**stage, g.windows(stage)
+    attn = WindowAttentionV2(dim, windows, g.heads[stage], g.qkv_bias, g.drop, g.pretrained_windows[stage])
+    return kind(attn, g, stage, index, drop_path)
 
 
 def swin_v2(geometry: Geometry) -> Swin:
@@ -200,5 +202,6 @@ ARCHITECTURE = Architecture(
     units=("layers.*.blocks.*", "layers.*.downsample"),
     no_decay=("absolute_pos_embed", "cpb_mlp", "logit_scale"),
     rewrites="swin",
-    backbone="swin_quant.models.backbone:swin_v2_backbone",
+    backbone="swin_quant.models.backbone:swin_v2_of_maps",
+    pads=True,
 )

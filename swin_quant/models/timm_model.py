@@ -16,6 +16,7 @@ from yacs.config import CfgNode
 from swin_quant.base.compat import import_timm
 from swin_quant.base.errors import UsageError, first_line, listed
 from swin_quant.config.outputs import EMBEDDING, FEATURES
+from swin_quant.config.sides import sides
 from swin_quant.config.timm import TIMM, options_of
 from swin_quant.models.captured import CapturedNetwork, captured
 from swin_quant.models.classifier import Architecture
@@ -89,12 +90,13 @@ def _captured(cfg: CfgNode, giving: Callable[[str, nn.Module], nn.Module], any_s
     if not timm.is_model(name):
         close = difflib.get_close_matches(name, timm.list_models(), n=3, cutoff=0.3)
         raise UsageError(f"MODEL.TIMM.ARCHITECTURE {name}: timm has no such model; it has {listed(close) or 'others'}")
-    size = cfg.DATA.IMG_SIZE
+    height, width = sides(cfg.DATA.IMG_SIZE)
     with _products_apart(timm):
+        size = height if height == width else (height, width)
         module = giving(name, _made(timm, name, size, {**options, "num_classes": cfg.MODEL.NUM_CLASSES}, cfg))
     stages = _stages_with_weights(module)
     stem = cfg.MODEL.TIMM.QUANTIZE_STEM
-    model = captured(module, (3, size, size), cfg.MODEL.NUM_CLASSES, what=name, stem=stem, any_size=any_size)
+    model = captured(module, (3, height, width), cfg.MODEL.NUM_CLASSES, what=name, stem=stem, any_size=any_size)
     model.own_stages = stages
     return model
 
@@ -117,7 +119,7 @@ def _products_apart(timm: Any) -> Iterator[None]:
         timm.layers.set_fused_attn(bool(fused))
 
 
-def _made(timm: Any, name: str, size: int, options: dict[str, Any], cfg: CfgNode) -> nn.Module:
+def _made(timm: Any, name: str, size: int | tuple[int, int], options: dict[str, Any], cfg: CfgNode) -> nn.Module:
     """timm's model, for this size of pictures if its builder takes one. UsageError if timm refuses."""
     rates = {"drop_rate": cfg.MODEL.DROP_RATE, "drop_path_rate": cfg.MODEL.DROP_PATH_RATE}
     problem: Exception | None = None

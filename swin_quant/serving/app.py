@@ -2,25 +2,25 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
+from swin_quant.backends.description import VERSION, ModelDescription
 from swin_quant.base.extras import library
 from swin_quant.base.progress import log
-from swin_quant.config.outputs import LOGITS
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.score.engine import Run
-from swin_quant.serving import picture, protocol
+from swin_quant.serving import bodies, picture, protocol
 from swin_quant.serving.batcher import Batcher
 from swin_quant.serving.lanes import Lane
 from swin_quant.serving.limits import ByteBudget, Hold, Refused, ServiceLimits
+from swin_quant.serving.statistics import Durations, ModelStatistics
 from swin_quant.serving.visit import Visit
 
-VERSION = "1"
 _LIGHT_BYTES = 2**21  # a body of JSON and tensors that is read within tenths of a second
 _AT_ONCE = 2**13  # numbers that are written within milliseconds
 _NUMBER = 64  # bytes of memory for a number while it is written in JSON
@@ -31,17 +31,14 @@ Handler = Callable[[Any, Visit], Awaitable[Any]]
 
 @dataclass(frozen=True)
 class Service:
-    """An engine served under `name`; it gives `width` numbers for a picture, called `output`.
+    """An engine that is served: images to the first output of `model`.
 
-    `names`: the class names of logits. `sizes`: see `Batcher`. `about`: facts for GET /v2.
+    `sizes`: see `Batcher`. `about`: facts for GET /v2, of which `engine` names the backend.
     """
 
-    name: str
+    model: ModelDescription
     run: Run
     preprocess: Preprocess
-    width: int
-    output: str = LOGITS
-    names: Sequence[str] = ()
     sizes: Sequence[int] = ()
     limits: ServiceLimits = field(default_factory=ServiceLimits)
     decoders: int = 2
@@ -56,11 +53,12 @@ def build_app(service: Service) -> Any:
     from starlette.routing import Route
 
     routes = _Routes(service)
-    model = f"/v2/models/{service.name}"
+    model = f"/v2/models/{service.model.name}"
     table: list[tuple[str, str, str, Handler]] = [
         ("GET", "/v2/health/live", "live", routes.live),
         ("GET", "/v2/health/ready", "ready", routes.ready),
         ("GET", "/v2", "server", routes.server),
+        ("GET", "/v2/models/stats", "stats", routes.stats),
         ("GET", "/metrics", "metrics", routes.metrics),
         ("POST", "/predict", "predict", routes.predict),
     ]
@@ -68,6 +66,8 @@ def build_app(service: Service) -> Any:
         table += [
             ("GET", place, "model", routes.model),
             ("GET", f"{place}/ready", "ready", routes.ready),
+            ("GET", f"{place}/config", "config", routes.config),
+            ("GET", f"{place}/stats", "stats", routes.stats),
             ("POST", f"{place}/infer", "infer", routes.infer),
         ]
     paths = [Route(path, routes.timed(name, handler), methods=[method]) for method, path, name, handler in table]
@@ -83,7 +83,8 @@ class _Routes:
 
         self.json, self.response = JSONResponse, Response
         self.service, self.counters, limits = service, ServiceMetrics(), service.limits
-        self.batcher = Batcher(service.run, limits, service.sizes, self.counters.batch)
+        self.statistics = ModelStatistics(service.model.name, str(VERSION))
+        self.batcher = Batcher(service.run, limits, service.sizes, self._count_batch)
         self.budget = ByteBudget(int(limits.budget_megabytes * 2**20))
         # Long work has its own threads: short work never waits for it.
         self.light, self.medium, self.apart = (
@@ -113,12 +114,26 @@ class _Routes:
 
     async def server(self, request: Any, visit: Visit) -> Any:
         about = self.service.about
-        server = {"name": "swin-quant", "version": about.get("version", ""), "extensions": ["binary_tensor_data"]}
+        server = {"name": "swin-quant", "version": about.get("version", ""), "extensions": protocol.EXTENSIONS}
         return self.json({**server, "model": about})
 
     async def model(self, request: Any, visit: Visit) -> Any:
-        service = self.service
-        return self.json(protocol.metadata(service.name, service.output, service.width, service.preprocess))
+        return self.json(self.service.model.metadata(self._engine))
+
+    async def config(self, request: Any, visit: Visit) -> Any:
+        limits = self.service.limits
+        return self.json(self.service.model.triton(self._engine, limits.max_batch, limits.delay_us, instances=1))
+
+    async def stats(self, request: Any, visit: Visit) -> Any:
+        return self.json(self.statistics.to_dict())
+
+    @property
+    def _engine(self) -> str:
+        return str(self.service.about.get("engine", "swin_quant"))
+
+    def _count_batch(self, pictures: int, requests: int, seconds: float) -> None:
+        self.counters.batch(pictures, seconds)
+        self.statistics.batch(pictures, requests, seconds)
 
     async def metrics(self, request: Any, visit: Visit) -> Any:
         text = self.counters.render(self.batcher.pictures, self.budget.held)
@@ -126,7 +141,7 @@ class _Routes:
 
     async def unknown(self, request: Any, error: Any) -> Any:
         what = {
-            404: "no such place: the model is /v2/models/" + self.service.name,
+            404: "no such place: the model is /v2/models/" + self.service.model.name,
             405: "another method is needed here",
         }
         self.counters.request("unknown", error.status_code, 0)
@@ -148,7 +163,10 @@ class _Routes:
                 response = self.json({"error": "internal error"}, 500)
             finally:
                 visit.hold.end()
-            self.counters.request(route, response.status_code, time.perf_counter() - start)
+            seconds = time.perf_counter() - start
+            self.counters.request(route, response.status_code, seconds)
+            if route in ("infer", "predict"):
+                self.statistics.request(response.status_code == 200, seconds)
             return response
 
         return handle
@@ -159,43 +177,59 @@ class _Routes:
         return self.response(content, headers=headers)
 
     async def predict(self, request: Any, visit: Visit) -> Any:
-        """The body is a picture file; ?top=N is the number of classes."""
-        service = self.service
-        if service.output != LOGITS:
-            raise Refused(400, f"the model gives an {service.output}: ask /v2/models/{service.name}/infer")
+        """The body is a picture file, or a form with one; ?top=N is the number of classes."""
+        model = self.service.model
+        if not model.classifies:
+            raise Refused(400, f"the model gives an {model.output.name}: ask /v2/models/{model.name}/infer")
         top = request.query_params.get("top", "5")
         if not (top.isascii() and top.isdigit() and len(top) < 8 and int(top) >= 1):
             raise Refused(400, "top must be a whole number from 1")
-        (logits,) = await visit.until_answered(self._predicted(visit, await visit.body()))
+        (logits,) = await visit.until_answered(self._predicted(visit, await visit.body(), request.headers))
         protocol.check_finite(logits)
-        best = logits.double().softmax(0).topk(min(int(top), service.width))
+        best = logits.double().softmax(0).topk(min(int(top), len(logits)))
         pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        classes = [{"index": index, "name": service.names[index], "probability": share} for index, share in pairs]
-        return self.json({"model": service.name, "classes": classes})
+        classes = [{"index": index, "name": model.labels[index], "probability": share} for index, share in pairs]
+        return self.json({"model": model.name, "classes": classes})
 
     async def _inferred(self, visit: Visit, body: bytes, headers: dict[str, str]) -> tuple[bytes, dict[str, str]]:
         service, hold, size = self.service, visit.hold, len(body)
         lane = self.light if size <= _LIGHT_BYTES else self.medium
-        how = (headers, service.preprocess, service.output, service.limits.max_queue)
-        inputs = await lane(size, 4 * size, hold, protocol.parse, body, *how)
+        how = (headers, service.model, service.preprocess, service.limits.max_queue)
+        with _timing(self.statistics.compute_input):
+            inputs = await lane(size, 4 * size, hold, protocol.parse, body, *how)
         del body
         hold.give(size)
-        hold.take(inputs.images.nbytes)
-        values = await self.batcher(inputs.images)
-        count, arguments = values.numel(), (service.name, service.output, values, inputs)
-        if count <= _AT_ONCE:
-            return protocol.answer(*arguments)
-        return await self.medium(count, _NUMBER * count, hold, protocol.answer, *arguments)
+        values = await self._computed(inputs.images, hold)
+        count, arguments = values.numel() * len(service.model.outputs), (service.model, values, inputs)
+        with _timing(self.statistics.compute_output):
+            if count <= _AT_ONCE:
+                return protocol.answer(*arguments)
+            return await self.medium(count, _NUMBER * count, hold, protocol.answer, *arguments)
 
-    async def _predicted(self, visit: Visit, body: bytes) -> Tensor:
-        preprocess, hold, size, most = self.service.preprocess, visit.hold, len(body), visit.limits.max_megapixels
-        images = await self.light(size, picture.SMALL, hold, picture.begun, body, most, preprocess)
-        if isinstance(images, picture.Cost):
-            images = await self._decoded(images, hold, body)
+    async def _predicted(self, visit: Visit, body: bytes, headers: Mapping[str, str]) -> Tensor:
+        hold, size = visit.hold, len(body)
+        with _timing(self.statistics.compute_input):
+            try:
+                if boundary := bodies.boundary_of(headers):
+                    body = await self.light(size, 2 * size, hold, bodies.file_in, body, boundary)
+                images = await self._pictured(visit, body)
+            except Refused as refusal:
+                if refusal.status == 400:
+                    raise Refused(400, f"{refusal}{bodies.advice(headers)}") from None
+                raise
         del body
         hold.give(size)
+        return await self._computed(images, hold)
+
+    async def _computed(self, images: Tensor, hold: Hold) -> Tensor:
         hold.take(images.nbytes)
-        return await self.batcher(images)
+        with _timing(self.statistics.waiting):
+            return await self.batcher(images)
+
+    async def _pictured(self, visit: Visit, body: bytes) -> Tensor:
+        preprocess, most = self.service.preprocess, visit.limits.max_megapixels
+        images = await self.light(len(body), picture.SMALL, visit.hold, picture.begun, body, most, preprocess)
+        return await self._decoded(images, visit.hold, body) if isinstance(images, picture.Cost) else images
 
     async def _decoded(self, cost: picture.Cost, hold: Hold, body: bytes) -> Tensor:
         if cost.is_light:
@@ -206,6 +240,14 @@ class _Routes:
         except asyncio.CancelledError:
             apart.stop()
             raise
+
+
+@contextmanager
+def _timing(durations: Durations) -> Iterator[None]:
+    """Adds the seconds inside, unless they end in an error."""
+    start = time.perf_counter()
+    yield
+    durations.add(time.perf_counter() - start)
 
 
 class ServiceMetrics:

@@ -15,8 +15,8 @@ from swin_quant.base.progress import log
 from swin_quant.score.engine import Run
 from swin_quant.serving.limits import Refused, ServiceLimits
 
-# Called for each batch with the number of pictures and the seconds of the engine.
-Observer = Callable[[int, float], None]
+# Called for each batch with the number of pictures, that of requests, and the seconds of the engine.
+Observer = Callable[[int, int, float], None]
 _LAST = (float("inf"), 0)  # the turn that ends the loop
 
 
@@ -111,7 +111,7 @@ class Batcher:
     async def _answer(self, batch: list[_Waiting]) -> None:
         """Run a batch; if it fails, run each request alone: a request cannot fail another's."""
         try:
-            outputs = await self._outputs(torch.cat([one.images for one in batch]))
+            outputs = await self._outputs(torch.cat([one.images for one in batch]), len(batch))
         except Exception as error:  # noqa: BLE001  # an engine's library may raise anything
             if len(batch) > 1:
                 for one in batch:
@@ -125,13 +125,13 @@ class Batcher:
             if not one.answer.done():
                 one.answer.set_result(output)
 
-    async def _outputs(self, images: Tensor) -> Tensor:
+    async def _outputs(self, images: Tensor, requests: int) -> Tensor:
         size = next((size for size in self.sizes if size >= len(images)), len(images))
         padded = torch.cat([images, images.new_zeros(size - len(images), *images.shape[1:])])
         start = time.perf_counter()
         outputs: Tensor = await asyncio.get_running_loop().run_in_executor(self.thread, self._run, padded)
         if self.observe:
-            self.observe(len(images), time.perf_counter() - start)
+            self.observe(len(images), requests, time.perf_counter() - start)
         return outputs[: len(images)]
 
     def _run(self, images: Tensor) -> Tensor:

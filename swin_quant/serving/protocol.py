@@ -1,11 +1,14 @@
-"""The KServe v2 inference protocol (Open Inference Protocol, HTTP/REST) with its binary data extension.
+"""The KServe v2 inference protocol (Open Inference Protocol, HTTP/REST), with Triton's extensions for binary data and
+for classification.
 
-Pure functions from bytes to tensors and back. Sources: kserve/open-inference-protocol, Triton's extension_binary_data.
+Pure functions from bytes to tensors and back. Sources: kserve/open-inference-protocol, Triton's extension_binary_data
+and extension_classification.
 """
 
 import json
 import math
-from collections.abc import Mapping
+import struct
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,40 +16,40 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from swin_quant.backends.description import DATATYPES, VERSION, GraphEnd, ModelDescription
 from swin_quant.data.prepared import fault
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.serving import numbers
 from swin_quant.serving.limits import Refused
 
-INPUT = "images"
 LENGTH = "Inference-Header-Content-Length"
 BINARY = "application/octet-stream"
-_TYPES: dict[str, np.dtype[Any]] = {"FP32": np.dtype("<f4"), "UINT8": np.dtype("u1")}
+EXTENSIONS = ["binary_tensor_data", "classification", "model_configuration", "statistics"]
+_TYPES = {DATATYPES[name]: np.dtype(name).newbyteorder("<") for name in DATATYPES}
+
+
+@dataclass(frozen=True)
+class WantedOutput:
+    """An output that a client asks for. `classes`: how many of its largest numbers, in words; 0: all, as numbers."""
+
+    name: str
+    binary: bool
+    classes: int = 0
 
 
 @dataclass(frozen=True)
 class InferRequest:
-    """`images`: prepared, float32 [n, 3, S, S]; the client's `id`; `binary`: whether it wants binary outputs."""
+    """`images`: prepared, float32 [n, 3, H, W]; the client's `id`; the outputs in the order asked for."""
 
     images: Tensor
     id: str | None
-    binary: bool
+    outputs: tuple[WantedOutput, ...]
 
 
-def metadata(name: str, output: str, width: int, preprocess: Preprocess) -> dict[str, Any]:
-    """The answer to GET /v2/models/NAME."""
-    side = preprocess.size
-    return {
-        "name": name,
-        "versions": ["1"],
-        "platform": "swin_quant",
-        "inputs": [{"name": INPUT, "datatype": "FP32", "shape": [-1, 3, side, side]}],
-        "outputs": [{"name": output, "datatype": "FP32", "shape": [-1, width]}],
-    }
-
-
-def parse(body: bytes, headers: Mapping[str, str], preprocess: Preprocess, output: str, most: int) -> InferRequest:
-    """A request for at most `most` pictures: FP32 [n, 3, S, S], prepared, or UINT8 [n, S, S, 3], pixels.
+def parse(
+    body: bytes, headers: Mapping[str, str], model: ModelDescription, preprocess: Preprocess, most: int
+) -> InferRequest:
+    """A request for at most `most` pictures: FP32 or FP16 [n, 3, H, W], prepared, or UINT8 [n, H, W, 3], pixels.
 
     Refused names the fault of the request in a line.
     """
@@ -58,87 +61,141 @@ def parse(body: bytes, headers: Mapping[str, str], preprocess: Preprocess, outpu
     except (ValueError, RecursionError) as error:
         place = f", at its character {error.pos}" if isinstance(error, json.JSONDecodeError) and not data else ""
         raise Refused(400, f"the body is not JSON{place}") from error
-    inputs = _get(content, "inputs", list, "the body")
-    if len(inputs) != 1 or not isinstance(inputs[0], dict) or inputs[0].get("name") != INPUT:
-        raise Refused(400, f"there must be one input, called {INPUT}")
+    inputs, name = _get(content, "inputs", list, "the body"), model.input.name
+    if len(inputs) != 1 or not isinstance(inputs[0], dict) or inputs[0].get("name") != name:
+        raise Refused(400, f"there must be one input, called {name}")
     record, id_ = inputs[0], content.get("id")
     if id_ is not None and not (isinstance(id_, str) and len(id_) <= 256):
         raise Refused(400, "id must be a text of at most 256 characters")
-    images = _images(record, data, memoryview(body)[size:], preprocess, most)
-    return InferRequest(images, id_, _wants_binary(content, output))
+    wanted = _wanted(content, model.outputs)
+    return InferRequest(_images(record, data, memoryview(body)[size:], name, preprocess, most), id_, wanted)
 
 
-def _images(record: dict[str, Any], data: bytes, raw: memoryview, preprocess: Preprocess, most: int) -> Tensor:
-    type_, shape, side = record.get("datatype"), record.get("shape"), preprocess.size
-    shapes = {"FP32": [3, side, side], "UINT8": [side, side, 3]}
+def _images(
+    record: dict[str, Any], data: bytes, raw: memoryview, name: str, preprocess: Preprocess, most: int
+) -> Tensor:
+    type_, shape, sides = record.get("datatype"), record.get("shape"), list(preprocess.sides)
+    shapes = {"FP32": [3, *sides], "FP16": [3, *sides], "UINT8": [*sides, 3]}
+    takes = " or ".join(f"{kind} [n, {', '.join(map(str, one))}]" for kind, one in shapes.items())
     if not isinstance(type_, str) or type_ not in shapes:
-        raise Refused(400, f"{INPUT}: datatype must be FP32, [n, 3, {side}, {side}], or UINT8, [n, {side}, {side}, 3]")
+        raise Refused(400, f"{name}: datatype is {type_!r:.20}: must be {takes}")
     if not isinstance(shape, list) or any(type(size) is not int for size in shape) or shape[1:] != shapes[type_]:
-        raise Refused(400, f"{INPUT}: shape of {type_} must be whole numbers: {['n', *shapes[type_]]}")
+        raise Refused(400, f"{name}: {type_} {shape!r:.80} came: must be {takes}")
     if not 1 <= shape[0] <= most:
-        raise Refused(400, f"{INPUT}: {shape[0]} pictures: must be 1 to {most}")
+        raise Refused(400, f"{name}: {shape[0]} pictures: must be 1 to {most}")
     parameters = record.get("parameters") or {}
     size = parameters.get("binary_data_size") if isinstance(parameters, dict) else None
     if size is not None:
-        values = _binary(raw, size, _TYPES[type_])
+        values = _binary(raw, size, _TYPES[type_], name)
         if values.size != math.prod(shape):
-            raise Refused(400, f"{INPUT}: {values.size} values for the shape {shape}, which has {math.prod(shape)}")
+            raise Refused(400, f"{name}: {values.size} values for the shape {shape}, which has {math.prod(shape)}")
     elif record.get("data") == numbers.CUT:
         values = numbers.read(data, shape, _TYPES[type_])
     else:
-        raise Refused(400, f"{INPUT}: data must be a list, or binary_data_size must say how many bytes follow")
+        raise Refused(400, f"{name}: data must be a list, or binary_data_size must say how many bytes follow")
     tensor = torch.from_numpy(values.reshape(shape))
     if type_ == "UINT8":
-        images = torch.empty(shape[0], 3, side, side)
+        images = torch.empty(shape[0], 3, *sides)
         for image, pixels in zip(images, tensor, strict=True):  # one by one, which needs little memory besides
             image[:] = preprocess.normalised(pixels[None])[0]
         return images
+    tensor = tensor.float()
     if not bool(torch.isfinite(tensor).all()):
-        raise Refused(400, f"{INPUT}: holds NaN or infinity")
+        raise Refused(400, f"{name}: holds NaN or infinity")
     if problem := fault(tensor, preprocess):
-        raise Refused(400, f"{INPUT}: {problem}, or UINT8")
+        raise Refused(400, f"{name}: {problem}, or UINT8")
     return tensor
 
 
-def _binary(raw: memoryview, size: Any, kind: np.dtype[Any]) -> np.ndarray:
+def _binary(raw: memoryview, size: Any, kind: np.dtype[Any], name: str) -> np.ndarray:
     if type(size) is not int or size != len(raw) or size % kind.itemsize:
-        raise Refused(400, f"{INPUT}: binary_data_size is {size!r:.20}, but {len(raw)} bytes came of {kind}")
+        raise Refused(400, f"{name}: binary_data_size is {size!r:.20}, but {len(raw)} bytes came of {kind}")
     return np.frombuffer(raw, kind).copy()
 
 
-def _wants_binary(content: dict[str, Any], output: str) -> bool:
-    outputs = content.get("outputs")
-    if outputs is None:
-        parameters = content.get("parameters")
-        return isinstance(parameters, dict) and parameters.get("binary_data_output") is True
-    names = [one.get("name") if isinstance(one, dict) else None for one in outputs] if isinstance(outputs, list) else []
-    if names != [output]:
-        raise Refused(400, f"there is one output, called {output}")
-    parameters = outputs[0].get("parameters")
-    return isinstance(parameters, dict) and parameters.get("binary_data") is True
+def _wanted(content: dict[str, Any], outputs: Sequence[GraphEnd]) -> tuple[WantedOutput, ...]:
+    """The outputs that a request names, else every one."""
+    known = [end.name for end in outputs]
+    records = content.get("outputs")
+    if records is None:
+        all_binary = _parameters(content).get("binary_data_output") is True
+        return tuple(WantedOutput(name, all_binary) for name in known)
+    names = [one.get("name") if isinstance(one, dict) else None for one in records] if isinstance(records, list) else []
+    if not names or len(names) > len(known) or any(name not in known for name in names):
+        raise Refused(400, f"outputs must be some of {', '.join(known)}")
+    wanted = []
+    for record, parameters in ((one, _parameters(one)) for one in records):
+        count = parameters.get("classification", 0)
+        if type(count) is not int or not 0 <= count < 2**31:
+            raise Refused(400, f"{record['name']}: classification must be a whole number of classes")
+        wanted.append(WantedOutput(record["name"], parameters.get("binary_data") is True, count))
+    return tuple(wanted)
 
 
-def answer(name: str, output: str, values: Tensor, request: InferRequest) -> tuple[bytes, dict[str, str]]:
-    """Body and headers of the answer: outputs float32 [n, width]."""
-    array = np.ascontiguousarray(values.cpu().numpy(), _TYPES["FP32"])
-    about: dict[str, Any] = {"name": output, "datatype": "FP32", "shape": list(array.shape)}
-    content: dict[str, Any] = {"model_name": name, "model_version": "1"}
+def _parameters(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = record.get("parameters")
+    return found if isinstance(found, dict) else {}
+
+
+def answer(model: ModelDescription, values: Tensor, request: InferRequest) -> tuple[bytes, dict[str, str]]:
+    """Body and headers of the answer: the outputs asked for, made from the model's own, float32 [n, width]."""
+    content: dict[str, Any] = {"model_name": model.name, "model_version": str(VERSION)}
     if request.id is not None:
         content["id"] = request.id
-    content["outputs"] = [about]
-    if not request.binary:
-        check_finite(values)
-        about["data"], end = [], b"[]}]}"
-        text = json.dumps(content).encode().removesuffix(end) + numbers.written(array.ravel()) + end[2:]
+    given = outputs_of(model, values)
+    abouts, lists, blobs = [], [], []
+    for wanted in request.outputs:
+        array = given[wanted.name]
+        if wanted.classes or not wanted.binary:
+            check_finite(array)
+        array = _in_words(array, wanted.classes, model) if wanted.classes else array
+        is_text = array.dtype == object
+        type_ = "BYTES" if is_text else DATATYPES[array.dtype.name]
+        about: dict[str, Any] = {"name": wanted.name, "datatype": type_, "shape": list(array.shape)}
+        if wanted.binary:
+            blobs.append(b"".join(map(_framed, array.ravel())) if is_text else array.astype(_TYPES[type_]).tobytes())
+            about["parameters"] = {"binary_data_size": len(blobs[-1])}
+        else:
+            about["data"] = []
+            lists.append(json.dumps(array.ravel().tolist()).encode() if is_text else numbers.written(array.ravel()))
+        abouts.append(about)
+    head, *rest = json.dumps({**content, "outputs": abouts}).encode().split(_EMPTY)
+    text = b"".join((head, *(_DATA + numbers_ + more for numbers_, more in zip(lists, rest, strict=True))))
+    if not blobs:
         return text, {"Content-Type": "application/json"}
-    about["parameters"] = {"binary_data_size": array.nbytes}
-    head = json.dumps(content).encode()
-    return head + array.tobytes(), {"Content-Type": BINARY, LENGTH: str(len(head))}
+    return b"".join((text, *blobs)), {"Content-Type": BINARY, LENGTH: str(len(text))}
 
 
-def check_finite(values: Tensor) -> None:
+_DATA, _EMPTY = b'"data": ', b'"data": []'
+
+
+def outputs_of(model: ModelDescription, values: Tensor) -> dict[str, np.ndarray]:
+    """Every output by its name; those beside logits are what the file's graph makes of these."""
+    found = {model.output.name: values}
+    if len(model.outputs) > 1:
+        found["probabilities"] = shares = values.float().softmax(1)
+        count = next((end.shape[0] for end in model.outputs if end.name == "top_classes"), 0)
+        found["top_probabilities"], found["top_classes"] = shares.topk(count, dim=1)
+    return {end.name: np.ascontiguousarray(found[end.name].cpu().numpy(), end.type) for end in model.outputs}
+
+
+def _in_words(values: np.ndarray, count: int, model: ModelDescription) -> np.ndarray:
+    """[n, count] texts VALUE:INDEX:LABEL, the largest first, as Triton writes them."""
+    best = np.argsort(-values.astype(np.float64), axis=1, kind="stable")[:, :count]
+    names = [f":{label}" for label in model.labels] or [""] * values.shape[1]
+    rows = [[f"{row[i]:f}:{i}{names[i]}" for i in places] for row, places in zip(values, best, strict=True)]
+    return np.array(rows, dtype=object)
+
+
+def _framed(text: str) -> bytes:
+    """A text of BYTES, behind its length."""
+    data = text.encode()
+    return struct.pack("<I", len(data)) + data
+
+
+def check_finite(values: Tensor | np.ndarray) -> None:
     """Refused if an engine's answer holds NaN or infinity, which JSON has no words for."""
-    if not bool(values.isfinite().all()):
+    if not bool(np.isfinite(np.asarray(values)).all()):
         raise Refused(500, "the engine gave NaN or infinity: its type is too narrow for this model")
 
 

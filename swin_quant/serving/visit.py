@@ -1,10 +1,11 @@
 """One request from its first byte to its answer: deadline, body, bytes of the budget, client."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from io import BytesIO
 from typing import Any, TypeVar
 
+from swin_quant.serving.bodies import expanded
 from swin_quant.serving.limits import MOST_FRAMES, ByteBudget, Hold, Refused, ServiceLimits
 
 _LARGE = 2**20  # bytes of a body that are read without a pause
@@ -25,12 +26,13 @@ class Visit:
         self.is_crowded, self.came = state.get("crowded", False), state.get("came", int)
 
     async def body(self) -> bytes:
-        """The whole body. Refused if it is too large, or late."""
+        """The whole body, expanded if it is compressed. Refused if it is too large, or late."""
         from starlette.requests import ClientDisconnect
 
-        limits, whole = self.limits, BytesIO()
+        limits, whole, headers = self.limits, BytesIO(), self.request.headers
+        encoding = headers.get("content-encoding", "").strip().lower()
         too_large = Refused(413, f"the body is larger than {limits.max_megabytes:g} MB")
-        declared = self.request.headers.get("content-length", "")
+        declared = headers.get("content-length", "")
         size = int(declared[:20]) if declared.isascii() and declared.isdigit() else 0
         if size > limits.max_bytes:
             raise too_large
@@ -38,14 +40,20 @@ class Visit:
             raise Refused(503, "too many connections: try again later")
         self.hold.check(size)
 
-        async def read() -> None:
+        async def arriving() -> AsyncIterator[bytes]:
+            came = 0
             async for part in self.request.stream():
+                came += len(part)
+                if self.came() > MOST_FRAMES + 2 * came:
+                    raise Refused(400, "the body comes in chunks that are too small")
+                yield part
+
+        async def read() -> None:
+            async for part in expanded(arriving(), encoding):
                 self.hold.take(len(part))
                 if self.hold.held > limits.max_bytes:
                     raise too_large
                 whole.write(part)
-                if self.came() > MOST_FRAMES + 2 * self.hold.held:
-                    raise Refused(400, "the body comes in chunks that are too small")
                 if _LARGE < self.hold.held < self.hold.budget.held:  # others' requests are in work: they come first
                     await asyncio.sleep(_PAUSE_S)
 

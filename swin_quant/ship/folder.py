@@ -90,8 +90,8 @@ def _fill(folder: Path, facts: PackageFacts, serving: Serving) -> None:
         "ovms.json": openvino_model_server(facts, serving),
         "kserve.yaml": kserve(facts, serving),
     }
-    if facts.labels:
-        texts[f"{facts.folder}/labels.txt"] = "".join(f"{label}\n" for label in facts.labels)
+    if labels := facts.served.labels:
+        texts[f"{facts.folder}/labels.txt"] = "".join(f"{label}\n" for label in labels)
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8", errors="backslashreplace")  # a card may hold any characters
     files = sorted(path for path in folder.rglob("*") if path.is_file())

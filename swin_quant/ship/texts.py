@@ -3,10 +3,10 @@
 import json
 from string import Template
 
+from swin_quant.backends.description import GraphEnd, ModelDescription
 from swin_quant.backends.saturation import exact_session
 from swin_quant.base.shipped import configs_dir
-from swin_quant.config.outputs import LOGITS
-from swin_quant.ship.facts import GraphEnd, PackageFacts
+from swin_quant.ship.facts import PackageFacts
 
 _BATCHING = """\
 Triton merges waiting requests into batches. OpenVINO Model Server does not: it runs several side by side, each of any
@@ -46,22 +46,22 @@ def template(name: str) -> Template:
 
 def readme(facts: PackageFacts, version: str) -> str:
     """README.md; `version` is swin-quant's."""
-    about, output = facts.manifest(), facts.outputs[0].name
+    about, served = facts.manifest(), facts.served
+    output = served.output.name
     policy = f", policy {about['policy']}" if about["policy"] else ""
-    classifies = output == LOGITS
     return template("README.template.md").substitute(
-        name=facts.name,
+        name=served.name,
         version=version,
-        what=f"A model in {about['precision']}{policy}" + ("" if classifies else f", which gives an {output}"),
+        what=f"A model in {about['precision']}{policy}" + ("" if served.classifies else f", which gives an {output}"),
         model=facts.model,
-        input=_described(facts, facts.input),
-        outputs=", ".join(_described(facts, port) for port in facts.outputs),
-        answers="classes with names" if facts.labels else "classes" if classifies else f"an {output}",
-        labels=f"| `{facts.folder}/labels.txt` | names of the classes, one a line |\n" if facts.labels else "",
-        input_name=facts.input.name,
+        input=_shown(served, served.input),
+        outputs=", ".join(_shown(served, end) for end in served.outputs),
+        answers="classes with names" if served.labels else "classes" if served.classifies else f"an {output}",
+        labels=f"| `{facts.folder}/labels.txt` | names of the classes, one a line |\n" if served.labels else "",
+        input_name=served.input.name,
         operators=_OPERATORS if facts.library else "",
         saturation=_saturation(facts),
-        batching=_BATCHING if facts.batch is None else _FIXED.format(batch=facts.batch),
+        batching=_BATCHING if served.batch is None else _FIXED.format(batch=served.batch),
     )
 
 
@@ -79,9 +79,9 @@ def settings(facts: PackageFacts) -> str:
     return _SETTINGS.format(entries=entries)
 
 
-def _described(facts: PackageFacts, port: GraphEnd) -> str:
-    sizes = ", ".join([str(facts.batch or "batch"), *map(str, port.shape)])
-    return f"`{port.name}`, {port.type} [{sizes}]"
+def _shown(served: ModelDescription, end: GraphEnd) -> str:
+    sizes = ", ".join([str(served.batch or "batch"), *map(str, end.shape)])
+    return f"`{end.name}`, {end.type} [{sizes}]"
 
 
 def requirements(facts: PackageFacts) -> str:

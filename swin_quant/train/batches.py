@@ -12,7 +12,7 @@ to uint8 and cropped and flipped as tensors, so that loading costs less than the
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import ceil
+from math import ceil, prod
 from typing import Any
 
 import numpy as np
@@ -46,8 +46,8 @@ class TrainingTransform:
     epoch: int
 
     @property
-    def size(self) -> int:
-        return self.preprocess.size
+    def sides(self) -> tuple[int, int]:
+        return self.preprocess.sides
 
     @property
     def upright(self) -> bool:
@@ -101,7 +101,7 @@ def _timm_transform(recipe: Augmentation, preprocess: Preprocess) -> Callable[[A
     from torchvision import transforms as tv
 
     transform = create_transform(
-        input_size=preprocess.size,
+        input_size=preprocess.sides,
         is_training=True,
         hflip=recipe.flip,
         color_jitter=recipe.color_jitter or None,  # type: ignore[arg-type]  # its default is not what None means
@@ -114,9 +114,9 @@ def _timm_transform(recipe: Augmentation, preprocess: Preprocess) -> Callable[[A
         std=preprocess.std,
     )
     if recipe.crop != "resized":  # as Microsoft for 32 x 32 pictures; the crop is first in timm's list
-        geometry = tv.Resize((preprocess.size,) * 2, tv.InterpolationMode(preprocess.interpolation))
+        geometry = tv.Resize(preprocess.sides, tv.InterpolationMode(preprocess.interpolation))
         border = recipe.padding if recipe.crop == "padded" else 0
-        transform.transforms[0] = tv.Compose([geometry, tv.RandomCrop(preprocess.size, padding=border)])
+        transform.transforms[0] = tv.Compose([geometry, tv.RandomCrop(preprocess.sides, padding=border)])
     return transform
 
 
@@ -146,9 +146,9 @@ class SmallPictures:
             yield Batch(self.normalised(self.levels[list(part)]), self.labels[list(part)], list(part), [])
 
 
-def is_small(pictures: Pictures, size: int) -> bool:
-    """Whether all pictures at `size` x `size` fit into MOST_BYTES."""
-    return len(pictures) * 3 * size**2 <= MOST_BYTES
+def is_small(pictures: Pictures, sides: tuple[int, int]) -> bool:
+    """Whether all pictures of this height and width fit into MOST_BYTES."""
+    return len(pictures) * 3 * prod(sides) <= MOST_BYTES
 
 
 def decode_all(pictures: Pictures, preprocess: Preprocess, limit: UnreadableLimit, workers: int) -> SmallPictures:
@@ -225,7 +225,7 @@ class TrainingBatches:
         self.small: SmallPictures | None = None
         if needs_pictures(recipe.augment):
             check_augmentation(recipe.augment, preprocess)
-        elif is_small(pictures, preprocess.size):
+        elif is_small(pictures, preprocess.sides):
             self.small = decode_all(pictures, preprocess, self.limit, self.workers)
         self.count = len(self.small or pictures)
         self.step_pictures = self.batch_size * recipe.accumulation_steps * world.size
@@ -296,7 +296,7 @@ class ValidationBatches:
         self.pictures, self.preprocess = pictures, preprocess
         self.workers = default_workers(workers, world.size, len(pictures) // world.size)
         self.limit = UnreadableLimit(len(pictures), max_unreadable)
-        small = is_small(pictures, preprocess.size)
+        small = is_small(pictures, preprocess.sides)
         self.small = decode_all(pictures, preprocess, self.limit, self.workers) if small else None
         count = len(self.small or pictures)
         passes = ceil(ceil(count / world.size) / batch_size)  # equal on all ranks, for a forward pass may be collective

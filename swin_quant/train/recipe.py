@@ -14,6 +14,7 @@ from swin_quant.base.errors import UsageError
 from swin_quant.base.schema import check_fields, checked, one_of, plain, unknown_key, within
 from swin_quant.base.shipped import shipped_files
 from swin_quant.base.yaml_file import read_yaml, shipped_or_file
+from swin_quant.config.sides import sides
 from swin_quant.quant.names import CALIBRATORS
 
 Count = Annotated[int, within(least=1)]
@@ -230,7 +231,7 @@ def recipe_of_config(cfg: CfgNode) -> Recipe:
             "end": min(train.MIN_LR / lr, 1.0),
         },
         "augment": {
-            "crop": "resized" if cfg.DATA.IMG_SIZE > 32 else "padded",
+            "crop": "resized" if max(sides(cfg.DATA.IMG_SIZE)) > 32 else "padded",
             "auto_augment": None if aug.AUTO_AUGMENT in ("", "none") else aug.AUTO_AUGMENT,
             "color_jitter": aug.COLOR_JITTER,
             "erase": aug.REPROB,

@@ -118,7 +118,7 @@ def analyze(
     if images is None:
         if not isinstance(model, Model):
             raise UsageError(f"{name}: of what size are its pictures? Give images, or their shape (1, 3, 224, 224)")
-        images = (1, 3, model.preprocess.size, model.preprocess.size)
+        images = (1, 3, *model.preprocess.sides)
     pictures = images if isinstance(images, Tensor) else None
     shape = tuple(images.shape) if isinstance(images, Tensor) else tuple(images)
     if len(shape) != 4:
@@ -145,12 +145,13 @@ def analyze_checkpoint(
 
     `how`: the keywords of `analyze_module`.
     """
+    from swin_quant.config.sides import sides
     from swin_quant.loading import model_or_shapes
     from swin_quant.operators.analysis import analyze_module
     from swin_quant.operators.roofline import load_machine
 
     model = model_or_shapes(cfg, checkpoint)
-    shape = (batch, model.in_chans, cfg.DATA.IMG_SIZE, cfg.DATA.IMG_SIZE)
+    shape = (batch, model.in_chans, *sides(cfg.DATA.IMG_SIZE))
     return analyze_module(model, shape, cfg.MODEL.NAME, load_machine(machine), pictures, **how)
 
 

@@ -91,14 +91,16 @@ def bench(
     from tempfile import TemporaryDirectory
 
     from swin_quant.base.progress import log
+    from swin_quant.config.sides import sides
     from swin_quant.score.bench import measure, noise
     from swin_quant.verbs.bench_candidates import bench_candidates
 
     with TemporaryDirectory(prefix="swin-quant-bench-") as workspace:
         found = bench_candidates(paths, engines, float_types, checkpoint, Path(workspace), plan.threads, device)
-        side = found.cfg.DATA.IMG_SIZE
         log.info("candidates: %s", ", ".join(candidate.name for candidate in found.candidates))
-        return measure(found.card.name, found.candidates, plan, pictures or noise(64, (3, side, side)))
+        return measure(
+            found.card.name, found.candidates, plan, pictures or noise(64, (3, *sides(found.cfg.DATA.IMG_SIZE)))
+        )
 
 
 def run(options: BenchOptions, world: World) -> None:

@@ -51,7 +51,7 @@ def run(options: NodesOptions, world: World) -> None:
     if len(policies) > 1:
         raise UsageError("--policy: nodes are listed under one policy at a time")
     model = model_or_shapes(cfg, checkpoint, policies[0] if policies else None)
-    rows = list_nodes(model, (1, model.in_chans, cfg.DATA.IMG_SIZE, cfg.DATA.IMG_SIZE))
+    rows = list_nodes(model, (1, *model.input_shape))
     if not world.is_main:
         return
     if options.json:

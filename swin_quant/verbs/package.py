@@ -90,12 +90,14 @@ def package(
     serving, artifact = Serving(max_batch, delay_us, instances), exported.artifact
     check_place(Path(folder), overwrite)
     cfg = config_of(artifact)
-    facts = facts_of(artifact)
-    if cfg.MODEL.OUTPUT_KIND == LOGITS:
-        facts = facts_of(artifact, class_names(cfg.MODEL.NUM_CLASSES, labels, labels_in(artifact)))
+    is_classifier = cfg.MODEL.OUTPUT_KIND == LOGITS
+    names = class_names(cfg.MODEL.NUM_CLASSES, labels, labels_in(artifact)) if is_classifier else ()
+    facts = facts_of(artifact, names)
     written = write_package(facts, serving, folder, overwrite)
     if facts.library:
         log.info("operators/: compiled attention, for infer.py on OpenVINO; models/: the plain file, for servers")
     megabytes = artifact.file.stat().st_size / 1e6
-    log.info("package: %s, %.1f MB of model; next: python %s PICTURE ...", facts.name, megabytes, written / "infer.py")
+    log.info(
+        "package: %s, %.1f MB of model; next: python %s PICTURE ...", facts.served.name, megabytes, written / "infer.py"
+    )
     return written

@@ -152,7 +152,7 @@ def serve(artifact: Artifact, host: str, port: int, how: Hosting) -> None:
         app = build_app(service)
         server = server_of(app, how.limits, app.state.count)
         where = "http://{}:{}".format(*listener.getsockname()[:2])
-        names = copy.file.name, service.about["engine"], where, service.name, where
+        names = copy.file.name, service.about["engine"], where, service.model.name, where
         log.info("%s on %s: %s/v2/models/%s, pictures to %s/predict", *names)
         _tune_process()
         try:
@@ -171,12 +171,12 @@ def service_of(artifact: Artifact, how: Hosting) -> Service:
     import torch
     from PIL import Image
 
+    from swin_quant.backends.description import described
     from swin_quant.backends.registry import engine_named
     from swin_quant.config.outputs import FEATURES, LOGITS
     from swin_quant.exported import config_of, labels_in, load_engines, one_engine, preprocess_of
     from swin_quant.score.top_classes import class_names
     from swin_quant.serving.app import Service
-    from swin_quant.ship.facts import fit_name
 
     cfg, preprocess = config_of(artifact), preprocess_of(artifact)
     kind = cfg.MODEL.OUTPUT_KIND
@@ -188,11 +188,11 @@ def service_of(artifact: Artifact, how: Hosting) -> Service:
     (engine,) = load_engines(artifact, [chosen], options).values()
     if engine.max_batch:
         sizes, limits = (), replace(limits, max_batch=min(limits.max_batch, engine.max_batch))
-    preprocess(Image.new("RGB", (preprocess.size, preprocess.size)))  # imports what it needs now
+    preprocess(Image.new("RGB", preprocess.sides))  # imports what it needs now
     # The largest batch first: where programs share memory in turns, it needs the most.
     for size in reversed(sizes or _prepared(engine.sizes, limits.max_batch)):
         with torch.inference_mode():
-            outputs = engine(torch.zeros(size, 3, preprocess.size, preprocess.size))
+            outputs = engine(torch.zeros(size, 3, *preprocess.sides))
     names = class_names(cfg.MODEL.NUM_CLASSES, how.labels, labels_in(artifact)) if kind == LOGITS else []
     about = {
         "version": __version__,
@@ -202,8 +202,8 @@ def service_of(artifact: Artifact, how: Hosting) -> Service:
         "precision": engine.precision,
         "policy": engine.policy,
     }
-    name = fit_name(how.name or artifact.card.name)
-    return Service(name, engine, preprocess, outputs.shape[1], kind, names, sizes, limits, how.decoders, about)
+    model = described(artifact, names, how.name, outputs.shape[1])
+    return Service(model, engine, preprocess, sizes, limits, how.decoders, about)
 
 
 def graphs_for(largest: int) -> tuple[int, ...]:

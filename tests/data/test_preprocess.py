@@ -45,6 +45,27 @@ def test_crop_equals_timms_evaluation_transform(size, shape, interpolation):
     assert torch.equal(ours, reference(photo(*shape)))
 
 
+@pytest.mark.parametrize("size", [(192, 224), (48, 20), (60, 61)])
+@pytest.mark.parametrize("shape", [(300, 200), (97, 401), (224, 192), (50, 50)])
+@pytest.mark.parametrize("mode", ["center", "squash"])
+def test_pictures_that_are_not_square_are_timms(size, shape, mode):
+    """Resized until they cover both sides over the crop's ratio, or squashed; then cropped."""
+    import_timm()
+    from timm.data import create_transform
+
+    reference = create_transform(size, interpolation="bicubic", crop_pct=0.9, crop_mode=mode)
+    shaped = "squashed" if mode == "squash" else "square"
+    ours = Preprocess(size, True, "bicubic", IMAGENET_MEAN, IMAGENET_STD, 0.9, shaped)
+    assert ours.sides == size and torch.equal(ours(photo(*shape)), reference(photo(*shape)))
+    assert Preprocess.from_dict(json.loads(json.dumps(ours.to_dict()))) == ours
+
+
+def test_without_a_crop_both_sides_are_resized():
+    ours = Preprocess((20, 30), False, "bilinear", (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))(photo(40, 70))
+    expected = np.asarray(photo(40, 70).resize((30, 20), Image.Resampling.BILINEAR)) / 255
+    assert np.abs(ours.numpy() - expected.transpose(2, 0, 1)).max() < 1e-6
+
+
 @pytest.mark.parametrize(("size", "shape"), [(384, (300, 200)), (32, (32, 32)), (32, (500, 375))])
 def test_no_crop_resizes_both_sides_as_pil_does(size, shape):
     resized = np.asarray(photo(*shape).resize((size, size), Image.Resampling.BICUBIC)) / 255
@@ -102,6 +123,9 @@ def test_cards_of_microsofts_crop_are_as_they_were():
         GOOD | {"size": 0},
         GOOD | {"size": 10**9},
         GOOD | {"size": True},
+        GOOD | {"size": [224]},
+        GOOD | {"size": [224, 0]},
+        GOOD | {"size": [24, 40], "shape": "shorter"},
         GOOD | {"crop": 1},
         GOOD | {"upright": 1},
         GOOD | {"crop_ratio": 0.01},
@@ -133,7 +157,7 @@ def test_a_bad_configuration_names_its_keys():
 def test_training_crops_are_float_tensors_of_the_model_size():
     transform = augmented(config(96))
     tensor = transform(photo(120, 90), 0)
-    assert transform.size == 96 and tensor.shape == (3, 96, 96) and tensor.dtype == torch.float32
+    assert transform.sides == (96, 96) and tensor.shape == (3, 96, 96) and tensor.dtype == torch.float32
 
 
 def test_a_training_crop_depends_on_seed_and_index_alone():

@@ -99,36 +99,38 @@ def test_norms_of_outputs(tiny_backbone, norms, names):
 
 def attended(cut, height, width):
     """The tokens that each token of a map may attend to, and those in its window, by brute force."""
-    up = lambda size: size + -size % cut.window  # noqa: E731
-    rolled = (up(height), up(width)) if cut.pad_first else (height, width)
+    up = lambda size, window: size + -size % window  # noqa: E731
+    (high, wide), (down, right) = cut.window, cut.shift
+    rolled = (up(height, high), up(width, wide)) if cut.pad_first else (height, width)
     place = {}
     for row in range(height):
         for column in range(width):
-            at = (row - cut.shift) % rolled[0], (column - cut.shift) % rolled[1]
-            place[row, column] = at[0] // cut.window, at[1] // cut.window
+            at = (row - down) % rolled[0], (column - right) % rolled[1]
+            place[row, column] = at[0] // high, at[1] // wide
     return place
 
 
 @pytest.mark.parametrize("pad_first", [False, True])
 @pytest.mark.parametrize("size", [(8, 8), (7, 10), (3, 9), (1, 1)])
-def test_a_cut_puts_tokens_together_as_defined(size, pad_first):
+@pytest.mark.parametrize(("window", "shift"), [((4, 4), (2, 2)), ((3, 5), (0, 2))])
+def test_a_cut_puts_tokens_together_as_defined(size, window, shift, pad_first):
     height, width = size
-    cut = Cut(4, 2, pad_first)
+    cut = Cut(window, shift, pad_first)
     x = torch.arange(1.0, height * width + 1).view(1, height, width, 1)
     windows = cut.partition(x)
     assert torch.equal(cut.reverse(windows, x), x)
     found = {}
-    for number, window in enumerate(windows[0, :, :, 0].tolist()):
-        for token in window:
+    for number, tokens in enumerate(windows[0, :, :, 0].tolist()):
+        for token in tokens:
             if token:
-                found[divmod(int(token) - 1, width)] = divmod(number, (width + 3) // 4)
+                found[divmod(int(token) - 1, width)] = divmod(number, -(-width // window[1]))
     assert found == attended(cut, height, width)
-    assert cut.mask(x).shape == (windows.shape[1], 16, 16)
+    assert cut.mask(x).shape == (windows.shape[1], *windows.shape[2:3] * 2)
 
 
 def test_zeros_are_added_below_and_right():
-    assert pad_up(torch.ones(1, 3, 5, 2), 4).shape == (1, 4, 8, 2)
-    assert pad_up(torch.ones(1, 3, 5, 1), 4)[0, 3].abs().sum() == 0
+    assert pad_up(torch.ones(1, 3, 5, 2), (4, 4)).shape == (1, 4, 8, 2)
+    assert pad_up(torch.ones(1, 3, 5, 1), (4, 4))[0, 3].abs().sum() == 0
     image = torch.arange(12.0).view(1, 1, 3, 4)
     assert patches(image, 2)[0, 1, 0].tolist() == [8, 9, 0, 0]
     assert neighbours(image.permute(0, 2, 3, 1))[0, 0, 0].tolist() == [0, 4, 1, 5]

@@ -8,64 +8,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from served import FLAT, INFER, NAMES, PREPROCESS, SIDE, Means, logits_of, png, posted, service, with_client
 
-from swin_quant.data.preprocess import Preprocess
 from swin_quant.serving import protocol
-from swin_quant.serving.app import Service, build_app
+from swin_quant.serving.app import build_app
 from swin_quant.serving.batcher import Batcher
 from swin_quant.serving.limits import Refused, ServiceLimits
-
-pytest.importorskip("starlette")
-pytest.importorskip("prometheus_client")
-httpx = pytest.importorskip("httpx2")
-
-SIDE, NAMES = 16, ("cat", "dog", "fox")
-PREPROCESS = Preprocess(SIDE, False, "bilinear", (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-MATRIX = torch.tensor([[3.0, -1.0, 0.5], [-2.0, 1.0, 0.0], [0.0, 2.0, -1.0]])
-
-
-class Means:
-    """An engine: the mean of each channel times a matrix. It remembers its batches; one above 1e6 breaks it."""
-
-    def __init__(self, seconds=0.0):
-        self.batches, self.seconds = [], seconds
-
-    def __call__(self, images):
-        import time
-
-        time.sleep(self.seconds)
-        self.batches.append(len(images))
-        if images.abs().max() > 1e6:
-            raise RuntimeError("secret words of a library")
-        return images.mean((2, 3)) @ MATRIX
-
-
-def logits_of(images):
-    return (images.mean((2, 3)) @ MATRIX).numpy()
-
-
-def with_client(service, work):
-    """Run `work(client)` against the application, started and stopped as a server does."""
-    app = build_app(service)
-
-    async def go():
-        async with app.router.lifespan_context(app):
-            transport = httpx.ASGITransport(app=app)
-            async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
-                return await work(client)
-
-    return asyncio.run(go())
-
-
-def posted(service, *requests, at_once=False):
-    """The answers to posts of (place, arguments of the client)."""
-
-    async def work(client):
-        if at_once:
-            return await asyncio.gather(*[client.post(place, **given) for place, given in requests])
-        return [await client.post(place, **given) for place, given in requests]
-
-    return with_client(service, work)
 
 
 def batched(engine, work, **options):
@@ -81,10 +29,6 @@ def batched(engine, work, **options):
     return asyncio.run(go())
 
 
-def service(engine=None, **limits):
-    return Service("micro", engine or Means(), PREPROCESS, 3, names=NAMES, limits=ServiceLimits(**limits))
-
-
 def body_of(images, **more):
     """A request in JSON."""
     array = np.asarray(images)
@@ -93,19 +37,9 @@ def body_of(images, **more):
     return {"inputs": [tensor], **more}
 
 
-def png(seed=0, size=(20, 24)):
-    pixels = np.random.default_rng(seed).integers(0, 256, (*size, 3)).astype(np.uint8)
-    file = BytesIO()
-    Image.fromarray(pixels).save(file, "PNG")
-    return file.getvalue()
-
-
 @pytest.fixture
 def images():
     return torch.randn(2, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(0))
-
-
-INFER = "/v2/models/micro/infer"
 
 
 def test_health_metadata_and_unknown_places():
@@ -166,7 +100,6 @@ def test_a_picture_as_it_is(images):
     np.testing.assert_allclose([one["probability"] for one in answer["classes"]], shares[best], rtol=1e-4)
 
 
-FLAT = {"name": "images", "datatype": "FP32", "shape": [1, 3, SIDE, SIDE], "data": [0.0] * 3 * SIDE**2}
 WRONG = [
     (b"{", 400, "the body is not JSON"),
     (b"[" * 100000, 400, "the body is not JSON"),
@@ -176,13 +109,13 @@ WRONG = [
     ({"inputs": []}, 400, "one input, called images"),
     ({"inputs": [FLAT, FLAT]}, 400, "one input, called images"),
     ({"inputs": [{**FLAT, "name": "x"}]}, 400, "one input, called images"),
-    ({"inputs": [{**FLAT, "datatype": "INT64"}]}, 400, "datatype must be FP32"),
-    ({"inputs": [{**FLAT, "datatype": ["FP32"]}]}, 400, "datatype must be FP32"),
-    ({"inputs": [{**FLAT, "shape": [1, 3, 8, 8]}]}, 400, "shape of FP32 must be"),
-    ({"inputs": [{**FLAT, "shape": "large"}]}, 400, "shape of FP32 must be"),
-    ({"inputs": [{**FLAT, "shape": [True, 3, SIDE, SIDE]}]}, 400, "shape of FP32 must be"),
-    ({"inputs": [{**FLAT, "shape": [1, 3.0, SIDE, SIDE]}]}, 400, "shape of FP32 must be"),
-    ({"inputs": [{**FLAT, "shape": []}]}, 400, "shape of FP32 must be"),
+    ({"inputs": [{**FLAT, "datatype": "INT64"}]}, 400, "datatype is 'INT64': must be FP32 [n, 3, 16, 16] or"),
+    ({"inputs": [{**FLAT, "datatype": ["FP32"]}]}, 400, "datatype is ['FP32']: must be FP32 [n, 3, 16, 16] or"),
+    ({"inputs": [{**FLAT, "shape": [1, 3, 8, 8]}]}, 400, "FP32 [1, 3, 8, 8] came: must be FP32 [n, 3, 16, 16] or"),
+    ({"inputs": [{**FLAT, "shape": "large"}]}, 400, "FP32 'large' came: must be"),
+    ({"inputs": [{**FLAT, "shape": [True, 3, SIDE, SIDE]}]}, 400, "came: must be FP32"),
+    ({"inputs": [{**FLAT, "shape": [1, 3.0, SIDE, SIDE]}]}, 400, "came: must be FP32"),
+    ({"inputs": [{**FLAT, "shape": []}]}, 400, "came: must be FP32"),
     ({"inputs": [{**FLAT, "shape": [0, 3, SIDE, SIDE], "data": []}]}, 400, "0 pictures: must be 1 to 4"),
     ({"inputs": [{**FLAT, "shape": [10**9, 3, SIDE, SIDE]}]}, 400, "pictures: must be 1 to 4"),
     ({"inputs": [{**FLAT, "data": [0.0] * 5}]}, 400, "5 values for the shape"),
@@ -195,7 +128,14 @@ WRONG = [
     ({"inputs": [{**FLAT, "datatype": "UINT8", "shape": [1, SIDE, SIDE, 3], "data": [256] * 768}]}, 400, "0 to 255"),
     ({"inputs": [{**FLAT, "parameters": {"binary_data_size": 12}}]}, 400, "binary_data_size is 12, but 0 bytes came"),
     ({"inputs": [FLAT], "id": 7}, 400, "id must be a text"),
-    ({"inputs": [FLAT], "outputs": [{"name": "secrets"}]}, 400, "one output, called logits"),
+    ({"inputs": [FLAT], "outputs": [{"name": "hidden"}]}, 400, "outputs must be some of logits"),
+    ({"inputs": [FLAT], "outputs": [{"name": "logits"}] * 2}, 400, "outputs must be some of logits"),
+    ({"inputs": [FLAT], "outputs": []}, 400, "outputs must be some of logits"),
+    (
+        {"inputs": [FLAT], "outputs": [{"name": "logits", "parameters": {"classification": -1}}]},
+        400,
+        "logits: classification must be a whole number",
+    ),
     ({"inputs": [{**FLAT, "data": [1e9] * 768}]}, 500, "the engine failed on this request"),
 ]
 

@@ -16,6 +16,7 @@ import pytest
 import torch
 from PIL import Image
 
+from swin_quant.backends.description import GraphEnd, ModelDescription
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.serving.limits import Refused, ServiceLimits
 
@@ -28,6 +29,8 @@ from swin_quant.serving.protocol import parse  # noqa: E402
 
 SIDE = 16
 PREPROCESS = Preprocess(SIDE, False, "bilinear", (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+LOGITS = GraphEnd("logits", "float32", (3,))
+MODEL = ModelDescription("micro", GraphEnd("images", "float32", (3, SIDE, SIDE)), (LOGITS,), ("a", "b", "c"))
 INFER = "/v2/models/micro/infer"
 
 
@@ -62,7 +65,7 @@ class Engine:
 def running(engine=None, **limits):
     """The address of a service, and its application."""
     limits = ServiceLimits(**limits)
-    app = build_app(Service("micro", engine or Engine(), PREPROCESS, 3, names=("a", "b", "c"), limits=limits))
+    app = build_app(Service(MODEL, engine or Engine(), PREPROCESS, limits=limits))
     process = server.server_of(app, limits, app.state.count)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=process.run, kwargs={"sockets": [listener]})
@@ -400,7 +403,7 @@ def test_json_is_counted_before_it_is_read(body, says):
     """Python's reader takes 300 ms for the least of them, and nobody is answered meanwhile."""
     start = time.process_time()
     with pytest.raises(Refused, match=says):
-        parse(body, {}, PREPROCESS, "logits", 256)
+        parse(body, {}, MODEL, PREPROCESS, 256)
     assert time.process_time() - start < 0.15
 
 

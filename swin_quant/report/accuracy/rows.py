@@ -207,14 +207,22 @@ def _verdict(row: AccuracyRow) -> str:
     return "dim" if not row.distinguishable else "red" if (row.delta("acc1") or 0) < 0 else "green"
 
 
-def _resolution(row: AccuracyRow) -> int | None:
+def _resolution(row: AccuracyRow) -> int | str | None:
+    """The side of square pictures; height and width of others as 192x224."""
     size = row.card.preprocess.get("size")
+    if isinstance(size, list):
+        return "x".join(map(str, size))
     return size if type(size) is int else None
+
+
+def _as_sides(row: AccuracyRow) -> str:
+    size = _resolution(row)
+    return size if isinstance(size, str) else f"{size}x{size}"
 
 
 COLUMNS: tuple[Column[AccuracyRow], ...] = (
     Column("name", "name", field("card", "name")),
-    figure("resolution", "resolution", _resolution, "{0}x{0}"),
+    Column("resolution", "resolution", _resolution, show=_as_sides, right=True),
     Column("dataset", "dataset", field("place")),
     Column("policy", "policy", field("policy")),
     Column("precision", "type", field("quantized", "precision")),

@@ -42,9 +42,10 @@ def calibrated(tiny_model):
             stages = {"PRETRAINED_WINDOW_SIZES": [0, 0]} if kind == "swinv2" else {}
             model = tiny_model(kind, **{**SHALLOW, **stages, **keys})
             chosen = OWN[policy] if policy in OWN else load_policy(policy)
-            calibrate(model, [torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(1))], Method("max"))
+            images = torch.randn(4, *model.input_shape, generator=torch.Generator().manual_seed(1))
+            calibrate(model, [images], Method("max"))
             apply_policy(model, chosen)
-            preprocess = Preprocess(32, False, "bicubic", (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
+            preprocess = Preprocess(model.input_shape[1:], False, "bicubic", (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
             made[given] = model, RunCard(f"{kind}_tiny", {}, preprocess.to_dict(), policy=chosen.to_dict())
         model, card = made[given]
         return deepcopy(model), card

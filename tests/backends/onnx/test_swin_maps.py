@@ -1,4 +1,5 @@
-"""Backbones as ONNX files of any height and width, on ONNX Runtime and OpenVINO at several sizes."""
+"""Backbones as ONNX files of any height and width, and classifiers of pictures that are not square, on ONNX Runtime
+and OpenVINO."""
 
 import onnx
 import pytest
@@ -57,14 +58,15 @@ def test_what_is_exported_computes_what_was_trained(backbone):
     assert difference_of_outputs([found], [expected])["mean"] < 0.01
 
 
-def test_operators_are_the_models_own_code():
+@pytest.mark.parametrize(("window", "shift"), [((4, 4), (2, 2)), ((3, 5), (0, 2)), ((2, 4), (1, 0))])
+def test_operators_are_the_models_own_code(window, shift):
     images, x = torch.randn(1, 3, 7, 9), torch.randn(2, 7, 9, 5)
     for pad_first in (False, True):
-        cut = Cut(4, 2, pad_first)
-        windows = map_windows(x, 4, 2, pad_first)
+        cut = Cut(window, shift, pad_first)
+        windows = map_windows(x, window, shift, pad_first)
         assert torch.equal(windows, cut.partition(x))
-        assert torch.equal(map_join(windows, x, 4, 2, pad_first), x)
-    assert torch.equal(map_mask(x, 4, 2), Cut(4, 2).mask(x))
+        assert torch.equal(map_join(windows, x, window, shift, pad_first), x)
+    assert torch.equal(map_mask(x, window, shift), Cut(window, shift).mask(x))
     assert torch.equal(map_patches(images, 4), patches(images, 4))
     assert torch.equal(map_neighbours(x), neighbours(x))
 
@@ -75,3 +77,30 @@ def test_what_cannot_be_exported_is_one_line(backbone):
         network(model, OnnxOptions(rewrites=frozenset()), PREPROCESS)
     with pytest.raises(UsageError, match="float16: this architecture has no rewrites that set types"):
         network(model, OnnxOptions(precision="float", float_type="float16"), PREPROCESS)
+
+
+OBLONG = [  # padded windows; a window higher than the map
+    ("swin", "cpu", {"IMG_SIZE": [24, 40], "WINDOW_SIZE": 4}, {}),
+    ("swinv2", "qdq", {"IMG_SIZE": [8, 48], "WINDOW_SIZE": 5}, {"batch": 2}),
+    ("swin", "qdq", {"IMG_SIZE": [24, 40], "WINDOW_SIZE": 4}, {"uint8_input": True, "top_k": 3}),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "policy", "keys", "options"), OBLONG, ids=lambda given: str(given)[:24])
+@pytest.mark.parametrize("precision", ["int8", "float"])
+def test_a_classifier_of_pictures_that_are_not_square(kind, policy, keys, options, precision, calibrated, tmp_path):
+    more = {"PRETRAINED_WINDOW_SIZES": [0, 0]} if kind == "swinv2" else {}
+    model, card = calibrated(kind, policy, **keys, **more)
+    artifact = export(model, card, tmp_path, OnnxOptions(precision=precision, **options))
+    sizes = [one.dim_value for one in onnx.load(artifact.file).graph.input[0].type.tensor_type.shape.dim]
+    assert sizes[1:] == ([*keys["IMG_SIZE"], 3] if options.get("uint8_input") else [3, *keys["IMG_SIZE"]])
+    (quantize if precision == "int8" else dequantize)(model)
+    made = Preprocess.from_dict(card.preprocess)
+    pixels = torch.randint(0, 256, (2, *keys["IMG_SIZE"], 3), dtype=torch.uint8)
+    images = made.normalised(pixels)
+    with torch.inference_mode():
+        expected = model(images)
+    for name in ("onnxruntime", "openvino"):
+        found = engine_loader(name)(artifact)(images)
+        assert difference_of_outputs([found], [expected])["mean"] < (0.02 if precision == "int8" else 1e-4), name

@@ -313,15 +313,19 @@ def test_pictures_of_every_mode_are_prepared_to_the_bit(tmp_path):
         (False, 0.875, "bicubic", 32), (True, 0.875, "bicubic", 32), (True, 0.9, "bilinear", 24),
         (True, 1.0, "lanczos", 31), (False, 0.875, "nearest", 48), (True, 0.95, "box", 33),
         (True, 0.9, "bicubic", 32, "floored"), (True, 0.8, "bicubic", 24, "squashed"),
+        (True, 0.9, "bicubic", (24, 40)), (False, 0.875, "bilinear", (40, 24)),
+        (True, 0.9, "bicubic", (41, 25), "floored"),
     ]:  # fmt: skip
         transform = Preprocess(size, crop, method, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), ratio, *shape)
-        pair = not crop or shape == ["squashed"]
-        settings = {"resize": [int(size / ratio) if crop else size] * 2 if pair else int(size / ratio),
+        sides = size if isinstance(size, tuple) else (size, size)
+        pair = not crop or shape == ["squashed"] or size != sides[0]
+        both = [int(side / ratio) if crop else side for side in sides]
+        settings = {"resize": both if pair else both[0], "covers": crop and size != sides[0],
                     "crop": size if crop else None, "crop_offset": "rounded down" if shape == ["floored"] else None,
                     "interpolation": method, "mean": transform.mean, "std": transform.std,
-                    "type": "float32", "upright": size > 32}  # fmt: skip
+                    "type": "float32", "upright": sides[0] > 32}  # fmt: skip
         for index, file in enumerate(files):
-            ours = transform(pictures.read(index, size > 32)).numpy()
+            ours = transform(pictures.read(index, sides[0] > 32)).numpy()
             np.testing.assert_array_equal(namespace["preprocess"](file, settings), ours, err_msg=f"{file} {settings}")
 
 

@@ -1,5 +1,6 @@
 """Patch embedding, blocks and patch merging on maps [B, H, W, C] of any size."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from swin_quant.backends.onnx.swin.attention import CosineAttention, QuantizedAt
 from swin_quant.backends.onnx.swin.blocks import OrderedBlock, as_linear
 from swin_quant.backends.onnx.swin_maps.operators import map_join, map_mask, map_neighbours, map_patches, map_windows
 from swin_quant.base.errors import UsageError
+from swin_quant.config.outputs import FEATURES
 from swin_quant.models.swin_v2 import SwinV2Block, WindowAttentionV2
 
 
@@ -25,7 +27,7 @@ class MapAttention(QuantizedAttention):
         """`mask` is ignored: it is computed from the map."""
         cut = self.cut
         windows = map_windows(x, cut.window, cut.shift, cut.pad_first)
-        mask = map_mask(x, cut.window, cut.shift) if cut.shift else None
+        mask = map_mask(x, cut.window, cut.shift) if any(cut.shift) else None
         return map_join(self.inside(windows, mask), x, cut.window, cut.shift, cut.pad_first)
 
     def inside(self, x: Tensor, mask: Tensor | None) -> Tensor:
@@ -98,7 +100,7 @@ class MapPatches(nn.Module):
 
 
 class MapNetwork(nn.Module):
-    """Pictures [B, in, H, W] -> maps [B, C, h, w], all of `io_type`; submodules keep the trained model's names."""
+    """From pictures [B, in, H, W] of `io_type` to the maps of all stages; submodules keep the trained model's names."""
 
     patch_embed: Any
     layers: Any
@@ -106,21 +108,48 @@ class MapNetwork(nn.Module):
     def __init__(self, model: Any, io_type: torch.dtype) -> None:
         super().__init__()
         if not isinstance(model.patch_embed, MapPatches):
-            raise UsageError("a backbone is exported with the rewrite any-size: give it, too")
+            raise UsageError("maps are exported with the rewrite any-size: give it, too")
         for name, child in model.named_children():
             self.add_module(name, child)
-        self.stages, self.normed, self.io_type = model.output_stages, model.normed, io_type
+        self.io_type = io_type
 
-    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        x, found = self.patch_embed(images.float()), []
-        for stage, layer in enumerate(self.layers):
+    def maps(self, images: Tensor) -> Iterator[Tensor]:
+        """The map [B, h, w, C] of each stage."""
+        x = self.patch_embed(images.float())
+        for layer in self.layers:
             for block in layer.blocks:
                 x = block(x)
-            if stage in self.stages:
-                found.append(self.normed(x, stage).permute(0, 3, 1, 2).to(self.io_type))
+            yield x
             if layer.downsample is not None:
                 x = layer.downsample(x)
-        return tuple(found)
+
+
+class BackboneNetwork(MapNetwork):
+    """Pictures [B, in, H, W] -> maps [B, C, h, w] of some stages, all of `io_type`."""
+
+    def __init__(self, model: Any, io_type: torch.dtype) -> None:
+        super().__init__(model, io_type)
+        self.stages, self.normed = model.output_stages, model.normed
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        maps = ((stage, x) for stage, x in enumerate(self.maps(images)) if stage in self.stages)
+        return tuple(self.normed(x, stage).permute(0, 3, 1, 2).to(self.io_type) for stage, x in maps)
+
+
+class ClassifierNetwork(MapNetwork):
+    """Pictures [B, in, H, W] -> logits [B, classes], both of `io_type`."""
+
+    norm: Any
+    head: Any
+
+    def forward(self, images: Tensor) -> Tensor:
+        *_, last = self.maps(images)
+        return self.head(self.norm(last).mean(dim=(1, 2))).to(self.io_type)
+
+
+def network_of(model: Any, io_type: torch.dtype) -> MapNetwork:
+    """The network to export, for what the model gives."""
+    return (BackboneNetwork if model.output_kind == FEATURES else ClassifierNetwork)(model, io_type)
 
 
 def any_size(model: Any) -> None:

@@ -4,7 +4,8 @@ torch's exporter would have to prove that windows divide a padded map of unknown
 operator instead, whose translation computes with the actual shape. In torch each runs the trained model's own code.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -28,24 +29,29 @@ def map_neighbours(x: Tensor) -> Tensor:
 
 
 @torch.library.custom_op("swin_quant::map_windows", mutates_args=())
-def map_windows(x: Tensor, window: int, shift: int, pad_first: bool) -> Tensor:
+def map_windows(x: Tensor, window: Sequence[int], shift: Sequence[int], pad_first: bool) -> Tensor:
     """`Cut.partition`."""
-    return Cut(window, shift, pad_first).partition(x).contiguous()
+    return Cut(_pair(window), _pair(shift), pad_first).partition(x).contiguous()
 
 
 @torch.library.custom_op("swin_quant::map_join", mutates_args=())
-def map_join(windows: Tensor, like: Tensor, window: int, shift: int, pad_first: bool) -> Tensor:
+def map_join(windows: Tensor, like: Tensor, window: Sequence[int], shift: Sequence[int], pad_first: bool) -> Tensor:
     """`Cut.reverse`."""
-    return Cut(window, shift, pad_first).reverse(windows, like).contiguous().clone()
+    return Cut(_pair(window), _pair(shift), pad_first).reverse(windows, like).contiguous().clone()
 
 
 @torch.library.custom_op("swin_quant::map_mask", mutates_args=())
-def map_mask(like: Tensor, window: int, shift: int) -> Tensor:
+def map_mask(like: Tensor, window: Sequence[int], shift: Sequence[int]) -> Tensor:
     """`Cut.mask` of a shifted cut."""
-    mask = Cut(window, shift).mask(like)
+    mask = Cut(_pair(window), _pair(shift)).mask(like)
     if mask is None:
         raise ValueError("windows that are not shifted have no mask")
     return mask
+
+
+def _pair(sides: Sequence[int]) -> tuple[int, int]:
+    high, wide = sides
+    return high, wide
 
 
 def _times(size: Any, of: int) -> Any:
@@ -65,20 +71,21 @@ def _(x: Tensor) -> Tensor:
 
 
 @map_windows.register_fake
-def _(x: Tensor, window: int, shift: int, pad_first: bool) -> Tensor:
-    batch, height, width, channels = x.shape
-    return x.new_empty(batch, _times(height, window) * _times(width, window), window * window, channels)
+def _(x: Tensor, window: Sequence[int], shift: Sequence[int], pad_first: bool) -> Tensor:
+    (batch, height, width, channels), (high, wide) = x.shape, window
+    return x.new_empty(batch, _times(height, high) * _times(width, wide), high * wide, channels)
 
 
 @map_join.register_fake
-def _(windows: Tensor, like: Tensor, window: int, shift: int, pad_first: bool) -> Tensor:
+def _(windows: Tensor, like: Tensor, window: Sequence[int], shift: Sequence[int], pad_first: bool) -> Tensor:
     return windows.new_empty(like.shape)
 
 
 @map_mask.register_fake
-def _(like: Tensor, window: int, shift: int) -> Tensor:
-    count = _times(like.shape[1], window) * _times(like.shape[2], window)
-    return like.new_empty(count, window * window, window * window, dtype=torch.float32)
+def _(like: Tensor, window: Sequence[int], shift: Sequence[int]) -> Tensor:
+    high, wide = window
+    count = _times(like.shape[1], high) * _times(like.shape[2], wide)
+    return like.new_empty(count, high * wide, high * wide, dtype=torch.float32)
 
 
 def translations() -> dict[Any, Callable[..., Any]]:
@@ -99,8 +106,8 @@ def translations() -> dict[Any, Callable[..., Any]]:
         """How much `length` [1] lacks to a multiple."""
         return op.Mod(op.Sub(ints(multiple), op.Mod(length, ints(multiple))), ints(multiple))
 
-    def padded(x: Any, multiple: int) -> Any:
-        below, right, none = missing(size(x, 1), multiple), missing(size(x, 2), multiple), ints(0)
+    def padded(x: Any, multiple: Sequence[int]) -> Any:
+        below, right, none = missing(size(x, 1), multiple[0]), missing(size(x, 2), multiple[1]), ints(0)
         return op.Pad(x, op.Concat(none, none, none, none, none, below, right, none, axis=0))
 
     def rolled(x: Any, axis: int, by: Any) -> Any:
@@ -109,46 +116,46 @@ def translations() -> dict[Any, Callable[..., Any]]:
         begin, end, along = ints(0), ints(_END), ints(axis)
         return op.Concat(op.Slice(x, by, end, along), op.Slice(x, begin, by, along), axis=axis)
 
-    def shifted(x: Any, shift: int, back: bool = False) -> Any:
-        for axis in (1, 2) if shift else ():
-            x = rolled(x, axis, op.Sub(size(x, axis), op.Mod(ints(shift), size(x, axis))) if back else ints(shift))
+    def shifted(x: Any, shift: Sequence[int], back: bool = False) -> Any:
+        for axis, by in ((axis, by) for axis, by in zip((1, 2), shift, strict=True) if by):
+            x = rolled(x, axis, op.Sub(size(x, axis), op.Mod(ints(by), size(x, axis))) if back else ints(by))
         return x
 
-    def blocks(x: Any, side: int) -> Any:
-        """[B, H, W, C] -> [B, H / side, side, W / side, side, C]."""
-        rows, columns = (op.Div(size(x, axis), ints(side)) for axis in (1, 2))
-        return op.Reshape(x, op.Concat(size(x, 0), rows, ints(side), columns, ints(side), size(x, 3), axis=0))
+    def blocks(x: Any, high: int, wide: int) -> Any:
+        """[B, H, W, C] -> [B, H / high, high, W / wide, wide, C]."""
+        rows, columns = op.Div(size(x, 1), ints(high)), op.Div(size(x, 2), ints(wide))
+        return op.Reshape(x, op.Concat(size(x, 0), rows, ints(high), columns, ints(wide), size(x, 3), axis=0))
 
-    def cut(x: Any, window: int) -> Any:
+    def cut(x: Any, window: Sequence[int]) -> Any:
         """[B, H, W, C] -> [B, nW, L, C]."""
-        apart = op.Transpose(blocks(x, window), perm=[0, 1, 3, 2, 4, 5])
-        return op.Reshape(apart, op.Concat(size(x, 0), ints(-1, window * window), size(x, 3), axis=0))
+        apart = op.Transpose(blocks(x, *window), perm=[0, 1, 3, 2, 4, 5])
+        return op.Reshape(apart, op.Concat(size(x, 0), ints(-1, math.prod(window)), size(x, 3), axis=0))
 
     def of_patches(images: Any, patch: int) -> Any:
-        x = blocks(padded(op.Transpose(images, perm=[0, 2, 3, 1]), patch), patch)
+        x = blocks(padded(op.Transpose(images, perm=[0, 2, 3, 1]), (patch, patch)), patch, patch)
         x = op.Transpose(x, perm=[0, 1, 3, 5, 2, 4])
         channels = op.Mul(size(images, 1), ints(patch * patch))
         return op.Reshape(x, op.Concat(size(x, 0), size(x, 1), size(x, 2), channels, axis=0))
 
     def of_neighbours(x: Any) -> Any:
-        four = op.Transpose(blocks(padded(x, 2), 2), perm=[0, 1, 3, 4, 2, 5])
+        four = op.Transpose(blocks(padded(x, (2, 2)), 2, 2), perm=[0, 1, 3, 4, 2, 5])
         channels = op.Mul(size(x, 3), ints(4))
         return op.Reshape(four, op.Concat(size(four, 0), size(four, 1), size(four, 2), channels, axis=0))
 
-    def of_windows(x: Any, window: int, shift: int, pad_first: bool) -> Any:
+    def of_windows(x: Any, window: Sequence[int], shift: Sequence[int], pad_first: bool) -> Any:
         x = padded(x, window) if pad_first else x
         x = shifted(x, shift)
         return cut(x if pad_first else padded(x, window), window)
 
-    def of_join(windows: Any, like: Any, window: int, shift: int, pad_first: bool) -> Any:
-        high, wide = (op.Add(size(like, axis), missing(size(like, axis), window)) for axis in (1, 2))
-        rows, columns, side, channels = (
-            op.Div(high, ints(window)),
-            op.Div(wide, ints(window)),
-            ints(window),
-            size(like, 3),
-        )
-        x = op.Reshape(windows, op.Concat(size(like, 0), rows, columns, side, side, channels, axis=0))
+    def whole(like: Any, window: Sequence[int]) -> tuple[Any, Any]:
+        """Height and width [1] of the map `like` once its windows are whole."""
+        high, wide = (op.Add(size(like, at), missing(size(like, at), window[at - 1])) for at in (1, 2))
+        return high, wide
+
+    def of_join(windows: Any, like: Any, window: Sequence[int], shift: Sequence[int], pad_first: bool) -> Any:
+        (high, wide), channels = whole(like, window), size(like, 3)
+        rows, columns = op.Div(high, ints(window[0])), op.Div(wide, ints(window[1]))
+        x = op.Reshape(windows, op.Concat(size(like, 0), rows, columns, ints(*window), channels, axis=0))
         x = op.Transpose(x, perm=[0, 1, 3, 2, 4, 5])
         x = op.Reshape(x, op.Concat(size(like, 0), high, wide, channels, axis=0))
         inside = ints(0, 0), op.Concat(size(like, 1), size(like, 2), axis=0), ints(1, 2)
@@ -164,11 +171,11 @@ def translations() -> dict[Any, Callable[..., Any]]:
         parts = [op.GreaterOrEqual(places, op.Sub(length, ints(end))) for end in (window, shift)]
         return op.Add(*(op.Cast(part, to=1) for part in parts))
 
-    def of_mask(like: Any, window: int, shift: int) -> Any:
-        high, wide = (op.Add(size(like, axis), missing(size(like, axis), window)) for axis in (1, 2))
+    def of_mask(like: Any, window: Sequence[int], shift: Sequence[int]) -> Any:
+        high, wide = whole(like, window)
         three = op.Constant(value=from_array(np.array(3, np.float32)))
-        down = op.Mul(op.Unsqueeze(band(high, window, shift), ints(1)), three)
-        region = op.Add(down, op.Unsqueeze(band(wide, window, shift), ints(0)))
+        down = op.Mul(op.Unsqueeze(band(high, window[0], shift[0]), ints(1)), three)
+        region = op.Add(down, op.Unsqueeze(band(wide, window[1], shift[1]), ints(0)))
         windows = op.Squeeze(cut(op.Unsqueeze(region, ints(0, 3)), window), ints(0, 3))
         same = op.Equal(op.Unsqueeze(windows, ints(2)), op.Unsqueeze(windows, ints(1)))
         allowed, masked = (op.Constant(value=from_array(np.array(value, np.float32))) for value in (0, -100))

@@ -1,0 +1,128 @@
+"""Classifiers of pictures that are not square: logits beside timm's, tables beside brute force, refusals in a line."""
+
+import importlib
+
+import pytest
+import torch
+
+import swin_quant as sq
+from swin_quant.base.compat import import_timm
+from swin_quant.base.errors import UsageError
+from swin_quant.checkpoint import load_float
+from swin_quant.config import from_dict
+from swin_quant.models import build_model, oblong
+from swin_quant.models.windows import relative_coords_table, relative_position_index
+
+CLASSES = {"swin": "SwinTransformer", "swinv2": "SwinTransformerV2"}
+NAMES = {"swin": "swin_tiny_patch4_window7_224", "swinv2": "swinv2_tiny_window8_256"}
+SHAPE = {"embed_dim": 16, "depths": (2, 2, 2), "num_heads": (1, 2, 4), "num_classes": 5}
+
+
+def config(kind, size, window, **more):
+    keys = {"EMBED_DIM": 16, "DEPTHS": [2, 2, 2], "NUM_HEADS": [1, 2, 4], "WINDOW_SIZE": window}
+    keys |= {"PRETRAINED_WINDOW_SIZES": [0, 0, 0]} if kind == "swinv2" else {}
+    model = {"TYPE": kind, "NUM_CLASSES": 5, "NAME": "oblong", kind.upper(): {**keys, **more}}
+    return from_dict({"DATA": {"IMG_SIZE": size}, "MODEL": model}, "test")
+
+
+@pytest.mark.parametrize(
+    ("size", "window"),
+    [
+        ((192, 224), 7),  # no side holds whole windows: they are padded
+        ((96, 64), 4),  # both do
+        ((32, 224), 7),  # from the second stage on a window is higher than the map
+        ((64, 48), 16),  # and here larger on both sides
+    ],
+)
+@pytest.mark.parametrize("kind", CLASSES)
+def test_logits_are_those_of_timm(kind, size, window, randomise, tmp_path):
+    theirs = getattr(import_timm().models, CLASSES[kind])(img_size=size, window_size=window, **SHAPE).eval()
+    randomise(theirs, seed=1)
+    torch.save(theirs.state_dict(), tmp_path / "timm.pth")
+    ours = build_model(config(kind, list(size), window))
+    load_float(ours, tmp_path / "timm.pth")
+    images = torch.randn(2, 3, *size)
+    with torch.inference_mode():
+        expected, logits = theirs(images), ours(images)
+    assert (expected[0] - expected[1]).std() > 0.02
+    torch.testing.assert_close(logits, expected, rtol=1e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_weights_of_squares_at_this_size_give_timms_logits(kind, tmp_path):
+    """Positions are interpolated to the window that each side of the map has."""
+    timm = import_timm()
+    sizes = {**SHAPE, "patch_size": 2}
+    theirs = timm.create_model(NAMES[kind], **sizes, img_size=32, window_size=8)
+    for parameter in theirs.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    state = theirs.state_dict()
+    torch.save(state, tmp_path / "timm.pth")
+    resized = timm.create_model(NAMES[kind], **sizes, img_size=(24, 40), window_size=8).eval()
+    module = importlib.import_module(type(resized).__module__)
+    resized.load_state_dict(module.checkpoint_filter_fn(dict(state), resized))
+    ours = sq.load(tmp_path / "timm.pth", img_size=(24, 40), window=8)
+    assert ours.config.DATA.IMG_SIZE == [24, 40]
+    images = torch.randn(2, 3, 24, 40)
+    with torch.inference_mode():
+        torch.testing.assert_close(ours(images), resized(images), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("window", [(3, 5), (4, 2), (1, 3), (4, 4)])
+def test_tables_of_a_window(window):
+    """Each pair of tokens finds the coordinates of its offset, as squares of each side have them."""
+    places = [(y, x) for y in range(window[0]) for x in range(window[1])]
+    index = oblong.offset_index(window)
+    table = oblong.offset_coordinates(window, 8)[0].flatten(0, 1)
+    assert len(table) == oblong.offsets_in(window)
+    for i, one in enumerate(places):
+        for j, other in enumerate(places):
+            for axis, side in enumerate(window):
+                at = relative_coords_table(side, 8)[0, one[axis] - other[axis] + side - 1, 0, 0]
+                assert table[index[i, j], axis] == at
+    if window[0] == window[1]:
+        assert torch.equal(index, relative_position_index(window[0]))
+        assert torch.equal(table.view(1, 7, 7, 2), relative_coords_table(4, 8))
+
+
+def test_a_window_sees_what_were_neighbours_before_the_shift():
+    """Brute force: two places of a rolled map stay together where rolling moved both, or neither, round its end."""
+    height, width, window, shift = 8, 12, (4, 3), (2, 1)
+    y, x = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+    rolled = torch.roll(torch.stack([y, x], -1), (-shift[0], -shift[1]), dims=(0, 1))
+    places = oblong.cut(rolled[None], window)[0]
+    distance = (places[:, :, None] - places[:, None]).abs()
+    near = (distance < torch.tensor(window)).all(-1)
+    assert torch.equal(oblong.mask(height, width, window, shift) == 0, near)
+    assert torch.equal(oblong.joined(oblong.cut(rolled[None], window), window, height, width)[0], rolled)
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "more", "says"),
+    [
+        ("swin", [190, 224], {}, "DATA.IMG_SIZE .190, 224. is not a multiple of MODEL.SWIN.PATCH_SIZE 4"),
+        ("swin", [96, 72], {}, "patches of an odd resolution cannot be merged: stage 1, 12 x 9 "),
+        ("swin", [96, 64], {"APE": True}, "absolute positions .APE. are those of square pictures"),
+        ("swinv2", [16, 64], {}, "a window of 1 has no relative coordinates: stage 2, 1 x 4 "),
+        ("swin", [96, 64, 3], {}, "DATA.IMG_SIZE is .96, 64, 3., but must be a side, or height and width"),
+        ("swin", [96, 0], {}, r"DATA.IMG_SIZE\[1\] is 0, but must be at least 1"),
+        ("swin", "96x64", {}, "DATA.IMG_SIZE must be a whole number, not '96x64'"),
+    ],
+)
+def test_sizes_that_no_model_has(kind, size, more, says):
+    with pytest.raises(UsageError, match=says):
+        config(kind, size, 4, **more)
+
+
+def test_a_square_by_both_sides_is_one_number():
+    assert config("swin", [64, 64], 4).DATA.IMG_SIZE == 64
+
+
+@pytest.mark.parametrize("backend", ["cuda", "fastertransformer"])
+def test_targets_with_kernels_of_squares_say_so(backend, tmp_path):
+    cfg = config("swin", [96, 64], 4, EMBED_DIM=32)
+    torch.save(build_model(cfg).state_dict(), tmp_path / "x.pth")
+    model = sq.load(tmp_path / "x.pth", cfg)
+    with pytest.raises(UsageError, match="pictures of 96 x 64 are not square, and this target"):
+        sq.export(model, backend, tmp_path, precision="float")
+    assert not list(tmp_path.glob("*.safetensors"))

@@ -1,0 +1,193 @@
+"""One description of a model: a client made from a package's config.pbtxt is answered by `serve` as by a server."""
+
+import importlib
+import json
+import sys
+import types
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from served import LOGITS, MODEL, NAMES, PREPROCESS, SIDE, Means, logits_of, posted, with_client
+
+from swin_quant.backends.description import GraphEnd, ModelDescription
+from swin_quant.serving.app import Service
+from swin_quant.serving.protocol import outputs_of
+from swin_quant.ship.repository import as_text
+
+PLACE = "/v2/models/micro"
+TOP = (GraphEnd("top_classes", "int64", (2,)), GraphEnd("top_probabilities", "float32", (2,)))
+ENDS = (LOGITS, GraphEnd("probabilities", "float32", (3,)), *TOP)
+KINDS = {
+    "float32": (MODEL.input, ENDS),
+    "float16": (GraphEnd("images", "float16", (3, SIDE, SIDE)), (GraphEnd("logits", "float16", (3,)),)),
+    "uint8": (GraphEnd("pictures", "uint8", (SIDE, SIDE, 3)), (LOGITS, *TOP)),
+    "embedding": (MODEL.input, (GraphEnd("embedding", "float32", (3,)),)),
+}
+
+
+def service_of(model):
+    return Service(model, Means(), PREPROCESS, about={"engine": "means"})
+
+
+@pytest.fixture(scope="module")
+def client():
+    """tritonclient's own writing and reading of requests; its sockets need gevent, which is not installed."""
+    found = importlib.util.find_spec("tritonclient")
+    if found is None:
+        pytest.skip("needs tritonclient")
+    folder = Path(found.submodule_search_locations[0])
+    with pytest.MonkeyPatch.context() as patch:
+        package = types.ModuleType("tritonclient.http")
+        package.__path__ = [str(folder / "http")]
+        patch.setitem(sys.modules, "tritonclient.http", package)
+        if importlib.util.find_spec("rapidjson") is None:
+            patch.setitem(sys.modules, "rapidjson", json)
+        names = ("_utils", "_infer_input", "_requested_output", "_infer_result")
+        modules = [importlib.import_module(f"tritonclient.http.{name}") for name in names]
+        utils, (inputs, outputs, results) = importlib.import_module("tritonclient.utils"), modules[1:]
+        spec = importlib.util.spec_from_file_location("model_config_pb2", folder / "grpc" / "model_config_pb2.py")
+        schema = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(schema)
+        yield types.SimpleNamespace(
+            request=modules[0]._get_inference_request,
+            input=inputs.InferInput,
+            output=outputs.InferRequestedOutput,
+            result=results.InferResult,
+            datatype=utils.np_to_triton_dtype,
+            config=schema.ModelConfig,
+        )
+
+
+@contextmanager
+def described(client, model):
+    """A package's configuration of `model`, parsed by Triton's messages."""
+    text_format = pytest.importorskip("google.protobuf.text_format")
+    yield text_format.Parse(as_text(model.triton("onnxruntime", 8, 2000, 1)), client.config())
+
+
+def asked(client, model, config, images, binary=True, outputs=None):
+    """What the client reads of the answer to a request that it wrote by the configuration: by output, its array."""
+    (taken,) = config.input
+    sent = client.input(taken.name, list(images.shape), client.datatype(images.dtype))
+    sent.set_data_from_numpy(images, binary_data=binary or images.dtype == np.float16)
+    wanted = outputs or [client.output(one.name, binary_data=binary) for one in config.output]
+    body, size = client.request(
+        inputs=[sent], request_id="7", outputs=wanted, sequence_id=0, sequence_start=False, sequence_end=False,
+        priority=0, timeout=None, custom_parameters=None,
+    )  # fmt: skip
+    headers = {"Inference-Header-Content-Length": str(size)} if size is not None else {}
+    (answer,) = posted(service_of(model), (f"{PLACE}/infer", {"content": body, "headers": headers}))
+    assert answer.status_code == 200, answer.text
+    length = answer.headers.get("Inference-Header-Content-Length")
+    found = client.result.from_response_body(answer.content, header_length=length and int(length))
+    assert found.get_response()["id"] == "7"
+    return {one["name"]: found.as_numpy(one["name"]) for one in found.get_response()["outputs"]}
+
+
+def taken_by(config):
+    """Random pictures as the configuration says, and the logits that are due for them."""
+    (taken,) = config.input
+    pixels = torch.randint(0, 256, (2, SIDE, SIDE, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(3))
+    images = PREPROCESS.normalised(pixels)
+    kind = {"TYPE_FP32": np.float32, "TYPE_FP16": np.float16, "TYPE_UINT8": np.uint8}
+    type_ = kind[type(taken).DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_number[taken.data_type].name]
+    given = pixels.numpy() if type_ is np.uint8 else images.numpy().astype(type_)
+    assert list(taken.dims) == list(given.shape[1:])
+    return given, logits_of(images)
+
+
+@pytest.mark.parametrize("binary", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_client_made_from_a_package_is_answered_by_serve(client, kind, binary):
+    model = ModelDescription("micro", *KINDS[kind], NAMES if kind != "embedding" else ())
+    with described(client, model) as config:
+        images, logits = taken_by(config)
+        found = asked(client, model, config, images, binary)
+    assert list(found) == [one.name for one in model.outputs]
+    shares = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    best = np.argsort(-shares, axis=1)[:, :2]
+    due = {"logits": logits, "embedding": logits, "probabilities": shares, "top_classes": best}
+    due["top_probabilities"] = np.take_along_axis(shares, best, 1)
+    for end in model.outputs:
+        assert found[end.name].dtype == np.dtype(end.type) and found[end.name].shape == (2, *end.shape)
+        np.testing.assert_allclose(found[end.name], due[end.name], rtol=3e-2 if kind == "float16" else 1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_classes_in_words_as_triton_writes_them(client, binary):
+    with described(client, MODEL) as config:
+        images, logits = taken_by(config)
+        wanted = [client.output("logits", binary_data=binary, class_count=2)]
+        words = asked(client, MODEL, config, images, outputs=wanted)["logits"]
+    assert words.shape == (2, 2)
+    for row, texts in zip(logits, words, strict=True):
+        for place, text in zip(np.argsort(-row), texts, strict=False):
+            value, index, label = (text.decode() if isinstance(text, bytes) else text).split(":")
+            assert (int(index), label) == (place, NAMES[place]) and abs(float(value) - row[place]) < 1e-4
+
+
+def test_more_classes_than_there_are_and_none_of_their_names(client):
+    nameless = replace(MODEL, labels=())
+    with described(client, nameless) as config:
+        images, _ = taken_by(config)
+        words = asked(client, nameless, config, images, outputs=[client.output("logits", class_count=9)])["logits"]
+    assert words.shape == (2, 3) and all(text.count(b":") == 1 for text in words.ravel())
+
+
+@pytest.mark.parametrize("batch", [None, 4])
+def test_the_configuration_that_serve_answers_is_that_of_a_package(client, batch):
+    json_format = pytest.importorskip("google.protobuf.json_format")
+    model = ModelDescription("micro", *KINDS["uint8"], NAMES, batch)
+
+    async def work(http):
+        places = (f"{PLACE}/config", f"{PLACE}/versions/1/config", PLACE)
+        return [(await http.get(place)).json() for place in places]
+
+    served, again, about = with_client(service_of(model), work)
+    with described(client, model) as config:
+        packaged = json.loads(json_format.MessageToJson(config, preserving_proto_field_name=True))
+    same = json_format.ParseDict(served, client.config())
+    same.backend = "onnxruntime"
+    assert json.loads(json_format.MessageToJson(same, preserving_proto_field_name=True)) == packaged
+    assert again == served and served["backend"] == "means" and ("dynamic_batching" in served) == (batch is None)
+    for word in ("input", "output"):
+        for one, other in zip(served[word], about[f"{word}s"], strict=True):
+            lead = [] if batch else [-1]
+            assert (one["name"], one["data_type"]) == (other["name"], f"TYPE_{other['datatype']}")
+            assert lead + one["dims"] == other["shape"]
+    assert served["output"][0]["label_filename"] == "labels.txt" and "label_filename" not in served["output"][1]
+
+
+def test_statistics_as_triton_s():
+    images = torch.randn(3, 3, SIDE, SIDE)
+    body = {"inputs": [{"name": "images", "datatype": "FP32", "shape": [3, 3, SIDE, SIDE], "data": images.tolist()}]}
+
+    async def work(http):
+        before = (await http.get(f"{PLACE}/stats")).json()
+        for given in (body, body, {}):
+            await http.post(f"{PLACE}/infer", json=given)
+        return before, *[(await http.get(place)).json() for place in (f"{PLACE}/stats", "/v2/models/stats")]
+
+    before, after, every = with_client(service_of(MODEL), work)
+    (none,), (some,) = before["model_stats"], after["model_stats"]
+    assert (none["inference_count"], none["execution_count"], none["batch_stats"]) == (0, 0, [])
+    assert (some["name"], some["version"], some["inference_count"], some["execution_count"]) == ("micro", "1", 6, 2)
+    times = some["inference_stats"]
+    counts = {"success": 2, "fail": 1, "queue": 2, "compute_input": 2, "compute_infer": 2, "compute_output": 2}
+    assert {name: one["count"] for name, one in times.items()} == {**counts, "cache_hit": 0, "cache_miss": 0}
+    inside = sum(times[name]["ns"] for name in ("queue", "compute_input", "compute_infer", "compute_output"))
+    assert 0 < inside <= times["success"]["ns"] and some["last_inference"] > 0
+    assert [(one["batch_size"], one["compute_infer"]["count"]) for one in some["batch_stats"]] == [(3, 2)]
+    assert every["model_stats"][0]["inference_count"] == 6
+
+
+def test_outputs_beside_logits_are_those_of_the_graph():
+    """As the exporter's own code makes them of logits."""
+    logits = torch.tensor([[1.0, 3.0, 2.0]])
+    found = outputs_of(ModelDescription("micro", MODEL.input, ENDS, NAMES), logits)
+    assert found["top_classes"].tolist() == [[1, 2]] and found["top_classes"].dtype == np.int64
+    np.testing.assert_allclose(found["probabilities"], logits.softmax(1), rtol=1e-6)
