@@ -120,7 +120,7 @@ def test_the_commands_are_given_what_was_asked_for(run, words, tmp_path):
         "val",
         3,
     )
-    assert (calibrate["img_size"], calibrate["window"], calibrate["weights"]) == (32, 4, "raw")
+    assert (calibrate["img_size"], calibrate["window"], calibrate["weights"]) == ("32", 4, "raw")
     assert calibrate["batch"] == evaluate["batch"] == 4 and (evaluate["half"], verify["threads"]) == ("none", 1)
 
 
