@@ -268,7 +268,10 @@ def test_pictures_are_prepared_as_by_timm(tmp_path, said, where):
     ("said", "words"),
     [
         ({"pretrained_cfg": PRETRAINED | {"crop_mode": "border"}}, "crop_mode is 'border'"),
-        ({"pretrained_cfg": PRETRAINED | {"input_size": [3, 32, 64]}}, "input_size .32, 64.: set DATA.IMG_SIZE to settle it"),
+        (
+            {"pretrained_cfg": PRETRAINED | {"input_size": [3, 32, 64]}},
+            "input_size .32, 64.: set DATA.IMG_SIZE to settle it",
+        ),
         ({"pretrained_cfg": PRETRAINED | {"label_offset": 1}}, "label_offset is 1"),
         ({"model_args": ARGUMENTS | {"act_layer": "relu"}}, "model_args: act_layer is 'relu'"),
         ({"model_args": ARGUMENTS | {"global_pool": "max"}}, "model_args: global_pool is 'max'"),
