@@ -1,5 +1,5 @@
-"""Swin V1 and V2 on maps, built from the classifier's parts. A backbone takes pictures of any size and gives the maps of
-some stages; a classifier takes pictures that are not square.
+"""Swin V1 and V2 on maps, built from the classifier's parts: a backbone takes pictures of any size and gives the maps
+of some stages; a classifier takes pictures that are not square.
 
 Nodes and parameters have the classifier's names, so its ranges and weights serve here. Each output may have its own
 norm, `norm0` to `norm3`, as in Microsoft's detection and segmentation code, or the last output has the classifier's,

@@ -44,8 +44,8 @@ KL = {"none": kl_divergence, "ft": kl_divergence_ft}
 def feature_distance(student: Tensor, teacher: Tensor) -> Tensor:
     """The distance of a stage's output from the teacher's: 0 if equal, about 1 if unrelated.
 
-    student: [B, L, C], teacher: [B, L, D], or maps [B, H, W, C]. Mean squared error over the teacher's mean square. If the
-    widths differ, it compares the tokens' cosine similarities [B, L, L].
+    student: [B, L, C], teacher: [B, L, D], or maps [B, H, W, C]. Mean squared error over the teacher's mean square. If
+    the widths differ, it compares the tokens' cosine similarities [B, L, L].
     """
     student, teacher = student.float(), teacher.float()
     if student.shape != teacher.shape:
