@@ -56,20 +56,20 @@ CLOSEST = f"{ENGINE}, float32"
 HEAD = """# Accuracy of the CUDA engine's arithmetic
 
 Micro Swins of examples/checkpoints, written by `python benchmarks/cuda_accuracy.py`; 80 training pictures calibrate.
-*cuda*: the engine on a CPU, by the references that its kernels are tested against; in front of it what it stands for,
-of the same ranges: *fake-quant*, or *FasterTransformer's emulator*. Δ and ± (paired standard error: pictures of which
-both or none are right add nothing) are points of top-1, agreement and SQNR are of the logits: first beside the float
-model in torch, then (*pair*) of the engine beside what it stands for, on the same pictures. 0.02 points are one picture
-of 5,000; what chance does is in ±, and what it comes from under the last title. Speed is not measured here.
+*cuda*: the engine on a CPU, by the references that its kernels are tested against. The row above it has its reference
+with the same ranges: *fake-quant*, or *FasterTransformer's emulator*. Δ and ± (paired standard error) are points of
+top-1; agreement and SQNR are of the logits. They compare with the float model in torch first, then (*pair*) the
+engine with its reference on the same pictures. 0.02 points are one picture of 5,000. The last section explains the
+differences. Speed is not measured here.
 """
-APART = """{} pictures of val, all beside fake-quant as it is: the engine, and fake-quant that rounds one thing as the
-engine does. *Float32*: in place of every half of the engine.
+APART = """{} pictures of val, against plain fake-quant: the engine, and fake-quant that rounds one thing as the engine
+does. *Float32*: instead of every half-precision value of the engine.
 
-A value near a tie goes the other way for a difference in the last bit, and moves those behind it: whatever is changed,
-be it how sums are rounded, ends in other logits, and in pictures that flip either way. The residual stream in float16
-makes nearly all of the difference in dB, and so does each of the other halves alone, where it changes a value: they do
-not add up, and which way top-1 goes is another with each. With none of them the engine is as near to fake-quant as that
-is to itself with sums in float64: nothing else is different.
+A difference in the last bit sends a value near a tie the other way, and moves the values behind it. Any change, even
+of how sums are rounded, therefore ends in other logits, and pictures flip both ways. The float16 residual stream
+makes nearly all of the difference in dB, and so does each other half-precision value alone: they do not add up, and
+top-1 moves differently with each. With none of them the engine is as near to fake-quant as fake-quant is to itself
+with sums in float64: nothing else differs.
 """
 
 

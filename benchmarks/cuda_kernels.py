@@ -1,4 +1,4 @@
-"""Every kernel of the CUDA engine compiled for GPUs that are not here: writes docs/results/cuda_kernels.md.
+"""Every kernel of the CUDA engine compiled for GPUs that are not here: writes docs/results/cuda_kernels.md and .csv.
 
     python benchmarks/cuda_kernels.py [--batch ...] [--models ...] [--attention ...] [--half ...] [--float8 ...]
         [--bfloat16 ...] [--ft ...] [--ops gemm ...] [--workers N]
@@ -17,6 +17,8 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
+
+from pages import read_table, write_table
 
 from swin_quant.backends.cuda.crosscompile import OLDEST_FLOAT8, KernelCall
 from swin_quant.backends.cuda.fusions import candidates
@@ -64,6 +66,8 @@ SHOWN = (
     "BQ", "BKEYS", "ROWS",
 )  # fmt: skip
 
+TOLD = ("registers", "shared KB", "programs", "products", "note")  # of each compilation
+
 Row = tuple[str, KernelCall, list[CompiledKernel | None]]
 """Precision, kernel, and what was made of it for each kind of GPU."""
 
@@ -91,7 +95,10 @@ def main() -> None:
         (precision, call, [kept.get(call, capability) for capability in args.capabilities]) for precision, call in named
     ]
     wrong = list(failures(rows))
-    args.output.write_text("".join(page(rows, args, wrong)), encoding="utf-8")
+    table = args.output.with_suffix(".csv")
+    head, *lines = data(rows, args.capabilities)
+    write_table(table, head, lines)
+    args.output.write_text("".join(page(read_table(table), args, wrong)), encoding="utf-8")
     print(f"{args.output}: {len(named)} kernels for {len(args.capabilities)} kinds of GPU, {len(wrong)} findings")
     sys.exit(bool(wrong))
 
@@ -202,46 +209,87 @@ def title(call: KernelCall) -> str:
     return f"{call.name} {' '.join(f'{key} {constants[key]}' for key in SHOWN if constants.get(key))}, {warps} warps"
 
 
-def page(rows: list[Row], args: argparse.Namespace, wrong: list[str]) -> Iterator[str]:
+def data(rows: list[Row], capabilities: Sequence[int]) -> Iterator[list[str]]:
+    """The table: a row for each kernel, five columns for each kind of GPU, empty where it has no float8."""
+    yield [
+        "precision",
+        "kernel",
+        "shape",
+        "warps",
+        *(f"{c // 10}.{c % 10} {what}" for c in capabilities for what in TOLD),
+    ]
+    for precision, call, compiled in rows:
+        name, _, shape = title(call).rpartition(", ")[0].partition(" ")
+        cells = [cell for one in compiled for cell in told(one)]
+        yield [TITLES[precision], name, shape, str(dict(call.options).get("num_warps")), *cells]
+
+
+def told(one: CompiledKernel | None) -> list[str]:
+    """What the table says of a compilation: TOLD."""
+    if one is None:
+        return [""] * len(TOLD)
+    products = ", ".join(f"{count} {name}" for name, count in one.mma.items())
+    note = ", ".join(["all registers"] * one.eased + [f"spills {one.spilled} B"] * bool(one.spilled))
+    return [str(one.registers), f"{one.shared / 1024:.0f}", str(one.programs), products, note]
+
+
+def page(table: Sequence[Mapping[str, str]], args: argparse.Namespace, wrong: list[str]) -> Iterator[str]:
+    """What was compiled and found, and the extremes by kind of kernel."""
     import triton
 
     named = {TITLES[kind]: models for kind, models in of_kinds(args).items() if models}
-    types = "; ".join(f"{', '.join(models)} in {kind}" for kind, models in named.items())
     if args.attention:
-        types += f"; and attention of {', '.join(args.attention)} in int8,"
+        named["attention in int8"] = args.attention
+    made = [(row, one) for row in table for one in compilations(row)]
+    well = "no kernel spills, all fit, every product runs on tensor cores of its type, and once"
+    only = f" Kernels {', '.join(args.ops)} only." if args.ops else ""
     yield (
         "# The kernels of the CUDA engine, compiled\n\n"
-        f"Written by `python benchmarks/cuda_kernels.py` with triton {triton.__version__}, without a GPU: "
-        f"every kernel {'' if not args.ops else '(' + ', '.join(args.ops) + ') '}"
-        f"that {types} launch at batch {' or '.join(map(str, args.batch))}, with and without fusions. Swin-S has "
-        "those of T; of kernels that differ in the size of the map alone, or in the shift and do not attend, there is "
-        "one. Left out are other types of larger models, and other batches, of which some kernels have other tiles. "
-        "*Compiled, not run.*"
-        "\n\nA cell: registers a thread / KB of shared memory / programs that a multiprocessor holds / matrix "
-        "instructions in the machine code. IGMMA, HGMMA and QGMMA are Hopper's, of whole warp groups; IMMA, HMMA and "
-        "QMMA of one warp. 9.0 and 10.0 have no QMMA: tiles of fewer than 64 rows multiply float8 as half precision "
-        "there. *All registers*: by the compiler's own choice of them it spills, and it is compiled with all that a "
-        "thread can have.\n\n"
+        f"**{len(table)} kernels, {len(made)} compilations: {'; '.join(wrong) or well}.** Compiled, not run: by triton "
+        f"{triton.__version__}, without a GPU, for compute capabilities "
+        f"{', '.join(f'{c // 10}.{c % 10}' for c in args.capabilities)}.{only} [{args.output.stem}.csv]"
+        f"({args.output.stem}.csv) has every compilation; `python benchmarks/cuda_kernels.py` writes both.\n\n"
+        f"## Compiled\n\nEvery kernel that these models launch at batch {' or '.join(map(str, args.batch))}, with and "
+        "without fusions:\n\n| in | models |\n|---|---|\n"
     )
-    well = "no kernel spills, all fit, every product runs on tensor cores of its type, and once"
-    checked = "; ".join(wrong) or well
-    yield f"{len(rows)} kernels, {sum(one is not None for row in rows for one in row[2])} compilations. "
-    yield f"Found: {checked}.\n"
-    for precision, heading in TITLES.items():
-        if some := [row for row in rows if row[0] == precision]:
-            yield f"\n## {heading}\n\n"
-            yield f"| kernel | {' | '.join(f'{c // 10}.{c % 10}' for c in args.capabilities)} |\n"
-            yield f"|---|{'---|' * len(args.capabilities)}\n"
-            for _, call, compiled in some:
-                yield f"| {title(call)} | {' | '.join(map(cell, compiled))} |\n"
+    yield from (f"| {kind} | {', '.join(models)} |\n" for kind, models in named.items())
+    yield (
+        "\nSwin-S has the kernels of Swin-T. Kernels that differ only in the size of the map, or in the shift without "
+        "attention, count once. Other types of larger models, and other batches, of which some kernels have other "
+        "tiles, were left out.\n\n## Extremes\n\n"
+        "Over all compilations: registers of a thread, KB of shared memory, programs that a multiprocessor holds at a "
+        "time, and how many compilations hold a single one. *All registers*: the compiler's own choice spills, so the "
+        "kernel is compiled with all that a thread can have.\n\n"
+    )
+    yield from extremes("kernel", made)
+    yield "\n"
+    yield from extremes("precision", made)
+    yield (
+        "\nThe table's *products* count matrix instructions in the machine code. IGMMA, HGMMA and QGMMA are Hopper's, "
+        "of whole warp groups; IMMA, HMMA and QMMA of one warp. 9.0 and 10.0 have no QMMA: tiles of fewer than 64 rows "
+        "multiply float8 as half precision there.\n"
+    )
 
 
-def cell(one: CompiledKernel | None) -> str:
-    if one is None:
-        return "-"
-    mma = ", ".join(f"{count} {name}" for name, count in one.mma.items()) or "-"
-    eased, spilled = ", all registers" * one.eased, f", spills {one.spilled} B" if one.spilled else ""
-    return f"{one.registers} / {one.shared / 1024:.0f} / {one.programs} / {mma}{eased}{spilled}"
+def compilations(row: Mapping[str, str]) -> Iterator[dict[str, str]]:
+    """What a row of the table says of each kind of GPU that has the kernel, by TOLD."""
+    for key, value in row.items():
+        if value and key.endswith(" registers"):
+            gpu = key.partition(" ")[0]
+            yield {what: row[f"{gpu} {what}"] for what in TOLD}
+
+
+def extremes(kind: str, made: Sequence[tuple[Mapping[str, str], Mapping[str, str]]]) -> Iterator[str]:
+    """A row for each value of that column: the least and the most of its compilations."""
+    yield f"| {kind} | compilations | registers | shared KB | programs | single | all registers |\n"
+    yield "|---|---:|---:|---:|---:|---:|---:|\n"
+    for name in dict.fromkeys(row[kind] for row, _ in made):
+        some = [one for row, one in made if row[kind] == name]
+        numbers = ([int(one[what]) for one in some] for what in TOLD[:3])
+        spans = " | ".join(f"{min(of)} to {max(of)}" for of in numbers)
+        single = sum(one["programs"] == "1" for one in some)
+        eased = sum("all registers" in one["note"] for one in some)
+        yield f"| {name} | {len(some)} | {spans} | {single} | {eased} |\n"
 
 
 if __name__ == "__main__":

@@ -31,16 +31,16 @@ MODELS = (
 IN_FULL = MODELS[:1] + MODELS[4:5]  # models with every launch listed, for the first GPU and the largest batch
 HEAD = f"""# What the CUDA engine can at best give
 
-Written by `python benchmarks/cuda_plan.py`: **{PLANNED}**. The launches are those that the engine executes; each takes
-at least as long as its bytes at the GPU's bandwidth, its products at the peak of their type, and a launch inside a
-CUDA graph. Peaks are those of data sheets (`configs/machines`), which no kernel reaches; every tensor counts as read or
-written once, which caches can undercut. So a sum says what cannot be had, and where int8 cannot help, not what will be
-measured. The engine fuses launches where that is less by this model, and by two limits that a kernel has whose programs
-have whole rows: fewer programs than multiprocessors leave the rest idle, and each reads all weights from the cache, at
-{CACHE_BYTES_US / 1e3:.0f} GB/s a multiprocessor. *At most*: fp16 over int8, both with the fusions of int8;
-*executed*: fp16 with those that the engine chooses for it by the same model. *Apart*: without fusions; *all that fit*:
-with every fusion whose kernel fits, paying or not. *Fused, by stage*: q, a norm into qkv, fc1 or the merging; p, a norm
-into proj, fc2 or behind the merging; m, one MLP; a, attention with proj and a norm; - none.
+`python benchmarks/cuda_plan.py` writes this page: **{PLANNED}**. Each launch of the engine takes at least as long as
+its bytes at the GPU's bandwidth, its products at the peak of their type, and a launch inside a CUDA graph. Peaks come
+from data sheets (`configs/machines`), and no kernel reaches them; every tensor counts as read or written once, which
+caches can undercut. A sum is therefore a limit, not a forecast. The engine fuses launches where this model says less,
+with two limits for kernels whose programs have whole rows: fewer programs than multiprocessors leave the rest idle,
+and each program reads all weights from the cache, at {CACHE_BYTES_US / 1e3:.0f} GB/s a multiprocessor.
+
+*At most*: fp16 over int8, both with the fusions of int8; *executed*: fp16 with its own fusions. *Apart*: without
+fusions; *all that fit*: with every fusion whose kernel fits. *Fused, by stage*: q, a norm into qkv, fc1 or the
+merging; p, a norm into proj, fc2 or behind the merging; m, one MLP; a, attention with proj and a norm; - none.
 
 | fusion | what it saves |
 | --- | --- |

@@ -223,11 +223,11 @@ def page(gpu: str) -> Iterator[str]:
     cases = {f"{name}, {batch}": Case(model, batch, machine) for (name, batch), model in CASES.items()}
     yield f"""# What each optimization of the CUDA engine should bring
 
-Written by `python benchmarks/cuda_predictions.py`: **{PLANNED}**. Sums of the floors of all launches in µs, without an
-optimization and with it, by networks and batches on {machine.description} ({machine.source});
-how floors are computed says [cuda_plan.md](cuda_plan.md). A floor is what cannot be had: a prediction of what is saved
-holds as far as kernels are equally near to theirs. *Outcome* is for who has a GPU: `benchmarks/cuda_engine.py` measures
-the sums and each launch, `swin-quant cuda tune` fused and apart.
+`python benchmarks/cuda_predictions.py` writes this page: **{PLANNED}**. The least times of all launches in µs,
+without an optimization and with it, by network and batch on {machine.description} ({machine.source});
+[The plan](cuda_plan.md) computes them. A prediction holds if kernels come equally near to their floors. Fill in
+*outcome* on a GPU: `benchmarks/cuda_engine.py` measures the sums and each launch, `swin-quant cuda tune` fused and
+apart.
 """
     head = ["optimization", "what it saves", *cases, "outcome"]
     yield f"| {' | '.join(head)} |\n|---|---|{'---:|' * len(cases)}---|"

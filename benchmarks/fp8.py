@@ -20,9 +20,9 @@ HEAD = """# Float8 beside int8
 
 Micro Swins of examples/checkpoints, fake-quant in torch, {pictures} pictures of `val`. Written by
 `python benchmarks/fp8.py`. 80 training pictures calibrate; the same ranges serve int8 and float8 (E4M3). Δ and ±
-(paired standard error) are points of top-1 beside the float model on the same pictures; agreement and SQNR of the
-logits are with it, too. *fixed*: what softmax gives has the range 1 in place of the calibrated one, as `tensorrt-fp8`
-has it; `cuda-fp8` leaves that product float. *in int8*: the nodes of `cuda-fp8` in that.
+(paired standard error) are points of top-1 against the float model on the same pictures, as are agreement and SQNR of
+the logits. *fixed*: the range behind softmax is 1, as in `tensorrt-fp8`; `cuda-fp8` leaves that product float. *in
+int8*: the nodes of `cuda-fp8` in int8.
 """
 
 

@@ -26,12 +26,12 @@ WAYS = {
 }
 HEAD = f"""# A massive channel of the residual stream
 
-The rows of one channel in each proj and fc2 of the first stage are `times` as large, in the micro models of
-examples/checkpoints: another function, whose own float model is the reference. {CALIBRATE} training pictures calibrate;
-SQNR of the logits in dB and top-1 agreement on {SCORE} others. Mode 1 rounds what those layers give to one int8 scale a
-tensor, so the other channels keep few of its steps. No factor moves the channel, since the stream adds it up, and no
-choice of ranges wins it back; policies that leave these results in float do. `calibrate` names the channel and them.
-Written by `python benchmarks/massive.py --shared DIR`.
+In the micro models of examples/checkpoints the rows of one channel in each proj and fc2 of the first stage are
+`times` as large; the changed float model is the reference. {CALIBRATE} training pictures calibrate; SQNR of the
+logits in dB and top-1 agreement on {SCORE} others. Mode 1 rounds these layers' outputs with one int8 scale, so the
+other channels keep few steps. No factor moves the channel, because the stream adds it up, and no range wins it back;
+policies that leave these outputs float do. `calibrate` names the channel and the policies. `python
+benchmarks/massive.py --shared DIR` writes this page.
 
 | way | V1, times 1 | V1, times 20 | V2, times 1 | V2, times 20 |
 |---|---:|---:|---:|---:|

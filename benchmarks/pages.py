@@ -1,9 +1,12 @@
-"""A page of results in sections that several runs write, each replacing the one with its title; and the conditions of
-figures."""
+"""A page of results in sections that several runs write, each replacing the one with its title; tables that are data;
+and the conditions of figures."""
 
+import csv
+import io
 import re
 import subprocess
 import time
+from collections.abc import Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -20,6 +23,17 @@ def place(page: Path, heading: str, title: str, text: str) -> None:
     sections[title] = text.strip()
     found = "".join(f"\n## {name}\n\n{body}\n" for name, body in sorted(sections.items()))
     atomic_write_bytes(page, (heading + found).encode())
+
+
+def read_table(file: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file, by its first line; none without the file."""
+    return list(csv.DictReader(io.StringIO(file.read_text()))) if file.exists() else []
+
+
+def write_table(file: Path, head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows([head, *rows])
+    atomic_write_bytes(file, out.getvalue().encode())
 
 
 def cpu() -> str:

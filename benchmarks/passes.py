@@ -1,13 +1,13 @@
-"""The gain of passes, on held-out pictures: writes docs/results/passes.md.
+"""The gain of passes, on held-out pictures: writes docs/results/passes.csv and the page beside it.
 
     python benchmarks/passes.py --shared DIR [--work DIR] [--model NAME] [--reference] [--limit N]
     python benchmarks/passes.py --shared DIR --planted
     python benchmarks/passes.py --shared DIR --training
 
 The micro Swin V1 and V2 of examples/checkpoints (--reference: of DIR/checkpoints too) on DIR/data/cifar10: 512
-pictures of train calibrate, all of val score. Goes on from docs/results/passes.md and --work.
+pictures of train calibrate, all of val score. Goes on from docs/results/passes.csv and --work.
 --planted: outlier channels in those models, made by tests/outliers.py, and the loss that remains, on 256 other pictures
-of train: goes on from docs/results/planted.md and writes it; delete rows there to measure them again.
+of train: goes on from docs/results/planted.csv and writes it and its page; delete rows there to measure them again.
 --training: 256 pictures of train calibrate and 512 others score, for choosing passes; kept in training.json.
 """
 
@@ -16,11 +16,14 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
+from itertools import pairwise, product
 from pathlib import Path
+from statistics import fmean
 
 import torch
+from pages import read_table, write_table
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -254,81 +257,111 @@ def pictures(shared: Path, file: Path, split: str, count: int | None, seed: int 
 HEAD = """# What passes win back
 
 CIFAR-10, {calibrate} training pictures calibrate, unless a row says another number, and none of their labels is used;
-all 5,000 of `val` score. Δ: top-1 in points against float, ± paired standard error; agreement of the top class and SQNR
-of the logits with float; CPU seconds of calibration and passes, on one shared core, of an Intel Xeon in some rows and
-of an AMD EPYC in others: good for orders of magnitude. Fewer than 8 bits by the calibrator mse; FasterTransformer's
-kernels have 8 alone, and its modes fewer in fake-quant only. The epoch of the examples was chosen on these 5,000
-pictures, which flatters float there, and so counts a little against every row. Written by
-`python benchmarks/passes.py`, which goes on where it was cut off: combinations that are not here were not measured.
+all 5,000 of `val` score. Δ: top-1 in points against float, ± paired standard error; SQNR of the logits against float.
+[passes.csv](passes.csv) has all {count} combinations, with the agreement of the top class and the CPU seconds of
+calibration and passes, on one shared core of an Intel Xeon or an AMD EPYC: good for orders of magnitude. Fewer than 8
+bits by the calibrator mse; FasterTransformer's kernels have 8 alone, and its modes fewer in fake-quant only. The epoch
+of the examples was chosen on these 5,000 pictures, which flatters float a little. `python benchmarks/passes.py` writes
+page and table, and goes on where it was cut off. Rows of passes that the product no longer has (`erq`, ranges by row)
+are kept.
 """
 PLANTED_HEAD = """# Planted outliers
 
-Some channels times s, what reads them divided by s: the same float function (`tests/outliers.py`). 80 training pictures
-calibrate the micro models of examples/checkpoints. SQNR of the logits in dB on 256 others: unplanted; planted, with
-nothing done; planted, with what `calibrate` does unasked, and its CPU seconds on one shared core. Written by
-`python benchmarks/passes.py --planted`, which goes on where it was cut off.
+Some channels times s, their readers divided by s: the same float function (`tests/outliers.py`). 80 training pictures
+calibrate the micro models of examples/checkpoints; 256 others give the SQNR of the logits in dB: unplanted; planted,
+with nothing done; cured by what `calibrate` does unasked. [planted.csv](planted.csv) has every case, with its CPU
+seconds on one shared core. `python benchmarks/passes.py --planted` writes both, and goes on where it was cut off.
 """
+COLUMNS = ("float", "delta", "se", "agreement", "sqnr", "seconds")
+PLANTED_COLUMNS = ("unplanted", "planted", "cured", "seconds")
+BANDS = (float("inf"), 30, 25, 20, 15, 10, float("-inf"))  # dB
 
 
 def written() -> dict:
-    """The rows of the page, with its exact figures."""
-    rows: dict = {}
-    for line in PAGE.read_text().splitlines() if PAGE.exists() else ():
-        if line.startswith("## "):
-            title, before = line[3:].removesuffix(" %").split(", float ")
-        elif line.startswith("| W"):
-            bits, policy, variant, change, agreement, sqnr, seconds = (cell.strip() for cell in line.split("|")[1:-1])
-            delta, se = change.split(" ±")
-            said = {"float": before, "delta": delta, "se": se, "agreement": agreement, "sqnr": sqnr, "seconds": seconds}
-            rows[f"{title}|{policy}|{bits}|{variant}"] = {key: float(value) for key, value in said.items()}
-    return rows
+    """The rows of the table, as exactly as it says them."""
+    return {
+        f"{row['model']}|{row['policy']}|{row['bits']}|{row['passes']}": {key: float(row[key]) for key in COLUMNS}
+        for row in read_table(PAGE.with_suffix(".csv"))
+    }
 
 
 def write(rows: dict) -> None:
-    page = [HEAD.format(calibrate=CALIBRATE)]
-    titles = sorted({key.split("|")[0] for key in rows})
-    for title in titles:
-        mine = {tuple(key.split("|")[1:]): row for key, row in rows.items() if key.startswith(title + "|")}
-        base = next(iter(mine.values()))["float"]
-        page += [f"## {title}, float {base:.2f} %", "", "| bits | policy | passes | Δ acc@1 | agree % | SQNR dB | s |",
-                 "|---|---|---|---:|---:|---:|---:|"]  # fmt: skip
-        variants = list(VARIANTS)
-        bits_of = sorted({f"W{w}A{a}" for (w, a), _, _ in PLAN})
-        for policy, bits, variant in sorted(
-            mine, key=lambda key: (-bits_of.index(key[1]), POLICIES.index(key[0]), variants.index(key[2]))
-        ):
-            row = mine[policy, bits, variant]
-            page.append(
-                f"| {bits} | {policy} | {variant} | {row['delta']:+.2f} ±{row['se']:.2f} | {row['agreement']:.2f} | "
-                f"{row['sqnr']:.1f} | {row['seconds']:.0f} |"
+    bits_of = [f"W{w}A{a}" for w, a in ((8, 8), *FEWER)]
+    variants = list(dict.fromkeys([*VARIANTS, *(key.split("|")[3] for key in rows)]))
+
+    def place(key: str) -> tuple:
+        title, policy, bits, variant = key.split("|")
+        return title, bits_of.index(bits), POLICIES.index(policy), variants.index(variant)
+
+    rows = {key: rows[key] for key in sorted(rows, key=place)}
+    cells = []
+    for key, row in rows.items():
+        title, policy, bits, variant = key.split("|")
+        numbers = [f"{row['float']:.2f}", f"{row['delta']:+.2f}", *(f"{row[name]:.2f}" for name in ("se", "agreement"))]
+        cells.append([title, bits, policy, variant, *numbers, f"{row['sqnr']:.1f}", f"{row['seconds']:.0f}"])
+    write_table(PAGE.with_suffix(".csv"), ("model", "bits", "policy", "passes", *COLUMNS), cells)
+    page = [HEAD.format(calibrate=CALIBRATE, count=len(rows)), *by_sqnr(rows.values())]
+    for title in dict.fromkeys(key.split("|")[0] for key in rows):
+        page += ["", *by_recipe(title, rows)]
+    PAGE.write_text("\n".join(page) + "\n")
+
+
+def by_sqnr(rows: Iterable[dict]) -> list[str]:
+    """The loss of top-1 that goes with an SQNR, over all rows."""
+    page = ["## SQNR and top-1", "", "| SQNR dB | combinations | mean Δ | worst Δ |", "|---|---:|---:|---:|"]
+    for high, low in pairwise(BANDS):
+        if deltas := [row["delta"] for row in rows if low <= row["sqnr"] < high]:
+            band = (
+                f"{low} and more" if high == BANDS[0] else f"below {high}" if low == BANDS[-1] else f"{low} to {high}"
             )
-        page.append("")
-    PAGE.write_text("\n".join(page))
+            page.append(f"| {band} | {len(deltas)} | {fmean(deltas):+.2f} | {min(deltas):+.2f} |")
+    return page
+
+
+def by_recipe(title: str, rows: dict) -> list[str]:
+    """Plain calibration beside the recipes, for one model: a row for bits and policy."""
+    mine = {tuple(key.split("|")[1:]): row for key, row in rows.items() if key.startswith(title + "|")}
+    base = next(iter(mine.values()))["float"]
+    head = " | ".join(f"{name}: Δ, dB" for name in RECIPES)
+    page = [f"## {title}, float {base:.2f} %", "", f"| bits | policy | {head} |", "|---|---|" + "---:|" * len(RECIPES)]
+    for policy, bits in dict.fromkeys(key[:2] for key in mine):
+        found = (mine.get((policy, bits, name)) for name in RECIPES)
+        cells = (f"{row['delta']:+.2f} ±{row['se']:.2f}, {row['sqnr']:.1f}" if row else "" for row in found)
+        page.append(f"| {bits} | {policy} | {' | '.join(cells)} |")
+    return page
 
 
 def write_planted(rows: dict, wanted: list[str]) -> None:
-    page = [PLANTED_HEAD, *told_of_planted(rows, wanted), "",
-            "| model | where | policy | s | seed | share | unplanted | planted | cured | CPU s |",
-            "|---|---|---|---:|---:|---:|---:|---:|---:|---:|"]  # fmt: skip
+    cells = []
     for key in (key for key in wanted if key in rows):
         kind, where, policy, scale, seed = key.split("|")
-        row = rows[key]
-        found = " | ".join(f"{row[name]:.1f}" for name in ("unplanted", "planted", "cured"))
-        where_and_how = f"{kind} | {where} | {policy} | {scale[1:]} | {seed} | {SHARES[int(seed)]:.0%}"
-        page.append(f"| {where_and_how} | {found} | {row['seconds']:.0f} |")
+        found = [f"{rows[key][name]:.1f}" for name in PLANTED_COLUMNS[:3]]
+        how = [kind, where, policy, scale[1:], seed, f"{SHARES[int(seed)]:.0%}"]
+        cells.append([*how, *found, f"{rows[key]['seconds']:.0f}"])
+    head = ("model", "where", "policy", "scale", "seed", "share", *PLANTED_COLUMNS)
+    write_table(PLANTED_PAGE.with_suffix(".csv"), head, cells)
+    page = [PLANTED_HEAD, *told_of_planted(rows, wanted), "",
+            "| model | where | policy | cases | unplanted | planted | cured | worst cured - unplanted |",
+            "|---|---|---|---:|---:|---:|---:|---:|"]  # fmt: skip
+    for place, policy in product(PLANTED, dict.fromkeys(policy for _, policy, _ in PLANTINGS)):
+        some = [row for key, row in rows.items() if key.startswith("|".join((*place, policy, "x")))]
+        ranges = (f"{min(of):.1f} to {max(of):.1f}" for of in ([row[n] for row in some] for n in PLANTED_COLUMNS[1:3]))
+        worst = min(row["cured"] - row["unplanted"] for row in some)
+        before = f"{some[0]['unplanted']:.1f}"
+        page.append(
+            f"| {' | '.join((*place, policy))} | {len(some)} | {before} | {' | '.join(ranges)} | {worst:+.1f} |"
+        )
     PLANTED_PAGE.write_text("\n".join(page) + "\n")
 
 
 def written_planted() -> dict:
-    """The rows in the page of planted outliers."""
-    rows = {}
-    for line in PLANTED_PAGE.read_text().splitlines():
-        cells = [cell.strip() for cell in line.strip("| ").split("|")]
-        if cells[0] in dict(PLANTED):
-            kind, where, policy, scale, seed, _, *numbers = cells
-            said = dict(zip(("unplanted", "planted", "cured", "seconds"), map(float, numbers), strict=True))
-            rows[f"{kind}|{where}|{policy}|x{scale}|{seed}"] = said
-    return rows
+    """The rows of the table of planted outliers."""
+    return {
+        "|".join((row["model"], row["where"], row["policy"], f"x{row['scale']}", row["seed"])): {
+            key: float(row[key]) for key in PLANTED_COLUMNS
+        }
+        for row in read_table(PLANTED_PAGE.with_suffix(".csv"))
+    }
 
 
 def told_of_planted(rows: dict, wanted: list[str]) -> list[str]:

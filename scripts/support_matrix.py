@@ -33,9 +33,9 @@ SMS = {70: "V100", 75: "T4", 80: "A100", 86: "A10, RTX 30", 89: "L4, RTX 40", 90
 MODES = {1: "ft-mode1", 2: "ft-mode2"}
 HEAD = """# What runs where
 
-Written by `python scripts/support_matrix.py docs/support.md` from the limits that the commands themselves check; a test
-compares this page with them. It says what is taken and what is refused, not what was measured:
-[results](results/README.md) has that, and says first what was never run on a GPU.
+`python scripts/support_matrix.py docs/support.md` writes this page from the limits that the commands check; a test
+compares them. It says what is taken and refused; [results](results/README.md) say what was measured, and what never ran
+on a GPU.
 
 """
 
@@ -57,7 +57,7 @@ def described() -> Iterator[str]:
     yield "## Policies\n"
     policies = (load_policy(name) for name in builtin_policies())
     rows = [[f"`{one.name}`", one.description] for one in policies]
-    yield from table(["policy", "what is quantized, and for whom"], rows)
+    yield from table(["policy", "for whom, and what is quantized"], rows)
 
 
 def policies_by_backend() -> Iterator[str]:
@@ -67,7 +67,7 @@ def policies_by_backend() -> Iterator[str]:
     for node in named_nodes(model).values():
         node.amax, node.bounds = 1.0, (-1.0, 1.0)
     yield "## Policies by target of `export`\n"
-    yield "best: the target's own; yes: written as it is; no: refused, and why; as INT4: with `--int4-weights`."
+    yield "best: the target's own; yes: taken; no: refused, with the reason below; as INT4: with `--int4-weights`."
     yield ""
     said: dict[str, None] = {}
     policies = [load_policy(name) for name in builtin_policies() if name != "float"]
@@ -115,7 +115,7 @@ def _onnx(model: nn.Module, policy: Policy, target: OnnxTarget) -> str:
 def fastertransformer() -> Iterator[str]:
     """Model, window and mode by GPU generation, from the limits of its kernels."""
     yield "## FasterTransformer: model and mode by GPU generation\n"
-    yield "By `export --for fastertransformer --sm`, batch 128. Models of one line have the same limits.\n"
+    yield "Attention of `export --for fastertransformer --sm` at batch 128, or the reason for refusal.\n"
     said: dict[str, None] = {}
     lines: dict[tuple[str, ...], list[str]] = {}
     for name, file in shipped_configs().items():
@@ -168,9 +168,9 @@ def engines() -> Iterator[str]:
             home = "NVIDIA GPU; slowly on a CPU" if backend.fast_on == "cuda" else home
             saturation = "on CPUs without VNNI" if backend.saturation else "never"
             needs = f"`{backend.needs[0]}`" if backend.needs else "nothing more"
-            emulated = "a simulation" if backend.emulates else "itself"
+            emulated = "a simulation's" if backend.emulates else "the engine's"
             rows.append([name, ", ".join(backend.runs), home, needs, emulated, saturation])
-    yield from table(["engine", "runs", "on", "needs", "is", "int8 saturates"], rows)
+    yield from table(["engine", "runs artifacts of", "on", "needs", "latency is", "int8 saturates"], rows)
 
 
 def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:

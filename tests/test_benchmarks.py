@@ -333,3 +333,16 @@ def test_the_page_of_cpu_engines_and_the_measured_gains_are_those_of_its_data(be
     script = benchmark("cpu_page")
     assert script.page(script.read()) == script.PAGE.read_text()
     assert script.measured(script.read()) == script.MEASURED.read_text()
+
+
+def test_pages_of_passes_come_from_their_tables(benchmark, tmp_path, monkeypatch):
+    script = benchmark("passes")
+    rows, planted = script.written(), script.written_planted()
+    wanted = [key for key, _ in script.planted_rows(Path())]
+    names = {place.with_suffix(suffix).name: place.with_suffix(suffix) for place in (script.PAGE, script.PLANTED_PAGE)
+             for suffix in (".md", ".csv")}  # fmt: skip
+    monkeypatch.setattr(script, "PAGE", tmp_path / "passes.md")
+    monkeypatch.setattr(script, "PLANTED_PAGE", tmp_path / "planted.md")
+    script.write(rows)  # among them passes that VARIANTS no longer has
+    script.write_planted(planted, wanted)
+    assert {name: (tmp_path / name).read_text() for name in names} == {name: f.read_text() for name, f in names.items()}
