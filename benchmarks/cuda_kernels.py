@@ -122,8 +122,11 @@ def spec_of_kind(name: str, kind: str) -> NetworkSpec:
 def kernels(
     kinds: Mapping[str, Iterable[str]], attention: Iterable[str] = (), batches: Iterable[int] = BATCHES
 ) -> list[tuple[str, KernelCall]]:
-    """The kernels of all models, each once, with its arithmetic. Of kernels that differ only in the size of the map, or
-    in a shift without attention, a shifted one is taken. `attention`: models of which only attention is taken."""
+    """The kernels of all models, each once, with its arithmetic.
+
+    If kernels differ only in the size of the map, or in a shift without attention, one of them is taken, a shifted one
+    if there is one. `attention`: models of which only attention is taken.
+    """
     found: dict[str, tuple[str, KernelCall]] = {}
     whole = [(kind, name, "") for kind, names in kinds.items() for name in names]
     for precision, name, ops in (*whole, *(("int8", name, "attention") for name in attention)):

@@ -51,7 +51,7 @@ case ${CIFAR:=} in
 esac
 [ -z "$cifar" ] || [ -f "$cifar/val.zip" ] || { echo "gpu_check.sh: CIFAR $cifar: holds no val.zip" >&2; exit 2; }
 mkdir -p "$out" || exit 2
-# Of the run before; whatever else lies there is not this script's.
+# Remove the files of the last run; other files there are not this script's.
 while IFS=$'\t' read -r name _; do rm -f "$out/$name.log"; done 2> /dev/null < "$out/steps.tsv"
 rm -f "$out"/{summary,cuda_engine,cuda_accuracy,memory,step_time}.md "$out/steps.tsv"
 work=$(mktemp -d) || exit 2
@@ -59,14 +59,14 @@ trap 'rm -rf "$work"' EXIT
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1 SWIN_QUANT_GPU="$device"
 export HF_HUB_OFFLINE=1
 unset TRITON_INTERPRET # kernels would be interpreted on the GPU's tensors
-# What Triton and torch.compile have compiled is kept from step to step, also where there is no home to keep it in.
+# Steps share the caches of Triton and torch.compile, also if there is no home folder.
 [ -w "${HOME:-/nowhere}" ] || export TRITON_CACHE_DIR="$work/triton" TORCHINDUCTOR_CACHE_DIR="$work/inductor"
 end=$((SECONDS + seconds))
 failed=0
 note=
 
-# What each step has at least, in seconds of $whole, whatever those in front of it take; see limit_of. Less than $whole
-# in sum: the rest is for whoever needs more.
+# Seconds out of $whole that each step gets at least, whatever earlier steps take; see limit_of. They sum to less than
+# $whole: the rest is for steps that need more.
 declare -A least=(
     [environment]=8 [compile_ahead]=22 [kernels]=42 [sizes]=34 [essentials]=15
     [cuda_engine]=165
@@ -207,7 +207,7 @@ if [ "$device" = cuda ]; then
         note="no pytest-xdist here: kernels of tests are compiled one after another"
         echo "$note"
     fi
-    # Those of `sizes` and `align`, by all cores, with pytest-xdist or without.
+    # Compile the kernels of `sizes` and `align` on all cores, with pytest-xdist or without.
     step compile_ahead "$PYTHON" benchmarks/cuda_engine.py --only-compile --seconds $(($(limit_of compile_ahead) * 2 / 3)) \
         --models swin_tiny_patch4_window7_224 swin_base_patch4_window7_224 swinv2_tiny_patch4_window8_256 \
         swin_digits --batch 8

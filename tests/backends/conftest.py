@@ -1,4 +1,4 @@
-"""A small attention network written down twice: as an ONNX graph, float or with Q/DQ, and in numpy."""
+"""A small attention network written twice: as an ONNX graph, float or with Q/DQ, and in NumPy."""
 
 from dataclasses import dataclass, field
 
@@ -10,7 +10,7 @@ from swin_quant.cards.card import RunCard
 
 SIDE, PATCH, DIM, HIDDEN, CLASSES = 8, 2, 8, 16, 5
 SCALES = {"fc1": 4 / 127, "fc2": 3 / 127, "q": 5 / 127, "k": 10 / 127}
-LARGEST = 63  # level of a weight and, by its scale, of k: larger ones saturate on CPUs without VNNI (saturation.py)
+LARGEST = 63  # the largest level of weights and of k: larger ones saturate on CPUs without VNNI (saturation.py)
 
 
 @dataclass

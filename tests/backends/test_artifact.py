@@ -1,4 +1,4 @@
-"""Artifacts: finished or not there, and vouched for by their card."""
+"""Artifacts are finished or absent, and have a card with their hash."""
 
 import pytest
 

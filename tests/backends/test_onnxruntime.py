@@ -1,4 +1,4 @@
-"""ONNX Runtime runs what the file says, in the types that it reports."""
+"""ONNX Runtime runs a file as written, in the types that it reports."""
 
 import sys
 
@@ -87,7 +87,7 @@ def test_what_the_runtime_refuses_is_one_line(load, small_net, artifact_of, tmp_
     import onnx
 
     model = onnx.load(artifact.file)
-    model.ir_version = 99  # of the future
+    model.ir_version = 99  # a future version
     artifact.file.write_bytes(model.SerializeToString())
     with pytest.raises(SwinQuantError, match="onnxruntime cannot load it: ") as caught:
         load(artifact, EngineOptions())

@@ -1,4 +1,4 @@
-"""OpenVINO runs what the file says, in the float type that was asked for, and reports what is int8."""
+"""OpenVINO runs a file as written, in the float type asked for, and reports which operators are int8."""
 
 import gc
 import os
@@ -34,7 +34,8 @@ def test_the_result_is_that_of_the_formulas(load, small_net, artifact_of, images
 
 @pytest.mark.slow
 def test_a_signal_after_the_last_engine_has_gone_is_heard(load, small_net, artifact_of, images):
-    """On CPUs with AMX the library has signals come on a stack of its own, and used to take that with it."""
+    """On CPUs with AMX the library makes signals arrive on its own stack, which it used to free with the last
+    engine."""
     engine = load(artifact_of(small_net()))
     engine(images)
     del engine
@@ -125,7 +126,7 @@ def test_what_the_library_refuses_is_one_line(load, small_net, artifact_of):
     model = onnx.load(artifact.file)
     model.graph.node[-1].output[0] = "before"
     model.graph.initializer.append(helper.make_tensor("square", TensorProto.FLOAT, [1, 1], [1.0]))
-    model.graph.node.append(helper.make_node("Det", ["square"], ["one"]))  # an operator that it has not
+    model.graph.node.append(helper.make_node("Det", ["square"], ["one"]))  # an operator that it lacks
     model.graph.node.append(helper.make_node("Add", ["before", "one"], ["logits"]))
     artifact.file.write_bytes(model.SerializeToString())
     with pytest.raises(SwinQuantError, match="openvino cannot load it: ") as caught:

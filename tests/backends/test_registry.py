@@ -1,4 +1,4 @@
-"""Backends by name: what a package announces or a program registers is taken, what is broken left out."""
+"""Backends by name: those that a package announces or a program registers are taken, broken ones left out."""
 
 import re
 from dataclasses import replace
@@ -41,7 +41,7 @@ def test_a_program_registers_its_own_and_cannot_replace_another(monkeypatch):
 
 @pytest.mark.parametrize("name", registry.BUILT_IN)
 def test_what_a_descriptor_names_is_there(name):
-    """Every "module:function" can be imported, where no library of the engine's is needed for it."""
+    """Every "module:function" can be imported if it needs no library of the engine's."""
     one = registry.backends()[name]
     places = [one.load, one.float_types, one.labels]
     places += [one.exports.export, one.exports.options] if one.exports else []

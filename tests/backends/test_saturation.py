@@ -1,4 +1,4 @@
-"""Which CPUs saturate, which weights cannot, and what is said of files that would."""
+"""Which CPUs saturate, which weights cannot, and the warnings for files that would."""
 
 from itertools import product
 
@@ -19,7 +19,7 @@ BOTH = ("onnxruntime", "openvino")
 
 @pytest.fixture
 def cpu(monkeypatch):
-    """cpu(capabilities, limit="") makes this CPU look so to torch, and oneDNN's environment variable be `limit`."""
+    """cpu(capabilities, limit="") sets the CPU that torch reports, and oneDNN's environment variable to `limit`."""
 
     def pretend(capabilities, limit=""):
         monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
@@ -30,7 +30,7 @@ def cpu(monkeypatch):
 
 
 def pairs(bits):
-    """All sums of two products u8 * s8 at the ends of their grids, the weights of so many bits."""
+    """All sums of two products u8 * s8 at the ends of their grids, for weights of so many bits."""
     return [a * v + b * w for a, b in product((0, 255), repeat=2) for v, w in product(grid(bits), repeat=2)]
 
 

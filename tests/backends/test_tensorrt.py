@@ -1,4 +1,4 @@
-"""TensorRT: built, read back and run, against a stand-in with the documented API that computes with ONNX Runtime."""
+"""TensorRT: engines built, read back and run, by a stand-in with the documented API that computes with ONNX Runtime."""
 
 import importlib
 import json
@@ -31,7 +31,7 @@ ON_GPU = EngineOptions(device="cuda")
 
 @pytest.fixture(params=["10.13.3", "11.4.1"])
 def trt(request, monkeypatch):
-    """The stand-in as `tensorrt`, in either version; the memory of its GPU is the CPU's."""
+    """The stand-in as `tensorrt`, in either version; its GPU memory is the CPU's."""
     return _stand_in(monkeypatch, request.param)
 
 
@@ -44,7 +44,7 @@ def _stand_in(monkeypatch, version):
     monkeypatch.syspath_prepend(Path(__file__).parents[1] / "standin")
     monkeypatch.delitem(sys.modules, "tensorrt", raising=False)
     module = importlib.import_module("tensorrt")
-    monkeypatch.setitem(sys.modules, "tensorrt", module)  # and out again afterwards
+    monkeypatch.setitem(sys.modules, "tensorrt", module)  # undone after the test
     module.become(version)
     monkeypatch.setattr(host, "find_gpu", lambda: GPU)
     stream = type("Stream", (), {"cuda_stream": 4711})
@@ -53,7 +53,7 @@ def _stand_in(monkeypatch, version):
 
 
 def graph(body=np.float16, quantized=True, batch="batch"):
-    """A classifier of [batch, 3, 4, 4] in two int8 products with a `body` of float; float32 in and out."""
+    """A classifier of [batch, 3, 4, 4]: two int8 products around a float `body`; float32 in and out."""
     random = np.random.default_rng(0)
     kind = helper.np_dtype_to_tensor_dtype(np.dtype(body))
     constants, nodes = {"shape": np.array([0, 48], np.int64)}, []
@@ -135,14 +135,14 @@ def test_the_card_is_the_checkpoints_and_says_what_the_engine_depends_on(trt, ex
     assert options["onnx"]["sha256"] == artifact.record["sha256"] and options["timing_cache"] == "c"
     assert trt.BUILDS[0]["limits"] == {trt.MemoryPoolType.WORKSPACE: 64 << 20}
     assert trt.BUILDS[0]["verbosity"] == "DETAILED"
-    assert open_artifact(artifact.file).record["sha256"]  # the ONNX file and its card are as they were
+    assert open_artifact(artifact.file).record["sha256"]  # the ONNX file and its card are unchanged
 
 
 def test_batches_outside_the_profile(trt10, exported):
     made, _ = built(exported(graph()), smallest=4, typical=4, largest=8)
     engine = load(made, ON_GPU)
     images = torch.randn(8, 3, 4, 4)
-    assert torch.equal(engine(images[:3]), engine(images)[:3])  # filled up, the surplus dropped
+    assert torch.equal(engine(images[:3]), engine(images)[:3])  # padded, the surplus dropped
     with pytest.raises(UsageError, match="a batch of 9 is above its limit of 8"):
         engine(torch.zeros(9, 3, 4, 4))
     with pytest.raises(UsageError, match="takes pictures of 3x4x4, not 3x5x4"):

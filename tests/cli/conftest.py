@@ -1,8 +1,8 @@
-"""The command line run in this process."""
+"""Fixtures that run the command line in this process."""
 
 import pytest
 
 
 @pytest.fixture(autouse=True)
 def every_process_left_alone(process_left_alone):
-    """Whatever a test of the commands calls."""
+    """Restores the process after every test of the commands, whatever they call."""

@@ -1,4 +1,5 @@
-"""Advice and calibrator auto as a user meets them: on the screen, in the run card, in the report, on any ranks."""
+"""Advice and calibrator auto as a user meets them: on the screen, in the run card, in the report, with several
+ranks."""
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ FILE = "swin_micro_calib.pth"
 
 @pytest.fixture
 def planted(micro, tmp_path):
-    """The micro V1 with channels that stand out: the same function."""
+    """The micro V1 with outlier channels; its function is unchanged."""
     model = build_model(load_config(micro / "swin.yaml"))
     load_float(model, micro / "swin.pth")
     state = plant(model, "norms", 100).state_dict()
@@ -89,7 +90,7 @@ def test_one_picture_and_pictures_that_are_all_alike(run, float_flags, card_of, 
 @pytest.mark.slow
 def test_a_checkpoint_of_any_policy_gives_int4_weights(run, calibrated, tmp_path):
     words = ["--checkpoint", calibrated, "--for", "onnxruntime", "--output", tmp_path, "--int4-weights"]
-    done = run("export", *words)  # ft-mode1 is not for onnxruntime, which a warning says first
+    done = run("export", *words)  # a warning that ft-mode1 is not for onnxruntime comes first
     assert done.code == 2 and done.err.splitlines()[-1].startswith(
         "error: --int4-weights: policy onnxruntime has no weights of 4 bits: give --policy w4a16"
     )

@@ -1,4 +1,4 @@
-"""A ResNet of timm's through every command: no file of its own, a configuration that names it, and pictures."""
+"""A ResNet of timm through every command, with no file of its own: a config names it, and pictures are all it needs."""
 
 import json
 
@@ -26,7 +26,7 @@ def resnet(tmp_path_factory):
     config.write_text(yaml.safe_dump({"DATA": {"IMG_SIZE": 32}, "MODEL": model, "TEST": {"CROP": False}}))
     torch.manual_seed(0)
     made = build_model(load_config(config))
-    with torch.no_grad():  # statistics of its own: what is folded does something
+    with torch.no_grad():  # other statistics than the default, so that folding changes something
         made.train()(torch.randn(16, 3, 32, 32))
     save_float(made, folder / "resnet.pth")
     return folder
@@ -83,7 +83,7 @@ def test_it_is_trained_with_its_norms(resnet, run, pictures, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("ema", [0, 0.9])
 def test_ranks_validate_the_model_that_is_saved(resnet, forked, pictures, tmp_path, ema):
-    """With statistics of norms of both, each of which has seen its own pictures."""
+    """Norm statistics are averaged over both ranks, each of which has seen its own pictures."""
 
     def note(rank):
         from swin_quant.train import loop

@@ -1,4 +1,4 @@
-"""What is wrong with the input is said in one line that names it, with exit code 1 or 2, and nothing is written."""
+"""Wrong input ends in one line that names it, with exit code 1 or 2, and writes nothing."""
 
 import os
 import pickle
@@ -17,7 +17,7 @@ WEIGHT = "layers.1.blocks.0.mlp.fc1._weight_quantizer"
 
 @pytest.fixture
 def refused(run, snapshot, tmp_path):
-    """refused(code, command, ...) -> the line of the failure; the output folder is as it was."""
+    """refused(code, command, ...) -> the line of the failure, after checking that the output folder is unchanged."""
     out = tmp_path / "out"
     out.mkdir()
     (out / "swin_micro_calib.pth").write_bytes(b"an older checkpoint")
@@ -38,7 +38,7 @@ def has(line, *parts):
 
 
 class Code:
-    """Unpickled without care, this makes a folder."""
+    """Creates a folder when it is unpickled without care."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -207,7 +207,7 @@ def test_no_data_path(refused, float_flags):
 
 
 def zipped(pictures, folder, **map_lines):
-    """train.zip and val.zip with their maps; `train` or `val` adds a line to a map."""
+    """train.zip and val.zip with their maps; the arguments `train` and `val` add a line to a map."""
     folder.mkdir()
     for split in ("train", "val"):
         lines = []
@@ -313,7 +313,8 @@ def test_an_output_folder_that_cannot_be(run, float_flags, scoring_flags, micro,
 def test_a_run_card_that_cannot_be_written_is_found_before_scoring(
     run, scoring_flags, calibrated, tmp_path, monkeypatch
 ):
-    """Calibrated checkpoints may lie in a folder that is read-only; that root may write anywhere hides it here."""
+    """A calibrated checkpoint may lie in a read-only folder. Root may write there all the same, which is hidden
+    here."""
     shutil.copy(calibrated, tmp_path)
     shutil.copy(calibrated.with_suffix(".json"), tmp_path)
 
@@ -351,7 +352,7 @@ def test_a_bug_of_ours_is_one_line_that_asks_for_verbose(run, float_flags, monke
 
 @pytest.mark.parametrize("limit", [500, 40_000])
 def test_a_full_disk_leaves_what_was_there(forked, float_flags, calibrated, snapshot, tmp_path, limit):
-    """500 bytes: not even the run card; 40,000: the run card, but not the checkpoint."""
+    """500 bytes are too few for the run card; 40,000 hold the run card, but not the checkpoint."""
     out = tmp_path / "out"
     shutil.copytree(calibrated.parent, out)
     before = snapshot(out)

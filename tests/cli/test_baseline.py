@@ -1,4 +1,4 @@
-"""QAT is compared with the float checkpoint that the user had, and with nothing where that is not to be had."""
+"""QAT is compared with the user's float checkpoint, and with nothing where that is missing."""
 
 import json
 import shutil
@@ -16,7 +16,7 @@ ENGINES = ["--engine", "torchscript"]
 
 @pytest.fixture(scope="session")
 def _runs(tmp_path_factory, micro, calibrated, pictures) -> Path:
-    """in/swin.yaml and .pth, ptq/swin_micro_calib.pth, and 4-bit QAT of it in out/, which changes the weights."""
+    """in/swin.yaml and .pth, ptq/swin_micro_calib.pth, and in out/ its 4-bit QAT, which changes the weights."""
     root = tmp_path_factory.mktemp("runs")
     for name in ("swin.yaml", "swin.pth"):
         (root / "in").mkdir(exist_ok=True)
@@ -41,7 +41,7 @@ def command(*words):
 
 @pytest.fixture
 def runs(_runs, tmp_path) -> Path:
-    """A copy of it all, which lies elsewhere and which a test may damage."""
+    """A copy of those folders elsewhere, which a test may damage."""
     return Path(shutil.copytree(_runs, tmp_path / "runs"))
 
 
@@ -50,7 +50,7 @@ def qat(root) -> Path:
 
 
 def same(result):
-    """The loss of a result of the same logits, whose sums in float64 may be of batches of another size."""
+    """The loss of the same logits, up to the batch size over which it was summed in float64."""
     return pytest.approx(result.loss, rel=1e-12)
 
 
@@ -65,7 +65,7 @@ PTQ, QAT = (("ptq", "torch fake-quant", "W4A8"), ("qat", "torch fake-quant", "W4
 
 @pytest.fixture
 def evaluate(run, runs, pictures):
-    """evaluate(flags ...) of the QAT checkpoint; its results are forgotten first."""
+    """evaluate(flags ...) scores the QAT checkpoint after deleting its earlier results."""
 
     def go(*flags):
         path = qat(runs).with_suffix(".json")
@@ -80,7 +80,7 @@ def test_deltas_are_to_the_float_checkpoint_s_own_figures(_runs):
     found, ptq = measured(qat(_runs)), measured(_runs / "ptq" / "swin_micro_calib.pth")
     assert list(found) == [FLOAT32, PTQ, QAT, UNQUANTIZED]
     own = ptq[None, "torch", "float32"]
-    assert (found[FLOAT32].acc1, found[FLOAT32].loss) == (own.acc1, pytest.approx(own.loss))  # in other batches
+    assert (found[FLOAT32].acc1, found[FLOAT32].loss) == (own.acc1, pytest.approx(own.loss))  # the batches differ
     before = ptq[None, "torch fake-quant", "W4A8"]
     assert found[PTQ].delta_acc1 == before.delta_acc1
     assert (found[PTQ].loss, found[PTQ].sqnr_db) == pytest.approx((before.loss, before.sqnr_db))
@@ -182,7 +182,7 @@ def test_qat_of_qat_and_its_calibration_keep_the_original(run, runs, pictures, c
 
 @pytest.fixture
 def export(run, runs):
-    """export(flags ...) -> a TorchScript file of the QAT checkpoint in a sibling of its folder."""
+    """export(flags ...) -> a TorchScript file of the QAT checkpoint, in a folder beside its own."""
 
     def go(*flags):
         words = ["--checkpoint", qat(runs), "--for", "torchscript", "--output", runs / "out" / "traced"]
@@ -250,7 +250,8 @@ def test_a_card_of_before_has_no_delta_until_it_is_evaluated_again(run, runs, pi
 
 @pytest.mark.slow
 def test_ptq_beside_qat_of_fewer_bits_has_ranges_for_those_bits(runs, micro, pictures, tmp_path):
-    """As a calibration for them on the same pictures finds them; the table says who found which."""
+    """They equal the ranges of a calibration at those bits on the same pictures, and the table names both
+    calibrators."""
     flags = [*flags_of(runs, pictures), "--quiet"]
     calibration = ["--checkpoint", runs / "in" / "swin.pth", "--pictures", 8, "--no-equalize", "--policy", "qdq"]
     bits = ["--policy", "qdq", "--wprec", 4, "--aprec", 4]

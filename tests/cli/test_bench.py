@@ -1,4 +1,5 @@
-"""swin-quant bench: the float baselines are always there, and what cannot be compared is refused in one line."""
+"""swin-quant bench: the float baselines are always timed, and engines that cannot be compared are refused in one
+line."""
 
 import csv
 import json
@@ -133,13 +134,13 @@ def test_ctrl_c_ends_all_processes_and_leaves_nothing(fork, artifact, tmp_path):
 
 
 def children_of(pid):
-    """Processes that compute for the bench: its children, but multiprocessing's own helper."""
+    """The bench's child processes that compute, without multiprocessing's helper."""
     found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return [child for child in found if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
 
 
 def wait_for(condition):
-    """What `condition` gives once it is true. A test that waits for ten minutes hangs."""
+    """Return what `condition` gives once it is true; after ten minutes, fail."""
     end = time.monotonic() + 600
     while not (found := condition()):
         assert time.monotonic() < end

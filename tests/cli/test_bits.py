@@ -1,4 +1,5 @@
-"""Ranges found for other bits, at the command line: refused in one line, found again in the statistics, warned of."""
+"""Ranges found for other bits, on the command line: refused in one line, found again from the statistics, or warned
+about."""
 
 import shutil
 
@@ -114,7 +115,7 @@ def test_few_bits_are_said_to_be_a_simulation_and_export_names_the_nodes(run, fl
     done = run("calibrate", *float_flags, *four, "--no-eval", "--output", tmp_path)
     assert done.code == 0 and done.err.count(says) == 1, done
     file = tmp_path / f"{NAME}.pth"
-    done = run("evaluate", *scoring_flags, "--checkpoint", file)  # under the policy of its card
+    done = run("evaluate", *scoring_flags, "--checkpoint", file)  # with its card's policy
     assert done.code == 0 and done.err.count(says) == 1, done
     for policy in (["--policy", "ft-mode1"], ["--policy", "ft-mode1", "--saturation-safe"]):
         done = run("calibrate", *float_flags, *policy, "--no-eval", "--output", tmp_path / "more")

@@ -39,7 +39,7 @@ def exported(tmp_path_factory, micro, tiny_model, use_policy):
 
 @pytest.fixture
 def onnx_file(exported, tmp_path):
-    """A copy of the artifact, whose folder is the test's own."""
+    """A copy of the artifact in the test's own folder."""
     for part in exported[1].parent.iterdir():
         shutil.copy(part, tmp_path)
     return tmp_path / exported[1].name
@@ -154,7 +154,7 @@ def test_an_engine_is_verified_when_it_is_built(run, trt, calibrated_export, pic
 def test_an_engine_that_computes_something_else_is_told_and_its_card_knows(
     run, trt, calibrated_export, pictures, tmp_path, monkeypatch
 ):
-    """As fused attention did on one GPU: no error, other logits (TRT#4837)."""
+    """Fused attention did this on one GPU: no error, wrong logits (TRT#4837)."""
     honest = Session.__call__
     monkeypatch.setattr(Session, "__call__", lambda self, images: honest(self, images).flip(1))
     done = run(
@@ -168,7 +168,7 @@ def test_an_engine_that_computes_something_else_is_told_and_its_card_knows(
 
 @pytest.mark.slow
 def test_an_engine_that_could_not_be_compared_is_not_hidden(run, trt, calibrated_export, own_pictures, tmp_path):
-    """It took minutes: its layers and its place are told before the pictures are read."""
+    """Building took minutes, so layers and path are printed before the pictures are read."""
     for file in (own_pictures / "val").rglob("*.png"):
         file.write_bytes(b"")
     done = run(

@@ -1,4 +1,5 @@
-"""Class names through whole commands: a head in another order, its `id2label` beside it, is scored as the original."""
+"""Class names through whole commands: a head in another order with its `id2label` beside it scores like the
+original."""
 
 import itertools
 import json
@@ -11,7 +12,7 @@ import swin_quant as sq
 from swin_quant.checkpoint import read_state_dict
 
 PETS = ["cat", "dog", "fox"]
-ORDER = [2, 0, 1]  # of the permuted head
+ORDER = [2, 0, 1]  # the classes of the permuted head's rows
 NAMES = [PETS[place] for place in ORDER]
 GUESSING = "guessing among 3 classes does as well"
 
@@ -31,7 +32,7 @@ def permuted(micro, tmp_path):
 
 @pytest.fixture
 def scored(run, scoring_flags, tmp_path):
-    """scored(checkpoint, flags) -> of its results on val: pictures, accuracy, loss."""
+    """scored(checkpoint, flags) -> pictures, accuracy and loss of its results on val."""
 
     def results(checkpoint, *flags):
         output = tmp_path / f"scored{next(numbers)}"
@@ -64,7 +65,7 @@ def test_other_names_are_refused_before_work(run, permuted, micro, float_flags, 
 
 @pytest.mark.slow
 def test_names_go_all_the_way(run, permuted, pictures, float_flags, scoring_flags, card_of, scored, tmp_path):
-    """Calibrated, trained, exported, asked: always those of the head, in its order."""
+    """Calibrated, trained, exported and asked, a model always has the names of its head, in its order."""
     flags, out = ["--data-path", pictures, "--device", "cpu", "--half", "none"], tmp_path / "out"
     calibration = ["--cfg", float_flags[1], "--pictures", 8, "--batch", 4, "--policy", "qdq", "--output", out]
     assert run("calibrate", permuted, *flags, *calibration, "--no-eval").code == 0
@@ -97,7 +98,7 @@ def test_without_names_they_are_the_training_folders(calibrated, card_of):
 
 @pytest.mark.slow
 def test_who_only_guesses_is_warned_of_before_it_is_trained(run, micro, pictures, float_flags, scoring_flags, tmp_path):
-    """Every picture lies in the folder of a class that the model does not take it for."""
+    """Every picture lies in the folder of a class that the model does not predict."""
     model, data = sq.load(micro / "swin.pth", micro / "swin.yaml"), tmp_path / "wrong"
     for split in ("train", "val"):
         for name in PETS:

@@ -1,4 +1,4 @@
-"""swin-quant completion: every command and flag is in it, and bash takes it."""
+"""swin-quant completion: the script holds every command and flag, and bash accepts it."""
 
 import shutil
 import subprocess

@@ -1,4 +1,4 @@
-"""swin-quant convert: other formats and types of the same weights."""
+"""swin-quant convert: the same weights in other formats and types."""
 
 import json
 
@@ -65,7 +65,7 @@ def test_a_weight_beyond_float16_is_named(run, micro, tmp_path):
 
 @pytest.mark.slow
 def test_corrected_weights_are_no_float_baseline_of_themselves(run, micro, pictures, tmp_path):
-    """Their original is the float file that was calibrated, as for the calibrated file itself."""
+    """The original of both files is the float file that was calibrated."""
     (tmp_path / "mine.yaml").write_text("passes: [gptq]\n")
     told = ["--cfg", micro / "swin.yaml", "--data-path", pictures, "--device", "cpu"]
     passes = ["--pictures", 4, "--passes", tmp_path / "mine.yaml", "--policy", "qdq", "--wprec", 4, "--no-eval"]
@@ -79,7 +79,7 @@ def test_corrected_weights_are_no_float_baseline_of_themselves(run, micro, pictu
 
 @pytest.mark.slow
 def test_what_its_weights_saw_stays_known(run, micro, pictures, tmp_path):
-    """Also where the logits are the original's: maps of stages may not be."""
+    """The card keeps `equalize` even though logits equal the original's, since maps of stages may not."""
     (tmp_path / "mine.yaml").write_text("passes: [equalize, {name: range_search, pictures: 4, rounds: 1}]\n")
     told = ["--cfg", micro / "swin.yaml", "--data-path", pictures, "--device", "cpu", "--no-eval", "--pictures", 4]
     passes = ["--passes", tmp_path / "mine.yaml", "--policy", "qdq"]

@@ -1,4 +1,4 @@
-"""The CUDA engine from the command line, where there is no GPU: it is emulated, or says in a line what it lacks."""
+"""The CUDA engine from the command line without a GPU: emulated, or refused in one line that names what is missing."""
 
 import json
 import shutil
@@ -32,7 +32,7 @@ from swin_quant.verbs.serve import Hosting, private_copy, service_of
 
 @pytest.fixture(scope="session")
 def wide(tmp_path_factory, pictures, randomise):
-    """A calibrated checkpoint of channels that int8 products take."""
+    """A calibrated checkpoint whose channel counts int8 products accept."""
     folder = tmp_path_factory.mktemp("wide")
     sizes = {"EMBED_DIM": 32, "DEPTHS": [2, 2], "NUM_HEADS": [1, 2], "WINDOW_SIZE": 4}
     model = {"TYPE": "swin", "NAME": "micro", "NUM_CLASSES": 3, "SWIN": sizes}
@@ -47,7 +47,7 @@ def wide(tmp_path_factory, pictures, randomise):
 
 @pytest.fixture(scope="session")
 def files(wide, tmp_path_factory):
-    """What `export --for cuda` writes of the calibrated micro model, by its flags."""
+    """The files that `export --for cuda` writes for the calibrated micro model, by its flags."""
     made, folder = {}, tmp_path_factory.mktemp("cuda")
 
     def make(*flags):
@@ -163,7 +163,7 @@ def test_a_model_that_is_no_classifier(run, wide, tmp_path, kind):
 
 
 def test_a_stream_beyond_float16(run, wide, tmp_path):
-    """As the card says of the calibration; in bfloat16 it is exported."""
+    """Float16 is refused by what the calibration recorded in the card; in bfloat16 it is exported."""
     node, card = "layers.1.blocks.0.add2_residual_input_quantizer", json.loads(wide.with_suffix(".json").read_text())
     card["calibration"]["beyond_half"] = [node]
     checkpoint, out = shutil.copy(wide, tmp_path), tmp_path / "out"
@@ -191,7 +191,7 @@ def test_a_geometry_that_it_does_not_run(run, calibrated, tmp_path):
 
 
 class InThisProcess(Runner):
-    """A candidate of `bench` without a process of its own, to which a GPU that is imagined here is none."""
+    """A candidate of `bench` in this process; another process would not see the faked GPU."""
 
     def __init__(self, candidate, threads):
         self.name, self.load = candidate.name, candidate.load
@@ -234,7 +234,7 @@ def test_a_gpu_that_is_too_old(run, files, wide, pictures, snapshot, monkeypatch
     }
     for name, value in found.items():
         monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
-    monkeypatch.setattr(torch.nn.Module, "to", lambda self, *_: self)  # of the model beside it
+    monkeypatch.setattr(torch.nn.Module, "to", lambda self, *_: self)  # the model beside it stays on the CPU
     monkeypatch.setattr(interleave, "Runner", InThisProcess)
     before, device = snapshot(file.parent), () if command == "cuda tune" else ("--device", "cuda")
     assert f"{gpu}: {said}" in run(*command.split(), file, *words[command], *device).error(2)
@@ -258,7 +258,7 @@ HERE = TunedFor(kernels_hash(), "NVIDIA H200", "3.6.0")
 
 @pytest.fixture
 def fake_gpu(monkeypatch):
-    """A GPU for all that loads an engine, which then runs on the CPU; the tiles that its session was given."""
+    """Load every engine as if on a GPU but run it on the CPU; list the tiles that sessions were given."""
     given = []
 
     def session(network, device, largest, tuned, machine):
@@ -327,14 +327,14 @@ def test_serve_runs_one_picture_first_where_any_batch_runs_as_it_is(file, monkey
 
 
 def counted_batches(monkeypatch):
-    """How many pictures each call of a session had, once it was called."""
+    """The number of pictures in each call of a session."""
     ran, call = [], HostSession.__call__
     monkeypatch.setattr(HostSession, "__call__", lambda self, images: ran.append(len(images)) or call(self, images))
     return ran
 
 
 def filled_up(batch):
-    """What a batch runs as where the file takes up to 256 pictures."""
+    """The size to which a batch is padded if the file takes up to 256 pictures."""
     return next(size for size in sizes(256) if size >= batch)
 
 

@@ -1,4 +1,4 @@
-"""Data sets of other kinds than folders, through whole commands."""
+"""Data sets other than folders, through whole commands."""
 
 import io
 import re
@@ -21,7 +21,7 @@ def test_one_table_calibrates_but_is_not_scored_on_the_same_pictures(run, micro,
     done = run("calibrate", *words)
     assert done.code == 0 and "has no val split" in done.err, done
     (checkpoint,) = (tmp_path / "out").glob("*_calib.pth")
-    assert run("evaluate", checkpoint, *flags[2:], *data).code == 0  # but where that is asked for
+    assert run("evaluate", checkpoint, *flags[2:], *data).code == 0  # unless asked for
 
 
 def test_shards_are_scored_as_their_folder_is(run, micro, flags, pictures, tmp_path):

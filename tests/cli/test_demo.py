@@ -1,6 +1,6 @@
-"""swin-quant demo, cut short, as the first line of the README's way from a fresh clone to a service that answers.
+"""swin-quant demo, shortened, as the first line of the README's way from a fresh clone to a service that answers.
 
-The lines of the README are given to a shell as they stand; `make demo` runs all epochs where nobody cuts them short.
+A shell runs the README's lines unchanged; `make demo` trains all its epochs unless shortened.
 """
 
 import importlib.util
@@ -21,8 +21,8 @@ from shown import ROOT
 POLICIES = [None, None, "ft-mode1", "ft-mode2"]
 SECTION = re.search(r"## A running service\n(.*?)\n## ", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)[1]
 LINES = [line for block in re.findall(r"```bash\n(.*?)```", SECTION, re.DOTALL) for line in block.splitlines()]
-# In place of the environment that `make` would fill from the network: this one, and a demo that trains for one epoch a
-# model of four blocks.
+# Replace the environment that `make` would fill from the network with this one, and the demo with one epoch of a model
+# of four blocks.
 OURS = """#!/bin/sh
 [ "$1" = demo ] && set -- "$@" --epochs 1
 exec {python} -m swin_quant "$@"
@@ -35,7 +35,7 @@ def clone(tmp_path_factory):
     if not shutil.which("make"):
         pytest.skip("needs make")
     if subprocess.run(["git", "clone", "--quiet", "--local", ROOT, folder], capture_output=True).returncode:
-        others = shutil.ignore_patterns(".*", "out", "build", "dist", "__pycache__")  # sources without a repository
+        others = shutil.ignore_patterns(".*", "out", "build", "dist", "__pycache__")  # sources of no repository
         shutil.copytree(ROOT, folder, ignore=others)
     command = folder / ".venv" / "bin" / "swin-quant"
     command.parent.mkdir(parents=True)
@@ -49,14 +49,14 @@ def clone(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def how(clone):
-    """How a shell is started in the clone."""
+    """The clone's folder, environment and shell for `subprocess.run`."""
     environment = os.environ | {"PYTHONPATH": str(clone), "OMP_NUM_THREADS": "1"}
     return {"cwd": clone, "env": environment, "text": True, "shell": True}
 
 
 @pytest.fixture(scope="module")
 def demo(clone, how):
-    """The README's first line, done; the folder of its files, and how it ended."""
+    """Run the README's first line; the folder of its files, and how it ended."""
     done = subprocess.run(LINES[0], capture_output=True, **how)
     assert done.returncode == 0, done.stdout + done.stderr
     return clone / "out" / "demo", done
@@ -73,7 +73,7 @@ def test_one_epoch(demo):
     card = json.loads((folder / names[1]).read_text())
     assert [result["policy"] for result in card["results"]] == POLICIES
     assert [result["precision"] for result in card["results"]] == ["float32", "bfloat16", "int8", "int8"]
-    assert all(result["pictures"] == 355 for result in card["results"])  # every fifth of each class
+    assert all(result["pictures"] == 355 for result in card["results"])  # a fifth of each class
     assert card["results"][0]["acc1"] > 20  # one epoch is better than chance
     assert card["calibration"]["pictures"] == 80 and card["calibration"]["split"] == "train"
     assert "swin_micro_digits" in done.stdout and "int8" in done.stdout
@@ -102,7 +102,7 @@ def test_a_stranger_gets_from_the_readme_to_answers(demo, how):
         pytest.importorskip(needed)
     if not shutil.which("curl"):
         pytest.skip("needs curl")
-    with socket.socket() as probe:  # 8000 may be another's here
+    with socket.socket() as probe:  # port 8000 may be taken here
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     _, serve, ask = LINES
@@ -129,5 +129,5 @@ def listens(port):
 
 
 def test_it_is_no_long_way():
-    """With `git clone` and `cd` before it."""
+    """The README's block, `git clone` and `cd` included, is short."""
     assert [line.split()[0] for line in LINES] == ["make", ".venv/bin/swin-quant", "curl"] and len(LINES) + 2 <= 6

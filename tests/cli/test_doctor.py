@@ -1,4 +1,4 @@
-"""`doctor` on machines of several kinds: what it finds, and that it finds something where parts are missing."""
+"""`doctor` on machines of several kinds: what it finds, and its findings where parts are missing."""
 
 import importlib
 import importlib.metadata
@@ -18,7 +18,8 @@ VNNI = {"avx2": True, "avx512_f": True, "avx512_vnni": True, "amx_int8": True, "
 
 @pytest.fixture(autouse=True)
 def no_process(monkeypatch):
-    """A fresh Python takes a second to import torchvision: tests say how that ended, None well, else the error."""
+    """Replaces the fresh Python, which takes a second to import torchvision. A test sets its outcome: an error, or
+    None."""
     fails = {"text": None}
     monkeypatch.setattr(task, "_fails", lambda code: fails["text"])
     return fails
@@ -62,7 +63,7 @@ def test_a_torchvision_for_cuda_beside_a_torch_for_cpus_is_named_with_the_comman
 
 
 def test_the_way_without_an_installation_works():
-    """The two lines that the remedy shows: `import timm` after them."""
+    """After the two lines that the remedy shows, `import timm` works."""
     assert "from swin_quant.base.compat import import_timm" in mismatch_remedy("1")
     from swin_quant.base.compat import import_timm
 
@@ -71,7 +72,7 @@ def test_the_way_without_an_installation_works():
 
 
 def test_engines_that_are_missing_or_broken_say_how_to_get_them(monkeypatch):
-    monkeypatch.setitem(sys.modules, "onnxruntime", None)  # importing it is an ImportError
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)  # makes its import fail
     monkeypatch.setattr(task, "_version", lambda package: None)
     found = topic("engines")
     assert found["onnxruntime"].state == "caution" and "'.[onnx]'" in found["onnxruntime"].remedy
@@ -124,7 +125,7 @@ def test_the_command_prints_lines_of_80_columns_and_json(run, tmp_path, no_proce
     done = run("doctor", "--json", str(tmp_path / "machine.json"))
     assert done.code == 0
     lines = done.out.splitlines()
-    assert max(map(len, (line for line in lines if "/" not in line))) <= 80  # paths are not broken by us
+    assert max(map(len, (line for line in lines if "/" not in line))) <= 80  # paths are not wrapped
     assert "What to do" in lines and any(line.startswith("* torchvision: ") for line in lines)
     found = json.loads((tmp_path / "machine.json").read_text())["found"]
     assert {one["topic"] for one in found} == set(task.TOPICS)

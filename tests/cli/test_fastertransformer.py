@@ -1,4 +1,4 @@
-"""main.py: its flags work or are refused in a sentence, none is ignored (docs/reference, section 2.1)."""
+"""main.py: each of its flags works or is refused in a sentence, none is ignored (docs/reference, section 2.1)."""
 
 import json
 import re
@@ -29,7 +29,7 @@ FLAGS = {
 
 @pytest.fixture
 def main_py(run, tmp_path, monkeypatch):
-    """main_py(flags ...) in a folder of its own, since FasterTransformer's default output is ./output."""
+    """main_py(flags ...) in its own folder, since FasterTransformer's default output is ./output."""
     monkeypatch.chdir(tmp_path)
     return lambda *flags: run("main.py", *flags)
 
@@ -77,7 +77,7 @@ def test_what_contradicts_the_config_or_the_mode_is_refused(main_py, ft_flags, g
 
 
 def test_fastertransformer_s_own_keywords_and_mode_are_int8_mode(main_py, flags, tmp_path):
-    """The list that its `ft2` sets, final_input included (which is a node of BERT), and the guide's --version."""
+    """The keywords are those that `ft2` sets, final_input included (a node of BERT), and the guide's --version."""
     own = ["final_input", "layernorm_input", "softmax_input", "local_input", "residual_input"]
     said = main_py("--calib", *flags, "--quant-mode", "ft2", "--version", 1, "--quant-disable-keyword", *own)
     assert said.code == 0
@@ -94,7 +94,7 @@ def _card(tmp_path):
 
 @pytest.mark.parametrize("given", [["--int8-mode", 1], ["--int8-mode", 2], ["--quant-disable"]])
 def test_its_lines_of_accuracy(main_py, scoring_flags, calibrated, tmp_path, given):
-    """`validate` logs them to the console and to log_rank0.txt; of what was scored last, whatever the card holds."""
+    """`validate` logs the results of this run alone to the console and log_rank0.txt, whatever else the card holds."""
     for suffix in (".pth", ".json"):
         shutil.copy(calibrated.with_suffix(suffix), tmp_path)
     done = main_py(
@@ -133,7 +133,7 @@ def test_calib_writes_fastertransformer_s_files(main_py, flags, card_of, tmp_pat
 
 
 def test_defaults_are_fastertransformer_s(main_py, micro, pictures, card_of, tmp_path):
-    """4 batches of 8 are more than the 12 pictures there are."""
+    """Its 4 batches of 8 are more than the 12 pictures here."""
     base = ["--cfg", micro / "swin.yaml", "--resume", micro / "swin.pth", "--data-path", pictures, "--device", "cpu"]
     assert "32 pictures, the data holds 12" in main_py("--calib", *base, "--int8-mode", 1).error(2)
     assert main_py("--calib", *base, "--int8-mode", 1, "--num-calib-batch", 1).code == 0
@@ -178,7 +178,7 @@ def test_pretrained_is_loaded_and_not_only_stored(main_py, flags, micro, tmp_pat
 
 
 def test_throughput_times_what_would_be_scored_and_stops(main_py, scoring_flags, calibrated, monkeypatch, tmp_path):
-    """FasterTransformer timed every node; here the policy holds (docs/reference, section 2.5)."""
+    """FasterTransformer timed every node quantized; here the policy holds (docs/reference, section 2.5)."""
     calls = []
 
     def timed(engine, images):

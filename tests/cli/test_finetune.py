@@ -1,4 +1,4 @@
-"""swin-quant finetune and train, main.py --train: what is written, what is refused, and going on after any end."""
+"""swin-quant finetune and train, main.py --train: files written, runs refused, and runs continued after any end."""
 
 import json
 import os
@@ -49,7 +49,7 @@ UNQUANTIZED = ("float32", None, "qat")
 
 
 def rows(card):
-    """What the results of a card are of, in their order."""
+    """Precision, policy and weights of a card's results, in their order."""
     return [(result["precision"], result["policy"], result["weights"]) for result in card["results"]]
 
 
@@ -106,7 +106,8 @@ def test_what_was_measured_of_the_calibrated_weights_is_not_said_of_the_trained_
 @pytest.mark.parametrize("policy", ["ft-mode1", "qdq"])
 @pytest.mark.parametrize("amax", ["frozen", "learned", "reestimated"])
 def test_what_was_measured_after_training_is_measured_of_the_file(run, qat_flags, tmp_path, card_of, policy, amax):
-    """Ranges by channel too, and with a weight decayed or driven out of its range."""
+    """The file scores as the trained model did, also with ranges by channel and a weight decayed or driven out of its
+    range."""
     flags = ["--amax", amax, "--policy", policy, "--wprec", 4, "--lr", 0.01]
     assert run("finetune", *qat_flags, *flags).code == 0
     file = tmp_path / "out" / f"{NAME}_qat.pth"
@@ -121,7 +122,7 @@ def test_what_was_measured_after_training_is_measured_of_the_file(run, qat_flags
 @pytest.mark.slow
 @pytest.mark.parametrize("amax", ["learned", "reestimated"])
 def test_weights_that_train_in_half_are_float32_to_whoever_looks_at_them(run, qat_flags, tmp_path, amax):
-    """After an epoch, when ranges are settled, and in the file; ranges never were half."""
+    """Weights are float32 after an epoch, while ranges are settled, and in the file; ranges never were half."""
     flags = ["--amp-opt-level", "O3", "--amax", amax, "--epochs", 1, "--set", "ema=0.9", "amax.until=1"]
     done = run("finetune", *qat_flags, *flags)
     assert done.code == 0, done
@@ -133,7 +134,7 @@ def test_weights_that_train_in_half_are_float32_to_whoever_looks_at_them(run, qa
 
 @pytest.mark.slow
 def test_ranks_that_train_half_weights_keep_summing_gradients(run, forked, qat_flags, tmp_path):
-    """Also behind what looks at the weights: the average after every step, and the ranges after every epoch."""
+    """They do after each reader of the weights: the average after every step, the ranges after every epoch."""
     flags = ["--amp-opt-level", "O3", "--amax", "learned", "--set", "ema=0.9", "--no-eval"]
     assert run("finetune", *qat_flags, *flags, "--accumulation-steps", 2, "--output", tmp_path / "one").code == 0
     ends = forked(2, "finetune", *qat_flags, *flags, "--output", tmp_path / "two")
@@ -201,9 +202,9 @@ def test_fastertransformers_command_calibrates_trains_and_scores(run, ft_flags, 
 def test_without_distill_and_by_its_options_it_is_fastertransformer_s_plain_qat(
     run, scoring_flags, calibrated, tmp_path, monkeypatch, card_of, pictures
 ):
-    """No teacher; a constant LR for 512 pictures a step; the config's drop path, none (docs/reference, section 2.4).
+    """No teacher; a constant LR for 512 pictures a step; drop path as in the config, 0 (docs/reference, section 2.4).
 
-    Each step takes all pictures as they are, so that the loss of the first is that of the calibrated model.
+    Each step takes all pictures unaugmented, so that the loss of the first is that of the calibrated model.
     """
     monkeypatch.chdir(tmp_path)
     plain = [f"augment.{key}=0" for key in ("flip", "erase", "mixup", "cutmix", "label_smoothing")]
@@ -219,7 +220,7 @@ def test_without_distill_and_by_its_options_it_is_fastertransformer_s_plain_qat(
         assert training["teacher"] is None and training["recipe"]["distill"]["weight"] == 0
         rows[tag] = [{key: float(row[key]) for key in ("lr", "loss")} for row in read_table(out / "steps.csv")]
     assert [row["lr"] for row in rows["theirs"]] == pytest.approx(3 * [1e-4 * 12 / 512], rel=1e-5)
-    assert len({row["lr"] for row in rows["ours"]}) == 3  # a cosine
+    assert len({row["lr"] for row in rows["ours"]}) == 3  # cosine schedule
     cfg = load_config(scoring_flags[1])
     subject = load_for_scoring(cfg, str(calibrated), [load_policy("ft-mode1")])
     preprocess, files = Preprocess.from_config(cfg), sorted((pictures / "train").rglob("*.png"))
@@ -228,7 +229,7 @@ def test_without_distill_and_by_its_options_it_is_fastertransformer_s_plain_qat(
     quantize(subject.model)
     loss = torch.nn.functional.cross_entropy(subject.model(images), labels).item()
     assert rows["theirs"][0]["loss"] == pytest.approx(loss, rel=1e-4)
-    assert rows["ours"][0]["loss"] != pytest.approx(loss, rel=1e-4)  # drop path 0.1 of the recipe
+    assert rows["ours"][0]["loss"] != pytest.approx(loss, rel=1e-4)  # the recipe's drop path of 0.1
 
 
 def test_a_teacher_without_distill_is_not_dropped_silently(run, scoring_flags, calibrated, tmp_path, monkeypatch):
@@ -238,7 +239,7 @@ def test_a_teacher_without_distill_is_not_dropped_silently(run, scoring_flags, c
 
 
 def wait_for_rows(file, count):
-    end = time.monotonic() + 600  # then it hangs
+    end = time.monotonic() + 600  # later, it hangs
     while time.monotonic() < end:
         if file.exists() and len(read_table(file)) >= count:
             return
@@ -247,7 +248,7 @@ def wait_for_rows(file, count):
 
 
 def slow_down():
-    """A hook: from the eighth step on, steps take half a second, so that it is killed in the middle."""
+    """A hook that makes each step from the eighth on take half a second, so that a kill hits the middle."""
     from swin_quant.train import loop
 
     original, calls = loop._agree, []
@@ -281,7 +282,7 @@ def test_killed_in_the_middle_and_resumed_it_ends_as_if_it_had_not_been(run, for
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["ft-mode1", "qdq"])
 def test_qat_that_is_cut_off_goes_on_to_the_same_bits(run, qat_flags, tmp_path, monkeypatch, policy):
-    """Under ranges of rows too, which the calibrated file does not have."""
+    """Also with ranges by row, which the calibrated file does not have."""
     words = ["finetune", *qat_flags, "--policy", policy, "--no-eval"]
     assert run(*words, "--output", tmp_path / "whole").code == 0
     with monkeypatch.context() as patch:
@@ -368,7 +369,7 @@ def test_qat_over_two_ranks(run, forked, qat_flags, tmp_path, card_of):
 
 @pytest.mark.slow
 def test_more_ranks_than_pictures(forked, qat_flags, tmp_path, card_of):
-    """The sample for ranges has batches of 8 pictures, val has 7: of 9 ranks, one or two have none to show."""
+    """The sample for ranges has batches of 8 pictures, val has 7: of 9 ranks, one or two get none."""
     flags = ["--batch", 1, "--amax", "reestimated", "--set", "amax.batches=1", "amax.until=1", "--epochs", 1]
     ends = forked(9, "finetune", *qat_flags, *flags)
     assert [done.code for done in ends] == [0] * 9, ends
@@ -399,7 +400,7 @@ def test_a_folder_with_another_run_is_refused_and_left_alone(run, float_run, tmp
     line = run(*words, "--continue", "--lr", 0.5).error(2)
     assert "other settings: optimizer.lr 0.001 -> 0.5" in line
     assert snapshot(tmp_path / "out") == before
-    assert run(*words, "--continue").code == 0  # is complete, and stays so
+    assert run(*words, "--continue").code == 0  # a complete run stays as it is
     assert same(weights(tmp_path / "out" / f"{NAME}.pth"), weights_of(before, tmp_path))
     assert run(*words, "--overwrite", "--lr", 0.5).code == 0
     assert not same(weights(tmp_path / "out" / f"{NAME}.pth"), weights_of(before, tmp_path))
@@ -414,7 +415,7 @@ def test_results_without_a_snapshot_to_go_on_from_are_not_lost(run, float_run, t
     assert "no snapshot to go on from: --overwrite starts anew" in run(*words, "--continue").error(2)
     for name in ("epochs.csv", "steps.csv"):
         (tmp_path / "out" / name).unlink()
-    assert "holds another run" in run(*words).error(2)  # its best weights
+    assert "holds another run" in run(*words).error(2)  # the folder's best weights are another run's
     kept = {name: data for name, data in before.items() if not str(name).endswith(".csv")}
     assert kept == snapshot(tmp_path / "out")
 

@@ -1,4 +1,4 @@
-"""What is advised can be done: every flag that a message or a document names is one of a command's."""
+"""Every flag that a message or a document names is a flag of a command, so that advice can be followed."""
 
 import ast
 import re
@@ -35,14 +35,14 @@ def test_every_flag_that_is_named_is_one(path):
     assert [(line, flag) for line, text in texts(path) for flag in FLAG.findall(text) if flag not in known] == []
 
 
-COMMAND_LINE = ("cli", "ft", "verbs", "quantize.py")  # the last makes commands
+COMMAND_LINE = ("cli", "ft", "verbs", "quantize.py")  # quantize.py composes commands
 LIBRARY = [path for path in FILES if path.suffix == ".py" and not {*path.parts} & set(COMMAND_LINE)]
 FIELD = re.compile(r"‹([a-z][a-z0-9_]*)›")
 
 
 @pytest.mark.parametrize("path", LIBRARY, ids=lambda path: str(path.relative_to(ROOT)))
 def test_the_library_speaks_of_fields_and_not_of_flags(path):
-    """Whoever asks has words of his own for them: the command line has flags, Python has arguments."""
+    """Each caller has its own words for a field: the command line has flags, Python has arguments."""
     others = set().union(*OTHERS.values())
     said = [(line, re.sub("`[^`]*`", "", text)) for line, text in texts(path) if not text.startswith("swin-quant ")]
     assert [(line, flag) for line, text in said for flag in FLAG.findall(text) if flag not in others] == []
@@ -54,7 +54,7 @@ def test_every_field_is_called_something_by_a_command():
 
 
 def fields_said(path):
-    """The fields in errors and messages of a module."""
+    """Yield the fields named in a module's errors and messages."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Call):
             name = getattr(node.func, "attr", getattr(node.func, "id", ""))

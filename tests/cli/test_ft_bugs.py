@@ -1,6 +1,6 @@
 """Bugs of FasterTransformer's Swin toolkit that must not happen here: docs/reference, section 2.7, by number.
 
-1, 3, 15 and 16 are of training, tested there; 9 also with real launchers in test_launchers.py.
+1, 3, 15 and 16 concern training and are tested there; 9 also with real launchers in test_launchers.py.
 """
 
 import json
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def forwards(monkeypatch):
-    """A list that gets (pictures, gradients recorded, twice, what the first node does) of every forward of a model."""
+    """A list of (pictures, gradients recorded, twice, what the first node does), one for each forward of a model."""
     seen, original = [], Swin.forward
 
     def forward(model, images, *rest):
@@ -37,7 +37,7 @@ def forwards(monkeypatch):
 
 
 def observed(forwards):
-    """The sizes of the batches that were observed; single pictures are tried beside them (`batch_invariance`)."""
+    """The sizes of the batches observed; single pictures are tried beside them (`batch_invariance`)."""
     return [pictures for pictures, *_, state in forwards if state is State.CALIBRATE and pictures > 1]
 
 
@@ -86,7 +86,8 @@ def test_bug_5_the_output_path_may_be_unset_or_deep(run, ft_flags, float_flags, 
 
 @pytest.mark.slow
 def test_bug_6_flags_of_quantization_are_no_decoration(run, ft_flags, card_of, tmp_path):
-    """Parsed and overwritten there; here each is in the policy that was scored (test_evaluate.py has the effect)."""
+    """FasterTransformer parsed and overwrote them; here each is in the policy that was scored (test_evaluate.py has the
+    effect)."""
     flags = [
         "--policy",
         "ft-mode1",
@@ -138,7 +139,7 @@ def test_bug_10_the_schedule_of_training_does_not_matter_to_calibration(run, flo
 
 @pytest.mark.parametrize("cache", ["part", "full"])
 def test_bug_11_a_zip_of_fewer_than_ten_pictures(run, float_flags, card_of, pictures, tmp_path, cache):
-    """And without a process group."""
+    """Also without a process group."""
     for split in ("train", "val"):
         files = sorted((pictures / split).rglob("*.png"))[:9]
         with zipfile.ZipFile(tmp_path / f"{split}.zip", "w") as archive:

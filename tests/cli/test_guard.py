@@ -1,4 +1,4 @@
-"""What nobody can read, or nobody waits for, ends in one line and an exit code, too."""
+"""Text that cannot be printed, readers that left, and interruptions end a command in one line and an exit code."""
 
 import os
 import re
@@ -20,9 +20,9 @@ needs_full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /d
 
 
 def shell(line, before="unset PYTHONUNBUFFERED;"):
-    """How a shell ends that runs `line`, in which PY starts python."""
+    """Run `line` in a shell, in which PY starts Python; how it ended."""
     line = f"{before} {line.replace('PY', sys.executable)}"
-    # a background job inherits an ignored SIGINT, which its children cannot take back by themselves
+    # a background job inherits an ignored SIGINT, which its children cannot restore
     heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     return subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=600, preexec_fn=heard)
 
@@ -69,7 +69,7 @@ def test_a_full_disk_does_not_hide_the_error_before_it():
 
 
 def test_closed_standard_streams_are_nobody_s_place():
-    """Not even the next file's that is opened."""
+    """No file opened later gets their descriptors."""
     assert shell("PY -m swin_quant --version >&-").returncode == 0
     done = shell(f"{guarded('print(1) or print(open(sys.executable).fileno(), file=sys.stderr)')} >&-")
     assert done.returncode == 0 and int(done.stderr) > 2
@@ -102,7 +102,7 @@ def test_messages_that_cannot_be_written_do_not_end_the_work():
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_during_an_import_waits_for_its_end(tmp_path, number):
-    """Thrown into the importing machinery it may be lost, or come out as an error of another kind."""
+    """Raised inside the import machinery, it could be lost or come out as another error."""
     (tmp_path / "slow.py").write_text(
         "import os, signal\n"
         f"os.kill(os.getpid(), {int(number)})\n"

@@ -1,4 +1,4 @@
-"""swin-quant inspect: table, JSON, and files that are no ONNX."""
+"""swin-quant inspect: the table, the JSON, and files that are not ONNX."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The commands of the issue and the guide, started as a user starts them: each in processes of its own."""
+"""The commands of the issue and the guide, each started in its own processes as a user would."""
 
 import json
 import os
@@ -20,7 +20,8 @@ def free_port():
 
 @pytest.mark.slow
 def test_every_launcher_starts_main_py_and_gives_the_same_bits(micro, pictures, tmp_path):
-    """torch.distributed.launch, torchrun with 2 processes and plain python, two threads where a launcher sets none."""
+    """torch.distributed.launch, torchrun with 2 processes and plain python; two threads where the launcher sets
+    none."""
     launch = [sys.executable, "-m", "torch.distributed.launch", "--nproc_per_node", "1", "--master_port", free_port()]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", free_port()]
     flags = f"main.py --calib --cfg {micro / 'swin.yaml'} --resume {micro / 'swin.pth'} --data-path {pictures}"
@@ -31,7 +32,7 @@ def test_every_launcher_starts_main_py_and_gives_the_same_bits(micro, pictures, 
         words = [*launcher, *flags.split(), "--calib-output-path", str(tmp_path / name)]
         ends[name] = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
     assert {name: done.returncode for name, done in ends.items()} == dict.fromkeys(ends, 0), ends
-    assert [done.stdout.count("7 pictures") for done in ends.values()] == [1, 1, 1]  # one table, from rank 0
+    assert [done.stdout.count("7 pictures") for done in ends.values()] == [1, 1, 1]  # rank 0 alone prints the table
     files = [tmp_path / name / "swin_micro_calib.pth" for name in ends]
     assert len({file.read_bytes() for file in files}) == 1
     cards = [json.loads(file.with_suffix(".json").read_text()) for file in files]

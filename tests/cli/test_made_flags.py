@@ -1,4 +1,4 @@
-"""Flags made from a dataclass: what is parsed is what the dataclass holds, by type, default and place."""
+"""Flags made from a dataclass hold its fields' types, defaults and places."""
 
 import argparse
 import re

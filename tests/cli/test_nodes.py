@@ -8,7 +8,7 @@ import pytest
 import torch
 
 FIELDS = ["node", "role", "state", "format", "bits", "granularity", "grid", "amax", "low", "high", "shape"]
-# Nodes of 4 blocks and 1 patch merging, counted from docs/reference, sections 1.3 and 1.5.
+# Nodes in 4 blocks and 1 patch merging, counted from docs/reference, sections 1.3 and 1.5.
 TOTAL = {"swin": 4 * 23 + 3, "swinv2": 4 * 25 + 3}
 ENABLED = {
     ("swin", "ft-mode1"): 4 * 16 + 3,
@@ -108,7 +108,7 @@ def test_zero_points_show_both_ends(nodes, calibrated, tmp_path):
     for name, row in nodes("swin", "--checkpoint", calibrated, "--policy", tmp_path / "mine.yaml").items():
         if name.endswith("mlp.fc2._input_quantizer"):
             assert row["grid"] == "zero point" and [row["low"], row["high"]] == state[f"{name}._bounds"].tolist()
-            assert -0.18 < row["low"] < 0 < row["high"]  # GELU
+            assert -0.18 < row["low"] < 0 < row["high"]  # the output of GELU
         else:
             assert row["grid"] == "symmetric" and row["low"] is row["high"] is None
 
@@ -155,7 +155,7 @@ def test_one_policy_at_a_time(run, micro):
 
 
 def test_pictures_of_any_number_of_channels(nodes):
-    """Of grey pictures, a patch has a third of the values; the embedding is no node, so shapes are the same."""
+    """A grey patch has a third of the values; the embedding is no node, so the shapes are the same."""
     shapes = [{name: row["shape"] for name, row in nodes("swin", *more).items()} for more in ([], ONE_CHANNEL)]
     assert len(shapes[0]) == TOTAL["swin"] and shapes[0] == shapes[1]
 

@@ -1,4 +1,4 @@
-"""One word for one thing, and nothing that is asked for is left out silently."""
+"""Each flag means the same in every command, and no option that is set is silently ignored."""
 
 import ast
 from pathlib import Path
@@ -10,16 +10,16 @@ import swin_quant.cli
 from swin_quant.cli.session import FRONT_DOOR, command_of
 
 FOLDER, FILES = ("DIR",), ("FILE",)
-# What a flag takes, wherever a command has it.
+# The value of a flag, in every command that has it.
 MEANING = {"--output": FOLDER, "--data-path": FOLDER, "--json": FILES, "--checkpoint": FILES, "--pictures": ("N",),
            "--batch": ("N",), "--policy": ("NAME|FILE",), "--engine": ("NAME", None), "--to": FILES}  # fmt: skip
 OURS = sorted(PARSERS.keys() - {FRONT_DOOR})
-# What every command's session reads, and what it takes for the launcher's or the user's sake.
+# Options that every command's session reads, or accepts for the launcher's or the user's sake.
 SESSION = {"help", "help_all", "verbose", "quiet", "local_rank", "device"}
 
 
 def definitions(*paths):
-    """Functions, methods and tables of modules by name, but for those that declare options: name -> nodes."""
+    """Functions, methods and tables of modules by name, except those that declare options: name -> nodes."""
     found = {}
     for path in paths:
         tree = ast.parse(path.read_text())
@@ -34,7 +34,7 @@ def definitions(*paths):
 
 
 def whole(path):
-    """Fields of options that are handed on all at once."""
+    """Yield the fields of options that are passed on all at once."""
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.ClassDef) and any(
             word in ast.unparse(node) for word in ("vars(self)", "getattr(self, name)")
@@ -53,9 +53,9 @@ def test_a_flag_takes_the_same_in_all_commands(command):
             assert action.metavar in MEANING[flag], (flag, action.metavar)
 
 
-@pytest.mark.parametrize("command", sorted(set(OURS) - {"ft export"}))  # which is `export`
+@pytest.mark.parametrize("command", sorted(set(OURS) - {"ft export"}))  # the same as `export`
 def test_every_option_is_read(command):
-    """By the command's own file, or by what it calls of the command line's."""
+    """The command's own file reads it, or a function that it calls in the command line's package does."""
     file = Path(command_of(command).__file__)
     own = definitions(file)
     todo, seen, read = [*own["run"]], {"run"}, SESSION.union(whole(file))
@@ -64,7 +64,7 @@ def test_every_option_is_read(command):
             if isinstance(node, ast.Attribute):
                 read.add(node.attr)
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                read.add(node.value)  # of getattr, and of tables of options
+                read.add(node.value)  # names in getattr and in tables of options
             name = getattr(node, "id", getattr(node, "attr", None))
             if name not in seen:
                 seen.add(name)

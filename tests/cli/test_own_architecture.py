@@ -1,4 +1,4 @@
-"""An architecture of another package is calibrated, scored, exported and run, and no file of ours was touched."""
+"""An architecture of another package is calibrated, scored, exported and run without a change to our files."""
 
 import onnx
 import pytest
@@ -20,7 +20,7 @@ from swin_quant.train.optim import layers_to_head
 
 @pytest.fixture
 def toy(install, tmp_path):
-    """A config and a float checkpoint, its names beginning with `net.`."""
+    """A config and a float checkpoint whose names begin with `net.`."""
     install("toy_architecture = toy_architecture:ARCHITECTURE", ENTRY_POINTS)
     config = tmp_path / "toy.yaml"
     model = {"TYPE": "toy", "NAME": "toy", "NUM_CLASSES": 3, "TOY": {"HIDDEN": 24}}

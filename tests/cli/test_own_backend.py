@@ -1,4 +1,4 @@
-"""A backend of another package exports, is verified, scored and timed, and no file of ours was touched."""
+"""A backend of another package exports, is verified, scored and timed without a change to our files."""
 
 import csv
 import shutil
@@ -16,7 +16,7 @@ def toy(install):
 
 @pytest.fixture
 def files(toy, run, calibrated, tmp_path):
-    """A folder with a calibrated checkpoint and what was exported for the toy backend."""
+    """A folder with a calibrated checkpoint and its export for the toy backend."""
     for suffix in (".pth", ".json"):
         shutil.copy(calibrated.with_suffix(suffix), tmp_path)
     checkpoint = tmp_path / calibrated.name

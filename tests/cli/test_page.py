@@ -1,4 +1,4 @@
-"""swin-quant report --html: one file that says what was measured, of a calibrated checkpoint and of cards that lie."""
+"""swin-quant report --html: one file with all that was measured, for a calibrated checkpoint and for cards that lie."""
 
 import json
 import re
@@ -15,14 +15,14 @@ pytest.importorskip("vl_convert")
 
 
 def facts_of(text):
-    """What the script of a page reads, as a browser would take it."""
+    """The data that the script of a page reads, parsed as a browser would."""
     (found,) = re.findall(r'<script type="application/json" id="facts">(.*?)</script>', text, re.DOTALL)
     return json.loads(found)
 
 
 @pytest.fixture
 def own(calibrated, tmp_path):
-    """A copy of a calibrated checkpoint with all that lies beside it."""
+    """A copy of a calibrated checkpoint with all files beside it."""
     for file in calibrated.parent.iterdir():
         if file.is_file():
             shutil.copy(file, tmp_path)
@@ -48,7 +48,8 @@ def test_every_node_with_the_figures_of_its_file(run, own, tmp_path):
         names = json.loads(counted["names"].tobytes())
         counts = dict(zip(names, counted["counts"].reshape(len(names), -1).sum(1), strict=True))
     drawn = {name: sum(bins["counts"]) for name, bins in facts["bins"].items() if name in counts}
-    assert drawn == {name: pytest.approx(count, abs=48) for name, count in counts.items()}  # each bin is rounded down
+    # Each bin's count is rounded down
+    assert drawn == {name: pytest.approx(count, abs=48) for name, count in counts.items()}
     card = RunCard.read(own.with_suffix(".json"))
     assert f"{card.results[-1]['acc1']:.3f}" in text and "ft-mode1" in text
 
@@ -70,7 +71,7 @@ def test_nothing_is_fetched_and_nothing_but_its_own_scripts_runs(run, own, tmp_p
 
 @pytest.mark.slow
 def test_pictures_that_the_quantized_model_sees_otherwise(run, own, pictures, tmp_path):
-    """As many as the agreement of the card's own result leaves."""
+    """The page shows as many as the agreement in the card's result implies."""
     written(run, own.with_suffix(".json"), "--html", tmp_path / "page.html", "--data-path", pictures)
     result = json.loads(own.with_suffix(".json").read_text())["results"][-1]
     otherwise = round(result["pictures"] * (1 - result["agreement"] / 100))
@@ -117,7 +118,7 @@ def test_without_the_library_it_says_what_installs_it(run, own, tmp_path, monkey
 
 @pytest.mark.slow
 def test_curves_of_two_runs_stand_in_one_chart(run, own, tmp_path):
-    """Both are of one model and one file's name: the time tells them apart."""
+    """Both have the same model and file name; the time tells them apart."""
     card = json.loads(own.with_suffix(".json").read_text())
     training = {"recipe": {}, "seed": 0, "world": 1, "device": "cpu", "step_pictures": 8, "steps": 3, "pictures": 8,
                 "pictures_sha256": "0" * 64, "start": None, "teacher": None, "best_epoch": 0}  # fmt: skip

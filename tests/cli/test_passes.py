@@ -1,4 +1,4 @@
-"""Passes as a user asks for them: recipes, what is said and recorded, on any number of ranks."""
+"""Passes as a user asks for them: recipes, messages and records, on any number of ranks."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from tests.outliers import plant
 
 @pytest.fixture
 def planted(micro, tmp_path):
-    """The micro V1 with channels that stand out: the same function."""
+    """The micro V1 with outlier channels; its function is unchanged."""
     model = build_model(load_config(micro / "swin.yaml"))
     load_float(model, micro / "swin.pth")
     plant(model, "norms", 100)

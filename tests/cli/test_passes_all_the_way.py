@@ -17,8 +17,8 @@ def kind(request):
 
 @pytest.fixture
 def changed(run, kind, write_config, randomise, pictures, tmp_path):
-    """A calibrated checkpoint with channels evened out and biases corrected; its original is planted.pth."""
-    config = write_config(tmp_path, kind, EMBED_DIM=32, DEPTHS=[1, 1])  # heads that FasterTransformer takes
+    """A calibrated checkpoint with equalized channels and corrected biases; its original is planted.pth."""
+    config = write_config(tmp_path, kind, EMBED_DIM=32, DEPTHS=[1, 1])  # head sizes that FasterTransformer supports
     model = plant(randomise(build_model(load_config(config))), "v", 100)
     state = {key: value for key, value in model.state_dict().items() if not key.endswith("_amax")}
     torch.save({"model": state}, tmp_path / "planted.pth")

@@ -1,4 +1,5 @@
-"""Several results in one folder: what another file was made of is not replaced, and both can be verified."""
+"""Several results in one folder: a checkpoint that other files were made from is not replaced, and all can be
+verified."""
 
 import pytest
 
@@ -13,7 +14,7 @@ FOR = ("--for", "torchscript")
 
 @pytest.fixture
 def calibrate(run, float_flags, tmp_path):
-    """calibrate(flags ...) -> the checkpoint that was written in the folder, and what was said."""
+    """calibrate(flags ...) -> the checkpoint written in the folder, and the messages."""
 
     def go(*flags):
         done = run("calibrate", *float_flags, "--no-eval", "--output", tmp_path, *flags)
@@ -25,7 +26,7 @@ def calibrate(run, float_flags, tmp_path):
 
 
 def made_of(card):
-    """The file that a card names, if it is still the one that it was."""
+    """The file that a card names as its source, if it is unchanged."""
     file = card.with_name(record["file"]) if (record := RunCard.read(card).checkpoint) else None
     return file if file and sha256_of(file) == record["sha256"] else None
 
@@ -44,12 +45,12 @@ def test_another_calibration_does_not_replace_what_an_artifact_was_made_of(run, 
     exported = run("export", first, *FOR, "--output", tmp_path / below)
     artifact = open_artifact(exported.out.strip())
     again, said = calibrate("--policy", "qdq")
-    assert again == first and "stays" not in said  # the same one
+    assert again == first and "stays" not in said  # the same result
     second, said = calibrate(*otherwise)
     assert second == str(tmp_path / f"swin_micro_calib_{otherwise[1]}.pth")
     assert f"{first}: stays, since " in said and f"{artifact.file.name} was made of it: this calibration is" in said
     assert sha256_of(first) == artifact.card.checkpoint["sha256"] != sha256_of(second)
-    assert calibrate(*otherwise)[0] == second  # where nothing was made of it, and where it is the same
+    assert calibrate(*otherwise)[0] == second  # replaced: nothing was made from it, and it is the same
     other = run("export", second, *FOR, "--output", tmp_path / "other")
     third, _ = calibrate(*otherwise, "--pictures", 2)
     assert other.code == 0 and third == str(tmp_path / f"swin_micro_calib_{otherwise[1]}_2.pth")
@@ -64,7 +65,7 @@ def test_what_nothing_was_made_of_is_replaced(calibrate):
 
 @pytest.mark.slow
 def test_a_second_engine_in_the_same_folder(run, micro, pictures, tmp_path):
-    """Both are verified afterwards, both are scored on, and neither is done again."""
+    """Afterwards both can be verified and scored, and neither is made again."""
     model = ("--cfg", micro / "swin.yaml", "--data-path", pictures, "--device", "cpu", "--half", "none")
     how = {"onnxruntime": (), "openvino": ("--passes", "fast"), "torchscript": ("--calibrator", "max")}
     for engine, words in how.items():

@@ -1,4 +1,4 @@
-"""swin-quant cuda plan: its table, its files, and what it refuses."""
+"""swin-quant cuda plan: its table, its files, and the input that it refuses."""
 
 import json
 

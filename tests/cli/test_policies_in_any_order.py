@@ -1,4 +1,4 @@
-"""Ranges belong to the checkpoint: what is scored under a policy does not depend on the policies scored before it."""
+"""Ranges belong to the checkpoint: a score under one policy does not depend on the policies scored before."""
 
 import shutil
 from dataclasses import replace
@@ -20,7 +20,7 @@ from swin_quant.score.torch_engines import torch_engines
 CPU = torch.device("cpu")
 NAMES = ("ft-mode1", "qdq", "cpu")
 IMAGES = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(3))
-# how a checkpoint of learned ranges was made: the policy (one range a weight, or one a row), its bits
+# for each checkpoint of learned ranges: its policy (one range a weight, or one a row) and bits
 LEARNED = {"W8A8 rows": ("qdq", 8), "W8A8": ("ft-mode1", 8), "W4A4 rows": ("qdq", 4), "W4A4": ("ft-mode1", 4)}
 
 
@@ -31,7 +31,7 @@ def policies(bits):
 
 @pytest.fixture(scope="module")
 def checkpoints(scoring_flags, float_flags, tmp_path_factory):
-    """Name -> (checkpoint, bits): PTQ's, and those that QAT left with ranges that it learned."""
+    """Name -> (checkpoint, bits): one from PTQ, and those from QAT with learned ranges."""
     root = tmp_path_factory.mktemp("any_order")
     recipe = root / "recipe.yaml"
     recipe.write_text("epochs: 1\nbatch_size: 4\naugment: {crop: padded}\noptimizer: {lr: 1.0e-2, amax_lr: 0.1}\n")
@@ -55,7 +55,7 @@ def command(*words):
 
 @pytest.fixture(scope="module")
 def scored(checkpoints, micro):
-    """Name -> the checkpoint's model, and the logits of each policy on a model loaded for it alone."""
+    """Name -> the checkpoint's model, and each policy's logits on a model loaded for that policy alone."""
     cfg = load_config(micro / "swin.yaml")
     made = {}
     for name, (file, bits) in checkpoints.items():
@@ -90,7 +90,7 @@ def test_any_list_in_any_order_scores_as_each_alone(scored, name, order):
 
 @pytest.mark.slow
 def test_policies_differ_and_learned_ranges_are_not_those_of_the_weights(scored):
-    """Else the test above would compare nothing."""
+    """Otherwise the test above would compare nothing."""
     for name, (model, _, alone) in scored.items():
         assert len({tuple(logits.flatten().tolist()) for logits in alone.values()}) >= 3, name
         if name in LEARNED:
@@ -117,7 +117,7 @@ def test_evaluate_gives_the_same_card_in_either_order(checkpoints, run, scoring_
 
 @pytest.mark.slow
 def test_a_learned_weight_range_stays_what_was_learned(checkpoints, run, scoring_flags, tmp_path, micro):
-    """Of 0.301, under a policy of rows and back."""
+    """A learned 0.301 is unchanged after a policy with one range a row."""
     file, _ = checkpoints["W8A8"]
     key = "layers.0.blocks.0.mlp.fc1._weight_quantizer._amax"
     state, _ = read_state_dict(file)

@@ -1,4 +1,4 @@
-"""swin-quant quantize: all steps in one go, none of them twice, and none lost when it is cut off."""
+"""swin-quant quantize: all steps in one go, none done twice, and none lost when a run is cut off."""
 
 import json
 import re
@@ -41,7 +41,7 @@ def words(micro, pictures, tmp_path):
 
 @pytest.fixture(scope="module")
 def finished(micro, pictures, tmp_path_factory):
-    """The folder of a run that went to its end."""
+    """The folder of a run that finished."""
     folder = tmp_path_factory.mktemp("quantize") / "out"
     assert main(["quantize", *map(str, words_for(micro, pictures, folder)), "--quiet"]) == 0
     return folder
@@ -81,7 +81,7 @@ def test_a_checkpoint_is_read_once_a_run_and_again_when_it_was_written(run, word
 
 @pytest.mark.slow
 def test_it_goes_on_where_it_was_cut_off(run, words, made, tmp_path):
-    made.unlink()  # the artifact's card is written last
+    made.unlink()  # the card is written last
     again = run("quantize", *words)
     assert again.code == 0 and again.err.count("done before") == 1 and made.is_file()
 
@@ -93,7 +93,7 @@ def exported_otherwise(folder, *words):
 
 @pytest.mark.slow
 def test_what_was_exported_otherwise_is_not_taken_for_the_artifact(run, words, made):
-    """A float file, and one of another policy, lie where the artifact of this run would."""
+    """A float file, or one of another policy, lies where this run's artifact would."""
     folder = made.parent
     for file in folder.glob("*_onnxruntime.*"):
         file.unlink()
@@ -176,7 +176,7 @@ def test_another_wish_is_another_calibration(run, words, made, change):
 
 
 def test_calibrator_auto_knows_which_percentile_it_tried(run, write_config, pictures, tmp_path):
-    """Also where no node was given it; a card of before does not say, and is taken as it is."""
+    """The card records it even if no node got it. An older card does not have it and is accepted."""
     config = write_config(tmp_path, "swin", DEPTHS=[1], NUM_HEADS=[2])
     torch.save({"model": build_model(load_config(config)).state_dict()}, tmp_path / "swin.pth")
     (tmp_path / "one.yaml").write_text("name: one\nrules:\n  - enable: ['*.qkv._input_quantizer']\n")
@@ -198,7 +198,7 @@ def test_calibrator_auto_knows_which_percentile_it_tried(run, write_config, pict
 
 @pytest.mark.slow
 def test_the_floats_beside_int8_are_those_asked_for_at_every_step(run, words, made, monkeypatch):
-    """What was verified in float32 was not in bfloat16; the calibration, and a file for OpenVINO, are the same."""
+    """A verification in float32 does not count for bfloat16; the calibration and the file for OpenVINO are shared."""
     openvino = pytest.importorskip("swin_quant.backends.openvino.engine")
     monkeypatch.setattr(openvino, "float_types", lambda: ["float32", "bfloat16"])
     told = ["--for", "openvino", "--policy", "onnxruntime"]
@@ -228,7 +228,7 @@ def test_floats_that_an_engine_takes_from_its_file_are_given_to_the_exporter(run
 
 @pytest.fixture(scope="module")
 def in_bfloat16(write_config, randomise, pictures, tmp_path_factory):
-    """The words of a run for the CUDA engine in bfloat16, which went to its end."""
+    """The arguments of a finished run for the CUDA engine in bfloat16."""
     folder = tmp_path_factory.mktemp("cuda")
     config = write_config(folder, "swin", EMBED_DIM=32, DEPTHS=[1, 1])
     torch.save({"model": randomise(build_model(load_config(config))).state_dict()}, folder / "swin.pth")
@@ -277,7 +277,7 @@ def test_floats_that_nothing_has_are_refused_before_any_work(run, words, tmp_pat
 
 
 def test_torch_computes_on_the_device_that_is_asked_for(run, words, monkeypatch):
-    """The commands say so, and where it is missing no step begins."""
+    """The printed commands name it, and where it is missing no step begins."""
     for looks in ("torch.cuda.is_available", "torch.cuda.device_count"):
         monkeypatch.setattr(looks, lambda: 0)
     for command in run("quantize", *words, "--dry-run").out.splitlines():
@@ -288,7 +288,7 @@ def test_torch_computes_on_the_device_that_is_asked_for(run, words, monkeypatch)
 
 @pytest.mark.parametrize("split, done", [("train", 0), ("val", 3)])
 def test_other_pictures_at_the_same_place_are_calibrated_and_scored_on(run, words, made, pictures, split, done):
-    """As many, below a folder of the same name: only their own names tell."""
+    """There are as many, in a folder of the same name: only their own names differ."""
     other = shutil.copytree(pictures, made.parent.parent / "other" / pictures.name)
     for file in (other / split).rglob("*.*"):
         file.rename(file.with_stem(f"new_{file.stem}"))
@@ -413,7 +413,7 @@ def test_two_of_one_name_would_share_a_folder(run, words):
 
 
 def named(micro, kind, folder, fill=None):
-    """A copy of a micro checkpoint that says itself what it is; its head's weights are `fill`."""
+    """A copy of a micro checkpoint that names its own model; its head's weights are `fill`."""
     file, state = folder / f"{kind}.pth", torch.load(micro / f"{kind}.pth")
     if fill is not None:
         state["model"]["head.weight"][:] = fill

@@ -1,4 +1,4 @@
-"""Several processes: the same ranges and figures as one, every picture once, and an end for all when one fails."""
+"""Several processes: the same ranges and figures as one, every picture once, and all end when one fails."""
 
 import itertools
 import os
@@ -39,7 +39,7 @@ def test_two_ranks_give_the_ranges_and_figures_of_one(run, forked, float_flags, 
     same_results(*map(card_of, files))
     assert card_of(files[1])["results"][0]["pictures"] == 7
     assert "ft-mode2" in ends[0].out or "int8" in ends[0].out
-    assert ends[1].out == "" and ends[1].err == ""  # rank 0 speaks for all
+    assert ends[1].out == "" and ends[1].err == ""  # only rank 0 prints
 
 
 @pytest.mark.slow
@@ -53,7 +53,7 @@ def test_unreadable_pictures_are_replaced_by_the_same_ones_on_any_number_of_rank
     assert [done.code for done in forked(2, "calibrate", *flags, "--output", tmp_path / "two")] == [0, 0]
     one, two = (card_of(tmp_path / folder / "swin_micro_calib.pth") for folder in ("one", "two"))
     same_results(one, two)
-    assert one["checkpoint"] == two["checkpoint"]  # file and SHA-256
+    assert one["checkpoint"] == two["checkpoint"]  # path and SHA-256
     assert one["calibration"]["pictures"] == 8 == len(set(one["calibration"]["files"]))
     assert two["results"][0]["pictures"] == 6 and two["results"][0]["unreadable"] == 1
 
@@ -74,7 +74,7 @@ def test_a_rank_without_any_picture(run, forked, float_flags, card_of, own_pictu
 @pytest.mark.slow
 @pytest.mark.parametrize("passes", [["--passes", "fast"], []])
 def test_a_rank_whose_kernels_measure_otherwise_does_as_rank_0_does(passes, forked, float_flags, card_of, tmp_path):
-    """Else it would take back alone what the other keeps, or run no passes while the other waits for it there."""
+    """Otherwise it would undo alone a change that the other keeps, or skip passes in which the other waits for it."""
 
     def before(rank):
         from swin_quant.quant.passes import run as running
@@ -98,7 +98,7 @@ def test_a_rank_whose_kernels_measure_otherwise_does_as_rank_0_does(passes, fork
 
 @pytest.fixture
 def wide(tmp_path):
-    """make((width, height), ...): a folder of such pictures, one that cannot be read for None."""
+    """make((width, height), ...): a folder of pictures of these sizes, and an unreadable one for None."""
 
     def make(*sizes):
         for number, size in enumerate(sizes):
@@ -116,7 +116,7 @@ def wide(tmp_path):
 
 @pytest.mark.slow
 def test_ranks_agree_on_whether_pictures_are_of_several_sizes(run, forked, float_flags, wide, tmp_path):
-    """Each has those of one: neither may go where it waits for the other, or puts its own beside the other's."""
+    """Each rank sees a single size: neither may wait alone for the other, or concatenate maps of different sizes."""
     flags = [*float_flags, "--data-path", wide((40, 24), (32, 48)), "--output-kind", "features", "--pictures", 2,
              "--policy", "qdq", "--no-eval", "--opts", "TEST.SHAPE", "whole"]  # fmt: skip
     assert run("calibrate", *flags, "--output", tmp_path / "one").code == 0
@@ -208,7 +208,7 @@ sys.exit(cli.main(sys.argv[1:]))
 
 @pytest.mark.slow
 def test_rank_0_that_is_killed_ends_the_other_with_one_line(float_flags, tmp_path):
-    """Processes of their own, without torchrun: torch's C++ side must not print its stack traces either."""
+    """In separate processes without torchrun: torch's C++ side must not print its stack traces either."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
@@ -237,7 +237,7 @@ def test_a_rank_that_never_starts_is_not_waited_for(forked, float_flags, tmp_pat
 
 @pytest.mark.slow
 def test_a_rank_that_falls_silent_ends_the_other_while_it_computes(forked, float_flags, tmp_path, monkeypatch):
-    """Nobody waits in a collective: only the heartbeat tells. Its patience is shortened here."""
+    """Neither waits in a collective, so only the heartbeat shows it. Its timeout is shortened here."""
     monkeypatch.setattr(watchdog, "_SILENCE_TICKS", 6)
 
     def before(rank):

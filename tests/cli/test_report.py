@@ -1,4 +1,4 @@
-"""swin-quant report: which cards it takes, where the table goes, and what it refuses."""
+"""swin-quant report: which cards it takes, where it writes the table, and the input that it refuses."""
 
 import argparse
 import csv

@@ -56,13 +56,13 @@ def test_quiet_prints_results_and_warnings_only(run, float_flags, tmp_path):
     flags = [*float_flags, "--policy", "ft-mode1", "--output", tmp_path]
     loud, quiet = run("calibrate", *flags), run("calibrate", *flags, "--quiet")
     assert "calibrated checkpoint:" in loud.err and quiet.err == "" and "int8" in quiet.out
-    assert "\x1b" not in loud.err + loud.out and "\r" not in loud.err  # no bars, no colours where nobody looks
+    assert "\x1b" not in loud.err + loud.out and "\r" not in loud.err  # no bars and no colours without a terminal
     weights = run("calibrate", *flags, "--quiet", "--checkpoint", tmp_path / "swin_micro_calib.pth", "--no-eval")
     assert weights.code == 0  # a calibrated checkpoint can be calibrated again
 
 
 def waiting_in_calibration(started):
-    """A hook: the first batch is served, then a sleep that only a signal ends."""
+    """A hook that lets the first batch pass, then sleeps until a signal comes."""
     from swin_quant.verbs import calibration_pictures
 
     original = calibration_pictures.calibration_batches
@@ -82,7 +82,7 @@ def test_an_interrupted_calibration_leaves_no_half_written_file(fork, float_flag
     (out / "swin_micro_calib.pth").write_bytes(b"older")
     words = ["calibrate", *float_flags, "--output", out]
     child = fork(words, before=lambda: waiting_in_calibration(started))
-    for _ in range(3000):  # a minute; a child that never begins fails below
+    for _ in range(3000):  # up to a minute; the check below fails for a child that never begins
         if started.exists():
             break
         time.sleep(0.02)
@@ -92,7 +92,7 @@ def test_an_interrupted_calibration_leaves_no_half_written_file(fork, float_flag
 
 
 def test_a_worker_process_is_no_obstacle_to_ctrl_c(fork, float_flags, tmp_path):
-    """The terminal sends SIGINT to the whole group: workers that load pictures, too."""
+    """The terminal sends SIGINT to the whole group, workers that load pictures included."""
     started = tmp_path / "started"
 
     def before():
@@ -120,7 +120,7 @@ def test_a_worker_process_is_no_obstacle_to_ctrl_c(fork, float_flags, tmp_path):
 
 @pytest.mark.slow
 def test_ctrl_c_in_a_process_of_its_own_and_a_reader_that_has_seen_enough(float_flags, tmp_path):
-    """What a fork cannot show: start-up and the end of the interpreter. `nodes | head -1` is no error."""
+    """A fork cannot show start-up and the end of the interpreter. `nodes | head -1` is no error."""
     hook = "import time, sys; from swin_quant import cli; from swin_quant.verbs import calibration_pictures; "
     hook += "calibration_pictures.calibration_batches = lambda *_: (print('started', flush=True), time.sleep(600)); "
     hook += "sys.exit(cli.main(sys.argv[1:]))"
@@ -130,7 +130,7 @@ def test_ctrl_c_in_a_process_of_its_own_and_a_reader_that_has_seen_enough(float_
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background job ignores it
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background job ignores SIGINT
     )
     listing = subprocess.run(
         f"{sys.executable} -m swin_quant nodes --cfg {words[1]} --format csv | head -1; echo ${{PIPESTATUS[0]}}",
@@ -141,7 +141,7 @@ def test_ctrl_c_in_a_process_of_its_own_and_a_reader_that_has_seen_enough(float_
         timeout=600,
     )
     assert listing.stdout.splitlines()[1] == "0" and listing.stderr == ""
-    assert calibrating.stdout.readline() == "started\n"  # it is in our hands, not in imports
+    assert calibrating.stdout.readline() == "started\n"  # past the imports
     calibrating.send_signal(signal.SIGINT)
     _, err = calibrating.communicate(timeout=600)
     assert calibrating.returncode == 130 and err.count("\n") == 1 and err.startswith("error: interrupted"), err

@@ -1,4 +1,4 @@
-"""Flags of several words: they may be repeated, and end where a file begins; what was understood before still is."""
+"""Flags of several words may be repeated and end where a file begins; older command lines still parse."""
 
 import argparse
 
@@ -24,14 +24,14 @@ def words_of(action):
 
 
 def given(parser, *words):
-    """What is parsed behind what must be given."""
+    """Parse `words` after the arguments that the command requires."""
     needed = [(action.option_strings[0], str(next(iter(action.choices or ["out"])))) for action in parser._actions
               if action.required and action.option_strings]  # fmt: skip
     return parser.parse([word for pair in needed for word in pair] + [str(word) for word in words])
 
 
 def places(parser):
-    """Where what is given by its place goes, and how many words there must be."""
+    """The first positional argument, and as many files as the command requires."""
     actions = [action for action in parser._actions if not action.option_strings]
     return actions[0], ["x.pth"] * (len([action for action in actions if action.nargs in (None, "+")]) or 1)
 
@@ -58,7 +58,7 @@ def test_a_flag_of_several_words_ends_at_a_file_and_may_be_repeated(command, act
         ("nodes", ["FILE", "--policy", "qdq", "FILE.yaml"], ["qdq", "FILE.yaml"], {"checkpoint": "FILE"}),
         ("nodes", ["--policy", "qdq", "timm:resnet18"], ["qdq"], {"checkpoint": "timm:resnet18"}),
         ("evaluate", ["--policy", "qdq", "cpu", "a.onnx", "FILE"], ["qdq", "cpu"], {"files": ["a.onnx", "FILE"]}),
-        ("evaluate", ["--policy", "qdq", "FOLDER"], ["qdq", "FOLDER"], {"files": []}),  # it may be a policy's name
+        ("evaluate", ["--policy", "qdq", "FOLDER"], ["qdq", "FOLDER"], {"files": []}),  # a policy's name may be meant
         ("evaluate", ["--off", "x", "--policy", "qdq", "--", "FILE"], ["qdq"], {"files": ["FILE"]}),
         ("evaluate", ["--opts", "MODEL.RESUME", "a.pth", "b.pth"], None, {"files": ["b.pth"]}),
         ("finetune", ["--set", "teacher=a.pth", "lr=1", "FILE"], None, {"checkpoint": "FILE"}),

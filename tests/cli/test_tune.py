@@ -1,4 +1,4 @@
-"""swin-quant cuda tune, but for what is the GPU's own: compiling and timing kernels is replaced. On one, tests/gpu."""
+"""swin-quant cuda tune with a stand-in for compiling and timing kernels; tests/gpu has both on a GPU."""
 
 import json
 import os
@@ -41,7 +41,7 @@ HERE = TunedFor(kernels_hash(), "NVIDIA H200", "3.6.0")
 
 @pytest.fixture(scope="module")
 def network(tiny_model, tmp_path_factory):
-    """The file of a micro model, and what its kernels are for some batches: the shape and the batch of each."""
+    """The file of a micro model, and the shape and batch of each kernel that it runs for some batches."""
     model = tiny_model("swin", IMG_SIZE=8, DEPTHS=[1, 1], NUM_HEADS=[1, 2], WINDOW_SIZE=2)
     policy = load_policy("cuda")
     apply_policy(model, policy)
@@ -58,7 +58,7 @@ def network(tiny_model, tmp_path_factory):
 
 
 class InThisProcess:
-    """In place of another process, which would not know what tests replace."""
+    """Replaces the process, in which the tests' replacements would be missing."""
 
     def __init__(self, work):
         self.work = work
@@ -75,8 +75,9 @@ class InThisProcess:
 
 @pytest.fixture
 def gpu(monkeypatch, network):
-    """A GPU for `tune`. `timed`: what it was given, in its order; `at`: number of a kernel -> what happens there."""
-    pytest.importorskip("triton")  # which says what tiles a kernel has by default
+    """A stand-in GPU for `tune`. `timed`: the kernels it was given, in order; `at`: index of a kernel -> what happens
+    there."""
+    pytest.importorskip("triton")  # has the kernels' default tiles
 
     class Gpu:
         timed, at, compiled = [], {}, 0
@@ -109,7 +110,7 @@ def gpu(monkeypatch, network):
 
 
 def held(file):
-    """What a file of tiles holds: shapes and batches that ran, in their order."""
+    """The shapes and batches that ran, in the order of a tiles file."""
     table = read_tiles(file, HERE).known
     entries = json.loads(file.read_text())["timed"]
     assert {(one["launch"], one["batch"]) for one in entries} == {
@@ -138,7 +139,7 @@ def test_no_time_and_no_file_are_refused_before_anything_is_compiled(run, networ
 
 
 def test_every_kernel_is_timed_batch_after_batch(run, network, gpu):
-    """So that times of the first batches are whole, by which fusions are chosen, when time ends."""
+    """When time runs out, the first batches, by which fusions are chosen, then have all their times."""
     file, kernels = network
     done = run(*TUNE, file, "--batch", 8, 1)
     count = len(kernels(8, 1))
@@ -179,7 +180,7 @@ def test_a_kernel_that_fails_is_told_of_and_left_out(run, network, gpu):
     assert "; 1 ran with no tiles, and are not chosen" in done.out
     (shape, _), gpu.timed, gpu.at = kernels(4)[2], [], {}
     assert read_tiles(tiles_path(file, HERE.gpu), HERE).known[shape] == {4: (None, inf)}
-    assert run(*TUNE, file, "--batch", 4).code == 0 and gpu.timed == [(shape, 4)]  # tried again, and it alone
+    assert run(*TUNE, file, "--batch", 4).code == 0 and gpu.timed == [(shape, 4)]  # only the failed one is tried again
     assert set(held(tiles_path(file, HERE.gpu))) == set(kernels(4))
 
 
@@ -200,7 +201,7 @@ def test_what_was_timed_before_an_interruption_is_kept_and_gone_on_from(run, net
     assert done.code == 0 and gpu.timed == kernels(1, 8)[3:] and gpu.compiled == len(gpu.timed)
     assert held(tiles_path(file, HERE.gpu)) == kernels(1, 8) and "; 3 were timed before" in done.out
     gpu.timed = []
-    assert run(*TUNE, file, "--batch", 8, 4).code == 0 and gpu.timed == kernels(4)  # of 8 and 1 nothing is lost
+    assert run(*TUNE, file, "--batch", 8, 4).code == 0 and gpu.timed == kernels(4)  # batches 8 and 1 keep their times
     assert held(tiles_path(file, HERE.gpu)) == kernels(1, 8, 4)
 
 
@@ -250,7 +251,7 @@ def test_what_was_timed_on_another_kind_of_gpu_stays_beside_it(run, network, gpu
         launches = program_of(read_network(file).spec, 1).launches
         for place in (HERE, other):
             assert set(tiles_beside(file, place, launches).known) == {shape for shape, _ in kernels(1)}
-        with private_copy(open_artifact(file)) as copy:  # served, each GPU has its own
+        with private_copy(open_artifact(file)) as copy:  # as in serving, where each GPU has a copy
             assert {path.name for path in copy.file.parent.glob("*.tiles.json")} == {first.name, second.name}
     finally:
         second.unlink(missing_ok=True)
@@ -271,7 +272,7 @@ def dies_of_attention(job):
 
 @pytest.mark.slow
 def test_a_kernel_that_ends_its_process_ends_no_other(run, network, gpu, monkeypatch):
-    """As one does that the GPU does not survive."""
+    """A kernel that crashes the GPU ends its process alone."""
     file, kernels = network
     monkeypatch.setattr(tune, "JobProcess", JobProcess)
     monkeypatch.setattr(tune, "time_kernel", dies_of_attention)

@@ -128,7 +128,7 @@ HEAD = """# Faults
 
 Written by `make faults`: real processes, faults at random (seeded) moments of a run, start-up and end included. After
 every fault the command is given again (training with `--continue`) and must leave, to the bit, what an undisturbed
-run leaves: checkpoint, metrics, every row of the logs once. What differs is lost.
+run leaves: checkpoint, metrics, every row of the logs once. A file that differs counts as lost.
 
 | fault | cases | the others ended within | lines of a rank, at most | lost |
 |---|---|---|---|---|

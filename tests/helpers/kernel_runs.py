@@ -47,7 +47,7 @@ halves = st.sampled_from(HALVES)
 maps = st.sampled_from([(4, 2, 0), (4, 2, 1), (6, 3, 1), (5, 5, 0), (14, 7, 3)])
 WINDOWS = [(7, 7, 0), (14, 7, 3), (8, 8, 0), (16, 8, 4), (12, 12, 0), (16, 16, 0), (24, 24, 0)]
 WINDOWS += [pytest.param(m, marks=pytest.mark.slow) for m in ((24, 12, 6), (32, 16, 8), (48, 24, 12))]
-"""Those that Swins are trained with: side of the map, window, shift."""
+"""Side of the map, window and shift with which Swins are trained."""
 
 
 class Draw:

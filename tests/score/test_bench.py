@@ -1,4 +1,4 @@
-"""The bench: who competes, what is recorded for each, and that nothing is lost when one fails. Never how fast."""
+"""The bench: its candidates, the record of each, and that a failing one loses no other's. Never how fast they are."""
 
 import os
 import signal
@@ -63,7 +63,7 @@ def candidate(tmp_path_factory, weight):
 
 @pytest.fixture(scope="module")
 def report(candidate):
-    """Two good ones and one whose process dies, on 5 pictures with labels."""
+    """Two good candidates and one whose process dies, on 5 pictures with labels."""
     field = [
         candidate("plain"),
         candidate("noisy", noise=0.01, baseline="plain"),

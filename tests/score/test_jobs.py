@@ -1,4 +1,4 @@
-"""Jobs in another process: what ends one of them ends no other."""
+"""Jobs in other processes: one that ends early ends no other."""
 
 import os
 import time

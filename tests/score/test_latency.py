@@ -1,4 +1,4 @@
-"""The time of a call is that of its work; images per second come from a bounded number of forward passes."""
+"""A call is timed with its work; images per second come from a bounded number of forward passes."""
 
 import time
 
@@ -16,7 +16,8 @@ def test_on_a_cpu_a_call_takes_as_long_as_it_takes_and_its_error_is_raised():
 
 @pytest.fixture
 def engine(monkeypatch):
-    """engine(seconds) -> an engine whose forwards take so long by the clock, which stands still between; its calls."""
+    """engine(seconds) -> an engine whose forwards take so many seconds of a clock that otherwise stands still; its
+    calls."""
     now = 0.0
     monkeypatch.setattr(time, "perf_counter", lambda: now)
 
@@ -46,7 +47,7 @@ def test_it_is_fastertransformers_50_and_30_forwards(engine):
 def test_a_slow_engine_is_cut_short_and_measured_nevertheless(engine):
     run, calls = engine(0.05)
     assert throughput(run, torch.zeros(1, 3, 2, 2), seconds=0.19) == pytest.approx(20)
-    assert len(calls) == 4  # of half the time each, warm-up and runs take two
+    assert len(calls) == 4  # each call takes half the time allowed: two for warm-up, two for runs
     run, calls = engine(50)
     assert throughput(run, torch.zeros(1, 3, 2, 2), seconds=0.2) == pytest.approx(0.02)
     assert len(calls) == 2

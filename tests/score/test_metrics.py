@@ -1,4 +1,4 @@
-"""Every figure of an evaluation against arithmetic that was written down a second time, in numpy."""
+"""Every figure of an evaluation against a second implementation in NumPy."""
 
 import math
 from fractions import Fraction
@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 
 
 def scores(logits, labels, sizes):
-    """Evaluate engines that look their logits up: `logits` {name: [N, classes]}, fed in batches of `sizes`."""
+    """Evaluate engines that look up their logits: `logits` {name: [N, classes]}, in batches of `sizes`."""
     ends = np.cumsum(sizes)
     batches = []
     for end, size in zip(ends, sizes, strict=True):
@@ -74,11 +74,11 @@ def test_figures_are_those_of_numpy(seed, classes, sizes, noise, scale):
 
 
 def test_the_standard_error_is_paired():
-    """Of 100 pictures the second engine loses 3 and gains 1: only those 4 disagree, whatever the accuracy is."""
+    """The second engine loses 3 of 100 pictures and gains 1: only those 4 disagree, whatever the accuracy is."""
     labels = np.zeros(100, dtype=np.int64)
     base, other = np.tile([1.0, 0.0], (100, 1)), np.tile([1.0, 0.0], (100, 1))
-    base[:21] = other[:20] = [0.0, 1.0]  # picture 20 is gained
-    other[97:] = [0.0, 1.0]  # and the last 3 are lost
+    base[:21] = other[:20] = [0.0, 1.0]  # the second engine gains picture 20
+    other[97:] = [0.0, 1.0]  # and loses the last 3
     score = scores({"float32": base, "int8": other}, labels, [100])["int8"]
     assert score.delta_acc1 == pytest.approx(-2.0)
     assert score.delta_acc1_se == pytest.approx(100 * math.sqrt((0.04 - 0.02**2) / 100))
@@ -135,7 +135,7 @@ def test_the_binomial_distribution(right, pictures, classes):
     [
         (19, 400, 10, True),  # 4.75 %
         (35, 400, 10, True),
-        (75, 400, 10, False),  # 18.75 % is poor, and no guessing
+        (75, 400, 10, False),  # 18.75 % is poor, but better than guessing
         (276, 400, 10, False),
         (50, 50_000, 1000, True),
         (500, 50_000, 1000, False),

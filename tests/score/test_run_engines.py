@@ -1,4 +1,4 @@
-"""Pictures to logits: order, batches, a spread of them, and logits that are refused."""
+"""Pictures to logits: order, batches, a spread over pictures, and logits that are refused."""
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ def test_logits_come_in_the_order_of_the_pictures_whatever_the_batch(pictures):
     sizes = []
     engines = {"a": engine(lambda x: sizes.append(len(x)) or brightness(x), limit=4), "b": engine(brightness)}
     inferred = infer(engines, pictures, PREPROCESS, 2, batch_size=9)
-    assert sizes == [4, 4, 2]  # the smallest limit
+    assert sizes == [4, 4, 2]  # the smallest limit of all engines
     np.testing.assert_allclose(inferred.logits["a"][:, 0], np.arange(10) * 20 / 255, atol=1e-6)
     assert torch.equal(inferred.logits["a"], inferred.logits["b"]) and inferred.names == list(pictures.names)
 

@@ -1,4 +1,4 @@
-"""What verbs are given: a micro model in memory, its pictures as data sets and as tensors, a checkpoint of digits."""
+"""Input for verbs: a micro model in memory, its pictures as data sets and as tensors, a checkpoint of digits."""
 
 import pytest
 from torch.utils.data import DataLoader, TensorDataset
@@ -14,7 +14,7 @@ from tests.helpers.known_times import with_known_times
 
 @pytest.fixture(autouse=True)
 def every_process_left_alone(process_left_alone):
-    """Whatever a test of the commands calls."""
+    """Restores the process after every test of the commands, whatever they call."""
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def val(pictures):
 
 @pytest.fixture(scope="session")
 def tensors(pictures):
-    """tensors("train" | "val", size) -> a DataLoader of what the pictures become."""
+    """tensors("train" | "val", size) -> a DataLoader of the prepared pictures."""
 
     def load(split, size=3):
         opened = sq.pictures(pictures, split).open()
@@ -52,7 +52,7 @@ def tensors(pictures):
 
 @pytest.fixture(scope="session")
 def cfg():
-    """The demo's Swin of digits, of one block a stage and 8 channels."""
+    """The demo's Swin of digits, with one block a stage and 8 channels."""
     keys = {"EMBED_DIM": 8, "DEPTHS": [1, 1], "NUM_HEADS": [1, 2]}
     overrides = {"DATA.DATA_PATH": "digits"} | {f"MODEL.SWIN.{key}": value for key, value in keys.items()}
     return load_config(find_config("swin_digits"), overrides=overrides)

@@ -1,4 +1,4 @@
-"""`align`: the tensor that was broken is the first that differs, in memory, in dumps and in a training step."""
+"""`align` names the broken tensor as the first that differs, in memory, in dumps and in a training step."""
 
 import json
 import math
@@ -110,7 +110,7 @@ def labels():
 
 def test_the_tensors_of_a_step_are_those_of_autograd(tiny_model, images, labels):
     taken = take_step(side(tiny_model()), LR, (images, labels)).dumped
-    model = tiny_model()  # nothing is drawn at random
+    model = tiny_model()  # uses no random numbers
     loss = torch.nn.CrossEntropyLoss()(model(images), labels)
     gradients = torch.autograd.grad(loss, [value for _, value in model.named_parameters()])
     assert torch.allclose(taken["loss/loss"], loss)
@@ -122,7 +122,7 @@ def test_the_tensors_of_a_step_are_those_of_autograd(tiny_model, images, labels)
 
 
 def test_the_first_group_that_differs_is_named(tiny_model, images, labels):
-    """A step is repeated on the images of the other dump, which differ as a group of their own alone."""
+    """The step is repeated on the images of the other dump, which differ as a group of their own."""
     own = take_step(side(tiny_model()), LR, (images, labels))
     for group, name, by in (
         ("input", "images", 0.1),

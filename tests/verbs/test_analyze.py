@@ -1,4 +1,4 @@
-"""`analyze`: the report, its JSON, and what it refuses."""
+"""`analyze`: the report, its JSON, and the input that it refuses."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Who competes: the float models always, each under a name of its own."""
+"""The candidates of a bench: the float models always, each under a name of its own."""
 
 import shutil
 from dataclasses import replace
@@ -22,7 +22,7 @@ MICRO = {"EMBED_DIM": 16, "DEPTHS": [1, 1], "NUM_HEADS": [1, 2], "WINDOW_SIZE": 
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory, tiny_config, tiny_model):
-    """A function that writes a calibrated micro model of a seed into a folder of its own."""
+    """A function that writes a calibrated micro model with a seed into its own folder."""
     import torch
 
     def make(seed):
@@ -70,7 +70,7 @@ def test_a_float_export_that_is_given_is_the_baseline(names, exported, tmp_path)
         "openvino float32": "openvino float32",
         "openvino int8 cpu": "openvino float32",
     }
-    assert list(tmp_path.iterdir()) == []  # nothing had to be exported
+    assert list(tmp_path.iterdir()) == []  # nothing was exported
 
 
 @pytest.mark.slow

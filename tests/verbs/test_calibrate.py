@@ -1,4 +1,4 @@
-"""`calibrate`: what is written, from which pictures, what the flags change, and the same in memory."""
+"""`calibrate`: the files it writes, the pictures it takes, what flags change, and the same in memory."""
 
 import hashlib
 import io
@@ -76,10 +76,11 @@ def test_a_checkpoint_a_card_and_a_table(run, float_flags, card_of, micro, tmp_p
 def test_the_file_is_a_bare_state_dict_in_fastertransformer_s_layout(calibrate, micro):
     state, _ = calibrate("--policy", "ft-mode1", "--no-eval")
     ranges = {key: value for key, value in state.items() if key.endswith("_amax")}
-    assert len(ranges) == 95  # all nodes, whatever the policy
+    assert len(ranges) == 95  # all nodes, under any policy
     assert all(value.dtype == torch.float32 and value.ndim == 0 and value > 0 for value in ranges.values())
     weights = torch.load(micro / "swin.pth", weights_only=True)["model"]
-    ends = {key for key in state if key.endswith("_bounds")}  # not its own, but its loaders are not strict
+    # FasterTransformer does not know these, but its loaders are not strict
+    ends = {key for key in state if key.endswith("_bounds")}
     assert ends == {key.replace("_amax", "_bounds") for key in ranges if "_weight_quantizer" not in key}
     assert state.keys() - ranges.keys() - ends == weights.keys()
     assert all(torch.equal(state[key], value) for key, value in weights.items())
@@ -87,7 +88,7 @@ def test_the_file_is_a_bare_state_dict_in_fastertransformer_s_layout(calibrate, 
 
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
 def test_ranges_of_max_are_those_of_the_float_model_on_the_evaluation_transform(calibrate, micro, pictures, kind):
-    """Recomputed by hand: the pictures that the card names, resized and normalised here, hooks on a float model."""
+    """Computed again by hand: the pictures that the card names, resized and normalised here, hooks on a float model."""
     flags = ["--cfg", micro / f"{kind}.yaml", "--checkpoint", micro / f"{kind}.pth", "--calibrator", "max", "--no-eval"]
     state, card = calibrate(*flags, name=f"{kind}_micro")
     files = card["calibration"]["files"]
@@ -98,7 +99,8 @@ def test_ranges_of_max_are_those_of_the_float_model_on_the_evaluation_transform(
     load_float(model, micro / f"{kind}.pth")
     largest = {}
     for name, module in model.named_modules():
-        if name.endswith("_aftergemm_quantizer"):  # its place is before the bias, which a float layer adds in one go
+        # It precedes the bias, which a float layer adds in the same operation
+        if name.endswith("_aftergemm_quantizer"):
             layer = model.get_submodule(name.rpartition(".")[0])
             layer.register_forward_hook(
                 lambda m, i, o, name=name: largest.update({name: (i[0] @ m.weight.T).abs().max().item()})
@@ -117,7 +119,7 @@ def test_ranges_of_max_are_those_of_the_float_model_on_the_evaluation_transform(
 
 @pytest.mark.slow
 def test_calibrators_and_their_flags(calibrate):
-    """max is the largest of all; a lower percentile is a lower range; weights always keep their maximum."""
+    """max is the largest of all; a lower percentile gives a lower range; weights always keep their maximum."""
     states = {
         name: {key: value.item() for key, value in calibrate(*flags, "--no-eval")[0].items() if key.endswith("_amax")}
         for name, flags in {
@@ -238,7 +240,7 @@ def test_a_second_run_replaces_the_first_and_its_card(run, float_flags, calibrat
     first, card = calibrate("--policy", "ft-mode1")
     second, other = calibrate("--policy", "ft-mode2", "--calibrator", "max")
     assert other["calibration"]["method"] == "max" and other["policy"]["name"] == "ft-mode2"
-    assert [result["policy"] for result in other["results"]] == [None, "ft-mode2"]  # nothing is left of the first
+    assert [result["policy"] for result in other["results"]] == [None, "ft-mode2"]  # no result of the first is left
     assert card["checkpoint"] != other["checkpoint"] and len(list((tmp_path / "out").iterdir())) == 2
 
 
@@ -283,7 +285,7 @@ def test_odd_pictures_are_used_and_broken_ones_are_counted_and_named(run, float_
     done = run("calibrate", *float_flags, *flags, "--output", tmp_path / "out")
     assert done.code == 0, done
     card = card_of(tmp_path / "out" / "swin_micro_calib.pth")
-    files = set(card["calibration"]["files"])  # 16 of the 16 readable ones of 18
+    files = set(card["calibration"]["files"])  # all 16 readable pictures of 18
     assert len(files) == 16 and {f"cat/{name}" for name in whole} < files
     assert card["calibration"]["unreadable"] == ["cat/cut.jpg", "cat/nothing.png"]
     for result in card["results"]:
@@ -302,7 +304,7 @@ def test_too_many_broken_pictures_are_one_error(run, float_flags, own_pictures, 
     total = {"train": 12, "val": 7}[split]
     assert f"of {total} pictures are unreadable: cat/" in line and "--max-unreadable (now 0.01)" in line
     saved = sorted(file.name for file in (tmp_path / "out").iterdir())
-    if split == "val":  # calibration was done, and is not lost
+    if split == "val":  # the calibration is kept
         assert "calibrated and saved" in line and saved == [
             f"swin_micro_calib.{end}" for end in ("json", "pth", "stats.npz")
         ]
@@ -349,7 +351,7 @@ def test_the_policy_changes_no_byte_of_the_checkpoint(cfg, weights, tmp_path):
 
 
 def test_the_original_stays_the_float_file_through_another_calibration(cfg, weights, tmp_path):
-    """Also over the calibrated file itself, whose own hash would then be of no file that there is."""
+    """Even if it overwrites the calibrated file, whose hash would then match no file."""
     first = calibrate_checkpoint(cfg, weights, load_policy("ft-mode1"), PLAN, tmp_path)
     again = calibrate_checkpoint(cfg, str(first.checkpoint), load_policy("ft-mode2"), PLAN, tmp_path)
     assert again.card.source and again.card.source["sha256"] == sha256_of(weights)
@@ -426,7 +428,7 @@ def test_a_long_pass_that_was_cut_off_leaves_the_model_as_it_was_and_goes_on_in_
 
 @pytest.mark.slow
 def test_calibrated_again_it_knows_the_passes_that_its_weights_saw(model, train):
-    """And no more of those that chose ranges alone, which are gone."""
+    """Passes that only chose ranges are not listed, since their ranges are gone."""
     few = {"name": "range_search", "pictures": 8, "rounds": 1}
     for passes, known in ((["equalize", few], ["equalize", "range_search"]), ([], ["equalize"])):
         sq.calibrate(model, train, "qdq", passes=passes)
@@ -442,7 +444,7 @@ def test_calibrated_again_on_pictures_of_several_sizes_it_knows_them_too(micro, 
 
 
 def test_a_pass_that_changed_nothing_leaves_the_float_model_its_own_baseline(model, pictures):
-    one = sq.pictures(pictures, "train", 1)  # reconstruct has none to judge by
+    one = sq.pictures(pictures, "train", 1)  # too few for reconstruct to keep some for its check
     sq.calibrate(model, one, "qdq", passes=["reconstruct"])
     assert not model.card.has_own_weights
 

@@ -1,4 +1,4 @@
-"""Passes behind a calibration: what it is said to have seen is what the network gives that they left."""
+"""Passes after a calibration: the recorded ranges are those of the network that the passes left."""
 
 from dataclasses import dataclass
 
@@ -23,7 +23,7 @@ from tests.outliers import plant
 
 @dataclass(frozen=True)
 class Step:
-    """A step of a recipe whose pass is not among those that ship."""
+    """A step of a recipe whose pass is not one of ours."""
 
     kind: Pass
     name: str = "own"
@@ -53,7 +53,7 @@ HALVE, SPOIL = (Step(Pass(run, type(None), keeps_function=True)) for run in (hal
 
 
 def test_channels_that_stand_out_still_were_not_evened_out_unasked():
-    """So that a calibration without that is made again where it is wanted."""
+    """So a calibration without equalization is made again when equalization is wanted."""
     told = [{"kind": "outliers", "text": "", "nodes": []}]
     assert PassPlan(automatic=True).made([]) and not PassPlan(automatic=True).made([], told)
     assert PassPlan().made([], told)
@@ -72,7 +72,7 @@ def test_one_taken_back_leaves_what_was_seen_behind_the_other(steps, tiny_model,
 
 @pytest.mark.slow
 def test_calibrator_auto_chooses_in_front_of_a_pass_that_gives_ranges(tiny_model, use_policy):
-    """Behind it, its own choice would be all that is left."""
+    """If it chose after the pass, its choice would replace the pass's ranges."""
     given = {}
 
     def widen(context, options):
@@ -92,7 +92,8 @@ def test_calibrator_auto_chooses_in_front_of_a_pass_that_gives_ranges(tiny_model
 
 @pytest.mark.parametrize("least, cured", [(equalize._BETTER, True), (0.0, False)])
 def test_what_equalize_does_not_cure_stands_out_still(least, cured, tiny_model, use_policy, monkeypatch):
-    """Where it found nothing better, and only beside nodes that are on: float ones lose nothing by it."""
+    """Outliers are reported where equalize found no improvement, and only at enabled nodes: float ones lose nothing by
+    them."""
     monkeypatch.setattr(equalize, "_BETTER", least)
     model = use_policy(tiny_model("swin", EMBED_DIM=16, DEPTHS=[1, 1], NUM_HEADS=[1, 2]), "qdq")
     plant(model, "norms", 100)

@@ -1,4 +1,4 @@
-"""What `equalize` changes and logits do not feel: maps of a backbone would, and engines compute with its factors."""
+"""Effects of `equalize` that logits do not show: on the maps of a backbone, and on engines, which apply its factors."""
 
 import pytest
 import torch
@@ -65,7 +65,7 @@ def test_a_backbone_keeps_its_maps(micro, tmp_path):
 
 @pytest.fixture
 def off_centre(micro):
-    """make(output_kind) -> a V1 whose channels in front of attention are far from zero."""
+    """make(output_kind) -> a V1 whose channels before attention are far from zero."""
 
     def make(**how):
         model = sq.load(micro / "swin.pth", config=micro / "swin.yaml", **how)
@@ -78,7 +78,7 @@ def off_centre(micro):
 
 
 def test_padding_meets_in_a_backbone_of_v1_what_it_met(off_centre):
-    """Behind a norm there are zeros beside tokens: what attention says of them is in its own biases."""
+    """Padding after a norm is zero beside tokens: attention's answer to it depends on attention's own biases."""
     model, padded = off_centre(output_kind="features"), torch.randn(2, 3, 34, 46)
     with torch.inference_mode():
         before = model.module(padded)
@@ -100,7 +100,7 @@ IMAGES = torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(2))
 
 @pytest.fixture(scope="module")
 def uneven(tmp_path_factory, write_config, randomise):
-    """The file of a V2 that every engine runs, with a channel of the last stream that stands out."""
+    """The file of a V2 that every engine runs, with an outlier channel in the last stream."""
     folder = tmp_path_factory.mktemp("uneven")
     config = write_config(folder, "swinv2", EMBED_DIM=32, NUM_HEADS=[1, 2])
     module = randomise(build_model(load_config(config)))

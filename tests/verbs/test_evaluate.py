@@ -1,4 +1,5 @@
-"""`evaluate`: which engines and policies are scored, against arithmetic on logits, and what is recorded."""
+"""`evaluate`: the engines and policies that it scores, against arithmetic on logits, and the results that it
+records."""
 
 import dataclasses
 import json
@@ -83,7 +84,7 @@ def test_a_float_checkpoint_against_arithmetic(run, scoring_flags, micro, pictur
 
 def test_the_policy_of_the_card_is_the_default(evaluate, own_calibrated, card_of):
     before = card_of(own_calibrated)
-    after = evaluate("--batch", 4)  # as it was scored when it was calibrated
+    after = evaluate("--batch", 4)  # with the batch of the calibration's scores
     assert [without_time(r) for r in after["results"]] == [without_time(r) for r in before["results"]]
     assert {key: value for key, value in after.items() if key != "results"} == {
         key: value for key, value in before.items() if key != "results"
@@ -134,7 +135,7 @@ def test_what_another_process_measured_meanwhile_stays(evaluate, own_calibrated,
 
 
 def test_a_float_result_of_another_run_is_kept(run, scoring_flags, micro, tmp_path):
-    """A second evaluation of the same weights adds to NAME_eval.json, one of others begins it anew."""
+    """A second evaluation of the same weights adds to NAME_eval.json; one of other weights replaces it."""
     card = tmp_path / "swin_micro_eval.json"
     flags = [*scoring_flags, "--output", tmp_path, "--checkpoint"]
     assert run("evaluate", *flags, micro / "swin.pth").code == 0
@@ -159,7 +160,7 @@ def test_a_float_result_of_another_run_is_kept(run, scoring_flags, micro, tmp_pa
     ],
 )
 def test_a_changed_policy_is_another_result(evaluate, flags, precision, policy):
-    """Were it recorded as ft-mode1, it would replace what was measured with ft-mode1."""
+    """Recorded as ft-mode1, it would replace the results of ft-mode1."""
     results = by_engine(evaluate("--policy", "ft-mode1", *flags))
     assert list(results) == [("float32", None), ("int8", "ft-mode1"), (precision, policy)]
     changed, base = results[precision, policy], results["int8", "ft-mode1"]
@@ -344,7 +345,7 @@ def test_labelled_tensors_score_as_their_pictures_do(model, train, val, tensors)
     again, fewer = (sq.evaluate(model, tensors(split, 2), half="none") for split in ("val", "train"))
     first = other.quantized.dataset
     assert (first["name"], first["pictures"]) == ("tensors", 7) and again.quantized.dataset == first
-    assert fewer.quantized.dataset["sha256"] != first["sha256"]  # so that nobody compares the two
+    assert fewer.quantized.dataset["sha256"] != first["sha256"]  # so the two are not compared
 
 
 @pytest.mark.slow
@@ -359,7 +360,7 @@ def test_a_network_in_training_mode_scores_as_it_does_out_of_it_and_stays_in_it(
     torch.manual_seed(0)
     network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Dropout(0.9), nn.Flatten(), nn.LazyLinear(4))
     images, labels = torch.randn(32, 3, 8, 8), torch.arange(32) % 4
-    network(images)  # norms have seen something
+    network(images)  # gives norms running statistics
     state = {name: value.clone() for name, value in network.eval().state_dict().items()}
     expected = int((network(images).argmax(1) == labels).sum())
     network.train()
@@ -375,7 +376,7 @@ def test_a_network_in_training_mode_scores_as_it_does_out_of_it_and_stays_in_it(
 
 @pytest.mark.parametrize("training", [True, False])
 def test_what_is_timed_of_a_network_is_its_own_work_alone(training):
-    """The mode of its parts is set once, however many batches there are."""
+    """The mode of its parts is set once, not for each batch."""
     network = nn.Sequential(nn.Flatten(), nn.Linear(12, 4)).train(training)
     switched = []
     network.train = lambda mode=True: switched.append(mode) or nn.Sequential.train(network, mode)

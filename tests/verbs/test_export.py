@@ -1,4 +1,4 @@
-"""`export`: every target from one calibrated file or from memory; what cannot be exported is refused in one line."""
+"""`export`: every target, from one calibrated file or from memory; impossible exports are refused in one line."""
 
 import json
 import shutil
@@ -32,7 +32,7 @@ def own(calibrated, tmp_path):
 
 
 def exported(done):
-    """The artifact whose path is all that a successful export prints."""
+    """The artifact whose path is the only output of a successful export."""
     assert done.code == 0, done.err
     return open_artifact(done.out.strip())
 
@@ -131,7 +131,7 @@ def test_changes_need_a_policy_and_go_with_no_float(run, calibrated, tmp_path):
 
 
 def test_fastertransformer_takes_the_mode_of_the_card(run, write_config, pictures, tmp_path):
-    config = write_config(tmp_path, "swin", EMBED_DIM=32)  # its kernels need heads of 32
+    config = write_config(tmp_path, "swin", EMBED_DIM=32)  # the kernels need heads of 32 channels
     words = ("--cfg", config, "--random-weights", "--data-path", pictures, "--pictures", 4, "--device", "cpu")
     assert run("calibrate", *words, "--policy", "ft-mode2", "--no-eval", "--output", tmp_path).code == 0
     words = ("--checkpoint", tmp_path / "swin_micro_calib.pth", "--for", "fastertransformer", "--sm", 75, "--check")
@@ -267,7 +267,7 @@ def test_what_was_scored_is_what_is_exported_or_a_warning_says_what_is(own, targ
 
 @pytest.mark.parametrize(("own", "gets", "warns"), [("ft-mode1", "qdq", False), ("cpu", "cpu", True)])
 def test_a_policy_that_was_scored_goes_before_one_that_was_not(own, gets, warns, caplog):
-    """Another one than it was calibrated under: `evaluate --policy` takes any."""
+    """The scored policy need not be that of the calibration: `evaluate --policy` takes any."""
     result = SCORED | {"policy": "qdq", "policy_sha256": load_policy("qdq").sha256}
     card = RunCard("x", {}, {}, policy=load_policy(own).to_dict(), results=[result])
     assert policy_for("openvino", card).name == gets

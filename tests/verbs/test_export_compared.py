@@ -1,4 +1,4 @@
-"""The artifact of a wrapped module beside fake-quant: kept or taken back."""
+"""The artifact of a wrapped module is compared with fake-quant, then kept or deleted."""
 
 from dataclasses import replace
 
@@ -44,7 +44,7 @@ def said(caplog):
 
 @pytest.fixture
 def noisy(monkeypatch):
-    """OpenVINO with errors of a share of one output's largest value added."""
+    """OpenVINO with added errors, in proportion to the largest value of one output."""
     pytest.importorskip("openvino")
     load = export_compared.engine_loader
 
@@ -131,7 +131,7 @@ def test_a_float_file_is_beside_float(model, tmp_path, said):
 
 
 def test_a_likeness_leaves_what_chance_does():
-    exact = torch.ones(100, 8)  # chance of 800 values: 10 log10(1 + 2 sqrt(2 / 800)) = 0.41 dB
+    exact = torch.ones(100, 8)  # sampling error of 800 values: 10 log10(1 + 2 sqrt(2 / 800)) = 0.41 dB
     for error, spare in ((0.1, 3.41), (0.1 * 10 ** (3.3 / 20), 0.11), (0.1 * 10 ** (3.5 / 20), -0.09)):
         (row,) = likenesses(["x"], [exact + error], [exact - 0.1], [exact], 60.0)
         assert row.fake_quant_db == pytest.approx(20, abs=1e-4) and row.spare_db == pytest.approx(spare, abs=0.01)

@@ -1,4 +1,4 @@
-"""What Python has besides the verbs: names, models, policies and tables in a notebook, and tensors that are refused."""
+"""Python beyond the verbs: names, models, policies and tables in a notebook, and tensors that are refused."""
 
 import json
 import subprocess
@@ -111,7 +111,7 @@ def test_an_artifact_is_verified_and_asked_on_the_device_that_is_named(write_con
 
 
 class Own(nn.Module):
-    """A model of the user's, of two of our layers."""
+    """A user's model with two of our layers."""
 
     def __init__(self):
         super().__init__()

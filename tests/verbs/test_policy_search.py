@@ -1,4 +1,4 @@
-"""The search on layers whose error and time are known; its pictures, its journal, and the noise of timing."""
+"""The search on layers with known error and time: its pictures, its journal, and the noise of timing."""
 
 import json
 import math
@@ -79,7 +79,7 @@ def asked(tmp_path):
 
 
 def test_with_both_limits_the_most_that_the_time_allows_is_tried_too(asked):
-    """Within the loss, 2 layers stay float, one of which takes a millisecond; the time has room for 3 others."""
+    """Within the loss, 2 layers stay float, one of which takes a millisecond; the time allows 3 others."""
     found = find_policy(Known(asked(budget=Budget(min_sqnr=-10 * math.log10(0.45)), max_ms=1.2)))
     assert not found.met and {unit.name for unit in found.left_float} == {"dear0", "dear1", "dear2"}
     text = found.file.read_text()
@@ -93,7 +93,7 @@ def test_a_drop_next_to_nothing_is_a_budget_like_any(asked, caplog):
 
 
 class Flattering(Known):
-    """Where the pictures by which policies are chosen are kind to all of them, and others tell half of the error."""
+    """Policies lose nothing on the pictures by which they are chosen, and half of the error on others."""
 
     has_others = True
 
@@ -116,7 +116,7 @@ def test_a_drop_that_other_pictures_do_not_bear_out_is_searched_for_again(asked,
 
 
 def test_a_rival_whose_ranges_are_not_there_is_left_out(tiny_model, use_policy):
-    """Lower ends, which other tools do not write."""
+    """It needs lower ends, which other tools do not write."""
     model = use_policy(tiny_model("swin", DEPTHS=[1, 1], NUM_HEADS=[1, 2]), "qdq")
     calibrate(model, [torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))])
     for node in named_nodes(model).values():

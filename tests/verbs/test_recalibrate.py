@@ -1,4 +1,4 @@
-"""Ranges searched again in kept statistics are those of calibrating so in the first place, to the bit."""
+"""Ranges searched again in kept statistics equal those of a calibration with the same settings, to the bit."""
 
 import json
 import shutil
@@ -41,13 +41,13 @@ def before(cfg, weights, tmp_path_factory):
 
 @pytest.fixture
 def copy(before, tmp_path):
-    """The same, for a test to damage: its statistics file."""
+    """A copy of it with a statistics file that a test may damage."""
     return shutil.copytree(before, tmp_path / "copy") / f"{NAME}_calib.stats.npz"
 
 
 def content(folder):
     card = json.loads((folder / f"{NAME}_calib.json").read_text())
-    for key in ("check", "advice"):  # are made with pictures
+    for key in ("check", "advice"):  # these need pictures
         card["calibration"].pop(key, None)
     return (folder / f"{NAME}_calib.pth").read_bytes(), {**card, "created": None}
 
@@ -63,7 +63,7 @@ def test_it_is_to_the_bit_what_calibrating_so_gives(cfg, weights, before, tmp_pa
     again = recalibrate(cfg, statistics, None, policy(bits), method, tmp_path / "again")
     (file, card), (expected_file, expected) = content(tmp_path / "again"), content(tmp_path / "direct")
     assert file == expected_file
-    if method.name == "max":  # which, when it calibrates, counts nothing that it could leave
+    if method.name == "max":  # calibrating by max counts nothing to keep
         assert expected["calibration"].pop("statistics") is None and card["calibration"].pop("statistics")
     assert card == expected and again.card.calibration["method"] == method.name
     assert direct.card.calibration["bits"] == bits and direct.card.calibration["other_bits"] == {}
@@ -88,7 +88,7 @@ def test_a_calibration_may_be_replaced_by_its_own_statistics(cfg, weights, copy)
 def test_channels_that_stood_out_in_the_pictures_are_still_told_of(cfg, copy, tmp_path):
     card, told = copy.with_name(f"{NAME}_calib.json"), {"kind": "outliers-uncured", "text": "x", "nodes": ["norm"]}
     data = json.loads(card.read_text())
-    data["calibration"]["advice"] += [told, {**told, "kind": "clipped"}]  # what clips is found anew by other ranges
+    data["calibration"]["advice"] += [told, {**told, "kind": "clipped"}]  # clipping is judged again for other ranges
     card.write_text(json.dumps(data))
     again = recalibrate(cfg, copy, None, policy(4), Method("max"), tmp_path)
     kept = [one for one in again.card.calibration["advice"] if one["text"] == "x"]

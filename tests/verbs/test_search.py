@@ -1,4 +1,4 @@
-"""search: a policy within the budget, measured, with its reasons; in Python, as a command, and by quantize."""
+"""search: a measured policy within the budget, with its reasons; in Python, as a command, and by quantize."""
 
 import json
 import math
@@ -22,8 +22,8 @@ from swin_quant.verbs.policy_costs import PolicyCosts
 from swin_quant.verbs.policy_timing import PolicyTimer
 from tests.helpers.known_times import with_known_times
 
-BUILT_IN = {"onnxruntime", "qdq"}  # that fit ONNX Runtime
-OFF = ["*.qkv.*", "*.proj.*", "*.fc1.*"]  # each kind of layer that is left is exported and timed
+BUILT_IN = {"onnxruntime", "qdq"}  # those that suit ONNX Runtime
+OFF = ["*.qkv.*", "*.proj.*", "*.fc1.*"]  # each remaining kind of layer is exported and timed
 TWO_KINDS = ["--policy", "qdq", "--off", *OFF]
 WHOLE = f"qdq -{' -'.join(OFF)}"  # the name of that policy
 QUICK = {"threads": 1, "rounds": 1, "seconds": 0.01}
@@ -32,7 +32,7 @@ AUTO = "swin_micro_auto_onnxruntime"
 
 @pytest.fixture(scope="module")
 def calibrated(tmp_path_factory, write_config, randomise, pictures):
-    """calibrated(kind) -> the folder of a model of one block, calibrated, and the words that search it."""
+    """calibrated(kind) -> the folder of a calibrated model of one block, and the arguments that search it."""
     pytest.importorskip("onnxruntime")
     made = {}
 
@@ -52,12 +52,12 @@ def calibrated(tmp_path_factory, write_config, randomise, pictures):
 
 @pytest.fixture(scope="module")
 def small(calibrated):
-    """The folder of a V1 model of one block, and the words that search it."""
+    """The folder of a V1 model of one block, and the arguments that search it."""
     return calibrated("swin")
 
 
 def searching(run, folder, words, out, kind="swin"):
-    """go(flags ...) -> how it ended, its JSON, and the text of the policy; all share the journal in `out`."""
+    """go(flags ...) -> how it ended, its JSON, and the policy's text; all runs share the journal in `out`."""
 
     def go(*flags):
         done = run(*words, *TWO_KINDS, *flags, "--output", out, "--json", out / "x.json")
@@ -71,7 +71,7 @@ def searching(run, folder, words, out, kind="swin"):
 
 @pytest.fixture
 def find(small, run, tmp_path):
-    """find(flags ...), of `small`."""
+    """find(flags ...) on `small`."""
     return searching(run, *small, tmp_path)
 
 
@@ -114,8 +114,8 @@ def test_what_is_found_keeps_the_budget_and_is_the_fastest_on_the_engine(find, r
     assert found["ms"] == min(row["ms"] for row in fit)
     policy = load_policy(str(tmp_path / f"{AUTO}.yaml"))
     disabled = yaml.safe_load(text)["rules"][-1]["disable"]
-    kept = read_journal(tmp_path / f"{AUTO}.journal.json").entries.values()  # keys name every policy that was timed
-    assert (policy.sha256 in kept) == (found["nodes"] > 0)  # float may be the fastest of so small a network
+    kept = read_journal(tmp_path / f"{AUTO}.journal.json").entries.values()  # it has every policy that was timed
+    assert (policy.sha256 in kept) == (found["nodes"] > 0)  # float may be fastest for so small a network
     assert policy.rules[-1].disable == tuple(disabled) and text.count("dB alone; int8 saves") >= 1
     assert "SQNR at least" in policy.description and "onnxruntime" in policy.description
     assert f"It is {found['policy']}. Measured on 8 pictures" in policy.description
@@ -130,7 +130,7 @@ def test_what_is_found_keeps_the_budget_and_is_the_fastest_on_the_engine(find, r
     assert {one["policy"]: one["ms"] for one in kept["tried"]} == {
         row["policy"]: pytest.approx(row["ms"]) for row in result["candidates"]
     }
-    again = find("--min-sqnr", limit)  # all of it is in the journal
+    again = find("--min-sqnr", limit)  # the journal has it all
     assert again[1:] == (result, text) and "results of an earlier search" in again[0].err
 
 
@@ -156,7 +156,7 @@ def test_python_finds_what_the_command_finds_and_it_goes_where_the_model_goes(
 
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
 def test_at_equal_cost_it_is_never_worse_than_what_is_built_in(kind, clock, calibrated, run, tmp_path):
-    """Given the milliseconds of a built-in policy, the nearest to float; given its loss, one that is no slower."""
+    """At a built-in policy's milliseconds, it finds the policy nearest to float; at its loss, one that is no slower."""
     find = searching(run, *calibrated(kind), tmp_path, kind)
     built_in = [row for row in find("--min-sqnr", 0)[1]["candidates"] if row["policy"] in BUILT_IN]
     assert {row["policy"] for row in built_in} == BUILT_IN
@@ -227,7 +227,7 @@ def test_a_search_that_was_cut_off_while_timing_keeps_what_was_timed(clock, find
 
     def cut_off(timer, policies):
         asked.append(set(policies))
-        if len(done) == 2:  # all and none, then a kind of layer
+        if len(done) == 2:  # all, none, then a kind of layer
             raise KeyboardInterrupt
         done.append(policies)
         return timed(timer, policies)
@@ -242,7 +242,7 @@ def test_a_search_that_was_cut_off_while_timing_keeps_what_was_timed(clock, find
 
 
 def test_losses_are_to_the_model_that_the_user_had(clock, small, run, pictures, tmp_path):
-    """Behind passes that change what weights compute the checkpoint's own, unquantized, are no float model."""
+    """After passes that change what weights compute, the checkpoint without quantization is no float model."""
     folder, words = small
     told = ["--cfg", folder / "swin.yaml", "--data-path", pictures, "--no-eval", "--device", "cpu", "--policy", "qdq"]
     told += ["--wprec", 2, "--passes", "fast", "--pictures", 8, "--output", tmp_path]
@@ -328,7 +328,7 @@ def test_wrong_input_in_python_is_one_sentence(small, model, some, tmp_path):
 
 
 def test_losses_are_measured_on_the_device_that_is_asked_for(model, some, tmp_path, monkeypatch):
-    """Where there is none, that is said before any work, also for an engine that only runs emulated."""
+    """A missing device is reported before any work, also for an engine that is only emulated."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     with pytest.raises(sq.UsageError, match="device cuda: .* has no GPU"):
@@ -337,7 +337,7 @@ def test_losses_are_measured_on_the_device_that_is_asked_for(model, some, tmp_pa
 
 @pytest.fixture
 def quantizing(small, pictures, tmp_path):
-    """The words that quantize the float model of `small`."""
+    """The arguments that quantize the float model of `small`."""
     words = ["quantize", small[0] / "x.pth", "--cfg", small[0] / "swin.yaml", "--data-path", pictures]
     return [*words, "--output", tmp_path, "--for", "onnxruntime", "--pictures", 8, "--device", "cpu", "--half", "none"]
 
@@ -357,7 +357,7 @@ def test_quantize_with_a_budget_ends_with_a_scored_artifact_or_one_line(
 ):
     before = (small[0] / "x.pth").read_bytes()
     words = [*quantizing, "--policy", "auto", "--threads", 1, "--rounds", 1, "--seconds", 0.01]
-    for budget in (["--min-sqnr", 1000], ["--min-sqnr", 1000]):  # the second time it is not taken for done
+    for budget in (["--min-sqnr", 1000], ["--min-sqnr", 1000]):  # the second run must not take it for done
         done = run(*words, *budget)
         assert done.code == 1 and "every layer stays float: loosen it" in done.err.splitlines()[-1], done
     done = run(*words, "--max-ms", 1e-6)
@@ -369,7 +369,7 @@ def test_quantize_with_a_budget_ends_with_a_scored_artifact_or_one_line(
     assert run(*words, "--min-agreement", 0).err.count("done before") == 5
     used = RunCard.read(tmp_path / "swin_micro_calib.json").calibration["files"]
     other = shutil.copytree(pictures, tmp_path / "other" / pictures.name)
-    for file in (other / "train").rglob("*.*"):  # losses were told on all of them
+    for file in (other / "train").rglob("*.*"):  # all of them were used for losses
         if file.relative_to(other / "train").as_posix() not in used:
             file.rename(file.with_stem(f"{file.stem}_new"))
     words[words.index(pictures)] = other

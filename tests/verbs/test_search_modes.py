@@ -16,9 +16,10 @@ from swin_quant.quant.policies import load_policy
 
 @pytest.fixture
 def offset(write_config, randomise, run, pictures, tmp_path):
-    """offset(kind) -> the words that search a model of which fc2's products are far from 0 in a channel, whose bias
-    takes that back: half of the hidden units are constant and feed it. The int8 grid of the product, which is a
-    tensor's, has few levels left for other channels; mode 2 has no such grid.
+    """offset(kind) -> the arguments that search a model in which one channel of fc2's product is far from 0.
+
+    Half of the hidden units are constant and feed that channel; its bias subtracts the offset. The product's int8 grid
+    is one for the tensor, so that few levels are left for other channels; mode 2 has no such grid.
     """
 
     def make(kind):

@@ -1,4 +1,4 @@
-"""sensitivity: tables, CSV, JSON, and what the run card keeps."""
+"""sensitivity: tables, CSV, JSON, and the record in the run card."""
 
 import csv
 import io
@@ -33,7 +33,7 @@ def test_table_csv_json_and_card_agree(run, words, own, tmp_path):
     assert RunCard.read(own.with_suffix(".json")).sensitivity == record
     assert record["pictures"] == 6 and record["policy"] == "ft-mode1"
     nodes = [group for group in record["groups"] if group["kind"] == "node"]
-    assert len(nodes) == 4 * 16 + 3  # counted from docs/reference, as for `nodes`
+    assert len(nodes) == 4 * 16 + 3  # counted from docs/reference, as in test_nodes.py
     worst = max(nodes, key=lambda group: group["without"]["sqnr_db"])
     assert worst["name"] in done.out.replace("\n", "") and "layers.1.blocks.1" in done.out
     lines = run(*words, "--format", "csv").out
@@ -45,7 +45,7 @@ def test_table_csv_json_and_card_agree(run, words, own, tmp_path):
 
 
 def test_nodes_are_judged_by_other_pictures_than_calibrated(run, words, own):
-    """The seed is that of the calibration."""
+    """The seed is the calibration's."""
     assert run(*words, "--kind", "role").code == 0
     card = RunCard.read(own.with_suffix(".json"))
     assert card.sensitivity["pictures"] == 6

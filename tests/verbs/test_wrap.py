@@ -1,4 +1,4 @@
-"""A module of the user's own, from wrapping to an engine."""
+"""A user's module, from wrapping to an engine."""
 
 import math
 
@@ -12,7 +12,7 @@ from swin_quant.verbs.policy_timing import PolicyTimer
 
 
 class Net(nn.Module):
-    """Grouped and depthwise convolutions, norms, a shortcut, a branch that depends on what is asked for."""
+    """Grouped and depthwise convolutions, norms, a shortcut, a branch that depends on an argument."""
 
     def __init__(self, careless=False):
         super().__init__()
@@ -33,7 +33,7 @@ class Net(nn.Module):
 def module():
     torch.manual_seed(1)
     net = Net()
-    net(torch.randn(32, 3, 8, 8))  # statistics of its own
+    net(torch.randn(32, 3, 8, 8))  # gives norms running statistics
     return net
 
 
@@ -172,7 +172,7 @@ def test_its_nodes_are_weighed(module):
 
 
 def _convolutions(kind, channels):
-    """A network of the inputs [B, channels, ...] that this kind of convolution reads."""
+    """A network for the inputs [B, channels, ...] of this kind of convolution."""
     pools = {nn.Conv1d: nn.AdaptiveAvgPool1d, nn.Conv2d: nn.AdaptiveAvgPool2d, nn.Conv3d: nn.AdaptiveAvgPool3d}
     return nn.Sequential(kind(channels, 8, 3), nn.ReLU(), kind(8, 8, 3), pools[kind](1), nn.Flatten(), nn.Linear(8, 4))
 
@@ -229,8 +229,8 @@ def test_a_shape_that_cannot_be_is_one_line(module):
 
 
 def test_a_policy_is_searched_for_against_the_module_that_was_wrapped(tmp_path, clock, monkeypatch):
-    """A spectrogram, neither square nor of three channels; a pass changed the weights, so that the module alone is
-    float. The figure of each policy is that of whole forwards."""
+    """The input is a spectrogram, neither square nor of three channels. A pass changed the weights, so that only the
+    wrapped module is float. Each policy's figure is that of whole forwards."""
     torch.manual_seed(1)
     layers = nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
     module, x = nn.Sequential(*layers, nn.Linear(8, 4)).eval(), torch.randn(16, 1, 12, 9)

@@ -1,4 +1,4 @@
-"""Modules that give other things than logits: named outputs, of any rank, from wrapping to engines."""
+"""Modules with outputs other than logits: named, of any rank, from wrapping to engines."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from swin_quant.base.compat import import_timm
 
 @dataclass
 class Found:
-    """What a detector may give, as `transformers` gives it."""
+    """A detector's output, in the manner of `transformers`."""
 
     boxes: torch.Tensor
     scores: torch.Tensor
@@ -121,7 +121,7 @@ def test_a_module_of_several_inputs_is_refused_in_a_line():
 
 
 def test_outputs_without_classes_are_compared_with_float_together_and_each_by_its_name(images):
-    """The figures are those of whole forwards."""
+    """The figures equal those of whole forwards."""
     model = _wrapped(STRUCTURES["dict"][0], images)
     found = sq.evaluate(model, [images[:9], images[9:]], half="none")
     assert not found.results and found.float32 is None and "cosine" in str(found) and "maps" in found._repr_html_()
@@ -158,7 +158,7 @@ def test_the_command_line_says_that_a_wrapped_module_is_for_python(images, run, 
 @pytest.mark.slow
 def test_an_encoder_of_transformers_goes_the_whole_way(tmp_path):
     pytest.importorskip("openvino")
-    import_timm()  # it lets torchvision be imported beside a CPU-only torch
+    import_timm()  # allows torchvision beside a CPU-only torch
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     sizes = {"patch_size": 2, "embed_dim": 16, "depths": [2, 2], "num_heads": [1, 2], "window_size": 4}
@@ -174,7 +174,8 @@ def test_an_encoder_of_transformers_goes_the_whole_way(tmp_path):
 
 
 class Queries(nn.Module):
-    """A decoder of learned queries, whose first attention sees no picture; its projection is read, not called."""
+    """A decoder of learned queries: its first attention does not depend on the picture; its projection is read, not
+    called."""
 
     def __init__(self):
         super().__init__()
@@ -194,4 +195,4 @@ def test_a_projection_that_no_picture_reaches_is_exported(tmp_path):
     sq.calibrate(model, [images], "qdq", passes=[])
     expected = model(images)
     found = torch.as_tensor(sq.export(model, "onnxruntime", tmp_path).load()(images))
-    assert (found - expected).square().sum() < 1e-3 * expected.square().sum()  # 30 dB: a level on a tie
+    assert (found - expected).square().sum() < 1e-3 * expected.square().sum()  # 30 dB, for ties that round differently

@@ -12,7 +12,7 @@ def search(statistics: Statistics, levels: int, percentile: float) -> float:
 
     For each candidate of i bins, P is the histogram clipped to i bins (the rest added to the last), Q the same bins
     averaged over `levels` segments, with empty bins kept empty; the largest i of least KL(P || Q) wins. The zero bin is
-    replaced by its neighbour, since zeros quantize without loss. Of a segment, KL needs only its sum and its number of
+    replaced by its neighbour, since zeros quantize without loss. KL needs only each segment's sum and its number of
     occupied bins, so that prefix sums give all candidates at once.
     """
     counts = statistics.occupied().astype(np.float64)

@@ -1,4 +1,4 @@
-"""Calibrated models of two stages (shift, mask, merging), and what they are exported to."""
+"""Calibrated models of two stages (shift, mask, merging), and their exports."""
 
 from collections import Counter
 from copy import deepcopy
@@ -120,10 +120,10 @@ def sqnr():
 
 @pytest.fixture
 def assert_quantized_alike(fake_quant, sqnr, images):
-    """assert_quantized_alike(logits, kind, policy="qdq"): logits of `images` are fake-quant's, up to rounded ties.
+    """assert_quantized_alike(logits, kind, policy="qdq"): logits of `images` are fake-quant's, up to ties.
 
-    A tie that is rounded the other way changes what is rounded behind it: the difference stays well below that
-    between the quantized and the float model, not at float32's precision.
+    A tie that rounds the other way changes later values too: the difference stays well below that between the quantized
+    and the float model, but not at float32's precision.
     """
 
     def check(logits, kind, policy="qdq"):
@@ -135,7 +135,7 @@ def assert_quantized_alike(fake_quant, sqnr, images):
 
 @pytest.fixture(scope="session")
 def exact_on():
-    """exact_on(engine): no test of it where its products of 8-bit weights saturate on this CPU: test_saturation."""
+    """exact_on(engine): skip the test if 8-bit weights saturate in the engine on this CPU; see test_saturation."""
 
     def check(engine):
         if saturates(engine):
@@ -146,5 +146,5 @@ def exact_on():
 
 @pytest.fixture(scope="session")
 def count():
-    """count(graph) -> how many operators of each type."""
+    """count(graph) -> the number of operators of each type."""
     return lambda graph: Counter(node.op_type for node in graph.node)

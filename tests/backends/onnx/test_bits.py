@@ -1,4 +1,4 @@
-"""docs/bits.md says what the exporters do: its table is read, and each cell asked for."""
+"""docs/bits.md matches the exporters: each cell of its table is exported."""
 
 from pathlib import Path
 
@@ -50,7 +50,7 @@ def said_by_onnx(calibrated, target, row, case):
             return "int4"
         return "fp8" if has_fp8(model) else "int8"
     except SwinQuantError as error:
-        assert "activations" not in row or "._" in str(error), error  # it names nodes
+        assert "activations" not in row or "._" in str(error), error  # the error names nodes
         return "refused"
 
 

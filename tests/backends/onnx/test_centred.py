@@ -1,4 +1,4 @@
-"""Engines without zero points: the middle of a range is taken off in front of a pair; the next bias gives it back."""
+"""Engines without zero points: the middle of a range is subtracted before a pair, and the next bias restores it."""
 
 from dataclasses import replace
 
@@ -65,7 +65,7 @@ def test_only_what_lies_behind_gelu_has_another_grid(tiny_model, use_policy):
 
 @given(low=st.floats(-2, 0), high=st.floats(0.1, 8), bias=st.booleans(), seed=st.integers(0, 99))
 def test_a_linear_gives_what_fake_quant_with_a_zero_point_gives(low, high, bias, seed):
-    """Up to the order of sums, and to inputs that lie between two levels: those may go either way."""
+    """Up to the order of sums, and inputs between two levels, which may round either way."""
     torch.manual_seed(seed)
     layer = QuantLinear(16, 5, bias=bias)
     policy = Policy("p", (Rule(enable=("role:gemm_input", "role:gemm_weight")),

@@ -28,10 +28,10 @@ OPERATOR = ["attention=swin_quant::Attention"]
 
 @pytest.fixture(scope="module")
 def calibrated_for(tiny_model, tiny_config):
-    """make(kind, window, side) -> one stage of two blocks, one of shifted windows, calibrated; its card."""
+    """make(kind, window, side) -> a calibrated stage of two blocks, one with shifted windows; its card."""
 
     def make(kind="swin", window=4, side=None):
-        side = side or 4 * window  # 2 x 2 windows of patches of 2 x 2
+        side = side or 4 * window  # 2 x 2 windows of patches of 2 x 2 pixels
         keys = {"WINDOW_SIZE": window, "IMG_SIZE": side, "DEPTHS": [2], "NUM_HEADS": [1]}
         keys |= {"PRETRAINED_WINDOW_SIZES": [0]} if kind == "swinv2" else {}
         model = tiny_model(kind, **keys)
@@ -74,11 +74,11 @@ SLOW_CASES = [case for case in SLOW_CASES if case not in CASES] + [("swin", 8, 1
 def test_a_file_with_the_operator_computes_what_fake_quant_does(
     kind, window, side, calibrated_for, with_operators, tmp_path
 ):
-    """Within `verify`'s limit, at any batch, for windows larger than the map, too; NaN stays in its picture."""
+    """Within `verify`'s limit, for any batch, also for windows larger than the map; NaN stays in its picture."""
     model, card = calibrated_for(kind, window, side)
     model = deepcopy(model)
     is_default = window <= 8
-    asked = {} if is_default else {"plugin": tuple(OPERATOR)}  # of larger windows plain nodes are faster
+    asked = {} if is_default else {"plugin": tuple(OPERATOR)}  # plain nodes are faster for larger windows
     artifact = export(model, card, tmp_path, OnnxOptions(target="openvino", **asked))
     assert artifact.record["options"]["plugin"] == OPERATOR and attentions(artifact) == 2
     found = engine.load(artifact, EngineOptions(threads=1))
@@ -184,7 +184,7 @@ def test_a_plain_file_is_the_default_where_they_do_not_run_and_a_line_says_why(
     ],
 )
 def test_models_that_the_kernel_is_not_made_for_compile_nothing(kind, keys, tiny_config, monkeypatch):
-    monkeypatch.setattr(operators, "library", None)  # is not called
+    monkeypatch.setattr(operators, "library", None)  # must not be called
     assert not operators.are_default(portable_config(tiny_config(kind, **keys)))
 
 

@@ -1,4 +1,4 @@
-"""What a convolution reads behind concatenations is the same on OpenVINO as in fake-quant."""
+"""The input of a convolution after concatenations is the same on OpenVINO as in fake-quant."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.slow
 
 
 class Fire(nn.Module):
-    """Branches of several ranges, joined twice, as in a SqueezeNet."""
+    """Branches with different ranges, joined twice, as in a SqueezeNet."""
 
     def __init__(self, joined):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Pictures as bytes in, probabilities and the best classes out: the same function, on every engine."""
+"""Pictures as bytes in, probabilities and the best classes out: the same function on every engine."""
 
 import json
 from dataclasses import replace
@@ -26,7 +26,7 @@ def pixels():
 
 
 def prepared(pixels, preprocess=PREPROCESS):
-    """As torchvision does it."""
+    """Prepared as torchvision does it."""
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (preprocess.mean, preprocess.std))
     return (pixels.permute(0, 3, 1, 2).float().div(255) - mean) / std
 
@@ -42,7 +42,7 @@ def test_pixels_come_back_exactly_from_prepared_pictures(preprocess):
 
 @pytest.mark.parametrize("padding", [0, 1])
 def test_normalisation_in_a_convolution_and_before_one(pixels, padding):
-    """Folded where nothing is padded; a padded one sees zeros of prepared pictures, not of pixels."""
+    """It is folded if nothing is padded; a padding convolution pads with zeros of prepared pictures, not of pixels."""
 
     class Net(nn.Module):
         def __init__(self):
@@ -69,7 +69,7 @@ def test_normalisation_in_a_convolution_and_before_one(pixels, padding):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
 def test_a_file_that_takes_pixels_computes_the_same(kind, exported, run, pixels, sqnr):
-    """In float up to rounding; in int8 no further from the other file than a level that fell otherwise."""
+    """In float up to rounding; in int8 up to levels that round differently."""
     plain = exported(kind, precision="float")
     file = exported(kind, precision="float", uint8_input=True).file
     assert file.stem == f"{plain.file.stem}_uint8"
@@ -84,7 +84,7 @@ def test_a_file_that_takes_pixels_computes_the_same(kind, exported, run, pixels,
 
 @pytest.mark.slow
 def test_a_file_that_takes_pixels_has_the_names_of_the_trained_model(exported):
-    """And no operator that normalises."""
+    """It has no operator that normalises."""
     graph = onnx.load(exported("swin", precision="float", uint8_input=True).file).graph
     plain = onnx.load(exported("swin", precision="float").file).graph
     named = [{tensor.name for tensor in one.initializer if "." in tensor.name} for one in (graph, plain)]
@@ -96,7 +96,7 @@ def test_a_file_that_takes_pixels_has_the_names_of_the_trained_model(exported):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["onnxruntime", "openvino"])
 def test_engines_take_prepared_pictures_for_either(name, exported, pixels):
-    """Whoever carries pictures through engines need not know what a file takes."""
+    """Callers that pass pictures to engines need not know which kind a file takes."""
     pytest.importorskip(name)
     images = prepared(pixels)
     plain = engine_loader(name)(exported("swin", precision="float"))(images)
@@ -116,7 +116,7 @@ def test_probabilities_and_the_best_classes_beside_logits(exported, run, images)
     np.testing.assert_allclose(found["top_probabilities"], expected.sort(1, descending=True).values[:, :3], atol=1e-6)
     (plain,) = run(exported("swin", precision="float").file, images).values()
     np.testing.assert_array_equal(found["logits"], plain)
-    given = engine_loader("onnxruntime")(artifact)(images)  # our engines go on to give logits
+    given = engine_loader("onnxruntime")(artifact)(images)  # our engines still give logits
     np.testing.assert_allclose(given, plain, atol=1e-4)
 
 
@@ -137,7 +137,7 @@ def test_ends_that_cannot_be(calibrated, tmp_path, options, says):
 
 
 def damaged(artifact, folder, change):
-    """A copy of the artifact whose ONNX model and card were changed by somebody else."""
+    """A copy of the artifact with its ONNX model and card changed by other tools."""
     model, card = onnx.load(artifact.file), artifact.card
     card = change(model, card) or card
     file = folder / artifact.file.name

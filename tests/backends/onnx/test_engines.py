@@ -1,4 +1,4 @@
-"""Engines that read the same file: ONNX Runtime at each level, OpenVINO, and polygraphy's lint."""
+"""Engines on the same file: ONNX Runtime at each level, OpenVINO, and polygraphy's lint."""
 
 import os
 import subprocess
@@ -28,7 +28,7 @@ def test_openvino(kind, exported, images, assert_quantized_alike, exact_on):
 
 
 def test_engines_fold_what_the_small_file_looks_up(exported, tmp_path):
-    """Tables, masks and their sums are gone once ONNX Runtime has loaded the file: shift and merging gather."""
+    """Once loaded, ONNX Runtime's graph has no tables, masks or sums of them: only shift and merging gather."""
     import onnxruntime
 
     settings = onnxruntime.SessionOptions()
@@ -42,7 +42,7 @@ def test_engines_fold_what_the_small_file_looks_up(exported, tmp_path):
 @pytest.mark.slow
 @KINDS
 def test_whoever_fixes_the_batch_keeps_every_integer_product(kind, exported, tmp_path):
-    """A session of the user's own, with no setting but the batch: ONNX Runtime merged such linears into float Gemms."""
+    """In a user's own session that sets only the batch, ONNX Runtime merged such linears into float Gemms."""
     import onnxruntime
 
     def products(file, batch=None):

@@ -1,4 +1,4 @@
-"""The exported file: what it computes, what it holds, and what is refused."""
+"""The exported file: what it computes, what it holds, and exports that are refused."""
 
 import json
 import os
@@ -28,11 +28,12 @@ KINDS = pytest.mark.parametrize("kind", ["swin", "swinv2"])
 @pytest.mark.kernels
 @KINDS
 def test_every_level_of_every_node_is_fake_quant_s(kind, exported, calibrated, run, images, assert_quantized_alike):
-    """In two steps, since two libraries' sums differ in last bits, and a tie rounded apart moves all that follows.
+    """Two checks, since sums of two libraries differ in last bits, and a tie that rounds differently changes later
+    nodes.
 
-    A node's levels are those that fake-quant makes of what the node is given in the file: all of them. And they are
-    those of the model in torch, sorted, since windows reorder tokens: one apart in at most 2 % of a node's values. (On
-    three kinds of CPU 0, 0.1 and 0.8 % were.)
+    1. All of a node's levels are those that fake-quant makes of the node's input in the file. 2. Sorted, since windows
+    reorder tokens, they are those of the model in torch, apart from at most 2 % of a node's values that differ by one
+    level (0, 0.1 and 0.8 % on three kinds of CPU).
     """
     model, _ = calibrated(kind)
     levels = {}
@@ -106,7 +107,7 @@ def test_every_active_node_is_one_pair_under_its_name(kind, graph, calibrated):
         assert back.name == f"{name}.DequantizeLinear" and list(back.input[1:]) == list(quantized.input[1:])
         zero = tensors[quantized.input[2]]
         assert zero.dtype == np.int8 and not zero.any()
-        if "matmul_q" not in name:  # q carries the scale of attention
+        if "matmul_q" not in name:  # q includes attention's scale
             assert tensors[f"{name}.scale"] == pytest.approx(nodes[name].amax.item() / 127, rel=1e-6)
 
 
@@ -163,7 +164,8 @@ def test_weights_of_fewer_bits_lie_in_int8_on_their_own_grid(bits, calibrated, r
 @pytest.mark.slow
 @KINDS
 def test_onnxruntime_can_avoid_saturation(kind, exported, run, images, assert_quantized_alike):
-    """Its own remedy for CPUs whose int8 products saturate: it makes uint8 of the weights and of their zero points."""
+    """ONNX Runtime's remedy for CPUs whose int8 products saturate: it turns weights and their zero points into
+    uint8."""
     precise = {"session.x64quantprecision": "1"}
     assert_quantized_alike(run(exported(kind).file, images, "ENABLE_ALL", precise)["logits"], kind)
 

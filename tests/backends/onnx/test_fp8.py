@@ -1,4 +1,4 @@
-"""Float8 in the file: Q/DQ and weights of that type, scales of the graph's, fake-quant's logits on ONNX Runtime."""
+"""Float8 in the file: Q/DQ and weights in that type, scales in the graph's, fake-quant's logits on ONNX Runtime."""
 
 import ml_dtypes
 import numpy as np
@@ -27,7 +27,7 @@ POLICIES = pytest.mark.parametrize("policy", ["tensorrt-fp8", CUDA])
 @KINDS
 @POLICIES
 def test_the_file_computes_fake_quants_logits(kind, policy, exported, run, fake_quant, images):
-    """To the last bits, but where a sum in another order has moved values to the level beside them: 0.004 was seen."""
+    """To the last bits, except where sums in another order moved values to the next level: 0.004 was measured."""
     logits = run(exported(kind, policy).file, images)["logits"]
     np.testing.assert_allclose(logits, fake_quant(kind, images, policy)[0], rtol=0, atol=0.02)
 
@@ -35,7 +35,7 @@ def test_the_file_computes_fake_quants_logits(kind, policy, exported, run, fake_
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, pytest.param({"target": "tensorrt"}, marks=pytest.mark.slow)])
 def test_opset_19_is_enough(options, exported, run, assert_quantized_alike, images):
-    """The first with float8, and with scales of float16."""
+    """It is the first with float8, and with float16 scales."""
     file = exported("swin", "tensorrt-fp8", opset=19, **options).file
     assert [(entry.domain, entry.version) for entry in onnx.load(file).opset_import] == [("", 19)]
     assert_quantized_alike(run(file, images)["logits"], "swin", "tensorrt-fp8")
@@ -84,7 +84,7 @@ def test_weights_are_torchs_cast_of_what_was_trained(calibrated, exported):
 
 @pytest.mark.parametrize("largest", [9e-3, 1e-3, 1e-5])
 def test_a_small_row_of_q_leaves_its_layer_float16(largest, calibrated, caplog):
-    """Its scale times that of attention is one that float16 holds badly: all of q, k and v were float32 for it."""
+    """Its scale times attention's is inaccurate in float16, for which all of q, k and v used to become float32."""
     model, _ = calibrated("swin", "tensorrt-fp8")
     layer = model.get_submodule("layers.0.blocks.1.attn.qkv")
     with torch.no_grad():
@@ -98,7 +98,7 @@ def test_a_small_row_of_q_leaves_its_layer_float16(largest, calibrated, caplog):
     stored = half._weight_quantizer
     assert stored.scale[3] >= 2**-14  # normal
     values, expected = stored.values.float() * stored.scale.float(), full._weight_quantizer()
-    torch.testing.assert_close(values, expected, rtol=2.0**-7, atol=2.0**-23)  # the other rows, of subnormal scales
+    torch.testing.assert_close(values, expected, rtol=2.0**-7, atol=2.0**-23)  # the other rows have subnormal scales
     torch.testing.assert_close(values[:, 3], expected[:, 3], rtol=2.0**-11, atol=2.0**-23)
 
 

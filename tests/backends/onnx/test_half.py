@@ -1,4 +1,4 @@
-"""The float16 variant: types of every tensor, what stays float32, and how far it is from float32."""
+"""The float16 variant: the type of every tensor, which stay float32, and the distance to float32."""
 
 from dataclasses import replace
 
@@ -17,11 +17,12 @@ pytestmark = pytest.mark.slow  # an export for each case
 PREPROCESS = Preprocess(32, False, "bicubic", (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
 KINDS = pytest.mark.parametrize("kind", ["swin", "swinv2"])
 FLOAT, HALF = onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16
-IN_FLOAT32 = {"LayerNormalization", "ReduceMean", "ReduceL2", "Clip", "Div", "Mul"}  # the last four normalise V2's q, k
+# The last four normalise V2's q and k
+IN_FLOAT32 = {"LayerNormalization", "ReduceMean", "ReduceL2", "Clip", "Div", "Mul"}
 
 
 def types(graph_or_model):
-    """Tensor -> element type, of everything in a graph."""
+    """Tensor -> element type, for the whole graph."""
     graph = onnx.shape_inference.infer_shapes(graph_or_model, strict_mode=True, check_type=True).graph
     infos = (*graph.input, *graph.output, *graph.value_info)
     found = {info.name: info.type.tensor_type.elem_type for info in infos}
@@ -57,7 +58,7 @@ def test_it_is_near_the_float32_graph(kind, exported, run, sqnr, fake_quant, ima
     assert sqnr(full, half) > 45
     quantized, floats = fake_quant(kind, images, "tensorrt")
     both = run(exported(kind, "tensorrt", target="tensorrt").file, images)["logits"]
-    assert sqnr(quantized, both) > sqnr(floats, quantized)  # nearer to fake-quant than the float model is
+    assert sqnr(quantized, both) > sqnr(floats, quantized)  # nearer to fake-quant than the float model
 
 
 def test_input_and_output_in_float16(calibrated, tmp_path, run, images):
@@ -69,7 +70,7 @@ def test_input_and_output_in_float16(calibrated, tmp_path, run, images):
 
 
 BLOCK = "layers.0.blocks.1"
-WIDE = {  # a node whose values overflow -> what is then float32, and what is float16 still
+WIDE = {  # a node whose values overflow -> what is then float32, and what stays float16
     "mlp.fc1._aftergemm_quantizer": ({"mlp.fc1"}, {"mlp.fc2", "attn.qkv", "attn"}),
     "mlp.fc2._input_quantizer": ({"mlp.fc1", "mlp.fc2"}, {"attn.proj", "attn"}),
     "add2_local_input_quantizer": ({"mlp.fc2"}, {"mlp.fc1", "attn"}),
@@ -84,10 +85,10 @@ WIDE = {  # a node whose values overflow -> what is then float32, and what is fl
 def test_what_overflows_stays_float32(kind, node, calibrated):
     model, _ = calibrated(kind)
     name = f"{BLOCK}.attn.{node}_quantizer" if "." not in node and not node.endswith("quantizer") else f"{BLOCK}.{node}"
-    model.get_submodule(name)  # there is such a node
+    model.get_submodule(name)  # raises if there is no such node
     exported = network(model, OnnxOptions(float_type="float16"), PREPROCESS, [name])
     wide, half = WIDE[node]
-    if node == "layernorm_input1_quantizer":  # V1: on the residual stream; V2: on the result of attention
+    if node == "layernorm_input1_quantizer":  # V1: of the residual stream; V2: of attention's output
         wide = {"attn.proj"} if kind == "swinv2" else wide
         assert exported.patch_embed.stream == (torch.float32 if kind == "swin" else torch.float16)
     assert {layer for layer in wide | half if exported.get_submodule(f"{BLOCK}.{layer}").dtype == torch.float32} == wide

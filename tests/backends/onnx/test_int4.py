@@ -1,4 +1,4 @@
-"""Weights stored as INT4: fake-quant's levels, two in a byte, and engines that compute the same with them."""
+"""Weights stored as INT4: fake-quant's levels, two to a byte, and engines that compute the same with them."""
 
 import os
 from dataclasses import replace
@@ -152,7 +152,7 @@ def test_blocks_of_a_row_have_scales_of_their_own(exported, calibrated):
     proto = onnx.load(exported("swin", BLOCKS, int4_weights=True).file)
     tensors = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in proto.graph.initializer}
     read = {node.input[0]: node for node in proto.graph.node if node.op_type == "DequantizeLinear"}
-    for name in [name for name in weights(model) if ".qkv." not in name]:  # whose scales hold that of attention, too
+    for name in [name for name in weights(model) if ".qkv." not in name]:  # qkv's scales include attention's
         weight = model.get_submodule(name.rpartition(".")[0]).weight.detach().numpy()
         largest = np.abs(weight.reshape(len(weight), -1, 16)).max(-1)
         np.testing.assert_allclose(tensors[f"{name}.scale"], largest.T / 7, rtol=1e-6)

@@ -1,4 +1,4 @@
-"""Replaced operators and plugins in exported files: they are in the graph, and the file computes what it did."""
+"""Replaced operators and plugins in exported files: the graph has them, and the file computes the same as before."""
 
 import os
 import subprocess
@@ -32,7 +32,7 @@ IMAGES = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(5))
 
 @pytest.fixture(scope="session")
 def plain(exported):
-    """The file as it is exported otherwise."""
+    """The file exported without plugins."""
     return exported("swinv2", precision="float")
 
 
@@ -62,7 +62,7 @@ def test_plugins_are_nodes_of_their_domain_and_the_file_runs(plain, plugged, run
 
 @pytest.mark.slow
 def test_int8_beside_plugins(exported, run):
-    """What is quantized stays so: the same scales, the same answers but for sums in another order."""
+    """Quantized layers stay quantized, with the same scales; answers differ only by the order of sums."""
     plain, plugged = exported("swin"), exported("swin", plugin=SPECS[:1])
     kinds = [node.op_type for node in onnx.load(plugged.file).graph.node]
     assert kinds.count("Roll") == 2 and "QuantizeLinear" in kinds
@@ -146,7 +146,7 @@ def test_a_library_that_is_none(plugged, tmp_path):
         openvino_engine.load(plugged, EngineOptions(extensions=(str(file),)))
 
 
-ATTENDING = {  # -> how many scales the three attentions have: one for the softmax, where it is rounded
+ATTENDING = {  # -> the number of scales of the three attentions: one for the softmax if it is rounded
     ("swin", "qdq"): [5, 5, 5],
     ("swin", "softmax of one block not rounded"): [4, 5, 5],
     ("swinv2", "qdq"): [5, 5, 5],
@@ -156,13 +156,13 @@ ATTENDING = {  # -> how many scales the three attentions have: one for the softm
 
 @pytest.fixture(scope="session", params=ATTENDING, ids="-".join)
 def attending(exported, request):
-    """Windows of 16 tokens, shifted and not: as they are exported otherwise, and with the operator."""
+    """Attention in windows of 16 tokens, shifted and not: exported as plain nodes, and with the operator."""
     return exported(*request.param), exported(*request.param, plugin=("attention=swin_quant::Attention",))
 
 
 @pytest.mark.slow
 def test_attention_as_one_operator_on_int8(attending, run, request):
-    """q, k, v and what leaves it are int8; the function in the file computes what the nodes did."""
+    """q, k, v and the output are int8; the function in the file computes the same as the nodes."""
     plain, own = attending
     graph = onnx.load(own.file).graph
     nodes = [node for node in graph.node if node.op_type == "Attention"]
@@ -215,9 +215,11 @@ def test_attention_is_alone_and_float32(options, said):
 @pytest.mark.parametrize("length, rounds", [(16, 1), (49, 4), (64, 1), (256, 1)])
 @pytest.mark.parametrize("of_softmax", [[1 / 127], [], [0.0]], ids=["rounded", "not rounded", "not rounded, before"])
 def test_compiled_attention(width, length, rounds, of_softmax, library):
-    """Heads of 32 channels have a kernel of their own where the CPU has VNNI, others run anywhere: levels are those of
-    the definition, but where one lies between two. A softmax that is not rounded: that kernel rounds exponentials.
-    Files of before have a scale of 0 there."""
+    """Levels are the definition's, except for values between two levels.
+
+    Heads of 32 channels have their own kernel if the CPU has VNNI; others run anywhere. That kernel rounds exponentials
+    of a softmax that is not quantized, for which older files have a scale of 0.
+    """
     import openvino
 
     heads, scales = 3, [0.02, 0.03, 0.02, *of_softmax, 0.004]
@@ -232,7 +234,7 @@ def test_compiled_attention(width, length, rounds, of_softmax, library):
     wanted = attention(levels, constant, heads, [scale for scale in scales if scale]).numpy()
     difference = np.abs(found.astype(int) - wanted)
     rounds_all = any(of_softmax) or width != 32
-    most, some = (1, 0.01) if rounds_all else (4, 0.1)  # an exponential's half level is 1.3 of v's here
+    most, some = (1, 0.01) if rounds_all else (4, 0.1)  # half a level of an exponential is 1.3 levels of v here
     assert found.dtype == np.int8 and wanted.std() > 10 and difference.max() <= most and (difference > 0).mean() < some
 
 
@@ -255,7 +257,7 @@ def attention_alone(levels, constant, heads, scales):
 
 @pytest.mark.slow
 def test_scales_that_a_library_does_not_know_are_refused_in_a_line(library):
-    """As one of before there were four refuses those."""
+    """A library from before there were four scales refuses four."""
     import openvino
 
     core = openvino.Core()
@@ -300,7 +302,7 @@ def test_a_relu_in_place_is_one_behind_the_plugin(call):
 
 @pytest.mark.slow
 def test_weights_alone_meet_floats_on_openvino(exported, run):
-    """Left alone, OpenVINO rounds these to int8."""
+    """By default OpenVINO rounds these floats to int8."""
     file = exported("swin", "w4a16")
     found = openvino_engine.load(file, EngineOptions(threads=1))(IMAGES).numpy()
     wanted = run(file.file, IMAGES)["logits"]

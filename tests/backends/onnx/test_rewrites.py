@@ -41,7 +41,7 @@ def test_onnx_runtime_computes_the_same(rewrites, exported, run, images, assert_
 
 
 def test_the_scale_leaves_no_trace_and_rounds_no_weight_anew(calibrated):
-    """ "Equal in float and on the int8 grid": levels stay, the scales of q's columns and of its node are multiplied."""
+    """Levels stay; the scales of the columns of q and of its node are multiplied."""
     model, _ = calibrated("swin")
     plain = network(model, OnnxOptions(rewrites=frozenset({"fusible-attention"})), PREPROCESS)
     folded = network(model, OnnxOptions(rewrites=frozenset({"fusible-attention", "scale-in-weights"})), PREPROCESS)
@@ -57,7 +57,8 @@ def test_the_scale_leaves_no_trace_and_rounds_no_weight_anew(calibrated):
 
 @pytest.mark.slow
 def test_a_shared_range_of_qkv_keeps_the_scale_outside_the_weights(graph, count):
-    """The int8 product of q, k and v has one range: its q cannot be scaled apart. It is scaled behind the pair."""
+    """The int8 product of q, k and v has one range, so that q alone cannot be scaled in it. It is scaled after the
+    pair."""
     modes = count(graph("swin", "ft-mode1"))
     assert modes["Mul"] == 3 and count(graph("swin"))["Mul"] == 0
 
@@ -65,13 +66,14 @@ def test_a_shared_range_of_qkv_keeps_the_scale_outside_the_weights(graph, count)
 @pytest.mark.slow
 @KINDS
 def test_fewer_operators(kind, graph, count):
-    """docs/reference, section 10.4. Three blocks, one shifted, and a merging."""
+    """docs/reference, section 10.4. Three blocks, one of them shifted, and a merging."""
     before, after = count(graph(kind, rewrites=frozenset())), count(graph(kind))
     layout = [sum(counts[name] for name in LAYOUT) for counts in (before, after)]
     assert layout[1] < 0.6 * layout[0]
-    assert after["Transpose"] == 1 + 3 * 3  # of the patches; of a block q and k and v, k, and the result
+    # One for patches; in a block, one for q, k and v, one for k, one for the result
+    assert after["Transpose"] == 1 + 3 * 3
     assert after["Slice"] == after["Concat"] == after["Squeeze"] == after["Expand"] == after["Shape"] == 0
-    assert after["Split"] == 3 and after["Gather"] == 2 + 3  # the shift and the merging; a table a block
+    assert after["Split"] == 3 and after["Gather"] == 2 + 3  # shift and merging; one table a block
     assert count(graph(kind, rewrites=frozenset(REWRITES)))["Gather"] == 2
 
 
@@ -79,7 +81,7 @@ def test_fewer_operators(kind, graph, count):
 @pytest.mark.kernels
 @KINDS
 def test_onnx_runtime_transposes_keys_inside_their_product(kind, exported, count, tmp_path):
-    """Where it fuses no attention, windows are a dimension of their own: of the graph that it makes and runs."""
+    """Without fused attention, windows are a dimension of their own in the graph that ONNX Runtime makes and runs."""
     transposed = {}
     for target in ("portable", "onnxruntime"):
         settings = onnxruntime.SessionOptions()
@@ -87,7 +89,8 @@ def test_onnx_runtime_transposes_keys_inside_their_product(kind, exported, count
         file = str(exported(kind, "cpu", target=target).file)
         onnxruntime.InferenceSession(file, settings, providers=["CPUExecutionProvider"])
         transposed[target] = count(onnx.load(tmp_path / target).graph)["Transpose"]
-    assert transposed["onnxruntime"] == 1 + 3 * 2 < transposed["portable"]  # patches; q, k and v together, the result
+    # Patches; in a block, q, k and v together, and the result
+    assert transposed["onnxruntime"] == 1 + 3 * 2 < transposed["portable"]
 
 
 @pytest.mark.slow

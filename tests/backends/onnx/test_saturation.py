@@ -1,4 +1,4 @@
-"""Files on CPUs without VNNI, imitated: plain ones are off or avoid it, those that are safe are as exact as ever.
+"""Files on imitated CPUs without VNNI: plain ones are inexact or avoid saturation, safe ones are as exact as ever.
 
 OpenVINO obeys ONEDNN_MAX_CPU_ISA; for ONNX Runtime the CPU itself is imitated (tests/standin/older_cpu.c).
 """
@@ -48,7 +48,7 @@ for number, file in enumerate(files):
 
 @pytest.fixture(scope="module")
 def files(calibrated, tmp_path_factory):
-    """A plain and a safe artifact, the images they run on, and what fake-quant makes of them for each."""
+    """A plain and a safe artifact, their images, and fake-quant's logits for each."""
     folder = tmp_path_factory.mktemp("saturation")
     images = torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(2))
     np.save(folder / "images.npy", images.numpy())
@@ -65,7 +65,7 @@ def files(calibrated, tmp_path_factory):
 
 @pytest.fixture
 def child(files):
-    """child(engine, environment) -> what it said, or None where it cannot be imitated."""
+    """child(engine, environment) -> its output, or None if such a CPU cannot be imitated."""
 
     def run(engine, **environment):
         folder, paths, _ = files
@@ -79,7 +79,7 @@ def child(files):
 
 @pytest.fixture
 def far(files, sqnr):
-    """far(name) -> dB between fake-quant and the logits of that name, of the plain file and of the safe one."""
+    """far(name) -> dB between fake-quant and the logits of that name, for the plain file and for the safe one."""
     folder, _, expected = files
     return lambda name: [sqnr(fake, np.load(folder / f"{name}{i}.npy")) for i, fake in enumerate(expected)]
 
@@ -104,5 +104,5 @@ def test_onnxruntime(kind, child, far, tmp_path):
         pytest.skip("this CPU or its hypervisor does not let CPUID be trapped")
     plain, safe = far("own")
     assert safe > 38 and plain < safe - 8
-    assert min(far("")) > 38  # our engine asks for exact kernels where a file needs them
+    assert min(far("")) > 38  # our engine asks for exact kernels if a file needs them
     assert said.count("warning: onnxruntime: this CPU has no VNNI") == 1 and "slower kernels" in said

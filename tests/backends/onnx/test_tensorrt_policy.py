@@ -9,7 +9,7 @@ KINDS = pytest.mark.parametrize("kind", ["swin", pytest.param("swinv2", marks=py
 
 
 class Graph:
-    """Who makes and who reads a tensor."""
+    """The producer and the consumers of each tensor."""
 
     def __init__(self, graph):
         self.nodes = list(graph.node)
@@ -81,7 +81,7 @@ def test_attention_has_the_shape_that_fuses(kind, policy, trt):
         product = found.makers[add.input[0]]
         assert (add.op_type, product.op_type) == ("Add", "MatMul")
         constant = found.tensors[add.input[1]]
-        assert constant.ndim == 3  # [heads, L, L], by which logits [B, heads, L, L] are of rank 4
+        assert constant.ndim == 3  # so logits [B, heads, L, L] have rank 4
         (quantize,) = found.readers(softmax)
         (dequantize,) = found.readers(quantize)
         (second,) = found.readers(dequantize)
@@ -98,7 +98,7 @@ def test_attention_has_the_shape_that_fuses(kind, policy, trt):
 @KINDS
 @FORMATS
 def test_dequantized_q_and_k_feed_the_product_which_a_transposition_comes_before(kind, policy, trt):
-    """Model-Optimizer, pull request 1289: K is transposed in front of its pair, and no Cast is in between."""
+    """Model-Optimizer, pull request 1289: K is transposed before its pair, with no Cast in between."""
     found = trt(kind, policy)
     for softmax in found.of("Softmax"):
         product = found.makers[found.makers[softmax.input[0]].input[0]]
@@ -112,7 +112,7 @@ def test_dequantized_q_and_k_feed_the_product_which_a_transposition_comes_before
 @KINDS
 @FORMATS
 def test_behind_the_second_product_there_is_a_pair_reached_by_transposing_and_reshaping_alone(kind, policy, trt):
-    """TRT#4167: else TensorRT generates no fused int8 attention."""
+    """TRT#4167: otherwise TensorRT generates no fused int8 attention."""
     found = trt(kind, policy)
     for softmax in found.of("Softmax"):
         node = softmax
@@ -132,7 +132,7 @@ def test_no_cast_stands_inside_a_pair_or_between_it_and_its_product(kind, policy
     for node in found.of("DequantizeLinear"):
         assert node.input[0] in found.tensors or found.maker(node.input[0]) == "QuantizeLinear"
         assert {reader.op_type for reader in found.readers(node)} == {"MatMul"}
-    for node in found.of("QuantizeLinear"):  # what is cast to the type of its scale comes from a float32 norm
+    for node in found.of("QuantizeLinear"):  # a float32 norm's output is cast to the type of the scale
         if found.maker(node.input[0]) == "Cast":
             cast = found.makers[node.input[0]]
             assert found.maker(cast.input[0]) in ("LayerNormalization", "Mul", "Add", "Transpose"), node.name
@@ -142,7 +142,7 @@ def test_no_cast_stands_inside_a_pair_or_between_it_and_its_product(kind, policy
 @pytest.mark.slow
 @KINDS
 def test_a_policy_may_fix_the_scale_behind_softmax(kind, trt):
-    """As NVIDIA's exporter does, 1 whatever was calibrated: 1 / 127 in int8. All else stays."""
+    """Like NVIDIA's exporter: a range of 1 instead of the calibrated one, 1 / 127 in int8. All else stays."""
 
     def scales(found):
         return {node.name: found.tensors[node.input[1]] for node in found.nodes if node.name.endswith("eLinear")}
@@ -161,7 +161,7 @@ def test_a_policy_may_fix_the_scale_behind_softmax(kind, trt):
 @KINDS
 @FORMATS
 def test_what_several_products_read_has_one_pair(kind, policy, trt):
-    """Of what a norm or an addition gives; q, k and v are one product here."""
+    """The output of a norm or an addition has one; q, k and v are one product here."""
     readers = [node.input[0] for node in trt(kind, policy).of("QuantizeLinear")]
     assert len(readers) == len(set(readers))
 

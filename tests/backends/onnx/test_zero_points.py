@@ -1,4 +1,4 @@
-"""Zero points in ONNX: uint8 pairs whose every level is fake-quant's, on the engines that take them; refused else."""
+"""Zero points in ONNX: uint8 pairs with fake-quant's levels, on engines that support them, and refused for others."""
 
 from dataclasses import replace
 
@@ -40,7 +40,7 @@ def test_pairs_are_of_uint8_around_the_zero_point_of_the_node(kind, graph, calib
 @pytest.mark.kernels
 @KINDS
 def test_every_level_is_fake_quants(kind, exported, calibrated, run, images):
-    """Each pair of the file, run alone by ONNX Runtime, gives what the node gives, to the bit."""
+    """Each pair of the file, run alone by ONNX Runtime, equals its node's output to the bit."""
     model, _ = calibrated(kind, POLICY)
     proto = onnx.load(exported(kind, POLICY).file)
     tensors = {tensor.name: tensor for tensor in proto.graph.initializer}
@@ -86,7 +86,7 @@ def test_onnx_runtime_can_avoid_saturation(kind, exported, run, images, assert_q
 @pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
 def test_our_engines_agree(kind, engine, exported, images, assert_quantized_alike, exact_on):
     pytest.importorskip(engine)
-    if engine == "openvino":  # ours tells ONNX Runtime to take its exact kernels
+    if engine == "openvino":  # our engine makes ONNX Runtime use its exact kernels
         exact_on(engine)
     loaded = engines()[engine].loader(exported(kind, POLICY, target=engine), EngineOptions(threads=1))
     assert_quantized_alike(loaded(images).numpy(), kind, POLICY)
@@ -122,7 +122,7 @@ def test_a_float16_body_has_uint8_pairs_too(graph):
 
 @pytest.mark.kernels
 def test_the_saturation_safe_way_holds(calibrated, tmp_path):
-    """Weights of 7 bits beside activations up to 255: 2 * 255 * 64 fits 16 bits, whatever the zero point."""
+    """7-bit weights with activations up to 255: 2 * 255 * 64 fits in 16 bits, whatever the zero point."""
     model, card = calibrated("swin", "cpu")
     rules = [*card.policy["rules"], {"nodes": "*.mlp.fc2._input_quantizer", "symmetric": False}]
     rules.append({"nodes": "role:gemm_weight", "bits": 7})

@@ -31,7 +31,7 @@ def node(kind, inputs, output, **attributes):
 
 @pytest.fixture
 def network(tmp_path):
-    """A strided convolution of two groups' depth, pooled, and a linear with its weight turned."""
+    """A strided convolution, pooled, and a linear with a transposed weight."""
     values = np.random.default_rng(0).normal(size=(16, 3, 3, 3)).astype(np.float32)
     values[0], values[1] = 0, 100
     nodes = [

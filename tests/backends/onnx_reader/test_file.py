@@ -1,4 +1,4 @@
-"""ONNX files from strangers: what is good is read, what is not is refused in one line that says where."""
+"""ONNX files from strangers: good ones are read, others refused in one line that names the place."""
 
 import os
 import time
@@ -128,7 +128,7 @@ def test_what_the_graph_would_allocate_is_bounded(net, write_onnx):
 
 
 def external(model, name, **place):
-    """Say that a tensor's data is in another file."""
+    """Move a tensor's data to another file, by name only."""
     one = tensor(model, name)
     data = one.raw_data
     one.ClearField("raw_data")
@@ -197,10 +197,11 @@ def info(name, kind=TensorProto.FLOAT, shape=None):
 
 
 def buried(model, way, scale, inside=()):
-    """Quantize the logits inside of nodes: `way` goes down from the outermost; `inside`: tensors of the innermost."""
+    """Quantize the logits inside nested nodes: `way` goes down from the outermost; `inside`: tensors of the
+    innermost."""
 
     def body(way, x, out):
-        """Nodes, and the tensors that they need, which make `out` of `x`."""
+        """Nodes that make `out` of `x`, and the tensors they need."""
         if not way:
             pair = [helper.make_node("QuantizeLinear", [x, scale], [f"{out}.q"], name="hidden.Q"),
                     helper.make_node("DequantizeLinear", [f"{out}.q", scale], [out], name="hidden.DQ")]  # fmt: skip
@@ -248,7 +249,7 @@ def test_scales_inside_of_other_nodes_are_looked_at_too(net, write_onnx, way, va
 
 
 def test_a_scale_is_that_of_the_graph_around_where_it_is_cast(net, write_onnx):
-    """A good constant of the same name inside does not stand for the bad one that is cast outside."""
+    """A good inner constant does not replace the bad outer one of the same name, which is cast outside."""
     inner = numpy_helper.from_array(np.float16(1), "half")
     model = buried(net.proto(), ["If"], "wide", [inner])
     model.graph.initializer.append(numpy_helper.from_array(np.float16(-1), "half"))
@@ -266,7 +267,7 @@ def test_a_scale_that_is_zero_behind_its_cast_is_refused(net, write_onnx, value,
 
 
 def test_scales_that_many_nodes_share_are_read_once(net, write_onnx):
-    """Each of 1,500 nodes has the same million values behind the same 1,500 casts."""
+    """All 1,500 nodes share a million values behind the same 1,500 casts."""
     proto = net.proto()
     proto.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(10**6, np.float32), "large"))
     chain = ["large", *(f"c{number}" for number in range(1500))]

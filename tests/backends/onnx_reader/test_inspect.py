@@ -1,4 +1,4 @@
-"""What `inspect` says of graphs: attention built by hand and broken one condition at a time, exports, foreign files."""
+"""`inspect` on attention built by hand and broken one condition at a time, on exports, and on foreign files."""
 
 import json
 import time
@@ -20,7 +20,7 @@ FLOAT8 = ml_dtypes.float8_e4m3fn
 
 
 class Draft:
-    """A graph in the making: `add` a node and get its output."""
+    """A graph under construction: `add` a node and get its output."""
 
     def __init__(self, body=np.float16, tokens=TOKENS, channels=CHANNELS):
         self.body, self.nodes, self.constants, self.sizes = body, [], {}, [tokens, channels]
@@ -60,7 +60,7 @@ class Draft:
 
 
 def block(broken=(), body=np.float16, heads=HEADS, tokens=TOKENS, channels=CHANNELS):
-    """One attention with its two linears and a residual sum; `broken` names what is different from the fused shape."""
+    """One attention with its two linears and a residual sum; `broken` names the difference from the fused shape."""
     d = Draft(body, tokens, channels)
     name = "layers.1.blocks.0"
     depth = channels // heads
@@ -181,7 +181,7 @@ def test_float8_has_the_head_sizes_of_float(size):
 
 @pytest.mark.parametrize("tokens", [512, 576])
 def test_int8_of_more_than_512_tokens_a_window_is_not_fused_and_float8_is(tokens):
-    """A window of 24 has 576."""
+    """A window of 24 x 24 has 576."""
     (verdict,) = inspect_model(block(tokens=tokens)).verdicts
     assert verdict.attention.tokens == tokens and verdict.fusible == (tokens == 512)
     if tokens == 576:
@@ -324,7 +324,7 @@ def test_what_is_no_swin_is_said_and_not_guessed():
 
 
 def test_a_report_takes_time_in_proportion_to_the_graph():
-    """3,000 products of one constant chain of 1,000 moves: each looks back a little, not to its beginning."""
+    """3,000 products of one constant chain of 1,000 moves: each search looks back a little, not to the beginning."""
     d = Draft(np.float32)
     name = d.const("w", np.zeros((CHANNELS, CHANNELS), np.float32))
     for number in range(1000):
@@ -362,7 +362,7 @@ def test_hostile_graphs_end_in_one_error_or_a_report():
 
 @pytest.fixture(scope="module")
 def exports(tmp_path_factory, tiny_model, use_policy):
-    """Our own export of a random tiny model of either version, for TensorRT."""
+    """Our export of a random tiny model of either version, for TensorRT."""
     from swin_quant.backends.onnx.export import OnnxOptions, export
     from swin_quant.cards.card import RunCard
     from swin_quant.quant.calibration import Method, calibrate

@@ -1,4 +1,4 @@
-"""Graphs that end ONNX's own library end a process that nobody misses; bombs of protobuf are counted unparsed."""
+"""Graphs that crash ONNX's library end only a worker process; protobuf bombs are counted without parsing."""
 
 import os
 import resource
@@ -22,7 +22,7 @@ def net(small_net):
 
 @pytest.fixture
 def refusal(tmp_path):
-    """The line in which a model, or bytes, are refused by `opened`; it takes neither seconds nor gigabytes."""
+    """The line in which `opened` refuses a model, or bytes; it takes neither seconds nor gigabytes."""
 
     def refuse(content, opened=open_onnx):
         path = tmp_path / "x.onnx"
@@ -40,7 +40,7 @@ def refusal(tmp_path):
 
 
 def split(model: ModelProto, outputs: int) -> ModelProto:
-    """The model with a Split whose `num_outputs` is not the number of its outputs, two."""
+    """The model with a Split whose `num_outputs` differs from its two outputs."""
     node = helper.make_node("Split", ["images"], ["one", "two"], name="lies", num_outputs=outputs, axis=1)
     model.graph.node.insert(0, node)
     return model
@@ -138,7 +138,7 @@ def test_text_that_is_not_utf8_is_refused(net, refusal, where):
 
 
 def field(number: int, content: bytes) -> bytes:
-    """A field of protobuf that has a length, as bytes."""
+    """A length-delimited field of protobuf, as bytes."""
     size = len(content)
     length = bytes([size >> shift & 0x7F | 0x80 for shift in (0, 7, 14)]) + bytes([size >> 21])
     return bytes([number << 3 | 2]) + length + content
@@ -150,7 +150,7 @@ def test_millions_of_empty_nodes_are_refused_before_they_take_their_memory(refus
 
 
 def test_small_numbers_that_grow_are_refused(refusal):
-    numbers = field(7, bytes(2**24 + 1))  # int64_data of a tensor of a graph
+    numbers = field(7, bytes(2**24 + 1))  # a graph's tensor's int64_data
     assert "holds more than" in refusal(field(7, field(5, numbers)))
 
 

@@ -1,4 +1,4 @@
-"""Traced files: they compute what fake-quant does, with any batch, and hold torch's and the user's own operators."""
+"""Traced files compute fake-quant for any batch, and hold torch's operators and the user's."""
 
 import os
 import shutil
@@ -54,7 +54,7 @@ def operators(artifact):
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "policy"), [("swin", "qdq"), ("swin", "cpu"), ("swinv2", "ft-mode1")])
 def test_it_computes_what_fake_quant_does_for_another_batch(written, kind, policy):
-    """As near as a value between two levels lets them be, of which a few go to the other one."""
+    """Up to a few values between two levels, which may round either way."""
     artifact, expected = written(kind, policy)
     found = load(artifact)(IMAGES)
     apart = (found - expected).abs()
@@ -75,7 +75,7 @@ def test_bits_are_recorded_and_an_embedding_has_a_name_of_its_own(written):
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", [(2, 3, 64, 64), (1, 3, 32, 64), (3, 1, 32, 32), (3, 32, 32, 3)])
 def test_pictures_of_another_size_are_refused_in_the_file_as_well(written, shape):
-    """Windows take the batch from the size: two pictures of 64 pixels would be answered as eight of 32."""
+    """The number of windows gives the batch: two pictures of 64 pixels would be answered as eight of 32."""
     artifact, _ = written("swin", precision="float")
     with pytest.raises(SwinQuantError, match=r"each must be \[3, 32, 32\]"):
         load(artifact)(torch.zeros(shape))
@@ -128,7 +128,7 @@ def test_a_broken_file_is_one_line(written):
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler here")
 def test_a_compiled_operator_is_taken_in_place_of_ours(written, tmp_path):
-    """In a process of its own, since a library cannot be unloaded; ours would be another function of the same name."""
+    """In another process, since a library cannot be unloaded; ours would be a second function of the same name."""
     artifact, expected = written("swin", precision="float", plugin=("roll=compiled_one::Roll",))
     done = subprocess.run(
         ["bash", ROOT / "plugins" / "torch" / "build.sh", tmp_path], capture_output=True, text=True,
@@ -151,7 +151,7 @@ def test_who_runs_a_file_is_told_that_it_is_code_but_of_one_s_own_just_written(w
     artifact, _ = written(precision="float")
     load(artifact)
     assert caplog.text == ""
-    monkeypatch.setattr(torchscript_engine, "_known", set())  # as in another process
+    monkeypatch.setattr(torchscript_engine, "_known", set())  # as in a new process
     load(artifact)
     load(artifact)
     (line,) = caplog.messages

@@ -1,6 +1,6 @@
-"""A calibrated micro model and what was exported from it: FasterTransformer's weights, an int8 ONNX file.
+"""A calibrated micro model and two exports of it: FasterTransformer's weights and an int8 ONNX file.
 
-Beside them a hand-made ONNX classifier, whose logits arithmetic can tell: the mean of each channel times a matrix.
+Beside them a hand-made ONNX classifier with logits known by arithmetic: the mean of each channel times a matrix.
 """
 
 import shutil
@@ -20,13 +20,13 @@ from swin_quant.config import load_config
 from swin_quant.data.preprocess import IMAGENET_MEAN, IMAGENET_STD
 from swin_quant.models import build_model
 
-# Heads of 32 channels, as FasterTransformer's kernels need them.
+# FasterTransformer's kernels need heads of 32 channels.
 GEOMETRY = {"EMBED_DIM": 32, "DEPTHS": [2, 2], "NUM_HEADS": [1, 2], "WINDOW_SIZE": 4}
 
 
 @dataclass(frozen=True)
 class Exports:
-    """Files of one calibrated checkpoint; `onnx` and `ft` lie in folders of their own below it."""
+    """Files of one calibrated checkpoint; `onnx` and `ft` are in folders below it."""
 
     checkpoint: Path
     onnx: Path
@@ -83,7 +83,7 @@ def arithmetic():
 
 @pytest.fixture
 def hand_made(_exports, tmp_path) -> Path:
-    """means.onnx, any batch, and its card, which has the config of the micro model and names no checkpoint."""
+    """means.onnx, for any batch, and its card, which has the micro model's config and names no checkpoint."""
     from onnx import TensorProto, checker, helper, numpy_helper, save
 
     card = RunCard.read(_exports.checkpoint.with_suffix(".json"))

@@ -1,4 +1,4 @@
-"""swin-quant align on artifacts: every tensor that an engine shows is that of the checkpoint, put back in its place."""
+"""swin-quant align on artifacts: every tensor that an engine shows equals the checkpoint's, in the same layout."""
 
 import json
 from dataclasses import replace
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def aligned(run, pictures):
-    """aligned(A, B, flags ...) -> what is written as JSON, and {tensor: SQNR in dB}, None where it is equal."""
+    """aligned(A, B, flags ...) -> the JSON, and {tensor: SQNR in dB}, None for equal tensors."""
 
     def go(*words):
         done = run("align", *words, "--data-path", pictures, "--pictures", 3, "--json", "--quiet")
@@ -37,7 +37,7 @@ def test_every_tensor_of_an_int8_file_is_that_of_fake_quant(aligned, exports, en
     parts = ("attn.qkv", "attn.matmul_q_input_quantizer", "attn.matmul_k_input_quantizer", "mlp.fc1", "mlp")
     wanted = {f"layers.{stage}.blocks.{block}.{part}" for stage in (0, 1) for block in (0, 1) for part in parts}
     assert wanted | {"patch_embed", "layers.0.downsample", "layers.0", "norm", "head", "logits"} <= db.keys()
-    assert all(value is None or value > 30 for value in db.values()), db  # a level here and there is rounded otherwise
+    assert all(value is None or value > 30 for value in db.values()), db  # a few levels round differently
     assert found["first"] is None and found["below_db"] == 30
 
 
@@ -61,7 +61,7 @@ def test_a_float_file_agrees_to_the_last_bits_until_a_layer_of_it_is_changed(
 
 
 def changed(file, weight):
-    """The file with another weight, and the card that vouches for it."""
+    """The file with a changed weight, and a card with its new hash."""
     model = onnx.load(file)
     (tensor,) = [each for each in model.graph.initializer if each.name == weight]
     tensor.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor) + 1, weight))

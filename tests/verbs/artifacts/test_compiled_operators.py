@@ -1,4 +1,4 @@
-"""The way of a new user: files for OpenVINO have the compiled operators, and whatever opens one finds them."""
+"""A new user's way: files for OpenVINO have the compiled operators, and every command that opens one finds them."""
 
 import os
 import subprocess
@@ -25,7 +25,7 @@ WITHOUT_US = (
 
 @pytest.fixture(scope="module")
 def given(tmp_path_factory, randomise):
-    """Flags: a float checkpoint of heads of 32 channels, and its config."""
+    """Flags: a float checkpoint with heads of 32 channels, and its config."""
     folder = tmp_path_factory.mktemp("heads")
     model = {"TYPE": "swin", "NAME": "heads", "NUM_CLASSES": 3, "SWIN": SWIN}
     content = {"DATA": {"IMG_SIZE": 32}, "MODEL": model, "TEST": {"CROP": False}}

@@ -1,4 +1,4 @@
-"""swin-quant evaluate --answers: what each engine said of each picture, and scores that can be gone on with."""
+"""swin-quant evaluate --answers: each engine's answer to each picture, and runs that can be continued."""
 
 import json
 
@@ -13,7 +13,7 @@ FACTS = b"swin_quant.facts"
 
 @pytest.fixture
 def broken(own_pictures):
-    """7 pictures with labels, of which the third and the fourth cannot be read: a shard of two has no other."""
+    """7 pictures with labels; the third and the fourth, which fill a shard, cannot be read."""
     for file in sorted((own_pictures / "val").rglob("*.png"))[2:4]:
         file.write_bytes(b"no picture")
     return own_pictures
@@ -25,7 +25,7 @@ def read(folder):
 
 
 def scored(done, file):
-    """The results in the card beside `file`, but for their time."""
+    """The results in the card beside `file`, without their times."""
     assert done.code == 0, done
     results = json.loads(file.with_suffix(".json").read_text())["results"]
     return [{key: value for key, value in one.items() if key != "ms_per_picture"} for one in results]
@@ -77,7 +77,7 @@ def test_files_of_one_name_are_told_apart_by_their_order():
 
 
 def test_facts_that_cannot_be_are_refused(run, words, tmp_path):
-    """A shard that says it is of this run is believed no more than that."""
+    """Also in a shard that names this run."""
     words = [*words, "--answers", tmp_path, "--shard", 2]
     run(*words)
     file = tmp_path / "answers-00000-of-00004.parquet"
@@ -98,7 +98,7 @@ def test_two_ranks_give_what_one_does(run, forked, words, tmp_path):
 
 
 def test_what_was_cut_off_goes_on_where_it_was(run, words, tmp_path):
-    """Scores hold the files that were there, and only the missing one is computed."""
+    """Scores include the files that existed; only the missing one is computed."""
     words = [*words, "--answers", tmp_path, "--shard", 2]
     whole, kept = scored(run(*words), words[1]), tmp_path / "answers-00000-of-00004.parquet"
     before = kept.stat().st_mtime_ns

@@ -14,7 +14,7 @@ from swin_quant.verbs import evaluate_artifacts
 
 @pytest.fixture
 def evaluate(run, pictures):
-    """evaluate(artifacts and flags ...) -> how it ended, on the 7 pictures of val."""
+    """evaluate(artifacts and flags ...) on the 7 pictures of val -> how it ended."""
     return lambda *words: run("evaluate", *words, "--data-path", pictures, "--device", "cpu", "--half", "none")
 
 
@@ -25,7 +25,7 @@ def measured(artifact):
 
 @pytest.fixture
 def meanwhile(monkeypatch):
-    """meanwhile(act): `act` is done while pictures are scored, as another process could."""
+    """meanwhile(act): run `act` while pictures are scored, as another process could."""
     score = evaluate_artifacts.score_engines
 
     def arrange(act):
@@ -68,7 +68,7 @@ def test_artifacts_of_one_checkpoint_share_a_baseline_and_keep_their_own_results
     assert list(onnx) == [("torch", "float32", None), simulated, ("onnxruntime", "int8", "qdq"),
                           ("openvino", "int8", "qdq")]  # fmt: skip
     assert ("FasterTransformer (emulated)", "int8", "ft-mode1") in ft and len(ft) == 3
-    assert ft["torch", "float32", None] == onnx["torch", "float32", None]  # of one pass
+    assert ft["torch", "float32", None] == onnx["torch", "float32", None]  # from the same pass
     for result in (*list(onnx.values())[1:], *list(ft.values())[1:]):
         assert result.pictures == 7 and result.batch_size == 4 and result.ms_per_picture > 0
         assert result.delta_acc1 == pytest.approx(result.acc1 - onnx["torch", "float32", None].acc1)
@@ -164,7 +164,7 @@ def test_an_engine_that_is_not_installed(evaluate, exports, engine, monkeypatch)
     extra = {"onnxruntime": "onnx", "openvino": "openvino"}[engine]
     line = evaluate(exports.onnx, "--engine", engine).error(2)
     assert f"engine {engine} is not installed: pip install -c constraints.txt -e '.[{extra}]'" in line
-    assert evaluate(exports.onnx).code == 0  # the other one is taken
+    assert evaluate(exports.onnx).code == 0  # the other engine is taken
     assert len(measured(exports.onnx)) == 2
 
 

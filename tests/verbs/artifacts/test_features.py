@@ -1,4 +1,5 @@
-"""Maps and embeddings by commands: what was calibrated as a classifier, or as a backbone on pictures of mixed sizes."""
+"""Maps and embeddings by commands, for a model calibrated as a classifier, or as a backbone on pictures of mixed
+sizes."""
 
 import json
 
@@ -11,7 +12,7 @@ from swin_quant.cli import main
 
 @pytest.fixture
 def wide(tmp_path):
-    """Pictures that are not square, of several sizes, under train/."""
+    """Pictures of several sizes under train/, none square."""
     for number, (width, height) in enumerate([(40, 24), (33, 47), (64, 36), (40, 24)]):
         file = tmp_path / "wide" / "train" / "x" / f"{number}.png"
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -45,7 +45,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 @pytest.fixture(scope="session")
 def exported(tmp_path_factory, micro) -> Path:
-    """A small ONNX classifier of 32 x 32 pictures, any batch, with names of its classes in the file."""
+    """A small ONNX classifier of 32 x 32 pictures, for any batch, with class names in the file."""
     import onnx
     from onnx import TensorProto, helper, numpy_helper
 
@@ -81,14 +81,14 @@ def packaged(tmp_path_factory, exported) -> Path:
 
 
 def alone(*words, before=""):
-    """A script in a process of its own, which starts with an empty path and may import none of FORBIDDEN."""
+    """Run a script in another process, which starts with an empty path and may import none of FORBIDDEN."""
     command = [sys.executable, "-c", before + ALONE, *map(str, words)]
     environment = {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1"}
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, cwd="/")
 
 
 def expected(artifact, engine, files):
-    """Logits of our own engine on our own preprocessing, a picture at a time as infer.py does."""
+    """Logits of our engine on our preprocessing, one picture at a time as in infer.py."""
     opened = open_artifact(artifact)
     (engine,) = load_engines(opened, [engine], EngineOptions(threads=1)).values()
     transform = Preprocess.from_dict(opened.card.preprocess)
@@ -99,7 +99,7 @@ def expected(artifact, engine, files):
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
 def test_infer_gives_our_logits_without_torch_and_without_us(_exports, run, pictures, tmp_path, engine):
-    """Of an int8 Swin, bit by bit."""
+    """An int8 Swin gives them to the bit."""
     pytest.importorskip(engine)
     exported, packaged = _exports.onnx, tmp_path / "package"
     (tmp_path / "names.txt").write_text("cat\ndog\nred fox\n")
@@ -160,7 +160,7 @@ onnxruntime.InferenceSession = spy
     ("safe", "engines"), [([], "onnxruntime and openvino"), (["onnxruntime"], "openvino"), (None, None)]
 )
 def test_a_package_saturates_no_more_than_our_engine_does(run, exported, pictures, tmp_path, safe, engines):
-    """What can be set is set, for whatever CPU it is to run on; what cannot is said."""
+    """It sets the engine's options for any CPU, and names a risk that no option avoids."""
     pytest.importorskip("onnxruntime")
     file = Path(shutil.copy(exported, tmp_path / "means.onnx"))
     options = {} if safe is None else {SAFE_ON: safe}
@@ -180,7 +180,7 @@ def test_a_package_saturates_no_more_than_our_engine_does(run, exported, picture
 
 
 def test_names_that_no_text_can_hold_are_escaped(run, exported, tmp_path):
-    """Of classes, in the file, and of the policy, in its card; both may come from a stranger."""
+    """Class names in the file and the policy's name in the card may both come from a stranger."""
     import onnx
 
     model, file = onnx.load(exported), tmp_path / "means.onnx"
@@ -209,7 +209,7 @@ def test_a_folder_that_is_there_is_left_alone(run, packaged, exported, tmp_path,
 
 
 def test_a_package_is_replaced_as_a_whole(run, exported, tmp_path):
-    (tmp_path / "new").mkdir()  # an empty folder is no harm
+    (tmp_path / "new").mkdir()  # an empty folder is replaced
     assert run("package", exported, "--output", tmp_path / "new").code == 0
     (tmp_path / "new" / "stray.txt").write_text("old")
     done = run("package", exported, "--output", tmp_path / "new", "--overwrite", "--max-batch", 7)
@@ -238,7 +238,7 @@ def test_a_disk_that_fails_leaves_what_was_there(run, packaged, exported, tmp_pa
 def test_an_interrupt_leaves_the_old_package_or_the_new_one(
     run, packaged, exported, tmp_path, monkeypatch, snapshot, moved
 ):
-    """After no folder, the old one, or both have their new names."""
+    """Interrupted after 0, 1 or 2 renames."""
     folder = tmp_path / "package"
     shutil.copytree(packaged, folder)
     before, rename, done = snapshot(folder), Path.rename, []
@@ -330,13 +330,13 @@ def test_pictures_of_every_mode_are_prepared_to_the_bit(tmp_path):
 
 
 def openvino_for_c(folder):
-    """What CMake is told of OpenVINO: its wheel has headers and all."""
+    """CMake's arguments for OpenVINO, whose wheel has the headers."""
     openvino = pytest.importorskip("openvino")
     return f"-DOpenVINO_DIR={Path(openvino.__file__).parent / 'cmake'}", {}
 
 
 def onnxruntime_for_c(folder):
-    """What CMake is told of ONNX Runtime: the wheel's library, under the name that a linker looks for, and headers."""
+    """CMake's arguments for ONNX Runtime: the wheel's library, under the name that a linker looks for, and headers."""
     onnxruntime = pytest.importorskip("onnxruntime")
     headers = os.environ.get("ONNXRUNTIME_INCLUDE")
     if not headers:
@@ -355,7 +355,7 @@ def onnxruntime_for_c(folder):
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["openvino", "onnxruntime"])
 def test_the_example_in_c_gives_the_same_logits(packaged, exported, pictures, tmp_path, engine):
-    """Compiled by CMake against the engine's headers."""
+    """CMake compiles it against the engine's headers."""
     place, environment = {"openvino": openvino_for_c, "onnxruntime": onnxruntime_for_c}[engine](tmp_path)
     if not shutil.which("cmake") or not shutil.which("g++"):
         pytest.skip("needs cmake and g++")
@@ -381,7 +381,7 @@ def test_the_example_in_c_gives_the_same_logits(packaged, exported, pictures, tm
 
 
 def test_triton_s_configuration_is_one_of_its_schema(packaged):
-    """Parsed by the messages of Triton's own client; what it says is compared with the file."""
+    """Parsed with the messages of Triton's own client, then compared with the file."""
     text_format = pytest.importorskip("google.protobuf.text_format")
     config = text_format.Parse(
         (packaged / "models" / "swin_micro" / "config.pbtxt").read_text(), triton_schema().ModelConfig()
@@ -397,7 +397,8 @@ def test_triton_s_configuration_is_one_of_its_schema(packaged):
 
 
 def place_of(package):
-    """Where a package lies, which is not imported: what is around its schema wants gRPC, or half a cluster's client."""
+    """The folder of a package, found without an import: the package around its schema needs gRPC, or half a cluster's
+    client."""
     found = importlib.util.find_spec(package)
     if found is None:
         pytest.skip(f"needs {package}")
@@ -415,7 +416,7 @@ def triton_schema():
 
 
 def kserve_schema():
-    """{class: {key as it is written: its type}} of the models in KServe's client, which are made from its CRD."""
+    """{class: {key as written: its type}} of the models in KServe's client, which are generated from its CRD."""
     schema = {}
     for file in (place_of("kserve") / "models").glob("v1*.py"):
         for found in ast.walk(ast.parse(file.read_text())):
@@ -427,8 +428,8 @@ def kserve_schema():
 
 
 def strangers(value, kind, schema):
-    """What a schema does not know, or knows as something else, below a value of `kind`."""
-    if kind not in schema:  # Kubernetes' own: names, quantities
+    """Keys and values below a value of `kind` that the schema does not know, or knows with another type."""
+    if kind not in schema:  # Kubernetes' types: names, quantities
         plain = {"str": str, "int": int, "bool": bool, "float": float}.get(kind)
         return [] if plain is None or type(value) is plain else [(kind, value)]
     known = schema[kind]
@@ -448,7 +449,7 @@ def test_kserve_s_service_is_one_of_its_schema(packaged):
 def test_what_other_servers_are_told(packaged):
     (model,) = json.loads((packaged / "ovms.json").read_text())["model_config_list"]
     assert set(model) == {"config"} and model["config"]["base_path"] == "/models/swin_micro"
-    known = {"name", "base_path", "target_device", "plugin_config", "nireq"}  # of schema.cpp, which allows no others
+    known = {"name", "base_path", "target_device", "plugin_config", "nireq"}  # schema.cpp allows no others
     assert set(model["config"]) == known
     service = yaml.safe_load((packaged / "kserve.yaml").read_text())
     assert (service["apiVersion"], service["kind"]) == ("serving.kserve.io/v1beta1", "InferenceService")
@@ -470,7 +471,7 @@ def test_a_file_of_a_type_that_no_server_is_told_of(run, exported, tmp_path):
 
 
 def test_a_file_for_one_size_of_batch(run, exported, tmp_path):
-    """No server may batch it, and infer.py fills batches up."""
+    """No server may batch it, and infer.py pads its batches."""
     import onnx
 
     model = onnx.load(exported)

@@ -38,7 +38,7 @@ def test_probabilities_against_arithmetic(predict, hand_made, pictures, arithmet
     expected = [np.exp(logits) / np.exp(logits).sum() for logits in map(arithmetic, files)]
     np.testing.assert_allclose(probabilities(answer), expected, atol=1e-5)
     for one, row in zip(answer["pictures"], expected, strict=True):
-        assert [guess["index"] for guess in one["classes"]] == np.argsort(-row).tolist()  # the best first
+        assert [guess["index"] for guess in one["classes"]] == np.argsort(-row).tolist()  # best first
         assert [guess["name"] for guess in one["classes"]] == [("cat", "dog", "fox")[i] for i in np.argsort(-row)]
 
 

@@ -1,4 +1,5 @@
-"""swin-quant predict --output: Parquet files, the same from one process and two, gone on with, and never another's."""
+"""swin-quant predict --output: Parquet files, equal from one process and from two, continued, and never mixed with
+others'."""
 
 import json
 
@@ -9,7 +10,7 @@ parquet = pytest.importorskip("pyarrow.parquet")
 
 @pytest.fixture
 def many(own_pictures):
-    """A folder of 7 pictures, of which the third and the fourth are broken: a shard of two without a readable one."""
+    """A folder of 7 pictures; the third and the fourth, which fill a shard, cannot be read."""
     files = sorted((own_pictures / "val").rglob("*.png"))
     for file in files[2:4]:
         file.write_bytes(b"no picture")

@@ -1,4 +1,4 @@
-"""The examples for Ray on a local one: a service in two replicas, and a job that is gone on with."""
+"""The examples for Ray on a local cluster: a service in two replicas, and a job that is continued."""
 
 import json
 import os
@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra ray"),
 ]
 
-# In a process of its own: Ray leaves threads behind, with which nobody may fork.
+# In another process: Ray leaves threads behind, and a process with threads must not fork.
 DRIVER = """
 import json, runpy, socket, sys, time, urllib.request
 from pathlib import Path
@@ -67,7 +67,7 @@ ray.shutdown()
 
 @pytest.fixture(scope="module")
 def found(_exports, pictures, tmp_path_factory):
-    """What the driver saw, the folder of the job's answers, and what `predict` says of the same pictures."""
+    """The driver's output, the folder of the job's answers, and `predict`'s answers to the same pictures."""
     folder, environment = tmp_path_factory.mktemp("ray"), os.environ | {"RAY_USAGE_STATS_ENABLED": "0"}
     broken = folder / "pictures"
     (broken / "first").mkdir(parents=True)

@@ -30,7 +30,7 @@ SHIPPING = ROOT / "docs" / "shipping.md"
 
 @pytest.fixture
 def served(fork):
-    """start(file, words ...) -> the address of its service, once it is ready, the port and the process."""
+    """start(file, words ...) -> the address of its service once it is ready, the port and the process."""
 
     def start(file, *words, begin=fork):
         with socket.socket() as probe:
@@ -53,7 +53,7 @@ def served(fork):
 
 
 def own_process(words):
-    """A process that is no fork: OpenVINO has run in this one, and its threads would not be there."""
+    """A new process, not a fork: OpenVINO has run in this one, and a fork would lack its threads."""
     return subprocess.Popen([sys.executable, "-m", "swin_quant", *map(str, words)], cwd=os.getcwd())
 
 
@@ -70,7 +70,7 @@ def ask(url, body=None):
 def test_a_service_from_start_to_end(served, hand_made, pictures, arithmetic):
     address, port, child = served(hand_made, "--engine", "onnxruntime", "--timeout-s", 1, "--max-megabytes", 0.1)
     files = sorted((pictures / "val").rglob("*.png"))
-    hand_made.write_bytes(b"replaced while it is served")  # nothing of it is read again
+    hand_made.write_bytes(b"replaced while it is served")  # it is not read again
     hanging, vanishing = (socket.create_connection(("127.0.0.1", port)) for _ in range(2))
     head = b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 5000\r\n\r\nhalf"
     hanging.sendall(head)
@@ -95,7 +95,7 @@ def test_a_service_from_start_to_end(served, hand_made, pictures, arithmetic):
 
 @pytest.mark.slow
 def test_the_way_that_the_documents_show(served, run, micro, pictures, tmp_path, monkeypatch):
-    """From a float checkpoint to answers in no more than six commands."""
+    """From a float checkpoint to answers in at most six commands."""
     pytest.importorskip("openvino")
     block = re.search(r"```bash\n(.*?)```\n\n```\ncurl (.*?)```", SHIPPING.read_text(), re.DOTALL)
     lines = [shlex.split(line)[1:] for line in block[1].splitlines()]
@@ -119,7 +119,7 @@ def test_the_way_that_the_documents_show(served, run, micro, pictures, tmp_path,
 
 
 def test_answers_do_not_wait_for_acknowledgements():
-    """Of connections, too, which take over what the listener has."""
+    """Connections inherit the listener's option."""
     with _listening("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()[:2]):
         connection, _ = listener.accept()
         with connection:

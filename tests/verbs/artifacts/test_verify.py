@@ -1,4 +1,4 @@
-"""`verify`: an artifact that computes its checkpoint passes, one that does not fails with one line."""
+"""`verify` passes an artifact that computes its checkpoint, and fails with one line for any other."""
 
 import dataclasses
 import shutil
@@ -38,7 +38,7 @@ def test_every_engine_against_fake_quant_and_float(verify, exports):
         ("onnxruntime", "torch fake-quant", True), ("onnxruntime", "torch float32", None),
         ("openvino", "torch fake-quant", True), ("openvino", "torch float32", None)]  # fmt: skip
     for simulated, against_float in (found[:2], found[2:]):
-        assert simulated["mean"] < against_float["mean"] / 3  # it computes fake-quant, not merely something near
+        assert simulated["mean"] < against_float["mean"] / 3  # it is far nearer to fake-quant than to float
         assert simulated["max"] >= simulated["mean"] and simulated["pictures"] == 7 and simulated["policy"] == "qdq"
     assert done.out.count("pass") == 2 and "FAIL" not in done.out
 
@@ -51,7 +51,7 @@ def test_the_emulator_of_fastertransformer(verify, exports):
 
 
 def test_what_computes_something_else_fails_and_says_by_how_much(verify, exports, hand_made):
-    """The hand-made classifier, passed off as the float export of the micro checkpoint."""
+    """The hand-made classifier poses as the float export of the micro checkpoint."""
     file = shutil.copy(hand_made, exports.onnx.parent / "forged.onnx")
     card = RunCard.read(exports.checkpoint.with_suffix(".json"))
     artifact = finish_artifact(file, dataclasses.replace(card, policy=None), "onnx", "float32", {})
@@ -159,7 +159,7 @@ def test_equal_logits_have_no_sqnr():
 
 
 def judged(precision, off_simulated, off_float, engine="onnxruntime"):
-    """The records of an engine whose logits are so far from fake-quant's and from float32's."""
+    """The records of an engine with logits at given distances from fake-quant's and from float32's."""
     engine_ = Engine(engine, precision, "qdq" if is_quantized(precision) else None, torch.nn.Identity())
     base = torch.tensor([[1.0, 2.0, 3.0], [3.0, 2.0, 1.0]])
     logits = {"e": [base], "float32": [base - off_float], "int8 qdq": [base - off_simulated]}
