@@ -1,31 +1,31 @@
 #!/usr/bin/env bash
-# Everything that needs a GPU, in one command of at most nine minutes: tests marked gpu, calibration, scoring in float16,
-# QAT, one rank under torchrun, --compile by Triton, memory beside its accounting, time of a step, and the CUDA engine:
-# its kernels' tests, every launch of whole networks beside its reference, its times beside torch's and TensorRT's, each
-# launch beside its floor, its accuracy under every policy beside what it stands for, files of it (int8, with a bfloat16
-# stream, of uint8 pictures, float8) from export to a service, and tune. The engine comes first, and its kernels' tests
-# and its times have the most time. NCCL is opened by tests/gpu/test_ranks.py alone, in `essentials`: under torchrun one
-# rank, which is all that one GPU can have, needs no process group.
-# Without pytest-xdist the tests of kernels compile one kernel after another, and fewer of them are done in their time.
+# Run everything that needs a GPU in at most nine minutes: tests marked gpu, calibration, scoring in float16, QAT, one
+# rank under torchrun, --compile by Triton, memory against its accounting, the time of a step, and the CUDA engine. Of
+# the engine: its kernels' tests, every launch of whole networks against its reference, its times beside torch's and
+# TensorRT's, each launch beside its floor, its accuracy under every policy beside fake-quant's, its files (int8, with a
+# bfloat16 stream, for uint8 pictures, float8) from export to a service, and tune. The engine comes first; its kernels'
+# tests and its times get the most time. Only tests/gpu/test_ranks.py, in `essentials`, uses NCCL: one GPU holds one
+# rank, which needs no process group under torchrun.
+# Without pytest-xdist the tests compile one kernel after another, and fewer of them finish in time.
 #
 #     scripts/gpu_check.sh [--device cuda|cpu] [--seconds N]
 #
 # PYTHON is the interpreter (default: .venv's, else python3), OUT the folder of logs, tables and summary.md (default:
 # out/gpu_check), CIFAR a folder of CIFAR-10 as train.zip, val.zip and their maps, on which accuracy is scored (default:
 # shared/data/cifar10 here or beside, else `digits`: 5,000 handwritten ones, most of them turned and shifted).
-# Every step has a time limit and a log of its own; a failure does not stop the others, but for a missing GPU, or a
-# package that all need. A step that takes too long is interrupted, and says how far it came; what this GPU or machine
-# cannot do is skipped, with the reason. The summary has what failed first on top, and is printed at the end. Exit code 1
-# if anything failed. cuda_engine.json stays: the next run measures what this one did not reach.
+# Every step has its own time limit and log. A failure stops the other steps only if the GPU or a package that all need
+# is missing. A step that takes too long is interrupted and reports its progress; a step that this GPU or machine cannot
+# run is skipped, with the reason. The summary, with failed steps first, is printed at the end. Exit code 1 if a step
+# failed. cuda_engine.json is kept: the next run measures what this one did not reach.
 # Nothing is downloaded: packages that the interpreter lacks may lie in folders of PYTHONPATH.
-# --device cpu is a dry run of the script itself, with smaller work: it says so, and measures no GPU.
+# --device cpu is a dry run of the script itself with smaller work; its summary says that no GPU was measured.
 set -u
 caller=$PWD
 cd "$(dirname "$0")/.." || exit 2
 
 device=cuda
-whole=525 # what the times of steps are parts of; one that is interrupted may take 10 s more to say how far it came
-ending=4  # of them, that a step which is interrupted takes to end, and the next to begin
+whole=525 # seconds that the numbers in `least` are parts of; an interrupted step takes up to 10 s more to report progress
+ending=4  # of them, for an interrupted step to end and the next to begin
 seconds=$whole
 while [ $# -gt 0 ]; do
     case "$1" in
@@ -36,7 +36,7 @@ while [ $# -gt 0 ]; do
 done
 case $device in cuda | cpu) ;; *) echo "gpu_check.sh: --device $device: it is cuda or cpu" >&2; exit 2 ;; esac
 [[ $seconds =~ ^[1-9][0-9]{1,4}$ ]] || { echo "gpu_check.sh: --seconds $seconds: 10 or more" >&2; exit 2; }
-# Paths are the caller's; a plain name of an interpreter is looked up.
+# Paths are relative to the caller's folder; an interpreter's plain name is looked up in PATH.
 from_caller() { case $1 in /*) echo "$1" ;; *) echo "$caller/$1" ;; esac; }
 out=out/gpu_check
 [ -z "${OUT:-}" ] || out=$(from_caller "$OUT")
@@ -73,7 +73,7 @@ declare -A least=(
     [train]=9 [train_v2]=9 [calibrate]=8 [score]=8 [accuracy]=36 [export]=12 [verify]=8 [evaluate]=8 [logits]=7 [predict]=10
     [serve]=9 [align]=9 [tune]=10 [bench]=8 [finetune]=8 [torchrun]=9 [memory]=7 [step_time]=7 [compile]=16 [tests]=11
 )
-if [ "$device" = cpu ]; then # whose compiler takes minutes, and where nothing is tuned, or compiled for a GPU
+if [ "$device" = cpu ]; then # --compile takes minutes; nothing is tuned, or compiled for a GPU
     least=(
         [environment]=8 [kernels]=15 [sizes]=10 [essentials]=18
         [cuda_engine]=24
@@ -83,8 +83,8 @@ if [ "$device" = cpu ]; then # whose compiler takes minutes, and where nothing i
     )
 fi
 
-# limit_of NAME: its least, and half of what is left besides when those behind it have theirs, and $ending each; the last
-# one has all. Where steps took longer, what is left is shared by all in proportion.
+# limit_of NAME: the step's least, and half of the spare time, which is the time left less the leasts of all remaining
+# steps and $ending for each. The last step gets all. If earlier steps left too little, all share it in proportion.
 limit_of() {
     local name sum=0 own=$((least[$1] * seconds / whole)) left spare
     left=$((end - SECONDS - ending * (${#least[@]} - 1) * seconds / whole))
@@ -95,7 +95,7 @@ limit_of() {
     else echo $((own + spare / 2)); fi
 }
 
-# summarize: what failed on top, then its last lines.
+# summarize: the table, failed steps first, then the last lines of their logs.
 summarize() {
     {
         if [ "$device" = cuda ]; then
@@ -133,9 +133,9 @@ step() {
         code=$?
     fi
     if [[ "$*" == *" pytest "* ]] && [ "$limit" -ge 3 ]; then
-        result=$(tail -n 1 "$out/$name.log" | sed 's/^=* *//; s/ *=*$//') # how many passed, and how many were skipped
+        result=$(tail -n 1 "$out/$name.log" | sed 's/^=* *//; s/ *=*$//') # counts of passed and skipped tests
         [ "$code" -ne 0 ] || [ "$device" = cpu ] || [[ $result == *" passed"* ]] || code=5 # nothing ran
-        [ "$code" -eq 0 ] || [[ $result == *" in "* ]] || result= # it ended without a word
+        [ "$code" -eq 0 ] || [[ $result == *" in "* ]] || result= # it ended without pytest's last line
     fi
     case $code in
         0) result="passed${result:+: $result}" ;;
@@ -148,11 +148,11 @@ step() {
     [ "$code" -eq 0 ] || failed=$((failed + 1))
     printf '%s\t%s\t%s\n' "$name" "$((SECONDS - start))" "$result" >> "$out/steps.tsv"
     echo "$result, $((SECONDS - start)) s"
-    summarize # anew after each, so that an end from outside leaves what there is
+    summarize # after each step, in case the script is killed
     return "$code"
 }
 
-# skip NAME REASON: it is not for this GPU or machine.
+# skip NAME REASON: record a step that this GPU or machine cannot run.
 skip() {
     unset "least[$1]"
     printf '%s\t0\tskipped: %s\n' "$1" "$2" >> "$out/steps.tsv"
@@ -160,7 +160,7 @@ skip() {
     summarize
 }
 
-# finish: what failed first, and where the rest is.
+# finish: print the summary without the environment, and its path.
 finish() {
     sed '/^## environment$/,$d' "$out/summary.md" | head -n 100
     echo "$out/summary.md"
@@ -174,7 +174,7 @@ if [ "$device" = cuda ]; then
     few=()
     epochs=4
     scored=5000
-    engine_batch=96 # one size for all steps of small networks, whose kernels are compiled once
+    engine_batch=96 # one size for all steps of small networks, so that kernels are compiled once
     engine=()
 else
     models=(swin_digits)
@@ -189,16 +189,16 @@ digits=(--cfg swin_digits --data-path digits)
 trained=$work/train/swin_micro_digits.pth
 trained_v2=$work/train_v2/swinv2_micro_digits.pth
 calibrated=$work/calib/swin_micro_digits_calib.pth
-deployed=$work/deploy/swin_micro_digits_int8_cuda.safetensors # with tiles beside it, once they are tuned
+deployed=$work/deploy/swin_micro_digits_int8_cuda.safetensors # `tune` writes its tiles beside it
 uint8=$work/uint8/swin_micro_digits_int8_uint8_cuda.safetensors
 forms=("$deployed" "$work/bfloat16/swin_micro_digits_int8_cuda.safetensors" "$uint8")
 
 step environment "$PYTHON" scripts/gpu_environment.py "$device"
-case $? in 2 | 126 | 127) # nothing can run; 126, 127: there is no such interpreter
+case $? in 2 | 126 | 127) # no step can run; 126, 127: no such interpreter
     finish
     exit 1 ;;
 esac
-# Kernels are compiled by each process that launches them: several share the work, where pytest can start several.
+# Each process compiles the kernels that it launches: several processes share the work, if pytest-xdist is there.
 several=()
 if [ "$device" = cuda ]; then
     if "$PYTHON" -c 'import xdist' > /dev/null 2>&1; then
@@ -232,7 +232,7 @@ else
 fi
 swin_quant calibrate calibrate "${digits[@]}" --checkpoint "$trained" --policy ft-mode1 --output "$work/calib"
 swin_quant score evaluate "${digits[@]}" --checkpoint "$calibrated" --policy ft-mode1 ft-mode2 qdq
-# The kernels that `accuracy` compiles, in parallel, serve those behind it, too.
+# Later steps reuse the kernels that `accuracy` compiles in parallel.
 step accuracy "$PYTHON" benchmarks/cuda_accuracy.py --device "$device" "${judged[@]}" --pictures "$scored" \
     --batch "$engine_batch" --forms cuda cuda-fp8 "cuda, bfloat16" "cuda, uint8" ft-mode1 ft-mode2 \
     --output "$out/cuda_accuracy.md"
@@ -250,7 +250,7 @@ swin_quant verify verify "$deployed" --checkpoint "$calibrated" "${on_digits[@]}
 swin_quant evaluate evaluate "${forms[@]}" --checkpoint "$calibrated" "${on_digits[@]}"
 swin_quant logits predict "$deployed" "${on_digits[@]}" --logits "$work/logits"
 swin_quant predict predict "$uint8" docs/images/report.png
-# One picture at a time, for whose kernels `predict` has waited.
+# One picture at a time, with the kernels that `predict` has compiled.
 if "$PYTHON" -c 'import starlette, uvicorn, prometheus_client' > /dev/null 2>&1; then
     step serve "$PYTHON" benchmarks/serve.py "$uint8" --clients 2 --seconds 1 --hanging 1 --max-batch 1
 else
@@ -261,7 +261,7 @@ if [ "$device" = cuda ]; then # a CPU has nothing to tune
     step tune "$PYTHON" -m swin_quant cuda tune "$deployed" --batch "$engine_batch" --seconds $(($(limit_of tune) / 2))
 fi
 swin_quant bench bench "$deployed" --checkpoint "$calibrated" --batch "$engine_batch" --rounds 2 --seconds 0.2 \
-    --threads 1 # the GPU's work needs no more, and in a dry run several would wait for each other on a busy CPU
+    --threads 1 # the GPU needs no more, and in a dry run several would wait for each other on a busy CPU
 qat=("${digits[@]}" "${few[@]}" --checkpoint "$calibrated" --teacher "$trained" --epochs 1)
 swin_quant finetune finetune "${qat[@]}" --amax learned --amp-opt-level O1 --output "$work/qat"
 step torchrun "$PYTHON" -m torch.distributed.run --standalone --nproc_per_node 1 -m swin_quant finetune \
@@ -271,7 +271,7 @@ step memory "$PYTHON" benchmarks/memory.py --device "$device" --models "${models
 step step_time "$PYTHON" benchmarks/qat_step.py --models "${models[0]}" --batch "$batch" \
     --precision O0 O1 --output "$out/step_time.md"
 swin_quant compile finetune "${qat[@]}" --compile --output "$work/compile"
-# Last, for it has what time the others left.
+# Last, with all the time that is left.
 step tests "${tests[@]}" tests/gpu --ignore tests/gpu/test_cuda_engine.py --ignore tests/gpu/test_fusions.py \
     --ignore tests/gpu/test_tiles.py --ignore tests/gpu/test_ranks.py --ignore tests/gpu/test_arithmetic.py
 

@@ -135,7 +135,7 @@ class Watchdog:
                 self._asked_tick = self._tick
             if (reason := self._verdict()) and self._last_word.acquire(blocking=False):
                 self._tell(reason)
-                with suppress(OSError, ValueError):  # nobody listens, or standard error is closed
+                with suppress(OSError, ValueError):  # standard error is closed or has no reader
                     bar = _END_OF_BAR if sys.stderr.isatty() else ""
                     print(f"{bar}error (rank {self.rank}): stopped, since {reason}", file=sys.stderr, flush=True)
                 os._exit(1)
@@ -158,7 +158,7 @@ class Watchdog:
             return None
         if now - self._answered > _SILENCE_TICKS:
             return f"{self.host} stopped answering"
-        if now - self._answered < _NEWS_TICKS:  # without the store nobody can be heard, and nobody blamed
+        if now - self._answered < _NEWS_TICKS:  # without the store no rank is heard, so none is blamed
             for rank, tick in self._heard.copy().items():
                 if now - tick > _SILENCE_TICKS:
                     return f"rank {rank} stopped answering"

@@ -53,15 +53,15 @@ def as_backbone(weights: Weights) -> tuple[Weights, dict[str, Any]]:
         state[f"norm{stage}.{match[3]}"] = weights.state[key]
     if is_openmmlab := any(".attn.w_msa." in key for key in state):
         state, convention = from_openmmlab(state), "OpenMMLab"
-    told: dict[str, Any] = {}
+    keys: dict[str, Any] = {}
     if stages := sorted(int(match[1]) for match in map(_OUTPUT_NORM.fullmatch, state) if match):
-        told |= {"MODEL.FEATURES.STAGES": stages, "MODEL.FEATURES.NORM": EACH}
+        keys |= {"MODEL.FEATURES.STAGES": stages, "MODEL.FEATURES.NORM": EACH}
     if stages or is_openmmlab:
-        told["MODEL.FEATURES.WINDOWS"] = DETECTION
+        keys["MODEL.FEATURES.WINDOWS"] = DETECTION
     if prefix or norms or is_openmmlab:
         source = replace(weights.source, format=f"{weights.source.format}, backbone of {convention} names")
         weights = replace(weights, source=source)
-    return replace(weights, state=state), told
+    return replace(weights, state=state), keys
 
 
 def from_openmmlab(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

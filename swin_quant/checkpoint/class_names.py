@@ -1,4 +1,4 @@
-"""The class names of a head as its publisher gives them: in `config.json`, or by the data set it was trained on."""
+"""Class names of a head from its publisher: in `config.json`, or by the data set that it was trained on."""
 
 import re
 from collections import Counter
@@ -29,7 +29,7 @@ def class_names(checkpoint: Checkpoint, classes: int) -> list[str]:
     checkpoint = open_checkpoint(checkpoint)
     try:
         card = checkpoint.card
-    except SwinQuantError:  # another JSON beside a float checkpoint
+    except SwinQuantError:  # a JSON file beside a float checkpoint that is no card
         card = None
     return card.class_names if card and card.class_names else _published(checkpoint.file, classes)
 
@@ -40,31 +40,31 @@ def _published(file: Path, classes: int) -> list[str]:
     path = file.with_name("config.json")
     config = description_in(path)
     pretrained = config["pretrained_cfg"] if isinstance(config.get("pretrained_cfg"), dict) else {}
-    for key, told in (
+    for key, names in (
         ("id2label", config.get("id2label")),
         ("label_names", config.get("label_names")),
         ("pretrained_cfg.label_names", pretrained.get("label_names")),
     ):
-        if told is not None:
-            return _checked(_listed(told, f"{path}: {key}", classes), f"{path}: {key}", classes)
+        if names is not None:
+            return _checked(_listed(names, f"{path}: {key}", classes), f"{path}: {key}", classes)
     name = timm_name(file)
     tag = pretrained.get("tag") or (import_timm().get_pretrained_cfg(name).tag if name else "")
     return list(wnids_of(classes) or ()) if isinstance(tag, str) and _OF_IMAGENET.search(tag) else []
 
 
-def _listed(told: Any, where: str, classes: int) -> list[str]:
+def _listed(names: Any, where: str, classes: int) -> list[str]:
     """A list of names, or a mapping of each index to one, as a list."""
-    if not isinstance(told, Mapping | Sequence) or isinstance(told, str):
+    if not isinstance(names, Mapping | Sequence) or isinstance(names, str):
         raise SwinQuantError(f"{where} is neither a list of class names nor a mapping of numbers to them")
-    if len(told) != classes:
-        raise SwinQuantError(f"{where} has {len(told)} names, the head {classes} classes: correct one of them")
-    if isinstance(told, Mapping):
+    if len(names) != classes:
+        raise SwinQuantError(f"{where} has {len(names)} names, the head {classes} classes: correct one of them")
+    if isinstance(names, Mapping):
         wanted = list(map(str, range(classes)))
-        if missing := [key for key in wanted if key not in told]:
-            strange = listed(f"{key!r:.40}" for key in told.keys() - {*wanted})
+        if missing := [key for key in wanted if key not in names]:
+            strange = listed(f"{key!r:.40}" for key in names.keys() - {*wanted})
             raise SwinQuantError(f"{where} has no {listed(missing)}, but {strange}: keys are 0 to {classes - 1}")
-        told = [told[key] for key in wanted]
-    return [str(name) if type(name) is int else name for name in told]
+        names = [names[key] for key in wanted]
+    return [str(name) if type(name) is int else name for name in names]
 
 
 def _checked(names: list[Any], where: str, classes: int) -> list[str]:
@@ -78,14 +78,14 @@ def _checked(names: list[Any], where: str, classes: int) -> list[str]:
     if is_usual_imagenet(names):
         return list(wnids_of(classes) or ())
     again = [name for name, count in Counter(names).items() if count > 1]
-    if again and not wnids_of(classes):  # two of ImageNet's are called crane
+    if again and not wnids_of(classes):  # ImageNet has two classes named crane
         places = listed(str(index) for index, name in enumerate(names) if name == again[0])
         raise SwinQuantError(f"{where}: {places} are all called {again[0]:.60}: give each its own name")
     return names
 
 
 def names_of(cfg: CfgNode, checkpoint: Checkpoint | None, replace_head: bool = False) -> list[str]:
-    """The class names of a checkpoint's head, where they are known; none for a new head."""
+    """The class names of a checkpoint's head, if they are known; none for a new head."""
     if checkpoint is None or replace_head or cfg.MODEL.OUTPUT_KIND != LOGITS:
         return []
     return class_names(checkpoint, cfg.MODEL.NUM_CLASSES)

@@ -19,19 +19,19 @@ _CLASS = re.compile(r"(\w+?)(ImageProcessor|FeatureExtractor)(Fast|Pil)?")
 Prepared = tuple[dict[str, Any], dict[str, tuple[str, ...]]]
 
 
-def prepared_by_processor(given: Mapping[str, Any], where: str) -> Prepared:
+def prepared_by_processor(description: Mapping[str, Any], where: str) -> Prepared:
     """Dotted keys -> values, and refusals -> the keys that lift them, of a preprocessor_config.json called `where`."""
-    name = given.get("image_processor_type") or given.get("feature_extractor_type") or "ViTImageProcessor"
+    name = description.get("image_processor_type") or description.get("feature_extractor_type") or "ViTImageProcessor"
     match = _CLASS.fullmatch(str(name))
     known = PROCESSORS.get(match[1]) if match else None
     if known is None:
         return {}, {f"{where}: {name!r:.60} is no processor that is known here": ("TEST.CROP",)}
-    said = {key: value for key, value in given.items() if value is not None}
-    method = said.get("resample", known.resample)
+    options = {key: value for key, value in description.items() if value is not None}
+    method = options.get("resample", known.resample)
     keys = {"DATA.INTERPOLATION": _RESAMPLING.get(method, method) if type(method) is int else method}
-    keys |= _levels(said, known, where)
+    keys |= _levels(options, known, where)
     try:
-        return keys | _frame(said, known), {}
+        return keys | _frame(options, known), {}
     except _Unlike as problem:
         return keys, {f"{where}: {problem}": FRAMED}
 
@@ -40,17 +40,17 @@ class _Unlike(Exception):
     """A resize or crop that is not supported; the message says which."""
 
 
-def _levels(said: Mapping[str, Any], known: Processor, where: str) -> dict[str, Any]:
+def _levels(options: Mapping[str, Any], known: Processor, where: str) -> dict[str, Any]:
     """MEAN and STD of rescaling by k / 255 and of normalising, (k * pixel / 255 - mean) / std."""
-    factor = said.get("rescale_factor", 1 / 255) if said.get("do_rescale", True) else 1
+    factor = options.get("rescale_factor", 1 / 255) if options.get("do_rescale", True) else 1
     if type(factor) not in (int, float) or not 0 < factor < math.inf:
         raise UsageError(f"{where}: rescale_factor must be a positive number, not {factor!r:.60}")
     scale = 1.0 if math.isclose(255 * factor, 1, rel_tol=1e-9) else 255 * factor
-    if not said.get("do_normalize", True):
+    if not options.get("do_normalize", True):
         mean, std = [0.0] * 3, [1.0] * 3
     else:
         usual = (("image_mean", known.mean), ("image_std", known.std))
-        mean, std = (_channels(said.get(key, default)) for key, default in usual)
+        mean, std = (_channels(options.get(key, default)) for key, default in usual)
     are_numbers = all(isinstance(x, list) and all(type(each) in (int, float) for each in x) for x in (mean, std))
     if scale == 1 or not are_numbers:
         return {"DATA.MEAN": mean, "DATA.STD": std}  # other types are refused when the keys are set
@@ -61,17 +61,17 @@ def _channels(value: Any) -> Any:
     return [value] * 3 if type(value) in (int, float) else entries(value)
 
 
-def _frame(said: Mapping[str, Any], known: Processor) -> dict[str, Any]:
-    """The size of the input, and how a picture is brought to it."""
-    crop = side(said.get("crop_size", known.crop_size)) if said.get("do_center_crop", known.crops) else None
-    if not said.get("do_resize", True):
+def _frame(options: Mapping[str, Any], known: Processor) -> dict[str, Any]:
+    """The input size, and the keys that resize and crop a picture to it."""
+    crop = side(options.get("crop_size", known.crop_size)) if options.get("do_center_crop", known.crops) else None
+    if not options.get("do_resize", True):
         raise _Unlike("do_resize is false, and pictures of any other size are resized here")
-    size = said.get("size", known.size)
-    if type(size) is int and not said.get("default_to_square", known.to_square):
+    size = options.get("size", known.size)
+    if type(size) is int and not options.get("default_to_square", known.to_square):
         size = {"shortest_edge": size}
     squashed = not (isinstance(size, Mapping) and {key for key in size if size[key] is not None} == {"shortest_edge"})
     resized = side(size) if squashed else size["shortest_edge"]
-    ratio = said.get("crop_pct", known.crop_pct)
+    ratio = options.get("crop_pct", known.crop_pct)
     if known.crop_pct and not squashed and type(resized) is int:
         crop, resized, squashed = (resized, int(resized / ratio), False) if resized < _WARPS else (None, resized, True)
     if type(resized) is not int or not 0 < resized < 2**16:

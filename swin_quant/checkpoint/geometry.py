@@ -56,7 +56,7 @@ def geometry(state: Mapping[str, Tensor]) -> Geometry:
 
 
 def difference(file: Geometry, model: Geometry) -> str:
-    """Every key that both have with another value, as a sentence; empty when there is none."""
+    """Every key that both have with different values, as a sentence; empty if there is none."""
     keys = differing(file, model)
     if "TYPE" in keys:
         return f"it is a {_FAMILY[file['TYPE']]} checkpoint and the configuration is of {_FAMILY[model['TYPE']]}"
@@ -66,36 +66,39 @@ def difference(file: Geometry, model: Geometry) -> str:
 
 
 def differing(one: Geometry, other: Geometry) -> list[str]:
-    """The keys that both have, with another value."""
+    """The keys that both have with different values."""
     return [key for key in other if key in one and one[key] != other[key]]
 
 
-def changes_model(told: Geometry, key: str, value: Any) -> bool:
-    """Whether the model of geometry `told` computes something else with this value of `key`."""
+def changes_model(base: Geometry, key: str, value: Any) -> bool:
+    """Whether the model of geometry `base` computes something else with this value of `key`."""
     try:
-        return _effective({**told, key: value}) != _effective(told)
+        return _effective({**base, key: value}) != _effective(base)
     except (ArithmeticError, TypeError, ValueError):  # no model has this value
         return True
 
 
-def _effective(told: Geometry) -> Geometry:
-    """A geometry in normal form, equal for models that compute the same: windows as maps clip them, pretrained
-    windows where they differ from the stage's, hidden widths in place of their ratio, the scale of queries."""
-    used = dict(told)
-    stages = range(len(told.get("DEPTHS", ())))
-    patch, width, heads = told.get("PATCH_SIZE"), told.get("EMBED_DIM"), told.get("NUM_HEADS")
-    if window := told.get("WINDOW_SIZE"):
-        maps = [map_of(told["IMG_SIZE"], patch, i) if patch and "IMG_SIZE" in told else window for i in stages]
+def _effective(raw: Geometry) -> Geometry:
+    """A geometry in normal form, equal for models that compute the same.
+
+    Windows are clipped to their maps, pretrained windows kept if they differ from the stage's, hidden widths replace
+    their ratio, and the scale of queries is filled in.
+    """
+    used = dict(raw)
+    stages = range(len(raw.get("DEPTHS", ())))
+    patch, width, heads = raw.get("PATCH_SIZE"), raw.get("EMBED_DIM"), raw.get("NUM_HEADS")
+    if window := raw.get("WINDOW_SIZE"):
+        maps = [map_of(raw["IMG_SIZE"], patch, i) if patch and "IMG_SIZE" in raw else window for i in stages]
         windows = [clipped(window, tokens) for tokens in maps]
         used["WINDOW_SIZE"] = windows[0] if windows else window
-        if len(told.get("PRETRAINED_WINDOW_SIZES", ())) == len(stages):
-            pretrained = zip(told["PRETRAINED_WINDOW_SIZES"], windows, strict=True)
+        if len(raw.get("PRETRAINED_WINDOW_SIZES", ())) == len(stages):
+            pretrained = zip(raw["PRETRAINED_WINDOW_SIZES"], windows, strict=True)
             used["PRETRAINED_WINDOW_SIZES"] = [sides(size or window) for size, window in pretrained]
-    if width and "MLP_RATIO" in told:
-        used["MLP_RATIO"] = [int((width << stage) * told["MLP_RATIO"]) for stage in stages]
+    if width and "MLP_RATIO" in raw:
+        used["MLP_RATIO"] = [int((width << stage) * raw["MLP_RATIO"]) for stage in stages]
     if width and heads and len(heads) == len(stages):
         own = [((width << stage) // heads[stage]) ** -0.5 for stage in stages]
-        used["QK_SCALE"] = [told.get("QK_SCALE") or scale for scale in own]
+        used["QK_SCALE"] = [raw.get("QK_SCALE") or scale for scale in own]
     return used
 
 
@@ -103,8 +106,7 @@ _FAMILY = {"swin": "Swin V1 (TYPE swin)", "swinv2": "Swin V2 (TYPE swinv2)"}
 
 
 def stage_windows(state: Mapping[str, Tensor], stages: Sequence[int]) -> list[int | None]:
-    """The window of each stage, clipped to its map, from any of the tables of positions; None for one that is no
-    square."""
+    """The window of each stage, clipped to its map, from any of its position tables; None if it is no square."""
     return [_window(state, f"layers.{stage}.blocks.0.attn.") for stage in stages]
 
 
@@ -133,7 +135,8 @@ def _heads(state: Mapping[str, Tensor], stage: int) -> int | None:
 
 
 def _mlp_ratio(state: Mapping[str, Tensor], stages: list[int]) -> float | None:
-    """The ratio that gives the hidden width of every stage when rounded down; the widest stage tells it best."""
+    """The ratio that gives every stage's hidden width when rounded down, from the widest stage, which is most
+    precise."""
     found = (_shape(state, f"layers.{stage}.blocks.0.mlp.fc1.weight", 2) for stage in stages)
     shapes = [shape for shape in found if shape is not None and all(shape)]
     if len(shapes) < len(stages):
@@ -144,13 +147,13 @@ def _mlp_ratio(state: Mapping[str, Tensor], stages: list[int]) -> float | None:
 
 
 def _pretrained_window(state: Mapping[str, Tensor], stage: int) -> int | None:
-    """The window that the coordinates of a stage are divided by; 0 where it is the stage's own."""
+    """The window by which a stage's coordinates are divided; 0 if it is the stage's own."""
     table = state.get(f"layers.{stage}.blocks.0.attn.relative_coords_table")
     if table is None or table.ndim != 4 or not table.numel() or not table.is_floating_point():
         return None
     window, last = (table.shape[1] + 1) // 2, float(table[0, -1, -1, 0])  # sign(z) log2(|z| + 1) / 3, z = 8t / (p - 1)
     if window == 1:
-        return 2  # one coordinate, 0 whatever it is divided by
+        return 2  # one coordinate, which is 0 for any divisor
     if not 1e-3 < last < 4:  # windows of 2 to 1024 stay within
         return None
     pretrained = round(8 * (window - 1) / (2 ** (3 * last) - 1)) + 1

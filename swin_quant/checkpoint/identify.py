@@ -1,9 +1,8 @@
 """Find the configuration of a checkpoint that came without one: in its run card, or from its keys and shapes.
 
-Tensors leave some keys open: always the preprocessing, and the size of the pictures where no mask is stored. They come
-from the publisher's description beside the file, or from the shipped configuration of the same geometry. Where several
-fit that mean different models, the user has to choose. A configuration that the user gives is compared with the
-publisher's.
+Tensors leave some keys open: always the preprocessing, and the picture size if no mask is stored. Their values come
+from the publisher's description beside the file, or from the shipped configuration with the same geometry. If several
+fit that mean different models, the user has to choose. A configuration from the user is compared with the publisher's.
 """
 
 import contextlib
@@ -40,7 +39,7 @@ from swin_quant.config.values import merge, value_at
 
 @dataclass(frozen=True)
 class Candidate:
-    """A shipped configuration: its geometry as `geometry` gives it, and how its pictures are prepared."""
+    """A shipped configuration: its geometry as `geometry` returns it, and its preprocessing."""
 
     name: str
     file: Path
@@ -49,7 +48,7 @@ class Candidate:
 
     @property
     def model(self) -> str:
-        """A text that is equal for candidates that are the same model, whatever their heads and training."""
+        """A text that is equal for candidates of the same model, whatever their heads and training."""
         without_head = {key: value for key, value in self.geometry.items() if key != "NUM_CLASSES"}
         return repr((sorted(without_head.items()), self.preparation))
 
@@ -62,7 +61,7 @@ def fitting(known: Geometry) -> list[Candidate]:
 
 
 def windows_of(name: str, known: Geometry) -> Geometry:
-    """The windows of timm's architecture `name`: a model built with other sizes keeps them."""
+    """The windows of timm's architecture `name`, which a model built for other sizes keeps."""
     own = next((each.geometry for each in _shipped() if _plain(each.name) == _plain(name)), {})
     windows = {key: own[key] for key in ("WINDOW_SIZE", "PRETRAINED_WINDOW_SIZES") if key in own}
     stages = len(known.get("DEPTHS", ()))
@@ -85,9 +84,9 @@ def _entries(value: Any) -> list[float]:
 
 
 def choose(candidates: Sequence[Candidate], known: Geometry, name: str, file: Path) -> Candidate:
-    """The candidate that fits a model's name, or the plainest of several that differ in their training only.
+    """The candidate that fits a model's name, or the plainest of several that differ only in training.
 
-    UsageError names the file and the candidates where these are different models.
+    UsageError, with the file and the candidates, if these are different models.
     """
     left = _named_alike(candidates, _plain(name)) or candidates
     if len({each.model for each in left}) > 1:
@@ -120,9 +119,9 @@ def _shipped() -> tuple[Candidate, ...]:
 
 def _candidate(name: str, file: Path) -> Candidate:
     cfg = load_config(file)
-    told = {"TYPE": cfg.MODEL.TYPE, "IMG_SIZE": cfg.DATA.IMG_SIZE, "NUM_CLASSES": cfg.MODEL.NUM_CLASSES}
-    told |= {key: value for key, value in architecture(cfg).items() if key != "QK_SCALE"}
-    return Candidate(name, file, told, (cfg.TEST.CROP, cfg.DATA.INTERPOLATION))
+    own = {"TYPE": cfg.MODEL.TYPE, "IMG_SIZE": cfg.DATA.IMG_SIZE, "NUM_CLASSES": cfg.MODEL.NUM_CLASSES}
+    own |= {key: value for key, value in architecture(cfg).items() if key != "QK_SCALE"}
+    return Candidate(name, file, own, (cfg.TEST.CROP, cfg.DATA.INTERPOLATION))
 
 
 _ELSEWHERE = {"TYPE": "MODEL.TYPE", "NUM_CLASSES": "MODEL.NUM_CLASSES", "IMG_SIZE": "DATA.IMG_SIZE"}
@@ -138,9 +137,9 @@ _MOST_TABLES = 2**29  # elements of indices, coordinates and masks, which follow
 def config_for(checkpoint: Checkpoint, overrides: Mapping[str, Any] | None = None) -> CfgNode:
     """The checked, frozen config of a checkpoint: from its run card, or else from its keys and shapes.
 
-    `overrides` maps dotted keys to values, as in `load_config`; they also settle the keys that the file leaves open.
-    UsageError names the shipped configurations where several fit, or the keys that a file of no shipped geometry leaves
-    open; SwinQuantError for a file that is neither a Swin nor named as one of timm's models.
+    `overrides` maps dotted keys to values, as in `load_config`; they also set the keys that the file leaves open.
+    UsageError if several shipped configurations fit (it names them), or if a file of no shipped geometry leaves keys
+    open (it names the keys). SwinQuantError for a file that is neither a Swin nor named as one of timm's models.
     """
     overrides = dict(overrides or {})
     checkpoint = open_checkpoint(checkpoint)
@@ -157,20 +156,23 @@ def config_for(checkpoint: Checkpoint, overrides: Mapping[str, Any] | None = Non
         overrides = features | dict(overrides)
     if (named := _timm_config(weights)) is not None:
         return _from_timm(named, weights, overrides)
-    told = _geometry_told(weights)
+    determined = _determined_geometry(weights)
     explicit = set(overrides)
-    if kind != LOGITS and "NUM_CLASSES" not in told:  # without a head, whatever a description says of classes
-        told["NUM_CLASSES"] = default_config().MODEL.NUM_CLASSES
+    # There is no head, whatever the description says about classes
+    if kind != LOGITS and "NUM_CLASSES" not in determined:
+        determined["NUM_CLASSES"] = default_config().MODEL.NUM_CLASSES
         explicit.add("MODEL.NUM_CLASSES")
-    said = published(weights.source, told, explicit)
-    known = _known(told, said.keys, overrides, file)
+    description = published(weights.source, determined, explicit)
+    known = _known(determined, description.keys, overrides, file)
     candidates = fitting(known)
-    if not candidates and said.named:
-        known = windows_of(said.named, known) | known
-    chosen = choose(candidates, known, said.named or name_of(file), file) if candidates else None
+    if not candidates and description.named:
+        known = windows_of(description.named, known) | known
+    chosen = choose(candidates, known, description.named or name_of(file), file) if candidates else None
     overrides = overrides | _trained_window({**(chosen.geometry if chosen else {}), **known}, overrides)
-    given = {place: value for place, value in said.keys.items() if place.rpartition(".")[2] not in told}
-    cfg = (_from_shipped if chosen else _from_tensors)(chosen or nearest(known), known, given | dict(overrides), file)
+    settings = {place: value for place, value in description.keys.items() if place.rpartition(".")[2] not in determined}
+    cfg = (_from_shipped if chosen else _from_tensors)(
+        chosen or nearest(known), known, settings | dict(overrides), file
+    )
     _check_footprint(cfg, file)
     return cfg
 
@@ -181,7 +183,7 @@ def config_given(
     opts: Sequence[str] = (),
     overrides: Mapping[str, Any] | None = None,
 ) -> CfgNode:
-    """The configuration that the user names; keys that it leaves open are the publisher's."""
+    """The user's configuration, with the publisher's values for keys that it leaves open."""
     path, explicit = find_config(name), {*opts[::2], *(overrides or {})}
     cfg = load_config(path, opts, overrides, whole=False)
     if checkpoint is not None and (checkpoint := open_checkpoint(checkpoint)).exists:
@@ -195,26 +197,26 @@ def config_given(
 def agreed(cfg: CfgNode, checkpoint: Checkpoint, stated: Set[str], explicit: Set[str] = frozenset()) -> CfgNode:
     """`cfg` with the publisher's values for keys that the user has not `stated`; unchanged beside a run card.
 
-    Another preprocessing that the user stated is used, with a warning. Another model is a UsageError, unless its keys
-    were set one by one (`explicit`).
+    A different preprocessing that the user stated is used, with a warning. A different model is a UsageError, unless
+    its keys were set one by one (`explicit`).
     """
     checkpoint = open_checkpoint(checkpoint)
     file = checkpoint.file
-    with contextlib.suppress(SwinQuantError):  # some other JSON may lie beside a float checkpoint
+    with contextlib.suppress(SwinQuantError):  # a JSON file beside a float checkpoint may be no card
         if checkpoint.card is not None:
             return cfg
     weights = checkpoint.weights(cfg.MODEL.WEIGHTS)
-    told = geometry(weights.state) or {"TYPE": cfg.MODEL.TYPE}
-    if told["TYPE"] != cfg.MODEL.TYPE:
-        return cfg  # loading will refuse it
-    said = published(weights.source, told, explicit, stated)
+    determined = geometry(weights.state) or {"TYPE": cfg.MODEL.TYPE}
+    if determined["TYPE"] != cfg.MODEL.TYPE:
+        return cfg  # loading refuses it
+    description = published(weights.source, determined, explicit, stated)
     node, own = f"MODEL.{cfg.MODEL.TYPE.upper()}.", _geometry_of(cfg)
     taken, other = {}, []
-    for place, value in said.keys.items():
+    for place, value in description.keys.items():
         key, used = place.rpartition(".")[2], value_at(cfg, place)
         if place in _HEAD_KEYS or not (changes_model(own, key, value) if key in own else used != value):
             continue
-        both = f"{said.where[place]} gives {place} {value}, and the configuration {used}"
+        both = f"{description.where[place]} gives {place} {value}, and the configuration {used}"
         if place not in stated:
             taken[place] = value
         elif place.startswith(node):
@@ -224,7 +226,7 @@ def agreed(cfg: CfgNode, checkpoint: Checkpoint, stated: Set[str], explicit: Set
     if other:
         log.warning("%s: the configuration overrides what its publisher says: %s", file, listed(other, len(other)))
     if taken:
-        shown = listed((f"{place} {value} ({said.where[place]})" for place, value in taken.items()), len(taken))
+        shown = listed((f"{place} {value} ({description.where[place]})" for place, value in taken.items()), len(taken))
         log.info("%s: taken from its publisher, since the configuration leaves them open: %s", file, shown)
     return from_dict(to_dict(cfg), str(file), taken) if taken else cfg
 
@@ -234,7 +236,7 @@ def _geometry_of(cfg: CfgNode) -> Geometry:
 
 
 def _trained_window(own: Geometry, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """PRETRAINED_WINDOW_SIZES for a V2 in other windows: its network keeps the coordinates it was trained on."""
+    """PRETRAINED_WINDOW_SIZES for a V2 in other windows: its network keeps the coordinates of its training."""
     place, key = "MODEL.SWINV2.PRETRAINED_WINDOW_SIZES", "MODEL.SWINV2.WINDOW_SIZE"
     trained = any(own.get("PRETRAINED_WINDOW_SIZES", (1,)))  # absent: V1, or unknown
     if trained or place in overrides or key not in overrides or not {"IMG_SIZE", "WINDOW_SIZE"} <= own.keys():
@@ -246,49 +248,49 @@ def _trained_window(own: Geometry, overrides: Mapping[str, Any]) -> dict[str, An
     return {place: [window if window > 1 else 0 for window in windows]}
 
 
-def _geometry_told(weights: Weights) -> Geometry:
+def _determined_geometry(weights: Weights) -> Geometry:
     """The geometry that the tensors determine. SwinQuantError for tensors of no supported Swin."""
-    told = geometry(weights.state)
-    if not told or unsupported_kind(weights.state):
+    determined = geometry(weights.state)
+    if not determined or unsupported_kind(weights.state):
         advice = "" if larger_model(weights.state) else "; if timm has the model, say which: ‹cfg› timm:NAME"
         raise SwinQuantError(f"{weights.source.path}: is {described(weights.state)}{advice}")
-    _check_stages(weights, told)
-    return told
+    _check_stages(weights, determined)
+    return determined
 
 
-def _known(told: Geometry, public: Mapping[str, Any], overrides: Mapping[str, Any], file: Path) -> Geometry:
-    """The keys that the tensors determine, and open keys as the user or else the publisher sets them."""
-    if "NUM_CLASSES" not in told and "MODEL.NUM_CLASSES" not in overrides:
+def _known(determined: Geometry, public: Mapping[str, Any], overrides: Mapping[str, Any], file: Path) -> Geometry:
+    """The keys that the tensors determine, and open keys as set by the user, else by the publisher."""
+    if "NUM_CLASSES" not in determined and "MODEL.NUM_CLASSES" not in overrides:
         another = "set MODEL.NUM_CLASSES and have the head replaced by a new one"
         raise UsageError(f"{file}: has no head: {another}, or take what there is (‹output_kind› features)")
-    places = {key: _place(key, told) for key in (*_OPEN, "NUM_CLASSES") if key not in told}
+    places = {key: _place(key, determined) for key in (*_OPEN, "NUM_CLASSES") if key not in determined}
     cfg = default_config()
-    merge(cfg, {"MODEL.TYPE": told["TYPE"], **public}, f"what describes {file}")
+    merge(cfg, {"MODEL.TYPE": determined["TYPE"], **public}, f"the description of {file}")
     merge(cfg, {place: overrides[place] for place in places.values() if place in overrides}, "command line")
-    return told | {key: value_at(cfg, place) for key, place in places.items() if place in {**public, **overrides}}
+    return determined | {key: value_at(cfg, place) for key, place in places.items() if place in {**public, **overrides}}
 
 
-def _check_stages(weights: Weights, told: Geometry) -> None:
+def _check_stages(weights: Weights, determined: Geometry) -> None:
     """Refuse a model that no config can describe: a stage is missing, or each has its own window."""
-    file, stages = weights.source.path, len(told["DEPTHS"])
+    file, stages = weights.source.path, len(determined["DEPTHS"])
     if stages > _MOST_STAGES or any(f"layers.{i}.blocks.0.norm1.weight" not in weights.state for i in range(stages)):
         raise SwinQuantError(f"{file}: is a damaged checkpoint of a Swin: not every stage has its first block")
     windows = [window for window in stage_windows(weights.state, range(stages)) if window is not None]
     if len(windows) < stages:
         return
-    told_side = told.get("IMG_SIZE")  # of a square: the tensors tell no other
-    sides = [told_side // told["PATCH_SIZE"] >> i if told_side else windows[0] for i in range(stages)]
+    image = determined.get("IMG_SIZE")  # of a square: tensors show no other shape
+    sides = [image // determined["PATCH_SIZE"] >> i if image else windows[0] for i in range(stages)]
     if windows != [min(windows[0], side) for side in sides]:
         raise SwinQuantError(
             f"{file}: is a Swin whose stages have windows of their own, {windows}, as those of Swin-S3: not supported"
         )
 
 
-def _from_shipped(chosen: Candidate, known: Geometry, given: Mapping[str, Any], file: Path) -> CfgNode:
+def _from_shipped(chosen: Candidate, known: Geometry, settings: Mapping[str, Any], file: Path) -> CfgNode:
     own = {"MODEL.NUM_CLASSES": known["NUM_CLASSES"]}
-    if known["NUM_CLASSES"] != chosen.geometry["NUM_CLASSES"]:  # a model of the user's, trained from ours
+    if known["NUM_CLASSES"] != chosen.geometry["NUM_CLASSES"]:  # the user's model, trained from this one
         own["MODEL.NAME"] = name_of(file)
-    cfg, shipped = load_config(chosen.file, overrides={**own, **given}), load_config(chosen.file)
+    cfg, shipped = load_config(chosen.file, overrides={**own, **settings}), load_config(chosen.file)
     other = [key for key in HOW_PREPARED if value_at(cfg, key) != value_at(shipped, key)]
     shown = ", ".join(f"{key} {value_at(cfg, key)} ({value_at(shipped, key)})" for key in other)
     unlike = f"; pictures are prepared differently, as its publisher or the user says: {shown}" if other else ""
@@ -299,8 +301,8 @@ def _from_shipped(chosen: Candidate, known: Geometry, given: Mapping[str, Any], 
     return cfg
 
 
-def _from_tensors(near: Candidate, known: Geometry, given: Mapping[str, Any], file: Path) -> CfgNode:
-    """A config from keys and shapes alone, where no shipped one fits."""
+def _from_tensors(near: Candidate, known: Geometry, settings: Mapping[str, Any], file: Path) -> CfgNode:
+    """A config from keys and shapes alone, if no shipped one fits."""
     unlike = f"no shipped configuration fits (the nearest is {near.name}: {difference(known, near.geometry)})"
     keys = (*_ELSEWHERE, *default_config().MODEL[str(known["TYPE"]).upper()])
     absent = [key for key in keys if key not in known and key not in _DEFAULTED]
@@ -311,15 +313,15 @@ def _from_tensors(near: Candidate, known: Geometry, given: Mapping[str, Any], fi
         raise UsageError(f"{file}: its keys and shapes leave {places} open, and {unlike}: set it, or give ‹cfg› NAME")
     whole = {"PRETRAINED_WINDOW_SIZES": [0] * len(known["DEPTHS"]), **known}
     tree = {_place(key, known): whole[key] for key in (*_ELSEWHERE, *keys) if key in whole}
-    cfg = from_dict({"MODEL.NAME": name_of(file), **tree}, str(file), given)
-    guessed = [f"{key} {value_at(cfg, key)}" for key in HOW_PREPARED if key not in given and key != _USUAL]
+    cfg = from_dict({"MODEL.NAME": name_of(file), **tree}, str(file), settings)
+    guessed = [f"{key} {value_at(cfg, key)}" for key in HOW_PREPARED if key not in settings and key != _USUAL]
     guesses = f"; how pictures are prepared is a guess: {', '.join(guessed)}" if guessed else ""
     log.info("%s: %s, so the configuration is its own%s%s", file, unlike, guesses, _beside(file))
     return cfg
 
 
 def _beside(file: Path) -> str:
-    """A hint at a config beside the file, which is not read unasked: it may be another model's."""
+    """A hint at a config beside the file, which is not read unless asked: it may be another model's."""
     config = file.with_suffix(".yaml")
     return f"; if {config.name} beside it is its configuration, give ‹cfg› {config}" if config.is_file() else ""
 
@@ -340,16 +342,17 @@ def _timm_config(weights: Weights) -> str | None:
 
 
 def _from_timm(named: str, weights: Weights, overrides: Mapping[str, Any]) -> CfgNode:
-    """The config of `named`, with what its publisher and its head say, under `overrides`; errors of `load_config`."""
-    said = dict(published(weights.source, {"TYPE": "timm"}, overrides.keys()).keys)
+    """The config of `named`, with its publisher's values and its head's classes, under `overrides`; errors of
+    `load_config`."""
+    keys = dict(published(weights.source, {"TYPE": "timm"}, overrides.keys()).keys)
     heads = (weights.state.get(f"{head}.weight") for head in HEADS)
     if classes := [len(head) for head in heads if head is not None and head.dim() > 1]:
-        said["MODEL.NUM_CLASSES"] = classes[0]
-    return load_config(named, overrides={**said, **overrides})
+        keys["MODEL.NUM_CLASSES"] = classes[0]
+    return load_config(named, overrides={**keys, **overrides})
 
 
 def _check_footprint(cfg: CfgNode, file: Path) -> None:
-    """SwinQuantError where the model of `cfg` has more weights than `file` has bytes, or tables beyond any use."""
+    """SwinQuantError if the model of `cfg` has more weights than `file` has bytes, or impossibly large tables."""
     weights, tables = _elements(cfg)
     if weights > sum(part.stat().st_size for part in (file, *parts_of(file))) or tables > _MOST_TABLES:
         raise SwinQuantError(

@@ -30,14 +30,14 @@ _BIASES, _ABSOLUTE = "relative_position_bias_table", "absolute_pos_embed"
 
 
 def resized(
-    given: Mapping[str, Tensor], wanted: Mapping[str, Tensor], grids: Mapping[str, Grid], file: Path, by_timm: bool
+    stored: Mapping[str, Tensor], wanted: Mapping[str, Tensor], grids: Mapping[str, Grid], file: Path, by_timm: bool
 ) -> dict[str, Tensor]:
-    """`given` with its tables of positions resized to those in `wanted`, and logged.
+    """`stored` with its position tables resized to those in `wanted`, and logged.
 
-    `grids`: rows and columns of the model's tables of biases, which are those of its windows' offsets.
+    `grids`: rows and columns of the model's tables of biases, one for each offset within its windows.
     """
-    found, changed = dict(given), []
-    for key, value in given.items():
+    found, changed = dict(stored), []
+    for key, value in stored.items():
         shape = wanted[key].shape if key in wanted else value.shape
         before, after = _grid_of(key, value.shape, grids), _grid_of(key, shape, grids, model=True)
         if before is None or after is None or before == after:
@@ -113,9 +113,10 @@ def load_calibrated(model: nn.Module, checkpoint: Checkpoint) -> Source:
 
 
 def _read(model: nn.Module, checkpoint: Checkpoint) -> Weights:
-    """The weights of a file, less what a model without logits does not need; for a backbone, those of the Swin in it.
+    """The weights of a file that the model needs: without a head for a model without logits; for a backbone, the Swin
+    alone.
 
-    They have the model's own names where more of them fit than Microsoft's.
+    They keep the model's own names if more of those fit than Microsoft's.
     """
     read = open_checkpoint(checkpoint).weights(getattr(model, "weights_set", ""))
     wanted = {key for key in model.state_dict() if not is_range(key) and not _is_derived(key)}
@@ -168,31 +169,31 @@ def _checked_weights(
     state, path = fitted(model, read.state), read.source.path
     skipped = _head() if replace_head else ()
     wanted = {key: value for key, value in model.state_dict().items() if not is_range(key) and key not in skipped}
-    given = {key: value for key, value in state.items() if not is_range(key) and key not in skipped}
+    stored = {key: value for key, value in state.items() if not is_range(key) and key not in skipped}
     for key, factors in all_factors(model):  # passes add them: expected if the file has them, whatever the model had
         wanted.pop(key, None)
-        wanted |= {key: torch.empty(factors.channels)} if key in given else {}
+        wanted |= {key: torch.empty(factors.channels)} if key in stored else {}
     if resizes:
-        given = _at_model_size(_without_foreign(given, wanted, path), wanted, _grids(model), read.source)
-    faults = _compare(given, wanted)
+        stored = _at_model_size(_without_foreign(stored, wanted, path), wanted, _grids(model), read.source)
+    faults = _compare(stored, wanted)
     if str(faults):
-        diagnosis = _diagnosis(faults, given, wanted, can_replace=replace_head is not None)
+        diagnosis = _diagnosis(faults, stored, wanted, can_replace=replace_head is not None)
         raise SwinQuantError(f"{path}: does not fit the model: {diagnosis}{faults}")
-    for key, value in given.items():
+    for key, value in stored.items():
         if not torch.isfinite(value.float()).all():  # in the model's type
             raise SwinQuantError(f"{path}: {key} holds NaN or Inf: the checkpoint is broken, use another one")
-    return {key: value for key, value in given.items() if not _is_derived(key)}
+    return {key: value for key, value in stored.items() if not _is_derived(key)}
 
 
-def _without_foreign(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor], path: Path) -> Mapping[str, Tensor]:
-    """`given` without entries that only training needs (a loss, counters), beside a whole model."""
+def _without_foreign(stored: Mapping[str, Tensor], wanted: Mapping[str, Tensor], path: Path) -> Mapping[str, Tensor]:
+    """`stored` without entries that only training needs (a loss, counters), beside a whole model."""
     own = {key.partition(".")[0] for key in wanted}
-    first = {key: key.partition(".")[0] for key in given if key not in wanted}
+    first = {key: key.partition(".")[0] for key in stored if key not in wanted}
     foreign = [key for key, part in first.items() if part not in own and _TRAINING_ONLY.fullmatch(part)]
-    if not foreign or any(key not in given and not _is_derived(key) and key not in _head() for key in wanted):
-        return given
+    if not foreign or any(key not in stored and not _is_derived(key) and key not in _head() for key in wanted):
+        return stored
     log.warning("%s: no part of the model, left out: %s", path, listed(foreign, 3))
-    return {key: value for key, value in given.items() if key not in foreign}
+    return {key: value for key, value in stored.items() if key not in foreign}
 
 
 def _grids(model: nn.Module) -> dict[str, Grid]:
@@ -202,24 +203,26 @@ def _grids(model: nn.Module) -> dict[str, Grid]:
 
 
 def _at_model_size(
-    given: Mapping[str, Tensor], wanted: Mapping[str, Tensor], grids: Mapping[str, Grid], source: Source
+    stored: Mapping[str, Tensor], wanted: Mapping[str, Tensor], grids: Mapping[str, Grid], source: Source
 ) -> dict[str, Tensor]:
-    """`given` with its tables of positions resized, and without masks and coordinates of another size; unchanged where
-    more than sizes differ."""
-    other = [key for key, value in given.items() if key not in wanted or value.shape != wanted[key].shape]
+    """`stored` with its position tables resized, without masks and coordinates of other sizes.
+
+    Unchanged if it differs in more than sizes.
+    """
+    other = [key for key, value in stored.items() if key not in wanted or value.shape != wanted[key].shape]
     if not all(_is_derived(key) or key.endswith((_BIASES, _ABSOLUTE, *_head())) for key in other):
-        return dict(given)
-    found = resized(given, wanted, grids, source.path, by_timm="timm" in source.format)
+        return dict(stored)
+    found = resized(stored, wanted, grids, source.path, by_timm="timm" in source.format)
     if stale := [key for key in other if _is_derived(key)]:
-        shown = difference(geometry(given), geometry(wanted)) or "some windows are of another size"
+        shown = difference(geometry(stored), geometry(wanted)) or "some windows are of another size"
         log.warning("%s: masks and coordinates are computed anew: %s", source.path, shown)
     return {key: value for key, value in found.items() if key not in stale}
 
 
-def _compare(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> _Faults:
+def _compare(stored: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> _Faults:
     faults = _Faults()
-    faults.missing = [key for key in wanted if key not in given and not _is_derived(key)]
-    for key, value in given.items():
+    faults.missing = [key for key in wanted if key not in stored and not _is_derived(key)]
+    for key, value in stored.items():
         if key not in wanted:
             faults.unexpected.append(key)
         elif value.shape != wanted[key].shape:
@@ -252,13 +255,13 @@ def _equal(value: Tensor, reference: Tensor) -> bool:
     return torch.allclose(value.double(), reference.double(), rtol=0.0, atol=rounding)
 
 
-def _diagnosis(faults: _Faults, given: Mapping[str, Tensor], wanted: Mapping[str, Tensor], can_replace: bool) -> str:
-    """The reason for the faults, as a sentence, where the shapes show it; else empty."""
-    file, model = geometry(given), geometry(wanted)
-    if model and (not file or unsupported_kind(given)):
-        return f"it is {described(given)}; "
+def _diagnosis(faults: _Faults, stored: Mapping[str, Tensor], wanted: Mapping[str, Tensor], can_replace: bool) -> str:
+    """The reason for the faults as a sentence, if the shapes show it; else empty."""
+    file, model = geometry(stored), geometry(wanted)
+    if model and (not file or unsupported_kind(stored)):
+        return f"it is {described(stored)}; "
     if all(key.split(" ")[0] in _head() for key in (*faults.missing, *faults.unexpected, *faults.unfit)):
-        theirs, ours = file.get("NUM_CLASSES", _classes(given)), model.get("NUM_CLASSES", _classes(wanted) or 0)
+        theirs, ours = file.get("NUM_CLASSES", _classes(stored)), model.get("NUM_CLASSES", _classes(wanted) or 0)
         advice = ": pass ‹replace_head› to load the rest and initialise a new head" if can_replace else ""
         if theirs:
             return f"its head has {theirs} classes, MODEL.NUM_CLASSES is {ours}{advice}; "

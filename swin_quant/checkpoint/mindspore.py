@@ -26,7 +26,7 @@ _TYPE_NAMES = {kind: name for name, kind in TYPES.items()}
 
 
 def looks_like_ckpt(path: Path, head: bytes) -> bool:
-    """Whether a file is MindSpore's by its name and first byte: torch's zip files may end in .ckpt, too."""
+    """Whether a file's name and first byte are those of MindSpore's: torch's zip files may end in .ckpt, too."""
     return path.suffix == ".ckpt" and head[:1] == b"\x0a"
 
 
@@ -76,7 +76,8 @@ def _tensor(tag: str, parts: list[tuple[tuple[int, ...], str, memoryview]]) -> T
     content = bytearray(b"".join(bytes(part[2]) for part in parts))
     size = torch.empty((), dtype=TYPES[kind]).element_size()
     shape = () if shape == (0,) else shape  # MindSpore writes a scalar as [0]
-    fits = len(shape) <= 16 and prod(max(side, 1) for side in shape) < 2**63  # before an endless product, or torch's
+    # Checked before an endless product, or torch's error
+    fits = len(shape) <= 16 and prod(max(side, 1) for side in shape) < 2**63
     if not fits or prod(shape) * size != len(content):
         raise ValueError(f"{tag:.80}: {len(content)} bytes are not {list(shape)[:16]} of {kind}")
     values = torch.frombuffer(content, dtype=TYPES[kind]) if content else torch.empty(0, dtype=TYPES[kind])

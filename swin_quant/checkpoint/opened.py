@@ -1,4 +1,4 @@
-"""A checkpoint that is opened once and handed on: its file, hash, weights and run card."""
+"""A checkpoint opened once and passed on: its file, hash, weights and run card."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -25,8 +25,12 @@ from swin_quant.checkpoint.sources import local_file
 
 @dataclass(frozen=True)
 class Weights:
-    """A state_dict under Microsoft's names and its source; `raw`: the same under the file's own names; `asked`: the
-    set that the user named, if it is still to be found."""
+    """A state_dict under Microsoft's names and its source.
+
+    Attributes:
+        raw: the same under the file's own names.
+        asked: the set that the user named, if it is yet to be found.
+    """
 
     state: dict[str, Tensor]
     source: Source
@@ -78,7 +82,7 @@ class OpenedCheckpoint:
     """
 
     def __init__(self, file: Path, weights: Weights | None = None) -> None:
-        """`weights`: if they were read already, or never lay in a file."""
+        """`weights`: for weights that were read already, or never were in a file."""
         self.file, self._given = file, weights
         self._read: dict[str, Weights] = {}
 
@@ -103,7 +107,7 @@ class OpenedCheckpoint:
         return card_of(self.file, lambda: self.sha256)
 
     def weights(self, asked: str = "") -> Weights:
-        """The weights under Microsoft's names; `asked` (ema, raw, a name) chooses where the file holds several sets."""
+        """The weights under Microsoft's names; `asked` (ema, raw, a name) chooses among several sets in the file."""
         if self._given is not None:
             return self._given
         if asked not in self._read:
@@ -125,7 +129,7 @@ class OpenedCheckpoint:
 
     @property
     def has_zero_points(self) -> bool:
-        """Whether both ends of the ranges were stored, which zero points need."""
+        """Whether both ends of the ranges are stored, as zero points need."""
         return any(key.endswith(BOUNDS) for key in self._any_weights.state)
 
 
@@ -134,7 +138,7 @@ Checkpoint: TypeAlias = str | os.PathLike[str]
 
 
 def open_checkpoint(checkpoint: Checkpoint) -> OpenedCheckpoint:
-    """Open a checkpoint; one that is open already is handed back."""
+    """Open a checkpoint; return it unchanged if it is open."""
     return checkpoint if isinstance(checkpoint, OpenedCheckpoint) else OpenedCheckpoint(local_file(checkpoint))
 
 

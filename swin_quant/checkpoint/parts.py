@@ -62,12 +62,12 @@ def choose_set(file: Path, sets: Mapping[str, Shapes], asked: str, last: bool = 
 
 
 def satisfies(name: str, asked: str) -> bool:
-    """Whether `asked` means the set of that name."""
+    """Whether `asked` means the set `name`."""
     return is_averaged(name) == (asked == EMA) if asked in (EMA, RAW) else f".{asked}." in f".{name}."
 
 
 def is_averaged(name: str) -> bool:
-    """Whether a set's name says that it is an average of weights."""
+    """Whether a set's name marks it as an average of weights."""
     return any(_AVERAGED.fullmatch(part) for part in name.split("."))
 
 

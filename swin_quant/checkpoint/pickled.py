@@ -43,9 +43,9 @@ class Attributes(dict[str, Any]):
 def load(
     file: BinaryIO, find: Callable[[str], Known], persistent: Callable[[Any], Any] = lambda key: _refuse("PERSID")
 ) -> Any:
-    """The next pickle of `file`, which is left behind its end. Raises Malformed, and whatever `find` raises.
+    """The next pickle of `file`, which is left at its end. Raises Malformed, and whatever `find` raises.
 
-    `find` is asked for every `module.name`, `persistent` for every object outside the pickle.
+    `find` is called for every `module.name`, `persistent` for every object outside the pickle.
     """
     machine = _Machine(find, persistent)
     try:
@@ -112,7 +112,7 @@ class _Machine:
         self.stack.append(self.persistent(identity))
 
     def charge(self, values: Any, depth: int = _COPIED) -> None:
-        """Count the values that a call may copy. Malformed where all calls together copy too many."""
+        """Count the values that a call may copy. Malformed if all calls together copy too many."""
         self.left -= len(values)
         if self.left < 0:
             raise Malformed("too many values")
@@ -195,7 +195,7 @@ def _fill(m: _Machine, flat: list[Any]) -> None:
 
 
 def _build(m: _Machine) -> None:
-    """Set attributes on a stand-in that keeps them; any other drops them."""
+    """Set attributes on a stand-in that keeps them; other objects drop them."""
     attributes = m.stack.pop()
     if isinstance(m.stack[-1], Attributes):
         m.charge(_expect(dict, attributes), 0)

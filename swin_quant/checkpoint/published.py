@@ -72,7 +72,7 @@ class Description:
         return name if isinstance(name, str) else None
 
     def say(self, place: str, value: Any, where: str) -> None:
-        """Note a value unless it is None; two different values are a refusal that the user can settle."""
+        """Record a value unless it is None; two different values are a refusal that the user can lift."""
         if value is None:
             return
         if place in self.keys and self.keys[place] != value:
@@ -81,30 +81,30 @@ class Description:
         self.keys.setdefault(place, value)
         self.where.setdefault(place, where)
 
-    def read(self, table: Table, given: Mapping[str, Any], where: str, node: str) -> None:
-        """Apply the rule of `table` to each key of `given`."""
-        for key, value in given.items():
+    def read(self, table: Table, values: Mapping[str, Any], where: str, node: str) -> None:
+        """Apply the rule of `table` to each key of `values`."""
+        for key, value in values.items():
             rule, place = table.get(key), f"{where}: {show(key)[1:-1]}"
             value = value if _is_plain(value) else type(value).__name__
             if isinstance(rule, Sets) and _is_ours(rule.place.format(node=node)):
                 self.say(rule.place.format(node=node), rule.read(value), place)
             elif isinstance(rule, Sets) and value not in (None, [], 0):
-                self.unknown.append(place)  # a key of another version
+                self.unknown.append(place)  # a key from another version
             elif isinstance(rule, Only) and value not in rule.values:
                 usual = " or ".join(show(each) for each in rule.values if each is not None) or "none"
                 self.refusals[f"{place} is {show(value)}, and only {usual} is supported"] = rule.unless
             elif rule is None:
                 self.unknown.append(place)
 
-    def contradictions(self, told: Geometry, explicit: Set[str]) -> list[str]:
-        """Keys of the architecture whose values contradict the tensors, in words."""
+    def contradictions(self, determined: Geometry, explicit: Set[str]) -> list[str]:
+        """Keys of the architecture whose values contradict the tensors, as sentences."""
         sized = {"IMG_SIZE": self.keys["DATA.IMG_SIZE"]} if "DATA.IMG_SIZE" in self.keys else {}
         return [
-            f"{self.where[place]} gives {place} {show(value)}, and the tensors tell {show(told[key])}"
+            f"{self.where[place]} gives {place} {show(value)}, and the tensors tell {show(determined[key])}"
             for place, value in self.keys.items()
             if place not in explicit
-            and (key := place.rpartition(".")[2]) in told
-            and changes_model({**sized, **told}, key, value)
+            and (key := place.rpartition(".")[2]) in determined
+            and changes_model({**sized, **determined}, key, value)
         ]
 
     def checked(self, explicit: Set[str], settled: Set[str]) -> "Description":
@@ -117,21 +117,21 @@ class Description:
             if not {*unless} & (explicit | settled):
                 raise UsageError(problem + (f": set {' or '.join(unless)} to settle it" if unless else ""))
         if self.unknown:
-            log.warning("%s: no such key is known here, and nothing comes of it", listed(self.unknown, 8))
+            log.warning("%s: no such key is known here, so it is ignored", listed(self.unknown, 8))
         return replace(self, keys={place: value_at(cfg, place) for place in keys})
 
 
 def published(
-    source: Source, told: Geometry, explicit: Set[str] = frozenset(), settled: Set[str] = frozenset()
+    source: Source, determined: Geometry, explicit: Set[str] = frozenset(), settled: Set[str] = frozenset()
 ) -> Description:
-    """The description of a checkpoint of geometry `told`, without the keys that the user set (`explicit`).
+    """The description of a checkpoint of geometry `determined`, without the keys that the user set (`explicit`).
 
     A key that the user set, or that a configuration file has `settled`, lifts a refusal. UsageError for a description
     that contradicts the tensors or itself, or asks for something unsupported. A file without a
     repository's usual name may lie beside another file's description: if that contradicts the tensors, it is left
     unread, with a warning.
     """
-    node, file = f"MODEL.{str(told['TYPE']).upper()}", source.path
+    node, file = f"MODEL.{str(determined['TYPE']).upper()}", source.path
     described, beside = Description(), Description()
     _read_file(described, source, node)
     try:
@@ -141,20 +141,20 @@ def published(
             raise
         log.warning("%s; it is left unread", error)
         beside = Description()
-    if file.name not in WEIGHTS and (other := beside.contradictions(told, explicit)):
+    if file.name not in WEIGHTS and (other := beside.contradictions(determined, explicit)):
         unlike = f"describes another model than {file.name} is, and is left unread: {other[0]}"
         log.warning("%s: %s", file.with_name("config.json"), unlike)
         beside = Description()
     if not beside.raw and not described.raw and (name := timm_name(file)) is not None:
-        given = import_timm().get_pretrained_cfg(name).to_dict() | {"num_classes": None}  # a copy's head is its own
-        _read_timm(beside, given, f"timm's {name}", node)
+        usual = import_timm().get_pretrained_cfg(name).to_dict() | {"num_classes": None}  # a copy's head is its own
+        _read_timm(beside, usual, f"timm's {name}", node)
     for place, value in beside.keys.items():
         described.say(place, value, beside.where[place])
     described.refusals.update(beside.refusals)
     described.unknown.extend(beside.unknown)
     described.raw.update(beside.raw)
     described = described.checked(explicit, settled)
-    if other := described.contradictions(told, explicit):
+    if other := described.contradictions(determined, explicit):
         raise UsageError(f"{file}: {other[0]}: set that key to settle it")
     return described
 
@@ -195,8 +195,8 @@ def _read_trainer(described: Description, args: Mapping[str, Any], name: str, wh
     own |= {key: args[key] for key in (*own, *_PREPARED) if args.get(key) is not None}
     kept = {key: usual[key] for key in (*_PREPARED, "input_size", "crop_mode") if key in usual}
     config = kept | {key: value for key, value in own.items() if value is not None}
-    told = {"architecture": name, "pretrained_cfg": config, "model_args": args.get("model_kwargs")}
-    _read_timm(described, told, where, node)
+    layout = {"architecture": name, "pretrained_cfg": config, "model_args": args.get("model_kwargs")}
+    _read_timm(described, layout, where, node)
 
 
 def _read_repository(described: Description, file: Path, node: str) -> None:
@@ -212,19 +212,19 @@ def _read_repository(described: Description, file: Path, node: str) -> None:
         above = (file.parent.parent,) if _TRAINERS.fullmatch(file.parent.name) else ()
         beside = [folder / "preprocessor_config.json" for folder in (file.parent, *above)]
         if (processor := next(filter(Path.is_file, beside), None)) is not None:
-            given = description_in(processor)
-            described.raw["processor"] = given
-            described.read(publishers.PROCESSOR, given, str(processor), node)
-            preparation, refusals = prepared_by_processor(given, str(processor))
+            values = description_in(processor)
+            described.raw["processor"] = values
+            described.read(publishers.PROCESSOR, values, str(processor), node)
+            preparation, refusals = prepared_by_processor(values, str(processor))
             for place, value in preparation.items():
                 described.say(place, value, f"{processor}: {_NAMED[place][0]}")
             described.refusals.update(refusals)
         else:
-            log.warning("%s: lies there without preprocessor_config.json: how pictures are prepared is not said", path)
+            log.warning("%s: has no preprocessor_config.json beside it, so the preprocessing is unknown", path)
     elif _is_of_timm(config) or ("architecture" in config and file.name in WEIGHTS):
         _read_timm(described, config, str(path), node)
     elif config and file.name in WEIGHTS:
-        log.warning("%s: is no description of a Swin or of a model of timm: nothing comes of it", path)
+        log.warning("%s: describes neither a Swin nor a model of timm, and is ignored", path)
 
 
 def _read_transformers(described: Description, config: Mapping[str, Any], where: str, node: str) -> None:
@@ -283,7 +283,7 @@ def _mapping(value: Any) -> dict[str, Any]:
 
 
 def described_by_timm(source: Source) -> Mapping[str, Any]:
-    """timm's description of a file, in its metadata or beside it; empty where there is none."""
+    """timm's description of a file, in its metadata or beside it; empty if there is none."""
     described = Description()
     _read_file(described, source, "MODEL.TIMM")
     config = described.raw.get("timm") or description_in(source.path.with_name("config.json"))
@@ -306,7 +306,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _parsed(text: str) -> Any:
-    """A value of safetensors' metadata, where every value is text."""
+    """A value of safetensors' metadata, in which all values are text."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

@@ -18,9 +18,9 @@ class Sets:
 
 @dataclass(frozen=True)
 class Only:
-    """The values that our networks and our preprocessing support; any other is refused.
+    """The values that our networks and preprocessing support; any other is refused.
 
-    `unless`: the refusal is lifted where the user sets one of these keys.
+    `unless`: the refusal is lifted if the user sets one of these keys.
     """
 
     values: tuple[Any, ...]
@@ -49,7 +49,7 @@ def side(size: Any) -> Any:
 
 
 def entries(value: Any) -> Any:
-    """A list for what may be a tuple."""
+    """A list for a tuple; any other value unchanged."""
     return list(value) if isinstance(value, tuple) else value
 
 
@@ -190,7 +190,7 @@ class Processor:
     """The defaults of a class of transformers' processors."""
 
     size: Any = 224
-    to_square: bool = True  # where a size is one number
+    to_square: bool = True  # if a size is one number
     crops: bool = False
     crop_size: Any = 224
     resample: int = 3

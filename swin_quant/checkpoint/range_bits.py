@@ -45,7 +45,7 @@ class Origin:
         return _grid_name(self.bits, self.format)
 
     def is_for(self, setting: Setting) -> bool:
-        """Whether the range fits the bits of a node, and its format where that makes a difference."""
+        """Whether the range fits a node's bits, and its format if that matters."""
         return self.bits in (None, setting.bits) and (self.format == setting.format or self.method not in OF_BITS)
 
 
@@ -77,7 +77,7 @@ def origins(model: nn.Module, card: RunCard) -> dict[str, Origin]:
         kind: Literal["weights", "activations"] = "weights" if node.role is Role.GEMM_WEIGHT else "activations"
         setting = settings.get(name)
         if trained and setting and not setting.enabled:
-            # QAT calibrates the nodes that were off once more
+            # QAT calibrates the disabled nodes again
             found[name] = Origin(Method().for_bits(setting.bits), setting.bits, setting.format)
         elif trained and setting and (method := trained[kind]):
             found[name] = Origin(method, setting.bits, setting.format)
@@ -98,10 +98,10 @@ def _calibrated(record: CalibrationRecord, name: str, setting: Setting | None) -
 
 
 def check_bits(model: nn.Module, card: RunCard | None, policies: Sequence[Policy], checkpoint: str) -> None:
-    """UsageError where a policy gives a node another grid than its range was found for, and the range depends on it.
+    """UsageError if a policy gives a node another grid than its range was found for, and the range depends on it.
 
-    A warning where the range does not depend on it; where the bits of the ranges are unknown and the policy has others
-    than 8; and where a pass rounded weights for another granularity or format.
+    It warns if the range does not depend on the grid; if the bits of the ranges are unknown and the policy's are not 8;
+    and if a pass rounded weights for another granularity or format.
     """
     found = origins(model, card) if card and card.calibration else None
     for policy in policies:

@@ -31,15 +31,15 @@ def checked_ranges(model: nn.Module, state: Mapping[str, Tensor], path: Path) ->
     range without a node is a fault, but for a captured network: an earlier version gave more of it nodes.
     """
     nodes, gone, is_captured = named_nodes(model), [], hasattr(model, "products")
-    given = {key.removesuffix(SUFFIX): value for key, value in state.items() if key.endswith(SUFFIX)}
+    stored = {key.removesuffix(SUFFIX): value for key, value in state.items() if key.endswith(SUFFIX)}
     ends = {key.removesuffix(BOUNDS): value for key, value in state.items() if key.endswith(BOUNDS)}
     faults: dict[str, list[str]] = defaultdict(list)
     on = {name: node.setting for name, node in nodes.items() if node.setting.enabled}
-    faults["missing"] = [name for name in on if name not in given]
+    faults["missing"] = [name for name in on if name not in stored]
     without = [name for name, setting in on.items() if not setting.symmetric and name not in ends]
     faults["without the lower end that a zero point needs (_bounds)"] = without
     ranges: dict[str, Tensor] = {}
-    for name, value in given.items():
+    for name, value in stored.items():
         if name not in nodes and is_captured:
             gone.append(name)
             continue

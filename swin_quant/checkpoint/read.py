@@ -88,7 +88,7 @@ def read_state_dict(
     else:
         raise SwinQuantError(f"{path}: is not a checkpoint: torch.save did not write it")
     state, taken, several = _unwrap(path, content, weights)
-    for part in (content, *filter(lambda value: isinstance(value, Mapping), content.values())):  # or one deeper
+    for part in (content, *filter(lambda value: isinstance(value, Mapping), content.values())):  # or one level deeper
         notes |= {key: part[key] for key in _NOTES if key not in notes and isinstance(part.get(key), Mapping | str)}
     digest = sha256() if sha256 else sha256_of(path)
     return state, Source(path, digest, kind, notes=notes, weights=taken, several=several)
@@ -128,7 +128,7 @@ def _sniff(path: Path) -> bytes:
 
 
 def _has_header(head: bytes) -> bool:
-    """Whether a file begins as safetensors do, whatever its name: the hub's cache names files by their hash."""
+    """Whether a file begins like safetensors, whatever its name: the hub's cache names files by their hash."""
     return head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= _MAX_HEADER
 
 
@@ -152,7 +152,7 @@ def _metadata(path: Path) -> dict[str, str]:
 
 @reads("checkpoint")
 def read_pickled(path: Path) -> Any:
-    """The content of a file of torch.save, as plain data and tensors; SwinQuantError says what any other file is."""
+    """The content of a torch.save file, as plain data and tensors; SwinQuantError describes any other file."""
     try:
         with open_plain(path) as file:
             return read_torch(file)
@@ -172,7 +172,7 @@ def read_pickled(path: Path) -> Any:
 
 
 def _unwrap(path: Path, content: Any, weights: str) -> tuple[dict[str, Tensor], str, bool]:
-    """The tensors of the set that is the model, its name, and whether there are further sets."""
+    """The tensors of the set that is the model, its name, and whether there are other sets."""
     if not isinstance(content, Mapping):
         raise SwinQuantError(f"{path}: holds a {type(content).__name__}, not a state_dict")
     sets = sets_in(content)

@@ -64,7 +64,7 @@ def find_model(state: Mapping[str, Tensor], wanted: Iterable[str], asked: str, f
 
 
 def _roots(state: Mapping[str, Tensor], is_own: Callable[[str], bool]) -> list[str]:
-    """The prefixes of a model's names, the one of most keys first; one for each model."""
+    """The prefixes of a model's names, one for each model, the one with most keys first."""
     votes = Counter(root for key in state for root, name in _splits(key) if is_own(name))
     best = max(votes.values(), default=0)
     left = sorted((r for r, count in votes.items() if count >= _FEWEST * best), key=lambda r: (-votes[r], len(r)))
@@ -76,7 +76,7 @@ def _roots(state: Mapping[str, Tensor], is_own: Callable[[str], bool]) -> list[s
 
 
 def _same_model(one: str, other: str) -> bool:
-    """Whether one root lies under the other by words of the model itself, not of a wrapper."""
+    """Whether one root is below the other by names of the model's parts, not of a wrapper."""
     inner, outer = sorted((one, other), key=len, reverse=True)
     return inner.startswith(outer) and _WRAPPER.fullmatch(inner.removeprefix(outer)) is None
 
@@ -92,7 +92,7 @@ def _head_of(state: Mapping[str, Tensor], root: str) -> bool:
 
 
 def _above(root: str) -> list[str]:
-    """The root, then every shorter prefix of it, to nothing."""
+    """The root, then each shorter prefix, down to the empty one."""
     parts = root.split(".")[:-1]
     return [".".join([*parts[:at], ""]) if at else "" for at in range(len(parts), -1, -1)]
 
@@ -103,11 +103,11 @@ def _below(
     """The entries under one of `roots`, and entries beside it with the model's own names."""
     shapes = {key: tuple(value.shape) for key, value in state.items()}
     sets = {r[:-1]: {key.removeprefix(r): shapes[key] for key in state if key.startswith(r)} for r in roots}
-    name, said = choose_set(file, sets, asked)
+    name, user_chose = choose_set(file, sets, asked)
     root, several = f"{name}." if name else "", len(roots) > 1
     if not root:
         others = tuple(each for each in roots if each)
-        return FoundModel({k: v for k, v in state.items() if not k.startswith(others)}, root, said, several)
+        return FoundModel({k: v for k, v in state.items() if not k.startswith(others)}, root, user_chose, several)
     found: dict[str, Tensor] = {}
     taken: set[str] = set()
     for above in _above(root):
@@ -118,4 +118,4 @@ def _below(
                 taken.add(key)
     if beside := [key for key in state if key not in taken]:
         log.info("%s: the model is under %s*, left out: %s", file, root, listed(beside, 3))
-    return FoundModel(found, root, said, several)
+    return FoundModel(found, root, user_chose, several)

@@ -54,12 +54,11 @@ def save_calibrated(
 
 
 def save_float(model: nn.Module, path: str | os.PathLike[str], dtype: torch.dtype = torch.float32) -> None:
-    """Write the weights without any range to `path`, atomically; parameters as `dtype`, buffers as they are.
+    """Write the weights without ranges to `path`, atomically; parameters as `dtype`, buffers unchanged.
 
     Buffers are tables that follow from the geometry: V2's biases would change if its coordinates were rounded to half.
-    The name decides the format: .safetensors, .ckpt (MindSpore's, under mindcv's names), or else Microsoft's
-    `{'model': state_dict}`.
-    Raises when a weight overflows `dtype`.
+    The name decides the format: .safetensors, .ckpt (MindSpore's, under mindcv's names), or else Microsoft's `{'model':
+    state_dict}`. Raises when a weight overflows `dtype`.
     """
     state = OrderedDict()
     parameters = dict(model.named_parameters())

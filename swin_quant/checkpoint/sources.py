@@ -50,7 +50,8 @@ def download(repository: str, revision: str | None, asked: str) -> Path:
         with _quietly():
             file = _fetch(repository, revision, cached=True)
             if file is None:
-                log.info("%s: is not in the cache, so huggingface.co is asked", asked)  # half a minute if it is away
+                # Takes half a minute if the hub is unreachable
+                log.info("%s: is not in the cache, so huggingface.co is asked", asked)
                 file = _fetch(repository, revision, cached=False)
     except errors.HFValidationError as error:
         raise UsageError(f"{asked}: {repository!r:.80} is no name of a repository, which is owner/name") from error
@@ -76,7 +77,7 @@ def _fetch(repository: str, revision: str | None, cached: bool) -> Path | None:
                 found.append(Path(hf_hub_download(repository, name, revision=revision, local_files_only=cached)))
             except errors.EntryNotFoundError as error:
                 if isinstance(error, errors.LocalEntryNotFoundError) and not cached:
-                    raise  # there is no network
+                    raise  # no network
     if not found or found[0].name not in WEIGHTS:
         return None
     try:
@@ -108,7 +109,8 @@ _PART = re.compile(r"(?P<stem>.+)-\d+-of-\d+(?P<end>\.\w+)")
 _MODULES = ("swin_transformer", "swin_transformer_v2")
 
 
-# Folders that distributed training leaves: a name inside -> what the folder is, the module that makes one file of it.
+# Folders that distributed training leaves: a name inside -> the folder's kind, and the module that makes one file of
+# it.
 _FOLDERS = (
     (".metadata", "a distributed checkpoint of torch", "torch.distributed.checkpoint.format_utils dcp_to_torch"),
     ("global_step*/*mp_rank_*", "a checkpoint of DeepSpeed", "deepspeed.utils.zero_to_fp32"),
@@ -132,7 +134,7 @@ def local_file(checkpoint: str | os.PathLike[str]) -> Path:
 
 
 def name_of(file: Path) -> str:
-    """A name for a checkpoint: its file's, or its repository's where every file has the same name."""
+    """A name for a checkpoint: its file's, or its repository's if all files there have the same name."""
     cached = _cached(file)
     name = cached["name"] if cached else file.parent.name if file.name in WEIGHTS else file.stem.removesuffix("_calib")
     name = re.sub(r"[/\\\x00-\x1f\ud800-\udfff]", "_", name)[:200]

@@ -45,7 +45,7 @@ class Member:
 
 
 def members(file: BufferedIOBase) -> dict[str, Member]:
-    """The members of the archive `file` by name, in the order of its directory. Raises Damaged or Compressed."""
+    """The members of the archive `file` by name, in directory order. Raises Damaged or Compressed."""
     try:
         entries = list(_entries(_directory(file)))
         if not all(entry.stored for entry in entries):
@@ -106,7 +106,7 @@ def _directory(file: BufferedIOBase) -> bytes:
 
 
 def _entries(directory: bytes) -> Iterator[Member]:
-    """The entries of a directory; `start` is the place of the local header."""
+    """The entries of a directory; `start` is the offset of the local header."""
     at = 0
     while at < len(directory):
         signature, _, _, flags, method, _, _, crc, packed, size, name, extra, comment, *_, start = _ENTRY.unpack_from(
@@ -121,7 +121,7 @@ def _entries(directory: bytes) -> Iterator[Member]:
 
 
 def _zip64(extra: bytes, values: tuple[int, ...]) -> Iterator[int]:
-    """Sizes and places; any that does not fit 32 bits comes from the extra field."""
+    """Sizes and offsets; those that do not fit 32 bits come from the extra field."""
     long: list[int] = []
     while len(extra) >= 4:
         kind, size = struct.unpack_from("<2H", extra)
@@ -135,7 +135,7 @@ def _zip64(extra: bytes, values: tuple[int, ...]) -> Iterator[int]:
 
 
 def _located(file: BufferedIOBase, entry: Member) -> Member:
-    """The entry with the place of its bytes, behind the local header."""
+    """The entry with the offset of its bytes, after the local header."""
     signature, *_, name, extra = _LOCAL.unpack(_read_at(file, entry.start, _LOCAL.size))
     start = entry.start + _LOCAL.size + name + extra
     if signature != b"PK\x03\x04" or start + entry.size > _size(file):

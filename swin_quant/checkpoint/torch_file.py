@@ -65,7 +65,7 @@ class Foreign(Exception):
 
 
 class Script(Exception):
-    """A TorchScript archive: code."""
+    """A TorchScript archive, which is code."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,8 @@ def _check_script(names: Iterable[str]) -> None:
 
 
 def _read_legacy(file: io.BufferedIOBase, find: "_Names") -> Any:
-    """Five pickles (mark, protocol, system, content, keys of storages), then the storages: how many elements, bytes."""
+    """Five pickles (mark, protocol, system, content, keys of storages), then each storage: number of elements,
+    bytes."""
     left = os.fstat(file.fileno()).st_size
     stream = io.BytesIO(file.read(_MAX_PICKLE))
     storages: dict[str, _Storage] = {}
@@ -248,7 +249,7 @@ def _first(value: Any, *rest: Any) -> Any:
 
 
 def _with_attributes(rebuild: Known, kind: Any, arguments: Any, state: Any) -> Any:
-    """A tensor with attributes. Nested calls are refused: they would be as deep as the file is long."""
+    """A tensor with attributes. Nested calls are refused: their depth could equal the file's length."""
     if rebuild.make is _with_attributes or not isinstance(arguments, tuple):
         raise Malformed("a tensor that is none")
     return rebuild.make(*arguments)
@@ -262,7 +263,7 @@ _KNOWN: dict[str, Callable[..., Any]] = {
     "torch._utils._rebuild_parameter_with_state": _first,
     "torch._tensor._rebuild_from_type_v2": _with_attributes,
     "torch.Size": lambda sizes=(): tuple(pickled.items(sizes)),
-    # Classes of training configurations and counters: plain dictionaries that nobody reads.
+    # Classes of training configurations and counters, read as plain dictionaries that are never used.
     **dict.fromkeys(("collections.OrderedDict", "collections.Counter", "yacs.config.CfgNode"), pickled.mapping),
     "argparse.Namespace": pickled.Attributes,
     "collections.defaultdict": lambda factory=None, *pairs: pickled.mapping(*pairs),

@@ -1,4 +1,5 @@
-"""Recognise state dicts that people mistake for a Swin classifier's by their keys, and advise what to do instead."""
+"""Recognise by their keys the state dicts that people mistake for a Swin classifier's, and advise what to do
+instead."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -103,12 +104,12 @@ def _below(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 def _swin(state: Mapping[str, Tensor]) -> str:
-    told = geometry(state)
-    sizes = ", ".join(f"{key} {told[key]}" for key in ("EMBED_DIM", "DEPTHS", "WINDOW_SIZE") if key in told)
-    return f"a Swin {'V2' if told['TYPE'] == 'swinv2' else 'V1'} ({sizes})"
+    known = geometry(state)
+    sizes = ", ".join(f"{key} {known[key]}" for key in ("EMBED_DIM", "DEPTHS", "WINDOW_SIZE") if key in known)
+    return f"a Swin {'V2' if known['TYPE'] == 'swinv2' else 'V1'} ({sizes})"
 
 
 def _is_video(state: Mapping[str, Tensor]) -> bool:
-    """Whether it is a Video Swin: names of Swin, with patches of several pictures."""
+    """Whether a state_dict is a Video Swin's: Swin's names, with patches of several pictures."""
     patches = (x for key, x in state.items() if key.endswith(("patch_embed.proj.weight", "features.0.0.weight")))
     return any(x.ndim == 5 for x in patches) and any("relative_position_bias_table" in key for key in state)

@@ -120,7 +120,7 @@ def _complain(message: str, verbose: bool) -> None:
         if verbose and sys.exc_info()[0] is not None:
             traceback.print_exc()
         print(colored(f"error{where}:", "red", attrs=["bold"], force_color=None), line, file=sys.stderr, flush=True)
-    except OSError:  # nobody can be told; the exit code still says it
+    except OSError:  # the message cannot be printed; the exit code remains
         _drop(sys.stderr)
 
 

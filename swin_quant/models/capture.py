@@ -319,7 +319,7 @@ def _is_small(value: Any) -> bool:
 
 
 def _call_modules(graph: fx.Graph, root: nn.Module) -> None:
-    """Replace the operations of each torch module with one tensor in and one out by a call of it."""
+    """Replace each torch module's operations by one call, for modules with one tensor in and one out."""
     operations = [node for node in graph.nodes if node.op == "call_function"]
     for (_, path), run in groupby(operations, stack):
         if not path:

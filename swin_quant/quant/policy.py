@@ -112,7 +112,7 @@ class Policy:
         return replace(self, rules=self.rules + rules)
 
     def on(self, *selectors: str) -> "Policy":
-        """This policy with the selected nodes enabled; its name says so."""
+        """This policy with the selected nodes enabled; its name lists them."""
         return self._with(Rule(enable=selectors), *(f"+{selector}" for selector in selectors))
 
     def off(self, *selectors: str) -> "Policy":
@@ -169,7 +169,7 @@ def decide(policy: Policy, roles: Mapping[str, Role]) -> dict[str, Setting]:
     """
     settings = {name: Setting() for name in roles}
     there = {key for key, kinds in ROLES.items() if kinds & set(roles.values())}
-    # Then it may also name absent roles.
+    # A policy that fits the model may also name absent roles.
     fits = any(f"role:{key}" in rule.enable for key in there for rule in policy.rules)
     for i, rule in enumerate(policy.rules, 1):
         where = f"policy {policy.name}: rule {i}"

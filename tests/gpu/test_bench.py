@@ -16,7 +16,7 @@ from swin_quant.score.torch_engines import torch_engines
 
 
 class Busy(nn.Module):
-    """Logits of pictures, after `products` products of large matrices that nobody waits for."""
+    """Logits of pictures, after queueing `products` products of large matrices."""
 
     def __init__(self, products: int) -> None:
         super().__init__()
