@@ -9,7 +9,7 @@ comparison run on seeded noise: latency is real, and agreement shows what the ar
 candidate starts from the plain float graph of the same weights. NNCF is measured if it is installed (`pip install
 nncf`). Files in the working folder are not made again.
 
---int4: weights of 4 bits instead, stored as int8 and as INT4, beside float and our int8 files. --without-amx: as on a
+--operators: our file without, and with more and more, compiled operators. --int4: weights of 4 bits instead, stored as int8 and as INT4, beside float and our int8 files. --without-amx: as on a
 CPU that has AVX-512 with VNNI and bfloat16, but no AMX: tests/standin/older_cpu.c hides it from every library.
 --passes: passes after our files' calibration, since NNCF's default has some; they cost calibration, not latency.
 Files with attention as the compiled operator are measured beside plain ones if it runs (docs/custom_operators.md).
@@ -26,7 +26,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from cpu_page import Run, record
+from cpu_page import OPERATORS, Run, record
 from cpu_rivals import CALIBRATION, nncf_candidates, own_quantization, seeded, torch_candidates
 
 import swin_quant as sq
@@ -60,10 +60,14 @@ from swin_quant.score.options import EngineOptions
 from swin_quant.verbs.bench_candidates import REFERENCE
 
 MODEL, BATCHES, ROUNDS, SECONDS = "swin_tiny_patch4_window7_224", [1, 8], 5, 1.0  # defaults
+PLUGINS = ("attention=swin_quant::Attention", "mlp=swin_quant::Mlp")
 INT4_ROWS = [(engine, policy, small) for engine in ("openvino", "onnxruntime") for policy in ("w4a16", "w4a8")
              for small in (False, True)]  # fmt: skip
 STANDIN = Path(__file__).resolve().parents[1] / "tests" / "standin" / "older_cpu.c"
 COMPILED = (("cpu-operators", "bfloat16"), ("cpu-operators", None), ("cuda", "bfloat16"), ("qdq", "bfloat16"))
+BY_OPERATORS = dict(
+    zip(OPERATORS, (("cpu", ()), ("cpu-operators", PLUGINS[:1]), ("cpu-operators", PLUGINS)), strict=True)
+)
 AMX = ("amx_int8", "amx_bf16")
 FIELDS = ("batch", "candidate", "p50_ms", "p90_ms", "speedup", "peak_mb", "file_mb", "int8_gemms", "all_gemms",
           "sqnr_db", "agreement", "failure")  # fmt: skip
@@ -79,6 +83,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=SECONDS)
     parser.add_argument("--threads", type=int, default=usable_cores())
     parser.add_argument("--int4", action="store_true", help="weights of 4 bits, beside float and int8 of ours")
+    parser.add_argument("--operators", action="store_true", help="our files with more and more compiled operators")
     parser.add_argument("--without-amx", action="store_true", help="as a CPU without AMX runs it")
     parser.add_argument("--passes", help="behind our calibration: best, fast, or a YAML file")
     parser.add_argument("--note", default="", help="a sentence for the page: what ran beside")
@@ -97,10 +102,12 @@ def main() -> None:
     if args.int4:
         candidates = [reference, on("openvino", plain, "openvino float32"),
                       on("onnxruntime", plain, "onnxruntime float32"), *int4(better, card, folder)]  # fmt: skip
+    elif args.operators:
+        candidates = [reference, on("openvino", plain, "openvino float32"), *one_by_one(better, card, folder)]
     else:
         rivals = torch_candidates(checkpoint, card.config) + theirs(model, plain, args.work)
         candidates = [reference, *rivals, *ours(better, card, folder, not args.without_amx)]
-        if run_here():
+        if run_here(model.architecture.family.name):
             candidates += compiled(better, card, folder)
     plan = BenchPlan(tuple(args.batch), args.rounds, args.seconds, args.threads)
     report = measure(args.model, candidates, plan, noise(16, model.input_shape))
@@ -171,6 +178,16 @@ def compiled(model: Classifier, card: RunCard, folder: Path) -> list[BenchCandid
     return candidates
 
 
+def one_by_one(model: Classifier, card: RunCard, folder: Path) -> list[BenchCandidate]:
+    """Our int8 files without operators, with attention, and with the MLP, too."""
+    candidates = []
+    for name, (policy, plugins) in BY_OPERATORS.items():
+        options = OnnxOptions(target="openvino", plain=not plugins, plugin=plugins)
+        artifact = under(policy, model, card, folder / name.replace(" ", "_"), options)
+        candidates.append(on("openvino", artifact, name, "bfloat16"))
+    return candidates
+
+
 def int4(model: Classifier, card: RunCard, folder: Path) -> list[BenchCandidate]:
     """Files with weights of 4 bits, each stored as int8 and as INT4, and files with 8 bits."""
     candidates = [
@@ -194,6 +211,7 @@ def run_of(args: argparse.Namespace, report: BenchReport) -> Run:
     return {
         "cpu": str(report.versions.get("cpu")),
         "without_amx": args.without_amx,
+        **({"operators": True} if args.operators else {}),
         "model": args.model,
         "command": command(args),
         "note": args.note,
@@ -213,7 +231,8 @@ def command(args: argparse.Namespace) -> str:
     given = {"--model": (args.model, MODEL), "--batch": (args.batch, BATCHES), "--rounds": (args.rounds, ROUNDS),
              "--seconds": (args.seconds, SECONDS)}  # fmt: skip
     flags = [f"{flag} {_words(value)}" for flag, (value, default) in given.items() if value != default]
-    flags += [flag for flag, given in (("--int4", args.int4), ("--without-amx", args.without_amx)) if given]
+    flags += [flag for flag, given in (("--int4", args.int4), ("--operators", args.operators),
+                                       ("--without-amx", args.without_amx)) if given]  # fmt: skip
     flags += [f"--passes {args.passes}"] if args.passes else []
     return " ".join(["python benchmarks/cpu_engines.py", *flags])
 

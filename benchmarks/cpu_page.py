@@ -19,6 +19,9 @@ NNCF = "openvino int8 NNCF"
 PLAIN = tuple(f"openvino int8 {policy}, ours +bfloat16" for policy in ("cpu", "cpu-amx", "qdq"))
 # The file with operators that is written by default, and its likeness in runs from before that policy.
 COMPILED = tuple(f"openvino int8 {policy}, ours +bfloat16, compiled attention" for policy in ("cpu-operators", "cuda"))
+ATTENTION = "attention", PLAIN, COMPILED
+# The rows of a run of the operators one by one.
+OPERATORS = ("our plain file", "with compiled attention", "with compiled attention and MLP")
 ARCHITECTURES = {"swin_tiny_patch4_window7_224": "swin", "swinv2_tiny_patch4_window8_256": "swinv2"}
 
 Run = dict[str, Any]
@@ -55,34 +58,61 @@ def page(runs: list[Run]) -> str:
         "*ms*: the median of a batch. *x*: how many times as fast as the faster of NNCF's two files in the same run. "
         "*dB*: the least SQNR of the logits on these machines, relative to the float model.\n"
     ]
-    for model in dict.fromkeys(run["model"] for run in runs):
-        own = [run for run in runs if run["model"] == model]
+    whole = [run for run in runs if not _is_of_operators(run)]
+    for model in dict.fromkeys(run["model"] for run in whole):
+        own = [run for run in whole if run["model"] == model]
         for batch in sorted({row["batch"] for run in own for row in run["rows"]}):
             parts.append(f"\n## {model}, batch {batch}\n\n{_table(own, batch)}")
+    if steps := [run for run in runs if _is_of_operators(run)]:
+        parts.append(f"\n## Compiled operators one by one, ms a batch\n\n{_one_by_one(steps)}")
     parts.append("\n## The runs\n\n" + "\n".join(_circumstances(run) for run in runs) + "\n")
     return "".join(parts)
 
 
 def measured(runs: list[Run]) -> str:
-    """YAML: ms of the fastest plain file and of the file with operators, by kind of CPU, architecture and batch."""
-    found: dict[str, dict[str, list[str]]] = {}
+    """YAML: ms without and with each operator, by kind of CPU, operator, architecture and batch."""
+    found: dict[str, dict[str, dict[str, list[str]]]] = {}
     for run in runs:
         if run["model"] not in ARCHITECTURES or run["without_amx"]:  # a CPU of that kind counts, not an imitated one
             continue
-        kind = "amx" if "amx_int8" in run["int8"] else "avx512-vnni"
-        times = found.setdefault(kind, {}).setdefault(ARCHITECTURES[run["model"]], [])
+        operator, without, with_ = ("mlp", OPERATORS[1:2], OPERATORS[2:]) if _is_of_operators(run) else ATTENTION
+        kind = found.setdefault("amx" if "amx_int8" in run["int8"] else "avx512-vnni", {})
+        times = kind.setdefault(operator, {}).setdefault(ARCHITECTURES[run["model"]], [])
         for batch in sorted({row["batch"] for row in run["rows"]}):
             ms = {row["candidate"]: row["p50_ms"] for row in run["rows"] if row["batch"] == batch}
-            plain = min(ms[name] for name in PLAIN if name in ms)
-            times.append(f"{batch}: [{plain:.2f}, {next(ms[name] for name in COMPILED if name in ms):.2f}]")
+            plain = min(ms[name] for name in without if name in ms)
+            times.append(f"{batch}: [{plain:.2f}, {next(ms[name] for name in with_ if name in ms):.2f}]")
     lines = [
-        "# Whether files for OpenVINO have compiled operators by default: [ms without, ms with] by architecture and",
-        "# batch, for each kind of CPU. Tiny models, two threads, bfloat16 around int8. Without: the fastest plain",
-        "# policy; with: cpu-operators, or cuda where only that was measured. Written by benchmarks/cpu_page.py from",
+        "# Which compiled operators files for OpenVINO have by default: [ms without, ms with] by kind of CPU,",
+        "# operator, architecture and batch; one that was not measured, or is slower at some batch, is left out. Tiny",
+        "# models, two threads, bfloat16 around int8. Attention: the fastest plain policy, and cpu-operators, or cuda",
+        "# where only that was measured. MLP: beside attention. Written by benchmarks/cpu_page.py from",
         "# docs/results/cpu_engines.json.",
     ]
-    for kind, families in sorted(found.items()):
-        lines += [f"{kind}:", *(f"  {family}: {{{', '.join(times)}}}" for family, times in sorted(families.items()))]
+    for kind, operators in sorted(found.items()):
+        lines.append(f"{kind}:")
+        for operator, families in sorted(operators.items()):
+            lines.append(f"  {operator}:")
+            lines += [f"    {family}: {{{', '.join(times)}}}" for family, times in sorted(families.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _is_of_operators(run: Run) -> bool:
+    """Whether a run is of the operators one by one."""
+    return bool(run.get("operators"))
+
+
+def _one_by_one(runs: list[Run]) -> str:
+    """Markdown: ms by operators, a line for each run and batch."""
+    lines = [
+        "| model | machine | batch | " + " | ".join(OPERATORS) + " |",
+        "|---|---|---:" + "|---:" * len(OPERATORS) + "|",
+    ]
+    for run in runs:
+        for batch in sorted({row["batch"] for row in run["rows"]}):
+            ms = {row["candidate"]: row["p50_ms"] for row in run["rows"] if row["batch"] == batch}
+            cells = [run["model"], _machine(run), str(batch), *(f"{ms[name]:.1f}" for name in OPERATORS)]
+            lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
@@ -118,8 +148,8 @@ def _circumstances(run: Run) -> str:
     return f"* {run['model']} on {_machine(run)}, {run['date']}: {'; '.join(said)}{note}"
 
 
-def _key(run: Run) -> tuple[str, bool, str]:
-    return run["model"], run["without_amx"], run["cpu"]
+def _key(run: Run) -> tuple[str, bool, str, bool]:
+    return run["model"], run["without_amx"], run["cpu"], _is_of_operators(run)
 
 
 def _as_json(run: Run) -> str:

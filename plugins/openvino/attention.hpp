@@ -7,10 +7,7 @@
 
 #include "attention_vnni.hpp"
 #include "openvino/op/op.hpp"
-
-#if defined(SWIN_QUANT_TBB)  // the threads of OpenVINO's own wheel
-#    include "tbb/parallel_for.h"
-#endif
+#include "threads.hpp"
 
 namespace swin_quant {
 
@@ -116,16 +113,6 @@ public:
     }
 
 private:
-    template <typename Work>
-    static void for_each(size_t count, const Work& work) {
-#if defined(SWIN_QUANT_TBB)
-        tbb::parallel_for(size_t(0), count, work);
-#else
-        for (size_t i = 0; i < count; ++i)
-            work(i);
-#endif
-    }
-
     int64_t m_heads = 1;
     std::vector<float> m_scales;
 };

@@ -1,9 +1,7 @@
 // Window attention of one head on CPUs with AVX-512 VNNI: heads of 32 channels, windows of at most 64 tokens.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <cstring>
+#include "vnni.hpp"
 
 namespace swin_quant {
 
@@ -24,19 +22,7 @@ constexpr size_t VNNI_DEPTH = 32, VNNI_LENGTH = 64;
 
 #if defined(__x86_64__) && defined(__GNUC__)
 
-}  // namespace swin_quant
-
-#    include <immintrin.h>
-
-namespace swin_quant {
-
-#    define SWIN_QUANT_VNNI __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")))
 #    define SWIN_QUANT_UNROLL _Pragma("GCC unroll 8")
-
-inline bool has_vnni() {
-    return __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-}
 
 // The 4 tokens from `token` on; behind the last one there are zeros. half: of their 32 channels.
 SWIN_QUANT_VNNI inline void load_four(const Rows& x, const int8_t* rows, size_t token, size_t half, __m128i* found) {
@@ -176,13 +162,8 @@ SWIN_QUANT_VNNI inline void attend_vnni(const Rows& x, const float* constant, in
 }
 
 #    undef SWIN_QUANT_UNROLL
-#    undef SWIN_QUANT_VNNI
 
 #else
-
-inline bool has_vnni() {
-    return false;
-}
 
 inline void attend_vnni(const Rows&, const float*, int8_t*, size_t, const Scales&) {}
 

@@ -2,6 +2,7 @@
 #include "openvino/core/extension.hpp"
 
 #include "attention.hpp"
+#include "mlp.hpp"
 #include "openvino/core/op_extension.hpp"
 #include "openvino/frontend/node_context.hpp"
 #include "openvino/frontend/onnx/extension/conversion.hpp"
@@ -34,13 +35,23 @@ ov::OutputVector attention(const ov::frontend::NodeContext& node) {
         ->outputs();
 }
 
+ov::OutputVector mlp(const ov::frontend::NodeContext& node) {
+    ov::OutputVector inputs;
+    for (size_t i = 0; i < node.get_input_size(); ++i)
+        inputs.push_back(node.get_input(int(i)));
+    const auto epsilon = node.get_attribute<float>("epsilon");
+    return std::make_shared<swin_quant::Mlp>(inputs, node.get_attribute<int64_t>("norm_last") != 0, epsilon)->outputs();
+}
+
 }  // namespace
 
 OPENVINO_CREATE_EXTENSIONS((std::vector<ov::Extension::Ptr>{
     std::make_shared<ov::OpExtension<swin_quant::Roll>>(),
     std::make_shared<ov::OpExtension<swin_quant::Relu>>(),
     std::make_shared<ov::OpExtension<swin_quant::Attention>>(),
+    std::make_shared<ov::OpExtension<swin_quant::Mlp>>(),
     std::make_shared<ov::frontend::onnx::ConversionExtension>("Roll", SWIN_QUANT_DOMAIN, roll),
     std::make_shared<ov::frontend::onnx::ConversionExtension>("Relu", SWIN_QUANT_DOMAIN, relu),
     std::make_shared<ov::frontend::onnx::ConversionExtension>("Attention", SWIN_QUANT_DOMAIN, attention),
+    std::make_shared<ov::frontend::onnx::ConversionExtension>("Mlp", SWIN_QUANT_DOMAIN, mlp),
 }));

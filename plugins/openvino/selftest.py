@@ -1,26 +1,32 @@
-"""Checks a library of the operators: selftest.py LIBRARY ends with an error unless it computes attention as numpy does.
+"""Checks a library of the operators: selftest.py LIBRARY ends with an error unless it computes them as numpy does.
 
 A program of its own: a library that crashes takes nothing else with it.
 """
 
+import math
 import sys
 
 import numpy as np
-import onnx
 import openvino
+from onnx import TensorProto, helper, numpy_helper
 
 HEADS, DEPTH, LENGTH, WINDOWS = 2, 32, 49, 4
 SCALES = [0.02, 0.03, 0.02, 0.004]  # of q, k, v and the result
+EPSILON = 1e-5
+EXACT = {"INFERENCE_PRECISION_HINT": "f32"}
+TOKENS, WIDTH, HIDDEN = 101, 96, 128  # no whole tiles; a panel of 64 columns and one of 32
 
 
-def one_node() -> bytes:
-    """An ONNX file: x int8 [B, T, 3C] and c float32 [nW * heads, L, L] -> y int8 [B, T, C]."""
-    node = onnx.helper.make_node("Attention", ["x", "c"], ["y"], domain="swin_quant", heads=HEADS, scales=SCALES)
-    kinds = {"x": onnx.TensorProto.INT8, "c": onnx.TensorProto.FLOAT, "y": onnx.TensorProto.INT8}
-    x, c, y = (onnx.helper.make_tensor_value_info(name, kind, ["a", "b", name]) for name, kind in kinds.items())
-    opsets = [onnx.helper.make_opsetid("", 20), onnx.helper.make_opsetid("swin_quant", 1)]
-    graph = onnx.helper.make_graph([node], "one", [x, c], [y])
-    return onnx.helper.make_model(graph, opset_imports=opsets).SerializeToString()
+def one_node(name: str, inputs: list, results: int, constants: dict, **attributes: object) -> bytes:
+    """An ONNX file of one node. inputs: (name, type) of rank 3; results: its type."""
+    node = helper.make_node(
+        name, [one for one, _ in inputs] + list(constants), ["y"], domain="swin_quant", **attributes
+    )
+    shown = [helper.make_tensor_value_info(one, kind, ["a", "b", f"c{one}"]) for one, kind in [*inputs, ("y", results)]]
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("swin_quant", 1)]
+    held = [numpy_helper.from_array(value, one) for one, value in constants.items()]
+    graph = helper.make_graph([node], "one", shown[:-1], shown[-1:], held)
+    return helper.make_model(graph, opset_imports=opsets).SerializeToString()
 
 
 def attention(x: np.ndarray, constant: np.ndarray) -> np.ndarray:
@@ -33,16 +39,56 @@ def attention(x: np.ndarray, constant: np.ndarray) -> np.ndarray:
     return np.clip(result.swapaxes(2, 3).reshape(len(x), -1, HEADS * DEPTH), -128, 127)
 
 
+def mlp(x: np.ndarray, constants: dict, norm_last: bool) -> np.ndarray:
+    """The result, in float64."""
+    gain, bias, *linears = (value.astype(float) for value in constants.values())
+
+    def normalised(y: np.ndarray) -> np.ndarray:
+        return (y - y.mean(-1, keepdims=True)) / np.sqrt(y.var(-1, keepdims=True) + EPSILON) * gain + bias
+
+    def linear(
+        y: np.ndarray, scale: float, zero: float, w: np.ndarray, scales: np.ndarray, b: np.ndarray
+    ) -> np.ndarray:
+        lowest = -128 if zero == 0 else 0
+        return (np.clip(np.round(y / scale) + zero, lowest, lowest + 255) - zero) @ w * (scale * scales) + b
+
+    y = linear(x if norm_last else normalised(x), *linears[:5])
+    y = linear(y * (1 + np.vectorize(math.erf)(y / 2**0.5)) / 2, *linears[5:])
+    return x + (normalised(y) if norm_last else y)
+
+
 def main() -> None:
     core = openvino.Core()
     core.add_extension(sys.argv[1])
-    model = core.compile_model(core.read_model(one_node()), "CPU")
     random = np.random.default_rng(0)
+    floats, eight = TensorProto.FLOAT, TensorProto.INT8
+
+    file = one_node("Attention", [("x", eight), ("c", floats)], eight, {}, heads=HEADS, scales=SCALES)
     x = random.integers(-128, 128, (2, WINDOWS * LENGTH, 3 * HEADS * DEPTH), np.int8)
     constant = random.standard_normal((WINDOWS * HEADS, LENGTH, LENGTH)).astype(np.float32)
-    off = np.abs(model([x, constant])[0] - attention(x, constant))
+    off = np.abs(core.compile_model(core.read_model(file), "CPU")([x, constant])[0] - attention(x, constant))
     if off.max() > 4 or off.mean() > 0.5:  # levels: exponentials are rounded to 8 bits; rounding alone costs 0.25
         raise SystemExit(f"attention is {off.mean():.2f} levels off, {off.max():.1f} at most")
+
+    x = random.standard_normal((3, TOKENS, WIDTH)).astype(np.float32)
+    constants = {name: random.standard_normal(WIDTH).astype(np.float32) for name in ("gain", "bias")}
+    constants |= {"scale": np.float32(0.03), "zero": np.int8(0)} | linear(random, 1, WIDTH, HIDDEN)
+    constants |= {"of_hidden": np.float32(0.02), "hidden_zero": np.uint8(9)} | linear(random, 2, HIDDEN, WIDTH)
+    for last in (False, True):
+        file = one_node("Mlp", [("x", floats)], floats, constants, norm_last=int(last), epsilon=EPSILON)
+        found, wanted = core.compile_model(core.read_model(file), "CPU", EXACT)([x])[0], mlp(x, constants, last)
+        noise = np.square(found - wanted).sum() / np.square(wanted - x).sum()
+        if not noise < 1e-6:  # levels differ where a value lies between two
+            raise SystemExit(f"the MLP is {noise:.1e} of its energy off")
+
+
+def linear(random: np.random.Generator, number: int, inputs: int, outputs: int) -> dict:
+    """The constants of a linear."""
+    return {
+        f"w{number}": random.integers(-127, 128, (inputs, outputs), np.int8),
+        f"scales{number}": random.uniform(0.5e-3, 1e-3, outputs).astype(np.float32),
+        f"b{number}": random.standard_normal(outputs).astype(np.float32),
+    }
 
 
 if __name__ == "__main__":

@@ -55,11 +55,16 @@ def _attention(levels: Tensor, constant: Tensor, heads: int, scales: Sequence[fl
     return Node((levels, constant), {"heads": heads, "scales": list(scales)}, (*tokens, channels // 3))
 
 
+def _mlp(x: Tensor, *constants: Tensor, norm_last: bool, epsilon: float) -> Node:
+    return Node((x, *constants), {"norm_last": int(norm_last), "epsilon": epsilon}, tuple(x.shape))
+
+
 CALLS: dict[str, Callable[..., Node | None]] = {
     "roll": _roll,
     "relu": _relu,
     "layer_norm": _layer_norm,
     "attention": _attention,
+    "mlp": _mlp,
 }
 PLUGINS = (*CALLS, "window_partition")
 

@@ -213,18 +213,18 @@ def _operators() -> Iterator[tuple[str, ...]]:
     try:
         yield "C++ compiler", compiler()
     except SwinQuantError as error:
-        yield "C++ compiler", str(error), "missing", "it compiles attention for OpenVINO at first use: install g++"
+        yield "C++ compiler", str(error), "missing", "it compiles operators for OpenVINO at first use: install g++"
     if not engines()["openvino"].is_installed:
         return
     try:
         library = operators.library()
     except SwinQuantError as error:
-        yield "attention of OpenVINO", "plain nodes", "caution", str(error)
+        yield "operators of OpenVINO", "plain nodes", "caution", str(error)
         return
     if failed := self_test(operators.sources(), library):
-        yield "attention of OpenVINO", "fails its self-test", "caution", f"{failed}: remove {library}"
+        yield "operators of OpenVINO", "fails its self-test", "caution", f"{failed}: remove {library}"
     else:
-        yield "attention of OpenVINO", f"compiled, passes its self-test: {library}"
+        yield "operators of OpenVINO", f"compiled, passes its self-test: {library}"
 
 
 _SATURATION: Mapping[bool | None, tuple[str, ...]] = {

@@ -147,12 +147,12 @@ def test_a_fresh_process_is_asked(monkeypatch):
 
 def test_the_operators_are_tested_anew(with_operators):
     found = topic("operators")
-    assert found["C++ compiler"].state == found["attention of OpenVINO"].state == "good"
-    assert str(with_operators) in found["attention of OpenVINO"].value
+    assert found["C++ compiler"].state == found["operators of OpenVINO"].state == "good"
+    assert str(with_operators) in found["operators of OpenVINO"].value
 
 
 def test_operators_that_are_not_compiled_are_a_caution_with_the_reason(monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     found = topic("operators")
     assert found["C++ compiler"].state == "missing" and "no-such-compiler" in found["C++ compiler"].value
-    assert found["attention of OpenVINO"].state == "caution" and "is 0" in found["attention of OpenVINO"].remedy
+    assert found["operators of OpenVINO"].state == "caution" and "is 0" in found["operators of OpenVINO"].remedy

@@ -11,12 +11,14 @@ if TYPE_CHECKING:
 
 _END = 2**62
 _FLOAT, _INT8 = 1, 3  # onnx.TensorProto's numbers
+_HAS_GELU = 20  # the first opset that does
 
 
 class _Body:
     """The nodes of a function, in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, opset: int) -> None:
+        self.opset = opset
         self.nodes: list[NodeProto] = []
 
     def __call__(
@@ -33,6 +35,13 @@ class _Body:
             attribute.type = getattr(onnx.AttributeProto, kind)
         self.nodes.append(node)
         return out
+
+    def gelu(self, x: str) -> str:
+        if self.opset >= _HAS_GELU:
+            return self("Gelu", x)
+        erf = self("Erf", self("Div", x, self("Constant", value_float=2**0.5)))
+        both = self("Mul", x, self("Add", erf, self("Constant", value_float=1.0)))
+        return self("Mul", both, self("Constant", value_float=0.5))
 
     def whole(self, *values: int) -> str:
         return self("Constant", value_ints=list(values))
@@ -109,12 +118,29 @@ def _attention(body: _Body, inputs: Sequence[str], nodes: Sequence[Node]) -> tup
     return body("Cast", rounded(x, -1), to=_INT8), ["heads", "scales"]
 
 
+def _mlp(body: _Body, inputs: Sequence[str], nodes: Sequence[Node]) -> tuple[str, list[str]]:
+    x, *norm = inputs[:3]
+
+    def normalised(y: str) -> str:
+        return body("LayerNormalization", y, *norm, refer={"epsilon": ("epsilon", "FLOAT")})
+
+    def linear(y: str, scale: str, zero: str, weight: str, scales: str, bias: str) -> str:
+        y = body("DequantizeLinear", body("QuantizeLinear", y, scale, zero), scale, zero)
+        return body("Add", body("MatMul", y, body("DequantizeLinear", weight, scales, axis=1)), bias)
+
+    is_last = nodes[0].attributes["norm_last"]
+    y = linear(x if is_last else normalised(x), *inputs[3:8])
+    y = linear(body.gelu(y), *inputs[8:])
+    return body("Add", x, normalised(y) if is_last else y), ["norm_last", "epsilon"]
+
+
 _BODIES: dict[str, Callable[[_Body, Sequence[str], Sequence[Node]], tuple[str, list[str]]]] = {
     "roll": _roll,
     "relu": _relu,
     "layer_norm": _layer_norm,
     "window_partition": _window_partition,
     "attention": _attention,
+    "mlp": _mlp,
 }
 
 
@@ -122,7 +148,7 @@ def function_of(plugin: Plugin, nodes: Sequence[Node], opset: int) -> "FunctionP
     """The function that all nodes of a plugin call. UsageError if one function cannot stand for all of them."""
     import onnx
 
-    body = _Body()
+    body = _Body(opset)
     inputs = [f"x{place}" for place in range(len(nodes[0].inputs))]
     output, attributes = _BODIES[plugin.operator](body, inputs, nodes)
     opsets = [onnx.helper.make_opsetid("", opset)]

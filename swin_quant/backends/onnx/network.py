@@ -5,6 +5,7 @@ Its ends are its input and outputs: it may take pictures as bytes, and give prob
 
 import copy
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -36,7 +37,8 @@ def network(
         fold_normalisation(model.get_submodule(rewriter.stem or ""), preprocess)
     lower(model, options.is_symmetric, model.parameters_read)
     if options.compiled:
-        rewriter.apply(model, names, plugins_of(options.compiled), options.are_compiled)
+        kind = model.architecture.family.name if model.architecture else ""
+        rewriter.apply(model, names, plugins_of(options.compiled), partial(options.are_compiled, kind))
     else:
         rewriter.apply(model, names, plugins_of(options.plugin))
     if options.floats == "float16" and rewriter.halve:

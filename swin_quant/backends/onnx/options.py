@@ -15,7 +15,7 @@ OPSETS = range(17, 21)
 FP8_OPSET = 19  # the first with float8 in Q/DQ
 INT4_OPSET = 21  # the first with INT4 in DequantizeLinear
 INT4_BITS = 4
-REWRITTEN = "attention"  # the plugin whose nodes only an architecture's rewrites make
+REWRITTEN = frozenset({"attention", "mlp"})  # the plugins whose nodes only an architecture's rewrites make
 
 
 @dataclass(frozen=True)
@@ -80,24 +80,30 @@ class OnnxOptions:
 
         chosen(self.replace)
         plugged = plugins_of(self.plugin, self.replace)
-        if REWRITTEN in plugged and (self.replace or len(plugged) > 1):
+        rewritten = next((operator for operator in plugged if operator in REWRITTEN), None)
+        if rewritten and (self.replace or not plugged.keys() <= REWRITTEN):
             raise UsageError(
-                f"‹plugin› {REWRITTEN}: not beside ‹replace› and other plugins: its graph has none of them"
+                f"‹plugin› {rewritten}: not beside ‹replace› and other plugins: its graph has none of them"
             )
-        if REWRITTEN in plugged and self.floats != "float32":
-            raise UsageError(f"‹plugin› {REWRITTEN}: not in float16: choose ‹float_type› float32")
-        if REWRITTEN not in plugged and (self.replace or plugged):
+        if rewritten and self.floats != "float32":
+            raise UsageError(f"‹plugin› {rewritten}: not in float16: choose ‹float_type› float32")
+        if "mlp" in plugged and self.int4_weights:
+            raise UsageError("‹plugin› mlp: takes int8 weights: leave ‹int4_weights› out")
+        if not rewritten and (self.replace or plugged):
             object.__setattr__(self, "rewrites", self.rewrites or frozenset())
 
     @property
     def compiled(self) -> tuple[str, ...]:
         """Plugins that are compiled for the target and take what they can; none where others are asked for."""
         asked = self.plain or self.plugin or self.replace or self.rewrites is not None
-        return () if asked or self.precision == "float" else onnx_targets()[self.target].compiled
+        if asked or self.precision == "float":
+            return ()
+        takes = (lambda plugin: not plugin.startswith("mlp=")) if self.int4_weights else bool
+        return tuple(filter(takes, onnx_targets()[self.target].compiled))
 
     @property
-    def are_compiled(self) -> Callable[[], bool]:
-        """Whether they run here, as a question that is only asked if something could take them."""
+    def are_compiled(self) -> Callable[[str, str], bool]:
+        """Whether an (architecture, operator) runs fast here; asked only where something can take it."""
         return function(onnx_targets()[self.target].are_compiled)
 
     @property

@@ -3,6 +3,7 @@
 import importlib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -80,11 +81,11 @@ class Rewriter:
         model: nn.Module,
         names: Iterable[str],
         plugged: Collection[str] = (),
-        are_compiled: Callable[[], bool] | None = None,
+        is_compiled: Callable[[str], bool] | None = None,
     ) -> None:
         """Apply the rewrites `names`, in the order of the table, then the changes for the operators `plugged`.
 
-        With `are_compiled` these leave alone what their operator does not compute fast, and all where it says no.
+        With `is_compiled` these leave alone what their operator does not compute fast, and all where it says no to it.
         """
         for name, rewrite in self.table.items():
             if name in names:
@@ -92,7 +93,7 @@ class Rewriter:
                     rewrite(model)
         for operator, change in self.plugins.items():
             if operator in plugged:
-                change(model, are_compiled)
+                change(model, partial(is_compiled, operator) if is_compiled else None)
 
 
 class Cast(nn.Module):

@@ -21,7 +21,7 @@ class OnnxTarget:
     `unsigned`: Q/DQ pairs that a convolution and other operators read are uint8.
     `ends`: it takes uint8 pictures and files with more outputs than logits.
     `compiled`: plugins for its files by default, which are compiled at first use; `are_compiled`: names a function that
-    says whether they are.
+    says whether an architecture's files have an operator here.
     """
 
     name: str

@@ -10,7 +10,7 @@ BACKEND = Backend(
         OnnxTarget(
             "openvino",
             int4=True,
-            compiled=("attention=swin_quant::Attention",),
+            compiled=("attention=swin_quant::Attention", "mlp=swin_quant::Mlp"),
             are_compiled="swin_quant.backends.openvino.operators:run_here",
         ),
         ("cpu", "qdq", "cpu-operators"),

@@ -16,7 +16,7 @@ from swin_quant.backends.details import Details, policy_of
 from swin_quant.backends.onnx_reader.checks import first_line
 from swin_quant.backends.onnx_reader.file import OnnxFile, as_input, as_output, verified
 from swin_quant.backends.onnx_reader.inside import of_images, opened_up
-from swin_quant.backends.openvino.operators import libraries_of
+from swin_quant.backends.openvino.operators import libraries_of, stream_in_half
 from swin_quant.backends.saturation import warn
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.extras import library
@@ -122,6 +122,8 @@ class _Graphs:
         written_out = file.functions and not extended  # OpenVINO's parser knows no functions
         source = partial(without_functions, file.path) if written_out else partial(str, file.path)
         self.model = self._try("load", lambda: core.read_model(source()))
+        if float_type == "bfloat16":
+            stream_in_half(self.model)
 
     def request(self, shape: tuple[int, ...]) -> Any:
         """An inference request of the graph for pictures of this shape."""

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping
 from functools import cache
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,15 @@ from swin_quant.operators.plugins import plugins_of
 
 DOMAIN = "swin_quant"
 SWITCH = "SWIN_QUANT_OPERATORS"  # an environment variable: 0 compiles and loads nothing
-NODES = {"roll": "Roll", "relu": "Relu", "attention": "Attention"}  # operator -> its node's name (extension.cpp)
+NODES = {
+    "roll": "Roll",
+    "relu": "Relu",
+    "attention": "Attention",
+    "mlp": "Mlp",
+}  # operator -> its node's name (extension.cpp)
 FAST_DEPTH, FAST_TOKENS = 32, 64  # channels of a head and tokens of a window of its kernel (attention_vnni.hpp)
 _LEAST = "avx512-vnni"  # the kind whose gain is told on CPUs that are not measured
-_WHAT = "OpenVINO's window attention"
+_WHAT = "OpenVINO's window attention and MLP"
 
 
 def sources() -> Path:
@@ -59,10 +65,14 @@ def cpu_kind() -> str | None:
     return "amx" if has.get("amx_int8") else "avx512-vnni"
 
 
-def gain(architecture: str, kind: str) -> float | None:
-    """How many times as fast files with the operators are, at the batch where they gain least; None: not measured."""
-    times = read_yaml(sources() / "measured.yaml", "table of measurements").get(kind, {}).get(architecture)
-    return min(without / with_ for without, with_ in times.values()) if times else None
+def gain(architecture: str, operator: str, kind: str | None = None) -> float:
+    """How many times as fast files with an operator are, at the batch where they gain least; 0: not measured.
+
+    `kind`: of the CPU; None: this one's.
+    """
+    table = read_yaml(sources() / "measured.yaml", "table of measurements")[kind or cpu_kind() or _LEAST]
+    times = table.get(operator, {}).get(architecture, {})
+    return min((without / with_ for without, with_ in times.values()), default=0.0)
 
 
 def are_default(config: Mapping[str, Any]) -> bool:
@@ -75,17 +85,22 @@ def are_default(config: Mapping[str, Any]) -> bool:
     if model.get("OUTPUT_KIND") == FEATURES or not {"EMBED_DIM", "NUM_HEADS", "WINDOW_SIZE"} <= family.keys():
         return False
     is_fast = family["EMBED_DIM"] == FAST_DEPTH * family["NUM_HEADS"][0] and family["WINDOW_SIZE"] ** 2 <= FAST_TOKENS
-    return is_fast and (gain(model["TYPE"], cpu_kind() or _LEAST) or 0) > 1 and run_here()
+    return is_fast and run_here(model["TYPE"])
 
 
-def run_here() -> bool:
-    """Whether the library is there; a warning says why it is not."""
+def run_here(architecture: str, operator: str = "attention") -> bool:
+    """Whether files of an architecture have an operator here: it was measured to be faster, and the library is there.
+
+    A warning says why the library is not.
+    """
+    if gain(architecture, operator) <= 1:
+        return False
     try:
         return bool(library())
     except SwinQuantError as error:
         if os.environ.get(SWITCH) != "0":
-            times = gain("swin", cpu_kind() or _LEAST)
-            _tell(f"{_WHAT} is not compiled: {error}: a plain file, which took a Swin-T {times:.2f} times as long")
+            times = prod(max(gain("swin", operator), 1) for operator in NODES)
+            _tell(f"{_WHAT} are not compiled: {error}: a plain file, which took a Swin-T {times:.2f} times as long")
         return False
 
 
@@ -104,6 +119,22 @@ def libraries_of(artifact: Artifact) -> tuple[str, ...]:
     except SwinQuantError as error:
         _tell(f"{artifact.file}: its operators run as plain nodes, slower: {error}")
         return ()
+
+
+def stream_in_half(model: Any) -> None:
+    """Let the MLPs of an OpenVINO model, which runs in bfloat16, read and write that, in place: nothing is converted.
+
+    The type of their result is that of what they read.
+    """
+    from openvino import opset13
+
+    for node in [one for one in model.get_ops() if one.get_type_name() == NODES["mlp"]]:
+        readers = list(node.output(0).get_target_inputs())
+        node.input(0).replace_source_output(opset13.convert(node.input_value(0), "bf16").output(0))
+        result = opset13.convert(node.output(0), "f32").output(0)
+        for reader in readers:
+            reader.replace_source_output(result)
+    model.validate_nodes_and_infer_types()
 
 
 @cache

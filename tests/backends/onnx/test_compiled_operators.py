@@ -80,7 +80,7 @@ def test_a_file_with_the_operator_computes_what_fake_quant_does(
     is_default = window <= 8
     asked = {} if is_default else {"plugin": tuple(OPERATOR)}  # plain nodes are faster for larger windows
     artifact = export(model, card, tmp_path, OnnxOptions(target="openvino", **asked))
-    assert artifact.record["options"]["plugin"] == OPERATOR and attentions(artifact) == 2
+    assert artifact.record["options"]["plugin"][:1] == OPERATOR and attentions(artifact) == 2
     found = engine.load(artifact, EngineOptions(threads=1))
     assert list(found.details["extensions"]) == [with_operators.name]
     apply_policy(model, load_policy("cpu-operators"))
@@ -106,11 +106,12 @@ def test_a_plain_file_is_asked_for_or_of_a_policy_with_float_attention(
     model, card = calibrated_for()
     card = replace(card, policy=load_policy(policy).to_dict())
     artifact = export(model, card, tmp_path, OnnxOptions(target="openvino", **options))
-    assert artifact.record["options"]["plugin"] == [] and not attentions(artifact)
+    assert not attentions(artifact) and (policy == "cpu" or artifact.record["options"]["plugin"] == [])
 
 
 def test_what_no_operator_is_compiled_for():
-    assert OnnxOptions(target="openvino").compiled == tuple(OPERATOR)
+    assert OnnxOptions(target="openvino").compiled == (*OPERATOR, "mlp=swin_quant::Mlp")
+    assert OnnxOptions(target="openvino", int4_weights=True).compiled == tuple(OPERATOR)
     for options in ({"plain": True}, {"precision": "float"}, {"target": "portable"}, {"replace": ("roll",)}):
         assert OnnxOptions(**{"target": "openvino"} | options).compiled == ()
 
@@ -171,8 +172,11 @@ def test_a_plain_file_is_the_default_where_they_do_not_run_and_a_line_says_why(
     assert [policy_for("openvino", replace(card, policy=None)).name for _ in range(2)] == ["cpu", "cpu"]
     operators._library.cache_clear()
     (line,) = [record.getMessage() for record in caplog.records]
-    assert said in line and line.startswith("OpenVINO's window attention is not compiled: ") and "\n" not in line
-    assert f"{operators.gain('swin', 'avx512-vnni'):.2f} times as long" in line
+    assert (
+        said in line and line.startswith("OpenVINO's window attention and MLP are not compiled: ") and "\n" not in line
+    )
+    gains = [operators.gain("swin", operator, "avx512-vnni") for operator in ("attention", "mlp")]
+    assert f"{gains[0] * max(gains[1], 1):.2f} times as long" in line
 
 
 @pytest.mark.parametrize(
@@ -193,13 +197,15 @@ def test_what_was_measured_to_be_slower_is_no_default(tiny_config, monkeypatch):
     monkeypatch.setattr(operators, "cpu_kind", lambda: "amx")
     config = portable_config(tiny_config("swin"))
     assert operators.are_default(config)
-    monkeypatch.setattr(operators, "read_yaml", lambda *_: {"amx": {"swin": {"1": [2.0, 1.0], "8": [9.0, 10.0]}}})
+    times = {"1": [2.0, 1.0], "8": [9.0, 10.0]}
+    monkeypatch.setattr(operators, "read_yaml", lambda *_: {"amx": {"attention": {"swin": times}}})
     assert not operators.are_default(config)
+    assert not operators.run_here("swin", "attention") and not operators.run_here("swin", "mlp")  # not measured
 
 
 def test_measured_ratios_are_for_kinds_that_are_told_apart():
     for kind in ("amx", "avx512-vnni"):
-        assert all(operators.gain(architecture, kind) > 1 for architecture in ("swin", "swinv2"))
+        assert all(operators.gain(architecture, "attention", kind) > 1 for architecture in ("swin", "swinv2"))
 
 
 def test_a_library_is_for_one_version_of_openvino_and_one_kind_of_cpu(monkeypatch, tmp_path):

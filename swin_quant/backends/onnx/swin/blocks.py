@@ -50,10 +50,14 @@ class OrderedBlock(nn.Module):
         for name, child in block.named_children():
             self.add_module(name, child)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def attended(self, x: Tensor) -> Tensor:
+        """The residual stream between attention and the MLP."""
         x = self.to_windows(x)
         branch = self._branch(x, self.attn, self.norm1, self.layernorm_input1_quantizer).to(x.dtype)
-        x = self.add1_local_input_quantizer(branch) + self.add1_residual_input_quantizer(x)
+        return self.add1_local_input_quantizer(branch) + self.add1_residual_input_quantizer(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.attended(x)
         branch = self._branch(x, self.mlp, self.norm2, self.layernorm_input2_quantizer).to(x.dtype)
         return self.add2_local_input_quantizer(branch) + self.add2_residual_input_quantizer(x)
 

@@ -1,0 +1,105 @@
+"""The branch of a block that has its MLP, as one operator on int8 values, for engines with a plugin for it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import gelu, layer_norm
+from torch.overrides import handle_torch_function, has_torch_function
+
+from swin_quant.backends.onnx.layers import Linear, Pair, StoredWeight
+from swin_quant.backends.onnx.network import set_forward
+from swin_quant.backends.onnx.swin.blocks import OrderedBlock
+from swin_quant.base.errors import UsageError
+
+FAST_WIDTH, FAST_HIDDEN = 16, 64  # what divides its widths (plugins/openvino/mlp_vnni.hpp)
+
+
+def mlp(x: Tensor, *constants: Tensor, norm_last: bool, epsilon: float) -> Any:
+    """The operator in torch: x + fc2(gelu(fc1(norm(x)))), or x + norm(fc2(gelu(fc1(x)))) with `norm_last`.
+
+    x: float32 [..., C], as the result. constants: weight and bias of the norm [C]; scale and zero point of the levels
+    that fc1 takes, its W int8 [C, H], the scales of W [H] and the bias [H]; the same for fc2, W int8 [H, C].
+    """
+    if has_torch_function((x, *constants)):
+        tensors = (x, *constants)
+        return handle_torch_function(mlp, tensors, *tensors, norm_last=norm_last, epsilon=epsilon)
+    norm, first, second = constants[:2], constants[2:7], constants[7:]
+
+    def linear(y: Tensor, scale: Tensor, zero: Tensor, weight: Tensor, scales: Tensor, bias: Tensor) -> Tensor:
+        ends = torch.iinfo(zero.dtype)
+        levels = ((y / scale).round() + zero).clamp(ends.min, ends.max) - zero
+        return levels * scale @ (weight * scales) + bias
+
+    y = x if norm_last else layer_norm(x, x.shape[-1:], *norm, epsilon)
+    y = linear(gelu(linear(y, *first)), *second)
+    return x + (layer_norm(y, x.shape[-1:], *norm, epsilon) if norm_last else y)
+
+
+class OperatorMlp(nn.Module):
+    """The norm, the MLP and the addition of a block as one operator: float32 [B, T, C] -> [B, T, C]."""
+
+    operator = "mlp"
+
+    def __init__(self, block: OrderedBlock) -> None:
+        super().__init__()
+        self.norm: Any = block.norm2
+        self.norm_last = block.norm_last
+        self.fc1: Linear
+        self.fc2: Linear
+        for name in ("fc1", "fc2"):
+            linear = getattr(block.mlp, name)
+            node, weight = linear._input_quantizer, linear._weight_quantizer
+            kind = torch.int8 if node.zero_point is None else torch.uint8
+            node.register_buffer("zero", torch.tensor(node.zero_point or 0, dtype=kind))
+            weight.scale = weight.scale.expand(weight.values.shape[1]).contiguous()
+            if linear.bias is None:
+                linear.bias = torch.zeros_like(weight.scale)
+            self.add_module(name, linear)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: the residual stream."""
+        constants = [self.norm.weight, self.norm.bias]
+        for linear in (self.fc1, self.fc2):
+            node, weight = linear._input_quantizer, linear._weight_quantizer
+            constants += [node.scale, node.zero, weight.values, weight.scale, linear.bias]  # type: ignore[list-item]
+        return mlp(x, *constants, norm_last=self.norm_last, epsilon=self.norm.eps)
+
+
+def as_operator(model: nn.Module, is_compiled: Callable[[], bool] | None = None) -> None:
+    """Let the second branch of every block call the operator, in place. UsageError for one that is not all int8.
+
+    With `is_compiled`, asked where it matters, only those with which the compiled operator is fast call it.
+    """
+    found = {name: block for name, block in model.named_modules() if isinstance(block, OrderedBlock)}
+    faults = {name: _fault(block) for name, block in found.items()}
+    if is_compiled:
+        found = {name: block for name, block in found.items() if not faults[name] and _is_fast(block.mlp)}
+        found = found if found and is_compiled() else {}
+    elif fault := next(((name, why) for name, why in faults.items() if why), None):
+        raise UsageError(f"‹plugin› mlp: {'.mlp '.join(fault)}")
+    for block in found.values():
+        block.mlp = OperatorMlp(block)
+        set_forward(block, lambda self, x: self.mlp(self.attended(x)))
+
+
+def _is_fast(layer: Any) -> bool:
+    width, hidden = layer.fc1._weight_quantizer.values.shape
+    return not (width % FAST_WIDTH or hidden % FAST_HIDDEN)
+
+
+def _fault(block: Any) -> str | None:
+    """The reason why the operator cannot compute the branch of a block; None if it can."""
+    layer = block.mlp
+    around = (block.layernorm_input2_quantizer, block.add2_local_input_quantizer, block.add2_residual_input_quantizer)
+    for linear in (layer.fc1, layer.fc2):
+        if any(isinstance(node, Pair) for node in (*around, linear._aftergemm_quantizer)):
+            return "rounds more than what its linears take: choose a ‹policy› as qdq or cuda"
+        node, weight = linear._input_quantizer, linear._weight_quantizer
+        is_eight = isinstance(node, Pair) and node.format == "int8" and not node.offset
+        if not is_eight or not isinstance(weight, StoredWeight) or weight.values.dtype != torch.int8:
+            return "is not all int8: choose a ‹policy› as qdq or cuda"
+        if weight.scale.dim() > 1:
+            return "has weights in blocks: choose a ‹policy› as qdq or cuda"
+    return None
