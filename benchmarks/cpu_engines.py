@@ -1,7 +1,7 @@
 """Swin, or any model of timm, on CPU engines, in one interleaved run: our files beside NNCF's and ONNX Runtime's own.
 
     python benchmarks/cpu_engines.py [--model swin_tiny_patch4_window7_224 | timm:resnet50] [--work DIR] [--batch 1 8]
-        [--rounds 5] [--int4] [--without-amx] [--passes fast]
+        [--rounds 5] [--operators] [--int4] [--without-amx] [--passes fast]
         [--output TABLE.md] [--record]
 
 Weights are random and seeded, with one-dimensional parameters disturbed so that nothing folds away. Calibration and
@@ -9,8 +9,9 @@ comparison run on seeded noise: latency is real, and agreement shows what the ar
 candidate starts from the plain float graph of the same weights. NNCF is measured if it is installed (`pip install
 nncf`). Files in the working folder are not made again.
 
---operators: our file without, and with more and more, compiled operators. --int4: weights of 4 bits instead, stored as int8 and as INT4, beside float and our int8 files. --without-amx: as on a
-CPU that has AVX-512 with VNNI and bfloat16, but no AMX: tests/standin/older_cpu.c hides it from every library.
+--operators: instead, our file without compiled operators, with attention, and with the MLP, too. --int4: weights of 4
+bits instead, stored as int8 and as INT4, beside float and our int8 files. --without-amx: as on a CPU that has AVX-512
+with VNNI and bfloat16, but no AMX: tests/standin/older_cpu.c hides it from every library.
 --passes: passes after our files' calibration, since NNCF's default has some; they cost calibration, not latency.
 Files with attention as the compiled operator are measured beside plain ones if it runs (docs/custom_operators.md).
 """
