@@ -7,7 +7,7 @@ must be as large as its data, and shape inference bounds the tensors that the gr
 import math
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -78,10 +78,11 @@ def _functions(model: Any) -> set[tuple[str, str]]:
     for function in model.functions:
         inner = list(nodes(function))
         for node in inner:
-            if node.domain not in _STANDARD or node.op_type in _SCALED:
+            is_scaled = node.op_type in _SCALED and _scale_of(node) not in function.input
+            if node.domain not in _STANDARD or is_scaled:
                 raise SwinQuantError(
-                    f"has functions of its own ({shown(function.name)}) of other than standard float operators "
-                    f"({shown(node.op_type)}): export it without them"
+                    f"has functions of its own ({shown(function.name)}) of other than standard operators with scales "
+                    f"that a call gives ({shown(node.op_type)}): export it without them"
                 )
         if function.domain in _STANDARD:
             raise SwinQuantError(f"has functions of its own ({shown(function.name)}) in ONNX's domain: rename them")
@@ -163,11 +164,23 @@ def _external(tensor: Any, name: str, expected: int, folder: Path) -> Path:
     return part
 
 
-def check_scales(graph: Any, folder: Path) -> None:
+def _scale_of(node: Any) -> str:
+    """The name of the scale of a Q/DQ node; empty if it is missing."""
+    return node.input[1] if len(node.input) > 1 else ""
+
+
+def check_scales(graph: Any, folder: Path, functions: Iterable[Any] = ()) -> None:
     """SwinQuantError unless every Q/DQ node, also inside If, Loop and Scan, has a constant, finite, positive scale.
 
-    The scale may pass through Casts, as in float16, if it is still finite and positive behind them.
+    The scale may pass through Casts, as in float16, if it is still finite and positive behind them. Calls of
+    `functions` give the scales of the nodes inside.
     """
+    given = {
+        (one.domain, one.name): {
+            list(one.input).index(_scale_of(node)) for node in nodes(one) if node.op_type in _SCALED
+        }
+        for one in functions
+    }
     every = list(scopes(graph))
     held = {id(scope[-1]): _names_in(scope[-1]) for scope in every}
     ends: dict[tuple[int, str], _Constant] = {}
@@ -175,18 +188,17 @@ def check_scales(graph: Any, folder: Path) -> None:
     for scope in every:
         names = [held[id(one)] for one in reversed(scope)]
         for node in scope[-1].node:
-            if node.op_type not in _SCALED:
-                continue
             where = f"node {label(node)} ({node.op_type})"
-            scale = node.input[1] if len(node.input) > 1 else ""
-            tensor, casts = _constant_behind(scale, names, ends)
-            if tensor is None:
-                fault = "is computed, not constant" if _found(scale, names)[1] else "is missing"
-                raise SwinQuantError(f"{where} cannot be run: its scale {shown(scale)!r} {fault}; export it again")
-            if id(tensor) not in extremes:
-                extremes[id(tensor)] = _extremes(tensor, folder)
-            if fault := _fault_of_scale(extremes[id(tensor)], casts):
-                raise SwinQuantError(f"{where}: its scale {shown(scale)!r} {fault}")
+            places = {1} if node.op_type in _SCALED else given.get((node.domain, node.op_type), set())
+            for scale in (node.input[place] if place < len(node.input) else "" for place in sorted(places)):
+                tensor, casts = _constant_behind(scale, names, ends)
+                if tensor is None:
+                    fault = "is computed, not constant" if _found(scale, names)[1] else "is missing"
+                    raise SwinQuantError(f"{where} cannot be run: its scale {shown(scale)!r} {fault}; export it again")
+                if id(tensor) not in extremes:
+                    extremes[id(tensor)] = _extremes(tensor, folder)
+                if fault := _fault_of_scale(extremes[id(tensor)], casts):
+                    raise SwinQuantError(f"{where}: its scale {shown(scale)!r} {fault}")
 
 
 def _names_in(graph: Any) -> dict[str, Any]:

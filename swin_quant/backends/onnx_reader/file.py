@@ -230,7 +230,7 @@ def as_output(found: Sequence[np.ndarray], images: Tensor) -> Output:
 def _checked(path: Path, model: Any) -> OnnxFile:
     opset = check_operators(model)
     parts = external_parts(model, path.parent)
-    check_scales(model.graph, path.parent)
+    check_scales(model.graph, path.parent, model.functions)
     graph = infer_shapes(model)
     inputs = [value for value in graph.input if value.name not in {tensor.name for tensor in graph.initializer}]
     outputs = [value for value in graph.output if value.name not in EXTRAS] or list(graph.output)

@@ -126,9 +126,9 @@ def stream_in_half(model: Any) -> None:
 
     The type of their result is that of what they read.
     """
-    from openvino import opset13
-
-    for node in [one for one in model.get_ops() if one.get_type_name() == NODES["mlp"]]:
+    nodes = [one for one in model.get_ops() if one.get_type_name() == NODES["mlp"]]
+    opset13: Any = installed("openvino.opset13", "openvino") if nodes else None
+    for node in nodes:
         readers = list(node.output(0).get_target_inputs())
         node.input(0).replace_source_output(opset13.convert(node.input_value(0), "bf16").output(0))
         result = opset13.convert(node.output(0), "f32").output(0)

@@ -12,9 +12,12 @@ from onnx import TensorProto, helper, numpy_helper
 from swin_quant.backends.onnx.export import OnnxOptions, export
 from swin_quant.backends.onnx.functions import function_of
 from swin_quant.backends.onnx.swin.mlp_operator import mlp
+from swin_quant.backends.onnx_reader.checks import check_scales
+from swin_quant.backends.openvino import engine
 from swin_quant.backends.openvino.operators import stream_in_half
-from swin_quant.base.errors import UsageError
+from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.operators.plugins import Node, Plugin
+from swin_quant.score.options import EngineOptions
 
 EPSILON = 1e-5
 MLP = ("mlp=swin_quant::Mlp",)
@@ -151,6 +154,31 @@ def test_a_file_with_the_operator_is_the_plain_file(kind, policy, exported, run,
     images = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     difference = run(own.file, images)["logits"] - run(plain.file, images)["logits"]
     assert np.abs(difference).mean() < 0.005
+
+
+@pytest.mark.parametrize("float_type", ["float32", "bfloat16"])
+def test_openvino_runs_a_file_with_the_operator(float_type, exported, with_operators):
+    if float_type not in engine.float_types():
+        pytest.skip(f"no {float_type}")
+    options = EngineOptions(threads=1, float_type=float_type)
+    images = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    plain, own = (engine.load(exported("swin", "cpu", **one), options) for one in ({}, {"plugin": MLP}))
+    assert with_operators.name in own.details["extensions"]
+    wanted, found = plain(images), own(images)
+    assert float((found - wanted).square().sum() / wanted.square().sum()) < (1e-3 if float_type == "bfloat16" else 1e-4)
+
+
+@pytest.mark.parametrize("place, said", [(3, "must be finite and above zero"), (13, "is missing")])
+def test_a_scale_that_a_call_gives_to_the_function_is_checked(place, said, exported, tmp_path):
+    model = onnx.load(exported("swin", "cpu", plugin=MLP).file)
+    node = next(node for node in model.graph.node if node.op_type == "Mlp")
+    if place < len(node.input):
+        scale = next(one for one in model.graph.initializer if one.name == node.input[place])
+        scale.CopyFrom(numpy_helper.from_array(np.float32(0), scale.name))
+    else:
+        del node.input[3:]
+    with pytest.raises(SwinQuantError, match=said):
+        check_scales(model.graph, tmp_path, model.functions)
 
 
 @pytest.mark.parametrize(

@@ -25,16 +25,16 @@ def mlp(x: Tensor, *constants: Tensor, norm_last: bool, epsilon: float) -> Any:
     if has_torch_function((x, *constants)):
         tensors = (x, *constants)
         return handle_torch_function(mlp, tensors, *tensors, norm_last=norm_last, epsilon=epsilon)
-    norm, first, second = constants[:2], constants[2:7], constants[7:]
+    gain, offset, first, second = constants[0], constants[1], constants[2:7], constants[7:]
 
     def linear(y: Tensor, scale: Tensor, zero: Tensor, weight: Tensor, scales: Tensor, bias: Tensor) -> Tensor:
         ends = torch.iinfo(zero.dtype)
         levels = ((y / scale).round() + zero).clamp(ends.min, ends.max) - zero
         return levels * scale @ (weight * scales) + bias
 
-    y = x if norm_last else layer_norm(x, x.shape[-1:], *norm, epsilon)
+    y = x if norm_last else layer_norm(x, x.shape[-1:], gain, offset, epsilon)
     y = linear(gelu(linear(y, *first)), *second)
-    return x + (layer_norm(y, x.shape[-1:], *norm, epsilon) if norm_last else y)
+    return x + (layer_norm(y, x.shape[-1:], gain, offset, epsilon) if norm_last else y)
 
 
 class OperatorMlp(nn.Module):
@@ -63,7 +63,7 @@ class OperatorMlp(nn.Module):
         constants = [self.norm.weight, self.norm.bias]
         for linear in (self.fc1, self.fc2):
             node, weight = linear._input_quantizer, linear._weight_quantizer
-            constants += [node.scale, node.zero, weight.values, weight.scale, linear.bias]  # type: ignore[list-item]
+            constants += [node.scale, node.zero, weight.values, weight.scale, linear.bias]
         return mlp(x, *constants, norm_last=self.norm_last, epsilon=self.norm.eps)
 
 
