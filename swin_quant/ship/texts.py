@@ -15,7 +15,7 @@ number of pictures.
 _FIXED = "The file is for batches of {batch} alone, so that no server can merge requests: export it for any batch.\n"
 
 _OPERATORS = """\
-| `operators/` | the model for OpenVINO with attention as one compiled operator, which `infer.py` runs there; its \
+| `operators/` | the model for OpenVINO with its compiled operators, which `infer.py` runs there; their \
 library, for the OpenVINO and the CPU that made this package; `sh operators/build.sh operators` builds it for those at \
 hand. The model in `models/`, which servers run, is plain |
 """

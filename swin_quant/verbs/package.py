@@ -95,7 +95,7 @@ def package(
     facts = facts_of(artifact, names)
     written = write_package(facts, serving, folder, overwrite)
     if facts.library:
-        log.info("operators/: compiled attention, for infer.py on OpenVINO; models/: the plain file, for servers")
+        log.info("operators/: compiled operators, for infer.py on OpenVINO; models/: the plain file, for servers")
     megabytes = artifact.file.stat().st_size / 1e6
     log.info(
         "package: %s, %.1f MB of model; next: python %s PICTURE ...", facts.served.name, megabytes, written / "infer.py"
