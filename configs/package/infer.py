@@ -26,11 +26,7 @@ def onnxruntime(threads):
     settings.intra_op_num_threads = threads or 0
     for key, value in ABOUT["session"].items():
         settings.add_session_config_entry(key, value)
-    # Of a linear with a fixed batch this fusion makes a float product, which the int8 fusions then leave alone.
-    skipped = ["MatMulAddFusion"] if ABOUT["quantized"] else []
-    session = onnxruntime.InferenceSession(
-        MODEL, settings, providers=["CPUExecutionProvider"], disabled_optimizers=skipped
-    )
+    session = onnxruntime.InferenceSession(MODEL, settings, providers=["CPUExecutionProvider"])
     return lambda batch: session.run([OUTPUT], {INPUT: batch})[0]
 
 

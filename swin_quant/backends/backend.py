@@ -94,6 +94,8 @@ class Backend:
     `beside`: endings of files that the engine takes from beside an artifact, in place of its own ending; * is any text.
     `inside`: names a function `inside(artifact, options)`, which returns a function from images to the output of each
     module on the engine, by the module's name.
+    `products`: names a function `products(file, batch)`: product of an OnnxFile -> the type that the engine runs it in,
+    with default settings; `batch`: fixed on loading, None: as the file has it.
     `restore`: names a function from an artifact of this backend to module -> a function that puts the module's tensor
     back into the trained model's order and scale.
     """
@@ -117,6 +119,7 @@ class Backend:
     graph_per_shape: bool = False
     beside: tuple[str, ...] = ()
     inside: str | None = None
+    products: str | None = None
     restore: str | None = None
 
     @property

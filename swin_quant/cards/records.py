@@ -244,13 +244,18 @@ class ArtifactRecord(TypedDict):
     others: list[CheckpointRecord]
 
 
-class _Cosine(TypedDict, total=False):
-    """`cosine`: the mean over pictures of the cosine between the outputs, if they are no logits."""
+class _Found(TypedDict, total=False):
+    """`cosine`: the mean over pictures of the cosine between the outputs, if they are no logits.
+
+    `int8_products`: how many of the `quantized_products` of an ONNX file the engine runs in int8, by its own graph.
+    """
 
     cosine: float
+    int8_products: int
+    quantized_products: int
 
 
-class VerificationRecord(_Cosine):
+class VerificationRecord(_Found):
     """How far the logits of an artifact on one engine are from those of its checkpoint, on the same pictures.
 
     `mean` and `max` are of |Δlogit|; `step` is what int8 would resolve over the reference's logits, their amax / 127;

@@ -1,12 +1,14 @@
 """The report on an ONNX graph for a terminal: a line for each block, then the patterns that engines do not fuse."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from swin_quant.backends.onnx_reader.inspect.attention import Verdict
 from swin_quant.backends.onnx_reader.inspect.gemms import FLOAT8, QUANTIZED, Gemm
 from swin_quant.backends.onnx_reader.inspect.report import Inspection
+from swin_quant.backends.products import IntegerProducts
 from swin_quant.base.errors import listed, one_line
 from swin_quant.report.table import Column, ReportTable, field, folded, styled, terminal
 
@@ -55,15 +57,18 @@ COLUMNS: tuple[Column[BlockRow], ...] = (
 )
 
 
-def inspection_text(report: Inspection, width: int, color: bool = False) -> str:
-    """The whole report for a terminal of `width` columns."""
+def inspection_text(
+    report: Inspection, width: int, color: bool = False, engines: Mapping[str, IntegerProducts] = MappingProxyType({})
+) -> str:
+    """The whole report for a terminal of `width` columns; `engines`: what they run in int8, by `products.by_engine`."""
     counts = Counter(gemm.format for gemm in report.gemms)
     kinds = " and ".join(f"{counts[kind]} of {len(report.gemms)} products {kind}" for kind in QUANTIZED if counts[kind])
     head = (
         f"opset {report.opset}, {report.body} body; {kinds or 'no product quantized'}; "
         f"{report.pairs[0]} QuantizeLinear, {report.pairs[1]} DequantizeLinear"
     )
-    above, below = _folded([(head, "bold")], width, color), _folded(_findings(report), width, color)
+    ran = [(f"{name}: {one}", "yellow" if one.integer < one.quantized else "green") for name, one in engines.items()]
+    above, below = _folded([(head, "bold"), *ran], width, color), _folded(_findings(report), width, color)
     return above + terminal(ReportTable(COLUMNS, _rows(report)), width, color) + below
 
 

@@ -14,6 +14,11 @@ def _verdict(record: VerificationRecord) -> str | None:
     return None if record["passed"] is None else "pass" if record["passed"] else "FAIL"
 
 
+def _products(record: VerificationRecord) -> str | None:
+    """How many of the quantized products run in int8, as 48/63."""
+    return f"{record['int8_products']}/{record['quantized_products']}" if record.get("quantized_products") else None
+
+
 COLUMNS: tuple[Column[VerificationRecord], ...] = (
     Column("engine", "engine", field("engine")),
     Column("precision", "type", field("precision")),
@@ -25,9 +30,10 @@ COLUMNS: tuple[Column[VerificationRecord], ...] = (
     figure("cosine", "cosine", lambda record: record.get("cosine"), "{:.5f}"),
     figure("sqnr_db", "SQNR dB", field("sqnr_db"), "{:.1f}"),
     figure("tolerance", "limit", field("tolerance"), "{:g}"),
+    Column("int8_products", "int8", _products, may_lack=True),
     Column("passed", "verdict", _verdict, blank="", style=lambda record: _STYLES[_verdict(record)]),
 )
-_PRODUCTS: tuple[Column[LayerRow], ...] = (
+_OF_TENSORRT: tuple[Column[LayerRow], ...] = (
     Column("name", "product", field("name"), fold=True),
     Column("wanted", "in the graph", field("wanted")),
     Column("ran", "in the engine", field("ran")),
@@ -50,4 +56,4 @@ def products_table(report: LayerReport) -> ReportTable[LayerRow]:
     counts = report.counts()
     ran = ", ".join(f"{kind} {number}" for kind, number in counts["ran"].items())
     remark = f"products: {ran}; {counts['reformats']} of {counts['layers']} layers only reformat"
-    return ReportTable(_PRODUCTS, report.rows, [remark], style=lambda row: "" if row.wanted == row.ran else "yellow")
+    return ReportTable(_OF_TENSORRT, report.rows, [remark], style=lambda row: "" if row.wanted == row.ran else "yellow")

@@ -73,7 +73,9 @@ class TargetOptions:
 class OnnxFlags:
     """Options that exporters of ONNX files have."""
 
-    opset: Annotated[int | None, Rare("17 to 20 (default 20; 21 with --int4-weights)", "N")] = None
+    opset: Annotated[
+        int | None, Rare("17 to 20 (default: the oldest that costs nothing; 21 with --int4-weights)", "N")
+    ] = None
     int4_weights: Annotated[bool, Rare("store weights of at most 4 bits as INT4 (policies w4a16, w4a8)")] = False
     replace: Annotated[
         tuple[str, ...], Rare("equivalent operators for some: roll, gather, ... (docs/analyze.md)", "NAME")

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from swin_quant.backends.registry import engines_for
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.files import finite
+from swin_quant.base.progress import log
 from swin_quant.base.reading import reading
 from swin_quant.cli import shared
 from swin_quant.cli.flags import Flag
 from swin_quant.cli.output import put
 
 if TYPE_CHECKING:
+    from swin_quant.backends.products import IntegerProducts
     from swin_quant.base.distributed import World
 
 HELP = "What is in an ONNX file: which products are int8, which attention fuses, what an engine will not fuse, and why."
@@ -44,18 +46,26 @@ OPTIONS = InspectOptions
 def run(options: InspectOptions, world: World) -> None:
     from swin_quant.backends.onnx_reader.file import read_model
     from swin_quant.backends.onnx_reader.inspect import inspect_model
+    from swin_quant.backends.products import by_engine
     from swin_quant.report.inspect import inspection_text
     from swin_quant.report.table import has_colors, print_text, screen_width
 
     if not world.is_main:
         return
+    file, asked = Path(options.model), (options.engine,) if options.engine else ()
     try:
         with reading(options.model, "ONNX file"):
-            report = inspect_model(read_model(Path(options.model)), [options.engine] if options.engine else None)
+            report = inspect_model(read_model(file), asked or None)
     except SwinQuantError as error:
         named = str(error).startswith(options.model)
         raise error if named else SwinQuantError(f"{options.model}: {error}") from error
+    counts: dict[str, IntegerProducts] = {}
+    try:
+        counts = by_engine(file, asked)
+    except SwinQuantError as error:  # a file of others', which our engines do not take
+        log.warning("products were not counted on engines: %s", error)
     if options.json != "-":
-        print_text(inspection_text(report, screen_width(), has_colors()))
+        print_text(inspection_text(report, screen_width(), has_colors(), counts))
     if options.json:
-        put(options.json, json.dumps(finite({"file": Path(options.model).name, **report.to_dict()}), indent=2))
+        found = {"file": file.name, **report.to_dict(), "engines": {name: asdict(one) for name, one in counts.items()}}
+        put(options.json, json.dumps(finite(found), indent=2))

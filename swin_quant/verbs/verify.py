@@ -161,8 +161,20 @@ def verify_artifact(
     float_type = artifact.record["options"].get("float_type")
     has_logits = cfg.MODEL.OUTPUT_KIND == LOGITS
     records = compare(engines, dict(zip(engines, names, strict=True)), references, inferred, float_type, has_logits)
+    counts = _integer_products(artifact, engines)
+    records = [{**record, **counts.get(record["engine"], {})} for record in records]  # type: ignore[typeddict-item]
     update(card_path(artifact.file), artifact.card, lambda card: reduce(RunCard.with_verification, records, card))
     return records
+
+
+def _integer_products(artifact: Artifact, engines: Mapping[str, Engine]) -> dict[str, dict[str, int]]:
+    """Engine -> the counts of its record, for an ONNX file with quantized products."""
+    from swin_quant.backends.products import integer_products, quantized_products
+
+    quantized = quantized_products(artifact.file) if artifact.record["backend"] == "onnx" else []
+    told = [engine for engine in engines.values() if quantized and "gemms" in engine.details]
+    found = {engine.name: integer_products(quantized, engine.details["gemms"]) for engine in told}
+    return {name: {"int8_products": one.integer, "quantized_products": one.quantized} for name, one in found.items()}
 
 
 def tolerance_of(engine: str, precision: str, float_type: str | None = None) -> float:
@@ -238,8 +250,19 @@ def compare(
 
 
 def failures(records: Sequence[VerificationRecord]) -> list[str]:
-    """One clause for each record that is not within its tolerance."""
+    """A clause for each engine that runs in float what is quantized, and each record beyond its tolerance."""
+    from swin_quant.backends.products import IntegerProducts
+
+    counts = {
+        record["engine"]: IntegerProducts(record["quantized_products"], record["int8_products"])
+        for record in records
+        if record.get("quantized_products")
+    }
     return [
+        f"is called int8, and {name} runs it in float: {found} (`swin-quant inspect` names the others)"
+        for name, found in counts.items()
+        if found.is_float
+    ] + [
         f"{record['engine']}: mean |Δlogit| against {record['reference']} is {record['mean']:.4g}, "
         f"not below {record['tolerance']:g}"
         for record in records

@@ -23,8 +23,6 @@ int main(int count, char** words) try {
     Ort::Env environment(ORT_LOGGING_LEVEL_ERROR, "infer");
     Ort::SessionOptions options;
     options.SetGraphOptimizationLevel(GraphOptimizationLevel::ORT_ENABLE_ALL);
-    // Of a linear with a fixed batch this fusion makes a float product, which the int8 fusions then leave alone.
-    options.AddConfigEntry("optimization.disable_specified_optimizers", "MatMulAddFusion");
     for (const auto& setting : SETTINGS)
         options.AddConfigEntry(setting.first, setting.second);
     Ort::Session session(environment, words[1], options);

@@ -18,7 +18,7 @@ from swin_quant.backends.onnx.graph import finish
 from swin_quant.backends.onnx.layers import takes_offset
 from swin_quant.backends.onnx.network import check_ends, names_of_ends, network, pictures_of, set_forward
 from swin_quant.backends.onnx.operators import translations
-from swin_quant.backends.onnx.options import FP8_OPSET, INT4_BITS, OnnxOptions
+from swin_quant.backends.onnx.options import FP8_OPSET, INT4_BITS, OPSETS, OnnxOptions
 from swin_quant.backends.onnx.rewriting import rewriter_of
 from swin_quant.backends.onnx_reader import metadata
 from swin_quant.backends.saturation import SAFE_ON, safe_on
@@ -151,6 +151,8 @@ def export(model: Classifier, card: RunCard, folder: str | Path, options: OnnxOp
     rewriter = rewriter_of(model)
     rewrites = rewriter.chosen(options)
     choose_nodes(model, card, options)
+    if options.opset is None and (has_fp8(model) or _has_tanh_gelu(model)):
+        options = replace(options, opset=options.version if options.int4_weights else OPSETS[-1])
     beyond_half = card.calibration["beyond_half"] if card.calibration else ()
     preprocess = Preprocess.from_dict(card.preprocess) if options.uint8_input else None
     check_ends(model, options, preprocess)
@@ -163,7 +165,8 @@ def export(model: Classifier, card: RunCard, folder: str | Path, options: OnnxOp
     own = rewriter.translations() if rewriter.translations else {}
     int4 = int4_nodes(model, card, options)
     proto = to_onnx(exported, images, options, int4, outputs, own, any_size=model.takes_any_size)
-    recorded = recorded_options(options, rewrites) | {SAFE_ON: safe_on(model)}
+    (opset,) = [one.version for one in proto.opset_import if not one.domain]
+    recorded = recorded_options(options, rewrites) | {"opset": opset} | {SAFE_ON: safe_on(model)}
     metadata.write(proto, card, recorded, options.labels or _labels(model, card))
     kind = "" if model.output_kind == LOGITS else f"_{model.output_kind}"
     quantized = precision_of(model) if options.int4_weights or has_fp8(model) else "int8"
@@ -207,7 +210,7 @@ def choose_nodes(model: Classifier, card: RunCard, options: OnnxOptions) -> None
             f"{card.name}: {options.target} takes no float8, and policy {policy} has it at "
             f"{listed(names, 3)}: choose a ‹policy› without"
         )
-    if names and options.version < FP8_OPSET:
+    if names and options.opset and options.version < FP8_OPSET:
         raise UsageError(f"opset {options.opset}: float8 of policy {policy} needs {FP8_OPSET} or later")
 
 
@@ -221,6 +224,11 @@ def _check_blocks(name: str, nodes: Mapping[str, Quantizer], options: OnnxOption
     if wide:
         how = "give ‹int4_weights›" if not options.int4_weights else f"they have more than {INT4_BITS} bits"
         raise UsageError(f"{name}: weights in blocks are for INT4 files, and {listed(wide, 3)} have them: {how}")
+
+
+def _has_tanh_gelu(model: nn.Module) -> bool:
+    """Whether a GELU is computed by tanh, of which ONNX Runtime makes one operator only where the file has one."""
+    return any(getattr(module, "approximate", None) == "tanh" for module in model.modules())
 
 
 def has_fp8(model: nn.Module) -> bool:
@@ -280,17 +288,18 @@ def to_onnx(
             dynamic_shapes=shapes,
             input_names=["images"],
             output_names=list(outputs),
-            custom_translation_table=translations() | dict(own),
+            custom_translation_table=translations(options.version) | dict(own),
         )
     if program is None:
         raise SwinQuantError("torch's exporter wrote no graph")
     check_used(options.replace, replacing, plugging)
-    finish(program.model, options.version, options.is_unsigned, not options.is_symmetric)
+    asked = options.opset is not None
+    opset = finish(program.model, options.version, options.is_unsigned, not options.is_symmetric, asked)
     store_int4(program.model, int4)
     proto = program.model_proto
     proto.graph.ClearField("value_info")  # readers infer shapes themselves
-    add_functions(proto, plugging.nodes, options.version)
-    proto.ir_version = _IR_VERSIONS[options.version]
+    add_functions(proto, plugging.nodes, opset)
+    proto.ir_version = _IR_VERSIONS[opset]
     proto.producer_name, proto.producer_version = "swin_quant", __version__
     return proto
 

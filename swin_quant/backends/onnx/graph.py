@@ -4,19 +4,25 @@ import ast
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
+from swin_quant.base.errors import UsageError
+
 if TYPE_CHECKING:
     import onnx_ir as ir
 
 
 _AVERAGES = ("ReduceMean", "GlobalAveragePool", "AveragePool")
 _SCOPES = "pkg.torch.onnx.name_scopes"  # the exporter's note of an operator's modules, outermost first
-_AXES_ARE_ATTRIBUTES = ("ReduceMean", "ReduceL2")  # before opset 18
+# Before opset 18 their axes are attributes.
+_REDUCTIONS = frozenset(
+    f"Reduce{kind}" for kind in ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "SumSquare")
+)
 
 
-def finish(model: "ir.Model", opset: int, unsigned: bool = False, zero_points: bool = True) -> None:
+def finish(model: "ir.Model", opset: int, unsigned: bool = False, zero_points: bool = True, asked: bool = True) -> int:
     """Fold, name and bring to `opset`, in place. Every parameter keeps the name that it has in the trained model.
 
-    `unsigned`: see `OnnxTarget`. `zero_points`: whether the engine takes some.
+    `unsigned`: see `OnnxTarget`. `zero_points`: whether the engine takes some. Returns the opset: 18 for a graph that
+    17 cannot hold; UsageError for such a graph if 17 was `asked` for.
     """
     simplify(model)
     share_pairs(model.graph)
@@ -24,9 +30,14 @@ def finish(model: "ir.Model", opset: int, unsigned: bool = False, zero_points: b
     keep_integer(model.graph)
     if zero_points:
         make_unsigned(model.graph, shared=unsigned)
+    if opset == 17 and (newer := _newer_than_17(model.graph)):
+        if asked:
+            raise UsageError(f"opset 17: has no {newer} as this network needs it: choose ‹opset› 18")
+        opset = 18
     if opset == 17:
         lower_to_17(model)
     name_everything(model.graph)
+    return opset
 
 
 def simplify(model: "ir.Model") -> None:
@@ -56,6 +67,28 @@ def _small_enough(node: "ir.Node") -> bool | None:
     return False if node.op_type == "Gather" else None
 
 
+def _newer_than_17(graph: "ir.Graph") -> str | None:
+    """An operator of a graph of opset 18 that cannot be lowered to 17."""
+    return next((node.op_type for node in graph if not node.domain and not _fits_17(node)), None)
+
+
+def _fits_17(node: "ir.Node") -> bool:
+    import onnx
+
+    if node.op_type in _REDUCTIONS:
+        return all(value is None or value.const_value is not None for value in node.inputs[1:])
+    if node.op_type == "Split" and "num_outputs" in node.attributes:  # opset 17 splits into equal parts alone
+        axis = node.attributes["axis"].as_int() if "axis" in node.attributes else 0
+        size = node.inputs[0].shape[axis] if node.inputs[0] is not None and node.inputs[0].shape is not None else None
+        return isinstance(size, int) and size % len(node.outputs) == 0
+    try:
+        old, new = (onnx.defs.get_schema(node.op_type, opset, "") for opset in (17, 18))
+    except onnx.defs.SchemaError:
+        return False
+    is_alike = {*node.attributes} <= {*old.attributes} and len(node.inputs) <= old.max_input
+    return new.since_version < 18 or (is_alike and not node.op_type.startswith("Scatter"))
+
+
 def lower_to_17(model: "ir.Model") -> None:
     """Lower a graph from opset 18 to 17, in place: axes of reductions become attributes, splits lose `num_outputs`.
 
@@ -65,10 +98,11 @@ def lower_to_17(model: "ir.Model") -> None:
     import onnx_ir.passes.common as common
 
     for node in model.graph:
-        if node.op_type in _AXES_ARE_ATTRIBUTES:
-            axes = constant(node.inputs[1]).numpy().flatten().tolist()
+        if node.op_type in _REDUCTIONS:
+            if len(node.inputs) > 1 and node.inputs[1] is not None:
+                axes = constant(node.inputs[1]).numpy().flatten().tolist()
+                node.attributes["axes"] = ir.AttrInt64s("axes", axes)
             node.resize_inputs(1)
-            node.attributes["axes"] = ir.AttrInt64s("axes", axes)
             node.attributes.pop("noop_with_empty_axes", None)
         elif node.op_type == "Split":
             node.attributes.pop("num_outputs", None)  # opsets 13 to 17 split into equal parts by default

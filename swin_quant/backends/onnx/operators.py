@@ -5,6 +5,7 @@ the zero point, or to float8, times scale. The rewritten model can therefore be 
 export.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,8 @@ import torch
 from torch import Tensor
 
 from swin_quant.quant.fake_quant import E4M3, FP8, round_to_grid_
+
+GELU_OPSET = 20  # the first with Gelu
 
 
 @torch.library.custom_op("swin_quant::qdq", mutates_args=())
@@ -72,8 +75,12 @@ def _(x: Tensor, places: Tensor) -> Tensor:
     return x.new_empty(x.shape[0], *places.shape, *x.shape[2:])
 
 
-def translations() -> dict[Any, Callable[..., Any]]:
-    """For `torch.onnx.export(custom_translation_table=...)`: QuantizeLinear and DequantizeLinear."""
+def translations(opset: int) -> dict[Any, Callable[..., Any]]:
+    """For `torch.onnx.export(custom_translation_table=...)`: QuantizeLinear, DequantizeLinear; GELU before opset 20.
+
+    Opset 20 has an operator for GELU, which releases of 2023 lack. ONNX Runtime and OpenVINO make one of x first times
+    1 + erf(x / sqrt 2), then times a half; of the exporter's own order ONNX Runtime makes none.
+    """
     import ml_dtypes
     import numpy as np
     import onnx_ir as ir
@@ -102,8 +109,19 @@ def translations() -> dict[Any, Callable[..., Any]]:
     def taken(x: Any, places: Any) -> Any:
         return op.Gather(x, places, axis=1)
 
+    def gelu(x: Any, approximate: str = "none") -> Any:
+        root, one, half, slope, cube = (
+            ir.tensor(number, dtype=x.dtype) for number in (2**0.5, 1.0, 0.5, (2 / math.pi) ** 0.5, 0.044715)
+        )
+        if approximate == "tanh":
+            curve = op.Tanh(op.Mul(op.Add(x, op.Mul(op.Mul(op.Mul(x, x), x), cube)), slope))
+        else:
+            curve = op.Erf(op.Div(x, root))
+        return op.Mul(op.Mul(x, op.Add(curve, one)), half)
+
     ops = torch.ops.swin_quant
-    return {
+    older = {torch.ops.aten.gelu.default: gelu} if opset < GELU_OPSET else {}
+    return older | {
         ops.qdq.default: pair,
         ops.dequantize.default: stored,
         ops.quantize.default: rounded,

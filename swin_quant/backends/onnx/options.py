@@ -23,7 +23,9 @@ class OnnxOptions:
     """Options of an ONNX export.
 
     `precision`: float leaves every node out.
-    `opset`: 17 to 20; ONNX Runtime 1.31 does not load all Q/DQ of later opsets (docs/reference, section 3).
+    `opset`: 17 to 20; ONNX Runtime 1.31 does not load all Q/DQ of later opsets (docs/reference, section 3). None: the
+    oldest that costs nothing (docs/results/releases.md): 17 in float32, 18 where 17 lacks an operator, 20 in float16
+    and float8.
     `float_type`: the type of layers that are not int8, None: the target's default. `io_type`: of pictures and logits.
     `batch`: None for any batch.
     `labels`: the class names, for the file's metadata.
@@ -109,7 +111,9 @@ class OnnxOptions:
     @property
     def version(self) -> int:
         """The opset of the file."""
-        return self.opset or (INT4_OPSET if self.int4_weights else OPSETS[-1])
+        if self.opset or self.int4_weights:
+            return self.opset or INT4_OPSET
+        return OPSETS[-1] if self.floats == "float16" else OPSETS[0]
 
     @property
     def floats(self) -> str:

@@ -16,6 +16,7 @@ BACKEND = Backend(
     runs=("onnx",),
     load="swin_quant.backends.onnxruntime.engine:load",
     inside="swin_quant.backends.onnxruntime.engine:inside",
+    products="swin_quant.backends.onnxruntime.engine:products",
     needs=("onnxruntime", installing("onnx")),
     home="cpu",
     only_float_type="float32",

@@ -2,7 +2,7 @@
 
 import re
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from torch import Tensor
 from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.details import Details, policy_of
 from swin_quant.backends.onnx_reader.checks import first_line, nodes
-from swin_quant.backends.onnx_reader.file import OnnxFile, as_input, as_output, verified
+from swin_quant.backends.onnx_reader.file import OnnxFile, as_input, as_output, read_model, verified
 from swin_quant.backends.onnx_reader.inside import of_images, opened_up
 from swin_quant.backends.onnxruntime import SKIP_QDQ
 from swin_quant.backends.saturation import exact_kernels, warn
@@ -31,6 +31,8 @@ _TYPES = {  # the type of a product -> the runtime's operators that compute in i
     "float32": {"MatMul", "FusedMatMul", "Gemm", "FusedGemm", "Conv", "FusedConv", "NhwcFusedConv"}
     | {"Attention", "MultiHeadAttention"},
 }
+# Of a linear with a fixed batch and a bias of one dimension it makes a float Gemm, which the int8 fusions do not take.
+_HARMFUL = ("MatMulAddFusion",)  # our own files have had other biases since
 _SILENT = 4  # log fatal errors only: the rest are exceptions
 
 
@@ -57,8 +59,18 @@ def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine
     )
 
 
-def _session(file: OnnxFile, options: EngineOptions, exact: str | None, optimized: Path | None = None) -> Any:
-    """A session. `exact`: the setting against saturation; `optimized`: the file to write the optimized graph to."""
+def _session(
+    file: OnnxFile,
+    options: EngineOptions,
+    exact: str | None,
+    optimized: Path | None = None,
+    harmful: Sequence[str] = _HARMFUL,
+    batch: int | None = None,
+) -> Any:
+    """A session. `exact`: the setting against saturation; `optimized`: the file to write the optimized graph to.
+
+    `harmful`: fusions to leave out of quantized files; `batch`: fixed on loading.
+    """
     onnxruntime = library("onnxruntime", "onnx")
     settings = onnxruntime.SessionOptions()
     settings.log_severity_level = _SILENT
@@ -69,11 +81,11 @@ def _session(file: OnnxFile, options: EngineOptions, exact: str | None, optimize
         settings.add_session_config_entry(*entry.split("="))
     if optimized:
         settings.optimized_model_filepath = str(optimized)
-    # It would turn a linear of fixed batch into a float Gemm, which the later int8 fusion does not take.
-    harmful = ["MatMulAddFusion"] if file.quantizers else []
-    providers = ["CPUExecutionProvider"]
+    if batch:
+        settings.add_free_dimension_override_by_name(_open_batch(file), batch)
     try:
-        return onnxruntime.InferenceSession(str(file.path), settings, providers, disabled_optimizers=harmful)
+        out = list(harmful) if file.quantizers else []
+        return onnxruntime.InferenceSession(str(file.path), settings, ["CPUExecutionProvider"], disabled_optimizers=out)
     except Exception as error:  # its exceptions have no common class of their own
         raise SwinQuantError(f"{file.path}: {NAME} cannot load it: {first_line(error)}") from error
 
@@ -98,12 +110,29 @@ def _known(session: Any, file: OnnxFile, options: EngineOptions) -> dict[str, An
     }
 
 
-def _gemms(file: OnnxFile, options: EngineOptions, exact: str | None) -> Mapping[str, str]:
+def _open_batch(file: OnnxFile) -> str:
+    """The name of the input's open batch."""
+    (found,) = [value for value in read_model(file.path).graph.input if value.name == file.input]
+    return str(found.type.tensor_type.shape.dim[0].dim_param)
+
+
+def products(file: OnnxFile, batch: int | None = None) -> Mapping[str, str]:
+    """Matrix product -> the type that a session with default settings runs it in; `batch`: fixed on loading."""
+    return _gemms(file, EngineOptions(), None, (), batch)
+
+
+def _gemms(
+    file: OnnxFile,
+    options: EngineOptions,
+    exact: str | None,
+    harmful: Sequence[str] = _HARMFUL,
+    batch: int | None = None,
+) -> Mapping[str, str]:
     """Matrix product -> the type that it runs in, from the runtime's optimized graph."""
     onnx = library("onnx", "onnx")
     with tempfile.TemporaryDirectory() as folder:
         optimized = Path(folder, "optimized.onnx")
-        _session(file, options, exact, optimized)
+        _session(file, options, exact, optimized, harmful, batch)
         graph = onnx.load(str(optimized), load_external_data=False).graph
     return {
         _name(node): kind for node in nodes(graph) for kind, operators in _TYPES.items() if node.op_type in operators

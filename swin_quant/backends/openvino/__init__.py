@@ -20,6 +20,7 @@ BACKEND = Backend(
     runs=("onnx",),
     load="swin_quant.backends.openvino.engine:load",
     inside="swin_quant.backends.openvino.engine:inside",
+    products="swin_quant.backends.openvino.engine:products",
     needs=("openvino", installing("openvino")),
     home="cpu",
     graph_per_shape=True,

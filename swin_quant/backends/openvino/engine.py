@@ -130,7 +130,7 @@ class _Graphs:
         if shape not in self.compiled:
             while len(self.compiled) >= self.kept:
                 self.compiled.popitem(last=False)
-            self.compiled[shape] = self._try("compile", lambda: self._compile(shape)).create_infer_request()
+            self.compiled[shape] = self.compiled_for(shape).create_infer_request()
         self.compiled.move_to_end(shape)
         return self.compiled[shape]
 
@@ -143,21 +143,33 @@ class _Graphs:
     def gemms(self) -> Mapping[str, str]:
         """Matrix product -> the type that it runs in, from the latest graph, or else from one for one picture."""
         shape = next(reversed(self.compiled), self.file.shape(self.file.batch or 1))
-        sources = {op.get_friendly_name() for op in self.model.get_ops() if op.get_type_name() in _GEMMS}
-        runtime = self.request(shape).get_compiled_model().get_runtime_model()
-        return dict(found for layer in runtime.get_ordered_ops() for found in _products(layer, sources))
+        return self.types_in(self.request(shape).get_compiled_model())
 
-    def _compile(self, shape: tuple[int, ...]) -> Any:
+    def types_in(self, compiled: Any) -> Mapping[str, str]:
+        """Matrix product -> the type that a compiled graph runs it in."""
+        sources = {op.get_friendly_name() for op in self.model.get_ops() if op.get_type_name() in _GEMMS}
+        layers = compiled.get_runtime_model().get_ordered_ops()
+        return dict(found for layer in layers for found in _products(layer, sources))
+
+    def compiled_for(self, shape: tuple[int, ...] | None) -> Any:
+        """A compiled graph for pictures of this shape, None: of every shape that the file takes."""
         model = self.model.clone()
-        if self.file.batch is None or self.file.sizes is None:
+        if shape and (self.file.batch is None or self.file.sizes is None):
             model.reshape(list(shape))
-        return self.core.compile_model(model, "CPU", self.settings)
+        return self._try("compile", lambda: self.core.compile_model(model, "CPU", self.settings))
 
     def _try(self, what: str, action: Any) -> Any:
         try:
             return action()
         except Exception as error:  # mostly RuntimeError, with a page of places in C++
             raise SwinQuantError(f"{self.file.path}: {NAME} cannot {what} it: {first_line(error)}") from error
+
+
+def products(file: OnnxFile, batch: int | None = None) -> Mapping[str, str]:
+    """Matrix product -> the type that it runs in, what is not int8 in float32; `batch`: fixed before loading."""
+    graphs = _Graphs(_core(os.getpid()), file, "float32", None)
+    fixed = file.shape(batch or 1) if batch or file.sizes is None else None
+    return graphs.types_in(graphs.compiled_for(fixed))
 
 
 def without_functions(path: Path) -> bytes:
