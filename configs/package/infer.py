@@ -12,16 +12,28 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from preprocess import preprocess
 
+if sys.version_info < (3, 9):  # noqa: UP036 (the folder runs where this project is not installed)
+    sys.exit("this package needs Python 3.9 or newer")
 HERE = Path(__file__).resolve().parent
 ABOUT = json.loads((HERE / "package.json").read_text())
 LABELS = (HERE / ABOUT["labels"]).read_text(encoding="utf-8").splitlines() if ABOUT["labels"] else []
 MODEL, INPUT, OUTPUT = str(HERE / ABOUT["model"]), ABOUT["input"]["name"], ABOUT["outputs"][0]["name"]
 
 
+def refuse_wrong(engine, version):
+    """End with a line where this release of an engine does not read the model, or computes something else of it."""
+    number = [int(part) for part in version.split("-")[0].split(".")[:2]]
+    for rule in ABOUT["releases"][engine].split(","):
+        other = [int(part) for part in rule[2:].split(".")[:2]]
+        if number < other if rule.startswith(">=") else number == other:
+            sys.exit(f"{engine} {version} does not run this model: pip install '{engine}{ABOUT['releases'][engine]}'")
+
+
 def onnxruntime(threads):
     """A function from one batch to logits (or an embedding)."""
     import onnxruntime
 
+    refuse_wrong("onnxruntime", onnxruntime.__version__)
     settings = onnxruntime.SessionOptions()
     settings.intra_op_num_threads = threads or 0
     for key, value in ABOUT["session"].items():
@@ -34,6 +46,7 @@ def openvino(threads):
     """The same; what is not int8 runs in float32, where OpenVINO's own choice is bfloat16 on many CPUs."""
     import openvino
 
+    refuse_wrong("openvino", openvino.__version__)
     settings = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32"}
     settings |= {"DYNAMIC_QUANTIZATION_GROUP_SIZE": 0}  # else what meets int8 weights alone is rounded to int8, too
     settings |= {"INFERENCE_NUM_THREADS": threads} if threads else {}
@@ -94,7 +107,7 @@ def main():
     if OUTPUT != "logits":
         print(f"{OUTPUT} {list(outputs.shape)}" + ("" if args.save else ": --save writes it to a file"))
         return
-    for file, logits in zip(args.pictures, outputs, strict=True):
+    for file, logits in zip(args.pictures, outputs):  # noqa: B905 (Python 3.9 has no strict)
         print(f"{file}: " + ", ".join(f"{name} {share:.1%}" for share, _, name in best(logits, args.top)))
 
 

@@ -11,6 +11,7 @@ from swin_quant.backends.onnx_reader.file import OnnxFile, verified
 from swin_quant.backends.onnxruntime import SKIP_QDQ
 from swin_quant.backends.openvino.operators import has_operators, libraries_of
 from swin_quant.backends.registry import backends, takers
+from swin_quant.backends.releases import requirements
 from swin_quant.backends.saturation import exact_session, may_saturate
 from swin_quant.base.errors import UsageError
 from swin_quant.base.reading import reads
@@ -56,6 +57,12 @@ class PackageFacts:
         return dict(entry.split("=") for entry in (exact, SKIP_QDQ if self.file.float8 else None) if entry)
 
     @property
+    def releases(self) -> dict[str, str]:
+        """Engine -> its releases that run the file, as pip reads them."""
+        record = self.artifact.record
+        return requirements(self.artifact.card, record["precision"], record["options"])
+
+    @property
     def saturates_in(self) -> list[str]:
         """The engines in which int8 products of this model saturate on CPUs without VNNI."""
         return [engine.name for engine in takers("onnx") if may_saturate(engine.name, self.artifact)]
@@ -89,6 +96,7 @@ class PackageFacts:
             "policy": self.artifact.card.policy["name"] if self.artifact.card.policy else None,
             "quantized": self.file.quantizers > 0,
             "session": self.session,
+            "releases": self.releases,
             "batch": self.served.batch,
             "input": self.served.input.to_dict(),
             "outputs": [end.to_dict() for end in self.served.outputs],

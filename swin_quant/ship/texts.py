@@ -87,4 +87,5 @@ def _shown(served: ModelDescription, end: GraphEnd) -> str:
 def requirements(facts: PackageFacts) -> str:
     """requirements.txt of infer.py, with the engine that the file was exported for."""
     target = facts.artifact.record["options"].get("target")
-    return f"numpy\npillow\n{'openvino' if target == 'openvino' else 'onnxruntime'}\n"
+    engine = "openvino" if target == "openvino" else "onnxruntime"
+    return f"numpy\npillow\n{engine}{facts.releases[engine]}\n"

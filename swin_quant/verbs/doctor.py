@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swin_quant.backends.registry import engines
+from swin_quant.backends.releases import faults_of
 from swin_quant.base.cpu import usable_cores
 from swin_quant.base.errors import SwinQuantError, listed, one_line
 from swin_quant.base.extras import installing
@@ -164,6 +165,8 @@ def _importable(name: str, package: str, remedy: str) -> tuple[str, ...]:
     except Exception as error:  # noqa: BLE001
         return name, f"is installed, and cannot be imported: {error}", "caution", remedy
     version = _version(package) or getattr(module, "__version__", None)
+    if version and (wrong := faults_of(name, version)):
+        return name, f"{version}, which {'; '.join(wrong)}", "caution", f"a newer {package}: docs/results/releases.md"
     return name, str(version or "installed, of an unknown version")
 
 

@@ -163,6 +163,8 @@ def _print(artifact: Artifact, target: Backend, checkpoint: str) -> None:
     record = artifact.record
     policy = f", policy {artifact.card.policy['name']}" if artifact.card.policy else ""
     log.info("%s: %s%s, %.1f MB", record["backend"], record["precision"], policy, artifact.file.stat().st_size / 1e6)
+    if runs := record["options"].get("runs_on"):
+        log.info("runs on %s", " and ".join(f"{engine}{releases}" for engine, releases in runs.items()))
     for other in record["others"]:
         log.info("with it: %s", artifact.file.with_name(other["file"]))
     log.info("run card: %s", card_path(artifact.file))

@@ -21,6 +21,7 @@ from swin_quant.backends.onnx.operators import translations
 from swin_quant.backends.onnx.options import FP8_OPSET, INT4_BITS, OPSETS, OnnxOptions
 from swin_quant.backends.onnx.rewriting import rewriter_of
 from swin_quant.backends.onnx_reader import metadata
+from swin_quant.backends.releases import RUNS_ON, requirements
 from swin_quant.backends.saturation import SAFE_ON, safe_on
 from swin_quant.base import __version__
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
@@ -175,6 +176,7 @@ def export(model: Classifier, card: RunCard, folder: str | Path, options: OnnxOp
     others = store(proto, file)
     onnx.checker.check_model(str(file), full_check=True)
     precision = quantized if enabled_nodes(model) else options.floats
+    recorded[RUNS_ON] = requirements(card, precision, recorded)
     return finish_artifact(file, card, "onnx", precision, recorded, others)
 
 

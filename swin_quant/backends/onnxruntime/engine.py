@@ -16,6 +16,7 @@ from swin_quant.backends.onnx_reader.checks import first_line, nodes
 from swin_quant.backends.onnx_reader.file import OnnxFile, as_input, as_output, read_model, verified
 from swin_quant.backends.onnx_reader.inside import of_images, opened_up
 from swin_quant.backends.onnxruntime import SKIP_QDQ
+from swin_quant.backends.releases import refuse_wrong
 from swin_quant.backends.saturation import exact_kernels, warn
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.extras import library
@@ -44,7 +45,7 @@ def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine
         raise UsageError(f"{NAME}: runs on a CPU here, not on {options.device}")
     if options.extensions:
         raise UsageError(f"{NAME}: takes no ‹extension›, which is for OpenVINO: it runs the functions in the file")
-    library("onnxruntime", "onnx")
+    refuse_wrong(NAME, library("onnxruntime", "onnx").__version__, artifact)
     file = verified(artifact)
     exact = exact_kernels(NAME, artifact)
     session = _session(file, options, exact)

@@ -17,6 +17,7 @@ from swin_quant.backends.onnx_reader.checks import first_line
 from swin_quant.backends.onnx_reader.file import OnnxFile, as_input, as_output, verified
 from swin_quant.backends.onnx_reader.inside import of_images, opened_up
 from swin_quant.backends.openvino.operators import libraries_of, stream_in_half
+from swin_quant.backends.releases import refuse_wrong
 from swin_quant.backends.saturation import warn
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.extras import library
@@ -46,6 +47,7 @@ def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine
     float_type = options.float_type or "float32"
     if float_type not in (able := float_types()):
         raise UsageError(f"{NAME}: this CPU does not run {float_type}: choose {' or '.join(able)}")
+    refuse_wrong(NAME, openvino.__version__, artifact)
     file = verified(artifact)
     if file.float8:
         raise UsageError(f"{file.path}: {NAME} is not given float8: run it on onnxruntime, or export with ‹policy› cpu")

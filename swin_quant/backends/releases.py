@@ -1,0 +1,101 @@
+"""The releases of engines that run a file rightly: configs/releases.yaml, which docs/results/releases.md measured."""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from swin_quant.backends.artifact import Artifact
+from swin_quant.base.errors import SwinQuantError
+from swin_quant.base.shipped import configs_dir
+from swin_quant.base.yaml_file import read_yaml
+from swin_quant.cards.card import RunCard
+from swin_quant.config.outputs import FEATURES
+
+RUNS_ON = "runs_on"  # the option in an artifact's card: engine -> its releases that run the file, as pip reads them
+Release = tuple[int, ...]
+
+
+def release(version: str) -> Release:
+    """Major and minor number of a version: 2024.6.0-17404 is (2024, 6)."""
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
+
+
+@dataclass(frozen=True)
+class ReleaseFault:
+    """What releases `below` one, or the minor `releases`, do wrong with files whose facts are those of `when`."""
+
+    why: str
+    when: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    below: str | None = None
+    releases: tuple[str, ...] = ()
+
+    def is_of(self, version: str) -> bool:
+        """Whether a version of the engine has it."""
+        if self.below:
+            return release(version) < release(self.below)
+        return release(version) in map(release, self.releases)
+
+    def shows_with(self, facts: Mapping[str, Any]) -> bool:
+        """Whether it shows with a file of these facts."""
+        return all(facts.get(fact) in values for fact, values in self.when.items())
+
+
+@dataclass(frozen=True)
+class EngineReleases:
+    """What is known of an engine: the oldest release that was tried, and the faults of some."""
+
+    oldest: str
+    faults: tuple[ReleaseFault, ...]
+
+    def requirement(self, facts: Mapping[str, Any]) -> str:
+        """The releases that run a file of these facts, as pip reads them: >=2023.2,!=2024.5.*."""
+        faults = [fault for fault in self.faults if fault.shows_with(facts)]
+        first = max((self.oldest, *(fault.below for fault in faults if fault.below)), key=release)
+        left_out = sorted({one for fault in faults for one in fault.releases}, key=release)
+        return ",".join([f">={first}", *(f"!={one}.*" for one in left_out if release(one) >= release(first))])
+
+
+@cache
+def known() -> Mapping[str, EngineReleases]:
+    """Engine -> what is known of its releases."""
+    content = read_yaml(configs_dir() / "releases.yaml", "table of releases")
+    return {engine: EngineReleases(one["oldest"], tuple(map(_fault, one["faults"]))) for engine, one in content.items()}
+
+
+def _fault(entry: Mapping[str, Any]) -> ReleaseFault:
+    when = {fact: tuple(values) for fact, values in entry["when"].items()}
+    return ReleaseFault(entry["why"], when, entry.get("below"), tuple(entry.get("releases", ())))
+
+
+def facts(card: RunCard, precision: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts of a file that `when` is about: precision, opset, batch, the model's type, whether it gives maps."""
+    model = card.config.get("MODEL", {})
+    return {
+        "precision": precision,
+        "opset": options.get("opset"),
+        "batch": options.get("batch"),
+        "type": model.get("TYPE"),
+        "maps": model.get("OUTPUT_KIND") == FEATURES,
+    }
+
+
+def requirements(card: RunCard, precision: str, options: Mapping[str, Any]) -> dict[str, str]:
+    """Engine -> the releases that run the file, as pip reads them."""
+    return {engine: one.requirement(facts(card, precision, options)) for engine, one in known().items()}
+
+
+def refuse_wrong(engine: str, version: str, artifact: Artifact) -> None:
+    """SwinQuantError where a version of an engine does not run an artifact rightly; it names the ones that do."""
+    record = artifact.record
+    about = facts(artifact.card, record["precision"], record["options"])
+    for fault in known()[engine].faults:
+        if fault.is_of(version) and fault.shows_with(about):
+            number, wanted = version.partition("-")[0], known()[engine].requirement(about)
+            raise SwinQuantError(f"{artifact.file}: {engine} {number} {fault.why}: install '{engine}{wanted}'")
+
+
+def faults_of(engine: str, version: str) -> Iterable[str]:
+    """What a version of an engine does wrong with some files."""
+    return [fault.why for fault in known()[engine].faults if fault.is_of(version)] if engine in known() else []

@@ -1,0 +1,43 @@
+"""Releases of engines that the matrix knows to be wrong: named in requirements, refused by engines and packages."""
+
+from dataclasses import replace
+
+import pytest
+
+from swin_quant.backends.releases import EngineReleases, ReleaseFault, faults_of, known, refuse_wrong
+from swin_quant.base.errors import SwinQuantError
+
+WRONG = ReleaseFault("is wrong", {"precision": ("int8",)}, releases=("2024.5", "2024.6"))
+OLD = ReleaseFault("does not read it", {"opset": (18, 20)}, below="2024.3")
+ENGINE = EngineReleases("2023.2", (WRONG, OLD))
+
+
+@pytest.mark.parametrize(
+    "facts, wanted",
+    [
+        ({"precision": "float32", "opset": 17}, ">=2023.2"),
+        ({"precision": "int8", "opset": 17}, ">=2023.2,!=2024.5.*,!=2024.6.*"),
+        ({"precision": "float32", "opset": 20}, ">=2024.3"),
+    ],
+)
+def test_requirements_are_pip_s(facts, wanted):
+    specifiers = pytest.importorskip("packaging.specifiers")
+    assert ENGINE.requirement(facts) == wanted
+    allowed = specifiers.SpecifierSet(wanted)
+    for version in ("2023.1.0", "2023.2.0", "2024.2.0", "2024.3.0", "2024.5.0", "2024.6.0", "2025.0.0", "2026.4.1"):
+        right = not any(fault.is_of(version) and fault.shows_with(facts) for fault in ENGINE.faults)
+        assert (version in allowed) == (right and version != "2023.1.0")
+
+
+def test_a_release_that_is_known_to_be_wrong_is_refused_by_name(artifact_of, small_net):
+    artifact = artifact_of(small_net())
+    card = replace(artifact.card, config={"MODEL": {"TYPE": "swin"}})
+    with pytest.raises(SwinQuantError, match=r"openvino 2024\.6\.0 computes .*install 'openvino>=2023\.2,!=2024\.5"):
+        refuse_wrong("openvino", "2024.6.0-17404-4c0f47d2335", replace(artifact, card=card))
+    refuse_wrong("openvino", "2025.0.0-17942", replace(artifact, card=card))
+    assert any("wrongly" in why for why in faults_of("openvino", "2024.6.0")) and not faults_of("tensorrt", "10.0")
+
+
+def test_every_fact_of_the_table_is_one_of_a_file():
+    facts = {"precision", "opset", "batch", "type", "maps"}
+    assert {fact for one in known().values() for fault in one.faults for fact in fault.when} <= facts
