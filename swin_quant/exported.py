@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from torch import nn
 from yacs.config import CfgNode
 
 from swin_quant.backends import engine_loader
@@ -17,12 +18,16 @@ from swin_quant.base.files import sha256_of
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.lineage import find
 from swin_quant.cards.paths import card_path
+from swin_quant.cards.records import WrappedRecord
 from swin_quant.config.load import from_dict
-from swin_quant.config.sides import shown, sides
+from swin_quant.config.outputs import FEATURES, LOGITS
+from swin_quant.config.sides import shortest, shown, sides
 from swin_quant.config.values import merge
 from swin_quant.data.prepared import Prepared
 from swin_quant.data.preprocess import Preprocess
-from swin_quant.loading import Subject, load_for_scoring
+from swin_quant.loading import Subject, load, load_for_scoring
+from swin_quant.model import Model
+from swin_quant.models.classifier import Classifier
 from swin_quant.quant.fake_quant import FP8
 from swin_quant.quant.outputs import named
 from swin_quant.quant.policy import Policy, policy_from_dict
@@ -30,6 +35,7 @@ from swin_quant.report.table import Value, html_facts
 from swin_quant.score.engine import Engine
 from swin_quant.score.options import EngineOptions
 
+NEEDS_MODULE = "it is of a wrapped module, which only Python builds: sq.artifact(FILE, module)"
 _PARENTS = 2  # the artifact's own folder, and the one above it
 
 
@@ -38,6 +44,7 @@ class Exported:
     """An exported artifact: its main file, and the run card beside it."""
 
     artifact: Artifact
+    origin: Model | None = None  # the model of a wrapped module, which no file can build
 
     @property
     def file(self) -> Path:
@@ -49,8 +56,11 @@ class Exported:
 
     def load(self, engine: str | None = None, *, threads: int | None = None, float_type: str | None = None,
              device: str = "cpu", extensions: Sequence[str | Path] = ()) -> Engine:  # fmt: skip
-        """The artifact on an engine: maps preprocessed images float32 [B, 3, H, W] to logits; several outputs of a
-        wrapped module come by name. None: the engine that it was made for.
+        """The artifact on an engine (None: the one that it was made for): maps images to logits; several outputs of a
+        wrapped module come by name.
+
+        Images are float32 [B, 3, H, W], preprocessed, or pictures: files, folders, PIL's, uint8 [B, H, W, 3] or a list
+        of one of these, which the run card's preprocessing prepares; `took` of the engine says which of the two.
 
         `device`: cpu or cuda, torch's current GPU. `extensions`: libraries with operators of your own, for OpenVINO.
         UsageError for an engine that is not installed, or does not run such artifacts.
@@ -83,16 +93,31 @@ class Exported:
         return html_facts(self.card.name, facts)
 
 
-def artifact(file: str | Path) -> Exported:
-    """An artifact that was exported before. SwinQuantError without a run card, or if one of its files was changed."""
-    return Exported(open_artifact(file))
+def artifact(file: str | Path, module: nn.Module | None = None) -> Exported:
+    """An artifact that was exported before. SwinQuantError without a run card, or if one of its files was changed.
+
+    `module`: of the structure that was wrapped, for `evaluate` and `verify`, which compare with the checkpoint.
+    """
+    opened = open_artifact(file)
+    if module is None:
+        return Exported(opened)
+    checkpoint = find_checkpoint(opened)
+    if checkpoint is None:
+        raise SwinQuantError(f"{file}: {no_checkpoint(opened)}")
+    return Exported(opened, load(checkpoint, module))
+
+
+Engine.html = lambda engine: html_facts(engine.name, engine.facts)
 
 
 def config_of(artifact: Artifact, overrides: Mapping[str, Any] | None = None) -> CfgNode:
     """The config in the artifact's card, checked, with `overrides` (dotted keys). Its image size is preprocessing's."""
     where = str(card_path(artifact.file))
-    cfg = from_dict(artifact.card.config, f"{where}: config")
-    made, taken = preprocess_of(artifact).sides, sides(cfg.DATA.IMG_SIZE)
+    wrapped = artifact.card.wrapped
+    config = _config_of_wrapped(wrapped, where) if wrapped else artifact.card.config
+    cfg = from_dict(config, f"{where}: config")
+    taken = sides(cfg.DATA.IMG_SIZE)
+    made = taken if wrapped and not artifact.card.preprocess else preprocess_of(artifact).sides
     if made != taken:
         raise SwinQuantError(
             f"{where}: preprocess.size is {shown(made)}, but the model takes {shown(taken)}: export again"
@@ -101,6 +126,29 @@ def config_of(artifact: Artifact, overrides: Mapping[str, Any] | None = None) ->
     merge(cfg, overrides or {}, "command line")
     cfg.freeze()
     return cfg
+
+
+def _config_of_wrapped(wrapped: WrappedRecord, where: str) -> dict[str, Any]:
+    """The size and the outputs of a module that no config builds."""
+    classes = wrapped.get("classes")
+    if classes is None:
+        raise SwinQuantError(f"{where}: does not say how many classes the module has: export it again")
+    kind = LOGITS if classes else FEATURES
+    own = {"TYPE": "timm", "TIMM": {"ARCHITECTURE": "wrapped"}}  # a family whose geometry nothing checks
+    return {
+        "MODEL": {**own, "OUTPUT_KIND": kind, "NUM_CLASSES": classes or 1},
+        "DATA": {"IMG_SIZE": shortest(wrapped["shape"][-2:]) if len(wrapped["shape"]) == 3 else 1},
+    }
+
+
+def prepared_by(artifact: Artifact) -> Prepared:
+    """Makes inputs of whatever the artifact's engines are called with."""
+    card = artifact.card
+    return Prepared(
+        preprocess_of(artifact) if card.preprocess else None,
+        tuple(card.wrapped["shape"]) if card.wrapped else None,
+        takes_pixels=bool(artifact.record["options"].get("uint8_input")),
+    )
 
 
 def preprocess_of(artifact: Artifact) -> Preprocess:
@@ -123,15 +171,8 @@ def load_engines(artifact: Artifact, names: Sequence[str] | None, options: Engin
         f"{artifact.file} on {name}": engine_loader(name)(artifact, on_its_device(name, options))
         for name in names_of_engines(artifact, names)
     }
-    known = preprocess_of(artifact) if artifact.card.preprocess else None
-    pixels = bool(artifact.record["options"].get("uint8_input"))
-    shape = tuple(artifact.card.wrapped["shape"]) if artifact.card.wrapped else None
     return {
-        key: replace(
-            engine,
-            policy_sha256=sha256 if engine.policy else None,
-            prepared=Prepared(known, shape, takes_pixels=pixels),
-        )
+        key: replace(engine, policy_sha256=sha256 if engine.policy else None, prepared=prepared_by(artifact))
         for key, engine in engines.items()
     }
 
@@ -221,10 +262,30 @@ def no_checkpoint(artifact: Artifact) -> str:
     return f"its {file} is neither beside it nor in the folder above{seen}: name it with ‹checkpoint›"
 
 
-def load_origin(artifact: Artifact, cfg: CfgNode, checkpoint: Path, world: World) -> Subject:
-    """The torch model of the checkpoint, calibrated if the artifact is quantized, and the artifact's policy."""
+def load_origin(
+    artifact: Artifact, cfg: CfgNode, checkpoint: Path | None, world: World, origin: Model | None = None
+) -> Subject:
+    """The torch model of the checkpoint, calibrated if the artifact is quantized, and the artifact's policy.
+
+    That of a wrapped module is `origin`. SwinQuantError where the checkpoint is missing, UsageError where `origin` is,
+    or was calibrated again since.
+    """
     policy = _policy_of(artifact)
-    return load_for_scoring(cfg, str(checkpoint), [policy] if policy else [], world)
+    policies = [policy] if policy else []
+    if artifact.card.wrapped is None:
+        if checkpoint is None:
+            raise SwinQuantError(f"{artifact.file}: nothing to compare with: {no_checkpoint(artifact)}")
+        return load_for_scoring(cfg, str(checkpoint), policies, world)
+    if origin is None:
+        raise UsageError(f"{artifact.file}: nothing to compare with: {NEEDS_MODULE}")
+    if _sha256(origin.card) != _sha256(artifact.card):
+        raise UsageError(f"{artifact.file}: {origin.name} was changed since it was exported: sq.artifact(FILE, module)")
+    assert isinstance(origin.module, Classifier)  # as `wrap` makes it
+    return Subject(origin.module, policies, origin.card, None)
+
+
+def _sha256(card: RunCard) -> str | None:
+    return card.checkpoint["sha256"] if card.checkpoint else None
 
 
 def labels_in(artifact: Artifact) -> list[str]:

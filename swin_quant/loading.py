@@ -1,6 +1,6 @@
 """Load a model: from a checkpoint of any kind, with the run card beside it and its policies."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -58,7 +58,13 @@ def load(
     sizes = {"DATA.IMG_SIZE": img_size, "MODEL.SWIN.WINDOW_SIZE": window, "MODEL.SWINV2.WINDOW_SIZE": window}
     wanted |= {key: value for key, value in {"MODEL.WEIGHTS": weights, **sizes}.items() if value is not None}
     wanted |= {f"MODEL.FEATURES.{key.upper()}": value for key, value in features.items()}
+    if isinstance(checkpoint, nn.Module):
+        raise UsageError(f"{type(checkpoint).__name__}: is a module, no file: give sq.wrap(module, SIZE)")
+    if isinstance(checkpoint, Mapping):
+        raise UsageError("a state dict holds weights alone: torch.save it to a file, and give its name")
     subject = open_checkpoint(checkpoint)
+    if subject.file.suffix == ".onnx" or (subject.card and subject.card.artifact):
+        raise UsageError(f"{checkpoint}: is an artifact: sq.artifact(FILE)")
     if isinstance(config, nn.Module):
         return wrapped_again(subject, config, device)
     from swin_quant.checkpoint.identify import agreed, config_for, config_given

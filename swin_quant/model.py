@@ -27,7 +27,7 @@ from swin_quant.models.classifier import Classifier
 from swin_quant.quant.calibration import Calibration
 from swin_quant.quant.eval_mode import eval_mode
 from swin_quant.quant.listing import NodeRow, list_nodes
-from swin_quant.quant.outputs import named
+from swin_quant.quant.outputs import joined, named
 from swin_quant.quant.policy import Policy, policy_from_dict
 from swin_quant.quant.quantizer import named_nodes
 from swin_quant.report.table import html_facts
@@ -43,7 +43,8 @@ class Model:
     `module` is any nn.Module of our parts (QuantLinear, Quantizer), images [B, 3, H, W] -> logits [B, classes] (or what
     `load(output_kind=...)` asks for). Called, a model gives the logits of its exported form: quantized under its policy
     once it is calibrated, else float; a wrapped one of several outputs gives them by name. `module(images)` is always
-    float. `examples`: some of the inputs that calibrated a wrapped module.
+    float. `took`: what the latest call was given, and what was done with it. `examples`: some of the inputs that
+    calibrated a wrapped module.
     """
 
     # Of a network without a config, from which it could be loaded: the float one, before passes changed its weights.
@@ -64,6 +65,7 @@ class Model:
         self.file = file
         self._saved = _weights_digest(module) if file else None
         self._looked = False  # at what it is called with
+        self.took = ""
         self.calibration: Calibration | None = None
 
     @property
@@ -92,11 +94,7 @@ class Model:
     @property
     def preprocess(self) -> Preprocess:
         """How a picture becomes its input. UsageError where nobody said."""
-        if not self.card.preprocess:
-            raise UsageError(
-                f"{self.name}: how does a picture become its input? Give Model(..., preprocess=...), or tensors"
-            )
-        return Preprocess.from_dict(self.card.preprocess)
+        return self.prepared.known
 
     @property
     def classes(self) -> int:
@@ -110,6 +108,14 @@ class Model:
         if not heads:
             raise UsageError(f"{self.name}: does not say how many classes it has: give it to `wrap`")
         return heads[-1]
+
+    @property
+    def known_classes(self) -> int | None:
+        """`classes`, or None."""
+        try:
+            return self.classes
+        except UsageError:
+            return None
 
     @property
     def class_names(self) -> list[str]:
@@ -137,14 +143,15 @@ class Model:
         nodes = named_nodes(self.module).values()
         return bool(nodes) and all(node.amax is not None for node in nodes)
 
-    def __call__(self, images: Tensor) -> Any:
-        """Logits [B, classes] of images [B, 3, H, W], already preprocessed. UsageError for what is not."""
-        replace(self.prepared, looked=self._looked)(images)
-        self._looked = True
+    def __call__(self, images: Any) -> Any:
+        """Logits [B, classes] of images as an engine takes them: float tensors [B, 3, H, W], preprocessed, or pictures
+        (files, folders, PIL's, uint8 [B, H, W, 3] or a list of one of these). UsageError for anything else."""
+        prepared = replace(self.prepared, looked=self._looked)
         policies = [self.policy] if self.policy and self.is_calibrated else []
         engine = list(torch_engines(self.module, self.device, None, policies).values())[-1]
         with torch.inference_mode(), eval_mode(self.module):
-            found = engine(images.to(self.device))
+            found = joined([engine(part.to(self.device)) for part in prepared.batches(images)])
+        self._looked, self.took = True, prepared.took
         return named(found, self.card.wrapped["outputs"]) if self.card.wrapped else found
 
     def nodes(self) -> list[NodeRow]:
@@ -207,7 +214,7 @@ class Model:
         found = f"by {record['method']} on {record['pictures']} pictures" if record else "yes"
         return {
             "network": type(self.module).__name__,
-            "size": f"{count / 1e6:.1f} M parameters",
+            "size": f"{count / 1e6:.1f} M parameters" if count >= 1e5 else f"{count:,} parameters",
             "calibrated": found if self.is_calibrated else None,
             "policy": self.policy.name if self.policy else None,
             "input": f"{given['size']} x {given['size']}, {given['interpolation']}" if given else None,

@@ -31,6 +31,7 @@ def wrap(
     preprocess: Preprocess | None = None,
     stem: bool = True,
     output: str | None = None,
+    class_names: Sequence[str] = (),
 ) -> Model:
     """A network of your own, any nn.Module that torch.export captures, ready to calibrate; `module` stays as it is.
 
@@ -38,7 +39,8 @@ def wrap(
     input: (1, 1024, 64) for a spectrogram, (3, 16, 112, 112) for a video. Linears, convolutions (batch norms are folded
     into them), products of attention and additions get nodes (docs/any_model.md); `stem` False leaves the layer that
     reads the pictures float. `output`: the tensor or the group of tensors, by its name in the module's output, that is
-    compared and exported; by default `logits` if there are some, else every one. SwinQuantError where the module cannot
+    compared and exported; by default `logits` if there are some, else every one. `class_names`: in the order of the
+    logits; without them, those of the pictures that calibrate it. SwinQuantError where the module cannot
     be captured, with the line and the reason, gives NaN, or computes something else when captured, since what it does
     depends on its input.
     """
@@ -66,6 +68,8 @@ def wrap(
         first = next(iter(wanted.values()))
         has_classes = len(wanted) == 1 and first.dim() == 2
         classes = first.shape[1] if has_classes else 0
+        if class_names and len(class_names) != classes:
+            raise UsageError(f"{name}: has {classes} classes, but {len(class_names)} `class_names`: name each")
         network = captured(original, input_shape, classes, what=name, stem=stem, outputs=places)
         if not has_classes:
             network.output_kind, network.any_size, network.output_names = FEATURES, False, tuple(wanted)
@@ -73,8 +77,9 @@ def wrap(
     for ours, theirs in zip(found if isinstance(found, list) else [found], wanted.values(), strict=True):
         if (ours - theirs).abs().max() > _CLOSE * theirs.abs().max():
             raise SwinQuantError(f"{name}: computes something else when captured: what it does depends on its input")
-    how = WrappedRecord(shape=list(input_shape), stem=stem, output=output, outputs=list(wanted))
-    return Model(network, card=RunCard(name, {}, preprocess.to_dict() if preprocess else {}, wrapped=how))
+    how = WrappedRecord(shape=list(input_shape), stem=stem, output=output, outputs=list(wanted), classes=classes)
+    made = preprocess.to_dict() if preprocess else {}
+    return Model(network, card=RunCard(name, {}, made, wrapped=how, class_names=list(class_names)))
 
 
 def wrapped_again(checkpoint: OpenedCheckpoint, module: nn.Module, device: str = "cpu") -> Model:

@@ -236,9 +236,12 @@ def test_the_package_of_docs_extending(install, run, pictures, tmp_path, monkeyp
 
 
 @pytest.mark.slow
-def test_the_python_of_the_readme(reader, monkeypatch, capsys):
+@pytest.mark.parametrize("page", ["README.md", "docs/python.md"])
+def test_the_python_of_documents(page, reader, monkeypatch, capsys):
     pytest.importorskip("openvino")
     monkeypatch.chdir(reader)
-    for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL):
-        exec(compile(block, "README.md", "exec"), {"images": torch.zeros(2, 3, 32, 32)})
-    assert "Δ acc@1" in capsys.readouterr().out and (reader / "out" / "mine.pth").is_file()
+    layers = torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()
+    names = {"module": torch.nn.Sequential(*layers, torch.nn.Linear(8, 3))}
+    for block in re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL):
+        exec(compile(block.replace("224,", "32,"), page, "exec"), names)
+    assert "Δ acc@1" in capsys.readouterr().out and any((reader / "out").glob("*_int8_openvino.onnx"))

@@ -1,14 +1,16 @@
 """Progress bars and messages, on one console on standard error.
 
-Bars appear only on a terminal, on rank 0 and unless quiet; elsewhere occasional lines report progress. Messages go
-through `logging`, so that a library user can redirect or silence them; `set_up` is for the command line.
+Bars appear only on a terminal and in a notebook, on rank 0 and unless quiet; elsewhere occasional lines report how far
+it is. Messages go through `logging`, so that a library user can redirect or silence them; `set_up` is for the command
+line.
 """
 
 import contextlib
+import html
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, ClassVar, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -21,6 +23,7 @@ console = Console(stderr=True)
 bars = True
 log = logging.getLogger("swin_quant")
 clock: Callable[[], float] = time.monotonic  # seconds
+NOTEBOOK_SECONDS = 0.5  # between two states of a notebook's bar
 LINE_SECONDS = 5.0  # between plain lines, or a tenth of the time that has passed: a long log stays readable
 
 
@@ -61,23 +64,58 @@ def shows_bars() -> bool:
 
 
 class Lines:
-    """Lines instead of a bar, without a terminal: the share of `total` that is done, and the time so far and left."""
+    """Lines instead of a bar, without a terminal: the share of `total` that is done, and the time so far and left.
+
+    In a notebook they are one bar, that of the outermost work, with a line of each work inside it; it goes at the end.
+    """
+
+    _open: ClassVar[list["Lines"]] = []  # the outermost first
+    _cell: ClassVar[Any] = None  # what they share in a notebook
 
     def __init__(self, total: int | None, done: int = 0) -> None:
         self.total, self.before, self.start = total, done, clock()
-        self.due = self.start + LINE_SECONDS
+        self.pause = NOTEBOOK_SECONDS if console.is_jupyter else LINE_SECONDS
+        self.due = self.start + self.pause
+        self.line = self.share = ""
+
+    def __enter__(self) -> "Lines":
+        Lines._open.append(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        Lines._open.remove(self)
+        if not Lines._open and Lines._cell:
+            Lines._cell.update({"text/plain": "", "text/html": ""}, raw=True)
+            Lines._cell = None
 
     def show(self, description: str, done: int, note: str = "") -> None:
-        """Log a line, if enough time has passed."""
+        """Write a line, if enough time has passed."""
         now = clock()
         if not bars or console.is_terminal or now < self.due:
             return
         took = now - self.start
-        self.due = now + max(LINE_SECONDS, took / 10)
+        self.due = now + (self.pause if console.is_jupyter else max(self.pause, took / 10))
         left = ""
         if self.total and self.before < done < self.total:
             left = f", about {_span(took * (self.total - done) / (done - self.before))} left"
-        log.info("%s: %d%s, %s%s%s", description, done, f" of {self.total}" * bool(self.total), note, _span(took), left)
+        line = f"{description}: {done}{f' of {self.total}' * bool(self.total)}, {note}{_span(took)}{left}"
+        if not console.is_jupyter:
+            log.info("%s", line)
+            return
+        self.line, self.share = line, f' value="{done}" max="{self.total}"' if self.total else ""
+        _in_cell([one for one in Lines._open if one.line])
+
+
+def _in_cell(works: Sequence[Lines]) -> None:
+    """Show all works in the cell of a notebook."""
+    from IPython.display import display  # a notebook has it
+
+    line = "; ".join(one.line for one in works)
+    content = {"text/plain": line, "text/html": f"<progress{works[0].share}></progress> {html.escape(line)}"}
+    if Lines._cell:
+        Lines._cell.update(content, raw=True)
+    else:
+        Lines._cell = display(content, raw=True, display_id=True)
 
 
 def _span(seconds: float) -> str:
@@ -95,9 +133,9 @@ def track(items: Iterable[T], description: str, total: int | None = None, unit: 
         TextColumn("left"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console, disable=not shows_bars(), transient=True) as progress:
+    display = Progress(*columns, console=console, disable=not shows_bars(), transient=True)
+    with display as progress, Lines(total) as lines:
         task = progress.add_task(description, total=total)
-        lines = Lines(total)
         for number, item in enumerate(items, 1):
             yield item
             progress.advance(task, unit)

@@ -147,7 +147,13 @@ class _CalibrationRecord(SearchRecord):
     beyond_half: list[str]
 
 
-class WrappedRecord(TypedDict):
+class _MaybeClasses(TypedDict, total=False):
+    """`classes`: how many its logits are of, 0 where it gives something else; older cards lack it."""
+
+    classes: int
+
+
+class WrappedRecord(_MaybeClasses):
     """How a user's module was captured: the arguments of `wrap`. `shape`: one input, without the batch.
 
     `outputs`: the names of the tensors that it gives.

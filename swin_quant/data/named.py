@@ -1,9 +1,14 @@
-"""Pictures that a user names one by one: files, folders and patterns."""
+"""Pictures that a user gives one by one: files, folders and patterns, and pictures in memory."""
 
 import glob
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from torch import Tensor
 
 from swin_quant.base.errors import UsageError
 from swin_quant.data.folder import FolderPictures
@@ -12,22 +17,54 @@ from swin_quant.data.walk import Walk
 
 
 class NamedPictures(FolderPictures):
-    """The pictures at `places`, in that order, each once; a folder stands for all pictures below it, sorted.
+    """The pictures given, in that order: places on disk, and pictures of PIL.
 
-    A named file is taken whatever its extension; if it is missing, it is an unreadable picture. Labels are -1.
+    A folder stands for all pictures below it, sorted. A named file is taken whatever its extension; if it is missing,
+    it is an unreadable picture. Labels are -1. `once`: each file counts once.
 
     Raises:
-        UsageError: a folder or a pattern (`*`, `?`, `[`) without a picture, or no place at all.
+        UsageError: a folder or a pattern (`*`, `?`, `[`) without a picture, or nothing at all.
     """
 
-    def __init__(self, places: Iterable[str | os.PathLike[str]]) -> None:
+    def __init__(self, given: Iterable[str | os.PathLike[str] | Image.Image], once: bool = True) -> None:
         self.folder = Path()
-        self._files = list(dict.fromkeys(file for place in places for file in _expanded(str(place))))
+        self._held: dict[int, Image.Image] = {}
+        self._files = []
+        for item in given:
+            if isinstance(item, Image.Image):
+                self._held[len(self._files)] = item
+                self._files.append(f"picture {len(self._files)}")
+            else:
+                self._files += _expanded(os.fspath(item))
+        if once and not self._held:
+            self._files = list(dict.fromkeys(self._files))
         if not self._files:
             raise UsageError("no picture: name files, folders or patterns")
         self.names = [printable(file) for file in self._files]
         self.labels = [-1] * len(self._files)
         self.class_names = []
+
+    def open(self, index: int) -> bytes | Image.Image:  # type: ignore[override]  # a picture of PIL has no bytes
+        return self._held[index] if index in self._held else super().open(index)
+
+
+def pictures_of(given: Any) -> NamedPictures | None:
+    """The pictures that are `given`: places on disk, pictures of PIL, pixels uint8 [H, W, 3] or [B, H, W, 3], or a list
+    of these; None for anything else."""
+    found = [_pictures(item) for item in (given if isinstance(given, list | tuple) else [given])]
+    if not found or None in found:
+        return None
+    return NamedPictures([one for part in found if part is not None for one in part], once=False)
+
+
+def _pictures(item: Any) -> list[str | os.PathLike[str] | Image.Image] | None:
+    if isinstance(item, str | os.PathLike | Image.Image):
+        return [item]
+    if isinstance(item, Tensor | np.ndarray) and str(item.dtype).endswith("uint8") and item.shape[-1:] == (3,):
+        pixels = np.asarray(item.cpu() if isinstance(item, Tensor) else item)
+        if pixels.ndim in (3, 4):
+            return [Image.fromarray(one) for one in (pixels if pixels.ndim == 4 else [pixels])]
+    return None
 
 
 def _expanded(place: str) -> list[str]:

@@ -56,8 +56,9 @@ class PictureSet:
         return list(range(len(pictures))) if self.count is None else sample(len(pictures), self.count, self.seed)
 
 
-Source: TypeAlias = "PictureSet | Iterable[Any]"
-"""A PictureSet, or batches: images [B, 3, H, W], (images, labels) or a mapping with `images` or `pixel_values`."""
+Source: TypeAlias = "PictureSet | str | Path | Iterable[Any]"
+"""A PictureSet, the place of one, or batches: images, (images, labels) or a mapping with `images` or `pixel_values`.
+Images are float tensors [B, 3, H, W], preprocessed, or pictures, as `Prepared` takes them."""
 
 
 def pictures(
@@ -76,25 +77,49 @@ def pictures(
     return PictureSet(str(path), split, count, seed, upright)
 
 
-def batches(source: Iterable[Any], labelled: bool, prepared: Prepared) -> Iterator[Batch]:
-    """Convert a user's batches to `Batch`. UsageError for an item that is no batch, is not `prepared`, or lacks needed
-    labels."""
+def source_of(given: Source) -> PictureSet | Iterable[Any]:
+    """The pictures that a place on disk stands for; batches as they are. UsageError for what is neither."""
+    if isinstance(given, str | Path):
+        return pictures(given)
+    if isinstance(given, PictureSet) or (isinstance(given, Iterable) and not isinstance(given, Tensor | Mapping)):
+        return given
+    raise UsageError(
+        f"pictures are {type(given).__name__}: give a folder, sq.pictures(FOLDER, SPLIT) or an iterable of batches, of "
+        "one alone [batch]"
+    )
+
+
+def batches(source: Iterable[Any], labelled: bool, prepared: Prepared, classes: int | None = None) -> Iterator[Batch]:
+    """Convert a user's batches to `Batch`. UsageError for an item that is no batch, and where labels are needed for
+    labels that are missing, text, or outside 0 to `classes` - 1."""
     start = 0
     for item in source:
         images, labels = _parts(item)
-        rank = len(prepared.shape or (3, 0, 0)) + 1
-        if not isinstance(images, Tensor) or images.dim() != rank:
-            shape = list(images.shape) if isinstance(images, Tensor) else type(images).__name__
-            one = ", ".join(map(str, prepared.shape)) if prepared.shape and rank != 4 else "3, H, W"
-            raise UsageError(f"pictures: a batch is images [B, {one}], (images, labels) or a mapping, not {shape}")
-        prepared(images)
+        try:
+            images = prepared(images)
+        except UsageError as error:
+            raise UsageError(f"pictures: a batch is images, (images, labels) or a mapping: {error}") from error
         if labels is None and labelled:
             raise UsageError("pictures: accuracy needs labels: give batches of (images, labels)")
-        labels = torch.full((len(images),), -1) if labels is None else torch.as_tensor(labels).cpu().long()
+        labels = torch.full((len(images),), -1) if labels is None else _numbers(labels)
         if labels.shape != images.shape[:1]:
             raise UsageError(f"pictures: {len(images)} images, but labels are {list(labels.shape)}")
-        yield Batch(images.float(), labels, list(range(start, start + len(images))), [])
+        if labelled and len(labels) and not 0 <= labels.min() <= labels.max() < (classes or labels.max() + 1):
+            said = f"the model has {classes} classes, 0 to {classes - 1}" if classes else "they count from 0"
+            raise UsageError(f"pictures: labels are from {labels.min()} to {labels.max()}, but {said}")
+        yield Batch(images, labels, list(range(start, start + len(images))), [])
         start += len(images)
+
+
+def _numbers(labels: Any) -> Tensor:
+    """Labels as int64 [B]. UsageError for names."""
+    try:
+        return torch.as_tensor(labels).cpu().long()
+    except (TypeError, ValueError, RuntimeError) as error:
+        one = labels[0] if isinstance(labels, Sequence) and labels and not isinstance(labels, str) else labels
+        raise UsageError(
+            f"pictures: labels are {type(one).__name__} ({one!r:.40}): give numbers, as model.class_names.index(NAME)"
+        ) from error
 
 
 def _parts(item: Any) -> tuple[Any, Any]:

@@ -1,42 +1,107 @@
-"""Check that tensors are prepared: float, normalised pictures [B, channels, H, W], or the model's other inputs."""
+"""Make a model's input: check that tensors are prepared (float, normalised pictures [B, channels, H, W], or the model's
+other inputs), and preprocess pictures."""
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from swin_quant.base.errors import UsageError
-from swin_quant.base.progress import log
+from swin_quant.base.progress import log, track
+from swin_quant.config.sides import shown
+from swin_quant.data.named import pictures_of
 from swin_quant.data.preprocess import Preprocess
+from swin_quant.data.sampling import chunks
 
 _PIXELS = "model.preprocess.normalised({})"
 _CHANNELS_LAST = "images.permute(0, 2, 3, 1)"
 _FAR = 8  # times the largest value of a normalised picture; pictures and random numbers stay below
 _MANY = 0.25  # share of values out of range: normal random numbers have fewer
+_PIECE = 32  # pictures prepared at a time
 
 
 @dataclass
 class Prepared:
-    """Checks batches for a model with this `preprocess` (None: unknown); values are checked only in the first batch.
+    """Makes inputs of whatever a model with this `preprocess` (None: unknown) is called with.
 
-    `shape`: one input of the model, channels first; None: pictures of unknown channels. `takes_pixels`: uint8 [B, H, W,
-    channels] is allowed too, unchecked.
+    Tensors and arrays of float are taken as preprocessed: they are checked, the values of the first alone. Pictures
+    (files, folders, PIL's, pixels uint8 [B, H, W, 3] or [H, W, 3], or a list of these) go through `preprocess`.
+    `shape`: one input of the model, channels first; None: pictures of unknown channels. `takes_pixels`: uint8 [B, H,
+    W, 3] of the model's size goes in as it is. `took`: which of these the latest input was, in words.
     """
 
     preprocess: Preprocess | None
     shape: tuple[int, ...] | None = None
     looked: bool = False
     takes_pixels: bool = False
+    took: str = ""
 
-    def __call__(self, images: Tensor) -> None:
-        """UsageError, with the right call, for tensors that cannot be prepared pictures; a warning in doubt."""
-        if self.takes_pixels and images.dtype == torch.uint8:
-            return
-        first, self.looked = not self.looked, True
-        if problem := fault(images, self.preprocess, self.shape, first):
-            raise UsageError(problem)
-        if first and (guess := doubt(images, self.preprocess)):
-            log.warning("%s", guess)
+    @property
+    def known(self) -> Preprocess:
+        """`preprocess`. UsageError where nobody said."""
+        if self.preprocess is None:
+            raise UsageError(
+                "how does a picture become its input? Give `preprocess` to `wrap` or Model, or float tensors in place "
+                "of pictures"
+            )
+        return self.preprocess
+
+    def __call__(self, given: Any) -> Tensor:
+        """The input [B, channels, H, W], float32. UsageError for what can be none, with the right call; a warning in
+        doubt. UnreadablePicture for the first that cannot be read."""
+        parts = list(self.batches(given))
+        if len({part.shape[1:] for part in parts}) > 1:
+            raise UsageError("images become inputs of several sizes: give each size as a batch of its own")
+        return torch.cat(parts)
+
+    def batches(self, given: Any, most: int | None = None) -> Iterator[Tensor]:
+        """The input in parts: tensors whole, pictures in batches of `most`."""
+        whole = f", {', '.join(map(str, self.known.sides))}, 3]" if self.takes_pixels else None
+        if whole and _kind(given).startswith("uint8 [") and _kind(given).endswith(whole):
+            self.took = "pixels of the file's size: taken as they are"
+            yield torch.as_tensor(given)
+        elif pictures := pictures_of(given):
+            known = self.known
+            self.took = f"pictures: preprocessed as the run card says ({shown(known.size)}, {known.interpolation})"
+            parts = chunks(range(len(pictures)), most or _PIECE if known.is_square else 1)
+            for part in track(parts, "running", len(parts)) if len(parts) > 1 else parts:
+                yield torch.stack([known(pictures.read(index, known.upright)) for index in part])
+        else:
+            images = _tensor(given, self.shape)
+            first, self.looked = not self.looked, True
+            if problem := fault(images, self.preprocess, self.shape, first):
+                raise UsageError(problem)
+            if first and (guess := doubt(images, self.preprocess)):
+                log.warning("%s", guess)
+            self.took = "tensors of float: taken as preprocessed"
+            yield images.float()
+
+
+def _tensor(given: Any, shape: tuple[int, ...] | None) -> Tensor:
+    """Tensors and arrays, or a list of those of one input each, as a tensor. UsageError for anything else."""
+    items = given if isinstance(given, list | tuple) else [given]
+    if items and all(isinstance(item, Tensor | np.ndarray) for item in items):
+        with contextlib.suppress(TypeError, RuntimeError):  # numpy's types that torch lacks; shapes that differ
+            tensors = [torch.as_tensor(item) for item in items]
+            return tensors[0] if items is not given else torch.stack(tensors)
+    came = " and ".join(sorted({_kind(item) for item in items})) or "empty"
+    came = came if items is not given else f"a list of {came}" if items else "an empty list"
+    wanted = ", ".join(map(str, shape)) if shape else "3, H, W"
+    raise UsageError(
+        f"images are {came}: give float [B, {wanted}], preprocessed, or pictures: files, folders, PIL's, uint8 "
+        "[B, H, W, 3] or a list of one of these"
+    )
+
+
+def _kind(item: Any) -> str:
+    shape = getattr(item, "shape", None)
+    if shape is None:
+        return type(item).__name__
+    return f"{str(item.dtype).removeprefix('torch.')} {list(shape)}"
 
 
 def fault(

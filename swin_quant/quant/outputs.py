@@ -1,10 +1,12 @@
 """A model's outputs: logits [B, classes], an embedding [B, channels], maps [B, C, H, W], or several of any rank."""
 
-from collections.abc import Sequence
-from typing import TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+
+from swin_quant.base.errors import UsageError
 
 Output: TypeAlias = "Tensor | Sequence[Tensor]"
 
@@ -19,6 +21,21 @@ def rows(output: Output) -> Tensor:
     if isinstance(output, Tensor):
         return output.flatten(1) if output.ndim > 1 else output[:, None]
     return torch.cat([rows(part) for part in output], dim=1)
+
+
+def joined(parts: Sequence[Any]) -> Any:
+    """The outputs of several batches as those of one: tensors, lists of them or mappings. UsageError where sizes
+    differ, as of maps of pictures of several sizes."""
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    if isinstance(first, Mapping):
+        return {key: joined([part[key] for part in parts]) for key in first}
+    if not isinstance(first, Tensor):
+        return [joined(column) for column in zip(*parts, strict=True)]
+    if any(part.shape[1:] != first.shape[1:] for part in parts):
+        raise UsageError("outputs of these pictures are of several sizes: give the pictures one by one")
+    return torch.cat(list(parts))
 
 
 def named(output: Output, names: Sequence[str]) -> "Tensor | dict[str, Tensor]":

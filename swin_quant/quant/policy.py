@@ -271,7 +271,7 @@ def quantize(model: nn.Module) -> None:
     if missing := [name for name, node in nodes.items() if node.amax is None]:
         raise SwinQuantError(
             f"{len(missing)} of {len(nodes)} enabled nodes have no range (amax): {listed(missing, 3)}; "
-            "the model is not calibrated for this policy: run `swin-quant calibrate`"
+            "the model is not calibrated for this policy: run `swin-quant calibrate`, in Python sq.calibrate"
         )
     if missing := [name for name, node in nodes.items() if not node.setting.symmetric and node.bounds is None]:
         raise SwinQuantError(

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.progress import log
+from swin_quant.base.spawning import without_script
 from swin_quant.score.engine import Engine
 from swin_quant.score.latency import milliseconds
 
@@ -57,7 +58,7 @@ class Runner:
         context = multiprocessing.get_context("spawn")  # a fresh program, without this one's memory
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs, candidate.load, threads), daemon=True)
-        with _interrupts_held_back():
+        with _interrupts_held_back(), without_script():
             self._process.start()
         theirs.close()
 

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from swin_quant.base.errors import UsageError
 from swin_quant.data.prepared import Prepared
+from swin_quant.quant.outputs import joined
 
 FAKE_QUANT = "torch fake-quant"
 EAGER = "torch"
@@ -18,7 +19,7 @@ HALF_TYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 Run = Callable[[Tensor], Any]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Engine:
     """Images float32 [B, 3, H, W] to logits float [B, classes] (or an embedding [B, channels], or a list of maps).
 
@@ -26,7 +27,8 @@ class Engine:
     types that layers run in). `weights`, `calibrator`: whose weights these are, and the method that found their ranges,
     as in a card's results. `device`: where it runs; images may come from any device, but code that measures time puts
     them there. `sizes`: the batch sizes that it has programs for; it fills up a batch to the next size. Empty: it runs
-    any size. `prepared` checks the images of each call; None checks nothing.
+    any size. `prepared` makes its input of whatever it is called with, and knows what that was (`took`); None: it is
+    called with tensors, unchecked.
     """
 
     name: str
@@ -41,13 +43,43 @@ class Engine:
     device: str = "cpu"
     sizes: tuple[int, ...] = ()
     prepared: Prepared | None = field(default=None, compare=False)
+    html: ClassVar[Callable[["Engine"], str] | None] = None  # how a notebook shows one: `Exported.load` sets it
 
-    def __call__(self, images: Tensor) -> Any:
-        if self.prepared:
-            self.prepared(images)
+    def __call__(self, images: Any) -> Any:
+        """The outputs for float tensors [B, 3, H, W], preprocessed, or for pictures: files, folders, PIL's, uint8
+        [B, H, W, 3] or a list of one of these, which are preprocessed here. UsageError, with the right call, for
+        anything else."""
+        if self.prepared is None:
+            return self._within_limit(images)
+        return joined([self._within_limit(part) for part in self.prepared.batches(images, self.max_batch)])
+
+    def _within_limit(self, images: Tensor) -> Any:
         if self.max_batch and len(images) > self.max_batch:
             raise UsageError(f"{self.name}: a batch of {len(images)} is above its limit of {self.max_batch} pictures")
         return self.run(images)
+
+    @property
+    def took(self) -> str:
+        """What the latest call was given, and what was done with it, in words."""
+        return self.prepared.took if self.prepared else ""
+
+    @property
+    def facts(self) -> dict[str, str | None]:
+        """The facts for `repr` and for a notebook, in words."""
+        limit = f", at most {self.max_batch} at a time" if self.max_batch else ""
+        return {
+            "engine": f"{self.name} on {self.device}",
+            "precision": self.precision,
+            "policy": self.policy,
+            "takes": f"float [B, 3, H, W], preprocessed, or pictures{limit}",
+            "took": self.took or None,
+        }
+
+    def __repr__(self) -> str:
+        return ", ".join(f"{key} {text}" for key, text in self.facts.items() if text)
+
+    def _repr_html_(self) -> str | None:
+        return self.html() if self.html else None
 
     @property
     def label(self) -> str:

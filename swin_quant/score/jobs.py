@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from swin_quant.base.errors import SwinQuantError
+from swin_quant.base.spawning import without_script
 
 _JOIN_S = 5.0
 
@@ -33,8 +34,9 @@ class JobProcess:
         if self._process is None:
             self._pipe, theirs = self._context.Pipe()
             self._process = self._context.Process(target=_serve, args=(theirs, self._work))
-            self._process.start()
-            theirs.close()  # otherwise the process's end would not end the pipe
+            with without_script():
+                self._process.start()
+            theirs.close()  # or the end of the process would not end the pipe
         try:
             self._pipe.send(job)
             if not self._pipe.poll(seconds):

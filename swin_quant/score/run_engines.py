@@ -1,14 +1,15 @@
 """The one loop that runs pictures through engines: scoring, verifying and predicting read its outputs."""
 
+import hashlib
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from swin_quant.base.errors import SwinQuantError
+from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.progress import track
 from swin_quant.data.loader import Batch, UnreadableLimit, default_workers, load_batches
 from swin_quant.data.pictures import Pictures
@@ -99,15 +100,34 @@ def infer(
     batches = chunks(chosen, min([batch_size, *(engine.max_batch for engine in engines.values() if engine.max_batch)]))
     workers = default_workers(workers, 1, len(chosen))
     loaded = readable_batches(pictures, preprocess, batches, limit, workers, f"running {', '.join(engines)}")
+    found = infer_batches(engines, loaded, classes, device, lambda batch: [pictures.names[i] for i in batch.indices])
+    return replace(found, unreadable=limit.names)
+
+
+def infer_batches(
+    engines: Mapping[str, Run],
+    batches: Iterable[Batch],
+    classes: int | None,
+    device: torch.device = CPU,
+    named: Callable[[Batch], list[str]] | None = None,
+) -> Inferred:
+    """`infer` on batches; `named` gives the names of their pictures, None: a hash of their values. UsageError for no
+    batch."""
     names: list[str] = []
     labels: list[Tensor] = []
     outputs: dict[str, list[Output]] = {key: [] for key in engines}
-    for batch, found in run_engines(engines, loaded, device):
-        names += [pictures.names[index] for index in batch.indices]
+    for batch, found in run_engines(engines, batches, device):
+        names += named(batch) if named else map(_hash, batch.images)
         labels.append(batch.labels)
         for key, one in found.items():
             outputs[key].append(_checked(key, one, len(batch.indices), classes))
-    return Inferred(names, torch.cat(labels), outputs, limit.names)
+    if not labels:
+        raise UsageError("pictures: there is no batch")
+    return Inferred(names, torch.cat(labels), outputs, [])
+
+
+def _hash(image: Tensor) -> str:
+    return hashlib.sha256(image.numpy(force=True).tobytes()).hexdigest()
 
 
 def evenly(total: int, count: int | None) -> list[int]:

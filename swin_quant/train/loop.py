@@ -324,8 +324,8 @@ def bar(total: int, done: int) -> Iterator[Show]:
         TextColumn("left"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=terminal.console, disable=not terminal.shows_bars(), transient=True) as display:
-        lines = terminal.Lines(total, done)
+    progress = Progress(*columns, console=terminal.console, disable=not terminal.shows_bars(), transient=True)
+    with progress as display, terminal.Lines(total, done) as lines:
         task = display.add_task("", total=total, completed=done, epoch=1, loss=0.0, lr=0.0, speed=0.0)
 
         def show(position: Position, loss: float, lr: float, speed: float) -> None:

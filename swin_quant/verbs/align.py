@@ -101,12 +101,13 @@ def align(
     the order computed; `first` is the first tensor whose SQNR is below `below` dB (default: 60 of two float sides, 30
     of two quantized ones, 15 of one of each).
     """
-    from swin_quant.data.picture_set import PictureSet, batches
+    from swin_quant.data.picture_set import PictureSet, batches, source_of
     from swin_quant.data.prepared import Prepared
     from swin_quant.model import Model
     from swin_quant.quant.eval_mode import eval_mode
     from swin_quant.verbs.align_sides import compare
 
+    images = source_of(images)
     sides = [_side(each, engine, device) for each in (a, b)]
     if isinstance(images, PictureSet):
         tensors = (images for images, _ in _batches(images.open, sides, images.count))

@@ -119,12 +119,12 @@ def analyze(
         if not isinstance(model, Model):
             raise UsageError(f"{name}: of what size are its pictures? Give images, or their shape (1, 3, 224, 224)")
         images = (1, 3, *model.preprocess.sides)
+    if isinstance(images, Tensor) and isinstance(model, Model):
+        images = model.prepared(images)
     pictures = images if isinstance(images, Tensor) else None
     shape = tuple(images.shape) if isinstance(images, Tensor) else tuple(images)
     if len(shape) != 4:
         raise UsageError(f"images of shape {shape}: must be [B, 3, H, W]")
-    if pictures is not None and isinstance(model, Model):
-        model.prepared(pictures)
     module, peaks = model.module if isinstance(model, Model) else model, load_machine(machine)
     return Analyzed(
         analyze_module(

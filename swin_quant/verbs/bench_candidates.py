@@ -67,6 +67,10 @@ def bench_candidates(
     artifacts, checkpoints = _opened(paths)
     origin = _origin(artifacts, checkpoints, checkpoint)
     card = artifacts[0].card if artifacts else RunCard.read(card_path(origin))
+    if card.wrapped:
+        raise UsageError(
+            f"{card.name}: is a wrapped module: its float baselines, which only Python builds, are missing"
+        )
     cfg = config_of(artifacts[0]) if artifacts else from_dict(card.config, str(card_path(origin)))
     need_logits(cfg.MODEL.OUTPUT_KIND, "bench")
     entries = [_Entry(artifact, name) for artifact in artifacts for name in _engines_of(artifact, engines)]

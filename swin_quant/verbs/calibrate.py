@@ -78,7 +78,7 @@ OPTIONS = CalibrateOptions
 
 
 def calibrate(
-    model: Model | nn.Module,
+    model: Model | nn.Module | str | Path,
     pictures: Source,
     policy: str | Policy | None = None,
     *,
@@ -100,8 +100,7 @@ def calibrate(
     the model as it was. SwinQuantError for NaN or infinity in weights or activations, naming the module.
     """
     from swin_quant.base.distributed import World
-    from swin_quant.data.picture_set import PictureSet
-    from swin_quant.model import Model
+    from swin_quant.data.picture_set import PictureSet, source_of
     from swin_quant.quant.calibration import Method
     from swin_quant.quant.passes.plan import PassPlan
     from swin_quant.quant.passes.recipe import load_passes, steps_of
@@ -109,8 +108,9 @@ def calibrate(
     from swin_quant.quant.passes.state import all_or_nothing
     from swin_quant.quant.policies import load_policy
     from swin_quant.verbs.calibration_pictures import CalibrationPlan
+    from swin_quant.verbs.given import model_of
 
-    model = model if isinstance(model, Model) else Model(model)
+    model, pictures = model_of(model), source_of(pictures)
     chosen = policy or unnamed_policy(model.config if model.card.config else None)
     if policy is None:
         tell_unnamed(chosen)  # type: ignore[arg-type]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,15 +18,14 @@ if TYPE_CHECKING:
 
     from swin_quant.base.distributed import World
     from swin_quant.cards.card import RunCard
-    from swin_quant.cards.records import DatasetRecord, Result
+    from swin_quant.cards.records import Result
     from swin_quant.checkpoint.opened import Checkpoint
-    from swin_quant.data.loader import Batch
-    from swin_quant.data.picture_set import Source
+    from swin_quant.data.picture_set import PictureSet, Source
+    from swin_quant.exported import Exported
     from swin_quant.loading import Subject
     from swin_quant.model import Model
     from swin_quant.quant.policy import Policy
     from swin_quant.score.baseline import Baseline
-    from swin_quant.score.engine import Engine
     from swin_quant.score.features import FeatureScore
     from swin_quant.verbs.evaluate_artifacts import Scored
 
@@ -152,114 +149,88 @@ class Evaluation:
 
 
 def evaluate(
-    model: Model | nn.Module,
+    model: Model | nn.Module | Exported | str | Path,
     pictures: Source,
-    policies: Sequence[str | Policy] | None = None,
+    policies: str | Policy | Sequence[str | Policy] | None = None,
     *,
     half: str = "auto",
     batch_size: int = 32,
     original: str | Path | None = None,
+    engine: str | None = None,
 ) -> Evaluation:
-    """Score `model` on labelled `pictures`: float32, half precision, and quantized under `policies` (None: its own).
+    """Score a model, an artifact or the file of one on labelled `pictures`: float32, half precision, and quantized.
 
-    Every engine sees the same pictures; deltas and their paired standard error compare with the float model that the
-    user had: `original`, or what the run card of a QAT checkpoint names, else the model itself with its nodes off. The
-    results go into the model's card as well. A model without logits has SQNR and cosine against float32 instead, of
-    all its outputs and of each by name; its pictures need no labels. SwinQuantError where an enabled node has no range.
+    A model is scored under `policies`, one or several (None: its own); an artifact on `engine` (None: the one that it
+    was made for). Every engine sees the same pictures; deltas and their paired standard error compare with the float
+    model that the user had: `original`, or what the run card of a QAT checkpoint or of an artifact names, else the
+    model itself with its nodes off. The results go into the model's card in memory, or into the artifact's beside it. A
+    model without logits has SQNR and cosine against float32 instead, of all its outputs and of each by name; its
+    pictures need no labels. SwinQuantError where an enabled node has no range.
     """
     from swin_quant.base.distributed import World
     from swin_quant.checkpoint.range_bits import check_bits
-    from swin_quant.model import Model
+    from swin_quant.data.picture_set import source_of
+    from swin_quant.exported import Exported
     from swin_quant.quant.eval_mode import eval_mode
     from swin_quant.quant.outputs import has_classes
     from swin_quant.quant.policies import load_policy
+    from swin_quant.quant.policy import Policy
     from swin_quant.score.baseline import engines_beside
     from swin_quant.score.engine import half_type
+    from swin_quant.score.sources import Labelled, compare_source, score_source
     from swin_quant.verbs.baselines import baseline_of
+    from swin_quant.verbs.given import subject_of
 
-    model = model if isinstance(model, Model) else Model(model)
+    model, pictures = subject_of(model), source_of(pictures)
+    if isinstance(model, Exported):
+        if policies is not None:
+            raise UsageError(f"policies: {model.file} is an artifact, which has its own: leave them out")
+        return _of_artifact(model, pictures, half, batch_size, original, engine)
+    if engine:
+        raise UsageError(f"{model.name}: engine {engine} runs artifacts: export the model first")
     own = [model.policy] if model.policy and model.is_calibrated else []
-    chosen = own if policies is None else [load_policy(p) if isinstance(p, str) else p for p in policies]
+    named = [policies] if isinstance(policies, str | Policy) else policies
+    chosen = own if named is None else [load_policy(p) if isinstance(p, str) else p for p in named]
     if model.is_calibrated:
         check_bits(model.module, model.card, chosen, model.name)
     world = World(device=model.device)
     baseline = baseline_of(model, chosen, world, original)
     engines = engines_beside(model.module, model.device, half_type(half, model.device), chosen, baseline)
+    by = Labelled(model.prepared, model.known_classes, model.class_names, batch_size)
     with eval_mode(model.module):
         if not has_classes(model.module):
-            return Evaluation((), model.card, tuple(_compared(engines, model, pictures, batch_size)))
-        results = _results(engines, model, pictures, batch_size, world)
+            names: Sequence[str] = getattr(model.module, "output_names", ())
+            return Evaluation((), model.card, tuple(compare_source(engines, pictures, by, names, world)))
+        results = score_source(engines, pictures, by, world)
     scored = replace(model.card, results=[])
     for result in results.values():
         model.card, scored = model.card.with_result(result), scored.with_result(result)
     return Evaluation(tuple(results.values()), scored)
 
 
-def _compared(engines: dict[str, Engine], model: Model, pictures: Source, batch_size: int) -> list[FeatureScore]:
-    from swin_quant.data.loader import UnreadableLimit, default_workers
-    from swin_quant.data.picture_set import PictureSet, batches
-    from swin_quant.data.sampling import chunks
-    from swin_quant.score.features import compare_outputs
-    from swin_quant.score.run_engines import readable_batches
+def _of_artifact(
+    exported: Exported,
+    pictures: PictureSet | Iterable[Any],
+    half: str,
+    batch_size: int,
+    original: str | Path | None,
+    engine: str | None,
+) -> Evaluation:
+    from swin_quant.base.distributed import World
+    from swin_quant.cards.update import with_results
+    from swin_quant.verbs.evaluate_artifacts import Scoring, score_artifacts, write_cards
 
-    names: Sequence[str] = getattr(model.module, "output_names", ())
-    if not isinstance(pictures, PictureSet):
-        return compare_outputs(engines, batches(pictures, False, model.prepared), model.device, names)
-    pictures = pictures.of_split("val")
-    opened = pictures.open()
-    indices = list(range(len(opened))) if pictures.count is None else pictures.indices(opened)
-    parts = chunks(indices, batch_size if model.preprocess.is_square else 1)
-    limit, workers = UnreadableLimit(len(indices), 0.01), default_workers(8, 1, len(indices))
-    loaded = readable_batches(opened, model.preprocess, parts, limit, workers, "comparing outputs")
-    return compare_outputs(engines, loaded, model.device, names)
-
-
-def _results(
-    engines: dict[str, Engine], model: Model, pictures: Source, batch_size: int, world: World
-) -> dict[str, Result]:
-    from swin_quant.base.progress import track
-    from swin_quant.data.loader import default_workers
-    from swin_quant.data.picture_set import PictureSet, batches
-    from swin_quant.data.pictures import SomePictures
-    from swin_quant.score.metrics import BASELINE, results_of, warn_of_guessing
-    from swin_quant.score.metrics import evaluate as score
-    from swin_quant.score.scoring import dataset_record, score_pictures
-
-    if isinstance(pictures, PictureSet):
-        pictures = pictures.of_split("val")
-        opened = pictures.open(model.classes, model.class_names)
-        if pictures.count is not None:
-            opened = SomePictures(opened, pictures.indices(opened))
-        dataset = dataset_record(pictures.path, pictures.split or "", opened)
-        workers = default_workers(8, 1, len(opened))
-        return score_pictures(engines, opened, model.preprocess, dataset, batch_size, workers, world)
-    seen = _Seen()
-    total = len(pictures) if isinstance(pictures, Sized) else None
-    given = batches(pictures, labelled=True, prepared=model.prepared)
-    scores = score(engines, seen.through(track(given, "scoring", total)), world.device)
-    with contextlib.suppress(KeyError, UsageError):  # no float, or it does not say how many classes it has
-        warn_of_guessing(scores[BASELINE].acc1, scores[BASELINE].pictures, model.classes)
-    return results_of(engines, scores, seen.dataset, max(seen.sizes), world.device)
-
-
-class _Seen:
-    """The tensors that were scored: their number, and a hash of their values, which identifies them."""
-
-    def __init__(self) -> None:
-        self.sizes: list[int] = []
-        self.images, self.labels = hashlib.sha256(), hashlib.sha256()
-
-    def through(self, source: Iterable[Batch]) -> Iterator[Batch]:
-        for batch in source:
-            self.sizes.append(len(batch.images))
-            self.images.update(batch.images.numpy(force=True).tobytes())
-            self.labels.update(batch.labels.numpy(force=True).tobytes())
-            yield batch
-
-    @property
-    def dataset(self) -> DatasetRecord:
-        digest = hashlib.sha256(self.images.digest() + self.labels.digest()).hexdigest()
-        return {"name": "tensors", "split": "", "pictures": sum(self.sizes), "sha256": digest}
+    scoring = Scoring(
+        [engine] if engine else None,
+        overrides={"DATA.BATCH_SIZE": batch_size},
+        half=half,
+        original=str(original) if original else None,
+        pictures=pictures,
+        origin=exported.origin,
+    )
+    (scored,) = score_artifacts([exported.artifact], scoring, World())
+    write_cards([scored])
+    return Evaluation(scored.measured, with_results(replace(scored.card, results=[]), scored.measured))
 
 
 def run(options: EvaluateOptions, world: World) -> None:

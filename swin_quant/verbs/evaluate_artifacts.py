@@ -1,6 +1,6 @@
 """Scoring artifacts: the float checkpoint first, then every artifact on every engine, in one pass per checkpoint."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,8 +19,11 @@ from swin_quant.cards.lineage import original_of
 from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import Result
 from swin_quant.cards.update import update, with_results
+from swin_quant.config.outputs import classes_of, need_logits
+from swin_quant.data.picture_set import PictureSet
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.exported import (
+    NEEDS_MODULE,
     config_of,
     find_checkpoint,
     folders_of,
@@ -29,8 +32,10 @@ from swin_quant.exported import (
     names_of_engines,
     no_checkpoint,
     on_its_device,
+    prepared_by,
     preprocess_of,
 )
+from swin_quant.model import Model
 from swin_quant.score.baseline import (
     Baseline,
     engines_beside,
@@ -43,6 +48,8 @@ from swin_quant.score.engine import Engine, half_type
 from swin_quant.score.options import EngineOptions
 from swin_quant.score.saved_predictions import PredictionFolder, unique_names
 from swin_quant.score.scoring import score_engines
+from swin_quant.score.sources import Labelled, score_source
+from swin_quant.verbs.baselines import baseline_of
 
 
 @dataclass(frozen=True)
@@ -52,6 +59,7 @@ class Scoring:
     `engines` None: all installed; `half`: the half-precision baseline; `fake_quant`: the simulation is scored too;
     `checkpoint`: what was exported, where it is not found; `original`: the float checkpoint that it came from, too;
     `overrides`: keys of the config (data path, batch size, ...); `answers`: where the answers to each picture are kept.
+    `pictures`: in place of the config's. `origin`: the model of a wrapped module, which no file can build.
     """
 
     engines: Sequence[str] | None = None
@@ -64,6 +72,8 @@ class Scoring:
     max_unreadable: float = 0.01
     original: str | None = None
     answers: Sharding | None = None
+    pictures: PictureSet | Iterable[Any] | None = None
+    origin: Model | None = None
 
 
 @dataclass(frozen=True)
@@ -102,7 +112,7 @@ def score_artifacts(
 class _Prepared:
     artifact: Artifact
     cfg: CfgNode
-    preprocess: Preprocess
+    preprocess: Preprocess | None
     checkpoint: Path | None
 
     @property
@@ -119,7 +129,9 @@ class _Prepared:
 
 def _prepare(artifact: Artifact, scoring: Scoring) -> _Prepared:
     cfg = config_of(artifact, scoring.overrides)
-    prepared = _Prepared(artifact, cfg, preprocess_of(artifact), find_checkpoint(artifact, scoring.checkpoint))
+    need_logits(cfg.MODEL.OUTPUT_KIND, "accuracy")
+    checkpoint = find_checkpoint(artifact, scoring.checkpoint)
+    prepared = _Prepared(artifact, cfg, prepared_by(artifact).preprocess, checkpoint)
     if scoring.original:
         original_of(artifact.card, prepared.folders, scoring.original)  # refuse before anything is scored
     return prepared
@@ -139,8 +151,13 @@ def _score_group(group: Sequence[_Prepared], scoring: Scoring, world: World) -> 
     if scoring.options.extensions:
         whose["extensions"] = [sha256_of(file) for file in scoring.options.extensions]
     keeping = PredictionFolder(scoring.answers, whose) if scoring.answers else None
-    how = (world, scoring.split, scoring.max_unreadable, keeping, first.artifact.card.class_names)
-    results = score_engines(engines, cfg, first.preprocess, *how)
+    names_of_classes = first.artifact.card.class_names
+    if scoring.pictures is None:
+        how = (world, scoring.split, scoring.max_unreadable, keeping, names_of_classes)
+        results = score_engines(engines, cfg, preprocess_of(first.artifact), *how)
+    else:
+        by = Labelled(prepared_by(first.artifact), classes_of(cfg), names_of_classes, cfg.DATA.BATCH_SIZE)
+        results = score_source(engines, scoring.pictures, by, world)
     scored = []
     for prepared in group:
         card, file = prepared.artifact.card, prepared.artifact.file
@@ -156,13 +173,18 @@ def _score_group(group: Sequence[_Prepared], scoring: Scoring, world: World) -> 
 def _baseline(group: Sequence[_Prepared], scoring: Scoring, world: World) -> dict[str, Engine]:
     """float32 first, then half, then the simulation if that is asked for; nothing where no baseline is found."""
     first, half = group[0], half_type(scoring.half, world.device)
-    origin = None
-    if first.checkpoint is not None:
+    card, origin = first.artifact.card, None
+    if card.wrapped and scoring.origin is None:
+        log.warning("%s: scored without a baseline: %s", first.artifact.file, NEEDS_MODULE)
+        return {}
+    if first.checkpoint is not None or scoring.origin:
         quantized = next((p for p in group if p.artifact.card.policy), first)
-        origin = load_origin(quantized.artifact, first.cfg, first.checkpoint, world)
+        origin = load_origin(quantized.artifact, first.cfg, first.checkpoint, world, scoring.origin)
     policies = origin.policies if origin and scoring.fake_quant else ()
-    card = first.artifact.card
-    baseline = find_baseline(card, first.folders, first.cfg, policies, world, scoring.original)
+    if scoring.origin and card.wrapped:
+        baseline = baseline_of(scoring.origin, policies, world, None)
+    else:
+        baseline = find_baseline(card, first.folders, first.cfg, policies, world, scoring.original)
     if origin and (policies or baseline is None):
         return engines_beside(origin.model, world.device, half, policies, baseline)
     if baseline is None and (file := original_of(card, first.folders, scoring.original)):

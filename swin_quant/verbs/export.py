@@ -176,7 +176,7 @@ def _print(artifact: Artifact, target: Backend, checkpoint: str) -> None:
 
 
 def export(
-    model: Model,
+    model: Model | str | Path,
     backend: str,
     folder: str | Path,
     policy: str | Policy | None = None,
@@ -202,8 +202,9 @@ def export(
     from swin_quant.quant.policies import load_policy
     from swin_quant.quant.policy import apply_policy
     from swin_quant.verbs.export_target import exporter_options, policy_of, target_of
+    from swin_quant.verbs.given import model_of
 
-    target = target_of(backend)
+    model, target = model_of(model), target_of(backend)
     told = exporter_options(target, precision, options)  # contradictions are refused before a file is written
     chosen = load_policy(policy) if isinstance(policy, str) else policy
     plain = bool(options.get("plain"))
@@ -220,7 +221,7 @@ def export(
         from swin_quant.verbs.export_compared import compared as beside_fake_quant
 
         made = beside_fake_quant(made, model, module, target)
-    return Exported(made)
+    return Exported(made, model if model.card.wrapped else None)
 
 
 def export_checkpoint(

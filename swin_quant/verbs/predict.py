@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from swin_quant.base.distributed import World
     from swin_quant.exported import Exported
     from swin_quant.model import Model
+    from swin_quant.report.predictions import AnswerRow
+    from swin_quant.report.table import ReportTable
     from swin_quant.score.top_classes import Guess
     from swin_quant.verbs.classify import Classifying, Predictions
 
@@ -85,25 +87,65 @@ class PredictOptions:
 OPTIONS = PredictOptions
 
 
+class Guesses(dict[str, "list[Guess]"]):
+    """The most probable classes of each picture, by its name; printed, it is the table of `swin-quant predict`.
+
+    `by`: the model and the engine.
+    """
+
+    def __init__(self, answers: Mapping[str, list[Guess]], by: str) -> None:
+        super().__init__(answers)
+        self.by = by
+
+    def __str__(self) -> str:
+        from swin_quant.report.table import NARROW, terminal
+
+        return terminal(self.table(), NARROW)
+
+    def _repr_html_(self) -> str:
+        from swin_quant.report.table import html_table
+
+        return html_table(self.table())
+
+    def table(self) -> ReportTable[AnswerRow]:
+        from swin_quant.report.predictions import table_of
+
+        best = {name: [(one.probability, one.index, one.name) for one in top] for name, top in self.items()}
+        return table_of(best, self.by)
+
+
+def _model_and_engine(by: Classifying) -> str:
+    return f"{by.name}: {by.engine.label} on {by.engine.name}"
+
+
 def predict(
-    model: Model | Exported,
-    images: str | Path | Sequence[str | Path],
+    model: Model | Exported | str | Path,
+    images: Any,
     top: int = 5,
     engine: str | None = None,
     *,
     device: str = "cpu",
-) -> dict[str, list[Guess]]:
-    """The `top` most probable classes of each picture: files, folders or patterns. Unreadable ones are left out.
+) -> Guesses:
+    """The `top` most probable classes of each picture, by its name: of files, folders, patterns, PIL's, uint8
+    [B, H, W, 3], a list of one of these, or sq.pictures(...). Unreadable ones are left out.
 
     `device`: that of an artifact's engine, cpu or cuda, torch's current GPU; a model runs where it is.
     """
-    from swin_quant.data.named import NamedPictures
+    from swin_quant.data.named import pictures_of
+    from swin_quant.data.picture_set import PictureSet
+    from swin_quant.data.pictures import SomePictures
     from swin_quant.exported import Exported
     from swin_quant.quant.eval_mode import eval_mode
     from swin_quant.score.options import EngineOptions
     from swin_quant.verbs.classify import classify, of_artifact, of_model
+    from swin_quant.verbs.given import subject_of
 
-    places = [images] if isinstance(images, (str, Path)) else list(images)
+    model = subject_of(model)
+    shown = images.of_split("val").open() if isinstance(images, PictureSet) else pictures_of(images)
+    if shown is None:
+        raise UsageError("images: give pictures (files, folders, PIL's, uint8 [B, H, W, 3]); of tensors call the model")
+    if isinstance(images, PictureSet) and images.count is not None:
+        shown = SomePictures(shown, images.indices(shown))
     network = [] if isinstance(model, Exported) else [model.module]
     if isinstance(model, Exported):
         by = of_artifact(model.artifact, [engine] if engine else None, EngineOptions(device=device))
@@ -113,7 +155,8 @@ def predict(
         policies = [model.policy] if model.policy and model.is_calibrated else []
         by = of_model(model.module, model.name, model.preprocess, model.classes, policies, names=model.class_names)
     with eval_mode(*network):
-        return classify(by, NamedPictures(places), top).answers
+        found = classify(by, shown, top).answers
+    return Guesses(found, by=_model_and_engine(by))
 
 
 def run(options: PredictOptions, world: World) -> None:
@@ -213,7 +256,6 @@ def _of_checkpoint(options: PredictOptions, world: World) -> Classifying:
 
 
 def _write(target: str | None, by: Classifying, found: Predictions) -> None:
-    from swin_quant.report.predictions import table_of
     from swin_quant.report.table import print_table
 
     answers = found.answers.items()
@@ -227,7 +269,6 @@ def _write(target: str | None, by: Classifying, found: Predictions) -> None:
         "unreadable": found.unreadable,
     }
     if target != "-":
-        best = {name: [(guess.probability, guess.index, guess.name) for guess in top] for name, top in answers}
-        print_table(table_of(best, f"{by.name}: {by.engine.label} on {by.engine.name}"))
+        print_table(Guesses(found.answers, _model_and_engine(by)).table())
     if target:
         put(target, json.dumps(content, indent=2))

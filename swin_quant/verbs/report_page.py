@@ -80,6 +80,8 @@ def _of_checkpoint(cards: Mapping[Path, RunCard], opened: OpenFor | None, count:
         return replace(data, missing=f"{first.name}: the checkpoint is not beside the card: its nodes are not shown")
     if first.policy is None:
         return replace(data, missing=f"{first.name}: is a float checkpoint, which has no nodes yet")
+    if first.wrapped:
+        return replace(data, missing=f"{first.name}: is a wrapped module, which only Python builds: no nodes are shown")
     checkpoint = open_checkpoint(file)
     artifacts = [card for card in together if card.artifact]
     try:

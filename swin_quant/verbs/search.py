@@ -156,7 +156,7 @@ class Search:
 
 
 def search(
-    model: Model,
+    model: Model | str | Path,
     pictures: Source,
     engine: str = "openvino",
     folder: str | Path = "out",
@@ -191,7 +191,7 @@ def search(
     from swin_quant.cards.paths import card_path
     from swin_quant.checkpoint import open_checkpoint
     from swin_quant.checkpoint.range_bits import check_bits
-    from swin_quant.data.picture_set import PictureSet
+    from swin_quant.data.picture_set import PictureSet, source_of
     from swin_quant.data.sampling import Sampling
     from swin_quant.loading import Subject
     from swin_quant.models.classifier import Classifier
@@ -200,14 +200,16 @@ def search(
     from swin_quant.quant.search import Budget
     from swin_quant.score.options import EngineOptions
     from swin_quant.verbs.export import file_of, refuse_changed
+    from swin_quant.verbs.given import model_of
     from swin_quant.verbs.policy_costs import PolicyCosts
     from swin_quant.verbs.policy_search import search_record
     from swin_quant.verbs.search_settings import SearchedNetwork, SearchPictures, SearchSettings
 
+    model, pictures = model_of(model), source_of(pictures)
     if not isinstance(model.module, Classifier):
         raise UsageError(f"{type(model.module).__name__}: is not a network that can be exported: give it to `wrap`")
     if not model.is_calibrated:
-        raise UsageError(f"{model.name}: is a float model: calibrate it first")
+        raise UsageError(f"{model.name}: is a float model: sq.calibrate it first")
     refuse_changed(model)
     base = load_policy(policy) if isinstance(policy, str) else policy
     options = EngineOptions(threads=threads, float_type=float_type, device=device)

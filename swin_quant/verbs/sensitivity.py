@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from swin_quant.base.errors import UsageError
@@ -100,7 +101,7 @@ class Costs:
         return [*tables, profile_table(self.record)] if self.record["profile"] else tables
 
 
-def sensitivity(model: Model | nn.Module, pictures: Source, policy: str | Policy | None = None) -> Costs:
+def sensitivity(model: Model | nn.Module | str | Path, pictures: Source, policy: str | Policy | None = None) -> Costs:
     """The loss with only a node quantized, and with all but it, for every node and group of the calibrated `model`.
 
     `policy` None is the model's own. `pictures` need no labels; of a place on disk 64 are taken, unless it says how
@@ -110,13 +111,13 @@ def sensitivity(model: Model | nn.Module, pictures: Source, policy: str | Policy
     from swin_quant.base.distributed import World
     from swin_quant.checkpoint.range_bits import check_bits
     from swin_quant.config.outputs import FEATURES, need_logits
-    from swin_quant.data.picture_set import PictureSet, batches
+    from swin_quant.data.picture_set import PictureSet, batches, source_of
     from swin_quant.data.sampling import Sampling
-    from swin_quant.model import Model
     from swin_quant.quant.outputs import has_classes
     from swin_quant.quant.policies import load_policy
+    from swin_quant.verbs.given import model_of
 
-    model = model if isinstance(model, Model) else Model(model)
+    model, pictures = model_of(model), source_of(pictures)
     if not has_classes(model.module):
         need_logits(getattr(model.module, "output_kind", FEATURES), "sensitivity")
     chosen = load_policy(policy) if isinstance(policy, str) else policy or model.policy

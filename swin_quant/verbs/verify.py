@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.cli import shared
@@ -17,9 +18,10 @@ if TYPE_CHECKING:
     from swin_quant.backends.artifact import Artifact
     from swin_quant.base.distributed import World
     from swin_quant.cards.records import VerificationRecord
-    from swin_quant.data.picture_set import PictureSet
+    from swin_quant.data.picture_set import Source
     from swin_quant.data.pictures import Pictures
     from swin_quant.exported import Exported
+    from swin_quant.model import Model
     from swin_quant.score.engine import Engine
     from swin_quant.score.run_engines import Inferred
 
@@ -54,7 +56,7 @@ OPTIONS = VerifyOptions
 class Verifying:
     """How an artifact is verified: on `engines` (None: as `load_engines`), on `count` pictures of those there are.
 
-    `checkpoint`: the one that it was made from, where it is not found.
+    `checkpoint`: the one that it was made from, where it is not found. `origin`: the model of a wrapped module.
     """
 
     engines: Sequence[str] | None = None
@@ -64,6 +66,7 @@ class Verifying:
     batch_size: int = 32
     workers: int = 0
     max_unreadable: float = 0.01
+    origin: Model | None = None
 
 
 @dataclass(frozen=True)
@@ -93,31 +96,41 @@ class Verification:
         return html_table(table_of(self.records))
 
 
-def verify(exported: Exported, pictures: PictureSet, engine: str | None = None, *, device: str = "cpu") -> Verification:
+def verify(
+    exported: Exported | str | Path, pictures: Source, engine: str | None = None, *, device: str = "cpu"
+) -> Verification:
     """Compare an artifact with the checkpoint that it was made from, on pictures; the result goes into its run card.
 
-    `device`: cpu or cuda, torch's current GPU, of both. UsageError for pictures that are nowhere on disk: a run card
-    says which they were.
+    `pictures` need no labels; of a place on disk 64 are taken, unless it says how many. `device`: cpu or cuda, torch's
+    current GPU, of both. That of a wrapped module is compared with the model in memory, or with what
+    `artifact(file, module)` loads.
     """
     from swin_quant.base.distributed import world_on
-    from swin_quant.data.picture_set import PictureSet
+    from swin_quant.data.picture_set import PictureSet, source_of
+    from swin_quant.exported import Exported
+    from swin_quant.verbs.given import subject_of
 
-    if not isinstance(pictures, PictureSet):
-        raise UsageError("pictures: `verify` compares on pictures of a place on disk: give sq.pictures(PLACE)")
-    count = pictures.count or PICTURES
-    how = Verifying([engine] if engine else None, EngineOptions(device=device), count=count)
-    return Verification(verify_artifact(exported.artifact, pictures.open, how, world_on(device)))
+    found, source = subject_of(exported), source_of(pictures)
+    if not isinstance(found, Exported):
+        raise UsageError(f"{found.name}: is a model, and `verify` compares an artifact with it: export it first")
+    shown: Callable[[], Pictures] | Iterable[Any] = source
+    count = PICTURES
+    if isinstance(source, PictureSet):
+        shown, count = source.of_split("val").open, source.count or PICTURES
+    how = Verifying([engine] if engine else None, EngineOptions(device=device), count=count, origin=found.origin)
+    return Verification(verify_artifact(found.artifact, shown, how, world_on(device)))
 
 
 def verify_artifact(
     artifact: Artifact,
-    pictures: Callable[[], Pictures],
+    pictures: Callable[[], Pictures] | Iterable[Any],
     how: Verifying,
     world: World,
 ) -> list[VerificationRecord]:
     """Compare the artifact with its checkpoint, and keep what was found in its run card; `failures` says what fell.
 
-    SwinQuantError where the checkpoint is not found. `pictures` are opened when everything else is in order.
+    SwinQuantError where the checkpoint is not found. `pictures`: batches, or a function that opens them when everything
+    else is in order.
     """
     from functools import reduce
 
@@ -125,39 +138,45 @@ def verify_artifact(
     from swin_quant.cards.paths import card_path
     from swin_quant.cards.update import update
     from swin_quant.config.outputs import LOGITS, classes_of
+    from swin_quant.data.picture_set import batches
+    from swin_quant.data.pictures import Pictures
     from swin_quant.exported import (
         config_of,
         find_checkpoint,
         load_engines,
         load_origin,
         names_of_engines,
-        no_checkpoint,
+        prepared_by,
         preprocess_of,
     )
+    from swin_quant.quant.eval_mode import eval_mode
     from swin_quant.score.baseline import engines_beside, unnamed_baseline
-    from swin_quant.score.run_engines import infer
+    from swin_quant.score.run_engines import infer, infer_batches
 
     names = names_of_engines(artifact, how.engines)
-    cfg, preprocess = config_of(artifact), preprocess_of(artifact)
-    checkpoint = find_checkpoint(artifact, how.checkpoint)
-    if checkpoint is None:
-        raise SwinQuantError(f"{artifact.file}: nothing to compare with: {no_checkpoint(artifact)}")
-    shown = pictures()
-    origin = load_origin(artifact, cfg, checkpoint, world)
+    cfg = config_of(artifact)
+    origin = load_origin(artifact, cfg, find_checkpoint(artifact, how.checkpoint), world, how.origin)
+    shown = pictures() if callable(pictures) else pictures
     policies = origin.policies if is_quantized(artifact.record["precision"]) else ()
     references = engines_beside(origin.model, world.device, None, policies, unnamed_baseline(artifact.card))
     engines = load_engines(artifact, names, how.options)
-    inferred = infer(
-        references | engines,
-        shown,
-        preprocess,
-        classes_of(cfg),
-        batch_size=how.batch_size,
-        workers=how.workers,
-        count=how.count,
-        max_unreadable=how.max_unreadable,
-        device=world.device,
-    )
+    everything = references | engines
+    with eval_mode(origin.model):
+        if isinstance(shown, Pictures):
+            inferred = infer(
+                everything,
+                shown,
+                preprocess_of(artifact),
+                classes_of(cfg),
+                batch_size=how.batch_size,
+                workers=how.workers,
+                count=how.count,
+                max_unreadable=how.max_unreadable,
+                device=world.device,
+            )
+        else:
+            given = batches(shown, False, prepared_by(artifact))
+            inferred = infer_batches(everything, given, classes_of(cfg), world.device)
     float_type = artifact.record["options"].get("float_type")
     has_logits = cfg.MODEL.OUTPUT_KIND == LOGITS
     records = compare(engines, dict(zip(engines, names, strict=True)), references, inferred, float_type, has_logits)

@@ -3,6 +3,9 @@
 import io
 import itertools
 import logging
+import re
+import sys
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -94,6 +97,25 @@ def test_lines_are_for_where_no_bar_is_and_for_rank_0(screen, seconds, terminal,
     seconds(60)
     list(progress.track(range(3), "working", 3))
     assert ", about" not in text.getvalue()
+
+
+def test_a_notebook_has_one_bar_that_goes_when_the_work_ends(monkeypatch, seconds):
+    """IPython is no requirement: its `display` is one that remembers."""
+    shown, changed = [], []
+
+    def display(content, **_):
+        shown.append(content)
+        return SimpleNamespace(update=lambda content, **_: changed.append(content))
+
+    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))
+    monkeypatch.setattr(progress, "console", Console(file=io.StringIO(), force_jupyter=True))
+    seconds(1)
+    for _ in progress.track(range(3), "outer", 3):
+        list(progress.track(range(2), "in<ner", 2))
+    assert len(shown) == 1 and "in&lt;ner: 1 of 2" in shown[0]["text/html"]
+    both = r'<progress value="1" max="3"><.progress> outer: 1 of 3, \d+ s, about \d+ s left; in&lt;ner: 1 of 2'
+    assert any(re.match(both, one["text/html"]) for one in changed)
+    assert changed[-1] == {"text/plain": "", "text/html": ""} and not progress.Lines._open and not progress.Lines._cell
 
 
 def test_training_says_loss_and_speed(screen, seconds):

@@ -54,7 +54,6 @@ def given(images: torch.Tensor, known: Preprocess, error: UsageError) -> torch.T
 @pytest.mark.parametrize(
     "make, reason",
     [
-        (lambda raw: raw, "are uint8, not normalised"),
         (lambda raw: raw.permute(0, 3, 1, 2), "are uint8, not normalised"),
         (lambda raw: raw.permute(0, 3, 1, 2).long(), "are int64, not normalised"),
         (lambda raw: raw.permute(0, 3, 1, 2).float(), "pixels that are not normalised"),
@@ -88,6 +87,12 @@ def test_what_hardly_is_prepared_is_warned_of_once(kind, make, reason, caplog):
         looks(make(pixels(), known))
     (line,) = (record.getMessage() for record in caplog.records)
     assert reason in line and "\n" not in line
+
+
+@pytest.mark.parametrize("kind", ["imagenet", "inception", "cifar", "none"])
+def test_pixels_are_preprocessed(kind):
+    known = preprocess(kind)
+    assert torch.equal(Prepared(known)(pixels()), known.normalised(pixels()))
 
 
 def twice(raw: torch.Tensor, known: Preprocess) -> torch.Tensor:

@@ -153,7 +153,8 @@ def test_it_is_saved_and_loaded_into_a_module_of_its_structure(module, tmp_path)
     model.save(tmp_path / "mine_calib.pth")
     again = sq.load(tmp_path / "mine_calib.pth", Net())
     assert torch.equal(again(x), model(x)) and again.policy == model.policy
-    assert again.card.wrapped == {"shape": [3, 8, 8], "stem": False, "output": None, "outputs": ["output"]}
+    how = {"shape": [3, 8, 8], "stem": False, "output": None, "outputs": ["output"], "classes": 4}
+    assert again.card.wrapped == how
     with pytest.raises(sq.SwinQuantError, match="does not fit the model"):
         sq.load(
             tmp_path / "mine_calib.pth",
@@ -224,7 +225,7 @@ def test_a_shape_that_cannot_be_is_one_line(module):
     with pytest.raises(sq.UsageError, match=r"takes \[B, 3, 8, 12\]"):
         sq.calibrate(model, [torch.zeros(2, 3, 12, 8)], "cpu")
     video = sq.wrap(_convolutions(nn.Conv3d, 3), (3, 6, 8, 10))
-    with pytest.raises(sq.UsageError, match=r"a batch is images \[B, 3, 6, 8, 10\]"):
+    with pytest.raises(sq.UsageError, match=r"inputs are float32 .*: must be float \[B, 3, 6, 8, 10\]"):
         sq.calibrate(video, [torch.zeros(2, 3, 8, 10)], "cpu")
 
 

@@ -202,9 +202,12 @@ def verified(artifact: Artifact) -> OnnxFile:
 def as_input(file: OnnxFile, images: Tensor) -> np.ndarray:
     """Pictures [B, channels, ...] as the file's input: in its type, a fixed batch filled up with zeros.
 
-    A file that takes pixels gets exactly the pixels that the pictures were normalised from. UsageError for pictures of
+    A file that takes pixels gets exactly the pixels that the pictures were normalised from, or those given, uint8 [B,
+    H, W, 3]. UsageError for pictures of
     another size, or for more of them than a fixed batch.
     """
+    if file.pixels and images.dtype == torch.uint8 and images.ndim == 4:
+        images = file.pixels.normalised(images.cpu())
     sizes = (file.channels, *(images.shape[2:] if file.sizes is None else file.sizes))
     if tuple(images.shape[1:]) != sizes:
         given, wanted = ("x".join(map(str, shape)) for shape in (images.shape[1:], sizes))

@@ -101,8 +101,9 @@ def test_engines_take_prepared_pictures_for_either(name, exported, pixels):
     images = prepared(pixels)
     plain = engine_loader(name)(exported("swin", precision="float"))(images)
     for count in (3, 1):
-        given = engine_loader(name)(exported("swin", precision="float", uint8_input=True))(images[:count])
-        torch.testing.assert_close(given, plain[:count], rtol=0, atol=1e-3)
+        engine = engine_loader(name)(exported("swin", precision="float", uint8_input=True))
+        torch.testing.assert_close(engine(images[:count]), plain[:count], rtol=0, atol=1e-3)
+        torch.testing.assert_close(engine(pixels[:count]), plain[:count], rtol=0, atol=1e-3)
 
 
 @pytest.mark.slow
