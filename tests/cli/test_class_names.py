@@ -132,13 +132,14 @@ def exported(run, permuted, pictures, float_flags, tmp_path):
 def test_names_reach_the_package_and_the_service(exported, tmp_path):
     folder = sq.package(sq.artifact(exported), tmp_path / "package")
     assert (folder / json.loads((folder / "package.json").read_text())["labels"]).read_text().split() == NAMES
-    assert service_of(open_artifact(exported), Hosting()).names == NAMES
+    assert list(service_of(open_artifact(exported), Hosting()).model.labels) == NAMES
 
 
 @pytest.mark.slow
 def test_names_reach_the_page(run, permuted, micro, pictures, tmp_path):
     model = sq.load(permuted, micro / "swin.yaml")
     sq.calibrate(model, sq.pictures(pictures, "train", 8), sq.policy("qdq").bits("*", 2), passes=[])
+    sq.evaluate(model, pictures, half="none")
     model.save(tmp_path / "out" / "few.pth")
     done = run("report", tmp_path / "out" / "few.json", "--html", tmp_path / "x.html", "--data-path", pictures)
     assert done.code == 0, done.err
