@@ -113,10 +113,11 @@ def verify(
     found, source = subject_of(exported), source_of(pictures)
     if not isinstance(found, Exported):
         raise UsageError(f"{found.name}: is a model, and `verify` compares an artifact with it: export it first")
-    shown: Callable[[], Pictures] | Iterable[Any] = source
-    count = PICTURES
+    shown: Callable[[], Pictures] | Iterable[Any]
     if isinstance(source, PictureSet):
         shown, count = source.of_split("val").open, source.count or PICTURES
+    else:
+        shown, count = source, PICTURES
     how = Verifying([engine] if engine else None, EngineOptions(device=device), count=count, origin=found.origin)
     return Verification(verify_artifact(found.artifact, shown, how, world_on(device)))
 
