@@ -230,19 +230,19 @@ def one_engine(artifact: Artifact, names: Sequence[str] | None) -> str:
     return found[0]
 
 
-def find_checkpoint(artifact: Artifact, given: str | Path | None = None) -> Path | None:
-    """The checkpoint that the artifact was made from: `given`, else where its card says, beside it or one folder up.
+def find_checkpoint(artifact: Artifact, file: str | Path | None = None) -> Path | None:
+    """The checkpoint that the artifact was made from: `file`, else where its card says, beside it or one folder up.
 
-    Its SHA-256 identifies it. SwinQuantError if `given` is another one, or the card names none to compare it with; None
+    Its SHA-256 identifies it. SwinQuantError if `file` is another one, or the card names none to compare it with; None
     if it is not found.
     """
     record = artifact.card.checkpoint or artifact.card.source
-    if given is not None:
+    if file is not None:
         if record is None:
-            raise SwinQuantError(f"{card_path(artifact.file)}: names no checkpoint that {given} could be compared with")
-        if sha256_of(given) != record["sha256"]:
-            raise SwinQuantError(f"{given}: is not the checkpoint that {artifact.file.name} was exported from")
-        return Path(given)
+            raise SwinQuantError(f"{card_path(artifact.file)}: names no checkpoint that {file} could be compared with")
+        if sha256_of(file) != record["sha256"]:
+            raise SwinQuantError(f"{file}: is not the checkpoint that {artifact.file.name} was exported from")
+        return Path(file)
     return find(record, folders_of(artifact))
 
 

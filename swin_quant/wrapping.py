@@ -52,10 +52,10 @@ def wrap(
     images = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device)
     with torch.no_grad():
         try:
-            given = original(images)
+            result = original(images)
         except Exception as error:
             raise SwinQuantError(f"{name}: does not take {list(shape)}: {first_line(error)[:200]}") from error
-        tensors = _named(given)
+        tensors = _named(result)
         wanted = _chosen(tensors, output, name)
         for key, tensor in wanted.items():
             if not tensor.isfinite().all():

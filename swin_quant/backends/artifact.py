@@ -72,9 +72,9 @@ def _tell_replaced(file: Path, card: RunCard) -> None:
     before, now = _choices(old), _choices(card)
     changed = [key for key in before | now if before.get(key) != now.get(key)]
     if old.artifact and changed:
-        said = listed((f"{key} {before.get(key)!s:.40} (now {now.get(key)!s:.40})" for key in changed), 4)
+        differences = listed((f"{key} {before.get(key)!s:.40} (now {now.get(key)!s:.40})" for key in changed), 4)
         lost = ", and what was measured with it" if old.results else ""
-        log.warning("%s: replaces an export with %s%s", file, one_line(said), lost)
+        log.warning("%s: replaces an export with %s%s", file, one_line(differences), lost)
 
 
 def _choices(card: RunCard) -> dict[str, Any]:

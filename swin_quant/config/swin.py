@@ -48,14 +48,14 @@ def _check(cfg: CfgNode, source: str) -> None:
     if cfg.MODEL.OUTPUT_KIND == FEATURES:
         _check_features(cfg, swin, source)
     size, patch, channels = cfg.DATA.IMG_SIZE, swin.PATCH_SIZE, swin.EMBED_DIM
-    is_square, given = isinstance(size, int), f"DATA.IMG_SIZE {size}"
+    is_square, size_key = isinstance(size, int), f"DATA.IMG_SIZE {size}"
     whole = not any(side % patch for side in sides(size))
-    need(whole, source, f"{given} is not a multiple of {node}.PATCH_SIZE {patch}")
-    need(is_square or not swin.APE, source, f"{given}: absolute positions (APE) are those of square pictures")
+    need(whole, source, f"{size_key} is not a multiple of {node}.PATCH_SIZE {patch}")
+    need(is_square or not swin.APE, source, f"{size_key}: absolute positions (APE) are those of square pictures")
     for stage, heads in enumerate(swin.NUM_HEADS):
         tokens = map_of(size, patch, stage)
         windows = clipped(swin.WINDOW_SIZE, tokens)
-        here = f"stage {stage}, {shown(tokens)} ({given}, {node}.PATCH_SIZE {patch})"
+        here = f"stage {stage}, {shown(tokens)} ({size_key}, {node}.PATCH_SIZE {patch})"
         fits = not is_square or (tokens[0] > 0 and tokens[0] % windows[0] == 0)  # timm pads others
         need(fits, source, f"{node}.WINDOW_SIZE {swin.WINDOW_SIZE} does not divide {here}")
         alone = 1 in windows and "PRETRAINED_WINDOW_SIZES" in swin and swin.PRETRAINED_WINDOW_SIZES[stage] == 0

@@ -63,9 +63,9 @@ def capture(
         except Exception as error:  # a forward pass may raise anything on fake tensors
             raise SwinQuantError(f"{what}: cannot be captured{_place(error)}: {_reason(error)}") from error
     graph = _on_attributes(program, module, what, outputs)
-    if is_concrete_int((given := _pictures(graph).meta["val"]).shape[0]):
+    if is_concrete_int((value := _pictures(graph).meta["val"]).shape[0]):
         remedy = "take the batch from `x.shape[0]`, not from `len(x)` or a number"
-        fixed = f"its forward pass fits batches of {len(pictures)} alone{_fixed_at(given)}"
+        fixed = f"its forward pass fits batches of {len(pictures)} alone{_fixed_at(value)}"
         raise SwinQuantError(f"{what}: {fixed}: {remedy}")
     _drop_checks(graph)
     graph.owning_module = module  # type: ignore[assignment] # it expects modules only
@@ -147,9 +147,9 @@ def _place(error: BaseException) -> str:
     return _last_of_users(traceback.extract_tb(error.__traceback__))
 
 
-def _fixed_at(given: Tensor) -> str:
+def _fixed_at(value: Tensor) -> str:
     """The line of the user's code that fixed an open size, if torch kept it."""
-    places = getattr(getattr(given, "fake_mode", None), "shape_env", None)
+    places = getattr(getattr(value, "fake_mode", None), "shape_env", None)
     kept = [one.framework_loc for one in getattr(places, "replacements_slocs", {}).values()]
     return _last_of_users([one for one in kept if isinstance(one, traceback.FrameSummary)])
 
@@ -206,11 +206,11 @@ def _copy(module: fx.GraphModule, graph: fx.Graph, copies: dict[fx.Node, Any]) -
     for node in module.graph.nodes:
         inner = [one for one in node.args if isinstance(one, fx.Node) and isinstance(_graph_of(one), fx.GraphModule)]
         if inner:
-            given = node.args[node.args.index(inner[0]) + 1 :]
+            operands = node.args[node.args.index(inner[0]) + 1 :]
             part = _graph_of(inner[0])
             places = [one for one in part.graph.nodes if one.op == "placeholder"]
             named = {
-                one: copies[own] if isinstance(own, fx.Node) else own for one, own in zip(places, given, strict=True)
+                one: copies[own] if isinstance(own, fx.Node) else own for one, own in zip(places, operands, strict=True)
             }
             copies[node] = _copy(part, graph, named)
         elif node.op == "output":
@@ -236,16 +236,16 @@ def _drop_checks(graph: fx.Graph) -> None:
         if node.op == "call_function" and _CHECKS.search(packet(node) or str(node.target)) and not node.users:
             graph.erase_node(node)
     for node in list(graph.nodes):
-        name, given = packet(node), node.args[0] if node.args else None
-        if not isinstance(given, fx.Node):
+        name, source = packet(node), node.args[0] if node.args else None
+        if not isinstance(source, fx.Node):
             continue
-        if name in _UNCHANGED or (name in _SAME_TYPE and _same_type(node, given)):
-            node.replace_all_uses_with(given)
+        if name in _UNCHANGED or (name in _SAME_TYPE and _same_type(node, source)):
+            node.replace_all_uses_with(source)
             graph.erase_node(node)
 
 
-def _same_type(node: fx.Node, given: fx.Node) -> bool:
-    before, after = given.meta.get("val"), node.meta.get("val")
+def _same_type(node: fx.Node, source: fx.Node) -> bool:
+    before, after = source.meta.get("val"), node.meta.get("val")
     if not isinstance(before, Tensor) or not isinstance(after, Tensor):
         return False
     copied = node.kwargs.get("copy") or True in node.args[2:]
@@ -328,23 +328,23 @@ def _call_modules(graph: fx.Graph, root: nn.Module) -> None:
         if not _is_whole(own):
             continue
         prefix = f"{path}."
-        given = dict.fromkeys(
+        inputs = dict.fromkeys(
             one
             for node in nodes
             for one in node.all_input_nodes
             if one not in nodes and not (one.op == "get_attr" and str(one.target).startswith((prefix, CONSTANT)))
         )
         gives = [node for node in nodes if any(user not in nodes for user in node.users)]
-        if len(given) == 1 and gives == nodes[-1:]:
-            _replace(graph, nodes[-1], path, next(iter(given)))
+        if len(inputs) == 1 and gives == nodes[-1:]:
+            _replace(graph, nodes[-1], path, next(iter(inputs)))
             for node in reversed(nodes):
                 graph.erase_node(node)
 
 
-def _replace(graph: fx.Graph, node: fx.Node, path: str, given: fx.Node) -> fx.Node:
+def _replace(graph: fx.Graph, node: fx.Node, path: str, source: fx.Node) -> fx.Node:
     """Call the module `path` in place of `node`."""
     with graph.inserting_before(node):
-        call = graph.call_module(path, (given,))
+        call = graph.call_module(path, (source,))
     call.meta = dict(node.meta)
     node.replace_all_uses_with(call)
     return call

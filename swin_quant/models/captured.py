@@ -195,10 +195,10 @@ def _call_norms(graph: fx.Graph, root: nn.Module) -> None:
 def _spell_out(graph: fx.Graph, node: fx.Node, root: nn.Module, what: str) -> None:
     """Replace fused attention by its two products and softmax."""
     names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
-    given: dict[str, Any] = dict(zip(names, node.args, strict=False)) | node.kwargs
-    query, key, value, mask = given["query"], given["key"], given["value"], given.get("attn_mask")
+    arguments: dict[str, Any] = dict(zip(names, node.args, strict=False)) | node.kwargs
+    query, key, value, mask = arguments["query"], arguments["key"], arguments["value"], arguments.get("attn_mask")
     sizes = [one.meta["val"].shape[-2] for one in (query, key)]
-    if given.get("is_causal") and not all(isinstance(size, int) for size in sizes):
+    if arguments.get("is_causal") and not all(isinstance(size, int) for size in sizes):
         remedy = "write it as two products and a softmax"
         raise SwinQuantError(f"{what}: {node.name} is causal attention of any length, which is not supported: {remedy}")
 
@@ -209,15 +209,15 @@ def _spell_out(graph: fx.Graph, node: fx.Node, root: nn.Module, what: str) -> No
 
     aten = torch.ops.aten
     with graph.inserting_before(node):
-        if given.get("enable_gqa"):
+        if arguments.get("enable_gqa"):
             groups = query.meta["val"].shape[-3] // key.meta["val"].shape[-3]
             key, value = (call(aten.repeat_interleave.self_int, one, groups, -3) for one in (key, value))
-        if given.get("is_causal"):
+        if arguments.get("is_causal"):
             table = torch.full(sizes, -torch.inf).triu(1)
             root.register_buffer(f"{CONSTANT}_{node.name}", table, persistent=False)
             mask = graph.get_attr(f"{CONSTANT}_{node.name}")
             mask.meta.update({"depends": False, "val": table})
-        scale = query.meta["val"].shape[-1] ** -0.5 if given.get("scale") is None else given["scale"]
+        scale = query.meta["val"].shape[-1] ** -0.5 if arguments.get("scale") is None else arguments["scale"]
         scores = call(aten.matmul.default, call(aten.mul.Tensor, query, scale), call(aten.transpose.int, key, -2, -1))
         if mask is not None and mask.meta["val"].dtype is torch.bool:  # it selects
             scores = call(aten.masked_fill.Scalar, scores, call(aten.logical_not.default, mask), -torch.inf)
@@ -231,11 +231,11 @@ def _spell_out(graph: fx.Graph, node: fx.Node, root: nn.Module, what: str) -> No
 
 def _add(graph: fx.Graph, root: nn.Module, place: Place) -> None:
     owner, _, own = place.name.rpartition(".")
-    given = cast(fx.Node, place.at.args[place.argument])
+    source = cast(fx.Node, place.at.args[place.argument])
     quantizer = Quantizer(place.role)
-    quantizer.batch_dim = batch_dim(given)
+    quantizer.batch_dim = batch_dim(source)
     root.get_submodule(owner).add_module(own, quantizer)
     with graph.inserting_before(place.at):
-        node = graph.call_module(place.name, (given,))
-    node.meta = dict(given.meta)
+        node = graph.call_module(place.name, (source,))
+    node.meta = dict(source.meta)
     place.at.update_arg(place.argument, node)

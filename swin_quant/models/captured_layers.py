@@ -29,10 +29,10 @@ def quantized_layers(graph: fx.Graph, root: nn.Module, stem: bool) -> dict[str, 
     found: dict[str, QuantizedLayer] = {}
     for node in list(graph.nodes):
         kind = _kind(node, root)
-        given = node.args[0] if node.args else None
-        if not kind or not isinstance(given, fx.Node) or not given.meta["depends"]:
+        source = node.args[0] if node.args else None
+        if not kind or not isinstance(source, fx.Node) or not source.meta["depends"]:
             continue
-        if not stem and source_of(given, root).op == "placeholder":
+        if not stem and source_of(source, root).op == "placeholder":
             continue
         name = _own_name(node, root)
         if name and name not in found:
@@ -42,8 +42,8 @@ def quantized_layers(graph: fx.Graph, root: nn.Module, stem: bool) -> dict[str, 
         if not name:
             continue
         ours = found[name]
-        ours._input_quantizer.role = input_role(given, root)
-        ours._input_quantizer.batch_dim = batch_dim(given)
+        ours._input_quantizer.role = input_role(source, root)
+        ours._input_quantizer.batch_dim = batch_dim(source)
         ours._aftergemm_quantizer.batch_dim = batch_dim(node)
         put(root, name, ours)
         if node.op == "call_function":

@@ -97,8 +97,8 @@ def _flowing(graph: fx.Graph, nodes: list[fx.Node]) -> dict[int, fx.Node]:
         last = max((index[user] for user in node.users if user in index), default=-1)
         for place in range(index.get(node, -1) + 1, last + 1):
             alive[place].append(node)
-    given = output.args[0]
-    alive[len(nodes)].append(given if isinstance(given, fx.Node) else nodes[-1])
+    result = output.args[0]
+    alive[len(nodes)].append(result if isinstance(result, fx.Node) else nodes[-1])
     return {place: those[0] for place, those in alive.items() if len(those) == 1}
 
 
@@ -135,17 +135,17 @@ def home(node: fx.Node) -> str:
 def taken_out(graph: fx.Graph, region: Region) -> fx.Graph:
     """The graph of a region, relative to its own module; `graph` then calls that module instead."""
     reads = dict.fromkeys(one for node in region.nodes for one in node.all_input_nodes if one not in region.nodes)
-    (given,) = (one for one in reads if one.op != "get_attr")
+    (source,) = (one for one in reads if one.op != "get_attr")
     inner, prefix = fx.Graph(), f"{region.name}."
-    copies = {given: inner.placeholder("x")}
-    for node in (*(one for one in reads if one is not given), *region.nodes):
+    copies = {source: inner.placeholder("x")}
+    for node in (*(one for one in reads if one is not source), *region.nodes):
         copies[node] = copy = inner.node_copy(node, copies.__getitem__)
         if node.op in ("call_module", "get_attr"):
             copy.target = str(node.target).removeprefix(prefix)
     gives = region.nodes[-1]
     inner.output(copies[gives])
     with graph.inserting_after(gives):
-        call = graph.call_module(region.name, (given,))
+        call = graph.call_module(region.name, (source,))
     gives.replace_all_uses_with(call)
     for node in reversed(region.nodes):
         graph.erase_node(node)

@@ -39,8 +39,8 @@ def build(plan: EnginePlan, output: Path) -> tuple[Artifact, LayerReport]:
     log.info("building for %s with TensorRT %s: this takes minutes", gpu.name, trt.__version__)
     serialized = builder.build_serialized_network(network, config)
     if serialized is None:
-        said = host.last_error(messages, "it does not say why; ‹verbose› shows its log")
-        raise SwinQuantError(f"{plan.file.path}: TensorRT {trt.__version__} cannot build this graph: {said}")
+        why = host.last_error(messages, "it does not say why; ‹verbose› shows its log")
+        raise SwinQuantError(f"{plan.file.path}: TensorRT {trt.__version__} cannot build this graph: {why}")
     _keep_timing_cache(config, plan.options.timing_cache)
     data = bytes(serialized)
     layers = inspect_engine(trt, data, messages, plan)
@@ -57,8 +57,8 @@ def _parse(trt: ModuleType, network: Any, messages: Any, path: Path) -> None:
         node = error.node_name() if hasattr(error, "node_name") else f"number {error.node()}"
         op = f" ({error.node_operator()})" if hasattr(error, "node_operator") else ""
         faults.append(f"node {node}{op}: {' '.join(error.desc().split())}"[:300])
-    said = listed(faults, 2) or host.last_error(messages, "it does not say why")
-    raise SwinQuantError(f"{path}: TensorRT {trt.__version__} cannot read it: {said}")
+    why = listed(faults, 2) or host.last_error(messages, "it does not say why")
+    raise SwinQuantError(f"{path}: TensorRT {trt.__version__} cannot read it: {why}")
 
 
 def _use_timing_cache(config: Any, file: Path | None) -> None:

@@ -29,20 +29,20 @@ def improve_units(
     key = key_of([context.model, context.original], images, [name, asdict(options)])
     gains: dict[str, float] = {}
     known = 0
-    given: list[Tensor] = []
+    inputs: list[Tensor] = []
     for number, step in enumerate(walk(context.model, context.units, images, context.original)):
-        given = given or step.inputs
+        inputs = inputs or step.inputs
         if enabled_in(step.unit):
-            file, before, device = f"{key}-{number}", state_of(step.unit), given[0].device
+            file, before, device = f"{key}-{number}", state_of(step.unit), inputs[0].device
             changed = [value for value in before if value.endswith(changes)]
             found = from_main(context.scratch.known(file, [*changed, "gain"], device))
             known += found is not None
             if found is None:
-                found = by(step, given, number)
+                found = by(step, inputs, number)
                 context.scratch.keep(file, found)
             gains[step.name] = found.pop("gain").item()
             give_state(step.unit, {**before, **{value: each.to(device) for value, each in found.items()}})
-        given = quantized(step.unit, given)
+        inputs = quantized(step.unit, inputs)
     if known:
         log.info("%s: %d of %d units were done before", name, known, len(gains))
     return gains

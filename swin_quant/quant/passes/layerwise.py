@@ -71,16 +71,16 @@ def solve_layers(context: PassContext, pictures: int, solve: Solve) -> str:
     Convolutions of several groups keep their weights."""
     gains: dict[str, float] = {}
     skipped: list[str] = []
-    given: list[Tensor] = []
+    inputs: list[Tensor] = []
     for step in context.walk(pictures):
-        given = given or step.inputs
+        inputs = inputs or step.inputs
         original = state_of(step.unit)
-        outputs = quantized(step.unit, given)
+        outputs = quantized(step.unit, inputs)
         before = squared_error(outputs, step.outputs)
         try:
-            for name in _running(step.unit, given):
-                _solve_one(step, name, given, solve)
-            solved = quantized(step.unit, given)
+            for name in _running(step.unit, inputs):
+                _solve_one(step, name, inputs, solve)
+            solved = quantized(step.unit, inputs)
             after = squared_error(solved, step.outputs)
             gains[step.name] = gain_db(before, after)
         except torch.linalg.LinAlgError:
@@ -90,14 +90,14 @@ def solve_layers(context: PassContext, pictures: int, solve: Solve) -> str:
             outputs = solved
         else:
             give_state(step.unit, original)
-        given = outputs
+        inputs = outputs
     note = note_of(gains, len(context.units))
     if sum(map(len, context.first(pictures))) == 1:
         note += "; one picture: none is left to judge how far weights may go from float's"
     return f"{note}; no solution in {listed(skipped, 3)}" if skipped else note
 
 
-def _running(unit: nn.Module, given: Sequence[Tensor]) -> list[str]:
+def _running(unit: nn.Module, batches: Sequence[Tensor]) -> list[str]:
     """The layers of a unit with quantized weights, in running order, without convolutions of several groups."""
     layers = {
         name: layer
@@ -111,15 +111,15 @@ def _running(unit: nn.Module, given: Sequence[Tensor]) -> list[str]:
             order[name] = None
 
     with watching(layers, look):
-        through(unit, [batch[:1] for batch in given[:1]])
+        through(unit, [batch[:1] for batch in batches[:1]])
     return list(order)
 
 
 @torch.no_grad()
-def _solve_one(step: UnitRun, name: str, given: Sequence[Tensor], solve: Solve) -> None:
+def _solve_one(step: UnitRun, name: str, inputs: Sequence[Tensor], solve: Solve) -> None:
     layer = cast(QuantizedLayer, step.unit.get_submodule(name))
     original = cast(QuantizedLayer, step.original.get_submodule(name))
-    others, most = _sums(step, layer, original, given)
+    others, most = _sums(step, layer, original, inputs)
     whole = others + most
     if not all(each.isfinite().all() for each in (whole.xx, whole.dx)):
         raise torch.linalg.LinAlgError("inputs that are not numbers")
@@ -163,7 +163,7 @@ class _TokenSums:
 
 @torch.inference_mode()
 def _sums(
-    step: UnitRun, layer: QuantizedLayer, original: QuantizedLayer, given: Sequence[Tensor]
+    step: UnitRun, layer: QuantizedLayer, original: QuantizedLayer, inputs: Sequence[Tensor]
 ) -> tuple[_TokenSums, _TokenSums]:
     """Sums over the judging batches, every fourth, and over the others; with fewer than four batches, over pictures. A
     single picture does not judge.
@@ -173,7 +173,7 @@ def _sums(
     channels = layer.weight[0].numel()
     vector, matrix = (torch.zeros(shape).to(layer.weight).double() for shape in (channels, (channels, channels)))
     parts = [_TokenSums(0, vector, vector, matrix, matrix)] * 2
-    pairs = list(zip(given, step.inputs, strict=True))
+    pairs = list(zip(inputs, step.inputs, strict=True))
     if len(pairs) < _PARTS:
         pairs = [each for pair in pairs for each in zip(*(batch.split(1) for batch in pair), strict=True)]
     every = min(_PARTS, len(pairs))

@@ -141,8 +141,8 @@ def run(context: PassContext, options: RangeSearchOptions) -> str:
         return "one picture: none is left to judge by"
     weights = channel_weights(context.original, list(context.units), images, options.seed) if options.weighted else {}
 
-    def improve(step: UnitRun, given: Sequence[Tensor], number: int) -> Values:
-        return _found(step.unit, targets_of(step, given, weights.get(step.name)), options)
+    def improve(step: UnitRun, inputs: Sequence[Tensor], number: int) -> Values:
+        return _found(step.unit, targets_of(step, inputs, weights.get(step.name)), options)
 
     gains = improve_units("range_search", context, images, options, (AMAX, BOUNDS), improve)
     return note_of(gains, len(context.units))

@@ -93,11 +93,11 @@ def load_passes(name_or_path: str) -> PassRecipe:
     return PassRecipe(steps_of(data["passes"], str(path)), **others)
 
 
-def steps_of(given: Any, source: str = "passes") -> tuple[PassStep, ...]:
+def steps_of(data: Any, source: str = "passes") -> tuple[PassStep, ...]:
     """Steps from names, mappings with a `name` and options, or steps. UsageError names `source` and what is wrong."""
-    if not isinstance(given, Sequence) or isinstance(given, str):
+    if not isinstance(data, Sequence) or isinstance(data, str):
         raise UsageError(f"{source}: `passes` must be a list of passes")
-    steps = tuple(_step(one, f"{source}: pass {number}") for number, one in enumerate(given, 1))
+    steps = tuple(_step(one, f"{source}: pass {number}") for number, one in enumerate(data, 1))
     ranged = changed = None
     for step in steps:
         if step.kind.observes_again and (ranged or changed):
@@ -108,10 +108,10 @@ def steps_of(given: Any, source: str = "passes") -> tuple[PassStep, ...]:
     return steps
 
 
-def _step(given: Any, where: str) -> PassStep:
-    if isinstance(given, PassStep):
-        return given
-    data = {"name": given} if isinstance(given, str) else given
+def _step(step: Any, where: str) -> PassStep:
+    if isinstance(step, PassStep):
+        return step
+    data = {"name": step} if isinstance(step, str) else step
     if not isinstance(data, Mapping) or not isinstance(data.get("name"), str):
         raise UsageError(f"{where}: must be the name of a pass, or a mapping with `name` and its options")
     found = passes().get(data["name"])

@@ -51,11 +51,11 @@ def run(context: PassContext, options: ReconstructOptions) -> str:
     images = with_mirrored(images) if rows == 2 else images
     weights = channel_weights(context.original, list(context.units), images, options.seed) if options.weighted else {}
 
-    def improve(step: UnitRun, given: Sequence[Tensor], number: int) -> Values:
+    def improve(step: UnitRun, inputs: Sequence[Tensor], number: int) -> Values:
         gradients = None
         if options.rank:
             gradients = picture_gradients(context.original, step.name, images, options.rank, options.seed)
-        targets = targets_of(step, given, weights.get(step.name), gradients, rows)
+        targets = targets_of(step, inputs, weights.get(step.name), gradients, rows)
         return _improved(step.unit, targets, options, number)
 
     gains = improve_units("reconstruct", context, images, options, "", improve)
@@ -71,7 +71,7 @@ def with_mirrored(images: Sequence[Tensor]) -> list[Tensor]:
 def _improved(unit: nn.Module, targets: Targets, options: ReconstructOptions, number: int) -> Values:
     """The unit's new state and its `gain` in dB: 0 if it stays unchanged, NaN if something was not finite."""
     before = state_of(unit)
-    generator = torch.Generator(targets.given.device).manual_seed(_PRIME * options.seed + number)
+    generator = torch.Generator(targets.quantized_inputs.device).manual_seed(_PRIME * options.seed + number)
     plan = TrainingPlan(options.iterations, options.batch, options.drop)
     error, after = targets.cost(unit, targets.judging), math.inf
     if 0 < error < math.inf and train_unit(unit, targets, plan, generator):

@@ -16,7 +16,7 @@ CHUNK = 32  # pictures at a time
 
 @dataclass(frozen=True)
 class Targets:
-    """Float's `inputs` and `outputs`, and the inputs `given` by the quantized units before, one picture a row.
+    """Float's `inputs` and `outputs`, and the inputs from the quantized units before, one picture a row.
 
     `root`: the root of each channel's weight of squared errors. The last `held_out` rows judge. `gradients` [pictures,
     rank, *output]: directions in which errors of a picture add up (`fisher`); with them, they make up half of the
@@ -24,7 +24,7 @@ class Targets:
     """
 
     inputs: Tensor
-    given: Tensor
+    quantized_inputs: Tensor
     outputs: Tensor
     root: Tensor
     held_out: int
@@ -33,12 +33,12 @@ class Targets:
     @property
     def training(self) -> range:
         """The rows to learn from: all but those held out, and at least one."""
-        return range(max(1, len(self.given) - self.held_out))
+        return range(max(1, len(self.quantized_inputs) - self.held_out))
 
     @property
     def judging(self) -> range:
         """The held-out rows."""
-        return range(len(self.given) - self.held_out, len(self.given))
+        return range(len(self.quantized_inputs) - self.held_out, len(self.quantized_inputs))
 
     def error(self, outputs: Tensor, rows: Tensor | slice) -> Tensor:
         """Weighted squared error of the unit's outputs for `rows`, 0-dim."""
@@ -54,26 +54,26 @@ class Targets:
         total = 0.0
         for start in range(rows.start, rows.stop, CHUNK):
             some = slice(start, min(start + CHUNK, rows.stop))
-            total += self.error(quantized(unit, [self.given[some]])[0], some).item()
+            total += self.error(quantized(unit, [self.quantized_inputs[some]])[0], some).item()
         return total / len(rows) if total < math.inf else math.inf
 
 
 def targets_of(
     step: UnitRun,
-    given: Sequence[Tensor],
+    quantized_inputs: Sequence[Tensor],
     weights: Tensor | None,
     gradients: Tensor | None = None,
     rows: int = 1,
 ) -> Targets:
-    """The targets of a unit; `given`: its inputs from the quantized units before, in batches; `weights` of its
-    channels.
+    """The targets of a unit. `quantized_inputs`: batches from the quantized units before; `weights`: one for each
+    channel.
 
     Each picture has `rows` consecutive rows, which are held out together.
     """
     outputs = torch.cat(step.outputs)
     root = outputs.new_ones(()) if weights is None else _beside(step.unit, outputs, weights.to(outputs.device).sqrt())
     held_out = rows * max(1, round(_HELD_OUT * len(outputs) / rows))
-    return Targets(torch.cat(step.inputs), torch.cat(list(given)), outputs, root, held_out, gradients)
+    return Targets(torch.cat(step.inputs), torch.cat(list(quantized_inputs)), outputs, root, held_out, gradients)
 
 
 def _beside(unit: nn.Module, outputs: Tensor, weights: Tensor) -> Tensor:

@@ -127,7 +127,7 @@ def train_unit(unit: nn.Module, targets: Targets, plan: TrainingPlan, generator:
                 if done >= _ROUNDED and trained.is_soft:
                     soft.close()
                     trained.round()
-                x = targets.given[rows]
+                x = targets.quantized_inputs[rows]
                 loss = targets.error(unit(torch.where(coin(x), targets.inputs[rows], x)), rows) / (len(rows) * scale)
                 if not loss.isfinite():
                     return False
