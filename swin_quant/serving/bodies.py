@@ -11,7 +11,7 @@ _WINDOW = {"gzip": 31, "deflate": 15}  # zlib's names for the frames around the 
 _PIECE = 2**16  # bytes at a time: a fraction of a millisecond
 _FORM = re.compile(r'multipart/form-data\s*;.*?boundary=("?)([^";]{1,70})\1', re.IGNORECASE)
 _IS_FILE = re.compile(rb'form-data\s*;.*?(filename\s*=|\bname\s*=\s*"?file\b)', re.IGNORECASE | re.DOTALL)
-_MOST_FIELDS, _HEAD = 8, 2**12  # of a form, bytes of a field's head
+_MOST_FIELDS, _HEAD = 8, 2**10  # of a form, bytes of a field's head
 _TYPED = "application/x-www-form-urlencoded"  # curl -d and --data-binary say this of anything
 
 
@@ -46,7 +46,7 @@ async def expanded(parts: AsyncIterator[bytes], encoding: str) -> AsyncIterator[
 def boundary_of(headers: Mapping[str, str]) -> bytes | None:
     """What divides the fields of a form (multipart/form-data); None for another body."""
     found = _FORM.match(headers.get("content-type", ""))
-    return found[2].encode() if found else None
+    return found[2].encode("latin-1", "replace") if found else None
 
 
 def file_in(form: bytes, boundary: bytes) -> bytes:

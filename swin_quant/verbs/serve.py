@@ -33,6 +33,7 @@ EXAMPLES = """examples:
   swin-quant serve out/my_int8.onnx --engine openvino --max-batch 16 --delay-us 1000 --port 8080
 
   curl --data-binary @cat.jpg localhost:8000/predict
+  curl -F file=@cat.jpg localhost:8000/predict
 
 Ctrl-C or SIGTERM ends it: what had come is answered first. More in docs/shipping.md."""
 MOST_DECODERS = 256

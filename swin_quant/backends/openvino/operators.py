@@ -82,7 +82,8 @@ def are_default(config: Mapping[str, Any]) -> bool:
     """
     model = config.get("MODEL", {})
     family = model.get(str(model.get("TYPE")).upper(), {})
-    if model.get("OUTPUT_KIND") == FEATURES or not {"EMBED_DIM", "NUM_HEADS", "WINDOW_SIZE"} <= family.keys():
+    is_of_maps = model.get("OUTPUT_KIND") == FEATURES or isinstance(config.get("DATA", {}).get("IMG_SIZE"), list)
+    if is_of_maps or not {"EMBED_DIM", "NUM_HEADS", "WINDOW_SIZE"} <= family.keys():
         return False
     is_fast = family["EMBED_DIM"] == FAST_DEPTH * family["NUM_HEADS"][0] and family["WINDOW_SIZE"] ** 2 <= FAST_TOKENS
     return is_fast and run_here(model["TYPE"])

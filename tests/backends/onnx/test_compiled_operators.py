@@ -183,6 +183,7 @@ def test_a_plain_file_is_the_default_where_they_do_not_run_and_a_line_says_why(
     "kind, keys",
     [
         ("swin", {"WINDOW_SIZE": 16, "IMG_SIZE": 64}),
+        ("swin", {"IMG_SIZE": [32, 48]}),
         ("swinv2", {"EMBED_DIM": 48}),
         ("swin", {"OUTPUT_KIND": "features"}),
     ],

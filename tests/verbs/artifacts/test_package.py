@@ -396,6 +396,41 @@ def test_triton_s_configuration_is_one_of_its_schema(packaged):
     assert config.instance_group[0].count == 1 and config.instance_group[0].kind == 2  # KIND_CPU
 
 
+@pytest.mark.parametrize("batch", [None, 4])
+def test_serve_describes_the_model_as_its_package_does(exported, tmp_path, batch):
+    """With every output beside logits, float16 in, and a fixed batch."""
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("starlette")
+    from onnx import TensorProto, helper
+
+    from swin_quant.exported import labels_in
+    from swin_quant.ship.facts import facts_of
+    from swin_quant.verbs.serve import Hosting, service_of
+
+    model = onnx.load(exported)
+    graph = model.graph
+    graph.input[0].type.tensor_type.elem_type = TensorProto.FLOAT16
+    graph.node[0].input[0] = "wide"
+    graph.initializer.append(helper.make_tensor("two", TensorProto.INT64, [1], [2]))
+    graph.node.insert(0, helper.make_node("Cast", ["images"], ["wide"], to=TensorProto.FLOAT))
+    graph.node.append(helper.make_node("Softmax", ["logits"], ["probabilities"], axis=1))
+    graph.node.append(helper.make_node("TopK", ["probabilities", "two"], ["top_probabilities", "top_classes"], axis=1))
+    for name, kind, width in (("probabilities", 1, 3), ("top_classes", 7, 2), ("top_probabilities", 1, 2)):
+        graph.output.append(helper.make_tensor_value_info(name, kind, ["batch", width]))
+    for value in (*graph.input, *graph.output) if batch else ():
+        value.type.tensor_type.shape.dim[0].dim_value = batch
+    file = tmp_path / "all.onnx"
+    onnx.save(model, file)
+    finish_artifact(file, RunCard.read(exported.with_suffix(".json")), "onnx", "float32", {})
+    artifact = open_artifact(file)
+    served = service_of(artifact, Hosting(["onnxruntime"])).model
+    assert served == facts_of(artifact, labels_in(artifact)).served
+    assert (served.name, served.batch, served.labels) == ("swin_micro", batch, ("cat", "dog", "red fox"))
+    assert (served.input.type, served.input.shape) == ("float16", (3, 32, 32))
+    ends = [("logits", "FP32", (3,)), ("probabilities", "FP32", (3,)), ("top_classes", "INT64", (2,))]
+    assert [(one.name, one.datatype, one.shape) for one in served.outputs[:3]] == ends
+
+
 def place_of(package):
     """The folder of a package, found without an import: the package around its schema needs gRPC, or half a cluster's
     client."""
