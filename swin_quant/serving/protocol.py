@@ -25,6 +25,7 @@ from swin_quant.serving.limits import Refused
 LENGTH = "Inference-Header-Content-Length"
 BINARY = "application/octet-stream"
 EXTENSIONS = ["binary_tensor_data", "classification", "model_configuration", "statistics"]
+_DATA, _EMPTY = b'"data": ', b'"data": []'  # lists are written apart, and put into the JSON
 _TYPES = {DATATYPES[name]: np.dtype(name).newbyteorder("<") for name in DATATYPES}
 
 
@@ -148,7 +149,8 @@ def answer(model: ModelDescription, values: Tensor, request: InferRequest) -> tu
         array = given[wanted.name]
         if wanted.classes or not wanted.binary:
             check_finite(array)
-        array = _in_words(array, wanted.classes, model) if wanted.classes else array
+        labels = model.labels if wanted.name == model.output.name else ()
+        array = _in_words(array, wanted.classes, labels) if wanted.classes else array
         is_text = array.dtype == object
         type_ = "BYTES" if is_text else DATATYPES[array.dtype.name]
         about: dict[str, Any] = {"name": wanted.name, "datatype": type_, "shape": list(array.shape)}
@@ -166,9 +168,6 @@ def answer(model: ModelDescription, values: Tensor, request: InferRequest) -> tu
     return b"".join((text, *blobs)), {"Content-Type": BINARY, LENGTH: str(len(text))}
 
 
-_DATA, _EMPTY = b'"data": ', b'"data": []'
-
-
 def outputs_of(model: ModelDescription, values: Tensor) -> dict[str, np.ndarray]:
     """Every output by its name; those beside logits are what the file's graph makes of these."""
     found = {model.output.name: values}
@@ -179,10 +178,10 @@ def outputs_of(model: ModelDescription, values: Tensor) -> dict[str, np.ndarray]
     return {end.name: np.ascontiguousarray(found[end.name].cpu().numpy(), end.type) for end in model.outputs}
 
 
-def _in_words(values: np.ndarray, count: int, model: ModelDescription) -> np.ndarray:
-    """[n, count] texts VALUE:INDEX:LABEL, the largest first, as Triton writes them."""
+def _in_words(values: np.ndarray, count: int, labels: Sequence[str]) -> np.ndarray:
+    """[n, count] texts VALUE:INDEX:LABEL, the largest first, as Triton writes them; VALUE:INDEX without labels."""
     best = np.argsort(-values.astype(np.float64), axis=1, kind="stable")[:, :count]
-    names = [f":{label}" for label in model.labels] or [""] * values.shape[1]
+    names = [f":{label}" for label in labels] or [""] * values.shape[1]
     rows = [[f"{row[i]:f}:{i}{names[i]}" for i in places] for row, places in zip(values, best, strict=True)]
     return np.array(rows, dtype=object)
 

@@ -130,6 +130,16 @@ def test_classes_in_words_as_triton_writes_them(client, binary):
             assert (int(index), label) == (place, NAMES[place]) and abs(float(value) - row[place]) < 1e-4
 
 
+def test_words_of_an_output_beside_logits_have_no_labels(client):
+    model = ModelDescription("micro", *KINDS["float32"], NAMES)
+    with described(client, model) as config:
+        images, logits = taken_by(config)
+        wanted = [client.output(name, class_count=1) for name in ("probabilities", "top_probabilities")]
+        words = asked(client, model, config, images, outputs=wanted)
+    for row, share, top in zip(logits, words["probabilities"], words["top_probabilities"], strict=True):
+        assert share[0].split(b":")[1] == b"%d" % row.argmax() and top[0].split(b":") == [share[0].split(b":")[0], b"0"]
+
+
 def test_more_classes_than_there_are_and_none_of_their_names(client):
     nameless = replace(MODEL, labels=())
     with described(client, nameless) as config:
