@@ -10,9 +10,10 @@ from swin_quant.serving.limits import ServiceLimits
 # Called with route, status and seconds of each request that never reached the application.
 Count = Callable[[str, int, float], None]
 _CONNECTIONS = 1000
-_REST = 2**28  # bytes of a refused body that are read, so that its sender reads the answer
-_HEAD = 2**14  # bytes; 2**16, which are 13,000 headers, would hold the event loop for 50 ms
-_READ, _READ_BODY = 2**10, 2**16  # bytes at a time; 2**10 are 170 chunks of a byte, and hold the event loop for 1 ms
+_REST = 2**28  # bytes of a refused body to read, so that its sender gets as far as the answer
+_HEAD = 2**14  # bytes; 2**16 hold 13,000 headers, which block the event loop for 50 ms
+_READ = 2**10  # bytes at a time; they hold 170 chunks, which block the event loop for 1 ms
+_READ_BODY = 2**16
 _PROBE_S = 0.25
 _LAST_CHUNK = b"0\r\n\r\n"
 
@@ -51,7 +52,7 @@ def _protocol(seconds: float, count: Count) -> type[Any]:
         probe: Any = None
         began = 0.0
         is_fresh = True  # no byte of the next request has come
-        came = 0  # bytes behind the head, or behind the last answer
+        came = 0  # bytes after the head, or after the last answer
         last = b""
 
         def connection_made(self, transport: Any) -> None:
@@ -76,7 +77,7 @@ def _protocol(seconds: float, count: Count) -> type[Any]:
                 if self.came > _REST:
                     self.transport.abort()
                     return
-                if self.came > _READ and not self._has_length():  # small chunks are dear: only the end is looked for
+                if self.came > _READ and not self._has_length():  # small chunks cost much: look for the last one only
                     self.transport.max_size = _READ_BODY
                     self.last = (self.last + data)[-len(_LAST_CHUNK) :]
                     if self.last == _LAST_CHUNK:

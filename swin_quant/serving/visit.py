@@ -15,8 +15,8 @@ T = TypeVar("T")
 
 
 class Visit:
-    """Our server tells when the first byte came, by the event loop's clock, how many came behind the head, and
-    whether there are too many connections; another server does not."""
+    """One request. Our server passes on when its first byte came (by the event loop's clock), how many bytes came after
+    its head, and whether there are too many connections; another server passes on nothing."""
 
     def __init__(self, request: Any, limits: ServiceLimits, budget: ByteBudget) -> None:
         state = request.scope.get("state", {})

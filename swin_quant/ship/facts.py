@@ -1,4 +1,4 @@
-"""The facts that a package states about its model, as data: inputs, outputs, preprocessing, labels."""
+"""The facts in a package, as data: its model's description, preprocessing, engine settings and manifest."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

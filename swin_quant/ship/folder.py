@@ -1,4 +1,4 @@
-"""Writing a package: the whole folder or nothing, and never over a folder that is no package."""
+"""Write a package: the whole folder or nothing, and never in place of a folder that is no package."""
 
 import contextlib
 import json
