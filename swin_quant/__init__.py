@@ -3,10 +3,10 @@
     import swin_quant as sq
 
     model = sq.load("swin_tiny_patch4_window7_224.pth")
-    sq.calibrate(model, sq.pictures("imagenet", "train", 80), sq.policy("qdq").off("layers.3.*"))
-    print(sq.evaluate(model, sq.pictures("imagenet", "val")))
-    engine = sq.export(model, "openvino", "out").load()
-    logits = engine(images)
+    sq.calibrate(model, "imagenet", sq.policy("qdq").off("layers.3.*"))
+    artifact = sq.export(model, "openvino", "out")
+    print(sq.evaluate(artifact, "imagenet"))
+    logits = artifact.load()("photo.jpg")
 
 Importing it changes nothing in the process; what is slow is imported when it is asked for.
 """
