@@ -13,7 +13,7 @@ from swin_quant.backends.artifact import Artifact, open_artifact
 from swin_quant.backends.backend import function
 from swin_quant.backends.registry import backends, engine_named, takers
 from swin_quant.base.distributed import World
-from swin_quant.base.errors import SwinQuantError, UsageError, one_line
+from swin_quant.base.errors import SwinQuantError, UsageError, listed, one_line
 from swin_quant.base.files import sha256_of
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.lineage import find
@@ -88,9 +88,14 @@ class Exported:
             "policy": policy["name"] if policy else None,
             "size": f"{self.file.stat().st_size / 2**20:.1f} MB",
             "made from": checkpoint["file"] if checkpoint else None,
-            **{name: str(value) for name, value in record["options"].items() if value not in (None, False, [])},
+            "classes": listed(self.card.class_names, 3) or None,
+            **{name: _said(value) for name, value in record["options"].items() if value not in (None, False, [])},
         }
         return html_facts(self.card.name, facts)
+
+
+def _said(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def artifact(file: str | Path, module: nn.Module | None = None) -> Exported:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from yacs.config import CfgNode
 
 from swin_quant.base.distributed import World, gather
-from swin_quant.base.errors import UsageError
+from swin_quant.base.errors import UsageError, listed
 from swin_quant.base.files import ensure_writable_dir, sha256_of
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
@@ -218,6 +218,7 @@ class Model:
             "calibrated": found if self.is_calibrated else None,
             "policy": self.policy.name if self.policy else None,
             "input": f"{given['size']} x {given['size']}, {given['interpolation']}" if given else None,
+            "classes": listed(self.class_names, 3) or None,
             "file": str(self.file) if self.file else None,
         }
 
