@@ -65,7 +65,13 @@ PLUGINS = ("attention=swin_quant::Attention", "mlp=swin_quant::Mlp")
 INT4_ROWS = [(engine, policy, small) for engine in ("openvino", "onnxruntime") for policy in ("w4a16", "w4a8")
              for small in (False, True)]  # fmt: skip
 STANDIN = Path(__file__).resolve().parents[1] / "tests" / "standin" / "older_cpu.c"
-COMPILED = (("cpu-operators", "bfloat16"), ("cpu-operators", None), ("cuda", "bfloat16"), ("qdq", "bfloat16"))
+COMPILED = (
+    ("cpu-operators", "bfloat16", PLUGINS),
+    ("cpu-operators", "bfloat16", PLUGINS[:1]),
+    ("cpu-operators", None, PLUGINS[:1]),
+    ("cuda", "bfloat16", PLUGINS[:1]),
+    ("qdq", "bfloat16", PLUGINS[:1]),
+)
 BY_OPERATORS = dict(
     zip(OPERATORS, (("cpu", ()), ("cpu-operators", PLUGINS[:1]), ("cpu-operators", PLUGINS)), strict=True)
 )
@@ -170,11 +176,13 @@ def ours(model: Classifier, card: RunCard, folder: Path, amx: bool) -> list[Benc
 
 
 def compiled(model: Classifier, card: RunCard, folder: Path) -> list[BenchCandidate]:
-    """Our int8 files with attention as one operator, which is compiled here."""
+    """Our int8 files with attention as one operator, or with the MLP, too, which are compiled here."""
     candidates = []
-    for policy, float_type in COMPILED:
-        artifact = under(policy, model, card, folder / "compiled", OnnxOptions(target="openvino"))
-        name = f"openvino int8 {policy}, ours{f' +{float_type}' if float_type else ''}, compiled attention"
+    for policy, float_type, plugins in COMPILED:
+        operators = "compiled attention" + (" and MLP" if plugins == PLUGINS else "")
+        options = OnnxOptions(target="openvino", plugin=plugins)
+        artifact = under(policy, model, card, folder / operators.replace(" ", "_"), options)
+        name = f"openvino int8 {policy}, ours{f' +{float_type}' if float_type else ''}, {operators}"
         candidates.append(on("openvino", artifact, name, float_type))
     return candidates
 

@@ -165,8 +165,7 @@ private:
     // Tokens of a tile: as many tiles as give every thread as many.
     static size_t tile(size_t tokens) {
         const size_t tiles = std::max<size_t>((tokens + TOKENS - 1) / TOKENS, 1), rounds = (tiles + threads() - 1) / threads();
-        const size_t length = (tokens + rounds * threads() - 1) / (rounds * threads());
-        return std::max<size_t>((length + 5) / 6 * 6, 6);
+        return std::max<size_t>((tokens + rounds * threads() - 1) / (rounds * threads()), 6);
     }
 
     bool m_norm_last = false;

@@ -12,7 +12,7 @@
 namespace swin_quant {
 
 constexpr size_t PANEL = 64;   // columns of W whose sums stay in registers; a last panel may have 16, 32 or 48
-constexpr size_t TOKENS = 96;  // of a tile at most: the rows of all loops, 6, 8 and 12, divide it
+constexpr size_t TOKENS = 96;  // of a tile at most
 
 // uint8 levels of `scale` around `zero`.
 struct Levels {
@@ -166,6 +166,11 @@ SWIN_QUANT_VNNI void gelu_levels(const Packed& first, const Levels& levels, size
         }
 }
 
+// The rows of a loop over panels of 64 columns: as many as leave fewer of them to be computed twice.
+inline size_t rows_of(size_t tokens) {
+    return (tokens + 4) / 5 * 5 < (tokens + 5) / 6 * 6 ? 5 : 6;
+}
+
 // 16 values of a stream in float32 or, half to even, in bfloat16.
 SWIN_QUANT_INLINE inline __m512 load(const float* x) {
     return _mm512_loadu_ps(x);
@@ -210,7 +215,7 @@ template <typename T>
 SWIN_QUANT_VNNI void all_outputs(const Packed& second, size_t tokens, const uint8_t* hidden, const T* added, T* result) {
     for (size_t column = 0; column < second.out; column += PANEL) {
         const auto left = second.out - column;
-        const auto loop = left >= PANEL ? outputs<6, 4, T>
+        const auto loop = left >= PANEL ? (rows_of(tokens) == 5 ? outputs<5, 4, T> : outputs<6, 4, T>)
                           : left == 48  ? outputs<8, 3, T>
                           : left == 32  ? outputs<12, 2, T>
                                         : outputs<12, 1, T>;
@@ -284,7 +289,8 @@ SWIN_QUANT_VNNI void branch_vnni(const Branch& branch, const PackedBranch& packe
                                  uint8_t* hidden, float* y, T* result) {
     const size_t width = branch.first.in;
     levels_of(branch.norm_last ? nullptr : &branch.norm, branch.first.x, width, tokens, x, levels);
-    (tokens < 6 ? gelu_levels<1> : gelu_levels<6>)(packed.first, branch.second.x, tokens, levels, hidden);
+    const auto loop = tokens < 6 ? gelu_levels<1> : rows_of(tokens) == 5 ? gelu_levels<5> : gelu_levels<6>;
+    loop(packed.first, branch.second.x, tokens, levels, hidden);
     if (!branch.norm_last)
         return all_outputs(packed.second, tokens, hidden, x, result);
     all_outputs(packed.second, tokens, hidden, static_cast<const float*>(nullptr), y);
