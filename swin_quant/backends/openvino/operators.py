@@ -127,8 +127,12 @@ def stream_in_half(model: Any) -> None:
 
     The type of their result is that of what they read.
     """
-    nodes = [one for one in model.get_ops() if one.get_type_name() == NODES["mlp"]]
-    opset13: Any = installed("openvino.opset13", "openvino") if nodes else None
+    ours = NODES["mlp"], DOMAIN
+    kinds = ((one, one.get_type_info()) for one in model.get_ops())
+    nodes = [one for one, kind in kinds if (kind.name, kind.version_id) == ours]
+    if not nodes:
+        return
+    opset13: Any = installed("openvino.opset13", "openvino")
     for node in nodes:
         readers = list(node.output(0).get_target_inputs())
         node.input(0).replace_source_output(opset13.convert(node.input_value(0), "bf16").output(0))
