@@ -13,7 +13,7 @@ import swin_quant as sq
 checkpoint, data, backend, folder = sys.argv[1:]
 model = sq.calibrate(sq.load(checkpoint), sq.pictures(data, "train", 80), "cpu" if backend == "openvino" else "qdq")
 engine = sq.export(model, backend, folder).load()
-images = torch.randn(8, 3, model.preprocess.size, model.preprocess.size)
+images = torch.randn(8, 3, *model.preprocess.sides)
 print(f"mean |difference| of the logits: {(engine(images) - model(images)).abs().mean():.4f}")
 start = time.perf_counter()
 engine(images)

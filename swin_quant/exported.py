@@ -21,7 +21,7 @@ from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import WrappedRecord
 from swin_quant.config.load import from_dict
 from swin_quant.config.outputs import FEATURES, LOGITS
-from swin_quant.config.sides import shortest, shown, sides
+from swin_quant.config.sides import shortest, sides
 from swin_quant.config.values import merge
 from swin_quant.data.prepared import Prepared
 from swin_quant.data.preprocess import Preprocess
@@ -125,7 +125,7 @@ def config_of(artifact: Artifact, overrides: Mapping[str, Any] | None = None) ->
     made = taken if wrapped and not artifact.card.preprocess else preprocess_of(artifact).sides
     if made != taken:
         raise SwinQuantError(
-            f"{where}: preprocess.size is {shown(made)}, but the model takes {shown(taken)}: export again"
+            f"{where}: preprocess.size is {shortest(made)}, but the model takes {shortest(taken)}: export again"
         )
     cfg.defrost()
     merge(cfg, overrides or {}, "command line")

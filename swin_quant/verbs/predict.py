@@ -232,7 +232,7 @@ def _of_checkpoint(options: PredictOptions, world: World) -> Classifying:
     """Quantized as --policy or the card says, else in float."""
     from swin_quant.checkpoint.opened import open_checkpoint
     from swin_quant.config.outputs import need_logits
-    from swin_quant.config.sides import shown, sides
+    from swin_quant.config.sides import shortest, sides
     from swin_quant.data.preprocess import Preprocess
     from swin_quant.loading import load_for_scoring
     from swin_quant.verbs.classify import of_model
@@ -247,7 +247,7 @@ def _of_checkpoint(options: PredictOptions, world: World) -> Classifying:
     made, taken = preprocess.sides, sides(cfg.DATA.IMG_SIZE)
     if made != taken:
         raise SwinQuantError(
-            f"{checkpoint}: its run card resizes pictures to {shown(made)}, the model takes {shown(taken)}"
+            f"{checkpoint}: its run card resizes pictures to {shortest(made)}, the model takes {shortest(taken)}"
         )
     record = subject.card.checkpoint or subject.card.source
     sha256 = record["sha256"] if record else None
