@@ -45,7 +45,7 @@ def test_every_verb_finds_the_library_and_a_package_brings_it(run, given, pictur
     assert run("quantize", *given, *flags).code == 0
     (file,) = (tmp_path / "out").glob("*.onnx")
     exported = sq.artifact(file)
-    assert "Attention" in kinds(file) and exported.card.policy["name"] == "cpu-operators"
+    assert {"Attention", "Mlp"} <= kinds(file) and exported.card.policy["name"] == "cpu-operators"
     assert "openvino" in {one.engine for one in exported.card.measured()} and exported.card.verification[0]["passed"]
     assert with_operators.name in exported.load().details["extensions"]
     assert run("verify", file, "--data-path", pictures).code == 0
@@ -56,7 +56,9 @@ def test_every_verb_finds_the_library_and_a_package_brings_it(run, given, pictur
     assert run("package", file, "--output", package).code == 0
     served = package / "models" / "heads" / "1" / "model.onnx"
     assert not onnx.load(served).functions and "Softmax" in kinds(served)
-    assert {"build.sh", "attention.hpp", "libswin_quant_plugins.so"} < set(os.listdir(package / "operators"))
+    assert {"build.sh", "attention.hpp", "mlp.hpp", "vnni.hpp", "libswin_quant_plugins.so"} < set(
+        os.listdir(package / "operators")
+    )
     with_library = infer(package, picture, "openvino", tmp_path)
     plain = infer(package, picture, "onnxruntime", tmp_path)
     assert with_library.stderr == "" and np.abs(with_library.out - plain.out).mean() < 0.02
@@ -102,6 +104,6 @@ def test_where_there_is_no_compiler_the_same_command_writes_the_plain_file(
     )
     operators._library.cache_clear()
     (file,) = (tmp_path / "out").glob("*.onnx")
-    assert done.code == 0 and "Attention" not in kinds(file)
-    assert done.err.count("is not compiled: CXX is no-such-compiler") == 1
+    assert done.code == 0 and not {"Attention", "Mlp"} & kinds(file)
+    assert done.err.count("are not compiled: CXX is no-such-compiler") == 1
     assert sq.artifact(Path(file)).card.policy["name"] == "cpu"
