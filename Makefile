@@ -14,7 +14,7 @@ STAMP := .venv/.installed
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help demo test test-all kernels faults fuzz test-cpus lint pins dist site clean
+.PHONY: help demo test test-all kernels faults releases fuzz test-cpus lint pins dist site clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -36,6 +36,10 @@ kernels: $(STAMP)  ## every test of the CUDA engine's kernels: after a change of
 faults: CASES ?= 96
 faults: $(STAMP)  ## CASES random faults of ranks under every launcher, and of disks (docs/results/faults.md); an hour
 	OMP_NUM_THREADS=1 FAULT_CASES=$(CASES) FAULT_TABLE=docs/results/faults.md $(BIN)/python -m pytest tests/faults
+
+releases: FORM ?= whole
+releases: $(STAMP)  ## our files on the releases of ONNX Runtime and OpenVINO of three years, an hour; FORM=short: oldest, middle, newest
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/releases.py --form $(FORM) $(if $(filter short,$(FORM)),--output out/releases/short.md)
 
 fuzz: CASES ?= 5000
 fuzz: $(STAMP)  ## CASES damaged files for every parser (docs/results/reliability.md); half an hour

@@ -39,6 +39,20 @@ def test_engines_fold_what_the_small_file_looks_up(exported, tmp_path):
     assert ops.count("Gather") == 2 and "Cast" not in ops
 
 
+@pytest.mark.parametrize("precision", ["int8", "float"])
+def test_gelu_is_one_operator_of_onnx_runtime_at_the_default_opset(precision, exported, tmp_path):
+    """The exporter's own order of it stays five operators."""
+    import onnxruntime
+
+    settings = onnxruntime.SessionOptions()
+    settings.optimized_model_filepath, settings.log_severity_level = str(tmp_path / "optimized.onnx"), 3
+    file = exported("swin", precision=precision).file
+    onnxruntime.InferenceSession(str(file), settings, providers=["CPUExecutionProvider"])
+    ops = [node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node]
+    assert onnx.load(file).opset_import[0].version == 17
+    assert ops.count("Gelu") + ops.count("BiasGelu") == 3 and "Erf" not in ops  # one in each block
+
+
 @pytest.mark.slow
 @KINDS
 def test_whoever_fixes_the_batch_keeps_every_integer_product(kind, exported, tmp_path):

@@ -1,0 +1,56 @@
+"""The matrix of releases: a cell says right, wrong or refused; its short form runs old files on old engines."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def script(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return __import__("releases")
+
+
+def test_a_page_says_which_release_is_wrong_and_which_refuses(script, tmp_path):
+    def row(**given):
+        return script.Row(**{"model": "V1", "form": "onnxruntime", "engine": "openvino", "int8": 75} | given)
+
+    rows = [
+        row(release="2024.6.0", db=-3.5),
+        row(release="2024.6.0", db=41.0, batch=4),
+        row(release="2023.3.0", error="no such operator"),
+        row(release="2023.3.0", form="float", weights="none", db=59.0),
+    ]
+    script.page(rows, tmp_path / "page.md")
+    lines = (tmp_path / "page.md").read_text().splitlines()
+    (wrong,) = [line.split(" | ") for line in lines if line.startswith("2024.6.0 |")]
+    (refused,) = [line.split(" | ") for line in lines if line.startswith("2023.3.0 |")]
+    titles = ["release", *script.COLUMNS, "integer"]
+    assert dict(zip(titles, wrong, strict=True))["int8, any batch"] == "**-3.5**"
+    assert dict(zip(titles, wrong, strict=True))[f"batch {script.BATCH}"] == "41.0" and wrong[-1] == "75"
+    found = dict(zip(titles, refused, strict=True))
+    assert (found["int8, any batch"], found["float, opset 17"], found["maps"]) == ("refused", "**59.0**", "-")
+    assert "- 2023.3.0: `no such operator`" in lines
+    assert len((tmp_path / "page.csv").read_text().splitlines()) == 1 + len(rows)
+
+
+def test_the_latest_patch_of_each_minor_release_is_tried(script):
+    assert script.latest(["1.18.0", "1.17.3", "1.17.1", "1.9.0", "1.16.3"], "1.16") == ["1.16.3", "1.17.3", "1.18.0"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="wheels of three years")
+def test_the_short_form_runs_on_the_oldest_and_newest_release(script, tmp_path):
+    index = [sys.executable, "-m", "pip", "index", "versions", "onnxruntime"]
+    if subprocess.run(index, capture_output=True).returncode:
+        pytest.skip("no package index")
+    command = [sys.executable, ROOT / "benchmarks" / "releases.py", "--form", "short", "--engines", "onnxruntime"]
+    done = subprocess.run(
+        [*command, "--work", tmp_path, "--output", tmp_path / "page.md"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.split(", 0 wrong")) == 4
