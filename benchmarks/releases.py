@@ -45,7 +45,7 @@ Our files on releases of ONNX Runtime and OpenVINO of the last three years, with
 float32 for what is not int8). SQNR in dB against the same file on today's ONNX Runtime with optimizations off,
 the worst of the files of a column: micro models V1, V2, ViT and ResNet of examples/checkpoints, {PICTURES} pictures
 of noise. Below {FLOAT_LIMIT:.0f} dB (float) or {INT8_LIMIT:.0f} (int8) a file computes something else: bold.
-`integer`: products in int8 on the engine's own graph, of V1 with policy `onnxruntime`. Every row:
+`integer`: products in int8 on ONNX Runtime's own graph, of V1 with policy `onnxruntime`, dynamic and static. Every row:
 [releases.csv](releases.csv). `configs/releases.yaml` holds what follows from it. Written by
 `python benchmarks/releases.py`.
 """
@@ -303,7 +303,8 @@ def page(rows: Sequence[Row], where: Path) -> None:
             lines.append(" | ".join((release, *cells, _integer(these))))
         said: dict[str, list[str]] = {}
         for row in ours:
-            said.setdefault(row.error.partition("/onnxruntime_src")[0].partition(" from /")[0], []).append(row.release)
+            error = row.error.partition(" from /")[0].partition(" failed at ")[0].rpartition(">': ")[2]
+            said.setdefault(error, []).append(row.release)
         errors = [f"- {', '.join(dict.fromkeys(found))}: `{error}`" for error, found in said.items() if error]
         refused = ["", "Refused with:", "", *errors] if errors else []
         place(where, HEAD, f"{engine}, {cpu()}", "\n".join([*lines, *refused]))
@@ -320,8 +321,42 @@ def _cell(rows: Sequence[Row]) -> str:
 
 
 def _integer(rows: Sequence[Row]) -> str:
-    found = {row.batch: row.int8 for row in rows if row.is_int8 and (row.model, row.form) == ("V1", "onnxruntime")}
-    return "-" if None in found.values() or not found else ", ".join(map(str, dict.fromkeys(found.values())))
+    ours = ("onnxruntime", "V1", "onnxruntime", "column")  # OpenVINO's layers are not products: their numbers differ
+    found = {
+        row.batch: row.int8 for row in rows if row.is_int8 and (row.engine, row.model, row.form, row.weights) == ours
+    }
+    return ", ".join(str(count) for count in found.values() if count is not None) or "-"
+
+
+def try_pythons(interpreters: Sequence[str], work: Path) -> Iterator[str]:
+    """The lines of a table: each engine's package on each Python, in an empty environment with its requirements."""
+    from PIL import Image
+
+    import swin_quant as sq
+    from swin_quant.score.bench import noise
+
+    weights = ROOT / "examples" / "checkpoints" / "swin_micro_cifar10.safetensors"
+    model = sq.calibrate(sq.load(weights), [noise(PICTURES, (3, 32, 32)).images], "qdq", method="max", passes=[])
+    picture, environment = work / "grey.png", work / "environment"
+    Image.new("RGB", (50, 40), "grey").save(picture)
+    for engine in OLDEST:
+        sq.package(sq.export(model, engine, work / engine), work / f"{engine}_package", overwrite=True)
+    yield from ("Python | installed | `infer.py`", "--- | --- | ---")
+    for interpreter, engine in ((one, engine) for one in interpreters for engine in OLDEST):
+        package, python = work / f"{engine}_package", environment / "bin" / "python"
+        subprocess.run([interpreter, "-m", "venv", "--clear", environment], check=True)
+        pip = [python, "-m", "pip", "--disable-pip-version-check"]
+        done = subprocess.run(
+            [*pip, "install", "-qq", "-r", package / "requirements.txt"], capture_output=True, text=True
+        )
+        if not done.returncode:
+            done = subprocess.run([python, package / "infer.py", picture], capture_output=True, text=True)
+        listed = subprocess.run([*pip, "freeze"], capture_output=True, text=True).stdout.split()
+        version = subprocess.run([python, "-V"], capture_output=True, text=True).stdout.split()[-1]
+        named = ", ".join(one for one in listed if one.startswith((engine + "==", "numpy", "pillow")))
+        said = (done.stdout + done.stderr).strip().splitlines()[-1].rpartition("/")[2]
+        yield f"{version} | {named} | {'' if not done.returncode else 'fails: '}{said}"
+        shutil.rmtree(environment)
 
 
 def main() -> None:
@@ -331,7 +366,15 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", help="of the releases that were not tried yet these alone")
     parser.add_argument("--output", type=Path, default=PAGE, help="the page; its rows go beside it as .csv")
     parser.add_argument("--work", type=Path, default=Path("out/releases"))
+    parser.add_argument(
+        "--pythons", nargs="+", help="try packages on these interpreters instead: a section of the page"
+    )
     args = parser.parse_args()
+    if args.pythons:
+        from pages import place
+
+        args.work.mkdir(parents=True, exist_ok=True)
+        return place(args.output, HEAD, "packages on Pythons", "\n".join(try_pythons(args.pythons, args.work)))
     wanted = list(kinds(SHORT if args.form == "short" else MODELS))
     if absent := [kind for kind in wanted if not (args.work / "files" / f"{kind.name}.npy").exists()]:
         write_files(absent, args.work / "files")
