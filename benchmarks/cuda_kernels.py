@@ -228,7 +228,7 @@ def data(rows: list[Row], capabilities: Sequence[int]) -> Iterator[list[str]]:
 
 
 def told(one: CompiledKernel | None) -> list[str]:
-    """What the table says of a compilation: TOLD."""
+    """The cells of the table for one compilation, in the order of TOLD."""
     if one is None:
         return [""] * len(TOLD)
     products = ", ".join(f"{count} {name}" for name, count in one.mma.items())
@@ -237,7 +237,7 @@ def told(one: CompiledKernel | None) -> list[str]:
 
 
 def page(table: Sequence[Mapping[str, str]], args: argparse.Namespace, wrong: list[str]) -> Iterator[str]:
-    """What was compiled and found, and the extremes by kind of kernel."""
+    """The page: the kernels compiled, the findings, and the extremes by kind of kernel."""
     import triton
 
     named = {TITLES[kind]: models for kind, models in of_kinds(args).items() if models}
@@ -275,7 +275,7 @@ def page(table: Sequence[Mapping[str, str]], args: argparse.Namespace, wrong: li
 
 
 def compilations(row: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """What a row of the table says of each kind of GPU that has the kernel, by TOLD."""
+    """A row's cells by TOLD, for each kind of GPU that has the kernel."""
     for key, value in row.items():
         if value and key.endswith(" registers"):
             gpu = key.partition(" ")[0]

@@ -60,7 +60,7 @@ class Engine:
 
     @property
     def took(self) -> str:
-        """What the latest call was given, and what was done with it, in words."""
+        """The input of the latest call and its preparation, in words."""
         return self.prepared.took if self.prepared else ""
 
     @property

@@ -24,7 +24,7 @@ MLP = ("mlp=swin_quant::Mlp",)
 
 
 def constants(width, hidden, x_zero=None, hidden_zero=9, seed=0):
-    """Those of the operator, in order; zero points None: int8."""
+    """The operator's constants, in order; int8 where a zero point is None."""
     random = np.random.default_rng(seed)
 
     def linear(inputs, columns, scale, zero):
