@@ -58,7 +58,7 @@ def test_what_is_exported_computes_what_was_trained(backbone):
     assert difference_of_outputs([found], [expected])["mean"] < 0.01
 
 
-@pytest.mark.parametrize(("window", "shift"), [((4, 4), (2, 2)), ((3, 5), (0, 2)), ((2, 4), (1, 0))])
+@pytest.mark.parametrize(("window", "shift"), [((4, 4), (2, 2)), ((3, 5), (0, 2)), ((2, 4), (1, 0)), ((7, 9), (0, 0))])
 def test_operators_are_the_models_own_code(window, shift):
     images, x = torch.randn(1, 3, 7, 9), torch.randn(2, 7, 9, 5)
     for pad_first in (False, True):
@@ -66,7 +66,8 @@ def test_operators_are_the_models_own_code(window, shift):
         windows = map_windows(x, window, shift, pad_first)
         assert torch.equal(windows, cut.partition(x))
         assert torch.equal(map_join(windows, x, window, shift, pad_first), x)
-    assert torch.equal(map_mask(x, window, shift), Cut(window, shift).mask(x))
+    if any(shift):
+        assert torch.equal(map_mask(x, window, shift), Cut(window, shift).mask(x))
     assert torch.equal(map_patches(images, 4), patches(images, 4))
     assert torch.equal(map_neighbours(x), neighbours(x))
 

@@ -19,25 +19,25 @@ _END = 2**31 - 1  # the end of a slice without one
 @torch.library.custom_op("swin_quant::map_patches", mutates_args=())
 def map_patches(images: Tensor, patch: int) -> Tensor:
     """`models.maps.patches`."""
-    return patches(images, patch).contiguous()
+    return _own(patches(images, patch))
 
 
 @torch.library.custom_op("swin_quant::map_neighbours", mutates_args=())
 def map_neighbours(x: Tensor) -> Tensor:
     """`models.maps.neighbours`."""
-    return neighbours(x).contiguous()
+    return _own(neighbours(x))
 
 
 @torch.library.custom_op("swin_quant::map_windows", mutates_args=())
 def map_windows(x: Tensor, window: Sequence[int], shift: Sequence[int], pad_first: bool) -> Tensor:
     """`Cut.partition`."""
-    return Cut(_pair(window), _pair(shift), pad_first).partition(x).contiguous()
+    return _own(Cut(_pair(window), _pair(shift), pad_first).partition(x))
 
 
 @torch.library.custom_op("swin_quant::map_join", mutates_args=())
 def map_join(windows: Tensor, like: Tensor, window: Sequence[int], shift: Sequence[int], pad_first: bool) -> Tensor:
     """`Cut.reverse`."""
-    return Cut(_pair(window), _pair(shift), pad_first).reverse(windows, like).contiguous().clone()
+    return _own(Cut(_pair(window), _pair(shift), pad_first).reverse(windows, like))
 
 
 @torch.library.custom_op("swin_quant::map_mask", mutates_args=())
@@ -47,6 +47,11 @@ def map_mask(like: Tensor, window: Sequence[int], shift: Sequence[int]) -> Tenso
     if mask is None:
         raise ValueError("windows that are not shifted have no mask")
     return mask
+
+
+def _own(x: Tensor) -> Tensor:
+    """A copy: an operator's result may be no view of its input, as that of one window on a map is."""
+    return x.clone(memory_format=torch.contiguous_format)
 
 
 def _pair(sides: Sequence[int]) -> tuple[int, int]:
