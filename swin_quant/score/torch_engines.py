@@ -71,7 +71,10 @@ def _quantizing(model: nn.Module, settings: Mapping[str, Setting]) -> Iterator[N
 
 
 def precision_of(model: nn.Module) -> str:
-    """`int8` or `fp8` if every enabled node has it, `W4A8` for weights and activations, `mixed` for anything else."""
+    """`int8` or `fp8` if every enabled node is, `W4A8` by the bits of weights and activations, else `mixed`.
+
+    16 stands for what is not quantized, as in `W4A16`: engines run it in a half type or in float32.
+    """
     formats = {node.setting.format for node in enabled_nodes(model).values()}
     if formats == {FP8}:
         return FP8
@@ -84,5 +87,5 @@ def precision_of(model: nn.Module) -> str:
         return "int8"
     if any(len(kind) > 1 for kind in bits.values()):
         return "mixed"
-    weights, activations = (min(kind, default=32) for kind in (bits[True], bits[False]))
+    weights, activations = (min(kind, default=16) for kind in (bits[True], bits[False]))
     return f"W{weights}A{activations}"

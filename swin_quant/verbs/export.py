@@ -169,7 +169,7 @@ def _print(artifact: Artifact, target: Backend, checkpoint: str) -> None:
         log.info("with it: %s", artifact.file.with_name(other["file"]))
     log.info("run card: %s", card_path(artifact.file))
     print(artifact.file)
-    runnable = record["precision"] == "int8" or not target.only_quantized
+    runnable = artifact.card.policy is not None or not target.only_quantized
     runnable &= artifact.card.config["MODEL"].get("OUTPUT_KIND", LOGITS) == LOGITS  # the next steps are about logits
     for command in target.exporting.next_step if runnable else ():
         log.info("next: %s", command.format(file=artifact.file, checkpoint=Path(checkpoint)))

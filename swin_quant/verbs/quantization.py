@@ -45,7 +45,7 @@ from swin_quant.verbs.calibrate import CalibrateOptions, plan_of
 from swin_quant.verbs.calibration_passes import of_weights
 from swin_quant.verbs.calibration_pictures import CalibrationPlan
 from swin_quant.verbs.evaluate import EvaluateOptions
-from swin_quant.verbs.export import ExportOptions
+from swin_quant.verbs.export import ExportOptions, OnnxFlags
 from swin_quant.verbs.export_target import float_type_options
 from swin_quant.verbs.policy_search import found_before
 from swin_quant.verbs.quantize_options import MAX_DROP, QuantizeOptions
@@ -198,6 +198,7 @@ class Quantization:
             policy=shared.PolicyOptions((str(place),)) if place else self.named,
             float_type=self.float_type,  # type: ignore[arg-type]  # one of its choices
             output=str(self.folder),
+            onnx=OnnxFlags(int4_weights=self.options.int4_weights),
         )
 
     @property
@@ -337,6 +338,7 @@ def artifact_of(job: Quantization) -> Artifact | None:
                 continue
             options = card.artifact["options"]
             is_ours = options.get("target", card.artifact["backend"]) in targets and _has_floats(options, job)
+            is_ours &= bool(options.get("int4_weights")) == job.options.int4_weights
             if is_ours and (card.policy or {}).get("rules") == rules:
                 return open_artifact(file.with_name(card.artifact["file"]))
         except SwinQuantError:  # some other JSON, or a file that was changed: it is exported again

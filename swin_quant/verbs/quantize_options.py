@@ -39,6 +39,7 @@ class QuantizeOptions:
         default_factory=shared.PolicyOptions
     )
     budget: Annotated[BudgetOptions, Group("budget of --policy auto")] = field(default_factory=BudgetOptions)
+    int4_weights: Annotated[bool, Flag("store weights of at most 4 bits as INT4 (policies w4a16, w4a8)")] = False
     timing: Annotated[TimingOptions, Group("options")] = field(default_factory=TimingOptions)
     dry_run: Annotated[bool, Flag("print the steps, as commands, and do nothing")] = False
     run: Annotated[shared.RunOptions, Group("options")] = field(default_factory=shared.RunOptions)

@@ -84,7 +84,7 @@ def _search(job: Quantization, options: SearchOptions) -> None:
 
 
 def _export(job: Quantization, options: ExportOptions) -> None:
-    export.exported_as(options.backend, options)
+    export.exported_as(options.backend, options, options.output_kind, options.onnx)
 
 
 def _verify(job: Quantization, options: VerifyOptions) -> None:

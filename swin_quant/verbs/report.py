@@ -82,13 +82,8 @@ def run(options: ReportOptions, world: World) -> None:
     named = [*targets, *(Path(file) for file in (options.html, options.json) if file not in (None, "-"))]
     if lost := [target for target in named if target.resolve() in {path.resolve() for path in read} or is_card(target)]:
         raise UsageError(f"{lost[0]}: is a run card, which the table would overwrite: choose another place")
-    narrow = table if options.columns else table.short()  # Markdown does not fold: a table of all columns is unreadable
-
-    def text(form: str) -> str:
-        return (narrow if form == "markdown" else table).text(form)
-
     for target, form in targets.items():
-        atomic_write_bytes(ensure_writable_dir(target.parent) / target.name, text(form).encode())
+        atomic_write_bytes(ensure_writable_dir(target.parent) / target.name, table.text(form).encode())
         log.info("table: %s", target)
     if options.html:
         from swin_quant.verbs.report_page import pictures_at, write_page
@@ -100,7 +95,7 @@ def run(options: ReportOptions, world: World) -> None:
         )
         write_page(Path(options.html), read, opened, options.page.pictures)
     if options.json != "-":
-        table.show() if options.format == "terminal" else print_text(text(options.format))
+        table.show() if options.format == "terminal" else print_text(table.text(options.format))
     if options.json:
         put(options.json, table.text("json"))
 

@@ -95,7 +95,9 @@ def test_a_checkpoint_of_any_policy_gives_int4_weights(run, calibrated, tmp_path
         "error: --int4-weights: policy onnxruntime has no weights of 4 bits: give --policy w4a16"
     )
     done = run("export", *words, "--policy", "w4a16", "--check")
-    assert done.code == 0 and "W4A32" in done.err and "mean |Δlogit|" in done.err, done
+    assert done.code == 0 and "W4A16" in done.err and "mean |Δlogit|" in done.err, done
+    done = run("export", *words[:-1], "--policy", "w4a16")
+    assert done.out.strip().endswith("swin_micro_w4a16_onnxruntime.onnx"), "4 bits, though they are stored as int8"
     assert "--int4-weights: means nothing to --for tensorrt" in run(
         "export", "--checkpoint", calibrated, "--for", "tensorrt", "--output", tmp_path, "--int4-weights"
     ).error(2)

@@ -284,7 +284,7 @@ def test_a_policy_that_wants_ranges_the_model_lacks_is_refused_before_any_pictur
         ([Rule(nodes=("role:activation",), bits=6)], "W8A6"),
         ([Rule(nodes=("layers.0.*",), bits=4)], "mixed"),
         ([Rule(disable=("role:activation",))], "int8"),
-        ([Rule(disable=("role:activation",)), Rule(nodes=("role:gemm_weight",), bits=4)], "W4A32"),
+        ([Rule(disable=("role:activation",)), Rule(nodes=("role:gemm_weight",), bits=4)], "W4A16"),
     ],
 )
 def test_precision_names_bits_of_weights_and_activations(done, rules, precision):

@@ -139,7 +139,7 @@ def _labels(model: Classifier, card: RunCard) -> list[str] | None:
 
 
 def export(model: Classifier, card: RunCard, folder: str | Path, options: OnnxOptions = OnnxOptions()) -> Artifact:
-    """Write `<NAME>_<int8|fp8|fp32|fp16>[_<target>].onnx` and its run card into `folder`, under the card's policy.
+    """Write `<NAME>_<int8|w4a16|int4|fp8|fp32|fp16>[_<target>].onnx` and its run card, under the card's policy.
 
     `model` has the ranges of its nodes, and comes back with the policy applied and every node off. Every refusal comes
     before the file is written.
@@ -170,9 +170,9 @@ def export(model: Classifier, card: RunCard, folder: str | Path, options: OnnxOp
     recorded = recorded_options(options, rewrites) | {"opset": opset} | {SAFE_ON: safe_on(model)}
     metadata.write(proto, card, recorded, options.labels or _labels(model, card))
     kind = "" if model.output_kind == LOGITS else f"_{model.output_kind}"
-    quantized = precision_of(model) if options.int4_weights or has_fp8(model) else "int8"
-    stored_as = FP8 if quantized == FP8 else "int4" if options.int4_weights else "int8"
-    file = folder / f"{card.name}{kind}_{options.suffix(stored_as)}.onnx"
+    quantized = precision_of(model)
+    called = "int4" if options.int4_weights else quantized.lower()
+    file = folder / f"{card.name}{kind}_{options.suffix(called)}.onnx"
     others = store(proto, file)
     onnx.checker.check_model(str(file), full_check=True)
     precision = quantized if enabled_nodes(model) else options.floats
@@ -231,11 +231,6 @@ def _check_blocks(name: str, nodes: Mapping[str, Quantizer], options: OnnxOption
 def _has_tanh_gelu(model: nn.Module) -> bool:
     """Whether a GELU is computed by tanh, of which ONNX Runtime makes one operator only where the file has one."""
     return any(getattr(module, "approximate", None) == "tanh" for module in model.modules())
-
-
-def has_fp8(model: nn.Module) -> bool:
-    """Whether an enabled node is float8."""
-    return any(node.setting.format == FP8 for node in enabled_nodes(model).values())
 
 
 def int4_nodes(model: nn.Module, card: RunCard, options: OnnxOptions) -> list[str]:

@@ -150,8 +150,8 @@ class OnnxOptions:
         """Whether the graph has another input or more outputs than the model: see `network`."""
         return self.uint8_input or self.softmax or bool(self.top_k)
 
-    def suffix(self, quantized: str = "int8") -> str:
-        """The part of a file's name for its precision and target; `quantized`: the stored type of quantized values."""
+    def suffix(self, quantized: str) -> str:
+        """The part of a file's name for its precision and target; `quantized`: the bits of a quantized one."""
         kind = quantized if self.precision == "int8" else {"float32": "fp32", "float16": "fp16"}[self.floats]
         words = [kind] + [self.target] * (self.target != "portable") + ["uint8"] * self.uint8_input
         return "_".join(words)

@@ -86,7 +86,7 @@ def export(
     folder: str | Path,
     options: TorchScriptOptions = TorchScriptOptions(),
 ) -> Artifact:
-    """Write `<NAME>[_embedding]_<int8|fp32>.torchscript.pt` and its run card into `folder`, under the card's policy.
+    """Write `<NAME>[_embedding]_<int8|w4a8|fp32>.torchscript.pt` and its run card, under the card's policy.
 
     UsageError for a model of pictures of any size, for float8 nodes, and for a plugin that the model never calls.
     """
@@ -99,7 +99,7 @@ def export(
     precision = precision_of(model) if enabled_nodes(model) else "float32"
     content = _traced(model, options)
     kind = "" if model.output_kind == LOGITS else f"_{model.output_kind}"
-    file = folder / f"{card.name}{kind}_{'fp32' if precision == 'float32' else 'int8'}.torchscript.pt"
+    file = folder / f"{card.name}{kind}_{'fp32' if precision == 'float32' else precision.lower()}.torchscript.pt"
     atomic_write_bytes(file, content)
     recorded = {**asdict(options), "replace": list(options.replace), "plugin": list(options.plugin)}
     return written(finish_artifact(file, card, "torchscript", precision, recorded))

@@ -9,7 +9,17 @@ from dataclasses import dataclass, replace
 
 from swin_quant.base.errors import one_line
 from swin_quant.cards.card import RunCard
-from swin_quant.cards.records import CORRECTED, ORIGINAL, PTQ, QAT, UNQUANTIZED, CheckpointRecord, DatasetRecord, Result
+from swin_quant.cards.records import (
+    CORRECTED,
+    ORIGINAL,
+    PTQ,
+    QAT,
+    UNQUANTIZED,
+    CheckpointRecord,
+    DatasetRecord,
+    Result,
+    VerificationRecord,
+)
 from swin_quant.quant.policies import told_apart
 from swin_quant.report.table import Column, field, figure
 from swin_quant.score.engine import EAGER, HALF_TYPES
@@ -73,7 +83,32 @@ class AccuracyRow:
         ranges = self.card.training.get("ranges") if self.card.training else None
         if ranges and ranges["activations"] and self.quantized.weights != PTQ:
             return ranges["activations"]
-        return record["method"] if record["percentile"] is None else f"{record['method']} {record['percentile']}"
+        return self.calibrated_by
+
+    @property
+    def calibrated_by(self) -> str | None:
+        """The method of the card's calibration, with its percentile if it has one."""
+        record = self.card.calibration
+        if record is None or record["percentile"] is None:
+            return record and record["method"]
+        return f"{record['method']} {record['percentile']}"
+
+    @property
+    def verified(self) -> str | None:
+        """Whether the row's engine kept the tolerance of `verify`: yes, NO; None where there was nothing to keep."""
+        passed = [record["passed"] for record in self.verification]
+        return None if not passed else "yes" if all(passed) else "NO"
+
+    @property
+    def verification(self) -> list[VerificationRecord]:
+        """The comparisons of the row's engine with its checkpoint that had a tolerance to pass."""
+        identity = self.quantized and (self.quantized.engine, self.quantized.precision, self.quantized.policy)
+        return [
+            record
+            for record in self.card.verification
+            if None not in (record["tolerance"], record["passed"])
+            and (record["engine"], record["precision"], record["policy"]) == identity
+        ]
 
     def delta(self, metric: str) -> float | None:
         """Quantized minus float32, in points, of `acc1` or `acc5`."""
@@ -170,7 +205,7 @@ def _fastest(rows: Iterable[AccuracyRow]) -> dict[Hashable, Result]:
     for row in rows:
         if row.quantized and is_float(row.quantized):
             key = _engine_and_weights(row)
-            found[key] = min(found.get(key, row.quantized), row.quantized, key=_latency)
+            found[key] = min(found.get(key, row.quantized), row.quantized, key=latency)
     return found
 
 
@@ -179,7 +214,8 @@ def _own(row: AccuracyRow, fastest: Mapping[Hashable, Result]) -> Result | None:
     return fastest.get(_engine_and_weights(row)) if is_quantized else None
 
 
-def _latency(result: Result) -> tuple[bool, float]:
+def latency(result: Result) -> tuple[bool, float]:
+    """A key by which the fastest comes first, and last what was not timed."""
     return result.ms_per_picture is None, result.ms_per_picture or 0.0
 
 
@@ -195,13 +231,15 @@ def _policy(row: AccuracyRow) -> tuple[str, str | None] | None:
     return None if result is None or result.policy is None else (result.policy, result.policy_sha256)
 
 
-def _delta_with_error(row: AccuracyRow) -> str:
-    delta, error = row.delta("acc1"), row.delta_acc1_se
-    text = f"{delta:+.3f}" if error is None else f"{delta:+.3f} ±{error:.3f}"
+def delta_with_error(row: AccuracyRow, digits: int = 3) -> str:
+    """The top-1 delta with its standard error, and ~ where it is within two of zero."""
+    delta, error = row.delta("acc1") or 0.0, row.delta_acc1_se
+    text = f"{delta:+.{digits}f}" if error is None else f"{delta:+.{digits}f} ±{error:.{digits}f}"
     return f"{text} ~" if row.distinguishable is False else text
 
 
-def _verdict(row: AccuracyRow) -> str:
+def delta_style(row: AccuracyRow) -> str:
+    """Dim where the top-1 delta is indistinguishable from zero, else red for a loss, green for a gain."""
     if row.distinguishable is None:
         return ""
     return "dim" if not row.distinguishable else "red" if (row.delta("acc1") or 0) < 0 else "green"
@@ -235,7 +273,7 @@ COLUMNS: tuple[Column[AccuracyRow], ...] = (
     figure("half_acc1", "acc@1(H)", field("half", "acc1"), "{:.3f}"),
     figure("quantized_acc1", "acc@1(I)", field("quantized", "acc1"), "{:.3f}"),
     figure("quantized_acc5", "acc@5(I)", field("quantized", "acc5"), "{:.3f}"),
-    Column("delta_acc1", "Δ acc@1", lambda row: row.delta("acc1"), show=_delta_with_error, style=_verdict),
+    Column("delta_acc1", "Δ acc@1", lambda row: row.delta("acc1"), show=delta_with_error, style=delta_style),
     Column("delta_acc1_se", "", field("delta_acc1_se")),
     figure("delta_acc5", "Δ acc@5", lambda row: row.delta("acc5"), "{:+.3f}"),
     figure("agreement", "agree %", field("quantized", "agreement"), "{:.2f}"),
@@ -247,14 +285,11 @@ COLUMNS: tuple[Column[AccuracyRow], ...] = (
     Column("own_precision", "float (E)", field("own", "precision"), may_lack=True),
     figure("own_acc1", "acc@1(E)", field("own", "acc1"), "{:.3f}", may_lack=True),
     figure("own_ms", "ms(E)", field("own", "ms_per_picture"), "{:.3f}", may_lack=True),
+    Column("verified", "verified", field("verified"), may_lack=True),
     Column("device", "", lambda row: row.measured[-1].device),
     Column("batch_size", "", lambda row: row.measured[-1].batch_size),
 )
 COLUMN = {column.key: column for column in COLUMNS}
-
-# The columns of a short table: SHORT, then those of SHARED whose cells differ; a cell that all rows share is said once.
-SHORT = ("name", "policy", "weights", "acc1", "quantized_acc1", "delta_acc1", "agreement", "ms", "quantized_ms")
-SHARED = ("dataset", "pictures", "resolution", "precision", "calibrator", "engine", "device", "batch_size")
 
 
 def notes_column(rows: Sequence[AccuracyRow], marks: Mapping[int, str]) -> Column[AccuracyRow]:

@@ -18,7 +18,6 @@ from swin_quant.report.page.charts import asset
 from swin_quant.report.page.data import Disagreement, NodeSummary, PageData, Seen
 from swin_quant.report.table import Column, ReportTable, html_table
 
-_NOT_ON_THE_PAGE = ("resolution", "acc5", "quantized_acc5", "delta_acc5", "half_precision", "half_acc1", "pictures")
 MOST_NODES = 2000  # rows that a browser sorts within a second
 _SNIPPET = "window.vegaEmbed = vegaEmbed;"  # makes the library visible to the page's own script
 # The parts of a card that hold settings and inputs; results have their own tables.
@@ -110,7 +109,7 @@ def _charts(checkpoints: Sequence[PageData], cards: Sequence[RunCard], shown: Pa
 def _sections(
     checkpoints: Sequence[PageData], cards: Sequence[RunCard], shown: PageData | None, drawn: Mapping[str, Any]
 ) -> Iterator[tuple[str, tuple[str, str]]]:
-    yield "accuracy", ("Accuracy", f'<div class="wide">{as_html(cards, _NOT_ON_THE_PAGE)}</div>')
+    yield "accuracy", ("Accuracy", f'<div class="wide">{as_html(cards)}</div>')
     if drawn["latency-chart"]:
         yield "latency", ("Accuracy and latency", '<div class="chart" id="latency-chart"></div>')
     if advice := _advice(cards):

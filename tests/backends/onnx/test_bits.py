@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 
 from swin_quant.backends.fastertransformer.limits import int8_mode_of
-from swin_quant.backends.onnx.export import OnnxOptions, choose_nodes, has_fp8, int4_nodes
+from swin_quant.backends.onnx.export import OnnxOptions, choose_nodes, int4_nodes
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Rule
+from swin_quant.score.torch_engines import precision_of
 
 WEIGHTS, ACTIVATIONS = ("role:gemm_weight",), ("role:activation",)
 CASES = {
@@ -48,7 +49,7 @@ def said_by_onnx(calibrated, target, row, case):
         choose_nodes(model, card, options)
         if int4_nodes(model, card, options):
             return "int4"
-        return "fp8" if has_fp8(model) else "int8"
+        return "fp8" if precision_of(model) == "fp8" else "int8"
     except SwinQuantError as error:
         assert "activations" not in row or "._" in str(error), error  # the error names nodes
         return "refused"

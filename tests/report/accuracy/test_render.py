@@ -18,9 +18,9 @@ from rich.cells import cell_len
 
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import Result
-from swin_quant.report.accuracy.footnotes import footnotes
-from swin_quant.report.accuracy.render import FORMATS, SCHEMA, AccuracyTable, render, terminal
-from swin_quant.report.accuracy.rows import COLUMNS, rows_of
+from swin_quant.report import table as tables
+from swin_quant.report.accuracy import blocks
+from swin_quant.report.accuracy.render import FORMATS, SCHEMA, AccuracyTable, as_html, render
 from swin_quant.report.table import print_text
 
 FLOAT = Result("torch", "float32", None, DATASET, 5000, 70.8, 98.12, None, 32, "cpu", ms_per_picture=12.3456)
@@ -28,8 +28,8 @@ HALF = dataclasses.replace(FLOAT, precision="bfloat16", acc1=70.78, ms_per_pictu
 COMPARED = {"agreement": 98.74, "sqnr_db": 35.61, "delta_acc1": -0.46, "delta_acc1_se": 0.11}
 INT8 = Result("torch fake-quant", "int8", "ft-mode1", DATASET, 5000, 70.34, 97.96, None, 32, "cpu", 45.6789, **COMPARED)
 INT8 = dataclasses.replace(INT8, unreadable=2, note="unreadable: a.png, b.png")
-FIGURES = {"70.800", "98.120", "70.340", "97.960", "70.780", "12.346", "8.123", "45.679", "98.74", "35.6"}
-FIGURES |= {"-0.460", "±0.110", "-0.160", "5000", "32x32"}
+FIGURES = {"70.80", "70.34", "70.78", "12.35", "8.12", "98.74", "-0.46", "±0.11", "5000", "32x32"}
+WIDE = {"98.12", "97.96", "35.6"}  # for whoever has the room
 TEXTS = st.text(max_size=20)
 DEAD = ["layers.0.blocks.0.attn.softmax_input_quantizer"]
 card = partial(card_of, name="swin_tiny_patch4_window7_224", dead_nodes=DEAD)
@@ -47,85 +47,105 @@ def figures_of(text: str) -> set[str]:
     return set(re.findall(r"[±+-]?\d+\.\d+|\d+x\d+|\b\d+\b", text))
 
 
+def at(width, cards, monkeypatch, capsys) -> str:
+    monkeypatch.setenv("COLUMNS", str(width))
+    AccuracyTable.of(cards).show()
+    return capsys.readouterr().out
+
+
 @pytest.mark.parametrize("width", [40, 72, 80, 100, 120, 160, 250])
-def test_a_terminal_of_any_width_shows_every_figure_whole(width):
-    text = terminal(rows_of(cards := realistic()), footnotes(rows_of(cards)), width)
-    assert FIGURES | {"70.820", "+0.020", "±0.050"} <= figures_of(text)
-    assert "…" not in text and text.count("98.74") == 16
+def test_a_terminal_of_any_width_shows_every_figure_whole(width, monkeypatch, capsys):
+    text = at(width, realistic(), monkeypatch, capsys)
+    assert FIGURES | {"70.82", "+0.02", "±0.05"} <= figures_of(text)
+    assert "…" not in text and text.count("98.74") == 16 and (WIDE <= figures_of(text)) == (width >= 100)
     if width >= 80:
         assert max(map(cell_len, text.splitlines())) <= width
 
 
-def test_a_table_of_four_calibrators_has_the_guide_s_titles_and_a_line_for_each_row_at_100_columns():
-    text = render(realistic())
-    for title in ("acc@1 ", "acc@5 ", "acc@1(I)", "acc@5(I)", "Δ acc@1", "Δ acc@5", "agree %", "SQNR dB", "ms(I)"):
-        assert title in text
-    lines = text.splitlines()
-    assert sum("percentile 99.99" in line and "70.340" in line and "-0.460 ±0.110" in line for line in lines) == 2
-    assert sum("+0.020 ±0.050 ~" in line for line in lines) == 8
+def on_openvino() -> list[RunCard]:
+    """What `quantize` leaves: float of torch and of the engine, int8 on it, verified."""
+    own = dataclasses.replace(FLOAT, engine="openvino", ms_per_picture=1.41, agreement=100.0, sqnr_db=120.0)
+    int8 = dataclasses.replace(own, precision="int8", policy="openvino", acc1=70.7, ms_per_picture=0.61)
+    record = {
+        **{"engine": "openvino", "precision": "int8", "policy": "openvino", "reference": "torch fake-quant"},
+        **{"pictures": 64, "pictures_sha256": "0" * 64, "mean": 0.01, "max": 0.5, "step": 0.05, "agreement": 98.4},
+        **{"sqnr_db": 40.0, "tolerance": 0.1, "passed": True},
+    }
+    int8 = dataclasses.replace(int8, delta_acc1=-0.1, delta_acc1_se=0.1, agreement=98.7, sqnr_db=35.6)
+    return [card_of(FLOAT, HALF, own, int8, calibration=None).with_verification(record)]
 
 
-def test_float_latencies_of_cards_under_one_heading_are_given_as_a_range():
+def test_a_result_is_one_line_at_80_columns_and_no_footnote_outweighs_it(monkeypatch, capsys):
+    """The engine's float stands right above its int8; delta, agreement, engine and verification are all there."""
+    heading, titles, _, *lines = at(80, on_openvino(), monkeypatch, capsys).splitlines()
+    assert "cifar10/val, 5000 pictures" in heading and "cpu, batch 32" in heading
+    assert titles.split() == ["result", "engine", "acc@1", "Δ", "acc@1", "agree", "SQNR", "dB", "ms", "verified"]
+    assert [line.split()[:2] for line in lines[:2]] == [["float32", "torch"], ["bfloat16", "torch"]]
+    assert lines[2].split()[:3] == ["float32", "openvino", "70.80"] and lines[2].split()[-1] == "1.41"
+    assert lines[3].split() == "int8 openvino openvino 70.70 -0.10 ±0.10 ~ 98.70 35.6 0.61 yes".split()
+    assert lines[4] == "" and len(lines[5:]) <= 2
+
+
+def test_calibrations_stand_apart_and_a_float_model_that_several_cards_measured_once_in_each(monkeypatch, capsys):
+    text = at(80, realistic(), monkeypatch, capsys)
+    assert " ".join(text.split()).count("calibrator percentile 99.99") == 2 and text.count("-0.46 ±0.11") == 8
     slower = dataclasses.replace(FLOAT, ms_per_picture=13.5)
-    text = render([card(slower, INT8, method="max"), card(FLOAT, INT8)])
-    assert "ms 12.346 to 13.500" in text and text.count("acc@1 70.800") == 1
+    other = dataclasses.replace(INT8, policy="qdq")
+    text = at(80, [card(slower, INT8), card(FLOAT, other)], monkeypatch, capsys)
+    assert text.count("float32") == 2 and "12.35" in text and "13.50" not in text, "one line, and in the legend"
 
 
-def test_long_policy_names_fold_and_figures_do_not():
+def test_a_simulation_has_no_latency(monkeypatch, capsys):
+    (line,) = [line for line in at(80, [card(FLOAT, INT8)], monkeypatch, capsys).splitlines() if "±0.11" in line]
+    assert line.split()[-1] == "sim." and "[" not in line, "what is said of every row needs no number"
+
+
+def test_long_policy_names_fold_and_figures_do_not(monkeypatch, capsys):
     long = dataclasses.replace(INT8, policy="searched-" + "x" * 80)
-    lines = terminal(rows_of([card(FLOAT, long)]), [], 80).splitlines()
+    lines = at(80, [card(FLOAT, long)], monkeypatch, capsys).splitlines()
     assert max(map(cell_len, lines)) <= 80
-    assert sum(line.count("x") for line in lines[3:-4]) >= 80 and any("-0.460 ±0.110" in line for line in lines)
+    assert sum(line.count("x") for line in lines[3:-4]) >= 80 and any("-0.46 ±0.11" in line for line in lines)
 
 
-def test_a_card_with_float_results_only_has_a_heading_and_no_table():
+def test_a_card_with_float_results_only_has_a_line_for_each():
     text = render([card(FLOAT, HALF)])
-    assert {"70.800", "98.120", "70.780"} <= figures_of(text) and "acc@1(I)" not in text
+    assert {"70.80", "98.12", "70.78"} <= figures_of(text) and "int8" not in text
+
+
+def test_a_notebook_and_the_page_have_a_table_for_each_block_and_one_list_of_remarks():
+    html = as_html(realistic()[:2])
+    assert html.count("<table>") == 2 and html.count("<ul>") == 1 and html.count("70.34") == 2
+    for title in ("engine", "Δ acc@1", "agree", "ms"):
+        assert html.count(f">{title}</th>") == 2
 
 
 def test_rich_markup_is_only_text_and_colour_only_where_asked():
     assert "[red]x[/]" in render([card(FLOAT, dataclasses.replace(INT8, policy="[red]x[/]"))])
-    rows = rows_of(realistic())
-    assert "\x1b[" in terminal(rows, [], 100, color=True) and "\x1b[" not in terminal(rows, [], 100)
+    report = AccuracyTable.of(realistic(), ["all"]).report()
+    assert "\x1b[" in tables.terminal(report, 100, color=True) and "\x1b[" not in tables.terminal(report, 100)
 
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_footnotes_are_in_every_format(form):
     text = " ".join(render([card(FLOAT, INT8)], form).replace("\n", " ").replace("\\", "").split())
-    for words in ("a.png, b.png", "simulation, not of an INT8 engine", "1 dead node", "cpu, batch 32"):
+    for words in ("a.png, b.png", "simulation, not of an INT8 engine", "1 dead node"):
         assert words in text
 
 
-def test_markdown_is_one_table_of_rounded_figures():
+def test_markdown_is_a_table_of_rounded_figures_for_each_block():
     text = render(realistic(), "markdown")
     table = [line for line in text.splitlines() if line.startswith("|")]
-    assert len(table) == 2 + 16 and FIGURES <= figures_of(text)
+    assert len(table) == 8 * (2 + 4) and FIGURES | WIDE <= figures_of(text)
     html = MarkdownIt("commonmark").enable("table").render(text)
-    assert html.count("<tr>") == 17 and "<td>swin_tiny_patch4_window7_224</td>" in html
+    assert html.count("<tr>") == 8 * 5 and html.count("<strong>swin_tiny_patch4_window7_224 ") == 4
 
 
-def test_short_markdown_has_what_differs_in_columns_and_what_does_not_below():
-    table = AccuracyTable.of(
-        [card(FLOAT, HALF, INT8, dataclasses.replace(INT8, policy="qdq", unreadable=0, note=None))]
-    )
-    first, _, *rows = [line for line in table.short().text("markdown").splitlines() if line.startswith("|")]
-    titles = [title.strip() for title in first.strip("|").split("|")]
-    assert titles == ["name", "policy", "acc@1", "acc@1(I)", "Δ acc@1", "agree %", "ms", "ms(I)", "note"]
-    assert rows[0].endswith("| 1 |") and rows[1].endswith("|  |")
-    text = table.short().text("markdown")
-    for fact in ("dataset cifar10/val", "resolution 32x32", "pictures 5000", "engine torch fake-quant", "device cpu"):
-        assert fact in text
-    assert "[1] 2 unreadable" in text.replace("\\", "")
-    two = AccuracyTable.of([card(FLOAT, INT8, dataclasses.replace(INT8, engine="openvino"))]).short()
-    assert "| engine |" in two.text("markdown") and "engine torch" not in two.shared
-
-
-def test_marks_of_footnotes_are_beside_the_rows_they_are_about():
+def test_marks_of_footnotes_are_beside_the_results_they_are_about():
     other = dataclasses.replace(INT8, policy="qdq", unreadable=0, note=None)
     lines = render([card(FLOAT, INT8, other), card(FLOAT, name="float")]).splitlines()
     (number,) = [re.match(r"\* \[(\d)\] 2 unreadable", line)[1] for line in lines if " 2 unreadable" in line]
-    of = {line.split()[0]: line.split("±0.110")[1].split() for line in lines if "±0.110" in line}
-    assert number in of["ft-mode1"][3:] and number not in of["qdq"][3:]
+    of = {line.split()[1]: re.search(r"\[(.*?)\]", line)[1].split() for line in lines if "±0.11" in line}
+    assert number in of["ft-mode1"] and number not in of["qdq"]
 
 
 @given(policy=TEXTS, dataset=TEXTS, engine=st.text(alphabet="|\\`*_~[]<&\n\r ab=-+@'\"", max_size=20))
@@ -135,12 +155,12 @@ def test_no_text_adds_a_column_or_a_line_to_markdown(policy, dataset, engine):
     place = {**DATASET, "name": dataset}
     quantized = dataclasses.replace(INT8, policy=policy, engine=engine, dataset=place, note=None, unreadable=0)
     text = render([card(quantized)], "markdown")
-    width = sum(bool(column.title) and not column.may_lack for column in COLUMNS)
+    width = sum(not column.may_lack for column in blocks.COLUMNS)
     table = [line for line in text.split("\n") if line.startswith("|")]
     assert len(table) == 3 and {line.count("|") for line in table} == {width + 1}
     html = MarkdownIt("commonmark").enable("table").render(text)
     assert html.count("<tr>") == 2 and html.count("<td") == width
-    assert not re.search(r"<(?!/?(table|thead|tbody|tr|th|td|ul|li|p)\b)", html)
+    assert not re.search(r"<(?!/?(table|thead|tbody|tr|th|td|ul|li|p|strong)\b)", html)
 
 
 @given(policy=TEXTS, engine=st.text(alphabet="=+-@,;\"'\n\r\tab", max_size=10), acc=NUMBERS, ms=st.none() | NUMBERS)
@@ -172,7 +192,7 @@ def test_json_has_a_schema_unrounded_figures_and_null_for_what_was_not_measured(
     (row,) = content["rows"]
     assert content["schema"] == SCHEMA and row["ms"] == 12.3456 and row["half_acc1"] is None
     assert row["delta_acc1"] == 70.34 - 70.8 and row["delta_acc1_se"] == 0.11
-    assert all(note["rows"] == [0] for note in content["footnotes"]) and len(content["footnotes"]) == 4
+    assert all(note["rows"] == [0] for note in content["footnotes"]) and len(content["footnotes"]) == 3
 
 
 def test_printing_to_a_terminal_of_another_encoding_does_not_fail(monkeypatch):
