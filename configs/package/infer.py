@@ -74,12 +74,20 @@ def with_operators(core, package):
 ENGINES = {"onnxruntime": onnxruntime, "openvino": openvino}
 
 
+def pixels(file):
+    """The model's input; the program ends with a line for a picture that cannot be read."""
+    try:
+        return preprocess(file)
+    except (OSError, ValueError, SyntaxError) as error:  # as Pillow's readers raise
+        sys.exit(f"error: {file}: {str(error).strip() or 'cannot be read'}")
+
+
 def infer(run, files):
     """The outputs of each picture, float32 [N, classes]; a fixed batch is filled up with zeros."""
     size = ABOUT["batch"] or 1
     rows = []
     for start in range(0, len(files), size):
-        batch = np.stack([preprocess(file) for file in files[start : start + size]])
+        batch = np.stack([pixels(file) for file in files[start : start + size]])
         padded = np.concatenate([batch, np.zeros((size - len(batch), *batch.shape[1:]), batch.dtype)])
         rows.append(np.asarray(run(padded))[: len(batch)])
     return np.concatenate(rows).astype(np.float32)
@@ -101,6 +109,8 @@ def main():
     parser.add_argument("--threads", type=int, help="of the engine")
     parser.add_argument("--save", metavar="FILE", help="write the outputs to FILE.npy")
     args = parser.parse_args()
+    if missing := [file for file in args.pictures if not Path(file).is_file()]:  # said before the engine loads
+        sys.exit(f"error: {missing[0]}: no such file")
     outputs = infer(ENGINES[args.engine](args.threads), args.pictures)
     if args.save:
         np.save(args.save, outputs)

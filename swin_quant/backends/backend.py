@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from swin_quant.base.errors import UsageError
+from swin_quant.base.extras import library
 
 PRECISIONS = ("int8", "float")
 
@@ -29,6 +30,7 @@ class Exports:
     `next_step`: commands to go on with; {file} is the artifact, {checkpoint} the calibrated file.
     `with_operators`: the best of `policies` where operators are compiled, and the name of a function that says whether
     they are, for the model of a configuration (a dict).
+    `needs`: the packages that the exporter imports, and the extra that brings them.
     `detail`: data for the exporter alone.
     """
 
@@ -43,7 +45,14 @@ class Exports:
     float_type: str = "float32"
     next_step: tuple[str, ...] = ()
     with_operators: tuple[str, str] | None = None
+    needs: tuple[tuple[str, ...], str] | None = None
     detail: Any = None
+
+    def check_packages(self) -> None:
+        """UsageError, which says how to install it, where a package is missing that the exporter imports."""
+        packages, extra = self.needs or ((), "")
+        for package in packages:
+            library(package, extra)
 
     def policies_for(self, config: Mapping[str, Any]) -> tuple[str, ...]:
         """`policies`, best first here, for the model of a configuration."""

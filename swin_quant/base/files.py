@@ -91,18 +91,30 @@ def ensure_writable_dir(path: str | os.PathLike[str]) -> Path:
     return path
 
 
-def atomic_write_bytes(path: str | os.PathLike[str], data: bytes | memoryview) -> None:
-    """Write `data` to `path`, or leave `path` as it was: a temporary file beside it, fsync, then rename.
+def check_writable(path: str | os.PathLike[str]) -> None:
+    """Raise where `atomic_write_bytes` would: before long work, not after it. Nothing is written."""
+    target = _target_of(path)
+    if not os.access(target.parent, os.W_OK):
+        raise SwinQuantError(f"{path}: cannot be written: {os.strerror(errno.EACCES)}")
 
-    Whatever interrupts (a full disk, Ctrl-C), the old file is untouched and the temporary one removed. A link
-    is followed, so that it still points to its file afterwards. Errors name `path` and the reason.
-    """
+
+def _target_of(path: str | os.PathLike[str]) -> Path:
     target = Path(os.path.realpath(path))
     if target.exists() and not target.is_file():
         kind = "a directory" if target.is_dir() else "not a regular file"
         raise SwinQuantError(f"{path}: cannot be written: it is {kind}")
     if not target.parent.is_dir():
         raise SwinQuantError(f"{path}: cannot be written: the directory {target.parent} does not exist")
+    return target
+
+
+def atomic_write_bytes(path: str | os.PathLike[str], data: bytes | memoryview) -> None:
+    """Write `data` to `path`, or leave `path` as it was: a temporary file beside it, fsync, then rename.
+
+    Whatever interrupts (a full disk, Ctrl-C), the old file is untouched and the temporary one removed. A link
+    is followed, so that it still points to its file afterwards. Errors name `path` and the reason.
+    """
+    target = _target_of(path)
     temporary = target.with_name(f".{secrets.token_hex(8)}.tmp")
     try:
         with open(temporary, "xb") as file:

@@ -301,7 +301,7 @@ class Result:
     `agreement`, `sqnr_db`, `delta_acc1` and its paired standard error compare with float32 on the same pictures: with
     the original float checkpoint's. `weights` says whose weights were measured where they are not all the original's:
     original, ptq (those that QAT started from, calibrated) or qat. `calibrator` found its ranges where that is another
-    than the card's calibration.
+    than the card's calibration. `delta_ptq` and its paired standard error compare QAT with the PTQ that it began with.
     """
 
     engine: str
@@ -324,6 +324,8 @@ class Result:
     policy_sha256: str | None = None
     weights: str | None = None
     calibrator: str | None = None
+    delta_ptq: float | None = None
+    delta_ptq_se: float | None = None
 
     @classmethod
     def of(cls, record: dict[str, Any]) -> "Result":

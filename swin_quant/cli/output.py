@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from swin_quant.cards.card import RunCard
+    from swin_quant.report.verdict import Verdict
 
 
 def print_table(cards: Sequence[RunCard]) -> None:
@@ -16,14 +17,27 @@ def print_table(cards: Sequence[RunCard]) -> None:
     AccuracyTable.of(cards).show()
 
 
-def show(cards: Sequence[RunCard], json: str | None) -> None:
-    """Print the table, or write JSON as --json says."""
-    from swin_quant.report.accuracy.render import render
+def show(cards: Sequence[RunCard], json: str | None, verdicts: Sequence[Verdict] = ()) -> None:
+    """The table, and the verdicts of a verb that has some; or as --json says."""
+    from swin_quant.report.accuracy.render import AccuracyTable
+    from swin_quant.report.table import json_text
 
+    table = AccuracyTable.of(cards)
     if json != "-":
-        print_table(cards)
+        if cards:
+            table.show()
+        print_verdicts(verdicts)
     if json:
-        put(json, render(cards, "json"))
+        told = {"verdicts": [one.to_dict() for one in verdicts]} if verdicts else {}
+        put(json, json_text(table.as_data() | told))
+
+
+def print_verdicts(verdicts: Sequence[Verdict]) -> None:
+    """Verdicts on standard output, a blank line before each."""
+    from swin_quant.report.table import NARROW, print_text, screen_width
+
+    for one in verdicts:
+        print_text("\n" + one.text(screen_width(NARROW)))
 
 
 def put(target: str, text: str) -> None:

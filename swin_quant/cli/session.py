@@ -174,7 +174,10 @@ def run(name: str, arguments: Sequence[str]) -> int:
 
     from swin_quant.base import progress
     from swin_quant.base.distributed import process_group, rank_of_launcher
+    from swin_quant.base.files import check_writable
 
+    if (json := getattr(args, "json", None)) not in (None, "-"):
+        check_writable(json)
     progress.set_up(args.verbose, args.quiet, rank_of_launcher())
     with speaking(words_of(parser, command)):
         with process_group(getattr(args, "device", "cpu"), getattr(args, "local_rank", None)) as world:

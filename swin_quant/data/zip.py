@@ -117,9 +117,10 @@ def _read_map(path: Path, archive: zipfile.ZipFile, num_classes: int | None) -> 
 
 def _parsed(line: bytes, num_classes: int | None) -> tuple[str, int]:
     try:
-        fields = line.decode("utf-8-sig").rstrip("\r\n").split("\t")
+        text = line.decode("utf-8-sig").rstrip("\r\n")
     except UnicodeDecodeError as error:
         raise ValueError("not UTF-8 text") from error
+    fields = text.split("\t") if "\t" in text else text.rstrip().rsplit(maxsplit=1)  # names may hold blanks
     if len(fields) != 2:
         raise ValueError(f"expected member<TAB>label, found {len(fields) - 1} tabs")
     member, label = fields

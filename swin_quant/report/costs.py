@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from swin_quant.base.errors import listed
 from swin_quant.base.files import finite
 from swin_quant.cards.costs import GroupRecord, SensitivityRecord
 from swin_quant.quant.names import GROUP_KINDS
 from swin_quant.quant.search import SearchResult, TriedPolicy
-from swin_quant.report.table import Column, ReportTable, comma_separated, field, figure, json_text, records
+from swin_quant.report.table import Column, ReportTable, comma_separated, field, figure, records
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ _TRIED: tuple[Column[TriedPolicy], ...] = (
     figure("ms", "ms", field("ms"), "{:.3f}", may_lack=True),
     figure("sqnr_db", "SQNR dB", field("loss", "sqnr_db"), "{:.1f}"),
     figure("agreement", "agree %", field("loss", "agreement"), "{:.2f}"),
-    figure("drop", "expected\ndrop", field("loss", "drop"), "{:.3f}"),
+    figure("drop", "drop", field("loss", "drop"), "{:.3f}"),
     figure("drop_error", "±", field("loss", "drop_error"), "{:.3f}"),
     figure("kl", "KL", field("loss", "kl"), "{:.1e}"),
     Column("front", "", lambda row: "found" if row.is_found else "front" if row.on_front else "", blank=""),
@@ -120,18 +121,16 @@ def search_table(result: SearchResult, budget: str, what: str) -> ReportTable[Tr
     return ReportTable(_TRIED, result.candidates, remarks, style=lambda row: style[row.is_found])
 
 
-def search_json(result: SearchResult) -> str:
-    """JSON: the file of the policy, whether it met the budget, the layers that it leaves float, and the candidates."""
+def search_data(result: SearchResult) -> dict[str, Any]:
+    """For JSON: the policy's file, whether it met the budget, the layers that it leaves float, the candidates."""
     layers = [
         {"layer": unit.name, "sqnr_db": finite(unit.sqnr_db), "saved_ms": unit.saved_ms} for unit in result.left_float
     ]
-    return json_text(
-        {
-            "policy": str(result.file),
-            "met": result.met,
-            "pictures": result.pictures,
-            "left_float": layers,
-            "cost_ms": result.cost_ms,
-            "candidates": records(_TRIED, result.candidates),
-        }
-    )
+    return {
+        "policy": str(result.file),
+        "met": result.met,
+        "pictures": result.pictures,
+        "left_float": layers,
+        "cost_ms": result.cost_ms,
+        "candidates": records(_TRIED, result.candidates),
+    }

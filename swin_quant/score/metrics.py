@@ -15,20 +15,24 @@ from torch import Tensor
 from swin_quant.base.distributed import all_sum
 from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.base.progress import log
-from swin_quant.cards.records import DatasetRecord, Result
+from swin_quant.cards.records import PTQ, QAT, DatasetRecord, Result
 from swin_quant.data.loader import Batch
 from swin_quant.score.engine import Engine, Run
 from swin_quant.score.run_engines import EngineOutput, run_engines
 
 BASELINE = "float32"
 _WARM_UP_BATCHES = 1
+_ROUNDS = 5  # of all engines on the only batch there is
 _CHANCE = 0.01  # a guesser is right as often with at least this probability
 _CERTAIN = 1e-4  # a middling model is right as rarely with at most this probability
 
 
 @dataclass
 class Sums:
-    """The sums of one engine over pictures. `gained`: right where the baseline is wrong; `lost`: the reverse."""
+    """The sums of one engine over pictures. `gained`: right where the baseline is wrong; `lost`: the reverse.
+
+    `won` and `gave`: the same against PTQ, for the QAT engine that began with it.
+    """
 
     pictures: int = 0
     correct1: int = 0
@@ -41,9 +45,11 @@ class Sums:
     noise: float = 0.0
     seconds: float = 0.0
     timed: int = 0
+    won: int = 0
+    gave: int = 0
 
-    def add(self, logits: Tensor, labels: Tensor, baseline: Tensor) -> None:
-        """logits, baseline: float32 [B, classes]; labels: int64 [B]."""
+    def add(self, logits: Tensor, labels: Tensor, baseline: Tensor, start: Tensor | None = None) -> None:
+        """logits, baseline, start (PTQ's): float32 [B, classes]; labels: int64 [B]."""
         best = logits.topk(min(5, logits.shape[1]), dim=1).indices
         right, right_before = best[:, 0] == labels, baseline.argmax(1) == labels
         self.pictures += len(labels)
@@ -53,6 +59,10 @@ class Sums:
         self.agree += int((best[:, 0] == baseline.argmax(1)).sum())
         self.gained += int((right & ~right_before).sum())
         self.lost += int((right_before & ~right).sum())
+        if start is not None:
+            right_before = start.argmax(1) == labels
+            self.won += int((right & ~right_before).sum())
+            self.gave += int((right_before & ~right).sum())
         self.signal += baseline.double().square().sum().item()
         self.noise += (logits.double() - baseline.double()).square().sum().item()
 
@@ -61,7 +71,8 @@ class Sums:
 class Score:
     """Accuracy and agreement in percent, loss in nats, SQNR in dB (None if equal), deltas to the baseline in points.
 
-    `delta_acc1_se` is the paired standard error: pictures that both engines get right or wrong add nothing to it.
+    `delta_ptq`: the delta to PTQ, for QAT. The standard errors are paired: pictures that both engines get right or
+    wrong add nothing to them.
     """
 
     pictures: int
@@ -73,6 +84,8 @@ class Score:
     delta_acc1: float
     delta_acc1_se: float
     ms_per_picture: float | None
+    delta_ptq: float = 0.0
+    delta_ptq_se: float = 0.0
 
 
 # Called with every batch that has pictures, and the outputs of all engines for it.
@@ -84,7 +97,8 @@ def evaluate(
 ) -> dict[str, Score]:
     """The scores of `engines` over the batches of all ranks; `batches` are this rank's. `collective`: see run_engines.
 
-    ms_per_picture is wall time of the forward passes, after a first batch of warm-up if there are more.
+    ms_per_picture is wall time of the forward passes, after a first batch of warm-up; a batch that is the only one is
+    run again for it.
     Raises SwinQuantError for logits that are NaN or infinite, naming the engine, and if no picture was seen.
     """
     sums = tally(engines, batches, device, collective)
@@ -100,17 +114,38 @@ def tally(
     watch: Watcher | None = None,
 ) -> dict[str, Sums]:
     """The sums of each engine over this rank's batches."""
-    sums = {name: Sums() for name in engines}
+    sums, starts = {name: Sums() for name in engines}, _starts(engines)
+    number, batch = -1, None
+
+    def count_time(found: Mapping[str, EngineOutput]) -> None:
+        for name, output in found.items():
+            sums[name].seconds += output.seconds
+            sums[name].timed += len(output.logits)
+
     for number, (batch, outputs) in enumerate(run_engines(engines, batches, device, collective)):
         labels, baseline = batch.labels.to(device), next(iter(outputs.values())).logits
         for name, output in outputs.items():
-            if number >= _WARM_UP_BATCHES:
-                sums[name].seconds += output.seconds
-                sums[name].timed += len(labels)
-            sums[name].add(output.logits, labels, baseline)
+            start = outputs[starts[name]].logits if name in starts else None
+            sums[name].add(output.logits, labels, baseline, start)
+        if number >= _WARM_UP_BATCHES:
+            count_time(outputs)
         if watch:
             watch(batch, outputs)
+    if batch is not None and number < _WARM_UP_BATCHES and not collective:
+        for _, outputs in run_engines(engines, [batch] * _ROUNDS, device):
+            count_time(outputs)
     return sums
+
+
+def _starts(engines: Mapping[str, Run]) -> dict[str, str]:
+    """QAT engine -> the PTQ engine of the same policy, which it began with."""
+    quantized = {name: one for name, one in engines.items() if isinstance(one, Engine) and one.policy}
+    begun = {one.policy_sha256: name for name, one in quantized.items() if one.weights == PTQ}
+    return {
+        name: begun[one.policy_sha256]
+        for name, one in quantized.items()
+        if one.weights == QAT and one.policy_sha256 in begun
+    }
 
 
 def scores_of(engines: Iterable[str], totals: Iterable[Sequence[float]]) -> dict[str, Score]:
@@ -122,8 +157,8 @@ def _score(name: str, total: Sums) -> Score:
     n = total.pictures
     if n == 0:
         raise SwinQuantError(f"engine {name} was given no picture to score: the data set is empty or unreadable")
-    mean = (total.gained - total.lost) / n
-    variance = (total.gained + total.lost) / n - mean**2
+    delta, error = _paired(total.gained, total.lost, n)
+    delta_ptq, error_ptq = _paired(total.won, total.gave, n)
     return Score(
         pictures=int(n),
         acc1=100 * total.correct1 / n,
@@ -131,10 +166,19 @@ def _score(name: str, total: Sums) -> Score:
         loss=total.loss / n,
         agreement=100 * total.agree / n,
         sqnr_db=10 * math.log10(total.signal / total.noise) if total.noise and total.signal else None,
-        delta_acc1=100 * mean,
-        delta_acc1_se=100 * math.sqrt(max(variance, 0.0) / n),
+        delta_acc1=delta,
+        delta_acc1_se=error,
         ms_per_picture=1000 * total.seconds / total.timed if total.timed else None,
+        delta_ptq=delta_ptq,
+        delta_ptq_se=error_ptq,
     )
+
+
+def _paired(gained: float, lost: float, pictures: float) -> tuple[float, float]:
+    """The difference of two accuracies in points, and its standard error."""
+    mean = (gained - lost) / pictures
+    variance = (gained + lost) / pictures - mean**2
+    return 100 * mean, 100 * math.sqrt(max(variance, 0.0) / pictures)
 
 
 def results_of(
@@ -146,9 +190,11 @@ def results_of(
     unreadable: Sequence[str] = (),
 ) -> dict[str, Result]:
     """Scores as a run card keeps them."""
-    results = {}
+    results, starts = {}, _starts(engines)
     for key, score in scores.items():
         measured = asdict(score)
+        if key not in starts:
+            measured |= {"delta_ptq": None, "delta_ptq_se": None}
         if key == BASELINE or BASELINE not in engines:
             measured |= {"agreement": None, "sqnr_db": None, "delta_acc1": None, "delta_acc1_se": None}
         results[key] = Result(

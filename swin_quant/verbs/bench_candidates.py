@@ -84,7 +84,7 @@ def bench_candidates(
     for engine in used:
         form = engine_named(engine).float_form
         present = any(entry.engine == engine and _precision(entry) == form for entry in entries)
-        if _has_float_baseline(engine_named(engine), device) and not present:
+        if has_float_baseline(engine_named(engine), device) and not present:
             artifact, _ = export_checkpoint(origin, engine, workspace / f"{engine}_float", cfg, precision="float")
             entries.append(_Entry(artifact, engine))
     entries.sort(key=lambda entry: (used.index(entry.engine), _precision(entry) != FLOAT32, not _is_float(entry)))
@@ -117,7 +117,8 @@ def _tried_on(device: str) -> list[str]:
     return [name for name, one in able.items() if one.is_installed]
 
 
-def _has_float_baseline(backend: Backend, device: str) -> bool:
+def has_float_baseline(backend: Backend, device: str) -> bool:
+    """Whether a float export runs on the engine at full speed on `device`."""
     return _is_tried(backend, device) and not backend.only_quantized
 
 
@@ -187,7 +188,7 @@ def _candidates(
         kinds = float_types or [name for name in (FLOAT32, "bfloat16") if name in offered]
         if _precision(entry) == FLOAT32:
             kinds = list(dict.fromkeys((FLOAT32, *kinds)))
-    has_own = _has_float_baseline(backend, options.device)
+    has_own = has_float_baseline(backend, options.device)
     baseline = (f"{engine} {backend.float_form}" if has_own else REFERENCE) + whose
     candidates = []
     for kind in kinds:

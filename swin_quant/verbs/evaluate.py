@@ -79,6 +79,7 @@ class EvaluateOptions:
     ] = None
     shard: Annotated[int | None, Rare("pictures a Parquet file (default 10000)", "N")] = None
     fake_quant: Annotated[bool, Rare("score the simulation beside an artifact")] = False
+    no_own_float: Annotated[bool, Rare("do not score the float form on the engine beside an artifact")] = False
 
     @property
     def of_checkpoints(self) -> dict[str, object]:
@@ -107,6 +108,7 @@ class EvaluateOptions:
             "--threads": engines.threads,
             "--float-type": engines.float_type,
             "--fake-quant": self.fake_quant,
+            "--no-own-float": self.no_own_float,
         }
 
 
@@ -234,6 +236,8 @@ def _of_artifact(
 
 
 def run(options: EvaluateOptions, world: World) -> None:
+    from swin_quant.base.files import ensure_writable_dir
+
     files, checkpoint = options.files, options.checkpoint
     if len(files) == 1 and shared.is_checkpoint(files[0]):
         if checkpoint:
@@ -246,6 +250,8 @@ def run(options: EvaluateOptions, world: World) -> None:
     if options.shard is not None and options.answers is None:
         raise UsageError("--shard: is for --answers")
     if files:
+        for file in files:
+            ensure_writable_dir(Path(file).parent)  # for the results in its run card
         _run_artifacts(replace(options, files=files), world)
     elif opened := shared.opened(checkpoint):
         evaluate_checkpoint(options, opened, world)
@@ -280,6 +286,7 @@ def score_files(options: EvaluateOptions, world: World) -> list[Scored]:
         options.data.max_unreadable,
         options.original,
         shared.sharding(options.answers, options.shard),
+        own_float=not options.no_own_float and options.answers is None,
     )
     return score_artifacts([open_artifact(path) for path in dict.fromkeys(options.files)], scoring, world)
 

@@ -4,13 +4,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from yacs.config import CfgNode
 
 from swin_quant.backends.artifact import Artifact
+from swin_quant.backends.backend import function
+from swin_quant.backends.registry import engine_named
 from swin_quant.base.distributed import World
-from swin_quant.base.errors import UsageError
+from swin_quant.base.errors import SwinQuantError, UsageError, one_line
 from swin_quant.base.files import sha256_of
 from swin_quant.base.progress import log
 from swin_quant.base.shards import Sharding
@@ -44,12 +47,14 @@ from swin_quant.score.baseline import (
     load_original,
     whose_weights,
 )
-from swin_quant.score.engine import Engine, half_type
+from swin_quant.score.engine import HALF_TYPES, Engine, half_type
 from swin_quant.score.options import EngineOptions
 from swin_quant.score.saved_predictions import PredictionFolder, unique_names
 from swin_quant.score.scoring import score_engines
 from swin_quant.score.sources import Labelled, score_source
 from swin_quant.verbs.baselines import baseline_of
+from swin_quant.verbs.bench_candidates import has_float_baseline
+from swin_quant.verbs.export import export_checkpoint
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,8 @@ class Scoring:
     `checkpoint`: what was exported, where it is not found; `original`: the float checkpoint that it came from, too;
     `overrides`: keys of the config (data path, batch size, ...); `answers`: where the answers to each picture are kept.
     `pictures`: in place of the config's. `origin`: the model of a wrapped module, which no file can build.
+    `own_float`: the float form of the same weights is scored on the engine, too: int8 is no faster than what it
+    replaces says. It takes the place of torch's half precision if `half` is auto.
     """
 
     engines: Sequence[str] | None = None
@@ -74,6 +81,7 @@ class Scoring:
     answers: Sharding | None = None
     pictures: PictureSet | Iterable[Any] | None = None
     origin: Model | None = None
+    own_float: bool = False
 
 
 @dataclass(frozen=True)
@@ -104,7 +112,9 @@ def score_artifacts(
         raise UsageError("‹answers›: one pass has one folder, and these artifacts are of several checkpoints")
     scored: dict[Path, Scored] = {}
     for group in groups.values():
-        scored |= {artifact.file: artifact for artifact in _score_group(group, scoring, world)}
+        with TemporaryDirectory(prefix="swin-quant-float-") as folder:
+            own = _own_floats(group, scoring, world, Path(folder)) if scoring.own_float else {}
+            scored |= {artifact.file: artifact for artifact in _score_group(group, scoring, world, own)}
     return [scored[artifact.file] for artifact in artifacts]
 
 
@@ -137,12 +147,43 @@ def _prepare(artifact: Artifact, scoring: Scoring) -> _Prepared:
     return prepared
 
 
-def _score_group(group: Sequence[_Prepared], scoring: Scoring, world: World) -> list[Scored]:
+def _own_floats(group: Sequence[_Prepared], scoring: Scoring, world: World, folder: Path) -> dict[str, list[Engine]]:
+    """Engine name -> the float forms of the same weights on it, for what is scored without: in the type of what is not
+    int8, and in the half type that the engine would choose for float. They are exported into `folder`."""
+    first, options = group[0], scoring.options
+    if first.checkpoint is None or not any(p.artifact.card.policy for p in group):
+        return {}
+    found: dict[str, list[Engine]] = {}
+    beside = [p for p in group if not p.artifact.card.policy]
+    given = {name for p in beside for name in names_of_engines(p.artifact, scoring.engines)}
+    for name in dict.fromkeys(name for p in group for name in names_of_engines(p.artifact, scoring.engines)):
+        backend = engine_named(name)
+        if name in given or not has_float_baseline(backend, world.device.type):
+            continue
+        try:
+            artifact, _ = export_checkpoint(first.checkpoint, name, folder / name, precision="float")
+            offered = function(backend.float_types)() if backend.float_types else []
+            half = [kind for kind in HALF_TYPES if kind in offered and kind == half_type("auto", world.device)]
+            for kind in dict.fromkeys([options.float_type, *half]):
+                found.setdefault(name, []).extend(
+                    load_engines(artifact, [name], replace(options, float_type=kind)).values()
+                )
+        except (SwinQuantError, RuntimeError) as error:  # by exporters and engines
+            log.warning("%s: its own float is not scored: %s", name, one_line(str(error)))
+    return found
+
+
+def _score_group(
+    group: Sequence[_Prepared], scoring: Scoring, world: World, own: Mapping[str, Sequence[Engine]]
+) -> list[Scored]:
     first = group[0]
     names = {p.artifact.file: names_of_engines(p.artifact, scoring.engines) for p in group}
     loaded = {p.artifact.file: load_engines(p.artifact, names[p.artifact.file], scoring.options) for p in group}
+    scoring = replace(scoring, half="none") if own and scoring.half == "auto" else scoring
     baseline = _baseline(group, scoring, world)
-    engines = baseline | {key: engine for engines in loaded.values() for key, engine in engines.items()}
+    floats = {name: {f"{one.label} on {name}": one for one in some} for name, some in own.items()}
+    engines = baseline | {key: one for some in floats.values() for key, one in some.items()}
+    engines |= {key: engine for engines in loaded.values() for key, engine in engines.items()}
     cfg = _within_limits(first.cfg, engines)
     called = unique_names(str(p.artifact.file) for p in group)
     files = {called[str(p.artifact.file)]: p.artifact.record["sha256"] for p in group}
@@ -165,7 +206,8 @@ def _score_group(group: Sequence[_Prepared], scoring: Scoring, world: World) -> 
         weights = whose_weights(card)
         for name, key in zip(names[file], loaded[file], strict=True):
             device = on_its_device(name, scoring.options).device
-            measured.append(replace(results[key], device=device, weights=weights))
+            keys = (*floats.get(name, ()), key) if card.policy else (key,)
+            measured += [replace(results[one], device=device, weights=weights) for one in keys]
         scored.append(Scored(file, with_results(card, measured), tuple(measured)))
     return scored
 

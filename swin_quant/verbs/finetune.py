@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from swin_quant.base.errors import UsageError
 from swin_quant.cli import shared
 from swin_quant.cli.flags import Flag, Group, Rare
-from swin_quant.cli.output import print_table
+from swin_quant.cli.output import show
 from swin_quant.verbs.train import TrainingOptions
 
 if TYPE_CHECKING:
@@ -80,6 +80,7 @@ class FinetuneOptions:
     original: shared.Original = None
     run: Annotated[shared.RunOptions, Group("run")] = field(default_factory=shared.RunOptions)
     output: shared.Output = None
+    json: shared.Json = None
 
 
 OPTIONS = FinetuneOptions
@@ -178,6 +179,7 @@ def finetune_and_score(
     from swin_quant.checkpoint.identify import config_given
     from swin_quant.config.outputs import LOGITS
     from swin_quant.quant.policy import policy_from_dict
+    from swin_quant.report.verdict import of_training
     from swin_quant.score.baseline import find_baseline
     from swin_quant.score.scoring import score_model
     from swin_quant.train.outdir import only_writer
@@ -212,8 +214,17 @@ def finetune_and_score(
         if world.is_main:
             card.write(trained.checkpoint.with_suffix(".json"))
             plot(request, cfg.MODEL.NAME, card.measured())
-            print_table([card])
+            found = of_training(card, trained.checkpoint, _target_for(policy))
+            show([card], options.json, [found] if found else [])
     return card
+
+
+def _target_for(policy: Policy) -> str:
+    """The backend to export for: one that takes the policy and whose engine is here, if there is one."""
+    from swin_quant.backends.registry import targets
+
+    able = [one for one in targets().values() if policy.name in one.exporting.policies] or list(targets().values())
+    return max(able, key=lambda one: one.runs_its_export and one.is_installed and not one.emulates).name
 
 
 def _print_features(options: FinetuneOptions, cfg: CfgNode, trained: Trained, policy: Policy, world: World) -> None:

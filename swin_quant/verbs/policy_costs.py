@@ -76,6 +76,7 @@ class PolicyCosts:
         )
         self.batches = self.shown.batches
         self.pictures = sum(map(len, self.batches))
+        settings.tell_if_few(self.pictures)
         original = self._original()
         self.expected = self._logits(original or self.model, self.batches)
         beside = {"original": subject.card.original_sha256 or "in memory"} if original else {}

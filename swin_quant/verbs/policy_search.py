@@ -32,13 +32,11 @@ from swin_quant.quant.search import (
     within_time,
 )
 from swin_quant.verbs.policy_costs import PolicyCosts
-from swin_quant.verbs.search_settings import SearchSettings
+from swin_quant.verbs.search_settings import FEW, SearchSettings
 
 _STEPS = (0.0, 0.1, 0.25, 0.5)  # shares of the layers left float, to show the gain of more time
 _FLOAT = "float"
-_LEAST_DROP = 1e-6  # points: nobody has the pictures to tell less
 _LESS = 0.5  # share of the divergence that the next choice may have when other pictures refuted a choice
-_FEW = 100  # pictures times points: a sample of fewer may show no difference and still hide the drop
 
 
 def find_policy(measured: PolicyCosts) -> SearchResult:
@@ -46,9 +44,16 @@ def find_policy(measured: PolicyCosts) -> SearchResult:
 
     Where the budget cannot be met, the policy is the best that was found.
     """
-    settings, units = measured.settings, measured.units
+    settings = measured.settings
     timed, budget = settings.is_timed, settings.budget
-    _tell_limits_of_measuring(measured)
+    if not timed:
+        log.info(
+            "%s: no latency is measured, its kernels do not run here: among %s that within the budget is taken which "
+            "leaves the fewest nodes float",
+            settings.engine,
+            ", ".join(settings.backend.exporting.policies),
+        )
+    units = measured.units
     left_float = _chosen_and_shown(measured, units)
     tried = {name: measured.policy(off) for name, off in left_float.items()}
     for name in builtin_policies():
@@ -136,24 +141,6 @@ def search_record(settings: SearchSettings, result: SearchResult) -> TriedPolici
     return record
 
 
-def _tell_limits_of_measuring(measured: PolicyCosts) -> None:
-    settings, drop = measured.settings, measured.settings.budget.max_drop
-    if not settings.is_timed:
-        log.info(
-            "%s: no latency is measured, its kernels do not run here: among %s that within the budget is taken which "
-            "leaves the fewest nodes float",
-            settings.engine,
-            ", ".join(settings.backend.exporting.policies),
-        )
-    if drop and measured.pictures * drop < _FEW:
-        log.warning(
-            "%d pictures hardly tell a drop of %g points: give %.0f or more (‹pictures›)",
-            measured.pictures,
-            drop,
-            math.ceil(_FEW / max(drop, _LEAST_DROP)),
-        )
-
-
 def _chosen_and_shown(measured: PolicyCosts, units: Sequence[Unit]) -> dict[str, frozenset[str]]:
     """Policy name -> the names of the units that it leaves float: choices for the limits, then steps to show."""
     steps = [prefix(units, round(share * len(units))) for share in _STEPS]
@@ -228,7 +215,7 @@ def _room(budget: Budget, loss: Loss, pictures: int) -> float:
     """
     if budget.max_drop is None:
         return math.inf
-    return max(1.0, budget.max_drop / max(loss.most_drop, _FEW / pictures))
+    return max(1.0, budget.max_drop / max(loss.most_drop, FEW / pictures))
 
 
 def _best(

@@ -53,7 +53,7 @@ from swin_quant.verbs.search import BudgetOptions, MeasuredOptions, SearchOption
 from swin_quant.verbs.search_settings import SearchSettings
 from swin_quant.verbs.verify import VerifyOptions, failures
 
-ARTIFACT = "ARTIFACT"  # its name in commands, as long as it is not there: its exporter names it
+ARTIFACT = "ARTIFACT"  # its name in commands until its exporter names it
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from swin_quant.verbs.quantize_options import QuantizeOptions
 if TYPE_CHECKING:
     from swin_quant.backends.artifact import Artifact
     from swin_quant.base.distributed import World
+    from swin_quant.report.verdict import Verdict
     from swin_quant.verbs.quantization import Quantization
 
 HELP = "From a float checkpoint to an artifact that was verified and scored: calibrate, export, verify, evaluate."
@@ -29,7 +30,7 @@ OPTIONS = QuantizeOptions
 
 def run(options: QuantizeOptions, world: World) -> None:
     from swin_quant.verbs.quantization import Quantization
-    from swin_quant.verbs.quantize_steps import steps
+    from swin_quant.verbs.quantize_steps import refuse_contradictions, steps
 
     shared.one_process(world, "quantize")
     several = len(options.checkpoint) > 1
@@ -37,17 +38,16 @@ def run(options: QuantizeOptions, world: World) -> None:
     named = {one.cfg.MODEL.NAME: one for one in jobs}
     if len(named) < len(jobs):
         raise UsageError("two checkpoints have one name, which would be their folder's: quantize them one by one")
+    for one in jobs:
+        refuse_contradictions(one)
     if options.dry_run:
         for one in jobs:
             for step in steps(one):
                 print(step.command + ("    # done" if step.is_done() else ""))
         return
     made, failed = quantize_all(named)
-    if scored := [artifact.card for artifact in made.values() if artifact.card.results]:
-        show(scored, options.json)
-    for artifact in made.values():
-        if not artifact.card.results:
-            print(artifact.file)
+    scored = [artifact.card for artifact in made.values() if artifact.card.results]
+    show(scored, options.json, [verdict(named[name], artifact) for name, artifact in made.items()])
     if failed:
         raise failed[0]
 
@@ -85,8 +85,9 @@ def quantize(job: Quantization) -> Artifact:
     SwinQuantError where the artifact does not compute what the model computes: it is then not scored.
     """
     from swin_quant.base.progress import log
-    from swin_quant.verbs.quantize_steps import steps
+    from swin_quant.verbs.quantize_steps import check_before, steps
 
+    check_before(job)
     todo = steps(job)
     for number, step in enumerate(todo, 1):
         done = step.is_done()
@@ -95,19 +96,20 @@ def quantize(job: Quantization) -> Artifact:
         log.info("%d/%d %s%s", number, len(todo), step.command, state)
         if not done:
             step.do()
-    _tell_what_is_missing(job)
     return job.made
 
 
-def _tell_what_is_missing(job: Quantization) -> None:
-    from swin_quant.base.progress import log
+def verdict(job: Quantization, artifact: Artifact) -> Verdict:
+    """What to deploy; of a file that was not scored, why it was not."""
+    from swin_quant.report.verdict import Verdict, of_artifact
 
-    target = job.target
-    if job.engine is None:
-        engines = [target] if target.load else job.takers
-        remedies = " or ".join(backend.remedy for backend in engines if backend.remedy)
-        log.warning("neither verified nor scored: %s does not run its file here as it is (%s)", target.name, remedies)
-        for command in target.exporting.next_step:
-            log.info("next: %s", command.format(file=job.made.file, checkpoint=job.calibrated))
-    elif not job.has_val:
-        log.warning("not scored: %s has no val split", job.cfg.DATA.DATA_PATH)
+    target, file, data_path = job.target, artifact.file, job.cfg.DATA.DATA_PATH
+    if found := of_artifact(artifact.card, file, job.calibrated, data_path):
+        return found
+    if job.engine is not None:
+        return Verdict(str(file), f"verified; not scored: {data_path} has no val split", f"swin-quant bench {file}")
+    engines = [target] if target.load else job.takers
+    remedies = " or ".join(backend.remedy for backend in engines if backend.remedy)
+    why = f"neither verified nor scored: {target.name} does not run its file here as it is ({remedies})"
+    then = [step.format(file=file, checkpoint=job.calibrated) for step in target.exporting.next_step]
+    return Verdict(str(file), why, then[0] if then else f"swin-quant inspect {file}")

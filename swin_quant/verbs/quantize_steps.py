@@ -5,13 +5,16 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
+from swin_quant.backends.onnx.options import INT4_BITS
 from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.base.files import ensure_writable_dir
 from swin_quant.cli.flags import words_from
 from swin_quant.verbs import calibrate, evaluate, export, search, verify
 from swin_quant.verbs.calibrate import CalibrateOptions
 from swin_quant.verbs.evaluate import EvaluateOptions
 from swin_quant.verbs.evaluate_artifacts import write_cards
 from swin_quant.verbs.export import ExportOptions
+from swin_quant.verbs.export_target import exporter_options
 from swin_quant.verbs.quantization import (
     Quantization,
     artifact_of,
@@ -55,6 +58,28 @@ def steps(job: Quantization) -> list[Step]:
     if job.engine and job.has_val:
         found.append(Step("evaluate", lambda: job.scoring, partial(is_scored, job), partial(_score, job)))
     return found
+
+
+def refuse_contradictions(job: Quantization) -> None:
+    """UsageError for INT4 where no file of the target, or no rule of the policy, has weights to store so."""
+    if job.options.int4_weights:
+        exporter_options(job.target, "int8", {"int4_weights": True})
+        if all(rule.bits is None or rule.bits > INT4_BITS for rule in job.policy.rules):
+            name = job.policy.name
+            raise UsageError(f"‹int4_weights›: policy {name} has no weights of {INT4_BITS} bits: give ‹policy› w4a16")
+
+
+def check_before(job: Quantization) -> None:
+    """Raise, before the first picture is read, for a package that a later step imports, a folder that cannot be written
+    and labels that do not fit; warn of a sample that is too small for the budget of a search."""
+    if all(step.is_done() for step in steps(job)):
+        return
+    job.target.exporting.check_packages()
+    ensure_writable_dir(job.folder)
+    if job.engine and job.has_val:
+        job.scored_on  # noqa: B018  (opens them)
+    if job.search and not is_found(job):
+        job.search.tell_if_few(job.search.sampling.count)
 
 
 def _calibrate(job: Quantization, options: CalibrateOptions) -> None:

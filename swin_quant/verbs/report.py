@@ -63,6 +63,7 @@ OPTIONS = ReportOptions
 
 
 def run(options: ReportOptions, world: World) -> None:
+    from swin_quant.base.extras import library
     from swin_quant.base.progress import log
     from swin_quant.report.accuracy.render import AccuracyTable
     from swin_quant.report.table import print_text
@@ -75,6 +76,9 @@ def run(options: ReportOptions, world: World) -> None:
         raise UsageError("--data-path: is for the page: add --html FILE")
     if options.page.pictures < 1:
         raise UsageError(f"--pictures {options.page.pictures}: must be at least 1")
+    if options.html:  # what the page needs is said before its pictures are classified
+        library("vl_convert", "report")
+        ensure_writable_dir(Path(options.html).parent)
     table = AccuracyTable.of(list(cards.values()), options.columns)
     targets = (
         {Path(options.output) / f"{_NAME}{suffix}": form for suffix, form in SUFFIXES.items()} if options.output else {}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.cli import shared
 from swin_quant.cli.flags import Flag, Group, Rare
-from swin_quant.cli.output import put
+from swin_quant.cli.output import print_verdicts, put
 from swin_quant.quant.names import SEARCHED_ON
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from swin_quant.quant.policy import Policy
     from swin_quant.quant.search import Budget, SearchResult, TriedPolicy
     from swin_quant.report.table import ReportTable
+    from swin_quant.report.verdict import Verdict
     from swin_quant.score.options import EngineOptions
     from swin_quant.verbs.policy_costs import PolicyCosts
     from swin_quant.verbs.search_settings import SearchSettings
@@ -141,12 +142,22 @@ class Search:
     def __str__(self) -> str:
         from swin_quant.report.table import WIDE, terminal
 
-        return terminal(self.table(), WIDE)
+        return f"{terminal(self.table(), WIDE)}\n{self.verdict}"
 
     def _repr_html_(self) -> str:
         from swin_quant.report.table import html_table
 
-        return html_table(self.table())
+        return html_table(self.table()) + self.verdict._repr_html_()
+
+    @property
+    def verdict(self) -> Verdict:
+        """What to deploy, what it costs and wins, and the command that exports it."""
+        from swin_quant.report.verdict import of_search
+
+        one = self.settings
+        return of_search(
+            self.result, one.checkpoint, one.engine, one.options.float_type or one.backend.float_form, one.limits
+        )
 
     def table(self) -> ReportTable[TriedPolicy]:
         from swin_quant.report.costs import search_table
@@ -292,16 +303,18 @@ def find_and_keep(measured: PolicyCosts) -> SearchResult:
 
 
 def run(options: SearchOptions, world: World) -> None:
-    from swin_quant.report.costs import search_json
-    from swin_quant.report.table import print_table
+    from swin_quant.report.costs import search_data
+    from swin_quant.report.table import json_text, print_table
 
     shared.one_process(world, "search")
     measured = _loaded(options, world)
     settings, result = measured.settings, find_and_keep(measured)
+    found = Search(settings, result)
     if options.json:
-        put(options.json, search_json(result))
+        put(options.json, json_text(search_data(result) | {"verdicts": [found.verdict.to_dict()]}))
     if options.json != "-":
-        print_table(Search(settings, result).table())
+        print_table(found.table())
+        print_verdicts([found.verdict])
     if not result.met:
         raise SwinQuantError(f"the budget cannot be met ({settings.limits}): the best that was found is {result.file}")
 

@@ -1,6 +1,7 @@
 """Settings of a search: the limits of a policy, the pictures that losses are measured on, the engine that is timed."""
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
@@ -37,6 +38,8 @@ from swin_quant.score.options import EngineOptions
 from swin_quant.verbs.export_target import float_type_options
 
 _FILES = ("RESUME", "PRETRAINED")  # keys of a config that name a checkpoint, which is known by its hash
+FEW = 100  # pictures times points: a sample of fewer may show no difference and still hide the drop
+_LEAST_DROP = 1e-6  # points: nobody has the pictures to tell less
 _OF_IMAGES = ("DATA_PATH", "IMG_SIZE", "INTERPOLATION", "MEAN", "STD")  # keys of a config that change the images
 
 
@@ -212,6 +215,17 @@ class SearchSettings:
     @property
     def journal(self) -> Path:
         return self.folder / f"{self.name}.journal.json"
+
+    def tell_if_few(self, pictures: int) -> None:
+        """Warn where so many pictures may show no difference and still hide the drop of the budget."""
+        drop = self.budget.max_drop
+        if drop and pictures * drop < FEW:
+            log.warning(
+                "%d pictures hardly tell a drop of %g points: give %.0f or more (‹pictures›)",
+                pictures,
+                drop,
+                math.ceil(FEW / max(drop, _LEAST_DROP)),
+            )
 
     @property
     def limits(self) -> str:

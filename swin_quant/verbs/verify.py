@@ -135,6 +135,7 @@ def verify_artifact(
     """
     from functools import reduce
 
+    from swin_quant.base.files import ensure_writable_dir
     from swin_quant.cards.card import RunCard
     from swin_quant.cards.paths import card_path
     from swin_quant.cards.update import update

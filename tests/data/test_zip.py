@@ -55,8 +55,14 @@ def test_map_of_windows_editors_is_read(tmp_path):
     assert pictures.names == ["a.png", "b.png"] and pictures.labels == [3, 4]
 
 
+def test_a_map_separated_by_blanks_is_read(tmp_path):
+    archive(tmp_path, {"a.png": png(1), "my cat.png": png(2)}, "a.png 3\nmy cat.png   4 \n")
+    pictures = ZipPictures(tmp_path, "val")
+    assert pictures.names == ["a.png", "my cat.png"] and pictures.labels == [3, 4]
+
+
 BAD_LINES = {
-    "no tab": ("a.png 0", "found 0 tabs"),
+    "no label behind it": ("a.png", "found 0 tabs"),
     "three fields": ("a.png\t0\t1", "found 2 tabs"),
     "word for a label": ("a.png\tcat", "'cat' is not an integer"),
     "float label": ("a.png\t1.0", "not an integer"),

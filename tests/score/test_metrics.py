@@ -2,6 +2,7 @@
 
 import math
 from fractions import Fraction
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ from hypothesis import strategies as st
 
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.data.loader import Batch
-from swin_quant.score.metrics import _at_most, evaluate, is_guessing
+from swin_quant.score.engine import Engine
+from swin_quant.score.metrics import _at_most, evaluate, is_guessing, results_of
 
 CPU = torch.device("cpu")
 
@@ -104,10 +106,31 @@ def test_logits_that_are_not_finite_name_the_engine(value):
         scores({"float32": np.zeros((4, 3), dtype=np.float32), "int8": bad}, np.zeros(4, dtype=np.int64), [4])
 
 
-def test_latency_leaves_out_the_first_batch_and_is_unknown_where_there_is_no_other():
-    table = np.zeros((4, 3), dtype=np.float32)
-    assert scores({"float32": table}, np.zeros(4, dtype=np.int64), [4])["float32"].ms_per_picture is None
-    assert scores({"float32": table}, np.zeros(4, dtype=np.int64), [2, 2])["float32"].ms_per_picture > 0
+@pytest.mark.parametrize("sizes", [[4], [2, 2], [0, 3, 1]])
+def test_pictures_of_a_single_batch_have_a_latency_too(sizes):
+    """The first batch warms up; where it is the only one it is run again, and counts once in all other figures."""
+    score = scores({"float32": np.eye(4, dtype=np.float32)}, np.array([0, 1, 2, 0]), sizes)["float32"]
+    assert score.ms_per_picture > 0 and (score.pictures, score.acc1) == (4, 75.0)
+
+
+def test_qat_is_paired_with_the_ptq_of_its_policy():
+    """QAT gains pictures 0 to 5 on PTQ and gives 6 up; under another policy there is no PTQ to compare with."""
+    labels, right, wrong = np.zeros(100, dtype=np.int64), [1.0, 0.0], [0.0, 1.0]
+    tables = {"float32": np.tile(right, (100, 1)), "PTQ": np.tile(right, (100, 1)), "QAT": np.tile(right, (100, 1))}
+    tables["PTQ"][:6], tables["QAT"][6] = wrong, wrong
+    tables["other"] = tables["QAT"]
+    facts = {"PTQ": ("ptq", "a"), "QAT": ("qat", "a"), "other": ("qat", "b")}
+    engines = {}
+    for name, table in tables.items():
+        weights, policy = facts.get(name, (None, None))
+        run = partial(torch.Tensor.__getitem__, torch.as_tensor(table))
+        engines[name] = Engine("torch", name, policy, run, weights=weights, policy_sha256=policy)
+    places = torch.arange(100)
+    measured = evaluate(engines, [Batch(places, torch.as_tensor(labels), places.tolist(), [])], CPU)
+    found = results_of(engines, measured, {"name": "x", "split": "val", "pictures": 100, "sha256": None}, 100, CPU)
+    assert found["QAT"].delta_ptq == pytest.approx(5.0)
+    assert found["QAT"].delta_ptq_se == pytest.approx(100 * math.sqrt((0.07 - 0.05**2) / 100))
+    assert all(found[name].delta_ptq is found[name].delta_ptq_se is None for name in ("float32", "PTQ", "other"))
 
 
 def test_half_precision_logits_are_scored_in_float():

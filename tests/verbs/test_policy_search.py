@@ -89,6 +89,7 @@ def test_with_both_limits_the_most_that_the_time_allows_is_tried_too(asked):
 
 def test_a_drop_next_to_nothing_is_a_budget_like_any(asked, caplog):
     assert find_policy(Known(asked(budget=Budget(max_drop=1e-310, min_sqnr=-10 * math.log10(0.45))))).met
+    asked(budget=Budget(max_drop=1e-310)).tell_if_few(8)
     assert "8 pictures hardly tell" in caplog.text
 
 

@@ -63,6 +63,7 @@ def onnx_target(
         ),
         fixed={"target": target.name},
         float_type=target.float_type,
+        needs=(("onnx", "onnxscript"), "onnx"),
         detail=target,
         next_step=next_step,
         with_operators=with_operators,

@@ -16,7 +16,7 @@ from swin_quant.report.accuracy.rows import (
 )
 from swin_quant.report.table import BLANK, Column, field, figure, shown, total, widths_of
 
-LEGEND = "Δ ± its standard error, agreement in %: against float32 on the same pictures; ~: they show no difference"
+LEGEND = "Δ ± its standard error, agreement in %: against float32 on the same pictures; ~: less than they can show"
 _WEIGHTS_LEGEND = {
     "PTQ": "PTQ: calibrated only, as QAT began",
     "corrected": "corrected: weights that passes changed behind the calibration",

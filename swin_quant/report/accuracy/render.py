@@ -6,6 +6,7 @@ columns that CSV and JSON have. Whoever chooses columns gets a row for each quan
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from swin_quant.base.errors import UsageError, did_you_mean
 from swin_quant.cards.card import RunCard
@@ -46,6 +47,11 @@ class AccuracyTable:
         """The chosen columns, rows, and the remarks below them."""
         texts, marks = numbered(self.notes, len(self.rows))
         return ReportTable([*self.columns, notes_column(self.rows, marks)], self.rows, [*legend(self.rows), *texts])
+
+    def as_data(self) -> dict[str, Any]:
+        """For JSON: the rows by the same keys as CSV; footnotes with the indices of their rows."""
+        texts = [{"text": note.text, "rows": note.rows} for note in self.notes]
+        return {"schema": SCHEMA, "rows": tables.records(self.columns or COLUMNS, self.rows), "footnotes": texts}
 
     def blocks(self) -> tuple[list[Block], list[str]]:
         """The blocks that people read, and the remarks below them."""
@@ -120,10 +126,7 @@ def _as_csv(table: AccuracyTable) -> str:
 
 
 def _as_json(table: AccuracyTable) -> str:
-    """The rows by the same keys as CSV; footnotes with the indices of their rows."""
-    texts = [{"text": note.text, "rows": note.rows} for note in table.notes]
-    rows = tables.records(table.columns or COLUMNS, table.rows)
-    return tables.json_text({"schema": SCHEMA, "rows": rows, "footnotes": texts})
+    return tables.json_text(table.as_data())
 
 
 FORMATS: dict[str, Callable[[AccuracyTable], str]] = {

@@ -116,6 +116,15 @@ def test_infer_gives_our_logits_without_torch_and_without_us(_exports, run, pict
     assert best == [names[row.argmax()] for row in ours]
 
 
+@pytest.mark.slow
+def test_infer_names_a_missing_and_a_broken_picture_in_a_line(packaged, tmp_path):
+    (tmp_path / "broken.png").write_bytes(b"no picture")
+    for file, why in ((tmp_path / "gone.png", "no such file"), (tmp_path / "broken.png", "cannot identify")):
+        done = alone(packaged / "infer.py", file, "--engine", "onnxruntime")
+        (line,) = done.stderr.splitlines()
+        assert done.returncode == 1 and line.startswith(f"error: {file}: {why}")
+
+
 def test_what_is_in_it(packaged, exported):
     about = json.loads((packaged / "package.json").read_text())
     files = {path.relative_to(packaged).as_posix() for path in packaged.rglob("*") if path.is_file()}

@@ -1,0 +1,196 @@
+"""The end of a run in three lines: what to deploy, what it costs in accuracy and wins in time, the next command."""
+
+import shlex
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from swin_quant.cards.card import RunCard
+from swin_quant.cards.records import ORIGINAL, PTQ, QAT, Result
+from swin_quant.quant.search import SearchResult
+from swin_quant.report.accuracy.footnotes import is_simulated
+from swin_quant.report.accuracy.rows import AccuracyRow, is_float, latency, rows_of
+from swin_quant.report.table import folded, html_facts
+
+FLOAT = "the float model"
+_MUCH = 1.0  # points of top-1 behind which a search for layers to leave float comes next
+_AS_FAST = 1.05  # two times nearer than that are alike
+_WIDTH, _INDENT = 100, 8
+_EXPORT = "swin-quant export {checkpoint} --for {target} --output {folder}"
+_EXPORT_FLOAT = "swin-quant export {checkpoint} --for {target} --precision float --output {folder}"
+_EXPORT_FOUND = "swin-quant export {checkpoint} --for {target} --policy {policy} --output {folder}"
+_SEARCH = "swin-quant search {checkpoint} --data-path {data} --engine {target} --max-drop {drop} --output {folder}"
+_SERVE = "swin-quant serve {file} --engine {target}"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What to deploy, and why. Printed, it is three lines.
+
+    `deploy`: a file, or FLOAT. `next`: a command. `delta_acc1` and its standard error are in points against float32, of
+    QAT `delta_ptq` against PTQ, on `pictures`; `ms` and `float_ms` are of a picture (of a batch, in a search) on
+    `engine`, whose fastest float has the type `float_type`. None: not measured.
+    """
+
+    deploy: str
+    summary: str
+    next: str
+    pictures: int = 0
+    delta_acc1: float | None = None
+    delta_acc1_se: float | None = None
+    delta_ptq: float | None = None
+    delta_ptq_se: float | None = None
+    engine: str | None = None
+    ms: float | None = None
+    float_ms: float | None = None
+    float_type: str | None = None
+
+    @property
+    def speedup(self) -> float | None:
+        """How many times faster than the same engine's float; None where one of both was not timed."""
+        return self.float_ms / self.ms if self.ms and self.float_ms else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The verdict as JSON."""
+        return {**asdict(self), "speedup": self.speedup}
+
+    def text(self, width: int = _WIDTH) -> str:
+        """The lines for a terminal of `width` columns."""
+        lines = []
+        for title, said in (("deploy", self.deploy), ("result", self.summary), ("next", self.next)):
+            first, *more = [said] if title != "result" else folded(said, width - _INDENT)  # paths stay whole, to copy
+            lines += [f"{title + ':':<{_INDENT}}{first}", *(" " * _INDENT + line for line in more)]
+        return "".join(f"{line}\n" for line in lines)
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def _repr_html_(self) -> str:
+        return html_facts("verdict", {"deploy": self.deploy, "result": self.summary, "next": self.next})
+
+
+def loss_in_words(delta: float | None, error: float | None, pictures: int) -> str:
+    """The top-1 delta in points, and what so many pictures can tell of it."""
+    if delta is None:
+        return "its cost in accuracy is not known, since float32 was not scored"
+    if error is None:
+        return f"{delta:+.2f} points of top-1"
+    figures = f"{delta:+.2f} ±{error:.2f} points of top-1"
+    if abs(delta) <= 2 * error or not error:
+        return f"no loss that {pictures:,} pictures can show ({figures})"
+    return f"{'costs' if delta < 0 else 'gains'} {abs(delta):.2f} ±{error:.2f} points of top-1 on {pictures:,} pictures"
+
+
+def speed_in_words(ms: float | None, float_ms: float | None, float_type: str | None, engine: str | None) -> str:
+    """The ratio of two latencies on one engine."""
+    if not ms or not float_ms:
+        return f"no float was timed on {engine}" if engine else "no latency: fake-quant is a simulation"
+    ratio, beside = float_ms / ms, f"{float_type} on {engine} ({ms:.2f} ms, {float_ms:.2f})"
+    if 1 / _AS_FAST <= ratio <= _AS_FAST:
+        return f"as fast as {beside}"
+    return f"{ratio:.1f} times as fast as {beside}" if ratio > 1 else f"slower than {beside}"
+
+
+def of_artifact(card: RunCard, file: Path, checkpoint: Path, data_path: str) -> Verdict | None:
+    """The verdict on an artifact by the results in its card, on its fastest engine; None where it was not scored."""
+    rows = [row for row in rows_of([card]) if row.quantized and not is_float(row.quantized)]
+    rows = [row for row in rows if not is_simulated(_result(row).engine)]
+    if not rows:
+        return None
+    row = min(rows, key=lambda row: latency(_result(row)))
+    result, own = _result(row), row.own
+    delta, error = row.delta("acc1"), row.delta_acc1_se
+    float_ms, float_type = (own.ms_per_picture, own.precision) if own else (None, None)
+    ms = result.ms_per_picture
+    if is_slow := bool(ms and float_ms and float_ms / ms < 1 / _AS_FAST):
+        target = card.artifact["options"].get("target", card.artifact["backend"]) if card.artifact else result.engine
+        then = _command(_EXPORT_FLOAT, checkpoint=checkpoint, target=target, folder=file.parent)
+    elif delta is not None and delta < -max(_MUCH, 2 * (error or 0.0)):
+        where = {"data": data_path, "target": result.engine, "drop": f"{_MUCH:g}", "folder": file.parent}
+        then = _command(_SEARCH, checkpoint=checkpoint, **where)
+    else:
+        then = _command(_SERVE, file=file, target=result.engine)
+    said = (
+        loss_in_words(delta, error, result.pictures),
+        speed_in_words(result.ms_per_picture, float_ms, float_type, result.engine),
+    )
+    return Verdict(
+        FLOAT if is_slow else str(file),
+        "; ".join(said),
+        then,
+        result.pictures,
+        delta,
+        error,
+        engine=result.engine,
+        ms=result.ms_per_picture,
+        float_ms=float_ms,
+        float_type=float_type,
+    )
+
+
+def of_search(result: SearchResult, checkpoint: str, engine: str, float_type: str, limits: str) -> Verdict:
+    """The verdict on the policy that a search found."""
+    found, loss = result.found, result.found.loss
+    beside = next((one.ms for one in result.candidates if not one.nodes), None)
+    is_slow = bool(found.ms and beside and beside <= found.ms)
+    drop = loss_in_words(-loss.drop, loss.drop_error, result.pictures).replace("points", "expected points")
+    speed = speed_in_words(found.ms, beside, float_type, engine) if found.ms else "no latency was measured"
+    summary = f"{drop}, {_decibels(loss.sqnr_db)}; {speed}"
+    keeps_float = result.is_float or is_slow
+    words = {"checkpoint": checkpoint, "target": engine, "policy": result.file, "folder": result.file.parent}
+    then = _command(_EXPORT_FLOAT if keeps_float else _EXPORT_FOUND, **words)
+    if not result.met:
+        summary = f"the budget is NOT met ({limits}); the best that was found: {summary}"
+    figures = (result.pictures, -loss.drop, loss.drop_error)
+    times = {"engine": engine, "ms": found.ms, "float_ms": beside, "float_type": float_type}
+    return Verdict(FLOAT if keeps_float else str(result.file), summary, then, *figures, **times)  # type: ignore[arg-type]
+
+
+def of_training(card: RunCard, file: Path, target: str) -> Verdict | None:
+    """The verdict on QAT: float, PTQ and QAT by the results in its card; None where QAT was not scored."""
+    measured = card.measured()
+    qat = next((one for one in measured if one.weights == QAT and one.policy), None)
+    if qat is None:
+        return None
+    ptq = next((one for one in measured if one.weights == PTQ and one.policy_sha256 == qat.policy_sha256), None)
+    original = next((one for one in measured if one.weights == ORIGINAL and one.precision == "float32"), None)
+    names = {"float32": original, "PTQ": ptq, "QAT": qat}
+    figures = ", ".join(f"{name} {one.acc1:.2f}" for name, one in names.items() if one) + " % top-1"
+    start = card.training["start"] if card.training else None
+    deploy = file
+    if ptq is None or qat.delta_ptq is None or qat.delta_ptq_se is None:
+        said = loss_in_words(qat.delta_acc1, qat.delta_acc1_se, qat.pictures)
+    else:
+        said, is_better = _against_ptq(qat.delta_ptq, qat.delta_ptq_se, qat.pictures)
+        deploy = file if is_better or start is None else Path(start.get("path") or file.with_name(start["file"]))
+    return Verdict(
+        str(deploy),
+        f"{figures}; {said}",
+        _command(_EXPORT, checkpoint=deploy, target=target, folder=file.parent),
+        qat.pictures,
+        qat.delta_acc1,
+        qat.delta_acc1_se,
+        qat.delta_ptq,
+        qat.delta_ptq_se,
+    )
+
+
+def _against_ptq(delta: float, error: float, pictures: int) -> tuple[str, bool]:
+    """The paired difference of QAT and PTQ in words, and whether QAT is better."""
+    figures = f"QAT - PTQ {delta:+.2f} ±{error:.2f} points on {pictures:,} pictures"
+    if delta > 2 * error:
+        return f"{figures}: deploy QAT", True
+    return f"{figures}: PTQ is {'better' if delta < -2 * error else 'as good'}: keep it", False
+
+
+def _command(template: str, **words: object) -> str:
+    return template.format(**{key: shlex.quote(str(word)) for key, word in words.items()})
+
+
+def _result(row: AccuracyRow) -> Result:
+    assert row.quantized is not None, "rows without a result were left out"
+    return row.quantized
+
+
+def _decibels(sqnr: float) -> str:
+    return "equal logits" if sqnr == float("inf") else f"SQNR {sqnr:.1f} dB"

@@ -1,0 +1,125 @@
+"""The verdict says what to deploy, what it costs and wins beside the same engine's float, and the next command."""
+
+import dataclasses
+import json
+import math
+import shlex
+from pathlib import Path
+
+import pytest
+from cards_of_results import CIFAR, card_of
+
+from swin_quant.cards.records import ORIGINAL, PTQ, QAT, Result
+from swin_quant.cli.session import command_of, parser_of
+from swin_quant.quant.distance import Loss
+from swin_quant.quant.policies import load_policy
+from swin_quant.quant.search import SearchResult, TriedPolicy
+from swin_quant.report.verdict import FLOAT, of_artifact, of_search, of_training
+
+TORCH = Result("torch", "float32", None, CIFAR, 5000, 80.0, 98.0, None, 32, "cpu", ms_per_picture=0.5)
+OWN = dataclasses.replace(TORCH, engine="openvino", ms_per_picture=1.4, delta_acc1=0.0, delta_acc1_se=0.0)
+INT8 = dataclasses.replace(
+    OWN, precision="int8", policy="openvino", acc1=79.9, ms_per_picture=0.7, delta_acc1=80 - 80.1, delta_acc1_se=0.1
+)
+FILE, CHECKPOINT = Path("my out/x_int8_openvino.onnx"), Path("my out/x_calib.pth")
+
+
+def said_of(*results):
+    return of_artifact(card_of(*results), FILE, CHECKPOINT, "data")
+
+
+def parsed(command):
+    """The options of a command as it would be typed."""
+    program, name, *words = shlex.split(command)
+    assert program == "swin-quant"
+    return vars(parser_of(name, command_of(name)).parse(words))
+
+
+def test_three_lines_at_80_columns_with_the_same_engine_s_float():
+    """Torch's float is faster here than int8 on OpenVINO, and is not what INT8 replaces."""
+    verdict = said_of(TORCH, OWN, INT8)
+    first, *said, last = verdict.text(80).splitlines()
+    assert first == f"deploy: {FILE}" and max(map(len, said)) <= 80
+    assert " ".join(line.strip() for line in said) == (
+        "result: no loss that 5,000 pictures can show (-0.10 ±0.10 points of top-1); 2.0 times as fast as float32 on "
+        "openvino (0.70 ms, 1.40)"
+    )
+    assert parsed(last.removeprefix("next:").strip())["artifact"] == str(FILE)
+    assert verdict.speedup == 2.0 and json.loads(json.dumps(verdict.to_dict()))["delta_acc1_se"] == 0.1
+    assert all(text in verdict._repr_html_() for text in (FILE.name, "2.0 times", "swin-quant serve"))
+
+
+def test_a_loss_beyond_chance_is_called_one_and_a_large_one_leads_to_a_search():
+    lost = dataclasses.replace(INT8, acc1=79.5, delta_acc1=-0.5)
+    assert "costs 0.50 ±0.10 points of top-1 on 5,000 pictures" in said_of(TORCH, lost).summary
+    much = said_of(TORCH, dataclasses.replace(INT8, acc1=77.0, delta_acc1=-3.0))
+    asked = parsed(much.next)
+    assert (asked["checkpoint"], asked["engine"], asked["data_path"]) == (str(CHECKPOINT), "openvino", "data")
+
+
+def test_where_float_is_faster_on_the_engine_it_is_what_to_deploy():
+    verdict = said_of(TORCH, OWN, dataclasses.replace(INT8, ms_per_picture=2.8))
+    assert verdict.deploy == FLOAT and "slower than float32 on openvino" in verdict.summary
+    assert parsed(verdict.next)["precision"] == "float"
+    assert "as fast as float32" in said_of(TORCH, OWN, dataclasses.replace(INT8, ms_per_picture=1.42)).summary
+
+
+def test_what_was_not_measured_is_not_said():
+    assert said_of(TORCH) is None, "nothing quantized was scored"
+    simulated = dataclasses.replace(INT8, engine="torch fake-quant")
+    assert said_of(TORCH, simulated) is None, "no engine ran it"
+    alone = said_of(INT8)
+    assert "not known" in alone.summary and "no float was timed" in alone.summary and alone.speedup is None
+
+
+def training(ptq_delta, error=0.1):
+    """A card of QAT whose start stands in another folder."""
+    float32 = dataclasses.replace(TORCH, weights=ORIGINAL)
+    int8 = dataclasses.replace(INT8, engine="torch fake-quant", policy_sha256="a" * 64)
+    ptq = dataclasses.replace(int8, weights=PTQ, acc1=79.0)
+    qat = dataclasses.replace(ptq, weights=QAT, acc1=79.0 + ptq_delta, delta_ptq=ptq_delta, delta_ptq_se=error)
+    card = card_of(float32, qat, ptq)
+    start = {"file": "x_calib.pth", "sha256": "b" * 64, "path": "/there/x_calib.pth"}
+    record = {"recipe": {}, "seed": 0, "world": 1, "device": "cpu", "step_pictures": 8, "steps": 3, "pictures": 8,
+              "pictures_sha256": "0" * 64, "start": start, "teacher": None, "best_epoch": 0, "epochs": [],
+              "ranges": {"weights": None, "activations": None}}  # fmt: skip
+    return of_training(dataclasses.replace(card, training=record), Path("out/x_qat.pth"), "openvino")
+
+
+@pytest.mark.parametrize(
+    ("delta", "says", "file"),
+    [
+        (0.5, "deploy QAT", "out/x_qat.pth"),
+        (0.1, "PTQ is as good: keep it", "/there/x_calib.pth"),
+        (-0.5, "PTQ is better: keep it", "/there/x_calib.pth"),
+    ],
+)
+def test_qat_is_held_against_ptq_with_the_error_of_their_own_difference(delta, says, file):
+    verdict = training(delta)
+    assert verdict.summary.startswith(f"float32 80.00, PTQ 79.00, QAT {79 + delta:.2f} % top-1; QAT - PTQ {delta:+.2f}")
+    assert verdict.summary.endswith(f"±0.10 points on 5,000 pictures: {says}") and verdict.deploy == file
+    assert parsed(verdict.next)["checkpoint"] == file and parsed(verdict.next)["backend"] == "openvino"
+
+
+def found(ms=0.5, float_ms=1.0, met=True, drop=0.05):
+    loss, exact = Loss(36.0, 1e-4, 99.0, drop, 0.02), Loss(math.inf, 0.0, 100.0, 0.0)
+    tried = (
+        TriedPolicy("mine", 10, loss, ms, is_found=True),
+        TriedPolicy("float", 0, exact, float_ms),
+    )
+    policy = load_policy("cpu")
+    result = SearchResult(policy, Path("out/x_auto_openvino.yaml"), tried, 1024, met, (), 0.1 if ms else None)
+    return of_search(result, "out/x_calib.pth", "openvino", "float32", "drop at most 0.1 points")
+
+
+def test_a_search_ends_with_the_policy_and_the_command_that_exports_it():
+    verdict = found()
+    assert (
+        verdict.deploy == "out/x_auto_openvino.yaml" and "2.0 times as fast as float32 on openvino" in verdict.summary
+    )
+    assert "costs 0.05 ±0.02 expected points of top-1 on 1,024 pictures, SQNR 36.0 dB" in verdict.summary
+    assert parsed(verdict.next)["policy"] == [verdict.deploy]
+    assert "no loss that 1,024 pictures can show" in found(drop=0.03).summary
+    assert found(float_ms=0.4).deploy == FLOAT and parsed(found(float_ms=0.4).next)["precision"] == "float"
+    assert found(met=False).summary.startswith("the budget is NOT met (drop at most 0.1 points)")
+    assert "no latency was measured" in found(ms=None, float_ms=None).summary
