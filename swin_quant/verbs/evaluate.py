@@ -236,8 +236,6 @@ def _of_artifact(
 
 
 def run(options: EvaluateOptions, world: World) -> None:
-    from swin_quant.base.files import ensure_writable_dir
-
     files, checkpoint = options.files, options.checkpoint
     if len(files) == 1 and shared.is_checkpoint(files[0]):
         if checkpoint:
@@ -250,8 +248,6 @@ def run(options: EvaluateOptions, world: World) -> None:
     if options.shard is not None and options.answers is None:
         raise UsageError("--shard: is for --answers")
     if files:
-        for file in files:
-            ensure_writable_dir(Path(file).parent)  # for the results in its run card
         _run_artifacts(replace(options, files=files), world)
     elif opened := shared.opened(checkpoint):
         evaluate_checkpoint(options, opened, world)
@@ -273,6 +269,8 @@ def _run_artifacts(options: EvaluateOptions, world: World) -> None:
 def score_files(options: EvaluateOptions, world: World) -> list[Scored]:
     """The artifacts that options name, scored; nothing is printed or written."""
     from swin_quant.backends.artifact import open_artifact
+    from swin_quant.base.files import check_writable
+    from swin_quant.cards.paths import card_path
     from swin_quant.verbs.evaluate_artifacts import Scoring, score_artifacts
 
     scoring = Scoring(
@@ -288,7 +286,10 @@ def score_files(options: EvaluateOptions, world: World) -> list[Scored]:
         shared.sharding(options.answers, options.shard),
         own_float=not options.no_own_float and options.answers is None,
     )
-    return score_artifacts([open_artifact(path) for path in dict.fromkeys(options.files)], scoring, world)
+    artifacts = [open_artifact(path) for path in dict.fromkeys(options.files)]
+    for artifact in artifacts:
+        check_writable(card_path(artifact.file))  # which gets the results
+    return score_artifacts(artifacts, scoring, world)
 
 
 def evaluate_checkpoint(

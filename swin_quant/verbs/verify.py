@@ -135,7 +135,7 @@ def verify_artifact(
     """
     from functools import reduce
 
-    from swin_quant.base.files import ensure_writable_dir
+    from swin_quant.base.files import check_writable
     from swin_quant.cards.card import RunCard
     from swin_quant.cards.paths import card_path
     from swin_quant.cards.update import update
@@ -156,6 +156,7 @@ def verify_artifact(
     from swin_quant.score.run_engines import infer, infer_batches
 
     names = names_of_engines(artifact, how.engines)
+    check_writable(card_path(artifact.file))  # which gets what is found
     cfg = config_of(artifact)
     origin = load_origin(artifact, cfg, find_checkpoint(artifact, how.checkpoint), world, how.origin)
     shown = pictures() if callable(pictures) else pictures

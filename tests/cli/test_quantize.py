@@ -57,7 +57,7 @@ def made(finished, tmp_path):
 def test_from_a_float_checkpoint_to_a_scored_artifact(made, tmp_path):
     card = json.loads(made.read_text())
     assert [record["passed"] for record in card["verification"]] == [True, None]
-    assert [result["precision"] for result in card["results"]] == ["float32", "bfloat16", "int8"]
+    assert [result["precision"] for result in card["results"]] == ["float32", "float32", "int8"]
     assert card["results"][-1]["delta_acc1"] is not None
     assert (tmp_path / "out" / "swin_micro_calib.pth").is_file()
 
@@ -67,6 +67,9 @@ def test_what_is_done_is_not_done_again(run, words, made, tmp_path, snapshot):
     before = snapshot(tmp_path / "out")
     again = run("quantize", *words)
     assert again.code == 0 and again.err.count("done before") == 4 and "Δ acc@1" in again.out
+    deploy, *said, then = again.out.splitlines()[-4:]
+    assert deploy.split()[-1].endswith("swin_micro_int8_onnxruntime.onnx") and "swin-quant serve" in then
+    assert "float32 on onnxruntime" in " ".join(" ".join(said).split())
     assert snapshot(tmp_path / "out") == before
 
 
@@ -342,8 +345,9 @@ def test_passes_round_for_the_seven_bits_that_are_exported(run, words, tmp_path)
 @pytest.mark.slow
 def test_without_an_engine_here_it_ends_with_the_export(run, words, tmp_path):
     done = run("quantize", *words, "--for", "tensorrt")
-    assert done.code == 0 and "neither verified nor scored" in done.err and "tensorrt-cu" in done.err
-    assert done.out.strip().endswith("swin_micro_int8_tensorrt.onnx")
+    assert done.code == 0 and "neither verified nor scored" in done.out and "tensorrt-cu" in done.out
+    deploy, *_, last = done.out.strip().splitlines()
+    assert deploy.split()[-1].endswith("swin_micro_int8_tensorrt.onnx") and "build-engine" in last
 
 
 @pytest.mark.slow

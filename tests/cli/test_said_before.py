@@ -47,17 +47,6 @@ def test_a_place_that_cannot_be_written(quantize, tmp_path, flag):
     assert str(tmp_path / "file" / "x") in line and "cannot be" in line
 
 
-def test_a_folder_of_artifacts_that_cannot_be_written(run, micro, tmp_path, monkeypatch):
-    """Results go into the run card beside the file."""
-    shutil.copy(micro / "swin.pth", tmp_path / "x.onnx")
-    monkeypatch.setattr("swin_quant.base.files.ensure_writable_dir", _no_place)
-    assert "cannot be the output directory" in run("evaluate", tmp_path / "x.onnx", "--data-path", tmp_path).error(1)
-
-
-def _no_place(folder):
-    raise SwinQuantError(f"{folder}: cannot be the output directory")
-
-
 def test_labels_that_do_not_fit(quantize, pictures, tmp_path):
     """The calibration needs none, the score behind it does."""
     data = shutil.copytree(pictures, tmp_path / "data")
@@ -69,10 +58,14 @@ def test_labels_that_do_not_fit(quantize, pictures, tmp_path):
 
 def test_too_few_pictures_for_the_budget(quantize, run, calibrated, pictures, tmp_path, monkeypatch):
     """Before a calibration, and in a search of its own before the first forward."""
+
+    def too_early(*_):
+        raise SwinQuantError("it computes already")
+
     done = quantize("--for", "onnxruntime", "--policy", "auto", "--max-drop", 0.05)
     assert "1024 pictures hardly tell a drop of 0.05 points: give 2000 or more" in done.err, done
     assert done.err.index("hardly tell") < done.err.index("it calibrates already")
-    monkeypatch.setattr(PolicyCosts, "_logits", lambda *_: _no_place("it computes already"))
+    monkeypatch.setattr(PolicyCosts, "_logits", too_early)
     copy = shutil.copytree(calibrated.parent, tmp_path / "copy") / calibrated.name
     words = ["--data-path", pictures, "--engine", "onnxruntime", "--max-drop", 5, "--pictures", 8, "--device", "cpu"]
     done = run("search", copy, *words, "--output", tmp_path / "found")

@@ -14,8 +14,9 @@ from swin_quant.verbs import evaluate_artifacts
 
 @pytest.fixture
 def evaluate(run, pictures):
-    """evaluate(artifacts and flags ...) on the 7 pictures of val -> how it ended."""
-    return lambda *words: run("evaluate", *words, "--data-path", pictures, "--device", "cpu", "--half", "none")
+    """evaluate(artifacts and flags ...) -> how it ended, on the 7 pictures of val, without the engine's own float."""
+    how = ["--data-path", pictures, "--device", "cpu", "--half", "none"]
+    return lambda *words: run("evaluate", *words, *how, "--no-own-float")
 
 
 def measured(artifact):
@@ -75,6 +76,27 @@ def test_artifacts_of_one_checkpoint_share_a_baseline_and_keep_their_own_results
         assert result.delta_acc1_se is not None and result.sqnr_db > 15
     assert onnx["onnxruntime", "int8", "qdq"].sqnr_db == pytest.approx(onnx[simulated].sqnr_db, abs=1)
     assert "onnxruntime" in done.out and "openvino" in done.out and "FasterTransformer (emulated)" in done.out
+
+
+@pytest.mark.slow
+def test_the_float_of_the_same_engine_is_scored_beside_int8(run, exports, pictures):
+    """Exported anew, in place of torch's half precision; where a float file is scored as well, it is that."""
+    words = ["evaluate", exports.onnx, "--engine", "onnxruntime", "--data-path", pictures, "--device", "cpu"]
+    done = run(*words)
+    assert done.code == 0, done
+    own, int8 = [("onnxruntime", "float32", None), ("onnxruntime", "int8", "qdq")]
+    found = measured(exports.onnx)
+    assert list(found) == [("torch", "float32", None), own, int8]
+    assert found[own].agreement == 100 and found[own].ms_per_picture > 0 and found[own].sqnr_db > 80
+    lines = [line.split()[:2] for line in done.out.splitlines()]
+    assert lines.index(["float32", "onnxruntime"]) + 1 == lines.index(["int8", "qdq"])
+    assert not list(exports.onnx.parent.glob("*fp32*")), "it is not kept"
+
+
+def test_a_card_that_cannot_be_written_is_said_before_a_picture_is_read(evaluate, hand_made, monkeypatch):
+    monkeypatch.setattr("os.access", lambda *_: False)
+    line = evaluate(hand_made, "--engine", "onnxruntime", "--data-path", "nowhere").error(1)
+    assert hand_made.with_suffix(".json").name in line and "cannot be written: Permission denied" in line
 
 
 @pytest.mark.slow
