@@ -191,11 +191,11 @@ class Quantization:
 
     @property
     def exporting(self) -> ExportOptions:
-        place = self.search.file if self.search else None
+        named = shared.PolicyOptions((str(self.search.file),)) if self.search else self.named
         return ExportOptions(
             backend=self.options.backend,
             checkpoint=str(self.calibrated),
-            policy=shared.PolicyOptions((str(place),)) if place else self.named,
+            policy=named,
             float_type=self.float_type,  # type: ignore[arg-type]  # one of its choices
             output=str(self.folder),
             onnx=OnnxFlags(int4_weights=self.options.int4_weights),
@@ -237,8 +237,7 @@ class Quantization:
 
     @property
     def _artifact(self) -> str:
-        made = artifact_of(self)
-        return str(made.file) if made else ARTIFACT
+        return str(made.file) if (made := artifact_of(self)) else ARTIFACT
 
 
 def is_calibrated(job: Quantization) -> bool:
@@ -329,16 +328,14 @@ def artifact_of(job: Quantization) -> Artifact | None:
     if not is_calibrated(job) or (policy := job.exported_policy) is None:
         return None
     sha256, rules = _sha256(job.calibrated), policy.to_dict()["rules"]
-    exports = job.target.exports
-    targets = (job.target.name, exports.fixed.get("target") if exports else None)  # or an ONNX file for any engine
+    targets = (job.target.name, job.target.exporting.fixed.get("target"))  # or an ONNX file for any engine
     for file in sorted(job.folder.glob("*.json")):
         try:
             card = RunCard.read(file)
             if card.artifact is None or card.checkpoint is None or card.checkpoint["sha256"] != sha256:
                 continue
             options = card.artifact["options"]
-            is_ours = options.get("target", card.artifact["backend"]) in targets and _has_floats(options, job)
-            is_ours &= bool(options.get("int4_weights")) == job.options.int4_weights
+            is_ours = options.get("target", card.artifact["backend"]) in targets and _is_stored_so(options, job)
             if is_ours and (card.policy or {}).get("rules") == rules:
                 return open_artifact(file.with_name(card.artifact["file"]))
         except SwinQuantError:  # some other JSON, or a file that was changed: it is exported again
@@ -346,11 +343,12 @@ def artifact_of(job: Quantization) -> Artifact | None:
     return None
 
 
-def _has_floats(options: Mapping[str, Any], job: Quantization) -> bool:
-    """Whether what is not int8 was exported in the wanted type."""
+def _is_stored_so(options: Mapping[str, Any], job: Quantization) -> bool:
+    """Whether what is not int8 was exported in the wanted type, and weights as INT4 if that is asked for."""
     exports = job.target.exporting
     wanted = job.float_type or exports.float_type
-    return "float_type" not in exports.flags or options.get("float_type", wanted) == wanted
+    has_floats = "float_type" not in exports.flags or options.get("float_type", wanted) == wanted
+    return has_floats and bool(options.get("int4_weights")) == job.options.int4_weights
 
 
 def is_verified(job: Quantization) -> bool:

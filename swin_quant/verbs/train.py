@@ -86,9 +86,12 @@ class TrainingOptions:
     def request(
         self, folder: Path, start: Checkpoint | None, data: shared.LoadingOptions, replace_head: bool
     ) -> Request:
-        """The run that is asked for, beside config and recipe."""
+        """The run that is asked for, beside config and recipe. UsageError for a plot that nothing here can draw."""
+        from swin_quant.base.extras import library
         from swin_quant.train.run import Request
 
+        if self.plot:
+            library("matplotlib", "logs")
         return Request(
             folder=folder,
             start=start,

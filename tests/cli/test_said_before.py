@@ -40,6 +40,12 @@ def test_what_the_page_is_drawn_with(run, calibrated, tmp_path, monkeypatch):
     assert "[report]" in run("report", calibrated.with_suffix(".json"), *words).error(2)
 
 
+def test_what_a_plot_is_drawn_with(run, calibrated, scoring_flags, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    line = run("finetune", calibrated, *scoring_flags, "--plot", "svg", "--output", tmp_path / "out").error(2)
+    assert "[logs]" in line and not list(tmp_path.glob("out/*"))
+
+
 @pytest.mark.parametrize("flag", ["--output", "--json"])
 def test_a_place_that_cannot_be_written(quantize, tmp_path, flag):
     (tmp_path / "file").touch()
