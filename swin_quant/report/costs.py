@@ -47,14 +47,14 @@ _DEPTH: tuple[Column[tuple[str, float | None]], ...] = (
     figure("sqnr_db", "SQNR dB", lambda row: row[1], "{:.1f}"),
 )
 _TRIED: tuple[Column[TriedPolicy], ...] = (
-    Column("policy", "policy", field("policy"), fold=True),
-    figure("nodes", "nodes on", field("nodes")),
+    Column("policy", "policy", field("policy"), show=lambda row: row.policy.replace(" layers ", " "), fold=True),
+    figure("nodes", "nodes", field("nodes")),
     figure("ms", "ms", field("ms"), "{:.3f}", may_lack=True),
     figure("sqnr_db", "SQNR dB", field("loss", "sqnr_db"), "{:.1f}"),
-    figure("agreement", "agree %", field("loss", "agreement"), "{:.2f}"),
+    figure("agreement", "agree", field("loss", "agreement"), "{:.2f}"),
     figure("drop", "drop", field("loss", "drop"), "{:.3f}"),
     figure("drop_error", "±", field("loss", "drop_error"), "{:.3f}"),
-    figure("kl", "KL", field("loss", "kl"), "{:.1e}"),
+    Column("kl", "", field("loss", "kl")),
     Column("front", "", lambda row: "found" if row.is_found else "front" if row.on_front else "", blank=""),
 )
 
@@ -110,7 +110,8 @@ def search_table(result: SearchResult, budget: str, what: str) -> ReportTable[Tr
     timed = any(one.ms is not None for one in result.candidates)
     better = "is faster" if timed else "leaves fewer nodes float"
     remarks = [
-        f"{what}; loss on {result.pictures} pictures, against the model in float32; front: none {better} and as near",
+        f"{what}; agreement in %, expected drop of top-1 ± its error, against float32 on {result.pictures} pictures; "
+        f"front: none {better} and as near",
         f"budget: {budget}: {'met' if result.met else 'NOT met; this is the best that was found'}",
     ]
     if not timed:

@@ -112,4 +112,4 @@ def verdict(job: Quantization, artifact: Artifact) -> Verdict:
     remedies = " or ".join(backend.remedy for backend in engines if backend.remedy)
     why = f"neither verified nor scored: {target.name} does not run its file here as it is ({remedies})"
     then = [step.format(file=file, checkpoint=job.calibrated) for step in target.exporting.next_step]
-    return Verdict(str(file), why, then[0] if then else f"swin-quant inspect {file}")
+    return Verdict(str(file), why, then[-1] if then else f"swin-quant inspect {file}")

@@ -51,7 +51,7 @@ def test_every_node_with_the_figures_of_its_file(run, own, tmp_path):
     # Each bin's count is rounded down
     assert drawn == {name: pytest.approx(count, abs=48) for name, count in counts.items()}
     card = RunCard.read(own.with_suffix(".json"))
-    assert f"{card.results[-1]['acc1']:.3f}" in text and "ft-mode1" in text
+    assert f">{card.results[-1]['acc1']:.2f}</td>" in text and "ft-mode1" in text
 
 
 @pytest.mark.slow

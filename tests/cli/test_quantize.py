@@ -67,9 +67,8 @@ def test_what_is_done_is_not_done_again(run, words, made, tmp_path, snapshot):
     before = snapshot(tmp_path / "out")
     again = run("quantize", *words)
     assert again.code == 0 and again.err.count("done before") == 4 and "Δ acc@1" in again.out
-    deploy, *said, then = again.out.splitlines()[-4:]
-    assert deploy.split()[-1].endswith("swin_micro_int8_onnxruntime.onnx") and "swin-quant serve" in then
-    assert "float32 on onnxruntime" in " ".join(" ".join(said).split())
+    verdict = " ".join(again.out.partition("deploy: ")[2].split())
+    assert "7 pictures" in verdict and "float32 on onnxruntime" in verdict and "next: swin-quant " in verdict
     assert snapshot(tmp_path / "out") == before
 
 
@@ -146,7 +145,7 @@ def test_a_changed_policy_is_that_of_both_files_and_knows_what_is_done(run, word
     assert run("quantize", *words, *CHANGED).code == 0
     rules = [
         RunCard.read(tmp_path / "out" / name).policy["rules"]
-        for name in ("swin_micro_calib.json", "swin_micro_int8_onnxruntime.json")
+        for name in ("swin_micro_calib.json", "swin_micro_w7a8_onnxruntime.json")
     ]
     assert rules[0] == rules[1] and rules[0][-1] == {"disable": ["layers.0.*", "*.attn.*"]}
     assert run("quantize", *words, *CHANGED, "--dry-run").out.count("# done") == 4
