@@ -112,7 +112,7 @@ def prepare(model: str, args: argparse.Namespace) -> None:
 
 
 def artifact(work: Path, model: str, engine: str, way: str) -> Path:
-    return work / way / f"{model}_int8_{engine}.onnx"
+    return work / way / f"{model}_{'w7a8' if '--saturation-safe' in WAYS[way] else 'int8'}_{engine}.onnx"
 
 
 def measured(model: str, engine: str, args: argparse.Namespace) -> BenchReport:

@@ -142,7 +142,7 @@ def prepare(args: argparse.Namespace, name: str, engine: str) -> dict[str, Path]
             if base == "qdq" and (suffix or engine == "openvino"):
                 continue  # OpenVINO has no safe qdq, and cpu is faster
             folder = args.work / engine / f"{way}{suffix}".replace(" ", "_")
-            made[way + suffix] = folder / f"{name}_int8_{engine}.onnx"
+            made[way + suffix] = folder / f"{name}_{'w7a8' if more else 'int8'}_{engine}.onnx"
             if not made[way + suffix].exists():
                 folder.mkdir(parents=True, exist_ok=True)
                 (folder / "policy.yaml").write_text(json.dumps(chosen(base, selectors).to_dict()))  # JSON is YAML
