@@ -161,7 +161,7 @@ def _own_floats(group: Sequence[_Prepared], scoring: Scoring, world: World, fold
         if name in given or not has_float_baseline(backend, world.device.type):
             continue
         try:
-            artifact, _ = export_checkpoint(first.checkpoint, name, folder / name, precision="float")
+            artifact, _ = export_checkpoint(first.checkpoint, name, folder / name, first.cfg, precision="float")
             offered = function(backend.float_types)() if backend.float_types else []
             half = [kind for kind in HALF_TYPES if kind in offered and kind == half_type("auto", world.device)]
             for kind in dict.fromkeys([options.float_type, *half]):

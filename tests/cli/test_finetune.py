@@ -65,9 +65,14 @@ def same(one, other):
 @pytest.mark.slow
 @pytest.mark.parametrize("amax", ["frozen", "learned", "reestimated"])
 def test_qat_leaves_a_calibrated_checkpoint_its_card_and_logs(run, qat_flags, tmp_path, calibrated, card_of, amax):
-    done = run("finetune", *qat_flags, "--amax", amax)
+    done = run("finetune", *qat_flags, "--amax", amax, "--json", tmp_path / "told.json")
     assert done.code == 0, done
     out = tmp_path / "out"
+    (verdict,) = json.loads((tmp_path / "told.json").read_text())["verdicts"]
+    assert verdict["delta_ptq_se"] is not None and f"deploy: {verdict['deploy']}" in done.out
+    assert Path(verdict["deploy"]).is_file() and " ".join(verdict["summary"].split()) in " ".join(done.out.split())
+    order = [verdict["summary"].index(word) for word in ("float32", "PTQ", "QAT", "QAT - PTQ")]
+    assert order == sorted(order)
     before, after = weights(calibrated), weights(out / f"{NAME}_qat.pth")
     assert before.keys() == after.keys() and not same(before, after)
     for key, weight in after.items():

@@ -366,7 +366,7 @@ def test_of_several_each_has_its_folder_and_one_table_shows_all(run, micro, pict
     assert done.code == 0 and "2 of 2: swinv2_micro" in done.err
     for name in ("swin_micro", "swinv2_micro"):
         assert (tmp_path / "family" / name / f"{name}_int8_onnxruntime.json").is_file()
-        assert f"{name} " in done.out
+        assert f"{name}: " in done.out
     (tmp_path / "family" / "swin_micro" / "swin_micro_int8_onnxruntime.json").unlink()
     again = run(*family, *common)
     assert again.code == 0 and again.err.count("done before") == 1 + 4
@@ -379,7 +379,7 @@ def test_one_that_fails_does_not_stop_the_others(run, micro, pictures, tmp_path)
     done = run("quantize", bad, good, *common, "--output", tmp_path / "family")
     assert done.code == 1 and "going on with the next" in done.err
     assert done.err.splitlines()[-1].startswith("error: 1 of 2 checkpoints failed: swinv2_micro: ")
-    assert "swin_micro " in done.out
+    assert "swin_micro: " in done.out
 
 
 def test_an_engine_that_gives_up_on_one_does_not_stop_the_others(monkeypatch):

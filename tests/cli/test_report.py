@@ -50,7 +50,7 @@ def test_the_table_is_printed(tmp_path, capsys):
     assert "swin_micro" in out and "other" in out and out.count("-0.46") == 2
 
 
-@pytest.mark.parametrize(("form", "start"), [("markdown", "**swin_micro "), ("csv", "name,")])
+@pytest.mark.parametrize(("form", "start"), [("markdown", "**swin_micro: "), ("csv", "name,")])
 def test_a_format_is_printed(tmp_path, capsys, form, start):
     swin_quant_report(write(tmp_path / "card.json", FLOAT, INT8), "--format", form)
     assert capsys.readouterr().out.startswith(start)
@@ -62,7 +62,7 @@ def test_a_folder_gets_the_table_in_every_form(tmp_path, capsys):
     folder = tmp_path / "table"
     assert sorted(file.name for file in folder.iterdir()) == ["accuracy.csv", "accuracy.json", "accuracy.md"]
     assert (folder / "accuracy.json").read_text() == capsys.readouterr().out  # --json prints that instead of the table
-    assert (folder / "accuracy.md").read_text().startswith("**swin_micro ")
+    assert (folder / "accuracy.md").read_text().startswith("**swin_micro: ")
     with open(folder / "accuracy.csv", newline="") as file:
         assert next(csv.DictReader(file))["quantized_acc1"] == "70.34"
 

@@ -87,7 +87,7 @@ def _table_of(block: Block, remarks: Sequence[str] = (), width: int | None = Non
 
 
 def _heading(block: Block) -> str:
-    return "  ".join((block.name, *block.details))
+    return f"{block.name}: {', '.join(block.details)}"
 
 
 def _on_terminal(table: AccuracyTable, width: int = NARROW, color: bool = False) -> str:

@@ -137,7 +137,7 @@ def test_markdown_is_a_table_of_rounded_figures_for_each_block():
     table = [line for line in text.splitlines() if line.startswith("|")]
     assert len(table) == 8 * (2 + 4) and FIGURES | WIDE <= figures_of(text)
     html = MarkdownIt("commonmark").enable("table").render(text)
-    assert html.count("<tr>") == 8 * 5 and html.count("<strong>swin_tiny_patch4_window7_224 ") == 4
+    assert html.count("<tr>") == 8 * 5 and html.count("<strong>swin_tiny_patch4_window7_224: ") == 4
 
 
 def test_marks_of_footnotes_are_beside_the_results_they_are_about():
