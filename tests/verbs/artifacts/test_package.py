@@ -118,6 +118,7 @@ def test_infer_gives_our_logits_without_torch_and_without_us(_exports, run, pict
 
 @pytest.mark.slow
 def test_infer_names_a_missing_and_a_broken_picture_in_a_line(packaged, tmp_path):
+    packaged = shutil.copytree(packaged, tmp_path / "package")  # it gets a cache
     (tmp_path / "broken.png").write_bytes(b"no picture")
     for file, why in ((tmp_path / "gone.png", "no such file"), (tmp_path / "broken.png", "cannot identify")):
         done = alone(packaged / "infer.py", file, "--engine", "onnxruntime")
