@@ -65,8 +65,8 @@ class Scoring:
     `checkpoint`: what was exported, where it is not found; `original`: the float checkpoint that it came from, too;
     `overrides`: keys of the config (data path, batch size, ...); `answers`: where the answers to each picture are kept.
     `pictures`: in place of the config's. `origin`: the model of a wrapped module, which no file can build.
-    `own_float`: the float form of the same weights is scored on the engine, too: int8 is no faster than what it
-    replaces says. It takes the place of torch's half precision if `half` is auto.
+    `own_float`: the float form of the same weights is scored on the engine, too, since that is what int8 replaces. It
+    takes the place of torch's half precision if `half` is auto.
     """
 
     engines: Sequence[str] | None = None
@@ -151,7 +151,9 @@ def _own_floats(group: Sequence[_Prepared], scoring: Scoring, world: World, fold
     """Engine name -> the float forms of the same weights on it, for what is scored without: in the type of what is not
     int8, and in the half type that the engine would choose for float. They are exported into `folder`."""
     first, options = group[0], scoring.options
-    if first.checkpoint is None or not any(p.artifact.card.policy for p in group):
+    if first.checkpoint is None or first.artifact.card.wrapped:  # no file can build a wrapped module
+        return {}
+    if not any(p.artifact.card.policy for p in group):
         return {}
     found: dict[str, list[Engine]] = {}
     beside = [p for p in group if not p.artifact.card.policy]

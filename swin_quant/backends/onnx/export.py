@@ -233,6 +233,11 @@ def _has_tanh_gelu(model: nn.Module) -> bool:
     return any(getattr(module, "approximate", None) == "tanh" for module in model.modules())
 
 
+def has_fp8(model: nn.Module) -> bool:
+    """Whether an enabled node is float8."""
+    return any(node.setting.format == FP8 for node in enabled_nodes(model).values())
+
+
 def int4_nodes(model: nn.Module, card: RunCard, options: OnnxOptions) -> list[str]:
     """The weight nodes to store as INT4. UsageError if the options ask for INT4 and the policy gives no such node."""
     if not options.int4_weights:
