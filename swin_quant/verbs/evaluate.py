@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from swin_quant.loading import Subject
     from swin_quant.model import Model
     from swin_quant.quant.policy import Policy
+    from swin_quant.report.verdict import Verdict
     from swin_quant.score.baseline import Baseline
     from swin_quant.score.features import FeatureScore
     from swin_quant.verbs.evaluate_artifacts import Scored
@@ -119,17 +120,20 @@ OPTIONS = EvaluateOptions
 class Evaluation:
     """Results on one list of pictures, the float model's first; printed, it is the accuracy-delta table.
 
-    A model without logits has no `results`: its `outputs` are compared with float32's.
+    A model without logits has no `results`: its `outputs` are compared with float32's. An artifact has a `verdict`.
     """
 
     results: tuple[Result, ...]
     card: RunCard
     outputs: tuple[FeatureScore, ...] = ()
+    verdict: Verdict | None = None
 
     def __str__(self) -> str:
         from swin_quant.report.accuracy.render import render
 
-        return "\n".join(map(str, self.outputs)) if self.outputs else render([self.card])
+        if self.outputs:
+            return "\n".join(map(str, self.outputs))
+        return render([self.card]) + (f"\n{self.verdict}" if self.verdict else "")
 
     def _repr_html_(self) -> str:
         from swin_quant.report.accuracy.render import as_html
@@ -137,7 +141,7 @@ class Evaluation:
 
         if self.outputs:
             return html_facts(self.card.name, {score.subject: score.figures for score in self.outputs})
-        return as_html([self.card])
+        return as_html([self.card]) + (self.verdict._repr_html_() if self.verdict else "")
 
     @property
     def float32(self) -> Result | None:
@@ -220,6 +224,8 @@ def _of_artifact(
 ) -> Evaluation:
     from swin_quant.base.distributed import World
     from swin_quant.cards.update import with_results
+    from swin_quant.exported import find_checkpoint
+    from swin_quant.report.verdict import of_artifact
     from swin_quant.verbs.evaluate_artifacts import Scoring, score_artifacts, write_cards
 
     scoring = Scoring(
@@ -229,10 +235,13 @@ def _of_artifact(
         original=str(original) if original else None,
         pictures=pictures,
         origin=exported.origin,
+        own_float=True,
     )
     (scored,) = score_artifacts([exported.artifact], scoring, World())
     write_cards([scored])
-    return Evaluation(scored.measured, with_results(replace(scored.card, results=[]), scored.measured))
+    card, file = with_results(replace(scored.card, results=[]), scored.measured), exported.file
+    place, checkpoint = getattr(pictures, "path", "DIR"), find_checkpoint(exported.artifact)
+    return Evaluation(scored.measured, card, verdict=of_artifact(card, file, checkpoint or Path("CHECKPOINT"), place))
 
 
 def run(options: EvaluateOptions, world: World) -> None:
