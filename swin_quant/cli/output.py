@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from swin_quant.cards.card import RunCard
-    from swin_quant.report.verdict import Verdict
+    from swin_quant.report.verdict import DeployVerdict
 
 
 def print_table(cards: Sequence[RunCard]) -> None:
@@ -17,7 +17,7 @@ def print_table(cards: Sequence[RunCard]) -> None:
     AccuracyTable.of(cards).show()
 
 
-def show(cards: Sequence[RunCard], json: str | None, verdicts: Sequence[Verdict] = ()) -> None:
+def show(cards: Sequence[RunCard], json: str | None, verdicts: Sequence[DeployVerdict] = ()) -> None:
     """The table, and the verdicts of a verb that has some; or as --json says."""
     from swin_quant.report.accuracy.render import AccuracyTable
     from swin_quant.report.table import json_text
@@ -32,7 +32,7 @@ def show(cards: Sequence[RunCard], json: str | None, verdicts: Sequence[Verdict]
         put(json, json_text(table.as_data() | told))
 
 
-def print_verdicts(verdicts: Sequence[Verdict]) -> None:
+def print_verdicts(verdicts: Sequence[DeployVerdict]) -> None:
     """Verdicts on standard output, a blank line before each."""
     from swin_quant.report.table import NARROW, print_text, screen_width
 

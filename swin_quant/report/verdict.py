@@ -24,7 +24,7 @@ _SERVE = "swin-quant serve {file} --engine {target}"
 
 
 @dataclass(frozen=True)
-class Verdict:
+class DeployVerdict:
     """What to deploy, and why. Printed, it is three lines.
 
     `deploy`: a file, or FLOAT. `next`: a command. `delta_acc1` and its standard error are in points against float32, of
@@ -91,7 +91,7 @@ def speed_in_words(ms: float | None, float_ms: float | None, float_type: str | N
     return f"{ratio:.1f} times as fast as {beside}" if ratio > 1 else f"slower than {beside}"
 
 
-def of_artifact(card: RunCard, file: Path, checkpoint: Path, data_path: str) -> Verdict | None:
+def of_artifact(card: RunCard, file: Path, checkpoint: Path, data_path: str) -> DeployVerdict | None:
     """The verdict on an artifact by the results in its card, on its fastest engine; None where it was not scored."""
     rows = [row for row in rows_of([card]) if row.quantized and not is_float(row.quantized)]
     rows = [row for row in rows if not is_simulated(_result(row).engine)]
@@ -114,7 +114,7 @@ def of_artifact(card: RunCard, file: Path, checkpoint: Path, data_path: str) -> 
         loss_in_words(delta, error, result.pictures),
         speed_in_words(result.ms_per_picture, float_ms, float_type, result.engine),
     )
-    return Verdict(
+    return DeployVerdict(
         FLOAT if is_slow else str(file),
         "; ".join(said),
         then,
@@ -128,7 +128,7 @@ def of_artifact(card: RunCard, file: Path, checkpoint: Path, data_path: str) -> 
     )
 
 
-def of_search(result: SearchResult, checkpoint: str, engine: str, float_type: str, limits: str) -> Verdict:
+def of_search(result: SearchResult, checkpoint: str, engine: str, float_type: str, limits: str) -> DeployVerdict:
     """The verdict on the policy that a search found."""
     found, loss = result.found, result.found.loss
     beside = next((one.ms for one in result.candidates if not one.nodes), None)
@@ -143,10 +143,10 @@ def of_search(result: SearchResult, checkpoint: str, engine: str, float_type: st
         summary = f"the budget is NOT met ({limits}); the best that was found: {summary}"
     figures = (result.pictures, -loss.drop, loss.drop_error)
     times = {"engine": engine, "ms": found.ms, "float_ms": beside, "float_type": float_type}
-    return Verdict(FLOAT if keeps_float else str(result.file), summary, then, *figures, **times)  # type: ignore[arg-type]
+    return DeployVerdict(FLOAT if keeps_float else str(result.file), summary, then, *figures, **times)  # type: ignore[arg-type]
 
 
-def of_training(card: RunCard, file: Path, target: str) -> Verdict | None:
+def of_training(card: RunCard, file: Path, target: str) -> DeployVerdict | None:
     """The verdict on QAT: float, PTQ and QAT by the results in its card; None where QAT was not scored."""
     measured = card.measured()
     qat = next((one for one in measured if one.weights == QAT and one.policy), None)
@@ -163,7 +163,7 @@ def of_training(card: RunCard, file: Path, target: str) -> Verdict | None:
     else:
         said, is_better = _against_ptq(qat.delta_ptq, qat.delta_ptq_se, qat.pictures)
         deploy = file if is_better or start is None else Path(start.get("path") or file.with_name(start["file"]))
-    return Verdict(
+    return DeployVerdict(
         str(deploy),
         f"{figures}; {said}",
         _command(_EXPORT, checkpoint=deploy, target=target, folder=file.parent),

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from swin_quant.loading import Subject
     from swin_quant.model import Model
     from swin_quant.quant.policy import Policy
-    from swin_quant.report.verdict import Verdict
+    from swin_quant.report.verdict import DeployVerdict
     from swin_quant.score.baseline import Baseline
     from swin_quant.score.features import FeatureScore
     from swin_quant.verbs.evaluate_artifacts import Scored
@@ -126,7 +126,7 @@ class Evaluation:
     results: tuple[Result, ...]
     card: RunCard
     outputs: tuple[FeatureScore, ...] = ()
-    verdict: Verdict | None = None
+    verdict: DeployVerdict | None = None
 
     def __str__(self) -> str:
         from swin_quant.report.accuracy.render import render

@@ -13,7 +13,7 @@ from swin_quant.verbs.quantize_options import QuantizeOptions
 if TYPE_CHECKING:
     from swin_quant.backends.artifact import Artifact
     from swin_quant.base.distributed import World
-    from swin_quant.report.verdict import Verdict
+    from swin_quant.report.verdict import DeployVerdict
     from swin_quant.verbs.quantization import Quantization
 
 HELP = "From a float checkpoint to an artifact that was verified and scored: calibrate, export, verify, evaluate."
@@ -99,17 +99,19 @@ def quantize(job: Quantization) -> Artifact:
     return job.made
 
 
-def verdict(job: Quantization, artifact: Artifact) -> Verdict:
+def verdict(job: Quantization, artifact: Artifact) -> DeployVerdict:
     """What to deploy; of a file that was not scored, why it was not."""
-    from swin_quant.report.verdict import Verdict, of_artifact
+    from swin_quant.report.verdict import DeployVerdict, of_artifact
 
     target, file, data_path = job.target, artifact.file, job.cfg.DATA.DATA_PATH
     if found := of_artifact(artifact.card, file, job.calibrated, data_path):
         return found
     if job.engine is not None:
-        return Verdict(str(file), f"verified; not scored: {data_path} has no val split", f"swin-quant bench {file}")
+        return DeployVerdict(
+            str(file), f"verified; not scored: {data_path} has no val split", f"swin-quant bench {file}"
+        )
     engines = [target] if target.load else job.takers
     remedies = " or ".join(backend.remedy for backend in engines if backend.remedy)
     why = f"neither verified nor scored: {target.name} does not run its file here as it is ({remedies})"
     then = [step.format(file=file, checkpoint=job.calibrated) for step in target.exporting.next_step]
-    return Verdict(str(file), why, then[-1] if then else f"swin-quant inspect {file}")
+    return DeployVerdict(str(file), why, then[-1] if then else f"swin-quant inspect {file}")

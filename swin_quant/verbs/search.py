@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from swin_quant.quant.policy import Policy
     from swin_quant.quant.search import Budget, SearchResult, TriedPolicy
     from swin_quant.report.table import ReportTable
-    from swin_quant.report.verdict import Verdict
+    from swin_quant.report.verdict import DeployVerdict
     from swin_quant.score.options import EngineOptions
     from swin_quant.verbs.policy_costs import PolicyCosts
     from swin_quant.verbs.search_settings import SearchSettings
@@ -150,7 +150,7 @@ class Search:
         return html_table(self.table()) + self.verdict._repr_html_()
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> DeployVerdict:
         """What to deploy, what it costs and wins, and the command that exports it."""
         from swin_quant.report.verdict import of_search
 

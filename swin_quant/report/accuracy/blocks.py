@@ -50,7 +50,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Block:
+class TableBlock:
     """The results of one model on one list of pictures. `details`: the facts that they share, for the heading."""
 
     name: str
@@ -67,7 +67,7 @@ class Block:
         return shown(chosen, self.lines)
 
 
-def blocks_of(rows: Sequence[AccuracyRow], marks: Mapping[int, str]) -> list[Block]:
+def blocks_of(rows: Sequence[AccuracyRow], marks: Mapping[int, str]) -> list[TableBlock]:
     """The blocks in the order of the rows; `marks`: the numbers of footnotes by the row's index."""
     found: dict[Hashable, dict[int, AccuracyRow]] = {}
     for index, row in enumerate(rows):
@@ -76,7 +76,7 @@ def blocks_of(rows: Sequence[AccuracyRow], marks: Mapping[int, str]) -> list[Blo
     return [_block(list(some.values()), [marks.get(index, "") for index in some]) for some in found.values()]
 
 
-def legend(blocks: Sequence[Block]) -> list[str]:
+def legend(blocks: Sequence[TableBlock]) -> list[str]:
     """The meaning of what the blocks show."""
     lines = [line for block in blocks for line in block.lines]
     found = [LEGEND] if any(COLUMNS_BY_KEY["delta_acc1"].value(line) is not None for line in lines) else []
@@ -84,7 +84,7 @@ def legend(blocks: Sequence[Block]) -> list[str]:
     return found + [text for key, text in _WEIGHTS_LEGEND.items() if key in weights]
 
 
-def _block(rows: Sequence[AccuracyRow], marks: Sequence[str]) -> Block:
+def _block(rows: Sequence[AccuracyRow], marks: Sequence[str]) -> TableBlock:
     floats: dict[Hashable, Line] = {}
     quantized: list[Line] = []
     for row, mark in zip(rows, marks, strict=True):
@@ -104,7 +104,7 @@ def _block(rows: Sequence[AccuracyRow], marks: Sequence[str]) -> Block:
         f"calibrator {first.calibrated_by}" if first.calibrated_by else BLANK,
         next(iter(settings)) if len(settings) == 1 else BLANK,
     )
-    return Block(first.card.name, tuple(text for text in details if text != BLANK), tuple(lines))
+    return TableBlock(first.card.name, tuple(text for text in details if text != BLANK), tuple(lines))
 
 
 def _keep(floats: dict[Hashable, Line], line: Line) -> None:

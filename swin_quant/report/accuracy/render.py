@@ -12,7 +12,7 @@ from swin_quant.base.errors import UsageError, did_you_mean
 from swin_quant.cards.card import RunCard
 from swin_quant.report import table as tables
 from swin_quant.report.accuracy import blocks
-from swin_quant.report.accuracy.blocks import Block, Line, blocks_of
+from swin_quant.report.accuracy.blocks import TableBlock, Line, blocks_of
 from swin_quant.report.accuracy.footnotes import Footnote, footnotes, numbered
 from swin_quant.report.accuracy.rows import COLUMN, COLUMNS, AccuracyRow, legend, notes_column, rows_of
 from swin_quant.report.table import NARROW, Column, ReportTable, bullets, folded, styled
@@ -53,7 +53,7 @@ class AccuracyTable:
         texts = [{"text": note.text, "rows": note.rows} for note in self.notes]
         return {"schema": SCHEMA, "rows": tables.records(self.columns or COLUMNS, self.rows), "footnotes": texts}
 
-    def blocks(self) -> tuple[list[Block], list[str]]:
+    def blocks(self) -> tuple[list[TableBlock], list[str]]:
         """The blocks that people read, and the remarks below them."""
         texts, marks = numbered(self.notes, len(self.rows))
         found = blocks_of(self.rows, marks)
@@ -82,11 +82,11 @@ def as_html(cards: Sequence[RunCard]) -> str:
     )
 
 
-def _table_of(block: Block, remarks: Sequence[str] = (), width: int | None = None) -> ReportTable[Line]:
+def _table_of(block: TableBlock, remarks: Sequence[str] = (), width: int | None = None) -> ReportTable[Line]:
     return ReportTable(block.columns(width), block.lines, remarks)
 
 
-def _heading(block: Block) -> str:
+def _heading(block: TableBlock) -> str:
     return f"{block.name}: {', '.join(block.details)}"
 
 
@@ -98,7 +98,7 @@ def _on_terminal(table: AccuracyTable, width: int = NARROW, color: bool = False)
     return "".join(f"{line}\n" for line in (*lines, *bullets(remarks, width, color)))
 
 
-def _lines(block: Block, width: int, color: bool) -> Iterator[str]:
+def _lines(block: TableBlock, width: int, color: bool) -> Iterator[str]:
     first, *more = folded(_heading(block), width)
     yield from (styled(first, "bold" * color), *more)
     table = _table_of(block, width=width)
