@@ -12,7 +12,7 @@ from swin_quant.base.errors import UsageError, did_you_mean
 from swin_quant.cards.card import RunCard
 from swin_quant.report import table as tables
 from swin_quant.report.accuracy import blocks
-from swin_quant.report.accuracy.blocks import TableBlock, Line, blocks_of
+from swin_quant.report.accuracy.blocks import Line, TableBlock, blocks_of
 from swin_quant.report.accuracy.footnotes import Footnote, footnotes, numbered
 from swin_quant.report.accuracy.rows import COLUMN, COLUMNS, AccuracyRow, legend, notes_column, rows_of
 from swin_quant.report.table import NARROW, Column, ReportTable, bullets, folded, styled
