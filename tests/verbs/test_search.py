@@ -320,7 +320,7 @@ def test_wrong_input_in_python_is_one_sentence(small, model, some, tmp_path):
     wrong("rounds 0: must be at least 1", max_drop=1, rounds=0)
     for seconds in (math.inf, math.nan, 0.0):
         wrong(f"seconds {seconds:g}: must be above 0", max_drop=1, seconds=seconds)
-    wrong("swin_micro: is a float model: calibrate it first", sq.load(small[0] / "x.pth", small[0] / "swin.yaml"))
+    wrong("swin_micro: is a float model: sq.calibrate it first", sq.load(small[0] / "x.pth", small[0] / "swin.yaml"))
     wrong("there is no batch to measure with", some=[], max_drop=1)
     wrong("a batch is images", some=[torch.zeros(3, 32, 32)], max_drop=1)
     wrong("quantizes nothing", policy="float", max_drop=1)
