@@ -40,7 +40,7 @@ def linear(path, weight, batch):
         [numpy_helper.from_array(weight.numpy(), "w")],
     )
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
-    return finish_artifact(path, RunCard("linear", {}, {"size": SIDE}), "onnx", "float32", {}).file
+    return finish_artifact(path, RunCard("linear", {}, {}), "onnx", "float32", {}).file
 
 
 @pytest.fixture(scope="module")
