@@ -29,11 +29,11 @@ async def expanded(parts: AsyncIterator[bytes], encoding: str) -> AsyncIterator[
     reader = zlib.decompressobj(_WINDOW[encoding])
     async for part in parts:
         try:
-            while part:
+            piece = b""
+            while part or len(piece) == _PIECE:  # after a full piece zlib may hold more, with no input left
                 piece = reader.decompress(part, _PIECE)
-                if piece:
-                    yield piece
                 part = reader.unconsumed_tail
+                yield piece
                 if reader.unused_data:
                     raise Refused(400, f"the body goes on behind its {encoding}")
                 await asyncio.sleep(0)  # a body may grow a thousandfold: others go on meanwhile

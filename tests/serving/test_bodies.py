@@ -1,15 +1,17 @@
 """Bodies that come compressed or as forms: read within the limits of every other body, or refused in a line."""
 
+import asyncio
 import gzip
 import json
 import zlib
 from io import BytesIO
 
+import numpy as np
 import pytest
 from PIL import Image
 from served import FLAT, INFER, PREPROCESS, logits_of, png, posted, service
 
-from swin_quant.serving.bodies import file_in
+from swin_quant.serving.bodies import expanded, file_in
 from swin_quant.serving.limits import Refused
 
 REQUEST = json.dumps({"inputs": [FLAT]}).encode()
@@ -38,6 +40,23 @@ def test_a_compressed_body_is_read_as_it_was(encoding, pack):
         ("/predict", {"content": pack(png()), "headers": {"content-encoding": encoding}}),
     )
     assert answer.status_code == picture.status_code == 200 and answer.json()["outputs"][0]["data"] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("step", [1000, 65536, 65600, 10**7])
+@pytest.mark.parametrize(("encoding", "pack"), PACKED[:2])
+def test_a_body_is_expanded_whole_however_it_is_cut(encoding, pack, step):
+    """Random bytes, which grow when they are packed, and zeros: pieces end before, at and after the input's."""
+    content = np.random.default_rng(0).bytes(200_000) + bytes(200_000)
+    packed = pack(content)
+
+    async def parts():
+        for start in range(0, len(packed), step):
+            yield packed[start : start + step]
+
+    async def whole():
+        return b"".join([piece async for piece in expanded(parts(), encoding)])
+
+    assert asyncio.run(whole()) == content
 
 
 def test_what_cannot_be_expanded_is_refused_and_a_bomb_costs_its_limit_alone():
