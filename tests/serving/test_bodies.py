@@ -43,7 +43,7 @@ def test_a_compressed_body_is_read_as_it_was(encoding, pack):
 
 
 @pytest.mark.parametrize("step", [1000, 65536, 65600, 10**7])
-@pytest.mark.parametrize(("encoding", "pack"), PACKED[:2])
+@pytest.mark.parametrize(("encoding", "pack"), [("gzip", gzip.compress), ("deflate", zlib.compress)])
 def test_a_body_is_expanded_whole_however_it_is_cut(encoding, pack, step):
     """Random bytes, which grow when they are packed, and zeros: pieces end before, at and after the input's."""
     content = np.random.default_rng(0).bytes(200_000) + bytes(200_000)
