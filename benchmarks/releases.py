@@ -342,19 +342,18 @@ def try_pythons(interpreters: Sequence[str], work: Path) -> Iterator[str]:
     for engine in OLDEST:
         sq.package(sq.export(model, engine, work / engine), work / f"{engine}_package", overwrite=True)
     yield from ("Python | installed | `infer.py`", "--- | --- | ---")
+    bare = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    run = functools.partial(subprocess.run, capture_output=True, text=True, env=bare)
     for interpreter, engine in ((one, engine) for one in interpreters for engine in OLDEST):
         package, python = work / f"{engine}_package", environment / "bin" / "python"
-        subprocess.run([interpreter, "-m", "venv", "--clear", environment], check=True)
-        pip = [python, "-m", "pip", "--disable-pip-version-check"]
-        done = subprocess.run(
-            [*pip, "install", "-qq", "-r", package / "requirements.txt"], capture_output=True, text=True
-        )
+        run([interpreter, "-m", "venv", "--clear", environment]).check_returncode()
+        done = run([python, "-m", "pip", "install", "-q", "-r", package / "requirements.txt"])
         if not done.returncode:
-            done = subprocess.run([python, package / "infer.py", picture], capture_output=True, text=True)
-        listed = subprocess.run([*pip, "freeze"], capture_output=True, text=True).stdout.split()
-        version = subprocess.run([python, "-V"], capture_output=True, text=True).stdout.split()[-1]
+            done = run([python, package / "infer.py", picture])
+        listed = run([python, "-m", "pip", "freeze"]).stdout.split()
         named = ", ".join(one for one in listed if one.startswith((engine + "==", "numpy", "pillow")))
-        said = (done.stdout + done.stderr).strip().splitlines()[-1].rpartition("/")[2]
+        said = ((done.stdout + done.stderr).strip().splitlines() or ["nothing"])[-1].rpartition("/")[2]
+        version = run([python, "-V"]).stdout.split()[-1]
         yield f"{version} | {named} | {'' if not done.returncode else 'fails: '}{said}"
         shutil.rmtree(environment)
 
