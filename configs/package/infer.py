@@ -2,6 +2,7 @@
 
 import argparse
 import ctypes
+import hashlib
 import importlib.util
 import json
 import sys
@@ -59,8 +60,14 @@ def openvino(threads):
 
 def with_operators(core, package):
     """The model with compiled operators, which is faster; the plain one where their library does not load."""
-    folder = HERE / ABOUT["operators"]
+    import openvino
+
+    folder, made_for = HERE / ABOUT["operators"], ABOUT["operators_for"].split("-")[0]
     try:
+        ours = ABOUT["files"][f"{folder.name}/libswin_quant_plugins.so"]
+        if hashlib.sha256((folder / "libswin_quant_plugins.so").read_bytes()).hexdigest() == ours:
+            if openvino.__version__.split("-")[0] != made_for:  # it would end the process
+                raise OSError(f"its operators are for OpenVINO {made_for}")
         for needed in package.glob("libs/libopenvino_onnx_frontend.so*"):  # wherever it was when the library was built
             ctypes.CDLL(str(needed))
         core.add_extension(str(folder / "libswin_quant_plugins.so"))

@@ -14,6 +14,7 @@ from swin_quant.backends.registry import backends, takers
 from swin_quant.backends.releases import requirements
 from swin_quant.backends.saturation import exact_session, may_saturate
 from swin_quant.base.errors import UsageError
+from swin_quant.base.extras import library
 from swin_quant.base.reading import reads
 from swin_quant.data.preprocess import FLOORED, Preprocess
 
@@ -101,8 +102,13 @@ class PackageFacts:
             "input": self.served.input.to_dict(),
             "outputs": [end.to_dict() for end in self.served.outputs],
             "labels": f"{self.folder}/labels.txt" if self.served.labels else None,
-            **({"operators": OPERATORS} if self.library else {}),
+            **(_operators() if self.library else {}),
         }
+
+
+def _operators() -> dict[str, str]:
+    """The folder of compiled operators, and the OpenVINO that their library is for: another one may crash."""
+    return {"operators": OPERATORS, "operators_for": library("openvino", "openvino").__version__}
 
 
 @reads("artifact", lambda artifact, *_: artifact.file)
