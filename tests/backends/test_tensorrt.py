@@ -96,7 +96,7 @@ def exported(tmp_path):
     def make(model, precision="int8", backend="onnx"):
         file = tmp_path / "x.onnx"
         onnx.save(model, file)
-        card = RunCard("x", {}, {"size": 4}, policy={"name": "qdq", "rules": []})
+        card = RunCard("x", {}, {}, policy={"name": "qdq", "rules": []})
         return finish_artifact(file, card, backend, precision, {"opset": 20, "target": "tensorrt"})
 
     return make
