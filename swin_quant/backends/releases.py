@@ -1,17 +1,21 @@
 """The releases of engines that run a file rightly: configs/releases.yaml, which docs/results/releases.md measured."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from swin_quant.backends.artifact import Artifact
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.shipped import configs_dir
 from swin_quant.base.yaml_file import read_yaml
-from swin_quant.cards.card import RunCard
 from swin_quant.config.outputs import FEATURES
+
+if TYPE_CHECKING:
+    from swin_quant.backends.artifact import Artifact
+    from swin_quant.cards.card import RunCard
 
 RUNS_ON = "runs_on"  # the option in an artifact's card: engine -> its releases that run the file, as pip reads them
 Release = tuple[int, ...]

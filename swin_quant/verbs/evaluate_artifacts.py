@@ -113,8 +113,9 @@ def score_artifacts(
     scored: dict[Path, Scored] = {}
     for group in groups.values():
         with TemporaryDirectory(prefix="swin-quant-float-") as folder:
+            loaded = {p.artifact.file: _engines_of(p.artifact, scoring) for p in group}
             own = _own_floats(group, scoring, world, Path(folder)) if scoring.own_float else {}
-            scored |= {artifact.file: artifact for artifact in _score_group(group, scoring, world, own)}
+            scored |= {artifact.file: artifact for artifact in _score_group(group, scoring, world, loaded, own)}
     return [scored[artifact.file] for artifact in artifacts]
 
 
@@ -147,6 +148,10 @@ def _prepare(artifact: Artifact, scoring: Scoring) -> _Prepared:
     return prepared
 
 
+def _engines_of(artifact: Artifact, scoring: Scoring) -> dict[str, Engine]:
+    return load_engines(artifact, names_of_engines(artifact, scoring.engines), scoring.options)
+
+
 def _own_floats(group: Sequence[_Prepared], scoring: Scoring, world: World, folder: Path) -> dict[str, list[Engine]]:
     """Engine name -> the float forms of the same weights on it, for what is scored without: in the type of what is not
     int8, and in the half type that the engine would choose for float. They are exported into `folder`."""
@@ -176,11 +181,14 @@ def _own_floats(group: Sequence[_Prepared], scoring: Scoring, world: World, fold
 
 
 def _score_group(
-    group: Sequence[_Prepared], scoring: Scoring, world: World, own: Mapping[str, Sequence[Engine]]
+    group: Sequence[_Prepared],
+    scoring: Scoring,
+    world: World,
+    loaded: Mapping[Path, Mapping[str, Engine]],
+    own: Mapping[str, Sequence[Engine]],
 ) -> list[Scored]:
     first = group[0]
     names = {p.artifact.file: names_of_engines(p.artifact, scoring.engines) for p in group}
-    loaded = {p.artifact.file: load_engines(p.artifact, names[p.artifact.file], scoring.options) for p in group}
     scoring = replace(scoring, half="none") if own and scoring.half == "auto" else scoring
     baseline = _baseline(group, scoring, world)
     floats = {name: {f"{one.label} on {name}": one for one in some} for name, some in own.items()}

@@ -9,7 +9,7 @@ from typing import Annotated
 from swin_quant.backends.registry import targets
 from swin_quant.base.errors import UsageError
 from swin_quant.cli import shared
-from swin_quant.cli.flags import Flag, Group, words_from
+from swin_quant.cli.flags import Flag, Group, Rare, words_from
 from swin_quant.quant.names import AUTO
 from swin_quant.verbs.calibrate import SampleOptions
 from swin_quant.verbs.search import BudgetOptions, TimingOptions
@@ -39,7 +39,7 @@ class QuantizeOptions:
         default_factory=shared.PolicyOptions
     )
     budget: Annotated[BudgetOptions, Group("budget of --policy auto")] = field(default_factory=BudgetOptions)
-    int4_weights: Annotated[bool, Flag("store weights of at most 4 bits as INT4 (policies w4a16, w4a8)")] = False
+    int4_weights: Annotated[bool, Rare("store weights of at most 4 bits as INT4 (policies w4a16, w4a8)")] = False
     timing: Annotated[TimingOptions, Group("options")] = field(default_factory=TimingOptions)
     dry_run: Annotated[bool, Flag("print the steps, as commands, and do nothing")] = False
     run: Annotated[shared.RunOptions, Group("options")] = field(default_factory=shared.RunOptions)

@@ -225,7 +225,7 @@ def zipped(pictures, folder, **map_lines):
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("cat/new.png 0", "expected member<TAB>label"),
+        ("cat/new.png", "expected member<TAB>label"),
         ("cat/99.png\t0", "missing from"),
         ("../00.png\t0", "relative path"),
         ("cat/new.png\tcat", "not an integer"),

@@ -37,6 +37,7 @@ def test_an_installed_backend_exports_is_verified_and_scored(files, run, picture
     assert card.verification[0]["engine"] == "toy" and card.verification[0]["passed"]
     assert [(result["engine"], result["precision"]) for result in card.results] == [
         ("torch", "float32"),
+        ("toy", "float32"),
         ("toy", "int8"),
     ]
 

@@ -188,11 +188,12 @@ def verified(artifact: Artifact) -> OnnxFile:
     known = {other["file"] for other in artifact.record["others"]}
     if strange := [part.name for part in file.parts if part.name not in known]:
         raise SwinQuantError(f"{file.path}: its run card does not know its external data {listed(strange)}")
-    made = Preprocess.from_dict(artifact.card.preprocess).sides if artifact.card.preprocess else file.sizes
-    if file.sizes not in (None, made):
+    size = artifact.card.preprocess.get("size")
+    made = tuple(size) if isinstance(size, list | tuple) else (size, size)
+    if size and file.sizes not in (None, made):
         raise SwinQuantError(
             f"{file.path}: takes pictures of {' x '.join(map(str, file.sizes or ()))}, but its run card "
-            f"{card_path(file.path).name} prepares {' x '.join(map(str, made or ()))}"
+            f"{card_path(file.path).name} prepares {' x '.join(map(str, made))}"
         )
     if file.pixels and file.pixels != Preprocess.from_dict(artifact.card.preprocess):
         raise SwinQuantError(f"{file.path}: prepares pictures otherwise than its run card {card_path(file.path).name}")
