@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
@@ -32,7 +32,7 @@ HUBS = ("timm:", "hf:")
 CHECKPOINTS = (".pth", ".pt", ".safetensors", ".bin", ".ckpt")
 DEFAULT_BATCH = 32  # pictures at a time, without a config's value
 HIDDEN = Flag(argparse.SUPPRESS)  # without a place in --help
-_OTHER_MACHINE = {"DATA.DATA_PATH": "", "DATA.ZIP_MODE": False}  # instead of a card's values, which name no folder here
+OTHER_MACHINE = {"DATA.DATA_PATH": "", "DATA.ZIP_MODE": False}  # instead of a card's values, which name no folder here
 
 Json = Annotated[str | None, Flag("print the result as JSON, or write it to FILE", "FILE", optional="-")]
 Output = Annotated[str | None, Flag("folder of the results (default: output/<NAME>)", "DIR")]
@@ -341,7 +341,7 @@ def config_of(checkpoint: Checkpoint | None, model: ModelOptions, *others: SetsK
     elif checkpoint:
         if len(opts) % 2:
             raise UsageError(f"--opts takes pairs KEY VALUE, but got {len(opts)} words: {' '.join(opts)}")
-        cfg = config_for(checkpoint, _OTHER_MACHINE | dict(zip(opts[::2], opts[1::2], strict=True)) | overrides)
+        cfg = config_for(checkpoint, OTHER_MACHINE | dict(zip(opts[::2], opts[1::2], strict=True)) | overrides)
     else:
         raise UsageError("no model: give a CHECKPOINT, or --cfg FILE")
     if model.window and "WINDOW_SIZE" not in architecture(cfg):
@@ -364,9 +364,8 @@ def tell_bits(policies: Sequence[Policy]) -> None:
 
     if few := [policy.name for policy in policies if any(rule.bits and rule.bits < 7 for rule in policy.rules)]:
         log.info(
-            "%s: fewer than 8 bits are simulated: ONNX files hold such weights in int8, no smaller and no faster ("
-            "those of 4 bits in INT4 with `export --int4-weights`), and no such activations; FasterTransformer takes "
-            "neither",
+            "%s: fewer than 8 bits are simulated: ONNX files hold such weights in int8 (those of 4 bits in INT4 with "
+            "`export --int4-weights`), and no such activations; FasterTransformer takes neither",
             listed(few),
         )
 
@@ -392,14 +391,6 @@ def is_checkpoint(path: str) -> bool:
 
 def output_dir(output: str | None, cfg: CfgNode) -> Path:
     return Path(output) if output else Path("output") / cfg.MODEL.NAME
-
-
-def elsewhere(*options: SetsKeys) -> Mapping[str, Any]:
-    """Keys that options set over an artifact's config; its data path is another machine's, and no default."""
-    keys: dict[str, Any] = dict(_OTHER_MACHINE)
-    for one in options:
-        keys |= one.keys()
-    return keys
 
 
 def sharding(folder: str | None, pictures: int | None = None) -> Sharding | None:

@@ -285,7 +285,7 @@ def score_files(options: EvaluateOptions, world: World) -> list[Scored]:
     scoring = Scoring(
         options.engines.engine or None,
         options.engines.options(world),
-        shared.elsewhere(options.data, options.sample, options.run),
+        shared.OTHER_MACHINE | options.data.keys() | options.sample.keys() | options.run.keys(),
         options.checkpoint,
         options.split,
         options.data.half,
