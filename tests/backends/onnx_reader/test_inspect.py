@@ -1,7 +1,9 @@
 """`inspect` on attention built by hand and broken one condition at a time, on exports, and on foreign files."""
 
 import json
+import tempfile
 import time
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -200,6 +202,31 @@ def test_attention_without_any_quantizer_is_fusible_in_float(size, pattern):
     user.input[0] = "k.part.out"
     (verdict,) = inspect_model(model).verdicts
     assert verdict.pattern == pattern and verdict.fusible == (size != 264)
+
+
+@pytest.mark.parametrize(("first", "parts"), [("x", []), ("half", ["gelu.erf"])])
+def test_a_gelu_is_one_operator_if_1_and_erf_are_multiplied_with_x_first(first, parts):
+    """Checked on ONNX Runtime's own graph, which has one operator for it or not."""
+    draft = Draft(np.float32)
+    two, one, half = (draft.const(name, np.float32(value)) for name, value in (("r", 2**0.5), ("1", 1), ("h", 0.5)))
+    both = draft.add("Add", [draft.add("Erf", [draft.add("Div", ["x", two], "gelu.div")], "gelu.erf"), one], "gelu.add")
+    if first == "x":
+        out = draft.add("Mul", [draft.add("Mul", ["x", both], "gelu.mul"), half], "gelu.half")
+    else:
+        out = draft.add("Mul", ["x", draft.add("Mul", [both, half], "gelu.half")], "gelu.mul")
+    model = draft.model(out, opset=17)
+    found = [finding.nodes for finding in inspect_model(model, ["onnxruntime"]).findings if "GELU" in finding.rule]
+    assert found == ([parts] if parts else [])
+    assert ("Erf" in operators_run(model)) == bool(parts)
+
+
+def operators_run(model):
+    """The operators of ONNX Runtime's optimized graph."""
+    options = onnxruntime.SessionOptions()
+    with tempfile.TemporaryDirectory() as folder:
+        options.optimized_model_filepath = str(Path(folder, "run.onnx"))
+        onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        return {node.op_type for node in onnx.load(options.optimized_model_filepath).graph.node}
 
 
 def test_mixed_inputs_run_in_float_and_are_named():

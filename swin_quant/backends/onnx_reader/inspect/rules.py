@@ -142,6 +142,16 @@ def _asymmetric_attention(facts: Facts) -> Iterable[str]:
             yield gemm.name
 
 
+def _gelus_in_parts(facts: Facts) -> Iterable[str]:
+    """Erfs whose 1 + erf is multiplied with a half before it is with x: of that order the engine makes no operator."""
+    graph = facts.graph
+    for erf in _of_type(facts, "Erf"):
+        sums = graph.consumers.get(erf.output[0], [])
+        products = [node for one in sums for node in graph.consumers.get(one.output[0], [])]
+        if not any(len(graph.variable_inputs(node)) == 2 for node in products):
+            yield graph.label(erf)
+
+
 RULES: tuple[PlacementRule, ...] = (
     PlacementRule("float32 body", ("tensorrt",), lambda f: _whole(f, f.quantized and f.body == "float32"),
          "networks are strongly typed: what is not int8 runs in float32, which is slow; export with a float16 body",
@@ -184,6 +194,7 @@ RULES: tuple[PlacementRule, ...] = (
     PlacementRule("attention not fused", ("openvino",), _open_masks,
          "softmax and both matmuls run apart: fold relative bias and shift mask into one constant",
          "measured with 2026.4.1: only blocks of that shape were fused"),
-    PlacementRule("GELU in parts", ("onnxruntime",), lambda f: map(f.graph.label, _of_type(f, "Erf")),
-         "Div, Erf, Add, Mul stay separate ops: export at opset 20, which has Gelu", "measured with 1.31.1"),
+    PlacementRule("GELU in parts", ("onnxruntime",), _gelus_in_parts,
+         "Div, Erf, Add, Mul stay separate ops: export at opset 20, which has Gelu, or multiply 1 + erf with x first",
+         "measured with 1.31.1"),
 )  # fmt: skip
