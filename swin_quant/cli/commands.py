@@ -40,7 +40,7 @@ SECTIONS = {
     },
     "begin": {
         "demo": "train, calibrate and score a micro Swin on handwritten digits, without downloads",
-        "doctor": "what this machine has: versions, engines, CPU and GPU features, and what stands in the way",
+        "doctor": "what stands in the way on this machine, and how to mend it; with --all whatever it has",
         "completion": "what makes bash or zsh complete our commands and flags",
     },
 }

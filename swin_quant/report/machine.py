@@ -36,9 +36,9 @@ class MachineFacts:
         """The facts for JSON."""
         return {"schema": "swin-quant/doctor/1", "found": [asdict(one) for one in self.found]}
 
-    def text(self, width: int = 80, color: bool = False) -> str:
-        """Topics with their facts, then the remedies, a paragraph each."""
-        return "".join(f"{line}\n" for line in self._lines(width, color)).lstrip("\n")
+    def text(self, width: int = 80, color: bool = False, whole: bool = True) -> str:
+        """What to do first, a paragraph each; then the engines, or `whole`: every topic and what could be added."""
+        return "".join(f"{line}\n" for line in self._lines(width, color, whole)).lstrip("\n")
 
     def __str__(self) -> str:
         return self.text()
@@ -50,16 +50,27 @@ class MachineFacts:
         for topic in dict.fromkeys(one.topic for one in self.found):
             yield topic, [one for one in self.found if one.topic == topic]
 
-    def _lines(self, width: int, color: bool) -> Iterator[str]:
+    def _lines(self, width: int, color: bool, whole: bool) -> Iterator[str]:
+        if self.cautions:
+            yield from self._remedies("What to do", "caution", width, color)
+        else:
+            yield styled("Nothing stands in the way.", "bold" * color)
         for topic, rows in self._topics():
-            yield from ("", styled(topic, "bold" * color))
-            yield from terminal(_table(rows), width, color).splitlines()[1:]
-        for heading, state in (("What to do", "caution"), ("What else there is", "missing")):
-            if due := [one for one in self.found if one.state == state and one.remedy]:
-                yield from ("", styled(heading, "bold" * color))
-                for one in due:
-                    first, *more = folded(f"{one.name}: {one.remedy}", width - 2)
-                    yield from (f"* {first}", *(f"  {line}" for line in more))
+            if whole or topic == "engines":
+                yield from ("", styled(topic, "bold" * color))
+                yield from terminal(_table(rows), width, color).splitlines()[1:]
+        if whole:
+            yield from self._remedies("What else there is", "missing", width, color)
+        else:
+            yield from ("", "Everything else: swin-quant doctor --all")
+
+    def _remedies(self, heading: str, state: str, width: int, color: bool) -> Iterator[str]:
+        if due := [one for one in self.found if one.state == state and (one.remedy or state == "caution")]:
+            yield from ("", styled(heading, "bold" * color))
+            for one in due:
+                more = "; ".join(filter(None, (one.value if state == "caution" else "", one.remedy)))
+                first, *rest = folded(f"{one.name}: {more}", width - 2)
+                yield from (f"* {first}", *(f"  {line}" for line in rest))
 
 
 def _table(rows: Sequence[MachineFact]) -> ReportTable[MachineFact]:

@@ -16,13 +16,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from swin_quant.backends.registry import engines
 from swin_quant.backends.releases import faults_of
 from swin_quant.base.cpu import usable_cores
 from swin_quant.base.errors import SwinQuantError, listed, one_line
 from swin_quant.base.extras import installing
+from swin_quant.cli.flags import Flag
 from swin_quant.cli.output import put
 from swin_quant.cli.shared import Json
 from swin_quant.report.machine import MachineFact, MachineFacts
@@ -30,9 +31,10 @@ from swin_quant.report.machine import MachineFact, MachineFacts
 if TYPE_CHECKING:
     from swin_quant.base.distributed import World
 
-HELP = "What this machine has: versions, engines and how to get the others, CPU and GPU; and what stands in the way."
+HELP = "What stands in the way on this machine, and how to mend it; with --all whatever it has."
 EXAMPLES = """examples:
   swin-quant doctor
+  swin-quant doctor --all
   swin-quant doctor --json machine.json                            (for a bug report)"""
 _MISMATCH = "torchvision::nms does not exist"
 _CPU_WHEELS = "https://download.pytorch.org/whl/cpu"
@@ -65,6 +67,7 @@ _REQUIRED = "pip install -c constraints.txt -e . in the checkout"
 class DoctorOptions:
     """How the findings are shown."""
 
+    all: Annotated[bool, Flag("every version, extra, feature and folder, too")] = False
     json: Json = None
 
 
@@ -78,7 +81,7 @@ def run(options: DoctorOptions, world: World) -> None:
         return
     found = doctor()
     if options.json != "-":
-        print_text(found.text(screen_width(80), has_colors()))
+        print_text(found.text(screen_width(80), has_colors(), options.all))
     if options.json:
         put(options.json, json_text(found.to_dict()))
 

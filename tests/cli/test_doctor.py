@@ -126,7 +126,10 @@ def test_the_command_prints_lines_of_80_columns_and_json(run, tmp_path, no_proce
     assert done.code == 0
     lines = done.out.splitlines()
     assert max(map(len, (line for line in lines if "/" not in line))) <= 80  # paths are not wrapped
-    assert "What to do" in lines and any(line.startswith("* torchvision: ") for line in lines)
+    assert lines[0] == "What to do" and any(line.startswith("* torchvision: ") for line in lines)
+    assert "engines" in lines and "CPU" not in lines
+    whole = run("doctor", "--all").out.splitlines()
+    assert whole[0] == "What to do" and {"engines", "CPU", "cache folders"} < set(whole)
     found = json.loads((tmp_path / "machine.json").read_text())["found"]
     assert {one["topic"] for one in found} == set(task.TOPICS)
     assert json.loads(run("doctor", "--json").out)["schema"] == "swin-quant/doctor/1"
