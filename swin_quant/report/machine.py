@@ -61,8 +61,6 @@ class MachineFacts:
                 yield from terminal(_table(rows), width, color).splitlines()[1:]
         if whole:
             yield from self._remedies("What else there is", "missing", width, color)
-        else:
-            yield from ("", "Everything else: swin-quant doctor --all")
 
     def _remedies(self, heading: str, state: str, width: int, color: bool) -> Iterator[str]:
         if due := [one for one in self.found if one.state == state and (one.remedy or state == "caution")]:

@@ -81,7 +81,8 @@ def run(options: DoctorOptions, world: World) -> None:
         return
     found = doctor()
     if options.json != "-":
-        print_text(found.text(screen_width(80), has_colors(), options.all))
+        rest = "" if options.all else "\nEverything else: swin-quant doctor --all\n"
+        print_text(found.text(screen_width(80), has_colors(), options.all) + rest)
     if options.json:
         put(options.json, json_text(found.to_dict()))
 
