@@ -356,7 +356,8 @@ def try_pythons(interpreters: Sequence[str], work: Path) -> Iterator[str]:
             done = run([python, package / "infer.py", picture])
         listed = run([python, "-m", "pip", "freeze"]).stdout.split()
         named = ", ".join(one for one in listed if one.startswith((engine + "==", "numpy", "pillow")))
-        said = ((done.stdout + done.stderr).strip().splitlines() or ["nothing"])[-1].rpartition("/")[2]
+        text = done.stdout + (done.stderr if done.returncode else "")
+        said = (text.strip().splitlines() or ["nothing"])[-1].rpartition("/")[2]
         version = run([python, "-V"]).stdout.split()[-1]
         yield f"{version} | {named} | {'' if not done.returncode else 'fails: '}{said}"
         shutil.rmtree(environment)
