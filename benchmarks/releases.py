@@ -332,37 +332,6 @@ def _integer(rows: Sequence[Row]) -> str:
     return ", ".join(str(count) for count in found.values() if count is not None) or "-"
 
 
-def try_pythons(interpreters: Sequence[str], work: Path) -> Iterator[str]:
-    """The lines of a table: each engine's package on each Python, in an empty environment with its requirements."""
-    from PIL import Image
-
-    import swin_quant as sq
-    from swin_quant.score.bench import noise
-
-    weights = ROOT / "examples" / "checkpoints" / "swin_micro_cifar10.safetensors"
-    model = sq.calibrate(sq.load(weights), [noise(PICTURES, (3, 32, 32)).images], "qdq", method="max", passes=[])
-    picture, environment = work / "grey.png", work / "environment"
-    Image.new("RGB", (50, 40), "grey").save(picture)
-    for engine in OLDEST:
-        sq.package(sq.export(model, engine, work / engine), work / f"{engine}_package", overwrite=True)
-    yield from ("Python | installed | `infer.py`", "--- | --- | ---")
-    bare = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    run = functools.partial(subprocess.run, capture_output=True, text=True, env=bare)
-    for interpreter, engine in ((one, engine) for one in interpreters for engine in OLDEST):
-        package, python = work / f"{engine}_package", environment / "bin" / "python"
-        run([interpreter, "-m", "venv", "--clear", environment]).check_returncode()
-        done = run([python, "-m", "pip", "install", "-q", "-r", package / "requirements.txt"])
-        if not done.returncode:
-            done = run([python, package / "infer.py", picture])
-        listed = run([python, "-m", "pip", "freeze"]).stdout.split()
-        named = ", ".join(one for one in listed if one.startswith((engine + "==", "numpy", "pillow")))
-        text = done.stdout + (done.stderr if done.returncode else "")
-        said = (text.strip().splitlines() or ["nothing"])[-1].rpartition("/")[2]
-        version = run([python, "-V"]).stdout.split()[-1]
-        yield f"{version} | {named} | {'' if not done.returncode else 'fails: '}{said}"
-        shutil.rmtree(environment)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--form", choices=("whole", "short"), default="whole")
@@ -370,15 +339,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", help="of the releases that were not tried yet these alone")
     parser.add_argument("--output", type=Path, default=PAGE, help="the page; its rows go beside it as .csv")
     parser.add_argument("--work", type=Path, default=Path("out/releases"))
-    parser.add_argument(
-        "--pythons", nargs="+", help="try packages on these interpreters instead: a section of the page"
-    )
     args = parser.parse_args()
-    if args.pythons:
-        from pages import place
-
-        args.work.mkdir(parents=True, exist_ok=True)
-        return place(args.output, HEAD, "packages on Pythons", "\n".join(try_pythons(args.pythons, args.work)))
     wanted = list(kinds(MODELS)) if args.form == "whole" else [kind for kind in kinds(["V1"]) if kind.is_default]
     if absent := [kind for kind in wanted if not (args.work / "files" / f"{kind.name}.npy").exists()]:
         write_files(absent, args.work / "files")

@@ -112,7 +112,7 @@ def of_artifact(card: RunCard, file: Path, checkpoint: Path, data_path: str) -> 
         then = _command(_SERVE, file=file, target=result.engine)
     said = (
         loss_in_words(delta, error, result.pictures),
-        speed_in_words(result.ms_per_picture, float_ms, float_type, result.engine),
+        speed_in_words(ms, float_ms, float_type, result.engine),
     )
     return DeployVerdict(
         FLOAT if is_slow else str(file),
@@ -122,7 +122,7 @@ def of_artifact(card: RunCard, file: Path, checkpoint: Path, data_path: str) -> 
         delta,
         error,
         engine=result.engine,
-        ms=result.ms_per_picture,
+        ms=ms,
         float_ms=float_ms,
         float_type=float_type,
     )
