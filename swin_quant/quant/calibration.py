@@ -89,8 +89,13 @@ class Calibration:
 
     @property
     def beyond_half(self) -> list[str]:
-        """Nodes with values that overflow float16."""
-        return [name for name, largest in self.largest.items() if largest > LARGEST_HALF]
+        """Nodes with values that overflow float16, and a residual add's stream if its sum may: not every sum passes a
+        node."""
+        branch = {name: name.replace("_residual_input", "_local_input") for name in self.largest}
+        sums = {
+            name: self.largest[name] + self.largest.get(other, 0.0) for name, other in branch.items() if other != name
+        }
+        return [name for name, largest in self.largest.items() if max(largest, sums.get(name, 0.0)) > LARGEST_HALF]
 
 
 def calibrate(model: nn.Module, batches: Iterable[Tensor], method: Method = Method()) -> Calibration:

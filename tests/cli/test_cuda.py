@@ -163,15 +163,19 @@ def test_a_model_that_is_no_classifier(run, wide, tmp_path, kind):
 
 
 def test_a_stream_beyond_float16(run, wide, tmp_path):
-    """Float16 is refused by what the calibration recorded in the card; in bfloat16 it is exported."""
+    """Float16 is refused by what the calibration recorded in the card; without a type bfloat16 is taken."""
     node, card = "layers.1.blocks.0.add2_residual_input_quantizer", json.loads(wide.with_suffix(".json").read_text())
     card["calibration"]["beyond_half"] = [node]
     checkpoint, out = shutil.copy(wide, tmp_path), tmp_path / "out"
     (tmp_path / wide.with_suffix(".json").name).write_text(json.dumps(card))
     words = ("export", checkpoint, "--for", "cuda", "--policy", "cuda", "--output", out)
-    said = run(*words).error(1)
+    said = run(*words, "--float-type", "float16").error(1)
     assert f"values beyond float16 (65504) in {node}, which" in said and "give --float-type bfloat16" in said
-    assert not list(out.glob("*")) and run(*words, "--float-type", "bfloat16").code == 0
+    assert not list(out.glob("*"))
+    found = run(*words)
+    assert found.code == 0 and f"in {node}: the residual stream is bfloat16" in found.err
+    (made,) = out.glob("*.json")
+    assert json.loads(made.read_text())["artifact"]["options"]["float_type"] == "bfloat16"
 
 
 def test_a_run_card_without_a_batch(run, file, pictures, tmp_path):

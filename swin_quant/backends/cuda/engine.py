@@ -18,6 +18,7 @@ from swin_quant.backends.cuda.tuning import NO_TILES, here, tiles_beside
 from swin_quant.backends.details import Details, policy_of
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.extras import library
+from swin_quant.base.progress import log
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.operators.roofline import Machine, gpus, load_machine
 from swin_quant.quant.fake_quant import FP8
@@ -81,17 +82,19 @@ def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine
 
 def machine_here() -> Machine:
     """The peaks of this GPU: the shipped machine whose name matches its name, else the one with the nearest compute
-    capability and, among these, the nearest number of multiprocessors."""
-    known, own = {name: load_machine(name) for name in gpus()}, _words(torch.cuda.get_device_name())
-    if named := [name for name in known if _words(name) <= own]:
+    capability and, among these, the nearest number of multiprocessors, which a line names."""
+    known, gpu = {name: load_machine(name) for name in gpus()}, torch.cuda.get_device_name()
+    if named := [name for name in known if _words(name) <= _words(gpu)]:
         return known[max(named, key=lambda name: len(_words(name)))]  # the most specific name: a100_80gb before a100
     capability, sms = capability_here(), torch.cuda.get_device_properties("cuda").multi_processor_count
 
     def unlike(machine: Machine) -> tuple[int, int]:
-        gpu = gpu_of(machine)
-        return abs(gpu.capability - capability), abs(gpu.sms - sms)
+        peaks = gpu_of(machine)
+        return abs(peaks.capability - capability), abs(peaks.sms - sms)
 
-    return min(known.values(), key=unlike)
+    nearest = min(known, key=lambda name: unlike(known[name]))
+    log.info("%s: no file of configs/machines is for it; fusions and floors are those of the nearest, %s", gpu, nearest)
+    return known[nearest]
 
 
 def _words(name: str) -> set[str]:

@@ -12,6 +12,7 @@ from swin_quant.backends.cuda.spec import REDUCTION, NetworkSpec
 from swin_quant.backends.cuda.spec_from_policy import check_batch, nodes_of, spec_for
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.files import ensure_writable_dir
+from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.paths import card_path
 from swin_quant.data.preprocess import Preprocess
@@ -27,16 +28,17 @@ _STREAMS = ("layernorm_input1", "layernorm_input2", "add1_residual", "add1_local
 @dataclass(frozen=True)
 class CudaOptions:
     """`precision`: int8 (the policy's format, which may be float8) or float. `float_type`: float16 or bfloat16, for the
-    residual stream and, with precision float, all products. `batch`: the most pictures a call takes. `uint8_input`:
-    pictures are decoded pixels, uint8 [batch, S, S, 3], which the patch embedding normalises."""
+    residual stream and, with precision float, all products; None: float16, and bfloat16 where calibration saw values
+    beyond float16. `batch`: the most pictures a call takes. `uint8_input`: pictures are decoded pixels, uint8
+    [batch, S, S, 3], which the patch embedding normalises."""
 
     precision: str = "int8"
-    float_type: str = "float16"
+    float_type: str | None = None
     batch: int = LARGEST_BATCH
     uint8_input: bool = False
 
     def __post_init__(self) -> None:
-        if self.float_type not in HALF_TYPES:
+        if self.float_type not in (None, *HALF_TYPES):
             raise UsageError(f"‹float_type› {self.float_type}: the CUDA engine has {' and '.join(HALF_TYPES)}")
         if not 1 <= self.batch <= MOST_PICTURES:
             raise UsageError(f"‹batch› {self.batch}: must be at least 1, at most {MOST_PICTURES}")
@@ -53,21 +55,17 @@ def export(
     UsageError for a policy or geometry that the engine does not run; SwinQuantError for missing ranges, and for values
     that overflow float16.
     """
-    spec = spec_for(model, options.precision, options.float_type, options.uint8_input)
+    spec = spec_for(model, options.precision, options.float_type or "float16", options.uint8_input)
     check_batch(spec, options.batch)
     assert isinstance(model, Swin)
     preprocess = Preprocess.from_dict(card.preprocess) if spec.pixels else None
     if preprocess and (not preprocess.is_square or model.in_chans != len(preprocess.mean)):
         raise UsageError("‹uint8_input›: is for RGB pictures of one size, which this model does not take")
-    beyond, halves = card.calibration["beyond_half"] if card.calibration else [], _in_half(spec)
-    kept = [node for node in beyond if node in halves or node.rpartition(".")[2].startswith(_STREAMS)]
-    if kept and options.float_type == "float16":
-        raise SwinQuantError(
-            f"calibration saw values beyond float16 (65504) in {listed(kept, 2)}, which the CUDA engine keeps in it: "
-            "give ‹float_type› bfloat16"
-        )
+    if spec.float_type == "float16" and (beyond := _beyond_half(spec, card)):
+        spec = replace(spec, float_type=_wider(beyond, spec, options))
+    options = replace(options, float_type=spec.float_type)
     network = pack(model, spec, preprocess)
-    precision = spec.format if options.precision == "int8" else options.float_type
+    precision = spec.format if options.precision == "int8" else spec.float_type
     words = [card.name, precision, *(["uint8"] if spec.pixels else []), BACKEND]
     file = ensure_writable_dir(folder) / f"{'_'.join(words)}.safetensors"
     card_path(file).unlink(missing_ok=True)  # without a card, an unfinished file is not taken for an export
@@ -75,6 +73,24 @@ def export(
     made = asdict(options) | {"arithmetic": spec.arithmetic}
     card = card if options.precision == "int8" else replace(card, policy=None)
     return finish_artifact(file, card, BACKEND, precision, made)
+
+
+def _beyond_half(spec: NetworkSpec, card: RunCard) -> list[str]:
+    """Nodes with values beyond float16 on the calibration pictures that the engine would keep in it."""
+    halves = _in_half(spec)
+    beyond = card.calibration["beyond_half"] if card.calibration else []
+    return [node for node in beyond if node in halves or node.rpartition(".")[2].startswith(_STREAMS)]
+
+
+def _wider(beyond: list[str], spec: NetworkSpec, options: CudaOptions) -> str:
+    """The float type that holds these nodes, with a warning. SwinQuantError if the options or the policy forbid it."""
+    said = f"calibration saw values beyond float16 (65504) in {listed(beyond, 4)}"
+    if spec.is_ft:
+        raise SwinQuantError(f"{said}, and {spec.arithmetic} is FasterTransformer's, in float16: give ‹policy› cuda")
+    if options.float_type:
+        raise SwinQuantError(f"{said}, which the CUDA engine keeps in it: give ‹float_type› bfloat16, or none")
+    log.warning("%s: the residual stream is bfloat16", said)
+    return "bfloat16"
 
 
 def _in_half(spec: NetworkSpec) -> set[str]:

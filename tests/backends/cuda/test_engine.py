@@ -262,6 +262,18 @@ def test_kernels_are_not_interpreted_on_a_gpu(exported, monkeypatch):
         load(artifact, EngineOptions(device="cuda"))
 
 
+@pytest.fixture
+def gpu_is(monkeypatch):
+    """gpu_is(name, capability, sms): torch finds this GPU."""
+
+    def found(name, capability, sms):
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: name)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: divmod(capability, 10))
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *_: SimpleNamespace(multi_processor_count=sms))
+
+    return found
+
+
 @pytest.mark.parametrize(
     ("gpu", "capability", "sms", "machine"),
     [
@@ -277,7 +289,17 @@ def test_kernels_are_not_interpreted_on_a_gpu(exported, monkeypatch):
         ("NVIDIA B200", 100, 148, "b200"),
         ("NVIDIA GeForce RTX 4090", 89, 128, "rtx4090"),
         ("NVIDIA GeForce RTX 5090", 120, 170, "rtx5090"),
-        # An unknown name: by compute capability, then multiprocessors.
+    ],
+)
+def test_whose_peaks_a_gpu_is_taken_to_have(gpu_is, caplog, gpu, capability, sms, machine):
+    gpu_is(gpu, capability, sms)
+    with caplog.at_level("INFO"):
+        assert machine_here() == load_machine(machine) and not caplog.messages
+
+
+@pytest.mark.parametrize(
+    ("gpu", "capability", "sms", "machine"),
+    [
         ("NVIDIA L40", 89, 142, "l40s"),
         ("NVIDIA RTX 4000 SFF Ada Generation", 89, 48, "l4"),
         ("NVIDIA RTX A1000", 86, 18, "a10"),
@@ -286,11 +308,13 @@ def test_kernels_are_not_interpreted_on_a_gpu(exported, monkeypatch):
         ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 120, 188, "rtx5090"),
     ],
 )
-def test_whose_peaks_a_gpu_is_taken_to_have(monkeypatch, gpu, capability, sms, machine):
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: gpu)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: divmod(capability, 10))
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *_: SimpleNamespace(multi_processor_count=sms))
-    assert machine_here() == load_machine(machine)
+def test_the_nearest_known_gpu_is_named(gpu_is, caplog, gpu, capability, sms, machine):
+    """By compute capability, then multiprocessors."""
+    gpu_is(gpu, capability, sms)
+    with caplog.at_level("INFO"):
+        assert machine_here() == load_machine(machine)
+    said = f"{gpu}: no file of configs/machines is for it; fusions and floors are those of the nearest, {machine}"
+    assert caplog.messages == [said]
 
 
 def test_a_gpu_without_float8(exported, monkeypatch):

@@ -1,13 +1,17 @@
 """An export refuses pictures, batches and ranges in one line, before it writes anything."""
 
 import pytest
+import torch
 
+from swin_quant.backends.cuda.engine import load
 from swin_quant.backends.cuda.export import CudaOptions, export
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.cards.card import RunCard
 from swin_quant.data.preprocess import Preprocess
+from swin_quant.quant.calibration import calibrate
 from swin_quant.quant.policies import load_policy
-from tests.backends.cuda.conftest import MICRO
+from swin_quant.quant.policy import apply_policy, quantize
+from tests.backends.cuda.conftest import MICRO, pictures
 
 CALIBRATION = {
     "method": "max", "percentile": None, "exact": False, "batches": 1, "batch_size": 1, "seed": 0, "split": "train",
@@ -35,29 +39,56 @@ def card(preprocess=PREPROCESS, **calibration):
         ("attn.matmul_v_input_quantizer", QKV_HALF, {}),
     ],
 )
-def test_values_beyond_float16_where_it_is_kept(calibrated, tmp_path, kind, node, policy, options):
+def test_values_beyond_float16_where_it_is_kept(calibrated, tmp_path, caplog, kind, node, policy, options):
     model, found = calibrated(kind, policy), card(beyond_half=[f"{BLOCK}attn.softmax_input_quantizer", BLOCK + node])
+    said = f"calibration saw values beyond float16 (65504) in {BLOCK}{node}"
     with pytest.raises(SwinQuantError) as error:
-        export(model, found, tmp_path, CudaOptions(**options))
-    assert str(error.value) == (
-        f"calibration saw values beyond float16 (65504) in {BLOCK}{node}, which the CUDA engine keeps in it: "
-        "give float_type bfloat16"
+        export(model, found, tmp_path, CudaOptions(**options, float_type="float16"))
+    is_ft = policy == "ft-mode1"
+    assert str(error.value) == said + (
+        ", and ft-mode1 is FasterTransformer's, in float16: give policy cuda"
+        if is_ft
+        else ", which the CUDA engine keeps in it: give float_type bfloat16, or none"
     )
     assert not list(tmp_path.iterdir())
-    if policy != "ft-mode1":
-        assert export(model, found, tmp_path, CudaOptions(**options, float_type="bfloat16")).file.is_file()
+    if not is_ft:
+        made = export(model, found, tmp_path, CudaOptions(**options))
+        assert made.record["options"]["float_type"] == "bfloat16" and f"{said}: the residual" in caplog.text
+        caplog.clear()
+        assert export(model, found, tmp_path, CudaOptions(**options, float_type="bfloat16")) and not caplog.text
+
+
+def test_a_sum_beyond_float16_at_the_end_of_a_stage(tiny_model, tmp_path, caplog):
+    """No node sees it: the branch and the stream that it adds are within float16."""
+    model = tiny_model("swin", **MICRO)
+    for block in model.layers[0].blocks:
+        block.mlp.fc2.bias.data[0] = 40000.0
+    apply_policy(model, load_policy("cuda"))
+    images = pictures(8)
+    calibration = calibrate(model, [images])
+    stream = f"{BLOCK}add2_residual_input_quantizer"
+    assert calibration.beyond_half == [stream] and calibration.largest[stream] < 65504
+    engine = load(export(model, card(beyond_half=calibration.beyond_half), tmp_path))
+    assert engine.details["float_type"] == "bfloat16" and stream in caplog.text
+    in_float16 = load(export(model, card(), tmp_path))
+    quantize(model)
+    with torch.inference_mode():
+        expected = model(images)
+    off = [((run(images) - expected).abs().mean() / expected.std()).item() for run in (engine, in_float16)]
+    assert off[0] < 0.2 and not off[1] < 0.5  # also true for NaN
 
 
 def test_values_beyond_float16_in_front_of_a_merging_norm(calibrated, tmp_path):
     found = card(beyond_half=["layers.0.downsample.reduction._aftergemm_quantizer"])
-    with pytest.raises(SwinQuantError, match="in layers.0.downsample.reduction._aftergemm_quantizer, which"):
-        export(calibrated("swinv2"), found, tmp_path)
+    made = export(calibrated("swinv2"), found, tmp_path)
+    assert made.record["options"]["float_type"] == "bfloat16"
 
 
 @pytest.mark.parametrize("node", ["mlp.fc2._input_quantizer", "attn.matmul_v_input_quantizer", "attn.softmax_input"])
 def test_values_beyond_float16_where_bytes_saturate(calibrated, tmp_path, node):
     """Or where sums are float32."""
-    assert export(calibrated("swin"), card(beyond_half=[BLOCK + node]), tmp_path).file.is_file()
+    made = export(calibrated("swin"), card(beyond_half=[BLOCK + node]), tmp_path)
+    assert made.record["options"]["float_type"] == "float16"
 
 
 @pytest.mark.parametrize(
