@@ -8,7 +8,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,6 +63,9 @@ class Job:
     histograms: Callable[[], dict[str, list[float]]] = lambda: {}
 
 
+Show = Callable[[Position, float, float, float], None]  # position, loss, LR, images/s
+
+
 class StopRequested(KeyboardInterrupt):
     """A signal asked the run to end; all ranks raise this at the same step."""
 
@@ -107,163 +110,212 @@ def fit(job: Job) -> tuple[Position, dict[str, Tensor]]:
     step or validation batch, saves, then raises KeyboardInterrupt. SwinQuantError, naming the step, if loss or gradient
     is not finite; earlier snapshots stay.
     """
-    recipe, world, batches = job.recipe, job.world, job.batches
-    precision = Precision.choose(recipe.precision, recipe.half, world.device)
-    network = parallel(compiled(precision.network(job.model), recipe), job.model, recipe, world)
-    optimizer = make_optimizer(job.model, recipe.optimizer, batches.step_pictures)
-    schedule = make_schedule(optimizer, recipe.schedule, recipe.epochs, batches.steps)
-    average = make_average(job.model, recipe.ema)
-    state = TrainingState(job.model, optimizer, schedule, precision.scaler(), average, Position())
-    if job.snapshot:
-        state.restore(job.snapshot)
-    position = state.position
-    snapshots = Snapshots(job.folder / "snapshots", recipe.keep) if job.folder else None
-    record = None
-    if job.folder and world.is_main:
-        record = Record(job.folder, position.total, position.epoch, job.tensorboard)
-    saved = time.monotonic()
-
+    recipe, batches = job.recipe, job.batches
     features = recipe.distill.features > 0
     with (
         interruption() as request,
-        _saved_when_stopped(snapshots, state, job),
         stage_outputs(job.model, features) as ours,
         stage_outputs(job.teacher or job.model, features and job.teacher is not None) as theirs,
-        bar(recipe.epochs * batches.steps, position.total) as show,
     ):
-        while position.epoch < recipe.epochs and not position.exhausted(recipe.patience):
-            network.train()
-            started = time.monotonic()
-            for step in batches.epoch(position.epoch, position.step):
-                parts = torch.zeros((), device=world.device)
-                for number, micro in enumerate(step, 1):
-                    with gathering(network, number == len(step)):
-                        seed_all(job.seed, "step", position.epoch, micro.place)  # drop path
-                        part = _loss(job, precision, network, micro, ours, theirs) / len(step)
-                        state.scaler.scale(part).backward()
-                        parts += part.detach()
-                state.scaler.unscale_(optimizer)
-                norms = nn.utils.clip_grad_norm_(job.model.parameters(), recipe.optimizer.clip_grad or math.inf)
-                norm = whole(norms).item()
-
-                due = snapshots is not None and time.monotonic() - saved > 60 * recipe.save_minutes
-                loss, stops, due = _agree(parts.item(), request.stops, due, world)
-                _check_finite(loss, norm, state)
-
-                lr, lr_amax = (current_lr(optimizer, role) for role in ("weights", "amax"))
-                state.scaler.step(optimizer)
-                state.scaler.update()
-                optimizer.zero_grad(set_to_none=True)
-                schedule.step()
-                job.after_step()
-                if average:
-                    with precision.between_steps(job.model):
-                        average.update(job.model, step=position.total + 1)
-
-                took, started = time.monotonic() - started, time.monotonic()
-                position.finish_step(loss, took)
-                speed = batches.step_pictures / took
-                show(position, loss, lr or 0.0, speed)
-                if record:
-                    row = {"loss": loss, "lr": lr, "lr_amax": lr_amax, "grad_norm": norm}
-                    place = {"total": position.total, "epoch": position.epoch + 1, "step": position.step}
-                    record.step(place | row | {"images_per_second": speed})
-                if stops:
-                    raise StopRequested
-                # Save before the first results: a run with results and no snapshot could not go on.
-                results = position.epoch == 0 and position.step == batches.steps
-                if results or (due and position.step < batches.steps):
-                    saved = _save(snapshots, state, job)
-
-            average_buffers(dict.fromkeys((job.model, state.scored)), world)
-            with precision.between_steps(job.model):
-                extras = job.after_epoch(position.epoch + 1)
-            scores = _validate(job, precision, state, request)
-            result = {"train_loss": position.loss_sum / batches.steps, **scores, **extras}
-            position.finish_epoch(result)
-            if record:
-                record.epoch(position.epochs[-1], job.histograms())
-            if result.get("acc1", -1.0) > position.best_acc1:
-                position.best_acc1, position.best_epoch = result["acc1"], position.epoch
-                if snapshots:
-                    latest = state.weights()
-                    if world.is_main:
-                        snapshots.save_best({"model": latest, "epoch": position.epoch})
-            _stop_if_requested(request, world)
-            if snapshots:
-                saved = _save(snapshots, state, job)
-            log.info("%s", position.summary(recipe.epochs))
-
-    if record:
-        record.close()
-    wanted = snapshots is not None and recipe.select == "best" and position.best_epoch is not None
-    best = None
-    if snapshots and world.is_main and wanted and position.best_epoch is not None:
-        best = snapshots.best(job.model.state_dict(), position.best_epoch)
-    weights = from_main(best)
-    if weights is None:
-        if wanted:
-            log.warning("the weights of epoch %d, the best, are gone: the last ones are kept", position.best_epoch)
-            position.best_epoch = position.epoch
-        weights = from_main(state.weights())
-    precision.finish(job.model)
-    if not is_sharded(job.model):
-        job.model.load_state_dict(weights)
-        job.model.eval()
-    return position, weights
+        run = _Run(job, request, ours, theirs)
+        position = run.state.position
+        with run.saved_when_stopped(), bar(recipe.epochs * batches.steps, position.total) as show:
+            while position.epoch < recipe.epochs and not position.exhausted(recipe.patience):
+                run.begin_epoch()
+                for step in batches.epoch(position.epoch, position.step):
+                    run.step(step, show)
+                run.end_epoch()
+    return position, run.finish()
 
 
-def _loss(
-    job: Job,
-    precision: Precision,
-    network: nn.Module,
-    micro: MicroBatch,
-    ours: list[Tensor],
-    theirs: list[Tensor],
-) -> Tensor:
-    """The loss of one micro-batch: against labels (smoothed, perhaps mixed) and against the teacher's outputs."""
-    recipe = job.recipe
-    images, targets = (tensor.to(job.world.device, non_blocking=True) for tensor in (micro.images, micro.targets))
-    ours.clear()
-    if job.model.output_kind != LOGITS:
-        return _distance(job, precision, network, images)
-    logits = precision.logits(network, images)
-    loss = recipe.distill.labels * F.cross_entropy(logits, targets, label_smoothing=recipe.augment.label_smoothing)
-    if job.teacher is None:
-        return loss
-    theirs.clear()
-    with torch.no_grad(), precision.autocast():
-        wanted = job.teacher(images).float()
-    return loss + distillation_loss(recipe.distill, logits, wanted, ours, theirs)
+class _Run:
+    """A training under way: the network as it is trained, its state, and where snapshots and records go.
 
+    `ours` and `theirs` get the stages' outputs of model and teacher.
+    """
 
-def _distance(job: Job, precision: Precision, network: nn.Module, images: Tensor) -> Tensor:
-    """The loss of a model without labels: mean squared error of its maps or embedding against the teacher's, over the
-    teacher's mean square, averaged over maps."""
-    if job.teacher is None:
-        raise UsageError("maps and embeddings are learned from a teacher: give a ‹teacher› FILE")
-    with torch.no_grad(), precision.autocast():
-        wanted = job.teacher(images)
-    found = precision.outputs(network, images)
-    pairs = zip(found, [wanted] if isinstance(wanted, Tensor) else wanted, strict=True)
-    distances = [F.mse_loss(one, other.float()) / other.float().square().mean() for one, other in pairs]
-    return torch.stack(distances).mean()
+    def __init__(self, job: Job, request: Interruption, ours: list[Tensor], theirs: list[Tensor]) -> None:
+        recipe, world = job.recipe, job.world
+        self.job, self.request, self.ours, self.theirs = job, request, ours, theirs
+        self.precision = Precision.choose(recipe.precision, recipe.half, world.device)
+        self.network = parallel(compiled(self.precision.network(job.model), recipe), job.model, recipe, world)
+        optimizer = make_optimizer(job.model, recipe.optimizer, job.batches.step_pictures)
+        schedule = make_schedule(optimizer, recipe.schedule, recipe.epochs, job.batches.steps)
+        average = make_average(job.model, recipe.ema)
+        self.state = TrainingState(job.model, optimizer, schedule, self.precision.scaler(), average, Position())
+        if job.snapshot:
+            self.state.restore(job.snapshot)
+        position = self.state.position
+        self.snapshots = Snapshots(job.folder / "snapshots", recipe.keep) if job.folder else None
+        self.record = None
+        if job.folder and world.is_main:
+            self.record = Record(job.folder, position.total, position.epoch, job.tensorboard)
+        self.saved = self.started = time.monotonic()
+
+    def begin_epoch(self) -> None:
+        """Put the network in training mode, and time the first step from here, its pictures included."""
+        self.network.train()
+        self.started = time.monotonic()
+
+    def step(self, micros: Sequence[MicroBatch], show: Show) -> None:
+        """Take one optimizer step on the micro-batches, and save a snapshot if one is due."""
+        job, state, position = self.job, self.state, self.state.position
+        loss, norm = self._gradients(micros)
+        due = self.snapshots is not None and time.monotonic() - self.saved > 60 * job.recipe.save_minutes
+        loss, stops, due = _agree(loss, self.request.stops, due, job.world)
+        _check_finite(loss, norm, state)
+        rates = {key: current_lr(state.optimizer, role) for key, role in (("lr", "weights"), ("lr_amax", "amax"))}
+        self._update()
+
+        took, self.started = time.monotonic() - self.started, time.monotonic()
+        position.finish_step(loss, took)
+        speed = job.batches.step_pictures / took
+        show(position, loss, rates["lr"] or 0.0, speed)
+        if self.record:
+            place = {"total": position.total, "epoch": position.epoch + 1, "step": position.step}
+            self.record.step(place | {"loss": loss, **rates, "grad_norm": norm, "images_per_second": speed})
+        if stops:
+            raise StopRequested
+        # Save before the first results: a run with results and no snapshot could not go on.
+        results = position.epoch == 0 and position.step == job.batches.steps
+        if results or (due and position.step < job.batches.steps):
+            self.save()
+
+    def _gradients(self, micros: Sequence[MicroBatch]) -> tuple[float, float]:
+        """This rank's loss and the norm of the gradient, which is left in the parameters, clipped."""
+        job, state = self.job, self.state
+        loss = torch.zeros((), device=job.world.device)
+        for number, micro in enumerate(micros, 1):
+            with gathering(self.network, number == len(micros)):
+                seed_all(job.seed, "step", state.position.epoch, micro.place)  # drop path
+                part = self._loss(micro) / len(micros)
+                state.scaler.scale(part).backward()
+                loss += part.detach()
+        state.scaler.unscale_(state.optimizer)
+        norms = nn.utils.clip_grad_norm_(job.model.parameters(), job.recipe.optimizer.clip_grad or math.inf)
+        return loss.item(), whole(norms).item()
+
+    def _update(self) -> None:
+        state = self.state
+        state.scaler.step(state.optimizer)
+        state.scaler.update()
+        state.optimizer.zero_grad(set_to_none=True)
+        state.schedule.step()
+        self.job.after_step()
+        if state.average:
+            with self.precision.between_steps(self.job.model):
+                state.average.update(self.job.model, step=state.position.total + 1)
+
+    def _loss(self, micro: MicroBatch) -> Tensor:
+        """The loss of one micro-batch: against labels (smoothed, perhaps mixed) and against the teacher's outputs."""
+        job, recipe, device = self.job, self.job.recipe, self.job.world.device
+        images, targets = (tensor.to(device, non_blocking=True) for tensor in (micro.images, micro.targets))
+        self.ours.clear()
+        if job.model.output_kind != LOGITS:
+            return self._distance(images)
+        logits = self.precision.logits(self.network, images)
+        smoothing = recipe.augment.label_smoothing
+        loss = recipe.distill.labels * F.cross_entropy(logits, targets, label_smoothing=smoothing)
+        if job.teacher is None:
+            return loss
+        self.theirs.clear()
+        with torch.no_grad(), self.precision.autocast():
+            wanted = job.teacher(images).float()
+        return loss + distillation_loss(recipe.distill, logits, wanted, self.ours, self.theirs)
+
+    def _distance(self, images: Tensor) -> Tensor:
+        """The loss of a model without labels: mean squared error of its maps or embedding against the teacher's, over
+        the teacher's mean square, averaged over maps."""
+        if self.job.teacher is None:
+            raise UsageError("maps and embeddings are learned from a teacher: give a ‹teacher› FILE")
+        with torch.no_grad(), self.precision.autocast():
+            wanted = self.job.teacher(images)
+        found = self.precision.outputs(self.network, images)
+        pairs = zip(found, [wanted] if isinstance(wanted, Tensor) else wanted, strict=True)
+        distances = [F.mse_loss(one, other.float()) / other.float().square().mean() for one, other in pairs]
+        return torch.stack(distances).mean()
+
+    def end_epoch(self) -> None:
+        """Validate, record the epoch, and save the weights if they are the best so far, then a snapshot."""
+        job, state, position = self.job, self.state, self.state.position
+        average_buffers(dict.fromkeys((job.model, state.scored)), job.world)
+        with self.precision.between_steps(job.model):
+            extras = job.after_epoch(position.epoch + 1)
+        result = {"train_loss": position.loss_sum / job.batches.steps, **self._validate(), **extras}
+        position.finish_epoch(result)
+        if self.record:
+            self.record.epoch(position.epochs[-1], job.histograms())
+        if result.get("acc1", -1.0) > position.best_acc1:
+            position.best_acc1, position.best_epoch = result["acc1"], position.epoch
+            if self.snapshots:
+                latest = state.weights()
+                if job.world.is_main:
+                    self.snapshots.save_best({"model": latest, "epoch": position.epoch})
+        _stop_if_requested(self.request, job.world)
+        self.save()
+        log.info("%s", position.summary(job.recipe.epochs))
+
+    def _validate(self) -> dict[str, float]:
+        """The scores of an epoch. A run that must end here saves, and validates when it goes on."""
+        job, validation = self.job, self.job.validation
+        if validation is None:
+            return {}
+
+        def batches() -> Iterator[Batch]:
+            for batch in validation:
+                _stop_if_requested(self.request, job.world)
+                yield batch
+
+        network = self.precision.view(self.state.scored).eval()  # the next epoch switches back
+        engines = {"model": lambda images: self.precision.logits(network, images)}
+        score = evaluate(engines, batches(), job.world.device, collective=is_sharded(job.model))
+        return {"val_loss": score["model"].loss, "acc1": score["model"].acc1, "acc5": score["model"].acc5}
+
+    def save(self) -> None:
+        """Write a snapshot, if the run has a folder."""
+        job, state = self.job, self.state
+        if self.snapshots and (job.world.is_main or is_sharded(job.model)):
+            content = state.capture() | {"settings": job.settings}
+            if job.world.is_main:
+                self.snapshots.save(state.position.total, content)
+        self.saved = time.monotonic()
+
+    @contextmanager
+    def saved_when_stopped(self) -> Iterator[None]:
+        """Inside the context, a request to stop saves a snapshot first."""
+        try:
+            yield
+        except StopRequested:
+            self.save()
+            from_main(None)  # a rank that ends would end the others: wait until the main rank has saved
+            raise
+
+    def finish(self) -> dict[str, Tensor]:
+        """Close the record and return the weights that the recipe selects, loaded into the model unless sharded."""
+        job, state, position = self.job, self.state, self.state.position
+        if self.record:
+            self.record.close()
+        best, number = None, position.best_epoch
+        wanted = self.snapshots is not None and job.recipe.select == "best" and number is not None
+        if self.snapshots and job.world.is_main and wanted and number is not None:
+            best = self.snapshots.best(job.model.state_dict(), number)
+        weights = from_main(best)
+        if weights is None:
+            if wanted:
+                log.warning("the weights of epoch %d, the best, are gone: the last ones are kept", number)
+                position.best_epoch = position.epoch
+            weights = from_main(state.weights())
+        self.precision.finish(job.model)
+        if not is_sharded(job.model):
+            job.model.load_state_dict(weights)
+            job.model.eval()
+        return weights
 
 
 def _agree(loss: float, stops: bool, due: bool, world: World) -> tuple[float, bool, bool]:
     """The mean loss over ranks, whether any rank must stop, and whether a snapshot is due on any."""
     total, stopping, waiting = all_sum(torch.tensor([loss, stops, due], dtype=torch.float64), world.device).tolist()
     return total / world.size, stopping > 0, waiting > 0
-
-
-@contextmanager
-def _saved_when_stopped(snapshots: Snapshots | None, state: TrainingState, job: Job) -> Iterator[None]:
-    try:
-        yield
-    except StopRequested:
-        _save(snapshots, state, job)
-        from_main(None)  # a rank that ends would end the others: wait until the main rank has saved
-        raise
 
 
 def _stop_if_requested(request: Interruption, world: World) -> None:
@@ -281,34 +333,6 @@ def _check_finite(loss: float, norm: float, state: TrainingState) -> None:
         f"the {what} is {loss if what == 'loss' else norm} at step {position.step + 1} of epoch {position.epoch + 1} "
         f"(step {position.total + 1} in all): lower the learning rate; what was saved before is kept"
     )
-
-
-def _validate(job: Job, precision: Precision, state: TrainingState, request: Interruption) -> dict[str, float]:
-    """The scores of an epoch. A run that must end here saves, and validates when it goes on."""
-    validation = job.validation
-    if validation is None:
-        return {}
-
-    def batches() -> Iterator[Batch]:
-        for batch in validation:
-            _stop_if_requested(request, job.world)
-            yield batch
-
-    network = precision.view(state.scored).eval()  # `fit` switches back
-    engines = {"model": lambda images: precision.logits(network, images)}
-    score = evaluate(engines, batches(), job.world.device, collective=is_sharded(job.model))
-    return {"val_loss": score["model"].loss, "acc1": score["model"].acc1, "acc5": score["model"].acc5}
-
-
-def _save(snapshots: Snapshots | None, state: TrainingState, job: Job) -> float:
-    if snapshots and (job.world.is_main or is_sharded(job.model)):
-        content = state.capture() | {"settings": job.settings}
-        if job.world.is_main:
-            snapshots.save(state.position.total, content)
-    return time.monotonic()
-
-
-Show = Callable[[Position, float, float, float], None]
 
 
 @contextmanager

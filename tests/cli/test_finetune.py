@@ -540,13 +540,13 @@ def test_a_loss_that_is_no_number_keeps_the_last_good_snapshot(run, fork, float_
     def poison():
         from swin_quant.train import loop
 
-        original, calls = loop._loss, []
+        original, calls = loop._Run._loss, []
 
         def loss(*arguments):
             calls.append(1)
             return original(*arguments) * (float("nan") if len(calls) == 9 else 1.0)
 
-        loop._loss = loss
+        loop._Run._loss = loss
 
     done = fork(words, before=poison).wait()
     assert done.code == 1 and "the loss is nan at step 3 of epoch 2 (step 9 in all)" in done.err.splitlines()[-1]

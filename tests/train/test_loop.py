@@ -298,11 +298,11 @@ def test_the_best_epoch_is_the_result(job, monkeypatch):
     scores = iter([10.0, 30.0, 20.0])
     states = []
 
-    def scored(job, precision, state, request):
-        states.append(weights(job))
+    def scored(run):
+        states.append(weights(run.job))
         return {"val_loss": 1.0, "acc1": next(scores), "acc5": 50.0}
 
-    monkeypatch.setattr(loop, "_validate", scored)
+    monkeypatch.setattr(loop._Run, "_validate", scored)
     position, _ = fit(made := job(folder="out"))
     assert position.best_epoch == 2 and same(weights(made), states[1]) and not same(states[1], states[2])
     scores = iter([10.0, 30.0, 20.0])
@@ -312,7 +312,7 @@ def test_the_best_epoch_is_the_result(job, monkeypatch):
 
 def test_it_stops_early_when_validation_gets_no_better(job, monkeypatch):
     scores = iter([10.0, 30.0, 20.0, 29.0, 31.0, 32.0])
-    monkeypatch.setattr(loop, "_validate", lambda *_: {"val_loss": 1.0, "acc1": next(scores), "acc5": 50.0})
+    monkeypatch.setattr(loop._Run, "_validate", lambda _: {"val_loss": 1.0, "acc1": next(scores), "acc5": 50.0})
     position, _ = fit(job(replace(RECIPE, epochs=6, patience=2)))
     assert position.epoch == 4 and position.best_epoch == 2
 
