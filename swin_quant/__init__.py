@@ -33,9 +33,13 @@ if TYPE_CHECKING:
     from swin_quant.verbs.evaluate import Evaluation as Evaluation
     from swin_quant.verbs.evaluate import evaluate as evaluate
     from swin_quant.verbs.export import export as export
+    from swin_quant.verbs.finetune import Finetuned as Finetuned
+    from swin_quant.verbs.finetune import finetune as finetune
     from swin_quant.verbs.package import package as package
     from swin_quant.verbs.policies import policy as policy
     from swin_quant.verbs.predict import predict as predict
+    from swin_quant.verbs.quantize import Quantized as Quantized
+    from swin_quant.verbs.quantize import quantize as quantize
     from swin_quant.verbs.search import Search as Search
     from swin_quant.verbs.search import search as search
     from swin_quant.verbs.sensitivity import sensitivity as sensitivity
@@ -54,6 +58,10 @@ _FACE = {
     "Preprocess": ("swin_quant.data.preprocess", "Preprocess"),
     "analyze": ("swin_quant.verbs.analyze", "analyze"),
     "plan": ("swin_quant.verbs.cuda.plan", "plan"),
+    "quantize": ("swin_quant.verbs.quantize", "quantize"),
+    "Quantized": ("swin_quant.verbs.quantize", "Quantized"),
+    "finetune": ("swin_quant.verbs.finetune", "finetune"),
+    "Finetuned": ("swin_quant.verbs.finetune", "Finetuned"),
     "calibrate": ("swin_quant.verbs.calibrate", "calibrate"),
     "evaluate": ("swin_quant.verbs.evaluate", "evaluate"),
     "Evaluation": ("swin_quant.verbs.evaluate", "Evaluation"),

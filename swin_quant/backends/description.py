@@ -1,4 +1,4 @@
-"""What an artifact takes and gives, as data: the one description behind `serve` and the packages for model servers."""
+"""The inputs and outputs of an artifact as data: the one description for `serve` and the packages for model servers."""
 
 import re
 from collections.abc import Sequence

@@ -28,7 +28,7 @@ def release(version: str) -> Release:
 
 @dataclass(frozen=True)
 class ReleaseFault:
-    """What releases `below` one, or the minor `releases`, do wrong with files whose facts are those of `when`."""
+    """A fault of the releases `below` one, or of the minor `releases`, with files that have the facts in `when`."""
 
     why: str
     when: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class ReleaseFault:
 
 @dataclass(frozen=True)
 class EngineReleases:
-    """What is known of an engine: the oldest release that was tried, and the faults of some."""
+    """Known releases of an engine: the oldest that was tried, and the faults of some."""
 
     oldest: str
     faults: tuple[ReleaseFault, ...]
@@ -101,5 +101,5 @@ def refuse_wrong(engine: str, version: str, artifact: Artifact) -> None:
 
 
 def faults_of(engine: str, version: str) -> Iterable[str]:
-    """What a version of an engine does wrong with some files."""
+    """The fault of a version of an engine with some files."""
     return [fault.why for fault in known()[engine].faults if fault.is_of(version)] if engine in known() else []

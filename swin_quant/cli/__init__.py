@@ -1,7 +1,9 @@
 """The command line: one module a command, found by name and imported only when the command is called."""
 
 import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 
 from swin_quant.base import __version__
@@ -9,6 +11,7 @@ from swin_quant.base.reproducible import reproducible
 from swin_quant.cli.commands import COMMANDS, GROUPS, SECTIONS
 
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # C++ stack dumps add nothing to our one line
+_WIDE = 140  # columns of help in a pipe
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -44,11 +47,15 @@ def _main(arguments: Sequence[str]) -> int:
 
 def _usage(group: str = "") -> str:
     prog = f"swin-quant {group}".strip()
-    width = max(map(len, COMMANDS))
-    lines = []
+    width, columns = max(map(len, COMMANDS)), shutil.get_terminal_size((_WIDE, 0)).columns
+    indent, lines = " " * (width + 4), []
     for title, commands in SECTIONS.items():
         shown = {name: help for name, help in commands.items() if name.startswith(f"{group} " if group else "")}
-        lines += [f"{title}:", *(f"  {name:<{width}}  {help}" for name, help in shown.items()), ""] if shown else []
+        heads = {f"  {name:<{width}}  ": help for name, help in shown.items()}
+        entries = [
+            textwrap.fill(h, columns, initial_indent=head, subsequent_indent=indent) for head, h in heads.items()
+        ]
+        lines += [f"{title}:", *entries, ""] if shown else []
     return "\n".join(
         [
             "swin-quant: Swin Transformer V1 and V2 to INT8, with accuracy that was measured",

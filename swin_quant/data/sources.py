@@ -125,13 +125,17 @@ def holds_split(data_path: str, split: str) -> bool:
 
 def has_split(cfg: CfgNode, split: str) -> bool:
     """Whether the config's data path holds `split`, as a zip if DATA.ZIP_MODE is set."""
-    data_path = cfg.DATA.DATA_PATH
+    return place_has(cfg.DATA.DATA_PATH, split, cfg.DATA.ZIP_MODE)
+
+
+def place_has(data_path: str, split: str, zip_mode: bool = False) -> bool:
+    """Whether a place of any kind holds `split`."""
     if data_path == DIGITS or is_archive(data_path, split):
         return True
-    if (Path(data_path) / (f"{split}.zip" if cfg.DATA.ZIP_MODE else split)).exists():
+    if (Path(data_path) / (f"{split}.zip" if zip_mode else split)).exists():
         return True
-    request = _request(data_path, split, cfg.MODEL.NUM_CLASSES)
-    if cfg.DATA.ZIP_MODE or not request.has_splits:
+    request = _request(data_path, split, None)
+    if zip_mode or not request.has_splits:
         return False
     files = next(filter(None, (source.find(request) for source in _kinds(request))), [])
     return bool(files) and all(file.exists() for file in files)

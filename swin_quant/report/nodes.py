@@ -12,16 +12,16 @@ def _granularity(row: NodeRow) -> str:
 
 COLUMNS: tuple[Column[NodeRow], ...] = (
     Column("node", "node", field("name"), fold=True),
-    Column("role", "role", field("role")),
+    Column("role", "role", field("role"), spare=True),
     Column("state", "state", lambda row: "on" if row.enabled else "off"),
-    Column("format", "format", field("format")),
+    Column("format", "format", field("format"), spare=True),
     Column("bits", "bits", field("bits")),
-    Column("granularity", "granularity", _granularity),
-    Column("grid", "grid", lambda row: "symmetric" if row.symmetric else "zero point"),
+    Column("granularity", "granularity", _granularity, spare=True),
+    Column("grid", "grid", lambda row: "symmetric" if row.symmetric else "zero point", spare=True),
     Column("amax", "amax", field("amax"), "{:.6g}"),
-    Column("low", "low", lambda row: row.bounds[0] if row.bounds else None, "{:.6g}", may_lack=True),
-    Column("high", "high", lambda row: row.bounds[1] if row.bounds else None, "{:.6g}", may_lack=True),
-    Column("shape", "shape", lambda row: "x".join(map(str, row.shape))),
+    Column("low", "low", lambda row: row.bounds[0] if row.bounds else None, "{:.6g}", may_lack=True, spare=True),
+    Column("high", "high", lambda row: row.bounds[1] if row.bounds else None, "{:.6g}", may_lack=True, spare=True),
+    Column("shape", "shape", lambda row: "x".join(map(str, row.shape)), spare=True),
 )
 
 

@@ -46,7 +46,7 @@ class Column(Generic[Row]):
 
     `form` formats the value by str.format; `show` replaces it where a cell shows more than its value. A missing value
     is shown as `blank`; a column that `may_lack` values is left out for people where no row has one. `fold`: a narrow
-    terminal may break its text. `style` gives one of STYLES for a cell.
+    terminal may break its text. `spare`: one that is too narrow has no such column. `style`: one of STYLES for a cell.
     """
 
     key: str
@@ -57,6 +57,7 @@ class Column(Generic[Row]):
     right: bool = False
     may_lack: bool = False
     fold: bool = False
+    spare: bool = False
     blank: str = BLANK
     style: Callable[[Row], str] | None = None
 
@@ -110,11 +111,23 @@ def shown(columns: Sequence[Column[Row]], rows: Sequence[Row]) -> list[Column[Ro
 def terminal(table: ReportTable[Row], width: int, color: bool = False) -> str:
     """The table and its remarks for a terminal of `width` columns, with ANSI styles if `color`.
 
-    Figures are never cut or folded: a narrow terminal folds names first, then wraps lines.
+    Figures are never cut or folded: a narrow terminal leaves out spare columns, then folds names, then wraps lines.
     """
-    columns = shown(table.columns, table.rows)
+    everything = shown(table.columns, table.rows)
+    columns = _that_fit(everything, table.rows, width)
     lines = grid(columns, table.rows, widths_of(columns, table.rows, width), color, style=table.style)
-    return "".join(f"{line}\n" for line in (*lines, *bullets(table.remarks, width, color)))
+    left_out = [column.title for column in everything if column not in columns]
+    more = [f"a wider terminal shows {', '.join(left_out)}"] if left_out else []
+    return "".join(f"{line}\n" for line in (*lines, *bullets([*table.remarks, *more], width, color)))
+
+
+def _that_fit(columns: Sequence[Column[Row]], rows: Sequence[Row], width: int) -> list[Column[Row]]:
+    """The columns without as many spare ones, from the last on, as the width demands."""
+    kept = list(columns)
+    for column in reversed(columns):
+        if column.spare and total(widths_of(kept, rows)) > width:
+            kept.remove(column)
+    return kept
 
 
 def widths_of(columns: Sequence[Column[Row]], rows: Iterable[Row], width: int | None = None) -> list[int]:

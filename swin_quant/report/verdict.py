@@ -1,10 +1,11 @@
-"""The end of a run in three lines: what to deploy, what it costs in accuracy and wins in time, the next command."""
+"""The end of a run in three lines: the file to deploy, its cost in accuracy and gain in time, the next command."""
 
 import shlex
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from swin_quant.backends.registry import targets
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import ORIGINAL, PTQ, QAT, Result
 from swin_quant.quant.search import SearchResult
@@ -25,7 +26,7 @@ _SERVE = "swin-quant serve {file} --engine {target}"
 
 @dataclass(frozen=True)
 class DeployVerdict:
-    """What to deploy, and why. Printed, it is three lines.
+    """The file to deploy, and the reason. Printed, it is three lines.
 
     `deploy`: a file, or FLOAT. `next`: a command. `delta_acc1` and its standard error are in points against float32, of
     QAT `delta_ptq` against PTQ, on `pictures`; `ms` and `float_ms` are of a picture (of a batch, in a search) on
@@ -128,6 +129,14 @@ def of_artifact(card: RunCard, file: Path, checkpoint: Path, data_path: str) -> 
     )
 
 
+def of_card(card: RunCard) -> DeployVerdict | None:
+    """The verdict by a run card alone, which names its files without their folders; None where nothing was scored."""
+    if card.artifact:
+        checkpoint = Path(card.checkpoint["file"] if card.checkpoint else "CHECKPOINT")
+        return of_artifact(card, Path(card.artifact["file"]), checkpoint, "DATA")
+    return of_training(card, Path(card.checkpoint["file"])) if card.training and card.checkpoint else None
+
+
 def of_search(result: SearchResult, checkpoint: str, engine: str, float_type: str, limits: str) -> DeployVerdict:
     """The verdict on the policy that a search found."""
     found, loss = result.found, result.found.loss
@@ -146,7 +155,7 @@ def of_search(result: SearchResult, checkpoint: str, engine: str, float_type: st
     return DeployVerdict(FLOAT if keeps_float else str(result.file), summary, then, *figures, **times)  # type: ignore[arg-type]
 
 
-def of_training(card: RunCard, file: Path, target: str) -> DeployVerdict | None:
+def of_training(card: RunCard, file: Path) -> DeployVerdict | None:
     """The verdict on QAT: float, PTQ and QAT by the results in its card; None where QAT was not scored."""
     measured = card.measured()
     qat = next((one for one in measured if one.weights == QAT and one.policy), None)
@@ -166,13 +175,19 @@ def of_training(card: RunCard, file: Path, target: str) -> DeployVerdict | None:
     return DeployVerdict(
         str(deploy),
         f"{figures}; {said}",
-        _command(_EXPORT, checkpoint=deploy, target=target, folder=file.parent),
+        _command(_EXPORT, checkpoint=deploy, target=_target_for(qat.policy), folder=file.parent),
         qat.pictures,
         qat.delta_acc1,
         qat.delta_acc1_se,
         qat.delta_ptq,
         qat.delta_ptq_se,
     )
+
+
+def _target_for(policy: str | None) -> str:
+    """The backend to export for: one that takes the policy and whose engine is here, if there is one."""
+    able = [one for one in targets().values() if policy in one.exporting.policies] or list(targets().values())
+    return max(able, key=lambda one: one.runs_its_export and one.is_installed and not one.emulates).name
 
 
 def _against_ptq(delta: float, error: float, pictures: int) -> tuple[str, bool]:

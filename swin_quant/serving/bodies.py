@@ -44,7 +44,7 @@ async def expanded(parts: AsyncIterator[bytes], encoding: str) -> AsyncIterator[
 
 
 def boundary_of(headers: Mapping[str, str]) -> bytes | None:
-    """What divides the fields of a form (multipart/form-data); None for another body."""
+    """The boundary between the fields of a form (multipart/form-data); None for another body."""
     found = _FORM.match(headers.get("content-type", ""))
     return found[2].encode("latin-1", "replace") if found else None
 

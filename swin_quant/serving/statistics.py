@@ -21,7 +21,7 @@ class Durations:
 
 
 class ModelStatistics:
-    """Those of one model since the service began.
+    """Statistics of one model since the service began.
 
     `success` and `fail` are of whole requests, `compute_input` is from a body to a tensor, `waiting` from there to the
     engine's numbers, `compute_output` from these to an answer.

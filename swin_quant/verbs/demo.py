@@ -122,12 +122,14 @@ def _train_four_bits(cfg: CfgNode, checkpoint: Path, folder: Path, epochs: int, 
     from swin_quant.train.run import Request
     from swin_quant.verbs.calibrate import calibrate_checkpoint
     from swin_quant.verbs.calibration_pictures import CalibrationPlan
-    from swin_quant.verbs.finetune import finetune
+    from swin_quant.verbs.finetune import train_quantized
 
     policy = replace(load_policy("qdq").bits("*", 4), name=FOUR_BITS)
     done = calibrate_checkpoint(cfg, str(checkpoint), policy, CalibrationPlan(), ensure_writable_dir(folder), world)
     start = Request(folder, start=str(done.checkpoint), overwrite=True)
-    tuned = finetune(cfg, load_recipe("digits_w4a4").having({"epochs": epochs}, "<epochs>"), start, [policy], world)
+    tuned = train_quantized(
+        cfg, load_recipe("digits_w4a4").having({"epochs": epochs}, "<epochs>"), start, [policy], world
+    )
     return [done.checkpoint, tuned.checkpoint]
 
 

@@ -55,7 +55,7 @@ class ScoredSample:
 
 @dataclass(frozen=True)
 class EvaluateOptions:
-    """What is scored, on which pictures, and beside what."""
+    """The subject that is scored, its pictures, and the baselines beside it."""
 
     files: Annotated[tuple[str, ...], Flag("a checkpoint, or artifacts: their run cards tell", "FILE", place=True)] = ()
     checkpoint: Annotated[
@@ -133,7 +133,8 @@ class Evaluation:
 
         if self.outputs:
             return "\n".join(map(str, self.outputs))
-        return render([self.card]) + (f"\n{self.verdict}" if self.verdict else "")
+        table = [render([self.card])] if self.results else []
+        return "\n".join([*table, *([str(self.verdict)] if self.verdict else [])])
 
     def _repr_html_(self) -> str:
         from swin_quant.report.accuracy.render import as_html
@@ -141,7 +142,8 @@ class Evaluation:
 
         if self.outputs:
             return html_facts(self.card.name, {score.subject: score.figures for score in self.outputs})
-        return as_html([self.card]) + (self.verdict._repr_html_() if self.verdict else "")
+        table = as_html([self.card]) if self.results else ""
+        return table + (self.verdict._repr_html_() if self.verdict else "")
 
     @property
     def float32(self) -> Result | None:

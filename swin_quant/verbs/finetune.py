@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from swin_quant.base.errors import UsageError
 from swin_quant.cli import shared
@@ -19,9 +19,13 @@ if TYPE_CHECKING:
     from swin_quant.base.distributed import World
     from swin_quant.cards.card import RunCard
     from swin_quant.checkpoint.opened import Checkpoint
+    from swin_quant.data.picture_set import PictureSet
+    from swin_quant.model import Model
     from swin_quant.quant.policy import Policy
+    from swin_quant.report.verdict import DeployVerdict
     from swin_quant.train.recipe import Recipe
     from swin_quant.train.run import Request, Trained
+    from swin_quant.verbs.evaluate import Evaluation
 
 HELP = "QAT: fine-tune a calibrated checkpoint with its nodes on: writes <NAME>_qat.pth, its run card, logs; scores it."
 EXAMPLES = """examples:
@@ -86,7 +90,106 @@ class FinetuneOptions:
 OPTIONS = FinetuneOptions
 
 
-def finetune(cfg: CfgNode, recipe: Recipe, request: Request, policies: Sequence[Policy], world: World) -> Trained:
+@dataclass(frozen=True)
+class Finetuned:
+    """The checkpoint that QAT wrote, and what was measured of it; printed, the accuracy-delta table and the verdict."""
+
+    file: Path
+    evaluation: Evaluation
+
+    @property
+    def verdict(self) -> DeployVerdict | None:
+        """Whether to deploy QAT or to keep PTQ; None where no val was scored."""
+        return self.evaluation.verdict
+
+    def load(self) -> Model:
+        """The model that was trained."""
+        from swin_quant.loading import load
+
+        return load(self.file)
+
+    def __str__(self) -> str:
+        return str(self.evaluation) or f"{self.file}: not scored: the pictures have no val split"
+
+    def _repr_html_(self) -> str:
+        return self.evaluation._repr_html_() or self.load()._repr_html_()
+
+
+def finetune(
+    model: Model | str | Path,
+    pictures: PictureSet | str | Path,
+    folder: str | Path,
+    recipe: str = DEFAULT_RECIPE,
+    policy: str | Policy | None = None,
+    *,
+    changes: Mapping[str, Any] | None = None,
+    epochs: int | None = None,
+    batch_size: int | None = None,
+    distill: bool = False,
+    teacher: str | Path | None = None,
+    amax: Literal["frozen", "learned", "reestimated"] | None = None,
+    original: str | Path | None = None,
+    config: str | Path | None = None,
+    device: str = "cpu",
+    resume: bool = False,
+    overwrite: bool = False,
+) -> Finetuned:
+    """QAT of a calibrated model as `swin-quant finetune` does it: writes <NAME>_qat.pth into `folder`, and scores it.
+
+    `pictures`: a place with train and val. `policy` None: the model's. `recipe`: a shipped one or a YAML file, of which
+    `changes` sets keys, {"optimizer.lr": 1e-4}; the rest are the command's flags. A model that is in no file yet is
+    saved in the folder first. `resume` goes on with a run that was cut off, `overwrite` replaces one. UsageError for a
+    model that is not calibrated, and for a wrapped module: train it in your own loop.
+    """
+    from swin_quant.base.distributed import world_on
+    from swin_quant.base.errors import called
+    from swin_quant.base.files import ensure_writable_dir
+    from swin_quant.data.picture_set import PictureSet, source_of
+    from swin_quant.quant.policies import load_policy
+    from swin_quant.train.recipe import load_recipe
+    from swin_quant.train.run import Request
+    from swin_quant.verbs.export import file_of
+    from swin_quant.verbs.given import model_of
+
+    source = source_of(pictures)
+    if not isinstance(source, PictureSet) or source.split or source.count:
+        raise UsageError("pictures: training reads train and val of a place on disk: give its path")
+    if isinstance(model, str | Path):
+        file = str(model)
+    else:
+        model = model_of(model)
+        if not model.card.config:
+            raise UsageError(f"{model.name}: is a module of your own: train it in your own loop, its nodes on")
+        if not model.is_calibrated:
+            raise UsageError(f"{model.name}: is a float model: sq.calibrate it first")
+        file = str(file_of(model, ensure_writable_dir(folder)))
+    opened = shared.opened(file)
+    options = QatOptions(distill, str(teacher) if teacher else None, amax=amax)
+    loading = shared.LoadingOptions(data_path=source.path, batch=batch_size)
+    cfg = shared.config_of(
+        opened,
+        shared.ModelOptions(cfg=str(config) if config else None),
+        loading,
+        shared.RunOptions(seed=source.seed or None),
+    )
+    changed = load_recipe(recipe).having(changes or {}, "changes")
+    how = options.change(changed, TrainingOptions(epochs=epochs), batch_size)
+    request = Request(
+        Path(folder),
+        opened,
+        options.teacher,
+        resume=resume,
+        overwrite=overwrite,
+        original=str(original) if original else None,
+    )
+    chosen = [load_policy(policy) if isinstance(policy, str) else policy] if policy else []
+    with called(**{"continue": "resume", "output": "folder"}):
+        return finetune_and_score(cfg, how, request, chosen, world_on(device))
+
+
+def train_quantized(
+    cfg: CfgNode, recipe: Recipe, request: Request, policies: Sequence[Policy], world: World
+) -> Trained:
     """QAT of the calibrated checkpoint `request.start` under a policy (else its run card's); writes <NAME>_qat.pth.
 
     A model of maps or an embedding needs no labels: it learns to give what the float one gives.
@@ -169,73 +272,73 @@ def _teacher(request: Request, recipe: Recipe, card: RunCard) -> str | None:
 def run(options: FinetuneOptions, world: World) -> None:
     checkpoint = shared.opened(options.checkpoint)
     cfg = shared.config_of(checkpoint, options.model, options.data, options.run, OUTPUT=options.output)
-    finetune_and_score(options, checkpoint, cfg, shared.output_dir(options.output, cfg), world)
+    finetune_and_show(options, checkpoint, cfg, shared.output_dir(options.output, cfg), world)
 
 
-def finetune_and_score(
+def finetune_and_show(
     options: FinetuneOptions, checkpoint: Checkpoint | None, cfg: CfgNode, folder: Path, world: World
-) -> RunCard | None:
-    """Fine-tune in `folder`, then score; returns the card of what was scored, None if nothing was."""
+) -> Finetuned:
+    """Fine-tune in `folder` as options say, score, and print what was found."""
     from swin_quant.checkpoint.identify import config_given
-    from swin_quant.config.outputs import LOGITS
-    from swin_quant.quant.policy import policy_from_dict
-    from swin_quant.report.verdict import of_training
-    from swin_quant.score.baseline import find_baseline
-    from swin_quant.score.scoring import score_model
-    from swin_quant.train.outdir import only_writer
     from swin_quant.train.recipe import load_recipe
-    from swin_quant.train.run import plot
 
     data, training, qat = options.data, options.training, options.qat
     recipe = qat.change(load_recipe(training.recipe or DEFAULT_RECIPE), training, data.batch)
     policies = options.policy.policies()
     if len(policies) > 1:
         raise UsageError("--policy: fine-tuning is for one policy at a time")
-    with only_writer(folder, world):  # until the last result is in the run card
-        request = replace(
-            training.request(folder, checkpoint, data, options.replace_head),
-            teacher=qat.teacher,
-            teacher_cfg=config_given(qat.teacher_cfg, qat.teacher) if qat.teacher_cfg else None,
-            original=options.original,
-        )
-        trained = finetune(cfg, recipe, request, policies, world)
-        policy = policy_from_dict(trained.card.policy, "run card")
-        shared.tell_bits([policy])
-        if cfg.MODEL.OUTPUT_KIND != LOGITS:
-            _print_features(options, cfg, trained, policy, world)
-            return None
-        if options.no_eval or trained.position.best_epoch is None:
-            return None
-        baseline = find_baseline(
-            trained.card, [trained.checkpoint.resolve().parent], cfg, [policy], world, options.original
-        )
-        scored = (trained.card, [policy], world, "val", data.half, data.max_unreadable, baseline)
-        card = score_model(trained.model, cfg, *scored)
-        if world.is_main:
-            card.write(trained.checkpoint.with_suffix(".json"))
-            plot(request, cfg.MODEL.NAME, card.measured())
-            found = of_training(card, trained.checkpoint, _target_for(policy))
-            show([card], options.json, [found] if found else [])
-    return card
+    request = replace(
+        training.request(folder, checkpoint, data, options.replace_head),
+        teacher=qat.teacher,
+        teacher_cfg=config_given(qat.teacher_cfg, qat.teacher) if qat.teacher_cfg else None,
+        original=options.original,
+    )
+    tuned = finetune_and_score(cfg, recipe, request, policies, world, data.half, not options.no_eval)
+    scored = tuned.evaluation
+    if world.is_main and scored.outputs:
+        print(scored)
+    elif world.is_main and scored.results:
+        show([scored.card], options.json, [scored.verdict] if scored.verdict else [])
+    return tuned
 
 
-def _target_for(policy: Policy) -> str:
-    """The backend to export for: one that takes the policy and whose engine is here, if there is one."""
-    from swin_quant.backends.registry import targets
-
-    able = [one for one in targets().values() if policy.name in one.exporting.policies] or list(targets().values())
-    return max(able, key=lambda one: one.runs_its_export and one.is_installed and not one.emulates).name
-
-
-def _print_features(options: FinetuneOptions, cfg: CfgNode, trained: Trained, policy: Policy, world: World) -> None:
+def finetune_and_score(
+    cfg: CfgNode,
+    recipe: Recipe,
+    request: Request,
+    policies: Sequence[Policy],
+    world: World,
+    half: str = "auto",
+    scored: bool = True,
+) -> Finetuned:
+    """Fine-tune, then score on val where there is one; the results go into the run card."""
+    from swin_quant.config.outputs import LOGITS
     from swin_quant.data.sources import has_split
+    from swin_quant.quant.policy import policy_from_dict
+    from swin_quant.report.verdict import of_training
     from swin_quant.score.baseline import find_baseline
     from swin_quant.score.features import score_features
+    from swin_quant.score.scoring import score_model
+    from swin_quant.train.outdir import only_writer
+    from swin_quant.train.run import plot
+    from swin_quant.verbs.evaluate import Evaluation
 
-    if options.no_eval or world.size > 1 or not has_split(cfg, "val"):
-        return
-    folders = [trained.checkpoint.resolve().parent]
-    baseline = find_baseline(trained.card, folders, cfg, [policy], world, options.original)
-    how = (world, "val", options.data.half, options.data.max_unreadable, baseline)
-    for score in score_features(trained.model, cfg, trained.card, [policy], *how):
-        print(score)
+    with only_writer(request.folder, world):  # until the last result is in the run card
+        trained = train_quantized(cfg, recipe, request, policies, world)
+        file, card, policy = trained.checkpoint, trained.card, policy_from_dict(trained.card.policy, "run card")
+        shared.tell_bits([policy])
+        has_logits = cfg.MODEL.OUTPUT_KIND == LOGITS
+        if not scored or (
+            trained.position.best_epoch is None if has_logits else world.size > 1 or not has_split(cfg, "val")
+        ):
+            return Finetuned(file, Evaluation((), card))
+        baseline = find_baseline(card, [file.resolve().parent], cfg, [policy], world, request.original)
+        how = (trained.model, cfg, card, [policy], world, "val", half, request.max_unreadable, baseline)
+        if not has_logits:
+            return Finetuned(file, Evaluation((), card, tuple(score_features(*how))))
+        card = score_model(*how)
+        if world.is_main:
+            card.write(file.with_suffix(".json"))
+            plot(request, cfg.MODEL.NAME, card.measured())
+    verdict = of_training(card, file)
+    return Finetuned(file, Evaluation(tuple(card.measured()), card, verdict=verdict))

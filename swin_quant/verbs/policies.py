@@ -21,6 +21,8 @@ EXAMPLES = """examples:
 
 A policy of your own is a YAML file like those in configs/policies; --policy takes its path."""
 
+_INDENT = " " * 4
+
 
 @dataclass(frozen=True)
 class PoliciesOptions:
@@ -44,6 +46,7 @@ def policy(name_or_path: str) -> Policy:
 
 def run(options: PoliciesOptions, world: World) -> None:
     from swin_quant.quant.policies import builtin_policies, load_policy
+    from swin_quant.report.table import NARROW, folded, screen_width
 
     policies = {name: load_policy(name) for name in builtin_policies()}
     taken = {
@@ -54,6 +57,8 @@ def run(options: PoliciesOptions, world: World) -> None:
         put(options.json, json.dumps(content, indent=2))
     if options.json == "-" or not world.is_main:
         return
+    room = screen_width(NARROW) - len(_INDENT)
     for name, policy in policies.items():
         print(name + (f"  (for {', '.join(taken[name])})" if taken[name] else ""))
-        print(f"    {' '.join(policy.description.split())}")
+        for line in folded(" ".join(policy.description.split()), room):
+            print(_INDENT + line)

@@ -56,6 +56,13 @@ from swin_quant.verbs.verify import VerifyOptions, failures
 ARTIFACT = "ARTIFACT"  # its name in commands until its exporter names it
 
 
+def engine_for(target: Backend) -> str | None:
+    """The engine that its artifact is verified and scored on; None where it is not here, or has to be built."""
+    if target.load:
+        return target.name if target.runs_its_export and target.is_installed else None
+    return next((backend.name for backend in takers(target.exporting.artifact) if backend.is_installed), None)
+
+
 @dataclass(frozen=True)
 class Quantization:
     """One checkpoint on its way to an artifact in `folder`."""
@@ -82,16 +89,8 @@ class Quantization:
         return targets()[self.options.backend]
 
     @property
-    def takers(self) -> list[Backend]:
-        """The engines that run what is exported."""
-        return takers(self.target.exporting.artifact)
-
-    @property
     def engine(self) -> str | None:
-        """The engine that the artifact is verified and scored on; None where it is not here, or has to be built."""
-        if self.target.load:
-            return self.target.name if self.target.runs_its_export and self.target.is_installed else None
-        return next((backend.name for backend in self.takers if backend.is_installed), None)
+        return engine_for(self.target)
 
     @cached_property
     def float_type(self) -> str | None:

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.cli import shared
 from swin_quant.cli.output import show
-from swin_quant.verbs.quantize_options import QuantizeOptions
+from swin_quant.verbs.calibrate import SampleOptions
+from swin_quant.verbs.quantize_options import MAX_DROP, QuantizeOptions
+from swin_quant.verbs.search import BudgetOptions
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from swin_quant.backends.artifact import Artifact
+    from swin_quant.backends.backend import Backend
     from swin_quant.base.distributed import World
+    from swin_quant.data.picture_set import Source
+    from swin_quant.exported import Exported
+    from swin_quant.model import Model
+    from swin_quant.quant.policy import Policy
     from swin_quant.report.verdict import DeployVerdict
+    from swin_quant.verbs.evaluate import Evaluation
     from swin_quant.verbs.quantization import Quantization
 
 HELP = "From a float checkpoint to an artifact that was verified and scored: calibrate, export, verify, evaluate."
@@ -26,6 +38,127 @@ EXAMPLES = """examples:
 The policy is the backend's best where none is named; auto is found by `search`. It goes on where it was cut off: a step
 whose result lies in the output folder is not done again. Several checkpoints have a folder each below --output."""
 OPTIONS = QuantizeOptions
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """An artifact, and what was measured of it; printed, the accuracy-delta table and the verdict."""
+
+    artifact: Exported
+    evaluation: Evaluation
+
+    @property
+    def verdict(self) -> DeployVerdict:
+        """The file to deploy, its cost in accuracy and gain in time, the next command."""
+        assert self.evaluation.verdict is not None, "`quantize` always reaches one"
+        return self.evaluation.verdict
+
+    def __str__(self) -> str:
+        return str(self.evaluation)
+
+    def _repr_html_(self) -> str:
+        return self.evaluation._repr_html_()
+
+
+def quantize(
+    model: Model | nn.Module | str | Path,
+    pictures: Source,
+    backend: str,
+    folder: str | Path,
+    policy: str | Policy | None = None,
+    *,
+    scored_on: Source | None = None,
+    method: str | None = None,
+    passes: str | Sequence[Any] | None = None,
+    int4_weights: bool = False,
+    max_drop: float | None = None,
+    min_agreement: float | None = None,
+    min_sqnr: float | None = None,
+    max_ms: float | None = None,
+    config: str | Path | None = None,
+) -> Quantized:
+    """Calibrate, export for `backend` into `folder`, verify and score, as `swin-quant quantize` does.
+
+    `policy` None: the backend's best; "auto" is searched for within the budget (`max_drop` and the rest as in `search`;
+    0.1 points of top-1 where none is given). `pictures`, `method` and `passes` are those of `calibrate`; `scored_on`
+    None: the place's val. A checkpoint's file with a place on disk goes on where a call was cut off. What is in memory
+    is done anew, and the model is then calibrated. `config`: of a checkpoint that no run card or shape tells.
+    SwinQuantError where the artifact does not compute what the model computes, and where the budget cannot be met.
+    """
+    from swin_quant.base.files import ensure_writable_dir
+    from swin_quant.data.picture_set import PictureSet, source_of
+    from swin_quant.data.sources import place_has
+    from swin_quant.loading import load
+    from swin_quant.quant.names import AUTO
+    from swin_quant.verbs.calibrate import calibrate
+    from swin_quant.verbs.evaluate import Evaluation, evaluate
+    from swin_quant.verbs.export import export
+    from swin_quant.verbs.export_target import target_of
+    from swin_quant.verbs.given import model_of
+    from swin_quant.verbs.quantization import engine_for
+    from swin_quant.verbs.quantize_steps import refuse_useless
+    from swin_quant.verbs.search import search
+    from swin_quant.verbs.verify import refuse_failed, verify
+
+    source, target = source_of(pictures), target_of(backend)
+    budget, place = BudgetOptions(max_drop, min_agreement, min_sqnr, max_ms), None
+    if isinstance(source, PictureSet):
+        place = source
+        is_plain = isinstance(policy, str | None) and isinstance(passes, str | None) and scored_on is None
+        if isinstance(model, str | Path) and is_plain:
+            return _as_the_command(
+                QuantizeOptions(
+                    backend=backend,
+                    checkpoint=(str(model),),
+                    model=shared.ModelOptions(cfg=str(config) if config else None),
+                    data=shared.ScoringOptions(data_path=source.path),
+                    sample=SampleOptions(source.count, source.split),
+                    ranges=shared.RangeOptions(method),
+                    passes=shared.PassOptions(passes),  # type: ignore[arg-type]  # `is_plain`
+                    policy=shared.PolicyOptions((policy,) if policy else ()),  # type: ignore[arg-type]
+                    budget=budget,
+                    int4_weights=int4_weights,
+                    run=shared.RunOptions(seed=source.seed or None),
+                    output=str(folder),
+                )
+            )
+        if scored_on is None and place_has(source.path, "val"):
+            scored_on = source.path
+    if budget != BudgetOptions() and policy != AUTO:
+        raise UsageError(f"a budget is for policy {AUTO}: other policies are what they are")
+    subject = model_of(load(model, config) if isinstance(model, str | Path) else model)
+    target.exporting.check_packages()
+    ensure_writable_dir(folder)
+    best = target.exporting.policies_for(subject.card.config)[0]
+    named = policy if policy and policy != AUTO else best
+    calibrate(subject, source, named, method=method, passes=passes, folder=folder)
+    if policy == AUTO:
+        limits = asdict(budget if budget != BudgetOptions() else BudgetOptions(max_drop=MAX_DROP))
+        found = search(subject, replace(place, count=None) if place else source, backend, folder, **limits)
+        refuse_useless(found.settings, found.result, found.settings.checkpoint, target)
+    exported = export(subject, backend, folder, int4_weights=int4_weights)
+    engine, scored = engine_for(target), None
+    if engine:
+        refuse_failed(exported.artifact, verify(exported, source if scored_on is None else scored_on, engine).records)
+        scored = evaluate(exported, scored_on, engine=engine) if scored_on is not None else None
+    data = place.path if place else "DIR"
+    unscored = f"{data} has no val split" if place else "no labelled pictures were given"
+    said = verdict_on(exported.artifact, target, subject.checkpoint, data, unscored)
+    return Quantized(exported, replace(scored or Evaluation((), exported.card), verdict=said))
+
+
+def _as_the_command(options: QuantizeOptions) -> Quantized:
+    from swin_quant.base.distributed import World
+    from swin_quant.exported import Exported
+    from swin_quant.verbs.evaluate import Evaluation
+    from swin_quant.verbs.quantization import Quantization
+    from swin_quant.verbs.quantize_steps import refuse_contradictions
+
+    job = Quantization.of(options, options.checkpoint[0], World())
+    refuse_contradictions(job)
+    artifact = finish(job)
+    card = artifact.card
+    return Quantized(Exported(artifact), Evaluation(tuple(card.measured()), card, verdict=verdict(job, artifact)))
 
 
 def run(options: QuantizeOptions, world: World) -> None:
@@ -64,7 +197,7 @@ def quantize_all(jobs: Mapping[str, Quantization]) -> tuple[dict[str, Artifact],
             log.info("%d of %d: %s", number, len(jobs), name)
         try:
             with memory_errors_named():
-                made[name] = quantize(one)
+                made[name] = finish(one)
         except SwinQuantError as error:
             failed[name] = error
         except (RuntimeError, OSError) as error:  # by exporters and engines
@@ -79,7 +212,7 @@ def quantize_all(jobs: Mapping[str, Quantization]) -> tuple[dict[str, Artifact],
     return made, [SwinQuantError(f"{len(failed)} of {len(jobs)} checkpoints failed: {reasons}")]
 
 
-def quantize(job: Quantization) -> Artifact:
+def finish(job: Quantization) -> Artifact:
     """Do what is not done yet; the artifact with all that was measured in its card.
 
     SwinQuantError where the artifact does not compute what the model computes: it is then not scored.
@@ -100,18 +233,29 @@ def quantize(job: Quantization) -> Artifact:
 
 
 def verdict(job: Quantization, artifact: Artifact) -> DeployVerdict:
-    """What to deploy; of a file that was not scored, why it was not."""
-    from swin_quant.report.verdict import DeployVerdict, of_artifact
+    """The verdict on the artifact of a job."""
+    return verdict_on(
+        artifact, job.target, job.calibrated, job.cfg.DATA.DATA_PATH, f"{job.cfg.DATA.DATA_PATH} has no val split"
+    )
 
-    target, file, data_path = job.target, artifact.file, job.cfg.DATA.DATA_PATH
-    if found := of_artifact(artifact.card, file, job.calibrated, data_path):
+
+def verdict_on(artifact: Artifact, target: Backend, checkpoint: Path, data: str, unscored: str) -> DeployVerdict:
+    """The file to deploy; `unscored` says why one that its engine runs was not scored."""
+    from swin_quant.backends.registry import takers
+    from swin_quant.config.outputs import LOGITS
+    from swin_quant.report.verdict import DeployVerdict, of_artifact
+    from swin_quant.verbs.quantization import engine_for
+
+    file, wrapped = artifact.file, artifact.card.wrapped
+    if found := of_artifact(artifact.card, file, checkpoint, data):
         return found
-    if job.engine is not None:
-        return DeployVerdict(
-            str(file), f"verified; not scored: {data_path} has no val split", f"swin-quant bench {file}"
-        )
-    engines = [target] if target.load else job.takers
+    if engine_for(target) is not None:
+        kind = artifact.card.config.get("MODEL", {}).get("OUTPUT_KIND", LOGITS)
+        has_classes = bool(wrapped.get("classes")) if wrapped else kind == LOGITS
+        said = f"not scored: {unscored}" if has_classes else "it gives no classes, whose accuracy could be scored"
+        return DeployVerdict(str(file), f"verified; {said}", f"swin-quant bench {file}")
+    engines = [target] if target.load else takers(target.exporting.artifact)
     remedies = " or ".join(backend.remedy for backend in engines if backend.remedy)
     why = f"neither verified nor scored: {target.name} does not run its file here as it is ({remedies})"
-    then = [step.format(file=file, checkpoint=job.calibrated) for step in target.exporting.next_step]
+    then = [step.format(file=file, checkpoint=checkpoint) for step in target.exporting.next_step]
     return DeployVerdict(str(file), why, then[-1] if then else f"swin-quant inspect {file}")

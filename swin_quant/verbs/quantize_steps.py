@@ -5,10 +5,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
+from swin_quant.backends.backend import Backend
 from swin_quant.backends.onnx.options import INT4_BITS
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.files import ensure_writable_dir
 from swin_quant.cli.flags import words_from
+from swin_quant.quant.search import SearchResult
 from swin_quant.verbs import calibrate, evaluate, export, search, verify
 from swin_quant.verbs.calibrate import CalibrateOptions
 from swin_quant.verbs.evaluate import EvaluateOptions
@@ -25,6 +27,7 @@ from swin_quant.verbs.quantization import (
     is_verified,
 )
 from swin_quant.verbs.search import SearchOptions
+from swin_quant.verbs.search_settings import SearchSettings
 from swin_quant.verbs.verify import VerifyOptions
 
 
@@ -96,15 +99,20 @@ def _calibrate(job: Quantization, options: CalibrateOptions) -> None:
 def _search(job: Quantization, options: SearchOptions) -> None:
     settings = search.settings_of(options, str(job.calibrated), job.cfg, job.world)
     found = search.find_and_keep(search.costs_of(settings, settings.checkpoint))
+    refuse_useless(settings, found, str(job.calibrated), job.target)
+
+
+def refuse_useless(settings: SearchSettings, found: SearchResult, checkpoint: str, target: Backend) -> None:
+    """SwinQuantError where a search kept no budget, or left every layer float."""
     if not found.met:
         raise SwinQuantError(
-            f"the budget cannot be met ({settings.limits}): the best that was found is {settings.file} "
+            f"the budget cannot be met ({settings.limits}): the best that was found is {found.file} "
             f"({found.found.figures})"
         )
     if found.is_float:
         raise SwinQuantError(
             f"within the budget ({settings.limits}) every layer stays float: loosen it, or deploy the float model: "
-            f"`swin-quant export {shlex.quote(str(job.calibrated))} --for {job.target.name} --precision float`"
+            f"`swin-quant export {shlex.quote(checkpoint)} --for {target.name} --precision float`"
         )
 
 

@@ -33,7 +33,7 @@ def recalibrate(
     output: str | Path,
     world: World = World(),
 ) -> Model:
-    """What `calibrate_checkpoint` would give on the same pictures, to the bit.
+    """The same model as `calibrate_checkpoint` gives on the same pictures, to the bit.
 
     `checkpoint` None is the calibrated one beside the statistics, which has the weights. SwinQuantError if the run card
     beside the statistics is not theirs, or `checkpoint` is not what they were counted on.

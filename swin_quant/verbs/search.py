@@ -151,7 +151,7 @@ class Search:
 
     @property
     def verdict(self) -> DeployVerdict:
-        """What to deploy, what it costs and wins, and the command that exports it."""
+        """The policy to deploy, its cost and its gain, and the command that exports it."""
         from swin_quant.report.verdict import of_search
 
         one = self.settings

@@ -388,7 +388,7 @@ def test_an_engine_that_gives_up_on_one_does_not_stop_the_others(monkeypatch):
             raise RuntimeError("no such kernel")
         return asked
 
-    monkeypatch.setattr(quantizing, "quantize", some)
+    monkeypatch.setattr(quantizing, "finish", some)
     made, (error,) = quantizing.quantize_all({"a": "bad", "b": "good"})
     assert made == {"b": "good"} and str(error) == "1 of 2 checkpoints failed: a: RuntimeError: no such kernel"
     with pytest.raises(RuntimeError):

@@ -1,4 +1,4 @@
-"""What would stop a run after minutes is said before its first picture is read."""
+"""An obstacle that would stop a run after minutes is named before the first picture is read."""
 
 import shutil
 import sys

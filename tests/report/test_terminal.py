@@ -65,3 +65,14 @@ def test_colours_are_off_in_a_pipe_and_where_the_user_wants_none(monkeypatch):
     assert has_colors()
     monkeypatch.setenv("NO_COLOR", "1")
     assert not has_colors()
+
+
+def test_a_narrow_terminal_leaves_out_spare_columns_the_last_first_and_says_which():
+    columns = [COLUMNS[0], *(Column(word, word, lambda row: "x" * 12, spare=True) for word in ("one", "two"))]
+    table = ReportTable(columns, [("a name that stays", None, None)])
+    assert [terminal(table, width).splitlines()[0].split() for width in (60, 40, 20)] == [
+        ["name", "one", "two"],
+        ["name", "one"],
+        ["name"],
+    ]
+    assert "wider" not in terminal(table, 60) and terminal(table, 20).count("one, two") == 1

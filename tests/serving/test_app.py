@@ -17,7 +17,7 @@ from swin_quant.serving.limits import Refused, ServiceLimits
 
 
 def batched(engine, work, **options):
-    """What `work(batcher)` returns while the batcher runs."""
+    """The result of `work(batcher)` while the batcher runs."""
 
     async def go():
         batcher = Batcher(engine, ServiceLimits(delay_us=0, **options.pop("limits")), **options)

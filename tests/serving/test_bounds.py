@@ -84,7 +84,7 @@ def head(body, path="/predict", **headers):
 
 
 def sent(address, *parts, then=None):
-    """What comes back, until the other side closes or an answer is whole, for bytes that are sent."""
+    """Send bytes; the answer, read until it is whole or the other side closes."""
     with socket.create_connection(address, timeout=20) as connection:
         for part in parts:
             connection.sendall(part)

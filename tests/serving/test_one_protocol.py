@@ -70,7 +70,7 @@ def described(client, model):
 
 
 def asked(client, model, config, images, binary=True, outputs=None):
-    """What the client reads of the answer to a request that it wrote by the configuration: by output, its array."""
+    """Output -> array, as the client reads the answer to a request that it wrote by the configuration."""
     (taken,) = config.input
     sent = client.input(taken.name, list(images.shape), client.datatype(images.dtype))
     sent.set_data_from_numpy(images, binary_data=binary or images.dtype == np.float16)

@@ -51,7 +51,7 @@ def connect():
 
 
 def until_closed(connection, send=b""):
-    """What came until the other side closed it, and how long that took; `send` is sent byte by byte meanwhile."""
+    """Send `send` byte by byte; the bytes that came until the other side closed, and the seconds that this took."""
     start, came = time.monotonic(), b""
     connection.settimeout(0.05)
     for byte in [send[i : i + 1] for i in range(len(send))] + [b""] * 200:

@@ -17,6 +17,7 @@ from swin_quant.report.page import charts
 from swin_quant.report.page.charts import asset
 from swin_quant.report.page.data import Disagreement, NodeSummary, PageData, Seen
 from swin_quant.report.table import Column, ReportTable, html_table
+from swin_quant.report.verdict import DeployVerdict, of_card
 
 MOST_NODES = 2000  # rows that a browser sorts within a second
 _SNIPPET = "window.vegaEmbed = vegaEmbed;"  # makes the library visible to the page's own script
@@ -45,6 +46,12 @@ _COLUMNS = (
     ("clipped", "clipped %", True),
     ("sqnr_db", "SQNR dB", True),
     ("costs_db", "costs dB", True),
+)
+
+_VERDICT = (
+    Column[DeployVerdict]("deploy", "deploy", lambda one: one.deploy),
+    Column[DeployVerdict]("result", "result", lambda one: one.summary),
+    Column[DeployVerdict]("next", "next", lambda one: one.next),
 )
 
 
@@ -109,6 +116,8 @@ def _charts(checkpoints: Sequence[PageData], cards: Sequence[RunCard], shown: Pa
 def _sections(
     checkpoints: Sequence[PageData], cards: Sequence[RunCard], shown: PageData | None, drawn: Mapping[str, Any]
 ) -> Iterator[tuple[str, tuple[str, str]]]:
+    if verdicts := [said for card in cards if (said := of_card(card))]:
+        yield "deploy", ("Deploy", f'<div class="wide">{html_table(ReportTable(_VERDICT, verdicts))}</div>')
     yield "accuracy", ("Accuracy", f'<div class="wide">{as_html(cards)}</div>')
     if drawn["latency-chart"]:
         yield "latency", ("Accuracy and latency", '<div class="chart" id="latency-chart"></div>')

@@ -18,7 +18,7 @@ from swin_quant.base.errors import SwinQuantError, UsageError, called, listed, m
 from swin_quant.cli import shared
 from swin_quant.cli.flags import Flag, Group
 from swin_quant.quant.names import INT8_MODES
-from swin_quant.verbs.finetune import FinetuneOptions, QatOptions, finetune_and_score
+from swin_quant.verbs.finetune import FinetuneOptions, QatOptions, finetune_and_show
 from swin_quant.verbs.train import TrainingOptions
 
 if TYPE_CHECKING:
@@ -162,9 +162,8 @@ def run(options: FrontDoorOptions, world: World) -> None:
             qat=options.qat,
             original=options.original,
         )
-        _say_accuracy(
-            finetune_and_score(verb_options, options.checkpoint, cfg, folder, world), options, cfg, world, log_file
-        )
+        scored = finetune_and_show(verb_options, options.checkpoint, cfg, folder, world).evaluation
+        _say_accuracy(scored.card if scored.results else None, options, cfg, world, log_file)
     elif options.eval and not options.calib:
         _say_accuracy(_evaluate(options, folder, world), options, cfg, world, log_file)
 

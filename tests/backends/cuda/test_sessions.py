@@ -89,7 +89,7 @@ def test_batches_are_filled_up_and_programs_are_kept(sessions):
 
 
 def test_a_smaller_batch_works_in_the_memory_of_a_larger_one(sessions):
-    """Whatever the memory held, also in the unfilled part."""
+    """The answer is the same whatever the memory held before, also in its unfilled part."""
     session, images = sessions.make(), pictures(16)
     places = {count: session.captured(count).bound.images.untyped_storage().data_ptr() for count in (4, 16, 12, 1)}
     assert places[16] == places[12] == places[1] != places[4]

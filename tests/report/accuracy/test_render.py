@@ -63,7 +63,7 @@ def test_a_terminal_of_any_width_shows_every_figure_whole(width, monkeypatch, ca
 
 
 def on_openvino() -> list[RunCard]:
-    """What `quantize` leaves: float of torch and of the engine, int8 on it, verified."""
+    """The card that `quantize` leaves: float on torch and on the engine, int8 on the engine, verified."""
     own = dataclasses.replace(FLOAT, engine="openvino", ms_per_picture=1.41, agreement=100.0, sqnr_db=120.0)
     int8 = dataclasses.replace(own, precision="int8", policy="openvino", acc1=70.7, ms_per_picture=0.61)
     record = {

@@ -1,4 +1,4 @@
-"""What the functions and engines of Python are given: pictures and models of every kind, and what is none of them."""
+"""Python functions and engines take pictures and models of every kind, and refuse anything else in a line."""
 
 import numpy as np
 import pytest

@@ -1,0 +1,93 @@
+"""`sq.quantize` and `sq.finetune` do what the commands do: the same files, table and verdict, in a shell and a
+notebook."""
+
+import pytest
+import torch
+from torch import nn
+
+import swin_quant as sq
+from swin_quant.base.files import sha256_of
+from swin_quant.cards.card import RunCard
+
+pytest.importorskip("onnxruntime")
+SMALL = {"epochs": 1, "batch_size": 4}
+VAL = 7  # pictures
+
+
+@pytest.fixture
+def file(micro):
+    return micro / "swin.pth", micro / "swin.yaml"
+
+
+def is_said(result):
+    """Whether the verdict ends what is printed, in narrow lines, and stands in the notebook's tables."""
+    lines = str(result).splitlines()
+    at = next(number for number, line in enumerate(lines) if line.startswith("deploy:"))
+    assert lines[-1].startswith("next:") and max(map(len, lines[:at])) <= 100
+    page = result._repr_html_()
+    return "<table>" in page and page.count("deploy") and result.verdict.deploy in str(result)
+
+
+@pytest.mark.slow
+def test_quantize_is_the_command_and_goes_on_where_it_was_cut_off(file, pictures, tmp_path, run):
+    checkpoint, config = file
+    place, out = sq.pictures(pictures, "train", 8), tmp_path / "python"
+    made = sq.quantize(checkpoint, place, "onnxruntime", out, config=config)
+    words = ["--cfg", config, "--data-path", pictures, "--pictures", 8, "--for", "onnxruntime"]
+    assert run("quantize", checkpoint, *words, "--output", tmp_path / "command", "--device", "cpu").code == 0
+    theirs = tmp_path / "command" / made.artifact.file.name
+    assert sha256_of(made.artifact.file) == sha256_of(theirs)
+    assert is_said(made) and made.verdict.pictures == VAL and made.evaluation.quantized.delta_acc1_se is not None
+    before = {path: path.stat().st_mtime_ns for path in out.iterdir()}
+    assert str(sq.quantize(checkpoint, place, "onnxruntime", out, config=config)) == str(made)
+    assert {path: path.stat().st_mtime_ns for path in out.iterdir()} == before
+
+
+@pytest.mark.slow
+def test_quantize_takes_what_is_in_memory(model, pictures, tensors, tmp_path):
+    """A model, a policy and batches have no words on a command line."""
+    policy = sq.policy("qdq").off("layers.1.*")
+    made = sq.quantize(model, tensors("train"), "onnxruntime", tmp_path, policy, scored_on=tensors("val"), passes=[])
+    assert is_said(made) and made.evaluation.quantized.policy == policy.name and model.policy.name == policy.name
+    assert [record["passed"] for record in RunCard.read(made.artifact.file.with_suffix(".json")).verification][0]
+    unscored = sq.quantize(model, tensors("train"), "onnxruntime", tmp_path / "more", policy, passes=[])
+    assert "not scored: no labelled pictures" in str(unscored)
+    scored = sq.quantize(model, pictures, "onnxruntime", tmp_path / "place", policy, passes=[])
+    assert is_said(scored) and scored.verdict.pictures == VAL
+
+
+@pytest.mark.slow
+def test_quantize_takes_a_module_of_the_user_s_own(tensors, tmp_path):
+    module = nn.Sequential(nn.Conv2d(3, 8, 3, 2), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 15 * 15, 3)).eval()
+    made = sq.quantize(sq.wrap(module, 32), tensors("train"), "onnxruntime", tmp_path, scored_on=tensors("val"))
+    assert is_said(made) and made.evaluation.float32 and made.artifact.load()(torch.zeros(1, 3, 32, 32)).shape == (1, 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_finetune_is_the_command(model, train, pictures, tmp_path, in_memory):
+    sq.calibrate(model, train, "ft-mode1")
+    start = model if in_memory else model.save(tmp_path / "start" / "swin_micro_calib.pth")
+    tuned = sq.finetune(start, pictures, tmp_path / "out", "qat_tiny", changes={"augment.crop": "padded"}, **SMALL)
+    assert is_said(tuned) and tuned.file == tmp_path / "out" / "swin_micro_qat.pth"
+    assert tuned.verdict.delta_ptq_se is not None and "QAT - PTQ" in str(tuned).replace("\n        ", " ")
+    assert tuned.load().card.is_qat and tuned.load().policy.name == "ft-mode1"
+    with pytest.raises(sq.UsageError, match=r"resume goes on with it, overwrite replaces it, or another folder"):
+        sq.finetune(start, pictures, tmp_path / "out", **SMALL)
+
+
+def test_both_refuse_before_any_work_in_one_line(model, file, train, tensors, tmp_path):
+    checkpoint, config = file
+    with pytest.raises(sq.UsageError, match="a budget is for .*auto"):
+        sq.quantize(model, tensors("train"), "onnxruntime", tmp_path, max_drop=0.1)
+    with pytest.raises(sq.UsageError, match="onnxruntim.*onnxruntime"):
+        sq.quantize(model, train, "onnxruntim", tmp_path)
+    with pytest.raises(sq.UsageError, match="is a float model: sq.calibrate it first"):
+        sq.finetune(model, train.path, tmp_path)
+    with pytest.raises(sq.UsageError, match="train and val of a place on disk"):
+        sq.finetune(model, train, tmp_path)
+    with pytest.raises(sq.UsageError, match="your own loop"):
+        sq.finetune(sq.wrap(nn.Sequential(nn.Flatten(), nn.Linear(12, 3)), 2), train.path, tmp_path)
+    with pytest.raises(sq.UsageError, match="changes: .*optimizer.rl.*optimizer.lr"):
+        sq.finetune(checkpoint, train.path, tmp_path, changes={"optimizer.rl": 1}, config=config)
+    assert not list(tmp_path.iterdir())
