@@ -47,7 +47,7 @@ class Model:
     calibrated a wrapped module.
     """
 
-    # Of a network without a config, from which it could be loaded: the float one, before passes changed its weights.
+    # The float network before passes changed its weights, where no config tells how to build it again.
     original: nn.Module | None = None
     examples: Tensor | None = None
 
@@ -98,7 +98,7 @@ class Model:
 
     @property
     def classes(self) -> int:
-        """How many its logits are of. UsageError for a network that does not say."""
+        """The number of classes of its logits. UsageError for a network that does not say."""
         if self.card.config:
             count: int = self.config.MODEL.NUM_CLASSES
             return count

@@ -48,7 +48,7 @@ class ReleaseFault:
 
 @dataclass(frozen=True)
 class EngineReleases:
-    """Known releases of an engine: the oldest that was tried, and the faults of some."""
+    """Facts about the releases of an engine: the oldest that was tried, and the faults of some."""
 
     oldest: str
     faults: tuple[ReleaseFault, ...]
@@ -101,5 +101,5 @@ def refuse_wrong(engine: str, version: str, artifact: Artifact) -> None:
 
 
 def faults_of(engine: str, version: str) -> Iterable[str]:
-    """The fault of a version of an engine with some files."""
+    """The faults of a version of an engine with some files."""
     return [fault.why for fault in known()[engine].faults if fault.is_of(version)] if engine in known() else []

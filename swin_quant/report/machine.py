@@ -37,7 +37,7 @@ class MachineFacts:
         return {"schema": "swin-quant/doctor/1", "found": [asdict(one) for one in self.found]}
 
     def text(self, width: int = 80, color: bool = False, whole: bool = True) -> str:
-        """First a paragraph for each thing to do; then the engines, or, if `whole`, every topic and what could be added."""
+        """A paragraph for each thing to do; then the engines or, if `whole`, every topic and package to add."""
         return "".join(f"{line}\n" for line in self._lines(width, color, whole)).lstrip("\n")
 
     def __str__(self) -> str:

@@ -133,7 +133,7 @@ def _pairing() -> str:
 
 
 def mismatch_remedy(version: str) -> str:
-    """How a torchvision for CUDA beside a torch for CPUs is mended: that of the same version for CPUs in its place."""
+    """The remedy for a torchvision for CUDA beside a torch for CPUs: the CPU build of the same version."""
     plain = version.partition("+")[0]
     return (
         "swin-quant helps itself, but `import torchvision` and `import timm` fail in a script of your own. Install the "

@@ -46,7 +46,7 @@ class Likeness:
 
     @property
     def spare_db(self) -> float:
-        """How far above its limit the engine is; negative or NaN: it fails."""
+        """The distance of the engine above its limit; negative or NaN: it fails."""
         return self.sqnr_db - (self.fake_quant_db - self.margin_db)
 
 

@@ -1,4 +1,4 @@
-"""Tables in a notebook are well-formed, whole, and hold no markup of anybody's."""
+"""Tables in a notebook are well-formed, whole, and hold no foreign markup."""
 
 from html.parser import HTMLParser
 
@@ -8,7 +8,7 @@ from swin_quant.report.table import Column, ReportTable, figure, html_facts, htm
 
 
 class Reader(HTMLParser):
-    """The cells of a page line by line, and what stands in its list; it fails where a tag is not closed in order."""
+    """Reads the cells of a page line by line, and the items of its list; fails where a tag is not closed in order."""
 
     def __init__(self, page):
         super().__init__()

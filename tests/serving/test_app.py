@@ -141,7 +141,7 @@ WRONG = [
 
 
 def test_requests_that_are_wrong_get_one_line_and_others_go_on():
-    """Each is refused alone: a good request after it, and one at the same time, are answered."""
+    """A bad request is refused alone: good requests at the same time and after it are answered."""
 
     async def work(client):
         found = []
@@ -219,7 +219,7 @@ def test_a_body_that_is_too_large():
 
 
 def test_bodies_that_come_at_the_same_time_are_bounded_together():
-    """Forty of them, none too large by itself, hold their end back: most are refused, and what they held is free.
+    """Forty requests, none too large by itself, hold their end back: most are refused, and their memory is free again.
 
     Each has at most half of what is left: nine leave 10 MB of 64, where a small one still finds its place.
     """
@@ -267,7 +267,7 @@ def part(body, more):
 
 
 def test_clients_that_hang_or_vanish_cost_nobody_anything():
-    """One sends half a body and waits; one goes away in the middle of it; one before its answer is there."""
+    """One client sends half a body and waits; one leaves in the middle of its body, one before its answer is there."""
     engine = Means(0.05)
     whole = json.dumps({"inputs": [FLAT]}).encode()
     app = build_app(service(engine, timeout_s=0.3, max_batch=1))

@@ -1,4 +1,4 @@
-"""Each bound of a service on real sockets: what is dear to read is refused, or waits, and nobody else does."""
+"""The bounds of a service on real sockets: a costly body is refused or waits, and delays no other client."""
 
 import json
 import socket
@@ -151,7 +151,7 @@ def test_a_picture_that_is_dear_is_refused_by_its_header_in_our_words(body, stat
 
 @pytest.mark.parametrize("kind", ["JPEG", "WEBP", "PNG"])
 def test_a_large_picture_is_decoded_apart_bit_by_bit_as_here(monkeypatch, kind):
-    """Turned as its EXIF says, too, where the model asks for it."""
+    """The picture is also turned as its EXIF says, where the model asks for it."""
     pixels = np.random.default_rng(0).integers(0, 256, (90, 70, 3)).astype(np.uint8)
     exif = Image.Exif()
     exif[0x0112] = 6
@@ -195,7 +195,7 @@ def test_decoding_apart_ends_when_its_client_goes_or_time_is_up(monkeypatch):
 
 @pytest.mark.slow
 def test_what_waits_for_a_decoder_is_bounded_and_the_cheapest_goes_first(monkeypatch):
-    """Two decoders are held; of the large bodies that come two may wait, and a small one takes the place of one."""
+    """While both decoders are busy, two large bodies may wait; a small body takes the place of one of them."""
     opens, order = threading.Event(), []
 
     def slow(body, *more):
@@ -363,7 +363,7 @@ def test_what_is_no_http_is_told_so_and_counted():
 
 
 def test_too_many_connections_get_our_503_and_health_is_answered(monkeypatch):
-    """The one that is silent for longest makes room; those that are answered late keep theirs."""
+    """The connection that was silent for longest makes room; connections that wait for a late answer stay."""
     engine = Engine()
     engine.opens.clear()
     with running(engine) as address:

@@ -196,7 +196,7 @@ def test_statistics_as_triton_s():
 
 
 def test_outputs_beside_logits_are_those_of_the_graph():
-    """As the exporter's own code makes them of logits."""
+    """They are the outputs that the exporter's own code computes from logits."""
     logits = torch.tensor([[1.0, 3.0, 2.0]])
     found = outputs_of(ModelDescription("micro", MODEL.input, ENDS, NAMES), logits)
     assert found["top_classes"].tolist() == [[1, 2]] and found["top_classes"].dtype == np.int64

@@ -74,7 +74,7 @@ GOOD = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 def test_a_head_that_trickles_is_not_waited_for(connect):
-    """Nor does each byte of it win more time; and others are answered meanwhile."""
+    """A byte wins no more time, and other clients are answered meanwhile."""
     with connect() as slow, connect() as good:
         slow.sendall(HEAD[:20])
         good.sendall(GOOD)
@@ -95,7 +95,7 @@ def test_a_silent_connection_is_closed_and_a_second_head_has_the_same_time(conne
 
 
 def test_a_body_that_nobody_wants_does_not_keep_a_connection(connect):
-    """The answer is there already: what trickles in behind it is not waited for."""
+    """The answer was sent: the server does not wait for bytes that trickle in behind it."""
     with connect() as slow:
         slow.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n")
         came, seconds = until_closed(slow, b"b" * 300)
@@ -104,7 +104,7 @@ def test_a_body_that_nobody_wants_does_not_keep_a_connection(connect):
 
 @pytest.mark.slow
 def test_who_takes_no_answer_is_cut_off(connect):
-    """It gets what lies in the buffers, and then the end, in place of all of it."""
+    """The client gets the bytes in the buffers, then the end of the connection."""
     with connect() as deaf:
         deaf.sendall(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
         time.sleep(3 * SECONDS)

@@ -32,7 +32,7 @@ _TYPES = {  # the type of a product -> the runtime's operators that compute in i
     "float32": {"MatMul", "FusedMatMul", "Gemm", "FusedGemm", "Conv", "FusedConv", "NhwcFusedConv"}
     | {"Attention", "MultiHeadAttention"},
 }
-# Of a linear with a fixed batch and a bias of one dimension it makes a float Gemm, which the int8 fusions do not take.
+# It makes a float Gemm of a linear with a fixed batch and a bias of one dimension; int8 fusions do not take that.
 _HARMFUL = ("MatMulAddFusion",)  # our own files have had other biases since
 _SILENT = 4  # log fatal errors only: the rest are exceptions
 

@@ -41,7 +41,7 @@ class Line:
 
     @property
     def called(self) -> str:
-        """Whose weights, the type and the policy."""
+        """The weights, the type and the policy."""
         weights = self.row.weights
         if weights in UNQUANTIZED.values():
             return f"{self.result.precision} {weights.partition(',')[0] if weights else ''}"

@@ -66,7 +66,7 @@ class AccuracyRow:
 
     @property
     def weights(self) -> str | None:
-        """Whose weights the quantized result has, in words; None for the original's."""
+        """The weights of the quantized result in words: PTQ or QAT; None for the original's."""
         kind = self.quantized.weights if self.quantized else None
         if kind in UNQUANTIZED and self.quantized and is_float(self.quantized):
             return UNQUANTIZED[kind]

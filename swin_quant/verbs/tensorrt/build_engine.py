@@ -101,7 +101,7 @@ def verify_engine(
     how: Verifying,
     world: World,
 ) -> list[VerificationRecord] | None:
-    """How far its logits are from what they should be; None where nobody asked.
+    """The distance of its logits from the expected ones; None where nobody asked.
 
     Fused attention has been wrong, and silently, on GPUs that a library was not tested on (TRT#4837).
     """

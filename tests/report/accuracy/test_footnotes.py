@@ -1,4 +1,4 @@
-"""Footnotes say what a reader would otherwise take wrongly, and of which rows."""
+"""A footnote names a figure that a reader could misunderstand, and the rows that have it."""
 
 import dataclasses
 
@@ -14,7 +14,7 @@ INT8 = dataclasses.replace(FLOAT, engine="onnxruntime", precision="int8", policy
 
 
 def said(*cards, untimed=False) -> list[str]:
-    """The sentences; most cards here have no latencies, of which each would be told."""
+    """The sentences of the footnotes; most cards here have no latency, and `untimed` keeps the sentence about it."""
     rows = rows_of(cards)
     notes, _ = numbered(footnotes(rows), len(rows))
     return [note for note in notes if untimed or "not timed: " not in note]

@@ -29,7 +29,7 @@ COMPARED = {"agreement": 98.74, "sqnr_db": 35.61, "delta_acc1": -0.46, "delta_ac
 INT8 = Result("torch fake-quant", "int8", "ft-mode1", DATASET, 5000, 70.34, 97.96, None, 32, "cpu", 45.6789, **COMPARED)
 INT8 = dataclasses.replace(INT8, unreadable=2, note="unreadable: a.png, b.png")
 FIGURES = {"70.80", "70.34", "70.78", "12.35", "8.12", "98.74", "-0.46", "±0.11", "5000", "32x32"}
-WIDE = {"98.12", "97.96", "35.6"}  # for whoever has the room
+WIDE = {"98.12", "97.96", "35.6"}  # where there is room
 TEXTS = st.text(max_size=20)
 DEAD = ["layers.0.blocks.0.attn.softmax_input_quantizer"]
 card = partial(card_of, name="swin_tiny_patch4_window7_224", dead_nodes=DEAD)
@@ -213,7 +213,7 @@ def test_the_width_of_the_terminal_is_used(monkeypatch, capsys):
 
 
 def unlike_cards(count: int) -> list[RunCard]:
-    """Each with a heading, an engine's own float form and footnotes of its own; baselines are of two checkpoints."""
+    """Cards with a heading, an engine's own float and footnotes of their own; baselines of two checkpoints."""
     cards = []
     for number in range(count):
         quantized = dataclasses.replace(FLOAT, precision="int8", policy=f"p{number}", acc1=79.0 - number / 1000)

@@ -9,12 +9,12 @@ from swin_quant.cards.records import Result
 from swin_quant.report.accuracy.rows import COLUMNS, rows_of
 
 IMAGENET = {"name": "imagenet", "split": "val", "pictures": 50000, "sha256": "0" * 64}
-# FasterTransformer's guide: acc@1, acc@5, acc@1(I), acc@5(I), and the differences as people would work them out.
+# FasterTransformer's guide: acc@1, acc@5, acc@1(I), acc@5(I), and the differences by subtraction.
 GUIDE = {
     "swin_tiny": (81.182, 95.522, 80.748, 95.328, "-0.434", "-0.194"),
-    "swin_small": (83.214, 96.242, 82.904, 96.196, "-0.310", "-0.046"),  # printed there: -0.288, -0.036
-    "swin_base": (83.424, 96.446, 83.116, 96.322, "-0.308", "-0.124"),  # printed there: -0.354, -0.144
-    "swinv2_small": (84.1, 97.0, 83.90, 97.5, "-0.200", "+0.500"),  # printed there: -0.30
+    "swin_small": (83.214, 96.242, 82.904, 96.196, "-0.310", "-0.046"),  # the guide prints -0.288, -0.036
+    "swin_base": (83.424, 96.446, 83.116, 96.322, "-0.308", "-0.124"),  # the guide prints -0.354, -0.144
+    "swinv2_small": (84.1, 97.0, 83.90, 97.5, "-0.200", "+0.500"),  # the guide prints -0.30
 }
 
 
@@ -88,7 +88,7 @@ def test_one_row_for_each_card_data_set_and_quantized_result():
 
 
 def test_float8_is_a_quantized_row_beside_int8_of_the_same_checkpoint():
-    """With a calibrator, a delta and its engine's own float, unlike half precision, which is a baseline."""
+    """A float8 row has a calibrator, a delta and its engine's own float; half precision is a baseline."""
     results = (
         result("float32", 80.0),
         result("float32", 79.9, engine="onnxruntime", ms_per_picture=9.0),
