@@ -254,7 +254,7 @@ def train_quantized(
 
 
 def _teacher(request: Request, recipe: Recipe, card: RunCard) -> str | None:
-    """The teacher that was named; else, where the recipe distils, the float model that was calibrated, if it is found."""
+    """The teacher that was named; else, where the recipe distils, the calibrated float model, if it is found."""
     from swin_quant.base.progress import log
     from swin_quant.cards.lineage import original_of
 
