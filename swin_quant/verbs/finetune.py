@@ -183,7 +183,7 @@ def finetune(
         original=str(original) if original else None,
     )
     chosen = [load_policy(policy) if isinstance(policy, str) else policy] if policy else []
-    with called(**{"continue": "resume", "output": "folder"}):
+    with called(**{"continue": "resume", "output": "folder", "batch": "batch_size"}):
         return finetune_and_score(cfg, how, request, chosen, world_on(device))
 
 

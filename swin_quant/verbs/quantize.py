@@ -137,14 +137,14 @@ def quantize(
         found = search(subject, replace(place, count=None) if place else source, backend, folder, **limits)
         refuse_useless(found.settings, found.result, found.settings.checkpoint, target)
     exported = export(subject, backend, folder, int4_weights=int4_weights)
-    engine, scored = engine_for(target), None
+    engine, scored = engine_for(target), Evaluation((), exported.card)
     if engine:
         refuse_failed(exported.artifact, verify(exported, source if scored_on is None else scored_on, engine).records)
-        scored = evaluate(exported, scored_on, engine=engine) if scored_on is not None else None
+        scored = evaluate(exported, scored_on, engine=engine) if scored_on is not None else scored
     data = place.path if place else "DIR"
     unscored = f"{data} has no val split" if place else "no labelled pictures were given"
-    said = verdict_on(exported.artifact, target, subject.checkpoint, data, unscored)
-    return Quantized(exported, replace(scored or Evaluation((), exported.card), verdict=said))
+    said = scored.verdict or verdict_on(exported.artifact, target, subject.checkpoint, data, unscored)
+    return Quantized(exported, replace(scored, verdict=said))
 
 
 def _as_the_command(options: QuantizeOptions) -> Quantized:

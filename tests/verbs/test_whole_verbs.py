@@ -48,7 +48,8 @@ def test_quantize_takes_what_is_in_memory(model, pictures, tensors, tmp_path):
     """A model, a policy and batches have no words on a command line."""
     policy = sq.policy("qdq").off("layers.1.*")
     made = sq.quantize(model, tensors("train"), "onnxruntime", tmp_path, policy, scored_on=tensors("val"), passes=[])
-    assert is_said(made) and made.evaluation.quantized.policy == policy.name and model.policy.name == policy.name
+    assert is_said(made) and made.verdict.pictures == VAL
+    assert made.evaluation.quantized.policy == model.policy.name == policy.name
     assert [record["passed"] for record in RunCard.read(made.artifact.file.with_suffix(".json")).verification][0]
     unscored = sq.quantize(model, tensors("train"), "onnxruntime", tmp_path / "more", policy, passes=[])
     assert "not scored: no labelled pictures" in str(unscored)
