@@ -1,10 +1,9 @@
-"""Write docs/support.md: which model runs where under which policy, by the code's own limits.
+"""Write docs/support.md, which model runs where under which policy by the code's own limits, and README's backends.
 
-python scripts/support_matrix.py docs/support.md
+python scripts/support_matrix.py
 """
 
 import re
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -33,11 +32,14 @@ SMS = {70: "V100", 75: "T4", 80: "A100", 86: "A10, RTX 30", 89: "L4, RTX 40", 90
 MODES = {1: "ft-mode1", 2: "ft-mode2"}
 HEAD = """# What runs where
 
-`python scripts/support_matrix.py docs/support.md` writes this page from the limits that the commands check; a test
-compares them. It says what is taken and refused; [results](results/README.md) say what was measured, and what never ran
-on a GPU.
+`python scripts/support_matrix.py` writes this page from the limits that the commands check; a test compares them.
+It says what is taken and refused; [results](results/README.md) say what was measured, and what never ran on a GPU.
 
 """
+
+ROOT = Path(__file__).resolve().parents[1]
+_COMPILED = "[compiled operator](docs/custom_operators.md#window-attention-and-mlp-compiled)"
+_FIRST = ["openvino", "onnxruntime", "onnx"]  # the targets that run on any CPU
 
 
 # Parts of a message: its source, and the nodes of the small model.
@@ -180,5 +182,20 @@ def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]
     yield from (f"| {' | '.join(row)} |" for row in rows)
 
 
+def readme(text: str) -> str:
+    """README with the table of the targets of `export` as the code describes them."""
+    begin, end = text.index("## Backends\n") + len("## Backends\n\n"), text.index("\n\n[What runs where]")
+    rows = [
+        [f"`{name}`", one.writes, one.runs_on] for name, one in sorted(backends().items(), key=_order) if one.exports
+    ]
+    written = "\n".join(table(["`export --for`", "what is written", "runs on"], rows))
+    return text[:begin] + written.replace("compiled operator", _COMPILED) + text[end:]
+
+
+def _order(entry: tuple[str, Backend]) -> int:
+    return _FIRST.index(entry[0]) if entry[0] in _FIRST else len(_FIRST)
+
+
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(page(), encoding="utf-8")
+    (ROOT / "docs" / "support.md").write_text(page(), encoding="utf-8")
+    (ROOT / "README.md").write_text(readme((ROOT / "README.md").read_text(encoding="utf-8")), encoding="utf-8")

@@ -89,6 +89,7 @@ class Saturation:
 class Backend:
     """A target of `export`, an engine, or both.
 
+    `writes`, `runs_on`: the files of its export and what runs them, in words for the README.
     `runs`: the kinds of artifacts that its engine takes.
     `load`: names a function `load(artifact, options) -> Engine`.
     `needs`: the package that the engine imports, and how to install it.
@@ -111,6 +112,8 @@ class Backend:
 
     name: str
     exports: Exports | None = None
+    writes: str = ""
+    runs_on: str = ""
     runs: tuple[str, ...] = ()
     load: str | None = None
     needs: tuple[str, str] | None = None

@@ -21,6 +21,8 @@ BACKEND = Backend(
         only=True,
         next_step=("swin-quant verify {file} --checkpoint {checkpoint} --data-path DIR",),
     ),
+    writes="calibrated .pth, weight list, manifest, loader",
+    runs_on="FasterTransformer (`swin-quant ft export`); here an emulator",
     runs=("fastertransformer",),
     load="swin_quant.backends.fastertransformer.engine:load",
     inside="swin_quant.backends.fastertransformer.inside:inside",

@@ -10,6 +10,8 @@ BACKEND = Backend(
         ("qdq", "tensorrt-fp8", "cuda-fp8"),
         ("swin-quant inspect {file}", "swin-quant bench {file} --checkpoint {checkpoint}"),
     ),
+    writes="ONNX with symmetric Q/DQ pairs",
+    runs_on="ONNX Runtime, OpenVINO",
     labels="swin_quant.backends.onnx_reader.metadata:labels_of",
     restore="swin_quant.backends.onnx.rewriting:restoring",
 )

@@ -13,6 +13,8 @@ BACKEND = Backend(
         ("onnxruntime", "qdq"),
         ("swin-quant bench {file} --checkpoint {checkpoint}",),
     ),
+    writes="ONNX with Q/DQ pairs, zero points behind GELU",
+    runs_on="ONNX Runtime",
     runs=("onnx",),
     load="swin_quant.backends.onnxruntime.engine:load",
     inside="swin_quant.backends.onnxruntime.engine:inside",

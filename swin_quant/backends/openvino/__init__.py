@@ -17,6 +17,8 @@ BACKEND = Backend(
         ("swin-quant bench {file} --checkpoint {checkpoint}",),
         ("cpu-operators", "swin_quant.backends.openvino.operators:are_default"),
     ),
+    writes="ONNX with Q/DQ pairs, attention as one compiled operator where it runs, else its products float",
+    runs_on="OpenVINO",
     runs=("onnx",),
     load="swin_quant.backends.openvino.engine:load",
     inside="swin_quant.backends.openvino.engine:inside",

@@ -16,6 +16,8 @@ BACKEND = Backend(
         ("tensorrt", "qdq", "tensorrt-centred", "tensorrt-fp8", "cuda-fp8"),
         ("swin-quant inspect {file} --engine tensorrt", "swin-quant tensorrt build-engine {file} --data-path DIR"),
     ),
+    writes="ONNX in mixed precision: float16, float32 norms, int8",
+    runs_on="TensorRT, by `swin-quant tensorrt build-engine`",
     runs=("tensorrt",),
     load="swin_quant.backends.tensorrt.engine:load",
     needs=("tensorrt", "pip install tensorrt-cu13 (or -cu12, of your CUDA), on a machine with an NVIDIA GPU"),

@@ -12,6 +12,8 @@ BACKEND = Backend(
         flags=("replace", "plugin"),
         next_step=("swin-quant verify {file} --checkpoint {checkpoint} --data-path DIR",),
     ),
+    writes="a traced model with fake-quantize operators",
+    runs_on="compilers that read TorchScript",
     runs=("torchscript",),
     load="swin_quant.backends.torchscript.engine:load",
     home="cpu",
