@@ -8,6 +8,7 @@ operators. They are declared only after exactly that error, since they would cla
 
 import importlib
 import sys
+import warnings
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -63,6 +64,11 @@ _timm_s_own: dict[str, Callable[..., Any]] = {}
 
 
 def import_timm() -> ModuleType:
-    """Import timm; torchvision, on which it insists, is made importable first."""
+    """Import timm; torchvision, on which it insists, is made importable first.
+
+    Its progress bars miss widgets in a notebook, and say so in red: nothing here shows them.
+    """
     import_torchvision()
-    return importlib.import_module("timm")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "IProgress not found")
+        return importlib.import_module("timm")

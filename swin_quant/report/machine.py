@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from swin_quant.report.table import Column, ReportTable, field, folded, html_table, styled, terminal
+from swin_quant.report.table import Column, ReportTable, field, folded, html_facts, html_table, styled, terminal
 
 _MARKS = {"good": "ok", "missing": "-", "caution": "!"}
 _STYLES = {"good": "", "missing": "dim", "caution": "yellow"}
@@ -44,7 +44,8 @@ class MachineFacts:
         return self.text()
 
     def _repr_html_(self) -> str:
-        return "".join(html_table(_table(rows), topic) for topic, rows in self._topics())
+        due = html_facts("What to do", {one.name: _due(one) for one in self.cautions}) if self.cautions else ""
+        return due + "".join(html_table(_table(rows), topic) for topic, rows in self._topics())
 
     def _topics(self) -> Iterator[tuple[str, list[MachineFact]]]:
         for topic in dict.fromkeys(one.topic for one in self.found):
@@ -66,9 +67,13 @@ class MachineFacts:
         if due := [one for one in self.found if one.state == state and (one.remedy or state == "caution")]:
             yield from ("", styled(heading, "bold" * color))
             for one in due:
-                more = "; ".join(filter(None, (one.value if state == "caution" else "", one.remedy)))
-                first, *rest = folded(f"{one.name}: {more}", width - 2)
+                first, *rest = folded(f"{one.name}: {_due(one)}", width - 2)
                 yield from (f"* {first}", *(f"  {line}" for line in rest))
+
+
+def _due(fact: MachineFact) -> str:
+    """The remedy, behind the value that makes it necessary."""
+    return "; ".join(filter(None, (fact.value if fact.state == "caution" else "", fact.remedy)))
 
 
 def _table(rows: Sequence[MachineFact]) -> ReportTable[MachineFact]:
