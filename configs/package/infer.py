@@ -18,7 +18,9 @@ if sys.version_info < (3, 9):  # noqa: UP036 (the folder runs where this project
 HERE = Path(__file__).resolve().parent
 ABOUT = json.loads((HERE / "package.json").read_text())
 LABELS = (HERE / ABOUT["labels"]).read_text(encoding="utf-8").splitlines() if ABOUT["labels"] else []
-MODEL, INPUT, OUTPUT = str(HERE / ABOUT["model"]), ABOUT["input"]["name"], ABOUT["outputs"][0]["name"]
+MODEL, INPUT = str(HERE / ABOUT["model"]), ABOUT["input"]["name"]
+OWN = [output for output in ABOUT["outputs"] if output["name"] not in ABOUT["extras"]]
+OUTPUTS = [output["name"] for output in OWN]
 
 
 def refuse_wrong(engine, version):
@@ -31,7 +33,7 @@ def refuse_wrong(engine, version):
 
 
 def onnxruntime(threads):
-    """A function from one batch to logits (or an embedding)."""
+    """A function from one batch to a list: logits, an embedding, or maps."""
     import onnxruntime
 
     refuse_wrong("onnxruntime", onnxruntime.__version__)
@@ -40,7 +42,7 @@ def onnxruntime(threads):
     for key, value in ABOUT["session"].items():
         settings.add_session_config_entry(key, value)
     session = onnxruntime.InferenceSession(MODEL, settings, providers=["CPUExecutionProvider"])
-    return lambda batch: session.run([OUTPUT], {INPUT: batch})[0]
+    return lambda batch: session.run(OUTPUTS, {INPUT: batch})
 
 
 def openvino(threads):
@@ -53,9 +55,18 @@ def openvino(threads):
     settings |= {"INFERENCE_NUM_THREADS": threads} if threads else {}
     core = openvino.Core()
     model = with_operators(core, Path(openvino.__file__).parent) if "operators" in ABOUT else core.read_model(MODEL)
-    model.reshape([ABOUT["batch"] or 1, *ABOUT["input"]["shape"]])
-    compiled = core.compile_model(model, "CPU", settings)
-    return lambda batch: compiled([batch])[OUTPUT].copy()
+    graphs = {}  # the latest batch's shape -> its graph
+
+    def run(batch):
+        if batch.shape not in graphs:
+            graphs.clear()
+            fixed = model.clone()
+            fixed.reshape(list(batch.shape))
+            graphs[batch.shape] = core.compile_model(fixed, "CPU", settings)
+        found = graphs[batch.shape]([batch])
+        return [found[name].copy() for name in OUTPUTS]
+
+    return run
 
 
 def with_operators(core, package):
@@ -90,14 +101,27 @@ def pixels(file):
 
 
 def infer(run, files):
-    """The outputs of each picture, float32 [N, classes]; a fixed batch is filled up with zeros."""
+    """Output -> a list of float32, one a picture; a fixed batch is filled up with zeros."""
     size = ABOUT["batch"] or 1
-    rows = []
-    for start in range(0, len(files), size):
-        batch = np.stack([pixels(file) for file in files[start : start + size]])
+    step = 1 if -1 in ABOUT["input"]["shape"] else size  # pictures that keep their sizes do not share a batch
+    found = {name: [] for name in OUTPUTS}
+    for start in range(0, len(files), step):
+        batch = np.stack([pixels(file) for file in files[start : start + step]])
         padded = np.concatenate([batch, np.zeros((size - len(batch), *batch.shape[1:]), batch.dtype)])
-        rows.append(np.asarray(run(padded))[: len(batch)])
-    return np.concatenate(rows).astype(np.float32)
+        for rows, output in zip(found.values(), run(padded)):  # noqa: B905 (Python 3.9 has no strict)
+            rows += list(np.asarray(output, np.float32)[: len(batch)])
+    return found
+
+
+def save(file, found):
+    """One output as FILE.npy, [N, ...]; maps as FILE.npz by name, NAME_0, NAME_1, ... where their sizes differ."""
+    if len(found) == 1 and len(OWN[0]["shape"]) == 1:
+        return np.save(file, np.stack(found[OUTPUTS[0]]))
+    arrays = {}
+    for name, rows in found.items():
+        alike = len({row.shape for row in rows}) == 1
+        arrays.update({name: np.stack(rows)} if alike else {f"{name}_{i}": row for i, row in enumerate(rows)})
+    return np.savez(file, **arrays)
 
 
 def best(logits, count):
@@ -114,17 +138,19 @@ def main():
     parser.add_argument("--engine", choices=tuple(ENGINES), default=(installed or ["onnxruntime"])[0])
     parser.add_argument("--top", type=int, default=5, help="classes a picture")
     parser.add_argument("--threads", type=int, help="of the engine")
-    parser.add_argument("--save", metavar="FILE", help="write the outputs to FILE.npy")
+    parser.add_argument("--save", metavar="FILE", help="write the outputs to FILE.npy, maps to FILE.npz")
     args = parser.parse_args()
     if missing := [file for file in args.pictures if not Path(file).is_file()]:  # said before the engine loads
         sys.exit(f"error: {missing[0]}: no such file")
     outputs = infer(ENGINES[args.engine](args.threads), args.pictures)
     if args.save:
-        np.save(args.save, outputs)
-    if OUTPUT != "logits":
-        print(f"{OUTPUT} {list(outputs.shape)}" + ("" if args.save else ": --save writes it to a file"))
+        save(args.save, outputs)
+    if OUTPUTS != ["logits"]:
+        for i, file in enumerate(args.pictures):
+            shown = [f"{name} {list(rows[i].shape)}" for name, rows in outputs.items()]
+            print(f"{file}: " + ", ".join(shown) + ("" if args.save else ": --save writes them to a file"))
         return
-    for file, logits in zip(args.pictures, outputs):  # noqa: B905 (Python 3.9 has no strict)
+    for file, logits in zip(args.pictures, outputs["logits"]):  # noqa: B905 (Python 3.9 has no strict)
         print(f"{file}: " + ", ".join(f"{name} {share:.1%}" for share, _, name in best(logits, args.top)))
 
 

@@ -39,8 +39,10 @@ def rgb(image):
 
 def resized(image, settings):
     """The shorter side to `resize`, or height and width where that is a pair, which a picture that keeps its shape
-    `covers`. Then `crop` out of the centre."""
+    `covers`; none: as it is. Then `crop` out of the centre."""
     method, target = Image.Resampling[settings["interpolation"].upper()], settings["resize"]
+    if target is None:
+        return image
     if isinstance(target, int):
         short, long = sorted(image.size)
         longer = int(target * long / short)

@@ -10,9 +10,10 @@ from swin_quant.backends.onnx_reader.file import read_model, verified
 from swin_quant.base.errors import UsageError
 from swin_quant.base.extras import library
 from swin_quant.cards.paths import card_path
-from swin_quant.config.outputs import LOGITS
-from swin_quant.data.preprocess import SHORTER, Preprocess
+from swin_quant.config.outputs import FEATURES, LOGITS
+from swin_quant.data.preprocess import Preprocess
 
+ANY = -1  # a size that differs from picture to picture, as Triton and KServe write it
 VERSION = 1  # the model's, in URLs and repositories
 # numpy's names of types -> those of the KServe v2 protocol, which are Triton's, too, behind TYPE_.
 DATATYPES = {"float32": "FP32", "float16": "FP16", "uint8": "UINT8", "int64": "INT64"}
@@ -22,7 +23,7 @@ _LABELS = "labels.txt"
 
 @dataclass(frozen=True)
 class GraphEnd:
-    """An input or output: numpy's name for its type, and its sizes without the batch."""
+    """An input or output: numpy's name for its type, and its sizes without the batch; some may be ANY."""
 
     name: str
     type: str
@@ -41,7 +42,8 @@ class GraphEnd:
 class ModelDescription:
     """A model as clients see it. `name` is fit for a folder and a URL; `batch`: None for any.
 
-    The first output is the model's own, logits or an embedding; `labels`: the names of its classes.
+    The first output is the model's own: logits or an embedding; or all of them are its maps. `labels`: the names of its
+    classes.
     """
 
     name: str
@@ -57,6 +59,15 @@ class ModelDescription:
     @property
     def classifies(self) -> bool:
         return self.output.name == LOGITS
+
+    @property
+    def sides(self) -> tuple[int, ...]:
+        """Height and width of its pictures; ANY if they may be of any size."""
+        return self.input.shape[:2] if self.input.type == "uint8" else self.input.shape[1:]
+
+    @property
+    def takes_any_size(self) -> bool:
+        return ANY in self.sides
 
     def metadata(self, platform: str) -> dict[str, Any]:
         """The answer to GET /v2/models/NAME, by the KServe v2 protocol."""
@@ -96,25 +107,29 @@ class ModelDescription:
 def described(
     artifact: Artifact, labels: Sequence[str] = (), name: str | None = None, width: int | None = None
 ) -> ModelDescription:
-    """The description of a classifier or embedding. `labels`: its class names; `name` None: its card's.
+    """The description of a model. `labels`: its class names; `name` None: its card's.
 
     `width`: the numbers that it gives for a picture, needed for files other than ONNX. UsageError for an artifact that
-    gives maps or takes pictures of any size, and for an end of a type that no server knows.
+    takes pictures of one size and is prepared by a card that keeps theirs, for maps in a file other than ONNX, and for
+    an end of a type that no server knows.
     """
     preprocess = Preprocess.from_dict(artifact.card.preprocess)
-    if not preprocess.is_square:
-        what = "resizes only the shorter side" if preprocess.shape == SHORTER else "takes pictures of any size"
-        raise UsageError(f"{card_path(artifact.file)}: {what}: only classifiers and embeddings are served")
     fit = fit_name(name or artifact.card.name)
-    if artifact.record["backend"] != "onnx":
+    file = verified(artifact) if artifact.record["backend"] == "onnx" else None
+    if not preprocess.is_square and (file is None or file.sizes is not None):
+        raise UsageError(
+            f"{card_path(artifact.file)}: prepares pictures of several sizes, and the model takes one: export again"
+        )
+    if file is None:
         kind = str(artifact.card.config["MODEL"].get("OUTPUT_KIND", LOGITS))
+        if kind == FEATURES:
+            raise UsageError(
+                f"{artifact.file}: maps are served and packaged from ONNX files: export with ‹backend› onnx"
+            )
         is_bytes = bool(artifact.record["options"].get("uint8_input"))
         taken = GraphEnd("images", "uint8", (*preprocess.sides, 3)) if is_bytes else None
         taken = taken or GraphEnd("images", "float32", (3, *preprocess.sides))
         return ModelDescription(fit, taken, (GraphEnd(kind, "float32", (width or len(labels),)),), tuple(labels))
-    file = verified(artifact)
-    if file.sizes is None:
-        raise UsageError(f"{artifact.file}: takes pictures of any size: only classifiers and embeddings are served")
     graph = read_model(file.path).graph
     (taken,) = (_end(value) for value in graph.input if value.name == file.input)
     outputs = tuple(map(_end, graph.output))
@@ -127,10 +142,7 @@ def _end(value: Any) -> GraphEnd:
     type_ = {getattr(onnx.TensorProto, word): name for name, word in _ONNX.items()}.get(kind.elem_type)
     if type_ is None:
         raise UsageError(f"output {value.name!r:.60}: only those of {', '.join(_ONNX)} are served")
-    shape = tuple(size.dim_value for size in kind.shape.dim)[1:]
-    if not all(shape):
-        raise UsageError(f"output {value.name!r:.60} has sizes of its own for each picture: cannot be served")
-    return GraphEnd(value.name, type_, shape)
+    return GraphEnd(value.name, type_, tuple(size.dim_value or ANY for size in kind.shape.dim)[1:])
 
 
 def fit_name(name: str) -> str:

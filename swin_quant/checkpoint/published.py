@@ -26,10 +26,12 @@ from swin_quant.checkpoint.read import Source
 from swin_quant.checkpoint.sources import WEIGHTS, timm_name
 from swin_quant.config import default_config
 from swin_quant.config.defaults import defaults
+from swin_quant.config.sides import holds_squares
 from swin_quant.config.timm import prepared
 from swin_quant.config.values import leaves, merge, value_at
 
 _SWINS = {"swin": "swin", "swinv2": "swinv2", "donut-swin": "swin"}  # model_type of transformers -> ours
+_GEOMETRY = {"window_size": 7, "patch_size": 4, "depths": [2, 2, 6, 2]}  # transformers' defaults
 _INNER = ("backbone_config", "encoder")  # where a larger model of transformers describes its Swin
 _SMALL = 32  # pixels: Microsoft's code crops no picture up to this size, whatever TEST.CROP says
 _TIMMS = {"pretrained_cfg", "model_args", "num_classes", "num_features", "input_size", "mean"}
@@ -233,13 +235,25 @@ def _read_transformers(described: Description, config: Mapping[str, Any], where:
     depths, windows = config.get("depths"), config.get("pretrained_window_sizes")
     if isinstance(depths, list) and isinstance(windows, list):  # by default there are four, of which it reads the first
         config = {**config, "pretrained_window_sizes": windows[: len(depths)]}
-    if isinstance(size := publishers.side(config.get("image_size")), list):
-        problem = f"{where}: image_size is {size}, and transformers' windows on pictures that are not square are others"
+    size = publishers.side(config.get("image_size"))
+    if isinstance(size, list) and not _holds_squares(config, size):
+        problem = (
+            f"{where}: image_size is {size}, and transformers' windows are others where a map is not larger than a "
+            "window along both sides, or holds no whole windows"
+        )
         described.refusals[problem] = ("DATA.IMG_SIZE",)
     names = config.get("id2label")
     if "num_labels" not in config and isinstance(names, Mapping):
         described.say("MODEL.NUM_CLASSES", len(names), f"{where}: id2label")
     described.read(publishers.TRANSFORMERS, config, where, node)
+
+
+def _holds_squares(config: Mapping[str, Any], size: list[Any]) -> bool:
+    """`holds_squares` of a config of transformers, with its defaults. False for values that no model has."""
+    window, patch, depths = (config.get(key, own) for key, own in _GEOMETRY.items())
+    if not isinstance(depths, list) or not all(type(value) is int and value > 0 for value in (window, patch, *size)):
+        return False
+    return len(size) == 2 and holds_squares(window, size, patch, len(depths))
 
 
 def _read_timm(described: Description, config: Mapping[str, Any], where: str, node: str) -> None:

@@ -23,6 +23,18 @@ def rows(output: Output) -> Tensor:
     return torch.cat([rows(part) for part in output], dim=1)
 
 
+def parts_of(output: Output) -> list[Tensor]:
+    """Every tensor of the outputs."""
+    return [output] if isinstance(output, Tensor) else list(output)
+
+
+def cut(output: Output, sizes: Sequence[int]) -> list[Output]:
+    """The outputs of a batch as those of its parts, of so many pictures each."""
+    if isinstance(output, Tensor):
+        return list(output.split(list(sizes)))
+    return [list(column) for column in zip(*(part.split(list(sizes)) for part in output), strict=True)]
+
+
 def joined(parts: Sequence[Any]) -> Any:
     """The outputs of several batches as those of one: tensors, lists of them or mappings. UsageError where sizes
     differ, as of maps of pictures of several sizes."""
@@ -40,5 +52,5 @@ def joined(parts: Sequence[Any]) -> Any:
 
 def named(output: Output, names: Sequence[str]) -> "Tensor | dict[str, Tensor]":
     """Outputs for a user: a single one as a tensor, several by name."""
-    parts = [output] if isinstance(output, Tensor) else list(output)
+    parts = parts_of(output)
     return parts[0] if len(names) == 1 else dict(zip(names, parts, strict=True))

@@ -13,6 +13,7 @@ from swin_quant.backends.description import VERSION, ModelDescription
 from swin_quant.base.extras import library
 from swin_quant.base.progress import log
 from swin_quant.data.preprocess import Preprocess
+from swin_quant.quant.outputs import Output, parts_of
 from swin_quant.score.engine import Run
 from swin_quant.serving import bodies, picture, protocol
 from swin_quant.serving.batcher import Batcher
@@ -23,7 +24,7 @@ from swin_quant.serving.visit import Visit
 
 _LIGHT_BYTES = 2**21  # a body of JSON and tensors that is read within tenths of a second
 _AT_ONCE = 2**13  # numbers that are written within milliseconds
-_NUMBER = 64  # bytes of memory for a number while it is written in JSON
+_NUMBER, _BINARY_NUMBER = 64, 12  # bytes of memory for a number while it is written in JSON, or as it is
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)  # buckets of the histograms
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 Handler = Callable[[Any, Visit], Awaitable[Any]]
@@ -31,7 +32,7 @@ Handler = Callable[[Any, Visit], Awaitable[Any]]
 
 @dataclass(frozen=True)
 class Service:
-    """An engine that is served: images to the first output of `model`.
+    """An engine that is served: images to the first output of `model`, or to all of its maps.
 
     `sizes`: see `Batcher`. `about`: facts for GET /v2, of which `engine` names the backend.
     """
@@ -180,11 +181,13 @@ class _Routes:
         """The body is a picture file, or a form with one; ?top=N is the number of classes."""
         model = self.service.model
         if not model.classifies:
-            raise Refused(400, f"the model gives an {model.output.name}: ask /v2/models/{model.name}/infer")
+            given = ", ".join(end.name for end in model.outputs)
+            raise Refused(400, f"the model gives {given}, no classes: ask /v2/models/{model.name}/infer")
         top = request.query_params.get("top", "5")
         if not (top.isascii() and top.isdigit() and len(top) < 8 and int(top) >= 1):
             raise Refused(400, "top must be a whole number from 1")
-        (logits,) = await visit.until_answered(self._predicted(visit, await visit.body(), request.headers))
+        found = await visit.until_answered(self._predicted(visit, await visit.body(), request.headers))
+        (logits,) = parts_of(found)[0]
         protocol.check_finite(logits)
         best = logits.double().softmax(0).topk(min(int(top), len(logits)))
         pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
@@ -200,13 +203,16 @@ class _Routes:
         del body
         hold.give(size)
         values = await self._computed(inputs.images, hold)
-        count, arguments = values.numel() * len(service.model.outputs), (service.model, values, inputs)
+        count = sum(part.numel() for part in parts_of(values))
+        count *= len(service.model.outputs) if service.model.classifies else 1
+        each = _BINARY_NUMBER if all(one.binary for one in inputs.outputs) else _NUMBER
+        arguments = (service.model, values, inputs)
         with _timing(self.statistics.compute_output):
             if count <= _AT_ONCE:
                 return protocol.answer(*arguments)
-            return await self.medium(count, _NUMBER * count, hold, protocol.answer, *arguments)
+            return await self.medium(count, each * count, hold, protocol.answer, *arguments)
 
-    async def _predicted(self, visit: Visit, body: bytes, headers: Mapping[str, str]) -> Tensor:
+    async def _predicted(self, visit: Visit, body: bytes, headers: Mapping[str, str]) -> Output:
         hold, size = visit.hold, len(body)
         with _timing(self.statistics.compute_input):
             try:
@@ -221,10 +227,12 @@ class _Routes:
         hold.give(size)
         return await self._computed(images, hold)
 
-    async def _computed(self, images: Tensor, hold: Hold) -> Tensor:
+    async def _computed(self, images: Tensor, hold: Hold) -> Output:
         hold.take(images.nbytes)
         with _timing(self.statistics.waiting):
-            return await self.batcher(images)
+            found = await self.batcher(images)
+        hold.take(sum(part.nbytes for part in parts_of(found)))
+        return found
 
     async def _pictured(self, visit: Visit, body: bytes) -> Tensor:
         preprocess, most = self.service.preprocess, visit.limits.max_megapixels

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.progress import log
+from swin_quant.quant.outputs import Output, cut, joined, parts_of
 from swin_quant.score.engine import Run
 from swin_quant.serving.limits import Refused, ServiceLimits
 
@@ -26,7 +27,11 @@ class _Waiting:
 
     turn: tuple[float, int]
     images: Tensor = field(compare=False)
-    answer: "asyncio.Future[Tensor]" = field(compare=False)
+    answer: "asyncio.Future[Output]" = field(compare=False)
+
+    def fits(self, other: "_Waiting") -> bool:
+        """Whether the pictures of both are of one size, so that they may share a batch."""
+        return self.images.shape[1:] == other.images.shape[1:]
 
 
 class Batcher:
@@ -56,8 +61,8 @@ class Batcher:
             await self.loop_task
         self.thread.shutdown()
 
-    async def __call__(self, images: Tensor) -> Tensor:
-        """Outputs [n, ...] for images float32 [n, 3, S, S]. Refused if the queue is full or the engine fails.
+    async def __call__(self, images: Tensor) -> Output:
+        """Outputs [n, ...] for images float32 [n, 3, H, W]. Refused if the queue is full or the engine fails.
 
         The pictures of a client that stops waiting do not run, unless they are running already.
         """
@@ -69,7 +74,8 @@ class Batcher:
         try:
             for place, (part, answer) in enumerate(zip(parts, answers, strict=True)):
                 await self.waiting.put(_Waiting((place, next(self.count)), part, answer))
-            return torch.cat([await answer for answer in answers])
+            found: Output = joined([await answer for answer in answers])
+            return found
         finally:
             self.pictures -= len(images)
             for answer in answers:
@@ -100,7 +106,7 @@ class Batcher:
                     break
             if more.turn == _LAST:
                 return self._alive(batch), None, True
-            if count + len(more.images) > self.limits.max_batch:
+            if count + len(more.images) > self.limits.max_batch or not more.fits(first):
                 return self._alive(batch), more, False
             batch, count = [*batch, more], count + len(more.images)
         return self._alive(batch), None, False
@@ -121,22 +127,22 @@ class Batcher:
             if not batch[0].answer.done():
                 batch[0].answer.set_exception(Refused(500, "the engine failed on this request"))
             return
-        for one, output in zip(batch, outputs.split([len(one.images) for one in batch]), strict=True):
+        for one, output in zip(batch, cut(outputs, [len(one.images) for one in batch]), strict=True):
             if not one.answer.done():
                 one.answer.set_result(output)
 
-    async def _outputs(self, images: Tensor, requests: int) -> Tensor:
+    async def _outputs(self, images: Tensor, requests: int) -> Output:
         size = next((size for size in self.sizes if size >= len(images)), len(images))
         padded = torch.cat([images, images.new_zeros(size - len(images), *images.shape[1:])])
         start = time.perf_counter()
-        outputs: Tensor = await asyncio.get_running_loop().run_in_executor(self.thread, self._run, padded)
+        outputs: Output = await asyncio.get_running_loop().run_in_executor(self.thread, self._run, padded)
         if self.observe:
             self.observe(len(images), requests, time.perf_counter() - start)
-        return outputs[: len(images)]
+        return cut(outputs, [len(images), len(padded) - len(images)])[0]
 
-    def _run(self, images: Tensor) -> Tensor:
+    def _run(self, images: Tensor) -> Output:
         with torch.inference_mode():
-            outputs: Tensor = self.run(images)
-        if len(outputs) != len(images):
-            raise SwinQuantError(f"gave {len(outputs)} outputs for {len(images)} pictures")
+            outputs: Output = self.run(images)
+        if wrong := [len(part) for part in parts_of(outputs) if len(part) != len(images)]:
+            raise SwinQuantError(f"gave {wrong[0]} outputs for {len(images)} pictures")
         return outputs

@@ -16,9 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from swin_quant.backends.description import DATATYPES, VERSION, GraphEnd, ModelDescription
+from swin_quant.backends.description import ANY, DATATYPES, VERSION, GraphEnd, ModelDescription
 from swin_quant.data.prepared import fault
-from swin_quant.data.preprocess import Preprocess
+from swin_quant.data.preprocess import MAX_SIZE, Preprocess
+from swin_quant.quant.outputs import Output, parts_of
 from swin_quant.serving import numbers
 from swin_quant.serving.limits import Refused
 
@@ -69,18 +70,18 @@ def parse(
     if id_ is not None and not (isinstance(id_, str) and len(id_) <= 256):
         raise Refused(400, "id must be a text of at most 256 characters")
     wanted = _wanted(content, model.outputs)
-    return InferRequest(_images(record, data, memoryview(body)[size:], name, preprocess, most), id_, wanted)
+    return InferRequest(_images(record, data, memoryview(body)[size:], model, preprocess, most), id_, wanted)
 
 
 def _images(
-    record: dict[str, Any], data: bytes, raw: memoryview, name: str, preprocess: Preprocess, most: int
+    record: dict[str, Any], data: bytes, raw: memoryview, model: ModelDescription, preprocess: Preprocess, most: int
 ) -> Tensor:
-    type_, shape, sides = record.get("datatype"), record.get("shape"), list(preprocess.sides)
+    name, type_, shape, sides = model.input.name, record.get("datatype"), record.get("shape"), model.sides
     shapes = {"FP32": [3, *sides], "FP16": [3, *sides], "UINT8": [*sides, 3]}
-    takes = " or ".join(f"{kind} [n, {', '.join(map(str, one))}]" for kind, one in shapes.items())
+    takes = " or ".join(f"{kind} [n, {', '.join(map(_size, one))}]" for kind, one in shapes.items())
     if not isinstance(type_, str) or type_ not in shapes:
         raise Refused(400, f"{name}: datatype is {type_!r:.20}: must be {takes}")
-    if not isinstance(shape, list) or any(type(size) is not int for size in shape) or shape[1:] != shapes[type_]:
+    if not isinstance(shape, list) or not _fits(shape[1:], shapes[type_]) or type(shape[0]) is not int:
         raise Refused(400, f"{name}: {type_} {shape!r:.80} came: must be {takes}")
     if not 1 <= shape[0] <= most:
         raise Refused(400, f"{name}: {shape[0]} pictures: must be 1 to {most}")
@@ -96,7 +97,7 @@ def _images(
         raise Refused(400, f"{name}: data must be a list, or binary_data_size must say how many bytes follow")
     tensor = torch.from_numpy(values.reshape(shape))
     if type_ == "UINT8":
-        images = torch.empty(shape[0], 3, *sides)
+        images = torch.empty(shape[0], 3, *shape[1:3])
         for image, pixels in zip(images, tensor, strict=True):  # one by one, which needs little memory besides
             image[:] = preprocess.normalised(pixels[None])[0]
         return images
@@ -106,6 +107,18 @@ def _images(
     if problem := fault(tensor, preprocess):
         raise Refused(400, f"{name}: {problem}, or UINT8")
     return tensor
+
+
+def _fits(sizes: list[Any], wanted: list[int]) -> bool:
+    """Whether the sizes of a picture are those that the model takes, or for ANY, those that some picture has."""
+    return len(sizes) == len(wanted) and all(
+        type(size) is int and (1 <= size <= MAX_SIZE if due == ANY else size == due)
+        for size, due in zip(sizes, wanted, strict=True)
+    )
+
+
+def _size(size: int) -> str:
+    return f"1 to {MAX_SIZE}" if size == ANY else str(size)
 
 
 def _binary(raw: memoryview, size: Any, kind: np.dtype[Any], name: str) -> np.ndarray:
@@ -129,6 +142,9 @@ def _wanted(content: dict[str, Any], outputs: Sequence[GraphEnd]) -> tuple[Wante
         count = parameters.get("classification", 0)
         if type(count) is not int or not 0 <= count < 2**31:
             raise Refused(400, f"{record['name']}: classification must be a whole number of classes")
+        (end,) = [one for one in outputs if one.name == record["name"]]
+        if count and len(end.shape) != 1:
+            raise Refused(400, f"{end.name}: classification is of outputs with one number a class, and this is a map")
         wanted.append(WantedOutput(record["name"], parameters.get("binary_data") is True, count))
     return tuple(wanted)
 
@@ -138,8 +154,8 @@ def _parameters(record: Mapping[str, Any]) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def answer(model: ModelDescription, values: Tensor, request: InferRequest) -> tuple[bytes, dict[str, str]]:
-    """Body and headers of the answer: the outputs asked for, made from the model's own, float32 [n, width]."""
+def answer(model: ModelDescription, values: Output, request: InferRequest) -> tuple[bytes, dict[str, str]]:
+    """Body and headers of the answer: the outputs asked for, made from the model's own: float32 [n, width], or maps."""
     content: dict[str, Any] = {"model_name": model.name, "model_version": str(VERSION)}
     if request.id is not None:
         content["id"] = request.id
@@ -168,11 +184,12 @@ def answer(model: ModelDescription, values: Tensor, request: InferRequest) -> tu
     return b"".join((text, *blobs)), {"Content-Type": BINARY, LENGTH: str(len(text))}
 
 
-def outputs_of(model: ModelDescription, values: Tensor) -> dict[str, np.ndarray]:
+def outputs_of(model: ModelDescription, values: Output) -> dict[str, np.ndarray]:
     """Every output by its name; those beside logits are what the file's graph makes of these."""
-    found = {model.output.name: values}
-    if len(model.outputs) > 1:
-        found["probabilities"] = shares = values.float().softmax(1)
+    parts = parts_of(values)
+    found = dict(zip([end.name for end in model.outputs], parts, strict=not model.classifies))
+    if model.classifies and len(model.outputs) > 1:
+        found["probabilities"] = shares = parts[0].float().softmax(1)
         count = next((end.shape[0] for end in model.outputs if end.name == "top_classes"), 0)
         found["top_probabilities"], found["top_classes"] = shares.topk(count, dim=1)
     return {end.name: np.ascontiguousarray(found[end.name].cpu().numpy(), end.type) for end in model.outputs}

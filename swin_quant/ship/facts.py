@@ -75,7 +75,7 @@ class PackageFacts:
             **({"upright": True} if p.upright else {}),
             "resize": p.resized,
             **({"covers": True} if p.covers else {}),
-            "crop": p.size if p.crop else None,
+            "crop": p.size if p.crop and p.is_square else None,
             **({"crop_offset": "rounded down"} if p.crop and p.shape == FLOORED else {}),
             "interpolation": p.interpolation,
             "colours": "RGB",
@@ -101,6 +101,7 @@ class PackageFacts:
             "batch": self.served.batch,
             "input": self.served.input.to_dict(),
             "outputs": [end.to_dict() for end in self.served.outputs],
+            "extras": [end.name for end in self.served.outputs if end.name not in self.file.outputs],
             "labels": f"{self.folder}/labels.txt" if self.served.labels else None,
             **(_operators() if self.library else {}),
         }
@@ -115,7 +116,7 @@ def _operators() -> dict[str, str]:
 def facts_of(artifact: Artifact, labels: Sequence[str] = ()) -> PackageFacts:
     """The facts of an ONNX artifact; `labels`: the names of its classes, if it has any.
 
-    UsageError for another kind of artifact, for one that gives maps, and for preprocessing to pictures of any size.
+    UsageError for another kind of artifact, and for what `described` refuses.
     """
     kind = artifact.record["backend"]
     if kind != "onnx":

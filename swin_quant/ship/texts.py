@@ -3,7 +3,7 @@
 import json
 from string import Template
 
-from swin_quant.backends.description import GraphEnd, ModelDescription
+from swin_quant.backends.description import ANY, GraphEnd, ModelDescription
 from swin_quant.backends.saturation import exact_session
 from swin_quant.base.shipped import configs_dir
 from swin_quant.ship.facts import PackageFacts
@@ -47,16 +47,18 @@ def template(name: str) -> Template:
 def readme(facts: PackageFacts, version: str) -> str:
     """README.md; `version` is swin-quant's."""
     about, served = facts.manifest(), facts.served
-    output = served.output.name
+    outputs = facts.file.outputs
+    kind = "maps" if len(outputs) > 1 or len(served.output.shape) > 1 else f"an {outputs[0]}"
     policy = f", policy {about['policy']}" if about["policy"] else ""
     return template("README.template.md").substitute(
         name=served.name,
         version=version,
-        what=f"A model in {about['precision']}{policy}" + ("" if served.classifies else f", which gives an {output}"),
+        what=f"A model in {about['precision']}{policy}" + ("" if served.classifies else f", which gives {kind}"),
         model=facts.model,
         input=_shown(served, served.input),
         outputs=", ".join(_shown(served, end) for end in served.outputs),
-        answers="classes with names" if served.labels else "classes" if served.classifies else f"an {output}",
+        answers="classes with names" if served.labels else "classes" if served.classifies else kind,
+        sides=" HEIGHT WIDTH" if served.takes_any_size else "",
         labels=f"| `{facts.folder}/labels.txt` | names of the classes, one a line |\n" if served.labels else "",
         input_name=served.input.name,
         operators=_OPERATORS if facts.library else "",
@@ -80,7 +82,7 @@ def settings(facts: PackageFacts) -> str:
 
 
 def _shown(served: ModelDescription, end: GraphEnd) -> str:
-    sizes = ", ".join([str(served.batch or "batch"), *map(str, end.shape)])
+    sizes = ", ".join([str(served.batch or "batch"), *("any" if size == ANY else str(size) for size in end.shape)])
     return f"`{end.name}`, {end.type} [{sizes}]"
 
 

@@ -167,7 +167,7 @@ def serve(artifact: Artifact, host: str, port: int, how: Hosting) -> None:
 def service_of(artifact: Artifact, how: Hosting) -> Service:
     """The artifact on its engine, every size of batch and one picture run once, so that the first client does not wait.
 
-    UsageError for maps, and for pictures of any size; SwinQuantError where the engine cannot load or run it.
+    UsageError for a classifier of pictures of any size; SwinQuantError where the engine cannot load or run it.
     """
     import torch
     from PIL import Image
@@ -176,13 +176,14 @@ def service_of(artifact: Artifact, how: Hosting) -> Service:
     from swin_quant.backends.registry import engine_named
     from swin_quant.config.outputs import FEATURES, LOGITS
     from swin_quant.exported import config_of, labels_in, load_engines, one_engine, preprocess_of
+    from swin_quant.quant.outputs import parts_of
     from swin_quant.score.top_classes import class_names
     from swin_quant.serving.app import Service
 
     cfg, preprocess = config_of(artifact), preprocess_of(artifact)
     kind = cfg.MODEL.OUTPUT_KIND
-    if kind == FEATURES or not preprocess.is_square:
-        raise UsageError(f"{artifact.file}: gives maps, or takes pictures of any size: serve a classifier or embedding")
+    if kind != FEATURES and not preprocess.is_square:
+        raise UsageError(f"{artifact.file}: classifies pictures of any size: only maps are served for these")
     chosen, limits = one_engine(artifact, how.engines), how.limits
     sizes = graphs_for(limits.max_batch) if engine_named(chosen).graph_per_shape else ()
     options = replace(how.options, graphs=max(how.options.graphs, len(sizes)))
@@ -203,7 +204,7 @@ def service_of(artifact: Artifact, how: Hosting) -> Service:
         "precision": engine.precision,
         "policy": engine.policy,
     }
-    model = described(artifact, names, how.name, outputs.shape[1])
+    model = described(artifact, names, how.name, parts_of(outputs)[0].shape[1])
     return Service(model, engine, preprocess, sizes, limits, how.decoders, about)
 
 

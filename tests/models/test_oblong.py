@@ -1,16 +1,23 @@
 """Classifiers of pictures that are not square: logits beside timm's, tables beside brute force, refusals in a line."""
 
 import importlib
+import json
+from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 import swin_quant as sq
 from swin_quant.base.compat import import_timm
 from swin_quant.base.errors import UsageError
 from swin_quant.checkpoint import load_float
+from swin_quant.checkpoint.identify import config_for
 from swin_quant.config import from_dict
+from swin_quant.config.sides import holds_squares
 from swin_quant.models import build_model, oblong
+from swin_quant.models.geometry import geometry_of
 from swin_quant.models.windows import relative_coords_table, relative_position_index
 
 CLASSES = {"swin": "SwinTransformer", "swinv2": "SwinTransformerV2"}
@@ -95,6 +102,46 @@ def test_a_window_sees_what_were_neighbours_before_the_shift():
     near = (distance < torch.tensor(window)).all(-1)
     assert torch.equal(oblong.mask(height, width, window, shift) == 0, near)
     assert torch.equal(oblong.joined(oblong.cut(rolled[None], window), window, height, width)[0], rolled)
+
+
+def windows_of_microsoft(tokens, window, block):
+    """The window's sides and their shifts on a map in the repository microsoft/Swin-Transformer, in closed form.
+
+    One number holds for both sides: the window, or the map's smaller side where that is no larger, and then nothing is
+    shifted. None: the code fails, because it pads nothing.
+    """
+    side = min(window, *tokens)
+    shift = window // 2 if block % 2 and min(tokens) > window else 0
+    return None if any(along % side for along in tokens) else ((side, side), (shift, shift))
+
+
+@given(
+    height=st.integers(1, 40), width=st.integers(1, 40), window=st.integers(2, 12), stages=st.integers(1, 4)
+)  # fmt: skip
+@example(height=16, width=24, window=4, stages=2)
+@example(height=16, width=8, window=4, stages=2)
+def test_windows_are_microsofts_where_a_map_holds_squares_along_both_sides(height, width, window, stages):
+    """For maps of height * 2^(stages - 1), and so on: elsewhere that code has other windows or shifts, or fails."""
+    size = [4 * side << stages - 1 for side in (height, width)]
+    base = geometry_of(config("swin", [96, 64], 4))
+    ours = replace(base, image_size=size[0], image_width=size[1], window=window, depths=(2,) * stages)
+    same = [
+        (ours.windows(stage), ours.shifts(stage, block)) == windows_of_microsoft(ours.tokens(stage), window, block)
+        for stage in range(stages)
+        for block in range(2)
+    ]
+    is_square = height == width and all(side % min(window, side) == 0 for side in (height << s for s in range(stages)))
+    assert all(same) == (holds_squares(window, size, 4, stages) or is_square)
+
+
+def test_transformers_checkpoints_of_such_sizes_are_read(tmp_path):
+    from safetensors.torch import save_file
+
+    cfg = config("swin", [128, 192], 4)
+    save_file(build_model(cfg).state_dict(), tmp_path / "model.safetensors")
+    about = {"model_type": "swin", "image_size": [128, 192], "window_size": 4, "depths": [2, 2, 2]}
+    (tmp_path / "config.json").write_text(json.dumps(about))
+    assert config_for(tmp_path).DATA.IMG_SIZE == [128, 192]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 import torch
 from served import LOGITS, MODEL, NAMES, PREPROCESS, SIDE, Means, logits_of, posted, with_client
 
-from swin_quant.backends.description import GraphEnd, ModelDescription
+from swin_quant.backends.description import ANY, GraphEnd, ModelDescription
 from swin_quant.serving.app import Service
 from swin_quant.serving.protocol import outputs_of
 from swin_quant.ship.repository import as_text
@@ -29,8 +29,20 @@ KINDS = {
 }
 
 
+MAPS = ModelDescription(
+    "micro",
+    GraphEnd("images", "float32", (3, ANY, ANY)),
+    tuple(GraphEnd(f"features{stage}", "float32", (3, ANY, ANY)) for stage in range(2)),
+)
+
+
+def maps_of(images):
+    """The maps of a backbone: the pictures at a quarter and an eighth of their sides."""
+    return [torch.nn.functional.avg_pool2d(images, side) for side in (4, 8)]
+
+
 def service_of(model):
-    return Service(model, Means(), PREPROCESS, about={"engine": "means"})
+    return Service(model, maps_of if model.takes_any_size else Means(), PREPROCESS, about={"engine": "means"})
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +127,53 @@ def test_a_client_made_from_a_package_is_answered_by_serve(client, kind, binary)
     for end in model.outputs:
         assert found[end.name].dtype == np.dtype(end.type) and found[end.name].shape == (2, *end.shape)
         np.testing.assert_allclose(found[end.name], due[end.name], rtol=3e-2 if kind == "float16" else 1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("binary", [True, False])
+@pytest.mark.parametrize("height, width", [(24, 16), (8, 40)])
+def test_a_client_of_a_backbone_gets_every_map_for_pictures_of_any_size(client, binary, height, width):
+    with described(client, MAPS) as config:
+        assert list(config.input[0].dims) == [3, -1, -1] and config.max_batch_size == 8
+        images = np.random.default_rng(height).standard_normal((2, 3, height, width)).astype(np.float32)
+        found = asked(client, MAPS, config, images, binary)
+    assert list(found) == ["features0", "features1"]
+    for output, due in zip(found.values(), maps_of(torch.from_numpy(images)), strict=True):
+        np.testing.assert_allclose(output, due, rtol=1e-5, atol=1e-6)
+
+
+def test_pictures_of_two_sizes_that_wait_together_are_answered_each_with_its_maps():
+    shapes = [(2, 3, 16, 24), (1, 3, 32, 8), (1, 3, 16, 24)]
+    given = [torch.randn(shape, generator=torch.Generator().manual_seed(7)) for shape in shapes]
+    bodies = [
+        {"inputs": [{"name": "images", "datatype": "FP32", "shape": [*one.shape], "data": one.flatten().tolist()}]}
+        for one in given
+    ]
+    answers = posted(service_of(MAPS), *[(f"{PLACE}/infer", {"json": body}) for body in bodies], at_once=True)
+    for images, answer in zip(given, answers, strict=True):
+        for output, due in zip(answer.json()["outputs"], maps_of(images), strict=True):
+            assert output["shape"] == list(due.shape)
+            np.testing.assert_allclose(output["data"], due.flatten(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"shape": [1, 3, 0, 8]}, "FP32 [1, 3, 0, 8] came: must be FP32 [n, 3, 1 to 4096, 1 to 4096] or"),
+        ({"shape": [1, 3, 8, -8]}, "[1, 3, 8, -8] came"),
+        ({"shape": [1, 3, 8, 99999]}, "[1, 3, 8, 99999] came"),
+        ({"shape": [1, 1, 8, 8]}, "[1, 1, 8, 8] came"),
+        ({"shape": [1, 3, 8]}, "[1, 3, 8] came"),
+        ({"outputs": [{"name": "features0", "parameters": {"classification": 1}}]}, "features0: classification is of"),
+        ({"outputs": [{"name": "logits"}]}, "outputs must be some of features0, features1"),
+    ],
+)
+def test_a_request_that_a_backbone_cannot_answer_is_refused_in_a_line(change, why):
+    one = {"name": "images", "datatype": "FP32", "shape": [1, 3, 8, 8], "data": [0.0] * 192}
+    body = {"inputs": [one | {key: change[key] for key in change if key == "shape"}]}
+    body |= {key: change[key] for key in change if key == "outputs"}
+    refused, picture = posted(service_of(MAPS), (f"{PLACE}/infer", {"json": body}), ("/predict", {"content": b""}))
+    assert refused.status_code == 400 and why in refused.json()["error"]
+    assert picture.json()["error"] == f"the model gives features0, features1, no classes: ask {PLACE}/infer"
 
 
 @pytest.mark.parametrize("binary", [True, False])

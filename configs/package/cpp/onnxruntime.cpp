@@ -1,9 +1,11 @@
-// infer_onnxruntime MODEL INPUT: the model's outputs for the pictures in INPUT, a number a line.
+// infer_onnxruntime MODEL INPUT [HEIGHT WIDTH]: the model's first output for the pictures in INPUT, a number a line.
+// Height and width are for a model that takes pictures of any size.
 // INPUT holds raw numbers, as `python preprocess.py cat.jpg input.bin` writes them.
 #include <onnxruntime_cxx_api.h>
 
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <fstream>
 #include <iterator>
@@ -13,8 +15,8 @@
 #include "settings.h"  // what package.json has under session
 
 int main(int count, char** words) try {
-    if (count != 3) {
-        std::fprintf(stderr, "usage: %s MODEL INPUT\n", words[0]);
+    if (count != 3 && count != 5) {
+        std::fprintf(stderr, "usage: %s MODEL INPUT [HEIGHT WIDTH]\n", words[0]);
         return 2;
     }
     std::ifstream file(words[2], std::ios::binary);
@@ -34,8 +36,12 @@ int main(int count, char** words) try {
     auto type = info.GetElementType();
     auto shape = info.GetShape();
     std::size_t picture = type == ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT ? 4 : type == ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16 ? 2 : 1;
-    for (std::size_t axis = 1; axis < shape.size(); ++axis)
+    for (std::size_t axis = 1; axis < shape.size(); ++axis) {
+        if (shape[axis] < 0) shape[axis] = count == 5 ? std::strtoul(words[axis + 1], nullptr, 10) : 0;
         picture *= static_cast<std::size_t>(shape[axis]);
+    }
+    if (!picture)
+        throw std::runtime_error("the model takes pictures of any size: give HEIGHT and WIDTH of those in INPUT");
     if (bytes.empty() || bytes.size() % picture)
         throw std::runtime_error("INPUT does not hold whole pictures of this model");
     if (shape[0] < 0) shape[0] = static_cast<std::int64_t>(bytes.size() / picture);

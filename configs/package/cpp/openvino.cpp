@@ -1,8 +1,10 @@
-// infer_openvino MODEL INPUT: the model's outputs for the pictures in INPUT, a number a line.
+// infer_openvino MODEL INPUT [HEIGHT WIDTH]: the model's first output for the pictures in INPUT, a number a line.
+// Height and width are for a model that takes pictures of any size.
 // INPUT holds raw numbers, as `python preprocess.py cat.jpg input.bin` writes them.
 #include <openvino/openvino.hpp>
 
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <fstream>
 #include <iterator>
@@ -10,8 +12,8 @@
 #include <vector>
 
 int main(int count, char** words) try {
-    if (count != 3) {
-        std::fprintf(stderr, "usage: %s MODEL INPUT\n", words[0]);
+    if (count != 3 && count != 5) {
+        std::fprintf(stderr, "usage: %s MODEL INPUT [HEIGHT WIDTH]\n", words[0]);
         return 2;
     }
     std::ifstream file(words[2], std::ios::binary);
@@ -22,8 +24,12 @@ int main(int count, char** words) try {
     auto type = model->input().get_element_type();
     auto shape = model->input().get_partial_shape();
     std::size_t picture = type.size();
-    for (std::size_t axis = 1; axis < shape.size(); ++axis)
+    for (std::size_t axis = 1; axis < shape.size(); ++axis) {
+        if (shape[axis].is_dynamic()) shape[axis] = count == 5 ? std::strtoul(words[axis + 1], nullptr, 10) : 0;
         picture *= shape[axis].get_length();
+    }
+    if (!picture)
+        throw std::runtime_error("the model takes pictures of any size: give HEIGHT and WIDTH of those in INPUT");
     if (bytes.empty() || bytes.size() % picture)
         throw std::runtime_error("INPUT does not hold whole pictures of this model");
     if (shape[0].is_dynamic()) shape[0] = bytes.size() / picture;

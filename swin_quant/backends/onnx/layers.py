@@ -19,6 +19,8 @@ from swin_quant.quant.quantizer import Quantizer
 from swin_quant.quant.watch import watching
 
 SMALLEST_SCALE = 2.0**-18  # smaller scales are subnormal in float16, and off by 1 % and more
+# Of an integer product without a bias, whose scales OpenVINO 2023.2, 2024.5 and 2024.6 lose (docs/results/releases.md).
+TINY_BIAS = 1e-30
 
 
 class Pair(nn.Module):
@@ -168,7 +170,16 @@ class Linear(nn.Module):
         if offset := getattr(self._input_quantizer, "offset", 0.0):
             given_back = offset * self._weight_quantizer().double().sum(0)
             self.bias = (given_back if self.bias is None else self.bias + given_back).to(weight.dtype)
+        if self.bias is None and self._is_integer:
+            self.bias = torch.full((len(weight),), TINY_BIAS)
         self.dtype = torch.float32
+
+    @property
+    def _is_integer(self) -> bool:
+        """Whether engines make an integer product of it, which only a bias may follow."""
+        pair, weight, behind = self._input_quantizer, self._weight_quantizer, self._aftergemm_quantizer
+        is_stored = isinstance(weight, StoredWeight) and weight.values.dtype == torch.int8
+        return isinstance(pair, Pair) and is_stored and isinstance(behind, nn.Identity)
 
     def scale_outputs(self, factors: Tensor) -> None:
         """Multiply output j by `factors[j]`, float [out]; the int8 levels of W stay."""

@@ -2,12 +2,18 @@
 sizes."""
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from served import posted
 
+from swin_quant.backends.artifact import open_artifact
 from swin_quant.cli import main
+from swin_quant.verbs.serve import Hosting, service_of
 
 
 @pytest.fixture
@@ -39,6 +45,37 @@ def test_a_backbone_calibrated_on_mixed_sizes_is_exported_verified_and_run(expor
     assert main(["predict", file, *images[1:], "--logits", str(out)]) == 0
     found = np.load(out / "micro_features_int8_openvino_features.npz")
     assert found["features0_1"].shape == (32, 12, 9) and found["features1_2"].shape == (64, 5, 8)
+    assert main(["package", file, "--output", str(out / "package")]) == 0
+    serve_describes_it_as_its_package(file, out / "package")
+    command = [sys.executable, out / "package" / "infer.py", *sorted((wide / "train" / "x").iterdir())]
+    for engine in ("onnxruntime", "openvino"):
+        saved = out / f"{engine}.npz"
+        done = subprocess.run([*command, "--engine", engine, "--save", saved], capture_output=True, text=True, cwd="/")
+        assert done.returncode == 0, done.stderr
+        assert "1.png: features0 [32, 12, 9], features1 [64, 6, 5]\n" in done.stdout
+        packaged = np.load(saved)
+        assert set(packaged) == set(found) - {"names", "labels"}
+        for name in packaged:
+            noise, signal = np.square(packaged[name] - found[name]).sum(), np.square(found[name]).sum()
+            assert noise < signal / 100, (engine, name)  # 20 dB: engines round int8 products differently
+
+
+def serve_describes_it_as_its_package(file, package):
+    """By tritonclient's messages, every output by its name; the answer to a picture has the maps of the engine."""
+    pytest.importorskip("starlette")
+    served = service_of(open_artifact(file), Hosting(["onnxruntime"]))
+    about = json.loads((package / "package.json").read_text())
+    assert [end.to_dict() for end in served.model.outputs] == about["outputs"]
+    assert (about["input"], about["extras"]) == (served.model.input.to_dict(), [])
+    assert about["outputs"][0] == {"name": "features0", "type": "float32", "shape": [32, -1, -1]}
+    assert "dims: [ 3, -1, -1 ]" in (package / "models" / served.model.name / "config.pbtxt").read_text()
+    images = torch.randn(2, 3, 24, 36)
+    body = {"inputs": [{"name": "images", "datatype": "FP32", "shape": [2, 3, 24, 36], "data": images.tolist()}]}
+    (answer,) = posted(served, (f"/v2/models/{served.model.name}/infer", {"json": body}))
+    outputs = answer.json()["outputs"]
+    for output, due in zip(outputs, served.run(images), strict=True):
+        assert output["shape"] == list(due.shape)
+        np.testing.assert_allclose(output["data"], due.flatten(), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.slow
