@@ -8,15 +8,20 @@ import json
 import sys
 from pathlib import Path
 
-import numpy as np
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-from preprocess import preprocess
-
 if sys.version_info < (3, 9):  # noqa: UP036 (the folder runs where this project is not installed)
     sys.exit("this package needs Python 3.9 or newer")
 HERE = Path(__file__).resolve().parent
 ABOUT = json.loads((HERE / "package.json").read_text())
+for needed in ABOUT["files"]:
+    if needed.startswith(("models/", "preprocess.")) and not (HERE / needed).is_file():
+        sys.exit(f"error: {needed} is not in {HERE}: copy the whole package")
+INSTALL = f"pip install -r {HERE / 'requirements.txt'}"
+sys.path.insert(0, str(HERE))
+try:
+    import numpy as np
+    from preprocess import preprocess
+except ModuleNotFoundError as absent:
+    sys.exit(f"error: {absent.name} is not installed: {INSTALL}")
 LABELS = (HERE / ABOUT["labels"]).read_text(encoding="utf-8").splitlines() if ABOUT["labels"] else []
 MODEL, INPUT = str(HERE / ABOUT["model"]), ABOUT["input"]["name"]
 OWN = [output for output in ABOUT["outputs"] if output["name"] not in ABOUT["extras"]]
@@ -62,11 +67,22 @@ def openvino(threads):
             graphs.clear()
             fixed = model.clone()
             fixed.reshape(list(batch.shape))
-            graphs[batch.shape] = core.compile_model(fixed, "CPU", settings)
+            graphs[batch.shape] = compiled(core, fixed, settings)
         found = graphs[batch.shape]([batch])
         return [found[name].copy() for name in OUTPUTS]
 
     return run
+
+
+def compiled(core, model, settings):
+    """The model, compiled; releases up to 2024.0 do not know the last of the settings, or no value that says no."""
+    try:
+        return core.compile_model(model, "CPU", settings)
+    except RuntimeError as error:
+        if "DYNAMIC_QUANTIZATION_GROUP_SIZE" not in str(error):
+            raise
+        known = {key: value for key, value in settings.items() if key != "DYNAMIC_QUANTIZATION_GROUP_SIZE"}
+        return core.compile_model(model, "CPU", known)
 
 
 def with_operators(core, package):
@@ -85,6 +101,8 @@ def with_operators(core, package):
         return core.read_model(folder / "model.onnx")
     except (OSError, RuntimeError) as error:
         why, remedy = str(error).strip().splitlines()[-1], f"`sh {folder}/build.sh {folder}` builds its operators"
+        if not (folder / "build.sh").is_file():
+            why, remedy = f"{folder} is not there", "copy the whole package"
         print(f"the plain model runs, slower: {why}: {remedy}", file=sys.stderr)
         return core.read_model(MODEL)
 
@@ -140,6 +158,8 @@ def main():
     parser.add_argument("--threads", type=int, help="of the engine")
     parser.add_argument("--save", metavar="FILE", help="write the outputs to FILE.npy, maps to FILE.npz")
     args = parser.parse_args()
+    if args.engine not in installed:
+        sys.exit(f"error: {args.engine} is not installed: {INSTALL}")
     if missing := [file for file in args.pictures if not Path(file).is_file()]:  # said before the engine loads
         sys.exit(f"error: {missing[0]}: no such file")
     outputs = infer(ENGINES[args.engine](args.threads), args.pictures)

@@ -65,7 +65,14 @@ class EngineReleases:
 def known() -> Mapping[str, EngineReleases]:
     """Engine -> what is known of its releases."""
     content = read_yaml(configs_dir() / "releases.yaml", "table of releases")
-    return {engine: EngineReleases(one["oldest"], tuple(map(_fault, one["faults"]))) for engine, one in content.items()}
+    return {
+        engine: EngineReleases(one["oldest"], (*_untried(one), *map(_fault, one["faults"])))
+        for engine, one in content.items()
+    }
+
+
+def _untried(entry: Mapping[str, Any]) -> tuple[ReleaseFault]:
+    return (ReleaseFault("is older than all that were tried", below=entry["oldest"]),)
 
 
 def _fault(entry: Mapping[str, Any]) -> ReleaseFault:
@@ -90,10 +97,13 @@ def requirements(card: RunCard, precision: str, options: Mapping[str, Any]) -> d
     return {engine: one.requirement(facts(card, precision, options)) for engine, one in known().items()}
 
 
-def refuse_wrong(engine: str, version: str, artifact: Artifact) -> None:
-    """SwinQuantError where a version of an engine does not run an artifact rightly; it names the ones that do."""
+def refuse_wrong(engine: str, version: str, artifact: Artifact, batch: int | None = None) -> None:
+    """SwinQuantError where a version of an engine does not run an artifact rightly; it names the ones that do.
+
+    `batch`: what the engine fixes it to before it compiles, whatever the file is for.
+    """
     record = artifact.record
-    about = facts(artifact.card, record["precision"], record["options"])
+    about = facts(artifact.card, record["precision"], record["options"]) | ({"batch": batch} if batch else {})
     for fault in known()[engine].faults:
         if fault.is_of(version) and fault.shows_with(about):
             number, wanted = version.partition("-")[0], known()[engine].requirement(about)

@@ -32,10 +32,16 @@ def test_requirements_are_pip_s(facts, wanted):
 def test_a_release_that_is_known_to_be_wrong_is_refused_by_name(artifact_of, small_net):
     artifact = artifact_of(small_net())
     card = replace(artifact.card, config={"MODEL": {"TYPE": "swin"}})
-    with pytest.raises(SwinQuantError, match=r"openvino 2024\.6\.0 computes .*install 'openvino>=2024\.0,!=2024\.5"):
-        refuse_wrong("openvino", "2024.6.0-17404-4c0f47d2335", replace(artifact, card=card))
-    refuse_wrong("openvino", "2025.0.0-17942", replace(artifact, card=card))
-    assert any("wrongly" in why for why in faults_of("openvino", "2024.6.0")) and not faults_of("tensorrt", "10.0")
+    artifact = replace(artifact, card=card)
+    with pytest.raises(
+        SwinQuantError, match=r"openvino 2023\.3\.0 computes .*install 'openvino>=2023\.2,!=2023\.3\.\*'"
+    ):
+        refuse_wrong("openvino", "2023.3.0-13775-ceeafaf64f3", artifact)
+    refuse_wrong("openvino", "2023.3.0-13775-ceeafaf64f3", artifact, batch=1)  # as an engine that fixes every shape
+    refuse_wrong("openvino", "2024.6.0-17404-4c0f47d2335", artifact)
+    with pytest.raises(SwinQuantError, match=r"onnxruntime 1\.15\.1 is older than all .*install 'onnxruntime>=1\.16'"):
+        refuse_wrong("onnxruntime", "1.15.1", artifact)
+    assert any("wrongly" in why for why in faults_of("openvino", "2023.3.0")) and not faults_of("tensorrt", "10.0")
 
 
 def test_every_fact_of_the_table_is_one_of_a_file():

@@ -30,6 +30,7 @@ NAME = "openvino"
 # Float type -> OpenVINO's word for it as a precision hint, and among the capabilities of a device.
 HINTS = {"float32": ("f32", "FP32"), "bfloat16": ("bf16", "BF16"), "float16": ("f16", "FP16")}
 _TYPES = {hint: name for name, (hint, _) in HINTS.items()} | {"i8": "int8", "u8": "int8"}
+_ROUNDING = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
 _GEMMS = ("FullyConnected", "MatMul", "Convolution")  # layers of its runtime; `Subgraph` is several in one kernel
 
 
@@ -47,7 +48,7 @@ def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine
     float_type = options.float_type or "float32"
     if float_type not in (able := float_types()):
         raise UsageError(f"{NAME}: this CPU does not run {float_type}: choose {' or '.join(able)}")
-    refuse_wrong(NAME, openvino.__version__, artifact)
+    refuse_wrong(NAME, openvino.__version__, artifact, batch=1)  # every shape is fixed before it is compiled
     file = verified(artifact)
     if file.float8:
         raise UsageError(f"{file.path}: {NAME} is not given float8: run it on onnxruntime, or export with ‹policy› cpu")
@@ -117,7 +118,7 @@ class _Graphs:
             "PERFORMANCE_HINT": "LATENCY",
             "NUM_STREAMS": 1,
             "INFERENCE_PRECISION_HINT": HINTS[float_type][0],
-            "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,  # else float inputs of int8 weights are rounded to int8, too
+            _ROUNDING: 0,  # else float inputs of int8 weights are rounded to int8, too
             **({"INFERENCE_NUM_THREADS": threads} if threads else {}),
         }
         self.compiled: OrderedDict[tuple[int, ...], Any] = OrderedDict()
@@ -158,6 +159,12 @@ class _Graphs:
         model = self.model.clone()
         if shape and (self.file.batch is None or self.file.sizes is None):
             model.reshape(list(shape))
+        try:
+            return self.core.compile_model(model, "CPU", self.settings)
+        except RuntimeError as error:
+            if _ROUNDING not in str(error):
+                raise SwinQuantError(f"{self.file.path}: {NAME} cannot compile it: {first_line(error)}") from error
+        del self.settings[_ROUNDING]  # releases up to 2024.0 do not know it, or no value that says no
         return self._try("compile", lambda: self.core.compile_model(model, "CPU", self.settings))
 
     def _try(self, what: str, action: Any) -> Any:
