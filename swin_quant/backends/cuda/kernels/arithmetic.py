@@ -19,10 +19,10 @@ def rounded(x: Tensor) -> Tensor:
 
 
 def as_type(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """x in the type of a result: rounded and saturated to int8, saturated to float8 (E4M3), or converted to a float
-    type."""
+    """x in the type of a result: rounded and saturated to int8, a NaN as 0; saturated to float8 (E4M3); or converted
+    to a float type."""
     if dtype == torch.int8:
-        return rounded(x).to(dtype)
+        return rounded(x).nan_to_num(0.0).to(dtype)
     return x.clamp(-LARGEST_E4M3, LARGEST_E4M3).to(dtype) if dtype == torch.float8_e4m3fn else x.to(dtype)
 
 

@@ -10,6 +10,7 @@ import triton.language as tl
 # bits. This needs no conversion, and no instruction that the interpreter lacks.
 SHIFTER = tl.constexpr(12582912.0)
 LARGEST_E4M3 = tl.constexpr(448.0)
+NAN_E4M3 = tl.constexpr(0x7FF00000)  # the interpreter cuts these bits to the NaN of E4M3
 SMALLEST_NORMAL_E4M3 = tl.constexpr(2.0**-6)
 # Triton's interpreter rounds ties of float8 away from zero, loses the carry into the exponent, and truncates values
 # below the smallest normal one; it truncates bfloat16. Hardware does neither, so only the interpreter needs values that
@@ -25,14 +26,12 @@ def rounded(x):
 
 @triton.jit
 def as_type(x, TYPE: tl.constexpr):
-    """float32 x as it is stored: rounded to int8, saturated to float8, or converted to a float type."""
+    """float32 x as it is stored: rounded and saturated to int8, a NaN as 0; saturated to float8; or converted to a
+    float type."""
     if TYPE == tl.int8:
-        return (tl.minimum(tl.maximum(x, -128.0), 127.0) + SHIFTER).to(tl.int32, bitcast=True).to(tl.int8)
+        return _as_int8(x)
     elif TYPE == tl.float8e4nv:
-        x = tl.minimum(tl.maximum(x, -LARGEST_E4M3), LARGEST_E4M3)
-        if INTERPRETED:
-            x = on_e4m3(x)
-        return x.to(TYPE)
+        return on_e4m3(x).to(TYPE) if INTERPRETED else x.to(TYPE)  # hardware saturates, and keeps a NaN
     else:
         if INTERPRETED and TYPE == tl.bfloat16:
             x = on_bfloat16(x)
@@ -40,11 +39,46 @@ def as_type(x, TYPE: tl.constexpr):
 
 
 @triton.jit
+def _as_int8(x):
+    if INTERPRETED:
+        x = tl.where(x == x, tl.minimum(tl.maximum(x, -128.0), 127.0), 0.0)
+        return (x + SHIFTER).to(tl.int32, bitcast=True).to(tl.int8)
+    else:  # two instructions for two values, beside one each that rounds half to even
+        return tl.inline_asm_elementwise(
+            """{
+            .reg .b32 r<4>, high;
+            cvt.rni.s32.f32 r0, $1; cvt.rni.s32.f32 r1, $2; cvt.rni.s32.f32 r2, $3; cvt.rni.s32.f32 r3, $4;
+            cvt.pack.sat.s8.s32.b32 high, r3, r2, 0;
+            cvt.pack.sat.s8.s32.b32 $0, r1, r0, high;
+            }""",
+            "=r,r,r,r,r",
+            [x],
+            dtype=tl.int8,
+            is_pure=True,
+            pack=4,
+        )
+
+
+@triton.jit
+def exp2(x):
+    """2^x within 2 units in the last place; 0 below the smallest normal float32."""
+    if INTERPRETED:
+        return tl.exp2(x)
+    else:
+        return tl.inline_asm_elementwise(
+            "ex2.approx.ftz.f32 $0, $1;", "=r,r", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+
+
+@triton.jit
 def on_e4m3(x):
-    """float32 x up to 448, rounded half to even to a value of E4M3: whole eighths of the power of two below x."""
+    """float32 x, saturated and rounded half to even to a value of E4M3: whole eighths of the power of two below x."""
+    is_nan = x != x
+    x = tl.minimum(tl.maximum(x, -LARGEST_E4M3), LARGEST_E4M3)
     power = (x.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
     shifter = tl.maximum(power, SMALLEST_NORMAL_E4M3) * 1572864.0  # 1.5 * 2^20: its last bit is an eighth
-    return (x + shifter) - shifter
+    bits = ((x + shifter) - shifter).to(tl.int32, bitcast=True)
+    return tl.where(is_nan, NAN_E4M3, bits).to(tl.float32, bitcast=True)
 
 
 @triton.jit

@@ -10,10 +10,11 @@ keys, for they need the whole sum before they are rounded; half ones take one, a
 import triton
 import triton.language as tl
 
-from swin_quant.backends.cuda.kernels.jit.arithmetic import as_type, region_of, rounded
+from swin_quant.backends.cuda.kernels.jit.arithmetic import as_type, exp2, region_of, rounded
 from swin_quant.backends.cuda.kernels.jit.parts import accumulated, finish_rows, zeros
 
 MASKED = tl.constexpr(-100.0)
+LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
@@ -53,6 +54,12 @@ def _logits(
 
 
 @triton.jit
+def _powers(logits, largest):
+    """exp(logits - largest) of rows: one multiply-add and a power of two."""
+    return exp2(logits * LOG2_E - (largest * LOG2_E)[:, None])
+
+
+@triton.jit
 def _values(qkv, keys, window, head, L: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr):
     d = tl.arange(0, D)
     places = (window * L + keys)[:, None] * (3 * HEADS * D) + (2 * HEADS + head) * D + d[None, :]
@@ -86,7 +93,7 @@ def _context(
             SIDE, WINDOW, SHIFT, HEADS, D, BIAS_ROW,
         )  # fmt: skip
         v = _values(qkv, tile, window, head, L, HEADS, D)
-        powers = tl.exp(logits - tl.max(logits, 1)[:, None])
+        powers = _powers(logits, tl.max(logits, 1))
         total = tl.sum(powers, 1)
         if softmax_levels is not None:
             shares = as_type(powers * (softmax_levels / (total + softmax_epsilon))[:, None], TYPE)
@@ -104,8 +111,8 @@ def _context(
                 SIDE, WINDOW, SHIFT, HEADS, D, BIAS_ROW,
             )  # fmt: skip
             larger = tl.maximum(largest, tl.max(logits, 1))
-            powers = tl.exp(logits - larger[:, None])
-            shrink = tl.exp(largest - larger)
+            powers = _powers(logits, larger)
+            shrink = exp2((largest - larger) * LOG2_E)
             total = total * shrink + tl.sum(powers, 1)
             if softmax_levels is None:
                 v = _values(qkv, keys, window, head, L, HEADS, D)
@@ -120,7 +127,7 @@ def _context(
                     qkv, position_bias, None, q, queries, keys, window, head, scale, product_levels, product_step,
                     SIDE, WINDOW, SHIFT, HEADS, D, BIAS_ROW,
                 )  # fmt: skip
-                shares = as_type(tl.exp(logits - largest[:, None]) * factor[:, None], TYPE)
+                shares = as_type(_powers(logits, largest) * factor[:, None], TYPE)
                 v = _values(qkv, keys, window, head, L, HEADS, D)
                 sums = tl.dot(shares, v, sums, out_dtype=SUM, max_num_imprecise_acc=STEP)
             context = sums.to(tl.float32)
