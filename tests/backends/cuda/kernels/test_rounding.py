@@ -10,7 +10,9 @@ from swin_quant.backends.cuda.kernels.gemm import Epilogue, GemmKernel
 from swin_quant.backends.cuda.kernels.tiles import Tiles
 
 COLUMNS = 2048
-GELU_ERROR = 4e-7  # of values up to 1, and of y above; 1.3e-7 is the largest in the interpreter, 3.2e-7 torch's own in float32
+GELU_ERROR = (
+    4e-7  # of values up to 1, and of y above; 1.3e-7 is the largest in the interpreter, 3.2e-7 torch's own in float32
+)
 FLOAT16 = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(torch.float16)
 FLOAT32 = torch.cat([torch.linspace(-14, 14, 2**15), torch.logspace(-44, 38, 2**13), -torch.logspace(-44, 38, 2**13)])
 

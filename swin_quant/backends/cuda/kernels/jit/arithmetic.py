@@ -60,6 +60,31 @@ def _as_int8(x):
 
 
 @triton.jit
+def as_half(x, TYPE: tl.constexpr):
+    """int8, float8 or half x as half."""
+    if x.dtype == tl.int8 and TYPE == tl.float16 and not INTERPRETED:
+        # The bytes of x + 128 are the last ones of the halves 1024 + x + 128: no conversion, one value at a time.
+        return tl.inline_asm_elementwise(
+            """{
+            .reg .b32 bytes, low, high, offset;
+            mov.b32 offset, 0x64806480;
+            xor.b32 bytes, $2, 0x80808080;
+            prmt.b32 low, bytes, offset, 0x5150;
+            prmt.b32 high, bytes, offset, 0x5352;
+            sub.f16x2 $0, low, offset;
+            sub.f16x2 $1, high, offset;
+            }""",
+            "=r,=r,r",
+            [x],
+            dtype=tl.float16,
+            is_pure=True,
+            pack=4,
+        )
+    else:
+        return x.to(TYPE)
+
+
+@triton.jit
 def exp2(x):
     """2^x within 2 units in the last place; 0 below the smallest normal float32."""
     if INTERPRETED:
@@ -118,12 +143,3 @@ def token_of(rows, SIDE: tl.constexpr, WINDOW: tl.constexpr, SHIFT: tl.constexpr
         y, x = place_of(rows, SIDE, WINDOW)
         y, x = (y + SHIFT) % SIDE, (x + SHIFT) % SIDE
         return (rows // (SIDE * SIDE) * SIDE + y) * SIDE + x
-
-
-@triton.jit
-def region_of(rows, SIDE: tl.constexpr, WINDOW: tl.constexpr, SHIFT: tl.constexpr):
-    """The region of the map before the shift, as a number, for rows in window order."""
-    y, x = place_of(rows, SIDE, WINDOW)
-    y = (y >= SIDE - WINDOW).to(tl.int32) + (y >= SIDE - SHIFT).to(tl.int32)
-    x = (x >= SIDE - WINDOW).to(tl.int32) + (x >= SIDE - SHIFT).to(tl.int32)
-    return 3 * y + x

@@ -10,7 +10,7 @@ keys, for they need the whole sum before they are rounded; half ones take one, a
 import triton
 import triton.language as tl
 
-from swin_quant.backends.cuda.kernels.jit.arithmetic import as_type, exp2, region_of, rounded
+from swin_quant.backends.cuda.kernels.jit.arithmetic import as_half, as_type, exp2, rounded
 from swin_quant.backends.cuda.kernels.jit.parts import accumulated, finish_rows, zeros
 
 MASKED = tl.constexpr(-100.0)
@@ -24,6 +24,21 @@ def _bias(position_bias, queries, keys, head, L: tl.constexpr, BIAS_ROW: tl.cons
     inside = (queries < L)[:, None] & (keys < BIAS_ROW)[None, :]
     places = (head * L + queries)[:, None] * BIAS_ROW + keys[None, :]
     return tl.load(position_bias + places, mask=inside, other=0.0)
+
+
+@triton.jit
+def _bounds(window, ACROSS: tl.constexpr):
+    """Whether two regions of the map before the shift meet below each other (2) and side by side (1) in a window: in
+    the last of ACROSS windows."""
+    place = window % (ACROSS * ACROSS)
+    return (place // ACROSS == ACROSS - 1).to(tl.int32) * 2 + (place % ACROSS == ACROSS - 1).to(tl.int32)
+
+
+@triton.jit
+def _sides(tokens, WINDOW: tl.constexpr, SHIFT: tl.constexpr):
+    """The side of such a bound on which a window's token is: 2 below, 1 on the right."""
+    FIRST: tl.constexpr = WINDOW - SHIFT
+    return (tokens >= FIRST * WINDOW).to(tl.int32) * 2 + (tokens % WINDOW >= FIRST).to(tl.int32)
 
 
 @triton.jit
@@ -46,10 +61,9 @@ def _logits(
     bias = _bias(position_bias, queries, keys, head, L, BIAS_ROW) if known_bias is None else known_bias
     added = bias.to(tl.float32)
     if SHIFT > 0:
-        first = window % ((SIDE // WINDOW) * (SIDE // WINDOW)) * L
-        of_queries = region_of(first + tl.minimum(queries, L - 1), SIDE, WINDOW, SHIFT)
-        of_keys = region_of(first + tl.minimum(keys, L - 1), SIDE, WINDOW, SHIFT)
-        added = tl.where(of_queries[:, None] == of_keys[None, :], added, added + MASKED)
+        bounds = _bounds(window, SIDE // WINDOW)
+        differ = _sides(queries, WINDOW, SHIFT)[:, None] ^ _sides(keys, WINDOW, SHIFT)[None, :]
+        added = tl.where((differ & bounds) == 0, added, added + MASKED)
     return tl.where((keys < L)[None, :], logits + added, float("-inf"))
 
 
@@ -68,12 +82,12 @@ def _values(qkv, keys, window, head, L: tl.constexpr, HEADS: tl.constexpr, D: tl
 
 @triton.jit
 def _context(
-    qkv, queries, window, head, logits_scale, position_bias, known_bias, softmax_levels, product_levels, product_step,
-    softmax_epsilon,
+    qkv, queries, window, head, logits_scale, position_bias, known_bias, softmax_levels, context_scale, product_levels,
+    product_step, softmax_epsilon,
     SIDE: tl.constexpr, WINDOW: tl.constexpr, SHIFT: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr,
     BIAS_ROW: tl.constexpr, ONE_SCALE: tl.constexpr, BQ: tl.constexpr, BKEYS: tl.constexpr,
 ):  # fmt: skip
-    """float32 [BQ, D]; from int8 or float8 probabilities still times `softmax_levels`."""
+    """float32 [BQ, D], times `context_scale`; from int8 or float8 probabilities also times `softmax_levels`."""
     L: tl.constexpr = WINDOW * WINDOW
     d = tl.arange(0, D)
     rows = (window * L + queries)[:, None]
@@ -97,9 +111,10 @@ def _context(
         total = tl.sum(powers, 1)
         if softmax_levels is not None:
             shares = as_type(powers * (softmax_levels / (total + softmax_epsilon))[:, None], TYPE)
-            context = tl.dot(shares, v, out_dtype=SUM).to(tl.float32)
+            context = tl.dot(shares, v, out_dtype=SUM).to(tl.float32) * context_scale
         else:
-            context = tl.dot(powers.to(POWERS), v.to(POWERS), out_dtype=tl.float32) / total[:, None]
+            context = tl.dot(powers.to(POWERS), as_half(v, POWERS), out_dtype=tl.float32)
+            context = context * (context_scale / total)[:, None]
     else:
         largest = tl.full([BQ], float("-inf"), tl.float32)
         total = tl.zeros([BQ], tl.float32)
@@ -116,7 +131,7 @@ def _context(
             total = total * shrink + tl.sum(powers, 1)
             if softmax_levels is None:
                 v = _values(qkv, keys, window, head, L, HEADS, D)
-                context = tl.dot(powers.to(POWERS), v.to(POWERS), context * shrink[:, None], out_dtype=tl.float32)
+                context = tl.dot(powers.to(POWERS), as_half(v, POWERS), context * shrink[:, None], out_dtype=tl.float32)
             largest = larger
         if softmax_levels is not None:
             factor = softmax_levels / (total + softmax_epsilon)
@@ -130,9 +145,9 @@ def _context(
                 shares = as_type(_powers(logits, largest) * factor[:, None], TYPE)
                 v = _values(qkv, keys, window, head, L, HEADS, D)
                 sums = tl.dot(shares, v, sums, out_dtype=SUM, max_num_imprecise_acc=STEP)
-            context = sums.to(tl.float32)
+            context = sums.to(tl.float32) * context_scale
         else:
-            context = context / total[:, None]
+            context = context * (context_scale / total)[:, None]
     return context
 
 
@@ -145,11 +160,11 @@ def _one_window(
 ):  # fmt: skip
     L: tl.constexpr = WINDOW * WINDOW
     context = _context(
-        qkv, queries, window, head, logits_scale, position_bias, known_bias, softmax_levels, product_levels,
-        product_step, softmax_epsilon, SIDE, WINDOW, SHIFT, HEADS, D, BIAS_ROW, ONE_SCALE, BQ, BKEYS,
+        qkv, queries, window, head, logits_scale, position_bias, known_bias, softmax_levels, context_scale,
+        product_levels, product_step, softmax_epsilon, SIDE, WINDOW, SHIFT, HEADS, D, BIAS_ROW, ONE_SCALE, BQ, BKEYS,
     )  # fmt: skip
     places = (window * L + queries)[:, None] * (HEADS * D) + head * D + tl.arange(0, D)[None, :]
-    tl.store(out + places, as_type(context * context_scale, out.dtype.element_ty), mask=(queries < L)[:, None])
+    tl.store(out + places, as_type(context, out.dtype.element_ty), mask=(queries < L)[:, None])
 
 
 @triton.jit
@@ -197,10 +212,10 @@ def attention_norm(
     sums = zeros(N // BN, BQ, BN, SUM)
     for head in range(0, HEADS):
         context = _context(
-            qkv, queries, window, head, logits_scale, position_bias, None, softmax_levels, None, 1.0, 0.0,
-            SIDE, WINDOW, SHIFT, HEADS, D, BIAS_ROW, ONE_SCALE, BQ, BKEYS,
+            qkv, queries, window, head, logits_scale, position_bias, None, softmax_levels, context_scale,
+            None, 1.0, 0.0, SIDE, WINDOW, SHIFT, HEADS, D, BIAS_ROW, ONE_SCALE, BQ, BKEYS,
         )  # fmt: skip
-        part = as_type(context * context_scale, OPERAND)
+        part = as_type(context, OPERAND)
         sums = accumulated(sums, part, w_places + head * D, HEADS * D, BN, SUM)
     rows = tl.where(queries < L, window * L + queries, rows_in_all)  # queries past the window: not written
     finish_rows(
