@@ -106,6 +106,18 @@ def test_a_picture_does_not_depend_on_its_batch(exported):
     assert torch.equal(engine(images), engine(images))
 
 
+@pytest.mark.parametrize("kind", ["swin", "swinv2"])
+@pytest.mark.parametrize("policy", ["cuda", "cuda-fp8"])
+def test_a_nan_in_a_picture_stays_in_that_picture(exported, kind, policy):
+    """In float8 its logits are NaN. int8 has none: patch merging reads it as 0."""
+    images = pictures(3)
+    clean = load(exported(kind, policy)[0])(images)
+    images[1, 0, 0, 0] = float("nan")
+    got = load(exported(kind, policy)[0])(images)
+    assert torch.equal(got[[0, 2]], clean[[0, 2]]) and not torch.equal(got[1], clean[1])
+    assert got[1].isnan().all() == (policy == "cuda-fp8")
+
+
 def test_calls_may_be_in_inference_mode_or_not(exported):
     """In either order: the state after one call serves the next."""
     images = pictures(2)

@@ -75,10 +75,12 @@ def gemm_tiles(m: int, n: int, k: int, itemsize: int, longest: int = LINE) -> Ti
     columns = next(side for side in (128, 64, 32) if side == 32 or 3 * -(-n // side) * side <= 4 * n)
     steps = [max(size // itemsize, least_step(itemsize)) for size in (LINE, 64, LEAST_STEP) if size <= longest]
     inner = next((step for step in steps if k % step == 0), steps[-1])
+    # float32 products, as of the head, have no tensor core: each thread multiplies, one value after another.
+    least = 32 if itemsize < 4 else 16
     rows = 128
-    while rows > 32 and -(-m // rows) * -(-n // columns) < FILLED:
+    while rows > least and -(-m // rows) * -(-n // columns) < FILLED:
         rows //= 2
-    while columns > 32 and -(-m // rows) * -(-n // columns) < FILLED:
+    while columns > least and -(-m // rows) * -(-n // columns) < FILLED:
         columns //= 2
     return Tiles(rows, columns, inner, warps=8 if rows * columns >= 128 * 128 else 4, stages=3)
 
