@@ -23,6 +23,7 @@ from swin_quant.config.load import from_dict
 from swin_quant.config.outputs import FEATURES, LOGITS
 from swin_quant.config.sides import shortest, sides
 from swin_quant.config.values import merge
+from swin_quant.data.inputs import Inputs
 from swin_quant.data.prepared import Prepared
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.loading import Subject, load, load_for_scoring
@@ -151,10 +152,12 @@ def _config_of_wrapped(wrapped: WrappedRecord, where: str) -> dict[str, Any]:
 def prepared_by(artifact: Artifact) -> Prepared:
     """Makes inputs of whatever the artifact's engines are called with."""
     card = artifact.card
+    named = card.wrapped.get("inputs") if card.wrapped else None
     return Prepared(
         preprocess_of(artifact) if card.preprocess else None,
         tuple(card.wrapped["shape"]) if card.wrapped else None,
         takes_pixels=bool(artifact.record["options"].get("uint8_input")),
+        inputs=Inputs.from_records(named) if named else None,
     )
 
 

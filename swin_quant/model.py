@@ -130,7 +130,8 @@ class Model:
     def prepared(self) -> Prepared:
         """The check of tensors that the model is called with."""
         known = Preprocess.from_dict(self.card.preprocess) if self.card.preprocess else None
-        return Prepared(known, getattr(self.module, "input_shape", None))
+        shape, inputs = (getattr(self.module, name, None) for name in ("input_shape", "inputs"))
+        return Prepared(known, shape, inputs=inputs)
 
     @property
     def is_changed(self) -> bool:

@@ -13,6 +13,7 @@ from swin_quant.cards.records import WrappedRecord
 from swin_quant.checkpoint import load_calibrated, load_float
 from swin_quant.checkpoint.opened import OpenedCheckpoint
 from swin_quant.config.outputs import FEATURES, LOGITS
+from swin_quant.data.inputs import Inputs
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.model import Model
 from swin_quant.models.captured import captured
@@ -24,37 +25,41 @@ _EXAMPLES = 2
 
 def wrap(
     module: nn.Module,
-    size: int | Sequence[int],
+    size: int | Sequence[int] | Mapping[str, Tensor] | Inputs,
     *,
     name: str = "model",
     channels: int = 3,
     preprocess: Preprocess | None = None,
     stem: bool = True,
-    output: str | None = None,
+    output: str | Sequence[str] | None = None,
     class_names: Sequence[str] = (),
 ) -> Model:
     """A network of your own, any nn.Module that torch.export captures, ready to calibrate; `module` stays as it is.
 
     `size`: the side of square pictures [B, channels, size, size], (height, width) of others, or the whole shape of one
-    input: (1, 1024, 64) for a spectrogram, (3, 16, 112, 112) for a video. Linears, convolutions (batch norms are folded
-    into them), products of attention and additions get nodes (docs/any_model.md); `stem` False leaves the layer that
-    reads the pictures float. `output`: the tensor or the group of tensors, by its name in the module's output, that is
-    compared and exported; by default `logits` if there are some, else every one. `class_names`: in the order of the
-    logits; without them, those of the pictures that calibrate it. SwinQuantError where the module cannot
-    be captured, with the line and the reason, gives NaN, or computes something else when captured, since what it does
-    depends on its input.
+    input: (1, 1024, 64) for a spectrogram, (3, 16, 112, 112) for a video; for a module with several inputs, an example
+    [B, ...] of each by the name of its argument. Linears, convolutions (batch norms are folded into them), products of
+    attention and additions get nodes (docs/any_model.md); `stem` False leaves the layer that reads the pictures float.
+    `output`: the tensors or groups of tensors, by their names in the module's output, that are compared and exported;
+    by default `logits` if there are some, else every one. `class_names`: in the order of the logits; without them,
+    those of the pictures that calibrate it. SwinQuantError where the module cannot be captured, with the line and the
+    reason, gives NaN, or computes something else when captured, since what it does depends on its input.
     """
-    input_shape = _shape_of(size, channels)
+    named = Inputs.of(size) if isinstance(size, Mapping) else size
+    inputs = named if isinstance(named, Inputs) else None
+    input_shape = named.shape if isinstance(named, Inputs) else _shape_of(named, channels)
     _check_prepared(name, preprocess, input_shape)
     original = copy.deepcopy(module).eval()
     device = next((parameter.device for parameter in original.parameters()), torch.device("cpu"))
-    shape = (_EXAMPLES, *input_shape)
-    images = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device)
+    seeded = torch.Generator().manual_seed(0)
+    images = inputs.noise(_EXAMPLES) if inputs else torch.randn(_EXAMPLES, *input_shape, generator=seeded)
+    images = images.to(device)
     with torch.no_grad():
         try:
-            result = original(images)
+            result = original(**inputs.unpack(images)) if inputs else original(images)
         except Exception as error:
-            raise SwinQuantError(f"{name}: does not take {list(shape)}: {first_line(error)[:200]}") from error
+            shown = f"inputs {listed(inputs.names, 8)}" if inputs else list(images.shape)
+            raise SwinQuantError(f"{name}: does not take {shown}: {first_line(error)[:200]}") from error
         tensors = _named(result)
         wanted = _chosen(tensors, output, name)
         for key, tensor in wanted.items():
@@ -70,14 +75,17 @@ def wrap(
         classes = first.shape[1] if has_classes else 0
         if class_names and len(class_names) != classes:
             raise UsageError(f"{name}: has {classes} classes, but {len(class_names)} `class_names`: name each")
-        network = captured(original, input_shape, classes, what=name, stem=stem, outputs=places)
+        network = captured(original, input_shape, classes, what=name, stem=stem, outputs=places, inputs=inputs)
         if not has_classes:
             network.output_kind, network.any_size, network.output_names = FEATURES, False, tuple(wanted)
         found = network.eval()(images)
     for ours, theirs in zip(found if isinstance(found, list) else [found], wanted.values(), strict=True):
         if (ours - theirs).abs().max() > _CLOSE * theirs.abs().max():
             raise SwinQuantError(f"{name}: computes something else when captured: what it does depends on its input")
-    how = WrappedRecord(shape=list(input_shape), stem=stem, output=output, outputs=list(wanted), classes=classes)
+    asked = output if isinstance(output, str) else None
+    how = WrappedRecord(shape=list(input_shape), stem=stem, output=asked, outputs=list(wanted), classes=classes)
+    if inputs:
+        how["inputs"] = inputs.records()
     made = preprocess.to_dict() if preprocess else {}
     return Model(network, card=RunCard(name, {}, made, wrapped=how, class_names=list(class_names)))
 
@@ -91,7 +99,8 @@ def wrapped_again(checkpoint: OpenedCheckpoint, module: nn.Module, device: str =
     if card is None or card.wrapped is None:
         raise UsageError(f"{checkpoint}: has no run card of a wrapped module beside it: load it without a module")
     how = card.wrapped
-    network = wrap(module, how["shape"], stem=how["stem"], output=how["output"], name=card.name).module.to(device)
+    taken = Inputs.from_records(how["inputs"]) if "inputs" in how else how["shape"]
+    network = wrap(module, taken, stem=how["stem"], output=how["outputs"], name=card.name).module.to(device)
     if card.policy:
         apply_policy(network, policy_from_dict(card.policy, f"the run card of {checkpoint}"))
         load_calibrated(network, checkpoint)
@@ -134,13 +143,14 @@ def _by_picture(tensors: Mapping[str, Tensor | None]) -> list[str]:
     return [key for key, one in tensors.items() if one is not None and one.dim() and len(one) == _EXAMPLES]
 
 
-def _chosen(tensors: Mapping[str, Tensor | None], output: str | None, name: str) -> dict[str, Tensor]:
+def _chosen(tensors: Mapping[str, Tensor | None], output: str | Sequence[str] | None, name: str) -> dict[str, Tensor]:
     """The compared and exported tensors."""
     there = {key: tensor for key, tensor in tensors.items() if tensor is not None and tensor.is_floating_point()}
     if not there:
         raise SwinQuantError(f"{name}: gives no tensor of numbers: {listed(list(tensors)) or 'nothing'}")
-    asked = output or (LOGITS if LOGITS in there else "")
-    chosen = {key: tensor for key, tensor in there.items() if not asked or key == asked or key.startswith(f"{asked}.")}
-    if not chosen:
-        raise UsageError(f"‹output› {output}: {name} gives {listed(list(there), 8)}: choose one of them")
-    return chosen
+    asked = [output] if isinstance(output, str) else output or ([LOGITS] if LOGITS in there else list(there))
+    matches = {one: [key for key in there if key == one or key.startswith(f"{one}.")] for one in asked}
+    if strange := [one for one, found in matches.items() if not found]:
+        raise UsageError(f"‹output› {strange[0]}: {name} gives {listed(list(there), 8)}: choose of them")
+    chosen = {key for found in matches.values() for key in found}
+    return {key: tensor for key, tensor in there.items() if key in chosen}

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
 
 from swin_quant.base.schema import Must, fields_of
 from swin_quant.cards.paths import is_bare_name
@@ -28,6 +28,8 @@ Sha256 = Annotated[str, Must(re.compile("[0-9a-f]{64}").fullmatch, "64 hexadecim
 FileName = Annotated[str, Must(is_bare_name, "fit for a file name, without folders")]
 ClassNames = Annotated[list[str], Must(are_names, NAMES)]
 Moment = Annotated[str, Must(_is_date, "an ISO date and time")]
+
+TypeName = Literal["float32", "int64", "int32", "bool"]  # of an input
 
 ORIGINAL, PTQ, QAT = "original", "ptq", "qat"  # the weights that a result was measured with
 
@@ -153,10 +155,26 @@ class _MaybeClasses(TypedDict, total=False):
     classes: int
 
 
-class WrappedRecord(_MaybeClasses):
+class InputRecord(TypedDict):
+    """One of several inputs of a wrapped module. `shape`: without the batch; `example`: of what is no float, its values
+    or one for all."""
+
+    name: str
+    shape: list[int]
+    type: TypeName
+    example: list[int]
+
+
+class _MaybeInputs(TypedDict, total=False):
+    """`inputs`: several by name; `shape` is then that of one row with all of them."""
+
+    inputs: list[InputRecord]
+
+
+class WrappedRecord(_MaybeClasses, _MaybeInputs):
     """How a user's module was captured: the arguments of `wrap`. `shape`: one input, without the batch.
 
-    `outputs`: the names of the tensors that it gives.
+    `output`: None for several names, too. `outputs`: the names of the tensors that it gives.
     """
 
     shape: list[int]

@@ -94,7 +94,7 @@ def batches(source: Iterable[Any], labelled: bool, prepared: Prepared, classes: 
     labels that are missing, text, or outside 0 to `classes` - 1."""
     start = 0
     for item in source:
-        images, labels = _parts(item)
+        images, labels = _parts(item, prepared.inputs.names if prepared.inputs else ())
         try:
             images = prepared(images)
         except UsageError as error:
@@ -122,7 +122,11 @@ def _numbers(labels: Any) -> Tensor:
         ) from error
 
 
-def _parts(item: Any) -> tuple[Any, Any]:
+def _parts(item: Any, names: Sequence[str]) -> tuple[Any, Any]:
+    """Inputs and labels of a batch; `names`: of several inputs, which a mapping then holds."""
+    if isinstance(item, Mapping) and names:
+        key = next((key for key in ("labels", "label") if key in item and key not in names), None)
+        return {name: one for name, one in item.items() if name != key}, item.get(key)
     if isinstance(item, Mapping):
         images = item.get("images", item.get("pixel_values"))
         return images, item.get("labels", item.get("label"))

@@ -13,6 +13,7 @@ from torch import Tensor
 from swin_quant.base.errors import UsageError
 from swin_quant.base.progress import log, track
 from swin_quant.config.sides import shown
+from swin_quant.data.inputs import Inputs
 from swin_quant.data.named import pictures_of
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import chunks
@@ -31,7 +32,8 @@ class Prepared:
     Tensors and arrays of float are taken as preprocessed: they are checked, the values of the first alone. Pictures
     (files, folders, PIL's, pixels uint8 [B, H, W, 3] or [H, W, 3], or a list of these) go through `preprocess`.
     `shape`: one input of the model, channels first; None: pictures of unknown channels. `takes_pixels`: uint8 [B, H,
-    W, 3] of the model's size goes in as it is. `took`: which of these the latest input was, in words.
+    W, 3] of the model's size goes in as it is. `inputs`: several by name, which are packed. `took`: which of these the
+    latest input was, in words.
     """
 
     preprocess: Preprocess | None
@@ -39,6 +41,7 @@ class Prepared:
     looked: bool = False
     takes_pixels: bool = False
     took: str = ""
+    inputs: Inputs | None = None
 
     @property
     def known(self) -> Preprocess:
@@ -60,6 +63,10 @@ class Prepared:
 
     def batches(self, given: Any, most: int | None = None) -> Iterator[Tensor]:
         """The input in parts: tensors whole, pictures in batches of `most`."""
+        if self.inputs:
+            self.took = "inputs by name: taken as preprocessed"
+            yield self.inputs.pack(given)
+            return
         whole = f", {', '.join(map(str, self.known.sides))}, 3]" if self.takes_pixels else None
         if whole and _kind(given).startswith("uint8 [") and _kind(given).endswith(whole):
             self.took = "pixels of the file's size: taken as they are"

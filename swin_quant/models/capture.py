@@ -13,7 +13,7 @@ import operator
 import re
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from itertools import groupby
 from pathlib import Path
@@ -38,14 +38,14 @@ _BIGGEST_CONSTANT = 1 << 26  # elements
 
 def capture(
     module: nn.Module,
-    pictures: Tensor,
+    pictures: Tensor | Mapping[str, Tensor],
     what: str,
     *,
     any_size: bool = False,
     outputs: Sequence[int] | None = None,
     decompose: bool = False,
 ) -> fx.Graph:
-    """The graph of `module`, which is in evaluation mode: pictures [B, ...] -> its outputs, for every B.
+    """The graph of `module`, which is in evaluation mode: pictures [B, ...] or inputs by name -> outputs, for every B.
 
     `any_size`: for every height and width too, if the module can. `outputs`: the positions of the wanted outputs in the
     tree of its output. SwinQuantError names `what`, the obstacle, and the line of the user's code.
@@ -53,20 +53,26 @@ def capture(
     for part in module.modules():
         if getattr(part, "inplace", False):
             part.inplace = False  # type: ignore[assignment]  # a flag of torch's activations
-    open_dims = (0, 2, 3) if any_size else (0,)
-    shapes = ({dim: torch.export.Dim.AUTO for dim in open_dims},)
+    named = pictures if isinstance(pictures, Mapping) else {}
+    given = tuple(named.values()) or (pictures,)
+    shapes: Any = torch.export.ShapesCollection()
+    for tensor in given:
+        shapes[tensor] = {dim: torch.export.Dim.AUTO for dim in ((0, 2, 3) if any_size else (0,))}
     with _noise_kept(module), _attention_opened(), _quiet(), torch.no_grad():
         try:
-            program = torch.export.export(module, (pictures,), dynamic_shapes=shapes, strict=False)
+            program = torch.export.export(
+                module, () if named else given, dict(named), dynamic_shapes=shapes, strict=False
+            )
             if decompose:
                 program = program.run_decompositions({})
         except Exception as error:  # a forward pass may raise anything on fake tensors
             raise SwinQuantError(f"{what}: cannot be captured{_place(error)}: {_reason(error)}") from error
-    graph = _on_attributes(program, module, what, outputs)
-    if is_concrete_int((value := _pictures(graph).meta["val"]).shape[0]):
-        remedy = "take the batch from `x.shape[0]`, not from `len(x)` or a number"
-        fixed = f"its forward pass fits batches of {len(pictures)} alone{_fixed_at(value)}"
-        raise SwinQuantError(f"{what}: {fixed}: {remedy}")
+    graph = _on_attributes(program, module, what, outputs, named)
+    for value in (node.meta["val"] for node in graph.nodes if node.op == "placeholder"):
+        if is_concrete_int(value.shape[0]):
+            remedy = "take the batch from `x.shape[0]`, not from `len(x)` or a number"
+            fixed = f"its forward pass fits batches of {len(value)} alone{_fixed_at(value)}"
+            raise SwinQuantError(f"{what}: {fixed}: {remedy}")
     _drop_checks(graph)
     graph.owning_module = module  # type: ignore[assignment] # it expects modules only
     _mark_dependence(graph)
@@ -167,8 +173,11 @@ def _reason(error: BaseException) -> str:
     return first_line(error)
 
 
-def _on_attributes(program: Any, module: nn.Module, what: str, outputs: Sequence[int] | None) -> fx.Graph:
-    """The program's graph, reading parameters, buffers and constants of `module` by name."""
+def _on_attributes(
+    program: Any, module: nn.Module, what: str, outputs: Sequence[int] | None, inputs: Iterable[str]
+) -> fx.Graph:
+    """The program's graph, reading parameters, buffers and constants of `module` by name, and `inputs`, if they have
+    names."""
     attributes: dict[str, str] = {}
     for number, spec in enumerate(program.graph_signature.input_specs):
         kind = spec.kind.name
@@ -183,18 +192,18 @@ def _on_attributes(program: Any, module: nn.Module, what: str, outputs: Sequence
     if set(kinds) != {"USER_OUTPUT"}:
         raise SwinQuantError(f"{what}: its forward pass changes buffers in evaluation: a state is not supported")
     graph, copies = fx.Graph(), {}
+    names = iter(inputs)
     for node in program.graph.nodes:
         if node.op == "placeholder" and node.name in attributes and node.users:
             copies[node] = graph.get_attr(attributes[node.name])
             copies[node].meta = dict(node.meta)
         elif node.op == "placeholder" and node.name not in attributes:
-            copies[node] = graph.node_copy(node)
+            copies[node] = graph.placeholder(next(names, node.name))
+            copies[node].meta = dict(node.meta)
     flat = _copy(program.graph_module, graph, copies)
     wanted = list(flat) if outputs is None else [flat[place] for place in outputs]
     alone = len(wanted) == 1 and (outputs is not None or program.call_spec.out_spec.is_leaf())
     graph.output(wanted[0] if alone else wanted)
-    if len([node for node in graph.nodes if node.op == "placeholder"]) != 1:
-        raise SwinQuantError(f"{what}: takes more than one input: wrap it in a module that takes pictures alone")
     return graph
 
 
@@ -224,10 +233,6 @@ def _copy(module: fx.GraphModule, graph: fx.Graph, copies: dict[fx.Node, Any]) -
 
 def _graph_of(node: fx.Node) -> Any:
     return getattr(node.graph.owning_module, str(node.target), None) if node.op == "get_attr" else None
-
-
-def _pictures(graph: fx.Graph) -> fx.Node:
-    return next(node for node in graph.nodes if node.op == "placeholder")
 
 
 def _drop_checks(graph: fx.Graph) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from swin_quant.base.errors import SwinQuantError
+from swin_quant.data.inputs import Inputs
 from swin_quant.models.capture import CONSTANT, capture, packet
 from swin_quant.models.captured_layers import batch_dim, call_instead, put, quantized_layers
 from swin_quant.models.classifier import Classifier
@@ -54,7 +55,12 @@ class CapturedNetwork(Classifier):
 
     def forward(self, images: Tensor) -> Tensor:
         self.check(images)
-        return self._run(self, images)
+        return self._run(self, **self.inputs.unpack(images)) if self.inputs else self._run(self, images)
+
+    @property
+    def by_name(self) -> Callable[..., Tensor]:
+        """The forward pass, a function of a network and its inputs by name."""
+        return self._run
 
     def prune(self) -> list[str]:
         """Drop the modules that the forward pass does not reach; returns the names of the outermost ones.
@@ -139,17 +145,20 @@ def captured(
     stem: bool = True,
     any_size: bool = False,
     outputs: Sequence[int] | None = None,
+    inputs: Inputs | None = None,
 ) -> CapturedNetwork:
     """`module` as a network with nodes; `module` itself is used up. SwinQuantError names `what` and the obstacle.
 
     `input_shape`: one input's, without the batch. `stem`: whether the layers that read the pictures are quantized.
     `any_size`: the network takes pictures of other sizes too. `outputs`: the positions of the returned tensors in the
-    tree of the output; None: all. A single one is returned alone, several in a list.
+    tree of the output; None: all. A single one is returned alone, several in a list. `inputs`: those that it takes by
+    name; `input_shape` is then that of the packed ones.
     """
     module.eval()
     device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
     pictures = torch.zeros(_EXAMPLES, *input_shape, device=device)
-    graph = capture(module, pictures, what, any_size=any_size, outputs=outputs)
+    given = inputs.unpack(pictures) if inputs else pictures
+    graph = capture(module, given, what, any_size=any_size, outputs=outputs)
     spell_out(graph)
     for node in list(graph.nodes):
         if word_of(node, module) == "scaleddotproductattention":
@@ -166,7 +175,9 @@ def captured(
     for place in list(places(graph, module)):
         _add(graph, module, place)
     graph.lint()
-    return CapturedNetwork(module, graph, input_shape, classes, norms)
+    network = CapturedNetwork(module, graph, input_shape, classes, norms)
+    network.inputs = inputs
+    return network
 
 
 def _call_norms(graph: fx.Graph, root: nn.Module) -> None:

@@ -9,6 +9,7 @@ from yacs.config import CfgNode
 from swin_quant.base.errors import UsageError
 from swin_quant.config.family import Family
 from swin_quant.config.outputs import FEATURES, LOGITS
+from swin_quant.data.inputs import Inputs
 from swin_quant.quant.passes.places import Exchange
 
 
@@ -25,6 +26,7 @@ class Classifier(nn.Module):
     `own_units`, `own_exchanges`, `own_stages`: found by tracing in a network of unknown structure; a known architecture
     has its own (`registry`).
     `parameters_read`: the keys of parameters that a captured forward pass reads without their module.
+    `inputs`: several inputs by name, which it takes packed, [B, N]; None: it takes one.
     """
 
     architecture: "Architecture | None" = None
@@ -38,6 +40,7 @@ class Classifier(nn.Module):
     own_stages: tuple[str, ...] = ()
     own_exchanges: tuple[Exchange, ...] = ()
     parameters_read: frozenset[str] = frozenset()
+    inputs: Inputs | None = None
 
     def __init__(self, input_shape: Sequence[int], classes: int, maps: tuple[tuple[int, int], ...] = ()) -> None:
         super().__init__()

@@ -73,7 +73,7 @@ def _eligible(graph: fx.Graph, nodes: list[fx.Node], layers: list[bool], root: n
     owners: set[str] = set()
     for place, node in enumerate(nodes):
         if word_of(node, root) in MERGES:
-            start = max(cut for cut in flowing if cut <= place)
+            start = max((cut for cut in flowing if cut <= place), default=len(nodes))
             stop = min(cut for cut in flowing if cut > place)
             around = [one for one in regions.values() if one.start <= start and stop <= one.stop]
             if around and sum(layers[start:stop]):
@@ -90,10 +90,10 @@ def _flowing(graph: fx.Graph, nodes: list[fx.Node]) -> dict[int, fx.Node]:
     Further outputs of the network do not count, nor values that depend on no picture.
     """
     index = {node: number for number, node in enumerate(nodes)}
-    (pictures,) = (node for node in graph.nodes if node.op == "placeholder")
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
     (output,) = (node for node in graph.nodes if node.op == "output")
     alive: dict[int, list[fx.Node]] = {place: [] for place in range(len(nodes) + 1)}
-    for node in (pictures, *(node for node in nodes if node.meta["depends"])):
+    for node in (*inputs, *(node for node in nodes if node.meta["depends"])):
         last = max((index[user] for user in node.users if user in index), default=-1)
         for place in range(index.get(node, -1) + 1, last + 1):
             alive[place].append(node)

@@ -125,6 +125,8 @@ def inputs_of(model: Model, module: Classifier, artifact: Artifact) -> tuple[Ten
     if model.examples is not None:
         images = model.examples[:count]
         what = f"{len(images)} inputs that calibrated it"
+    elif module.inputs:
+        images, what = module.inputs.noise(count), f"{count} inputs of seeded noise"
     else:
         shape, seeded = (count, *module.input_shape), torch.Generator().manual_seed(0)
         amax = input_amax(module)

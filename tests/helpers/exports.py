@@ -44,7 +44,7 @@ def kept(to_onnx, folder):
             return to_onnx(model, images, options, int4, outputs, own or {}, any_size)
 
         how = replace(options, labels=None), tuple(int4), tuple(outputs), tuple(map(str, own or ())), any_size
-        name = _hash_of((model, images.shape, images.dtype, how))
+        name = _hash_of((model, {key: (one.shape, one.dtype) for key, one in images.items()}, how))
         if options.replace or options.plugin or not name:
             return made()
         if not (file := folder / f"{name}.onnx").exists():

@@ -130,7 +130,7 @@ def test_an_engine_computes_what_was_simulated(name, images, tmp_path):
     pools = [made_by[node.input[0]] for node in graph.node if node.op_type == "MaxPool"]
     assert pools == ["DequantizeLinear"] * name.startswith("resnet"), "OpenVINO pools int8 only behind a pair"
     if name.startswith("resnet"):
-        inside = modules_of(onnx.load(artifact.file), "images")
+        inside = modules_of(onnx.load(artifact.file), ["images"])
         assert made_by[inside["layer1.0.conv1._input_quantizer"]] == "MaxPool" and "maxpool" not in inside
         (head,) = [node for node in graph.node if "fc._input_quantizer.scale" in node.input and node.op_type[0] == "Q"]
         assert made_by[head.input[0]] == "ReduceMean", "OpenVINO averages to int8 only in front of a pair"

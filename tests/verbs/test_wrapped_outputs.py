@@ -88,13 +88,21 @@ def test_one_output_is_a_tensor(images, tmp_path):
     assert model.card.wrapped["outputs"] == ["maps"]
 
 
+def test_several_outputs_are_chosen_by_name_and_again_when_loaded(images, tmp_path):
+    model = _wrapped(STRUCTURES["dict"][0], images, output=["number", "maps"])
+    assert list(model(images)) == ["maps", "number"]
+    again = sq.load(model.save(tmp_path / "mine_calib.pth"), Net(STRUCTURES["dict"][0]))
+    assert all(torch.equal(one, again(images)[key]) for key, one in model(images).items())
+
+
 @pytest.mark.parametrize(
     ("give", "output", "error", "says"),
     [
+        (lambda x, m, t, v, n: {"a": t, "b": v}, ["a", "c"], sq.UsageError, "output c: mine gives a, b"),
         (lambda x, m, t, v, n: "text", None, sq.SwinQuantError, "gives no tensor of numbers: output"),
         (lambda x, m, t, v, n: (), None, sq.SwinQuantError, "gives no tensor of numbers: nothing"),
         (lambda x, m, t, v, n: v.argmax(1), None, sq.SwinQuantError, "gives no tensor of numbers: output"),
-        (lambda x, m, t, v, n: {"a": t, "b": v}, "c", sq.UsageError, "output c: mine gives a, b: choose one of them"),
+        (lambda x, m, t, v, n: {"a": t, "b": v}, "c", sq.UsageError, "output c: mine gives a, b: choose of them"),
         (
             lambda x, m, t, v, n: {"loss": v.mean(), "a": t, "b": v},
             None,

@@ -258,14 +258,15 @@ def names_of_outputs(model: Classifier) -> list[str]:
 
 def to_onnx(
     model: nn.Module,
-    images: Tensor,
+    images: Mapping[str, Tensor],
     options: OnnxOptions,
     int4: Collection[str] = (),
     outputs: Sequence[str] = (LOGITS,),
     own: Mapping[Any, Callable[..., Any]] = MappingProxyType({}),
     any_size: bool = False,
 ) -> "ModelProto":
-    """The graph of `model` as traced with `images`; by default `images` [batch, in, H, W] -> `logits` [batch, classes].
+    """The graph of `model` as traced with inputs by name; by default `images` [batch, in, H, W] -> `logits` [batch,
+    classes].
 
     `int4`: weight nodes whose values are stored in 4 bits. `own`: translations of the architecture's own operators.
     `any_size`: the graph takes any height and width.
@@ -274,21 +275,21 @@ def to_onnx(
     if options.replace or options.plugin:
         _run_inside(model, (replacing, plugging))
     open_sizes = {} if options.batch else {0: torch.export.Dim("batch")}
-    if any_size and images.dtype != torch.uint8:
+    if any_size and not options.uint8_input:
         open_sizes |= {2: torch.export.Dim("height", min=4), 3: torch.export.Dim("width", min=4)}
-    shapes = (open_sizes,) if open_sizes else None
+    shapes = (open_sizes,) * len(images) if open_sizes else None
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         program: Any = torch.onnx.export(
             model,
-            (images,),
+            tuple(images.values()),
             dynamo=True,
             external_data=False,
             verbose=False,
             opset_version=max(options.version, 18),  # the exporter's lowest
             optimize=False,
             dynamic_shapes=shapes,
-            input_names=["images"],
+            input_names=list(images),
             output_names=list(outputs),
             custom_translation_table=translations(options.version) | dict(own),
         )

@@ -17,6 +17,7 @@ from swin_quant.backends.onnx.rewriting import rewriter_of
 from swin_quant.base.errors import UsageError
 from swin_quant.config.outputs import LOGITS
 from swin_quant.data.preprocess import Preprocess
+from swin_quant.models.captured import CapturedNetwork
 from swin_quant.models.classifier import Classifier
 from swin_quant.operators.plugins import plugins_of
 
@@ -46,6 +47,8 @@ def network(
     exported = rewriter.network(model, getattr(torch, options.io_type)).eval().requires_grad_(False)
     match_scales(exported, example(model, options, 1))
     with_ends(exported, options, preprocess, folded)
+    if model.inputs:
+        set_forward(exported, cast("CapturedNetwork", model).by_name)
     return exported
 
 
@@ -57,14 +60,18 @@ def example(model: Classifier, options: OnnxOptions, batch: int) -> Tensor:
     return torch.zeros(batch, *shape, dtype=getattr(torch, options.io_type))
 
 
-def pictures_of(model: Classifier, options: OnnxOptions, batch: int) -> Tensor:
-    """Black pictures as the exported graph takes them: `example`, or uint8 [batch, S, S, 3]."""
+def pictures_of(model: Classifier, options: OnnxOptions, batch: int) -> dict[str, Tensor]:
+    """The inputs that the exported graph takes: black pictures `images`, as `example` or uint8 [batch, S, S, 3]."""
     images = example(model, options, batch)
-    return images.permute(0, 2, 3, 1).to(torch.uint8) if options.uint8_input else images
+    if model.inputs:
+        return model.inputs.unpack(images)
+    return {"images": images.permute(0, 2, 3, 1).to(torch.uint8) if options.uint8_input else images}
 
 
 def check_ends(model: Classifier, options: OnnxOptions, preprocess: Preprocess | None) -> None:
     """UsageError for input or outputs that this model cannot have."""
+    if model.inputs and (options.has_ends or options.replace or options.plugin):
+        raise UsageError("this model takes several inputs: leave out operators, and other inputs and outputs")
     if (options.softmax or options.top_k) and model.output_kind != LOGITS:
         raise UsageError(f"‹softmax› and ‹top_k› are of logits, and this model gives {model.output_kind}")
     if options.top_k and options.top_k > model.classes:

@@ -29,12 +29,15 @@ from swin_quant.base.extras import library
 from swin_quant.base.files import read_bounded
 from swin_quant.base.reading import reads
 from swin_quant.cards.paths import card_path
+from swin_quant.cards.records import TypeName
+from swin_quant.data.inputs import Input, Inputs
 from swin_quant.data.preprocess import MAX_SIZE, Preprocess
 from swin_quant.quant.outputs import Output
 
 MAX_FILE_BYTES = 2**31 - 1  # the limit of a protobuf message
-MOST_OUTPUTS = 64
+MOST_INPUTS, MOST_OUTPUTS = 16, 64
 SOME_SIZE = (224, 224)  # the pictures to compile for, where a file takes any and none were run yet
+_INPUT_TYPES: dict[str, TypeName] = {"FLOAT": "float32", "INT64": "int64", "INT32": "int32", "BOOL": "bool"}
 _FLOAT8 = range(17, 21)  # TensorProto's numbers of the four float8 types
 PIXELS = "uint8"
 PREPROCESS = "swin_quant.preprocess"  # the metadata that says how pictures were prepared
@@ -119,7 +122,7 @@ class OnnxFile:
     whatever a module of the user's gives. `gemms`: the names of its MatMul, Gemm and Conv nodes. `float8`: it holds
     float8 tensors. `quantizers`: how many QuantizeLinear nodes it has. `parts`: the files of its external data.
     `functions`: it has functions of its own. `pixels`: the normalisation in a file that takes uint8 [batch, height,
-    width, channels].
+    width, channels]. `inputs`: several by name; `input` is then the first, and the rest tells of one row with all.
     """
 
     path: Path
@@ -137,6 +140,15 @@ class OnnxFile:
     functions: bool = False
     float8: bool = False
     pixels: Preprocess | None = None
+    inputs: Inputs | None = None
+
+    @property
+    def input_names(self) -> list[str]:
+        return self.inputs.names if self.inputs else [self.input]
+
+    def shapes(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+        """The shape of each input, where `shape` is that of pictures or of packed inputs."""
+        return {one.name: (shape[0], *one.shape) for one in self.inputs.parts} if self.inputs else {self.input: shape}
 
     def shape(self, batch: int) -> tuple[int, ...]:
         """The input's shape for `batch` pictures; of some size, if it takes any."""
@@ -149,9 +161,9 @@ def open_onnx(path: str | Path) -> OnnxFile:
     """Check the ONNX file at `path` and describe it. SwinQuantError names the file and the node or tensor at fault.
 
     The file must have one input: [batch, channels, ...], such as pictures, float32 or float16, or [batch, height,
-    width, channels], uint8, with its normalisation in the metadata. One that gives maps alone may take pictures of any
-    size. Its operators must be standard ones of opset 17 to 21, or its own functions; every Q/DQ node needs a constant
-    positive scale.
+    width, channels], uint8, with its normalisation in the metadata; or several of fixed sizes and the types of
+    `data.inputs`. One that gives maps alone may take pictures of any size. Its operators must be standard ones of
+    opset 17 to 21, or its own functions; every Q/DQ node needs a constant positive scale.
     """
     path = Path(path)
     model = read_model(path)
@@ -195,17 +207,22 @@ def verified(artifact: Artifact) -> OnnxFile:
             f"{file.path}: takes pictures of {' x '.join(map(str, file.sizes or ()))}, but its run card "
             f"{card_path(file.path).name} prepares {' x '.join(map(str, made))}"
         )
+    record = artifact.card.wrapped.get("inputs") if artifact.card.wrapped else None
+    wanted, given = Inputs.from_records(record).kinds if record else None, file.inputs.kinds if file.inputs else None
+    if wanted != given:
+        names = listed(file.input_names, 8)
+        raise SwinQuantError(f"{file.path}: takes {names}, not the inputs in its run card {card_path(file.path).name}")
     if file.pixels and file.pixels != Preprocess.from_dict(artifact.card.preprocess):
         raise SwinQuantError(f"{file.path}: prepares pictures otherwise than its run card {card_path(file.path).name}")
     return file
 
 
-def as_input(file: OnnxFile, images: Tensor) -> np.ndarray:
-    """Pictures [B, channels, ...] as the file's input: in its type, a fixed batch filled up with zeros.
+def as_input(file: OnnxFile, images: Tensor) -> dict[str, np.ndarray]:
+    """Pictures [B, channels, ...], or packed inputs, as the file's inputs: in their types, a fixed batch filled up with
+    zeros.
 
     A file that takes pixels gets exactly the pixels that the pictures were normalised from, or those given, uint8 [B,
-    H, W, 3]. UsageError for pictures of
-    another size, or for more of them than a fixed batch.
+    H, W, 3]. UsageError for pictures of another size, or for more of them than a fixed batch.
     """
     if file.pixels and images.dtype == torch.uint8 and images.ndim == 4:
         images = file.pixels.normalised(images.cpu())
@@ -220,7 +237,10 @@ def as_input(file: OnnxFile, images: Tensor) -> np.ndarray:
     prepared = file.pixels.pixels(images) if file.pixels else images
     array = np.ascontiguousarray(prepared.detach().cpu().numpy().astype(file.dtype, copy=False))
     missing = (file.batch or len(array)) - len(array)
-    return np.pad(array, ((0, missing), *((0, 0),) * (array.ndim - 1))) if missing else array
+    full = np.pad(array, ((0, missing), *((0, 0),) * (array.ndim - 1))) if missing else array
+    if not file.inputs:
+        return {file.input: full}
+    return {name: part.numpy() for name, part in file.inputs.unpack(torch.from_numpy(full)).items()}
 
 
 def as_output(found: Sequence[np.ndarray], images: Tensor) -> Output:
@@ -239,13 +259,18 @@ def _checked(path: Path, model: Any) -> OnnxFile:
     inputs = [value for value in graph.input if value.name not in {tensor.name for tensor in graph.initializer}]
     outputs = [value for value in graph.output if value.name not in EXTRAS] or list(graph.output)
     maps = all(len(value.type.tensor_type.shape.dim) == 4 for value in outputs)
-    if len(inputs) != 1 or not 1 <= len(outputs) <= MOST_OUTPUTS or outputs[0] != graph.output[0]:
+    if not 1 <= len(inputs) <= MOST_INPUTS or not 1 <= len(outputs) <= MOST_OUTPUTS or outputs[0] != graph.output[0]:
         raise SwinQuantError(
-            f"has {len(inputs)} inputs and {len(graph.output)} outputs: must have one input, and 1 to {MOST_OUTPUTS} "
-            "outputs"
+            f"has {len(inputs)} inputs and {len(graph.output)} outputs: must have 1 to {MOST_INPUTS} inputs, and 1 to "
+            f"{MOST_OUTPUTS} outputs"
         )
     metadata = {entry.key: entry.value for entry in model.metadata_props}
-    dtype, batch, channels, sizes = _input(inputs[0], maps)
+    several, sizes = None, None
+    if len(inputs) == 1:
+        dtype, batch, channels, sizes = _input(inputs[0], maps)
+    else:
+        several, batch = _inputs(inputs)
+        dtype, (channels,), sizes = "float32", several.shape, ()
     if sizes and not all(1 <= size <= MAX_SIZE for size in sizes):
         raise SwinQuantError(f"its pictures are of {' x '.join(map(str, sizes))}: must be of 1 to {MAX_SIZE} pixels")
     return OnnxFile(
@@ -264,7 +289,29 @@ def _checked(path: Path, model: Any) -> OnnxFile:
         parts=parts,
         functions=bool(model.functions),
         pixels=_preprocess_in(metadata) if dtype == PIXELS else None,
+        inputs=several,
     )
+
+
+def _inputs(values: Sequence[Any]) -> tuple[Inputs, int | None]:
+    """Several inputs, and the batch that all are for; None if it is open."""
+    onnx = library("onnx", "onnx")
+    types: dict[int, TypeName] = {getattr(onnx.TensorProto, word): name for word, name in _INPUT_TYPES.items()}
+    parts, batches = list[Input](), set[int | None]()
+    for value in values:
+        kind = value.type.tensor_type
+        sizes: list[Any] = [size.dim_value if size.HasField("dim_value") else None for size in kind.shape.dim]
+        if kind.elem_type not in types or not sizes or None in sizes[1:] or not value.name.isidentifier():
+            given = ", ".join("?" if size is None else str(size) for size in sizes)
+            raise SwinQuantError(
+                f"its input {shown(value.name)} is [{given}]: one of several must be [batch, ...] of fixed sizes, "
+                f"{' or '.join(types.values())}"
+            )
+        batches.add(sizes[0])
+        parts.append(Input(value.name, tuple(sizes[1:]), types[kind.elem_type]))
+    if len(batches) > 1:
+        raise SwinQuantError("its inputs are for batches of several sizes")
+    return Inputs(tuple(parts)), batches.pop()
 
 
 def _input(value: Any, maps: bool) -> tuple[str, int | None, int, tuple[int, ...] | None]:

@@ -4,7 +4,7 @@ The exporter names an operator and its output `<module>.<operator>`: a module's 
 """
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,7 +34,7 @@ def opened_up(file: OnnxFile) -> Iterator[OpenedUp]:
     """A copy of the file, external data included, in a temporary folder that the end of the context removes."""
     onnx = library("onnx", "onnx")
     model = read_model(file.path)
-    tensors = modules_of(model, file.input)
+    tensors = modules_of(model, file.input_names)
     if any(part.stat().st_size for part in file.parts):
         onnx.load_external_data_for_model(model, str(file.path.parent))
     held = {value.name for value in model.graph.output}
@@ -49,12 +49,12 @@ def opened_up(file: OnnxFile) -> Iterator[OpenedUp]:
         yield OpenedUp(replace(file, path=copy, parts=()), tensors)
 
 
-def modules_of(model: Any, pictures: str) -> dict[str, str]:
-    """Module -> the last float tensor inside it that depends on `pictures`; modules in the order in which they end."""
+def modules_of(model: Any, inputs: Sequence[str]) -> dict[str, str]:
+    """Module -> the last float tensor inside it that depends on an input; modules in the order in which they end."""
     onnx = library("onnx", "onnx")
     graph = infer_shapes(onnx.ModelProto.FromString(model.SerializeToString()))
     floats = {value.name for value in (*graph.value_info, *graph.output) if value.type.tensor_type.elem_type in _FLOATS}
-    alive, found = {pictures}, dict[str, str]()
+    alive, found = set(inputs), dict[str, str]()
     moved: dict[str, str] = {}  # output of a Q/DQ pair, which may have been moved before a max pooling -> its node
     for node in model.graph.node:  # not the inferred graph's nodes, where a plugin's functions are inlined
         if not alive.intersection(node.input):

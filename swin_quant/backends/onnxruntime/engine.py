@@ -92,9 +92,9 @@ def _session(
 
 
 def _run(session: Any, file: OnnxFile, images: Tensor) -> Output:
-    array = as_input(file, images)
+    given = as_input(file, images)
     try:
-        found = session.run(list(file.outputs), {file.input: array})
+        found = session.run(list(file.outputs), given)
     except Exception as error:
         raise SwinQuantError(f"{file.path}: {NAME} cannot run it: {first_line(error)}") from error
     return as_output(found, images)
@@ -157,7 +157,7 @@ def inside(artifact: Artifact, options: EngineOptions) -> Callable[[Tensor], dic
 
     def run(images: Tensor) -> dict[str, Tensor]:
         try:
-            outputs = session.run(names, {file.input: as_input(file, images)})
+            outputs = session.run(names, as_input(file, images))
         except Exception as error:
             raise SwinQuantError(f"{file.path}: {NAME} cannot run it: {first_line(error)}") from error
         found = {name: torch.from_numpy(output).float() for name, output in zip(names, outputs, strict=True)}

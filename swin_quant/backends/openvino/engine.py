@@ -66,7 +66,7 @@ def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine
         "caution": warn(NAME, artifact),
     }
     precision = precision_name(artifact.record["precision"], float_type)
-    run, details = partial(_run, graphs, file), Details(known, graphs.gemms)
+    run, details = partial(_run, graphs), Details(known, graphs.gemms)
     return Engine(NAME, precision, policy_of(artifact), run, max_batch=file.batch, details=details)
 
 
@@ -137,11 +137,18 @@ class _Graphs:
         self.compiled.move_to_end(shape)
         return self.compiled[shape]
 
-    def infer(self, array: Any) -> list[Any]:
+    def infer(self, images: Tensor) -> list[Any]:
         """The outputs for a batch; the next call overwrites them."""
-        request = self.request(array.shape)
-        self._try("run", lambda: request.infer([array], share_inputs=True))
+        request = self.fed(images)
         return [request.get_output_tensor(place).data for place in range(len(self.file.outputs))]
+
+    def fed(self, images: Tensor) -> Any:
+        """The request of a batch, which has run."""
+        given = as_input(self.file, images)
+        count = len(next(iter(given.values())))
+        request = self.request((count, *images.shape[1:]) if self.file.inputs else given[self.file.input].shape)
+        self._try("run", lambda: request.infer([given[name] for name in self.file.input_names], share_inputs=True))
+        return request
 
     def gemms(self) -> Mapping[str, str]:
         """Matrix product -> the type that it runs in, from the latest graph, or else from one for one picture."""
@@ -158,13 +165,14 @@ class _Graphs:
         """A compiled graph for pictures of this shape, None: of every shape that the file takes."""
         model = self.model.clone()
         if shape and (self.file.batch is None or self.file.sizes is None):
-            model.reshape(list(shape))
+            model.reshape({name: list(sizes) for name, sizes in self.file.shapes(shape).items()})
         try:
             return self.core.compile_model(model, "CPU", self.settings)
         except RuntimeError as error:
             if _ROUNDING not in str(error):
                 raise SwinQuantError(f"{self.file.path}: {NAME} cannot compile it: {first_line(error)}") from error
         del self.settings[_ROUNDING]  # releases up to 2024.0 do not know it, or no value that says no
+        return self._try("compile", lambda: self.core.compile_model(model, "CPU", self.settings))
         return self._try("compile", lambda: self.core.compile_model(model, "CPU", self.settings))
 
     def _try(self, what: str, action: Any) -> Any:
@@ -189,8 +197,8 @@ def without_functions(path: Path) -> bytes:
     return inline_local_functions(onnx.load(str(path))).SerializeToString()
 
 
-def _run(graphs: _Graphs, file: OnnxFile, images: Tensor) -> Output:
-    return as_output(graphs.infer(as_input(file, images)), images)
+def _run(graphs: _Graphs, images: Tensor) -> Output:
+    return as_output(graphs.infer(images), images)
 
 
 def _products(layer: Any, sources: set[str]) -> Iterator[tuple[str, str]]:
@@ -223,9 +231,7 @@ def inside(artifact: Artifact, options: EngineOptions) -> Callable[[Tensor], dic
         graphs.request(file.shape(file.batch or 1))  # weights are in memory once a graph is compiled
 
     def run(images: Tensor) -> dict[str, Tensor]:
-        array = as_input(file, images)
-        request = graphs.request(array.shape)
-        graphs._try("run", lambda: request.infer([array], share_inputs=True))
+        request = graphs.fed(images)
         found = {}
         for module, tensor in copy.tensors.items():
             output = torch.from_numpy(request.get_tensor(tensor).data.copy()).float()

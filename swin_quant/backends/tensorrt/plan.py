@@ -57,6 +57,8 @@ class EnginePlan:
     @property
     def shapes(self) -> list[tuple[int, ...]]:
         sizes, options = self.file.sizes, self.options
+        if self.file.inputs:
+            raise UsageError(f"{self.file.path}: takes several inputs: engines are built here for one")
         if sizes is None:
             raise UsageError(
                 f"{self.file.path}: takes pictures of any size: engines are built here for one: a classifier"

@@ -71,7 +71,7 @@ def test_int8_beside_plugins(exported, run):
 
 @pytest.mark.slow
 def test_modules_of_a_file_are_found_behind_plugins(plain, plugged):
-    theirs, ours = (modules_of(onnx.load(one.file), "images") for one in (plugged, plain))
+    theirs, ours = (modules_of(onnx.load(one.file), ["images"]) for one in (plugged, plain))
     assert theirs["patch_embed"] == theirs["patch_embed.norm"] == "patch_embed.norm.Norm"
     assert {name for name in ours if "norm" in name} <= theirs.keys()
 

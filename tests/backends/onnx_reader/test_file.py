@@ -358,7 +358,7 @@ def test_pictures_of_another_size_are_refused(net, write_onnx):
 def test_a_fixed_batch_is_filled_up_and_cut_again(small_net, write_onnx):
     file = open_onnx(write_onnx(small_net(batch=4).proto()))
     images = torch.randn(3, 3, 8, 8)
-    array = as_input(file, images)
+    array = as_input(file, images)[file.input]
     assert array.shape == (4, 3, 8, 8) and not array[3].any() and (array[:3] == images.numpy()).all()
     assert as_output([np.arange(20.0).reshape(4, 5)], images).tolist() == np.arange(15.0).reshape(3, 5).tolist()
     maps = as_output([np.zeros((4, 5, 2, 3)), np.zeros((4, 10, 1, 2))], images)
