@@ -1,11 +1,11 @@
 """Micro networks of transformers, torchvision and timm with random seeded weights: data for `swins.py`.
 
-Each is built as its publisher builds it, from a configuration. If one takes text beside pictures, the text is fixed.
+Each is built as its publisher builds it, from a configuration.
 """
 
 import importlib.util
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -27,34 +27,38 @@ SEGMENTER |= {"decoder_layers": 2, "num_attention_heads": 2, "dim_feedforward": 
 
 @dataclass(frozen=True)
 class Network:
-    """A network: its builder, the shape of one input, and the output group to compare (None: all)."""
+    """A network: its builder, the shape of one input, the output group to compare (None: all), and the inputs beside
+    the first, which is called `first`: one example [1, ...] of each by its name."""
 
     build: Callable[[], nn.Module]
     shape: tuple[int, ...] = (3, 64, 64)
     output: Any = None
+    first: str = "pixel_values"
+    others: dict[str, Tensor] = field(default_factory=dict)
+
+    def given(self, images: Tensor) -> Any:
+        """The input of a batch, or all inputs by name."""
+        if not self.others:
+            return images
+        count = len(images)
+        return {self.first: images} | {
+            key: one.repeat(count, *[1] * (one.dim() - 1)) for key, one in self.others.items()
+        }
 
 
-class Fixed(nn.Module):
-    """A model of transformers with all inputs but one fixed; `others`: tensors [1, ...] by name."""
+class Grounded(nn.Module):
+    """A GroundingDINO that looks for fixed words, since its masks depend on their values; with the logits of these
+    words only: its own has -inf for all others."""
 
-    def __init__(self, model: nn.Module, name: str, **others: Tensor) -> None:
+    def __init__(self, model: nn.Module, words: Tensor) -> None:
         super().__init__()
-        self.model, self.name = model, name
-        self.others = tuple(others)
-        for key, value in others.items():
-            self.register_buffer(key, value, persistent=False)
+        self.model = model
+        self.register_buffer("words", words, persistent=False)
 
-    def forward(self, x: Tensor) -> Any:
-        given = {key: getattr(self, key).expand(x.shape[0], *getattr(self, key).shape[1:]) for key in self.others}
-        return self.model(**{self.name: x}, **given)
-
-
-class Grounded(Fixed):
-    """A GroundingDINO with logits of existing words only: its own has -inf for all others."""
-
-    def forward(self, x: Tensor) -> Any:
-        given = super().forward(x)
-        return {"found": {"logits": given.logits[..., : self.input_ids.shape[1]], "pred_boxes": given.pred_boxes}}
+    def forward(self, pixel_values: Tensor) -> Any:
+        words = self.words.expand(pixel_values.shape[0], -1)
+        found = self.model(pixel_values, words, torch.zeros_like(words), torch.ones_like(words))
+        return {"logits": found.logits[..., : words.shape[1]], "pred_boxes": found.pred_boxes}
 
 
 def hf(model: str, config: str, **keys: Any) -> Callable[[], nn.Module]:
@@ -65,10 +69,6 @@ def hf(model: str, config: str, **keys: Any) -> Callable[[], nn.Module]:
         return getattr(transformers, model)(_configured(transformers, config, keys))
 
     return build
-
-
-def fixed(build: Callable[[], nn.Module], name: str, **others: Tensor) -> Callable[[], nn.Module]:
-    return lambda: Fixed(build(), name, **others)
 
 
 def swin(stages: list[str] = STAGES) -> tuple[str, dict[str, Any]]:
@@ -109,6 +109,11 @@ BERT[1]["vocab_size"] = 1100
 WORDS = torch.tensor([[101, 7, 8, 1012, 102]])
 CLASSES = {"num_labels": 5}
 
+TEXT = {**BERT[1], "max_position_embeddings": 32}
+HTSAT = {"window_size": 4, "num_mel_bins": 16, "spec_size": 64, "patch_size": 4, "patch_stride": [4, 4]}
+HTSAT |= {"depths": [1, 1], "num_attention_heads": [2, 4], "patch_embeds_hidden_size": 16, "hidden_size": 32}
+HTSAT |= {"enable_fusion": False}
+
 # Swin in other networks: the rows of docs/backbones.md.
 SWINS = {
     "Swin": Network(hf("SwinForImageClassification", "SwinConfig", **SWIN, **CLASSES)),
@@ -148,24 +153,21 @@ SWINS = {
         )
     ),
     "OneFormer": Network(
-        fixed(
-            hf(
-                "OneFormerForUniversalSegmentation",
-                "OneFormerConfig",
-                backbone_config=swin(),
-                **SEGMENTER,
-                mask_dim=32,
-                conv_dim=32,
-                text_encoder_width=16,
-                text_encoder_num_layers=1,
-                text_encoder_n_ctx=4,
-                is_training=False,
-                use_auxiliary_loss=False,
-                task_seq_len=7,
-            ),
-            "pixel_values",
-            task_inputs=torch.ones(1, 7),
-        )
+        hf(
+            "OneFormerForUniversalSegmentation",
+            "OneFormerConfig",
+            backbone_config=swin(),
+            **SEGMENTER,
+            mask_dim=32,
+            conv_dim=32,
+            text_encoder_width=16,
+            text_encoder_num_layers=1,
+            text_encoder_n_ctx=4,
+            is_training=False,
+            use_auxiliary_loss=False,
+            task_seq_len=7,
+        ),
+        others={"task_inputs": torch.arange(7.0)[None]},
     ),
     "DETR": Network(hf("DetrForObjectDetection", "DetrConfig", **DETR, backbone_config=swin())),
     "DeformableDETR": Network(
@@ -182,17 +184,15 @@ SWINS = {
             hf(
                 "GroundingDinoForObjectDetection",
                 "GroundingDinoConfig",
-                **DETECTOR,
+                **{**DETECTOR, "d_model": 64},  # its norms have 32 groups, and a map of one value
                 use_timm_backbone=False,
                 backbone=None,
                 backbone_config=swin(STAGES[1:]),
                 text_config=BERT,
             )(),
-            "pixel_values",
-            input_ids=WORDS,
-            attention_mask=torch.ones_like(WORDS),
-            token_type_ids=torch.zeros_like(WORDS),
-        )
+            WORDS,
+        ),
+        output=("logits", "pred_boxes"),
     ),
     "DonutSwin": Network(hf("DonutSwinModel", "DonutSwinConfig", **{**SWIN, "image_size": [128, 64]}), (3, 128, 64)),
     "Swin2SR": Network(
@@ -209,26 +209,15 @@ SWINS = {
         ),
         (3, 32, 32),
     ),
+    "CLAP audio": Network(
+        hf("ClapAudioModelWithProjection", "ClapAudioConfig", **HTSAT, projection_dim=16), (1, 250, 16)
+    ),
     "CLAP": Network(
-        fixed(
-            hf(
-                "ClapAudioModelWithProjection",
-                "ClapAudioConfig",
-                window_size=4,
-                num_mel_bins=16,
-                spec_size=64,
-                patch_size=4,
-                patch_stride=[4, 4],
-                depths=[1, 1],
-                num_attention_heads=[2, 4],
-                patch_embeds_hidden_size=16,
-                hidden_size=32,
-                enable_fusion=False,
-                projection_dim=16,
-            ),
-            "input_features",
-        ),
+        hf("ClapModel", "ClapConfig", audio_config=HTSAT, text_config=TEXT, projection_dim=16),
         (1, 250, 16),
+        ("text_embeds", "audio_embeds"),
+        "input_features",
+        {"input_ids": WORDS, "attention_mask": torch.ones_like(WORDS)},
     ),
     "torchvision swin3d": Network(_video, (3, 4, 32, 32)),
     "timm swinv2_cr": Network(
@@ -254,7 +243,15 @@ OTHERS = {
     "BEiT": Network(
         hf("BeitForImageClassification", "BeitConfig", **VIT, **CLASSES, use_relative_position_bias=True), (3, 32, 32)
     ),
-    "CLIP": Network(hf("CLIPVisionModelWithProjection", "CLIPVisionConfig", **VIT, projection_dim=16), (3, 32, 32)),
+    "CLIP": Network(
+        hf("CLIPModel", "CLIPConfig", vision_config=VIT, text_config={**TEXT, "eos_token_id": 102}, projection_dim=16),
+        (3, 32, 32),
+        ("text_embeds", "image_embeds"),
+        others={"input_ids": WORDS, "attention_mask": torch.ones_like(WORDS)},
+    ),
+    "CLIP vision": Network(
+        hf("CLIPVisionModelWithProjection", "CLIPVisionConfig", **VIT, projection_dim=16), (3, 32, 32)
+    ),
     "SigLIP": Network(hf("SiglipVisionModel", "SiglipVisionConfig", **VIT), (3, 32, 32)),
     "DINOv2": Network(
         hf(

@@ -81,12 +81,15 @@ def row(name: str, folder: Path, engines: list[str]) -> list[str]:
 def _cells(name: str, folder: Path, engines: list[str]) -> Iterator[str]:
     network, module = NETWORKS[name], built(name)
     calibration, judged = torch.randn(8, *network.shape, generator=torch.Generator().manual_seed(1)).split(4)
-    model = sq.wrap(module, network.shape, name=folder.name, output=network.output)
+    judged = network.given(judged)
+    taken = judged if network.others else network.shape
+    model = sq.wrap(module, taken, name=folder.name, output=network.output)
     with torch.inference_mode():
-        given, exact = module(judged), _flat(model.module(judged))
+        given = module(**judged) if network.others else module(judged)
+        exact = _flat(model.module(model.prepared(judged)))
     theirs = _flat([_at(given, name) for name in model.module.output_names] or getattr(given, "logits", given))
     yield f"{float((exact - theirs).abs().max() / theirs.abs().max()):.0e}"
-    sq.calibrate(model, [calibration], "qdq", passes=[])
+    sq.calibrate(model, [network.given(calibration)], "qdq", passes=[])
     covered: dict[str, Any] = model.card.calibration["coverage"]
     yield f"{covered['quantized']} of {covered['products']}"
     yield f"{100 * covered['share']:.1f}"

@@ -8,7 +8,7 @@ import torch
 import swin_quant as sq
 
 pytest.importorskip("transformers")
-QUICK = ["Swin", "Swin2SR", "CLAP", "ViT", "DINOv3", "SigLIP", "ConvNeXt", "SegFormer"]
+QUICK = ["Swin", "Swin2SR", "CLAP", "CLIP", "ViT", "DINOv3", "SigLIP", "ConvNeXt", "SegFormer"]
 
 
 @pytest.fixture
@@ -20,10 +20,11 @@ def networks(monkeypatch):
 @pytest.mark.parametrize("name", QUICK)
 def test_a_network_computes_what_transformers_computes_and_is_calibrated(name, networks):
     network, module = networks.NETWORKS[name], networks.built(name)
-    images = torch.randn(4, *network.shape, generator=torch.Generator().manual_seed(0))
-    model = sq.wrap(module, network.shape, name=name)
+    images = network.given(torch.randn(4, *network.shape, generator=torch.Generator().manual_seed(0)))
+    model = sq.wrap(module, images if network.others else network.shape, name=name, output=network.output)
     with torch.inference_mode():
-        given, exact = module(images), model.module(images)
+        given = module(**images) if network.others else module(images)
+        exact = model.module(model.prepared(images))
     outputs = model.card.wrapped["outputs"]
     for key, ours in zip(outputs, exact if isinstance(exact, list) else [exact], strict=True):
         words = key.split(".")
