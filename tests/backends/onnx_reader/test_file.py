@@ -295,10 +295,32 @@ def test_inputs_must_be_of_one_size(net, write_onnx, shape, text):
     assert text in refusal(write_onnx(model))
 
 
-def test_a_graph_of_two_inputs_is_no_classifier(net, write_onnx):
+@pytest.mark.parametrize(
+    ("name", "kind", "shape", "says"),
+    [
+        ("more", TensorProto.FLOAT, [7, 2], "its inputs are for batches of several sizes"),
+        ("more", TensorProto.DOUBLE, ["batch", 2], "its input more is [?, 2]: one of several must be [batch, ...]"),
+        ("more", TensorProto.INT64, ["batch", "length"], "its input more is [?, ?]: one of several must be"),
+        ("more", TensorProto.INT64, [], "its input more is []: one of several must be"),
+        ("no name", TensorProto.INT64, ["batch"], "is [?]: one of several must be"),
+    ],
+)
+def test_a_second_input_that_no_batch_can_fill_is_refused(net, write_onnx, name, kind, shape, says):
     model = net.proto()
-    model.graph.input.append(helper.make_tensor_value_info("more", TensorProto.FLOAT, [1]))
-    assert "has 2 inputs and 1 outputs" in refusal(write_onnx(model))
+    model.graph.input.append(helper.make_tensor_value_info(name, kind, shape))
+    assert says in refusal(write_onnx(model))
+
+
+def test_several_inputs_are_described_as_one_row(net, write_onnx):
+    model = net.proto()
+    model.graph.input.append(helper.make_tensor_value_info("more", TensorProto.INT64, ["batch", 2]))
+    file = open_onnx(write_onnx(model))
+    first = file.inputs.parts[0]
+    assert file.inputs.kinds[1:] == [("more", (2,), "int64")] and file.batch is None
+    row = torch.arange(file.channels).float()[None]
+    given = as_input(file, row.repeat(3, 1))
+    assert given["more"].tolist() == [[first.size, first.size + 1]] * 3 and given["more"].dtype == np.int64
+    assert given[first.name].shape == (3, *first.shape)
 
 
 def test_a_graph_whose_shapes_contradict_is_refused(net, write_onnx):
