@@ -1,11 +1,11 @@
 """A detector's and a segmenter's figure before and after quantization: mAP and mIoU by torchmetrics, engines included.
 
-    python benchmarks/tasks.py CIFAR10 [--steps 500] [--pictures 400] [--output docs/results/swins.md]
+    python benchmarks/tasks.py CIFAR10 [--steps 600] [--pictures 400] [--output docs/results/swins.md]
 
 Pictures are dim noise with one to three of CIFAR-10's objects in them. timm's Swin, with the weights of
-examples/checkpoints at another size of picture, is trained with a head for boxes (one class and four distances in each
-cell, as in FCOS) and one for pixels. Each is wrapped and calibrated (policy qdq) as it is. Needs torchmetrics and
-pycocotools.
+examples/checkpoints at another size of picture, stays as it is; on its maps a head for boxes (a class and four
+distances in each cell, as in FCOS) and one for pixels are trained. Each network is wrapped and calibrated (policy qdq)
+whole. Needs torchmetrics and pycocotools.
 """
 
 import argparse
@@ -37,7 +37,7 @@ class Scenes:
         pictures = open_pictures(place, split)
         chosen = np.random.default_rng(0).permutation(len(pictures))[:objects]
         self.objects = torch.stack(
-            [torch.tensor(np.asarray(pictures.open(int(one)))).permute(2, 0, 1) / 255 for one in chosen]
+            [torch.tensor(np.asarray(pictures.read(int(one), False))).permute(2, 0, 1) / 255 for one in chosen]
         )
         self.labels = torch.tensor([pictures.labels[int(one)] for one in chosen])
 
@@ -64,7 +64,7 @@ class Scenes:
 
 
 class Backbone(nn.Module):
-    """timm's Swin: the maps of its last three stages, at strides 4, 8 and 16, joined at stride CELL."""
+    """timm's Swin: its first map, [B, 32, SIDE / 2, SIDE / 2], and the other three joined, [B, 448, cells]."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,14 +76,16 @@ class Backbone(nn.Module):
         given = timm.models.swin_transformer.checkpoint_filter_fn(load_file(CHECKPOINT), self.swin)
         missing, _ = self.swin.load_state_dict(given, strict=False)
         assert all("relative_position_index" in key or "attn_mask" in key for key in missing), missing
-        self.norm, self.project = nn.GroupNorm(1, 64 + 128 + 256), nn.Conv2d(64 + 128 + 256, 96, 1)
+        self.requires_grad_(False).eval()
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        maps = self.swin.forward_intermediates(images, intermediates_only=True)
-        first, fine, same, coarse = maps
+        first, fine, same, coarse = self.swin.forward_intermediates(images, intermediates_only=True)
         size = SIDE // CELL
-        joined = torch.cat([F.avg_pool2d(fine, 2), same, F.interpolate(coarse, size=(size, size))], 1)
-        return F.relu(self.project(self.norm(joined))), first
+        return first, torch.cat([F.avg_pool2d(fine, 2), same, F.interpolate(coarse, size=(size, size))], 1)
+
+
+def neck() -> nn.Module:
+    return nn.Sequential(nn.BatchNorm2d(448), nn.Conv2d(448, 128, 1), nn.ReLU())
 
 
 class Detector(nn.Module):
@@ -91,16 +93,19 @@ class Detector(nn.Module):
 
     def __init__(self, backbone: Backbone) -> None:
         super().__init__()
-        self.backbone = backbone
-        self.tower = nn.Conv2d(96, 96, 3, padding=1)
-        self.classes, self.sides = nn.Conv2d(96, CLASSES, 3, padding=1), nn.Conv2d(96, 4, 3, padding=1)
+        self.backbone, self.neck = backbone, neck()
+        self.tower = nn.Conv2d(128, 128, 3, padding=1)
+        self.classes, self.sides = nn.Conv2d(128, CLASSES, 3, padding=1), nn.Conv2d(128, 4, 3, padding=1)
         nn.init.constant_(self.classes.bias, -3.0)  # most cells are empty
         centres = (torch.arange(SIDE // CELL) + 0.5) * CELL
         y, x = torch.meshgrid(centres, centres, indexing="ij")
         self.register_buffer("centres", torch.stack([x.flatten(), y.flatten()], 1), persistent=False)
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
-        found = F.relu(self.tower(self.backbone(images)[0]))
+        return self.heads(*self.backbone(images))
+
+    def heads(self, first: Tensor, joined: Tensor) -> dict[str, Tensor]:
+        found = F.relu(self.tower(self.neck(joined)))
         sides = CELL * F.softplus(self.sides(found)).flatten(2).transpose(1, 2)
         corners = torch.cat([self.centres - sides[..., :2], self.centres + sides[..., 2:]], -1)
         return {"logits": self.classes(found).flatten(2).transpose(1, 2), "boxes": corners}
@@ -111,14 +116,16 @@ class Segmenter(nn.Module):
 
     def __init__(self, backbone: Backbone) -> None:
         super().__init__()
-        self.backbone = backbone
-        self.fine, self.head = nn.Conv2d(32, 32, 1), nn.Conv2d(96 + 32, CLASSES + 1, 3, padding=1)
+        self.backbone, self.neck = backbone, neck()
+        self.fine, self.head = nn.Conv2d(32, 32, 1), nn.Conv2d(128 + 32, CLASSES + 1, 3, padding=1)
 
     def forward(self, images: Tensor) -> Tensor:
-        coarse, first = self.backbone(images)
-        size = (SIDE // 2, SIDE // 2)
-        joined = torch.cat([F.interpolate(coarse, size=size, mode="bilinear"), F.relu(self.fine(first))], 1)
-        return F.interpolate(self.head(joined), size=(SIDE, SIDE), mode="bilinear")
+        return self.heads(*self.backbone(images))
+
+    def heads(self, first: Tensor, joined: Tensor) -> Tensor:
+        coarse = F.interpolate(self.neck(joined), size=(SIDE // 2, SIDE // 2), mode="bilinear")
+        found = self.head(torch.cat([coarse, F.relu(self.fine(first))], 1))
+        return F.interpolate(found, size=(SIDE, SIDE), mode="bilinear")
 
 
 def detector_loss(found: Mapping[str, Tensor], targets: list[dict[str, Tensor]], centres: Tensor) -> Tensor:
@@ -138,21 +145,23 @@ def detector_loss(found: Mapping[str, Tensor], targets: list[dict[str, Tensor]],
     return loss
 
 
-def trained(scenes: Scenes, steps: int, batch: int = 16) -> tuple[Detector, Segmenter]:
+def trained(scenes: Scenes, steps: int, count: int = 800, batch: int = 16) -> tuple[Detector, Segmenter]:
     backbone = Backbone()
     detector, segmenter = Detector(backbone), Segmenter(backbone)
-    swin = {id(one) for one in backbone.swin.parameters()}
-    everything = list({id(one): one for part in (detector, segmenter) for one in part.parameters()}.values())
-    own = [one for one in everything if id(one) not in swin]
-    groups = [{"params": own, "lr": 2e-3}, {"params": list(backbone.swin.parameters()), "lr": 4e-4}]
-    optimizer = torch.optim.AdamW(groups, weight_decay=0.02)
-    rates: Any = [group["lr"] for group in groups]
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rates, steps, pct_start=0.1)
-    start = time.monotonic()
+    images, targets, masks = scenes.drawn(count, 0)
+    with torch.inference_mode():
+        maps = [torch.cat(one) for one in zip(*map(backbone, images.split(batch)), strict=True)]
+    maps = [one.clone() for one in maps]
+    print("maps are made", flush=True)
+    parts = [one for part in (detector, segmenter) for one in part.parameters() if one.requires_grad]
+    optimizer = torch.optim.AdamW(parts, lr=2e-3, weight_decay=0.05)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, steps, pct_start=0.1)
+    seeded, start = np.random.default_rng(1), time.monotonic()
     for step in range(steps):
-        images, targets, masks = scenes.drawn(batch, 1000 + step)
-        of_pixels = F.cross_entropy(segmenter(images), masks)
-        loss = of_pixels + detector_loss(detector(images), targets, detector.centres)
+        chosen = seeded.integers(0, count, batch)
+        first, joined = (one[chosen] for one in maps)
+        of_boxes = detector_loss(detector.heads(first, joined), [targets[one] for one in chosen], detector.centres)
+        loss = of_boxes + F.cross_entropy(segmenter.heads(first, joined), masks[chosen])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -210,7 +219,7 @@ def row(name: str, module: nn.Module, figure: Callable[..., str], scenes: Mappin
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("place", metavar="CIFAR10")
-    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--pictures", type=int, default=400)
     parser.add_argument("--work", type=Path, default=Path("out/tasks"))
     parser.add_argument("--output", type=Path)
@@ -231,7 +240,7 @@ def main() -> None:
         about = (
             f"## Tasks\n\nA detector's mAP (at an overlap of half) and a segmenter's mIoU in percent, by torchmetrics, "
             f"on {args.pictures} pictures composed of CIFAR-10's objects; products in int8 and their share of the "
-            f"multiplications. Trained here for {args.steps} steps from the micro Swin of `examples/checkpoints`; "
+            f"multiplications. Heads trained here for {args.steps} steps on the micro Swin of `examples/checkpoints`; "
             f"policy qdq; AMD EPYC, VNNI and bfloat16, no AMX, 2 cores, shared. Written by "
             f"`python benchmarks/tasks.py CIFAR10 --steps {args.steps} "
             f"--pictures {args.pictures} --output docs/results/swins.md`.\n\n"

@@ -213,3 +213,29 @@ def test_a_swin_v2_of_two_stages_with_four_pretrained_windows(tiny_model, tmp_pa
     weights = {key: value for key, value in model.state_dict().items() if not key.endswith("_amax")}
     file = saved_by_transformers(tmp_path / "model", weights, {k: v for k, v in config.items() if k != "id2label"})
     assert config_for(file).MODEL.SWINV2.PRETRAINED_WINDOW_SIZES == [0, 0]
+
+
+LAYOUTS = {
+    "detectron2, its own Swin": ("backbone.bottom_up.", dict, "model", ("proposal_generator.w", "roi_heads.w")),
+    "detectron2, Mask2Former's": ("backbone.", dict, "model", ("sem_seg_head.predictor.w", "criterion.empty_weight")),
+    "mmdetection": ("backbone.", openmmlab, "state_dict", ("neck.w", "rpn_head.w", "roi_head.w")),
+    "mmdetection, an average kept beside": ("backbone.", openmmlab, "state_dict", ("bbox_head.w", "query_embed.w")),
+    "mmsegmentation": ("backbone.", openmmlab, "state_dict", ("decode_head.w", "auxiliary_head.w")),
+    "mmpretrain, self-supervised": ("backbone.", openmmlab, "state_dict", ("neck.w", "head.w")),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts_with_some_outputs_load_at_another_size(layout, of_detection, tmp_path):
+    """`out_indices` (1,) leaves the norm of stage 0 out; the backbone takes pictures of any size."""
+    prefix, renamed, above, beside = LAYOUTS[layout]
+    model, state = of_detection("swin", WINDOWS="detection", NORM="each")
+    kept = {key: value for key, value in renamed(state).items() if not key.startswith("norm0.")}
+    content = {f"{prefix}{key}": value for key, value in kept.items()} | {key: torch.ones(2, 2) for key in beside}
+    file = tmp_path / "model.pth"
+    torch.save({above: content, "meta": {"epoch": 3}, "optimizer": {}}, file)
+    cfg = config_for(file, {"MODEL.OUTPUT_KIND": "features", "DATA.IMG_SIZE": 48})
+    assert (cfg.MODEL.FEATURES.STAGES, cfg.MODEL.FEATURES.NORM) == ([1], "each")
+    found = build_model(cfg)
+    load_float(found, file)
+    assert torch.equal(found.eval()(IMAGES)[0], model(IMAGES)[1])
