@@ -173,7 +173,6 @@ class _Graphs:
                 raise SwinQuantError(f"{self.file.path}: {NAME} cannot compile it: {first_line(error)}") from error
         del self.settings[_ROUNDING]  # releases up to 2024.0 do not know it, or no value that says no
         return self._try("compile", lambda: self.core.compile_model(model, "CPU", self.settings))
-        return self._try("compile", lambda: self.core.compile_model(model, "CPU", self.settings))
 
     def _try(self, what: str, action: Any) -> Any:
         try:
