@@ -51,6 +51,9 @@ def wrap(
     _check_prepared(name, preprocess, input_shape)
     original = copy.deepcopy(module).eval()
     device = next((parameter.device for parameter in original.parameters()), torch.device("cpu"))
+    for key, parameter in original.named_parameters():
+        if parameter.is_floating_point() and parameter.dtype is not torch.float32:
+            raise SwinQuantError(f"{name}: {key} is {str(parameter.dtype).removeprefix('torch.')}: give module.float()")
     seeded = torch.Generator().manual_seed(0)
     images = inputs.noise(_EXAMPLES) if inputs else torch.randn(_EXAMPLES, *input_shape, generator=seeded)
     images = images.to(device)

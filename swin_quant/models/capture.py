@@ -170,6 +170,8 @@ def _last_of_users(frames: Sequence[traceback.FrameSummary]) -> str:
 def _reason(error: BaseException) -> str:
     if "data-dependent" in str(error) or "DataDependent" in type(error).__name__:
         return "what it computes depends on the values of its input"
+    if "UnsupportedOperator" in type(error).__name__:
+        return f"operator {first_line(error)} has no form without data: write one, torch.library.register_fake"
     return first_line(error)
 
 

@@ -167,7 +167,8 @@ def captured(
     _call_norms(graph, module)
     layers = quantized_layers(graph, module, stem)
     if not layers:
-        raise SwinQuantError(f"{what}: has no linear and no convolution that could be quantized")
+        remedy = "if it keeps results of an earlier call, clear them"
+        raise SwinQuantError(f"{what}: no linear and no convolution depends on its input: {remedy}")
     norms = foldable(graph, module)
     for node in graph.nodes:
         if str(node.target) in layers and isinstance(layers[str(node.target)], QuantConv):

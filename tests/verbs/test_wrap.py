@@ -29,6 +29,40 @@ class Net(nn.Module):
         return self.head(torch.relu(x + y).mean((2, 3)))
 
 
+class Custom(Net):
+    """An operator that torch knows on a CPU alone."""
+
+    def forward(self, x):
+        if not hasattr(torch.ops.swins, "double"):
+            library = torch.library.Library("swins", "FRAGMENT")
+            library.define("double(Tensor x) -> Tensor")
+            library.impl("double", lambda x: x * 2, "CPU")
+            Custom.library = library
+        return super().forward(torch.ops.swins.double(x))
+
+
+class Cache(Net):
+    """It keeps its first result."""
+
+    kept = None
+
+    def forward(self, x):
+        self.kept = super().forward(x) if self.kept is None else self.kept
+        return self.kept
+
+
+class Stateful(Net):
+    """It counts its calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls += 1
+        return super().forward(x)
+
+
 @pytest.fixture
 def module():
     torch.manual_seed(1)
@@ -139,6 +173,10 @@ def test_what_cannot_be_wrapped_is_one_line(module):
         (Net(careless=True), 8, r"mine: cannot be captured at test_wrap.py:\d+ `if self.careless and float"),
         (nn.Sequential(nn.Conv2d(3, 4, 1), nn.Flatten(0)), 8, r"mine: gives output \[512\] for 2 inputs"),
         (nn.Sequential(nn.Flatten(), nn.Linear(12, 4)), 8, r"mine: does not take \[2, 3, 8, 8\]: mat1 and"),
+        (Net().double(), 8, r"mine: stem.weight is float64: give module.float\(\)"),
+        (Custom(), 8, r"captured at test_wrap.py:\d+ `return .*`: operator .*swins.double.*register_fake"),
+        (Cache(), 8, "mine: no linear and no convolution depends on its input: if it keeps results"),
+        (Stateful(), 8, "mine: its forward pass changes buffers in evaluation: a state is not supported"),
     ):
         with pytest.raises(sq.SwinQuantError, match=says) as raised:
             sq.wrap(made, size, name="mine")
