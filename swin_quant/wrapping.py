@@ -154,6 +154,6 @@ def _chosen(tensors: Mapping[str, Tensor | None], output: str | Sequence[str] | 
     asked = [output] if isinstance(output, str) else output or ([LOGITS] if LOGITS in there else list(there))
     matches = {one: [key for key in there if key == one or key.startswith(f"{one}.")] for one in asked}
     if strange := [one for one, found in matches.items() if not found]:
-        raise UsageError(f"‹output› {strange[0]}: {name} gives {listed(list(there), 8)}: choose of them")
+        raise UsageError(f"‹output› {strange[0]}: {name} gives {listed(list(there), 8)}: choose one of them")
     chosen = {key for found in matches.values() for key in found}
     return {key: tensor for key, tensor in there.items() if key in chosen}
