@@ -36,7 +36,7 @@ from cuda_files import (
     runs,
     shown,
 )
-from cuda_judged import Judged, judged, wrong
+from cuda_judged import MOST_DB, WIDER_DB, Judged, judged, wrong
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "results" / "cuda_accuracy.md"
@@ -131,7 +131,8 @@ def scored(given: tuple[Path, Path], args, split: str, count: int, wanted: tuple
                 continue
             lines = rows_of(name, form, found)
             made.rows += lines
-            made.wrong += [f"{name}, {form}: {fault}"] if (fault := wrong(found)) else []
+            fault = wrong(found, WIDER_DB if form == BFLOAT else MOST_DB)
+            made.wrong += [f"{name}, {form}: {fault}"] if fault else []
             print(*(" | ".join(line) for line in lines), f"{time.perf_counter() - start:.0f} s", sep="\n", flush=True)
     picture = [name, "", TORCH, f"{found.before.acc1 - found.before.delta_acc1:.2f}", *[""] * 8] if found else []
     return Scored([picture, *made.rows] if picture else [], made.wrong)

@@ -3,8 +3,9 @@
 
 Everything is built on the CPU and then moved. `trace` is torch.jit.trace of Microsoft's network, FasterTransformer's
 own baseline: in a CUDA graph as all others, and by plain calls as in FasterTransformer. eager, compile, max-autotune
-(of torch.compile) and torchao run timm's network, whose attention is torch's scaled_dot_product_attention where
-possible. TensorRT runs the ONNX file of `export --for tensorrt`.
+(of torch.compile) and torchao run timm's network; Swin V1 attends there by torch's scaled_dot_product_attention, which
+timm has off by default (TIMM_FUSED_ATTN=2 has it on). torchao quantizes statically, as we do. TensorRT runs the ONNX
+file of `export --for tensorrt`.
 """
 
 import gc
@@ -197,21 +198,39 @@ def compiled(
     batch: int,
     place: Place,
     mode: str = "max-autotune-no-cudagraphs",
-    prepare: Callable[[nn.Module], nn.Module] = lambda network: network,
+    dtype: torch.dtype = torch.float16,
+    prepare: Callable[[nn.Module, Tensor], None] = lambda network, images: None,
 ) -> Run:
     """torch.compile of timm's network in half precision; `milliseconds` captures the graph."""
     torch._dynamo.reset()
-    network = prepare(of_timm(name, place, torch.float16))
+    network = of_timm(name, place, dtype)
+    prepare(network, torch.randn(batch, *shape_of(name)).to(place.device, dtype))
     function = torch.compile(network, mode=mode, dynamic=False)
-    return lambda images: function(images.half())
+    return lambda images: function(images.to(dtype))
 
 
-def by_torchao(network: nn.Module) -> nn.Module:
-    """Int8 weights and dynamically quantized activations: torchao's method for GPUs."""
-    from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
+@torch.inference_mode()
+def by_torchao(network: nn.Module, images: Tensor, format: str) -> None:
+    """Quantize all linears but the head to int8 (weights by row) or float8, with ranges of inputs from `images`."""
+    from torchao.prototype.quantization.quant_api import Float8StaticActivationFloat8WeightConfig
+    from torchao.quantization import Int8StaticActivationInt8WeightConfig, PerRow, PerTensor, quantize_
 
-    quantize_(network, Int8DynamicActivationInt8WeightConfig())
-    return network
+    amax: dict[str, Tensor] = {}
+
+    def observe(_: nn.Module, given: tuple[Tensor, ...], name: str) -> None:
+        amax[name] = given[0].abs().amax().float().view([1] * given[0].ndim)  # float8 wants the input's dimensions
+
+    linears = {name: one for name, one in network.named_modules() if isinstance(one, nn.Linear) and "head" not in name}
+    hooks = [one.register_forward_pre_hook(partial(observe, name=name)) for name, one in linears.items()]
+    network(images)
+    for hook in hooks:
+        hook.remove()
+    for name, largest in amax.items():
+        if format == "int8":
+            how = Int8StaticActivationInt8WeightConfig(largest / 127, granularity=[PerTensor(), PerRow()])
+        else:
+            how = Float8StaticActivationFloat8WeightConfig(act_quant_scale=largest / 448, granularity=PerTensor())
+        quantize_(network, how, filter_fn=lambda _, at, name=name: at == name)
 
 
 def by_tensorrt(name: str, batch: int, place: Place, precision: str) -> Run:
@@ -243,9 +262,11 @@ CONTENDERS: dict[str, Callable[[str, int, Place], Run]] = {
     "eager fp32": partial(eager, dtype=torch.float32),
     "compile fp16": partial(compiled, mode="default"),
     "max-autotune fp16": compiled,
+    "max-autotune bf16": partial(compiled, dtype=torch.bfloat16),
     "tensorrt int8": partial(by_tensorrt, precision="int8"),
     "tensorrt fp16": partial(by_tensorrt, precision="float"),
-    "torchao int8": partial(compiled, prepare=by_torchao),
+    "torchao int8": partial(compiled, prepare=partial(by_torchao, format="int8")),
+    "torchao fp8": partial(compiled, prepare=partial(by_torchao, format="fp8")),
 }
 
 
@@ -272,7 +293,9 @@ def calibrated(name: str, policy: str) -> Any:
 def _of_timm(name: str) -> nn.Module:
     known = re.sub("_22kto1k_finetune|_finetune", "", load_config(find_config(name)).MODEL.NAME)
     known = known.replace("_patch4", "") if known.startswith("swinv2") else known
-    return import_timm().create_model(known, pretrained=False).eval()
+    timm = import_timm()
+    timm.layers.set_fused_attn(True, experimental=True)
+    return timm.create_model(known, pretrained=False).eval()
 
 
 def of_timm(name: str, place: Place, dtype: torch.dtype) -> nn.Module:

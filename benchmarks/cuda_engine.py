@@ -64,7 +64,8 @@ FIRST = 4  # the first models, at two batches, come before everything else
 QUICK = ("int8", "fp16", "trace fp16", "eager fp16")
 ON_CPU = QUICK[:3]
 COSTLY = {
-    COMPILED: None, TUNED: None, "tensorrt int8": "tensorrt", "tensorrt fp16": "tensorrt", "torchao int8": "torchao",
+    COMPILED: None, TUNED: None, "max-autotune bf16": None, "torchao int8": "torchao", "torchao fp8": "torchao",
+    "tensorrt int8": "tensorrt", "tensorrt fp16": "tensorrt",
 }  # fmt: skip
 APART_FOR = (0, 2)  # models whose launches are timed one by one
 WIDER = ("eager tf32", "eager fp32")
@@ -163,9 +164,9 @@ def wanted(models: Sequence[str], batches: Sequence[int], device: str) -> Iterat
         return
     first, later = batches[:1], batches[1:2]
     yield from (Job(name, model, batch) for batch in batches[:2] for model in models[:FIRST] for name in QUICK)
+    yield from (Job(name, models[0], batch) for batch in first for name in LAUNCHES)
     # torch's best needs torch.compile: one job each, in its fast-compiling mode, comes first.
     yield from (Job(COMPILED, model, batch) for batch in first for model in models[:FIRST])
-    yield from (Job(name, models[0], batch) for batch in first for name in LAUNCHES)
     there = [name for name, package in COSTLY.items() if package is None or importlib.util.find_spec(package)]
     yield from (Job(name, models[0], batch) for batch in first for name in there)
     yield from (Job(name, model, batch) for batch in batches for model in models for name in QUICK)

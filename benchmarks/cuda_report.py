@@ -18,7 +18,7 @@ NAME = "cuda_engine"
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ("swin_quant/backends", "swin_quant/models", "swin_quant/quant", "benchmarks/cuda_candidates.py")
 COMPILED, TUNED = "compile fp16", "max-autotune fp16"
-TORCH = (TUNED, COMPILED, "trace fp16", "eager fp16")
+TORCH = (TUNED, COMPILED, "max-autotune bf16", "torchao int8", "torchao fp8", "trace fp16", "eager fp16")
 
 
 @dataclass
@@ -147,7 +147,7 @@ def table(rows: Collection[Row]) -> Iterator[str]:
     names = list(dict.fromkeys(name for row in rows for name in row.ms))
     ratios = {"x trace": "trace fp16", "x trace, plain calls": PLAIN["trace fp16"], "x own fp16": "fp16"}
     head = ["model", "batch", *(f"{name} ms" for name in names), "floor ms", "int8 / floor", "GB/s", "TOP/s"]
-    head += ["x best torch fp16", *ratios]
+    head += ["x best torch", *ratios]
     yield f"| {' | '.join(head)} |\n|---|{'---:|' * (len(head) - 1)}"
     for row in rows:
         if not row.ms:

@@ -1,5 +1,8 @@
-"""Print the environment of scripts/gpu_check.sh: versions, GPU, and missing packages. Exit code 1 if any is missing, 2
-if nothing can run, without the device or a package that everything imports.
+"""Print the environment of scripts/gpu_check.sh: versions, GPU, and missing packages.
+
+Exit code 1 if a package is missing that some steps fail without, 2 if nothing can run, without the device or a package
+that everything imports. The line "made with" has what results depend on; lines that begin with "no" say what is left
+out.
 
 python scripts/gpu_environment.py cuda|cpu
 """
@@ -29,6 +32,11 @@ NEEDED = (
     "hypothesis",
 )
 BY_ALL = {"torch", "timm", "yacs", "termcolor", "numpy", "rich", "yaml"}
+SOME = {  # what a few steps need, and what is done without it
+    "pytest-xdist": (("xdist",), "kernels of tests are compiled one after another"),
+    "server": (("starlette", "uvicorn", "prometheus_client"), "starlette, uvicorn and prometheus_client serve"),
+    "torchao": (("torchao",), "its int8 and float8 are not timed"),
+}
 COMPILERS = ("gcc", "clang")
 FLOAT8 = (8, 9)
 SHOWN = ("torch", "triton", "timm", "numpy", "swin-quant")
@@ -41,16 +49,21 @@ def main(device: str) -> int:
     print(f"python {platform.python_version()}, {platform.platform()}")
     print(", ".join(f"{name} {installed(name)}" for name in SHOWN))
     if missing:
-        print(f"missing: {', '.join(missing)}")
+        print(f"missing: {', '.join(missing)} (scripts/gpu_wheels.sh downloads packages as wheels)")
+    for name, (modules, without) in SOME.items():
+        if not all(map(importlib.util.find_spec, modules)):
+            print(f"no {name} here: {without}")
     if BY_ALL.intersection(missing):
         return 2
     import torch
 
+    gpu = "no GPU"
     if torch.cuda.is_available():
         free, total = torch.cuda.mem_get_info()
         major, minor = torch.cuda.get_device_capability()
+        gpu = torch.cuda.get_device_name()
         print(
-            f"{torch.cuda.get_device_name()}, compute capability {major}.{minor}, CUDA {torch.version.cuda}, "
+            f"{gpu}, compute capability {major}.{minor}, CUDA {torch.version.cuda}, "
             f"NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}, {free / 2**30:.0f} of {total / 2**30:.0f} GiB free"
         )
         if (major, minor) < FLOAT8:
@@ -59,7 +72,10 @@ def main(device: str) -> int:
         print("torch finds no GPU")
     if shutil.which("nvidia-smi"):
         subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version,clocks.sm,temperature.gpu", "--format=csv"])
-    return 2 if device == "cuda" and not torch.cuda.is_available() else int(bool(missing))
+    if device == "cuda" and not torch.cuda.is_available():
+        return 2
+    print(f"made with {device}, {gpu}, {', '.join(f'{name} {installed(name)}' for name in SHOWN)}")
+    return int(bool(missing))
 
 
 def of_triton() -> list[str]:

@@ -1,11 +1,18 @@
-"""scripts/gpu_check.sh before its first step: refusals, deleted files and missing parts; and its steps."""
+"""scripts/gpu_check.py with an interpreter that only notes its arguments: its steps, limits, refusals and archive."""
 
+import io
+import json
 import os
 import re
 import runpy
+import shutil
 import subprocess
 import sys
+import tarfile
+import time
+import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,78 +21,42 @@ from shown import PARSERS
 from swin_quant.cli.commands import GROUPS
 
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "gpu_check.sh"
-
-
-def check(folder, *flags, **environment):
-    return subprocess.run(
-        [SCRIPT, *flags], cwd=folder, env=os.environ | environment, capture_output=True, text=True, timeout=120
-    )
-
-
-@pytest.fixture
-def bare(tmp_path):
-    """An interpreter without any package, found from the script's working directory."""
-    (tmp_path / "bin").mkdir()
-    file = tmp_path / "bin" / "python"
-    file.write_text(f'#!/bin/sh\nexec {sys.executable} -S -E "$@"\n')
-    file.chmod(0o755)
-    return {"PYTHON": "bin/python", "OUT": "found"}
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (("--device", "tpu"), "--device tpu: it is cuda or cpu"),
-        (("--seconds", "nine"), "--seconds nine: 10 or more"),
-        (("--seconds", "0"), "--seconds 0: 10 or more"),
-        (("--fast",), "[--device cuda|cpu] [--seconds N]"),
-    ],
-)
-def test_flags_that_it_does_not_know_are_refused(tmp_path, flags, said):
-    result = check(tmp_path, *flags, OUT="found")
-    assert result.returncode == 2 and said in result.stdout + result.stderr
-    assert not (tmp_path / "found").exists()
-
-
-def test_missing_packages_end_it_and_are_named(tmp_path, bare):
-    result = check(tmp_path, **bare)
-    assert result.returncode == 1 and "environment ... failed: exit code 2" in result.stdout and not result.stderr
-    summary = (tmp_path / "found" / "summary.md").read_text()
-    assert summary.startswith("# GPU check: 1 of 1 steps failed") and "missing: torch, timm, yacs" in summary
-    assert "missing: torch, timm, yacs" in result.stdout
-
-
-def test_no_such_interpreter_ends_it_too(tmp_path):
-    result = check(tmp_path, PYTHON="bin/none", OUT="found")
-    assert result.returncode == 1 and "kernels" not in result.stdout
-    assert "bin/none" in (tmp_path / "found" / "summary.md").read_text()
-
-
-def test_only_files_of_the_run_before_are_deleted(tmp_path, bare):
-    out = tmp_path / "found"
-    out.mkdir()
-    for name in ("README.md", "mine.log", "kernels.log", "memory.md", "cuda_engine.json"):
-        (out / name).write_text("before")
-    (out / "steps.tsv").write_text("kernels\t3\tpassed\n")
-    check(tmp_path, **bare)
-    assert {file.name for file in out.iterdir()} == {
-        "README.md",
-        "mine.log",
-        "cuda_engine.json",  # the next run goes on with it
-        "environment.log",
-        "steps.tsv",
-        "summary.md",
-    }
+NOTING = """#!/bin/sh
+{{ printf '%s\\037' "$@"; echo; }} >> {notes}
+case "$*" in *gpu_environment*) echo "made with a stub" ;; esac
+{more}
+echo "== 1 passed in 1s =="
+"""
 
 
 @pytest.fixture
-def noting(tmp_path):
-    """An interpreter that does nothing but note its arguments."""
-    (tmp_path / "bin").mkdir()
-    file = tmp_path / "bin" / "python"
-    file.write_text('#!/bin/sh\n{ printf \'%s\\037\' "$@"; echo; } >> "$NOTES"\necho 1 passed\n')
-    file.chmod(0o755)
-    return {"PYTHON": "bin/python", "OUT": "found", "NOTES": str(tmp_path / "notes"), "CIFAR": "digits"}
+def script(monkeypatch):
+    """The module of the script."""
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    import gpu_check
+
+    return gpu_check
+
+
+@pytest.fixture
+def check(script, tmp_path, monkeypatch, capsys):
+    """check(*flags, does="shell lines of the interpreter") -> exit code, what it printed, and the summary."""
+    python = tmp_path / "python"
+
+    def run(*flags, does="", python=python, cifar="digits"):
+        if python == tmp_path / "python":
+            python.write_text(NOTING.format(notes=tmp_path / "notes", more=does))
+            python.chmod(0o755)
+        (tmp_path / "notes").unlink(missing_ok=True)
+        monkeypatch.setenv("OUT", str(tmp_path / "found"))
+        monkeypatch.setenv("CIFAR", cifar)
+        code = script.main([*map(str, flags)], str(python))
+        summary = tmp_path / "found" / "summary.md"
+        return SimpleNamespace(
+            code=code, shown=capsys.readouterr(), summary=summary.read_text() if summary.is_file() else ""
+        )
+
+    return run
 
 
 def noted(tmp_path):
@@ -93,10 +64,91 @@ def noted(tmp_path):
     return [line.split("\37")[:-1] for line in (tmp_path / "notes").read_text().splitlines()]
 
 
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--device", "tpu"), "invalid choice: 'tpu'"),
+        (("--seconds", "nine"), "invalid int value: 'nine'"),
+        (("--seconds", "0"), "--seconds 0: 10 or more"),
+        (("--fast",), "unrecognized arguments: --fast"),
+        (("--only", "kernel"), "--only kernel: it is one of environment, compile_ahead, kernels"),
+        (("--wheels", "none"), "--wheels none: holds no wheel: scripts/gpu_wheels.sh none downloads them"),
+    ],
+)
+def test_what_it_does_not_know_is_refused(check, tmp_path, capsys, flags, said):
+    try:
+        found = check(*flags)
+        assert found.code == 2 and said in found.shown.err
+    except SystemExit as ended:
+        assert ended.code == 2 and said in capsys.readouterr().err
+    assert not (tmp_path / "found").exists()
+
+
+def archived(file, **files):
+    with tarfile.open(file, "w:gz") as archive:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+
+
+def test_an_archive_of_something_else_is_refused(check, tmp_path, capsys):
+    file = tmp_path / "other.tar.gz"
+    (tmp_path / "folder").mkdir()
+    for made in (
+        lambda: None,
+        lambda: file.write_text("no archive"),
+        lambda: archived(file, readme=b"of another program"),
+        lambda: archived(file, **{"run.json": b"[]"}),
+        lambda: archived(file, **{"run.json": b'{"conditions": "", "steps": {"train": 1}}'}),
+        lambda: archived(file, **{"run.json": b'{"conditions": "", "steps": {"train": {"said": "passed"}}}'}),
+    ):
+        made()
+        for given in (file, tmp_path / "folder"):
+            with pytest.raises(SystemExit) as ended:
+                check("--go-on", given)
+            assert ended.value.code == 2
+            assert f"--go-on {given}: is no gpu_check.tar.gz of an earlier run" in capsys.readouterr().err
+    assert not (tmp_path / "found").exists()
+
+
+def test_missing_packages_end_it_and_are_named(check, tmp_path):
+    bare = tmp_path / "bare"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S -E "$@"\n')
+    bare.chmod(0o755)
+    found = check(python=bare)
+    assert found.code == 1 and "environment ... failed: exit code 2" in found.shown.out
+    assert found.summary.startswith("# GPU check: 1 of 1 steps failed")
+    assert "missing: torch, timm, yacs" in found.summary and "scripts/gpu_wheels.sh" in found.summary
+
+
+def test_no_such_interpreter_ends_it_too(check, tmp_path):
+    found = check(python=tmp_path / "none")
+    assert found.code == 1 and "kernels" not in found.shown.out and f"{tmp_path / 'none'}" in found.summary
+
+
+def test_the_entry_runs_from_anywhere(tmp_path):
+    shown = subprocess.run([SCRIPT, "--help"], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert "--go-on ARCHIVE" in shown and "under nine" not in shown
+
+
+def test_two_files_hold_everything(check, tmp_path):
+    (tmp_path / "found").mkdir()
+    (tmp_path / "found" / "mine").touch()
+    found = check()
+    assert {file.name for file in (tmp_path / "found").iterdir()} == {"mine", "summary.md", "gpu_check.tar.gz"}
+    with tarfile.open(tmp_path / "found" / "gpu_check.tar.gz") as archive:
+        names = set(archive.getnames())
+        assert archive.extractfile("summary.md").read().decode() == found.summary
+    steps = {line.split(" ")[1] for line in found.summary.splitlines() if line.endswith("passed in 1s |")}
+    assert {"kernels", "tests"} <= steps and {f"{name}.log" for name in steps} | {"run.json"} <= names
+    assert len(found.summary.splitlines()) < 70
+
+
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
-def test_its_commands_can_be_given_and_run_on_the_device(tmp_path, noting, device):
-    result = check(tmp_path, "--device", device, **noting)
-    assert result.returncode == 0 and "... failed" not in result.stdout, result.stdout
+def test_its_commands_can_be_given_and_run_on_the_device(check, tmp_path, device):
+    result = check("--device", device)
+    assert result.code == 0 and "... failed" not in result.shown.out, result.shown.out
     given = noted(tmp_path)
     commands = {}
     for words in given:
@@ -133,8 +185,8 @@ def accuracy(tmp_path):
     return next(words for words in noted(tmp_path) if words[0] == "benchmarks/cuda_accuracy.py")
 
 
-def test_accuracy_is_told_to_0_02_points_of_v1_and_v2_under_every_policy(tmp_path, noting):
-    check(tmp_path, **noting)
+def test_accuracy_is_told_to_0_02_points_of_v1_and_v2_under_every_policy(check, tmp_path):
+    check()
     words = accuracy(tmp_path)
     assert 100 / int(words[words.index("--pictures") + 1]) <= 0.02
     assert {"cuda", "cuda-fp8", "ft-mode1", "ft-mode2"} <= set(words) and "digits" in words
@@ -144,38 +196,37 @@ def test_accuracy_is_told_to_0_02_points_of_v1_and_v2_under_every_policy(tmp_pat
     assert [str(Path(file).parent) for _, _, file in models] == trained
 
 
-def test_accuracy_is_that_of_cifar_10_where_it_is_given(tmp_path, noting):
+def test_accuracy_is_that_of_cifar_10_where_it_is_given(check, tmp_path):
     (tmp_path / "cifar").mkdir()
     (tmp_path / "cifar" / "val.zip").touch()
-    result = check(tmp_path, **noting | {"CIFAR": "cifar"})
+    found = check(cifar=str(tmp_path / "cifar"))
     words = accuracy(tmp_path)
     assert words[words.index("--data-path") + 1] == str(tmp_path / "cifar") and "--models" not in words
-    assert "train_v2 ... skipped: it is for accuracy on the digits" in result.stdout
-    assert "| train_v2 | 0 | skipped: " in (tmp_path / "found" / "summary.md").read_text()
-    result = check(tmp_path, **noting | {"CIFAR": "none"})
-    assert result.returncode == 2 and f"CIFAR {tmp_path / 'none'}: holds no val.zip" in result.stderr
+    assert "train_v2 ... skipped: it is for accuracy on the digits" in found.shown.out
+    assert "| train_v2 | 0 | skipped: " in found.summary
+    found = check(cifar=str(tmp_path))
+    assert found.code == 2 and f"CIFAR {tmp_path}: holds no val.zip" in found.shown.err
 
 
-def test_what_a_gpu_or_a_machine_has_not_is_skipped_with_its_reason(tmp_path, noting):
-    file = tmp_path / "bin" / "python"
-    old = (
-        """case "$*" in *environment*) echo "no float8: the GPU is of 8.0" ;; "-c import starlette"*) exit 1 ;; esac"""
-    )
-    file.write_text(file.read_text() + f"{old}\n")
-    result = check(tmp_path, **noting)
-    summary = (tmp_path / "found" / "summary.md").read_text()
-    assert result.returncode == 0 and "| export_fp8 | 0 | skipped: no float8: the GPU is of 8.0 |" in summary
-    assert "| serve | 0 | skipped: no starlette" in summary
+def test_what_a_gpu_or_a_machine_has_not_is_skipped_with_its_reason(check, tmp_path):
+    facts = ("no float8: the GPU is of 8.0", "no server here: it lacks starlette", "no pytest-xdist here: slower")
+    says = "\n".join(f"echo '{fact}'" for fact in facts)
+    found = check(does=f'case "$*" in *gpu_environment*) {says} ;; esac')
+    assert found.code == 0 and f"| export_fp8 | 0 | skipped: {facts[0]} |" in found.summary
+    assert f"| serve | 0 | skipped: {facts[1]} |" in found.summary and facts[2] in found.summary
     (evaluated,) = (words for words in noted(tmp_path) if "evaluate" in words and "--policy" not in words)
     assert not any("fp8" in word for word in evaluated) and any("bfloat16" in word for word in evaluated)
+    assert not any("-n" in words for words in noted(tmp_path))
+    check()
+    assert any("-n" in words for words in noted(tmp_path) if "pytest" in words)
 
 
-def test_what_is_wrong_is_known_before_anything_is_timed(tmp_path, noting):
+def test_what_is_wrong_is_known_before_anything_is_timed(check, tmp_path):
     """Times of an engine with wrong kernels, or on a GPU with wrong arithmetic or NCCL, are worthless."""
-    check(tmp_path, **noting)
+    check()
     given = (tmp_path / "notes").read_text().splitlines()
     timed = next(n for n, line in enumerate(given) if "benchmarks/cuda_engine.py" in line and "--only" not in line)
-    before = {word for line in given[:timed] for word in re.sub("--ignore\37[^\37]*\37", "", line).split("\37")}
+    before = {word for line in given[:timed] for word in re.sub("--ignore=[^\37]*\37", "", line).split("\37")}
     for tests in (
         "backends/cuda",
         "backends/cuda/kernels/test_sizes.py",
@@ -199,53 +250,96 @@ def test_an_old_gpu_is_said_to_have_no_float8(monkeypatch, capsys, capability, s
     runpy.run_path(str(SCRIPT.with_name("gpu_environment.py")))["main"]("cuda")
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith("no float8: ") for line in lines) == said
+    assert any(line.startswith("made with cuda, A100, torch ") for line in lines)
 
 
-CLOCK = """timeout() {
-    while [[ $1 == -* ]]; do shift 2; done
-    printf '%s %s\\n' "$1" "${*:2}" >> "$LIMITS"
-    SECONDS=$((SECONDS + $1 + 4))
-    return 124
-}
-"""
-
-
-@pytest.fixture
-def slow(tmp_path):
-    """By the script's clock every command takes all of its time, and some more to end; no real time passes."""
-    (tmp_path / "clock").write_text(CLOCK)
-    return {"BASH_ENV": str(tmp_path / "clock"), "LIMITS": str(tmp_path / "limits")}
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
-def test_slow_steps_leave_time_to_those_behind_them(tmp_path, noting, slow, device):
-    result = check(tmp_path, "--device", device, **noting, **slow)
-    assert result.returncode == 1 and "no time was left" not in result.stdout
-    limits = [line.split(" ", 1) for line in (tmp_path / "limits").read_text().splitlines()]
-    assert sum(int(limit) + 4 for limit, _ in limits) <= 540
-    timed = [int(limit) for limit, step in limits if "benchmarks/cuda_engine.py" in step and "--only" not in step]
+def test_slow_steps_leave_time_to_those_behind_them(script, check, monkeypatch, device):
+    """By the script's clock every command but the first takes all of its time, and some more to end."""
+    clock, limits = [0.0], []
+
+    def finished(command, limit, log, environment):
+        if "scripts/gpu_environment.py" in command:
+            clock[0] += 8
+        else:
+            limits.append((limit, command))
+            clock[0] += limit + 4
+        log.write("made with a stub\n1 passed in 1s\n")
+        return 0
+
+    here = SimpleNamespace(monotonic=lambda: clock[0], strftime=time.strftime, gmtime=time.gmtime)
+    monkeypatch.setattr(script, "time", here)
+    monkeypatch.setattr(script, "finished", finished)
+    result = check("--device", device)
+    assert result.code == 0 and "no time was left" not in result.summary
+    assert sum(limit + 4 for limit, _ in limits) <= 530 and min(limit for limit, _ in limits) >= 3
+    timed = [limit for limit, words in limits if "benchmarks/cuda_engine.py" in words and "--only-compile" not in words]
     assert len(timed) == 1 and timed[0] >= (140 if device == "cuda" else 20)
 
 
-def test_without_xdist_it_says_so_and_goes_on(tmp_path, noting):
-    file = tmp_path / "bin" / "python"
-    file.write_text(file.read_text().replace("#!/bin/sh\n", '#!/bin/sh\n[ "$2" != "import xdist" ] || exit 1\n'))
-    result = check(tmp_path, **noting)
-    assert result.returncode == 0 and "no pytest-xdist here" in result.stdout
-    assert "no pytest-xdist here" in (tmp_path / "found" / "summary.md").read_text()
-    assert "pytest" in (tmp_path / "notes").read_text() and "\37-n\37" not in (tmp_path / "notes").read_text()
-
-
 @pytest.mark.slow
-def test_a_step_that_takes_too_long_says_how_far_it_came(tmp_path, noting):
-    file = tmp_path / "bin" / "python"
-    hangs = (
-        """case "$*" in *"tests/backends/cuda "*) trap 'echo "== 3 passed in 4s =="; exit 2' INT; sleep 60 ;; esac\n"""
+def test_a_step_that_takes_too_long_says_how_far_it_came(check):
+    hangs = 'case "$*" in *"tests/backends/cuda "*) trap \'echo "== 3 passed in 4s =="; exit 2\' INT; sleep 60 ;; esac'
+    found = check("--seconds", "50", does=hangs)
+    assert found.code == 1 and re.search(
+        r"\| kernels \| \d+ \| failed: more than \d+ s: 3 passed in 4s \|", found.summary
     )
-    file.write_text(file.read_text() + hangs)
-    result = check(tmp_path, "--seconds", "50", **noting)
-    assert result.returncode == 1
-    shown = result.stdout.partition("# GPU check: ")[2]
-    assert "| kernels |" in shown and "s: 3 passed in 4s |" in shown
-    assert shown.index("## kernels failed") < shown.index("summary.md")
+    assert found.summary.index("| kernels |") < found.summary.index("| environment |")
+
+
+FAILS = 'case "$*" in *" export "*) case "$*" in *bfloat16*) exit 3 ;; esac ;; esac'
+
+
+def test_it_goes_on_where_an_earlier_run_ended(script, check, tmp_path, monkeypatch):
+    found = check(does=FAILS)
+    assert found.code == 1 and "| export_bfloat16 | 0 | failed: exit code 3 |" in found.summary
+    assert "| evaluate | 0 | failed: it needs export_bfloat16, which failed |" in found.summary
+    archive = (tmp_path / "found" / "gpu_check.tar.gz").rename(tmp_path / "gpu_check.tar.gz")
+    folder = tmp_path / "unpacked"
+    folder.mkdir()
+    with tarfile.open(archive) as opened:
+        for name in opened.getnames():
+            (folder / name).write_bytes(opened.extractfile(name).read())
+    needed = ["train", "calibrate", "export", "export", "export", "export", "evaluate"]
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    shutil.copy(archive, whole)
+    for given in (archive, whole, folder):
+        found = check("--go-on", given)
+        words = [words[words.index("swin_quant") + 1] for words in noted(tmp_path)[1:]]
+        assert words == needed and found.code == 0 and "0 of 29 steps failed" in found.summary
+        assert "it goes on from an earlier run, in which 27 steps passed" in found.summary
+    (folder / "cuda_engine.json").write_text(json.dumps({"not_reached": ["int8, swin, batch 1"]}))
+    check("--go-on", folder)
+    assert ["benchmarks/cuda_engine.py" in words for words in noted(tmp_path)].count(True) == 1
+    monkeypatch.setattr(script, "sources", lambda: "edited")
+    found = check("--go-on", folder, "--only", "train_v2")
+    assert "other versions or other sources: every step is run anew" in found.summary
+    assert len(noted(tmp_path)) == 2 and "of 2 steps failed" in found.summary
+
+
+def wheel(folder, tag, module):
+    with zipfile.ZipFile(folder / f"{module}-1.0-{tag}.whl", "w") as made:
+        made.writestr(f"{module}.py", "VALUE = 7\n")
+
+
+def test_wheels_of_this_python_are_used_and_others_named(check, tmp_path):
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    wheel(folder, "py3-none-any", "fitting")
+    wheel(folder, "cp27-cp27m-win32", "foreign")
+    (folder / "broken-1.0-py3-none-any.whl").write_text("no zip")
+    imports = f'{sys.executable} -c "import fitting; print(fitting.VALUE)" || exit 4'
+    found = check("--only", "train", "--wheels", folder, does=imports)
+    assert found.code == 0 and "1 wheels of wheels are used" in found.summary
+    named = "broken-1.0-py3-none-any.whl, foreign-1.0-cp27-cp27m-win32.whl"
+    assert f"not for this Python or broken: {named}: scripts/gpu_wheels.sh --python 3." in found.summary
+
+
+def test_the_wheels_folder_takes_the_place_of_wheels_alone(tmp_path):
+    (tmp_path / "mine.txt").touch()
+    words = [SCRIPT.with_name("gpu_wheels.sh"), tmp_path]
+    found = subprocess.run(words, capture_output=True, text=True, env=os.environ | {"PYTHON": "/bin/false"})
+    assert found.returncode == 2 and "holds other files than wheels" in found.stderr
+    found = subprocess.run([*words, "--python", "three"], capture_output=True, text=True)
+    assert found.returncode == 2 and "--python three: a version such as 3.12" in found.stderr

@@ -21,9 +21,10 @@ OTHERS = {
     "curl": {"--data-binary"},
 }  # fmt: skip
 FLAG = re.compile(r"(?<![\w-])--[a-zA-Z][\w-]*")
-OF_BENCHMARKS = {
+OF_SCRIPTS = {
     flag
-    for script in (ROOT / "benchmarks").glob("*.py")
+    for folder in ("benchmarks", "scripts")
+    for script in (ROOT / folder).glob("*.py")
     for flag in re.findall(r'add_argument\(\s*"(--[\w-]+)', script.read_text(encoding="utf-8"))
 }
 BY_FILE = pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -31,7 +32,7 @@ BY_FILE = pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relat
 
 @BY_FILE
 def test_every_flag_that_is_named_is_one(path):
-    known = OURS.union(OF_BENCHMARKS, *OTHERS.values())
+    known = OURS.union(OF_SCRIPTS, *OTHERS.values())
     assert [(line, flag) for line, text in texts(path) for flag in FLAG.findall(text) if flag not in known] == []
 
 

@@ -49,7 +49,7 @@ def told(value):
 
 @pytest.mark.parametrize("together", [False, True])
 def test_ranges_that_rank_0_found_serve_a_rank_on_a_gpu(gpu, tiny_model, images, together, tmp_path, monkeypatch):
-    options = RangeSearchOptions(pictures=8, rounds=1, rows=True, together=together)
+    options = RangeSearchOptions(pictures=8, rounds=1, together=together)
 
     def searched(scratch=Scratch()):
         model = tiny_model("swin").to(gpu)

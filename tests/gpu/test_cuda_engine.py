@@ -17,12 +17,14 @@ CASES = [("swin", "ft-mode1"), ("swin", "ft-mode2"), ("swin", "cuda"), ("swinv2"
 @pytest.fixture
 def sessions(calibrated, gpu):
     """make(kind, policy, ...) -> the network on the GPU, and by references on the CPU. With `preprocess` it takes
-    pixels."""
+    pixels; `change` gets the model before it is packed."""
     if gpu.type != "cuda":
         pytest.skip("CUDA graphs are a GPU's")
 
-    def make(kind, policy="cuda", precision="int8", float_type="float16", preprocess=None):
+    def make(kind, policy="cuda", precision="int8", float_type="float16", preprocess=None, change=None):
         model = calibrated(kind, policy)
+        if change:
+            change(model)
         network = pack(model, spec_for(model, precision, float_type, preprocess is not None), preprocess)
         return GraphSession(network, gpu, 16), HostSession(network)
 
@@ -54,6 +56,23 @@ def test_float8(sessions, images, kind, policy):
 def test_the_half_form(sessions, images, kind, float_type, limit):
     on_gpu, on_cpu = sessions(kind, "float", "float", float_type)
     assert (on_gpu(images.cuda()).cpu() - on_cpu(images)).abs().mean() < limit
+
+
+@torch.no_grad()
+def only_denormals(model):
+    """Make everything that goes into the first stage's residual stream 1e-6 times as large."""
+    branches = (layer for block in model.layers[0].blocks for layer in (block.attn.proj, block.mlp.fc2))
+    for layer in (model.patch_embed.norm, *branches):
+        layer.weight *= 1e-6
+        layer.bias *= 1e-6
+
+
+def test_denormals_are_not_flushed(sessions, images):
+    """The smallest normal float16 is 6.1e-5. Flushed, the stream would be zero, and every picture's logits the same."""
+    on_gpu, on_cpu = sessions("swin", "float", "float", change=only_denormals)
+    expected = on_cpu(images)
+    signal = (expected - expected.mean(0)).std()
+    assert signal > 1e-4 and (on_gpu(images.cuda()).cpu() - expected).abs().mean() < 0.1 * signal
 
 
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
