@@ -3,8 +3,8 @@
     python benchmarks/any_model.py accuracy examples/checkpoints/{resnet,convnext,mobilenetv3,vit}_micro*.safetensors
         --data-path CIFAR10 --zip [--work DIR] [--pictures 80] [--output docs/results/any_model.md]
     python benchmarks/any_model.py latency timm:resnet50 [timm:deit_small_patch16_224 ...] [--rounds 5]   (quiet)
-    python benchmarks/any_model.py sweep [timm:NAME tv:NAME FILE.py:NAME ...] [--data-path PICTURES] [--work DIR]
-        [--limit 240] [--output docs/results/sweep.md]
+    python benchmarks/any_model.py sweep [timm:NAME tv:NAME hf:TYPE FILE.py:NAME ...] [--data-path PICTURES]
+        [--work DIR] [--limit 240] [--output docs/results/sweep.md]
 
 accuracy: a float checkpoint with its run card is calibrated once on training pictures. All rows are scored on all
 pictures of val, with deltas, paired standard errors, agreement and SQNR against float32.
@@ -12,9 +12,9 @@ latency: random weights at full size, one interleaved run a model (`benchmarks/c
 own quantization and, if installed, NNCF. Files in --work are not made again, so `--rounds 1 --seconds 0.1` beforehand
 leaves only the timing to the quiet machine. Each table replaces the one with its title in the page; the title of times
 names the CPU.
-sweep: every test model and family of timm and 25 models of torchvision, from `wrap` to files on engines
-(`benchmarks/sweep.py`), or the named models; FILE.py:NAME is a function that returns a module and the side of its
-pictures. Rows in --work are not made again.
+sweep: every test model and family of timm and 25 models each of torchvision and transformers, from `wrap` to
+files on engines (`benchmarks/sweep.py`), or the named models; FILE.py:NAME is a function that returns a module and
+the side of its pictures. Rows in --work are not made again.
 """
 
 import argparse
@@ -42,10 +42,11 @@ HEADING = (
     "`python benchmarks/any_model.py accuracy` and `latency`.\n"
 )
 SWEEP = (
-    "# Models of timm and torchvision, the whole way\n\nEach is wrapped, calibrated by default (policy qdq) on 8 "
-    "pictures, exported, and run on 8 others. Weights are random, seeded and disturbed; SQNR of the output in dB, "
-    "against float; NNCF: its default, on OpenVINO, from the module itself. A model that takes more than {limit:g} s "
-    "is ended. Worst first. Written by `python benchmarks/any_model.py sweep --data-path DIR --limit {limit:g} "
+    "# Models of timm, torchvision and transformers, the whole way\n\nEach is wrapped, calibrated by default (policy "
+    "qdq) on 8 pictures, exported, and run on 8 others. Weights are random, seeded and disturbed; SQNR of the output "
+    "in dB, against float; NNCF: its default, on OpenVINO, from the module itself. Time: the latency of our file over "
+    "NNCF's, batch 1, one thread, calls in turn in one process. A model that takes more than {limit:g} s is ended. "
+    "Worst first. Written by `python benchmarks/any_model.py sweep --data-path DIR --limit {limit:g} "
     "--output docs/results/sweep.md` on {cpu}, {date}.\n\n"
 )
 
@@ -54,7 +55,7 @@ def main() -> None:
     reproducible()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("accuracy", "latency", "sweep"))
-    parser.add_argument("models", nargs="*", metavar="CHECKPOINT|timm:NAME|tv:NAME|FILE.py:NAME")
+    parser.add_argument("models", nargs="*", metavar="CHECKPOINT|timm:NAME|tv:NAME|hf:TYPE|FILE.py:NAME")
     parser.add_argument("--data-path", help="for accuracy; for sweep: a folder of JPEGs, else noise")
     parser.add_argument("--zip", action="store_true")
     parser.add_argument("--pictures", type=int, default=80, help="to calibrate on")

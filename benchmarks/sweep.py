@@ -1,4 +1,4 @@
-"""Take models of timm and torchvision from `wrap` to files on engines, one after another, for `any_model.py sweep`.
+"""Take other publishers' models from `wrap` to files on engines, one after another, for `any_model.py sweep`.
 
 Weights are random and seeded, disturbed so that no zero or one hides a fault. Each model runs in a process of its own
 with a time limit. Each row is a JSON file in the working folder, and is not made again.
@@ -12,8 +12,9 @@ import multiprocessing
 import os
 import random
 import runpy
+import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from typing import Any
 import numpy as np
 import onnx
 import torch
-from cpu_rivals import nncf_quantized, openvino_ir
+from cpu_rivals import nncf_quantized
 from PIL import Image
 from torch import Tensor, nn
 
@@ -29,10 +30,12 @@ import swin_quant as sq
 from swin_quant.base.compat import import_timm, import_torchvision
 from swin_quant.base.errors import first_line
 from swin_quant.base.files import atomic_write_bytes
+from swin_quant.score.latency import milliseconds
 
 CALIBRATION, JUDGED = 8, 8  # pictures
 SIDE = 128  # if the model takes it: more pixels only cost time
 ENGINES = ("openvino", "onnxruntime")
+ROUNDS = 8  # calls of each file, at least
 BEHIND = 3.0  # dB below fake-quant that mean wrong arithmetic
 TORCHVISION = """
     alexnet convnext_tiny densenet121 efficientnet_b0 efficientnet_v2_s googlenet inception_v3 maxvit_t mnasnet0_5
@@ -54,6 +57,36 @@ TIMM = """
     tiny_vit_5m_224 tnt_s_legacy_patch16_224 tresnet_m twins_svt_small visformer_tiny vit_tiny_r_s16_p8_224
     vitamin_small_224 volo_d1_224 ese_vovnet19b_slim_dw legacy_xception xception41p xcit_nano_12_p8_224
 """.split()
+# Models of transformers by type, with what is smaller than in its default configuration.
+_SMALL = {"hidden_size": 192, "num_hidden_layers": 4, "num_attention_heads": 3, "intermediate_size": 768}
+TRANSFORMERS: dict[str, dict[str, Any]] = {
+    "beit": _SMALL,
+    "bit": {"depths": [1, 1, 1, 1], "hidden_sizes": [128, 256, 512, 1024]},
+    "clip_vision_model": _SMALL,
+    "convnext": {"depths": [1, 1, 3, 1], "hidden_sizes": [48, 96, 192, 384]},
+    "convnextv2": {"depths": [1, 1, 3, 1], "hidden_sizes": [48, 96, 192, 384]},
+    "cvt": {},
+    "data2vec-vision": _SMALL,
+    "deit": _SMALL,
+    "depth_anything": {},
+    "dinov2": _SMALL,
+    "dpt": _SMALL
+    | {"backbone_out_indices": [0, 1, 2, 3], "neck_hidden_sizes": [48, 96, 192, 192], "fusion_hidden_size": 64},
+    "efficientnet": {"width_coefficient": 1.0, "depth_coefficient": 1.0, "hidden_dim": 1280},
+    "focalnet": {"embed_dim": 48, "depths": [1, 1, 2, 1]},
+    "levit": {},
+    "mobilenet_v1": {},
+    "mobilenet_v2": {},
+    "mobilevit": {},
+    "poolformer": {},
+    "pvt": {},
+    "regnet": {"depths": [1, 1, 2, 1], "hidden_sizes": [64, 128, 256, 512], "groups_width": 32},
+    "resnet": {"depths": [1, 1, 2, 1]},
+    "segformer": {},
+    "swiftformer": {},
+    "swin": {"depths": [1, 1, 2, 1], "embed_dim": 48, "window_size": 4},
+    "swinv2": {"depths": [1, 1, 2, 1], "embed_dim": 48},
+}
 _PRODUCTS = frozenset(("Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum"))
 _MOVES = frozenset("Transpose Reshape Squeeze Unsqueeze Slice Split Gather Expand Flatten Identity MaxPool Pad".split())
 
@@ -73,6 +106,7 @@ class Swept:
     openvino: float | None = None
     onnxruntime: float | None = None
     nncf: float | None = None
+    times: float | None = None  # latency of our file over NNCF's, on OpenVINO
     seconds: float = 0.0
     error: str = ""
 
@@ -93,9 +127,9 @@ class Swept:
 
 
 def everything() -> list[str]:
-    """Every `timm:test_*`, one model of each family of timm, and torchvision's."""
-    ours = (*import_timm().list_models("test_*"), *TIMM)
-    return [f"timm:{name}" for name in ours] + [f"tv:{name}" for name in TORCHVISION]
+    """Every `timm:test_*`, one model of each family of timm, torchvision's and those of transformers."""
+    names = {"timm": (*import_timm().list_models("test_*"), *TIMM), "tv": TORCHVISION, "hf": TRANSFORMERS}
+    return [f"{source}:{name}" for source, models in names.items() for name in models]
 
 
 def sweep(models: list[str], work: Path, data_path: str | None, limit: float) -> list[Swept]:
@@ -143,6 +177,9 @@ def _counts(rows: list[Swept]) -> Iterator[str]:
     if beside:
         took = sum(row.is_whole for row in beside)
         yield f"- NNCF takes {len(beside)}: {took} go the whole way, {len(above)} are above NNCF on OpenVINO."
+    if timed := [row for row in rows if row.times is not None]:
+        fast = sum(row.times <= 1 for row in timed)
+        yield f"- Latency on OpenVINO, of {len(timed)}: {fast} not above NNCF's."
     if absent := set(everything()) - {row.model for row in rows}:
         yield f"- Not measured: {_some(sorted(absent))}."
 
@@ -152,8 +189,8 @@ def _some(names: list[str]) -> str:
 
 
 def _table(rows: list[Swept]) -> Iterator[str]:
-    yield "| model | side | int8 | multiplications % | fake-quant | OpenVINO | ONNX Runtime | NNCF | s | error |"
-    yield "|---|---|---|---|---|---|---|---|---|---|"
+    yield "| model | side | int8 | MACs % | fake-quant | OpenVINO | ONNX Runtime | NNCF | time | s | error |"
+    yield "|---|---|---|---|---|---|---|---|---|---|---|"
     yield from map(_row, rows)
 
 
@@ -161,7 +198,17 @@ def _row(row: Swept) -> str:
     decibels = ("" if one is None else f"{one:.1f}" for one in (row.fake, row.openvino, row.onnxruntime, row.nncf))
     share = f"{100 * row.share:.1f}" if row.products else ""
     counts = f"{row.quantized} of {row.products}" if row.products else ""
-    cells = (row.model, row.side or "", counts, share, *decibels, f"{row.seconds:.0f}", row.error.replace("|", "/"))
+    times = "" if row.times is None else f"{row.times:.2f}"
+    cells = (
+        row.model,
+        row.side or "",
+        counts,
+        share,
+        *decibels,
+        times,
+        f"{row.seconds:.0f}",
+        row.error.replace("|", "/"),
+    )
     return f"| {' | '.join(map(str, cells))} |"
 
 
@@ -192,7 +239,7 @@ def _child(model: str, part: Path, data_path: str | None) -> None:
         if stage == "build":
             return
     if importlib.util.find_spec("nncf"):
-        row.nncf = _nncf(module, calibration, judged, reference, part.with_suffix(""))
+        _beside_nncf(row, module, calibration, judged, reference, part.with_suffix(""))
         write(row.error)
 
 
@@ -225,7 +272,9 @@ def _built(name: str) -> tuple[nn.Module, int]:
     if ".py:" in name:
         file, function = name.rsplit(":", 1)
         return runpy.run_path(file)[function]()
-    if name.startswith("tv:"):
+    if name.startswith("hf:"):
+        module, own = _of_transformers(name.removeprefix("hf:"))
+    elif name.startswith("tv:"):
         own = 299 if "inception" in name else 224
         extra = {"init_weights": False} if name in ("tv:googlenet", "tv:inception_v3") else {}
         module = import_torchvision().models.get_model(name.removeprefix("tv:"), weights=None, **extra).eval()
@@ -256,8 +305,25 @@ def _pictures(side: int, data_path: str | None) -> Tensor:
     return (torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2) / 255 - 0.45) / 0.225
 
 
-def _nncf(module: nn.Module, calibration: Tensor, judged: Tensor, reference: Tensor, folder: Path) -> float | None:
-    """SQNR of NNCF's default on OpenVINO, from the module itself; None if NNCF does not take it."""
+def _of_transformers(kind: str) -> tuple[nn.Module, int]:
+    """A model of transformers that ends in a task where it has one, and the side of its pictures."""
+    import_torchvision()  # transformers imports it, if it is there
+    import transformers
+
+    config = transformers.AutoConfig.for_model(kind)
+    for key, value in {"image_size": SIDE, "num_labels": 100, "architectures": [], **TRANSFORMERS[kind]}.items():
+        if hasattr(config, key):
+            setattr(config, key, value)
+    tasks = ("ImageClassification", "DepthEstimation", "SemanticSegmentation")
+    heads = [getattr(transformers, f"AutoModelFor{task}") for task in tasks]
+    made = next((head for head in heads if type(config) in head._model_mapping), transformers.AutoModel)
+    return made.from_config(config).eval(), 126 if kind == "depth_anything" else SIDE
+
+
+def _beside_nncf(
+    row: Swept, module: nn.Module, calibration: Tensor, judged: Tensor, reference: Tensor, folder: Path
+) -> None:
+    """SQNR of NNCF's default on OpenVINO, from the module itself, and our latency over its, if it takes the module."""
     import openvino
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -266,11 +332,39 @@ def _nncf(module: nn.Module, calibration: Tensor, judged: Tensor, reference: Ten
     try:
         model = openvino.convert_model(module, example_input=calibration[:2])
         file = nncf_quantized(model, calibration, folder / "nncf.xml", convolutional)
-        run = openvino_ir(str(file), 1, "f32")
-        return _sqnr(_flat(run(judged)), reference)
+        row.nncf = _sqnr(_flat(_infer(file, judged)(judged)), reference)
+        if row.is_whole:
+            row.times = _times(
+                *(_infer(one, judged[:1]) for one in (*(folder / "openvino").glob("*.onnx"), file)), judged[:1]
+            )
     except Exception:  # another tool's failure is not this one's fault
         logging.exception("NNCF")
-        return None
+
+
+def _infer(file: Path, images: Tensor) -> Callable[[Tensor], list[Any]]:
+    """A file on OpenVINO for latency: one thread, one stream, fixed shapes, float32 beside int8."""
+    import openvino
+
+    core = openvino.Core()
+    model = core.read_model(str(file))
+    model.reshape(list(images.shape))
+    settings = {"PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": 1, "INFERENCE_NUM_THREADS": 1,
+                "INFERENCE_PRECISION_HINT": "f32"}  # fmt: skip
+    request = core.compile_model(model, "CPU", settings).create_infer_request()
+
+    def run(given: Tensor) -> list[Any]:
+        request.infer([given.numpy()], share_inputs=True)
+        return [one.data.copy() for one in request.output_tensors]
+
+    return run
+
+
+def _times(ours: Callable, theirs: Callable, images: Tensor) -> float:
+    """The median ratio of two latencies, call after call in turn: other programs then slow down both alike."""
+    ratios, start = [], time.monotonic()
+    while len(ratios) < ROUNDS or time.monotonic() - start < 1 and len(ratios) < 20 * ROUNDS:
+        ratios.append(milliseconds(ours, images) / milliseconds(theirs, images))
+    return statistics.median(ratios[len(ratios) // 4 :])  # without the warm-up
 
 
 def _float_products(file: Path) -> int:
@@ -304,6 +398,6 @@ def _sqnr(given: Tensor, reference: Tensor) -> float:
 def _flat(output: Any) -> Tensor:
     """Every tensor of an output in one [B, ...]."""
     if isinstance(output, dict):
-        output = list(output.values())
+        output = [output["logits"]] if "logits" in output else list(output.values())
     tensors = output if isinstance(output, list | tuple) else [output]
     return torch.cat([torch.as_tensor(one).flatten(1) for one in tensors], 1)

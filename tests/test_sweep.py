@@ -61,8 +61,8 @@ def test_a_model_that_takes_too_long_leaves_its_stage(script, tmp_path):
 
 def test_the_page_counts_and_has_the_worst_first(script):
     rows = [
-        script.Swept("good", fake=30, openvino=29.5, onnxruntime=30, nncf=20),
-        script.Swept("low", fake=12, openvino=12, onnxruntime=12, nncf=13, share=0.4),
+        script.Swept("good", fake=30, openvino=29.5, onnxruntime=30, nncf=20, times=0.9),
+        script.Swept("low", fake=12, openvino=12, onnxruntime=12, nncf=13, share=0.4, times=1.5),
         script.Swept("behind", fake=40, openvino=40, onnxruntime=20, share=1.0, unsaid=2),
         script.Swept("fallen", error="wrap: no", nncf=9),
     ]
@@ -72,6 +72,7 @@ def test_the_page_counts_and_has_the_worst_first(script):
     for said in ("3 of 4; errors: 1", "products of 1 (behind) models", "an engine more than 3 dB below fake-quant: 1"):
         assert said.lower() in page.lower()
     assert "NNCF takes 3: 2 go the whole way, 1 are above NNCF" in page
+    assert "Latency on OpenVINO, of 2: 1 not above NNCF's." in page
 
 
 def test_a_product_is_int8_where_both_factors_are_dequantized(script, tmp_path):
@@ -103,4 +104,4 @@ def test_a_product_is_int8_where_both_factors_are_dequantized(script, tmp_path):
 def test_every_model_of_the_lists_is_one(script):
     assert set(script.TIMM) <= set(import_timm().list_models())
     assert set(script.TORCHVISION) <= set(import_torchvision().models.list_models())
-    assert len(script.TORCHVISION) == 25
+    assert len(script.TORCHVISION) == len(script.TRANSFORMERS) == 25

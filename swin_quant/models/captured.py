@@ -18,9 +18,9 @@ from swin_quant.models.classifier import Classifier
 from swin_quant.models.coverage import products
 from swin_quant.models.cuts import WHOLE, chain, channel_dim, taken_out
 from swin_quant.models.exchanges import exchanges
-from swin_quant.models.matrix_products import spell_out
 from swin_quant.models.nearby import take_from_nearby
 from swin_quant.models.placement import Place, foldable, output_role, places, word_of
+from swin_quant.models.plain_operations import spell_out
 from swin_quant.quant.borrowed import Borrowed
 from swin_quant.quant.conv import QuantConv
 from swin_quant.quant.quantizer import Quantizer

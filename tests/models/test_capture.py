@@ -9,6 +9,7 @@ from torch import nn
 
 import swin_quant as sq
 from swin_quant.checkpoint import load_float, save_float
+from swin_quant.models.capture import capture
 from swin_quant.models.captured import captured
 from swin_quant.quant.borrowed import Borrowed
 from swin_quant.quant.quantizer import named_nodes
@@ -143,6 +144,18 @@ class Viewed(nn.Module):
         return self.head(y.transpose(1, 2).view(x.shape[0], -1, 8).mean(1))
 
 
+class Wide(nn.Module):
+    """An average over a window larger than the map, as in the EfficientNet of transformers."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.pool, self.head = nn.Conv2d(3, 6, 3), nn.AvgPool2d(64, ceil_mode=True), nn.Linear(6, 5)
+
+    def forward(self, x):
+        x = F.relu(self.conv(x))
+        return self.head((self.pool(x) + F.avg_pool2d(x, (6, 9), ceil_mode=True)).flatten(1))
+
+
 def nodes_of(model):
     return {name for name in named_nodes(model) if not name.endswith(("_weight_quantizer", "_aftergemm_quantizer"))}
 
@@ -157,6 +170,7 @@ MODULES = {
     "registers": Registers,
     "summed": Summed,
     "viewed": Viewed,
+    "wide": Wide,
 }
 
 
@@ -191,6 +205,13 @@ def test_nodes_stand_where_activations_are_alone():
     assert "mlp._input_quantizer" not in places, "it reads no picture"
     assert {name for name in places if "add" in name} == {"add1_left_input_quantizer", "add1_right_input_quantizer"}
     assert {"qkv._input_quantizer", "matmul1_left_input_quantizer", "matmul2_right_input_quantizer"} <= places
+
+
+def test_an_average_over_the_whole_map_has_no_window_for_openvino_to_refuse():
+    targets = {str(node.target) for node in capture(Wide().eval(), torch.zeros(2, 3, 8, 8), "wide").nodes}
+    assert "pool" in targets
+    model = captured(Wide().eval(), (3, 8, 8), 5, what="wide")
+    assert "pool" in model.prune()
 
 
 BORROWING = {**MODULES, "joined": Joined}

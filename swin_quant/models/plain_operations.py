@@ -1,10 +1,14 @@
-"""Write `einsum` and `baddbmm` as a matrix product with reshapes, so that their factors get nodes."""
+"""Write operations that nodes or engines do not take by plain ones.
+
+`einsum` and `baddbmm` become a matrix product with reshapes, so that their factors get nodes. An average with a window
+larger than its map, which OpenVINO does not load, becomes a mean.
+"""
 
 from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from swin_quant.models.capture import packet
 
@@ -12,9 +16,10 @@ _ATEN = torch.ops.aten
 
 
 def spell_out(graph: fx.Graph) -> None:
-    """Rewrite every product of two tensors without a repeated letter; any other stays unchanged."""
+    """Rewrite every product of two tensors without a repeated letter, and averages; any other stays unchanged."""
     for node in list(graph.nodes):
-        made = _REWRITES[packet(node)](graph, node) if packet(node) in _REWRITES else None
+        kind = "avg_pool2d" if isinstance(_module(graph, node), nn.AvgPool2d) else packet(node)
+        made = _REWRITES[kind](graph, node) if kind in _REWRITES else None
         if made is not None:
             made.meta = dict(node.meta)
             node.replace_all_uses_with(made)
@@ -59,6 +64,30 @@ def _einsum(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
         return _call(graph, node, _ATEN.permute.default, whole, [order.index(letter) for letter in wanted])
 
 
+def _average(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
+    """The mean of the whole map, where the window is larger."""
+    pool, given = _module(graph, node), cast(fx.Node, node.args[0])
+    options = vars(pool) if pool else dict(zip(_AVERAGE, node.args[1:], strict=False)) | node.kwargs
+    sizes = given.meta["val"].shape[-2:]
+    windows, paddings = (_both(options.get(key, 0)) for key in ("kernel_size", "padding"))
+    if any(paddings) or options.get("divisor_override") or not all(isinstance(size, int) for size in sizes):
+        return None
+    if windows == sizes or any(window < size for window, size in zip(windows, sizes, strict=True)):
+        return None
+    with graph.inserting_before(node):
+        return _call(graph, node, _ATEN.mean.dim, given, [-2, -1], True)
+
+
+def _module(graph: fx.Graph, node: fx.Node) -> nn.Module | None:
+    root = cast(nn.Module, graph.owning_module)
+    return root.get_submodule(str(node.target)) if node.op == "call_module" else None
+
+
+def _both(size: Any) -> tuple[int, ...]:
+    sizes = (size,) if isinstance(size, int) else tuple(size)
+    return sizes * (2 // len(sizes))
+
+
 def _matrix(graph: fx.Graph, at: fx.Node, factor: fx.Node, word: str, *groups: list[str]) -> fx.Node:
     """A factor as [*batch, rows, columns]: its dimensions in the order of the groups, the last two groups flattened."""
     batch, *last = groups
@@ -89,4 +118,5 @@ def _call(graph: fx.Graph, at: fx.Node, function: Any, *args: Any) -> fx.Node:
     return made
 
 
-_REWRITES = {"baddbmm": _baddbmm, "einsum": _einsum}
+_AVERAGE = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override")
+_REWRITES = {"avg_pool2d": _average, "baddbmm": _baddbmm, "einsum": _einsum}
