@@ -27,6 +27,7 @@ def finish(model: "ir.Model", opset: int, unsigned: bool = False, zero_points: b
     simplify(model)
     share_pairs(model.graph)
     raise_pairs(model.graph)
+    keep_reduced(model.graph)
     keep_integer(model.graph)
     if zero_points:
         make_unsigned(model.graph, shared=unsigned)
@@ -210,6 +211,30 @@ def raise_pairs(graph: "ir.Graph") -> None:
         pool.replace_input_with(0, back.outputs[0])
         graph.remove([quantize, back])
         graph.insert_before(pool, [quantize, back])
+
+
+def keep_reduced(graph: "ir.Graph") -> None:
+    """Reduce with the dimension kept, then drop it, unless pairs alone read the result.
+
+    OpenVINO 2026.4 computes a scale or shift of each channel and the pair behind it within the reduction, and takes
+    them by the position that the channels had before a dimension went: in front of the classifier of a LeViT that costs
+    30 dB.
+    """
+    import onnx_ir as ir
+
+    for node in list(graph):
+        keeps = node.attributes["keepdims"].as_int() if "keepdims" in node.attributes else 1
+        if node.op_type not in _REDUCTIONS or keeps or len(node.inputs) < 2 or node.inputs[1] is None:
+            continue
+        result = node.outputs[0]
+        if result.is_graph_output() or all(reader.op_type == "QuantizeLinear" for reader, _ in result.uses()):
+            continue
+        drop = ir.Node("", "Squeeze", [result, node.inputs[1]], metadata_props=dict(node.metadata_props))
+        result.replace_all_uses_with(drop.outputs[0])
+        drop.replace_input_with(0, result)
+        drop.outputs[0].type, result.shape = result.type, None
+        node.attributes["keepdims"] = ir.AttrInt64("keepdims", 1)
+        graph.insert_after(node, drop)
 
 
 def _is_crossed(node: "ir.Node") -> bool:

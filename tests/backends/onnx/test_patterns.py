@@ -38,11 +38,24 @@ class Wide(nn.Sequential):
         super().__init__(nn.Conv2d(3, 8, 3), nn.SiLU(), pool, nn.Flatten(), nn.Linear(8, 5))
 
 
+class Scaled(nn.Module):
+    """A norm of each channel between the average over tokens and the classifier, as in the LeViT of transformers."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.norm, self.head = nn.Linear(3, 32), nn.BatchNorm1d(32), nn.Linear(32, 5)
+        nn.init.uniform_(self.norm.weight, 0.5, 2)
+
+    def forward(self, x):
+        return self.head(self.norm(self.embed(x.flatten(2).transpose(1, 2)).mean(1)))
+
+
 NETWORKS = {
     "joined once": lambda: Fire("once"),
     "joined twice": lambda: Fire("twice"),
     "joined and pooled": lambda: Fire("pooled"),
     "wide average": Wide,
+    "scaled average": Scaled,
 }
 
 
