@@ -68,7 +68,7 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
     "cvt": {},
     "data2vec-vision": _SMALL,
     "deit": _SMALL,
-    "depth_anything": {},
+    "depth_anything": {"depth_estimation_type": "metric", "max_depth": 10},  # "relative" gives zeros here
     "dinov2": _SMALL,
     "dpt": _SMALL
     | {"backbone_out_indices": [0, 1, 2, 3], "neck_hidden_sizes": [48, 96, 192, 192], "fusion_hidden_size": 64},

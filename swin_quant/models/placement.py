@@ -25,7 +25,8 @@ SIDES = ("_left", "_right")
 RANGE_KEEPING = frozenset(
     "identity dropout dropout2d droppath contiguous clone to flatten unflatten reshape view viewas permute transpose "
     "movedim swapaxes squeeze unsqueeze expand expandas repeat getitem select slice narrow index indexselect unbind "
-    "split splitwithsizes chunk roll pad constantpadnd reflectionpad2d replicationpad2d maxpool2d maxpool2dwithindices "
+    "split splitwithsizes chunk roll pad constantpadnd zeropad2d reflectionpad2d replicationpad2d "
+    "maxpool2d maxpool2dwithindices "
     "avgpool2d adaptiveavgpool1d adaptiveavgpool2d adaptivemaxpool2d mean amax upsamplenearest2d upsamplebilinear2d "
     "upsamplebicubic2d upsamplebilinear2daa upsamplebicubic2daa upsample pixelshuffle pixelunshuffle folded".split()
 )
@@ -34,9 +35,11 @@ ONE_SIDED = frozenset(
     "relu relu6 gelu gelutanh quickgelu silu swish mish hardswish hardsigmoid sigmoid softmax softplus elu celu "
     "hardtanh".split()
 )
-# Operations that engines fuse into the convolution before them, or move a node across.
+# Operations that engines fuse into the convolution before them, or move a node across, and zeros around a map, which
+# the convolution behind adds (`backends.onnx.graph`).
 MERGED = frozenset(
-    "identity dropout relu relu6 hardtanh maxpool2d flatten reshape view permute transpose clone".split()
+    "identity dropout relu relu6 hardtanh maxpool2d flatten reshape view permute transpose clone pad constantpadnd "
+    "zeropad2d".split()
 )
 # Operations that make masks of attention, whose values may be infinite.
 MASKS = frozenset({"maskedfill", "where"})

@@ -27,6 +27,7 @@ def finish(model: "ir.Model", opset: int, unsigned: bool = False, zero_points: b
     simplify(model)
     share_pairs(model.graph)
     raise_pairs(model.graph)
+    pad_in_convolutions(model.graph)
     keep_reduced(model.graph)
     keep_integer(model.graph)
     if zero_points:
@@ -211,6 +212,57 @@ def raise_pairs(graph: "ir.Graph") -> None:
         pool.replace_input_with(0, back.outputs[0])
         graph.remove([quantize, back])
         graph.insert_before(pool, [quantize, back])
+
+
+def pad_in_convolutions(graph: "ir.Graph") -> None:
+    """Let convolutions pad by themselves where they alone read a tensor with zeros around it, also through a pair.
+
+    A pair keeps zeros. ONNX Runtime would run the convolution before the padding in float, since no pair follows it.
+    """
+    import onnx_ir as ir
+
+    for pad in list(graph):
+        added = _zeros_around(pad)
+        if added is None:
+            continue
+        quantize = _only_reader(pad.outputs[0])
+        is_pair = quantize is not None and quantize.op_type == "QuantizeLinear"
+        back = _only_reader(quantize.outputs[0]) if quantize is not None and is_pair else pad
+        readers = [reader for reader, _ in back.outputs[0].uses()] if back else []
+        if not readers or not all(reader.op_type == "Conv" and _pads_of(reader) is not None for reader in readers):
+            continue
+        for reader in readers:
+            both = [own + more for own, more in zip(_pads_of(reader) or (), added, strict=True)]
+            reader.attributes["pads"] = ir.AttrInt64s("pads", both)
+        pad.outputs[0].replace_all_uses_with(pad.inputs[0])
+        graph.remove(pad, safe=True)
+    _drop_unread(graph)
+
+
+def _zeros_around(node: "ir.Node") -> list[int] | None:
+    """The zeros that a padding adds at the start of each spatial dimension, then at the end of each."""
+    if node.op_type != "Pad" or len(node.inputs) > 3 or node.outputs[0].is_graph_output():
+        return None
+    mode = node.attributes["mode"].as_string() if "mode" in node.attributes else "constant"
+    amounts, *fill = node.inputs[1:]
+    if mode != "constant" or any(one is not None and one.const_value is None for one in (amounts, *fill)):
+        return None
+    pads = constant(amounts).numpy().tolist()
+    half = len(pads) // 2
+    is_zero = all(one is None or not constant(one).numpy().any() for one in fill)
+    is_around = half > 2 and not any(pads[:2] + pads[half : half + 2]) and min(pads) >= 0
+    return pads[2:half] + pads[half + 2 :] if is_zero and is_around else None
+
+
+def _pads_of(convolution: "ir.Node") -> list[int] | None:
+    """The zeros that a convolution adds by itself; None if it finds them by its size."""
+    attributes = convolution.attributes
+    if "auto_pad" in attributes and attributes["auto_pad"].as_string() != "NOTSET":
+        return None
+    if "pads" in attributes:
+        return [*attributes["pads"].as_ints()]
+    weight = convolution.inputs[1]
+    return [0] * 2 * (len(weight.shape) - 2) if weight is not None and weight.shape is not None else None
 
 
 def keep_reduced(graph: "ir.Graph") -> None:

@@ -1,11 +1,13 @@
 """Patterns in files that OpenVINO refused or computed wrongly: the result is that of fake-quant."""
 
+import onnx
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 import swin_quant as sq
+from swin_quant.quant.quantizer import Role, named_nodes
 
 pytestmark = pytest.mark.slow
 
@@ -50,12 +52,26 @@ class Scaled(nn.Module):
         return self.head(self.norm(self.embed(x.flatten(2).transpose(1, 2)).mean(1)))
 
 
+class Padded(nn.Module):
+    """Zeros around a map on two sides, as a convolution of TensorFlow with a stride has them."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.pad = nn.Conv2d(3, 8, 1), nn.ZeroPad2d((1, 0, 1, 0))
+        self.a, self.b, self.head = nn.Conv2d(8, 8, 3, 2), nn.Conv2d(8, 8, 3, 2), nn.Linear(8, 5)
+
+    def forward(self, x):
+        x = F.relu(self.a(F.pad(F.relu(self.stem(x)), (0, 1, 0, 1))))
+        return self.head(F.relu(self.b(self.pad(x))).mean((2, 3)))
+
+
 NETWORKS = {
     "joined once": lambda: Fire("once"),
     "joined twice": lambda: Fire("twice"),
     "joined and pooled": lambda: Fire("pooled"),
     "wide average": Wide,
     "scaled average": Scaled,
+    "zeros around": Padded,
 }
 
 
@@ -68,3 +84,17 @@ def test_openvino_computes_what_fake_quant_does(network, tmp_path):
     wanted = model(x)
     found = sq.export(model, "openvino", tmp_path).load()(x)
     assert 20 * torch.log10(wanted.norm() / (found - wanted).norm()) > 40, "it was 22 to 31 dB"
+
+
+def test_convolutions_add_the_zeros_so_that_onnxruntime_runs_all_in_int8(tmp_path):
+    torch.manual_seed(0)
+    x = torch.randn(8, 3, 16, 16)
+    model = sq.calibrate(sq.wrap(Padded(), 16, name="padded"), [x], "onnxruntime", passes=[])
+    artifact = sq.export(model, "onnxruntime", tmp_path)
+    nodes = onnx.load(artifact.file).graph.node
+    assert "Pad" not in {node.op_type for node in nodes}
+    outputs = [name for name in named_nodes(model.module) if name.endswith("_aftergemm_quantizer")]
+    roles = {name.partition(".")[0]: named_nodes(model.module)[name].role for name in outputs}
+    assert roles["stem"] == roles["a"] == Role.GEMM_OUTPUT and roles["b"] == Role.CONV_OUTPUT
+    details = artifact.load().details
+    assert (details["int8_gemms"], details["all_gemms"]) == (4, 4)
