@@ -222,8 +222,8 @@ def pad_in_convolutions(graph: "ir.Graph") -> None:
     import onnx_ir as ir
 
     for pad in list(graph):
-        added = _zeros_around(pad)
-        if added is None:
+        added, source = _zeros_around(pad), pad.inputs[0] if pad.inputs else None
+        if added is None or source is None:
             continue
         quantize = _only_reader(pad.outputs[0])
         is_pair = quantize is not None and quantize.op_type == "QuantizeLinear"
@@ -234,7 +234,7 @@ def pad_in_convolutions(graph: "ir.Graph") -> None:
         for reader in readers:
             both = [own + more for own, more in zip(_pads_of(reader) or (), added, strict=True)]
             reader.attributes["pads"] = ir.AttrInt64s("pads", both)
-        pad.outputs[0].replace_all_uses_with(pad.inputs[0])
+        pad.outputs[0].replace_all_uses_with(source)
         graph.remove(pad, safe=True)
     _drop_unread(graph)
 
