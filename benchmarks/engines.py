@@ -1,4 +1,4 @@
-"""Every artifact on every engine that runs here, on real pictures: writes docs/results/engines_cifar10.md and .csv.
+"""Every artifact on every engine that runs here, on real pictures: writes docs/results/engines_cifar10.csv.
 
     python benchmarks/engines.py --shared DIR [--work DIR]
 
@@ -31,8 +31,7 @@ def main() -> None:
     args = parser.parse_args()
     cards = [card for name in MICRO for card in scored(name, args.shared, args.work / name)]
     swin_quant("report", *cards, "--output", args.work)
-    for suffix in ("md", "csv"):
-        shutil.copy(args.work / f"accuracy.{suffix}", RESULTS / f"engines_cifar10.{suffix}")
+    shutil.copy(args.work / "accuracy.csv", RESULTS / "engines_cifar10.csv")
 
 
 def scored(name: str, shared: Path, folder: Path) -> list[Path]:

@@ -1,9 +1,11 @@
-"""A hook of mkdocs: pages for README and other files outside of docs/, --help of all commands, and the Python API.
+"""A hook of mkdocs: pages for README and other files outside of docs/, --help of all commands, the Python API, and
+tables of results from their CSV.
 
 Links that leave docs/ lead to those pages; links to files that the site lacks become text. The documents themselves do
 not change.
 """
 
+import csv
 import os
 import re
 from collections.abc import Mapping
@@ -25,6 +27,8 @@ PAGES = {
 }
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#]*)(#[^)\s]*)?\)")
 
+_TABLE = re.compile(r"^Table: \[(\S+\.csv)\]\(\1\): (.+)\.$", re.MULTILINE)
+
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages that are made."""
@@ -38,10 +42,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, files: Files) -> str:
-    """Change only a document's links out of docs/."""
+    """Change only a document's links out of docs/, and put tables below the lines that name their CSV."""
     source = page.file.src_uri
     if source in (*PAGES.values(), "commands.md", "api.md"):
         return markdown
+    folder = os.path.join(config.docs_dir, os.path.dirname(source))
+    markdown = _TABLE.sub(lambda found: f"{found[0]}\n\n{table(os.path.join(folder, found[1]), found[2])}", markdown)
     return with_links(markdown, str(PurePosixPath("docs", source).parent), str(PurePosixPath(source).parent))
 
 
@@ -63,6 +69,23 @@ def with_links(text: str, folder: str, place: str) -> str:
         return title if title.startswith("`") or "/" not in path else f"{title} (`{path}`)"
 
     return _LINK.sub(link, text)
+
+
+def table(file: str, named: str) -> str:
+    """The named columns of a CSV as Markdown, figures with two decimals; `x` has the error in `x_se` behind it."""
+    columns = named.split(", ")
+    with open(file, encoding="utf-8", newline="") as opened:
+        rows = [[_cell(row, column) for column in columns] for row in csv.DictReader(opened)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (columns, ["---"] * len(columns), *rows))
+
+
+def _cell(row: Mapping[str, str], column: str) -> str:
+    text, error = row[column], row.get(f"{column}_se")
+    try:
+        text = text if text.isdigit() else f"{float(text):.2f}"
+    except ValueError:
+        return text
+    return f"{text} ±{float(error):.2f}" if error else text
 
 
 def commands() -> str:

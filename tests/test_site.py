@@ -37,6 +37,18 @@ def test_links_lead_to_where_the_site_has_it(with_links, text, folder, place, th
     assert with_links(text, folder, place) == there
 
 
+def test_a_line_that_names_a_csv_gets_its_columns_as_a_table(tmp_path):
+    pytest.importorskip("mkdocs", reason="the extra docs is not installed")
+    (tmp_path / "a.csv").write_text("model,n,delta,delta_se\nx,5000,-0.125,0.5\ny,7,,\n")
+    written = runpy.run_path(str(ROOT / "scripts" / "site.py"))["table"](str(tmp_path / "a.csv"), "model, n, delta")
+    assert written.splitlines() == [
+        "| model | n | delta |",
+        "| --- | --- | --- |",
+        "| x | 5000 | -0.12 ±0.50 |",
+        "| y | 7 |  |",
+    ]
+
+
 @pytest.mark.slow
 def test_the_site_is_built_without_a_warning_and_fetches_nothing(tmp_path):
     for needed in ("material", "mkdocstrings"):
@@ -48,6 +60,7 @@ def test_the_site_is_built_without_a_warning_and_fetches_nothing(tmp_path):
     assert {"index.html", "tour.html", "support.html", "api.html", "commands.html"} <= set(pages)
     fetched = re.compile(r"""<(?:script|img|link)[^>]+(?:src|href)=["']?https?://""")
     assert [name for name, page in pages.items() if fetched.search(page)] == []
+    assert "<td>openvino</td>" in pages["engines_cifar10.html"], "a table from its CSV"
     assert all(f"sq.{name}" in pages["api.html"] for name in swin_quant._FACE)
 
 
