@@ -77,7 +77,7 @@ def accuracy(shared: Path, work: Path) -> None:
     (RESULTS / "ptq_cifar10.csv").write_text("\n".join(table) + "\n")
 
 
-_SHOWN = "model, policy, calibrator, acc1, half_acc1, quantized_acc1, delta_acc1, agreement, sqnr_db"
+_SHOWN = "model, policy, calibrator, acc1, quantized_acc1, delta_acc1, agreement, sqnr_db"
 ACCURACY = f"""80 training pictures calibrate, the 5,000 of `val` score. The epoch of the examples was chosen on
 these, which flatters float there, and so counts a little against every row. Latencies were taken beside other work:
 compare accuracy, agreement and SQNR only. Written by `python benchmarks/ptq.py accuracy`.

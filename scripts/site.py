@@ -47,7 +47,7 @@ def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, files: File
     if source in (*PAGES.values(), "commands.md", "api.md"):
         return markdown
     folder = os.path.join(config.docs_dir, os.path.dirname(source))
-    markdown = _TABLE.sub(lambda found: f"{found[0]}\n\n{table(os.path.join(folder, found[1]), found[2])}", markdown)
+    markdown = _TABLE.sub(lambda found: _rendered(folder, *found.groups()), markdown)
     return with_links(markdown, str(PurePosixPath("docs", source).parent), str(PurePosixPath(source).parent))
 
 
@@ -69,6 +69,10 @@ def with_links(text: str, folder: str, place: str) -> str:
         return title if title.startswith("`") or "/" not in path else f"{title} (`{path}`)"
 
     return _LINK.sub(link, text)
+
+
+def _rendered(folder: str, name: str, columns: str) -> str:
+    return f"Rendered from [{name}]({name}):\n\n{table(os.path.join(folder, name), columns)}"
 
 
 def table(file: str, named: str) -> str:
