@@ -86,9 +86,11 @@ class ReportTable(Generic[Row]):
     style: Callable[[Row], str] | None = None
 
 
-def figure(key: str, title: str, of: Callable[[Row], Value], form: str = "{}", may_lack: bool = False) -> Column[Row]:
+def figure(
+    key: str, title: str, of: Callable[[Row], Value], form: str = "{}", may_lack: bool = False, spare: bool = False
+) -> Column[Row]:
     """A column of numbers, aligned to the right and rounded by `form`."""
-    return Column(key, title, of, form, right=True, may_lack=may_lack)
+    return Column(key, title, of, form, right=True, may_lack=may_lack, spare=spare)
 
 
 def field(*names: str) -> Callable[[Any], Value]:

@@ -25,12 +25,18 @@ COLUMNS: tuple[Column[VerificationRecord], ...] = (
     Column("reference", "against", field("reference")),
     figure("mean", "mean", field("mean"), "{:.5f}"),
     figure("max", "max", field("max"), "{:.5f}"),
-    figure("steps", "max/step", lambda record: record["max"] / record["step"] if record["step"] else None, "{:.2f}"),
+    figure(
+        "steps",
+        "max/step",
+        lambda record: record["max"] / record["step"] if record["step"] else None,
+        "{:.2f}",
+        spare=True,
+    ),
     figure("agreement", "agree %", field("agreement"), "{:.2f}"),
-    figure("cosine", "cosine", lambda record: record.get("cosine"), "{:.5f}"),
+    figure("cosine", "cosine", lambda record: record.get("cosine"), "{:.5f}", spare=True),
     figure("sqnr_db", "SQNR dB", field("sqnr_db"), "{:.1f}"),
     figure("tolerance", "limit", field("tolerance"), "{:g}"),
-    Column("int8_products", "int8", _products, may_lack=True),
+    Column("int8_products", "int8", _products, may_lack=True, spare=True),
     Column("passed", "verdict", _verdict, blank="", style=lambda record: _STYLES[_verdict(record)]),
 )
 _OF_TENSORRT: tuple[Column[LayerRow], ...] = (
