@@ -1,6 +1,6 @@
 """A detector's and a segmenter's figure before and after quantization: mAP and mIoU by torchmetrics, engines included.
 
-    python benchmarks/tasks.py CIFAR10 [--steps 600] [--pictures 400] [--output docs/results/swins.md]
+    python benchmarks/tasks.py CIFAR10 [--steps 400] [--pictures 400] [--output docs/results/swins.md]
 
 Pictures are dim noise with one to three of CIFAR-10's objects in them. timm's Swin, with the weights of
 examples/checkpoints at another size of picture, stays as it is; on its maps a head for boxes (a class and four
@@ -95,8 +95,8 @@ class Detector(nn.Module):
         super().__init__()
         self.backbone, self.neck = backbone, neck()
         self.tower = nn.Conv2d(128, 128, 3, padding=1)
-        self.classes, self.sides = nn.Conv2d(128, CLASSES, 3, padding=1), nn.Conv2d(128, 4, 3, padding=1)
-        nn.init.constant_(self.classes.bias, -3.0)  # most cells are empty
+        self.kinds, self.sides = nn.Conv2d(128, CLASSES, 3, padding=1), nn.Conv2d(128, 4, 3, padding=1)
+        nn.init.constant_(self.kinds.bias, -3.0)  # most cells are empty
         centres = (torch.arange(SIDE // CELL) + 0.5) * CELL
         y, x = torch.meshgrid(centres, centres, indexing="ij")
         self.register_buffer("centres", torch.stack([x.flatten(), y.flatten()], 1), persistent=False)
@@ -108,7 +108,7 @@ class Detector(nn.Module):
         found = F.relu(self.tower(self.neck(joined)))
         sides = CELL * F.softplus(self.sides(found)).flatten(2).transpose(1, 2)
         corners = torch.cat([self.centres - sides[..., :2], self.centres + sides[..., 2:]], -1)
-        return {"logits": self.classes(found).flatten(2).transpose(1, 2), "boxes": corners}
+        return {"logits": self.kinds(found).flatten(2).transpose(1, 2), "boxes": corners}
 
 
 class Segmenter(nn.Module):
@@ -219,7 +219,7 @@ def row(name: str, module: nn.Module, figure: Callable[..., str], scenes: Mappin
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("place", metavar="CIFAR10")
-    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--pictures", type=int, default=400)
     parser.add_argument("--work", type=Path, default=Path("out/tasks"))
     parser.add_argument("--output", type=Path)
