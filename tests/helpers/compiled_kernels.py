@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from swin_quant.backends.cuda.crosscompile import KernelCall, compiled, tool, usage
+from swin_quant.backends.cuda.occupancy import resident_programs
 
 TARGETS = (80, 86, 89, 90, 100, 120)
 _MMA = re.compile(r"\b(I|IG|H|HG|Q|QG|O|UTC[A-Z]*)(?=MMA\b)")
@@ -15,32 +16,6 @@ _WARP_GROUP = 64, 4  # rows of a tile, warps
 _HALVES = "*fp16", "*bf16"
 _AGAIN = 1.25  # most times its products: 8 warps of the widest projections after attention share a head's 32 channels
 _GROUPS_ALONE = 90, 100  # capabilities whose float8 products take whole warp groups
-
-
-@dataclass(frozen=True)
-class Limits:
-    """A multiprocessor's limits for resident programs, by compute capability.
-
-    CUDA C++ Programming Guide, table "Technical Specifications per Compute Capability". Every program takes `RESERVED`
-    additional bytes of shared memory; warps get registers in units of 256.
-    """
-
-    shared_sm: int
-    shared_program: int
-    threads: int
-    programs: int
-    registers: int = 65536
-
-
-RESERVED = 1024
-LIMITS = {
-    80: Limits(164 << 10, 163 << 10, 2048, 32),
-    86: Limits(100 << 10, 99 << 10, 1536, 16),
-    89: Limits(100 << 10, 99 << 10, 1536, 24),
-    90: Limits(228 << 10, 227 << 10, 2048, 32),
-    100: Limits(228 << 10, 227 << 10, 2048, 32),
-    120: Limits(100 << 10, 99 << 10, 1536, 24),
-}
 
 
 @dataclass(frozen=True)
@@ -61,16 +36,7 @@ class CompiledKernel:
     @property
     def programs(self) -> int:
         """The number that run on one multiprocessor at a time; 0 if its shared memory does not suffice for one."""
-        limits = LIMITS[self.capability]
-        if self.shared > limits.shared_program:
-            return 0
-        of_warp = -(-max(self.registers, 1) * 32 // 256) * 256
-        return min(
-            limits.registers // (of_warp * self.warps),
-            limits.shared_sm // (self.shared + RESERVED),
-            limits.threads // (32 * self.warps),
-            limits.programs,
-        )
+        return resident_programs(self.capability, self.warps, self.registers, self.shared)
 
     @property
     def int8(self) -> bool:

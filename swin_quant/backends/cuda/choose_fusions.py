@@ -1,15 +1,16 @@
-"""Choose the fusions that make a program fastest on a GPU, by measured times or by a model.
+"""Choose the fusions that make a program fastest on a GPU: by measured times, by counts of the compiled kernels, or by
+floors.
 
-The model adds two limits to the floors for kernels whose programs hold whole rows. With fewer programs than
-multiprocessors, the other multiprocessors idle. Each program reads all weights from the cache at the rate of one
-multiprocessor. The model is a lower bound: a fused kernel may run farther above its floor than the kernels that it
-replaces. Fused attention computes heads one after another instead of in programs of their own, which no floor counts:
-it is chosen only if its programs are at least half as many as the multiprocessors.
+Without counts of every kernel that could be chosen (`estimates`), floors get two limits for kernels whose programs hold
+whole rows. With fewer programs than multiprocessors, the other multiprocessors idle. Each program reads all weights
+from the cache at the rate of one multiprocessor. Fused attention computes heads one after another, which no floor
+counts: by floors it is chosen only if its programs are at least half as many as the multiprocessors.
 """
 
 from collections.abc import Callable, Sequence
 from math import inf, prod
 
+from swin_quant.backends.cuda.estimates import counts_of, estimate_of
 from swin_quant.backends.cuda.floors import floor_of, gpu_of
 from swin_quant.backends.cuda.fusions import FUSIONS, Row, candidates, fused
 from swin_quant.backends.cuda.launches import program_of
@@ -34,13 +35,23 @@ def fused_program(spec: NetworkSpec, batch: int, machine: Machine | None, tuned:
     program = program_of(spec, batch)
     if machine is None:
         return program
-    gpu, launches = machine, program.launches
+    launches = program.launches
     times = tuned.times_of((*launches, *candidates(launches)), batch)
+    modelled = model_of(launches, machine)
 
     def us(launch: Launch) -> float:
-        return times[shape_of(launch)] if times else modelled_us(launch, gpu)
+        return times[shape_of(launch)] if times else modelled(launch)
 
     return fused(program, chosen(launches, us))
+
+
+def model_of(launches: Sequence[Launch], machine: Machine) -> Callable[[Launch], float]:
+    """Microseconds of one of these launches, or of a fusion of them: estimated if the counts of all are at hand, else
+    by floors. An estimate cannot be compared with a floor."""
+    counts = counts_of((*launches, *candidates(launches)), machine)
+    if counts is None:
+        return lambda launch: modelled_us(launch, machine)
+    return lambda launch: estimate_of(launch, counts[launch.name], machine).us
 
 
 def chosen(launches: Sequence[Launch], us: Callable[[Launch], float]) -> list[Row]:

@@ -107,8 +107,13 @@ class CountsFile:
     known: Mapping[str, KernelCounts]
 
     def of(self, launch: Launch, capability: int) -> KernelCounts | None:
-        """The counts of the launch with its default tiles; None if they are not at hand, or for other kernels."""
-        return self.known.get(key_of(kernel_of(launch).prepare(), capability))
+        """The counts of the launch with its default tiles; None if they are not at hand, or for other kernels, or if
+        the network is too narrow for the kernel."""
+        try:
+            prepared = kernel_of(launch).prepare()
+        except SwinQuantError:
+            return None
+        return self.known.get(key_of(prepared, capability))
 
 
 _NUMBERS = [*(field.name for field in fields(Counts)), "warps", "registers", "shared"]

@@ -7,7 +7,7 @@ from typing import Any
 
 from yacs.config import CfgNode
 
-from swin_quant.backends.cuda.choose_fusions import chosen, modelled_us
+from swin_quant.backends.cuda.choose_fusions import chosen, model_of
 from swin_quant.backends.cuda.floors import Floor, floor_of, gpu_of
 from swin_quant.backends.cuda.fusions import CHOICES, merged, rows
 from swin_quant.backends.cuda.launches import program_of
@@ -100,14 +100,13 @@ def spec_of_config(cfg: CfgNode, precision: str = "int8") -> NetworkSpec:
 def cuda_plan(cfg: CfgNode, machine: Machine, batch: int) -> CudaPlan:
     """Plan the model that `cfg` describes. UsageError if it is no Swin, or the machine is no GPU that the engine runs
     on."""
-    if not 1 <= batch <= LARGEST_BATCH:
-        raise UsageError(f"‹batch› {batch}: must be from 1 to {LARGEST_BATCH}")
-    precisions = (INT8, FP16, *([FP8] if gpu_of(machine).fp8_tflops else []))
+    check_batch_of_plan(batch)
+    precisions = precisions_of(machine)
     lists = {
         precision: program_of(spec_of_config(cfg, "float" if precision == FP16 else "int8"), batch).launches
         for precision in precisions
     }
-    executed, in_fp16 = (chosen(lists[p], lambda launch: modelled_us(launch, machine)) for p in (INT8, FP16))
+    executed, in_fp16 = (chosen(lists[p], model_of(lists[p], machine)) for p in (INT8, FP16))
     launches, at = [], 0
     for one, (_, group) in zip(merged(executed), executed, strict=True):
         end = at + len(group)
@@ -117,6 +116,17 @@ def cuda_plan(cfg: CfgNode, machine: Machine, batch: int) -> CudaPlan:
     sizes = {name: [len(group) for _, group in found] for name, found in ((AS_EXECUTED, executed), (AS_FP16, in_fp16))}
     fusions = {p: choices(found, sizes, machine, p == FP8) for p, found in lists.items()}
     return CudaPlan(cfg.MODEL.NAME, batch, machine, launches, fusions)
+
+
+def check_batch_of_plan(batch: int) -> None:
+    """UsageError for a batch that no plan is made for."""
+    if not 1 <= batch <= LARGEST_BATCH:
+        raise UsageError(f"‹batch› {batch}: must be from 1 to {LARGEST_BATCH}")
+
+
+def precisions_of(machine: Machine) -> tuple[str, ...]:
+    """The precisions that a GPU is planned in. UsageError for a machine that is none."""
+    return INT8, FP16, *([FP8] if gpu_of(machine).fp8_tflops else [])
 
 
 def choices(

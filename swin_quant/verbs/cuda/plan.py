@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -21,9 +22,12 @@ EXAMPLES = """examples:
   swin-quant cuda plan my.pth --gpu h200 --batch 32
   swin-quant cuda plan --cfg swin_tiny_patch4_window7_224 --gpu a100 --json plan.json   (shapes alone need no weights)
   swin-quant cuda plan --cfg swin_tiny_patch4_window7_224 --gpu l4 --output out         (plan.md, plan.csv, plan.json)
+  swin-quant cuda plan --static --gpu h100 --batch 32 --output out                      (static.md, static.csv, ...)
 
 Planned, not measured: the launches are those that the engine executes, their times the least that the peaks of a GPU's
-data sheet allow. INT8 stands beside FP16 and, where the GPU has it, FP8; below it, what fusing launches would save."""
+data sheet allow. INT8 stands beside FP16 and, where the GPU has it, FP8; below it, what fusing launches would save.
+With --static the times are estimates: the largest of what bytes, products, instructions by pipe and waves need, as
+counted in the compiled kernels of Swin and SwinV2 of 224 and 256 pixels at batch 1, 8 and 32."""
 GPU, BATCH = "h200", 32
 _WIDTH = 100  # characters of a printed table
 
@@ -38,7 +42,8 @@ class PlanOptions:
     model: Annotated[shared.ModelOptions, Group("model")] = field(default_factory=shared.ModelOptions)
     gpu: Annotated[str, Flag("a100, l4, rtx4090, h100, h200, b200, ... or a YAML file", "NAME|FILE")] = GPU
     batch: Annotated[int, Flag("pictures at a time", "N")] = BATCH
-    output: Annotated[str | None, Flag("also write plan.md, plan.csv and plan.json there", "DIR")] = None
+    static: Annotated[bool, Flag("estimate each launch from its compiled kernel instead, with a range")] = False
+    output: Annotated[str | None, Flag("also write the plan there, as .md, .csv and .json", "DIR")] = None
     json: shared.Json = None
     device: Annotated[Literal["cpu"], shared.HIDDEN] = "cpu"
 
@@ -80,24 +85,40 @@ def plan(model: Model, gpu: str = GPU, batch: int = BATCH) -> Planned:
 
 
 def run(options: PlanOptions, world: World) -> None:
-    from swin_quant.backends.cuda.planning import cuda_plan
-    from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir
-    from swin_quant.base.progress import log
     from swin_quant.operators.roofline import load_machine
-    from swin_quant.report.plan import FILES, plan_text
-    from swin_quant.report.table import NARROW, has_colors, json_text, print_text, screen_width
 
     shared.one_process(world, "cuda plan")
     checkpoint, model = shared.opened(options.checkpoint), options.model
     if not checkpoint and not model.cfg:
         model = replace(model, cfg=MODEL)
-    found = cuda_plan(shared.config_of(checkpoint, model), load_machine(options.gpu), options.batch)
+    cfg, machine = shared.config_of(checkpoint, model), load_machine(options.gpu)
+    if options.static:
+        from swin_quant.backends.cuda.static_planning import static_plan
+        from swin_quant.report.static_plan import FILES as STATIC_FILES
+        from swin_quant.report.static_plan import static_text
+
+        _tell(options, static_plan(cfg, machine, options.batch), STATIC_FILES, static_text)
+    else:
+        from swin_quant.backends.cuda.planning import cuda_plan
+        from swin_quant.report.plan import FILES, plan_text
+
+        _tell(options, cuda_plan(cfg, machine, options.batch), FILES, plan_text)
+
+
+def _tell(
+    options: PlanOptions, found: Any, files: Mapping[str, Callable[[Any], str]], text: Callable[[Any, int, bool], str]
+) -> None:
+    """Write the plan's files, and print it as text or JSON."""
+    from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir
+    from swin_quant.base.progress import log
+    from swin_quant.report.table import NARROW, has_colors, json_text, print_text, screen_width
+
     if options.output:
         folder = ensure_writable_dir(options.output)
-        for name, write in FILES.items():
+        for name, write in files.items():
             atomic_write_bytes(folder / name, write(found).encode())
             log.info("plan: %s", folder / name)
     if options.json != "-":
-        print_text(plan_text(found, screen_width(NARROW), has_colors()))
+        print_text(text(found, screen_width(NARROW), has_colors()))
     if options.json:
         put(options.json, json_text(found.to_dict()))

@@ -11,8 +11,9 @@ import torch
 
 from swin_quant.backends.cuda.binding import bind
 from swin_quant.backends.cuda.choose_fusions import chosen, fused_program, modelled_us
+from swin_quant.backends.cuda.estimates import counts_of, estimate_of
 from swin_quant.backends.cuda.floors import bytes_of
-from swin_quant.backends.cuda.fusions import FUSIONS, candidates, fused, rows
+from swin_quant.backends.cuda.fusions import CHOICES, FUSIONS, candidates, fused, merged, rows
 from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.network import pack
@@ -84,21 +85,41 @@ def test_merging_is_one_launch():
     whole = fused(p := full_size("swin", 32), rows(p.launches, FUSIONS)).launches
     merging = [f"{one.op}: {one.name}" for one in whole if "downsample" in one.name]
     assert merging[0] == "norm_gemm: layers.0.downsample.norm + reduction" and len(merging) == 4
-    by_choice = fused_program(full_size_spec(), 32, load_machine("h200")).launches
+    machine = load_machine("h200")
+    by_choice = merged(chosen(p.launches, lambda launch: modelled_us(launch, machine)))
     assert merging[0] in [f"{one.op}: {one.name}" for one in by_choice]
 
 
 def test_the_model_of_floors_chooses_by_shape_and_gpu():
     """With few programs a tile, or weights that are read too often, launches stay unfused."""
-    h200, rtx4090 = load_machine("h200"), load_machine("rtx4090")
     spec = full_size_spec()
-    large, one = (fused_program(spec, batch, h200).launches for batch in (32, 1))
-    ops = [[launch.op for launch in large if f"layers.{stage}." in launch.name] for stage in range(4)]
-    assert "mlp" in ops[0] and "mlp" not in ops[3]
-    assert "attention_norm" in ops[2] and "attention_norm" not in ops[3] + [launch.op for launch in one]
+
+    def ops(batch, gpu):
+        launches, machine = program_of(spec, batch).launches, load_machine(gpu)
+        return [(one.op, one.name) for one in merged(chosen(launches, lambda launch: modelled_us(launch, machine)))]
+
+    large, one = ops(32, "h200"), ops(1, "h200")
+    stages = [{op for op, name in large if f"layers.{stage}." in name} for stage in range(4)]
+    assert "mlp" in stages[0] and "mlp" not in stages[3]
+    assert "attention_norm" in stages[2] and "attention_norm" not in stages[3] | {op for op, _ in one}
     assert len(one) < len(program_of(spec, 1).launches) and len(large) < len(program_of(spec, 32).launches)
-    assert [x.op for x in large] != [x.op for x in fused_program(spec, 32, rtx4090).launches]
+    assert large != ops(32, "rtx4090")
     assert fused_program(spec, 32, None).launches == program_of(spec, 32).launches
+
+
+def test_by_counts_no_choice_of_fusions_is_faster():
+    """The choice is the least sum of estimates: less than nothing fused, all fused, or any one kind of fusion."""
+    spec, machine = full_size_spec(), load_machine("h200")
+    launches = program_of(spec, 32).launches
+    counts = counts_of((*launches, *candidates(launches)), machine)
+    assert counts, "the kernels changed: run benchmarks/cuda_static.py"
+
+    def us(program):
+        return sum(estimate_of(one, counts[one.name], machine).us for one in program)
+
+    best = us(fused_program(spec, 32, machine).launches)
+    assert best < min(us(launches), us(merged(rows(launches, FUSIONS))))
+    assert all(best <= us(merged(rows(launches, fusions))) for fusions in CHOICES.values())
 
 
 def full_size_spec():
