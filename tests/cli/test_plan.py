@@ -33,6 +33,27 @@ def test_the_table_says_that_it_was_planned_and_adds_up(run, micro, tmp_path):
     assert "| all |" in (tmp_path / "plan.md").read_text() and (tmp_path / "plan.csv").read_text().count("\n") > 20
 
 
+def test_by_compiled_kernels_each_launch_has_an_estimate_and_a_range(run, tmp_path):
+    done = run(*PLAN, "--static", "--gpu", "h100", "--output", tmp_path)
+    assert done.code == 0, done
+    assert done.out.startswith("estimated from compiled kernels, not measured: swin_tiny_patch4_window7_224, batch 32")
+    assert max(map(len, done.out.splitlines())) <= 100
+    found = json.loads((tmp_path / "static.json").read_text())
+    for precision, launches in found["launches"].items():
+        estimates = [one["estimate"] for one in launches]
+        assert found["us"][precision]["us"] == pytest.approx(sum(one["us"] for one in estimates))
+        for one, launch in zip(estimates, launches, strict=True):
+            assert launch["floor"]["us"] < one["us"] and one["low"] < one["us"] < one["high"]
+            assert one["bounds"][one["bound"]] > 0 and one["waves"] >= 1
+    assert "int8" in found["launches"] and "| all |" in (tmp_path / "static.md").read_text()
+    assert (tmp_path / "static.csv").read_text().count("\n") > 20
+
+
+def test_a_model_whose_kernels_were_not_counted_is_refused(run, micro):
+    done = run(*PLAN, micro / "swin.pth", "--cfg", micro / "swin.yaml", "--static")
+    assert "batch 32: its kernels were not counted: take a Swin" in done.error(2)
+
+
 def test_of_a_gpu_whose_int8_has_no_peak_to_reach_it_says_so(run, micro):
     done = run(*PLAN, micro / "swin.pth", "--cfg", micro / "swin.yaml", "--gpu", "b200", "--batch", "1")
     assert done.code == 0 and "float8 is the format of this GPU" in " ".join(done.out.split())

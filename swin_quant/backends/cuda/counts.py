@@ -26,6 +26,7 @@ from swin_quant.base.shipped import configs_dir
 
 FILE = "cuda_counts.csv"
 _JIT = Path(__file__).parent / "kernels" / "jit"
+_PACKAGE = "swin_quant.backends.cuda.kernels.jit"
 _ALIGNED = 16
 
 
@@ -78,7 +79,7 @@ def key_of(prepared: PreparedLaunch, capability: int) -> str:
         constants |= {"WHOLE": side == window, "SHIFTED": attends and shift > 0, "WINDOW": window if attends else 0}
     types = {word: _type(value) for word, value in prepared.arguments.items()}
     what = [prepared.kernel, types, constants, {**prepared.tiles.options(), **prepared.options}, capability]
-    return hashlib.sha256(f"{_source(prepared.kernel.partition('.')[0])} {what}".encode()).hexdigest()[:16]
+    return hashlib.sha256(f"{_source(*prepared.kernel.split('.'))} {what}".encode()).hexdigest()[:16]
 
 
 def _type(value: Any) -> str:
@@ -91,12 +92,36 @@ def _type(value: Any) -> str:
 
 
 @cache
-def _source(module: str) -> str:
-    """SHA-256 of a module of `kernels/jit` and of those that it imports; comments do not count."""
-    tree = ast.parse((_JIT / f"{module}.py").read_text(encoding="utf-8"))
-    inner = [one.module.rpartition(".")[2] for one in ast.walk(tree) if isinstance(one, ast.ImportFrom) and one.module]
-    others = [_source(name) for name in inner if (_JIT / f"{name}.py").is_file()]
-    return hashlib.sha256(f"{ast.dump(tree)} {others}".encode()).hexdigest()
+def _source(module: str, name: str) -> str:
+    """SHA-256 of a function or constant of `kernels/jit` and of those that it names; comments and docstrings do not
+    count."""
+    found, imported = _module(module)
+    node = found[name]
+    words = sorted({one.id for one in ast.walk(node) if isinstance(one, ast.Name)} - {name})
+    inner = [_source(module, word) for word in words if word in found]
+    inner += [_source(imported[word], word) for word in words if word in imported]
+    body = [one for one in getattr(node, "body", [node]) if not _is_text(one)]
+    whole = [ast.dump(one) for one in (getattr(node, "args", None), *body) if one is not None]
+    return hashlib.sha256(f"{whole} {inner}".encode()).hexdigest()
+
+
+@cache
+def _module(module: str) -> tuple[Mapping[str, ast.stmt], Mapping[str, str]]:
+    """A module's functions and constants by name, and its names that are of another module of `kernels/jit`."""
+    found: dict[str, ast.stmt] = {}
+    imported: dict[str, str] = {}
+    for node in ast.parse((_JIT / f"{module}.py").read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef):
+            found[node.name] = node
+        elif isinstance(node, ast.Assign):
+            found |= {one.id: node for one in node.targets if isinstance(one, ast.Name)}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith(_PACKAGE):
+            imported |= {one.name: str(node.module).rpartition(".")[2] for one in node.names}
+    return found, imported
+
+
+def _is_text(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swin_quant.backends.cuda import counts
 from swin_quant.backends.cuda.counts import (
     CountsFile,
     KernelCounts,
@@ -112,3 +113,23 @@ def test_a_file_keeps_counts(tmp_path):
     with pytest.raises(SwinQuantError, match=r"counts\.csv: is no file of counts .*: write it again"):
         read_counts(file)
     assert read_counts(tmp_path / "none.csv").known == {}
+
+
+def test_a_kernel_is_known_by_the_functions_that_it_calls(tmp_path, monkeypatch):
+    """Its counts hold until one of them changes; those of other kernels in the same module do not matter."""
+    shared = "LARGEST = tl.constexpr(7.0)\ndef used(x):\n    return x + LARGEST\ndef other(x):\n    return x\n"
+    kernel = f'from {counts._PACKAGE}.shared import other, used\ndef mine(x):\n    """Says."""\n    return used(x)\n'
+    seen = []
+    for changed in (
+        (shared, kernel),
+        (shared.replace("return x\n", "return 2 * x\n"), kernel.replace("Says", "# says\n    Said")),
+        (shared.replace("7.0", "8.0"), kernel),
+        (shared, kernel.replace("used(x)", "used(2 * x)")),
+    ):
+        for name, text in zip(("shared", "kernel"), changed, strict=True):
+            (tmp_path / f"{name}.py").write_text(text)
+        monkeypatch.setattr(counts, "_JIT", tmp_path)
+        counts._source.cache_clear(), counts._module.cache_clear()
+        seen.append(counts._source("kernel", "mine"))
+    counts._source.cache_clear(), counts._module.cache_clear()
+    assert seen[0] == seen[1] and len(set(seen)) == 3

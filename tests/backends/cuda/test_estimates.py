@@ -1,6 +1,6 @@
 """Estimates of launches from counts: by hand, their range, and what they are made of."""
 
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
