@@ -7,6 +7,12 @@ import pytest
 from instructions import instructions, probes
 
 from swin_quant.backends.cuda.counts import count, shipped_counts
+from swin_quant.backends.cuda.planning import INT8
+from swin_quant.backends.cuda.static_planning import static_plan
+from swin_quant.base.errors import UsageError
+from swin_quant.config import load_config
+from swin_quant.config.files import find_config
+from swin_quant.operators.roofline import load_machine
 
 AGAIN = "kernels changed since they were counted: run benchmarks/cuda_static.py"
 MOST = {  # issue 44 asks for 16, 2.5 and 12
@@ -15,6 +21,27 @@ MOST = {  # issue 44 asks for 16, 2.5 and 12
     "attention, a logit": 22.6,
     "attention with a shift, a logit": 46.1,
 }
+UNITS = "issue", "alu", "fma", "special", "loads"
+TIMES_ITS_FLOOR = 1.3
+ABOVE = {  # the most times its floor that a kind of launch takes, and what takes it
+    "mlp": (5.9, "GELU by erf"),
+    "gemm.gelu": (4.5, "GELU by erf"),
+    "attention": (5.4, "the shift mask and exp of padded logits"),
+    "attention_norm": (2.6, "the same"),
+    "norm_gemm": (2.3, "rows are read three times"),
+    "gemm.quantize": (2.1, "sums and operands pass through shared memory"),
+    "gemm.residual": (2.0, "the same"),
+    "gemm.half": (2.1, "the same"),
+    "gemm_norm": (1.35, "the same"),
+    "merge_quantize": (1.4, "the norm"),
+    "pool": (3.2, "a program a picture"),
+    "head": (9.5, "32 programs, without tensor cores"),
+}
+MODELS = (
+    "swin_small_patch4_window7_224",
+    "swin_base_patch4_window7_224",
+    "swin_large_patch4_window7_224_22kto1k_finetune",
+)
 
 
 def test_no_part_of_a_kernel_takes_more_instructions_than_it_did():
@@ -31,3 +58,25 @@ def test_the_counts_that_come_with_the_package_are_those_of_its_kernels():
     assert known, AGAIN
     assert again.counts.issue == pytest.approx(known.counts.issue, rel=0.05)  # another compiler may differ a little
     assert again.warps == known.warps
+
+
+def kind(launch):
+    if launch.op != "gemm":
+        return launch.op
+    return "head" if launch.name == "head" else f"gemm.{launch.arguments['epilogue'].kind}"
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_instructions_take_no_longer_than_the_floor_unless_it_is_known_why(model):
+    """At batch 32 in int8 on an H200, at the full rates of schedulers and units."""
+    try:
+        plan = static_plan(load_config(find_config(model)), load_machine("h200"), 32)
+    except UsageError:
+        pytest.skip("its kernels were not counted")
+    assert INT8 in plan.launches, AGAIN
+    most = {}
+    for one in plan.launches[INT8]:
+        times = max(one.estimate.bounds[name] for name in UNITS) / one.floor.us
+        most[kind(one.launch)] = max(most.get(kind(one.launch), 0.0), times)
+    known = {name: ABOVE.get(name, (TIMES_ITS_FLOOR, ""))[0] for name in most}
+    assert {name: round(times, 2) for name, times in most.items() if times > known[name]} == {}
