@@ -79,6 +79,7 @@ def main() -> None:
     args = parser.parse_args()
     if not args.predict:
         count_missing(list(jobs(args)), args.workers)
+        drop_old(parser.parse_args([]))
     plans = list(predicted())
     write_table(PAGE.with_suffix(".csv"), *table(plans))
     PAGE.write_text("".join(page(plans)), encoding="utf-8")
@@ -120,6 +121,12 @@ def count_missing(wanted: list[Job], workers: int) -> None:
             if number % SAVED == 0 or number == len(todo):
                 write_counts(COUNTS, CountsFile(version("triton"), known))
                 print(f"{number} of {len(todo)}", file=sys.stderr, flush=True)
+
+
+def drop_old(everything: argparse.Namespace) -> None:
+    """Write the file without kernels that are no more."""
+    known, used = read_counts(COUNTS), {key for key, *_ in jobs(everything)}
+    write_counts(COUNTS, CountsFile(known.triton, {key: one for key, one in known.known.items() if key in used}))
 
 
 def counted_job(job: Job) -> tuple[str, KernelCounts]:
