@@ -36,8 +36,8 @@ its bytes at the GPU's bandwidth, its products at the peak of their type, and a 
 from data sheets (`configs/machines`), and no kernel reaches them; every tensor counts as read or written once, which
 caches can undercut. A sum is therefore a limit, not a forecast. The engine fuses launches where [estimates from
 compiled kernels](cuda_static.md) say less, and where it has none, where this model does, with two limits for kernels
-whose programs have whole rows: fewer programs than multiprocessors leave the rest idle, and each program reads all weights
-from the cache, at {CACHE_BYTES_US / 1e3:.0f} GB/s a multiprocessor.
+whose programs have whole rows: fewer programs than multiprocessors leave the rest idle, and each program reads all
+weights from the cache, at {CACHE_BYTES_US / 1e3:.0f} GB/s a multiprocessor.
 
 *At most*: fp16 over int8, both with the fusions of int8; *executed*: fp16 with its own fusions. *Apart*: without
 fusions; *all that fit*: with every fusion whose kernel fits. *Fused, by stage*: q, a norm into qkv, fc1 or the
