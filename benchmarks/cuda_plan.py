@@ -11,12 +11,12 @@ from pathlib import Path
 
 from swin_quant.backends.cuda.choose_fusions import CACHE_BYTES_US
 from swin_quant.backends.cuda.fusions import ALL, APART
-from swin_quant.backends.cuda.planning import AS_FP16, FP8, FP16, INT8, PLANNED, CudaPlan, Fused
+from swin_quant.backends.cuda.planning import AS_FP16, FP8, FP16, INT8, PLANNED, CudaPlan, Fused, cuda_plan
 from swin_quant.config import load_config
 from swin_quant.config.files import find_config
+from swin_quant.operators.roofline import load_machine
 from swin_quant.report.plan import fusion_table, plan_table
 from swin_quant.report.table import Column, ReportTable, figure, markdown
-from swin_quant.verbs.cuda.plan import plan
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "results" / "cuda_plan.md"
 MODELS = (
@@ -97,11 +97,11 @@ def page(gpus: list[str], batches: list[int]) -> Iterator[str]:
     configs = {name: load_config(find_config(name)) for name in MODELS}
     yield HEAD
     for gpu in gpus:
-        plans = [plan(cfg, gpu, batch) for cfg in configs.values() for batch in batches]
+        plans = [cuda_plan(cfg, load_machine(gpu), batch) for cfg in configs.values() for batch in batches]
         machine = plans[0].machine
         yield f"## {gpu}\n\n{machine.description} ({machine.source}).\n\n{markdown(ReportTable(SUMMARY, plans))}\n"
     for name in IN_FULL:
-        found = plan(configs[name], gpus[0], batches[-1])
+        found = cuda_plan(configs[name], load_machine(gpus[0]), batches[-1])
         yield f"## {name} on {gpus[0]}, batch {batches[-1]}, launch by launch\n\n"
         yield f"{markdown(plan_table(found))}\n{markdown(fusion_table(found))}\n"
 
