@@ -126,7 +126,8 @@ def _mlp(body: _Body, inputs: Sequence[str], nodes: Sequence[Node]) -> tuple[str
 
     def linear(y: str, scale: str, zero: str, weight: str, scales: str, bias: str) -> str:
         y = body("DequantizeLinear", body("QuantizeLinear", y, scale, zero), scale, zero)
-        return body("Add", body("MatMul", y, body("DequantizeLinear", weight, scales, axis=1)), bias)
+        product = body("MatMul", y, body("DequantizeLinear", weight, scales, axis=1))
+        return body("Add", product, body("Unsqueeze", bias, body.whole(0)))  # as `keep_integer` has it
 
     is_last = nodes[0].attributes["norm_last"]
     y = linear(x if is_last else normalised(x), *inputs[3:8])

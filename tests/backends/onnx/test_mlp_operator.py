@@ -1,5 +1,6 @@
 """A branch with its MLP as one operator: what it computes, on plain loops and AVX-512, and which files have it."""
 
+from collections import Counter
 from copy import deepcopy
 from math import erf
 
@@ -13,6 +14,8 @@ from swin_quant.backends.onnx.export import OnnxOptions, export
 from swin_quant.backends.onnx.functions import function_of
 from swin_quant.backends.onnx.swin.mlp_operator import mlp
 from swin_quant.backends.onnx_reader.checks import check_scales
+from swin_quant.backends.onnx_reader.file import open_onnx
+from swin_quant.backends.onnxruntime.engine import products
 from swin_quant.backends.openvino import engine
 from swin_quant.backends.openvino.operators import stream_in_half
 from swin_quant.base.errors import SwinQuantError, UsageError
@@ -154,6 +157,13 @@ def test_a_file_with_the_operator_is_the_plain_file(kind, policy, exported, run,
     images = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     difference = run(own.file, images)["logits"] - run(plain.file, images)["logits"]
     assert np.abs(difference).mean() < 0.005
+
+
+def test_whoever_fixes_the_batch_keeps_the_integer_products_of_the_function(exported):
+    pytest.importorskip("onnxruntime")
+    file = open_onnx(exported("swin", "cpu", plugin=MLP).file)
+    symbolic, fixed = (Counter(products(file, batch).values()) for batch in (None, 2))
+    assert symbolic == fixed and symbolic["int8"] >= 12
 
 
 @pytest.mark.parametrize("float_type", ["float32", "bfloat16"])
