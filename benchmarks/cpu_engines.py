@@ -62,18 +62,25 @@ from swin_quant.verbs.bench_candidates import REFERENCE
 
 MODEL, BATCHES, ROUNDS, SECONDS = "swin_tiny_patch4_window7_224", [1, 8], 5, 1.0  # defaults
 PLUGINS = ("attention=swin_quant::Attention", "mlp=swin_quant::Mlp")
+BRANCHES = ("attention_branch=swin_quant::AttentionBranch", PLUGINS[1])
 INT4_ROWS = [(engine, policy, small) for engine in ("openvino", "onnxruntime") for policy in ("w4a16", "w4a8")
              for small in (False, True)]  # fmt: skip
 STANDIN = Path(__file__).resolve().parents[1] / "tests" / "standin" / "older_cpu.c"
 COMPILED = (
+    ("cpu-operators", "bfloat16", BRANCHES),
     ("cpu-operators", "bfloat16", PLUGINS),
     ("cpu-operators", "bfloat16", PLUGINS[:1]),
     ("cpu-operators", None, PLUGINS[:1]),
     ("cuda", "bfloat16", PLUGINS[:1]),
     ("qdq", "bfloat16", PLUGINS[:1]),
 )
+NAMES = {BRANCHES: "compiled branches", PLUGINS: "compiled attention and MLP", PLUGINS[:1]: "compiled attention"}
 BY_OPERATORS = dict(
-    zip(OPERATORS, (("cpu", ()), ("cpu-operators", PLUGINS[:1]), ("cpu-operators", PLUGINS)), strict=True)
+    zip(
+        OPERATORS,
+        [("cpu", ()), *(("cpu-operators", plugins) for plugins in (PLUGINS[:1], PLUGINS, BRANCHES))],
+        strict=True,
+    )
 )
 AMX = ("amx_int8", "amx_bf16")
 FIELDS = ("batch", "candidate", "p50_ms", "p90_ms", "speedup", "peak_mb", "file_mb", "int8_gemms", "all_gemms",
@@ -179,7 +186,7 @@ def compiled(model: Classifier, card: RunCard, folder: Path) -> list[BenchCandid
     """Our int8 files with attention as one operator, or with the MLP, too, which are compiled here."""
     candidates = []
     for policy, float_type, plugins in COMPILED:
-        operators = "compiled attention" + (" and MLP" if plugins == PLUGINS else "")
+        operators = NAMES[plugins]
         options = OnnxOptions(target="openvino", plugin=plugins)
         artifact = under(policy, model, card, folder / operators.replace(" ", "_"), options)
         name = f"openvino int8 {policy}, ours{f' +{float_type}' if float_type else ''}, {operators}"

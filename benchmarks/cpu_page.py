@@ -21,7 +21,13 @@ PLAIN = tuple(f"openvino int8 {policy}, ours +bfloat16" for policy in ("cpu", "c
 COMPILED = tuple(f"openvino int8 {policy}, ours +bfloat16, compiled attention" for policy in ("cpu-operators", "cuda"))
 ATTENTION = "attention", PLAIN, COMPILED
 # The rows of a run of the operators one by one.
-OPERATORS = ("our plain file", "with compiled attention", "with compiled attention and MLP")
+OPERATORS = (
+    "our plain file",
+    "with compiled attention",
+    "with compiled attention and MLP",
+    "with both branches compiled",
+)
+STEPS = {"mlp": OPERATORS[1:3], "attention_branch": OPERATORS[2:]}  # operator -> the rows without and with it
 ARCHITECTURES = {"swin_tiny_patch4_window7_224": "swin", "swinv2_tiny_patch4_window8_256": "swinv2"}
 
 Run = dict[str, Any]
@@ -75,19 +81,21 @@ def measured(runs: list[Run]) -> str:
     for run in runs:
         if run["model"] not in ARCHITECTURES or run["without_amx"]:  # a CPU of that kind counts, not an imitated one
             continue
-        operator, without, with_ = ("mlp", OPERATORS[1:2], OPERATORS[2:]) if _is_of_operators(run) else ATTENTION
+        steps = [(name, (without,), (with_,)) for name, (without, with_) in STEPS.items()]
         kind = found.setdefault("amx" if "amx_int8" in run["int8"] else "avx512-vnni", {})
-        times = kind.setdefault(operator, {}).setdefault(ARCHITECTURES[run["model"]], [])
-        for batch in sorted({row["batch"] for row in run["rows"]}):
-            ms = {row["candidate"]: row["p50_ms"] for row in run["rows"] if row["batch"] == batch}
-            plain = min(ms[name] for name in without if name in ms)
-            times.append(f"{batch}: [{plain:.2f}, {next(ms[name] for name in with_ if name in ms):.2f}]")
+        for operator, without, with_ in steps if _is_of_operators(run) else [ATTENTION]:
+            for batch in sorted({row["batch"] for row in run["rows"]}):
+                ms = {row["candidate"]: row["p50_ms"] for row in run["rows"] if row["batch"] == batch}
+                if compiled := [ms[name] for name in with_ if name in ms]:
+                    plain = min(ms[name] for name in without if name in ms)
+                    times = kind.setdefault(operator, {}).setdefault(ARCHITECTURES[run["model"]], [])
+                    times.append(f"{batch}: [{plain:.2f}, {compiled[0]:.2f}]")
     lines = [
         "# Which compiled operators files for OpenVINO have by default: [ms without, ms with] by kind of CPU,",
         "# operator, architecture and batch; one that was not measured, or is slower at some batch, is left out. Tiny",
         "# models, two threads, bfloat16 around int8. Attention: the fastest plain policy, and cpu-operators, or cuda",
-        "# where only that was measured. MLP: beside attention. Written by benchmarks/cpu_page.py from",
-        "# docs/results/cpu_engines.json.",
+        "# where only that was measured. MLP: beside attention. attention_branch: in its place, beside the MLP.",
+        "# Written by benchmarks/cpu_page.py from docs/results/cpu_engines.json.",
     ]
     for kind, operators in sorted(found.items()):
         lines.append(f"{kind}:")
@@ -111,7 +119,12 @@ def _one_by_one(runs: list[Run]) -> str:
     for run in runs:
         for batch in sorted({row["batch"] for row in run["rows"]}):
             ms = {row["candidate"]: row["p50_ms"] for row in run["rows"] if row["batch"] == batch}
-            cells = [run["model"], _machine(run), str(batch), *(f"{ms[name]:.1f}" for name in OPERATORS)]
+            cells = [
+                run["model"],
+                _machine(run),
+                str(batch),
+                *(f"{ms[name]:.1f}" if name in ms else "-" for name in OPERATORS),
+            ]
             lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 

@@ -1,41 +1,11 @@
 // Step 1 and 2 of a plugin operator: window attention on int8 values is declared, and computed, on all threads.
 #pragma once
 
-#include <algorithm>
-#include <cmath>
-#include <vector>
-
 #include "attention_vnni.hpp"
 #include "openvino/op/op.hpp"
 #include "threads.hpp"
 
 namespace swin_quant {
-
-// The same on any CPU, for heads and windows of any size.
-inline void attend(const Rows& x, const float* constant, int8_t* result, size_t stride, const Scales& scales) {
-    const auto level = [](float value) { return int(std::nearbyint(std::min(std::max(value, -128.0f), 127.0f))); };
-    std::vector<float> shares(x.length), sums(x.depth);  // of integers exact: below 2^24 up to 1024 tokens
-    for (size_t i = 0; i < x.length; ++i) {
-        float top = -INFINITY, total = 0;
-        for (size_t j = 0; j < x.length; ++j) {
-            int product = 0;
-            for (size_t d = 0; d < x.depth; ++d)
-                product += x.q[i * x.stride + d] * x.k[j * x.stride + d];
-            shares[j] = product * scales.logits + constant[i * x.length + j];
-            top = std::max(top, shares[j]);
-        }
-        for (auto& share : shares)
-            total += share = std::exp(share - top);
-        std::fill(sums.begin(), sums.end(), 0);
-        for (size_t j = 0; j < x.length; ++j) {
-            const float exact = shares[j] / total, share = scales.shares ? level(exact * scales.shares) : exact;
-            for (size_t d = 0; d < x.depth; ++d)
-                sums[d] += share * x.v[j * x.stride + d];
-        }
-        for (size_t d = 0; d < x.depth; ++d)
-            result[i * stride + d] = int8_t(level(sums[d] * scales.result));
-    }
-}
 
 // q, k, v [B, T, 3C] and a constant [nW * heads, L, L] -> softmax(q k^T + constant) v [B, T, C]. Scales: of q, k, v, of the
 // softmax where it is rounded (earlier files have a 0 where it is not), and of the result. Tokens lie window by window, and
@@ -105,8 +75,11 @@ public:
                 const auto* q = x + window * length * 3 * channels + head * depth;
                 const Rows rows{q, q + channels, q + 2 * channels, 3 * channels, length, depth};
                 const auto* constant = constants + (window % rounds * heads + head) * square;
-                (fast ? attend_vnni : attend)(rows, constant, result + window * length * channels + head * depth,
-                                              channels, scales);
+                auto* place = result + window * length * channels + head * depth;
+                if (fast)
+                    attend_vnni(rows, constant, nullptr, place, channels, 0, scales);
+                else
+                    attend(rows, constant, place, channels, scales);
             }
         });
         return true;

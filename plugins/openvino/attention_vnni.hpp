@@ -1,70 +1,70 @@
-// Window attention of one head on CPUs with AVX-512 VNNI: heads of 32 channels, windows of at most 64 tokens.
+// Attention of one head in one window on CPUs with AVX-512 VNNI: heads of 32 channels, windows of at most 256 tokens.
 #pragma once
 
+#include "attention_window.hpp"
 #include "vnni.hpp"
 
 namespace swin_quant {
 
-// q, k and v of a head, int8 [length, depth] each; from row to row `stride` bytes.
-struct Rows {
-    const int8_t *q, *k, *v;
-    size_t stride, length, depth;
-};
-
-// What integers are multiplied with: q k^T for logits, the softmax for its levels (0: it has none of its own), levels
-// times v for those of the result.
-struct Scales {
-    float logits, shares, result;
-};
-
 constexpr float POWERS = 255;  // levels of exp(logit - largest) where the softmax has none
-constexpr size_t VNNI_DEPTH = 32, VNNI_LENGTH = 64;
+constexpr size_t VNNI_DEPTH = 32, VNNI_LENGTH = 256;
+constexpr size_t KEYS = 64;  // at a time
 
 #if defined(__x86_64__) && defined(__GNUC__)
 
-#    define SWIN_QUANT_UNROLL _Pragma("GCC unroll 8")
-
 // The 4 tokens from `token` on; behind the last one there are zeros. half: of their 32 channels.
-SWIN_QUANT_VNNI inline void load_four(const Rows& x, const int8_t* rows, size_t token, size_t half, __m128i* found) {
+SWIN_QUANT_INLINE inline void load_four(const Rows& x, const int8_t* rows, size_t token, size_t half, __m128i* found) {
     for (size_t i = 0; i < 4; ++i)
         found[i] = token + i >= x.length ? _mm_setzero_si128()
                                          : _mm_loadu_si128(reinterpret_cast<const __m128i*>(
                                                rows + (token + i) * x.stride + 16 * half));
 }
 
-SWIN_QUANT_VNNI inline void store(void* place, __m128i value) {
+SWIN_QUANT_INLINE inline void store(void* place, __m128i value) {
     _mm_store_si128(static_cast<__m128i*>(place), value);
 }
 
-SWIN_QUANT_VNNI inline __m128i levels(__m512 x) {
+SWIN_QUANT_INLINE inline __m128i levels(__m512 x) {
     return _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(x));  // saturates
 }
 
-SWIN_QUANT_VNNI inline __m128i unsigned_levels(__m512 x) {
-    return _mm512_cvtusepi32_epi8(_mm512_cvtps_epi32(x));
+// 2^x within 3e-6 of itself, for x <= 0.
+SWIN_QUANT_INLINE inline __m512 exp2(__m512 x) {
+    x = _mm512_max_ps(x, _mm512_set1_ps(-126.0f));  // below there are denormals
+    const __m512 rest = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF);
+    __m512 sum = _mm512_fmadd_ps(_mm512_set1_ps(0.0135206f), rest, _mm512_set1_ps(0.05203743f));
+    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(0.24142749f));
+    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(0.69300662f));
+    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(1.00000252f));
+    return _mm512_scalef_ps(sum, x);
 }
 
-// 2^x to float32's last bits but one, for -126 <= x <= 0.
-SWIN_QUANT_VNNI inline __m512 exp2(__m512 x) {
-    const float series[] = {9.61812911e-3f, 5.55041087e-2f, 2.40226507e-1f, 6.93147181e-1f, 1.0f};
-    const __m512 whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    const __m512 rest = _mm512_sub_ps(x, whole);
-    __m512 sum = _mm512_set1_ps(1.33335581e-3f);
-    SWIN_QUANT_UNROLL
-    for (float term : series)
-        sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(term));
-    return _mm512_scalef_ps(sum, whole);
+// The sum, or the largest, of all values of four vectors: of the first in the places 0, 4, 8 ... of the result, of the
+// second in 1, 5, 9 ...
+template <bool IS_SUM>
+SWIN_QUANT_INLINE inline __m512 joined(const __m512 (&x)[4]) {
+    const auto join = [](__m512& a, __m512 b) SWIN_QUANT_INLINE { a = IS_SUM ? _mm512_add_ps(a, b) : _mm512_max_ps(a, b); };
+    __m512 front = _mm512_unpacklo_ps(x[0], x[1]), back = _mm512_unpacklo_ps(x[2], x[3]);
+    join(front, _mm512_unpackhi_ps(x[0], x[1]));
+    join(back, _mm512_unpackhi_ps(x[2], x[3]));
+    __m512 all = _mm512_shuffle_ps(front, back, 0x44);
+    join(all, _mm512_shuffle_ps(front, back, 0xee));
+    join(all, _mm512_shuffle_f32x4(all, all, 0x4e));
+    join(all, _mm512_shuffle_f32x4(all, all, 0xb1));
+    return all;
 }
 
-// `result`: int8 rows, `stride` bytes apart. Four queries at a time, so that a load serves four products.
-SWIN_QUANT_VNNI inline void attend_vnni(const Rows& x, const float* constant, int8_t* result, size_t stride,
-                                        const Scales& scales) {
-    alignas(64) uint8_t keys[8][VNNI_LENGTH][4];   // of 4 channels each: what one instruction multiplies and adds
-    alignas(64) int8_t values[16][VNNI_DEPTH][4];  // of 4 tokens each
-    alignas(64) uint8_t shares[4][VNNI_LENGTH];
-    static const int8_t zeros[VNNI_DEPTH] = {};
+// Of the result of `joined`, one of the four in all places.
+template <size_t I>
+SWIN_QUANT_INLINE inline __m512 one_of(__m512 x) {
+    return _mm512_permute_ps(x, I * 0x55);
+}
+
+// k as uint8 and v of a head, as one instruction multiplies them: four channels, and four tokens, side by side.
+SWIN_QUANT_INLINE inline void interleave(const Rows& x, size_t tokens, uint8_t (*keys)[VNNI_LENGTH][4],
+                                         int8_t (*values)[VNNI_DEPTH][4]) {
     const __m128i flip = _mm_set1_epi8(char(0x80));  // k + 128 is uint8; a row's logits all move by 128 sum(q): no matter
-    for (size_t j = 0; j < VNNI_LENGTH; j += 4) {
+    for (size_t j = 0; j < tokens; j += 4)
         for (size_t half = 0; half < 2; ++half) {
             __m128i r[4];
             load_four(x, x.k, j, half, r);
@@ -82,90 +82,125 @@ SWIN_QUANT_VNNI inline void attend_vnni(const Rows& x, const float* constant, in
             store(values[j / 4][16 * half + 8], _mm_unpacklo_epi16(AB, CD));
             store(values[j / 4][16 * half + 12], _mm_unpackhi_epi16(AB, CD));
         }
+}
+
+// store(r, v, products) of four rows and 16 VECTORS columns. A step multiplies the four bytes at row(k, r) by the vectors
+// at columns(k); one of both is uint8. In a function of its own, or g++ keeps copies of the sums on the stack.
+template <size_t VECTORS, bool IS_ROW_SIGNED, typename Row, typename Columns, typename Store>
+SWIN_QUANT_INLINE inline void multiply_four(size_t steps, const Row& row, const Columns& columns, const Store& store) {
+    __m512i sums[4 * VECTORS];
+    unrolled<4 * VECTORS>([&](auto i) SWIN_QUANT_INLINE { sums[i] = _mm512_setzero_si512(); });
+    for (size_t k = 0; k < steps; ++k) {
+        __m512i found[VECTORS];
+        unrolled<VECTORS>([&](auto v) SWIN_QUANT_INLINE { found[v] = _mm512_load_si512(columns(k) + 64 * v); });
+        unrolled<4>([&](auto r) SWIN_QUANT_INLINE {
+            const __m512i x = four_of(row(k, r));
+            unrolled<VECTORS>([&](auto v) SWIN_QUANT_INLINE {
+                if (IS_ROW_SIGNED)
+                    add_products(sums[r * VECTORS + v], found[v], x);
+                else
+                    add_products(sums[r * VECTORS + v], x, found[v]);
+            });
+        });
     }
-    const __m512 never = _mm512_set1_ps(-1e30f), log2e = _mm512_set1_ps(1.44269504f);
-    const __m512 lowest = _mm512_set1_ps(-126.0f), scale = _mm512_set1_ps(scales.logits);
-    const __m512 most = _mm512_set1_ps(scales.shares ? 127 : POWERS);
-    __mmask16 present[4];
-    for (size_t c = 0; c < 4; ++c) {
-        const size_t left = x.length > 16 * c ? x.length - 16 * c : 0;
-        present[c] = left >= 16 ? 0xffff : __mmask16((1u << left) - 1);
-    }
+    unrolled<4>([&](auto r) SWIN_QUANT_INLINE {
+        unrolled<VECTORS>([&](auto v) SWIN_QUANT_INLINE { store(r, v, sums[r * VECTORS + v]); });
+    });
+}
+
+// Four queries at a time, so that a load serves four products. regions: [KEYS n] of the tokens, which add MASKED where
+// they differ; null if they do not. result: rows of levels, `stride` bytes apart, int8 with `middle` 0 and uint8 around
+// 128 with 0x80.
+template <bool HAS_SHARES>
+SWIN_QUANT_VNNI void attend_by(const Rows& x, const float* constant, const uint8_t* regions, void* result, size_t stride,
+                               uint8_t middle, const Scales& scales) {
+    alignas(64) uint8_t keys[8][VNNI_LENGTH][4];
+    alignas(64) int8_t values[VNNI_LENGTH / 4][VNNI_DEPTH][4];
+    alignas(64) float logits[4][VNNI_LENGTH];
+    alignas(64) uint8_t shares[4][VNNI_LENGTH];
+    static const int8_t zeros[VNNI_DEPTH] = {};
+    const size_t all = (x.length + KEYS - 1) / KEYS * KEYS;
+    interleave(x, all, keys, values);
+    const __m512 never = _mm512_set1_ps(-1e30f), masked = _mm512_set1_ps(MASKED), log2e = _mm512_set1_ps(1.44269504f);
+    const __m512 scale = _mm512_set1_ps(scales.logits);
+    const __m128i flip = _mm_set1_epi8(char(middle));
     for (size_t i = 0; i < x.length; i += 4) {
-        const size_t rows = x.length - i < 4 ? x.length - i : 4;
+        const size_t rows = std::min<size_t>(x.length - i, 4);
         const int8_t* q[4];
-        float factors[4];
-        __m512i products[4][4], sums[4][2];
-        SWIN_QUANT_UNROLL
-        for (size_t r = 0; r < 4; ++r) {
-            q[r] = r < rows ? x.q + (i + r) * x.stride : zeros;
-            products[r][0] = products[r][1] = products[r][2] = products[r][3] = _mm512_setzero_si512();
-            sums[r][0] = sums[r][1] = _mm512_setzero_si512();
+        size_t query[4];
+        __m512 top[4], total[4];
+        unrolled<4>([&](auto r) SWIN_QUANT_INLINE {
+            q[r] = r < rows ? x.q + (i + r) * x.stride : zeros, query[r] = r < rows ? i + r : i;
+            top[r] = never, total[r] = _mm512_setzero_ps();
+        });
+        for (size_t j = 0; j < all; j += KEYS) {
+            const uint64_t present = x.length - j >= KEYS ? ~uint64_t(0) : (uint64_t(1) << (x.length - j)) - 1;
+            uint64_t apart[4] = {};
+            for (size_t r = 0; regions && r < 4; ++r)
+                apart[r] = _mm512_cmpneq_epi8_mask(_mm512_set1_epi8(char(regions[query[r]])), _mm512_loadu_si512(regions + j));
+            const auto four_channels = [&](size_t k, size_t r) SWIN_QUANT_INLINE { return q[r] + 4 * k; };
+            const auto of_keys = [&](size_t k) SWIN_QUANT_INLINE { return keys[k][j]; };
+            multiply_four<4, true>(8, four_channels, of_keys, [&](auto r, auto v, __m512i product) SWIN_QUANT_INLINE {
+                const float* place = constant + query[r] * x.length + j + 16 * v;
+                __m512 added = _mm512_mask_loadu_ps(never, __mmask16(present >> 16 * v), place);
+                if (regions)
+                    added = _mm512_mask_add_ps(added, __mmask16(apart[r] >> 16 * v), added, masked);
+                const __m512 logit = _mm512_fmadd_ps(_mm512_cvtepi32_ps(product), scale, added);
+                _mm512_store_ps(logits[r] + j + 16 * v, logit);
+                top[r] = _mm512_max_ps(top[r], logit);
+            });
         }
-        SWIN_QUANT_UNROLL
-        for (size_t g = 0; g < 8; ++g) {
-            __m512i query[4];
-            SWIN_QUANT_UNROLL
-            for (size_t r = 0; r < 4; ++r) {
-                int32_t four;
-                std::memcpy(&four, q[r] + 4 * g, 4);
-                query[r] = _mm512_set1_epi32(four);
-            }
-            SWIN_QUANT_UNROLL
-            for (size_t c = 0; c < 4; ++c) {
-                const __m512i key = _mm512_load_si512(keys[g][16 * c]);
-                SWIN_QUANT_UNROLL
-                for (size_t r = 0; r < 4; ++r)
-                    products[r][c] = _mm512_dpbusd_epi32(products[r][c], key, query[r]);
-            }
-        }
-        SWIN_QUANT_UNROLL
-        for (size_t r = 0; r < 4; ++r) {
-            const float* addend = constant + (r < rows ? i + r : i) * x.length;
-            __m512 e[4];
-            SWIN_QUANT_UNROLL
-            for (size_t c = 0; c < 4; ++c) {
-                const __m512 added = _mm512_maskz_loadu_ps(present[c], addend + 16 * c);
-                const __m512 logits = _mm512_fmadd_ps(_mm512_cvtepi32_ps(products[r][c]), scale, added);
-                e[c] = _mm512_mask_mov_ps(never, present[c], logits);
-            }
-            const __m512 top = _mm512_max_ps(_mm512_max_ps(e[0], e[1]), _mm512_max_ps(e[2], e[3]));
-            const __m512 shift = _mm512_mul_ps(log2e, _mm512_set1_ps(_mm512_reduce_max_ps(top)));
-            SWIN_QUANT_UNROLL
-            for (size_t c = 0; c < 4; ++c)
-                e[c] = exp2(_mm512_max_ps(_mm512_fmsub_ps(e[c], log2e, shift), lowest));
-            const __m512 total = _mm512_add_ps(_mm512_add_ps(e[0], e[1]), _mm512_add_ps(e[2], e[3]));
-            const float sum = _mm512_reduce_add_ps(total);
-            const __m512 share = _mm512_set1_ps(scales.shares ? scales.shares / sum : POWERS);
-            factors[r] = scales.shares ? scales.result : scales.result / (POWERS * sum);
-            SWIN_QUANT_UNROLL
-            for (size_t c = 0; c < 4; ++c)
-                store(shares[r] + 16 * c, unsigned_levels(_mm512_min_ps(_mm512_mul_ps(e[c], share), most)));
-        }
-        for (size_t g = 0; 4 * g < x.length; ++g) {
-            const __m512i low = _mm512_load_si512(values[g][0]), high = _mm512_load_si512(values[g][16]);
-            SWIN_QUANT_UNROLL
-            for (size_t r = 0; r < 4; ++r) {
-                int32_t four;
-                std::memcpy(&four, shares[r] + 4 * g, 4);
-                const __m512i share = _mm512_set1_epi32(four);
-                sums[r][0] = _mm512_dpbusd_epi32(sums[r][0], share, low);
-                sums[r][1] = _mm512_dpbusd_epi32(sums[r][1], share, high);
-            }
-        }
-        for (size_t r = 0; r < rows; ++r)
-            for (size_t half = 0; half < 2; ++half) {
-                const __m512 sum = _mm512_mul_ps(_mm512_cvtepi32_ps(sums[r][half]), _mm512_set1_ps(factors[r]));
-                _mm_storeu_si128(reinterpret_cast<__m128i*>(result + (i + r) * stride + 16 * half), levels(sum));
-            }
+        const __m512 shifts = _mm512_mul_ps(log2e, joined<false>(top));
+        for (size_t j = 0; j < all; j += KEYS)
+            unrolled<4>([&](auto r) SWIN_QUANT_INLINE {
+                const __m512 shift = one_of<r>(shifts);
+                __m512i power[4];
+                unrolled<4>([&](auto c) SWIN_QUANT_INLINE {
+                    auto* place = logits[r] + j + 16 * c;
+                    const __m512 e = exp2(_mm512_fmsub_ps(_mm512_load_ps(place), log2e, shift));
+                    total[r] = _mm512_add_ps(total[r], e);
+                    if (HAS_SHARES)
+                        _mm512_store_ps(place, e);
+                    else
+                        power[c] = _mm512_cvtps_epi32(_mm512_mul_ps(e, _mm512_set1_ps(POWERS)));
+                });
+                if (!HAS_SHARES)
+                    _mm512_store_si512(shares[r] + j, narrowed(power));
+            });
+        const __m512 totals = joined<true>(total);
+        __m512 factors = _mm512_set1_ps(scales.result);
+        if (!HAS_SHARES)
+            factors = _mm512_div_ps(_mm512_set1_ps(scales.result / POWERS), totals);
+        for (size_t j = 0; HAS_SHARES && j < all; j += KEYS)
+            unrolled<4>([&](auto r) SWIN_QUANT_INLINE {
+                const __m512 factor = one_of<r>(_mm512_div_ps(_mm512_set1_ps(scales.shares), totals));
+                __m512i share[4];
+                unrolled<4>([&](auto c) SWIN_QUANT_INLINE {
+                    share[c] = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_load_ps(logits[r] + j + 16 * c), factor));
+                });
+                _mm512_store_si512(shares[r] + j, _mm512_min_epu8(narrowed(share), _mm512_set1_epi8(127)));
+            });
+        const auto four_shares = [&](size_t k, size_t r) SWIN_QUANT_INLINE {
+            return shares[r] + k / 16 * KEYS + k % 4 * 16 + k % 16 / 4 * 4;  // as they were narrowed
+        };
+        const auto of_values = [&](size_t k) SWIN_QUANT_INLINE { return values[k][0]; };
+        multiply_four<2, false>((x.length + 3) / 4, four_shares, of_values, [&](auto r, auto v, __m512i sum) SWIN_QUANT_INLINE {
+            const __m512 y = _mm512_mul_ps(_mm512_cvtepi32_ps(sum), one_of<r>(factors));
+            auto* place = static_cast<int8_t*>(result) + (i + r) * stride + 16 * v;
+            if (r < rows)
+                _mm_storeu_si128(reinterpret_cast<__m128i*>(place), _mm_xor_si128(levels(y), flip));
+        });
     }
 }
 
-#    undef SWIN_QUANT_UNROLL
+inline void attend_vnni(const Rows& x, const float* constant, const uint8_t* regions, void* result, size_t stride,
+                        uint8_t middle, const Scales& scales) {
+    (scales.shares ? attend_by<true> : attend_by<false>)(x, constant, regions, result, stride, middle, scales);
+}
 
 #else
 
-inline void attend_vnni(const Rows&, const float*, int8_t*, size_t, const Scales&) {}
+inline void attend_vnni(const Rows&, const float*, const uint8_t*, void*, size_t, uint8_t, const Scales&) {}
 
 #endif
 

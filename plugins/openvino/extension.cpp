@@ -2,6 +2,7 @@
 #include "openvino/core/extension.hpp"
 
 #include "attention.hpp"
+#include "attention_branch.hpp"
 #include "mlp.hpp"
 #include "openvino/core/op_extension.hpp"
 #include "openvino/frontend/node_context.hpp"
@@ -35,12 +36,24 @@ ov::OutputVector attention(const ov::frontend::NodeContext& node) {
         ->outputs();
 }
 
-ov::OutputVector mlp(const ov::frontend::NodeContext& node) {
+ov::OutputVector inputs_of(const ov::frontend::NodeContext& node) {
     ov::OutputVector inputs;
     for (size_t i = 0; i < node.get_input_size(); ++i)
         inputs.push_back(node.get_input(int(i)));
-    const auto epsilon = node.get_attribute<float>("epsilon");
-    return std::make_shared<swin_quant::Mlp>(inputs, node.get_attribute<int64_t>("norm_last") != 0, epsilon)->outputs();
+    return inputs;
+}
+
+ov::OutputVector attention_branch(const ov::frontend::NodeContext& node) {
+    const auto scales = node.get_attribute<std::vector<double>>("scales");
+    return std::make_shared<swin_quant::AttentionBranch>(
+               inputs_of(node), node.get_attribute<int64_t>("heads"), std::vector<float>(scales.begin(), scales.end()),
+               node.get_attribute<int64_t>("norm_last") != 0, node.get_attribute<float>("epsilon"))
+        ->outputs();
+}
+
+ov::OutputVector mlp(const ov::frontend::NodeContext& node) {
+    const auto norm_last = node.get_attribute<int64_t>("norm_last") != 0;
+    return std::make_shared<swin_quant::Mlp>(inputs_of(node), norm_last, node.get_attribute<float>("epsilon"))->outputs();
 }
 
 }  // namespace
@@ -49,9 +62,11 @@ OPENVINO_CREATE_EXTENSIONS((std::vector<ov::Extension::Ptr>{
     std::make_shared<ov::OpExtension<swin_quant::Roll>>(),
     std::make_shared<ov::OpExtension<swin_quant::Relu>>(),
     std::make_shared<ov::OpExtension<swin_quant::Attention>>(),
+    std::make_shared<ov::OpExtension<swin_quant::AttentionBranch>>(),
     std::make_shared<ov::OpExtension<swin_quant::Mlp>>(),
     std::make_shared<ov::frontend::onnx::ConversionExtension>("Roll", SWIN_QUANT_DOMAIN, roll),
     std::make_shared<ov::frontend::onnx::ConversionExtension>("Relu", SWIN_QUANT_DOMAIN, relu),
     std::make_shared<ov::frontend::onnx::ConversionExtension>("Attention", SWIN_QUANT_DOMAIN, attention),
+    std::make_shared<ov::frontend::onnx::ConversionExtension>("AttentionBranch", SWIN_QUANT_DOMAIN, attention_branch),
     std::make_shared<ov::frontend::onnx::ConversionExtension>("Mlp", SWIN_QUANT_DOMAIN, mlp),
 }));

@@ -39,6 +39,14 @@ def attention(x: np.ndarray, constant: np.ndarray) -> np.ndarray:
     return np.clip(result.swapaxes(2, 3).reshape(len(x), -1, HEADS * DEPTH), -128, 127)
 
 
+def int8_linear(
+    y: np.ndarray, scale: float, zero: float, w: np.ndarray, scales: np.ndarray, b: np.ndarray
+) -> np.ndarray:
+    """The result, in float64. A zero point is uint8, and 0 int8."""
+    lowest = -128 if zero == 0 else 0
+    return (np.clip(np.round(y / scale) + zero, lowest, lowest + 255) - zero) @ w * (scale * scales) + b
+
+
 def mlp(x: np.ndarray, constants: dict, norm_last: bool) -> np.ndarray:
     """The result, in float64."""
     gain, bias, *linears = (value.astype(float) for value in constants.values())
@@ -46,15 +54,21 @@ def mlp(x: np.ndarray, constants: dict, norm_last: bool) -> np.ndarray:
     def normalised(y: np.ndarray) -> np.ndarray:
         return (y - y.mean(-1, keepdims=True)) / np.sqrt(y.var(-1, keepdims=True) + EPSILON) * gain + bias
 
-    def linear(
-        y: np.ndarray, scale: float, zero: float, w: np.ndarray, scales: np.ndarray, b: np.ndarray
-    ) -> np.ndarray:
-        lowest = -128 if zero == 0 else 0
-        return (np.clip(np.round(y / scale) + zero, lowest, lowest + 255) - zero) @ w * (scale * scales) + b
-
-    y = linear(x if norm_last else normalised(x), *linears[:5])
-    y = linear(y * (1 + np.vectorize(math.erf)(y / 2**0.5)) / 2, *linears[5:])
+    y = int8_linear(x if norm_last else normalised(x), *linears[:5])
+    y = int8_linear(y * (1 + np.vectorize(math.erf)(y / 2**0.5)) / 2, *linears[5:])
     return x + (normalised(y) if norm_last else y)
+
+
+def attention_branch(x: np.ndarray, constants: dict) -> np.ndarray:
+    """The result, in float64."""
+    places, gain, bias, *linears, table, index, regions = (value.astype(float) for value in constants.values())
+    x = x[:, places.astype(int)]
+    y = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + EPSILON) * gain + bias
+    y = int8_linear(y, *linears[:5])
+    levels = np.clip(np.round(y / np.repeat(SCALES[:3], HEADS * DEPTH)), -128, 127)
+    mask = -100.0 * (regions[:, None, :, None] != regions[:, None, None])
+    constant = table[:, index.astype(int)] + mask
+    return x + int8_linear(attention(levels, constant) * SCALES[3], *linears[5:])
 
 
 def main() -> None:
@@ -80,6 +94,22 @@ def main() -> None:
         noise = np.square(found - wanted).sum() / np.square(wanted - x).sum()
         if not noise < 1e-6:  # levels differ where a value lies between two
             raise SystemExit(f"the MLP is {noise:.1e} of its energy off")
+
+    width, tokens = HEADS * DEPTH, WINDOWS * LENGTH
+    constants = {"places": random.permutation(tokens).astype(np.int32)}
+    constants |= {name: random.standard_normal(width).astype(np.float32) for name in ("gain", "bias")}
+    constants |= {"scale": np.float32(0.03), "zero": np.int8(0)} | linear(random, 1, width, 3 * width)
+    constants |= {"of_result": np.float32(SCALES[3]), "no_zero": np.int8(0)} | linear(random, 2, width, width)
+    constants |= {"table": random.standard_normal((HEADS, 169)).astype(np.float32)}
+    constants |= {"index": random.integers(0, 169, (LENGTH, LENGTH), np.int32)}
+    constants |= {"regions": random.integers(0, 3, (WINDOWS, LENGTH), np.uint8)}
+    x = random.standard_normal((3, tokens, width)).astype(np.float32)
+    attributes = {"heads": HEADS, "scales": SCALES[:3], "norm_last": 0, "epsilon": EPSILON}
+    file = one_node("AttentionBranch", [("x", floats)], floats, constants, **attributes)
+    found, wanted = core.compile_model(core.read_model(file), "CPU", EXACT)([x])[0], attention_branch(x, constants)
+    noise = np.square(found - wanted).sum() / np.square(wanted - x[:, constants["places"]]).sum()
+    if not noise < 1e-4:  # exponentials are rounded to 8 bits
+        raise SystemExit(f"the branch with attention is {noise:.1e} of its energy off")
 
 
 def linear(random: np.random.Generator, number: int, inputs: int, outputs: int) -> dict:

@@ -1,6 +1,7 @@
 // The threads of OpenVINO's own wheel.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 
 #if defined(SWIN_QUANT_TBB)
@@ -16,6 +17,12 @@ inline size_t threads() {
 #else
     return 1;
 #endif
+}
+
+// Tokens of a tile, at most `most`: as many tiles as give every thread as many.
+inline size_t tile_of(size_t tokens, size_t most) {
+    const size_t tiles = std::max<size_t>((tokens + most - 1) / most, 1), rounds = (tiles + threads() - 1) / threads();
+    return std::max<size_t>((tokens + rounds * threads() - 1) / (rounds * threads()), 6);
 }
 
 template <typename Work>

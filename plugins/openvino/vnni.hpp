@@ -43,6 +43,11 @@ SWIN_QUANT_INLINE inline __m512i four_of(const void* bytes) {
     return _mm512_set1_epi32(four);
 }
 
+// Four vectors as uint8, saturated: value 16 q + 4 l + i at place 16 l + 4 q + i.
+SWIN_QUANT_INLINE inline __m512i narrowed(const __m512i (&x)[4]) {
+    return _mm512_packus_epi16(_mm512_packs_epi32(x[0], x[1]), _mm512_packs_epi32(x[2], x[3]));
+}
+
 }  // namespace swin_quant
 
 #else

@@ -55,6 +55,13 @@ def _attention(levels: Tensor, constant: Tensor, heads: int, scales: Sequence[fl
     return Node((levels, constant), {"heads": heads, "scales": list(scales)}, (*tokens, channels // 3))
 
 
+def _attention_branch(
+    x: Tensor, *constants: Tensor, heads: int, scales: Sequence[float], norm_last: bool, epsilon: float
+) -> Node:
+    attributes = {"heads": heads, "scales": list(scales), "norm_last": int(norm_last), "epsilon": epsilon}
+    return Node((x, *constants), attributes, tuple(x.shape))
+
+
 def _mlp(x: Tensor, *constants: Tensor, norm_last: bool, epsilon: float) -> Node:
     return Node((x, *constants), {"norm_last": int(norm_last), "epsilon": epsilon}, tuple(x.shape))
 
@@ -64,6 +71,7 @@ CALLS: dict[str, Callable[..., Node | None]] = {
     "relu": _relu,
     "layer_norm": _layer_norm,
     "attention": _attention,
+    "attention_branch": _attention_branch,
     "mlp": _mlp,
 }
 PLUGINS = (*CALLS, "window_partition")

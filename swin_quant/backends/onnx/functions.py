@@ -87,17 +87,38 @@ def _window_partition(body: _Body, inputs: Sequence[str], nodes: Sequence[Node])
     return body("Reshape", x, body("Concat", body.whole(-1), body("Mul", window, window), channels, axis=0)), ["window"]
 
 
+class _Scales:
+    """The attribute `scales` of a function, and rounding by one of them."""
+
+    def __init__(self, body: _Body) -> None:
+        self.body = body
+        self.all = body("Constant", refer={"value_floats": ("scales", "FLOATS")})
+        self.ends = body("Constant", value_float=-128.0), body("Constant", value_float=127.0)
+
+    def at(self, place: int) -> str:
+        return self.body("Gather", self.all, self.body("Constant", value_int=place))
+
+    def levels(self, x: str, place: int) -> str:
+        return self.body("Clip", self.body("Round", self.body("Div", x, self.at(place))), *self.ends)
+
+    def rounded(self, x: str, place: int) -> str:
+        return self.body("Mul", self.levels(x, place), self.at(place))
+
+
 def _attention(body: _Body, inputs: Sequence[str], nodes: Sequence[Node]) -> tuple[str, list[str]]:
     x, constant = inputs
-    scales = body("Constant", refer={"value_floats": ("scales", "FLOATS")})
-    least, most = body("Constant", value_float=-128.0), body("Constant", value_float=127.0)
+    scales = _Scales(body)
+    is_rounded = body("Greater", body("Size", scales.all), body("Constant", value_int=4))
+    parts = [lambda part, i=i: body("Mul", body("Cast", part, to=_FLOAT), scales.at(i)) for i in range(3)]
+    x = _attended(body, x, parts, constant, lambda y: body("Where", is_rounded, scales.rounded(y, 3), y))
+    return body("Cast", scales.levels(x, -1), to=_INT8), ["heads", "scales"]
 
-    def scale(place: int) -> str:
-        return body("Gather", scales, body("Constant", value_int=place))
 
-    def rounded(x: str, place: int) -> str:
-        return body("Clip", body("Round", body("Div", x, scale(place))), least, most)
-
+def _attended(
+    body: _Body, x: str, parts: Sequence[Callable[[str], str]], constant: str, rounded: Callable[[str], str]
+) -> str:
+    """softmax(q k^T + constant) v [B, T, C]. x: q, k and v [B, T, 3C], of which `parts` make floats; `rounded`: the
+    softmax."""
     heads = body("Reshape", body("Constant", refer={"value_int": ("heads", "INT")}), body.whole(1))
     batch, tokens, channels = (body("Slice", body("Shape", x), body.whole(i), body.whole(i + 1)) for i in range(3))
     rounds, length = (body("Slice", body("Shape", constant), body.whole(i), body.whole(i + 1)) for i in range(2))
@@ -106,16 +127,58 @@ def _attention(body: _Body, inputs: Sequence[str], nodes: Sequence[Node]) -> tup
     six = body("Concat", any_number, windows, length, body.whole(3), heads, depth, axis=0)
     x = body("Transpose", body("Reshape", x, six), perm=[3, 0, 1, 4, 2, 5])
     x = body("Reshape", x, body("Concat", body.whole(3), any_number, rounds, length, depth, axis=0))
-    x = body("Cast", x, to=_FLOAT)
-    q, k, v = (body("Mul", body("Gather", x, body("Constant", value_int=i)), scale(i)) for i in range(3))
+    q, k, v = (part(body("Gather", x, body("Constant", value_int=i))) for i, part in enumerate(parts))
     logits = body("Add", body("MatMul", q, body("Transpose", k, perm=[0, 1, 3, 2])), constant)
-    softmax = body("Softmax", logits, axis=-1)
-    is_rounded = body("Greater", body("Size", scales), body("Constant", value_int=4))
-    shares = body("Where", is_rounded, body("Mul", rounded(softmax, 3), scale(3)), softmax)
+    shares = rounded(body("Softmax", logits, axis=-1))
     five = body("Concat", any_number, windows, heads, length, depth, axis=0)
     x = body("Transpose", body("Reshape", body("MatMul", shares, v), five), perm=[0, 1, 3, 2, 4])
-    x = body("Reshape", x, body("Concat", batch, tokens, body("Mul", heads, depth), axis=0))
-    return body("Cast", rounded(x, -1), to=_INT8), ["heads", "scales"]
+    return body("Reshape", x, body("Concat", batch, tokens, body("Mul", heads, depth), axis=0))
+
+
+def _linear(body: _Body, y: str, scale: str, zero: str, weight: str, scales: str, bias: str) -> str:
+    y = body("DequantizeLinear", body("QuantizeLinear", y, scale, zero), scale, zero)
+    product = body("MatMul", y, body("DequantizeLinear", weight, scales, axis=1))
+    return body("Add", product, body("Unsqueeze", bias, body.whole(0)))  # as `keep_integer` has it
+
+
+def _attention_branch(body: _Body, inputs: Sequence[str], nodes: Sequence[Node]) -> tuple[str, list[str]]:
+    x, places, gain, offset, *linears = inputs[:14]
+    table, index, regions, *lengths = inputs[14:]
+    scales = _Scales(body)
+
+    def normalised(y: str) -> str:
+        return body("LayerNormalization", y, gain, offset, refer={"epsilon": ("epsilon", "FLOAT")})
+
+    is_last = nodes[0].attributes["norm_last"]
+    x = body("Gather", x, places, axis=1)
+    y = _linear(body, x if is_last else normalised(x), *linears[:5])
+    y = _of_lengths(body, y, *lengths) if lengths else y
+    regions = body("Cast", regions, to=_FLOAT)
+    own, seen = (body("Unsqueeze", regions, body.whole(1, axis)) for axis in (3, 2))
+    mask = body("Where", body("Equal", own, seen), *(body("Constant", value_float=value) for value in (0.0, -100.0)))
+    length = body("Slice", body("Shape", index), body.whole(0), body.whole(1))
+    constant = body("Add", body("Gather", table, index, axis=1), mask)
+    constant = body("Reshape", constant, body("Concat", body.whole(-1), length, length, axis=0))
+    is_rounded = len(nodes[0].attributes["scales"]) > 3
+    parts = [lambda part, i=i: scales.rounded(part, i) for i in range(3)]
+    y = _attended(body, y, parts, constant, lambda shares: scales.rounded(shares, 3) if is_rounded else shares)
+    y = _linear(body, y, *linears[5:])
+    y = body("Add", x, normalised(y) if is_last else y)
+    return y, ["heads", "scales", "norm_last", "epsilon"]
+
+
+def _of_lengths(body: _Body, y: str, lengths: str) -> str:
+    """q, k and v [B, T, 3C] with each head's q normalised to `lengths` [heads], and its k to 1."""
+    lengths = body("Concat", lengths, body("Div", lengths, lengths), axis=0)
+    channels = body("Slice", body("Shape", y), body.whole(2), body.whole(3))
+    of_qk = body("Mul", body("Div", channels, body.whole(3)), body.whole(2))
+    qk, v = body("Slice", y, body.whole(0), of_qk, body.whole(2)), body("Slice", y, of_qk, channels, body.whole(2))
+    shape = body("Concat", body.whole(0, 0), body("Shape", lengths), body.whole(-1), axis=0)
+    heads = body("Reshape", qk, shape)
+    size = body("Sqrt", body("ReduceSum", body("Mul", heads, heads), body.whole(-1), keepdims=1))
+    size = body("Max", size, body("Constant", value_float=1e-12))
+    heads = body("Mul", heads, body("Div", body("Unsqueeze", lengths, body.whole(1)), size))
+    return body("Concat", body("Reshape", heads, body("Shape", qk)), v, axis=2)
 
 
 def _mlp(body: _Body, inputs: Sequence[str], nodes: Sequence[Node]) -> tuple[str, list[str]]:
@@ -124,14 +187,9 @@ def _mlp(body: _Body, inputs: Sequence[str], nodes: Sequence[Node]) -> tuple[str
     def normalised(y: str) -> str:
         return body("LayerNormalization", y, *norm, refer={"epsilon": ("epsilon", "FLOAT")})
 
-    def linear(y: str, scale: str, zero: str, weight: str, scales: str, bias: str) -> str:
-        y = body("DequantizeLinear", body("QuantizeLinear", y, scale, zero), scale, zero)
-        product = body("MatMul", y, body("DequantizeLinear", weight, scales, axis=1))
-        return body("Add", product, body("Unsqueeze", bias, body.whole(0)))  # as `keep_integer` has it
-
     is_last = nodes[0].attributes["norm_last"]
-    y = linear(x if is_last else normalised(x), *inputs[3:8])
-    y = linear(body.gelu(y), *inputs[8:])
+    y = _linear(body, x if is_last else normalised(x), *inputs[3:8])
+    y = _linear(body, body.gelu(y), *inputs[8:])
     return body("Add", x, normalised(y) if is_last else y), ["norm_last", "epsilon"]
 
 
@@ -141,6 +199,7 @@ _BODIES: dict[str, Callable[[_Body, Sequence[str], Sequence[Node]], tuple[str, l
     "layer_norm": _layer_norm,
     "window_partition": _window_partition,
     "attention": _attention,
+    "attention_branch": _attention_branch,
     "mlp": _mlp,
 }
 

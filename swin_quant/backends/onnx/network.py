@@ -104,10 +104,10 @@ def with_ends(model: nn.Module, options: OnnxOptions, preprocess: Preprocess | N
         set_forward(model, forward)
 
 
-def set_forward(model: nn.Module, forward: Callable[..., Any]) -> None:
-    """Give one module another forward, in place; a wrapper would change the names of modules."""
+def set_forward(model: nn.Module, forward: Callable[..., Any], name: str = "forward") -> None:
+    """Give one module another forward, or method `name`, in place; a wrapper would change the names of modules."""
     kind = type(model)
-    model.__class__ = cast("type[nn.Module]", type(kind.__name__, (kind,), {"forward": forward}))
+    model.__class__ = cast("type[nn.Module]", type(kind.__name__, (kind,), {name: forward}))
 
 
 def fold_normalisation(convolution: nn.Module, preprocess: Preprocess) -> None:

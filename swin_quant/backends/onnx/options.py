@@ -15,7 +15,8 @@ OPSETS = range(17, 21)
 FP8_OPSET = 19  # the first with float8 in Q/DQ
 INT4_OPSET = 21  # the first with INT4 in DequantizeLinear
 INT4_BITS = 4
-REWRITTEN = frozenset({"attention", "mlp"})  # the plugins whose nodes only an architecture's rewrites make
+BRANCHES = frozenset({"attention_branch", "mlp"})  # the plugins whose nodes have linears, of int8 weights
+REWRITTEN = BRANCHES | {"attention"}  # the plugins whose nodes only an architecture's rewrites make
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class OnnxOptions:
     `int4_weights`: store weights of at most 4 bits as INT4, two in a byte; the opset is then 21.
     `replace`: names of equivalent replacements. `plugin`: operators that become nodes of another domain
     (`roll=my.domain::Roll`). Both are for compilers that want the model's own operators, and leave the architecture's
-    rewrites out, except for the plugin `attention`, whose nodes the rewrites make.
+    rewrites out, except for the plugins whose nodes the rewrites make.
     `plain`: without the operators that are compiled for the target (`compiled`).
     `uint8_input`: pictures are uint8 [batch, S, S, 3], as decoded, and the graph normalises them.
     `softmax`: give probabilities beside logits. `top_k`: give the best classes and their probabilities, too.
@@ -89,8 +90,8 @@ class OnnxOptions:
             )
         if rewritten and self.floats != "float32":
             raise UsageError(f"‹plugin› {rewritten}: not in float16: choose ‹float_type› float32")
-        if "mlp" in plugged and self.int4_weights:
-            raise UsageError("‹plugin› mlp: takes int8 weights: leave ‹int4_weights› out")
+        if self.int4_weights and (branch := next((operator for operator in plugged if operator in BRANCHES), None)):
+            raise UsageError(f"‹plugin› {branch}: takes int8 weights: leave ‹int4_weights› out")
         if not rewritten and (self.replace or plugged):
             object.__setattr__(self, "rewrites", self.rewrites or frozenset())
 
@@ -100,8 +101,9 @@ class OnnxOptions:
         asked = self.plain or self.plugin or self.replace or self.rewrites is not None
         if asked or self.precision == "float":
             return ()
-        takes = (lambda plugin: not plugin.startswith("mlp=")) if self.int4_weights else bool
-        return tuple(filter(takes, onnx_targets()[self.target].compiled))
+        left_out = BRANCHES if self.int4_weights else ()
+        plugins = onnx_targets()[self.target].compiled
+        return tuple(plugin for plugin in plugins if plugin.partition("=")[0] not in left_out)
 
     @property
     def are_compiled(self) -> Callable[[str, str], bool]:

@@ -10,7 +10,11 @@ BACKEND = Backend(
         OnnxTarget(
             "openvino",
             int4=True,
-            compiled=("attention=swin_quant::Attention", "mlp=swin_quant::Mlp"),
+            compiled=(
+                "attention_branch=swin_quant::AttentionBranch",
+                "attention=swin_quant::Attention",
+                "mlp=swin_quant::Mlp",
+            ),
             are_compiled="swin_quant.backends.openvino.operators:run_here",
         ),
         ("cpu", "qdq", "cpu-operators"),

@@ -23,6 +23,7 @@ NODES = {
     "roll": "Roll",
     "relu": "Relu",
     "attention": "Attention",
+    "attention_branch": "AttentionBranch",
     "mlp": "Mlp",
 }  # operator -> its node's name (extension.cpp)
 FAST_DEPTH, FAST_TOKENS = 32, 64  # channels of a head and tokens of a window of its kernel (attention_vnni.hpp)
@@ -123,22 +124,26 @@ def libraries_of(artifact: Artifact) -> tuple[str, ...]:
 
 
 def stream_in_half(model: Any) -> None:
-    """Let the MLPs of an OpenVINO model, which runs in bfloat16, read and write that, in place: nothing is converted.
+    """Let the branches of an OpenVINO model, which runs in bfloat16, read and write that, in place.
 
-    The type of their result is that of what they read.
+    The type of their result is that of what they read. Between two of them nothing is converted.
     """
-    ours = NODES["mlp"], DOMAIN
-    kinds = ((one, one.get_type_info()) for one in model.get_ops())
-    nodes = [one for one, kind in kinds if (kind.name, kind.version_id) == ours]
+    ours = {(NODES[operator], DOMAIN) for operator in ("attention_branch", "mlp")}
+    kinds = ((one, one.get_type_info()) for one in model.get_ordered_ops())
+    nodes = [one for one, kind in kinds if (kind.name, kind.version_id) in ours]
     if not nodes:
         return
     opset13: Any = installed("openvino.opset13", "openvino")
+    in_half: dict[str, Any] = {}  # the result of one of them in float32 -> as it is
     for node in nodes:
         readers = list(node.output(0).get_target_inputs())
-        node.input(0).replace_source_output(opset13.convert(node.input_value(0), "bf16").output(0))
-        result = opset13.convert(node.output(0), "f32").output(0)
+        source = node.input_value(0)
+        half = in_half.get(source.get_node().get_friendly_name()) or opset13.convert(source, "bf16").output(0)
+        node.input(0).replace_source_output(half)
+        result = opset13.convert(node.output(0), "f32")
+        in_half[result.get_friendly_name()] = node.output(0)
         for reader in readers:
-            reader.replace_source_output(result)
+            reader.replace_source_output(result.output(0))
     model.validate_nodes_and_infer_types()
 
 

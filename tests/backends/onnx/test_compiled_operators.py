@@ -4,6 +4,7 @@ import logging
 import os
 from copy import deepcopy
 from dataclasses import replace
+from math import prod
 
 import numpy as np
 import onnx
@@ -24,6 +25,7 @@ from swin_quant.score.options import EngineOptions
 from swin_quant.verbs.export_target import policy_for
 
 OPERATOR = ["attention=swin_quant::Attention"]
+BRANCH = ["attention_branch=swin_quant::AttentionBranch"]
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +62,7 @@ def pictures(count, side, seed=3):
 
 
 def attentions(artifact):
-    return [node.op_type for node in onnx.load(artifact.file).graph.node].count("Attention")
+    return sum(node.op_type in ("Attention", "AttentionBranch") for node in onnx.load(artifact.file).graph.node)
 
 
 CASES = [("swin", 7, None), ("swinv2", 8, None)]
@@ -80,7 +82,7 @@ def test_a_file_with_the_operator_computes_what_fake_quant_does(
     is_default = window <= 8
     asked = {} if is_default else {"plugin": tuple(OPERATOR)}  # plain nodes are faster for larger windows
     artifact = export(model, card, tmp_path, OnnxOptions(target="openvino", **asked))
-    assert artifact.record["options"]["plugin"][:1] == OPERATOR and attentions(artifact) == 2
+    assert artifact.record["options"]["plugin"][:1] in (OPERATOR, BRANCH) and attentions(artifact) == 2
     found = engine.load(artifact, EngineOptions(threads=1))
     assert list(found.details["extensions"]) == [with_operators.name]
     apply_policy(model, load_policy("cpu-operators"))
@@ -109,8 +111,18 @@ def test_a_plain_file_is_asked_for_or_of_a_policy_with_float_attention(
     assert not attentions(artifact) and (policy == "cpu" or artifact.record["options"]["plugin"] == [])
 
 
+@pytest.mark.parametrize("gains, wanted", [({"attention": 1.2}, OPERATOR), ({"attention_branch": 1.1}, BRANCH)])
+def test_the_branch_takes_the_place_of_attention_where_it_was_measured_to_be_faster(
+    gains, wanted, calibrated_for, with_operators, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(operators, "gain", lambda architecture, operator, kind=None: gains.get(operator, 0))
+    model, card = calibrated_for()
+    artifact = export(deepcopy(model), card, tmp_path, OnnxOptions(target="openvino"))
+    assert artifact.record["options"]["plugin"] == wanted and attentions(artifact) == 2
+
+
 def test_what_no_operator_is_compiled_for():
-    assert OnnxOptions(target="openvino").compiled == (*OPERATOR, "mlp=swin_quant::Mlp")
+    assert OnnxOptions(target="openvino").compiled == (*BRANCH, *OPERATOR, "mlp=swin_quant::Mlp")
     assert OnnxOptions(target="openvino", int4_weights=True).compiled == tuple(OPERATOR)
     for options in ({"plain": True}, {"precision": "float"}, {"target": "portable"}, {"replace": ("roll",)}):
         assert OnnxOptions(**{"target": "openvino"} | options).compiled == ()
@@ -175,8 +187,8 @@ def test_a_plain_file_is_the_default_where_they_do_not_run_and_a_line_says_why(
     assert (
         said in line and line.startswith("OpenVINO's window attention and MLP are not compiled: ") and "\n" not in line
     )
-    gains = [operators.gain("swin", operator, "avx512-vnni") for operator in ("attention", "mlp")]
-    assert f"{gains[0] * max(gains[1], 1):.2f} times as long" in line
+    times = prod(max(operators.gain("swin", operator, "avx512-vnni"), 1) for operator in operators.NODES)
+    assert f"{times:.2f} times as long" in line
 
 
 @pytest.mark.parametrize(

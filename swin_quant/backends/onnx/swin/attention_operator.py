@@ -56,7 +56,7 @@ class OperatorAttention(nn.Module):
         self.qkv: Linear = attn.qkv
         self.proj: Linear = attn.proj
         scales = [node.scale for node in _nodes(attn) if isinstance(node, Pair)]
-        self.scales = [float(scale) for scale in scales]
+        self.scales = scales_of(attn)
         self.proj._input_quantizer = nn.Identity()
         for name in ("table", "index", "mask"):
             self.register_buffer(name, getattr(attn, name))
@@ -97,9 +97,9 @@ def as_operator(model: nn.Module, is_compiled: Callable[[], bool] | None = None)
         for name, parent in model.named_modules()
         if isinstance(getattr(parent, "attn", None), QuantizedAttention)
     }
-    faults = {name: _fault(parent.attn) for name, parent in found.items()}
+    faults = {name: fault_of(parent.attn) for name, parent in found.items()}
     if is_compiled:
-        found = {name: one for name, one in found.items() if not faults[name] and _is_fast(one.attn)}
+        found = {name: one for name, one in found.items() if not faults[name] and is_fast(one.attn)}
         found = found if found and is_compiled() else {}
     elif fault := next(((name, why) for name, why in faults.items() if why), None):
         raise UsageError(f"‹plugin› attention: {' '.join(fault)}")
@@ -107,7 +107,13 @@ def as_operator(model: nn.Module, is_compiled: Callable[[], bool] | None = None)
         parent.attn = OperatorAttention(parent.attn)
 
 
-def _is_fast(attn: QuantizedAttention) -> bool:
+def scales_of(attn: QuantizedAttention) -> list[float]:
+    """The scales of q, k, v, of the softmax if it is rounded, and of the result."""
+    return [float(node.scale) for node in _nodes(attn) if isinstance(node, Pair)]
+
+
+def is_fast(attn: Any) -> bool:
+    """Whether the compiled operator has fast loops for heads and windows of these sizes."""
     channels = attn.proj._weight_quantizer.values.shape[0]
     return channels == FAST_DEPTH * attn.heads and attn.length <= FAST_TOKENS
 
@@ -117,7 +123,7 @@ def _nodes(attn: QuantizedAttention) -> list[Any]:
     return [*(getattr(attn, name) for name in names), attn.proj._input_quantizer]
 
 
-def _fault(attn: QuantizedAttention) -> str | None:
+def fault_of(attn: QuantizedAttention) -> str | None:
     """The reason why the operator cannot compute `attn`; None if it can."""
     *of_qkv, of_softmax, of_result = _nodes(attn)
     pairs = [*of_qkv, of_result, *([of_softmax] if isinstance(of_softmax, Pair) else [])]

@@ -3,14 +3,14 @@
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, layer_norm
 from torch.overrides import handle_torch_function, has_torch_function
 
-from swin_quant.backends.onnx.layers import Linear, Pair, StoredWeight
+from swin_quant.backends.onnx.layers import Linear, Pair
 from swin_quant.backends.onnx.network import set_forward
 from swin_quant.backends.onnx.swin.blocks import OrderedBlock
+from swin_quant.backends.onnx.swin.int8_linear import CONSTANTS, complete, constants_of, fault_of, int8_linear
 from swin_quant.base.errors import UsageError
 
 FAST_WIDTH, FAST_HIDDEN = 16, 64  # what divides its widths (plugins/openvino/mlp_vnni.hpp)
@@ -25,15 +25,9 @@ def mlp(x: Tensor, *constants: Tensor, norm_last: bool, epsilon: float) -> Any:
     if has_torch_function((x, *constants)):
         tensors = (x, *constants)
         return handle_torch_function(mlp, tensors, *tensors, norm_last=norm_last, epsilon=epsilon)
-    gain, offset, first, second = constants[0], constants[1], constants[2:7], constants[7:]
-
-    def linear(y: Tensor, scale: Tensor, zero: Tensor, weight: Tensor, scales: Tensor, bias: Tensor) -> Tensor:
-        ends = torch.iinfo(zero.dtype)
-        levels = ((y / scale).round() + zero).clamp(ends.min, ends.max) - zero
-        return levels * scale @ (weight * scales) + bias
-
+    gain, offset, *linears = constants
     y = x if norm_last else layer_norm(x, x.shape[-1:], gain, offset, epsilon)
-    y = linear(gelu(linear(y, *first)), *second)
+    y = int8_linear(gelu(int8_linear(y, *linears[:CONSTANTS])), *linears[CONSTANTS:])
     return x + (layer_norm(y, x.shape[-1:], gain, offset, epsilon) if norm_last else y)
 
 
@@ -50,20 +44,12 @@ class OperatorMlp(nn.Module):
         self.fc2: Linear
         for name in ("fc1", "fc2"):
             linear = getattr(block.mlp, name)
-            node, weight = linear._input_quantizer, linear._weight_quantizer
-            kind = torch.int8 if node.zero_point is None else torch.uint8
-            node.register_buffer("zero", torch.tensor(node.zero_point or 0, dtype=kind))
-            weight.scale = weight.scale.expand(weight.values.shape[1]).contiguous()
-            if linear.bias is None:
-                linear.bias = torch.zeros_like(weight.scale)
+            complete(linear)
             self.add_module(name, linear)
 
     def forward(self, x: Tensor) -> Tensor:
         """x: the residual stream."""
-        constants = [self.norm.weight, self.norm.bias]
-        for linear in (self.fc1, self.fc2):
-            node, weight = linear._input_quantizer, linear._weight_quantizer
-            constants += [node.scale, node.zero, weight.values, weight.scale, linear.bias]
+        constants = [self.norm.weight, self.norm.bias, *constants_of(self.fc1), *constants_of(self.fc2)]
         return mlp(x, *constants, norm_last=self.norm_last, epsilon=self.norm.eps)
 
 
@@ -91,15 +77,7 @@ def _is_fast(layer: Any) -> bool:
 
 def _fault(block: Any) -> str | None:
     """The reason why the operator cannot compute the branch of a block; None if it can."""
-    layer = block.mlp
     around = (block.layernorm_input2_quantizer, block.add2_local_input_quantizer, block.add2_residual_input_quantizer)
-    for linear in (layer.fc1, layer.fc2):
-        if any(isinstance(node, Pair) for node in (*around, linear._aftergemm_quantizer)):
-            return "rounds more than what its linears take: choose a ‹policy› as qdq or cuda"
-        node, weight = linear._input_quantizer, linear._weight_quantizer
-        is_eight = isinstance(node, Pair) and node.format == "int8" and not node.offset
-        if not is_eight or not isinstance(weight, StoredWeight) or weight.values.dtype != torch.int8:
-            return "is not all int8: choose a ‹policy› as qdq or cuda"
-        if weight.scale.dim() > 1:
-            return "has weights in blocks: choose a ‹policy› as qdq or cuda"
-    return None
+    if any(isinstance(node, Pair) for node in around):
+        return "rounds more than what its linears take: choose a ‹policy› as qdq or cuda"
+    return fault_of(block.mlp.fc1) or fault_of(block.mlp.fc2)

@@ -1,0 +1,122 @@
+// The compiled branches beside the int8 peak of a core, which a loop of vpdpbusd measures in the same run; one thread.
+//
+//     g++ -O2 -std=c++17 -Iplugins/openvino benchmarks/branch_peak.cpp -o out/branch_peak && out/branch_peak
+//
+// Time is that of the CPU, so that other programs count little; the best of nine. Branches of Swin-T's four stages, with
+// windows of 7 x 7 tokens, not shifted; products of attention count, too.
+#include <cstdio>
+#include <ctime>
+#include <random>
+
+#include "mlp_vnni.hpp"
+#include "window_branch_vnni.hpp"
+
+using namespace swin_quant;
+
+static double seconds() {
+    timespec now;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return double(now.tv_sec) + 1e-9 * double(now.tv_nsec);
+}
+
+template <typename Work>
+static double best_of(const Work& work) {
+    double best = 1e9;
+    for (int i = 0; i < 9; ++i) {
+        const double start = seconds();
+        work();
+        best = std::min(best, seconds() - start);
+    }
+    return best;
+}
+
+constexpr int TURNS = 200000;
+
+template <size_t SUMS>
+SWIN_QUANT_VNNI static int multiply_only() {
+    __m512i sums[SUMS], x = _mm512_set1_epi32(0x01020304), all = x;
+    unrolled<SUMS>([&](auto i) SWIN_QUANT_INLINE { sums[i] = x; });
+    for (int k = 0; k < TURNS; ++k)
+        unrolled<SUMS>([&](auto i) SWIN_QUANT_INLINE { asm volatile("vpdpbusd %1, %1, %0" : "+v"(sums[i]) : "v"(x)); });
+    unrolled<SUMS>([&](auto i) SWIN_QUANT_INLINE { all = _mm512_xor_si512(all, sums[i]); });
+    return _mm512_reduce_add_epi32(all);
+}
+
+// Products a second with so many sums in flight: it is the peak if more of them change nothing.
+template <size_t SUMS>
+static double peak() {
+    volatile int kept;
+    return 64.0 * SUMS * TURNS / best_of([&] { kept = multiply_only<SUMS>(); });
+}
+
+// What both kinds of branch read: weights, a stream of bfloat16 from 1 to 2, and vectors of ones and zeros.
+struct Given {
+    Given(size_t width, size_t count) : weights(4 * width * width), ones(4 * width, 1), zeros(4 * width), x(count * width), y(count * width) {
+        std::mt19937 random(0);
+        for (auto& value : weights)
+            value = int8_t(random());
+        for (auto& value : x)
+            value = uint16_t(0x3f80 + random() % 128);
+    }
+
+    Linear linear(size_t in, size_t out, Levels levels) const {
+        return {in, out, weights.data(), ones.data(), zeros.data(), levels};
+    }
+
+    std::vector<int8_t> weights;
+    std::vector<float> ones, zeros;
+    std::vector<uint16_t> x, y;
+};
+
+// Products a second of a branch with an MLP.
+static double of_mlp(size_t width) {
+    const size_t hidden = 4 * width, tokens = 20 * TOKENS;
+    Given given(width, tokens);
+    const Branch branch{given.linear(width, hidden, {0.001f, 128}), given.linear(hidden, width, {0.03f, 5}),
+                        {given.ones.data(), given.zeros.data(), 1e-5f}, false};
+    const PackedBranch packed(branch);
+    std::vector<uint8_t> levels(TOKENS * width), inside(TOKENS * hidden);
+    const double time = best_of([&] {
+        for (size_t i = 0; i < tokens * width; i += TOKENS * width)
+            branch_vnni(branch, packed, TOKENS, &given.x[i], levels.data(), inside.data(), nullptr, &given.y[i]);
+    });
+    return 2.0 * double(tokens * width * hidden) / time;
+}
+
+// The same of a branch with attention.
+static double of_attention(size_t width) {
+    const size_t length = 49, windows = 40, tokens = windows * length, heads = width / VNNI_DEPTH;
+    Given given(width, tokens);
+    std::vector<int32_t> places(tokens);
+    std::iota(places.begin(), places.end(), 0);
+    const std::vector<float> bias(heads * length * length);
+    const std::vector<uint8_t> regions(length);
+    WindowBranch branch{};
+    branch.qkv = given.linear(width, 3 * width, {0.001f, 128}), branch.proj = given.linear(width, width, {0.03f, 128});
+    branch.norm = {given.ones.data(), given.zeros.data(), 1e-5f}, branch.heads = heads, branch.length = length;
+    branch.tokens = tokens, branch.places = places.data(), branch.bias = bias.data();
+    branch.regions = regions.data(), branch.rounds = 1, branch.of_q = branch.of_k = branch.of_v = 1000;
+    const PackedWindowBranch packed(branch);
+    std::vector<uint8_t> levels(length * width), attended(length * width);
+    std::vector<int8_t> qkv(length * HEADS * HEAD);
+    const double time = best_of([&] {
+        for (size_t window = 0; window < windows; ++window) {
+            const auto row = [&](size_t token) { return &given.x[(window * length + token) * width]; };
+            attend_heads(branch, packed, window, 0, heads, given.x.data(), levels.data(), qkv.data(), attended.data());
+            add_outputs(packed.proj, nullptr, length, attended.data(), row, nullptr, &given.y[window * length * width]);
+        }
+    });
+    return double(tokens * (4 * width * width + 2 * length * width)) / time;
+}
+
+int main() {
+    if (!has_vnni())
+        return std::puts("this CPU has no AVX-512 VNNI"), 1;
+    const double top = peak<24>() / 1e9;
+    std::printf("vpdpbusd: %.0f GMAC/s with 16 sums in flight, %.0f with 24\n", peak<16>() / 1e9, top);
+    for (size_t width : {96, 192, 384, 768}) {
+        const double mlp = of_mlp(width) / 1e9, attention = of_attention(width) / 1e9;
+        std::printf("%zu channels: MLP %.0f GMAC/s, %.0f %% of it; attention %.0f GMAC/s, %.0f %%\n", width, mlp, 100 * mlp / top,
+                    attention, 100 * attention / top);
+    }
+}

@@ -1,0 +1,105 @@
+// The branch of a block with its window attention, on CPUs with AVX-512 VNNI: a window's q, k and v stay in L1.
+#pragma once
+
+#include "attention_vnni.hpp"
+#include "linear_vnni.hpp"
+#include "window_branch.hpp"
+
+namespace swin_quant {
+
+inline bool is_fast(const WindowBranch& branch) {
+    return branch.proj.in == VNNI_DEPTH * branch.heads && branch.length <= VNNI_LENGTH;
+}
+
+#if defined(__x86_64__) && defined(__GNUC__)
+
+constexpr size_t HEAD = 3 * VNNI_DEPTH;  // columns of q, k and v of a head, which stand side by side
+constexpr size_t HEADS = 2;              // at a time: three panels
+
+// Weights in the order of loops, and what is added to logits.
+struct PackedWindowBranch {
+    explicit PackedWindowBranch(const WindowBranch& branch)
+        : qkv(branch.qkv, by_head(branch)), proj(branch.proj, in_order(branch.proj.out)),
+          gains(3 * branch.heads), room((branch.length + KEYS - 1) / KEYS * KEYS), regions(branch.rounds * room), is_divided(branch.rounds) {
+        const float scales[] = {branch.of_q, branch.of_k, branch.of_v};
+        for (size_t i = 0; i < gains.size(); ++i)
+            gains[i] = (branch.lengths && i % 3 == 0 ? branch.lengths[i / 3] : 1) / scales[i % 3];
+        for (size_t place = 0; place < qkv.out && !branch.lengths; ++place) {
+            qkv.scales[place] *= gains[place / VNNI_DEPTH];
+            qkv.bias[place] *= gains[place / VNNI_DEPTH];
+        }
+        for (size_t i = 0; i < branch.rounds; ++i) {
+            const auto* own = branch.regions + i * branch.length;
+            std::copy(own, own + branch.length, &regions[i * room]);
+            is_divided[i] = std::any_of(own, own + branch.length, [&](uint8_t region) { return region != *own; });
+        }
+    }
+
+    const uint8_t* regions_of(size_t window) const {
+        const size_t round = window % is_divided.size();
+        return is_divided[round] ? &regions[round * room] : nullptr;
+    }
+
+    Packed qkv, proj;
+    std::vector<float> gains;  // of q, k and v of each head: V2's length of a vector, by the scale of levels
+
+private:
+    static Order by_head(const WindowBranch& branch) {
+        Order order(branch.qkv.out);
+        for (size_t i = 0; i < order.size(); ++i)
+            order[i] = i % HEAD / VNNI_DEPTH * branch.proj.in + i / HEAD * VNNI_DEPTH + i % VNNI_DEPTH;
+        return order;
+    }
+
+    size_t room;  // of the regions of a window
+    std::vector<uint8_t> regions;
+    std::vector<bool> is_divided;
+};
+
+// Levels of q, k and v [tokens, HEADS * HEAD] of the heads from `first` on, from `x` [tokens, C].
+template <bool IS_COSINE>
+SWIN_QUANT_VNNI void qkv_levels(const PackedWindowBranch& packed, size_t first, size_t last, size_t tokens, const uint8_t* x,
+                                int8_t* result) {
+    const size_t from = first * HEAD;
+    multiply_all(packed.qkv, from, last * HEAD, tokens, x, [&](size_t token, size_t column, const auto& y) SWIN_QUANT_INLINE {
+        auto* row = result + token * HEADS * HEAD + column - from;
+        constexpr size_t PARTS = sizeof(y) / 128;  // of a head: q, k or v
+        unrolled<PARTS>([&](auto p) SWIN_QUANT_INLINE {
+            __m512 low = y[2 * p], high = y[2 * p + 1];
+            if (IS_COSINE) {
+                const size_t part = column / VNNI_DEPTH + p;
+                const float square = _mm512_reduce_add_ps(_mm512_fmadd_ps(low, low, _mm512_mul_ps(high, high)));
+                const float size = part % 3 == 2 ? 1 : std::max(std::sqrt(square), SMALLEST_LENGTH);
+                const __m512 gain = _mm512_set1_ps(packed.gains[part] / size);
+                low = _mm512_mul_ps(low, gain), high = _mm512_mul_ps(high, gain);
+            }
+            _mm_storeu_si128(reinterpret_cast<__m128i*>(row + 32 * p), levels(low));
+            _mm_storeu_si128(reinterpret_cast<__m128i*>(row + 32 * p + 16), levels(high));
+        });
+    });
+}
+
+// The heads from `first` on to `last` of a window: levels of their results, into `attended` [length, C]. x: the picture.
+// Room: levels [length, C], qkv [length, HEADS * HEAD].
+template <typename T>
+SWIN_QUANT_VNNI void attend_heads(const WindowBranch& branch, const PackedWindowBranch& packed, size_t window, size_t first,
+                                  size_t last, const T* x, uint8_t* levels, int8_t* qkv, uint8_t* attended) {
+    const size_t length = branch.length, width = branch.proj.in;
+    const auto* places = branch.places + window * length;
+    const auto row = [&](size_t token) { return x + size_t(places[token]) * width; };
+    levels_of(branch.norm_last ? nullptr : &branch.norm, branch.qkv.x, width, length, row, levels);
+    for (size_t head = first; head < last; head += HEADS) {
+        const size_t next = std::min(head + HEADS, last);
+        (branch.lengths ? qkv_levels<true> : qkv_levels<false>)(packed, head, next, length, levels, qkv);
+        for (size_t i = head; i < next; ++i) {
+            const auto* q = qkv + (i - head) * HEAD;
+            const Rows rows{q, q + VNNI_DEPTH, q + 2 * VNNI_DEPTH, HEADS * HEAD, length, VNNI_DEPTH};
+            attend_vnni(rows, branch.bias + i * length * length, packed.regions_of(window), attended + i * VNNI_DEPTH,
+                        width, 0x80, branch.scales());
+        }
+    }
+}
+
+#endif
+
+}  // namespace swin_quant

@@ -1,0 +1,249 @@
+"""A branch with its window attention as one operator: what it computes, on plain loops and AVX-512, and its files."""
+
+from copy import deepcopy
+from itertools import product
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+
+from swin_quant.backends.onnx.export import OnnxOptions, export
+from swin_quant.backends.onnx.functions import function_of
+from swin_quant.backends.onnx.swin.attention_branch_operator import attention_branch
+from swin_quant.backends.openvino import engine
+from swin_quant.backends.openvino.operators import stream_in_half
+from swin_quant.base.errors import UsageError
+from swin_quant.operators.plugins import Node, Plugin
+from swin_quant.score.options import EngineOptions
+
+EPSILON = 1e-5
+BRANCH = ("attention_branch=swin_quant::AttentionBranch",)
+SCALES = [0.03, 0.04, 0.02]  # of q, k and v; with a fourth the softmax is rounded
+OF_RESULT = 0.012
+
+
+def constants(heads, depth, window, shift, is_cosine, windows=2, x_zero=None, seed=0):
+    """The operator's constants, in order, for a map of `windows` squared windows; int8 without a zero point."""
+    random = np.random.default_rng(seed)
+    width, side = heads * depth, windows * window
+
+    def linear(columns, scale, zero):
+        zero = np.int8(0) if zero is None else np.uint8(zero)
+        scales = random.uniform(0.5, 1, columns) / (60 * width**0.5)
+        values = random.integers(-128, 128, (width, columns), np.int8)
+        return [np.float32(scale), zero, values, scales.astype(np.float32), random.normal(size=columns).astype("f")]
+
+    def by_windows(array):
+        array = np.roll(array.reshape(side, side), (-shift, -shift), (0, 1)).reshape(windows, window, windows, window)
+        return array.transpose(0, 2, 1, 3).reshape(windows**2, window**2)
+
+    rows = np.arange(side)
+    ends = (rows >= shift).astype(int)  # what is rolled round to the other end sees nothing else
+    regions = by_windows(2 * ends[:, None] + ends) if shift else np.zeros((1, window**2))
+    places = np.stack(list(product(range(window), repeat=2)))
+    apart = places[:, None] - places + window - 1
+    index = apart[..., 0] * (2 * window - 1) + apart[..., 1]
+    table = random.standard_normal((heads, (2 * window - 1) ** 2)).astype(np.float32)
+    norm = random.standard_normal((2, width)).astype(np.float32)
+    return [
+        by_windows(np.arange(side**2)).flatten().astype(np.int32), *norm,
+        *linear(3 * width, 0.03, x_zero), *linear(width, OF_RESULT, None),
+        table, index.astype(np.int32), regions.astype(np.uint8),
+        *([random.uniform(2, 6, heads).astype(np.float32)] if is_cosine else []),
+    ]  # fmt: skip
+
+
+def brute_force(x, constants, heads, scales, norm_last):
+    """x plus its branch, token by token: products in integers, all else in float64."""
+    places, gain, bias, *linears = constants[:13]
+    table, index, regions, *lengths = constants[13:]
+    length, width = len(index), x.shape[-1]
+    depth = width // heads
+
+    def rounded(y, scale):
+        return np.clip(np.round(y / scale), -128, 127)
+
+    def normalised(y):
+        return (y - y.mean(-1, keepdims=True)) / np.sqrt(y.var(-1, keepdims=True) + EPSILON) * gain + bias
+
+    def linear(y, scale, zero, weight, of_weight, offset):
+        ends = np.iinfo(zero.dtype)
+        levels = np.clip(np.round(y / scale.astype(float)) + int(zero), ends.min, ends.max) - int(zero)
+        return levels @ weight.astype(float) * (scale.astype(float) * of_weight) + offset
+
+    x = x.astype(float)[:, places]
+    y = linear(x if norm_last else normalised(x), *linears[:5]).reshape(len(x), -1, length, 3, heads, depth)
+    q, k, v = (y[:, :, :, part] for part in range(3))
+    if lengths:
+        q = q / np.linalg.norm(q, axis=-1, keepdims=True) * lengths[0].astype(float)[:, None]
+        k = k / np.linalg.norm(k, axis=-1, keepdims=True)
+    q, k, v = (rounded(part, scale) * scale for part, scale in zip((q, k, v), scales, strict=False))
+    logits = np.einsum("bwihd,bwjhd->bwhij", q, k) + table.astype(float)[:, index]
+    seen = regions[np.arange(y.shape[1]) % len(regions)]
+    logits -= 100.0 * (seen[:, :, None] != seen[:, None])[:, None]
+    shares = np.exp(logits - logits.max(-1, keepdims=True))
+    shares /= shares.sum(-1, keepdims=True)
+    if len(scales) > 3:
+        shares = rounded(shares, scales[3]) * scales[3]
+    y = linear(np.einsum("bwhij,bwjhd->bwihd", shares, v).reshape(x.shape), *linears[5:])
+    return x + (normalised(y) if norm_last else y)
+
+
+def assert_is(found, wanted, x, constants, limit=1e-6):
+    """`limit`: of the branch's energy. 1e-4 for the kernel: its exponentials are rounded to 8 bits."""
+    assert found.shape == wanted.shape
+    assert np.square(found - wanted).sum() <= limit * np.square(wanted - x[:, constants[0]]).sum()
+
+
+def one_node(constants, heads, scales, norm_last):
+    names = ["x", *(f"c{place}" for place in range(len(constants)))]
+    attributes = {"heads": heads, "scales": scales, "norm_last": int(norm_last), "epsilon": EPSILON}
+    node = helper.make_node("AttentionBranch", names, ["y"], domain="swin_quant", **attributes)
+    held = [numpy_helper.from_array(value, name) for name, value in zip(names[1:], constants, strict=True)]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["a", "b", "c"]) for name in ("x", "y")]
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("swin_quant", 1)]
+    graph = helper.make_graph([node], "one", ends[:1], ends[1:], held)
+    return helper.make_model(graph, opset_imports=opsets).SerializeToString(), attributes
+
+
+def stream(batch, constants, seed=1):
+    shape = batch, len(constants[0]), len(constants[1])
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32) * 2
+
+
+CASES = {  # heads, depth, window, shift, cosine, windows a side, zero point
+    "7, shifted, an odd number of heads": (3, 32, 7, 3, False),
+    "one window, fewer than threads": (4, 32, 7, 0, False, 1),
+    "8, cosine, shifted": (2, 32, 8, 4, True),
+    "5, cosine, a zero point, three windows": (1, 32, 5, 0, True, 3, 131),
+    "12, shifted": (1, 32, 12, 6, False),
+    "16, cosine, one window": (2, 32, 16, 0, True, 1),
+    "heads of no fast loops": (2, 8, 3, 1, False),
+    "the same, cosine": (2, 8, 3, 1, True),
+}
+given_cases = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+
+
+@given_cases
+@pytest.mark.parametrize("is_rounded", [False, True], ids=["softmax", "rounded softmax"])
+def test_the_compiled_operator_is_brute_force(case, is_rounded, library):
+    import openvino
+
+    given, heads, scales = constants(*case), case[0], SCALES + [1 / 127] * is_rounded
+    core = openvino.Core()
+    core.add_extension(str(library))
+    for norm_last in (False, True):
+        file = core.read_model(one_node(given, heads, scales, norm_last)[0])
+        wanted = brute_force(x := stream(3, given), given, heads, scales, norm_last)
+        for threads in (1, 2):
+            settings = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32"}
+            model = core.compile_model(file, "CPU", settings)
+            for batch in (3, 1, 0):
+                assert_is(model([x[:batch]])[0], wanted[:batch], x[:batch], given, 1e-4)
+        x[1, 0] = np.nan
+        found = model([x])[0]
+        assert np.isfinite(found[::2]).all() and np.isnan(found[1]).any()
+
+
+def test_a_stream_in_bfloat16(library):
+    import openvino
+
+    core = openvino.Core()
+    core.add_extension(str(library))
+    if "BF16" not in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+        pytest.skip("no bfloat16")
+    for case in list(CASES.values())[1:3]:
+        given = constants(*case)
+        file = core.read_model(one_node(given, case[0], SCALES, False)[0])
+        stream_in_half(file)
+        model = core.compile_model(file, "CPU", {"INFERENCE_PRECISION_HINT": "bf16"})
+        x = torch.from_numpy(stream(2, given)).bfloat16().float().numpy()
+        wanted = torch.from_numpy(brute_force(x, given, case[0], SCALES, False)).bfloat16().float().numpy()
+        assert_is(model([x])[0], wanted, x, given, 1e-4)
+
+
+@given_cases
+def test_the_operator_in_torch_and_its_onnx_function_are_brute_force(case):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    given, heads = constants(*case), case[0]
+    for norm_last, scales in ((False, SCALES), (True, [*SCALES, 1 / 127])):
+        x = stream(2, given)
+        wanted = brute_force(x, given, heads, scales, norm_last)
+        file, attributes = one_node(given, heads, scales, norm_last)
+        tensors = [torch.from_numpy(np.asarray(one)) for one in (x, *given)]
+        found = attention_branch(*tensors, heads=heads, scales=scales, norm_last=norm_last, epsilon=EPSILON)
+        assert_is(found.numpy(), wanted, x, given, 1e-5)
+        for opset in (17, 20):
+            model = onnx.ModelProto.FromString(file)
+            model.opset_import[0].version, model.ir_version = opset, 8
+            plugin = Plugin("attention_branch", "swin_quant", "AttentionBranch")
+            model.functions.append(function_of(plugin, [Node(tuple(tensors), attributes, ())], opset))
+            onnx.checker.check_model(model, full_check=True)
+            session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+            assert_is(session.run(None, {"x": x})[0], wanted, x, given, 1e-5)
+
+
+@pytest.mark.parametrize(
+    "place, value, said",
+    [
+        (0, lambda old: old + 1, "must be within 0 and 35"),  # reads behind the picture
+        (14, lambda old: old - 25, "must be within 0 and 24"),
+        (13, lambda old: old.astype(np.float64), "must be a constant, not f64"),
+        (9, lambda old: np.int8(3), "cannot have a zero point"),
+        (15, lambda old: old[:, :4], "are not windows of 2 heads"),
+        (5, lambda old: old[:, :9], "and must have"),
+        (10, lambda old: old[None], "its weights .* must be 16 x 16"),
+    ],
+)
+def test_constants_that_do_not_fit_are_refused(place, value, said, library):
+    import openvino
+
+    core = openvino.Core()
+    core.add_extension(str(library))
+    given = constants(2, 8, 3, 1, False)
+    given[place] = value(given[place])
+    with pytest.raises(RuntimeError, match=said):
+        core.compile_model(core.read_model(one_node(given, 2, SCALES, False)[0]), "CPU")
+
+
+@pytest.mark.parametrize("kind, policy", [("swin", "qdq"), ("swinv2", "cpu-operators")])
+def test_a_file_with_the_operator_is_the_plain_file(kind, policy, exported, run):
+    plain, own = exported(kind, policy), exported(kind, policy, plugin=BRANCH)
+    graph = onnx.load(own.file).graph
+    nodes = [node for node in graph.node if node.op_type == "AttentionBranch"]
+    assert len(nodes) == 3 and own.record["options"]["plugin"] == list(BRANCH)
+    held = {one.name for one in graph.initializer}
+    assert all(len(node.input) == 17 + (kind == "swinv2") and set(node.input[1:]) <= held for node in nodes)
+    images = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    difference = run(own.file, images)["logits"] - run(plain.file, images)["logits"]
+    assert np.abs(difference).mean() < 0.005
+
+
+@pytest.mark.parametrize("float_type", ["float32", "bfloat16"])
+def test_openvino_runs_a_file_whose_blocks_are_two_operators(float_type, exported, with_operators):
+    if float_type not in engine.float_types():
+        pytest.skip(f"no {float_type}")
+    options = EngineOptions(threads=1, float_type=float_type)
+    images = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    both = {"plugin": (*BRANCH, "mlp=swin_quant::Mlp")}
+    plain, own = (engine.load(exported("swinv2", "cpu-operators", **one), options) for one in ({}, both))
+    assert with_operators.name in own.details["extensions"]
+    wanted, found = plain(images), own(images)
+    assert float((found - wanted).square().sum() / wanted.square().sum()) < 1e-3
+
+
+@pytest.mark.parametrize(
+    "policy, options, said",
+    [
+        ("ft-mode1", {}, "layers.0.blocks.0.attn rounds more than what its linears take: choose a policy as qdq"),
+        ("cpu", {}, "layers.0.blocks.0.attn is not all int8 without zero points: choose a policy as qdq"),
+        ("w4a8", {"target": "openvino", "int4_weights": True}, "attention_branch: takes int8 weights: leave int4_w"),
+    ],
+)
+def test_a_branch_that_the_operator_does_not_compute(policy, options, said, calibrated, tmp_path):
+    model, card = calibrated("swin", policy)
+    with pytest.raises(UsageError, match=said):
+        export(deepcopy(model), card, tmp_path, OnnxOptions(plugin=("attention_branch=my::Branch",), **options))
+    assert not list(tmp_path.iterdir())
