@@ -194,7 +194,7 @@ def test_the_operator_in_torch_and_its_onnx_function_are_brute_force(case):
         (9, lambda old: np.int8(3), "cannot have a zero point"),
         (15, lambda old: old[:, :4], "are not windows of 2 heads"),
         (5, lambda old: old[:, :9], "and must have"),
-        (10, lambda old: old[None], "its weights .* must be 16 x 16"),
+        (10, lambda old: old[None], "its weights are"),
     ],
 )
 def test_constants_that_do_not_fit_are_refused(place, value, said, library):
@@ -237,7 +237,7 @@ def test_openvino_runs_a_file_whose_blocks_are_two_operators(float_type, exporte
 @pytest.mark.parametrize(
     "policy, options, said",
     [
-        ("ft-mode1", {}, "layers.0.blocks.0.attn rounds more than what its linears take: choose a policy as qdq"),
+        ("ft-mode1", {}, "attention_branch: layers.0.blocks.0.attn .*: choose a policy as qdq or cuda"),
         ("cpu", {}, "layers.0.blocks.0.attn is not all int8 without zero points: choose a policy as qdq"),
         ("w4a8", {"target": "openvino", "int4_weights": True}, "attention_branch: takes int8 weights: leave int4_w"),
     ],
