@@ -21,6 +21,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
@@ -34,7 +35,7 @@ import swin_quant as sq
 from swin_quant.backends.artifact import Artifact, open_artifact
 from swin_quant.backends.engine_loading import artifact_engine, torch_engine
 from swin_quant.backends.onnx.export import OnnxOptions, export
-from swin_quant.backends.openvino.operators import run_here
+from swin_quant.backends.openvino.operators import run_here, sources
 from swin_quant.backends.registry import engine_named
 from swin_quant.base.cpu import usable_cores
 from swin_quant.base.files import atomic_write_bytes, sha256_of
@@ -48,6 +49,7 @@ from swin_quant.data.preprocess import Preprocess
 from swin_quant.models import build_model
 from swin_quant.models.classifier import Classifier
 from swin_quant.models.layers import Swin
+from swin_quant.operators.trace import trace
 from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.conv import QuantConv2d
 from swin_quant.quant.layer import weighted_layers
@@ -63,10 +65,13 @@ from swin_quant.verbs.bench_candidates import REFERENCE
 MODEL, BATCHES, ROUNDS, SECONDS = "swin_tiny_patch4_window7_224", [1, 8], 5, 1.0  # defaults
 PLUGINS = ("attention=swin_quant::Attention", "mlp=swin_quant::Mlp")
 BRANCHES = ("attention_branch=swin_quant::AttentionBranch", PLUGINS[1])
+ALL = (*BRANCHES, "patch_merging=swin_quant::PatchMerging")
 INT4_ROWS = [(engine, policy, small) for engine in ("openvino", "onnxruntime") for policy in ("w4a16", "w4a8")
              for small in (False, True)]  # fmt: skip
+PEAK = Path(__file__).with_name("branch_peak.cpp")
 STANDIN = Path(__file__).resolve().parents[1] / "tests" / "standin" / "older_cpu.c"
 COMPILED = (
+    ("cpu-operators", "bfloat16", ALL),
     ("cpu-operators", "bfloat16", BRANCHES),
     ("cpu-operators", "bfloat16", PLUGINS),
     ("cpu-operators", "bfloat16", PLUGINS[:1]),
@@ -74,11 +79,16 @@ COMPILED = (
     ("cuda", "bfloat16", PLUGINS[:1]),
     ("qdq", "bfloat16", PLUGINS[:1]),
 )
-NAMES = {BRANCHES: "compiled branches", PLUGINS: "compiled attention and MLP", PLUGINS[:1]: "compiled attention"}
+NAMES = {
+    ALL: "compiled branches and merging",
+    BRANCHES: "compiled branches",
+    PLUGINS: "compiled attention and MLP",
+    PLUGINS[:1]: "compiled attention",
+}
 BY_OPERATORS = dict(
     zip(
         OPERATORS,
-        [("cpu", ()), *(("cpu-operators", plugins) for plugins in (PLUGINS[:1], PLUGINS, BRANCHES))],
+        [("cpu", ()), *(("cpu-operators", plugins) for plugins in (PLUGINS[:1], PLUGINS, BRANCHES, ALL))],
         strict=True,
     )
 )
@@ -133,7 +143,8 @@ def main() -> None:
     if args.output:
         atomic_write_bytes(args.output, (heading(args) + markdown(report)).encode())
     if args.record:
-        record(run_of(args, report))
+        macs = sum(call.macs for call in trace(model, (1, *model.input_shape)))
+        record(run_of(args, report) | {"gmacs": macs / 1e9, "peak_gmacs": int8_peak(args.work, report.int8_features)})
 
 
 def hide_amx(folder: Path) -> None:
@@ -149,6 +160,19 @@ def hide_amx(folder: Path) -> None:
         raise SystemExit(f"--without-amx: CPUID cannot be changed here: {error}") from error
     sys.stdout.flush()
     os.execve(sys.executable, [sys.executable, *sys.argv], hidden)
+
+
+def int8_peak(folder: Path, features: Sequence[str]) -> float | None:
+    """GMAC/s of a core by a loop of VNNI instructions; None with AMX, which has more, without VNNI or a compiler."""
+    program = (folder / "branch_peak").resolve()
+    build = ["g++", "-O2", "-std=c++17", f"-I{sources()}", str(PEAK), "-o", str(program)]
+    if "amx_int8" in features or "avx512_vnni" not in features:
+        return None
+    try:
+        subprocess.run(build, check=True)
+        return float(subprocess.run([program, "peak"], check=True, capture_output=True, text=True).stdout)
+    except (OSError, subprocess.CalledProcessError):
+        return None
 
 
 def theirs(model: Classifier, plain: Artifact, folder: Path) -> list[BenchCandidate]:

@@ -54,8 +54,8 @@ public:
                         get_input_shape(TABLE), " at ", get_input_shape(INDEX), ", are not windows of ", heads, " heads");
         want_constant(*this, TABLE, {f32}, biases);
         want_constant(*this, REGIONS, {u8}, of_rounds);
-        want_places(PLACES, tokens, tokens);
-        want_places(INDEX, square, biases / heads);
+        want_places(*this, PLACES, tokens, tokens);
+        want_places(*this, INDEX, square, biases / heads);
         const auto* zero = ov::as_type<ov::op::v0::Constant>(get_input_node_ptr(PROJ + ZERO));
         OPENVINO_ASSERT(zero->get_element_type() == i8 && zero->cast_vector<int>()[0] == 0,
                         "AttentionBranch: what proj takes cannot have a zero point");
@@ -84,6 +84,7 @@ public:
     bool evaluate(ov::TensorVector& outputs, const ov::TensorVector& inputs) const override {
         std::call_once(m_once, [&] { pack(inputs); });
         const auto branch = branch_of(inputs);
+        want_pictures(*this, inputs[X].get_shape(), branch.tokens, branch.proj.in);
         outputs[0].set_shape(inputs[X].get_shape());
         if (!m_packed)
             run(branch, inputs[X], outputs[0]);
@@ -119,14 +120,6 @@ private:
         const auto branch = branch_of(inputs);
         if (has_vnni() && is_fast(branch))
             m_packed = std::make_unique<PackedWindowBranch>(branch);
-    }
-
-    void want_places(size_t i, size_t size, size_t end) const {
-        want_constant(*this, i, {ov::element::i32}, size);
-        const auto places = ov::as_type<ov::op::v0::Constant>(get_input_node_ptr(i))->cast_vector<int32_t>();
-        const auto [least, most] = std::minmax_element(places.begin(), places.end());
-        OPENVINO_ASSERT(*least >= 0 && size_t(*most) < end, "AttentionBranch: its input ", i, " must be within 0 and ", end - 1,
-                        ", not ", *least, " to ", *most);
     }
 
     static void run(const WindowBranch& branch, const ov::Tensor& x, ov::Tensor& y) {

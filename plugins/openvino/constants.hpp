@@ -39,7 +39,16 @@ inline void want_linear(const ov::Node& node, size_t first, size_t in, size_t ou
     want_constant(node, first + BIASES, {f32}, out);
 }
 
-// The input and result of a branch: a stream [..., width].
+// Input `i` must be a constant of `size` places below `end`.
+inline void want_places(const ov::Node& node, size_t i, size_t size, size_t end) {
+    want_constant(node, i, {ov::element::i32}, size);
+    const auto places = ov::as_type<ov::op::v0::Constant>(node.get_input_node_ptr(i))->cast_vector<int32_t>();
+    const auto [least, most] = std::minmax_element(places.begin(), places.end());
+    OPENVINO_ASSERT(*least >= 0 && size_t(*most) < end, node.get_type_name(), ": its input ", i, " must be within 0 and ",
+                    end - 1, ", not ", *least, " to ", *most);
+}
+
+// The input of a branch: a stream [..., width].
 inline void want_stream(const ov::Node& node, size_t width) {
     const auto type = node.get_input_element_type(0);
     OPENVINO_ASSERT(type.compatible(ov::element::f32) || type == ov::element::bf16, node.get_type_name(),
@@ -47,6 +56,12 @@ inline void want_stream(const ov::Node& node, size_t width) {
     const auto& shape = node.get_input_partial_shape(0);
     OPENVINO_ASSERT(shape.rank().is_dynamic() || (shape.size() > 0 && shape[shape.size() - 1].compatible(width)),
                     node.get_type_name(), ": ", shape, " does not end in ", width, " channels");
+}
+
+// A shape, as it is at last, must be [B, tokens, width].
+inline void want_pictures(const ov::Node& node, const ov::Shape& shape, size_t tokens, size_t width) {
+    OPENVINO_ASSERT(shape.size() == 3 && shape[1] == tokens && shape[2] == width, node.get_type_name(), ": ", shape,
+                    " are not pictures of ", tokens, " tokens of ", width, " channels");
 }
 
 inline Linear linear_of(const ov::Tensor* inputs) {

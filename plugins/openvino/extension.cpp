@@ -7,6 +7,7 @@
 #include "openvino/core/op_extension.hpp"
 #include "openvino/frontend/node_context.hpp"
 #include "openvino/frontend/onnx/extension/conversion.hpp"
+#include "patch_merging.hpp"
 #include "relu.hpp"
 #include "roll.hpp"
 
@@ -56,6 +57,12 @@ ov::OutputVector mlp(const ov::frontend::NodeContext& node) {
     return std::make_shared<swin_quant::Mlp>(inputs_of(node), norm_last, node.get_attribute<float>("epsilon"))->outputs();
 }
 
+ov::OutputVector patch_merging(const ov::frontend::NodeContext& node) {
+    const auto norm_last = node.get_attribute<int64_t>("norm_last") != 0;
+    return std::make_shared<swin_quant::PatchMerging>(inputs_of(node), norm_last, node.get_attribute<float>("epsilon"))
+        ->outputs();
+}
+
 }  // namespace
 
 OPENVINO_CREATE_EXTENSIONS((std::vector<ov::Extension::Ptr>{
@@ -64,9 +71,11 @@ OPENVINO_CREATE_EXTENSIONS((std::vector<ov::Extension::Ptr>{
     std::make_shared<ov::OpExtension<swin_quant::Attention>>(),
     std::make_shared<ov::OpExtension<swin_quant::AttentionBranch>>(),
     std::make_shared<ov::OpExtension<swin_quant::Mlp>>(),
+    std::make_shared<ov::OpExtension<swin_quant::PatchMerging>>(),
     std::make_shared<ov::frontend::onnx::ConversionExtension>("Roll", SWIN_QUANT_DOMAIN, roll),
     std::make_shared<ov::frontend::onnx::ConversionExtension>("Relu", SWIN_QUANT_DOMAIN, relu),
     std::make_shared<ov::frontend::onnx::ConversionExtension>("Attention", SWIN_QUANT_DOMAIN, attention),
     std::make_shared<ov::frontend::onnx::ConversionExtension>("AttentionBranch", SWIN_QUANT_DOMAIN, attention_branch),
     std::make_shared<ov::frontend::onnx::ConversionExtension>("Mlp", SWIN_QUANT_DOMAIN, mlp),
+    std::make_shared<ov::frontend::onnx::ConversionExtension>("PatchMerging", SWIN_QUANT_DOMAIN, patch_merging),
 }));

@@ -66,6 +66,12 @@ def _mlp(x: Tensor, *constants: Tensor, norm_last: bool, epsilon: float) -> Node
     return Node((x, *constants), {"norm_last": int(norm_last), "epsilon": epsilon}, tuple(x.shape))
 
 
+def _patch_merging(x: Tensor, *constants: Tensor, norm_last: bool, epsilon: float) -> Node:
+    batch, tokens, _ = x.shape
+    attributes = {"norm_last": int(norm_last), "epsilon": epsilon}
+    return Node((x, *constants), attributes, (batch, tokens // 4, constants[5].shape[1]))
+
+
 CALLS: dict[str, Callable[..., Node | None]] = {
     "roll": _roll,
     "relu": _relu,
@@ -73,6 +79,7 @@ CALLS: dict[str, Callable[..., Node | None]] = {
     "attention": _attention,
     "attention_branch": _attention_branch,
     "mlp": _mlp,
+    "patch_merging": _patch_merging,
 }
 PLUGINS = (*CALLS, "window_partition")
 

@@ -193,6 +193,20 @@ def _mlp(body: _Body, inputs: Sequence[str], nodes: Sequence[Node]) -> tuple[str
     return body("Add", x, normalised(y) if is_last else y), ["norm_last", "epsilon"]
 
 
+def _patch_merging(body: _Body, inputs: Sequence[str], nodes: Sequence[Node]) -> tuple[str, list[str]]:
+    x, places, gain, offset, *linear = inputs
+
+    def normalised(y: str) -> str:
+        return body("LayerNormalization", y, gain, offset, refer={"epsilon": ("epsilon", "FLOAT")})
+
+    wide = body("Slice", body("Shape", linear[2]), body.whole(0), body.whole(1))
+    results = body("Div", body("Shape", places), body.whole(4))
+    y = body("Reshape", body("Gather", x, places, axis=1), body("Concat", body.whole(0), results, wide, axis=0))
+    is_last = nodes[0].attributes["norm_last"]
+    y = _linear(body, y if is_last else normalised(y), *linear)
+    return normalised(y) if is_last else y, ["norm_last", "epsilon"]
+
+
 _BODIES: dict[str, Callable[[_Body, Sequence[str], Sequence[Node]], tuple[str, list[str]]]] = {
     "roll": _roll,
     "relu": _relu,
@@ -201,6 +215,7 @@ _BODIES: dict[str, Callable[[_Body, Sequence[str], Sequence[Node]], tuple[str, l
     "attention": _attention,
     "attention_branch": _attention_branch,
     "mlp": _mlp,
+    "patch_merging": _patch_merging,
 }
 
 

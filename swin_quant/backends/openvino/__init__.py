@@ -14,6 +14,7 @@ BACKEND = Backend(
                 "attention_branch=swin_quant::AttentionBranch",
                 "attention=swin_quant::Attention",
                 "mlp=swin_quant::Mlp",
+                "patch_merging=swin_quant::PatchMerging",
             ),
             are_compiled="swin_quant.backends.openvino.operators:run_here",
         ),

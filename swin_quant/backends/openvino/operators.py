@@ -25,6 +25,7 @@ NODES = {
     "attention": "Attention",
     "attention_branch": "AttentionBranch",
     "mlp": "Mlp",
+    "patch_merging": "PatchMerging",
 }  # operator -> its node's name (extension.cpp)
 FAST_DEPTH, FAST_TOKENS = 32, 64  # channels of a head and tokens of a window of its kernel (attention_vnni.hpp)
 _LEAST = "avx512-vnni"  # the kind whose gain is told on CPUs that are not measured
@@ -128,7 +129,7 @@ def stream_in_half(model: Any) -> None:
 
     The type of their result is that of what they read. Between two of them nothing is converted.
     """
-    ours = {(NODES[operator], DOMAIN) for operator in ("attention_branch", "mlp")}
+    ours = {(NODES[operator], DOMAIN) for operator in ("attention_branch", "mlp", "patch_merging")}
     kinds = ((one, one.get_type_info()) for one in model.get_ordered_ops())
     nodes = [one for one, kind in kinds if (kind.name, kind.version_id) in ours]
     if not nodes:

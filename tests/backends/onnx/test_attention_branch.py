@@ -208,6 +208,17 @@ def test_constants_that_do_not_fit_are_refused(place, value, said, library):
         core.compile_model(core.read_model(one_node(given, 2, SCALES, False)[0]), "CPU")
 
 
+def test_pictures_of_another_size_are_refused(library):
+    import openvino
+
+    core = openvino.Core()
+    core.add_extension(str(library))
+    given = constants(2, 8, 3, 1, False)
+    model = core.compile_model(core.read_model(one_node(given, 2, SCALES, False)[0]), "CPU")
+    with pytest.raises(RuntimeError, match="are not pictures of 36 tokens of 16 channels"):
+        model([stream(2, given)[:, :35]])
+
+
 @pytest.mark.parametrize("kind, policy", [("swin", "qdq"), ("swinv2", "cpu-operators")])
 def test_a_file_with_the_operator_is_the_plain_file(kind, policy, exported, run):
     plain, own = exported(kind, policy), exported(kind, policy, plugin=BRANCH)

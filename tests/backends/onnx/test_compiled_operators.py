@@ -122,7 +122,12 @@ def test_the_branch_takes_the_place_of_attention_where_it_was_measured_to_be_fas
 
 
 def test_what_no_operator_is_compiled_for():
-    assert OnnxOptions(target="openvino").compiled == (*BRANCH, *OPERATOR, "mlp=swin_quant::Mlp")
+    assert OnnxOptions(target="openvino").compiled == (
+        *BRANCH,
+        *OPERATOR,
+        "mlp=swin_quant::Mlp",
+        "patch_merging=swin_quant::PatchMerging",
+    )
     assert OnnxOptions(target="openvino", int4_weights=True).compiled == tuple(OPERATOR)
     for options in ({"plain": True}, {"precision": "float"}, {"target": "portable"}, {"replace": ("roll",)}):
         assert OnnxOptions(**{"target": "openvino"} | options).compiled == ()

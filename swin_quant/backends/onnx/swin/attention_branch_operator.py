@@ -33,7 +33,8 @@ def attention_branch(
     scales: of q, k, v, and of the softmax if it is rounded to int8.
     """
     if has_torch_function((x, *constants)):
-        tensors, given = (x, *constants), {"heads": heads, "scales": scales, "norm_last": norm_last, "epsilon": epsilon}
+        tensors: tuple[Tensor, ...] = (x, *constants)
+        given: dict[str, Any] = {"heads": heads, "scales": scales, "norm_last": norm_last, "epsilon": epsilon}
         return handle_torch_function(attention_branch, tensors, *tensors, **given)
     places, gain, offset, *linears = constants[: 3 + 2 * CONSTANTS]
     table, index, regions, *lengths = constants[3 + 2 * CONSTANTS :]

@@ -70,6 +70,7 @@ class OrderedMerging(nn.Module):
 
     def __init__(self, merging: PatchMerging, present: Tensor, merged: Tensor) -> None:
         super().__init__()
+        self.tokens = len(present)
         self.to_neighbours = reorder(present, tokens.neighbours(merging.resolution, merged))
         self.reduction, self.norm, self.norm_first = merging.reduction, merging.norm, merging.norm_first
 

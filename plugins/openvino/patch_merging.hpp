@@ -1,0 +1,156 @@
+// Step 1 and 2 of a plugin operator: patch merging on int8 values is declared, and computed, on all threads.
+#pragma once
+
+#include <mutex>
+
+#include "constants.hpp"
+#include "linear_vnni.hpp"
+#include "threads.hpp"
+
+namespace swin_quant {
+
+// x [B, T, C] -> [B, T / 4, E]: four tokens side by side, a norm, and an int8 linear, or the norm last; float32 or bfloat16,
+// as the result. The other inputs are constants: places [T] in x of the four of each result, gain and bias of the norm
+// [4 C], or [E] with `norm_last`; what the linear takes, as of `Mlp`, W int8 [4 C, E].
+class PatchMerging : public ov::op::Op {
+public:
+    OPENVINO_OP("PatchMerging", "swin_quant");
+
+    enum Input { X, PLACES, GAIN, BIAS, LINEAR, INPUTS = LINEAR + OF_LINEAR };
+
+    PatchMerging() = default;
+    PatchMerging(const ov::OutputVector& inputs, bool norm_last, float epsilon)
+        : Op(inputs), m_norm_last(norm_last), m_epsilon(epsilon) {
+        constructor_validate_and_infer_types();
+    }
+
+    void validate_and_infer_types() override {
+        using namespace ov::element;
+        OPENVINO_ASSERT(get_input_size() == INPUTS, "PatchMerging: wants ", int(INPUTS), " inputs");
+        const auto weights = weights_of(*this, LINEAR);
+        const size_t in = weights[0], out = weights[1];
+        OPENVINO_ASSERT(in % 4 == 0, "PatchMerging: its weights ", weights, " are not for four tokens");
+        want_stream(*this, in / 4);
+        want_linear(*this, LINEAR, in, out);
+        for (size_t i : {GAIN, BIAS})
+            want_constant(*this, i, {f32}, m_norm_last ? out : in);
+        const auto& places = get_input_partial_shape(PLACES);
+        OPENVINO_ASSERT(places.is_static() && ov::shape_size(places.to_shape()) > 0 && ov::shape_size(places.to_shape()) % 4 == 0,
+                        "PatchMerging: its places are ", places);
+        const size_t tokens = ov::shape_size(places.to_shape());
+        want_places(*this, PLACES, tokens, tokens);
+        auto shape = get_input_partial_shape(X);
+        OPENVINO_ASSERT(shape.rank().is_dynamic() || (shape.size() == 3 && shape[1].compatible(tokens)), "PatchMerging: ", shape,
+                        " are not pictures of ", tokens, " tokens");
+        const auto batch = shape.rank().is_dynamic() ? ov::Dimension() : shape[0];
+        set_output_type(0, get_input_element_type(X), ov::PartialShape{batch, int64_t(tokens / 4), int64_t(out)});
+    }
+
+    std::shared_ptr<ov::Node> clone_with_new_inputs(const ov::OutputVector& inputs) const override {
+        return std::make_shared<PatchMerging>(inputs, m_norm_last, m_epsilon);
+    }
+
+    bool visit_attributes(ov::AttributeVisitor& visitor) override {
+        visitor.on_attribute("norm_last", m_norm_last);
+        visitor.on_attribute("epsilon", m_epsilon);
+        return true;
+    }
+
+    bool has_evaluate() const override {
+        return true;
+    }
+
+    bool evaluate(ov::TensorVector& outputs, const ov::TensorVector& inputs) const override {
+        const Norm norm{inputs[GAIN].data<const float>(), inputs[BIAS].data<const float>(), m_epsilon};
+        const auto linear = linear_of(&inputs[LINEAR]);
+        const size_t tokens = inputs[PLACES].get_size(), batch = inputs[X].get_shape()[0];
+        want_pictures(*this, inputs[X].get_shape(), tokens, linear.in / 4);
+        outputs[0].set_shape({batch, tokens / 4, linear.out});
+        const Given given{linear, norm, inputs[PLACES].data<const int32_t>(), tokens / 4, batch * tokens / 4};
+        const bool is_fast = has_vnni() && linear.in % 64 == 0 && linear.out % 16 == 0;
+        if (inputs[X].get_element_type() == ov::element::f32)
+            is_fast ? run_vnni<float>(given, inputs[X], outputs[0]) : run<float>(given, inputs[X], outputs[0]);
+        else
+            is_fast ? run_vnni<uint16_t>(given, inputs[X], outputs[0]) : run<ov::bfloat16>(given, inputs[X], outputs[0]);
+        return true;
+    }
+
+private:
+    struct Given {
+        Linear linear;
+        Norm norm;
+        const int32_t* places;
+        size_t of_picture, all;  // results
+
+        // The four tokens of a result, side by side.
+        template <typename From, typename To>
+        void gather(const From* x, size_t result, To* row) const {
+            const size_t width = linear.in / 4;
+            x += result / of_picture * of_picture * linear.in;
+            for (size_t i = 0; i < 4; ++i) {
+                const auto* token = x + size_t(places[result % of_picture * 4 + i]) * width;
+                std::copy(token, token + width, row + i * width);
+            }
+        }
+    };
+
+    template <typename T>
+    void run(const Given& given, const ov::Tensor& x, ov::Tensor& y) const {
+        for_each(given.all, [&](size_t result) {
+            std::vector<float> row(given.linear.in);
+            given.gather(static_cast<const T*>(x.data()), result, row.data());
+            if (!m_norm_last)
+                normalise(given.norm, row);
+            row = multiplied(given.linear, row);
+            if (m_norm_last)
+                normalise(given.norm, row);
+            std::copy(row.begin(), row.end(), static_cast<T*>(y.data()) + result * row.size());
+        });
+    }
+
+    template <typename T>
+    void run_vnni(const Given& given, const ov::Tensor& x, ov::Tensor& y) const {
+        std::call_once(m_once, [&] { m_packed = std::make_unique<Packed>(given.linear, in_order(given.linear.out)); });
+        const size_t in = given.linear.in, out = given.linear.out, count = tile_of(given.all, TOKENS);
+        for_each((given.all + count - 1) / count, [&](size_t i) {
+            thread_local std::vector<T> rows;
+            thread_local std::vector<float> floats;
+            thread_local std::vector<uint8_t> levels;
+            rows.resize(std::max(rows.size(), TOKENS * in));
+            floats.resize(std::max(floats.size(), TOKENS * out));
+            levels.resize(std::max(levels.size(), TOKENS * in));
+            const size_t from = i * count, tile = std::min(count, given.all - from);
+            for (size_t token = 0; token < tile; ++token)
+                given.gather(static_cast<const T*>(x.data()), from + token, &rows[token * in]);
+            merge(given, *m_packed, m_norm_last, tile, rows.data(), levels.data(), floats.data(),
+                  static_cast<T*>(y.data()) + from * out);
+        });
+    }
+
+    // A tile: rows [tokens, 4 C] -> result [tokens, E]. Room: levels, as the rows; y, as the result.
+    template <typename T>
+    SWIN_QUANT_VNNI static void merge(const Given& given, const Packed& packed, bool norm_last, size_t tokens, const T* rows,
+                                      uint8_t* levels, float* y, T* result) {
+        const size_t in = given.linear.in, out = given.linear.out;
+        const auto row = [&](size_t token) { return rows + token * in; };
+        levels_of(norm_last ? nullptr : &given.norm, given.linear.x, in, tokens, row, levels);
+        multiply_all(packed, 0, out, tokens, levels, [&](size_t token, size_t column, const auto& sums) SWIN_QUANT_INLINE {
+            unrolled<sizeof(sums) / 64>([&](auto v) SWIN_QUANT_INLINE {
+                const size_t place = token * out + column + 16 * v;
+                norm_last ? put(y + place, sums[v]) : put(result + place, sums[v]);
+            });
+        });
+        const auto own = [&](size_t token) { return static_cast<const float*>(y + token * out); };
+        if (norm_last)
+            each_row(&given.norm, out, tokens, own, [&](size_t token, size_t i, __m512 normal) SWIN_QUANT_INLINE {
+                put(result + token * out + i, normal);
+            });
+    }
+
+    bool m_norm_last = false;
+    float m_epsilon = 0;
+    mutable std::once_flag m_once;
+    mutable std::unique_ptr<Packed> m_packed;
+};
+
+}  // namespace swin_quant
