@@ -1,13 +1,14 @@
 """Patch merging as one operator on int8 values, for engines with a plugin for it."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import layer_norm
 from torch.overrides import handle_torch_function, has_torch_function
 
+from swin_quant.backends.onnx.layers import Linear
 from swin_quant.backends.onnx.swin.blocks import OrderedMerging, Reorder
 from swin_quant.backends.onnx.swin.int8_linear import complete, constants_of, fault_of, int8_linear
 from swin_quant.base.errors import UsageError
@@ -41,7 +42,7 @@ class OperatorMerging(nn.Module):
         super().__init__()
         self.norm: Any = merging.norm
         self.norm_last = not merging.norm_first
-        self.reduction: Any = merging.reduction
+        self.reduction = cast("Linear", merging.reduction)
         complete(self.reduction)
         tokens = merging.tokens
         order = merging.to_neighbours
