@@ -24,6 +24,7 @@ class Footnote:
 
     text: str
     rows: tuple[int, ...]
+    in_cell: bool = False  # `sim.` in the blocks that people read: it needs no number there
 
 
 class WholeTable:
@@ -61,21 +62,21 @@ Rule: TypeAlias = Callable[[AccuracyRow], str | None]
 
 def footnotes(rows: Sequence[AccuracyRow]) -> list[Footnote]:
     """The footnotes of a table: on its figures, on pictures and baselines that differ between rows, and on the runs."""
-    found: dict[str, dict[int, None]] = {}
+    found: dict[tuple[str, bool], dict[int, None]] = {}
     table = WholeTable(rows)
     for rule in (*_OF_FIGURES, table.unlike_baselines, table.unlike_pictures, *_OF_RUNS):
         for index, row in enumerate(rows):
             if text := rule(row):
-                found.setdefault(one_line(text), {})[index] = None
-    return [Footnote(text, tuple(indices)) for text, indices in found.items()]
+                found.setdefault((one_line(text), rule is _simulated), {})[index] = None
+    return [Footnote(text, tuple(indices), in_cell) for (text, in_cell), indices in found.items()]
 
 
-def numbered(notes: Sequence[Footnote], count: int) -> tuple[list[str], dict[int, str]]:
+def numbered(notes: Sequence[Footnote], count: int, in_cells: bool = False) -> tuple[list[str], dict[int, str]]:
     """The sentences below a table of `count` rows, and the numbers of each row's footnotes by its index.
 
-    A sentence about all rows has no number.
+    A sentence about all rows has no number, nor, with `in_cells`, one that its cells tell.
     """
-    some = [note for note in notes if len(note.rows) < count]
+    some = [note for note in notes if len(note.rows) < count and not (in_cells and note.in_cell)]
     marks: dict[int, list[str]] = defaultdict(list)
     for number, note in enumerate(some, 1):
         for index in note.rows:

@@ -55,7 +55,7 @@ class AccuracyTable:
 
     def blocks(self) -> tuple[list[TableBlock], list[str]]:
         """The blocks that people read, and the remarks below them."""
-        texts, marks = numbered(self.notes, len(self.rows))
+        texts, marks = numbered(self.notes, len(self.rows), in_cells=True)
         found = blocks_of(self.rows, marks)
         return found, [*blocks.legend(found), *texts]
 

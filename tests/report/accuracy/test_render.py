@@ -98,6 +98,8 @@ def test_calibrations_stand_apart_and_a_float_model_that_several_cards_measured_
 def test_a_simulation_has_no_latency(monkeypatch, capsys):
     (line,) = [line for line in at(80, [card(FLOAT, INT8)], monkeypatch, capsys).splitlines() if "±0.11" in line]
     assert line.split()[-1] == "sim." and "[" not in line, "what is said of every row needs no number"
+    beside = at(80, [card(FLOAT, INT8), card(FLOAT, name="other")], monkeypatch, capsys)
+    assert "sim." in beside and "* the latency of torch fake-quant" in beside, "its own cell is the mark"
 
 
 def test_long_policy_names_fold_and_figures_do_not(monkeypatch, capsys):
