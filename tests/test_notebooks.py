@@ -3,6 +3,7 @@
 import ast
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,8 @@ def at_hand(micro, pictures, tmp_path, monkeypatch):
     (tmp_path / "out").mkdir()
     for name, place in {"CHECKPOINT": micro / "swin.pth", "DATA": data, "OUT": tmp_path / "out"}.items():
         monkeypatch.setenv(name, str(place))
-    monkeypatch.setattr("swin_quant.checkpoint.identify.config_for", lambda *_: load_config(micro / "swin.yaml"))
+    known = partial(load_config, micro / "swin.yaml")
+    monkeypatch.setattr("swin_quant.checkpoint.identify.config_for", lambda _, keys=None: known(overrides=keys))
     return tmp_path / "out"
 
 
