@@ -89,7 +89,10 @@ def test_replacements_leave_their_operator_out_of_the_graph(plain, exported, run
     "options, said",
     [
         ({"plugin": ("roll:my.Roll",)}, "must be OPERATOR=DOMAIN::NAME"),
-        ({"plugin": ("gelu=my::Gelu",)}, "'gelu': there are roll, relu, layer_norm, attention, mlp, window_partition"),
+        (
+            {"plugin": ("gelu=my::Gelu",)},
+            "'gelu': there are roll, relu, layer_norm, attention, attention_branch, mlp, patch_merging, window_part",
+        ),
         ({"plugin": ("roll=my::Op", "relu=my::Op")}, "roll is my::Op already"),
         ({"plugin": ("roll=my::A", "roll=my::B")}, "is named twice"),
         ({"plugin": ("roll=ai.onnx::Roll",)}, "the domain ai.onnx is not yours"),
