@@ -343,3 +343,16 @@ def test_the_wheels_folder_takes_the_place_of_wheels_alone(tmp_path):
     assert found.returncode == 2 and "holds other files than wheels" in found.stderr
     found = subprocess.run([*words, "--python", "three"], capture_output=True, text=True)
     assert found.returncode == 2 and "--python three: a version such as 3.12" in found.stderr
+
+
+@pytest.mark.slow
+def test_a_short_dry_run(tmp_path):
+    """The tests and the benchmark themselves, by the entry that a GPU's first minutes begin with."""
+    words = [SCRIPT, "--device", "cpu", "--only", "essentials", "cuda_engine"]
+    given = os.environ | {"PYTHON": sys.executable, "OUT": str(tmp_path)}
+    found = subprocess.run(words, capture_output=True, text=True, env=given)
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert "# DRY RUN of the GPU check on a CPU: 0 of 3 steps failed" in found.stdout
+    with tarfile.open(tmp_path / "gpu_check.tar.gz") as archive:
+        times = json.load(archive.extractfile("cuda_engine.json"))
+    assert {"int8", "fp16", "trace fp16"} <= set(times["rows"][0]["ms"]) and not times["not_reached"]
