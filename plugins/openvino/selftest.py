@@ -71,6 +71,14 @@ def attention_branch(x: np.ndarray, constants: dict) -> np.ndarray:
     return x + int8_linear(attention(levels, constant) * SCALES[3], *linears[5:])
 
 
+def patch_merging(x: np.ndarray, constants: dict) -> np.ndarray:
+    """The result, in float64."""
+    places, gain, bias, *of_linear = (value.astype(float) for value in constants.values())
+    y = x[:, places.astype(int)].reshape(len(x), -1, 4 * x.shape[-1]).astype(float)
+    y = (y - y.mean(-1, keepdims=True)) / np.sqrt(y.var(-1, keepdims=True) + EPSILON) * gain + bias
+    return int8_linear(y, *of_linear)
+
+
 def main() -> None:
     core = openvino.Core()
     core.add_extension(sys.argv[1])
@@ -110,6 +118,15 @@ def main() -> None:
     noise = np.square(found - wanted).sum() / np.square(wanted - x[:, constants["places"]]).sum()
     if not noise < 1e-4:  # exponentials are rounded to 8 bits
         raise SystemExit(f"the branch with attention is {noise:.1e} of its energy off")
+
+    constants = {"places": random.permutation(tokens).astype(np.int32)}
+    constants |= {name: random.standard_normal(4 * width).astype(np.float32) for name in ("gain", "bias")}
+    constants |= {"scale": np.float32(0.03), "zero": np.int8(0)} | linear(random, 1, 4 * width, 2 * width)
+    file = one_node("PatchMerging", [("x", floats)], floats, constants, norm_last=0, epsilon=EPSILON)
+    found, wanted = core.compile_model(core.read_model(file), "CPU", EXACT)([x])[0], patch_merging(x, constants)
+    noise = np.square(found - wanted).sum() / np.square(wanted).sum()
+    if not noise < 1e-6:  # levels differ where a value lies between two
+        raise SystemExit(f"patch merging is {noise:.1e} of its energy off")
 
 
 def linear(random: np.random.Generator, number: int, inputs: int, outputs: int) -> dict:
