@@ -51,8 +51,7 @@ def main() -> None:
         lines.append(f"| {' | '.join(kept(name, args.work, args.engines))} |")
         print(lines[-1], f"{time.monotonic() - start:.0f} s", flush=True)
     if args.output:
-        behind = "".join(args.output.read_text().partition("\n## Tasks")[1:]) if args.output.exists() else ""
-        atomic_write_bytes(args.output, (HEADING + "\n".join([*lines, ""]) + behind).encode())  # of tasks.py
+        atomic_write_bytes(args.output, (HEADING + "\n".join([*lines, ""])).encode())
 
 
 def kept(name: str, work: Path, engines: list[str]) -> list[str]:
