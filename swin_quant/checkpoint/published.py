@@ -238,8 +238,8 @@ def _read_transformers(described: Description, config: Mapping[str, Any], where:
     size = publishers.side(config.get("image_size"))
     if isinstance(size, list) and not _holds_squares(config, size):
         problem = (
-            f"{where}: image_size is {size}, and transformers' windows are others where a map is not larger than a "
-            "window along both sides, or holds no whole windows"
+            f"{where}: image_size is {size}, and transformers cuts other windows than we do where a map is not larger "
+            "than a window along both sides, or holds no whole windows"
         )
         described.refusals[problem] = ("DATA.IMG_SIZE",)
     names = config.get("id2label")

@@ -9,13 +9,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from compiled_kernels import LIMITS
 
 from swin_quant.backends.cuda import ahead
 from swin_quant.backends.cuda.binding import bind
 from swin_quant.backends.cuda.crosscompile import compiled, recorded, usage
 from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.launches import program_of
+from swin_quant.backends.cuda.occupancy import LIMITS
 from swin_quant.backends.cuda.planning import spec_of_config
 from swin_quant.backends.cuda.required_kernels import kernel_of, kernels_of, kernels_with_tiles
 from swin_quant.backends.cuda.timing import filled, tiles_to_try
