@@ -156,7 +156,7 @@ class _MaybeClasses(TypedDict, total=False):
 
 
 class InputRecord(TypedDict):
-    """One of several inputs of a wrapped module. `shape`: without the batch; `example`: of what is no float, its values
+    """One of several inputs of a wrapped module. `shape`: without the batch; `example`: the values of whole numbers,
     or one for all."""
 
     name: str

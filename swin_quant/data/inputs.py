@@ -25,8 +25,10 @@ _LARGEST = 1 << 24  # float32 holds every whole number up to here
 
 @dataclass(frozen=True)
 class Input:
-    """One input: its shape without the batch, and its type, one of `TYPES`. `example`: values that stand for missing
-    ones, where they are no floats: [] for zeros, one for all, or each."""
+    """One input: its shape without the batch, and its type, one of `TYPES`.
+
+    `example`: the values that stand in for a missing input of whole numbers: [] for zeros, one for all, or each.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -59,7 +61,7 @@ class Inputs:
 
     @classmethod
     def of(cls, examples: Mapping[str, Any]) -> "Inputs":
-        """The inputs that `examples` [B, ...] are of. UsageError for what can be none."""
+        """The inputs that `examples` [B, ...] describe. UsageError for an example that no network can take."""
         found = []
         for name, given in examples.items():
             if not isinstance(name, str) or not name.isidentifier():
@@ -96,7 +98,7 @@ class Inputs:
 
     @property
     def shape(self) -> tuple[int]:
-        """That of a packed example."""
+        """The shape of a packed example."""
         return (sum(one.size for one in self.parts),)
 
     def pack(self, given: Any) -> Tensor:
@@ -127,7 +129,7 @@ class Inputs:
         }
 
     def noise(self, count: int) -> Tensor:
-        """Packed inputs: seeded normal noise, and the examples of what is no float."""
+        """Packed inputs: seeded normal noise for floats, the examples for whole numbers."""
         seeded = torch.Generator().manual_seed(0)
         columns = [
             torch.randn(count, one.size, generator=seeded)

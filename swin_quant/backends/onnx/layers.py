@@ -19,7 +19,8 @@ from swin_quant.quant.quantizer import Quantizer
 from swin_quant.quant.watch import watching
 
 SMALLEST_SCALE = 2.0**-18  # smaller scales are subnormal in float16, and off by 1 % and more
-# Of an integer product without a bias, whose scales OpenVINO 2023.2, 2024.5 and 2024.6 lose (docs/results/releases.md).
+# An integer product without a bias gets this one: OpenVINO 2023.2, 2024.5 and 2024.6 lose its scales otherwise
+# (docs/results/releases.md).
 TINY_BIAS = 1e-30
 
 

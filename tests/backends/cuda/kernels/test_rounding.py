@@ -50,7 +50,7 @@ def test_gelu_is_erfs(run, values):
 
 @pytest.mark.parametrize("levels", [20.0, 60.0])
 def test_gelu_moves_few_levels(run, levels):
-    """Of 20,000 values, at most 2 levels differ from those of erf in double precision: both are next to a tie."""
+    """At most 2 of 20,000 values differ in level from erf in double precision; both are next to a tie."""
     y = torch.randn(20000, generator=torch.Generator().manual_seed(1))
     got, _ = epilogue(run, y, "gelu", torch.int8, levels)
     exact = y.double() * torch.special.ndtr(y.double()) * levels
