@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from swin_quant.backends.cuda.choose_fusions import CACHE_BYTES_US, fused_program
+from swin_quant.backends.cuda.choose_fusions import CACHE_BYTES_US, chosen, modelled_us
 from swin_quant.backends.cuda.export import LARGEST_BATCH
 from swin_quant.backends.cuda.floors import floor_of, gpu_of
-from swin_quant.backends.cuda.fusions import ALL, APART, CHOICES
+from swin_quant.backends.cuda.fusions import ALL, APART, CHOICES, fused
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.planning import (
     AS_EXECUTED,
@@ -69,7 +69,8 @@ class Case:
         return spec_of_config(load_config(find_config(self.model)))
 
     def executed(self, spec: NetworkSpec | None = None, batch: int | None = None) -> tuple[Launch, ...]:
-        return fused_program(spec or self.spec, batch or self.batch, self.machine).launches
+        program = program_of(spec or self.spec, batch or self.batch)
+        return fused(program, chosen(program.launches, lambda launch: modelled_us(launch, self.machine))).launches
 
     def us(self, precision: str, choice: str) -> float:
         """Microseconds, as in `swin-quant cuda plan`."""

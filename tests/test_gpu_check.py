@@ -280,10 +280,11 @@ def test_slow_steps_leave_time_to_those_behind_them(script, check, monkeypatch, 
 @pytest.mark.slow
 def test_a_step_that_takes_too_long_says_how_far_it_came(check):
     hangs = 'case "$*" in *"tests/backends/cuda "*) trap \'echo "== 3 passed in 4s =="; exit 2\' INT; sleep 60 ;; esac'
-    found = check("--seconds", "50", does=hangs)
-    assert found.code == 1 and re.search(
-        r"\| kernels \| \d+ \| failed: more than \d+ s: 3 passed in 4s \|", found.summary
-    )
+    for seconds in ("50", "100"):  # a busy machine may not report in the first
+        found = check("--seconds", seconds, does=hangs)
+        if said := re.search(r"\| kernels \| \d+ \| failed: more than \d+ s: 3 passed in 4s \|", found.summary):
+            break
+    assert found.code == 1 and said
     assert found.summary.index("| kernels |") < found.summary.index("| environment |")
 
 

@@ -35,9 +35,15 @@ class IntegerProducts:
         return f"{self.integer} of {self.quantized} quantized products run in int8{rest}"
 
 
-def quantized_products(file: Path) -> list[str]:
-    """The names of the products of an ONNX file whose inputs are both int8."""
-    return [gemm.node.name for gemm in find_gemms(index(read_model(file))) if gemm.int8]
+def quantized_products(file: Path, in_functions: bool = True) -> list[str]:
+    """The names of the products of an ONNX file whose inputs are both int8.
+
+    `in_functions` False leaves out the products of its local functions, which an engine runs as compiled operators.
+    """
+    model = read_model(file)
+    if not in_functions:
+        del model.functions[:]
+    return [gemm.node.name for gemm in find_gemms(index(model)) if gemm.int8]
 
 
 def integer_products(quantized: list[str], ran: Mapping[str, str]) -> IntegerProducts:

@@ -193,10 +193,16 @@ def _integer_products(artifact: Artifact, engines: Mapping[str, Engine]) -> dict
     """Engine -> the counts of its record, for an ONNX file with quantized products."""
     from swin_quant.backends.products import integer_products, quantized_products
 
-    quantized = quantized_products(artifact.file) if artifact.record["backend"] == "onnx" else []
-    told = [engine for engine in engines.values() if quantized and "gemms" in engine.details]
-    found = {engine.name: integer_products(quantized, engine.details["gemms"]) for engine in told}
-    return {name: {"int8_products": one.integer, "quantized_products": one.quantized} for name, one in found.items()}
+    found = {}
+    for engine in engines.values():
+        if artifact.record["backend"] == "onnx" and "gemms" in engine.details:
+            quantized = quantized_products(artifact.file, in_functions="extensions" not in engine.details)
+            found[engine.name] = integer_products(quantized, engine.details["gemms"])
+    return {
+        name: {"int8_products": one.integer, "quantized_products": one.quantized}
+        for name, one in found.items()
+        if one.quantized
+    }
 
 
 def tolerance_of(engine: str, precision: str, float_type: str | None = None) -> float:

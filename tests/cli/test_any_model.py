@@ -88,13 +88,13 @@ def test_ranks_validate_the_model_that_is_saved(resnet, forked, pictures, tmp_pa
     def note(rank):
         from swin_quant.train import loop
 
-        validate = loop._validate
+        validate = loop._Run._validate
 
-        def noted(job, precision, state, request):
-            torch.save(state.scored.state_dict(), tmp_path / f"rank{rank}.pth")
-            return validate(job, precision, state, request)
+        def noted(training):
+            torch.save(training.state.scored.state_dict(), tmp_path / f"rank{rank}.pth")
+            return validate(training)
 
-        loop._validate = noted
+        loop._Run._validate = noted
 
     words = ("--recipe", "micro_resnet", "--epochs", 1, "--batch", 4, "--set", f"ema={ema}", "--no-eval")
     data = ("--cfg", resnet / "resnet.yaml", "--data-path", pictures, "--device", "cpu", "--output", tmp_path)

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 _AVERAGES = ("ReduceMean", "GlobalAveragePool", "AveragePool")
 _SCOPES = "pkg.torch.onnx.name_scopes"  # the exporter's note of an operator's modules, outermost first
+_BY_CHANNEL = frozenset(("Add", "Sub", "Mul", "Div", "BatchNormalization"))
 # Before opset 18 their axes are attributes.
 _REDUCTIONS = frozenset(
     f"Reduce{kind}" for kind in ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "SumSquare")
@@ -266,7 +267,7 @@ def _pads_of(convolution: "ir.Node") -> list[int] | None:
 
 
 def keep_reduced(graph: "ir.Graph") -> None:
-    """Reduce with the dimension kept, then drop it, unless pairs alone read the result.
+    """Reduce with the dimension kept, then drop it, where a scale or shift reads the result.
 
     OpenVINO 2026.4 computes a scale or shift of each channel and the pair behind it within the reduction, and takes
     them by the position that the channels had before a dimension went: in front of the classifier of a LeViT that costs
@@ -279,7 +280,7 @@ def keep_reduced(graph: "ir.Graph") -> None:
         if node.op_type not in _REDUCTIONS or keeps or len(node.inputs) < 2 or node.inputs[1] is None:
             continue
         result = node.outputs[0]
-        if result.is_graph_output() or all(reader.op_type == "QuantizeLinear" for reader, _ in result.uses()):
+        if result.is_graph_output() or not any(reader.op_type in _BY_CHANNEL for reader, _ in result.uses()):
             continue
         drop = ir.Node("", "Squeeze", [result, node.inputs[1]], metadata_props=dict(node.metadata_props))
         result.replace_all_uses_with(drop.outputs[0])
