@@ -24,17 +24,30 @@ SOURCES = (
 
 
 def state():
-    """SHA-256 of these modules' code (without docstrings, comments and import paths) and of Triton's version."""
-    digest = hashlib.sha256(_triton().encode())
-    for path in sorted(file for source in SOURCES for file in _files(ROOT / source)):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        for node in ast.walk(tree):
-            if isinstance(body := getattr(node, "body", None), list):
-                node.body = [one for one in body if not _is_text(one)]
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("swin_quant"):
-                node.module = "swin_quant"  # a module that moved changes nothing
-        digest.update(f"{path.relative_to(ROOT)} {ast.dump(tree)}".encode())
-    return digest.hexdigest()
+    """SHA-256 of these modules' statements (without docstrings, comments and import paths) and of Triton's version.
+
+    A statement that moves to another of these files changes nothing.
+    """
+    files = [file for source in SOURCES for file in _files(ROOT / source)]
+    statements = {one for path in files for one in _statements(ast.parse(path.read_text(encoding="utf-8")))}
+    return hashlib.sha256("\n".join((_triton(), *sorted(statements))).encode()).hexdigest()
+
+
+def _statements(tree):
+    """Each top-level statement as text. Names imported from the package count only if they are renamed."""
+    for node in ast.walk(tree):
+        if isinstance(body := getattr(node, "body", None), list):
+            node.body = [part for one in body if not _is_text(one) for part in _parts(one)]
+    return map(ast.dump, tree.body)
+
+
+def _parts(node):
+    """An import as one import a name; any other statement whole."""
+    if not isinstance(node, ast.ImportFrom):
+        return [node]
+    if not (node.module or "").startswith("swin_quant"):
+        return [ast.ImportFrom(node.module, [name], node.level) for name in node.names]
+    return [ast.ImportFrom("swin_quant", [name], 0) for name in node.names if name.asname]
 
 
 def _files(place):
