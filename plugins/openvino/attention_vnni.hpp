@@ -85,11 +85,12 @@ SWIN_QUANT_INLINE inline void interleave(const Rows& x, size_t tokens, uint8_t (
 }
 
 // store(r, v, products) of four rows and 16 VECTORS columns. A step multiplies the four bytes at row(k, r) by the vectors
-// at columns(k); one of both is uint8. In a function of its own, or g++ keeps copies of the sums on the stack.
+// at columns(k); one of both is uint8.
 template <size_t VECTORS, bool IS_ROW_SIGNED, typename Row, typename Columns, typename Store>
 SWIN_QUANT_INLINE inline void multiply_four(size_t steps, const Row& row, const Columns& columns, const Store& store) {
     __m512i sums[4 * VECTORS];
     unrolled<4 * VECTORS>([&](auto i) SWIN_QUANT_INLINE { sums[i] = _mm512_setzero_si512(); });
+#    pragma GCC unroll 8  // in a loop g++ keeps copies of the sums
     for (size_t k = 0; k < steps; ++k) {
         __m512i found[VECTORS];
         unrolled<VECTORS>([&](auto v) SWIN_QUANT_INLINE { found[v] = _mm512_load_si512(columns(k) + 64 * v); });
@@ -108,94 +109,131 @@ SWIN_QUANT_INLINE inline void multiply_four(size_t steps, const Row& row, const 
     });
 }
 
-// Four queries at a time, so that a load serves four products. regions: [KEYS n] of the tokens, which add MASKED where
-// they differ; null if they do not. result: rows of levels, `stride` bytes apart, int8 with `middle` 0 and uint8 around
-// 128 with 0x80.
-template <bool HAS_SHARES>
-SWIN_QUANT_VNNI void attend_by(const Rows& x, const float* constant, const uint8_t* regions, void* result, size_t stride,
-                               uint8_t middle, const Scales& scales) {
-    alignas(64) uint8_t keys[8][VNNI_LENGTH][4];
+constexpr size_t QUERIES = 16;  // at a time, by fours, so that a load serves four products
+
+// A head of a window between its three steps, each a function of its own: together they need more registers than there are.
+struct Room {
+    alignas(64) uint8_t keys[VNNI_DEPTH / 4][VNNI_LENGTH][4];
     alignas(64) int8_t values[VNNI_LENGTH / 4][VNNI_DEPTH][4];
-    alignas(64) float logits[4][VNNI_LENGTH];
-    alignas(64) uint8_t shares[4][VNNI_LENGTH];
-    static const int8_t zeros[VNNI_DEPTH] = {};
-    const size_t all = (x.length + KEYS - 1) / KEYS * KEYS;
-    interleave(x, all, keys, values);
-    const __m512 never = _mm512_set1_ps(-1e30f), masked = _mm512_set1_ps(MASKED), log2e = _mm512_set1_ps(1.44269504f);
-    const __m512 scale = _mm512_set1_ps(scales.logits);
-    const __m128i flip = _mm_set1_epi8(char(middle));
-    for (size_t i = 0; i < x.length; i += 4) {
-        const size_t rows = std::min<size_t>(x.length - i, 4);
+    alignas(64) float logits[QUERIES][VNNI_LENGTH];
+    alignas(64) uint8_t shares[QUERIES][VNNI_LENGTH];
+    __m512 tops[QUERIES / 4], factors[QUERIES / 4];  // of four queries, as `joined` has them
+    size_t keys_with_room;                           // a multiple of KEYS
+};
+
+// Logits of the queries from `first` on. regions, constant: as of `attend_vnni`.
+[[gnu::noinline]] SWIN_QUANT_VNNI inline void logits_of(const Rows& x, size_t first, size_t queries, const float* constant,
+                                                        const uint8_t* regions, float factor, Room& room) {
+    const __m512 never = _mm512_set1_ps(-1e30f), masked = _mm512_set1_ps(MASKED), scale = _mm512_set1_ps(factor);
+    for (size_t i = 0; i < queries; i += 4) {
         const int8_t* q[4];
         size_t query[4];
-        __m512 top[4], total[4];
+        __m512 top[4];
         unrolled<4>([&](auto r) SWIN_QUANT_INLINE {
-            q[r] = r < rows ? x.q + (i + r) * x.stride : zeros, query[r] = r < rows ? i + r : i;
-            top[r] = never, total[r] = _mm512_setzero_ps();
+            query[r] = std::min(first + i + r, x.length - 1);
+            q[r] = x.q + query[r] * x.stride;
+            top[r] = never;
         });
-        for (size_t j = 0; j < all; j += KEYS) {
+        for (size_t j = 0; j < room.keys_with_room; j += KEYS) {
             const uint64_t present = x.length - j >= KEYS ? ~uint64_t(0) : (uint64_t(1) << (x.length - j)) - 1;
             uint64_t apart[4] = {};
-            for (size_t r = 0; regions && r < 4; ++r)
-                apart[r] = _mm512_cmpneq_epi8_mask(_mm512_set1_epi8(char(regions[query[r]])), _mm512_loadu_si512(regions + j));
+            for (size_t r = 0; regions && r < 4; ++r) {
+                const __m512i own = _mm512_set1_epi8(char(regions[query[r]]));
+                apart[r] = _mm512_cmpneq_epi8_mask(own, _mm512_loadu_si512(regions + j));
+            }
             const auto four_channels = [&](size_t k, size_t r) SWIN_QUANT_INLINE { return q[r] + 4 * k; };
-            const auto of_keys = [&](size_t k) SWIN_QUANT_INLINE { return keys[k][j]; };
-            multiply_four<4, true>(8, four_channels, of_keys, [&](auto r, auto v, __m512i product) SWIN_QUANT_INLINE {
+            const auto of_keys = [&](size_t k) SWIN_QUANT_INLINE { return room.keys[k][j]; };
+            const auto finish = [&](auto r, auto v, __m512i product) SWIN_QUANT_INLINE {
                 const float* place = constant + query[r] * x.length + j + 16 * v;
                 __m512 added = _mm512_mask_loadu_ps(never, __mmask16(present >> 16 * v), place);
                 if (regions)
                     added = _mm512_mask_add_ps(added, __mmask16(apart[r] >> 16 * v), added, masked);
                 const __m512 logit = _mm512_fmadd_ps(_mm512_cvtepi32_ps(product), scale, added);
-                _mm512_store_ps(logits[r] + j + 16 * v, logit);
+                _mm512_store_ps(room.logits[i + r] + j + 16 * v, logit);
                 top[r] = _mm512_max_ps(top[r], logit);
-            });
+            };
+            multiply_four<4, true>(VNNI_DEPTH / 4, four_channels, of_keys, finish);
         }
-        const __m512 shifts = _mm512_mul_ps(log2e, joined<false>(top));
-        for (size_t j = 0; j < all; j += KEYS)
-            unrolled<4>([&](auto r) SWIN_QUANT_INLINE {
-                const __m512 shift = one_of<r>(shifts);
+        room.tops[i / 4] = joined<false>(top);
+    }
+}
+
+// Levels of the softmax, or without its own scale those of exp(logit - top), in the order of `narrowed`; and the factors
+// that make results of their products.
+template <bool HAS_SHARES>
+[[gnu::noinline]] SWIN_QUANT_VNNI void shares_of(size_t queries, const Scales& scales, Room& room) {
+    const __m512 log2e = _mm512_set1_ps(1.44269504f), raised = _mm512_set1_ps(HAS_SHARES ? 0 : std::log2(POWERS));
+    for (size_t i = 0; i < queries; i += 4) {
+        const __m512 shifts = _mm512_fmsub_ps(log2e, room.tops[i / 4], raised);
+        __m512 total[4];
+        unrolled<4>([&](auto r) SWIN_QUANT_INLINE {
+            const __m512 shift = one_of<r>(shifts);
+            total[r] = _mm512_setzero_ps();
+            for (size_t j = 0; j < room.keys_with_room; j += KEYS) {
                 __m512i power[4];
                 unrolled<4>([&](auto c) SWIN_QUANT_INLINE {
-                    auto* place = logits[r] + j + 16 * c;
+                    auto* place = room.logits[i + r] + j + 16 * c;
                     const __m512 e = exp2(_mm512_fmsub_ps(_mm512_load_ps(place), log2e, shift));
                     total[r] = _mm512_add_ps(total[r], e);
                     if (HAS_SHARES)
                         _mm512_store_ps(place, e);
                     else
-                        power[c] = _mm512_cvtps_epi32(_mm512_mul_ps(e, _mm512_set1_ps(POWERS)));
+                        power[c] = _mm512_cvtps_epi32(e);
                 });
                 if (!HAS_SHARES)
-                    _mm512_store_si512(shares[r] + j, narrowed(power));
-            });
-        const __m512 totals = joined<true>(total);
-        __m512 factors = _mm512_set1_ps(scales.result);
+                    _mm512_store_si512(room.shares[i + r] + j, narrowed(power));
+            }
+        });
+        const __m512 totals = joined<true>(total), of_results = _mm512_set1_ps(scales.result);
+        room.factors[i / 4] = HAS_SHARES ? of_results : _mm512_div_ps(of_results, totals);
         if (!HAS_SHARES)
-            factors = _mm512_div_ps(_mm512_set1_ps(scales.result / POWERS), totals);
-        for (size_t j = 0; HAS_SHARES && j < all; j += KEYS)
-            unrolled<4>([&](auto r) SWIN_QUANT_INLINE {
-                const __m512 factor = one_of<r>(_mm512_div_ps(_mm512_set1_ps(scales.shares), totals));
+            continue;
+        const __m512 factors = _mm512_div_ps(_mm512_set1_ps(scales.shares), totals);
+        unrolled<4>([&](auto r) SWIN_QUANT_INLINE {
+            for (size_t j = 0; j < room.keys_with_room; j += KEYS) {
                 __m512i share[4];
                 unrolled<4>([&](auto c) SWIN_QUANT_INLINE {
-                    share[c] = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_load_ps(logits[r] + j + 16 * c), factor));
+                    const __m512 e = _mm512_load_ps(room.logits[i + r] + j + 16 * c);
+                    share[c] = _mm512_cvtps_epi32(_mm512_mul_ps(e, one_of<r>(factors)));
                 });
-                _mm512_store_si512(shares[r] + j, _mm512_min_epu8(narrowed(share), _mm512_set1_epi8(127)));
-            });
-        const auto four_shares = [&](size_t k, size_t r) SWIN_QUANT_INLINE {
-            return shares[r] + k / 16 * KEYS + k % 4 * 16 + k % 16 / 4 * 4;  // as they were narrowed
-        };
-        const auto of_values = [&](size_t k) SWIN_QUANT_INLINE { return values[k][0]; };
-        multiply_four<2, false>((x.length + 3) / 4, four_shares, of_values, [&](auto r, auto v, __m512i sum) SWIN_QUANT_INLINE {
-            const __m512 y = _mm512_mul_ps(_mm512_cvtepi32_ps(sum), one_of<r>(factors));
-            auto* place = static_cast<int8_t*>(result) + (i + r) * stride + 16 * v;
-            if (r < rows)
-                _mm_storeu_si128(reinterpret_cast<__m128i*>(place), _mm_xor_si128(levels(y), flip));
+                _mm512_store_si512(room.shares[i + r] + j, _mm512_min_epu8(narrowed(share), _mm512_set1_epi8(127)));
+            }
         });
     }
 }
 
-inline void attend_vnni(const Rows& x, const float* constant, const uint8_t* regions, void* result, size_t stride,
-                        uint8_t middle, const Scales& scales) {
-    (scales.shares ? attend_by<true> : attend_by<false>)(x, constant, regions, result, stride, middle, scales);
+// Levels of the results of as many queries. result: the row of the first one.
+[[gnu::noinline]] SWIN_QUANT_VNNI inline void results_of(size_t length, size_t queries, uint8_t* result, size_t stride,
+                                                         uint8_t middle, const Room& room) {
+    const __m128i flip = _mm_set1_epi8(char(middle));
+    for (size_t i = 0; i < queries; i += 4) {
+        const auto four_shares = [&](size_t k, size_t r) SWIN_QUANT_INLINE {
+            return room.shares[i + r] + k / 16 * KEYS + k % 4 * 16 + k % 16 / 4 * 4;  // as they were narrowed
+        };
+        const auto of_values = [&](size_t k) SWIN_QUANT_INLINE { return room.values[k][0]; };
+        const __m512 factors = room.factors[i / 4];
+        multiply_four<2, false>((length + 3) / 4, four_shares, of_values, [&](auto r, auto v, __m512i x) SWIN_QUANT_INLINE {
+            const __m512 y = _mm512_mul_ps(_mm512_cvtepi32_ps(x), one_of<r>(factors));
+            auto* place = reinterpret_cast<__m128i*>(result + (i + r) * stride + 16 * v);
+            if (i + r < queries)
+                _mm_storeu_si128(place, _mm_xor_si128(levels(y), flip));
+        });
+    }
+}
+
+// regions: [KEYS n] of the tokens, which add MASKED where they differ; null if they do not. result: rows of levels,
+// `stride` bytes apart, int8 with `middle` 0 and uint8 around 128 with 0x80.
+SWIN_QUANT_VNNI inline void attend_vnni(const Rows& x, const float* constant, const uint8_t* regions, void* result,
+                                        size_t stride, uint8_t middle, const Scales& scales) {
+    Room room;
+    room.keys_with_room = (x.length + KEYS - 1) / KEYS * KEYS;
+    interleave(x, room.keys_with_room, room.keys, room.values);
+    for (size_t first = 0; first < x.length; first += QUERIES) {
+        const size_t queries = std::min(QUERIES, x.length - first);
+        logits_of(x, first, queries, constant, regions, scales.logits, room);
+        (scales.shares ? shares_of<true> : shares_of<false>)(queries, scales, room);
+        results_of(x.length, queries, static_cast<uint8_t*>(result) + first * stride, stride, middle, room);
+    }
 }
 
 #else
