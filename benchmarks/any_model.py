@@ -26,9 +26,9 @@ from pathlib import Path
 from pages import cpu, place
 from sweep import markdown, sweep
 
+from swin_quant.base.cpu import reproducible
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.files import atomic_write_bytes
-from swin_quant.base.reproducible import reproducible
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import Result
 from swin_quant.cli import main as swin_quant

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from swin_quant.base.reproducible import reproducible
+from swin_quant.base.cpu import reproducible
 from swin_quant.config import find_config, load_config
 from swin_quant.data.loader import load_batches
 from swin_quant.data.preprocess import Preprocess

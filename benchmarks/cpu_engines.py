@@ -37,10 +37,9 @@ from swin_quant.backends.engine_loading import artifact_engine, torch_engine
 from swin_quant.backends.onnx.export import OnnxOptions, export
 from swin_quant.backends.openvino.operators import run_here, sources
 from swin_quant.backends.registry import engine_named
-from swin_quant.base.cpu import usable_cores
+from swin_quant.base.cpu import reproducible, usable_cores
 from swin_quant.base.files import atomic_write_bytes, sha256_of
 from swin_quant.base.progress import set_up
-from swin_quant.base.reproducible import reproducible
 from swin_quant.cards.card import RunCard
 from swin_quant.checkpoint import save_calibrated
 from swin_quant.config import find_config, load_config

@@ -40,7 +40,7 @@ from swin_quant.backends.cuda.program import Launch
 from swin_quant.backends.cuda.required_kernels import kernel_of
 from swin_quant.backends.cuda.static_planning import ESTIMATED, StaticPlan, static_plan
 from swin_quant.base.errors import UsageError
-from swin_quant.base.shipped import configs_dir
+from swin_quant.base.files import configs_dir
 from swin_quant.config import load_config
 from swin_quant.config.files import find_config
 from swin_quant.operators.roofline import load_machine

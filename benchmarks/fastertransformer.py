@@ -25,7 +25,7 @@ from swin_quant.backends.fastertransformer.arithmetic import as_half, layer_norm
 from swin_quant.backends.fastertransformer.emulator import Emulator
 from swin_quant.backends.fastertransformer.stored import Stored, read_export
 from swin_quant.backends.fastertransformer.weights import WeightSource
-from swin_quant.base.reproducible import reproducible
+from swin_quant.base.cpu import reproducible
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.paths import card_path
 from swin_quant.data.preprocess import Preprocess

@@ -16,7 +16,7 @@ from pages import versions_here
 from step_memory import checkpointed_bytes, saved_bytes, state_bytes
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from swin_quant.base.reproducible import reproducible
+from swin_quant.base.cpu import reproducible
 from swin_quant.config import find_config, load_config
 from swin_quant.models import build_model
 from swin_quant.models.layers import Swin

@@ -21,7 +21,7 @@ from pages import versions_here
 from step_memory import saved_bytes, state_bytes
 from torch import Tensor, nn
 
-from swin_quant.base.reproducible import reproducible
+from swin_quant.base.cpu import reproducible
 from swin_quant.config import find_config, load_config
 from swin_quant.models import build_model
 from swin_quant.quant.calibration import Method, calibrate

@@ -21,8 +21,7 @@ import torch
 
 from swin_quant.backends.engine_loading import artifact_engine, torch_engine
 from swin_quant.backends.registry import engine_named
-from swin_quant.base.cpu import usable_cores
-from swin_quant.base.reproducible import reproducible
+from swin_quant.base.cpu import reproducible, usable_cores
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.paths import card_path
 from swin_quant.cards.versions import versions

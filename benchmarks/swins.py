@@ -21,9 +21,9 @@ from networks import NETWORKS, built, is_there
 from torch import Tensor
 
 import swin_quant as sq
+from swin_quant.base.cpu import reproducible
 from swin_quant.base.errors import first_line
 from swin_quant.base.files import atomic_write_bytes
-from swin_quant.base.reproducible import reproducible
 
 HEADING = (
     "# Swin wherever it lives, and others of transformers\n\nMicro networks of random seeded weights. Parity: the "

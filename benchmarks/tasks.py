@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 import swin_quant as sq
 from swin_quant.base.compat import import_timm, import_torchvision
+from swin_quant.base.cpu import reproducible
 from swin_quant.base.files import atomic_write_bytes
-from swin_quant.base.reproducible import reproducible
 from swin_quant.data.sources import open_pictures
 
 SIDE, CELL, CLASSES = 64, 8, 10

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import swin_quant as sq
-from swin_quant.base.shipped import configs_dir
+from swin_quant.base.files import configs_dir
 from swin_quant.config import load_config
 from swin_quant.data.digits import DigitsPictures
 from swin_quant.models import build_model

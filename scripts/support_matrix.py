@@ -18,7 +18,7 @@ from swin_quant.backends.onnx.options import OnnxOptions
 from swin_quant.backends.onnx_reader.target import OnnxTarget
 from swin_quant.backends.registry import backends
 from swin_quant.base.errors import SwinQuantError, UsageError
-from swin_quant.base.shipped import configs_dir
+from swin_quant.base.files import configs_dir
 from swin_quant.cards.card import RunCard
 from swin_quant.config import load_config
 from swin_quant.config.files import shipped_configs

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from swin_quant.base import __version__ as __version__
 
 if TYPE_CHECKING:
-    from swin_quant.base.reproducible import reproducible as reproducible
+    from swin_quant.base.cpu import reproducible as reproducible
     from swin_quant.data.picture_set import pictures as pictures
     from swin_quant.exported import Exported as Exported
     from swin_quant.exported import artifact as artifact
@@ -82,7 +82,7 @@ _FACE = {
     "doctor": ("swin_quant.verbs.doctor", "doctor"),
     "SwinQuantError": ("swin_quant.base.errors", "SwinQuantError"),
     "UsageError": ("swin_quant.base.errors", "UsageError"),
-    "reproducible": ("swin_quant.base.reproducible", "reproducible"),
+    "reproducible": ("swin_quant.base.cpu", "reproducible"),
 }
 __all__ = [*_FACE, "__version__"]
 

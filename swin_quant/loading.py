@@ -17,7 +17,7 @@ from swin_quant.cards.lineage import original
 from swin_quant.cards.paths import card_path
 from swin_quant.checkpoint import Checkpoint, Source, load_calibrated, load_float, made_before, open_checkpoint
 from swin_quant.checkpoint.class_names import names_of
-from swin_quant.checkpoint.range_bits import check_bits
+from swin_quant.checkpoint.ranges import check_bits
 from swin_quant.config import from_dict, to_dict
 from swin_quant.config.load import portable_config
 from swin_quant.config.outputs import FEATURES, LOGITS

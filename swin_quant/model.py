@@ -14,7 +14,7 @@ from swin_quant.base.errors import UsageError, listed
 from swin_quant.base.files import ensure_writable_dir, sha256_of
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
-from swin_quant.cards.dependents import refuse_to_replace
+from swin_quant.cards.lineage import refuse_to_replace
 from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import CheckpointRecord
 from swin_quant.cards.versions import versions

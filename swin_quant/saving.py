@@ -15,7 +15,7 @@ from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.base.files import atomic_write_bytes, sha256_of
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
-from swin_quant.cards.dependents import dependents, refuse_to_replace
+from swin_quant.cards.lineage import dependents, refuse_to_replace
 from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import (
     CheckpointRecord,

@@ -30,8 +30,8 @@ from PIL import Image
 from swin_quant.backends import registry as backends
 from swin_quant.backends.onnx import export as onnx_export
 from swin_quant.backends.openvino import operators
-from swin_quant.base.reproducible import reproducible
-from swin_quant.base.shipped import configs_dir
+from swin_quant.base.cpu import reproducible
+from swin_quant.base.files import configs_dir
 from swin_quant.cli import main
 from swin_quant.cli.session import FRONT_DOOR, run_command
 from swin_quant.config import families, load_config

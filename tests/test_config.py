@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swin_quant.base.errors import UsageError
-from swin_quant.base.shipped import configs_dir
+from swin_quant.base.files import configs_dir
 from swin_quant.config import architecture, check_geometry, default_config, find_config, from_dict, load_config, to_dict
 from swin_quant.config.load import portable_config
 

@@ -15,8 +15,7 @@ from safetensors.torch import save_file
 from shown import DOCUMENTS, FILES, ROOT, shell_lines
 
 from swin_quant.backends.fastertransformer.tuner import write_tuned
-from swin_quant.base.files import sha256_of
-from swin_quant.base.shipped import configs_dir
+from swin_quant.base.files import configs_dir, sha256_of
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import CheckpointRecord
 from swin_quant.checkpoint import identify

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import swin_quant
-from swin_quant.base.shipped import configs_dir, plugins_dir
+from swin_quant.base.files import configs_dir, plugins_dir
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -88,7 +88,7 @@ def test_wheel_holds_configurations_and_sources_where_they_are_looked_for(tmp_pa
     assert configs_dir() == ROOT / "configs" and plugins_dir("openvino") == ROOT / "plugins" / "openvino"
     for place in mapping.values():
         (tmp_path / place).mkdir(parents=True)
-    monkeypatch.setattr("swin_quant.base.shipped.__file__", str(tmp_path / "swin_quant" / "base" / "shipped.py"))
+    monkeypatch.setattr("swin_quant.base.files.__file__", str(tmp_path / "swin_quant" / "base" / "files.py"))
     inside = tmp_path / "swin_quant"
     assert configs_dir() == inside / "configs" and plugins_dir("torch") == inside / "plugins" / "torch"
 

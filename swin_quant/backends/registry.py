@@ -8,7 +8,7 @@ from typing import Any
 
 from swin_quant.backends.backend import Backend, function
 from swin_quant.base.errors import UsageError
-from swin_quant.base.plugins import announced
+from swin_quant.base.extras import announced
 from swin_quant.base.progress import log
 
 BUILT_IN = ("fastertransformer", "onnx", "tensorrt", "onnxruntime", "openvino", "torchscript", "cuda")

@@ -9,7 +9,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from swin_quant.base.errors import SwinQuantError
-from swin_quant.base.shipped import configs_dir
+from swin_quant.base.files import configs_dir
 from swin_quant.base.yaml_file import read_yaml
 from swin_quant.config.outputs import FEATURES
 

@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from swin_quant.base.archive import opened, unpacked
 from swin_quant.base.errors import SwinQuantError, one_line
 from swin_quant.base.files import atomic_write_bytes, open_plain, read_bounded, reason
-from swin_quant.base.reading import reads
+from swin_quant.base.reading import opened, reads, unpacked
 
 MAX_BYTES = 4 << 30  # all arrays of a file or folder together
 _MAX_ARRAYS = 100_000

@@ -1,4 +1,4 @@
-"""The CPU's cores, and its instructions for int8 and bfloat16, which decide how much these types can win."""
+"""The CPU: its cores, its instructions for int8 and bfloat16, and matrix products that are the same to the bit."""
 
 import os
 import re
@@ -24,3 +24,14 @@ def features(wanted: tuple[str, ...], text: str | None = None) -> list[str]:
 def usable_cores() -> int:
     """The processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def reproducible() -> None:
+    """Let a matrix product depend neither on the number of threads nor on the other rows of the batch, on Intel CPUs.
+
+    MKL reads its variable once, at its first product, so call this first. The commands do; in a process of your own it
+    is your choice, since it makes MKL a little slower. Without it, the last bits of ranges may depend on the number of
+    threads. A value that is set already stays. Calibration itself depends on no batch and no number of ranks either way
+    (`quant.batch_invariance`).
+    """
+    os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")

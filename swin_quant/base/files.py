@@ -1,4 +1,4 @@
-"""Files that are whole or absent: atomic writes, hashes, and JSON that is bounded and finite."""
+"""Files that are whole or absent: atomic writes, hashes, and JSON that is bounded and finite; files of the package."""
 
 import contextlib
 import errno
@@ -256,3 +256,24 @@ def _sync_directory(directory: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+def configs_dir() -> Path:
+    """The folder of the shipped configurations: inside an installed wheel, beside the package in a checkout."""
+    return _shipped("configs")
+
+
+def plugins_dir(library: str) -> Path:
+    """The folder of the C++ sources of the operators for `library`."""
+    return _shipped("plugins") / library
+
+
+def _shipped(folder: str) -> Path:
+    package = Path(__file__).resolve().parents[1]
+    inside = package / folder
+    return inside if inside.is_dir() else package.parent / folder
+
+
+def shipped_files(kind: str) -> list[Path]:
+    """The shipped files of a kind (`policies`, `recipes`), in the order of their names."""
+    return sorted((configs_dir() / kind).glob("*.yaml"), key=lambda path: path.stem)

@@ -10,15 +10,16 @@ import dataclasses
 import functools
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import InitVar, dataclass, field
 from datetime import datetime, timezone
+from functools import reduce
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from swin_quant.base.errors import SwinQuantError, listed
-from swin_quant.base.files import finite, read_json, sha256_of, sha256_of_data, write_json
+from swin_quant.base.files import finite, one_at_a_time, read_json, sha256_of, sha256_of_data, write_json
 from swin_quant.base.progress import log
 from swin_quant.base.reading import reads
 from swin_quant.base.schema import check_record, checked, fields_of
@@ -233,3 +234,27 @@ def _check_card(content: Any, where: str) -> list[str]:
     if content.get("policy") is not None:
         checked(str, content["policy"].get("name"), where, "policy.name")
     return unknown
+
+
+def update(path: Path, read: RunCard, change: Callable[[RunCard], RunCard]) -> RunCard:
+    """Change the card at `path`, which may hold more by now than when it was `read`; returns the changed card.
+
+    If it has become the card of another file, it is left alone with a warning, and the changed `read` is returned.
+    """
+    with one_at_a_time(path.parent):
+        now = RunCard.read(path) if path.exists() else read
+        if _whose(now) != _whose(read):
+            log.warning("%s: became the run card of another file meanwhile: the new results are not in it", path)
+            return change(read)
+        changed = change(now)
+        changed.write(path)
+    return changed
+
+
+def with_results(card: RunCard, results: Iterable[Result]) -> RunCard:
+    """A card that also holds `results`; see `RunCard.with_result`."""
+    return reduce(RunCard.with_result, results, card)
+
+
+def _whose(card: RunCard) -> list[str | None]:
+    return [record["sha256"] if record else None for record in (card.artifact, card.checkpoint, card.source)]

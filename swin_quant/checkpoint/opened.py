@@ -16,10 +16,9 @@ from swin_quant.cards.card import RunCard
 from swin_quant.cards.lineage import card_of
 from swin_quant.cards.paths import card_path
 from swin_quant.checkpoint.names import to_microsoft, without_inserted
-from swin_quant.checkpoint.parts import RAW, satisfies
 from swin_quant.checkpoint.ranges import BOUNDS, SUFFIX
 from swin_quant.checkpoint.read import Source, read_state_dict
-from swin_quant.checkpoint.roots import find_swin
+from swin_quant.checkpoint.roots import RAW, find_swin, satisfies
 from swin_quant.checkpoint.sources import local_file
 
 

@@ -16,8 +16,8 @@ from swin_quant.base.progress import log
 from swin_quant.base.reading import reads
 from swin_quant.cards.records import SourceRecord
 from swin_quant.checkpoint.mindspore import looks_like_ckpt, read_ckpt
-from swin_quant.checkpoint.parts import choose_set, is_tensor, sets_in
 from swin_quant.checkpoint.pickled import Malformed, Opaque
+from swin_quant.checkpoint.roots import choose_set, is_tensor, sets_in
 from swin_quant.checkpoint.stored_zip import Compressed, Damaged
 from swin_quant.checkpoint.torch_file import MAX_DIMENSIONS, TYPES, Foreign, Script, read_torch
 

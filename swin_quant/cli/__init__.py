@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Sequence
 
 from swin_quant.base import __version__
-from swin_quant.base.reproducible import reproducible
+from swin_quant.base.cpu import reproducible
 from swin_quant.cli.commands import COMMANDS, GROUPS, SECTIONS
 
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # C++ stack dumps add nothing to our one line

@@ -222,7 +222,7 @@ class RangeOptions:
 
 def pass_recipes() -> str:
     """The shipped recipes of passes, for --help."""
-    from swin_quant.base.shipped import shipped_files
+    from swin_quant.base.files import shipped_files
 
     return f"{', '.join(path.stem for path in shipped_files('passes'))}, or a YAML file"
 

@@ -4,7 +4,7 @@ from functools import cache
 from typing import Any
 
 from swin_quant.base.errors import UsageError
-from swin_quant.base.plugins import announced
+from swin_quant.base.extras import announced
 from swin_quant.base.progress import log
 from swin_quant.config.family import Family
 from swin_quant.config.swin import SWIN, SWINV2

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from swin_quant.base.errors import UsageError, listed
+from swin_quant.base.files import configs_dir
 from swin_quant.base.schema import checked
-from swin_quant.base.shipped import configs_dir
 from swin_quant.base.yaml_file import read_yaml
 from swin_quant.config import timm
 

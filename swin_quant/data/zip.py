@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from swin_quant.base.archive import opened, unpacked
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.files import open_plain, read_bounded, read_lines
+from swin_quant.base.reading import opened, unpacked
 from swin_quant.data.labels import CLASSES_FILE, MAX_CLASSES
 from swin_quant.data.pictures import EXTENSIONS, MAX_BYTES, Pictures, UnreadablePicture, is_picture, printable
 from swin_quant.data.sampling import shard

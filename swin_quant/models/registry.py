@@ -12,8 +12,8 @@ from functools import cache
 from torch import nn
 
 from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.base.extras import announced
 from swin_quant.base.patterns import matched
-from swin_quant.base.plugins import announced
 from swin_quant.config.families import ENTRY_POINTS, register_family
 from swin_quant.config.outputs import FEATURES, LOGITS
 from swin_quant.models.classifier import Architecture

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from swin_quant.base.files import shipped_files
 from swin_quant.base.schema import checked, within
-from swin_quant.base.shipped import shipped_files
 from swin_quant.base.yaml_file import read_yaml, shipped_or_file
 from swin_quant.operators.trace import Call
 

@@ -6,8 +6,8 @@ from functools import cache
 from typing import Literal
 
 from swin_quant.base.errors import UsageError
+from swin_quant.base.files import shipped_files
 from swin_quant.base.schema import checked
-from swin_quant.base.shipped import shipped_files
 from swin_quant.base.yaml_file import read_yaml
 
 SUPPORTED, REPLACED, UNSUPPORTED, NOT_KNOWN = "supported", "replaced", "unsupported", "not known"

@@ -1,7 +1,7 @@
 """Run batches so that every node sees the same bits of each picture as if it ran alone on one thread.
 
 A CPU may add up a matrix product in an order that depends on the neighbouring rows and on the number of threads. MKL
-promises that it does not (MKL_CBWR, see base/reproducible.py), but only on some CPUs, and other libraries promise
+promises that it does not (MKL_CBWR, see base/cpu.py), but only on some CPUs, and other libraries promise
 nothing. So a batch of a new size is tried: its first and last picture also run alone, on one thread. If a node sees
 different bits, its observer forgets the batch, and the pictures run one by one: slower, but with the same result on any
 number of ranks and threads and in batches of any size.

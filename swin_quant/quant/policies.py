@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterable
 
-from swin_quant.base.shipped import shipped_files
+from swin_quant.base.files import shipped_files
 from swin_quant.base.yaml_file import read_yaml, shipped_or_file
 from swin_quant.quant.policy import Policy, policy_from_dict
 

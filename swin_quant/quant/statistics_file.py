@@ -17,10 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from swin_quant.base.archive import opened, unpacked
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.files import read_bounded
-from swin_quant.base.reading import reads
+from swin_quant.base.reading import opened, reads, unpacked
 from swin_quant.quant.calibration import Calibration
 from swin_quant.quant.histogram import BINS
 from swin_quant.quant.statistics import Statistics, of_sides

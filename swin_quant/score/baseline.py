@@ -21,7 +21,7 @@ from swin_quant.cards.card import RunCard
 from swin_quant.cards.lineage import Start, original_of, ptq_of
 from swin_quant.cards.records import ORIGINAL, PTQ, QAT, UNQUANTIZED
 from swin_quant.checkpoint import Source, load_calibrated, load_float
-from swin_quant.checkpoint.range_bits import check_bits, origins
+from swin_quant.checkpoint.ranges import check_bits, origins
 from swin_quant.models import build_model
 from swin_quant.models.classifier import Classifier
 from swin_quant.quant.calibration import Method, search_ranges

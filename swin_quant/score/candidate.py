@@ -16,8 +16,8 @@ from torch import Tensor
 
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.progress import log
-from swin_quant.base.spawning import without_script
 from swin_quant.score.engine import Engine
+from swin_quant.score.jobs import without_script
 from swin_quant.score.latency import milliseconds
 
 _ERRORS = {error.__name__: error for error in (SwinQuantError, UsageError)}

@@ -2,14 +2,16 @@
 
 import multiprocessing
 import signal
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from swin_quant.base.errors import SwinQuantError
-from swin_quant.base.spawning import without_script
 
 _JOIN_S = 5.0
 
@@ -87,3 +89,22 @@ def _serve(pipe: Connection, work: Callable[[Any], Any]) -> None:
         except Exception as error:
             fault = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         pipe.send((result, fault, is_gpu_lost()))
+
+
+@contextmanager
+def without_script() -> Iterator[None]:
+    """Processes spawned inside do not run the script again that has no `if __name__ == "__main__"`: it would run as a
+    whole, and start processes in its turn. A script with that line may register plugins, which the processes need."""
+    main = sys.modules["__main__"]
+    file = getattr(main, "__file__", None) if main.__spec__ is None else None
+    guarded = True
+    with suppress(OSError):
+        guarded = file is None or "__main__" in Path(file).read_text(encoding="utf-8", errors="replace")
+    if guarded:
+        yield
+        return
+    del main.__file__
+    try:
+        yield
+    finally:
+        main.__file__ = file

@@ -13,7 +13,7 @@ from swin_quant.base.progress import log, track
 from swin_quant.base.shards import Sharding
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import DatasetRecord, Result
-from swin_quant.config.geometry import check_channels
+from swin_quant.config.load import check_channels
 from swin_quant.config.outputs import need_logits
 from swin_quant.data.loader import Batch, UnreadableLimit, default_workers
 from swin_quant.data.pictures import Pictures, SomePictures

@@ -11,8 +11,7 @@ from swin_quant.backends.openvino.engine import without_functions
 from swin_quant.backends.openvino.operators import sources
 from swin_quant.base import __version__
 from swin_quant.base.errors import SwinQuantError, UsageError
-from swin_quant.base.files import ensure_writable_dir, finite, read_json, reason, sha256_of
-from swin_quant.base.shipped import configs_dir
+from swin_quant.base.files import configs_dir, ensure_writable_dir, finite, read_json, reason, sha256_of
 from swin_quant.cards.card import without_paths
 from swin_quant.ship.facts import MODEL, OPERATORS, SCHEMA, PackageFacts
 from swin_quant.ship.repository import Serving, kserve, openvino_model_server, triton

@@ -5,7 +5,7 @@ from string import Template
 
 from swin_quant.backends.description import ANY, GraphEnd, ModelDescription
 from swin_quant.backends.saturation import exact_session
-from swin_quant.base.shipped import configs_dir
+from swin_quant.base.files import configs_dir
 from swin_quant.ship.facts import PackageFacts
 
 _BATCHING = """\

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 from yacs.config import CfgNode
 
 from swin_quant.base.errors import UsageError
+from swin_quant.base.files import shipped_files
 from swin_quant.base.schema import check_fields, checked, one_of, plain, unknown_key, within
-from swin_quant.base.shipped import shipped_files
 from swin_quant.base.yaml_file import read_yaml, shipped_or_file
 from swin_quant.config.sides import sides
 from swin_quant.quant.names import CALIBRATORS

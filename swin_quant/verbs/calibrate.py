@@ -236,7 +236,7 @@ def calibrate_checkpoint(
     """
     from swin_quant.base.distributed import World
     from swin_quant.base.files import ensure_writable_dir
-    from swin_quant.config.geometry import check_channels
+    from swin_quant.config.load import check_channels
     from swin_quant.data.loader import default_workers
     from swin_quant.data.preprocess import augmented
     from swin_quant.data.sources import open_unlabelled

@@ -19,7 +19,7 @@ from swin_quant.cards.records import (
     PassRecord,
     SearchRecord,
 )
-from swin_quant.checkpoint.range_bits import bits_record
+from swin_quant.checkpoint.ranges import bits_record
 from swin_quant.data.calibration import Numbered
 from swin_quant.models.coverage import coverage
 from swin_quant.quant.advice import Advice, Findings, advise, figures_of

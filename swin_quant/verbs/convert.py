@@ -75,8 +75,7 @@ def convert(
     """
     from swin_quant.base.files import ensure_writable_dir, require_file, sha256_of
     from swin_quant.cards.card import RunCard
-    from swin_quant.cards.dependents import refuse_to_replace
-    from swin_quant.cards.lineage import calibrated_again, original
+    from swin_quant.cards.lineage import calibrated_again, original, refuse_to_replace
     from swin_quant.cards.paths import card_path
     from swin_quant.checkpoint import load_float, made_before, open_checkpoint, save_float
     from swin_quant.checkpoint.class_names import names_of

@@ -176,7 +176,7 @@ def evaluate(
     pictures need no labels. SwinQuantError where an enabled node has no range.
     """
     from swin_quant.base.distributed import World
-    from swin_quant.checkpoint.range_bits import check_bits
+    from swin_quant.checkpoint.ranges import check_bits
     from swin_quant.data.picture_set import source_of
     from swin_quant.exported import Exported
     from swin_quant.quant.eval_mode import eval_mode
@@ -225,7 +225,7 @@ def _of_artifact(
     engine: str | None,
 ) -> Evaluation:
     from swin_quant.base.distributed import World
-    from swin_quant.cards.update import with_results
+    from swin_quant.cards.card import with_results
     from swin_quant.exported import find_checkpoint
     from swin_quant.report.verdict import of_artifact
     from swin_quant.verbs.evaluate_artifacts import Scoring, score_artifacts, write_cards
@@ -267,7 +267,7 @@ def run(options: EvaluateOptions, world: World) -> None:
 
 
 def _run_artifacts(options: EvaluateOptions, world: World) -> None:
-    from swin_quant.cards.update import with_results
+    from swin_quant.cards.card import with_results
     from swin_quant.verbs.evaluate_artifacts import write_cards
 
     scored = score_files(options, world)
@@ -338,8 +338,8 @@ def evaluate_checkpoint(
 def _kept(subject: Subject, before: RunCard, scored: RunCard, path: Path) -> RunCard:
     """The card at `path`, with the results that `scored` adds to `before`; another process may have changed it."""
     from swin_quant.base.files import one_at_a_time
+    from swin_quant.cards.card import update, with_results
     from swin_quant.cards.records import Result
-    from swin_quant.cards.update import update, with_results
 
     results = [Result.of(record) for record in scored.since(before).results]
     if subject.card_file:

@@ -17,11 +17,10 @@ from swin_quant.base.errors import SwinQuantError, UsageError, one_line
 from swin_quant.base.files import sha256_of
 from swin_quant.base.progress import log
 from swin_quant.base.shards import Sharding
-from swin_quant.cards.card import RunCard
+from swin_quant.cards.card import RunCard, update, with_results
 from swin_quant.cards.lineage import original_of
 from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import Result
-from swin_quant.cards.update import update, with_results
 from swin_quant.config.outputs import classes_of, need_logits
 from swin_quant.data.picture_set import PictureSet
 from swin_quant.data.preprocess import Preprocess

@@ -196,7 +196,7 @@ def export(
     from copy import deepcopy
 
     from swin_quant.base.files import ensure_writable_dir
-    from swin_quant.checkpoint.range_bits import check_bits
+    from swin_quant.checkpoint.ranges import check_bits
     from swin_quant.exported import Exported
     from swin_quant.models.classifier import Classifier
     from swin_quant.quant.policies import load_policy

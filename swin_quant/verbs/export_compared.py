@@ -14,9 +14,9 @@ from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.backend import Backend
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.progress import log
+from swin_quant.cards.card import update
 from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import VerificationRecord
-from swin_quant.cards.update import update
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.exported import names_of_engines
 from swin_quant.model import Model

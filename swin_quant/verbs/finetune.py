@@ -195,7 +195,7 @@ def train_quantized(
     A model of maps or an embedding needs no labels: it learns to give what the float one gives.
     The result is calibrated as well, in the same formats, and no weight of it lies outside its range.
     """
-    from swin_quant.cards import dependents
+    from swin_quant.cards import lineage
     from swin_quant.cards.versions import versions
     from swin_quant.config.outputs import LOGITS
     from swin_quant.loading import load_for_scoring
@@ -215,7 +215,7 @@ def train_quantized(
         path = request.folder / f"{cfg.MODEL.NAME}_qat.pth"
         refuse_to_replace(path, request)
         if not request.resume:
-            dependents.refuse_to_replace(path)
+            lineage.refuse_to_replace(path)
         found_anew = recipe.amax.initial == "reestimated" and recipe.amax.weights and recipe.amax.activations
         subject = load_for_scoring(training_config(cfg, recipe), request.start, policies, world, any_bits=found_anew)
         if len(subject.policies) != 1:

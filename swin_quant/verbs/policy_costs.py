@@ -20,7 +20,7 @@ from swin_quant.base.schema import Must, within
 from swin_quant.cards.costs import LossRecord
 from swin_quant.cards.lineage import original_of
 from swin_quant.checkpoint import OpenedCheckpoint
-from swin_quant.checkpoint.range_bits import check_bits
+from swin_quant.checkpoint.ranges import check_bits
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.loading import Subject
 from swin_quant.models.classifier import Classifier

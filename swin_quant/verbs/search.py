@@ -201,7 +201,7 @@ def search(
     from swin_quant.base.progress import log
     from swin_quant.cards.paths import card_path
     from swin_quant.checkpoint import open_checkpoint
-    from swin_quant.checkpoint.range_bits import check_bits
+    from swin_quant.checkpoint.ranges import check_bits
     from swin_quant.data.picture_set import PictureSet, source_of
     from swin_quant.data.sampling import Sampling
     from swin_quant.loading import Subject
@@ -292,7 +292,7 @@ def costs_of(settings: SearchSettings, checkpoint: Checkpoint) -> PolicyCosts:
 
 def find_and_keep(measured: PolicyCosts) -> SearchResult:
     """Search, go on where an earlier search was cut off, and keep the result in the run card, if there is one."""
-    from swin_quant.cards.update import update
+    from swin_quant.cards.card import update
     from swin_quant.verbs.policy_search import find_policy, search_record
 
     result, subject = find_policy(measured), measured.subject

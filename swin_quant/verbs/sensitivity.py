@@ -109,7 +109,7 @@ def sensitivity(model: Model | nn.Module | str | Path, pictures: Source, policy:
     the model's card as well. SwinQuantError where an enabled node has no range.
     """
     from swin_quant.base.distributed import World
-    from swin_quant.checkpoint.range_bits import check_bits
+    from swin_quant.checkpoint.ranges import check_bits
     from swin_quant.config.outputs import FEATURES, need_logits
     from swin_quant.data.picture_set import PictureSet, batches, source_of
     from swin_quant.data.sampling import Sampling
@@ -246,7 +246,7 @@ def _of_checkpoint(options: SensitivityOptions, world: World) -> SensitivityReco
     A checkpoint that QAT trained is compared with its own weights, nodes off.
     """
     from swin_quant.base.progress import log
-    from swin_quant.cards.update import update
+    from swin_quant.cards.card import update
     from swin_quant.checkpoint import open_checkpoint
     from swin_quant.config.outputs import need_logits
     from swin_quant.data.loader import default_workers

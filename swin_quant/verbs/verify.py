@@ -136,9 +136,8 @@ def verify_artifact(
     from functools import reduce
 
     from swin_quant.base.files import check_writable
-    from swin_quant.cards.card import RunCard
+    from swin_quant.cards.card import RunCard, update
     from swin_quant.cards.paths import card_path
-    from swin_quant.cards.update import update
     from swin_quant.config.outputs import LOGITS, classes_of
     from swin_quant.data.picture_set import batches
     from swin_quant.data.pictures import Pictures

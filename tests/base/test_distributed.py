@@ -11,7 +11,7 @@ import time
 import pytest
 import torch
 
-from swin_quant.base import watchdog
+from swin_quant.base import distributed
 from swin_quant.base.distributed import World, all_sum, choose_device, from_main, gather, process_group, shared_out
 from swin_quant.base.errors import SwinQuantError, UsageError
 
@@ -131,7 +131,7 @@ def test_a_reason_that_comes_late_is_waited_for(ranks, monkeypatch):
         time.sleep(0.5 if os.environ["RANK"] == "0" else 0)
         return check(store, keys)
 
-    monkeypatch.setattr(watchdog, "_TICK_SECONDS", 0.1)
+    monkeypatch.setattr(distributed, "_TICK_SECONDS", 0.1)
     monkeypatch.setattr(torch.distributed.PrefixStore, "check", late)
 
     def work(world):
@@ -153,7 +153,7 @@ def test_a_rank_that_fails_before_it_heard_of_anybody_still_says_why(ranks, monk
         asked.append(keys)
         return check(store, keys)
 
-    monkeypatch.setattr(watchdog, "_TICK_SECONDS", 0.3)
+    monkeypatch.setattr(distributed, "_TICK_SECONDS", 0.3)
     monkeypatch.setattr(torch.distributed.PrefixStore, "check", late)
 
     def work(world):
@@ -167,8 +167,8 @@ def test_a_rank_that_fails_before_it_heard_of_anybody_still_says_why(ranks, monk
 @pytest.mark.slow
 def test_a_rank_that_waits_for_the_others_ends_when_it_is_told_to(monkeypatch, tmp_path):
     """The main thread waits in the library that connects ranks, where no signal handler runs."""
-    monkeypatch.setattr(watchdog, "_TICK_SECONDS", 0.1)
-    monkeypatch.setattr(watchdog, "_JOIN_TICKS", 600)
+    monkeypatch.setattr(distributed, "_TICK_SECONDS", 0.1)
+    monkeypatch.setattr(distributed, "_JOIN_TICKS", 600)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
@@ -206,4 +206,4 @@ def test_devices(monkeypatch):
 
 
 def test_patience_ends_within_a_minute():
-    assert (max(watchdog._JOIN_TICKS, watchdog._SILENCE_TICKS) + 10) * watchdog._TICK_SECONDS < 60
+    assert (max(distributed._JOIN_TICKS, distributed._SILENCE_TICKS) + 10) * distributed._TICK_SECONDS < 60

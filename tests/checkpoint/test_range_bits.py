@@ -6,7 +6,7 @@ import pytest
 
 from swin_quant.base.errors import UsageError
 from swin_quant.cards.card import RunCard
-from swin_quant.checkpoint.range_bits import Origin, bits_record, check_bits, origins
+from swin_quant.checkpoint.ranges import Origin, bits_record, check_bits, origins
 from swin_quant.quant.calibration import Method
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Rule, apply_policy

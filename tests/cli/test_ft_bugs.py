@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from swin_quant.base.shipped import configs_dir
+from swin_quant.base.files import configs_dir
 from swin_quant.config import find_config, load_config
 from swin_quant.models.layers import Swin
 from swin_quant.quant.policies import load_policy

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from swin_quant.base import watchdog
+from swin_quant.base import distributed
 from swin_quant.base.errors import SwinQuantError
 
 
@@ -229,7 +229,7 @@ def test_rank_0_that_is_killed_ends_the_other_with_one_line(float_flags, tmp_pat
 
 @pytest.mark.slow
 def test_a_rank_that_never_starts_is_not_waited_for(forked, float_flags, tmp_path, monkeypatch):
-    monkeypatch.setattr(watchdog, "_JOIN_TICKS", 4)
+    monkeypatch.setattr(distributed, "_JOIN_TICKS", 4)
     flags = [*float_flags, "--output", tmp_path / "out"]
     alone, gone = forked(2, "calibrate", *flags, before=lambda rank: rank and os._exit(7))
     assert gone.code == 7 and "within 4 s: rank 1 never came" in alone.error(1)
@@ -238,7 +238,7 @@ def test_a_rank_that_never_starts_is_not_waited_for(forked, float_flags, tmp_pat
 @pytest.mark.slow
 def test_a_rank_that_falls_silent_ends_the_other_while_it_computes(forked, float_flags, tmp_path, monkeypatch):
     """Neither waits in a collective, so only the heartbeat shows it. Its timeout is shortened here."""
-    monkeypatch.setattr(watchdog, "_SILENCE_TICKS", 6)
+    monkeypatch.setattr(distributed, "_SILENCE_TICKS", 6)
 
     def before(rank):
         dies(1, kill)(rank)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from swin_quant.base.shipped import configs_dir
+from swin_quant.base.files import configs_dir
 from swin_quant.config import find_config, load_config
 from swin_quant.models import build_model
 from swin_quant.quant.quantizer import State, named_nodes

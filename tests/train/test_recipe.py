@@ -5,7 +5,7 @@ import pytest
 import yaml
 
 from swin_quant.base.errors import UsageError
-from swin_quant.base.shipped import configs_dir, shipped_files
+from swin_quant.base.files import configs_dir, shipped_files
 from swin_quant.config import find_config, load_config
 from swin_quant.train.recipe import (
     Optimizer,

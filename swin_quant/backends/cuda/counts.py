@@ -21,8 +21,7 @@ from swin_quant.backends.cuda.program import Launch
 from swin_quant.backends.cuda.required_kernels import kernel_of
 from swin_quant.backends.cuda.sass import Counts, counted
 from swin_quant.base.errors import SwinQuantError
-from swin_quant.base.files import atomic_write_bytes
-from swin_quant.base.shipped import configs_dir
+from swin_quant.base.files import atomic_write_bytes, configs_dir
 
 FILE = "cuda_counts.csv"
 _JIT = Path(__file__).parent / "kernels" / "jit"

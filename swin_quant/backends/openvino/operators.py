@@ -10,8 +10,8 @@ from typing import Any
 from swin_quant.backends.artifact import Artifact
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.extras import library as installed
+from swin_quant.base.files import plugins_dir
 from swin_quant.base.progress import log
-from swin_quant.base.shipped import plugins_dir
 from swin_quant.base.yaml_file import read_yaml
 from swin_quant.config.outputs import FEATURES
 from swin_quant.operators.compiling import compiled

@@ -9,7 +9,7 @@ from swin_quant.backends.fastertransformer.export import FasterTransformerOption
 from swin_quant.backends.fastertransformer.limits import Case, check_limits, is_fused, warnings_of
 from swin_quant.backends.fastertransformer.slots import Form
 from swin_quant.base.errors import SwinQuantError, UsageError
-from swin_quant.base.shipped import configs_dir
+from swin_quant.base.files import configs_dir
 from swin_quant.cards.card import RunCard
 from swin_quant.config import find_config, load_config
 from swin_quant.models.geometry import geometry_of

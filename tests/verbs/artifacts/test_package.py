@@ -292,7 +292,7 @@ def test_only_onnx_is_packaged(run, _exports, tmp_path):
 
 def test_pictures_of_every_mode_are_prepared_to_the_bit(tmp_path):
     """The reference implementation against torchvision's transforms, by resize rule, method, mode and odd sizes."""
-    from swin_quant.base.shipped import configs_dir
+    from swin_quant.base.files import configs_dir
 
     namespace = {"__name__": "reference", "__file__": str(tmp_path / "preprocess.py")}
     (tmp_path / "preprocess.json").write_text("{}")
