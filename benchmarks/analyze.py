@@ -15,7 +15,7 @@ from swin_quant.config import load_config
 from swin_quant.config.files import find_config
 from swin_quant.operators.analysis import analyze_module
 from swin_quant.operators.roofline import load_machine
-from swin_quant.report.analyze import analysis_markdown
+from swin_quant.report.graph import analysis_markdown
 from swin_quant.verbs.analyze import MACHINE, analyze_checkpoint
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "results" / "analyze.md"

@@ -54,7 +54,7 @@ from swin_quant.quant.conv import QuantConv2d
 from swin_quant.quant.layer import weighted_layers
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import apply_policy
-from swin_quant.report.bench import markdown, table_of
+from swin_quant.report.engines import bench_markdown, bench_table
 from swin_quant.report.table import print_table
 from swin_quant.score.bench import BenchPlan, BenchReport, measure, noise
 from swin_quant.score.candidate import BenchCandidate
@@ -138,9 +138,9 @@ def main() -> None:
         left = {field: [name for name in getattr(report, field) if name not in AMX]
                 for field in ("int8_features", "bfloat16_features")}  # fmt: skip
         report = replace(report, **left)
-    print_table(table_of(report))
+    print_table(bench_table(report))
     if args.output:
-        atomic_write_bytes(args.output, (heading(args) + markdown(report)).encode())
+        atomic_write_bytes(args.output, (heading(args) + bench_markdown(report)).encode())
     if args.record:
         macs = sum(call.macs for call in trace(model, (1, *model.input_shape)))
         record(run_of(args, report) | {"gmacs": macs / 1e9, "peak_gmacs": int8_peak(args.work, report.int8_features)})

@@ -44,7 +44,7 @@ from swin_quant.base.files import configs_dir
 from swin_quant.config import load_config
 from swin_quant.config.files import find_config
 from swin_quant.operators.roofline import load_machine
-from swin_quant.report.static_plan import columns, static_rows
+from swin_quant.report.plan import static_columns, static_rows
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -155,7 +155,7 @@ def predicted() -> Iterator[tuple[str, StaticPlan]]:
 
 def table(plans: list[tuple[str, StaticPlan]]) -> tuple[list[str], Iterator[list[str]]]:
     """Every kind of launch on the GPUs of `IN_FULL`: the head, and rows."""
-    shown = columns()
+    shown = static_columns()
 
     def rows() -> Iterator[list[str]]:
         for gpu, plan in plans:

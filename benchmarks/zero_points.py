@@ -159,7 +159,7 @@ def measured(
     from swin_quant.backends.registry import engine_named
     from swin_quant.cards.card import RunCard
     from swin_quant.cards.paths import card_path
-    from swin_quant.report.bench import as_json
+    from swin_quant.report.engines import bench_json
     from swin_quant.score.bench import BenchPlan, load_pictures, measure
     from swin_quant.score.candidate import BenchCandidate
     from swin_quant.score.options import EngineOptions
@@ -175,7 +175,7 @@ def measured(
         candidates.append(BenchCandidate(way, load, None, None if way == "linears" else "linears"))
     scored = load_pictures(str(checkpoint), str(args.data_path), "val", True, pictures)
     plan = BenchPlan((batch,), rounds, 0.25 if rounds > 1 else 0.001, args.threads)
-    rows = json.loads(as_json(measure(name, candidates, plan, scored)))["rows"]
+    rows = json.loads(bench_json(measure(name, candidates, plan, scored)))["rows"]
     return {row["candidate"]: row for row in rows if row["candidate"] in files}
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from swin_quant.verbs.align_sides import Alignment as Alignment
     from swin_quant.verbs.analyze import analyze as analyze
     from swin_quant.verbs.calibrate import calibrate as calibrate
-    from swin_quant.verbs.cuda.plan import plan as plan
+    from swin_quant.verbs.cuda_plan import plan as plan
     from swin_quant.verbs.doctor import doctor as doctor
     from swin_quant.verbs.evaluate import Evaluation as Evaluation
     from swin_quant.verbs.evaluate import evaluate as evaluate
@@ -57,7 +57,7 @@ _FACE = {
     "Policy": ("swin_quant.quant.policy", "Policy"),
     "Preprocess": ("swin_quant.data.preprocess", "Preprocess"),
     "analyze": ("swin_quant.verbs.analyze", "analyze"),
-    "plan": ("swin_quant.verbs.cuda.plan", "plan"),
+    "plan": ("swin_quant.verbs.cuda_plan", "plan"),
     "quantize": ("swin_quant.verbs.quantize", "quantize"),
     "Quantized": ("swin_quant.verbs.quantize", "Quantized"),
     "finetune": ("swin_quant.verbs.finetune", "finetune"),

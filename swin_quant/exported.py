@@ -1,5 +1,6 @@
-"""An artifact ready to run: its config and preprocessing, its engines, and its checkpoint."""
+"""An artifact ready to run: its config and preprocessing, its engines, its checkpoint; and which of both a file is."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from swin_quant.backends.backend import function
 from swin_quant.backends.registry import backends, engine_named, takers
 from swin_quant.base.distributed import World
 from swin_quant.base.errors import SwinQuantError, UsageError, listed, one_line
-from swin_quant.base.files import sha256_of
+from swin_quant.base.files import require_file, sha256_of
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.lineage import find
 from swin_quant.cards.paths import card_path
@@ -32,10 +33,13 @@ from swin_quant.models.classifier import Classifier
 from swin_quant.quant.fake_quant import FP8
 from swin_quant.quant.outputs import named
 from swin_quant.quant.policy import Policy, policy_from_dict
+from swin_quant.quant.quantizer import named_nodes
 from swin_quant.report.table import Value, html_facts
 from swin_quant.score.engine import Engine
 from swin_quant.score.options import EngineOptions
 
+HUBS = ("timm:", "hf:")
+CHECKPOINTS = (".pth", ".pt", ".safetensors", ".bin", ".ckpt")
 NEEDS_MODULE = "it is of a wrapped module, which only Python builds: sq.artifact(FILE, module)"
 _PARENTS = 2  # the artifact's own folder, and the one above it
 
@@ -113,6 +117,40 @@ def artifact(file: str | Path, module: nn.Module | None = None) -> Exported:
     if checkpoint is None:
         raise SwinQuantError(f"{file}: {no_checkpoint(opened)}")
     return Exported(opened, load(checkpoint, module))
+
+
+def is_checkpoint(path: str) -> bool:
+    """Whether a file is a checkpoint, not an artifact: by its run card, else by its name. UsageError for neither."""
+    if path.startswith(HUBS) or os.path.isdir(path):
+        return True
+    require_file(path, "checkpoint or artifact")
+    card = card_path(path)
+    return path.endswith(CHECKPOINTS) and not (card.is_file() and RunCard.read(card).artifact)
+
+
+def model_of(given: Any) -> Model:
+    """A Model, a module of our layers, or the checkpoint in a file. UsageError names the call for anything else."""
+    found = subject_of(given)
+    if isinstance(found, Exported):
+        raise UsageError(f"{found.file}: is an artifact, and this needs the model: give sq.load(CHECKPOINT)")
+    return found
+
+
+def subject_of(given: Any) -> Model | Exported:
+    """A model, as `model_of`, or an artifact, in memory or in a file."""
+    if isinstance(given, Model | Exported):
+        return given
+    if isinstance(given, str | Path):
+        return load(given) if is_checkpoint(str(given)) else artifact(given)
+    if isinstance(given, nn.Module):
+        if not named_nodes(given):
+            raise UsageError(f"{type(given).__name__}: has no node to quantize: give sq.wrap(module, SIZE)")
+        return Model(given)
+    if isinstance(given, Engine):
+        raise UsageError(f"{given.name}: is a loaded engine: give the artifact, sq.artifact(FILE)")
+    if isinstance(given, Mapping):
+        raise UsageError("a state dict holds weights alone: torch.save it to a file, and give sq.load(FILE)")
+    raise UsageError(f"{type(given).__name__}: is no model: give sq.load(CHECKPOINT), sq.wrap(module, SIZE) or a file")
 
 
 Engine.html = lambda engine: html_facts(engine.name, engine.facts)

@@ -1,4 +1,4 @@
-"""Load a model: from a checkpoint of any kind, with the run card beside it and its policies."""
+"""Load a model: from a checkpoint of any kind, with the run card beside it, its policies, and its float baseline."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +15,7 @@ from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.lineage import original
 from swin_quant.cards.paths import card_path
+from swin_quant.cards.records import CheckpointRecord, SourceRecord
 from swin_quant.checkpoint import Checkpoint, Source, load_calibrated, load_float, made_before, open_checkpoint
 from swin_quant.checkpoint.class_names import names_of
 from swin_quant.checkpoint.ranges import check_bits
@@ -28,6 +29,14 @@ from swin_quant.models import build_model
 from swin_quant.models.classifier import Classifier
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Policy, apply_policy, policy_from_dict, settings_for
+from swin_quant.score.baseline import (
+    Baseline,
+    find_baseline,
+    load_original,
+    missing,
+    unnamed_baseline,
+    whose_weights,
+)
 from swin_quant.wrapping import wrapped_again
 
 
@@ -203,3 +212,50 @@ def model_or_shapes(cfg: CfgNode, checkpoint: Checkpoint | None = None, policy: 
         (load_calibrated if subject.is_calibrated else load_float)(model, subject)
         subject.forget()
     return model
+
+
+def baseline_of(model: Model, policies: Sequence[Policy], world: World, original: str | Path | None) -> Baseline | None:
+    """The baseline of a model in memory; None where it is its own.
+
+    `original`: the float checkpoint that its weights came from, which is looked for by the run card if it is not named.
+    """
+    if not model.card.has_own_weights and original is None:
+        return None
+    if original is None and model.original is not None and (whose := whose_weights(model.card)):
+        return Baseline(model.original, whose=whose)
+    if original is None and not model.card.config:
+        log.warning("%s", missing(model.card))
+        return unnamed_baseline(model.card)
+    folders = [model.file.resolve().parent] if model.file else []
+    return find_baseline(model.card, folders, model.config, policies, world, str(original) if original else None)
+
+
+def card_and_baseline(
+    subject: Subject, cfg: CfgNode, world: World = World(), original: str | None = None
+) -> tuple[RunCard, Baseline | None]:
+    """The card of a loaded checkpoint, and its baseline: the float checkpoint `original`, or the one that is found.
+
+    A calibrated checkpoint without run card came from `original`: if their weights differ, it was
+    trained since.
+    """
+    if original and not subject.policies:
+        raise UsageError(f"‹float› {original}: what is scored is a float checkpoint itself: leave it out")
+    if subject.card_file:
+        folders = [subject.card_file.resolve().parent]
+        return subject.card, find_baseline(subject.card, folders, cfg, subject.policies, world, original)
+    if original is None:
+        if subject.policies:
+            log.info("no run card: taken as not trained since it was float; if it was (QAT), give ‹float› FILE")
+        return subject.card, None
+    float_model, source = load_original(cfg, original, world)
+    card = replace(subject.card, source=source.record(), checkpoint=_file_record(subject.card.source))
+    weights, own = dict(float_model.named_parameters()), dict(subject.model.named_parameters())
+    same = own.keys() == weights.keys() and all(torch.equal(value, weights[name]) for name, value in own.items())
+    return card, None if same else Baseline(float_model)
+
+
+def _file_record(source: SourceRecord | None) -> CheckpointRecord | None:
+    if source is None:
+        return None
+    record: CheckpointRecord = {"file": source["file"], "sha256": source["sha256"]}
+    return {**record, "path": source["path"]} if "path" in source else record

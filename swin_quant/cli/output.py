@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 def print_table(cards: Sequence[RunCard]) -> None:
     """The accuracy-delta table on standard output."""
-    from swin_quant.report.accuracy.render import AccuracyTable
+    from swin_quant.report.accuracy import AccuracyTable
 
     AccuracyTable.of(cards).show()
 
 
 def show(cards: Sequence[RunCard], json: str | None, verdicts: Sequence[DeployVerdict] = ()) -> None:
     """The table, and the verdicts of a verb that has some; or as --json says."""
-    from swin_quant.report.accuracy.render import AccuracyTable
+    from swin_quant.report.accuracy import AccuracyTable
     from swin_quant.report.table import json_text
 
     table = AccuracyTable.of(cards)

@@ -125,7 +125,7 @@ def command_of(name: str) -> ModuleType:
     if name not in (*COMMANDS, FRONT_DOOR):
         known = did_you_mean(name, COMMANDS) or f": there are {', '.join(COMMANDS)}"
         raise UsageError(f"no command {name!r:.60}{known}")
-    return importlib.import_module(f"swin_quant.verbs.{name.replace('-', '_').replace(' ', '.')}")
+    return importlib.import_module(f"swin_quant.verbs.{re.sub('[- ]', '_', name)}")
 
 
 def parser_of(name: str, command: ModuleType, rare: bool = False) -> _Parser:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
     from swin_quant.quant.policy import Policy, Rule
     from swin_quant.score.options import EngineOptions
 
-HUBS = ("timm:", "hf:")
-CHECKPOINTS = (".pth", ".pt", ".safetensors", ".bin", ".ckpt")
 DEFAULT_BATCH = 32  # pictures at a time, without a config's value
 HIDDEN = Flag(argparse.SUPPRESS)  # without a place in --help
 OTHER_MACHINE = {"DATA.DATA_PATH": "", "DATA.ZIP_MODE": False}  # instead of a card's values, which name no folder here
@@ -374,19 +371,6 @@ def one_process(world: World, command: str) -> None:
     """UsageError under a launcher of several processes."""
     if world.size > 1:
         raise UsageError(f"{command} runs in one process: start it without torchrun")
-
-
-def is_checkpoint(path: str) -> bool:
-    """Whether a file is a checkpoint, not an artifact: by its run card, else by its name. UsageError for neither."""
-    from swin_quant.base.files import require_file
-    from swin_quant.cards.card import RunCard
-    from swin_quant.cards.paths import card_path
-
-    if path.startswith(HUBS) or os.path.isdir(path):
-        return True
-    require_file(path, "checkpoint or artifact")
-    card = card_path(path)
-    return path.endswith(CHECKPOINTS) and not (card.is_file() and RunCard.read(card).artifact)
 
 
 def output_dir(output: str | None, cfg: CfgNode) -> Path:

@@ -15,18 +15,15 @@ from swin_quant.base.progress import log
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.quant.outputs import Output, parts_of
 from swin_quant.score.engine import Run
-from swin_quant.serving import bodies, picture, protocol
-from swin_quant.serving.batcher import Batcher
-from swin_quant.serving.lanes import Lane
+from swin_quant.serving import picture, protocol
 from swin_quant.serving.limits import ByteBudget, Hold, Refused, ServiceLimits
-from swin_quant.serving.statistics import Durations, ModelStatistics
-from swin_quant.serving.visit import Visit
+from swin_quant.serving.queues import Batcher, Lane
+from swin_quant.serving.statistics import Durations, ModelStatistics, ServiceMetrics
+from swin_quant.serving.visit import Visit, advice, boundary_of, file_in
 
 _LIGHT_BYTES = 2**21  # a body of JSON and tensors that is read within tenths of a second
 _AT_ONCE = 2**13  # numbers that are written within milliseconds
 _NUMBER, _BINARY_NUMBER = 64, 12  # bytes of memory for a number while it is written in JSON, or as it is
-_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)  # buckets of the histograms
-_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 Handler = Callable[[Any, Visit], Awaitable[Any]]
 
 
@@ -216,12 +213,12 @@ class _Routes:
         hold, size = visit.hold, len(body)
         with _timing(self.statistics.compute_input):
             try:
-                if boundary := bodies.boundary_of(headers):
-                    body = await self.light(size, 2 * size, hold, bodies.file_in, body, boundary)
+                if boundary := boundary_of(headers):
+                    body = await self.light(size, 2 * size, hold, file_in, body, boundary)
                 images = await self._pictured(visit, body)
             except Refused as refusal:
                 if refusal.status == 400:
-                    raise Refused(400, f"{refusal}{bodies.advice(headers)}") from None
+                    raise Refused(400, f"{refusal}{advice(headers)}") from None
                 raise
         del body
         hold.give(size)
@@ -256,38 +253,3 @@ def _timing(durations: Durations) -> Iterator[None]:
     start = time.perf_counter()
     yield
     durations.add(time.perf_counter() - start)
-
-
-class ServiceMetrics:
-    """Prometheus counters of one service: requests by route and status, batches, and seconds of requests and engine."""
-
-    def __init__(self) -> None:
-        prometheus = library("prometheus_client", "serve")
-        self._render = prometheus.generate_latest
-        self.registry = prometheus.CollectorRegistry()
-        self.content_type = str(prometheus.CONTENT_TYPE_LATEST)
-
-        def metric(kind: str, name: str, *arguments: Any, **options: Any) -> Any:
-            return getattr(prometheus, kind)(f"swin_quant_{name}", *arguments, registry=self.registry, **options)
-
-        request_help = "From a request's head to its answer"
-        self.requests = metric("Counter", "requests", "Requests", ["route", "status"])
-        self.seconds = metric("Histogram", "request_seconds", request_help, ["route"], buckets=_SECONDS)
-        self.sizes = metric("Histogram", "batch_size", "Pictures in a batch", buckets=_SIZES)
-        self.engine = metric("Histogram", "engine_seconds", "Of the engine, a batch", buckets=_SECONDS)
-        self.waiting = metric("Gauge", "waiting_pictures", "Pictures that wait or run")
-        self.held = metric("Gauge", "held_bytes", "Of the budget, held by requests")
-
-    def request(self, route: str, status: int, seconds: float) -> None:
-        self.requests.labels(route, str(status)).inc()
-        self.seconds.labels(route).observe(seconds)
-
-    def batch(self, size: int, seconds: float) -> None:
-        self.sizes.observe(size)
-        self.engine.observe(seconds)
-
-    def render(self, waiting: int, held: int) -> Any:
-        """All counters as text."""
-        self.waiting.set(waiting)
-        self.held.set(held)
-        return self._render(self.registry)

@@ -1,8 +1,13 @@
-"""Counts and times of inference, as Triton's statistics extension answers them (extension_statistics)."""
+"""Counts and times of a service: as Triton's statistics extension answers them, and for Prometheus."""
 
 import time
 from collections import defaultdict
 from typing import Any
+
+from swin_quant.base.extras import library
+
+_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)  # buckets of the histograms
+_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 class Durations:
@@ -70,3 +75,38 @@ class ModelStatistics:
             "batch_stats": by_size,
         }
         return {"model_stats": [about]}
+
+
+class ServiceMetrics:
+    """Prometheus counters of one service: requests by route and status, batches, and seconds of requests and engine."""
+
+    def __init__(self) -> None:
+        prometheus = library("prometheus_client", "serve")
+        self._render = prometheus.generate_latest
+        self.registry = prometheus.CollectorRegistry()
+        self.content_type = str(prometheus.CONTENT_TYPE_LATEST)
+
+        def metric(kind: str, name: str, *arguments: Any, **options: Any) -> Any:
+            return getattr(prometheus, kind)(f"swin_quant_{name}", *arguments, registry=self.registry, **options)
+
+        request_help = "From a request's head to its answer"
+        self.requests = metric("Counter", "requests", "Requests", ["route", "status"])
+        self.seconds = metric("Histogram", "request_seconds", request_help, ["route"], buckets=_SECONDS)
+        self.sizes = metric("Histogram", "batch_size", "Pictures in a batch", buckets=_SIZES)
+        self.engine = metric("Histogram", "engine_seconds", "Of the engine, a batch", buckets=_SECONDS)
+        self.waiting = metric("Gauge", "waiting_pictures", "Pictures that wait or run")
+        self.held = metric("Gauge", "held_bytes", "Of the budget, held by requests")
+
+    def request(self, route: str, status: int, seconds: float) -> None:
+        self.requests.labels(route, str(status)).inc()
+        self.seconds.labels(route).observe(seconds)
+
+    def batch(self, size: int, seconds: float) -> None:
+        self.sizes.observe(size)
+        self.engine.observe(seconds)
+
+    def render(self, waiting: int, held: int) -> Any:
+        """All counters as text."""
+        self.waiting.set(waiting)
+        self.held.set(held)
+        return self._render(self.registry)

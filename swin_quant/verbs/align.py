@@ -237,10 +237,10 @@ def _log_dump(file: str, count: int) -> None:
 
 
 def _show(found: Alignment, options: AlignOptions) -> None:
-    from swin_quant.report.alignment import as_data, table_of
+    from swin_quant.report.engines import alignment_data, alignment_table
     from swin_quant.report.table import print_table
 
     if options.json != "-":
-        print_table(table_of(found, options.compare.only))
+        print_table(alignment_table(found, options.compare.only))
     if options.json:
-        put(options.json, json.dumps(as_data(found), indent=2))
+        put(options.json, json.dumps(alignment_data(found), indent=2))

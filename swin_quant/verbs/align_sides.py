@@ -26,7 +26,7 @@ from swin_quant.data.preprocess import Preprocess
 from swin_quant.exported import load_engines, on_its_device, one_engine, preprocess_of
 from swin_quant.loading import load_for_scoring
 from swin_quant.quant.policy import Policy
-from swin_quant.report.alignment import table_of
+from swin_quant.report.engines import alignment_table
 from swin_quant.report.table import html_table, terminal
 from swin_quant.score.alignment import (
     IMAGES,
@@ -56,10 +56,10 @@ class Alignment(Differences):
     """How far two sides are apart, tensor by tensor; printed, it is the table of `swin-quant align`."""
 
     def __str__(self) -> str:
-        return terminal(table_of(self), _WIDTH)
+        return terminal(alignment_table(self), _WIDTH)
 
     def _repr_html_(self) -> str:
-        return html_table(table_of(self))
+        return html_table(alignment_table(self))
 
 
 @dataclass(frozen=True)

@@ -83,12 +83,12 @@ class Analyzed:
         return self.found.to_dict()
 
     def __str__(self) -> str:
-        from swin_quant.report.analyze import analysis_text
+        from swin_quant.report.graph import analysis_text
 
         return analysis_text(self.found, _WIDTH)
 
     def _repr_html_(self) -> str:
-        from swin_quant.report.analyze import sections
+        from swin_quant.report.graph import sections
         from swin_quant.report.table import html_table
 
         return "".join(html_table(section.table) for section in sections(self.found) if section.table)
@@ -189,7 +189,7 @@ def analyze_onnx(path: Path, batch: int = 1, targets: Sequence[str] = ()) -> Ana
 
 
 def run(options: AnalyzeOptions, world: World) -> None:
-    from swin_quant.report.analyze import analysis_text
+    from swin_quant.report.graph import analysis_text
     from swin_quant.report.table import has_colors, json_text, print_text, screen_width
 
     shared.one_process(world, "analyze")

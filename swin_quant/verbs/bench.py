@@ -105,7 +105,7 @@ def bench(
 
 def run(options: BenchOptions, world: World) -> None:
     from swin_quant.base.progress import log
-    from swin_quant.report import bench as table
+    from swin_quant.report.engines import BENCH_FILES, bench_json, bench_table
     from swin_quant.report.table import print_table
     from swin_quant.score.bench import BenchPlan, load_pictures
 
@@ -123,12 +123,12 @@ def run(options: BenchOptions, world: World) -> None:
     kinds = (options.engine or None, options.float_type or None)
     report = bench(options.files, plan, shown, *kinds, options.checkpoint, world.device.type)
     if options.output:
-        for name, write in table.FILES.items():
+        for name, write in BENCH_FILES.items():
             atomic_write_bytes(f"{options.output}/{name}", write(report).encode())
             log.info("table: %s/%s", options.output, name)
     if options.json != "-":
-        print_table(table.table_of(report))
+        print_table(bench_table(report))
     if options.json:
-        put(options.json, table.as_json(report))
+        put(options.json, bench_json(report))
     if all(row.failure for row in report.rows):
         raise SwinQuantError("nothing was measured: every candidate failed")

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from swin_quant.model import Model
     from swin_quant.quant.passes.scratch import Scratch
     from swin_quant.quant.policy import Policy
-    from swin_quant.verbs.calibration_pictures import CalibrationPlan
+    from swin_quant.verbs.calibration_result import CalibrationPlan
 
 HELP = "Calibrate a float checkpoint on pictures: writes <NAME>_calib.pth and its run card, then scores them."
 EXAMPLES = """examples:
@@ -101,14 +101,14 @@ def calibrate(
     """
     from swin_quant.base.distributed import World
     from swin_quant.data.picture_set import PictureSet, source_of
+    from swin_quant.exported import model_of
     from swin_quant.quant.calibration import Method
     from swin_quant.quant.passes.plan import PassPlan
     from swin_quant.quant.passes.recipe import load_passes, steps_of
     from swin_quant.quant.passes.scratch import Scratch
     from swin_quant.quant.passes.state import all_or_nothing
     from swin_quant.quant.policies import load_policy
-    from swin_quant.verbs.calibration_pictures import CalibrationPlan
-    from swin_quant.verbs.given import model_of
+    from swin_quant.verbs.calibration_result import CalibrationPlan
 
     model, pictures = model_of(model), source_of(pictures)
     chosen = policy or unnamed_policy(model.config if model.card.config else None)
@@ -136,7 +136,7 @@ def calibrate(
 
 def _opened(model: Model, pictures: PictureSet, plan: CalibrationPlan) -> tuple[Pictures, CalibrationPlan]:
     from swin_quant.base.progress import log
-    from swin_quant.verbs.calibration_pictures import CalibrationPlan
+    from swin_quant.verbs.calibration_result import CalibrationPlan
 
     pictures = pictures.of_split("train")
     opened = pictures.open()
@@ -169,8 +169,7 @@ def calibrate_model(
     from swin_quant.data.class_names import stated
     from swin_quant.data.pictures import Pictures
     from swin_quant.quant.policy import apply_policy
-    from swin_quant.verbs.calibration_pictures import of_pictures, of_tensors
-    from swin_quant.verbs.calibration_result import calibrated_on
+    from swin_quant.verbs.calibration_result import calibrated_on, of_pictures, of_tensors
 
     source = _source(model)  # before passes change its weights
     before = model.card if model.card.has_own_weights or model.card.calibration else None
@@ -265,7 +264,7 @@ def calibrate_checkpoint(
 
 
 def run(options: CalibrateOptions, world: World) -> None:
-    from swin_quant.verbs.recalibrate import calibrated_beside
+    from swin_quant.verbs.calibration_result import calibrated_beside
 
     checkpoint, statistics = shared.opened(options.checkpoint), options.statistics
     if not checkpoint and not options.random_weights and not statistics:
@@ -287,7 +286,7 @@ def run(options: CalibrateOptions, world: World) -> None:
 
 def plan_of(options: CalibrateOptions, cfg: CfgNode) -> CalibrationPlan:
     """The pictures, ranges and passes that options ask for; the seed is the config's."""
-    from swin_quant.verbs.calibration_pictures import CalibrationPlan
+    from swin_quant.verbs.calibration_result import CalibrationPlan
 
     return CalibrationPlan.of(
         options.sample.pictures,
@@ -339,7 +338,7 @@ def calibrate_and_score(
     from swin_quant.data.sources import has_split
     from swin_quant.score.baseline import find_baseline
     from swin_quant.score.scoring import open_labelled, score_model
-    from swin_quant.verbs.recalibrate import recalibrate
+    from swin_quant.verbs.calibration_result import recalibrate
 
     chosen = list(policies) or [unnamed_policy(cfg)]
     if len({tuple(rule.bits for rule in policy.rules if rule.bits) for policy in chosen}) > 1:

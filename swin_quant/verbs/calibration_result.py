@@ -1,38 +1,146 @@
-"""The result of a calibration: improved by passes, checked against float, recorded, with advice."""
+"""A calibration: its pictures, its result with record and advice, and ranges searched anew in what it counted."""
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import asdict, dataclass, replace
-from typing import cast
+from pathlib import Path
+from typing import Any, cast
 
 from torch import Tensor, nn
+from yacs.config import CfgNode
 
 from swin_quant.base.distributed import World, gather
-from swin_quant.base.errors import UsageError
-from swin_quant.base.files import finite
-from swin_quant.base.progress import log
+from swin_quant.base.errors import SwinQuantError, UsageError, listed
+from swin_quant.base.files import ensure_writable_dir, finite, sha256_of
+from swin_quant.base.progress import log, track
 from swin_quant.cards.card import RunCard
+from swin_quant.cards.lineage import calibrated_again
 from swin_quant.cards.records import (
     AdviceRecord,
     CalibrationRecord,
+    CheckpointRecord,
     CheckRecord,
     CoverageRecord,
     PassRecord,
     SearchRecord,
 )
+from swin_quant.checkpoint import load_float
+from swin_quant.checkpoint.opened import Checkpoint, open_checkpoint
 from swin_quant.checkpoint.ranges import bits_record
-from swin_quant.data.calibration import Numbered
+from swin_quant.data.calibration import Numbered, calibration_batches
+from swin_quant.data.loader import UnreadableLimit
+from swin_quant.data.picture_set import batches
+from swin_quant.data.pictures import Pictures
+from swin_quant.data.prepared import Prepared
+from swin_quant.data.preprocess import Preprocess, Transform
+from swin_quant.data.sampling import digest
+from swin_quant.loading import refuse_changed_features
+from swin_quant.model import Model
+from swin_quant.models import build_model
 from swin_quant.models.coverage import coverage
-from swin_quant.quant.advice import Advice, Findings, advise, figures_of
+from swin_quant.quant.advice import OF_PICTURES, Advice, Findings, advise, figures_of
 from swin_quant.quant.calibration import Calibration, Method, observing, set_ranges
 from swin_quant.quant.check import PICTURES, RUIN_DB, CheckBatch, check_ranges
 from swin_quant.quant.eval_mode import eval_mode
+from swin_quant.quant.names import CALIBRATED_ON
 from swin_quant.quant.outlier_channels import OutlierChannels
+from swin_quant.quant.passes import choosing_ranges
 from swin_quant.quant.passes.plan import PassPlan
 from swin_quant.quant.passes.scratch import Scratch
-from swin_quant.quant.policy import Policy, enabled_nodes
+from swin_quant.quant.policy import Policy, apply_policy, enabled_nodes
 from swin_quant.quant.quantizer import Role, named_nodes
+from swin_quant.quant.statistics_file import SUFFIX, read_calibration
 from swin_quant.verbs.calibration_passes import choose, improve, of_weights, outliers_left
-from swin_quant.verbs.calibration_pictures import CalibrationBatches
+
+BATCH = 8  # pictures at a time, at most
+
+
+@dataclass(frozen=True)
+class CalibrationPlan:
+    """Which pictures calibrate, and how ranges are chosen from them: `batches` of `batch_size`, seeded from `split`."""
+
+    batches: int = CALIBRATED_ON // BATCH
+    batch_size: int = BATCH
+    split: str = "train"
+    seed: int = 0
+    augment: bool = False
+    method: Method = Method()
+    max_unreadable: float = 0.01
+    passes: PassPlan = PassPlan()
+
+    def __post_init__(self) -> None:
+        for name, value in (("‹pictures›", self.batches), ("‹batch›", self.batch_size)):
+            if value < 1:
+                raise UsageError(f"{name} {value}: must be at least 1")
+
+    @classmethod
+    def of(cls, pictures: int | None = None, batch: int | None = None, **how: Any) -> "CalibrationPlan":
+        """A plan for a number of pictures, in the largest batches that divide it: ranges do not depend on batches."""
+        count = CALIBRATED_ON if pictures is None else pictures
+        if count < 1:
+            raise UsageError(f"‹pictures› {count}: must be at least 1")
+        largest = min(batch or BATCH, BATCH)
+        size = next(size for size in range(max(largest, 1), 0, -1) if count % size == 0)
+        return cls(count // size, size, **how)
+
+    @property
+    def pictures(self) -> int:
+        return self.batches * self.batch_size
+
+
+@dataclass(frozen=True)
+class CalibrationBatches:
+    """This rank's numbered batches to calibrate on; `size` pictures a number. `record`: the run card's part on the
+    batches that were seen."""
+
+    batches: Iterable[Numbered]
+    size: int
+    record: Callable[[Sequence[Numbered]], CalibrationRecord]
+
+
+def of_pictures(
+    pictures: Pictures, transform: Transform, plan: CalibrationPlan, world: World, workers: int
+) -> CalibrationBatches:
+    """This rank's share of a seeded sample."""
+    if isinstance(transform, Preprocess) and not transform.is_square:
+        plan = replace(plan, batches=plan.pictures, batch_size=1)
+    limit = UnreadableLimit(len(pictures), plan.max_unreadable)
+    numbered = calibration_batches(
+        pictures, transform, plan.pictures, plan.batch_size, plan.seed, limit, world.rank, world.size, workers
+    )
+    tracked = track(numbered, "calibrating", len(range(world.rank, plan.batches, world.size)))
+
+    def record(seen: Sequence[Numbered]) -> CalibrationRecord:
+        limit.count(gather(limit.names))
+        indices = sorted(gather([(number, batch.indices) for number, batch in seen]))
+        names = [pictures.names[index] for _, batch in indices for index in batch]
+        sampled = {"batches": plan.batches, "batch_size": plan.batch_size, "seed": plan.seed, "split": plan.split}
+        used = {"pictures_sha256": digest(names), "files": names, "unreadable": sorted(limit.names)}
+        return cast("CalibrationRecord", {**sampled, "augment": plan.augment, **used})
+
+    return CalibrationBatches(tracked, plan.batch_size, record)
+
+
+def of_tensors(source: Iterable[Any], prepared: Prepared) -> CalibrationBatches:
+    """Batches of any size, numbered by their first picture; a hash of their values stands for names."""
+
+    def numbered() -> Iterator[Numbered]:
+        total, first = len(source) if isinstance(source, Sized) else None, 0
+        for batch in track(batches(source, labelled=False, prepared=prepared), "calibrating", total):
+            yield first, batch
+            first += len(batch.images)
+
+    def record(seen: Sequence[Numbered]) -> CalibrationRecord:
+        values = hashlib.sha256()
+        for _, batch in seen:
+            values.update(batch.images.numpy(force=True).tobytes())
+        size = max(len(batch.images) for _, batch in seen)
+        sampled = {"batches": len(seen), "batch_size": size, "seed": 0, "split": "", "augment": False}
+        known = {"pictures_sha256": values.hexdigest(), "files": [], "unreadable": []}
+        return cast("CalibrationRecord", {**sampled, **known})
+
+    return CalibrationBatches(numbered(), 1, record)
+
 
 _NOWHERE = Scratch()
 _SHOWN = 5  # lines of advice on the screen, beside warnings
@@ -173,3 +281,96 @@ def tell_advice(advice: Sequence[Advice], world: World) -> list[AdviceRecord]:
             log.info("advice: %d more in the run card", len(hints) - _SHOWN)
     plain = str.maketrans("", "", "‹›")  # a card does not know what a front door calls its fields
     return [AdviceRecord(kind=one.kind, text=one.text.translate(plain), nodes=list(one.nodes)) for one in advice]
+
+
+def recalibrate(
+    cfg: CfgNode,
+    statistics: str | Path,
+    checkpoint: Checkpoint | None,
+    policy: Policy,
+    method: Method,
+    output: str | Path,
+    world: World = World(),
+) -> Model:
+    """The same model as `calibrate_checkpoint` gives on the same pictures, to the bit.
+
+    `checkpoint` None is the calibrated one beside the statistics, which has the weights. SwinQuantError if the run card
+    beside the statistics is not theirs, or `checkpoint` is not what they were counted on.
+    """
+    if method.is_auto:
+        raise UsageError(
+            "‹calibrator› auto: looks at pictures, and statistics hold none: calibrate on them, or name one"
+        )
+    if world.is_main:
+        ensure_writable_dir(output)
+    before, searched, calibrated = _card_of(Path(statistics))
+    checkpoint = open_checkpoint(checkpoint or calibrated_beside(statistics))
+    if settled := choosing_ranges(searched.get("passes", [])):
+        raise UsageError(f"{checkpoint}: ranges were chosen by {settled[-1]}: calibrate again, with pictures")
+    changed = any(one["kept"] for one in searched.get("passes", []))  # then the source has other weights
+    counted_on = (calibrated,) if changed else (before.source, calibrated)
+    if checkpoint.sha256 not in [record["sha256"] for record in counted_on if record]:
+        raise SwinQuantError(
+            f"{checkpoint}: is not what {statistics} was counted on: leave the checkpoint out, or name that"
+        )
+    refuse_changed_features(str(checkpoint), before, cfg)
+    model = build_model(cfg)
+    load_float(model, checkpoint)
+    apply_policy(model, policy)
+    model.to(world.device)
+
+    names = [name for name, node in named_nodes(model).items() if node.role is not Role.GEMM_WEIGHT]
+    calibration = read_calibration(statistics, names, searched["pictures"])
+    if not calibration.ends and (
+        unsigned := [name for name, node in enabled_nodes(model).items() if not node.setting.symmetric]
+    ):
+        raise UsageError(
+            f"{statistics}: was written before signs were kept, and policy {policy.name} has zero points at "
+            f"{listed(unsigned, 2)}: calibrate again, or give a symmetric ‹policy›"
+        )
+    set_ranges(model, calibration, method)
+    passes = [one["name"] for one in searched.get("passes", []) if one["kept"]]
+    found = Findings(named_nodes(model), calibration, method, policy.name, passes=passes)
+    shown = [one for one in searched.get("advice", []) if one["kind"] in OF_PICTURES]
+    still = [Advice(one["kind"], one["text"], tuple(one["nodes"])) for one in shown]
+    advice = tell_advice([*advise(found), *still], world)
+    gather([])  # before rank 0 may replace what the others still read
+    searched.pop("node_methods", None)
+    searched.pop("tried_percentile", None)
+    searched = {**searched, **search_record(method, model, calibration), "advice": advice}
+    searched.pop("check", None)  # the earlier ranges'
+    card = RunCard(
+        name=cfg.MODEL.NAME,
+        config=before.config,
+        preprocess=before.preprocess,
+        source=before.source,
+        policy=policy.to_dict(),
+        training=calibrated_again(before),
+        calibration=searched,
+        class_names=before.class_names,
+    )
+    done = Model(model, card=card)
+    done.calibration = calibration
+    done.save_in(Path(output), world)
+    return done
+
+
+def calibrated_beside(statistics: str | Path) -> Path:
+    """The calibrated checkpoint that a statistics file belongs to."""
+    return Path(statistics).with_name(_card_of(Path(statistics))[2]["file"])
+
+
+def _card_of(statistics: Path) -> tuple[RunCard, CalibrationRecord, CheckpointRecord]:
+    """The run card of a statistics file, its calibration and its checkpoint. SwinQuantError where the hash differs."""
+    if not statistics.is_file():
+        raise SwinQuantError(f"{statistics}: no such statistics file (*{SUFFIX})")
+    path = statistics.with_name(statistics.name.removesuffix(SUFFIX) + ".json")
+    if not path.is_file():
+        raise SwinQuantError(f"{statistics}: has no run card {path.name} beside it: calibrate again")
+    card = RunCard.read(path)
+    record = card.calibration.get("statistics") if card.calibration else None
+    if record is None or card.calibration is None or card.checkpoint is None:
+        raise SwinQuantError(f"{path}: records no statistics (calibrator max keeps none): calibrate again")
+    if sha256_of(statistics) != record["sha256"]:
+        raise SwinQuantError(f"{statistics}: is not the statistics file of its run card {path.name}: one was replaced")
+    return card, card.calibration, card.checkpoint

@@ -1,23 +1,27 @@
-"""The most probable classes of pictures, by a model or an artifact: in memory, or in Parquet files.
+"""Answers of a model or an artifact to pictures: the most probable classes, in memory or in Parquet files; or logits.
 
-The files hold some thousand rows each, are shared among ranks, and a run that was cut off goes on.
+Parquet files hold some thousand rows each, are shared among ranks, and a run that was cut off goes on.
 """
 
-from collections.abc import Sequence
+import io
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
+import numpy as np
 import torch
 from torch import nn
+from yacs.config import CfgNode
 
 from swin_quant.backends.artifact import Artifact
 from swin_quant.base.distributed import World, gather
-from swin_quant.base.errors import SwinQuantError
-from swin_quant.base.files import sha256_of_data, write_json
+from swin_quant.base.errors import SwinQuantError, listed
+from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir, sha256_of_data, write_json
+from swin_quant.base.progress import log
 from swin_quant.base.schema import within
 from swin_quant.base.shards import Sharding, Shards
-from swin_quant.config.outputs import need_logits
+from swin_quant.config.outputs import FEATURES, LOGITS, classes_of, need_logits
 from swin_quant.data.pictures import Pictures, SomePictures
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import digest
@@ -25,7 +29,7 @@ from swin_quant.exported import config_of, labels_in, load_engines, one_engine, 
 from swin_quant.quant.policy import Policy
 from swin_quant.score.engine import Engine
 from swin_quant.score.options import EngineOptions
-from swin_quant.score.run_engines import infer
+from swin_quant.score.run_engines import Inferred, infer
 from swin_quant.score.top_classes import Guess, class_names, top_classes
 from swin_quant.score.torch_engines import torch_engines
 
@@ -175,3 +179,63 @@ def _columns() -> list[tuple[str, Any]]:
 
     guess = pyarrow.struct([("index", pyarrow.int32()), ("name", pyarrow.string()), ("probability", pyarrow.float32())])
     return [("picture", pyarrow.string()), ("classes", pyarrow.list_(guess)), ("unreadable", pyarrow.string())]
+
+
+def write_logits(
+    artifact: Artifact,
+    pictures: Callable[[], Pictures],
+    folder: str | Path,
+    engines: Sequence[str] | None,
+    options: EngineOptions,
+    batch_size: int = 32,
+    workers: int = 0,
+    max_unreadable: float = 0.01,
+) -> Path:
+    """Write <ARTIFACT>_logits.npz into `folder`: names [N], logits float32 [N, classes], top1 and labels int64 [N].
+
+    An embedding is `embedding`, float32 [N, channels], in <ARTIFACT>_embedding.npz. Maps are `features0` to `features3`
+    by stage, [N, C, h, w], in <ARTIFACT>_features.npz; where pictures have several sizes, those of picture 7 are
+    `features0_7`, [C, h, w].
+    It runs on one of `engines`. Pictures that cannot be read are left out.
+    """
+    name = one_engine(artifact, engines)
+    cfg, shown = config_of(artifact), pictures()
+    kind = cfg.MODEL.OUTPUT_KIND
+    target = ensure_writable_dir(folder) / f"{artifact.file.stem}_{kind}.npz"
+    inferred = infer(
+        load_engines(artifact, [name], options),
+        shown,
+        preprocess_of(artifact),
+        classes_of(cfg),
+        batch_size=batch_size,
+        workers=workers,
+        max_unreadable=max_unreadable,
+    )
+    if inferred.unreadable:
+        log.warning("left out, unreadable: %s", listed(inferred.unreadable))
+    arrays = _maps(inferred, cfg) if kind == FEATURES else _logits(inferred, kind)
+    atomic_write_bytes(target, _npz(inferred, arrays))
+    log.info("%d pictures, %s: %s", len(inferred.names), name, target)
+    return target
+
+
+def _logits(inferred: Inferred, kind: str) -> dict[str, np.ndarray]:
+    (rows,) = inferred.logits.values()
+    return {kind: rows.numpy()} | ({"top1": rows.argmax(1).numpy()} if kind == LOGITS else {})
+
+
+def _maps(inferred: Inferred, cfg: CfgNode) -> dict[str, np.ndarray]:
+    (outputs,) = inferred.outputs.values()
+    arrays: dict[str, np.ndarray] = {}
+    for place, parts in enumerate(zip(*outputs, strict=True)):
+        maps = [map_.numpy() for part in parts for map_ in part]
+        name = f"{FEATURES}{(cfg.MODEL.FEATURES.STAGES or range(len(outputs[0])))[place]}"
+        alike = len({map_.shape for map_ in maps}) == 1
+        arrays |= {name: np.stack(maps)} if alike else {f"{name}_{number}": map_ for number, map_ in enumerate(maps)}
+    return arrays
+
+
+def _npz(inferred: Inferred, arrays: dict[str, np.ndarray]) -> memoryview:
+    content = io.BytesIO()
+    np.savez(content, names=np.array(inferred.names), labels=inferred.labels.numpy(), **arrays)  # type: ignore[arg-type]  # a name may be allow_pickle, to mypy
+    return content.getbuffer()

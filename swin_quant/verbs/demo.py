@@ -62,7 +62,7 @@ def run_demo(options: DemoOptions, world: World) -> list[RunCard]:
     from swin_quant.train.recipe import load_recipe
     from swin_quant.train.run import Request
     from swin_quant.verbs.calibrate import calibrate_checkpoint
-    from swin_quant.verbs.calibration_pictures import CalibrationPlan
+    from swin_quant.verbs.calibration_result import CalibrationPlan
     from swin_quant.verbs.evaluate_artifacts import Scoring, score_artifacts, write_cards
     from swin_quant.verbs.export import export_checkpoint
     from swin_quant.verbs.report_page import pictures_at, write_page
@@ -121,7 +121,7 @@ def _train_four_bits(cfg: CfgNode, checkpoint: Path, folder: Path, epochs: int, 
     from swin_quant.train.recipe import load_recipe
     from swin_quant.train.run import Request
     from swin_quant.verbs.calibrate import calibrate_checkpoint
-    from swin_quant.verbs.calibration_pictures import CalibrationPlan
+    from swin_quant.verbs.calibration_result import CalibrationPlan
     from swin_quant.verbs.finetune import train_quantized
 
     policy = replace(load_policy("qdq").bits("*", 4), name=FOUR_BITS)
@@ -136,9 +136,8 @@ def _train_four_bits(cfg: CfgNode, checkpoint: Path, folder: Path, epochs: int, 
 def _score_checkpoints(files: Sequence[Path], cfg: CfgNode, world: World) -> dict[Path, RunCard]:
     """The cards of calibrated checkpoints, each under its own policy."""
     from swin_quant.cards.paths import card_path
-    from swin_quant.loading import load_for_scoring
+    from swin_quant.loading import card_and_baseline, load_for_scoring
     from swin_quant.score.scoring import score_model
-    from swin_quant.verbs.baselines import card_and_baseline
 
     cards: dict[Path, RunCard] = {}
     for file in files:

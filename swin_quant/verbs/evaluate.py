@@ -129,7 +129,7 @@ class Evaluation:
     verdict: DeployVerdict | None = None
 
     def __str__(self) -> str:
-        from swin_quant.report.accuracy.render import render
+        from swin_quant.report.accuracy import render
 
         if self.outputs:
             return "\n".join(map(str, self.outputs))
@@ -137,7 +137,7 @@ class Evaluation:
         return "\n".join([*table, *([str(self.verdict)] if self.verdict else [])])
 
     def _repr_html_(self) -> str:
-        from swin_quant.report.accuracy.render import as_html
+        from swin_quant.report.accuracy import as_html
         from swin_quant.report.table import html_facts
 
         if self.outputs:
@@ -178,7 +178,8 @@ def evaluate(
     from swin_quant.base.distributed import World
     from swin_quant.checkpoint.ranges import check_bits
     from swin_quant.data.picture_set import source_of
-    from swin_quant.exported import Exported
+    from swin_quant.exported import Exported, subject_of
+    from swin_quant.loading import baseline_of
     from swin_quant.quant.eval_mode import eval_mode
     from swin_quant.quant.outputs import has_classes
     from swin_quant.quant.policies import load_policy
@@ -186,8 +187,6 @@ def evaluate(
     from swin_quant.score.baseline import engines_beside
     from swin_quant.score.engine import half_type
     from swin_quant.score.sources import Labelled, compare_source, score_source
-    from swin_quant.verbs.baselines import baseline_of
-    from swin_quant.verbs.given import subject_of
 
     model, pictures = subject_of(model), source_of(pictures)
     if isinstance(model, Exported):
@@ -247,8 +246,10 @@ def _of_artifact(
 
 
 def run(options: EvaluateOptions, world: World) -> None:
+    from swin_quant.exported import is_checkpoint
+
     files, checkpoint = options.files, options.checkpoint
-    if len(files) == 1 and shared.is_checkpoint(files[0]):
+    if len(files) == 1 and is_checkpoint(files[0]):
         if checkpoint:
             raise UsageError(f"{files[0]} and --checkpoint {checkpoint} are both checkpoints: give one of them")
         checkpoint, files = files[0], ()
@@ -310,9 +311,8 @@ def evaluate_checkpoint(
     from swin_quant.base.files import ensure_writable_dir
     from swin_quant.base.progress import log
     from swin_quant.config.outputs import LOGITS
-    from swin_quant.loading import load_for_scoring
+    from swin_quant.loading import card_and_baseline, load_for_scoring
     from swin_quant.score.scoring import score_model
-    from swin_quant.verbs.baselines import card_and_baseline
 
     data = options.data
     cfg = shared.config_of(checkpoint, options.model, data, options.sample, options.run, OUTPUT=options.output)

@@ -37,6 +37,7 @@ from swin_quant.exported import (
     prepared_by,
     preprocess_of,
 )
+from swin_quant.loading import baseline_of
 from swin_quant.model import Model
 from swin_quant.score.baseline import (
     Baseline,
@@ -51,7 +52,6 @@ from swin_quant.score.options import EngineOptions
 from swin_quant.score.saved_predictions import PredictionFolder, unique_names
 from swin_quant.score.scoring import score_engines
 from swin_quant.score.sources import Labelled, score_source
-from swin_quant.verbs.baselines import baseline_of
 from swin_quant.verbs.bench_candidates import has_float_baseline
 from swin_quant.verbs.export import export_checkpoint
 

@@ -197,12 +197,11 @@ def export(
 
     from swin_quant.base.files import ensure_writable_dir
     from swin_quant.checkpoint.ranges import check_bits
-    from swin_quant.exported import Exported
+    from swin_quant.exported import Exported, model_of
     from swin_quant.models.classifier import Classifier
     from swin_quant.quant.policies import load_policy
     from swin_quant.quant.policy import apply_policy
     from swin_quant.verbs.export_target import exporter_options, policy_of, target_of
-    from swin_quant.verbs.given import model_of
 
     model, target = model_of(model), target_of(backend)
     told = exporter_options(target, precision, options)  # contradictions are refused before a file is written
@@ -350,7 +349,7 @@ def file_of(model: Model, folder: Path) -> Path:
     UsageError where its weights were changed since, and where a file lies there that is not a save of this model.
     """
     from swin_quant.cards.paths import card_path
-    from swin_quant.saving import place_for
+    from swin_quant.model import place_for
 
     refuse_changed(model)
     if model.file:

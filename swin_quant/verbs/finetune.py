@@ -145,11 +145,11 @@ def finetune(
     from swin_quant.base.errors import called
     from swin_quant.base.files import ensure_writable_dir
     from swin_quant.data.picture_set import PictureSet, source_of
+    from swin_quant.exported import model_of
     from swin_quant.quant.policies import load_policy
     from swin_quant.train.recipe import load_recipe
     from swin_quant.train.run import Request
     from swin_quant.verbs.export import file_of
-    from swin_quant.verbs.given import model_of
 
     source = source_of(pictures)
     if not isinstance(source, PictureSet) or source.split or source.count:
@@ -198,13 +198,12 @@ def train_quantized(
     from swin_quant.cards import lineage
     from swin_quant.cards.versions import versions
     from swin_quant.config.outputs import LOGITS
-    from swin_quant.loading import load_for_scoring
+    from swin_quant.loading import card_and_baseline, load_for_scoring
+    from swin_quant.model import save_with_card
     from swin_quant.quant.policy import enabled_nodes, quantize
-    from swin_quant.saving import save_with_card
     from swin_quant.train.amax import settle_granularity
     from swin_quant.train.outdir import only_writer
     from swin_quant.train.run import Trained, refuse_to_replace, run_training, training_config, with_batch_size
-    from swin_quant.verbs.baselines import card_and_baseline
 
     with only_writer(request.folder, world):
         recipe = with_batch_size(recipe, cfg)

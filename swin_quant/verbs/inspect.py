@@ -47,7 +47,7 @@ def run(options: InspectOptions, world: World) -> None:
     from swin_quant.backends.onnx_reader.file import read_model
     from swin_quant.backends.onnx_reader.inspect import inspect_model
     from swin_quant.backends.products import by_engine
-    from swin_quant.report.inspect import inspection_text
+    from swin_quant.report.graph import inspection_text
     from swin_quant.report.table import has_colors, print_text, screen_width
 
     if not world.is_main:

@@ -42,7 +42,7 @@ OPTIONS = NodesOptions
 def run(options: NodesOptions, world: World) -> None:
     from swin_quant.loading import model_or_shapes
     from swin_quant.quant.listing import list_nodes
-    from swin_quant.report import nodes
+    from swin_quant.report.nodes import nodes_csv, nodes_json, nodes_table
     from swin_quant.report.table import print_table, print_text
 
     checkpoint = shared.opened(options.checkpoint)
@@ -55,10 +55,10 @@ def run(options: NodesOptions, world: World) -> None:
     if not world.is_main:
         return
     if options.json:
-        put(options.json, nodes.as_json(rows))
+        put(options.json, nodes_json(rows))
     if options.json == "-":
         return
     if options.format == "csv":
-        print_text(nodes.as_csv(rows))
+        print_text(nodes_csv(rows))
     else:
-        print_table(nodes.table_of(rows))
+        print_table(nodes_table(rows))

@@ -83,9 +83,9 @@ def package(
     from swin_quant.config.outputs import LOGITS
     from swin_quant.exported import config_of, labels_in
     from swin_quant.score.top_classes import class_names
+    from swin_quant.ship import check_place, write_package
     from swin_quant.ship.facts import facts_of
-    from swin_quant.ship.folder import check_place, write_package
-    from swin_quant.ship.repository import Serving
+    from swin_quant.ship.texts import Serving
 
     serving, artifact = Serving(max_batch, delay_us, instances), exported.artifact
     check_place(Path(folder), overwrite)

@@ -38,7 +38,7 @@ def policy(name_or_path: str) -> Policy:
     """A built-in policy by name, or one from a YAML file; UsageError names the file and what is wrong in it."""
     from swin_quant.quant.policies import load_policy
     from swin_quant.quant.policy import Policy
-    from swin_quant.report.policy import policy_html
+    from swin_quant.report.nodes import policy_html
 
     Policy.html = policy_html  # `quant` lies below `report`, and does not import it
     return load_policy(name_or_path)

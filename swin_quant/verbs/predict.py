@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from swin_quant.base.distributed import World
     from swin_quant.exported import Exported
     from swin_quant.model import Model
-    from swin_quant.report.predictions import AnswerRow
+    from swin_quant.report.engines import AnswerRow
     from swin_quant.report.table import ReportTable
     from swin_quant.score.top_classes import Guess
     from swin_quant.verbs.classify import Classifying, Predictions
@@ -108,10 +108,10 @@ class Guesses(dict[str, "list[Guess]"]):
         return html_table(self.table())
 
     def table(self) -> ReportTable[AnswerRow]:
-        from swin_quant.report.predictions import table_of
+        from swin_quant.report.engines import predictions_table
 
         best = {name: [(one.probability, one.index, one.name) for one in top] for name, top in self.items()}
-        return table_of(best, self.by)
+        return predictions_table(best, self.by)
 
 
 def _model_and_engine(by: Classifying) -> str:
@@ -134,11 +134,10 @@ def predict(
     from swin_quant.data.named import pictures_of
     from swin_quant.data.picture_set import PictureSet
     from swin_quant.data.pictures import SomePictures
-    from swin_quant.exported import Exported
+    from swin_quant.exported import Exported, subject_of
     from swin_quant.quant.eval_mode import eval_mode
     from swin_quant.score.options import EngineOptions
     from swin_quant.verbs.classify import classify, of_artifact, of_model
-    from swin_quant.verbs.given import subject_of
 
     model = subject_of(model)
     shown = images.of_split("val").open() if isinstance(images, PictureSet) else pictures_of(images)
@@ -162,6 +161,7 @@ def predict(
 def run(options: PredictOptions, world: World) -> None:
     from swin_quant.base.progress import log
     from swin_quant.data.named import NamedPictures
+    from swin_quant.exported import is_checkpoint
     from swin_quant.verbs.classify import Answers, classify, classify_shards
 
     wanted = options.answers
@@ -181,7 +181,7 @@ def run(options: PredictOptions, world: World) -> None:
     if wanted.top < 1:
         raise UsageError(f"--top {wanted.top}: must be at least 1")
     pictures = NamedPictures(list(options.images))
-    by = (_of_checkpoint if shared.is_checkpoint(options.model) else _of_artifact)(options, world)
+    by = (_of_checkpoint if is_checkpoint(options.model) else _of_artifact)(options, world)
     if sharding := shared.sharding(wanted.output, wanted.shard):
         answers = Answers(wanted.top, wanted.labels, wanted.batch, wanted.workers)
         manifest = classify_shards(by, pictures, sharding, answers, world)
@@ -196,11 +196,12 @@ def run(options: PredictOptions, world: World) -> None:
 
 def _write_logits(options: PredictOptions, world: World) -> None:
     from swin_quant.backends.artifact import open_artifact
-    from swin_quant.verbs.logits import write_logits
+    from swin_quant.exported import is_checkpoint
+    from swin_quant.verbs.classify import write_logits
 
     wanted, place = options.answers, options.place
     shared.one_process(world, "predict --logits")
-    if shared.is_checkpoint(options.model):
+    if is_checkpoint(options.model):
         raise UsageError(f"--logits: {options.model} is a checkpoint: export it, then name the artifact")
     pictures = shared.PictureOptions(place.data_path, options.images, place.zip, place.split)
     assert wanted.logits is not None

@@ -34,16 +34,16 @@ from swin_quant.data.calibration import seeded_order
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import digest
 from swin_quant.data.sources import has_split, open_unlabelled
+from swin_quant.model import place_of
 from swin_quant.quant.calibration import Method
 from swin_quant.quant.names import AUTO
 from swin_quant.quant.policy import Policy
-from swin_quant.saving import place_of
 from swin_quant.score.engine import HALF_TYPES
 from swin_quant.score.scoring import dataset_record, open_labelled
 from swin_quant.verbs import search
 from swin_quant.verbs.calibrate import CalibrateOptions, plan_of
 from swin_quant.verbs.calibration_passes import of_weights
-from swin_quant.verbs.calibration_pictures import CalibrationPlan
+from swin_quant.verbs.calibration_result import CalibrationPlan
 from swin_quant.verbs.evaluate import EvaluateOptions
 from swin_quant.verbs.export import ExportOptions, OnnxFlags
 from swin_quant.verbs.export_target import float_type_options

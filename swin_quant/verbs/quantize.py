@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import shlex
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.cli import shared
+from swin_quant.cli.flags import words_from
 from swin_quant.cli.output import show
-from swin_quant.verbs.calibrate import SampleOptions
+from swin_quant.verbs import calibrate as calibrating
+from swin_quant.verbs import evaluate as evaluating
+from swin_quant.verbs import export as exporting
+from swin_quant.verbs import search as searching
+from swin_quant.verbs import verify as verifying
+from swin_quant.verbs.calibrate import CalibrateOptions, SampleOptions
+from swin_quant.verbs.evaluate import EvaluateOptions
+from swin_quant.verbs.export import ExportOptions
 from swin_quant.verbs.quantize_options import MAX_DROP, QuantizeOptions
-from swin_quant.verbs.search import BudgetOptions
+from swin_quant.verbs.search import BudgetOptions, SearchOptions
+from swin_quant.verbs.verify import VerifyOptions
 
 if TYPE_CHECKING:
     from torch import nn
@@ -24,9 +35,11 @@ if TYPE_CHECKING:
     from swin_quant.exported import Exported
     from swin_quant.model import Model
     from swin_quant.quant.policy import Policy
+    from swin_quant.quant.search import SearchResult
     from swin_quant.report.verdict import DeployVerdict
     from swin_quant.verbs.evaluate import Evaluation
     from swin_quant.verbs.quantization import Quantization
+    from swin_quant.verbs.search_settings import SearchSettings
 
 HELP = "From a float checkpoint to an artifact that was verified and scored: calibrate, export, verify, evaluate."
 EXAMPLES = """examples:
@@ -88,15 +101,14 @@ def quantize(
     from swin_quant.base.files import ensure_writable_dir
     from swin_quant.data.picture_set import PictureSet, source_of
     from swin_quant.data.sources import place_has
+    from swin_quant.exported import model_of
     from swin_quant.loading import load
     from swin_quant.quant.names import AUTO
     from swin_quant.verbs.calibrate import calibrate
     from swin_quant.verbs.evaluate import Evaluation, evaluate
     from swin_quant.verbs.export import export
     from swin_quant.verbs.export_target import target_of
-    from swin_quant.verbs.given import model_of
     from swin_quant.verbs.quantization import engine_for
-    from swin_quant.verbs.quantize_steps import refuse_useless
     from swin_quant.verbs.search import search
     from swin_quant.verbs.verify import refuse_failed, verify
 
@@ -152,7 +164,6 @@ def _as_the_command(options: QuantizeOptions) -> Quantized:
     from swin_quant.exported import Exported
     from swin_quant.verbs.evaluate import Evaluation
     from swin_quant.verbs.quantization import Quantization
-    from swin_quant.verbs.quantize_steps import refuse_contradictions
 
     job = Quantization.of(options, options.checkpoint[0], World())
     refuse_contradictions(job)
@@ -163,7 +174,6 @@ def _as_the_command(options: QuantizeOptions) -> Quantized:
 
 def run(options: QuantizeOptions, world: World) -> None:
     from swin_quant.verbs.quantization import Quantization
-    from swin_quant.verbs.quantize_steps import refuse_contradictions, steps
 
     shared.one_process(world, "quantize")
     several = len(options.checkpoint) > 1
@@ -212,13 +222,121 @@ def quantize_all(jobs: Mapping[str, Quantization]) -> tuple[dict[str, Artifact],
     return made, [SwinQuantError(f"{len(failed)} of {len(jobs)} checkpoints failed: {reasons}")]
 
 
+class Step(NamedTuple):
+    """A verb with its options at that moment, and whether its result is there; `changed`: the options in which
+    a result that is there differs."""
+
+    verb: str
+    options: Callable[[], Any]
+    is_done: Callable[[], bool]
+    run: Callable[[Any], object]
+    changed: Callable[[], list[str] | None] = list
+
+    @property
+    def command(self) -> str:
+        return f"swin-quant {self.verb} {shlex.join(words_from(self.options()))}"
+
+    def do(self) -> None:
+        self.run(self.options())
+
+
+def steps(job: Quantization) -> list[Step]:
+    """The steps of a job, in order."""
+    from swin_quant.verbs.quantization import artifact_of, changed, is_calibrated, is_found, is_scored, is_verified
+
+    calibrating = partial(is_calibrated, job), partial(_calibrate, job), partial(changed, job)
+    found = [Step("calibrate", lambda: job.calibrating, *calibrating)]
+    if job.search:
+        found.append(Step("search", lambda: job.searching, partial(is_found, job), partial(_search, job)))
+    found.append(Step("export", lambda: job.exporting, lambda: artifact_of(job) is not None, partial(_export, job)))
+    if job.engine:
+        found.append(Step("verify", lambda: job.verifying, partial(is_verified, job), partial(_verify, job)))
+    if job.engine and job.has_val:
+        found.append(Step("evaluate", lambda: job.scoring, partial(is_scored, job), partial(_score, job)))
+    return found
+
+
+def refuse_contradictions(job: Quantization) -> None:
+    """UsageError for INT4 where no file of the target, or no rule of the policy, has weights to store so."""
+    from swin_quant.backends.onnx.options import INT4_BITS
+    from swin_quant.verbs.export_target import exporter_options
+
+    if job.options.int4_weights:
+        exporter_options(job.target, "int8", {"int4_weights": True})
+        if all(rule.bits is None or rule.bits > INT4_BITS for rule in job.policy.rules):
+            name = job.policy.name
+            raise UsageError(f"‹int4_weights›: policy {name} has no weights of {INT4_BITS} bits: give ‹policy› w4a16")
+
+
+def check_before(job: Quantization) -> None:
+    """Raise, before the first picture is read, for a package that a later step imports, a folder that cannot be written
+    and labels that do not fit; warn of a sample that is too small for the budget of a search."""
+    from swin_quant.base.files import ensure_writable_dir
+    from swin_quant.verbs.quantization import is_found
+
+    if all(step.is_done() for step in steps(job)):
+        return
+    job.target.exporting.check_packages()
+    ensure_writable_dir(job.folder)
+    if job.engine and job.has_val:
+        job.scored_on  # noqa: B018  (opens them)
+    if job.search and not is_found(job):
+        job.search.tell_if_few(job.search.sampling.count)
+
+
+def _calibrate(job: Quantization, options: CalibrateOptions) -> None:
+    from swin_quant.verbs.quantization import changed
+
+    others = changed(job)
+    usual = job.folder / f"{job.cfg.MODEL.NAME}_calib.pth"
+    if others and usual.samefile(job.checkpoint):
+        raise UsageError(
+            f"{job.checkpoint}: what is asked for differs ({', '.join(others)}), and the result would be written "
+            "over it: give another ‹output›"
+        )
+    calibrating.run(options, job.world)
+
+
+def _search(job: Quantization, options: SearchOptions) -> None:
+    settings = searching.settings_of(options, str(job.calibrated), job.cfg, job.world)
+    found = searching.find_and_keep(searching.costs_of(settings, settings.checkpoint))
+    refuse_useless(settings, found, str(job.calibrated), job.target)
+
+
+def refuse_useless(settings: SearchSettings, found: SearchResult, checkpoint: str, target: Backend) -> None:
+    """SwinQuantError where a search kept no budget, or left every layer float."""
+    if not found.met:
+        raise SwinQuantError(
+            f"the budget cannot be met ({settings.limits}): the best that was found is {found.file} "
+            f"({found.found.figures})"
+        )
+    if found.is_float:
+        raise SwinQuantError(
+            f"within the budget ({settings.limits}) every layer stays float: loosen it, or deploy the float model: "
+            f"`swin-quant export {shlex.quote(checkpoint)} --for {target.name} --precision float`"
+        )
+
+
+def _export(job: Quantization, options: ExportOptions) -> None:
+    exporting.exported_as(options.backend, options, options.output_kind, options.onnx)
+
+
+def _verify(job: Quantization, options: VerifyOptions) -> None:
+    verifying.refuse_failed(*verifying.verified(options, job.world))
+
+
+def _score(job: Quantization, options: EvaluateOptions) -> None:
+    from swin_quant.verbs.evaluate_artifacts import write_cards
+
+    write_cards(evaluating.score_files(options, job.world))
+
+
 def finish(job: Quantization) -> Artifact:
     """Do what is not done yet; the artifact with all that was measured in its card.
 
     SwinQuantError where the artifact does not compute what the model computes: it is then not scored.
     """
     from swin_quant.base.progress import log
-    from swin_quant.verbs.quantize_steps import check_before, steps
 
     check_before(job)
     todo = steps(job)

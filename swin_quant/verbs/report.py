@@ -65,7 +65,7 @@ OPTIONS = ReportOptions
 def run(options: ReportOptions, world: World) -> None:
     from swin_quant.base.extras import library
     from swin_quant.base.progress import log
-    from swin_quant.report.accuracy.render import AccuracyTable
+    from swin_quant.report.accuracy import AccuracyTable
     from swin_quant.report.table import print_text
 
     if not world.is_main:

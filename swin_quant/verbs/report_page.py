@@ -24,15 +24,13 @@ from swin_quant.data.imagenet import english_of
 from swin_quant.data.pictures import Pictures
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sources import open_pictures
-from swin_quant.loading import load_for_scoring
-from swin_quant.report.page.data import Disagreement, PageData, Seen
-from swin_quant.report.page.document import page
-from swin_quant.report.page.node_summary import node_summaries
+from swin_quant.loading import card_and_baseline, load_for_scoring
+from swin_quant.report.page import page
+from swin_quant.report.page.data import Disagreement, PageData, Seen, node_summaries
 from swin_quant.score.baseline import engines_beside
 from swin_quant.score.engine import Engine
 from swin_quant.score.run_engines import infer
 from swin_quant.score.top_classes import class_names, top_classes
-from swin_quant.verbs.baselines import card_and_baseline
 
 MOST = 24  # pictures on the page
 SIDE = 96  # pixels of a thumbnail

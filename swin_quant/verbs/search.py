@@ -160,7 +160,7 @@ class Search:
         )
 
     def table(self) -> ReportTable[TriedPolicy]:
-        from swin_quant.report.costs import search_table
+        from swin_quant.report.nodes import search_table
 
         settings = self.settings
         return search_table(self.result, settings.limits, f"{settings.engine}, batch {settings.batch}")
@@ -204,6 +204,7 @@ def search(
     from swin_quant.checkpoint.ranges import check_bits
     from swin_quant.data.picture_set import PictureSet, source_of
     from swin_quant.data.sampling import Sampling
+    from swin_quant.exported import model_of
     from swin_quant.loading import Subject
     from swin_quant.models.classifier import Classifier
     from swin_quant.quant.policies import load_policy
@@ -211,7 +212,6 @@ def search(
     from swin_quant.quant.search import Budget
     from swin_quant.score.options import EngineOptions
     from swin_quant.verbs.export import file_of, refuse_changed
-    from swin_quant.verbs.given import model_of
     from swin_quant.verbs.policy_costs import PolicyCosts
     from swin_quant.verbs.policy_search import search_record
     from swin_quant.verbs.search_settings import SearchedNetwork, SearchPictures, SearchSettings
@@ -303,7 +303,7 @@ def find_and_keep(measured: PolicyCosts) -> SearchResult:
 
 
 def run(options: SearchOptions, world: World) -> None:
-    from swin_quant.report.costs import search_data
+    from swin_quant.report.nodes import search_data
     from swin_quant.report.table import json_text, print_table
 
     shared.one_process(world, "search")

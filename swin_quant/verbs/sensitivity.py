@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from swin_quant.data.sampling import Sampling
     from swin_quant.model import Model
     from swin_quant.quant.policy import Policy
-    from swin_quant.report.costs import CostRow
+    from swin_quant.report.nodes import CostRow
     from swin_quant.report.table import ReportTable
 
 HELP = "Measure what each node costs: the loss with only it quantized, and with all but it; nothing is changed."
@@ -80,7 +80,7 @@ class Costs:
 
     def rows(self, kind: str = "node") -> list[CostRow]:
         """The groups of a kind (role, stage, block, layer, node), the costliest first."""
-        from swin_quant.report.costs import rows_of
+        from swin_quant.report.nodes import rows_of
 
         return rows_of(self.record, [kind])
 
@@ -95,7 +95,7 @@ class Costs:
         return "".join(map(html_table, self._tables()))
 
     def _tables(self) -> list[ReportTable[Any]]:
-        from swin_quant.report.costs import profile_table, sensitivity_table
+        from swin_quant.report.nodes import profile_table, sensitivity_table
 
         tables: list[ReportTable[Any]] = [sensitivity_table(self.record, GROUP_KINDS, TOP)]
         return [*tables, profile_table(self.record)] if self.record["profile"] else tables
@@ -113,9 +113,9 @@ def sensitivity(model: Model | nn.Module | str | Path, pictures: Source, policy:
     from swin_quant.config.outputs import FEATURES, need_logits
     from swin_quant.data.picture_set import PictureSet, batches, source_of
     from swin_quant.data.sampling import Sampling
+    from swin_quant.exported import model_of
     from swin_quant.quant.outputs import has_classes
     from swin_quant.quant.policies import load_policy
-    from swin_quant.verbs.given import model_of
 
     model, pictures = model_of(model), source_of(pictures)
     if not has_classes(model.module):
@@ -215,7 +215,7 @@ def _on_batches(model: nn.Module, policy: Policy, batches: Iterable[tuple[int, T
 
 
 def run(options: SensitivityOptions, world: World) -> None:
-    from swin_quant.report import costs
+    from swin_quant.report.nodes import profile_csv, profile_table, sensitivity_csv, sensitivity_table
     from swin_quant.report.table import json_text, print_table, print_text
 
     groups = [kind for kind in options.kind or GROUP_KINDS if kind != PROFILE]
@@ -230,14 +230,14 @@ def run(options: SensitivityOptions, world: World) -> None:
         return
     profile = PROFILE in options.kind if options.kind else bool(record["profile"])
     if options.format == "csv":
-        print_text(costs.sensitivity_csv(record, groups) if groups else costs.profile_csv(record))
+        print_text(sensitivity_csv(record, groups) if groups else profile_csv(record))
         return
     if groups:
-        print_table(costs.sensitivity_table(record, groups, options.top or None))
+        print_table(sensitivity_table(record, groups, options.top or None))
     if groups and profile:
         print()
     if profile:
-        print_table(costs.profile_table(record))
+        print_table(profile_table(record))
 
 
 def _of_checkpoint(options: SensitivityOptions, world: World) -> SensitivityRecord:

@@ -84,16 +84,16 @@ class Verification:
         return not self.failures
 
     def __str__(self) -> str:
+        from swin_quant.report.engines import verification_table
         from swin_quant.report.table import terminal
-        from swin_quant.report.verification import table_of
 
-        return terminal(table_of(self.records), _WIDTH)
+        return terminal(verification_table(self.records), _WIDTH)
 
     def _repr_html_(self) -> str:
+        from swin_quant.report.engines import verification_table
         from swin_quant.report.table import html_table
-        from swin_quant.report.verification import table_of
 
-        return html_table(table_of(self.records))
+        return html_table(verification_table(self.records))
 
 
 def verify(
@@ -107,8 +107,7 @@ def verify(
     """
     from swin_quant.base.distributed import world_on
     from swin_quant.data.picture_set import PictureSet, source_of
-    from swin_quant.exported import Exported
-    from swin_quant.verbs.given import subject_of
+    from swin_quant.exported import Exported, subject_of
 
     found, source = subject_of(exported), source_of(pictures)
     if not isinstance(found, Exported):
@@ -321,14 +320,14 @@ def run(options: VerifyOptions, world: World) -> None:
     from swin_quant.base.files import finite
     from swin_quant.base.progress import log
     from swin_quant.cards.paths import card_path
+    from swin_quant.report.engines import verification_table
     from swin_quant.report.table import print_table
-    from swin_quant.report.verification import table_of
 
     shared.one_process(world, "verify")
     artifact, records = verified(options, world)
     log.info("run card: %s", card_path(artifact.file))
     if options.json != "-":
-        print_table(table_of(records))
+        print_table(verification_table(records))
     if options.json:
         put(options.json, json.dumps(finite(records), indent=2))
     refuse_failed(artifact, records)

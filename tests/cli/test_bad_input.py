@@ -344,7 +344,7 @@ def test_tracebacks_are_for_verbose(run, float_flags):
 
 
 def test_a_bug_of_ours_is_one_line_that_asks_for_verbose(run, float_flags, monkeypatch):
-    monkeypatch.setattr("swin_quant.verbs.calibration_pictures.CalibrationPlan.of", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("swin_quant.verbs.calibration_result.CalibrationPlan.of", lambda *_, **__: 1 / 0)
     done = run("calibrate", *float_flags)
     assert done.code == 1 and done.err.count("\n") == 1
     has(done.err, "ZeroDivisionError", "bug of swin-quant", "--verbose")

@@ -12,7 +12,7 @@ from swin_quant.config import from_dict
 from swin_quant.models import build_model
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import policy_from_dict, settings_for
-from swin_quant.verbs.ft.front_door import REFUSED
+from swin_quant.verbs.ft_front_door import REFUSED
 
 FLAGS = {
     **{"--cfg": "x.yaml", "--opts": "SEED", "--batch-size": 8, "--data-path": "x", "--zip": None, "--cache-mode": "no"},

@@ -24,7 +24,7 @@ from swin_quant.models import build_model
 from swin_quant.quant.search import Budget
 from swin_quant.score.interleave import Timing
 from swin_quant.score.options import EngineOptions
-from swin_quant.verbs import policy_timing, quantization
+from swin_quant.verbs import policy_costs, quantization
 from swin_quant.verbs import quantize as quantizing
 from swin_quant.verbs.search_settings import SearchedNetwork, SearchSettings
 
@@ -258,14 +258,14 @@ def test_what_a_search_times_was_exported_in_the_floats_that_are_asked_for(
         written.extend(open_artifact(one.file).record["options"]["float_type"] for one in candidates)
         return [Timing(one.name, 1, rounds=[[1.0]]) for one in candidates]
 
-    monkeypatch.setattr(policy_timing, "interleave", interleave)
+    monkeypatch.setattr(policy_costs, "interleave", interleave)
     options = EngineOptions(device="cuda", float_type=float_type)
     folder = Path(in_bfloat16[0]).parent
     calibrated, cfg = folder / "out" / "swin_micro_calib.pth", load_config(folder / "swin.yaml")
     network = SearchedNetwork.of_config(cfg)
     settings = SearchSettings(network, str(calibrated), "cuda", tmp_path, budget=Budget(min_sqnr=0), options=options)
     subject = load_for_scoring(cfg, calibrated, [settings.start])
-    assert policy_timing.PolicyTimer(settings, subject, calibrated).extremes() == (1.0, 1.0)
+    assert policy_costs.PolicyTimer(settings, subject, calibrated).extremes() == (1.0, 1.0)
     assert written == 2 * [float_type or "float16"]
 
 

@@ -144,15 +144,15 @@ def dies(victim, how):
     def before(rank):
         if rank != victim:
             return
-        from swin_quant.verbs import calibration_pictures
+        from swin_quant.verbs import calibration_result
 
-        original = calibration_pictures.calibration_batches
+        original = calibration_result.calibration_batches
 
         def batches(*arguments):
             yield next(original(*arguments))
             how()
 
-        calibration_pictures.calibration_batches = batches
+        calibration_result.calibration_batches = batches
 
     return before
 
@@ -195,13 +195,13 @@ def test_a_rank_that_is_killed_ends_the_other(forked, float_flags, snapshot, tmp
 KILLED_IN_CALIBRATION = """
 import os, signal, sys
 from swin_quant import cli
-from swin_quant.verbs import calibration_pictures
-original = calibration_pictures.calibration_batches
+from swin_quant.verbs import calibration_result
+original = calibration_result.calibration_batches
 def batches(*arguments):
     yield next(original(*arguments))
     os.kill(os.getpid(), signal.SIGKILL)
 if os.environ["RANK"] == "0":
-    calibration_pictures.calibration_batches = batches
+    calibration_result.calibration_batches = batches
 sys.exit(cli.main(sys.argv[1:]))
 """
 

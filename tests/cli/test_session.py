@@ -63,16 +63,16 @@ def test_quiet_prints_results_and_warnings_only(run, float_flags, tmp_path):
 
 def waiting_in_calibration(started):
     """A hook that lets the first batch pass, then sleeps until a signal comes."""
-    from swin_quant.verbs import calibration_pictures
+    from swin_quant.verbs import calibration_result
 
-    original = calibration_pictures.calibration_batches
+    original = calibration_result.calibration_batches
 
     def batches(*arguments):
         yield next(original(*arguments))
         started.touch()
         time.sleep(600)
 
-    calibration_pictures.calibration_batches = batches
+    calibration_result.calibration_batches = batches
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -98,10 +98,10 @@ def test_a_worker_process_is_no_obstacle_to_ctrl_c(fork, float_flags, tmp_path):
     def before():
         os.setpgrp()
         from swin_quant.data import loader
-        from swin_quant.verbs import calibration_pictures
+        from swin_quant.verbs import calibration_result
 
         loader.default_workers = lambda *_: 2
-        original = calibration_pictures.track
+        original = calibration_result.track
 
         def track(items, *arguments):
             for item in original(items, *arguments):
@@ -109,7 +109,7 @@ def test_a_worker_process_is_no_obstacle_to_ctrl_c(fork, float_flags, tmp_path):
                 started.touch()
                 time.sleep(600)
 
-        calibration_pictures.track = track
+        calibration_result.track = track
 
     child = fork(["calibrate", *float_flags, "--output", tmp_path / "out"], before=before)
     while not started.exists():
@@ -121,8 +121,8 @@ def test_a_worker_process_is_no_obstacle_to_ctrl_c(fork, float_flags, tmp_path):
 @pytest.mark.slow
 def test_ctrl_c_in_a_process_of_its_own_and_a_reader_that_has_seen_enough(float_flags, tmp_path):
     """A fork cannot show start-up and the end of the interpreter. `nodes | head -1` is no error."""
-    hook = "import time, sys; from swin_quant import cli; from swin_quant.verbs import calibration_pictures; "
-    hook += "calibration_pictures.calibration_batches = lambda *_: (print('started', flush=True), time.sleep(600)); "
+    hook = "import time, sys; from swin_quant import cli; from swin_quant.verbs import calibration_result; "
+    hook += "calibration_result.calibration_batches = lambda *_: (print('started', flush=True), time.sleep(600)); "
     hook += "sys.exit(cli.main(sys.argv[1:]))"
     words = list(map(str, float_flags))
     calibrating = subprocess.Popen(

@@ -2,7 +2,7 @@
 
 from swin_quant.quant.policy import settings_for
 from swin_quant.score.interleave import Timing
-from swin_quant.verbs.policy_timing import PolicyTimer
+from swin_quant.verbs.policy_costs import PolicyTimer
 
 
 def with_known_times(monkeypatch):

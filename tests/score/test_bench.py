@@ -15,7 +15,7 @@ from swin_quant.backends.registry import engine_named
 from swin_quant.base import cpu
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.cards.card import RunCard
-from swin_quant.report.bench import notes
+from swin_quant.report.engines import bench_notes
 from swin_quant.score.bench import BenchPictures, BenchPlan, measure
 from swin_quant.score.candidate import BenchCandidate
 from swin_quant.score.engine import Engine
@@ -125,7 +125,7 @@ def test_what_an_engine_says_of_this_cpu_is_among_the_notes(candidate):
     field = [candidate("plain"), BenchCandidate("careful", careful), BenchCandidate("careful too", careful)]
     one = BenchPictures(torch.randn(1, *SHAPE), None, "one")
     report = measure("m", field, BenchPlan((1,), 1, 0.001, 1), one)
-    assert report.cautions == ["careful: this CPU is old"] and report.cautions[0] in notes(report)
+    assert report.cautions == ["careful: this CPU is old"] and report.cautions[0] in bench_notes(report)
 
 
 @pytest.mark.slow

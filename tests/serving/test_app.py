@@ -12,8 +12,8 @@ from served import FLAT, INFER, NAMES, PREPROCESS, SIDE, Means, logits_of, png, 
 
 from swin_quant.serving import protocol
 from swin_quant.serving.app import build_app
-from swin_quant.serving.batcher import Batcher
 from swin_quant.serving.limits import Refused, ServiceLimits
+from swin_quant.serving.queues import Batcher
 
 
 def batched(engine, work, **options):

@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 from served import FLAT, INFER, PREPROCESS, logits_of, png, posted, service
 
-from swin_quant.serving.bodies import expanded, file_in
 from swin_quant.serving.limits import Refused
+from swin_quant.serving.visit import expanded, file_in
 
 REQUEST = json.dumps({"inputs": [FLAT]}).encode()
 

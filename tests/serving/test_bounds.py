@@ -23,7 +23,7 @@ from swin_quant.serving.limits import Refused, ServiceLimits
 pytest.importorskip("uvicorn")
 pytest.importorskip("starlette")
 pytest.importorskip("prometheus_client")
-from swin_quant.serving import numbers, picture, server, visit  # noqa: E402
+from swin_quant.serving import picture, protocol, server, visit  # noqa: E402
 from swin_quant.serving.app import Service, build_app  # noqa: E402
 from swin_quant.serving.protocol import parse  # noqa: E402
 
@@ -412,9 +412,9 @@ def test_a_long_list_is_read_and_written_as_pythons_own_would(tmp_path):
     values = np.random.default_rng(0).normal(size=(4, 3, 40, 50)).astype(np.float32)
     nested = values.tolist()
     for text in (json.dumps(values.ravel().tolist()), json.dumps(nested), json.dumps(nested, indent=1)):
-        found = numbers.read(text.encode(), values.shape, np.dtype("<f4"))
+        found = protocol.read_numbers(text.encode(), values.shape, np.dtype("<f4"))
         np.testing.assert_array_equal(found.reshape(values.shape), values)
-    assert json.loads(numbers.written(values.ravel())) == values.ravel().tolist()
+    assert json.loads(protocol.written_numbers(values.ravel())) == values.ravel().tolist()
 
 
 @pytest.mark.slow

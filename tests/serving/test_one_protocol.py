@@ -16,7 +16,7 @@ from served import LOGITS, MODEL, NAMES, PREPROCESS, SIDE, Means, logits_of, pos
 from swin_quant.backends.description import ANY, GraphEnd, ModelDescription
 from swin_quant.serving.app import Service
 from swin_quant.serving.protocol import outputs_of
-from swin_quant.ship.repository import as_text
+from swin_quant.ship.texts import as_text
 
 PLACE = "/v2/models/micro"
 TOP = (GraphEnd("top_classes", "int64", (2,)), GraphEnd("top_probabilities", "float32", (2,)))

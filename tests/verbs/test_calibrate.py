@@ -27,7 +27,7 @@ from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import enabled_nodes
 from swin_quant.quant.quantizer import State, named_nodes
 from swin_quant.verbs.calibrate import calibrate_checkpoint
-from swin_quant.verbs.calibration_pictures import CalibrationPlan
+from swin_quant.verbs.calibration_result import CalibrationPlan
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ from swin_quant.score.engine import half_type
 from swin_quant.score.scoring import open_labelled, score_model
 from swin_quant.score.torch_engines import precision_of, torch_engines
 from swin_quant.verbs.calibrate import calibrate_checkpoint
-from swin_quant.verbs.calibration_pictures import CalibrationPlan
+from swin_quant.verbs.calibration_result import CalibrationPlan
 
 
 @pytest.fixture

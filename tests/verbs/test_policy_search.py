@@ -21,9 +21,8 @@ from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Rule, named_nodes
 from swin_quant.quant.search import Budget, Unit
 from swin_quant.score.interleave import Timing
-from swin_quant.verbs.policy_costs import PolicyCosts
+from swin_quant.verbs.policy_costs import PolicyCosts, beyond_chance
 from swin_quant.verbs.policy_search import find_policy, found_before
-from swin_quant.verbs.policy_timing import beyond_chance
 from swin_quant.verbs.search_settings import SearchedNetwork, SearchPictures, SearchSettings
 
 

@@ -14,8 +14,7 @@ from swin_quant.quant.passes.recipe import steps_of
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Rule
 from swin_quant.verbs.calibrate import calibrate_checkpoint
-from swin_quant.verbs.calibration_pictures import CalibrationPlan
-from swin_quant.verbs.recalibrate import recalibrate
+from swin_quant.verbs.calibration_result import CalibrationPlan, recalibrate
 
 PLAN = CalibrationPlan(batches=1, batch_size=4)
 NAME = "swin_micro_digits"

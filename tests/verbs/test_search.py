@@ -17,9 +17,8 @@ from swin_quant.config import load_config
 from swin_quant.models import build_model
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.search import Budget
-from swin_quant.verbs import policy_search, policy_timing, search
-from swin_quant.verbs.policy_costs import PolicyCosts
-from swin_quant.verbs.policy_timing import PolicyTimer
+from swin_quant.verbs import policy_costs, policy_search, search
+from swin_quant.verbs.policy_costs import PolicyCosts, PolicyTimer
 from tests.helpers.known_times import with_known_times
 
 BUILT_IN = {"onnxruntime", "qdq"}  # those that suit ONNX Runtime
@@ -222,7 +221,7 @@ def test_a_search_that_was_cut_off_goes_on_and_finds_the_same(clock, find, tmp_p
 
 
 def test_a_search_that_was_cut_off_while_timing_keeps_what_was_timed(clock, find, tmp_path, monkeypatch):
-    monkeypatch.setattr(policy_timing, "_AT_ONCE", 2)
+    monkeypatch.setattr(policy_costs, "_AT_ONCE", 2)
     timed, done, asked = PolicyTimer._interleaved, [], []
 
     def cut_off(timer, policies):

@@ -9,7 +9,7 @@ from torch import nn
 
 import swin_quant as sq
 from swin_quant.quant.sensitivity import sensitivity
-from swin_quant.verbs.policy_timing import PolicyTimer
+from swin_quant.verbs.policy_costs import PolicyTimer
 
 
 class Net(nn.Module):

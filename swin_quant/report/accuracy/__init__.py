@@ -1,1 +1,297 @@
-"""The accuracy-delta table, made from the results in run cards alone."""
+"""The accuracy-delta table as terminal text, Markdown, CSV, JSON and HTML, each with its footnotes.
+
+People read blocks: a line for each result under a heading with what the results share. A narrow terminal leaves out
+columns that CSV and JSON have. Whoever chooses columns gets a row for each quantized result, as in these.
+"""
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from swin_quant.base.errors import UsageError, did_you_mean
+from swin_quant.cards.card import RunCard
+from swin_quant.cards.records import ORIGINAL, UNQUANTIZED, Result
+from swin_quant.report import table as tables
+from swin_quant.report.accuracy.footnotes import Footnote, footnotes, is_simulated, numbered
+from swin_quant.report.accuracy.rows import (
+    COLUMN,
+    COLUMNS,
+    AccuracyRow,
+    dataset_key,
+    delta_style,
+    delta_with_error,
+    is_float,
+    latency,
+    legend,
+    notes_column,
+    rows_of,
+)
+from swin_quant.report.table import (
+    BLANK,
+    NARROW,
+    Column,
+    ReportTable,
+    bullets,
+    field,
+    figure,
+    folded,
+    shown,
+    styled,
+    total,
+    widths_of,
+)
+
+ALL = "all"  # in place of the keys of columns
+SCHEMA = "swin-quant/accuracy-table/1"
+LEGEND = "Δ ± its standard error, agreement in %: against float32 on the same pictures; ~: less than they can show"
+_WEIGHTS_LEGEND = {
+    "PTQ": "PTQ: calibrated only, as QAT began",
+    "corrected": "corrected: weights that passes changed behind the calibration",
+}
+
+
+@dataclass(frozen=True)
+class Line:
+    """One result, which `row` has as `quantized` even where it is float; `marks`: the numbers of its footnotes."""
+
+    row: AccuracyRow
+    marks: str = ""
+
+    @property
+    def result(self) -> Result:
+        assert self.row.quantized is not None, "a line has a result"
+        return self.row.quantized
+
+    @property
+    def is_baseline(self) -> bool:
+        return self.row.float32 is not None and self.row.quantized == self.row.float32
+
+    @property
+    def called(self) -> str:
+        """The weights, the type and the policy."""
+        weights = self.row.weights
+        if weights in UNQUANTIZED.values():
+            return f"{self.result.precision} {weights.partition(',')[0] if weights else ''}"
+        words = (weights, self.result.precision, self.row.policy, f"[{self.marks}]" if self.marks else None)
+        return " ".join(filter(None, words))
+
+
+@dataclass(frozen=True)
+class TableBlock:
+    """The results of one model on one list of pictures. `details`: the facts that they share, for the heading."""
+
+    name: str
+    details: tuple[str, ...]
+    lines: tuple[Line, ...]
+
+    def columns(self, width: int | None = None) -> list[Column[Line]]:
+        """The columns that fit into `width`; None: all."""
+        chosen = BLOCK_COLUMNS
+        for number in range(len(_EXTRA) + 1):
+            chosen = tuple(one for one in BLOCK_COLUMNS if one.key not in _EXTRA[:number])
+            if width is None or total(widths_of(shown(chosen, self.lines), self.lines)) <= width:
+                break
+        return shown(chosen, self.lines)
+
+
+def blocks_of(rows: Sequence[AccuracyRow], marks: Mapping[int, str]) -> list[TableBlock]:
+    """The blocks in the order of the rows; `marks`: the numbers of footnotes by the row's index."""
+    found: dict[Hashable, dict[int, AccuracyRow]] = {}
+    for index, row in enumerate(rows):
+        key = row.card.name, COLUMN["resolution"].cell(row), row.card.original_sha256, dataset_key(row.dataset)
+        found.setdefault((key, row.calibrated_by), {})[index] = row
+    return [_block(list(some.values()), [marks.get(index, "") for index in some]) for some in found.values()]
+
+
+def blocks_legend(blocks: Sequence[TableBlock]) -> list[str]:
+    """The meaning of what the blocks show."""
+    lines = [line for block in blocks for line in block.lines]
+    found = [LEGEND] if any(BLOCK_COLUMNS_BY_KEY["delta_acc1"].value(line) is not None for line in lines) else []
+    weights = dict.fromkeys(line.row.weights for line in lines)
+    return found + [text for key, text in _WEIGHTS_LEGEND.items() if key in weights]
+
+
+def _block(rows: Sequence[AccuracyRow], marks: Sequence[str]) -> TableBlock:
+    floats: dict[Hashable, Line] = {}
+    quantized: list[Line] = []
+    for row, mark in zip(rows, marks, strict=True):
+        for base in (row.float32, row.half, *row.others):
+            if base:
+                _keep(floats, Line(replace(row, quantized=base, policy=None), "" if row.quantized else mark))
+        if row.quantized and is_float(row.quantized):
+            _keep(floats, Line(row, mark))
+        elif row.quantized:
+            quantized.append(Line(row, mark))
+    lines = _in_order([*floats.values(), *quantized])
+    first = rows[0]
+    settings = {f"{one.device}, batch {one.batch_size}" for row in rows for one in row.measured if one.ms_per_picture}
+    details = (
+        COLUMN["resolution"].cell(first),
+        f"{first.place}, {first.measured[-1].pictures} pictures",
+        f"calibrator {first.calibrated_by}" if first.calibrated_by else BLANK,
+        next(iter(settings)) if len(settings) == 1 else BLANK,
+    )
+    return TableBlock(first.card.name, tuple(text for text in details if text != BLANK), tuple(lines))
+
+
+def _keep(floats: dict[Hashable, Line], line: Line) -> None:
+    """Keep a float line: one that several cards measured once, by its fastest time."""
+    one = line.result
+    weights = None if one.weights == ORIGINAL else one.weights
+    key = one.engine, one.precision, weights, one.acc1, one.acc5
+    if key not in floats or latency(one) < latency(floats[key].result):
+        floats[key] = line
+
+
+def _in_order(lines: Sequence[Line]) -> list[Line]:
+    """The float32 baseline, what else torch computes in float, then engine by engine, the float lines first."""
+    engines = list(dict.fromkeys(line.result.engine for line in lines))
+
+    def place(line: Line) -> tuple[bool, bool, int, bool]:
+        unquantized = line.row.weights in UNQUANTIZED.values()
+        last = unquantized and line.result.engine == engines[0]
+        return last, not line.is_baseline, engines.index(line.result.engine), not is_float(line.result)
+
+    return sorted(lines, key=place)
+
+
+def _ms(line: Line) -> str:
+    return "sim." if is_simulated(line.result.engine) else f"{line.result.ms_per_picture:.2f}"
+
+
+BLOCK_COLUMNS: tuple[Column[Line], ...] = (
+    Column("result", "result", field("called"), fold=True),
+    Column("engine", "engine", field("result", "engine"), fold=True),
+    figure("acc1", "acc@1", field("result", "acc1"), "{:.2f}"),
+    figure("acc5", "acc@5", field("result", "acc5"), "{:.2f}"),
+    Column(
+        "delta_acc1",
+        "Δ acc@1",
+        lambda line: None if line.is_baseline else line.row.delta("acc1"),
+        show=lambda line: delta_with_error(line.row, 2),
+        style=lambda line: delta_style(line.row),
+        blank="",
+    ),
+    figure("agreement", "agree", field("result", "agreement"), "{:.2f}"),
+    figure("sqnr_db", "SQNR dB", field("result", "sqnr_db"), "{:.1f}"),
+    Column("ms", "ms", field("result", "ms_per_picture"), show=_ms, right=True),
+    Column("verified", "verified", field("row", "verified"), may_lack=True, blank=""),
+)
+BLOCK_COLUMNS_BY_KEY = {column.key: column for column in BLOCK_COLUMNS}
+_EXTRA = ("acc5", "sqnr_db")  # left out of a narrow terminal, in this order
+
+
+@dataclass(frozen=True)
+class AccuracyTable:
+    """Rows and footnotes, found once for all forms. `columns`: those that were chosen; empty: people get blocks."""
+
+    rows: Sequence[AccuracyRow]
+    notes: Sequence[Footnote]
+    columns: Sequence[Column[AccuracyRow]] = ()
+
+    @classmethod
+    def of(cls, cards: Sequence[RunCard], keys: Sequence[str] = ()) -> "AccuracyTable":
+        """With a choice of columns, or `all`. UsageError for an unknown key."""
+        rows = rows_of(cards)
+        return cls(rows, footnotes(rows), COLUMNS if list(keys) == [ALL] else [_column(key) for key in keys])
+
+    def text(self, form: str) -> str:
+        """The table in one of FORMATS."""
+        return FORMATS[form](self)
+
+    def show(self) -> None:
+        """Print it as wide as the terminal, or 100 columns wide into a pipe."""
+        tables.print_text(_on_terminal(self, tables.screen_width(NARROW), tables.has_colors()))
+
+    def report(self) -> ReportTable[AccuracyRow]:
+        """The chosen columns, rows, and the remarks below them."""
+        texts, marks = numbered(self.notes, len(self.rows))
+        return ReportTable([*self.columns, notes_column(self.rows, marks)], self.rows, [*legend(self.rows), *texts])
+
+    def as_data(self) -> dict[str, Any]:
+        """For JSON: the rows by the same keys as CSV; footnotes with the indices of their rows."""
+        texts = [{"text": note.text, "rows": note.rows} for note in self.notes]
+        return {"schema": SCHEMA, "rows": tables.records(self.columns or COLUMNS, self.rows), "footnotes": texts}
+
+    def blocks(self) -> tuple[list[TableBlock], list[str]]:
+        """The blocks that people read, and the remarks below them."""
+        texts, marks = numbered(self.notes, len(self.rows), in_cells=True)
+        found = blocks_of(self.rows, marks)
+        return found, [*blocks_legend(found), *texts]
+
+
+def _column(key: str) -> Column[AccuracyRow]:
+    if key not in COLUMN:
+        meant = did_you_mean(key, COLUMN) or f"; there are {', '.join(COLUMN)}"
+        raise UsageError(f"‹columns› {key!r:.60}: there is none{meant}")
+    return COLUMN[key]
+
+
+def render(cards: Sequence[RunCard], form: str = "terminal") -> str:
+    """The table of `cards` as text in one of FORMATS."""
+    return AccuracyTable.of(cards).text(form)
+
+
+def as_html(cards: Sequence[RunCard]) -> str:
+    """The blocks of `cards` as HTML."""
+    found, remarks = AccuracyTable.of(cards).blocks()
+    last = len(found) - 1
+    return "".join(
+        tables.html_table(_table_of(block, remarks if number == last else ()), _heading(block))
+        for number, block in enumerate(found)
+    )
+
+
+def _table_of(block: TableBlock, remarks: Sequence[str] = (), width: int | None = None) -> ReportTable[Line]:
+    return ReportTable(block.columns(width), block.lines, remarks)
+
+
+def _heading(block: TableBlock) -> str:
+    return f"{block.name}: {', '.join(block.details)}"
+
+
+def _on_terminal(table: AccuracyTable, width: int = NARROW, color: bool = False) -> str:
+    if table.columns:
+        return tables.terminal(table.report(), width, color)
+    found, remarks = table.blocks()
+    lines = (line for block in found for line in _lines(block, width, color))
+    return "".join(f"{line}\n" for line in (*lines, *bullets(remarks, width, color)))
+
+
+def _lines(block: TableBlock, width: int, color: bool) -> Iterator[str]:
+    first, *more = folded(_heading(block), width)
+    yield from (styled(first, "bold" * color), *more)
+    table = _table_of(block, width=width)
+    widths = tables.widths_of(table.columns, block.lines, width)
+    yield from tables.grid(table.columns, block.lines, widths, color, rule=True)
+    yield ""
+
+
+def _as_markdown(table: AccuracyTable) -> str:
+    if table.columns:
+        return tables.markdown(table.report())
+    found, remarks = table.blocks()
+    parts = (f"**{tables.escaped(_heading(block))}**\n\n{tables.markdown(_table_of(block))}" for block in found)
+    return "".join(parts) + "".join(f"* {tables.escaped(remark)}\n" for remark in remarks)
+
+
+def _as_csv(table: AccuracyTable) -> str:
+    """The last column has the row's footnotes."""
+    about: dict[int, list[str]] = {id(row): [] for row in table.rows}
+    for note in table.notes:
+        for index in note.rows:
+            about[id(table.rows[index])].append(note.text)
+    texts: Column[AccuracyRow] = Column("notes", "", lambda row: " | ".join(about[id(row)]))
+    return tables.comma_separated([*(table.columns or COLUMNS), texts], table.rows)
+
+
+def _as_json(table: AccuracyTable) -> str:
+    return tables.json_text(table.as_data())
+
+
+FORMATS: dict[str, Callable[[AccuracyTable], str]] = {
+    "terminal": _on_terminal,
+    "markdown": _as_markdown,
+    "csv": _as_csv,
+    "json": _as_json,
+}

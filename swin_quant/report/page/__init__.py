@@ -1,1 +1,255 @@
-"""The report as one HTML file that needs no network: all measurements, node by node and picture by picture."""
+"""The page: sections with tables and charts, in one file that fetches nothing; all text is escaped."""
+
+import html
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from swin_quant.base.errors import one_line
+from swin_quant.base.extras import library
+from swin_quant.base.files import finite
+from swin_quant.cards.card import RunCard
+from swin_quant.cards.costs import TriedPolicies
+from swin_quant.report.accuracy import as_html
+from swin_quant.report.page import charts
+from swin_quant.report.page.charts import asset
+from swin_quant.report.page.data import Disagreement, NodeSummary, PageData, Seen
+from swin_quant.report.table import Column, ReportTable, html_table
+from swin_quant.report.verdict import DeployVerdict, of_card
+
+MOST_NODES = 2000  # rows that a browser sorts within a second
+_SNIPPET = "window.vegaEmbed = vegaEmbed;"  # makes the library visible to the page's own script
+# The parts of a card that hold settings and inputs; results have their own tables.
+_PARTS = (
+    "config",
+    "preprocess",
+    "source",
+    "checkpoint",
+    "policy",
+    "calibration",
+    "training",
+    "artifact",
+    "versions",
+)
+_NO_SETTINGS = ("files", "advice", "epochs", "passes", "others", "path", "check", "unreadable")
+_LONGEST_SETTING = 80  # characters
+_COLUMNS = (
+    ("name", "node", False),
+    ("role", "role", False),
+    ("state", "type", False),
+    ("grid", "grid", False),
+    ("amax", "amax", True),
+    ("low", "low", True),
+    ("high", "high", True),
+    ("clipped", "clipped %", True),
+    ("sqnr_db", "SQNR dB", True),
+    ("costs_db", "costs dB", True),
+)
+
+_VERDICT = (
+    Column[DeployVerdict]("deploy", "deploy", lambda one: one.deploy),
+    Column[DeployVerdict]("result", "result", lambda one: one.summary),
+    Column[DeployVerdict]("next", "next", lambda one: one.next),
+)
+
+
+def page(checkpoints: Sequence[PageData]) -> str:
+    """The whole page. UsageError if the library that draws charts is not installed."""
+    drawing = library("vl_convert", "report").javascript_bundle(_SNIPPET)
+    cards = [card for checkpoint in checkpoints for card in checkpoint.cards]
+    shown = next((checkpoint for checkpoint in checkpoints if checkpoint.nodes), None)
+    drawn = _charts(checkpoints, cards, shown)
+    sections = dict(_sections(checkpoints, cards, shown, drawn))
+    names = list(dict.fromkeys(checkpoint.title for checkpoint in checkpoints))
+    title = f"{', '.join(names[:3])}{' and others' if len(names) > 3 else ''}: INT8 beside float"
+    parts = {
+        "title": _text(title),
+        "lead": _lead(cards),
+        "nav": " ".join(f'<a href="#{key}">{heading}</a>' for key, (heading, _) in sections.items()),
+        "sections": "\n".join(
+            f'<section id="{key}" aria-labelledby="{key}-h"><h2 id="{key}-h">{heading}</h2>{body}</section>'
+            for key, (heading, body) in sections.items()
+        ),
+        "footer": "Every figure was measured, or is left out. Written by `swin-quant report`.",
+        "style": asset("page.css"),
+        "facts": _json(_facts(shown, drawn)),
+        "library": drawing.replace("</script", "<\\/script"),
+        "script": asset("page.js"),
+    }
+    return re.sub(r"\{\{([a-z]+)\}\}", lambda place: parts[place[1]], asset("page.html"))
+
+
+def _facts(shown: PageData | None, drawn: Mapping[str, Any]) -> dict[str, Any]:
+    """The data that the page's script reads."""
+    nodes = shown.nodes[:MOST_NODES] if shown else ()
+    engines = list(dict.fromkeys(title for node in nodes for title in node.engines))
+    columns = [*_COLUMNS, *((title, title, False) for title in engines)]
+    return {
+        "charts": {place: spec for place, spec in drawn.items() if spec},
+        "columns": [{"key": key, "title": title, "number": number} for key, title, number in columns],
+        "nodes": [_row(node) for node in nodes],
+        "bins": {node.name: asdict(node.bins) for node in nodes if node.bins},
+        "values": charts.values_of_a_node(),
+    }
+
+
+def _row(node: NodeSummary) -> dict[str, Any]:
+    row = asdict(node)
+    for part in ("bins", "engines", "row", "column"):
+        row.pop(part)
+    return {**row, "state": node.kind if node.on else "float", **node.engines}
+
+
+def _charts(checkpoints: Sequence[PageData], cards: Sequence[RunCard], shown: PageData | None) -> dict[str, Any]:
+    """The chart of each place on the page; None for nothing to draw."""
+    return {
+        "latency-chart": charts.accuracy_and_latency(checkpoints),
+        "network-chart": charts.network(shown.nodes) if shown else None,
+        "depth-chart": next((spec for checkpoint in checkpoints if (spec := charts.depth(checkpoint))), None),
+        "training-chart": charts.training([card for card in cards if card.training]),
+        **{f"search-chart-{number}": charts.searched(record) for number, record in enumerate(_searches(cards))},
+    }
+
+
+def _sections(
+    checkpoints: Sequence[PageData], cards: Sequence[RunCard], shown: PageData | None, drawn: Mapping[str, Any]
+) -> Iterator[tuple[str, tuple[str, str]]]:
+    if verdicts := [said for card in cards if (said := of_card(card))]:
+        yield "deploy", ("Deploy", f'<div class="wide">{html_table(ReportTable(_VERDICT, verdicts))}</div>')
+    yield "accuracy", ("Accuracy", f'<div class="wide">{as_html(cards)}</div>')
+    if drawn["latency-chart"]:
+        yield "latency", ("Accuracy and latency", '<div class="chart" id="latency-chart"></div>')
+    if advice := _advice(cards):
+        yield "advice", ("Advice", advice)
+    if shown:
+        yield "nodes-of", ("Nodes", _nodes(shown))
+    elif missing := [checkpoint for checkpoint in checkpoints if checkpoint.missing]:
+        yield "nodes-of", ("Nodes", "".join(f'<p class="dim">{_text(one.missing)}</p>' for one in missing))
+    if drawn["depth-chart"]:
+        yield "depth", ("Error through the depth", '<div class="chart" id="depth-chart"></div>')
+    if places := [place for place in drawn if place.startswith("search")]:
+        yield "policies", ("Policies tried", "".join(f'<div class="chart" id="{place}"></div>' for place in places))
+    if drawn["training-chart"]:
+        yield "training", ("Training", '<div class="chart" id="training-chart"></div>')
+    if compared := [checkpoint for checkpoint in checkpoints if checkpoint.compared]:
+        yield "pictures", ("Pictures classified otherwise", "".join(map(_pictures, compared)))
+    if len(cards) > 1:
+        yield "differences", ("Differences between the runs", f'<div class="wide">{differences(cards)}</div>')
+    yield "cards", ("Run cards", "".join(map(_card, cards)))
+
+
+def _searches(cards: Sequence[RunCard]) -> list[TriedPolicies]:
+    """The timed searches of all cards, each once: an artifact's card repeats the searches of its checkpoint."""
+    found: list[TriedPolicies] = []
+    for record in (record for card in cards for record in card.searches):
+        if record not in found and all(one["ms"] is not None for one in record["tried"]):
+            found.append(record)
+    return found
+
+
+def differences(cards: Sequence[RunCard]) -> str:
+    """An HTML table of the settings that differ between cards: a line for each setting, a column for each card."""
+    flat = [dict(_settings(card)) for card in cards]
+    names = dict.fromkeys(name for each in flat for name in each)
+    keys = [name for name in names if len({each.get(name) for each in flat}) > 1]
+    columns: list[Column[str]] = [Column("setting", "setting", str)]
+    for number, (card, each) in enumerate(zip(cards, flat, strict=True)):
+        columns.append(Column(str(number), _file(card), each.get))
+    return html_table(ReportTable(columns, keys)) if keys else "<p>Nothing.</p>"
+
+
+def _settings(card: RunCard) -> Iterator[tuple[str, str]]:
+    content = card.to_dict()
+    for part in _PARTS:
+        yield from _leaves(part, content.get(part))
+
+
+def _leaves(name: str, value: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict):
+        for key, each in value.items():
+            if key not in _NO_SETTINGS:
+                yield from _leaves(f"{name}.{key}", each)
+    elif value is not None:
+        text = str(value)
+        yield name, text if len(text) <= _LONGEST_SETTING else f"{text[: _LONGEST_SETTING - 1]}…"
+
+
+def _file(card: RunCard) -> str:
+    """The file that a card is about; the model's name if there is none."""
+    return card.artifact["file"] if card.artifact else card.checkpoint["file"] if card.checkpoint else card.name
+
+
+def _lead(cards: Sequence[RunCard]) -> str:
+    first, last = min(card.created for card in cards), max(card.created for card in cards)
+    when = first[:10] if first[:10] == last[:10] else f"{first[:10]} to {last[:10]}"
+    return _text(f"{len(cards)} run card{'s' if len(cards) > 1 else ''}, {when}.")
+
+
+def _advice(cards: Sequence[RunCard]) -> str:
+    items = dict.fromkeys(
+        f"<li><b>{_text(card.name)}</b>: {_text(one['text'])}</li>"
+        for card in cards
+        if card.calibration
+        for one in card.calibration.get("advice", [])
+    )
+    return f"<ul>{''.join(items)}</ul>" if items else ""
+
+
+def _nodes(data: PageData) -> str:
+    on = sum(node.on for node in data.nodes)
+    cut = f", the first {MOST_NODES} are shown" if len(data.nodes) > MOST_NODES else ""
+    missing = f'<p class="dim">{_text(data.missing)}</p>' if data.missing else ""
+    return f"""<p>{_text(data.title)}: {on} of {len(data.nodes)} nodes on{cut}. SQNR: of the node's own values
+after quantization; costs: the rise of the logits' SQNR without the node (<code>swin-quant sensitivity</code>). Choose a
+cell of the picture or a name in the table to see the node's values, with the ends of its range dashed.</p>{missing}
+<div class="chart" id="network-chart"></div>
+<h3 id="values-title">Choose a node</h3><div class="chart" id="values" aria-live="polite"></div>
+<label>Search <input type="search" id="search" placeholder="fc2 input"></label> <span id="found" class="dim"></span>
+<div id="nodes" tabindex="0" role="region" aria-label="Nodes">
+<table><thead><tr></tr></thead><tbody></tbody></table></div>
+"""
+
+
+def _pictures(data: PageData) -> str:
+    shown = len(data.disagreements)
+    cut = "" if shown == data.otherwise else f"; the {shown} with the largest divergence are shown"
+    head = f"<p>{_text(data.title)}, {_text(data.policy)}: the quantized model classifies {data.otherwise} of "
+    head += f"{data.compared} pictures otherwise than float{cut}.</p>"
+    return head + f'<div class="pictures">{"".join(map(_picture, data.disagreements))}</div>'
+
+
+def _picture(one: Disagreement) -> str:
+    def listed(who: str, seen: Seen) -> str:
+        each = zip(seen.names, seen.percent, strict=True)
+        lines = "".join(f"<li>{_text(name)} {percent:.1f} %</li>" for name, percent in each)
+        return f"<div><b>{who}</b><ol>{lines}</ol></div>"
+
+    return (
+        f'<figure><img alt="" src="data:image/jpeg;base64,{one.thumbnail}"><figcaption>{_text(one.picture)}'
+        f" <span class=dim>({_text(one.label)})</span></figcaption>"
+        f"{listed('float', one.float_sees)}{listed('quantized', one.quantized_sees)}</figure>"
+    )
+
+
+def _card(card: RunCard) -> str:
+    content = json.dumps(finite(_without_paths(card.to_dict())), indent=1, ensure_ascii=False)
+    return f"<details><summary>{_text(_file(card))}</summary><pre>{html.escape(content)}</pre></details>"
+
+
+def _without_paths(value: Any) -> Any:
+    """A copy without `path`s, which mean something on this machine alone."""
+    if isinstance(value, dict):
+        return {key: _without_paths(each) for key, each in value.items() if key != "path"}
+    return [_without_paths(each) for each in value] if isinstance(value, list) else value
+
+
+def _json(content: Mapping[str, Any]) -> str:
+    """JSON that an HTML parser cannot mistake for markup."""
+    text = json.dumps(finite(content), ensure_ascii=True, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _text(text: str) -> str:
+    return html.escape(one_line(text))

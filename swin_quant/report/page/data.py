@@ -1,9 +1,28 @@
-"""The data of the page: a checkpoint's cards, its nodes with their values, pictures that INT8 classifies otherwise."""
+"""The data of the page: a checkpoint's cards, its nodes with their values, pictures that INT8 classifies otherwise.
 
+Ranges come from the checkpoint, histograms from the statistics beside it."""
+
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+from torch import Tensor, nn
+
 from swin_quant.cards.card import RunCard
+from swin_quant.cards.lineage import find
+from swin_quant.checkpoint import OpenedCheckpoint, load_calibrated
+from swin_quant.config import from_dict
+from swin_quant.models import build_model
+from swin_quant.models.registry import units_of
+from swin_quant.quant.advice import clipped_share
+from swin_quant.quant.fake_quant import FP8, quantize_dequantize
+from swin_quant.quant.layer import weighted_layers
+from swin_quant.quant.policy import apply_policy, policy_from_dict
+from swin_quant.quant.quantizer import Quantizer, Role, named_nodes
+from swin_quant.quant.ranges import Range, range_of
+from swin_quant.quant.statistics import Statistics, sqnr_db
+from swin_quant.quant.statistics_file import read_statistics
 
 
 @dataclass(frozen=True)
@@ -79,3 +98,153 @@ class PageData:
     otherwise: int = 0
     policy: str = ""
     disagreements: Sequence[Disagreement] = ()
+
+
+BINS = 48
+_SUFFIX = "_quantizer"
+
+
+def node_summaries(card: RunCard, checkpoint: OpenedCheckpoint, artifacts: Sequence[RunCard] = ()) -> list[NodeSummary]:
+    """Every node of the `checkpoint` under the policy of its `card`. `artifacts`: cards of files made from it."""
+    model = build_model(from_dict(card.config, card.name))
+    load_calibrated(model, checkpoint)
+    nodes = named_nodes(model)
+    engines = {_title(one): _precisions(model, one) for one in artifacts}
+    _apply(model, card)
+    statistics = _statistics(card, checkpoint, [n for n, node in nodes.items() if node.role is not Role.GEMM_WEIGHT])
+    costs = _costs(card)
+    units = list(units_of(model))
+    layers = weighted_layers(model)
+    summaries = []
+    for name, node in nodes.items():
+        row, column = _place(name, units)
+        found = statistics.get(name)
+        weight = layers[name].weight.detach() if name in layers else None
+        known = _range(node)
+        bins = _bins_of(weight.numpy()) if weight is not None else _bins_of_statistics(found) if found else None
+        sqnr, clipped = None, None
+        if known is not None and weight is not None:
+            sqnr, clipped = _quality_of_weight(weight, node)
+        elif known is not None and found is not None:
+            sqnr, clipped = _quality(found, known, node)
+        low, high = known.ends_on(node) if known else (None, None)
+        summaries.append(
+            NodeSummary(
+                name=name,
+                row=row,
+                column=column,
+                role=node.role.value,
+                on=node.setting.enabled,
+                kind=node.setting.kind,
+                bits=node.setting.bits,
+                grid=_grid(node),
+                amax=known.amax if known else None,
+                low=low,
+                high=high,
+                clipped=clipped,
+                sqnr_db=sqnr,
+                costs_db=costs.get(name),
+                engines={title: each[name] for title, each in engines.items()},
+                bins=bins,
+            )
+        )
+    return summaries
+
+
+def _grid(node: Quantizer) -> str:
+    if node.setting.format == FP8:
+        return "E4M3"
+    return "symmetric" if node.setting.symmetric else "zero point"
+
+
+def _apply(model: nn.Module, card: RunCard) -> None:
+    if card.policy:
+        apply_policy(model, policy_from_dict(card.policy, card.name))
+
+
+def _title(card: RunCard) -> str:
+    assert card.artifact is not None
+    policy = card.policy["name"] if card.policy else "float"
+    return f"{card.artifact['options'].get('target') or card.artifact['backend']} · {policy}"
+
+
+def _precisions(model: nn.Module, card: RunCard) -> dict[str, str]:
+    """The type of each node in an artifact, by the policy of its export."""
+    _apply(model, card)
+    on = bool(card.policy)
+    return {
+        name: node.setting.kind if on and node.setting.enabled else "float" for name, node in named_nodes(model).items()
+    }
+
+
+def _place(name: str, units: Sequence[str]) -> tuple[str, str]:
+    """(the unit of a node, the rest of its name): row and column in the picture of the network."""
+    unit = max((one for one in units if name.startswith(f"{one}.")), key=len, default="")
+    rest = name.removeprefix(f"{unit}.").removesuffix(_SUFFIX) if unit else name.removesuffix(_SUFFIX)
+    return unit or name.split(".")[0], rest.replace("._", ".").replace("_input", "")
+
+
+def _statistics(card: RunCard, checkpoint: OpenedCheckpoint, names: Sequence[str]) -> dict[str, Statistics]:
+    record = card.calibration.get("statistics") if card.calibration else None
+    file = find(record, [checkpoint.file.parent])
+    return read_statistics(file, names) if file else {}
+
+
+def _costs(card: RunCard) -> dict[str, float]:
+    record = card.sensitivity
+    if record is None or (overall := record["overall"]["sqnr_db"]) is None:
+        return {}
+    found = {group["name"]: group["without"]["sqnr_db"] for group in record["groups"] if group["kind"] == "node"}
+    return {name: sqnr - overall for name, sqnr in found.items() if sqnr is not None}
+
+
+def _range(node: Quantizer) -> Range | None:
+    return None if node.amax is None else range_of(node)
+
+
+def _quality(statistics: Statistics, known: Range, node: Quantizer) -> tuple[float | None, float | None]:
+    """The SQNR of the node's quantized values in dB, and the percentage of values outside the range."""
+    amax, qmin, qmax = known.on_grid_of(node)
+    if amax <= 0:
+        return None, None
+    if not node.setting.symmetric and statistics.sides is None:
+        return None, None
+    sqnr = sqnr_db(statistics, amax, qmin, qmax)
+    sides = [(statistics, amax)]
+    if not node.setting.symmetric:
+        sides = list(zip(statistics.both_sides(), (-qmin * amax / qmax, amax), strict=True))
+    total = sum(int(side.counts.sum()) for side, _ in sides)
+    beyond = sum(clipped_share(side, end) * int(side.counts.sum()) for side, end in sides)
+    return (sqnr if math.isfinite(sqnr) else None), 100 * beyond / max(total, 1)
+
+
+def _quality_of_weight(weight: Tensor, node: Quantizer) -> tuple[float | None, float]:
+    amax = node.range_for(weight).detach()
+    noise = (quantize_dequantize(weight, amax, *node.setting.levels) - weight).double().square().sum()
+    signal = weight.double().square().sum()
+    sqnr = 10 * math.log10(signal / noise) if signal > 0 and noise > 0 else None
+    return sqnr, 100 * (weight.abs() > amax).double().mean().item()
+
+
+def _bins_of_statistics(statistics: Statistics) -> Bins:
+    below, above = statistics.sides or (None, statistics)
+    values, counts = _centres(above), above.counts
+    if below is not None:
+        values, counts = np.concatenate([-_centres(below), values]), np.concatenate([below.counts, counts])
+    low, high = -below.largest if below is not None else 0.0, above.largest
+    return _binned(values, low, high, counts)
+
+
+def _centres(side: Statistics) -> np.ndarray:
+    return np.minimum((np.arange(len(side.counts)) + 0.5) * side.width, side.largest)
+
+
+def _bins_of(values: np.ndarray) -> Bins:
+    return _binned(values.ravel(), float(values.min()), float(values.max()), None)
+
+
+def _binned(values: np.ndarray, low: float, high: float, counts: np.ndarray | None) -> Bins:
+    if not high > low:
+        low, high = low - 0.5, high + 0.5
+    found, _ = np.histogram(values, BINS, (low, high), weights=counts)
+    return Bins(low, high, [int(count) for count in found])

@@ -19,7 +19,7 @@ from swin_quant.data.sources import open_pictures
 from swin_quant.quant.policies import load_policy
 from swin_quant.score.torch_engines import torch_engines
 from swin_quant.verbs.calibrate import calibrate_checkpoint
-from swin_quant.verbs.calibration_pictures import CalibrationPlan
+from swin_quant.verbs.calibration_result import CalibrationPlan
 
 f32, f16 = np.float32, np.float16
 

@@ -19,8 +19,7 @@ from rich.cells import cell_len
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import Result
 from swin_quant.report import table as tables
-from swin_quant.report.accuracy import blocks
-from swin_quant.report.accuracy.render import FORMATS, SCHEMA, AccuracyTable, as_html, render
+from swin_quant.report.accuracy import BLOCK_COLUMNS, FORMATS, SCHEMA, AccuracyTable, as_html, render
 from swin_quant.report.table import print_text
 
 FLOAT = Result("torch", "float32", None, DATASET, 5000, 70.8, 98.12, None, 32, "cpu", ms_per_picture=12.3456)
@@ -157,7 +156,7 @@ def test_no_text_adds_a_column_or_a_line_to_markdown(policy, dataset, engine):
     place = {**DATASET, "name": dataset}
     quantized = dataclasses.replace(INT8, policy=policy, engine=engine, dataset=place, note=None, unreadable=0)
     text = render([card(quantized)], "markdown")
-    width = sum(not column.may_lack for column in blocks.COLUMNS)
+    width = sum(not column.may_lack for column in BLOCK_COLUMNS)
     table = [line for line in text.split("\n") if line.startswith("|")]
     assert len(table) == 3 and {line.count("|") for line in table} == {width + 1}
     html = MarkdownIt("commonmark").enable("table").render(text)

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from swin_quant.cards.card import RunCard
+from swin_quant.report.page import page
 from swin_quant.report.page.data import Bins, NodeSummary, PageData
-from swin_quant.report.page.document import page
 
 pytest.importorskip("vl_convert")
 playwright = pytest.importorskip("playwright.sync_api")

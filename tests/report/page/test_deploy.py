@@ -7,8 +7,8 @@ import pytest
 from cards_of_results import CIFAR, card_of
 
 from swin_quant.cards.records import Result
+from swin_quant.report.page import page
 from swin_quant.report.page.data import PageData
-from swin_quant.report.page.document import page
 from swin_quant.report.verdict import of_card
 
 pytest.importorskip("vl_convert")

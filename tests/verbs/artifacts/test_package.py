@@ -237,7 +237,7 @@ def test_a_disk_that_fails_leaves_what_was_there(run, packaged, exported, tmp_pa
     def full(*args, **kwargs):
         raise OSError(errno.ENOSPC, "no space", "somewhere")
 
-    monkeypatch.setattr("swin_quant.ship.folder.shutil.copytree", full)
+    monkeypatch.setattr("swin_quant.ship.shutil.copytree", full)
     assert "the disk is full" in run("package", exported, "--output", folder, "--overwrite").error(1)
     assert snapshot(folder) == before and [path.name for path in tmp_path.iterdir()] == ["package"]
     line = run("package", exported, "--output", tmp_path / "other").error(1)

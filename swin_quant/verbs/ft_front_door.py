@@ -170,7 +170,7 @@ def run(options: FrontDoorOptions, world: World) -> None:
 
 def _calibrate(options: FrontDoorOptions, cfg: CfgNode, folder: Path, world: World) -> tuple[Model, RunCard | None]:
     from swin_quant.verbs.calibrate import calibrate_and_score
-    from swin_quant.verbs.calibration_pictures import CalibrationPlan
+    from swin_quant.verbs.calibration_result import CalibrationPlan
 
     if not options.checkpoint:
         raise UsageError("no checkpoint: name one by --resume or --pretrained")

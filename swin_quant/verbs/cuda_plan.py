@@ -94,15 +94,14 @@ def run(options: PlanOptions, world: World) -> None:
     cfg, machine = shared.config_of(checkpoint, model), load_machine(options.gpu)
     if options.static:
         from swin_quant.backends.cuda.static_planning import static_plan
-        from swin_quant.report.static_plan import FILES as STATIC_FILES
-        from swin_quant.report.static_plan import static_text
+        from swin_quant.report.plan import STATIC_FILES, static_text
 
         _tell(options, static_plan(cfg, machine, options.batch), STATIC_FILES, static_text)
     else:
         from swin_quant.backends.cuda.planning import cuda_plan
-        from swin_quant.report.plan import FILES, plan_text
+        from swin_quant.report.plan import PLAN_FILES, plan_text
 
-        _tell(options, cuda_plan(cfg, machine, options.batch), FILES, plan_text)
+        _tell(options, cuda_plan(cfg, machine, options.batch), PLAN_FILES, plan_text)
 
 
 def _tell(

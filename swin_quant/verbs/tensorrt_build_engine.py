@@ -115,8 +115,8 @@ def verify_engine(
 def run(options: BuildEngineOptions, world: World) -> None:
     from swin_quant.backends.tensorrt.plan import BuildOptions
     from swin_quant.base.progress import log
+    from swin_quant.report.engines import products_table, verification_table
     from swin_quant.report.table import print_table
-    from swin_quant.report.verification import products_table, table_of
 
     place = options.place
     if not world.is_main:
@@ -146,7 +146,7 @@ def run(options: BuildEngineOptions, world: World) -> None:
             "not verified: compare it on this GPU before it is used: `swin-quant verify %s`", built.artifact.file
         )
         return
-    print_table(table_of(records))
+    print_table(verification_table(records))
     if failed := failures(records):
         raise SwinQuantError(
             f"{built.artifact.file}: verification failed: {'; '.join(failed)}: do not use this engine: build it with "

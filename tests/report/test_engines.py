@@ -1,4 +1,4 @@
-"""The table of a bench: the same rows in every form, nothing cut, and notes that say what figures mean."""
+"""The table of a bench: the same rows in every form, nothing cut, and bench_notes that say what figures mean."""
 
 import csv
 import io
@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 
 import pytest
 
-from swin_quant.report import bench
+from swin_quant.report.engines import bench_csv, bench_json, bench_markdown, bench_notes, bench_table
 from swin_quant.report.table import terminal
 from swin_quant.score.bench import BenchPlan, BenchReport, BenchRow
 
@@ -29,35 +29,35 @@ def report():
 
 
 def test_the_table_has_the_same_rows_in_every_form(report):
-    text, markdown = terminal(bench.table_of(report), 140), bench.markdown(report)
+    text, markdown = terminal(bench_table(report), 140), bench_markdown(report)
     for name in ("torch float32", "onnxruntime int8 | mine", "broken"):
         assert text.count(f" {name} ") >= 2 and markdown.count(f"| {name.replace('|', '&#124;')} |") == 2
     for figure in ("12.35", "3.21", "3.85", "512", "9/10", "31.4", "97.7"):
         assert text.replace("\n", " ").count(f" {figure} ") >= 2 and f"| {figure} |" in markdown
-    rows = list(csv.DictReader(io.StringIO(bench.as_csv(report))))
+    rows = list(csv.DictReader(io.StringIO(bench_csv(report))))
     assert [row["candidate"] for row in rows] == [row.candidate for row in report.rows]
     assert rows[0].keys() == {field.name for field in fields(BenchRow)}
     assert float(rows[0]["p50_ms"]) == 12.345 and rows[2]["p50_ms"] == ""
-    content = json.loads(bench.as_json(report))
+    content = json.loads(bench_json(report))
     assert content["schema"] == "swin-quant/bench/1" and content["rows"][1]["sqnr_db"] == 31.44
     assert content["plan"]["threads"] == 1 and content["gemms"]["torch float32"] == {"head": "float32"}
 
 
 def test_accuracy_is_a_column_if_it_was_measured_and_a_narrow_terminal_cuts_nothing(report):
-    assert "acc@1" not in terminal(bench.table_of(report), 140) and "acc@1" not in bench.markdown(report)
+    assert "acc@1" not in terminal(bench_table(report), 140) and "acc@1" not in bench_markdown(report)
     labelled = [replace(row, acc1=81.25) for row in report.rows]
-    assert "81.25" in bench.markdown(replace(report, rows=labelled))
-    shown = terminal(bench.table_of(report), width=80)
+    assert "81.25" in bench_markdown(replace(report, rows=labelled))
+    shown = terminal(bench_table(report), width=80)
     assert all(row.candidate in shown for row in report.rows) and " 12.35 " in shown and " 97.7\n" in shown
 
 
 def test_the_notes_name_the_baseline_the_pictures_and_the_failure(report):
-    notes = "\n".join(bench.notes(report))
+    notes = "\n".join(bench_notes(report))
     assert "over torch float32" in notes and "with torch float32, on 5 pictures" in notes and "SIGSEGV" in notes
     assert "threads: 1; 2 interleaved rounds of 0.5 s" in notes
 
 
 def test_a_name_of_any_bytes_is_written_in_every_form(report):
     strange = replace(report, name="a\udc80b\x1b[2J", rows=[replace(PLAIN, candidate="\udc80")])
-    for write in (bench.markdown, bench.as_csv, bench.as_json):
+    for write in (bench_markdown, bench_csv, bench_json):
         assert "\x1b" not in write(strange) and write(strange).encode()

@@ -1,1 +1,0 @@
-"""Commands of TensorRT: an engine for the GPU that is here."""
