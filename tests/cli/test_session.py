@@ -31,10 +31,21 @@ def test_help_of_every_command_has_examples_and_no_abbreviations(run, command):
     assert f"swin-quant {command} --help" in line
 
 
-@pytest.mark.parametrize("flag", ["--local-rank=0", "--local_rank=0"])
-def test_torch_distributed_launch_puts_its_flag_before_the_command(run, float_flags, tmp_path, flag):
-    done = run(flag, "calibrate", *float_flags, "--pictures", 2, "--no-eval", "--output", tmp_path)
-    assert done.code == 0 and (tmp_path / "swin_micro_calib.pth").exists()
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--local-rank=0", "calibrate"],
+        ["--local_rank=0", "calibrate"],
+        ["calibrate", "--local_rank", 0],
+        ["main.py", "--calib", "--local_rank", 0],
+        ["main.py", "--calib", "--local-rank=0"],
+    ],
+)
+def test_launchers_may_give_a_local_rank_in_both_spellings(run, float_flags, ft_flags, tmp_path, monkeypatch, words):
+    """torch.distributed.launch puts it before the command."""
+    monkeypatch.chdir(tmp_path)
+    flags = [*ft_flags, "--int8-mode", 1] if words[0] == "main.py" else [*float_flags, "--output", tmp_path]
+    assert run(*words, *flags, "--no-eval").code == 0 and list(tmp_path.rglob("swin_micro_calib.pth"))
 
 
 def test_help_imports_nothing_that_takes_seconds():

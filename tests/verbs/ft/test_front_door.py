@@ -199,12 +199,6 @@ def test_throughput_without_a_readable_picture(main_py, scoring_flags, micro, ow
     assert "unreadable" in main_py("--throughput", *flags).error(1)
 
 
-@pytest.mark.parametrize("flag", ["--local_rank", "--local-rank", "--local_rank=0"])
-def test_local_rank_is_accepted_in_both_spellings(main_py, flags, flag):
-    value = [] if "=" in flag else [0]
-    assert main_py("--calib", *flags, flag, *value).code == 0
-
-
 @pytest.mark.parametrize(
     "flag",
     [
