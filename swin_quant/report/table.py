@@ -27,7 +27,7 @@ Value: TypeAlias = str | int | float | None
 BLANK = "-"
 GAP = 2  # spaces between columns on a terminal
 NARROW, WIDE = 100, 140  # columns of text for a file or a pipe, which have no width
-_NARROWEST = 10  # a column that may fold is narrowed no further
+_NARROWEST = 10  # a column that may fold is narrowed no further, even if that breaks words
 _CONSOLE = Console(file=None, width=80)
 _RIGHT, _LEFT = "text-align: right", "text-align: left"
 # The styles of cells and rows: ANSI code, CSS.
@@ -133,16 +133,20 @@ def _that_fit(columns: Sequence[Column[Row]], rows: Sequence[Row], width: int) -
 
 
 def widths_of(columns: Sequence[Column[Row]], rows: Iterable[Row], width: int | None = None) -> list[int]:
-    """The width that each column needs; columns that may fold are narrowed until all fit into `width`, if they can."""
+    """The width that each column needs; columns that may fold are narrowed until all fit into `width`, if they can:
+    between words at first, then inside them."""
     rows = list(rows)
-    texts = ([column.title, *map(column.cell, rows)] for column in columns)
+    texts = [[column.title, *map(column.cell, rows)] for column in columns]
     widths = [max(cell_len(line) for text in column for line in text.split("\n")) for column in texts]
-    can_fold = [index for index, column in enumerate(columns) if column.fold]
-    while width is not None and can_fold and total(widths) > width:
-        widest = max(can_fold, key=widths.__getitem__)
-        if widths[widest] <= _NARROWEST:
-            break
-        widths[widest] -= 1
+    words = [max((cell_len(word) for text in column for word in text.split()), default=0) for column in texts]
+    for narrowest in (words, [0] * len(words)):
+        can_fold = [index for index, column in enumerate(columns) if column.fold]
+        while width is not None and can_fold and total(widths) > width:
+            widest = max(can_fold, key=widths.__getitem__)
+            if widths[widest] <= max(narrowest[widest], _NARROWEST):
+                can_fold.remove(widest)
+            else:
+                widths[widest] -= 1
     return widths
 
 
@@ -160,7 +164,7 @@ def grid(
     style: Callable[[Row], str] | None = None,
 ) -> Iterator[str]:
     """The lines of columns side by side: titles, a `rule` if wanted, rows."""
-    titles = [column.title.split("\n") for column in columns]
+    titles = [folded(column.title, width) for column, width in zip(columns, widths, strict=True)]
     height = max(map(len, titles), default=0)
     padded = [[""] * (height - len(title)) + title for title in titles]
     yield from _side_by_side(padded, columns, widths, ["bold" * color] * len(columns))

@@ -16,7 +16,7 @@ from swin_quant.report.table import folded, html_facts
 FLOAT = "the float model"
 _MUCH = 1.0  # points of top-1 behind which a search for layers to leave float comes next
 _AS_FAST = 1.05  # two times nearer than that are alike
-_WIDTH, _INDENT = 100, 8
+_WIDTH, _INDENT = 80, 8
 _EXPORT = "swin-quant export {checkpoint} --for {target} --output {folder}"
 _EXPORT_FLOAT = "swin-quant export {checkpoint} --for {target} --precision float --output {folder}"
 _EXPORT_FOUND = "swin-quant export {checkpoint} --for {target} --policy {policy} --output {folder}"
@@ -58,8 +58,12 @@ class DeployVerdict:
     def text(self, width: int = _WIDTH) -> str:
         """The lines for a terminal of `width` columns."""
         lines = []
-        for title, said in (("deploy", self.deploy), ("result", self.summary), ("next", self.next)):
-            first, *more = [said] if title != "result" else folded(said, width - _INDENT)  # paths stay whole, to copy
+        said = {
+            "deploy": [self.deploy],  # a path stays whole, to copy
+            "result": folded(self.summary, width - _INDENT),
+            "next": _command_lines(self.next, width - _INDENT),
+        }
+        for title, (first, *more) in said.items():
             lines += [f"{title + ':':<{_INDENT}}{first}", *(" " * _INDENT + line for line in more)]
         return "".join(f"{line}\n" for line in lines)
 
@@ -196,6 +200,24 @@ def _against_ptq(delta: float, error: float, pictures: int) -> tuple[str, bool]:
     if delta > 2 * error:
         return f"{figures}: deploy QAT", True
     return f"{figures}: PTQ is {'better' if delta < -2 * error else 'as good'}: keep it", False
+
+
+def _command_lines(command: str, width: int) -> list[str]:
+    """The command in lines of at most `width` columns, which a shell joins; a flag and its value stay together."""
+    parts: list[str] = []
+    for word in shlex.split(command):
+        if parts and parts[-1].startswith("--") and not word.startswith("-"):
+            parts[-1] += f" {shlex.quote(word)}"
+        else:
+            parts.append(shlex.quote(word))
+    lines = parts[:1]
+    for part in parts[1:]:
+        if len(lines[-1]) + len(part) + len("  \\") > width:
+            lines[-1] += " \\"
+            lines.append(f"    {part}")
+        else:
+            lines[-1] += f" {part}"
+    return lines
 
 
 def _command(template: str, **words: object) -> str:

@@ -33,6 +33,19 @@ def test_no_line_is_longer_than_the_terminal_and_nothing_is_lost(width):
         assert name.replace(" ", "") in first.replace(" ", "")
 
 
+def test_words_stay_whole_where_another_column_can_be_narrowed_between_its_words():
+    columns = [
+        Column(str(at), "a long title" if at else "name", lambda row, at=at: row[at], fold=True) for at in (0, 1)
+    ]
+    lines = terminal(ReportTable(columns, [("layers.0.downsample", "some words that can be folded")]), 32).splitlines()
+    assert max(map(len, lines)) <= 32 and sum("layers.0.downsample" in line for line in lines) == 1
+
+
+def test_a_title_is_folded_with_its_column():
+    columns = [Column("why", "why not one int8 kernel", lambda row: row, fold=True)]
+    assert terminal(ReportTable(columns, ["a reason"]), 12) == "why not one\nint8 kernel\na reason\n"
+
+
 def test_what_cannot_be_narrowed_is_wrapped_by_the_terminal_and_not_cut():
     text = terminal(ReportTable([figure("a", "title", lambda row: row, "{:.1f}")] * 3, [123456.0]), 10)
     assert text == "   title     title     title\n123456.0  123456.0  123456.0\n"
