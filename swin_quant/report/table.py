@@ -27,7 +27,7 @@ Value: TypeAlias = str | int | float | None
 BLANK = "-"
 GAP = 2  # spaces between columns on a terminal
 NARROW, WIDE = 100, 140  # columns of text for a file or a pipe, which have no width
-_NARROWEST = 10  # a column that may fold is narrowed no further, even if that breaks words
+_NARROWEST = 10  # no word is broken into less
 _CONSOLE = Console(file=None, width=80)
 _RIGHT, _LEFT = "text-align: right", "text-align: left"
 # The styles of cells and rows: ANSI code, CSS.
@@ -133,20 +133,23 @@ def _that_fit(columns: Sequence[Column[Row]], rows: Sequence[Row], width: int) -
 
 
 def widths_of(columns: Sequence[Column[Row]], rows: Iterable[Row], width: int | None = None) -> list[int]:
-    """The width that each column needs; columns that may fold are narrowed until all fit into `width`, if they can:
-    between words at first, then inside them."""
+    """The width that each column needs. All are narrowed until they fit into `width`, if they can: titles and columns
+    that may fold between words at first, then such columns inside words."""
     rows = list(rows)
-    texts = [[column.title, *map(column.cell, rows)] for column in columns]
-    widths = [max(cell_len(line) for text in column for line in text.split("\n")) for column in texts]
-    words = [max((cell_len(word) for text in column for word in text.split()), default=0) for column in texts]
-    for narrowest in (words, [0] * len(words)):
-        can_fold = [index for index, column in enumerate(columns) if column.fold]
-        while width is not None and can_fold and total(widths) > width:
-            widest = max(can_fold, key=widths.__getitem__)
-            if widths[widest] <= max(narrowest[widest], _NARROWEST):
-                can_fold.remove(widest)
-            else:
-                widths[widest] -= 1
+    widths: list[int] = []
+    whole: list[int] = []
+    for column in columns:
+        titles, cells = column.title.split("\n"), [line for row in rows for line in column.cell(row).split("\n")]
+        foldable, rest = (titles + cells, []) if column.fold else (titles, cells)
+        widths.append(max(map(cell_len, titles + cells)))
+        whole.append(max(map(cell_len, [word for text in foldable for word in text.split()] + rest), default=0))
+    broken = [min(_NARROWEST, least) if column.fold else least for column, least in zip(columns, whole, strict=True)]
+    for least in (whole, broken):
+        while width is not None and total(widths) > width:
+            wide = [index for index, narrowest in enumerate(least) if widths[index] > narrowest]
+            if not wide:
+                break
+            widths[max(wide, key=widths.__getitem__)] -= 1
     return widths
 
 
