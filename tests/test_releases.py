@@ -1,5 +1,6 @@
 """The matrix of releases: a cell says right, wrong or refused; its short form runs old files on old engines."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -45,11 +46,15 @@ def test_the_latest_patch_of_each_minor_release_is_tried(script):
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="wheels of three years")
 def test_the_short_form_runs_on_the_oldest_the_middle_and_the_newest_release(script, tmp_path):
-    index = [sys.executable, "-m", "pip", "index", "versions", "openvino"]
+    """Of one engine: other draws take the other, so that in CI, where each commit draws, both have their turn."""
+    engine = list(script.OLDEST)[int(os.environ.get("DRAWS") or 0) % 2]
+    index = [sys.executable, "-m", "pip", "index", "versions", engine]
     if subprocess.run(index, capture_output=True).returncode:
         pytest.skip("no package index")
-    command = [sys.executable, ROOT / "benchmarks" / "releases.py", "--form", "short", "--work", tmp_path]
-    done = subprocess.run([*command, "--output", tmp_path / "page.md"], capture_output=True, text=True)
+    command = [sys.executable, ROOT / "benchmarks" / "releases.py", "--form", "short", "--engines", engine]
+    done = subprocess.run(
+        [*command, "--work", tmp_path, "--output", tmp_path / "page.md"], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     tried = [line for line in done.stdout.splitlines() if " files, " in line]
-    assert len(tried) == 6 and all(line.endswith(" 0 refused, 0 wrong") for line in tried), tried
+    assert len(tried) == 3 and all(line.endswith(" 0 refused, 0 wrong") for line in tried), tried

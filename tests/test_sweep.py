@@ -55,7 +55,7 @@ def test_a_row_goes_the_whole_way_or_says_where_it_ended_and_a_second_sweep_make
 def test_a_model_that_takes_too_long_leaves_its_stage(script, tmp_path):
     file = tmp_path / "networks.py"
     file.write_text(NETWORKS)
-    (slow,) = script.sweep([f"{file}:slow"], tmp_path, None, limit=20)
+    (slow,) = script.sweep([f"{file}:slow"], tmp_path, None, limit=8)
     assert slow.error in ("build: did not end", "start: did not end")
 
 

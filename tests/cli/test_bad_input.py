@@ -1,7 +1,5 @@
 """Wrong input ends in one line that names it, with exit code 1 or 2, and writes nothing."""
 
-import os
-import pickle
 import shutil
 import signal
 import zipfile
@@ -12,7 +10,6 @@ import torch
 import yaml
 
 NODE = "layers.1.blocks.0.mlp.fc1._input_quantizer"
-WEIGHT = "layers.1.blocks.0.mlp.fc1._weight_quantizer"
 
 
 @pytest.fixture
@@ -37,65 +34,19 @@ def has(line, *parts):
     assert [str(part) for part in parts if str(part) not in line] == [], line
 
 
-class Code:
-    """Creates a folder when it is unpickled without care."""
-
-    def __init__(self, folder):
-        self.folder = folder
-
-    def __reduce__(self):
-        return os.mkdir, (str(self.folder),)
-
-
-def truncated(path, good):
-    path.write_bytes(good.read_bytes()[:-2000])
-
-
-def flipped(path, good):
-    data = bytearray(good.read_bytes())
-    data[len(data) // 2] ^= 0xFF
-    path.write_bytes(bytes(data))
-
-
-BAD_FILES = {
-    "missing": (lambda path, good: None, "no such"),
-    "directory": (lambda path, good: path.mkdir(), "directory"),
-    "empty": (lambda path, good: path.write_bytes(b""), "empty"),
-    "truncated": (truncated, "cut short or damaged"),
-    "a flipped bit": (flipped, "damaged"),
-    "noise": (lambda path, good: path.write_bytes(bytes(range(128, 256)) * 9), "not"),
-    "a list": (lambda path, good: torch.save([1, 2], path), "not a state_dict"),
-    "a plain pickle": (lambda path, good: path.write_bytes(pickle.dumps({"model": "none"})), "torch.save did not"),
-    "a web page": (lambda path, good: path.write_text("<!DOCTYPE html><html>404</html>"), "web page"),
-    "a text": (lambda path, good: path.write_text("not found\n"), "text file"),
-    "no Swin": (lambda path, good: torch.save({"conv1.weight": torch.ones(3)}, path), "no checkpoint of a Swin"),
-}
-
-
-@pytest.mark.parametrize("what", BAD_FILES)
-def test_a_bad_checkpoint(refused, float_flags, micro, tmp_path, what):
-    make, says = BAD_FILES[what]
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda path, good: None, "no such"),
+        (lambda path, good: path.write_bytes(good.read_bytes()[:-2000]), "cut short or damaged"),
+        (lambda path, good: torch.save({"conv1.weight": torch.ones(3)}, path), "no checkpoint of a Swin"),
+    ],
+)
+def test_a_bad_checkpoint(refused, float_flags, micro, tmp_path, damage, says):
+    """tests/checkpoint has every other damage."""
     path = tmp_path / "bad.pth"
-    make(path, micro / "swin.pth")
+    damage(path, micro / "swin.pth")
     has(refused(1, "calibrate", *float_flags, "--checkpoint", path), path, says)
-
-
-@pytest.mark.parametrize("save", [torch.save, lambda content, path: path.write_bytes(pickle.dumps(content))])
-def test_code_in_a_checkpoint_is_refused_and_never_runs(refused, float_flags, tmp_path, save):
-    path, made = tmp_path / "evil.pth", tmp_path / "made by the checkpoint"
-    save({"model": {"head.bias": torch.zeros(3)}, "extra": Code(made)}, path)
-    has(refused(1, "calibrate", *float_flags, "--checkpoint", path), path, "mkdir", "run code")
-    assert not made.exists()
-
-
-def test_a_checkpoint_of_another_architecture(refused, float_flags, micro):
-    has(refused(1, "calibrate", *float_flags, "--checkpoint", micro / "swinv2.pth"), "swinv2.pth", "Swin V2", "Swin V1")
-
-
-@pytest.mark.parametrize(("key", "value"), [("EMBED_DIM", 32), ("DEPTHS", [2, 4])])
-def test_a_checkpoint_of_another_size(refused, float_flags, write_config, tmp_path, key, value):
-    line = refused(1, "calibrate", *float_flags, "--cfg", write_config(tmp_path, "swin", **{key: value}))
-    has(line, "swin.pth", f"{key} {value}")
 
 
 def test_a_model_of_other_than_coloured_pictures(refused, float_flags, write_config, tmp_path):
@@ -123,27 +74,12 @@ def test_an_uncalibrated_checkpoint_in_int8(refused, run, scoring_flags, micro, 
     has(run("main.py", "--eval", *flags).error(1), "swin.pth", "never calibrated")
 
 
-DAMAGE = {
-    "missing": (NODE, lambda state: state.pop(f"{NODE}._amax")),
-    "negative": (NODE, lambda state: state[f"{NODE}._amax"].neg_()),
-    "NaN": (NODE, lambda state: state[f"{NODE}._amax"].fill_(torch.nan)),
-    "infinite": (NODE, lambda state: state[f"{NODE}._amax"].fill_(torch.inf)),
-    "zero": (NODE, lambda state: state[f"{NODE}._amax"].zero_()),
-    "of the wrong shape [2]": (NODE, lambda state: state.update({f"{NODE}._amax": torch.ones(2)})),
-    "of the wrong shape [7, 1]": (WEIGHT, lambda state: state.update({f"{WEIGHT}._amax": torch.ones(7, 1)})),
-    "of no node": ("layers.9.odd", lambda state: state.update({"layers.9.odd._amax": torch.ones(())})),
-}
-
-
-@pytest.mark.parametrize("fault", DAMAGE)
-def test_one_bad_range_in_a_calibrated_file(refused, scoring_flags, calibrated, tmp_path, fault):
-    node, damage = DAMAGE[fault]
+def test_one_bad_range_in_a_calibrated_file(refused, scoring_flags, calibrated, tmp_path):
     state = torch.load(calibrated, weights_only=True)
-    damage(state)
-    path = tmp_path / "bad_calib.pth"
-    torch.save(state, path)
+    del state[f"{NODE}._amax"]
+    torch.save(state, path := tmp_path / "bad_calib.pth")
     line = refused(1, "evaluate", *scoring_flags, "--checkpoint", path, "--policy", "ft-mode1")
-    has(line, path, f"1 {fault}", node, "calibrate the model again")
+    has(line, path, "1 missing", NODE, "calibrate the model again")
 
 
 def test_a_calibrated_file_that_is_not_that_of_its_card(refused, scoring_flags, calibrated, tmp_path):
@@ -221,30 +157,11 @@ def zipped(pictures, folder, **map_lines):
     return folder
 
 
-@pytest.mark.parametrize("split", ["train", "val"])
-@pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        ("cat/new.png", "expected member<TAB>label"),
-        ("cat/99.png\t0", "missing from"),
-        ("../00.png\t0", "relative path"),
-        ("cat/new.png\tcat", "not an integer"),
-        ("cat/new.png\t3", "outside 0 to 2 (MODEL.NUM_CLASSES is 3)"),
-        ("cat/new.png\t-1", "outside 0 to 2"),
-        ("cat/%s\t0", "a second time"),
-    ],
-)
-def test_a_bad_line_in_a_map_is_found_before_calibration(refused, float_flags, pictures, tmp_path, split, line, says):
-    root = zipped(pictures, tmp_path / "zips", **{split: [line.replace("%s", "00.png")]})
-    number = {"train": 13, "val": 8}[split]
+@pytest.mark.parametrize(("split", "number"), [("train", 13), ("val", 8)])
+def test_a_bad_line_in_a_map_is_found_before_calibration(refused, float_flags, pictures, tmp_path, split, number):
+    root = zipped(pictures, tmp_path / "zips", **{split: ["cat/new.png\t3"]})
     text = refused(1, "calibrate", *float_flags, "--zip", "--data-path", root)
-    has(text, f"{split}_map.txt, line {number}", says)
-
-
-def test_an_archive_that_is_none(refused, float_flags, pictures, tmp_path):
-    root = zipped(pictures, tmp_path / "zips")
-    (root / "train.zip").write_bytes((root / "train.zip").read_bytes()[:300])
-    has(refused(1, "calibrate", *float_flags, "--zip", "--data-path", root), "train.zip", "not a readable zip")
+    has(text, f"{split}_map.txt, line {number}", "outside 0 to 2 (MODEL.NUM_CLASSES is 3)")
 
 
 def test_zip_for_folders(refused, float_flags):

@@ -5,7 +5,7 @@ import torch
 
 from swin_quant.base.errors import UsageError
 from swin_quant.quant.calibration import Method, observing, set_ranges
-from swin_quant.quant.check import CheckBatch, check_ranges
+from swin_quant.quant.check import Check, CheckBatch, check_ranges
 from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import Rule, apply_policy, quantize
 from swin_quant.quant.quantizer import Role, State, named_nodes
@@ -106,3 +106,8 @@ def test_no_method_is_named_that_is_refused_for_float8(subject):
         set_ranges(model, calibration, Method(name))
     with pytest.raises(UsageError, match="entropy"):
         set_ranges(model, calibration, Method("entropy"))
+
+
+@pytest.mark.parametrize(("other", "better"), [(11.4, None), (11.6, "mse")])
+def test_a_method_within_what_methods_of_equal_accuracy_differ_by_is_not_better(other, better):
+    assert Check(8, 100.0, 10.0, {"max": 9.0, "mse": other}).better == better

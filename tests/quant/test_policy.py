@@ -251,6 +251,22 @@ def test_a_bad_rule_is_a_usage_error_that_names_it(rule, words):
     assert words in message and "rule 2" in message and "test" in message and "\n" not in message
 
 
+@pytest.mark.parametrize(
+    ("rule", "says"),
+    [
+        (
+            {"nodes": "role:gemm_weight", "block": 32},
+            "a.fc1._weight_quantizer: blocks are parts of the rows of weights",
+        ),
+        ({"nodes": "*._input_quantizer", "block": 32}, "a.fc1._input_quantizer: blocks are parts of the rows of"),
+        ({"nodes": "role:gemm_weight", "amax": 1.0}, "a.fc1._weight_quantizer: a fixed amax is for activations"),
+    ],
+)
+def test_what_a_node_cannot_have_is_refused_by_its_name(rule, says):
+    with pytest.raises(UsageError, match=f"^policy test: {says}"):
+        decided({"enable": "*"}, rule)
+
+
 BAD_POLICIES = [
     (None, "mapping"),
     ([], "mapping"),

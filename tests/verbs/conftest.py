@@ -1,15 +1,18 @@
 """Input for verbs: a micro model in memory, its pictures as data sets and as tensors, a checkpoint of digits."""
 
 import pytest
+import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import swin_quant as sq
-from swin_quant.checkpoint import save_float
+from swin_quant.cards.card import RunCard, verify_checkpoint
+from swin_quant.checkpoint import load_float, save_float
 from swin_quant.config import find_config, load_config
 from swin_quant.data.loader import load_batches
 from swin_quant.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from swin_quant.models import build_model
 from tests.helpers.known_times import with_known_times
+from tests.outliers import plant
 
 
 @pytest.fixture(autouse=True)
@@ -64,3 +67,38 @@ def weights(cfg, randomise, tmp_path_factory):
     path = tmp_path_factory.mktemp("weights") / "weights.pth"
     save_float(randomise(build_model(cfg)), path)
     return str(path)
+
+
+@pytest.fixture
+def planted(micro, tmp_path):
+    """The micro V1 with outlier channels; its function is unchanged."""
+    model = build_model(load_config(micro / "swin.yaml"))
+    load_float(model, micro / "swin.pth")
+    plant(model, "norms", 100)
+    state = {key: value for key, value in model.state_dict().items() if not key.endswith("_amax")}
+    path = tmp_path / "planted.pth"
+    torch.save({"model": state}, path)
+    return path
+
+
+@pytest.fixture
+def calibrate(run, float_flags, card_of, tmp_path):
+    """calibrate(flags ...) -> (state_dict, card) of a calibration with `float_flags` and these."""
+
+    def go(*flags, out="out", name="swin_micro"):
+        done = run("calibrate", *float_flags, "--output", tmp_path / out, *flags)
+        assert done.code == 0, done
+        path = tmp_path / out / f"{name}_calib.pth"
+        verify_checkpoint(RunCard.read(path.with_suffix(".json")), path)
+        return torch.load(path, weights_only=True), card_of(path)
+
+    return go
+
+
+@pytest.fixture
+def float_run(micro, pictures, tmp_path):
+    """Float training of 2 epochs x 6 steps."""
+    recipe = tmp_path / "float.yaml"
+    recipe.write_text("epochs: 2\nbatch_size: 2\naugment: {crop: padded, cutmix: 1.0}\nema: 0.9\n")
+    flags = ["--cfg", micro / "swin.yaml", "--data-path", pictures, "--device", "cpu", "--half", "none"]
+    return ["train", *flags, "--recipe", recipe, "--no-eval"]

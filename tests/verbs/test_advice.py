@@ -2,46 +2,13 @@
 ranks."""
 
 import pytest
-import torch
 from PIL import Image
-
-from swin_quant.checkpoint import load_float
-from swin_quant.config import load_config
-from swin_quant.models import build_model
-from tests.outliers import plant
 
 FILE = "swin_micro_calib.pth"
 
 
-@pytest.fixture
-def planted(micro, tmp_path):
-    """The micro V1 with outlier channels; its function is unchanged."""
-    model = build_model(load_config(micro / "swin.yaml"))
-    load_float(model, micro / "swin.pth")
-    state = plant(model, "norms", 100).state_dict()
-    torch.save({"model": {k: v for k, v in state.items() if not k.endswith("_amax")}}, tmp_path / "planted.pth")
-    return tmp_path / "planted.pth"
-
-
 def kinds(card):
     return [one["kind"] for one in card["calibration"]["advice"]]
-
-
-@pytest.mark.slow
-def test_outliers_that_were_left_alone_are_advised_of_and_reported(run, float_flags, planted, card_of, tmp_path):
-    flags = [*float_flags, "--checkpoint", planted, "--policy", "ft-mode1"]
-    done = run("calibrate", *flags, "--no-equalize", "--output", tmp_path / "out")
-    assert done.code == 0, done
-    (line,) = [line for line in done.err.splitlines() if "channels stand out" in line and "equalize" in line]
-    assert line.startswith("advice: ")
-    card = card_of(tmp_path / "out" / FILE)
-    (advice,) = [one for one in card["calibration"]["advice"] if one["kind"] == "outliers"]
-    assert advice["nodes"] and "‹" not in advice["text"] and advice["text"] in line
-    page = tmp_path / "page.html"
-    assert run("report", (tmp_path / "out" / FILE).with_suffix(".json"), "--html", page).code == 0
-    assert "could even them out" in page.read_text().partition(">Run cards</h2>")[0]
-    cured = run("calibrate", *flags, "--no-eval", "--output", tmp_path / "cured")
-    assert cured.code == 0 and "outliers" not in kinds(card_of(tmp_path / "cured" / FILE))
 
 
 @pytest.mark.slow

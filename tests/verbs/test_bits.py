@@ -1,8 +1,6 @@
 """Ranges found for other bits, on the command line: refused in one line, found again from the statistics, or warned
 about."""
 
-import shutil
-
 import pytest
 import torch
 
@@ -56,28 +54,6 @@ def test_export_and_training_refuse_them_unless_that_finds_new_ones(run, scoring
     assert "found by mse for 8 bits" in run("finetune", *train, "--output", tmp_path / "qat").error(2)
     anew = ["--set", "amax.initial=reestimated", "amax.batches=1"]
     assert run("finetune", *train, "--output", tmp_path / "qat", *anew).code == 0
-
-
-def test_weights_alone_may_have_other_bits(run, scoring_flags, of_8_bits):
-    done = run(
-        "evaluate", *scoring_flags, "--checkpoint", of_8_bits / f"{NAME}.pth", "--policy", "ft-mode1", "--wprec", 4
-    )
-    assert done.code == 0 and "warning" not in done.err, done
-
-
-def test_percentiles_are_warned_of(run, scoring_flags, calibrated, tmp_path):
-    copy = shutil.copytree(calibrated.parent, tmp_path / "copy") / calibrated.name
-    done = run("evaluate", *scoring_flags, "--checkpoint", copy, "--policy", "ft-mode1", "--aprec", 4)
-    assert done.code == 0
-    (line,) = [line for line in done.err.splitlines() if "warning" in line]
-    assert "found by percentile for 8 bits" in line and "`calibrate` with these bits" in line
-
-
-def test_a_checkpoint_without_a_card_is_warned_of(run, scoring_flags, calibrated, tmp_path):
-    alone = shutil.copy(calibrated, tmp_path / "alone.pth")
-    flags = [*scoring_flags, "--checkpoint", alone, "--output", tmp_path, "--policy", "ft-mode1"]
-    assert "no run card says" in run("evaluate", *flags, "--aprec", 4).err
-    assert "no run card says" not in run("evaluate", *flags).err
 
 
 @pytest.mark.slow

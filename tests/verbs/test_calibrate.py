@@ -1,11 +1,9 @@
 """`calibrate`: the files it writes, the pictures it takes, what flags change, and the same in memory."""
 
 import hashlib
-import io
 import json
 import re
 import shutil
-import zipfile
 
 import numpy as np
 import pytest
@@ -16,7 +14,6 @@ from PIL import Image
 import swin_quant as sq
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.files import sha256_of
-from swin_quant.cards.card import RunCard, verify_checkpoint
 from swin_quant.checkpoint import load_calibrated, load_float
 from swin_quant.checkpoint.ranges import is_range
 from swin_quant.config import load_config
@@ -28,20 +25,6 @@ from swin_quant.quant.policy import enabled_nodes
 from swin_quant.quant.quantizer import State, named_nodes
 from swin_quant.verbs.calibrate import calibrate_checkpoint
 from swin_quant.verbs.calibration_result import CalibrationPlan
-
-
-@pytest.fixture
-def calibrate(run, float_flags, card_of, tmp_path):
-    """calibrate(flags ...) -> (state_dict, card) of a calibration with `float_flags` and these."""
-
-    def go(*flags, out="out", name="swin_micro"):
-        done = run("calibrate", *float_flags, "--output", tmp_path / out, *flags)
-        assert done.code == 0, done
-        path = tmp_path / out / f"{name}_calib.pth"
-        verify_checkpoint(RunCard.read(path.with_suffix(".json")), path)
-        return torch.load(path, weights_only=True), card_of(path)
-
-    return go
 
 
 def test_a_checkpoint_a_card_and_a_table(run, float_flags, card_of, micro, tmp_path):
@@ -166,76 +149,6 @@ def test_the_default_calibrator_follows_the_bits(calibrate):
 
 
 @pytest.mark.slow
-def test_the_sample_is_seeded_and_batches_only_cut_it(calibrate):
-    def ranges(*flags):
-        state, card = calibrate(*flags, "--no-eval")
-        return {key: value.item() for key, value in state.items() if key.endswith("_amax")}, card["calibration"]
-
-    base, record = ranges()
-    assert (base, record) == ranges()
-    again, cut = ranges("--pictures", 8, "--batch", 1)
-    assert again == base and cut["files"] == record["files"]
-    other, reseeded = ranges("--seed", 1)
-    assert other != base and set(reseeded["files"]) != set(record["files"]) and reseeded["seed"] == 1
-
-
-@pytest.mark.slow
-def test_augmented_crops_are_other_pictures_but_repeatable(calibrate):
-    plain, _ = calibrate("--no-eval")
-    one, card = calibrate("--augment", "--no-eval", out="a")
-    two, _ = calibrate("--augment", "--no-eval", "--pictures", 8, "--batch", 2, out="b")
-    assert card["calibration"]["augment"] is True
-    assert all(torch.equal(value, two[key]) for key, value in one.items())
-    assert any(not torch.equal(value, plain[key]) for key, value in one.items())
-
-
-def test_calibration_needs_no_labels_and_no_val(run, float_flags, card_of, pictures, tmp_path):
-    flat = tmp_path / "flat"
-    flat.mkdir()
-    for number, file in enumerate(sorted((pictures / "train").rglob("*.png"))):
-        shutil.copy(file, flat / f"{number}.png")
-    done = run("calibrate", *float_flags, "--data-path", flat, "--output", tmp_path / "out")
-    assert done.code == 0 and "warning: not scored" in done.err and "no val split" in done.err
-    assert card_of(tmp_path / "out" / "swin_micro_calib.pth")["results"] == []
-
-
-def test_another_split(calibrate):
-    _, card = calibrate("--split", "val", "--pictures", 4, "--no-eval")
-    assert card["calibration"]["split"] == "val"
-
-
-@pytest.mark.slow
-def test_a_zip_gives_the_ranges_of_its_folder(calibrate, pictures, tmp_path):
-    """Map lines in the folder's order, so that the seeded sample is the same."""
-    root = tmp_path / "zips"
-    root.mkdir()
-    for split in ("train", "val"):
-        files = sorted((pictures / split).rglob("*.png"))
-        with zipfile.ZipFile(root / f"{split}.zip", "w") as archive:
-            for file in files:
-                archive.write(file, file.relative_to(pictures / split).as_posix())
-        names = [file.relative_to(pictures / split).as_posix() for file in files]
-        classes = sorted({name.split("/")[0] for name in names})
-        lines = [f"{name}\t{classes.index(name.split('/')[0])}\n" for name in names]
-        (root / f"{split}_map.txt").write_text("".join(lines))
-    folder, by_folder = calibrate("--policy", "ft-mode1")
-    for mode in ("no", "part", "full"):
-        zipped, by_zip = calibrate("--policy", "ft-mode1", "--zip", "--data-path", root, "--cache-mode", mode, out=mode)
-        assert all(torch.equal(value, folder[key]) for key, value in zipped.items())
-        for one, two in zip(by_folder["results"], by_zip["results"], strict=True):
-            assert (one["acc1"], one["loss"], one["sqnr_db"]) == (two["acc1"], two["loss"], two["sqnr_db"])
-
-
-@pytest.mark.slow
-def test_digits_need_no_folder(run, card_of, tmp_path):
-    flags = ["--data-path", "digits", "--random-weights", "--pictures", 8, "--batch", 4, "--no-eval"]
-    done = run("calibrate", "--cfg", "swin_digits", *flags, "--output", tmp_path)
-    assert done.code == 0 and "random weights" in done.err
-    card = card_of(tmp_path / "swin_micro_digits_calib.pth")
-    assert card["source"] is None and all(name.startswith("digits/") for name in card["calibration"]["files"])
-
-
-@pytest.mark.slow
 def test_a_second_run_replaces_the_first_and_its_card(run, float_flags, calibrate, card_of, tmp_path):
     first, card = calibrate("--policy", "ft-mode1")
     second, other = calibrate("--policy", "ft-mode2", "--calibrator", "max")
@@ -256,60 +169,6 @@ def test_a_head_can_be_replaced(calibrate, run, float_flags, pictures, tmp_path)
         shutil.copytree(four / split / "cat", four / split / "owl")
     state, card = calibrate("--opts", "MODEL.NUM_CLASSES", 4, "--replace-head", "--data-path", four)
     assert state["head.weight"].shape == (4, 32) and card["results"][0]["pictures"] == 10
-
-
-def encoded(image, form, **options):
-    buffer = io.BytesIO()
-    image.save(buffer, form, **options)
-    return buffer.getvalue()
-
-
-def odd_pictures():
-    noise = np.random.default_rng(3).integers(0, 256, (32, 32), dtype=np.uint8)
-    grey = Image.fromarray(noise)
-    return {
-        "cmyk.jpg": encoded(grey.convert("CMYK"), "JPEG"),
-        "grey.png": encoded(grey, "PNG"),
-        "deep.png": encoded(Image.fromarray(noise.astype(np.uint16) * 257), "PNG"),
-        "moving.gif": encoded(grey.convert("P"), "GIF", save_all=True, append_images=[grey.convert("P")]),
-    }
-
-
-def test_odd_pictures_are_used_and_broken_ones_are_counted_and_named(run, float_flags, card_of, own_pictures, tmp_path):
-    whole = odd_pictures()
-    broken = {"cut.jpg": encoded(Image.new("RGB", (64, 64), "red"), "JPEG")[:400], "nothing.png": b""}
-    for split in ("train", "val"):
-        for name, data in (whole | broken).items():
-            (own_pictures / split / "cat" / name).write_bytes(data)
-    flags = ["--data-path", own_pictures, "--max-unreadable", 0.2, "--pictures", 16, "--policy", "ft-mode1"]
-    done = run("calibrate", *float_flags, *flags, "--output", tmp_path / "out")
-    assert done.code == 0, done
-    card = card_of(tmp_path / "out" / "swin_micro_calib.pth")
-    files = set(card["calibration"]["files"])  # all 16 readable pictures of 18
-    assert len(files) == 16 and {f"cat/{name}" for name in whole} < files
-    assert card["calibration"]["unreadable"] == ["cat/cut.jpg", "cat/nothing.png"]
-    for result in card["results"]:
-        assert result["pictures"] == 7 + 4 and result["unreadable"] == 2
-        assert "cat/cut.jpg, cat/nothing.png" in result["note"]
-    assert "2 of 13 pictures are unreadable: cat/" in done.err
-    assert "unreadable" in run("report", tmp_path / "out" / "swin_micro_calib.json").out
-
-
-@pytest.mark.parametrize("split", ["train", "val"])
-def test_too_many_broken_pictures_are_one_error(run, float_flags, own_pictures, tmp_path, split):
-    for file in sorted((own_pictures / split).rglob("*.png"))[:2]:
-        file.write_bytes(b"")
-    flags = ["--data-path", own_pictures, "--pictures", 12, "--quiet"]
-    line = run("calibrate", *float_flags, *flags, "--output", tmp_path / "out").error(1)
-    total = {"train": 12, "val": 7}[split]
-    assert f"of {total} pictures are unreadable: cat/" in line and "--max-unreadable (now 0.01)" in line
-    saved = sorted(file.name for file in (tmp_path / "out").iterdir())
-    if split == "val":  # the calibration is kept
-        assert "calibrated and saved" in line and saved == [
-            f"swin_micro_calib.{end}" for end in ("json", "pth", "stats.npz")
-        ]
-    else:
-        assert saved == []
 
 
 def test_policies_of_different_bits_are_not_calibrated_together(run, float_flags, tmp_path):

@@ -1,15 +1,13 @@
-"""swin-quant finetune and train, main.py --train: files written, runs refused, and runs continued after any end."""
+"""swin-quant finetune, main.py --train: files written, runs refused, and runs continued after any end."""
 
 import json
-import os
 import shutil
-import signal
-import time
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
+from pass_contexts import same
 from PIL import Image
 
 from swin_quant.base.files import sha256_of
@@ -23,7 +21,6 @@ from swin_quant.train import loop
 from swin_quant.train.record import read_table
 
 NAME = "swin_micro"
-FAST = ["--epochs", 2, "--batch", 2, "--set", "augment.crop=padded", "schedule.warmup_epochs=0"]
 
 
 @pytest.fixture
@@ -33,15 +30,6 @@ def qat_flags(scoring_flags, calibrated, tmp_path):
     recipe.write_text("epochs: 2\naugment: {crop: padded}\noptimizer: {lr: 1.0e-3}\n")
     flags = ["--checkpoint", calibrated, "--batch", 2, "--recipe", recipe, "--output", tmp_path / "out"]
     return [*scoring_flags, *flags]
-
-
-@pytest.fixture
-def float_run(micro, pictures, tmp_path):
-    """Float training of 2 epochs x 6 steps."""
-    recipe = tmp_path / "float.yaml"
-    recipe.write_text("epochs: 2\nbatch_size: 2\naugment: {crop: padded, cutmix: 1.0}\nema: 0.9\n")
-    flags = ["--cfg", micro / "swin.yaml", "--data-path", pictures, "--device", "cpu", "--half", "none"]
-    return ["train", *flags, "--recipe", recipe, "--no-eval"]
 
 
 OF_PTQ = [("float32", None, "original"), ("int8", "ft-mode1", "ptq")]
@@ -55,11 +43,6 @@ def rows(card):
 
 def weights(file):
     return read_state_dict(file)[0]
-
-
-def same(one, other):
-    assert one.keys() == other.keys()
-    return all(torch.equal(one[key], other[key]) for key in one)
 
 
 @pytest.mark.slow
@@ -148,30 +131,6 @@ def test_ranks_that_train_half_weights_keep_summing_gradients(run, forked, qat_f
     assert [float(row["grad_norm"]) for row in two] == pytest.approx([float(row["grad_norm"]) for row in one], rel=0.1)
 
 
-def test_float_training_with_half_weights_is_scored(run, float_run, tmp_path, card_of):
-    words = [word for word in float_run if word != "--no-eval"]
-    done = run(*words, "--amp-opt-level", "O3", "--epochs", 1, "--set", "ema=0", "--output", tmp_path / "out")
-    assert done.code == 0, done
-    (result,) = card_of(tmp_path / "out" / f"{NAME}.pth")["results"]
-    assert result["precision"] == "float32"
-
-
-def test_float_training_leaves_a_checkpoint_that_can_be_calibrated(run, float_run, float_flags, tmp_path, card_of):
-    assert run(*float_run, "--output", tmp_path / "out").code == 0
-    file = tmp_path / "out" / f"{NAME}.pth"
-    card = card_of(file)
-    assert card["source"] is None and card["policy"] is None and card["training"]["recipe"]["ema"] == 0.9
-    done = run("calibrate", *float_flags, "--checkpoint", file, "--no-eval", "--output", tmp_path / "calib")
-    assert done.code == 0, done
-
-
-def test_without_a_recipe_the_config_decides(run, float_run, tmp_path, card_of):
-    words = [word for word in float_run if word != "--recipe" and "float.yaml" not in str(word)]
-    assert run(*words, "--output", tmp_path / "out", *FAST[:4], "--amp-opt-level", "O0").code == 0
-    recipe = card_of(tmp_path / "out" / f"{NAME}.pth")["training"]["recipe"]
-    assert (recipe["name"], recipe["epochs"], recipe["optimizer"]["lr_batch"]) == ("config", 2, 512)
-
-
 @pytest.mark.slow
 def test_the_teacher_is_the_model_that_was_calibrated_unless_another_is_named(run, qat_flags, tmp_path, micro, card_of):
     done = run("finetune", *qat_flags, "--distill")
@@ -243,47 +202,6 @@ def test_a_teacher_without_distill_is_not_dropped_silently(run, scoring_flags, c
     assert "--teacher: is for --distill" in run("main.py", "--train", *flags).error(2)
 
 
-def wait_for_rows(file, count):
-    end = time.monotonic() + 600  # later, it hangs
-    while time.monotonic() < end:
-        if file.exists() and len(read_table(file)) >= count:
-            return
-        time.sleep(0.005)
-    pytest.fail(f"{file} never had {count} rows")
-
-
-def slow_down():
-    """A hook that makes each step from the eighth on take half a second, so that a kill hits the middle."""
-    from swin_quant.train import loop
-
-    original, calls = loop._agree, []
-
-    def agree(*arguments):
-        calls.append(1)
-        time.sleep(0.5 if len(calls) > 8 else 0)
-        return original(*arguments)
-
-    loop._agree = agree
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_killed_in_the_middle_and_resumed_it_ends_as_if_it_had_not_been(run, fork, float_run, tmp_path, how):
-    slow = [*float_run, "--epochs", 6, "--set", "save_minutes=1e-9", "--device", "cpu"]
-    assert run(*slow, "--output", tmp_path / "whole").code == 0
-    child = fork([*slow, "--output", tmp_path / "killed"], before=slow_down)
-    wait_for_rows(tmp_path / "killed" / "steps.csv", 8)
-    os.kill(child.pid, how)
-    done = child.wait()
-    assert done.code == (-9 if how == signal.SIGKILL else 130)
-    assert how == signal.SIGKILL or "interrupted; the run is saved: go on with" in done.err.splitlines()[-1]
-    assert not (tmp_path / "killed" / f"{NAME}.pth").exists()
-    assert run(*slow, "--output", tmp_path / "killed", "--continue").code == 0
-    one, other = (tmp_path / name / f"{NAME}.pth" for name in ("whole", "killed"))
-    assert same(weights(one), weights(other))
-    assert len(read_table(tmp_path / "killed" / "steps.csv")) == 36
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["ft-mode1", "qdq"])
 def test_qat_that_is_cut_off_goes_on_to_the_same_bits(run, qat_flags, tmp_path, monkeypatch, policy):
@@ -303,59 +221,6 @@ def test_qat_that_is_cut_off_goes_on_to_the_same_bits(run, qat_flags, tmp_path, 
     assert done.code == 0 and "damaged" not in done.err, done
     assert len(read_table(tmp_path / "cut" / "steps.csv")) == 12
     assert same(*(weights(tmp_path / name / f"{NAME}_qat.pth") for name in ("whole", "cut")))
-
-
-@pytest.mark.slow
-def test_two_ranks_train_as_one_with_twice_the_accumulation(run, forked, float_run, tmp_path):
-    assert run(*float_run, "--accumulation-steps", 2, "--output", tmp_path / "one").code == 0
-    ends = forked(2, *float_run, "--output", tmp_path / "two")
-    assert [done.code for done in ends] == [0, 0], ends
-    tables = [read_table(tmp_path / name / "steps.csv") for name in ("one", "two")]
-    for one, two in zip(*tables, strict=True):
-        assert float(one["loss"]) == pytest.approx(float(two["loss"]), rel=1e-5)
-    one, two = (weights(tmp_path / name / f"{NAME}.pth") for name in ("one", "two"))
-    assert all(torch.allclose(one[key], two[key], rtol=1e-4, atol=1e-6) for key in one)
-
-
-@pytest.mark.slow
-def test_fsdp_trains_the_same_and_goes_on(run, forked, float_run, tmp_path):
-    flags = [*float_run, "--set", "ema=0", "save_minutes=1e-9"]
-    assert run(*flags, "--accumulation-steps", 2, "--output", tmp_path / "one").code == 0
-
-    def stop(rank):
-        from swin_quant.train import loop
-
-        original, calls = loop._agree, []
-
-        def agree(loss, asked, due, world):
-            calls.append(1)
-            return original(loss, asked or len(calls) == 4, due, world)
-
-        loop._agree = agree
-
-    ends = forked(2, *flags, "--fsdp", "--output", tmp_path / "two", before=stop)
-    assert [done.code for done in ends] == [130, 130], ends
-    ends = forked(2, *flags, "--fsdp", "--output", tmp_path / "two", "--continue")
-    assert [done.code for done in ends] == [0, 0], ends
-    one, two = (weights(tmp_path / name / f"{NAME}.pth") for name in ("one", "two"))
-    assert all(torch.allclose(one[key], two[key], rtol=1e-3, atol=1e-5) for key in one)
-
-
-@pytest.mark.slow
-def test_an_interrupted_rank_waits_until_the_main_one_has_saved(forked, float_run, tmp_path):
-    """A rank that ends takes the others with it after a second; this save takes longer."""
-
-    def stop(rank):
-        from swin_quant.train import loop
-        from swin_quant.train.snapshot import Snapshots
-
-        agree, save = loop._agree, Snapshots.save
-        loop._agree = lambda loss, asked, due, world: agree(loss, True, due, world)
-        Snapshots.save = lambda *words: (time.sleep(3), save(*words))
-
-    ends = forked(2, *float_run, "--output", tmp_path / "out", before=stop)
-    assert [done.code for done in ends] == [130, 130], ends
-    assert list(tmp_path.glob("out/**/snapshots/*"))
 
 
 @pytest.mark.slow
@@ -397,35 +262,6 @@ def test_a_sharded_rank_without_a_picture_does_not_hang_the_other(forked, qat_fl
 
 
 @pytest.mark.slow
-def test_a_folder_with_another_run_is_refused_and_left_alone(run, float_run, tmp_path, snapshot):
-    words = [*float_run, "--output", tmp_path / "out"]
-    assert run(*words).code == 0
-    before = snapshot(tmp_path / "out")
-    assert "holds another run" in run(*words).error(2)
-    line = run(*words, "--continue", "--lr", 0.5).error(2)
-    assert "other settings: optimizer.lr 0.001 -> 0.5" in line
-    assert snapshot(tmp_path / "out") == before
-    assert run(*words, "--continue").code == 0  # a complete run stays as it is
-    assert same(weights(tmp_path / "out" / f"{NAME}.pth"), weights_of(before, tmp_path))
-    assert run(*words, "--overwrite", "--lr", 0.5).code == 0
-    assert not same(weights(tmp_path / "out" / f"{NAME}.pth"), weights_of(before, tmp_path))
-
-
-def test_results_without_a_snapshot_to_go_on_from_are_not_lost(run, float_run, tmp_path, snapshot):
-    words = [*float_run, "--output", tmp_path / "out"]
-    assert run(*words).code == 0
-    for file in (tmp_path / "out" / "snapshots").glob("step_*.pt"):
-        file.unlink()
-    before = snapshot(tmp_path / "out")
-    assert "no snapshot to go on from: --overwrite starts anew" in run(*words, "--continue").error(2)
-    for name in ("epochs.csv", "steps.csv"):
-        (tmp_path / "out" / name).unlink()
-    assert "holds another run" in run(*words).error(2)  # the folder's best weights are another run's
-    kept = {name: data for name, data in before.items() if not str(name).endswith(".csv")}
-    assert kept == snapshot(tmp_path / "out")
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("other", ["pictures", "preprocessing", "teacher"])
 def test_a_run_does_not_go_on_with_other_pictures_or_another_teacher(
     run, qat_flags, own_pictures, micro, tmp_path, other
@@ -450,18 +286,6 @@ def test_a_run_does_not_go_on_with_other_pictures_or_another_teacher(
     assert f"cannot go on with other settings: {key}" in line, line
 
 
-def test_a_snapshot_of_before_pictures_were_compared_goes_on(run, float_run, tmp_path):
-    words = [*float_run, "--output", tmp_path / "out"]
-    assert run(*words).code == 0
-    for file in (tmp_path / "out" / "snapshots").glob("step_*.pt"):
-        content = torch.load(file)
-        later = ("teacher_sha256", "pictures_sha256", "preprocess")
-        content["settings"] = {k: v for k, v in content["settings"].items() if not k.startswith(later)}
-        torch.save(content, file)
-    done = run(*words, "--continue")
-    assert done.code == 0 and "damaged" not in done.err, done
-
-
 def test_no_checkpoint_that_a_run_begins_with_is_written_over(run, float_run, qat_flags, micro, calibrated, tmp_path):
     out = tmp_path / "out"
     out.mkdir()
@@ -478,12 +302,6 @@ def test_no_checkpoint_that_a_run_begins_with_is_written_over(run, float_run, qa
     assert f"would be written over {other}" in line, "its run card, that is"
     other.rename(start)
     assert before == (start.read_bytes(), teacher.read_bytes()) and not (out / "steps.csv").exists()
-
-
-def weights_of(files, tmp_path):
-    file = tmp_path / "before.pth"
-    file.write_bytes(files[f"{NAME}.pth"])
-    return weights(file)
 
 
 BAD = {
@@ -531,25 +349,3 @@ def test_a_recipe_with_a_fault_names_file_and_key(run, qat_flags, tmp_path):
         (tmp_path / "bad.yaml").write_text(text)
         line = run("finetune", *qat_flags, "--recipe", tmp_path / "bad.yaml").error(2)
         assert "bad.yaml: " in line and says in line
-
-
-@pytest.mark.slow
-def test_a_loss_that_is_no_number_keeps_the_last_good_snapshot(run, fork, float_run, tmp_path):
-    words = [*float_run, "--output", tmp_path / "out", "--set", "save_minutes=1e-9"]
-
-    def poison():
-        from swin_quant.train import loop
-
-        original, calls = loop._Run._loss, []
-
-        def loss(*arguments):
-            calls.append(1)
-            return original(*arguments) * (float("nan") if len(calls) == 9 else 1.0)
-
-        loop._Run._loss = loss
-
-    done = fork(words, before=poison).wait()
-    assert done.code == 1 and "the loss is nan at step 3 of epoch 2 (step 9 in all)" in done.err.splitlines()[-1]
-    assert run(*words, "--continue").code == 0
-    card = json.loads((tmp_path / "out" / f"{NAME}.json").read_text())
-    assert card["training"]["steps"] == 12

@@ -1,0 +1,144 @@
+"""Fixtures that run commands: in this process, or in forks of it, each a rank if that is asked for."""
+
+import functools
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from swin_quant.cli import main
+from swin_quant.cli.session import FRONT_DOOR, run_command
+
+
+@dataclass(frozen=True)
+class Done:
+    """The end of a command."""
+
+    code: int
+    out: str
+    err: str
+
+    def error(self, code: int) -> str:
+        """The one line of a failure with this exit code."""
+        assert self.code == code, self
+        assert self.err.count("\n") == 1 and self.err.startswith("error"), self.err
+        assert "Traceback" not in self.err and "bug of swin-quant" not in self.err, self.err
+        return self.err
+
+
+@pytest.fixture
+def process_left_alone():
+    """A command sets up logging and signals for its process, which here runs all tests."""
+    log, terminate, noisy = logging.getLogger("swin_quant"), signal.getsignal(signal.SIGTERM), logging.raiseExceptions
+    before = log.handlers, log.level, log.propagate
+    yield
+    log.handlers, log.level, log.propagate = before
+    logging.raiseExceptions = noisy
+    signal.signal(signal.SIGTERM, terminate)
+
+
+@pytest.fixture
+def run(capsys, process_left_alone) -> Callable[..., Done]:
+    """run("calibrate", "--cfg", ...) in this process; the command `main.py` is FasterTransformer's entry point."""
+
+    def go(command, *arguments) -> Done:
+        capsys.readouterr()
+        words = [str(argument) for argument in arguments]
+        code = run_command(FRONT_DOOR, words) if command == "main.py" else main([command, *words])
+        return Done(code, *capsys.readouterr())
+
+    return go
+
+
+@dataclass
+class Child:
+    """A forked process that runs a command; its output goes to files."""
+
+    pid: int
+    folder: Path
+    code: int = 0
+
+    def poll(self) -> Done | None:
+        """The exit code, a signal as a negative number; None while it runs."""
+        if self.pid:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if not pid:
+                return None
+            self.pid, self.code = 0, os.waitstatus_to_exitcode(status)
+        out, err = (Path(self.folder, name).read_text() for name in ("out", "err"))
+        return Done(self.code, out, err)
+
+    def wait(self, seconds: float = 600.0) -> Done:
+        """The exit code; the test fails if the process does not end in time, which counts as a hang."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            if done := self.poll():
+                return done
+            time.sleep(0.02)
+        pytest.fail(f"still running after {seconds} s: {Path(self.folder, 'err').read_text()}")
+
+
+@pytest.fixture
+def fork(tmp_path_factory):
+    """fork(words, environment, before) -> Child that calls before() and then `swin-quant words`.
+
+    A fork of this process has torch imported, which would take each child 3 seconds.
+    """
+    children = []
+
+    def start(words, environment=None, before=None) -> Child:
+        folder = tmp_path_factory.mktemp("child")
+        sys.stdout.flush()
+        if pid := os.fork():
+            children.append(Child(pid, folder))
+            return children[-1]
+        code = 99
+        try:
+            for number, name in ((1, "out"), (2, "err")):
+                os.dup2(os.open(folder / name, os.O_CREAT | os.O_WRONLY | os.O_APPEND), number)
+                setattr(sys, f"std{name}", os.fdopen(number, "w", buffering=1, closefd=False))
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            os.environ.update(environment or {})
+            torch.set_num_threads(1)  # a fork lacks this process's threads, and would wait for them
+            if before:
+                before()
+            words = [str(word) for word in words]
+            code = run_command(FRONT_DOOR, words[1:]) if words[0] == "main.py" else main(words)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+    yield start
+    for child in children:
+        if child.pid:
+            os.kill(child.pid, signal.SIGKILL)
+            os.waitpid(child.pid, 0)
+
+
+@pytest.fixture
+def forked(fork):
+    """forked(world, command, ..., before=None) -> the end of each rank; `before(rank)` runs in each."""
+
+    def go(world, *words, before=None) -> list[Done]:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        common = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        ranks = [common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world)]
+        hooks = [before and functools.partial(before, rank) for rank in range(world)]
+        children = [fork(words, ranks[rank] if world > 1 else None, hooks[rank]) for rank in range(world)]
+        return [child.wait() for child in children]
+
+    return go

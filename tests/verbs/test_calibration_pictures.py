@@ -1,0 +1,172 @@
+"""Pictures for `calibrate` and `evaluate`: which are sampled, archives, tables, shards, odd and broken ones."""
+
+import io
+import re
+import shutil
+import tarfile
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+
+@pytest.fixture
+def flags(micro):
+    return ["--cfg", micro / "swin.yaml", "--device", "cpu", "--half", "none", "--batch", 4]
+
+
+def test_one_table_calibrates_but_is_not_scored_on_the_same_pictures(run, micro, flags, pictures, tmp_path):
+    names = ("cat", "dog", "fox")
+    rows = [f"{file},{names.index(file.parent.name)}\n" for file in sorted((pictures / "train").rglob("*.png"))]
+    (tmp_path / "mine.csv").write_text("".join(rows))
+    data = ("--data-path", f"csv:{tmp_path}/mine.csv")
+    words = (micro / "swin.pth", *flags, *data, "--pictures", 8, "--policy", "qdq", "--output", tmp_path / "out")
+    done = run("calibrate", *words)
+    assert done.code == 0 and "has no val split" in done.err, done
+    (checkpoint,) = (tmp_path / "out").glob("*_calib.pth")
+    assert run("evaluate", checkpoint, *flags[2:], *data).code == 0  # unless asked for
+
+
+def test_shards_are_scored_as_their_folder_is(run, micro, flags, pictures, tmp_path):
+    with tarfile.open(tmp_path / "val-0000.tar", "w") as archive:
+        for number, file in enumerate(sorted((pictures / "val").rglob("*.png"))):
+            label = str(("cat", "dog", "fox").index(file.parent.name)).encode()
+            for name, data in ((f"{number}.png", file.read_bytes()), (f"{number}.cls", label)):
+                member = tarfile.TarInfo(name)
+                member.size = len(data)
+                archive.addfile(member, io.BytesIO(data))
+    tables = []
+    for number, place in enumerate((pictures, tmp_path, f"wds:{tmp_path}/{{split}}-{{0000..0000}}.tar")):
+        words = ["--data-path", place, "--output", tmp_path / str(number), "--quiet", "--json"]
+        done = run("evaluate", micro / "swin.pth", *flags, *words)
+        assert done.code == 0, done.err
+        tables.append(re.findall(r'"(?:acc1|acc5|loss)": ([0-9.]+)', done.out))
+    assert len(tables[0]) >= 2 and tables[0] == tables[1] == tables[2]
+    broken = run("evaluate", micro / "swin.pth", *flags, "--data-path", f"wds:{tmp_path}/{{a,b}}.tar")
+    assert "a.tar: no such shard" in broken.error(1)
+
+
+@pytest.mark.slow
+def test_the_sample_is_seeded_and_batches_only_cut_it(calibrate):
+    def ranges(*flags):
+        state, card = calibrate(*flags, "--no-eval")
+        return {key: value.item() for key, value in state.items() if key.endswith("_amax")}, card["calibration"]
+
+    base, record = ranges()
+    assert (base, record) == ranges()
+    again, cut = ranges("--pictures", 8, "--batch", 1)
+    assert again == base and cut["files"] == record["files"]
+    other, reseeded = ranges("--seed", 1)
+    assert other != base and set(reseeded["files"]) != set(record["files"]) and reseeded["seed"] == 1
+
+
+@pytest.mark.slow
+def test_augmented_crops_are_other_pictures_but_repeatable(calibrate):
+    plain, _ = calibrate("--no-eval")
+    one, card = calibrate("--augment", "--no-eval", out="a")
+    two, _ = calibrate("--augment", "--no-eval", "--pictures", 8, "--batch", 2, out="b")
+    assert card["calibration"]["augment"] is True
+    assert all(torch.equal(value, two[key]) for key, value in one.items())
+    assert any(not torch.equal(value, plain[key]) for key, value in one.items())
+
+
+def test_calibration_needs_no_labels_and_no_val(run, float_flags, card_of, pictures, tmp_path):
+    flat = tmp_path / "flat"
+    flat.mkdir()
+    for number, file in enumerate(sorted((pictures / "train").rglob("*.png"))):
+        shutil.copy(file, flat / f"{number}.png")
+    done = run("calibrate", *float_flags, "--data-path", flat, "--output", tmp_path / "out")
+    assert done.code == 0 and "warning: not scored" in done.err and "no val split" in done.err
+    assert card_of(tmp_path / "out" / "swin_micro_calib.pth")["results"] == []
+
+
+def test_another_split(calibrate):
+    _, card = calibrate("--split", "val", "--pictures", 4, "--no-eval")
+    assert card["calibration"]["split"] == "val"
+
+
+@pytest.mark.slow
+def test_a_zip_gives_the_ranges_of_its_folder(calibrate, pictures, tmp_path):
+    """Map lines in the folder's order, so that the seeded sample is the same."""
+    root = tmp_path / "zips"
+    root.mkdir()
+    for split in ("train", "val"):
+        files = sorted((pictures / split).rglob("*.png"))
+        with zipfile.ZipFile(root / f"{split}.zip", "w") as archive:
+            for file in files:
+                archive.write(file, file.relative_to(pictures / split).as_posix())
+        names = [file.relative_to(pictures / split).as_posix() for file in files]
+        classes = sorted({name.split("/")[0] for name in names})
+        lines = [f"{name}\t{classes.index(name.split('/')[0])}\n" for name in names]
+        (root / f"{split}_map.txt").write_text("".join(lines))
+    folder, by_folder = calibrate("--policy", "ft-mode1")
+    for mode in ("no", "part", "full"):
+        zipped, by_zip = calibrate("--policy", "ft-mode1", "--zip", "--data-path", root, "--cache-mode", mode, out=mode)
+        assert all(torch.equal(value, folder[key]) for key, value in zipped.items())
+        for one, two in zip(by_folder["results"], by_zip["results"], strict=True):
+            assert (one["acc1"], one["loss"], one["sqnr_db"]) == (two["acc1"], two["loss"], two["sqnr_db"])
+
+
+@pytest.mark.slow
+def test_digits_need_no_folder(run, card_of, tmp_path):
+    flags = ["--data-path", "digits", "--random-weights", "--pictures", 8, "--batch", 4, "--no-eval"]
+    done = run("calibrate", "--cfg", "swin_digits", *flags, "--output", tmp_path)
+    assert done.code == 0 and "random weights" in done.err
+    card = card_of(tmp_path / "swin_micro_digits_calib.pth")
+    assert card["source"] is None and all(name.startswith("digits/") for name in card["calibration"]["files"])
+
+
+def encoded(image, form, **options):
+    buffer = io.BytesIO()
+    image.save(buffer, form, **options)
+    return buffer.getvalue()
+
+
+def odd_pictures():
+    noise = np.random.default_rng(3).integers(0, 256, (32, 32), dtype=np.uint8)
+    grey = Image.fromarray(noise)
+    return {
+        "cmyk.jpg": encoded(grey.convert("CMYK"), "JPEG"),
+        "grey.png": encoded(grey, "PNG"),
+        "deep.png": encoded(Image.fromarray(noise.astype(np.uint16) * 257), "PNG"),
+        "moving.gif": encoded(grey.convert("P"), "GIF", save_all=True, append_images=[grey.convert("P")]),
+    }
+
+
+def test_odd_pictures_are_used_and_broken_ones_are_counted_and_named(run, float_flags, card_of, own_pictures, tmp_path):
+    whole = odd_pictures()
+    broken = {"cut.jpg": encoded(Image.new("RGB", (64, 64), "red"), "JPEG")[:400], "nothing.png": b""}
+    for split in ("train", "val"):
+        for name, data in (whole | broken).items():
+            (own_pictures / split / "cat" / name).write_bytes(data)
+    flags = ["--data-path", own_pictures, "--max-unreadable", 0.2, "--pictures", 16, "--policy", "ft-mode1"]
+    done = run("calibrate", *float_flags, *flags, "--output", tmp_path / "out")
+    assert done.code == 0, done
+    card = card_of(tmp_path / "out" / "swin_micro_calib.pth")
+    files = set(card["calibration"]["files"])  # all 16 readable pictures of 18
+    assert len(files) == 16 and {f"cat/{name}" for name in whole} < files
+    assert card["calibration"]["unreadable"] == ["cat/cut.jpg", "cat/nothing.png"]
+    for result in card["results"]:
+        assert result["pictures"] == 7 + 4 and result["unreadable"] == 2
+        assert "cat/cut.jpg, cat/nothing.png" in result["note"]
+    assert "2 of 13 pictures are unreadable: cat/" in done.err
+    assert "unreadable" in run("report", tmp_path / "out" / "swin_micro_calib.json").out
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_too_many_broken_pictures_are_one_error(run, float_flags, own_pictures, tmp_path, split):
+    for file in sorted((own_pictures / split).rglob("*.png"))[:2]:
+        file.write_bytes(b"")
+    flags = ["--data-path", own_pictures, "--pictures", 12, "--quiet"]
+    line = run("calibrate", *float_flags, *flags, "--output", tmp_path / "out").error(1)
+    total = {"train": 12, "val": 7}[split]
+    assert f"of {total} pictures are unreadable: cat/" in line and "--max-unreadable (now 0.01)" in line
+    saved = sorted(file.name for file in (tmp_path / "out").iterdir())
+    if split == "val":  # the calibration is kept
+        assert "calibrated and saved" in line and saved == [
+            f"swin_micro_calib.{end}" for end in ("json", "pth", "stats.npz")
+        ]
+    else:
+        assert saved == []

@@ -1,0 +1,206 @@
+"""swin-quant train: the checkpoint of a float run; runs that are cut off, resumed, shared by ranks, or refused."""
+
+import json
+import os
+import signal
+import time
+
+import pytest
+import torch
+from pass_contexts import same
+
+from swin_quant.checkpoint import read_state_dict
+from swin_quant.train.record import read_table
+
+NAME = "swin_micro"
+
+
+def weights(file):
+    return read_state_dict(file)[0]
+
+
+def test_float_training_with_half_weights_is_scored(run, float_run, tmp_path, card_of):
+    words = [word for word in float_run if word != "--no-eval"]
+    done = run(*words, "--amp-opt-level", "O3", "--epochs", 1, "--set", "ema=0", "--output", tmp_path / "out")
+    assert done.code == 0, done
+    (result,) = card_of(tmp_path / "out" / f"{NAME}.pth")["results"]
+    assert result["precision"] == "float32"
+
+
+def test_float_training_leaves_a_checkpoint_that_can_be_calibrated(run, float_run, float_flags, tmp_path, card_of):
+    assert run(*float_run, "--output", tmp_path / "out").code == 0
+    file = tmp_path / "out" / f"{NAME}.pth"
+    card = card_of(file)
+    assert card["source"] is None and card["policy"] is None and card["training"]["recipe"]["ema"] == 0.9
+    done = run("calibrate", *float_flags, "--checkpoint", file, "--no-eval", "--output", tmp_path / "calib")
+    assert done.code == 0, done
+
+
+def test_without_a_recipe_the_config_decides(run, float_run, tmp_path, card_of):
+    words = [word for word in float_run if word != "--recipe" and "float.yaml" not in str(word)]
+    assert run(*words, "--output", tmp_path / "out", "--epochs", 2, "--batch", 2, "--amp-opt-level", "O0").code == 0
+    recipe = card_of(tmp_path / "out" / f"{NAME}.pth")["training"]["recipe"]
+    assert (recipe["name"], recipe["epochs"], recipe["optimizer"]["lr_batch"]) == ("config", 2, 512)
+
+
+def wait_for_rows(file, count):
+    end = time.monotonic() + 600  # later, it hangs
+    while time.monotonic() < end:
+        if file.exists() and len(read_table(file)) >= count:
+            return
+        time.sleep(0.005)
+    pytest.fail(f"{file} never had {count} rows")
+
+
+def slow_down():
+    """A hook that makes each step from the eighth on take half a second, so that a kill hits the middle."""
+    from swin_quant.train import loop
+
+    original, calls = loop._agree, []
+
+    def agree(*arguments):
+        calls.append(1)
+        time.sleep(0.5 if len(calls) > 8 else 0)
+        return original(*arguments)
+
+    loop._agree = agree
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_killed_in_the_middle_and_resumed_it_ends_as_if_it_had_not_been(run, fork, float_run, tmp_path, how):
+    slow = [*float_run, "--epochs", 6, "--set", "save_minutes=1e-9", "--device", "cpu"]
+    assert run(*slow, "--output", tmp_path / "whole").code == 0
+    child = fork([*slow, "--output", tmp_path / "killed"], before=slow_down)
+    wait_for_rows(tmp_path / "killed" / "steps.csv", 8)
+    os.kill(child.pid, how)
+    done = child.wait()
+    assert done.code == (-9 if how == signal.SIGKILL else 130)
+    assert how == signal.SIGKILL or "interrupted; the run is saved: go on with" in done.err.splitlines()[-1]
+    assert not (tmp_path / "killed" / f"{NAME}.pth").exists()
+    assert run(*slow, "--output", tmp_path / "killed", "--continue").code == 0
+    one, other = (tmp_path / name / f"{NAME}.pth" for name in ("whole", "killed"))
+    assert same(weights(one), weights(other))
+    assert len(read_table(tmp_path / "killed" / "steps.csv")) == 36
+
+
+@pytest.mark.slow
+def test_two_ranks_train_as_one_with_twice_the_accumulation(run, forked, float_run, tmp_path):
+    assert run(*float_run, "--accumulation-steps", 2, "--output", tmp_path / "one").code == 0
+    ends = forked(2, *float_run, "--output", tmp_path / "two")
+    assert [done.code for done in ends] == [0, 0], ends
+    tables = [read_table(tmp_path / name / "steps.csv") for name in ("one", "two")]
+    for one, two in zip(*tables, strict=True):
+        assert float(one["loss"]) == pytest.approx(float(two["loss"]), rel=1e-5)
+    one, two = (weights(tmp_path / name / f"{NAME}.pth") for name in ("one", "two"))
+    assert all(torch.allclose(one[key], two[key], rtol=1e-4, atol=1e-6) for key in one)
+
+
+@pytest.mark.slow
+def test_fsdp_trains_the_same_and_goes_on(run, forked, float_run, tmp_path):
+    flags = [*float_run, "--set", "ema=0", "save_minutes=1e-9"]
+    assert run(*flags, "--accumulation-steps", 2, "--output", tmp_path / "one").code == 0
+
+    def stop(rank):
+        from swin_quant.train import loop
+
+        original, calls = loop._agree, []
+
+        def agree(loss, asked, due, world):
+            calls.append(1)
+            return original(loss, asked or len(calls) == 4, due, world)
+
+        loop._agree = agree
+
+    ends = forked(2, *flags, "--fsdp", "--output", tmp_path / "two", before=stop)
+    assert [done.code for done in ends] == [130, 130], ends
+    ends = forked(2, *flags, "--fsdp", "--output", tmp_path / "two", "--continue")
+    assert [done.code for done in ends] == [0, 0], ends
+    one, two = (weights(tmp_path / name / f"{NAME}.pth") for name in ("one", "two"))
+    assert all(torch.allclose(one[key], two[key], rtol=1e-3, atol=1e-5) for key in one)
+
+
+@pytest.mark.slow
+def test_an_interrupted_rank_waits_until_the_main_one_has_saved(forked, float_run, tmp_path):
+    """A rank that ends takes the others with it after a second; this save takes longer."""
+
+    def stop(rank):
+        from swin_quant.train import loop
+        from swin_quant.train.snapshot import Snapshots
+
+        agree, save = loop._agree, Snapshots.save
+        loop._agree = lambda loss, asked, due, world: agree(loss, True, due, world)
+        Snapshots.save = lambda *words: (time.sleep(3), save(*words))
+
+    ends = forked(2, *float_run, "--output", tmp_path / "out", before=stop)
+    assert [done.code for done in ends] == [130, 130], ends
+    assert list(tmp_path.glob("out/**/snapshots/*"))
+
+
+@pytest.mark.slow
+def test_a_folder_with_another_run_is_refused_and_left_alone(run, float_run, tmp_path, snapshot):
+    words = [*float_run, "--output", tmp_path / "out"]
+    assert run(*words).code == 0
+    before = snapshot(tmp_path / "out")
+    assert "holds another run" in run(*words).error(2)
+    line = run(*words, "--continue", "--lr", 0.5).error(2)
+    assert "other settings: optimizer.lr 0.001 -> 0.5" in line
+    assert snapshot(tmp_path / "out") == before
+    assert run(*words, "--continue").code == 0  # a complete run stays as it is
+    assert same(weights(tmp_path / "out" / f"{NAME}.pth"), weights_of(before, tmp_path))
+    assert run(*words, "--overwrite", "--lr", 0.5).code == 0
+    assert not same(weights(tmp_path / "out" / f"{NAME}.pth"), weights_of(before, tmp_path))
+
+
+def test_results_without_a_snapshot_to_go_on_from_are_not_lost(run, float_run, tmp_path, snapshot):
+    words = [*float_run, "--output", tmp_path / "out"]
+    assert run(*words).code == 0
+    for file in (tmp_path / "out" / "snapshots").glob("step_*.pt"):
+        file.unlink()
+    before = snapshot(tmp_path / "out")
+    assert "no snapshot to go on from: --overwrite starts anew" in run(*words, "--continue").error(2)
+    for name in ("epochs.csv", "steps.csv"):
+        (tmp_path / "out" / name).unlink()
+    assert "holds another run" in run(*words).error(2)  # the folder's best weights are another run's
+    kept = {name: data for name, data in before.items() if not str(name).endswith(".csv")}
+    assert kept == snapshot(tmp_path / "out")
+
+
+def test_a_snapshot_of_before_pictures_were_compared_goes_on(run, float_run, tmp_path):
+    words = [*float_run, "--output", tmp_path / "out"]
+    assert run(*words).code == 0
+    for file in (tmp_path / "out" / "snapshots").glob("step_*.pt"):
+        content = torch.load(file)
+        later = ("teacher_sha256", "pictures_sha256", "preprocess")
+        content["settings"] = {k: v for k, v in content["settings"].items() if not k.startswith(later)}
+        torch.save(content, file)
+    done = run(*words, "--continue")
+    assert done.code == 0 and "damaged" not in done.err, done
+
+
+def weights_of(files, tmp_path):
+    file = tmp_path / "before.pth"
+    file.write_bytes(files[f"{NAME}.pth"])
+    return weights(file)
+
+
+@pytest.mark.slow
+def test_a_loss_that_is_no_number_keeps_the_last_good_snapshot(run, fork, float_run, tmp_path):
+    words = [*float_run, "--output", tmp_path / "out", "--set", "save_minutes=1e-9"]
+
+    def poison():
+        from swin_quant.train import loop
+
+        original, calls = loop._Run._loss, []
+
+        def loss(*arguments):
+            calls.append(1)
+            return original(*arguments) * (float("nan") if len(calls) == 9 else 1.0)
+
+        loop._Run._loss = loss
+
+    done = fork(words, before=poison).wait()
+    assert done.code == 1 and "the loss is nan at step 3 of epoch 2 (step 9 in all)" in done.err.splitlines()[-1]
+    assert run(*words, "--continue").code == 0
+    card = json.loads((tmp_path / "out" / f"{NAME}.json").read_text())
+    assert card["training"]["steps"] == 12
