@@ -81,12 +81,17 @@ def bench_candidates(
         artifact = export_checkpoint(origin, target, workspace / f"{target}_int8", cfg)[0]
         entries += [_Entry(artifact, name) for name in names_of_engines(artifact, [target])]
     used = list(dict.fromkeys(entry.engine for entry in entries))
+    baselines = {}  # the type of each engine's float baseline
     for engine in used:
-        form = engine_named(engine).float_form
-        present = any(entry.engine == engine and _precision(entry) == form for entry in entries)
-        if has_float_baseline(engine_named(engine), device) and not present:
+        backend = engine_named(engine)
+        if not has_float_baseline(backend, device):
+            continue
+        if not any(entry.engine == engine and _precision(entry) == backend.float_form for entry in entries):
             artifact, _ = export_checkpoint(origin, engine, workspace / f"{engine}_float", cfg, precision="float")
             entries.append(_Entry(artifact, engine))
+            baselines[engine] = _precision(entries[-1])  # the export may choose a wider type
+        else:
+            baselines[engine] = backend.float_form
     entries.sort(key=lambda entry: (used.index(entry.engine), _precision(entry) != FLOAT32, not _is_float(entry)))
     whose = _CHANGED_WEIGHTS.get(whose_weights(card) or "", "")
     candidates = [
@@ -99,7 +104,9 @@ def bench_candidates(
         for half in (None, *(["float16"] if device == "cuda" else []))
     ]
     for entry in entries:
-        candidates += _candidates(entry, float_types, EngineOptions(threads=threads, device=device), whose)
+        baseline = baselines.get(entry.engine)
+        own = f"{entry.engine} {baseline}" if baseline else REFERENCE
+        candidates += _candidates(entry, float_types, EngineOptions(threads=threads, device=device), own + whose, whose)
     return BenchCandidates(_named_apart(candidates), cfg, card)
 
 
@@ -174,11 +181,11 @@ def _is_float(entry: _Entry) -> bool:
 
 
 def _candidates(
-    entry: _Entry, float_types: Sequence[str] | None, options: EngineOptions, whose: str
+    entry: _Entry, float_types: Sequence[str] | None, options: EngineOptions, baseline: str, whose: str
 ) -> list[BenchCandidate]:
     """One candidate for each float type that the engine offers; the baseline always runs in float32 too.
 
-    `whose` is added to the names of float ones.
+    `baseline` is the name of the candidate that these are compared with; `whose` ends the names of float ones.
     """
     engine, policy = entry.engine, entry.artifact.card.policy
     backend = engine_named(engine)
@@ -188,8 +195,6 @@ def _candidates(
         kinds = float_types or [name for name in (FLOAT32, "bfloat16") if name in offered]
         if _precision(entry) == FLOAT32:
             kinds = list(dict.fromkeys((FLOAT32, *kinds)))
-    has_own = has_float_baseline(backend, options.device)
-    baseline = (f"{engine} {backend.float_form}" if has_own else REFERENCE) + whose
     candidates = []
     for kind in kinds:
         if _is_float(entry):

@@ -16,6 +16,7 @@ from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import apply_policy
 from swin_quant.verbs.bench_candidates import REFERENCE, bench_candidates
 from swin_quant.verbs.export import export_checkpoint
+from tests.helpers.cards_of_results import CALIBRATION
 
 MICRO = {"EMBED_DIM": 16, "DEPTHS": [1, 1], "NUM_HEADS": [1, 2], "WINDOW_SIZE": 4}
 
@@ -25,10 +26,9 @@ def checkpoint(tmp_path_factory, tiny_config, tiny_model):
     """A function that writes a calibrated micro model with a seed into its own folder."""
     import torch
 
-    def make(seed):
-        cfg, model = tiny_config(**MICRO), tiny_model(seed=seed, **MICRO)
-        policy = load_policy("ft-mode1")
-        apply_policy(model, policy)
+    def make(seed, policy="ft-mode1", **sizes):
+        cfg, model = tiny_config(**MICRO | sizes), tiny_model(seed=seed, **MICRO | sizes)
+        apply_policy(model, policy := load_policy(policy))
         calibrate(model, [torch.randn(2, 3, 32, 32)], Method("max"))
         card = RunCard("micro", portable_config(cfg), Preprocess.from_config(cfg).to_dict(), policy=policy.to_dict())
         file = tmp_path_factory.mktemp("checkpoint") / "micro_calib.pth"
@@ -110,6 +110,19 @@ def test_float_candidates_with_the_weights_of_qat_are_called_so(names, first, tm
     assert found[:2] == [f"{REFERENCE}, QAT weights", "onnxruntime float32, QAT weights"]
     assert len(found) == 3 and "QAT" not in found[2]
     assert set(baselines.values()) == {None, "onnxruntime float32, QAT weights"}
+
+
+@pytest.mark.slow
+def test_a_float_baseline_in_a_wider_type_is_found(checkpoint, tmp_path):
+    """Values beyond float16 make the CUDA engine's own float export bfloat16."""
+    file = checkpoint(0, "cuda", EMBED_DIM=32)
+    card = RunCard.read(file.with_suffix(".json"))
+    beyond = CALIBRATION | {"beyond_half": ["layers.0.blocks.0.add1_residual_input_quantizer"]}
+    replace(card, calibration=beyond).write(file.with_suffix(".json"))
+    found = bench_candidates([str(file)], ["cuda"], None, None, tmp_path, 1, "cuda").candidates
+    on_engine = [one for one in found if one.name.startswith("cuda")]
+    assert [one.name for one in on_engine] == ["cuda bfloat16", "cuda int8 cuda"]
+    assert {one.baseline for one in on_engine} == {"cuda bfloat16"}
 
 
 def test_a_checkpoint_is_not_tried_on_other_engines(names, first):
