@@ -49,7 +49,7 @@ static double peak() {
     return 64.0 * SUMS * TURNS / best_of([&] { kept = multiply_only<SUMS>(); });
 }
 
-// What both kinds of branch read: weights, a stream of bfloat16 from 1 to 2, and vectors of ones and zeros.
+// Inputs of both kinds of branch: weights, a stream of bfloat16 from 1 to 2, and vectors of ones and zeros.
 struct Given {
     Given(size_t width, size_t count) : weights(4 * width * width), ones(4 * width, 1), zeros(4 * width), x(count * width), y(count * width) {
         std::mt19937 random(0);

@@ -221,7 +221,7 @@ def of_train(args) -> Section:
 
 
 def of_softmax(args) -> Section:
-    text = f"What policy `cuda` has was chosen on {args.choose} training pictures that did not calibrate."
+    text = f"The form of policy `cuda` was chosen on {args.choose} training pictures that did not calibrate."
     return section(args, "Probabilities in int8 or half", text, "train", args.choose, SOFTMAX_FORMS)
 
 

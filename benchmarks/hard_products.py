@@ -162,7 +162,7 @@ def write(rows: list[str], found: list[str], args: argparse.Namespace) -> None:
         "|---|---|---:|---:|---:|---:|",
         *rows,
         "",
-        "What the search measured, on 1,024 training pictures in fake-quant; the drop counts twice there:",
+        "Measured by the search, on 1,024 training pictures in fake-quant; the drop counts twice there:",
         "",
         *found,
     ]

@@ -245,8 +245,8 @@ class Model:
         """Write the checkpoint and its run card beside it, both whole or not at all; returns the checkpoint's path.
 
         A calibrated model is saved in FasterTransformer's layout (with the statistics of its calibration, so that
-        ranges can be searched again without pictures), any other as float. What was measured with the weights of its
-        file is left out where they have changed since. UsageError where something was made of what lies there.
+        ranges can be searched again without pictures), any other as float. Results measured with the weights of its
+        file are left out where the weights have changed since. UsageError where something was made of what lies there.
         """
         path = Path(file)
         ensure_writable_dir(path.parent)

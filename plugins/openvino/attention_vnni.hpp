@@ -54,7 +54,7 @@ SWIN_QUANT_INLINE inline __m512 joined(const __m512 (&x)[4]) {
     return all;
 }
 
-// Of the result of `joined`, one of the four in all places.
+// One of the four results of `joined`, in all places.
 template <size_t I>
 SWIN_QUANT_INLINE inline __m512 one_of(__m512 x) {
     return _mm512_permute_ps(x, I * 0x55);

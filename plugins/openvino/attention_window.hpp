@@ -18,7 +18,7 @@ struct Rows {
     size_t stride, length, depth;
 };
 
-// What integers are multiplied with: q k^T for logits, the softmax for its levels (0: it has none of its own), levels
+// Factors of integers: of q k^T for logits, the softmax for its levels (0: it has none of its own), levels
 // times v for those of the result.
 struct Scales {
     float logits, shares, result;

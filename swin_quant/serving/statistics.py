@@ -95,7 +95,7 @@ class ServiceMetrics:
         self.sizes = metric("Histogram", "batch_size", "Pictures in a batch", buckets=_SIZES)
         self.engine = metric("Histogram", "engine_seconds", "Of the engine, a batch", buckets=_SECONDS)
         self.waiting = metric("Gauge", "waiting_pictures", "Pictures that wait or run")
-        self.held = metric("Gauge", "held_bytes", "Of the budget, held by requests")
+        self.held = metric("Gauge", "held_bytes", "Bytes of the budget that requests hold")
 
     def request(self, route: str, status: int, seconds: float) -> None:
         self.requests.labels(route, str(status)).inc()

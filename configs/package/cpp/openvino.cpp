@@ -37,7 +37,7 @@ int main(int count, char** words) try {
         throw std::runtime_error("INPUT does not hold a batch of this model");
     model->reshape(shape);
 
-    // What is not int8 runs in float32: OpenVINO's own choice is bfloat16 on many CPUs, and int8 beside int8 weights.
+    // Float parts run in float32: OpenVINO's own choice is bfloat16 on many CPUs, and int8 beside int8 weights.
     auto compiled = core.compile_model(model, "CPU",
                                        ov::hint::performance_mode(ov::hint::PerformanceMode::LATENCY),
                                        ov::hint::inference_precision(ov::element::f32),

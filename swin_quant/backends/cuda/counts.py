@@ -1,4 +1,4 @@
-"""What a launch's compiled kernel takes: instructions by pipe, registers and shared memory, kept in a file.
+"""Instructions by pipe, registers and shared memory of each launch's compiled kernel, kept in a file.
 
 No GPU is needed to count, and no Triton to look up: a kernel's key has its sources, types, constants and options.
 """

@@ -32,7 +32,7 @@ def epilogue_of(values, kind, out, levels=None):
 
 
 def epilogue(run, values, kind, out, levels=None):
-    """What the kernel and its reference write for each of `values`."""
+    """Outputs of the kernel and of its reference for each of `values`."""
     arguments = epilogue_of(values, kind, out, levels)
     got = run("gemm", ["out"], arguments | {"tiles": Tiles(16, COLUMNS, 32)})["out"]
     GemmKernel(**arguments).reference()
