@@ -54,7 +54,7 @@ HEADING = """# Alignment, layer by layer
 Made by `python benchmarks/align.py --data-path DIR/data/cifar10`: `swin-quant align A B` on 16 pictures of CIFAR-10's
 `val`. SQNR is of B against A; the fall is where it drops most, to a tensor that is worse than all before.
 
-Tensors that B shows beside the logits: ONNX Runtime and OpenVINO every module, nodes of its own included; the CUDA engine, here
+Shown beside the logits: ONNX Runtime and OpenVINO every module, nodes of its own included; the CUDA engine, here
 by its kernels' references on a CPU, the outputs of blocks and the nodes that it leaves in memory; FasterTransformer's
 arithmetic, emulated and on the CUDA engine, the residual stream between blocks. TorchScript shows logits only: a trace
 runs as a whole, which `align` says.
