@@ -1,37 +1,49 @@
 #!/usr/bin/env bash
-# examples/report.html and its picture in the README, made again: calibrated, scored, searched and timed on this machine,
-# which should do nothing else meanwhile.
-#   scripts/example_report.sh CIFAR10 [WORK]
+# examples/report.html and its picture in the README, made again: calibrated, scored, searched and timed on this machine.
+#   scripts/example_report.sh CIFAR10 [WORK] [prepare | measure | draw]
 # CIFAR10: a folder with train.zip, train_map.txt, val.zip and val_map.txt; WORK: for what lies between (build/example).
-# PYTHON: of the environment (.venv/bin/python); BROWSER: Chromium; COMPARED, SEARCHED, FEW: pictures of the page, of the
-# search and of sensitivity.
+# `prepare` and `draw` time nothing and can run beside other work; `measure`, between them, cannot. Default: all three.
+# PYTHON: of the environment, with playwright (.venv/bin/python); BROWSER: Chromium; COMPARED, SEARCHED, FEW: pictures of
+# the page, of the search and of sensitivity.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 data=(--data-path "$(realpath "$1")")
 work=${2:-build/example}
 python=${PYTHON:-.venv/bin/python}
-ours() { echo "== swin-quant ${*:1:2} ..." >&2; PYTHONPATH=. "$python" -m swin_quant "$@"; }
-
 name=swin_micro_cifar10
 calibrated=$work/cpu/${name}_calib.pth
-rm -rf "$work"
-ours calibrate "examples/checkpoints/$name.safetensors" --cfg "examples/checkpoints/$name.yaml" "${data[@]}" \
-    --policy cpu --output "$work/cpu"
-ours evaluate "$calibrated" "${data[@]}" --policy cpu ft-mode1 ft-mode2
-ours sensitivity "$calibrated" "${data[@]}" --pictures "${FEW:-64}"
-for engine in openvino onnxruntime; do
-    ours export "$calibrated" --for "$engine" --output "$work/$engine"
+ours() { echo "== swin-quant ${*:1:2} ..." >&2; PYTHONPATH=. "$python" -m swin_quant "$@"; }
+
+prepare() {
+    rm -rf "$work"
+    ours calibrate "examples/checkpoints/$name.safetensors" --cfg "examples/checkpoints/$name.yaml" "${data[@]}" \
+        --policy cpu --no-eval --output "$work/cpu"
+    ours sensitivity "$calibrated" "${data[@]}" --pictures "${FEW:-64}"
+    for engine in openvino onnxruntime; do
+        ours export "$calibrated" --for "$engine" --output "$work/$engine"
+    done
+}
+
+measure() {
+    ours evaluate "$calibrated" "${data[@]}" --policy cpu ft-mode1 ft-mode2
+    ours evaluate "$work"/*/*_int8_*.onnx --checkpoint "$calibrated" "${data[@]}"
+    ours search "$calibrated" "${data[@]}" --engine openvino --batch 8 --min-sqnr 36 --pictures "${SEARCHED:-128}" \
+        --rounds 2 --seconds 0.1 --output "$work/cpu"
+}
+
+draw() {
+    ours report "${calibrated%.pth}.json" "$work"/openvino/*.json "$work"/onnxruntime/*.json "${data[@]}" \
+        --pictures "${COMPARED:-1000}" --html "$work/report.html"
+    size=$(stat -c %s "$work/report.html")
+    if ((size > 2000000)); then
+        echo "error: $work/report.html has $size bytes, more than 2 MB: nothing was replaced" >&2
+        exit 1
+    fi
+    "$python" scripts/screenshot.py "$work/report.html" "$work/report.png"
+    cp "$work/report.html" examples/report.html
+    cp "$work/report.png" docs/images/report.png
+}
+
+for step in ${3:-prepare measure draw}; do
+    "$step"
 done
-ours evaluate "$work"/*/*_int8_*.onnx --checkpoint "$calibrated" "${data[@]}"
-ours search "$calibrated" "${data[@]}" --engine openvino --batch 8 --min-sqnr 36 --pictures "${SEARCHED:-128}" \
-    --rounds 2 --seconds 0.1 --output "$work/cpu"
-ours report "${calibrated%.pth}.json" "$work"/openvino/*.json "$work"/onnxruntime/*.json "${data[@]}" \
-    --pictures "${COMPARED:-1000}" --html "$work/report.html"
-size=$(stat -c %s "$work/report.html")
-if ((size > 2000000)); then
-    echo "error: $work/report.html has $size bytes, more than 2 MB: nothing was replaced" >&2
-    exit 1
-fi
-"$python" scripts/screenshot.py "$work/report.html" "$work/report.png"
-cp "$work/report.html" examples/report.html
-cp "$work/report.png" docs/images/report.png
