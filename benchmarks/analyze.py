@@ -9,6 +9,7 @@ import argparse
 from pathlib import Path
 
 import torch
+from pages import save
 
 from swin_quant.base.compat import import_timm
 from swin_quant.config import load_config
@@ -33,7 +34,7 @@ def main() -> None:
             model = import_timm().create_model(name)
         found.append(analyze_module(model.eval(), (1, 3, 224, 224), name, load_machine(args.machine)))
     text = "# Before quantization\n\nWritten by `python benchmarks/analyze.py`; [what it means](../analyze.md).\n\n"
-    PAGE.write_text(text + "\n".join(map(analysis_markdown, found)), encoding="utf-8")
+    save(PAGE, text + "\n".join(map(analysis_markdown, found)))
 
 
 if __name__ == "__main__":

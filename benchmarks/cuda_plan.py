@@ -9,6 +9,8 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
+from pages import save
+
 from swin_quant.backends.cuda.choose_fusions import CACHE_BYTES_US
 from swin_quant.backends.cuda.fusions import ALL, APART
 from swin_quant.backends.cuda.planning import AS_FP16, FP8, FP16, INT8, PLANNED, CudaPlan, Fused, cuda_plan
@@ -34,6 +36,7 @@ HEAD = f"""# What the CUDA engine can at best give
 `python benchmarks/cuda_plan.py` writes this page: **{PLANNED}**. Each launch of the engine takes at least as long as
 its bytes at the GPU's bandwidth, its products at the peak of their type, and a launch inside a CUDA graph. Peaks come
 from data sheets (`configs/machines`), and no kernel reaches them; every tensor counts as read or written once, which
+from pages import save
 caches can undercut. A sum is therefore a limit, not a forecast. The engine fuses launches where [estimates from
 compiled kernels](cuda_static.md) say less, and where it has none, where this model does, with two limits for kernels
 whose programs have whole rows: fewer programs than multiprocessors leave the rest idle, and each program reads all
@@ -111,7 +114,7 @@ def main() -> None:
     parser.add_argument("--gpus", nargs="+", default=["h200", "a100"])
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 32])
     args = parser.parse_args()
-    PAGE.write_text("".join(page(args.gpus, args.batch)).rstrip() + "\n", encoding="utf-8")
+    save(PAGE, "".join(page(args.gpus, args.batch)).rstrip() + "\n")
     print(PAGE)
 
 

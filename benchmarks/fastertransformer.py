@@ -17,6 +17,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import torch
+from pages import save
 from torch import Tensor
 
 from swin_quant.backends.artifact import open_artifact
@@ -196,7 +197,7 @@ def main() -> None:
         for line in rows(checkpoint, args.data_path, args.zip, args.pictures):
             print(line, flush=True)
             lines.append(line)
-    (RESULTS / "fastertransformer.md").write_text("\n".join(lines) + "\n")
+    save(RESULTS / "fastertransformer.md", "\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,8 @@ model on a core.
 import argparse
 from pathlib import Path
 
+from pages import save
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "results" / "fp8.md"
 MODELS = ("swin_micro_cifar10", "swinv2_micro_cifar10")
@@ -90,7 +92,7 @@ def main() -> None:
     args = parser.parse_args()
     rows = [row for name in MODELS for row in scored(name, args.data_path, args.pictures)]
     table = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|", *(f"| {' | '.join(row)} |" for row in rows)]
-    PAGE.write_text("\n".join([HEAD.format(pictures=args.pictures), *table, ""]))
+    save(PAGE, "\n".join([HEAD.format(pictures=args.pictures), *table, ""]))
 
 
 if __name__ == "__main__":

@@ -17,6 +17,8 @@ import sys
 import textwrap
 from pathlib import Path
 
+from pages import save
+
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 PAGE = ROOT / "docs" / "results" / "hard_products.md"
@@ -166,7 +168,7 @@ def write(rows: list[str], found: list[str], args: argparse.Namespace) -> None:
         "",
         *found,
     ]
-    PAGE.write_text("\n".join(page) + "\n")
+    save(PAGE, "\n".join(page) + "\n")
 
 
 if __name__ == "__main__":

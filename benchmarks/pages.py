@@ -1,5 +1,5 @@
-"""A page of results in sections that several runs write, each replacing the one with its title; tables that are data;
-and the conditions of figures."""
+"""Pages of results: sections that several runs write, each replacing the one with its title; tables as data in a CSV
+beside the page; and the conditions of figures."""
 
 import csv
 import io
@@ -22,7 +22,58 @@ def place(page: Path, heading: str, title: str, text: str) -> None:
     sections = {part.partition("\n")[0]: part.partition("\n")[2].strip() for part in re.split(r"(?m)^## ", old)[1:]}
     sections[title] = text.strip()
     found = "".join(f"\n## {name}\n\n{body}\n" for name, body in sorted(sections.items()))
-    atomic_write_bytes(page, (heading + found).encode())
+    save(page, heading + found)
+
+
+_PARTS = re.compile(
+    r"^#+ (?P<title>.+)$|(?P<table>(?:^\|.*\n)+)|^Table: \[\S+\.csv\]\(\S+\.csv\) of (?P<kept>.+)\.$", re.MULTILINE
+)
+
+
+def save(page: Path, text: str) -> None:
+    """Write a page whose tables are rows of the CSV beside it, each named by its heading: `make site` renders them.
+
+    The page gets a line that names the rows; such a line in `text` keeps those that are there.
+    """
+    data, title = page.with_suffix(".csv"), page.stem
+    before, tables = read_table(data), dict[str, list[dict[str, str]]]()
+
+    def apart(found: re.Match[str]) -> str:
+        nonlocal title
+        if found["title"]:
+            title = found["title"]
+        elif found["kept"]:
+            tables[found["kept"]] = [row for row in before if row["table"] == found["kept"]]
+        else:
+            head, _, *rows = map(_cells, found["table"].splitlines())
+            name = title if title not in tables else f"{title} ({sum(one.startswith(title) for one in tables) + 1})"
+            tables[name] = [{"table": name, **dict(zip(head, row, strict=True))} for row in rows]
+            return f"Table: [{data.name}]({data.name}) of {name}.\n"
+        return found[0]
+
+    written = _PARTS.sub(apart, text)
+    if rows := [row for table in tables.values() for row in table]:
+        head = _merged(list(row) for row in rows)
+        write_table(data, head, ([row.get(key, "") for key in head] for row in rows))
+    atomic_write_bytes(page, written.encode())
+
+
+def _merged(heads: Iterable[Sequence[str]]) -> list[str]:
+    """The columns of all tables in the order of each: a new one stands in front of the next that is known."""
+    merged: list[str] = []
+    for head in heads:
+        at = len(merged)
+        for key in reversed(head):
+            if key in merged:
+                at = merged.index(key)
+            else:
+                merged.insert(at, key)
+    return merged
+
+
+def _cells(line: str) -> list[str]:
+    """The cells of a line of a pipe table."""
+    return [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line.strip()[1:-1])]
 
 
 def read_table(file: Path) -> list[dict[str, str]]:

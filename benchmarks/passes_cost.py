@@ -16,6 +16,8 @@ import sys
 import time
 from pathlib import Path
 
+from pages import save
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "results" / "passes_cost.md"
 MODEL = "swin_tiny_patch4_window7_224"
@@ -78,7 +80,7 @@ def write(rows: dict, args: argparse.Namespace) -> None:
             if len(parts) > 1
         ),
     ]
-    PAGE.write_text("\n".join(page).rstrip() + "\n")
+    save(PAGE, "\n".join(page).rstrip() + "\n")
 
 
 def measured(args: argparse.Namespace) -> tuple[float, float, float, str, list[tuple[str, float]]]:

@@ -21,6 +21,7 @@ import time
 from pathlib import Path
 
 import torch
+from pages import save
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results"
@@ -104,7 +105,7 @@ def bits(shared: Path, work: Path) -> None:
                 lines.append(f"| {' | '.join(row)} |")
                 print(lines[-1], flush=True)
             lines.append("")
-    (RESULTS / "calibrators.md").write_text("\n".join(lines))
+    save(RESULTS / "calibrators.md", "\n".join(lines))
 
 
 CHOICE = """# Which calibrator at how many bits, on training pictures

@@ -19,6 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pages import save
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "results" / "zero_points.md"
 MODELS = ("swin_micro_cifar10", "swinv2_micro_cifar10")
@@ -274,7 +276,7 @@ def write_page(work: Path) -> None:
             lines += [f"| {' | '.join(row)} |" for row in json.loads(kept.read_text())] + [""]
         elif title in before:
             lines += [f"## {before[title].rstrip()}", ""]
-    PAGE.write_text("\n".join(lines))
+    save(PAGE, "\n".join(lines))
 
 
 def swin_quant(*words: object) -> None:

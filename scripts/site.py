@@ -8,7 +8,7 @@ not change.
 import csv
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -27,7 +27,7 @@ PAGES = {
 }
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#]*)(#[^)\s]*)?\)")
 
-_TABLE = re.compile(r"^Table: \[(\S+\.csv)\]\(\1\): (.+)\.$", re.MULTILINE)
+_TABLE = re.compile(r"^Table: \[(\S+\.csv)\]\(\1\)(: | of )(.+)\.$", re.MULTILINE)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -71,15 +71,26 @@ def with_links(text: str, folder: str, place: str) -> str:
     return _LINK.sub(link, text)
 
 
-def _rendered(folder: str, name: str, columns: str) -> str:
-    return f"Rendered from [{name}]({name}):\n\n{table(os.path.join(folder, name), columns)}"
+def _rendered(folder: str, name: str, kind: str, named: str) -> str:
+    with open(os.path.join(folder, name), encoding="utf-8", newline="") as opened:
+        rows = list(csv.DictReader(opened))
+    shown = of_columns(rows, named.split(", ")) if kind == ": " else of_table(rows, named)
+    return f"Rendered from [{name}]({name}):\n\n{shown}"
 
 
-def table(file: str, named: str) -> str:
-    """The named columns of a CSV as Markdown, figures with two decimals; `x` has the error in `x_se` behind it."""
-    columns = named.split(", ")
-    with open(file, encoding="utf-8", newline="") as opened:
-        rows = [[_cell(row, column) for column in columns] for row in csv.DictReader(opened)]
+def of_columns(rows: Sequence[Mapping[str, str]], columns: Sequence[str]) -> str:
+    """The named columns as Markdown, figures with two decimals; `x` has the error in `x_se` behind it."""
+    return _markdown(columns, ([_cell(row, column) for column in columns] for row in rows))
+
+
+def of_table(rows: Sequence[Mapping[str, str]], name: str) -> str:
+    """The rows whose `table` is that name as Markdown, as they stand, without columns that are empty there."""
+    these = [row for row in rows if row["table"] == name]
+    columns = [key for key in rows[0] if key != "table" and any(row[key] for row in these)]
+    return _markdown(columns, ([row[column].replace("|", "\\|") for column in columns] for row in these))
+
+
+def _markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (columns, ["---"] * len(columns), *rows))
 
 
