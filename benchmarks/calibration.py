@@ -27,8 +27,7 @@ from swin_quant.data.sources import open_pictures
 from swin_quant.models import build_model
 from swin_quant.quant.calibration import Method, observe, observing, set_ranges
 from swin_quant.quant.check import PICTURES, CheckBatch, check_ranges
-from swin_quant.quant.policies import load_policy
-from swin_quant.quant.policy import apply_policy
+from swin_quant.quant.policy import apply_policy, load_policy
 from swin_quant.quant.range_methods import RANGE_METHODS
 
 BATCHES, SIZE = 10, 8

@@ -33,10 +33,9 @@ from cpu_rivals import CALIBRATION, nncf_candidates, own_quantization, seeded, t
 
 import swin_quant as sq
 from swin_quant.backends.artifact import Artifact, open_artifact
-from swin_quant.backends.engine_loading import artifact_engine, torch_engine
 from swin_quant.backends.onnx.export import OnnxOptions, export
 from swin_quant.backends.openvino.operators import run_here, sources
-from swin_quant.backends.registry import engine_named
+from swin_quant.backends.registry import artifact_engine, engine_named, torch_engine
 from swin_quant.base.cpu import reproducible, usable_cores
 from swin_quant.base.files import atomic_write_bytes, sha256_of
 from swin_quant.base.progress import set_up
@@ -50,10 +49,8 @@ from swin_quant.models.classifier import Classifier
 from swin_quant.models.layers import Swin
 from swin_quant.operators.trace import trace
 from swin_quant.quant.calibration import Method, calibrate
-from swin_quant.quant.conv import QuantConv2d
-from swin_quant.quant.layer import weighted_layers
-from swin_quant.quant.policies import load_policy
-from swin_quant.quant.policy import apply_policy
+from swin_quant.quant.layer import QuantConv2d, weighted_layers
+from swin_quant.quant.policy import apply_policy, load_policy
 from swin_quant.report.engines import bench_markdown, bench_table
 from swin_quant.report.table import print_table
 from swin_quant.score.bench import BenchPlan, BenchReport, measure, noise

@@ -24,15 +24,14 @@ import torch
 from torch import Tensor, nn
 
 from swin_quant.backends.artifact import open_artifact
-from swin_quant.backends.cuda.binding import Bound, bind
 from swin_quant.backends.cuda.choose_fusions import fused_program
+from swin_quant.backends.cuda.crosscompile import kernel_of
 from swin_quant.backends.cuda.engine import machine_here
 from swin_quant.backends.cuda.floors import floor_of
 from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.network import Network, pack
 from swin_quant.backends.cuda.program import Launch
-from swin_quant.backends.cuda.required_kernels import kernel_of
-from swin_quant.backends.cuda.sessions import HostSession
+from swin_quant.backends.cuda.sessions import Bound, HostSession, bind
 from swin_quant.backends.cuda.spec_from_policy import spec_for
 from swin_quant.backends.cuda.timing import COPIES, filled, microseconds
 from swin_quant.backends.cuda.tuning import NO_TILES, TileTable, here, read_tiles
@@ -46,8 +45,7 @@ from swin_quant.data.preprocess import Preprocess
 from swin_quant.models import build_model
 from swin_quant.operators.roofline import Machine, load_machine
 from swin_quant.quant.calibration import Method, calibrate
-from swin_quant.quant.policies import load_policy
-from swin_quant.quant.policy import apply_policy
+from swin_quant.quant.policy import apply_policy, load_policy
 
 REPLAYS, INPUTS, WARM_UP, WARM_S = 40, 4, 5, 0.1
 MOST_COPIES = 64  # most copies of a launch's operands

@@ -35,8 +35,8 @@ from cuda_candidates import INPUTS, LAUNCHES, OURS, REPLAYS, Job, Place, Timed, 
 from cuda_report import COMPILED, TUNED, Report, Row, named, sources_hash
 from pages import versions_here
 
-from swin_quant.backends.cuda.ahead import compile_ahead
 from swin_quant.backends.cuda.choose_fusions import fused_program
+from swin_quant.backends.cuda.crosscompile import compile_ahead
 from swin_quant.backends.cuda.engine import capability_here
 from swin_quant.backends.cuda.floors import floor_of
 from swin_quant.backends.cuda.fusions import candidates

@@ -28,8 +28,7 @@ class Form:
 
 def forms() -> dict[str, Form]:
     """The forms that the engine runs, by their names in the tables."""
-    from swin_quant.quant.policies import load_policy
-    from swin_quant.quant.policy import Rule
+    from swin_quant.quant.policy import Rule, load_policy
 
     cuda = load_policy("cuda")
     return {
@@ -121,7 +120,7 @@ def reference(model, cfg, name: str, folder: str, device):
     """The reference of a form, from the same calibrated model, which is moved to the device."""
     from swin_quant.backends.fastertransformer.emulator import Emulator
     from swin_quant.backends.fastertransformer.export import export
-    from swin_quant.backends.fastertransformer.stored import read_export
+    from swin_quant.backends.fastertransformer.manifest import read_export
     from swin_quant.score.torch_engines import torch_engines
 
     form = forms()[name]

@@ -20,12 +20,11 @@ from pathlib import Path
 
 from pages import read_table, write_table
 
-from swin_quant.backends.cuda.crosscompile import OLDEST_FLOAT8, KernelCall
+from swin_quant.backends.cuda.crosscompile import OLDEST_FLOAT8, KernelCall, kernels_of
 from swin_quant.backends.cuda.fusions import candidates
 from swin_quant.backends.cuda.kernels.call import settle_cache_keys
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.planning import spec_of_config
-from swin_quant.backends.cuda.required_kernels import kernels_of
 from swin_quant.backends.cuda.spec import NetworkSpec
 from swin_quant.base.files import read_json, sha256_of_data, write_json
 from swin_quant.config import load_config

@@ -31,14 +31,12 @@ from swin_quant.backends.cuda.counts import (
     shipped_counts,
     write_counts,
 )
-from swin_quant.backends.cuda.crosscompile import OLDEST_FLOAT8
+from swin_quant.backends.cuda.crosscompile import OLDEST_FLOAT8, kernel_of
 from swin_quant.backends.cuda.estimates import LAUNCHING, REACHED
 from swin_quant.backends.cuda.fusions import candidates
 from swin_quant.backends.cuda.launches import program_of
-from swin_quant.backends.cuda.planning import FP8, FP16, INT8, spec_of_config
+from swin_quant.backends.cuda.planning import ESTIMATED, FP8, FP16, INT8, StaticPlan, spec_of_config, static_plan
 from swin_quant.backends.cuda.program import Launch
-from swin_quant.backends.cuda.required_kernels import kernel_of
-from swin_quant.backends.cuda.static_planning import ESTIMATED, StaticPlan, static_plan
 from swin_quant.base.errors import UsageError
 from swin_quant.base.files import configs_dir
 from swin_quant.config import load_config

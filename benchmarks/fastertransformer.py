@@ -22,9 +22,8 @@ from torch import Tensor
 
 from swin_quant.backends.artifact import open_artifact
 from swin_quant.backends.fastertransformer import emulator, gelu_bias
-from swin_quant.backends.fastertransformer.arithmetic import as_half, layer_norm, to_int8
-from swin_quant.backends.fastertransformer.emulator import Emulator
-from swin_quant.backends.fastertransformer.stored import Stored, read_export
+from swin_quant.backends.fastertransformer.emulator import Emulator, as_half, layer_norm, to_int8
+from swin_quant.backends.fastertransformer.manifest import Stored, read_export
 from swin_quant.backends.fastertransformer.weights import WeightSource
 from swin_quant.base.cpu import reproducible
 from swin_quant.cards.card import RunCard
@@ -32,7 +31,7 @@ from swin_quant.cards.paths import card_path
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sources import open_pictures
 from swin_quant.models.layers import Swin
-from swin_quant.quant.policies import load_policy
+from swin_quant.quant.policy import load_policy
 from swin_quant.score.torch_engines import torch_engines
 from swin_quant.verbs.export import export_checkpoint
 

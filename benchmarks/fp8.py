@@ -30,8 +30,7 @@ int8*: the nodes of `cuda-fp8` in int8.
 
 def policies():
     """The scored policies by name."""
-    from swin_quant.quant.policies import load_policy
-    from swin_quant.quant.policy import Rule, policy_from_dict
+    from swin_quant.quant.policy import Rule, load_policy, policy_from_dict
 
     def named(name, policy):
         return policy_from_dict({**policy.to_dict(), "name": name}, name)

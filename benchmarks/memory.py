@@ -20,8 +20,7 @@ from swin_quant.base.cpu import reproducible
 from swin_quant.config import find_config, load_config
 from swin_quant.models import build_model
 from swin_quant.models.layers import Swin
-from swin_quant.quant.policies import load_policy
-from swin_quant.quant.policy import apply_policy, quantize
+from swin_quant.quant.policy import apply_policy, load_policy, quantize
 from swin_quant.quant.quantizer import named_nodes
 from swin_quant.train.optim import make_optimizer
 from swin_quant.train.recipe import Optimizer

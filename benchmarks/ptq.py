@@ -127,8 +127,7 @@ def rows_of_bits(config: Path, weights: Path, data: Path, policy: str) -> list[l
     from swin_quant.models import build_model
     from swin_quant.quant.calibration import Method, observe, set_ranges
     from swin_quant.quant.check import PICTURES
-    from swin_quant.quant.policies import load_policy
-    from swin_quant.quant.policy import Rule, apply_policy, dequantize, quantize
+    from swin_quant.quant.policy import Rule, apply_policy, dequantize, load_policy, quantize
     from swin_quant.score.difference import difference
 
     cfg = load_config(config)

@@ -25,8 +25,7 @@ from swin_quant.base.cpu import reproducible
 from swin_quant.config import find_config, load_config
 from swin_quant.models import build_model
 from swin_quant.quant.calibration import Method, calibrate
-from swin_quant.quant.policies import load_policy
-from swin_quant.quant.policy import apply_policy, enabled_nodes, quantize
+from swin_quant.quant.policy import apply_policy, enabled_nodes, load_policy, quantize
 from swin_quant.train.amax import settle_granularity
 from swin_quant.train.optim import make_optimizer
 from swin_quant.train.precision import Precision

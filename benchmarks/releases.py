@@ -143,8 +143,7 @@ def write_files(wanted: Sequence[Kind], folder: Path) -> None:
 
     import swin_quant as sq
     from swin_quant.backends.openvino.engine import without_functions
-    from swin_quant.quant.policies import load_policy
-    from swin_quant.quant.policy import Rule
+    from swin_quant.quant.policy import Rule, load_policy
     from swin_quant.score.bench import noise
 
     @functools.cache

@@ -19,8 +19,7 @@ from pathlib import Path
 
 import torch
 
-from swin_quant.backends.engine_loading import artifact_engine, torch_engine
-from swin_quant.backends.registry import engine_named
+from swin_quant.backends.registry import artifact_engine, engine_named, torch_engine
 from swin_quant.base.cpu import reproducible, usable_cores
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.paths import card_path
@@ -140,7 +139,7 @@ def simulated(checkpoint: str, config: dict, way: str) -> Engine:
     from swin_quant.checkpoint import load_calibrated
     from swin_quant.config import from_dict
     from swin_quant.models import build_model
-    from swin_quant.quant.policies import load_policy
+    from swin_quant.quant.policy import load_policy
     from swin_quant.score.torch_engines import torch_engines
 
     model, policy = build_model(from_dict(config, checkpoint)), load_policy("cpu")

@@ -30,7 +30,7 @@ import swin_quant as sq
 from swin_quant.base.compat import import_timm, import_torchvision
 from swin_quant.base.errors import first_line
 from swin_quant.base.files import atomic_write_bytes
-from swin_quant.score.latency import milliseconds
+from swin_quant.score.candidate import milliseconds
 
 CALIBRATION, JUDGED = 8, 8  # pictures
 SIDE = 128  # if the model takes it: more pixels only cost time

@@ -79,7 +79,7 @@ def symmetric():
 
 
 def chosen(base: str, selectors):
-    from swin_quant.quant.policies import load_policy
+    from swin_quant.quant.policy import load_policy
 
     policy = symmetric() if base == "symmetric" else load_policy(base)
     return policy.asymmetric(*selectors) if selectors else policy
@@ -157,8 +157,7 @@ def measured(
     args: argparse.Namespace, name: str, engine: str, pictures: int, batch: int, rounds: int = 1
 ) -> dict[str, Any]:
     """The row of each way, against the float model; with several `rounds`, those without "safe" are timed in turns."""
-    from swin_quant.backends.engine_loading import artifact_engine, torch_engine
-    from swin_quant.backends.registry import engine_named
+    from swin_quant.backends.registry import artifact_engine, engine_named, torch_engine
     from swin_quant.cards.card import RunCard
     from swin_quant.cards.paths import card_path
     from swin_quant.report.engines import bench_json

@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import swin_quant as sq
-from swin_quant.quant.linear import QuantLinear
+from swin_quant.quant.layer import QuantLinear
 
 torch.manual_seed(0)
 images = torch.randn(512, 3, 8, 8)

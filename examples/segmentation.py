@@ -17,7 +17,7 @@ from torch import nn
 import swin_quant as sq
 from swin_quant.base.files import configs_dir
 from swin_quant.config import load_config
-from swin_quant.data.digits import DigitsPictures
+from swin_quant.data.sources import DigitsPictures
 from swin_quant.models import build_model
 from swin_quant.quant.policy import dequantize, quantize
 from swin_quant.train.optim import freeze_stages

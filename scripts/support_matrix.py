@@ -24,8 +24,7 @@ from swin_quant.config import load_config
 from swin_quant.config.files import shipped_configs
 from swin_quant.models import build_model
 from swin_quant.models.geometry import Geometry, geometry_of
-from swin_quant.quant.policies import builtin_policies, load_policy
-from swin_quant.quant.policy import Policy
+from swin_quant.quant.policy import Policy, builtin_policies, load_policy
 from swin_quant.quant.quantizer import named_nodes
 
 SMS = {70: "V100", 75: "T4", 80: "A100", 86: "A10, RTX 30", 89: "L4, RTX 40", 90: "H100, H200"}

@@ -27,8 +27,7 @@ from swin_quant.data.preprocess import Preprocess
 from swin_quant.model import Model
 from swin_quant.models import build_model
 from swin_quant.models.classifier import Classifier
-from swin_quant.quant.policies import load_policy
-from swin_quant.quant.policy import Policy, apply_policy, policy_from_dict, settings_for
+from swin_quant.quant.policy import Policy, apply_policy, load_policy, policy_from_dict, settings_for
 from swin_quant.score.baseline import (
     Baseline,
     find_baseline,

@@ -32,8 +32,7 @@ from swin_quant.cli import main
 from swin_quant.config import families, load_config
 from swin_quant.models import build_model
 from swin_quant.models import registry as architectures
-from swin_quant.quant.policies import load_policy
-from swin_quant.quant.policy import apply_policy
+from swin_quant.quant.policy import apply_policy, load_policy
 
 reproducible()  # as the command line, before any matrix product
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)

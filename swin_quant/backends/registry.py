@@ -4,12 +4,18 @@ import importlib
 from collections.abc import Callable, Mapping
 from functools import cache
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from swin_quant.backends.backend import Backend, function
 from swin_quant.base.errors import UsageError
 from swin_quant.base.extras import announced
 from swin_quant.base.progress import log
+from swin_quant.score.engine import Engine
+
+if TYPE_CHECKING:
+    from swin_quant.backends.backend import Backend
+    from swin_quant.score.options import EngineOptions
+
 
 BUILT_IN = ("fastertransformer", "onnx", "tensorrt", "onnxruntime", "openvino", "torchscript", "cuda")
 ENTRY_POINTS = "swin_quant.backends"  # the entry point group in which an installed package names its BACKEND
@@ -85,3 +91,24 @@ def _found() -> dict[str, Backend]:
         if found.setdefault(backend.name, backend) != backend:
             log.warning("%s: left out, another backend is called %s", who, backend.name)
     return found
+
+
+def torch_engine(checkpoint: str, config: Mapping[str, Any], device: str = "cpu", half: str | None = None) -> Engine:
+    """A checkpoint's float model in torch, in float32 or autocast to `half`."""
+    import torch
+
+    from swin_quant.checkpoint import load_float
+    from swin_quant.config import from_dict
+    from swin_quant.models import build_model
+    from swin_quant.score.torch_engines import torch_engines
+
+    model = build_model(from_dict(config, checkpoint))
+    load_float(model, checkpoint)
+    return torch_engines(model.to(device), torch.device(device), half)[half or "float32"]
+
+
+def artifact_engine(file: str, backend: "Backend", options: "EngineOptions") -> Engine:
+    """An artifact on the engine of `backend`, which is registered first: a new process may not know it."""
+    from swin_quant.backends.artifact import open_artifact
+
+    return register(backend).loader(open_artifact(file), options)

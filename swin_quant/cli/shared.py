@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from swin_quant.checkpoint.opened import Checkpoint, OpenedCheckpoint
     from swin_quant.data.pictures import Pictures
     from swin_quant.quant.calibration import Method
-    from swin_quant.quant.passes.plan import PassPlan
+    from swin_quant.quant.passes.run import PassPlan
     from swin_quant.quant.policy import Policy, Rule
     from swin_quant.score.options import EngineOptions
 
@@ -232,8 +232,8 @@ class PassOptions:
     no_equalize: Annotated[bool, Rare("leave channels that stand out as they are (without --passes)")] = False
 
     def plan(self) -> PassPlan:
-        from swin_quant.quant.passes.plan import PassPlan
         from swin_quant.quant.passes.recipe import load_passes
+        from swin_quant.quant.passes.run import PassPlan
 
         if self.passes and self.no_equalize:
             raise UsageError("--passes and --no-equalize: the recipe says whether to equalize: leave one of them out")
@@ -259,7 +259,7 @@ class PolicyOptions:
 
         A policy that other options change gets its own name: its results are not the original's.
         """
-        from swin_quant.quant.policies import load_policy
+        from swin_quant.quant.policy import load_policy
 
         if AUTO in self.policy:
             raise UsageError("--policy auto: `quantize` has it, and `search` finds it for a calibrated checkpoint")

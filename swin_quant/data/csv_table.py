@@ -7,8 +7,8 @@ from pathlib import Path
 
 from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.base.files import read_bounded
+from swin_quant.data.class_names import classed
 from swin_quant.data.folder import FolderPictures
-from swin_quant.data.labels import classed
 from swin_quant.data.pictures import is_picture, printable
 from swin_quant.data.source import DataRequest, DataSource, files_of
 

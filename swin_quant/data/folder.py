@@ -1,13 +1,17 @@
 """Pictures in folders, one folder a class: torchvision's ImageFolder layout."""
 
+import os
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.base.files import open_plain
 from swin_quant.base.progress import log
 from swin_quant.data.class_names import in_order
-from swin_quant.data.pictures import EXTENSIONS, MAX_BYTES, Pictures, UnreadablePicture, printable
-from swin_quant.data.walk import Walk
+from swin_quant.data.pictures import EXTENSIONS, MAX_BYTES, Pictures, UnreadablePicture, is_picture, printable
+
+_LONGEST = 16  # shown characters of an extension
 
 
 class FolderPictures(Pictures):
@@ -61,3 +65,80 @@ class FolderPictures(Pictures):
         if len(data) > MAX_BYTES:
             raise UnreadablePicture(f"{self.names[index]}: larger than {MAX_BYTES >> 20} MiB")
         return data
+
+
+class Walk:
+    """A walk through folders, without hidden files. Links out of `roots`, or to a folder above themselves, are not
+    followed: a foreign folder could otherwise reach all files of the user who reads it."""
+
+    def __init__(self, roots: Iterable[str | os.PathLike[str]]) -> None:
+        self.roots = [os.path.realpath(root) for root in roots]
+        self._kinds: Counter[str] = Counter()
+        self._links: dict[str, str] = {}  # real path of a link -> the path that reached it
+
+    def listed(self, folder: str | os.PathLike[str]) -> tuple[list[str], list[str]]:
+        """Names of the folders and of the files in a folder, sorted. SwinQuantError if it cannot be listed."""
+        found: tuple[list[str], list[str]] = [], []
+        try:
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    if entry.name.startswith("."):
+                        continue
+                    is_link = entry.is_symlink()
+                    if is_link and not self._may_follow(entry.path):
+                        self._links.setdefault(os.path.join(os.path.realpath(folder), entry.name), entry.path)
+                        continue
+                    is_folder = os.path.isdir(entry.path) if is_link else entry.is_dir()
+                    found[0 if is_folder else 1].append(entry.name)
+        except OSError as error:
+            raise SwinQuantError(f"{printable(os.fspath(folder))}: cannot be listed: {error.strerror}") from error
+        return sorted(found[0]), sorted(found[1])
+
+    def pictures(self, folder: str | os.PathLike[str]) -> list[str]:
+        """Paths of the pictures below a folder, in ImageFolder's order. A folder that several links reach counts
+        once."""
+        seen: set[tuple[int, int]] = set()
+        levels, pending = [], [os.fspath(folder)]
+        while pending:
+            path = pending.pop()
+            status = os.stat(path)
+            if (status.st_dev, status.st_ino) in seen:
+                continue
+            seen.add((status.st_dev, status.st_ino))
+            folders, files = self.listed(path)
+            pending += [os.path.join(path, name) for name in reversed(folders)]
+            levels.append((path, list(filter(is_picture, files))))
+            self.leave_out(sorted(set(files).difference(levels[-1][1])))
+        return [os.path.join(path, name) for path, names in sorted(levels) for name in names]
+
+    def leave_out(self, names: Iterable[str], where: str = "") -> None:
+        """Count skipped files."""
+        extensions = (os.path.splitext(name)[1].lower()[:_LONGEST] or "without an extension" for name in names)
+        self._kinds.update(printable(extension) + where for extension in extensions)
+
+    def left_out(self, place: str | os.PathLike[str]) -> str:
+        """The skipped files, in words, with links relative to `place`; or empty."""
+        reasons = []
+        if self._kinds:
+            kinds = listed(f"{count} {kind}" for kind, count in self._kinds.most_common())
+            reasons.append(f"{sum(self._kinds.values())} files are not taken for pictures: {kinds}")
+        if self._links:
+            names = listed((printable(os.path.relpath(link, place)) for link in sorted(self._links.values())), 3)
+            reasons.append(
+                f"{len(self._links)} links lead out of it, or to a folder above, and are not followed: {names}; copy "
+                "what they lead to (cp -rL), or name the folder that they lead to"
+            )
+        return "; ".join(reasons)
+
+    def tell(self, place: str | os.PathLike[str]) -> None:
+        """Warn about skipped files."""
+        if reasons := self.left_out(place):
+            log.warning("%s: %s", place, reasons)
+
+    def _may_follow(self, link: str) -> bool:
+        target, parent = os.path.realpath(link), os.path.realpath(os.path.dirname(link))
+        return any(_holds(root, target) for root in self.roots) and not _holds(target, parent)
+
+
+def _holds(folder: str, path: str) -> bool:
+    return path == folder or path.startswith(os.path.join(folder, ""))

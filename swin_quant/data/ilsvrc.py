@@ -17,11 +17,10 @@ from typing import Any
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.extras import library
 from swin_quant.base.files import read_bounded, read_lines
-from swin_quant.data.folder import FolderPictures
+from swin_quant.data.folder import FolderPictures, Walk
 from swin_quant.data.imagenet import ILSVRC_CLASSES, is_wnid, wnids_of
 from swin_quant.data.pictures import printable
 from swin_quant.data.source import DataRequest, DataSource, subfolders
-from swin_quant.data.walk import Walk
 
 PICTURE = re.compile(r"ILSVRC2012_val_([0-9]{8})\.(?:JPEG|jpeg|jpg|JPG|png)")
 # Each line begins with a wnid, in published order

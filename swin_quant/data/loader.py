@@ -3,6 +3,7 @@
 import signal
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import torch
@@ -11,9 +12,11 @@ from torch.utils.data import DataLoader, Dataset
 
 from swin_quant.base.compat import import_timm
 from swin_quant.base.cpu import usable_cores
+from swin_quant.base.distributed import all_sum
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.data.pictures import Pictures, UnreadablePicture
 from swin_quant.data.preprocess import Transform
+from swin_quant.data.sampling import sample
 
 _FEW = 256  # pictures decoded in the time that workers take to start
 
@@ -153,3 +156,49 @@ class UnreadableLimit:
         else:
             return
         raise SwinQuantError(f"{bad} of {self.total} pictures are unreadable: {listed(self._names)}; {advice}")
+
+
+Numbered = tuple[int, Batch]
+
+
+def calibration_batches(
+    pictures: Pictures,
+    transform: Transform,
+    wanted: int,
+    batch_size: int,
+    seed: int,
+    limit: UnreadableLimit,
+    rank: int = 0,
+    world: int = 1,
+    workers: int = 0,
+) -> Iterator[Numbered]:
+    """Yield (number, batch) for this rank's share of `wanted` seeded pictures, `batch_size` at a time.
+
+    Unreadable pictures are left out of their batch. When every rank has read its share, rank 0 replaces them by the
+    next readable pictures of the seeded order, in batches of their own. So any number of ranks takes the same `wanted`
+    pictures, or fewer if the data hold no more. Every rank must read all of its batches.
+    """
+    sample(len(pictures), wanted, seed)  # refuses more pictures than there are
+    batches = -(-wanted // batch_size)
+    order = sample(len(pictures), len(pictures), seed)
+    mine = list(range(rank, batches, world))
+    first = [order[:wanted][number * batch_size : (number + 1) * batch_size] for number in mine]
+    missing = 0
+    for number, batch in zip(mine, limit.watched(load_batches(pictures, transform, first, workers)), strict=True):
+        missing += len(batch.unreadable)
+        yield number, batch
+
+    missing = int(all_sum(torch.tensor(missing), torch.device("cpu")))
+    spare = order[wanted:] if rank == 0 else []
+    for number in count(batches):
+        if not missing or not spare:
+            return
+        size = min(missing, batch_size)
+        batch, spare = next(limit.watched(load_batches(pictures, transform, [spare[:size]]))), spare[size:]
+        missing -= len(batch.labels)
+        yield number, batch
+
+
+def seeded_order(pictures: Pictures, seed: int) -> list[str]:
+    """The names of all pictures, unreadable ones too, in the order in which `calibration_batches` takes them."""
+    return [pictures.names[index] for index in sample(len(pictures), len(pictures), seed)]

@@ -11,9 +11,8 @@ from PIL import Image
 from torch import Tensor
 
 from swin_quant.base.errors import UsageError
-from swin_quant.data.folder import FolderPictures
+from swin_quant.data.folder import FolderPictures, Walk
 from swin_quant.data.pictures import is_picture, printable
-from swin_quant.data.walk import Walk
 
 
 class NamedPictures(FolderPictures):

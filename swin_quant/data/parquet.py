@@ -16,7 +16,7 @@ from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.base.extras import library
 from swin_quant.base.files import open_plain
 from swin_quant.base.reading import reading, varint
-from swin_quant.data.labels import MAX_CLASSES, classed
+from swin_quant.data.class_names import MAX_CLASSES, classed
 from swin_quant.data.pictures import MAX_BYTES, Pictures, UnreadablePicture, printable
 from swin_quant.data.source import DataRequest, DataSource, files_of
 

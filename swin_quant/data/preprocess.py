@@ -13,7 +13,7 @@ from swin_quant.base.compat import import_augmentation, import_torchvision
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.schema import check_fields, checked, one_of, plain, within
 from swin_quant.config.sides import shortest, shown, sides
-from swin_quant.data.seeds import seeded
+from swin_quant.data.sampling import seeded
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)

@@ -2,9 +2,13 @@
 
 import hashlib
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
+
+import numpy as np
+import torch
 
 from swin_quant.base.errors import UsageError
 
@@ -68,3 +72,33 @@ def digest(names: Iterable[str]) -> str:
     for name in names:
         sha.update(name.encode("utf-8") + b"\0")
     return sha.hexdigest()
+
+
+def key_of(*parts: int | str) -> int:
+    """A 32-bit number that depends on all `parts`."""
+    return int.from_bytes(hashlib.sha256("/".join(map(str, parts)).encode()).digest()[:4], "little")
+
+
+def seed_all(*parts: int | str) -> None:
+    """Seed Python's, numpy's and torch's generators (on the GPUs too) by the key of `parts`."""
+    key = key_of(*parts)
+    random.seed(key)
+    np.random.seed(key)
+    torch.manual_seed(key)
+
+
+@contextmanager
+def seeded(*parts: int | str) -> Iterator[None]:
+    """Inside the context, the CPU's generators are seeded by the key of `parts`; afterwards they have their old
+    states."""
+    key = key_of(*parts)
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    random.seed(key)
+    np.random.seed(key)
+    torch.default_generator.manual_seed(key)  # torch.manual_seed would seed the GPUs, too
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_rng_state(states[2])

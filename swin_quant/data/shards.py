@@ -11,7 +11,7 @@ from typing import BinaryIO
 from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.base.files import open_plain, reason
 from swin_quant.base.progress import log
-from swin_quant.data.labels import classed
+from swin_quant.data.class_names import classed
 from swin_quant.data.pictures import MAX_BYTES, Pictures, UnreadablePicture, is_picture, printable
 from swin_quant.data.source import DataRequest, DataSource, files_of
 

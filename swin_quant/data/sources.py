@@ -4,14 +4,17 @@ import importlib
 import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
+from itertools import count
 from pathlib import Path
 
+import numpy as np
+from PIL import Image
 from yacs.config import CfgNode
 
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
+from swin_quant.base.extras import library
 from swin_quant.base.reading import reads
 from swin_quant.data.class_names import fit, in_order, stated
-from swin_quant.data.digits import DigitsPictures
 from swin_quant.data.folder import FolderPictures
 from swin_quant.data.pictures import Pictures, is_picture
 from swin_quant.data.source import DataRequest, DataSource, subfolders
@@ -21,6 +24,8 @@ DIGITS = "digits"
 TRAIN = "train"
 # Files here with a SOURCE, in the order tried.
 KINDS = ("wnids", "ilsvrc", "csv_table", "shards", "parquet", "cifar", "cifar_python")
+SPLITS = ("train", "val")
+_VAL_EVERY = 5  # every fifth picture of each class is for validation
 
 
 @reads("data set")
@@ -183,3 +188,26 @@ def _find(root: Path, split: str, zip_mode: bool, labelled: bool) -> Path:
     layout = f"{split}.zip with {split}_map.txt" if zip_mode else f"folder {split}, nor {split}.zip with its map"
     held = listed([*sorted(folders), *sorted(item.name for item in archives.values())])
     raise SwinQuantError(f"{root}: has no {layout}; it holds {held or 'neither folders nor archives'}")
+
+
+class DigitsPictures(Pictures):
+    """1,797 pictures of 8 x 8 grey levels in ten classes, 80 % `train`, 20 % `val`, the classes balanced in both.
+
+    Source: UCI "Optical Recognition of Handwritten Digits", as bundled with scikit-learn.
+    """
+
+    def __init__(self, split: str) -> None:
+        if split not in SPLITS:
+            raise UsageError(f"digits: no split {split!r}; choose one of {', '.join(SPLITS)}")
+        digits = library("sklearn.datasets", "demo").load_digits()
+        ordinals = [count() for _ in digits.target_names]
+        of_class = np.array([next(ordinals[label]) for label in digits.target])
+        chosen = np.flatnonzero((of_class % _VAL_EVERY == _VAL_EVERY - 1) == (split == "val"))
+        self._levels = np.rint(digits.images[chosen] * (255 / 16)).astype(np.uint8)  # 0 to 16 -> 0 to 255
+        self.names = [f"digits/{index:04d}" for index in chosen]
+        self.labels = digits.target[chosen].tolist()
+        self.class_names = [str(name) for name in digits.target_names]
+
+    def open(self, index: int) -> Image.Image:
+        """Return one picture, 8 x 8, mode L."""
+        return Image.fromarray(self._levels[index])

@@ -12,7 +12,7 @@ from typing import Any
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.files import open_plain, read_bounded, read_lines
 from swin_quant.base.reading import opened, unpacked
-from swin_quant.data.labels import CLASSES_FILE, MAX_CLASSES
+from swin_quant.data.class_names import CLASSES_FILE, MAX_CLASSES
 from swin_quant.data.pictures import EXTENSIONS, MAX_BYTES, Pictures, UnreadablePicture, is_picture, printable
 from swin_quant.data.sampling import shard
 

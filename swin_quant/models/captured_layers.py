@@ -9,10 +9,17 @@ from torch import Tensor, fx, nn
 
 from swin_quant.models.capture import CONSTANT, packet, stack
 from swin_quant.models.placement import input_role, source_of
-from swin_quant.quant.borrowed import Borrowed, BorrowedConv2d, BorrowedLinear, Lender
-from swin_quant.quant.conv import QuantConv1d, QuantConv2d, QuantConv3d
-from swin_quant.quant.layer import QuantizedLayer
-from swin_quant.quant.linear import QuantLinear
+from swin_quant.quant.layer import (
+    Borrowed,
+    BorrowedConv2d,
+    BorrowedLinear,
+    Lender,
+    QuantConv1d,
+    QuantConv2d,
+    QuantConv3d,
+    QuantizedLayer,
+    QuantLinear,
+)
 
 _OURS: dict[str, type] = {"linear": QuantLinear, "conv1d": QuantConv1d, "conv2d": QuantConv2d, "conv3d": QuantConv3d}
 _BORROWED: dict[str, type] = {"linear": BorrowedLinear, "conv2d": BorrowedConv2d}

@@ -10,8 +10,59 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from swin_quant.models import oblong
-from swin_quant.models.oblong import Window
+from swin_quant.models.windows import MASKED, relative_coords_table, relative_position_index
+
+Window = tuple[int, int]
+
+
+def offsets_in(window: Window) -> int:
+    """How many offsets, (2h - 1) * (2w - 1), two tokens of a window may have."""
+    return (2 * window[0] - 1) * (2 * window[1] - 1)
+
+
+def offset_index(window: Window) -> Tensor:
+    """int64 [L, L]: the row of the bias table, which has one for each offset, for two tokens of a window."""
+    high, wide = window
+    if high == wide:
+        return relative_position_index(high)
+    y, x = torch.meshgrid(torch.arange(high), torch.arange(wide), indexing="ij")
+    y, x = y.flatten(), x.flatten()
+    return (y[:, None] - y + high - 1) * (2 * wide - 1) + (x[:, None] - x + wide - 1)
+
+
+def offset_coordinates(window: Window, pretrained: int = 0) -> Tensor:
+    """float32 [1, 2h - 1, 2w - 1, 2]: the coordinates of every offset, each side as in a square window of that side."""
+    rows, columns = (relative_coords_table(side, pretrained)[0].diagonal()[0] for side in window)
+    return torch.stack(torch.meshgrid(rows, columns, indexing="ij"), dim=-1)[None]
+
+
+def cut(x: Tensor, window: Window) -> Tensor:
+    """[B, H, W, C] -> [B, nW, L, C], the windows of a map row by row."""
+    batch, height, width, channels = x.shape
+    high, wide = window
+    rows, columns = height // high, width // wide
+    x = x.reshape(batch, rows, high, columns, wide, channels)
+    return x.transpose(2, 3).reshape(batch, rows * columns, high * wide, channels)
+
+
+def joined(windows: Tensor, window: Window, height: int, width: int) -> Tensor:
+    """[B, nW, L, C] -> [B, H, W, C]: the inverse of `cut`."""
+    (batch, *_, channels), (high, wide) = windows.shape, window
+    x = windows.reshape(batch, height // high, width // wide, high, wide, channels)
+    return x.transpose(2, 3).reshape(batch, height, width, channels)
+
+
+def mask(height: int, width: int, window: Window, shift: Window) -> Tensor:
+    """float32 [nW, L, L]: 0 where two tokens of a shifted window were neighbours before the shift, else -100."""
+    rows, columns = (_parts(*side) for side in zip((height, width), window, shift, strict=True))
+    region = cut((3 * rows[:, None] + columns)[None, :, :, None], window).squeeze(-1).squeeze(0)
+    return torch.where(region[:, :, None] == region[:, None, :], 0.0, MASKED)
+
+
+def _parts(length: int, window: int, shift: int) -> Tensor:
+    """int64 [length]: which of the three parts of a shifted axis each place belongs to."""
+    places = torch.arange(length)
+    return (places >= length - window).long() + (places >= length - shift)
 
 
 def pad_up(x: Tensor, multiple: Window) -> Tensor:
@@ -54,12 +105,12 @@ class Cut:
             x = pad_up(x, self.window)
         if any(self.shift):
             x = torch.roll(x, [-by for by in self.shift], dims=(1, 2))
-        return oblong.cut(pad_up(x, self.window), self.window)
+        return cut(pad_up(x, self.window), self.window)
 
     def reverse(self, windows: Tensor, like: Tensor) -> Tensor:
         """[B, nW, L, C] -> [B, H, W, C] of `like`: the inverse of `partition`."""
         height, width = like.shape[1:3]
-        x = oblong.joined(windows, self.window, *self._padded(like))
+        x = joined(windows, self.window, *self._padded(like))
         if not self.pad_first:
             x = x[:, :height, :width]
         if any(self.shift):
@@ -70,7 +121,7 @@ class Cut:
         """[nW, L, L] for a map [B, H, W, C]; None without a shift."""
         if not any(self.shift):
             return None
-        return oblong.mask(*self._padded(like), self.window, self.shift).to(like.device)
+        return mask(*self._padded(like), self.window, self.shift).to(like.device)
 
     def _padded(self, like: Tensor) -> tuple[int, int]:
         """Height and width of a map [B, H, W, C] whose windows are whole."""

@@ -14,8 +14,8 @@ from swin_quant.config.swin import SWIN
 from swin_quant.models.classifier import Architecture
 from swin_quant.models.geometry import Geometry, geometry_of
 from swin_quant.models.layers import PatchMerging, Swin, WindowBlock, initialise
-from swin_quant.models.oblong import offset_index, offsets_in
-from swin_quant.quant.linear import QuantLinear
+from swin_quant.models.maps import offset_index, offsets_in
+from swin_quant.quant.layer import QuantLinear
 from swin_quant.quant.passes.places import Exchange, Part
 from swin_quant.quant.quantizer import Quantizer, Role
 

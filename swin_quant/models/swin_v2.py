@@ -16,9 +16,9 @@ from swin_quant.config.swin import SWINV2
 from swin_quant.models.classifier import Architecture
 from swin_quant.models.geometry import Geometry, geometry_of
 from swin_quant.models.layers import PatchMerging, Swin, WindowBlock, initialise
-from swin_quant.models.oblong import offset_coordinates, offset_index
+from swin_quant.models.maps import offset_coordinates, offset_index
 from swin_quant.models.swin import add_bias_and_mask
-from swin_quant.quant.linear import QuantLinear
+from swin_quant.quant.layer import QuantLinear
 from swin_quant.quant.passes.places import Exchange, Part
 from swin_quant.quant.quantizer import Quantizer, Role
 

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from swin_quant.base.errors import UsageError
-from swin_quant.operators.names import operator_name
+from swin_quant.operators.trace import operator_name
 
 _TAKEN = ("ai.onnx", "ai.onnx.ml", "ai.onnx.training", "com.microsoft", "com.microsoft.nchwc", "pkg", "local")
 _SPEC = re.compile(r"(\w+)=([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)::([A-Za-z_]\w*)")

@@ -6,6 +6,7 @@ data, and is named.
 
 import copy
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -16,8 +17,41 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from swin_quant.base.errors import SwinQuantError
-from swin_quant.operators.names import HOUSEKEEPING, operator_name, tensors_in
+from swin_quant.base.errors import SwinQuantError, listed
+
+_SAME = {
+    "truediv": "div",
+    "true_divide": "div",
+    "divide": "div",
+    "multiply": "mul",
+    "subtract": "sub",
+    "concat": "cat",
+    "concatenate": "cat",
+    "swapaxes": "transpose",
+    "t": "transpose",
+    "T": "transpose",
+    "mT": "transpose",
+    "view": "reshape",
+    "view_as": "reshape",
+    "reshape_as": "reshape",
+    "movedim": "permute",
+    "split_with_sizes": "split",
+    "mm": "matmul",
+    "bmm": "matmul",
+    "max_pool2d_with_indices": "max_pool2d",
+    "sum_to_size": "sum",
+    "float": "to",
+    "half": "to",
+    "bfloat16": "to",
+    "type": "to",
+}
+# Types, devices and memory: an engine has nothing to compute for these.
+HOUSEKEEPING = frozenset({
+    "contiguous", "detach", "clone", "requires_grad", "data", "cpu", "cuda", "size", "numel", "device", "type_as",
+    "new_empty", "new_zeros", "zeros", "empty", "zeros_like", "ones", "ones_like", "full", "tensor", "arange",
+    "set_grad_enabled", "linspace",
+})  # fmt: skip
+_MORE = 16  # pixels: whole patches, and no map twice as large, which could pass for a batch of two
 
 
 def _product(a: Tensor, b: Tensor) -> int:
@@ -228,3 +262,93 @@ def _naming(model: nn.Module, stack: list[str]) -> Iterator[None]:
 
 def _pop(stack: list[str]) -> None:
     stack.pop()
+
+
+def operator_name(function: Callable[..., Any], args: Sequence[Any] = ()) -> str:
+    """The name of a torch function or method; indexing is `slice`, `select` or, by a tensor, `index`."""
+    name = getattr(function, "__name__", "").partition(".")[0]  # ATen's names include the overload
+    if name == "__get__":  # a property, `x.T`
+        name = getattr(getattr(function, "__self__", None), "__name__", name)
+    elif name == "__getitem__":
+        return _indexing(args[1] if len(args) > 1 else None)
+    if name.startswith("__"):
+        name = re.sub(r"^(r|i)(?=(add|sub|mul|truediv|div|matmul|pow)$)", "", name.strip("_"))
+    name = name.removesuffix("_") if not name.startswith("_") else name.strip("_")
+    return _SAME.get(name, name)
+
+
+def _indexing(index: Any) -> str:
+    parts = index if isinstance(index, tuple) else (index,)
+    if any(not (part is None or part is Ellipsis or isinstance(part, (int, slice))) for part in parts):
+        return "index"
+    return "select" if any(isinstance(part, int) for part in parts) else "slice"
+
+
+def tensors_in(value: Any) -> list[Any]:
+    """Every tensor in nested lists, tuples and dicts, in order."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    return [tensor for part in value for tensor in tensors_in(part)] if isinstance(value, (list, tuple)) else []
+
+
+@dataclass(frozen=True)
+class Variation:
+    """Whether a dimension of the pictures may vary, how many operators' shapes follow it, and `why` not."""
+
+    dimension: str
+    free: bool
+    calls: int
+    why: str = ""
+
+
+def variations(model: nn.Module, images: Sequence[int], calls: Sequence[Call]) -> list[Variation]:
+    """Whether shapes follow another batch, square pictures of another size, and pictures that are not square.
+
+    `calls`: the trace of `model` for pictures of shape `images`, [B, in, H, W].
+    """
+    batch, channels, height, width = images
+    others = {
+        "batch": (batch + 1, channels, height, width),
+        "size": (batch, channels, height + _MORE, width + _MORE),
+        "height alone": (batch, channels, height + _MORE, width),
+    }
+    return [_variation(name, model, other, calls) for name, other in others.items()]
+
+
+def _variation(name: str, model: nn.Module, images: Sequence[int], calls: Sequence[Call]) -> Variation:
+    try:
+        found = trace(model, images)
+    except NotTraceable as error:
+        return Variation(name, False, 0, f"{error.module or 'the model itself'}: {error.reason}")
+    if [call.name for call in found] != [call.name for call in calls]:
+        return Variation(name, True, len(found), "other operators are called: control flow depends on it")
+    changed = sum(a.inputs != b.inputs or a.outputs != b.outputs for a, b in zip(found, calls, strict=True))
+    return Variation(name, True, changed)
+
+
+def training_only(model: nn.Module) -> dict[str, list[str]]:
+    """Names of modules without effect in evaluation, by kind: dropout and drop path."""
+    found: dict[str, list[str]] = {}
+    for name, module in model.named_modules():
+        kind = type(module).__name__
+        if isinstance(module, nn.modules.dropout._DropoutNd) or kind.lower() in ("droppath", "stochasticdepth"):
+            found.setdefault(kind, []).append(name)
+    return found
+
+
+def sentence(variation: Variation) -> str:
+    """The variation in words."""
+    if not variation.free:
+        return f"{variation.dimension}: fixed; {variation.why}"
+    return f"{variation.dimension}: may vary; shapes of {variation.calls} calls follow it" + (
+        f"; {variation.why}" if variation.why else ""
+    )
+
+
+def training_sentence(found: dict[str, list[str]]) -> str:
+    """The modules that only training needs, in words."""
+    return "; ".join(f"{len(names)} {kind} ({listed(names, 2)})" for kind, names in found.items()) or "none"

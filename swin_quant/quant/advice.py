@@ -14,8 +14,7 @@ from swin_quant.quant.check import RUIN_DB, Check
 from swin_quant.quant.fake_quant import FP8
 from swin_quant.quant.outlier_channels import LOST_DB, OutlierChannels
 from swin_quant.quant.quantizer import Quantizer, Role
-from swin_quant.quant.range_uncertainty import MOST, pictures_for, sample_uncertainty
-from swin_quant.quant.ranges import Range, methods_for, range_of, search
+from swin_quant.quant.ranges import MOST, Range, methods_for, pictures_for, range_of, sample_uncertainty, search
 from swin_quant.quant.statistics import Statistics, sqnr_db
 
 CLIPPED = 0.001  # share of a node's values on equal steps: ten times what the percentile calibrator clips

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from swin_quant.quant.calibration import Calibration, Method, search_ranges
 from swin_quant.quant.check import compare, logits_of
-from swin_quant.quant.passes.kind import PassContext
+from swin_quant.quant.passes import PassContext
 from swin_quant.quant.passes.trial import quantized, squared_error
 from swin_quant.quant.passes.units import inside, walk
 from swin_quant.quant.policy import enabled_nodes

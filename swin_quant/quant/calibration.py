@@ -5,7 +5,8 @@ ranges are the float model's. Over several ranks the statistics are reduced befo
 to those of one rank, and on a CPU to those of any batch size (`batch_invariance`).
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+import copy
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,9 +17,7 @@ from torch import Tensor, nn
 
 from swin_quant.base.distributed import gather
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
-from swin_quant.base.progress import track
-from swin_quant.quant.batch_invariance import BatchInvariance
-from swin_quant.quant.eval_mode import eval_mode
+from swin_quant.base.progress import log, track
 from swin_quant.quant.fake_quant import FP8
 from swin_quant.quant.fold import fold
 from swin_quant.quant.layer import weighted_layers
@@ -29,10 +28,11 @@ from swin_quant.quant.quantizer import Quantizer, Role, State, named_nodes
 from swin_quant.quant.range_methods import RANGE_METHODS
 from swin_quant.quant.ranges import Range, method_for, search
 from swin_quant.quant.statistics import Statistics
-from swin_quant.quant.watch import watching
+from swin_quant.quant.watch import eval_mode, watching
 
 VALUES_PER_PICTURE = 16384
 LARGEST_HALF = 65504.0
+Forward = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -282,3 +282,80 @@ def first_non_finite(model: nn.Module, images: Tensor) -> str:
             node.state = state
     first = found[0] if found else "an attention matmul"
     return f"module {first} is the first whose output holds NaN or infinity: the weights overflow on these pictures"
+
+
+class BatchInvariance:
+    """Runs batches through the `forward` of `model`; each of its `nodes` has an observer."""
+
+    def __init__(self, model: nn.Module, nodes: Iterable[Quantizer], forward: Forward) -> None:
+        self.nodes, self.forward = list(nodes), forward
+        self.holds: dict[tuple[int, ...], bool] = {}  # by shape of the batch
+        parameter = next(model.parameters())
+        sharded = hasattr(parameter, "full_tensor")  # a DTensor; importing the class takes a second
+        # Single pictures are too slow for a GPU, and all ranks of a sharded model must run equally often.
+        self.is_tried = parameter.device.type == "cpu" and not sharded
+
+    def run(self, images: Tensor) -> Tensor:
+        """The outputs of the batch [B, 3, H, W], run as a whole or picture by picture."""
+        shape = tuple(images.shape)
+        if not self.is_tried or not len(images) or self.holds.get(shape):
+            return self.forward(images)
+        if shape not in self.holds and (together := self._try(images)) is not None:
+            return together
+        with _one_thread():
+            return torch.cat([self.forward(picture) for picture in images.split(1)])
+
+    def _try(self, images: Tensor) -> Tensor | None:
+        """The outputs of the batch; None, with all observers as before, if its first or last picture differs when it
+        runs alone."""
+        size = len(images)
+        if size == 1 and torch.get_num_threads() == 1:
+            return self.forward(images)
+        ends = sorted({0, size - 1})
+        before = [copy.deepcopy(vars(node.observer)) for node in self.nodes]
+        outputs, together = self._hashed(images, ends, observe=True)
+        with _one_thread():
+            alone = torch.cat([self._hashed(images[at : at + 1], [0], observe=False)[1] for at in ends], dim=1)
+        holds = torch.equal(together, alone)
+        if not holds:
+            for node, state in zip(self.nodes, before, strict=True):
+                vars(node.observer).update(state)
+            if all(self.holds.values()):
+                log.info("pictures are calibrated one by one: in batches or on threads, this CPU's last bits differ")
+        self.holds[tuple(images.shape)] = holds
+        return outputs if holds else None
+
+    def _hashed(self, images: Tensor, at: Sequence[int], observe: bool) -> tuple[Tensor, Tensor]:
+        """The outputs, and int32 [calls, len(at)]: a hash of the bits that each node sees of the pictures `at`."""
+        hashes: list[Tensor] = []
+        observers = [node.observer for node in self.nodes]
+
+        def hashing(observer: Callable[[Tensor], None] | None) -> Callable[[Tensor], None]:
+            def see(x: Tensor) -> None:
+                bits = x.detach().reshape(len(images), -1)[at].float().view(torch.int32)
+                # Squares, so that errors up and down do not cancel; modulo 2**32, which makes the sum four times as
+                # fast.
+                hashes.append((bits * bits).sum(1, dtype=torch.int32))
+                if observe and observer is not None:
+                    observer(x)
+
+            return see
+
+        for node in self.nodes:
+            node.observer = hashing(node.observer)
+        try:
+            outputs = self.forward(images)
+        finally:
+            for node, observer in zip(self.nodes, observers, strict=True):
+                node.observer = observer
+        return outputs, torch.stack(hashes)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

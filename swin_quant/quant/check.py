@@ -14,12 +14,12 @@ from swin_quant.base.distributed import gather
 from swin_quant.config.outputs import LOGITS
 from swin_quant.quant.calibration import Calibration, Method, observe, search_ranges
 from swin_quant.quant.distance import decibels, noise
-from swin_quant.quant.eval_mode import eval_mode
 from swin_quant.quant.outputs import rows
 from swin_quant.quant.policy import enabled_nodes, quantizing
 from swin_quant.quant.quantizer import Quantizer, Role
 from swin_quant.quant.ranges import Range, keeping_ranges, methods_for, range_of
 from swin_quant.quant.statistics import sqnr_db
+from swin_quant.quant.watch import eval_mode
 
 PICTURES = 32  # their SQNR is within 1 dB of the value on ten times as many
 # Chosen on training pictures of four micro models, more and less trained, at 8 to 4 bits: from 20 dB on, 1,000 pictures

@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from swin_quant.quant.borrowed import computed
+from swin_quant.quant.layer import computed
 
 COUNTERS = ".num_batches_tracked"
 _KEYS = ("weight", "bias", "running_mean", "running_var")

@@ -1,8 +1,11 @@
 """A layer that multiplies its input by a weight, and its nodes (docs/reference, section 1.4)."""
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from swin_quant.quant.quantizer import Quantizer, Role, State
@@ -77,3 +80,123 @@ def weighted_layers(model: nn.Module) -> dict[str, QuantizedLayer]:
     """Layers by the name of their weight node, in module order."""
     layers = {name: module for name, module in model.named_modules() if isinstance(module, QuantizedLayer)}
     return {f"{name}.{WEIGHT_NODE}" if name else WEIGHT_NODE: layer for name, layer in layers.items()}
+
+
+class QuantLinear(QuantizedLayer, nn.Linear):
+    """y = Q_aftergemm(Q_input(x) Q_weight(W)^T) + bias. x: [..., in], y: [..., out]."""
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
+        super().__init__(in_features, out_features, bias)
+        self.add_nodes()
+
+    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return F.linear(x, weight, bias)
+
+
+class QuantConv(QuantizedLayer):
+    """y = Q_aftergemm(Q_input(x) * Q_weight(W) + bias). x: [B, in, ...], y: [B, out, ...].
+
+    A mixin for torch's classes. Ranges per channel are one for each output channel, [out, 1, ...]; in depthwise
+    convolutions one for each filter.
+    """
+
+    channel_dim = 1
+    output_has_bias = True
+    _conv_forward: Any  # each of torch's classes has it
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.add_nodes()
+
+    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        result: Tensor = self._conv_forward(x, weight, bias)
+        return result
+
+    def aligned(self, bias: Tensor) -> Tensor:
+        return bias.view(-1, *[1] * (self.weight.dim() - 2))
+
+
+class QuantConv1d(QuantConv, nn.Conv1d):
+    """x: [B, in, L], y: [B, out, L']."""
+
+
+class QuantConv3d(QuantConv, nn.Conv3d):
+    """x: [B, in, D, H, W], y: [B, out, D', H', W']."""
+
+
+class QuantConv2d(QuantConv, nn.Conv2d):
+    """x: [B, in, H, W], y: [B, out, H', W']."""
+
+    def columns(self, x: Tensor) -> Tensor | None:
+        """Patches of the padded input; None for groups, and for padding other than zeros."""
+        if self.groups > 1 or self.padding_mode != "zeros" or isinstance(self.padding, str):
+            return None
+        patches = F.unfold(x, self.kernel_size, self.dilation, self.padding, self.stride)
+        return patches.transpose(1, 2).reshape(-1, patches.shape[1])
+
+
+@dataclass(frozen=True)
+class Lender:
+    """The source of a weight or bias: parameter keys, and a function of their values; None: the parameter itself."""
+
+    keys: tuple[str, ...]
+    function: Callable[..., Tensor] | None = None
+
+
+class Borrowed(QuantizedLayer):
+    """The mixin. `sources`: the lenders of "weight" and "bias", if the layer does not own them."""
+
+    sources: dict[str, Lender]
+
+    @property
+    def lenders(self) -> list[str]:
+        """The keys of the parameters that the layer borrows or computes from."""
+        return [key for source in self.sources.values() for key in source.keys]
+
+    def borrow(self, sources: Mapping[str, Lender], values: Mapping[str, Any]) -> None:
+        """Take borrowed parameters and compute the others; `values`: parameters by key."""
+        self.sources = dict(sources)
+        for own, source in sources.items():
+            lent = [values[key] for key in source.keys]
+            if source.function is None:
+                setattr(self, own, lent[0])
+            else:
+                with torch.no_grad():
+                    setattr(self, own, nn.Parameter(source.function(*lent).detach().clone()))
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        for own, source in self.sources.items():
+            if source.function is None:
+                destination.pop(f"{prefix}{own}", None)
+
+    def _load_from_state_dict(
+        self, state: Any, prefix: str, local: Any, strict: bool, missing: Any, *lists: Any
+    ) -> None:
+        without: list[str] = []
+        super()._load_from_state_dict(state, prefix, local, strict, without, *lists)
+        tied = {f"{prefix}{own}" for own, source in self.sources.items() if source.function is None}
+        missing += [key for key in without if key not in tied]
+
+
+class BorrowedLinear(Borrowed, QuantLinear):
+    """y = Q_aftergemm(Q_input(x) Q_weight(W)^T) + bias, as `QuantLinear`."""
+
+
+class BorrowedConv2d(Borrowed, QuantConv2d):
+    """A convolution as `QuantConv2d`."""
+
+
+@torch.no_grad()
+def computed(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """`state` with the missing weights that layers of `model` compute from it."""
+    found = dict(state)
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, Borrowed)}
+    kept = {*model.state_dict()} if layers else set()
+    fixed = {key: value for key, value in model.named_buffers() if key not in kept}  # buffers that no checkpoint holds
+    for name, layer in layers.items():
+        for own, source in layer.sources.items():
+            values = [state.get(key, fixed.get(key)) for key in source.keys]
+            if source.function and f"{name}.{own}" not in state and all(isinstance(one, Tensor) for one in values):
+                found[f"{name}.{own}"] = source.function(*(one.float() for one in values if one is not None))
+    return found

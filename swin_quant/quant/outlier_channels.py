@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from swin_quant.quant.distance import decibels, noise
+from swin_quant.quant.passes import PassContext
 from swin_quant.quant.passes.equalize import open_exchanges, outliers
-from swin_quant.quant.passes.kind import PassContext
 from swin_quant.quant.passes.units import through
 from swin_quant.quant.policy import enabled_nodes
 from swin_quant.quant.quantizer import Quantizer, Role

@@ -7,7 +7,8 @@ a role (`role:gemm_weight`; `role:activation` is every other role). This general
 fixed list of patterns to switch off (docs/reference, section 1.5).
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
@@ -16,8 +17,9 @@ from typing import Annotated, Any, ClassVar, TypedDict
 from torch import nn
 
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
-from swin_quant.base.files import sha256_of_data
+from swin_quant.base.files import sha256_of_data, shipped_files
 from swin_quant.base.schema import Must, checked, one_of, within
+from swin_quant.base.yaml_file import read_yaml, shipped_or_file
 from swin_quant.quant.fake_quant import FORMATS, FP8, TINY_AMAX
 from swin_quant.quant.quantizer import Quantizer, Role, State, named_nodes
 from swin_quant.quant.setting import Setting
@@ -296,3 +298,44 @@ def dequantize(model: nn.Module) -> None:
     """Switch every node off: the float model."""
     for node in named_nodes(model).values():
         node.state = State.OFF
+
+
+def builtin_policies() -> list[str]:
+    """Names of the shipped policies."""
+    return [path.stem for path in shipped_files("policies")]
+
+
+def load_policy(name_or_path: str) -> Policy:
+    """A built-in policy by name, or a policy from a YAML file. UsageError names the file and what is wrong."""
+    path = shipped_or_file(name_or_path, shipped_files("policies"), "policy")
+    return policy_from_dict(read_yaml(path, "policy"), str(path))
+
+
+def is_builtin(policy: Policy) -> bool:
+    """Whether a policy is the built-in one with its name."""
+    return policy.name in builtin_policies() and load_policy(policy.name).sha256 == policy.sha256
+
+
+def described(policy: Policy) -> str:
+    """A policy's name, with a part of its hash if a different built-in policy has the same name."""
+    is_other = policy.name in builtin_policies() and not is_builtin(policy)
+    return _other(policy.name, policy.sha256) if is_other else policy.name
+
+
+def told_apart(policies: Iterable[tuple[str, str | None]]) -> dict[tuple[str, str | None], str]:
+    """Distinct names for the policies (name, SHA-256 or None).
+
+    If several share a name, each shows a part of its hash, except the built-in one and one with unknown rules.
+    """
+    policies, of_name = list(policies), defaultdict(set)
+    for name, sha256 in policies:
+        of_name[name].add(sha256)
+    ours = {name: load_policy(name).sha256 for name in builtin_policies() if len(of_name[name]) > 1}
+    return {
+        (name, sha256): name if len(of_name[name]) == 1 or sha256 in (None, ours.get(name)) else _other(name, sha256)
+        for name, sha256 in policies
+    }
+
+
+def _other(name: str, sha256: str) -> str:
+    return f"{name} (mine {sha256[:6]})"

@@ -15,10 +15,9 @@ from torch import Tensor, nn
 from swin_quant.base.distributed import gather
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.quant.distance import FIGURES, Loss, Totals, decibels, distance, noise
-from swin_quant.quant.eval_mode import eval_mode
 from swin_quant.quant.policy import ROLES, dequantize, enabled_nodes, quantize
 from swin_quant.quant.quantizer import Quantizer, Role, State
-from swin_quant.quant.watch import watching
+from swin_quant.quant.watch import eval_mode, watching
 
 
 @contextmanager

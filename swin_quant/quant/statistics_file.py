@@ -21,7 +21,7 @@ from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.files import read_bounded
 from swin_quant.base.reading import opened, reads, unpacked
 from swin_quant.quant.calibration import Calibration
-from swin_quant.quant.histogram import BINS
+from swin_quant.quant.observers import BINS
 from swin_quant.quant.statistics import Statistics, of_sides
 
 SUFFIX = ".stats.npz"

@@ -1,4 +1,4 @@
-"""Watch modules while a network computes."""
+"""Run a network in evaluation mode, and watch its modules while it computes."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -26,3 +26,17 @@ def watching(modules: Mapping[str, nn.Module], visit: Visit) -> Iterator[None]:
 
 def _call(visit: Visit, name: str, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
     visit(name, module, inputs, output)
+
+
+@contextmanager
+def eval_mode(*models: nn.Module) -> Iterator[None]:
+    """Inside the context: no dropout, no drop path, norms with running statistics. Afterwards modules have their own
+    modes."""
+    modes = {module: module.training for model in models for module in model.modules()}
+    for model in models:
+        model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training

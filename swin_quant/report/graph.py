@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from swin_quant.backends.onnx_reader.inspect import Inspection
 from swin_quant.backends.onnx_reader.inspect.attention import Verdict
 from swin_quant.backends.onnx_reader.inspect.gemms import FLOAT8, QUANTIZED, Gemm
-from swin_quant.backends.onnx_reader.inspect.report import Inspection
 from swin_quant.backends.products import IntegerProducts
 from swin_quant.base.errors import listed, one_line
 from swin_quant.operators.analysis import Analysis, Checked, Operator
 from swin_quant.operators.roofline import Limit
 from swin_quant.operators.support import NOT_KNOWN, REPLACED, SUPPORTED, UNSUPPORTED, Status, unknown_everywhere
-from swin_quant.operators.variation import sentence, training_sentence
+from swin_quant.operators.trace import sentence, training_sentence
 from swin_quant.report.table import (
     Column,
     ReportTable,

@@ -8,8 +8,7 @@ from typing import Any, TypeVar
 from swin_quant.backends.cuda.estimates import REACHED
 from swin_quant.backends.cuda.floors import Floor
 from swin_quant.backends.cuda.fusions import APART
-from swin_quant.backends.cuda.planning import FP16, INT8, PLANNED, CudaPlan
-from swin_quant.backends.cuda.static_planning import ESTIMATED, StaticLaunch, StaticPlan
+from swin_quant.backends.cuda.planning import ESTIMATED, FP16, INT8, PLANNED, CudaPlan, StaticLaunch, StaticPlan
 from swin_quant.report.table import (
     Column,
     ReportTable,

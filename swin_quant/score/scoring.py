@@ -20,8 +20,8 @@ from swin_quant.data.pictures import Pictures, SomePictures
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import chunks, digest, sample, shard
 from swin_quant.data.sources import open_pictures
-from swin_quant.quant.eval_mode import eval_mode
 from swin_quant.quant.policy import Policy
+from swin_quant.quant.watch import eval_mode
 from swin_quant.score.baseline import Baseline, engines_beside
 from swin_quant.score.engine import Engine, half_type
 from swin_quant.score.metrics import BASELINE, evaluate, results_of, warn_of_guessing

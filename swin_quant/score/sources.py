@@ -14,8 +14,8 @@ from swin_quant.data.picture_set import PictureSet, batches
 from swin_quant.data.pictures import SomePictures
 from swin_quant.data.prepared import Prepared
 from swin_quant.data.sampling import chunks
+from swin_quant.score.difference import FeatureScore, compare_outputs
 from swin_quant.score.engine import Engine
-from swin_quant.score.features import FeatureScore, compare_outputs
 from swin_quant.score.metrics import BASELINE, evaluate, results_of, warn_of_guessing
 from swin_quant.score.run_engines import readable_batches
 from swin_quant.score.scoring import dataset_record, score_pictures

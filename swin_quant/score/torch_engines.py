@@ -8,12 +8,11 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from swin_quant.quant.eval_mode import eval_mode
 from swin_quant.quant.fake_quant import FP8
-from swin_quant.quant.policies import told_apart
-from swin_quant.quant.policy import Policy, apply_settings, enabled_nodes, quantizing, settings_for
+from swin_quant.quant.policy import Policy, apply_settings, enabled_nodes, quantizing, settings_for, told_apart
 from swin_quant.quant.quantizer import Role
 from swin_quant.quant.setting import Setting
+from swin_quant.quant.watch import eval_mode
 from swin_quant.score.engine import EAGER, FAKE_QUANT, HALF_TYPES, Engine
 
 

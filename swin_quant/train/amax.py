@@ -12,14 +12,13 @@ from torch import Tensor, nn
 from swin_quant.base.distributed import all_sum
 from swin_quant.cards.records import RangesRecord
 from swin_quant.quant.calibration import Method, observe, set_ranges
-from swin_quant.quant.eval_mode import eval_mode
 from swin_quant.quant.fake_quant import TINY_AMAX, lowest_inside
 from swin_quant.quant.layer import QuantizedLayer, weighted_layers
 from swin_quant.quant.policy import enabled_nodes, refuse_blocks
 from swin_quant.quant.quantizer import Quantizer, Role, named_nodes
 from swin_quant.quant.range_methods import RANGE_METHODS
 from swin_quant.quant.ranges import weight_range
-from swin_quant.quant.watch import watching
+from swin_quant.quant.watch import eval_mode, watching
 from swin_quant.train.recipe import Ranges
 
 Images = Callable[[], Iterable[Tensor]]

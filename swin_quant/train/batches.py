@@ -28,8 +28,7 @@ from swin_quant.base.progress import track
 from swin_quant.data.loader import Batch, UnreadableLimit, default_workers, load_batches
 from swin_quant.data.pictures import Pictures
 from swin_quant.data.preprocess import Preprocess
-from swin_quant.data.sampling import chunks, sample, shard
-from swin_quant.data.seeds import key_of, seeded
+from swin_quant.data.sampling import chunks, key_of, sample, seeded, shard
 from swin_quant.train.recipe import Augmentation, Recipe
 
 

@@ -25,7 +25,7 @@ from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.progress import log
 from swin_quant.config.outputs import LOGITS
 from swin_quant.data.loader import Batch
-from swin_quant.data.seeds import seed_all
+from swin_quant.data.sampling import seed_all
 from swin_quant.models.classifier import Classifier
 from swin_quant.score.metrics import evaluate
 from swin_quant.train.batches import MicroBatch, TrainingBatches, ValidationBatches

@@ -26,8 +26,8 @@ from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import digest
 from swin_quant.data.sources import has_split
 from swin_quant.models.classifier import Classifier
-from swin_quant.quant.eval_mode import eval_mode
 from swin_quant.quant.policy import Policy, dequantize, quantize
+from swin_quant.quant.watch import eval_mode
 from swin_quant.score.metrics import BASELINE
 from swin_quant.score.run_engines import evenly
 from swin_quant.score.scoring import dataset_record, open_labelled, open_split, score_pictures

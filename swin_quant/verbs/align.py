@@ -104,7 +104,7 @@ def align(
     from swin_quant.data.picture_set import PictureSet, batches, source_of
     from swin_quant.data.prepared import Prepared
     from swin_quant.model import Model
-    from swin_quant.quant.eval_mode import eval_mode
+    from swin_quant.quant.watch import eval_mode
     from swin_quant.verbs.align_sides import compare
 
     images = source_of(images)
@@ -170,7 +170,7 @@ def run(options: AlignOptions, world: World) -> None:
 
 
 def _sides(options: AlignOptions, world: World) -> list[Side]:
-    from swin_quant.quant.policies import load_policy
+    from swin_quant.quant.policy import load_policy
     from swin_quant.verbs.align_sides import open_side
 
     compare = options.compare

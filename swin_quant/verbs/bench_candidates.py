@@ -9,8 +9,7 @@ from yacs.config import CfgNode
 
 from swin_quant.backends.artifact import Artifact, open_artifact
 from swin_quant.backends.backend import Backend, function
-from swin_quant.backends.engine_loading import artifact_engine, torch_engine
-from swin_quant.backends.registry import engine_named
+from swin_quant.backends.registry import artifact_engine, engine_named, torch_engine
 from swin_quant.backends.registry import engines as known_engines
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.cards.card import RunCard

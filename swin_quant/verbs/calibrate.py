@@ -103,11 +103,11 @@ def calibrate(
     from swin_quant.data.picture_set import PictureSet, source_of
     from swin_quant.exported import model_of
     from swin_quant.quant.calibration import Method
-    from swin_quant.quant.passes.plan import PassPlan
     from swin_quant.quant.passes.recipe import load_passes, steps_of
+    from swin_quant.quant.passes.run import PassPlan
     from swin_quant.quant.passes.scratch import Scratch
-    from swin_quant.quant.passes.state import all_or_nothing
-    from swin_quant.quant.policies import load_policy
+    from swin_quant.quant.passes.trial import all_or_nothing
+    from swin_quant.quant.policy import load_policy
     from swin_quant.verbs.calibration_result import CalibrationPlan
 
     model, pictures = model_of(model), source_of(pictures)
@@ -374,7 +374,7 @@ def unnamed_policy(cfg: CfgNode | None) -> Policy:
     """The policy to calibrate under where nobody names one: that of the model's family."""
     from swin_quant.config.families import families
     from swin_quant.config.family import Family
-    from swin_quant.quant.policies import load_policy
+    from swin_quant.quant.policy import load_policy
 
     return load_policy((families()[cfg.MODEL.TYPE] if cfg else Family).policy)
 

@@ -18,12 +18,10 @@ from swin_quant.quant.auto_calibrator import choose_methods
 from swin_quant.quant.calibration import Calibration, Method, calibrate, set_ranges
 from swin_quant.quant.fold import norms_of
 from swin_quant.quant.outlier_channels import OutlierChannels, outlier_channels
-from swin_quant.quant.passes import choosing_ranges
+from swin_quant.quant.passes import PassContext, choosing_ranges
 from swin_quant.quant.passes.equalize import NO_GAIN, outliers
-from swin_quant.quant.passes.kind import PassContext
-from swin_quant.quant.passes.plan import CORRECTED, EVENED, PassPlan
 from swin_quant.quant.passes.recipe import PassStep
-from swin_quant.quant.passes.run import Gain, run_passes
+from swin_quant.quant.passes.run import CORRECTED, EVENED, Gain, PassPlan, run_passes
 from swin_quant.quant.passes.scratch import Scratch
 from swin_quant.quant.policy import enabled_nodes
 

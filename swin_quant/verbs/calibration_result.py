@@ -27,8 +27,7 @@ from swin_quant.cards.records import (
 from swin_quant.checkpoint import load_float
 from swin_quant.checkpoint.opened import Checkpoint, open_checkpoint
 from swin_quant.checkpoint.ranges import bits_record
-from swin_quant.data.calibration import Numbered, calibration_batches
-from swin_quant.data.loader import UnreadableLimit
+from swin_quant.data.loader import Numbered, UnreadableLimit, calibration_batches
 from swin_quant.data.picture_set import batches
 from swin_quant.data.pictures import Pictures
 from swin_quant.data.prepared import Prepared
@@ -41,15 +40,15 @@ from swin_quant.models.coverage import coverage
 from swin_quant.quant.advice import OF_PICTURES, Advice, Findings, advise, figures_of
 from swin_quant.quant.calibration import Calibration, Method, observing, set_ranges
 from swin_quant.quant.check import PICTURES, RUIN_DB, CheckBatch, check_ranges
-from swin_quant.quant.eval_mode import eval_mode
 from swin_quant.quant.names import CALIBRATED_ON
 from swin_quant.quant.outlier_channels import OutlierChannels
 from swin_quant.quant.passes import choosing_ranges
-from swin_quant.quant.passes.plan import PassPlan
+from swin_quant.quant.passes.run import PassPlan
 from swin_quant.quant.passes.scratch import Scratch
 from swin_quant.quant.policy import Policy, apply_policy, enabled_nodes
 from swin_quant.quant.quantizer import Role, named_nodes
 from swin_quant.quant.statistics_file import SUFFIX, read_calibration
+from swin_quant.quant.watch import eval_mode
 from swin_quant.verbs.calibration_passes import choose, improve, of_weights, outliers_left
 
 BATCH = 8  # pictures at a time, at most

@@ -93,7 +93,7 @@ def run(options: PlanOptions, world: World) -> None:
         model = replace(model, cfg=MODEL)
     cfg, machine = shared.config_of(checkpoint, model), load_machine(options.gpu)
     if options.static:
-        from swin_quant.backends.cuda.static_planning import static_plan
+        from swin_quant.backends.cuda.planning import static_plan
         from swin_quant.report.plan import STATIC_FILES, static_text
 
         _tell(options, static_plan(cfg, machine, options.batch), STATIC_FILES, static_text)

@@ -57,7 +57,7 @@ def run_demo(options: DemoOptions, world: World) -> list[RunCard]:
     from swin_quant.cards.paths import card_path
     from swin_quant.config import find_config, load_config
     from swin_quant.data.sources import DIGITS
-    from swin_quant.quant.policies import load_policy
+    from swin_quant.quant.policy import load_policy
     from swin_quant.score.scoring import score_model
     from swin_quant.train.recipe import load_recipe
     from swin_quant.train.run import Request
@@ -117,7 +117,7 @@ def _digit(wanted: int) -> bytes:
 def _train_four_bits(cfg: CfgNode, checkpoint: Path, folder: Path, epochs: int, world: World) -> list[Path]:
     """The calibrated and the trained checkpoint at W4A4."""
     from swin_quant.base.files import ensure_writable_dir
-    from swin_quant.quant.policies import load_policy
+    from swin_quant.quant.policy import load_policy
     from swin_quant.train.recipe import load_recipe
     from swin_quant.train.run import Request
     from swin_quant.verbs.calibrate import calibrate_checkpoint

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from swin_quant.quant.policy import Policy
     from swin_quant.report.verdict import DeployVerdict
     from swin_quant.score.baseline import Baseline
-    from swin_quant.score.features import FeatureScore
+    from swin_quant.score.difference import FeatureScore
     from swin_quant.verbs.evaluate_artifacts import Scored
 
 HELP = "Score a checkpoint, or artifacts on their engines, on labelled pictures: the float model first."
@@ -180,10 +180,9 @@ def evaluate(
     from swin_quant.data.picture_set import source_of
     from swin_quant.exported import Exported, subject_of
     from swin_quant.loading import baseline_of
-    from swin_quant.quant.eval_mode import eval_mode
     from swin_quant.quant.outputs import has_classes
-    from swin_quant.quant.policies import load_policy
-    from swin_quant.quant.policy import Policy
+    from swin_quant.quant.policy import Policy, load_policy
+    from swin_quant.quant.watch import eval_mode
     from swin_quant.score.baseline import engines_beside
     from swin_quant.score.engine import half_type
     from swin_quant.score.sources import Labelled, compare_source, score_source
@@ -354,7 +353,7 @@ def _show_features(
     options: EvaluateOptions, subject: Subject, cfg: CfgNode, card: RunCard, baseline: Baseline | None, world: World
 ) -> None:
     from swin_quant.report.table import json_text
-    from swin_quant.score.features import score_features
+    from swin_quant.score.difference import score_features
 
     if options.answers:
         raise UsageError("--answers is for classifiers: maps and embeddings name no class")

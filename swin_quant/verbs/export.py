@@ -199,8 +199,7 @@ def export(
     from swin_quant.checkpoint.ranges import check_bits
     from swin_quant.exported import Exported, model_of
     from swin_quant.models.classifier import Classifier
-    from swin_quant.quant.policies import load_policy
-    from swin_quant.quant.policy import apply_policy
+    from swin_quant.quant.policy import apply_policy, load_policy
     from swin_quant.verbs.export_target import exporter_options, policy_of, target_of
 
     model, target = model_of(model), target_of(backend)

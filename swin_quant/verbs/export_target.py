@@ -11,8 +11,7 @@ from swin_quant.base.errors import UsageError, listed
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
 from swin_quant.checkpoint.opened import open_checkpoint
-from swin_quant.quant.policies import builtin_policies, described, is_builtin, load_policy
-from swin_quant.quant.policy import Policy, policy_from_dict
+from swin_quant.quant.policy import Policy, builtin_policies, described, is_builtin, load_policy, policy_from_dict
 
 
 def target_of(name: str) -> Backend:

@@ -146,7 +146,7 @@ def finetune(
     from swin_quant.base.files import ensure_writable_dir
     from swin_quant.data.picture_set import PictureSet, source_of
     from swin_quant.exported import model_of
-    from swin_quant.quant.policies import load_policy
+    from swin_quant.quant.policy import load_policy
     from swin_quant.train.recipe import load_recipe
     from swin_quant.train.run import Request
     from swin_quant.verbs.export import file_of
@@ -316,7 +316,7 @@ def finetune_and_score(
     from swin_quant.quant.policy import policy_from_dict
     from swin_quant.report.verdict import of_training
     from swin_quant.score.baseline import find_baseline
-    from swin_quant.score.features import score_features
+    from swin_quant.score.difference import score_features
     from swin_quant.score.scoring import score_model
     from swin_quant.train.outdir import only_writer
     from swin_quant.train.run import plot

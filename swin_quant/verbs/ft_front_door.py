@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from swin_quant.cards.card import RunCard
     from swin_quant.checkpoint.opened import OpenedCheckpoint
     from swin_quant.model import Model
-    from swin_quant.quant.passes.plan import PassPlan
+    from swin_quant.quant.passes.run import PassPlan
 
 HELP = "FasterTransformer's front door: --calib, --train, --eval and --throughput, alone or together."
 EXAMPLES = """examples:
@@ -65,7 +65,7 @@ class CalibOptions:
 
     def plan(self) -> PassPlan:
         """The passes that are asked for; main.py does nothing unasked."""
-        from swin_quant.quant.passes.plan import PassPlan
+        from swin_quant.quant.passes.run import PassPlan
 
         return shared.PassOptions(self.passes).plan() if self.passes else PassPlan()
 
@@ -317,8 +317,8 @@ def _throughput(options: FrontDoorOptions, cfg: CfgNode, world: World) -> None:
     from swin_quant.data.loader import load_batches
     from swin_quant.data.preprocess import Preprocess
     from swin_quant.loading import load_for_scoring
+    from swin_quant.score.candidate import throughput
     from swin_quant.score.engine import half_type
-    from swin_quant.score.latency import throughput
     from swin_quant.score.scoring import open_labelled
     from swin_quant.score.torch_engines import torch_engines
 

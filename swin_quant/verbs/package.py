@@ -82,7 +82,7 @@ def package(
     from swin_quant.base.progress import log
     from swin_quant.config.outputs import LOGITS
     from swin_quant.exported import config_of, labels_in
-    from swin_quant.score.top_classes import class_names
+    from swin_quant.score.metrics import class_names
     from swin_quant.ship import check_place, write_package
     from swin_quant.ship.facts import facts_of
     from swin_quant.ship.texts import Serving

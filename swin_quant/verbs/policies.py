@@ -36,8 +36,7 @@ OPTIONS = PoliciesOptions
 
 def policy(name_or_path: str) -> Policy:
     """A built-in policy by name, or one from a YAML file; UsageError names the file and what is wrong in it."""
-    from swin_quant.quant.policies import load_policy
-    from swin_quant.quant.policy import Policy
+    from swin_quant.quant.policy import Policy, load_policy
     from swin_quant.report.nodes import policy_html
 
     Policy.html = policy_html  # `quant` lies below `report`, and does not import it
@@ -45,7 +44,7 @@ def policy(name_or_path: str) -> Policy:
 
 
 def run(options: PoliciesOptions, world: World) -> None:
-    from swin_quant.quant.policies import builtin_policies, load_policy
+    from swin_quant.quant.policy import builtin_policies, load_policy
     from swin_quant.report.table import NARROW, folded, screen_width
 
     policies = {name: load_policy(name) for name in builtin_policies()}

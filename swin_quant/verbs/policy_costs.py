@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from swin_quant.backends.artifact import Artifact
-from swin_quant.backends.engine_loading import artifact_engine
+from swin_quant.backends.registry import artifact_engine
 from swin_quant.base.cpu import usable_cores
 from swin_quant.base.distributed import world_on
 from swin_quant.base.errors import SwinQuantError, UsageError

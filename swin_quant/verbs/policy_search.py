@@ -16,8 +16,7 @@ from swin_quant.base.journal import plain, read_journal
 from swin_quant.base.progress import log
 from swin_quant.cards.costs import FloatLayerRecord, TriedPolicies, TriedRecord
 from swin_quant.quant.distance import Loss
-from swin_quant.quant.policies import builtin_policies, load_policy
-from swin_quant.quant.policy import Policy
+from swin_quant.quant.policy import Policy, builtin_policies, load_policy
 from swin_quant.quant.search import (
     Budget,
     SearchResult,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from swin_quant.model import Model
     from swin_quant.report.engines import AnswerRow
     from swin_quant.report.table import ReportTable
-    from swin_quant.score.top_classes import Guess
+    from swin_quant.score.metrics import Guess
     from swin_quant.verbs.classify import Classifying, Predictions
 
 SCHEMA = "swin-quant/predictions/1"
@@ -135,7 +135,7 @@ def predict(
     from swin_quant.data.picture_set import PictureSet
     from swin_quant.data.pictures import SomePictures
     from swin_quant.exported import Exported, subject_of
-    from swin_quant.quant.eval_mode import eval_mode
+    from swin_quant.quant.watch import eval_mode
     from swin_quant.score.options import EngineOptions
     from swin_quant.verbs.classify import classify, of_artifact, of_model
 

@@ -30,7 +30,7 @@ from swin_quant.checkpoint.class_names import names_of
 from swin_quant.checkpoint.opened import OpenedCheckpoint, made_before, open_checkpoint
 from swin_quant.cli import shared
 from swin_quant.config.load import portable_config
-from swin_quant.data.calibration import seeded_order
+from swin_quant.data.loader import seeded_order
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import digest
 from swin_quant.data.sources import has_split, open_unlabelled

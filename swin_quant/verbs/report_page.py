@@ -29,8 +29,8 @@ from swin_quant.report.page import page
 from swin_quant.report.page.data import Disagreement, PageData, Seen, node_summaries
 from swin_quant.score.baseline import engines_beside
 from swin_quant.score.engine import Engine
+from swin_quant.score.metrics import class_names, top_classes
 from swin_quant.score.run_engines import infer
-from swin_quant.score.top_classes import class_names, top_classes
 
 MOST = 24  # pictures on the page
 SIDE = 96  # pixels of a thumbnail

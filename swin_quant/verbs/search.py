@@ -207,8 +207,7 @@ def search(
     from swin_quant.exported import model_of
     from swin_quant.loading import Subject
     from swin_quant.models.classifier import Classifier
-    from swin_quant.quant.policies import load_policy
-    from swin_quant.quant.policy import apply_policy
+    from swin_quant.quant.policy import apply_policy, load_policy
     from swin_quant.quant.search import Budget
     from swin_quant.score.options import EngineOptions
     from swin_quant.verbs.export import file_of, refuse_changed

@@ -20,8 +20,7 @@ from swin_quant.cards.card import RunCard
 from swin_quant.cards.versions import versions
 from swin_quant.config.load import portable_config
 from swin_quant.config.outputs import need_logits
-from swin_quant.data.calibration import calibration_batches
-from swin_quant.data.loader import UnreadableLimit, default_workers
+from swin_quant.data.loader import UnreadableLimit, calibration_batches, default_workers
 from swin_quant.data.picture_set import batches
 from swin_quant.data.pictures import Pictures, SomePictures
 from swin_quant.data.prepared import Prepared
@@ -30,8 +29,7 @@ from swin_quant.data.sampling import Sampling, digest, sample
 from swin_quant.data.sources import open_unlabelled
 from swin_quant.models.classifier import Classifier
 from swin_quant.quant.names import SEARCHED_ON
-from swin_quant.quant.policies import described, load_policy
-from swin_quant.quant.policy import Policy
+from swin_quant.quant.policy import Policy, described, load_policy
 from swin_quant.quant.search import Budget, check_limit
 from swin_quant.score.bench import BenchPlan
 from swin_quant.score.options import EngineOptions

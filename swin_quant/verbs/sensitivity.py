@@ -115,7 +115,7 @@ def sensitivity(model: Model | nn.Module | str | Path, pictures: Source, policy:
     from swin_quant.data.sampling import Sampling
     from swin_quant.exported import model_of
     from swin_quant.quant.outputs import has_classes
-    from swin_quant.quant.policies import load_policy
+    from swin_quant.quant.policy import load_policy
 
     model, pictures = model_of(model), source_of(pictures)
     if not has_classes(model.module):
@@ -148,8 +148,7 @@ def _on_pictures(
 ) -> SensitivityRecord:
     """The costs on a seeded sample of `pictures`, the same on any number of ranks."""
     from swin_quant.base.distributed import gather
-    from swin_quant.data.calibration import calibration_batches
-    from swin_quant.data.loader import UnreadableLimit
+    from swin_quant.data.loader import UnreadableLimit, calibration_batches
     from swin_quant.data.sampling import digest
 
     limit = UnreadableLimit(len(pictures), sampling.max_unreadable)

@@ -177,7 +177,7 @@ def service_of(artifact: Artifact, how: Hosting) -> Service:
     from swin_quant.config.outputs import FEATURES, LOGITS
     from swin_quant.exported import config_of, labels_in, load_engines, one_engine, preprocess_of
     from swin_quant.quant.outputs import parts_of
-    from swin_quant.score.top_classes import class_names
+    from swin_quant.score.metrics import class_names
     from swin_quant.serving.app import Service
 
     cfg, preprocess = config_of(artifact), preprocess_of(artifact)

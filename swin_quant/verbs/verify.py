@@ -149,7 +149,7 @@ def verify_artifact(
         prepared_by,
         preprocess_of,
     )
-    from swin_quant.quant.eval_mode import eval_mode
+    from swin_quant.quant.watch import eval_mode
     from swin_quant.score.baseline import engines_beside, unnamed_baseline
     from swin_quant.score.run_engines import infer, infer_batches
 

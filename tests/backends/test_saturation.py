@@ -10,8 +10,7 @@ from swin_quant.backends import saturation
 from swin_quant.backends.saturation import SAFE_BITS, caution, exact_kernels, safe_on, saturates
 from swin_quant.base.errors import UsageError
 from swin_quant.quant.fake_quant import grid
-from swin_quant.quant.policies import load_policy
-from swin_quant.quant.policy import Rule, apply_policy
+from swin_quant.quant.policy import Rule, apply_policy, load_policy
 
 AVX2 = {"avx2": True, "avx_vnni": False, "avx512_vnni": False, "amx_int8": False}
 BOTH = ("onnxruntime", "openvino")

@@ -8,8 +8,7 @@ from swin_quant.base.errors import UsageError
 from swin_quant.cards.card import RunCard
 from swin_quant.checkpoint.ranges import Origin, bits_record, check_bits, origins
 from swin_quant.quant.calibration import Method
-from swin_quant.quant.policies import load_policy
-from swin_quant.quant.policy import Rule, apply_policy
+from swin_quant.quant.policy import Rule, apply_policy, load_policy
 from swin_quant.quant.quantizer import Role, named_nodes
 
 RECORD = {

@@ -5,8 +5,7 @@ import torch
 from PIL import Image
 
 from swin_quant.base.errors import SwinQuantError, UsageError
-from swin_quant.data.calibration import calibration_batches
-from swin_quant.data.loader import UnreadableLimit
+from swin_quant.data.loader import UnreadableLimit, calibration_batches
 from swin_quant.data.pictures import Pictures, UnreadablePicture
 from swin_quant.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from swin_quant.data.sampling import sample

@@ -8,7 +8,7 @@ import pytest
 from sklearn.datasets import load_digits
 
 from swin_quant.base.errors import SwinQuantError, UsageError
-from swin_quant.data.digits import DigitsPictures
+from swin_quant.data.sources import DigitsPictures
 
 
 @pytest.fixture(scope="module")

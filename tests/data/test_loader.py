@@ -13,11 +13,11 @@ import torch
 from PIL import Image
 
 from swin_quant.base.errors import SwinQuantError, UsageError
-from swin_quant.data.digits import DigitsPictures
 from swin_quant.data.folder import FolderPictures
 from swin_quant.data.loader import UnreadableLimit, default_workers, load_batches
 from swin_quant.data.pictures import Pictures
 from swin_quant.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Augment, Preprocess
+from swin_quant.data.sources import DigitsPictures
 from swin_quant.data.zip import ZipPictures
 
 PREPROCESS = Preprocess(16, False, "bicubic", IMAGENET_MEAN, IMAGENET_STD)

@@ -30,10 +30,10 @@ from safetensors.torch import save as save_tensors
 from torch import nn
 
 from swin_quant.backends.artifact import Artifact, open_artifact
-from swin_quant.backends.details import policy_of
+from swin_quant.backends.backend import policy_of
 from swin_quant.backends.fastertransformer.engine import load as load_emulator
 from swin_quant.backends.fastertransformer.export import FasterTransformerOptions, export
-from swin_quant.backends.fastertransformer.stored import read_export
+from swin_quant.backends.fastertransformer.manifest import read_export
 from swin_quant.backends.fastertransformer.tuner import Tuned, read_tuned, write_tuned
 from swin_quant.backends.onnx_reader import metadata as onnx_metadata
 from swin_quant.backends.onnx_reader.file import open_onnx, read_model, verified
@@ -61,17 +61,16 @@ from swin_quant.data.zip import ZipPictures
 from swin_quant.exported import config_of, find_checkpoint, labels_in, names_of_engines
 from swin_quant.models import build_model
 from swin_quant.quant.calibration import calibrate
-from swin_quant.quant.histogram import BINS
+from swin_quant.quant.observers import BINS
 from swin_quant.quant.passes.recipe import load_passes
-from swin_quant.quant.policies import load_policy
-from swin_quant.quant.policy import apply_policy, policy_from_dict, settings_for
+from swin_quant.quant.policy import apply_policy, load_policy, policy_from_dict, settings_for
 from swin_quant.quant.range_methods import RANGE_METHODS
 from swin_quant.quant.ranges import search_range
 from swin_quant.quant.statistics import Statistics, of_sides
 from swin_quant.quant.statistics_file import read_statistics, statistics_bytes
 from swin_quant.report import FORMATS
 from swin_quant.score.alignment import from_arrays
-from swin_quant.score.top_classes import class_names
+from swin_quant.score.metrics import class_names
 from swin_quant.train.outdir import open_folder
 from swin_quant.train.recipe import Recipe, load_recipe
 from swin_quant.train.record import STEP_COLUMNS, STEPS, Table

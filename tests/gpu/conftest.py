@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from swin_quant.quant.calibration import Method, calibrate
-from swin_quant.quant.policies import load_policy
-from swin_quant.quant.policy import apply_policy, quantize
+from swin_quant.quant.policy import apply_policy, load_policy, quantize
 
 
 def pytest_collection_modifyitems(items):

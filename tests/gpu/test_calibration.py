@@ -8,13 +8,11 @@ from pass_contexts import same
 
 from swin_quant.models.registry import units_of
 from swin_quant.quant.calibration import Method, calibrate
-from swin_quant.quant.passes import range_search
-from swin_quant.quant.passes.kind import PassContext
+from swin_quant.quant.passes import PassContext, range_search
 from swin_quant.quant.passes.range_search import RangeSearchOptions
 from swin_quant.quant.passes.scratch import Scratch
-from swin_quant.quant.passes.state import state_of
-from swin_quant.quant.policies import load_policy
-from swin_quant.quant.policy import apply_policy
+from swin_quant.quant.passes.trial import state_of
+from swin_quant.quant.policy import apply_policy, load_policy
 from swin_quant.quant.quantizer import named_nodes
 
 # Relative. A value that differs in its last bits may fall into the next of 2048 bins, and a search may take another

@@ -5,13 +5,12 @@ from functools import partial
 import pytest
 import torch
 
-from swin_quant.backends.cuda.ahead import compile_ahead
+from swin_quant.backends.cuda.crosscompile import compile_ahead, kernel_of
 from swin_quant.backends.cuda.engine import capability_here
 from swin_quant.backends.cuda.fusions import candidates as fused_candidates
 from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.planning import spec_of_config
-from swin_quant.backends.cuda.required_kernels import kernel_of
 from swin_quant.backends.cuda.timing import best_tiles, candidates, filled
 
 MANY = 1 << 20  # programs, so that several windows a program are tried too

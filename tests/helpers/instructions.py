@@ -3,9 +3,9 @@ holds and `benchmarks/cuda_static.py` tells."""
 
 from dataclasses import replace
 
+from swin_quant.backends.cuda.crosscompile import kernel_of
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.planning import spec_of_config
-from swin_quant.backends.cuda.required_kernels import kernel_of
 from swin_quant.backends.cuda.sass import LANES
 from swin_quant.config import load_config
 from swin_quant.config.files import find_config

@@ -7,6 +7,7 @@ runs, another choice for each commit.
 import ast
 import hashlib
 import os
+import re
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -35,10 +36,19 @@ def state():
 
 def _statements(tree):
     """Each top-level statement as text. Names imported from the package count only if they are renamed."""
+    modules = {name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for name in _modules(node)}
     for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and node.id in modules:
+            node.id = "module"
         if isinstance(body := getattr(node, "body", None), list):
             node.body = [part for one in body if not _is_text(one) for part in _parts(one)]
-    return map(ast.dump, tree.body)
+    return [re.sub(r"swin_quant(\.\w+)+", "swin_quant", ast.dump(one)) for one in tree.body]
+
+
+def _modules(node):
+    """The names of an import that are modules of the package."""
+    folder = ROOT / (node.module or "").replace(".", "/")
+    return {one.asname or one.name for one in node.names if (folder / f"{one.name}.py").is_file()}
 
 
 def _parts(node):

@@ -5,7 +5,7 @@ import torch
 
 from swin_quant.quant.check import agreement_and_sqnr
 from swin_quant.quant.passes.scratch import Scratch
-from swin_quant.quant.passes.state import state_of
+from swin_quant.quant.passes.trial import state_of
 from swin_quant.quant.policy import dequantize, quantize
 
 

@@ -17,10 +17,9 @@ from swin_quant.config import from_dict
 from swin_quant.models import build_model
 from swin_quant.models.captured import captured
 from swin_quant.quant.calibration import Method, calibrate
-from swin_quant.quant.conv import QuantConv2d
 from swin_quant.quant.fold import is_folded
-from swin_quant.quant.policies import load_policy
-from swin_quant.quant.policy import apply_policy, enabled_nodes, quantize
+from swin_quant.quant.layer import QuantConv2d
+from swin_quant.quant.policy import apply_policy, enabled_nodes, load_policy, quantize
 from swin_quant.quant.quantizer import Role, named_nodes
 
 MATMULS = (Role.MATMUL_INPUT, Role.SOFTMAX_OUTPUT)

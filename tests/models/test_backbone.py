@@ -7,8 +7,7 @@ from swin_quant.base.compat import import_timm
 from swin_quant.base.errors import UsageError
 from swin_quant.models.maps import Cut, neighbours, pad_up, patches
 from swin_quant.quant.calibration import Method, calibrate
-from swin_quant.quant.policies import load_policy
-from swin_quant.quant.policy import apply_policy, quantize
+from swin_quant.quant.policy import apply_policy, load_policy, quantize
 from swin_quant.quant.quantizer import named_nodes
 
 TIMM = {"swin": "swin_tiny_patch4_window7_224", "swinv2": "swinv2_tiny_window8_256"}

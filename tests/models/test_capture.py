@@ -11,7 +11,7 @@ import swin_quant as sq
 from swin_quant.checkpoint import load_float, save_float
 from swin_quant.models.capture import capture
 from swin_quant.models.captured import captured
-from swin_quant.quant.borrowed import Borrowed
+from swin_quant.quant.layer import Borrowed
 from swin_quant.quant.quantizer import named_nodes
 
 

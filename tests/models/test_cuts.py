@@ -16,8 +16,7 @@ from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.check import agreement_and_sqnr
 from swin_quant.quant.passes.places import rescale
 from swin_quant.quant.passes.units import entering, walk
-from swin_quant.quant.policies import load_policy
-from swin_quant.quant.policy import dequantize, quantize
+from swin_quant.quant.policy import dequantize, load_policy, quantize
 
 FAMILIES = {
     "resnet18": {"layers": [1, 1, 1, 1], "channels": [8, 16, 16, 16]},
@@ -143,7 +142,7 @@ def test_convolutions_are_solved_for_as_the_products_of_patches_that_they_are():
 
 
 def test_a_network_that_names_no_units_is_refused_in_a_line():
-    from swin_quant.quant.linear import QuantLinear
+    from swin_quant.quant.layer import QuantLinear
 
     model = nn.Sequential(nn.Flatten(), QuantLinear(192, 3))
     with pytest.raises(SwinQuantError, match=r"ridge: .* names no units.*wrap"):

@@ -16,7 +16,7 @@ from swin_quant.checkpoint import load_float
 from swin_quant.checkpoint.identify import config_for
 from swin_quant.config import from_dict
 from swin_quant.config.sides import holds_squares
-from swin_quant.models import build_model, oblong
+from swin_quant.models import build_model, maps
 from swin_quant.models.geometry import geometry_of
 from swin_quant.models.windows import relative_coords_table, relative_position_index
 
@@ -79,9 +79,9 @@ def test_weights_of_squares_at_this_size_give_timms_logits(kind, tmp_path):
 def test_tables_of_a_window(window):
     """Each pair of tokens finds the coordinates of its offset, as squares of each side have them."""
     places = [(y, x) for y in range(window[0]) for x in range(window[1])]
-    index = oblong.offset_index(window)
-    table = oblong.offset_coordinates(window, 8)[0].flatten(0, 1)
-    assert len(table) == oblong.offsets_in(window)
+    index = maps.offset_index(window)
+    table = maps.offset_coordinates(window, 8)[0].flatten(0, 1)
+    assert len(table) == maps.offsets_in(window)
     for i, one in enumerate(places):
         for j, other in enumerate(places):
             for axis, side in enumerate(window):
@@ -97,11 +97,11 @@ def test_a_window_sees_what_were_neighbours_before_the_shift():
     height, width, window, shift = 8, 12, (4, 3), (2, 1)
     y, x = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
     rolled = torch.roll(torch.stack([y, x], -1), (-shift[0], -shift[1]), dims=(0, 1))
-    places = oblong.cut(rolled[None], window)[0]
+    places = maps.cut(rolled[None], window)[0]
     distance = (places[:, :, None] - places[:, None]).abs()
     near = (distance < torch.tensor(window)).all(-1)
-    assert torch.equal(oblong.mask(height, width, window, shift) == 0, near)
-    assert torch.equal(oblong.joined(oblong.cut(rolled[None], window), window, height, width)[0], rolled)
+    assert torch.equal(maps.mask(height, width, window, shift) == 0, near)
+    assert torch.equal(maps.joined(maps.cut(rolled[None], window), window, height, width)[0], rolled)
 
 
 def windows_of_microsoft(tokens, window, block):

@@ -10,7 +10,7 @@ from swin_quant.models import registry
 from swin_quant.models.classifier import Architecture
 from swin_quant.models.layers import LayerNorm
 from swin_quant.models.registry import architecture_of, blocks_of, register, stages_of
-from swin_quant.quant.linear import QuantLinear
+from swin_quant.quant.layer import QuantLinear
 
 
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])

@@ -14,8 +14,7 @@ from swin_quant.checkpoint import load_calibrated, load_float, save_calibrated
 from swin_quant.config import from_dict
 from swin_quant.models import build_model
 from swin_quant.quant.calibration import Method, calibrate
-from swin_quant.quant.policies import load_policy
-from swin_quant.quant.policy import apply_policy, quantize
+from swin_quant.quant.policy import apply_policy, load_policy, quantize
 
 MICRO = {
     "resnet18": {"layers": [1, 1, 1, 1], "channels": [8, 16, 16, 16]},

@@ -3,9 +3,8 @@
 import torch
 from torch import nn
 
-from swin_quant.operators.precision import by_pictures, by_ranges, by_weights
-from swin_quant.operators.trace import trace
-from swin_quant.operators.variation import training_only, variations
+from swin_quant.operators.analysis import by_pictures, by_ranges, by_weights
+from swin_quant.operators.trace import trace, training_only, variations
 from swin_quant.quant.quantizer import Role, named_nodes
 
 

@@ -7,7 +7,7 @@ from torch import nn
 
 from swin_quant.base.errors import UsageError
 from swin_quant.operators import replacements as r
-from swin_quant.operators.replacing import Replacing, compare
+from swin_quant.operators.replacements import Replacing, compare
 from swin_quant.operators.trace import trace
 
 x = torch.randn(2, 6, 8, 5, generator=torch.Generator().manual_seed(1))

@@ -9,8 +9,7 @@ from swin_quant.base.schema import within
 from swin_quant.config.family import Family, check_values
 from swin_quant.models.classifier import Architecture, Classifier
 from swin_quant.models.layers import LayerNorm
-from swin_quant.quant.layer import QuantizedLayer
-from swin_quant.quant.linear import QuantLinear
+from swin_quant.quant.layer import QuantizedLayer, QuantLinear
 
 
 class QuantConv2d(QuantizedLayer, nn.Conv2d):

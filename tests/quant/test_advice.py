@@ -11,12 +11,11 @@ import torch
 from swin_quant.models.registry import exchanges_of
 from swin_quant.quant.advice import Findings, advise, clipped_share
 from swin_quant.quant.calibration import Method, calibrate
-from swin_quant.quant.linear import QuantLinear
+from swin_quant.quant.layer import QuantLinear
 from swin_quant.quant.observers import ActivationObserver
 from swin_quant.quant.outlier_channels import outlier_channels
-from swin_quant.quant.passes.kind import PassContext
-from swin_quant.quant.policies import load_policy
-from swin_quant.quant.policy import Rule, apply_policy
+from swin_quant.quant.passes import PassContext
+from swin_quant.quant.policy import Rule, apply_policy, load_policy
 from swin_quant.quant.quantizer import Role, named_nodes
 from swin_quant.quant.statistics import Statistics
 from tests.helpers.settings import change

@@ -8,10 +8,9 @@ from swin_quant.models.registry import units_of
 from swin_quant.quant.auto_calibrator import choose_methods
 from swin_quant.quant.calibration import Method, observe, set_ranges
 from swin_quant.quant.check import agreement_and_sqnr
-from swin_quant.quant.linear import QuantLinear
-from swin_quant.quant.passes.kind import PassContext
-from swin_quant.quant.policies import load_policy
-from swin_quant.quant.policy import Rule, apply_policy, dequantize, enabled_nodes, quantize
+from swin_quant.quant.layer import QuantLinear
+from swin_quant.quant.passes import PassContext
+from swin_quant.quant.policy import Rule, apply_policy, dequantize, enabled_nodes, load_policy, quantize
 from swin_quant.quant.quantizer import State, named_nodes
 from swin_quant.quant.range_methods import RANGE_METHODS
 

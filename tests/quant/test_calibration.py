@@ -17,7 +17,7 @@ from swin_quant.quant.calibration import (
     set_ranges,
 )
 from swin_quant.quant.fake_quant import UNUSED_AMAX
-from swin_quant.quant.linear import QuantLinear
+from swin_quant.quant.layer import QuantLinear
 from swin_quant.quant.policy import quantize
 from swin_quant.quant.quantizer import Role, State, named_nodes
 from tests.helpers.settings import change
@@ -451,7 +451,7 @@ def test_without_a_method_each_node_has_that_of_its_bits(tiny_model):
 def test_the_float_models_logits_of_each_batch_are_given(tiny_model, monkeypatch, together):
     model = tiny_model()
     images = torch.randn(5, 3, 32, 32)
-    monkeypatch.setattr("swin_quant.quant.batch_invariance.torch.equal", lambda *_: together)
+    monkeypatch.setattr("swin_quant.quant.calibration.torch.equal", lambda *_: together)
     with observing(model, Method("max")) as observation:
         found = [observation.show(batch) for batch in (images[:3], images[:0], images[3:])]
     with torch.inference_mode():

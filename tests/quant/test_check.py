@@ -6,8 +6,7 @@ import torch
 from swin_quant.base.errors import UsageError
 from swin_quant.quant.calibration import Method, observing, set_ranges
 from swin_quant.quant.check import Check, CheckBatch, check_ranges
-from swin_quant.quant.policies import load_policy
-from swin_quant.quant.policy import Rule, apply_policy, quantize
+from swin_quant.quant.policy import Rule, apply_policy, load_policy, quantize
 from swin_quant.quant.quantizer import Role, State, named_nodes
 from tests.helpers.settings import change
 

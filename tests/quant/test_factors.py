@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from swin_quant.quant.factors import ChannelFactors, made_factors
-from swin_quant.quant.passes.state import give_state, state_of
+from swin_quant.quant.passes.trial import give_state, state_of
 
 
 @pytest.fixture

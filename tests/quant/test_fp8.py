@@ -10,9 +10,17 @@ from swin_quant.base.errors import UsageError
 from swin_quant.quant import straight_through
 from swin_quant.quant.fake_quant import E4M3, fake_quant, grid, round_to_grid_, spacing
 from swin_quant.quant.passes.gptq import gptq
-from swin_quant.quant.passes.unit_training import Rounding
-from swin_quant.quant.policies import builtin_policies, load_policy
-from swin_quant.quant.policy import Rule, apply_policy, decide, enabled_nodes, policy_from_dict, quantize
+from swin_quant.quant.passes.reconstruct import Rounding
+from swin_quant.quant.policy import (
+    Rule,
+    apply_policy,
+    builtin_policies,
+    decide,
+    enabled_nodes,
+    load_policy,
+    policy_from_dict,
+    quantize,
+)
 from swin_quant.quant.quantizer import Quantizer, Role, State, named_nodes
 from swin_quant.quant.range_methods.mse import METHOD
 from swin_quant.quant.ranges import search_range

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swin_quant.quant.histogram import BINS, Histogram, add_sides, exponent_above
+from swin_quant.quant.observers import BINS, Histogram, add_sides, exponent_above
 
 MAGNITUDES = st.one_of(st.just(0.0), st.floats(0, 0.125, width=32), st.floats(0, 2.0**127, width=32))
 

@@ -7,8 +7,7 @@ from torch import nn
 
 from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.fake_quant import fake_quant, grid
-from swin_quant.quant.layer import QuantizedLayer, weighted_layers
-from swin_quant.quant.linear import QuantLinear
+from swin_quant.quant.layer import QuantizedLayer, QuantLinear, weighted_layers
 from swin_quant.quant.policy import quantize
 from tests.helpers.settings import change
 

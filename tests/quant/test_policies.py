@@ -7,8 +7,17 @@ import pytest
 
 from swin_quant.base.errors import UsageError
 from swin_quant.quant.names import INT8_MODES
-from swin_quant.quant.policies import builtin_policies, described, is_builtin, load_policy, told_apart
-from swin_quant.quant.policy import Policy, Rule, enabled_nodes, policy_from_dict
+from swin_quant.quant.policy import (
+    Policy,
+    Rule,
+    builtin_policies,
+    described,
+    enabled_nodes,
+    is_builtin,
+    load_policy,
+    policy_from_dict,
+    told_apart,
+)
 
 
 def test_the_built_in_policies():

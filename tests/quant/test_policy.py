@@ -12,9 +12,8 @@ from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.config import find_config, load_config
 from swin_quant.models import build_model
 from swin_quant.quant.calibration import Method, calibrate
-from swin_quant.quant.linear import QuantLinear
+from swin_quant.quant.layer import QuantLinear
 from swin_quant.quant.names import INT8_MODES
-from swin_quant.quant.policies import load_policy
 from swin_quant.quant.policy import (
     Policy,
     Rule,
@@ -22,6 +21,7 @@ from swin_quant.quant.policy import (
     decide,
     dequantize,
     enabled_nodes,
+    load_policy,
     policy_from_dict,
     quantize,
 )

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from swin_quant.quant.range_uncertainty import pictures_for, relative_uncertainty, sample_uncertainty
+from swin_quant.quant.ranges import pictures_for, relative_uncertainty, sample_uncertainty
 
 
 def drawn(peaks, covered, size, times=20_000):

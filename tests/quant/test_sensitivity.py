@@ -9,8 +9,7 @@ import torch
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.models.registry import blocks_of, stages_of
 from swin_quant.quant.calibration import calibrate
-from swin_quant.quant.policies import load_policy
-from swin_quant.quant.policy import apply_policy, enabled_nodes, quantize
+from swin_quant.quant.policy import apply_policy, enabled_nodes, load_policy, quantize
 from swin_quant.quant.quantizer import State, named_nodes
 from swin_quant.quant.sensitivity import BLOCK, LAYER, NODE, ROLE, STAGE, sensitivity
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from swin_quant.base.errors import SwinQuantError
-from swin_quant.quant.histogram import BINS
+from swin_quant.quant.observers import BINS
 from swin_quant.quant.range_methods import RANGE_METHODS
 from swin_quant.quant.ranges import search_range
 from swin_quant.quant.statistics import Statistics, of_sides

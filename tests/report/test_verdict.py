@@ -14,7 +14,7 @@ from swin_quant.backends.registry import targets
 from swin_quant.cards.records import ORIGINAL, PTQ, QAT, Result
 from swin_quant.cli.session import command_of, parser_of
 from swin_quant.quant.distance import Loss
-from swin_quant.quant.policies import load_policy
+from swin_quant.quant.policy import load_policy
 from swin_quant.quant.search import SearchResult, TriedPolicy
 from swin_quant.report.verdict import FLOAT, of_artifact, of_search, of_training
 

@@ -10,8 +10,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from swin_quant.backends.artifact import finish_artifact
-from swin_quant.backends.engine_loading import artifact_engine
-from swin_quant.backends.registry import engine_named
+from swin_quant.backends.registry import artifact_engine, engine_named
 from swin_quant.base import cpu
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.cards.card import RunCard

@@ -7,8 +7,7 @@ import torch.nn.functional as F
 from swin_quant.base.errors import UsageError
 from swin_quant.models.layers import DropPath
 from swin_quant.quant.calibration import Method, calibrate
-from swin_quant.quant.policies import load_policy
-from swin_quant.quant.policy import apply_policy, quantize
+from swin_quant.quant.policy import apply_policy, load_policy, quantize
 from swin_quant.quant.quantizer import named_nodes
 from swin_quant.train.amax import RangeKeeper
 from swin_quant.train.optim import (

@@ -8,8 +8,7 @@ import torch
 
 from swin_quant.base.errors import UsageError
 from swin_quant.quant.calibration import Method, calibrate
-from swin_quant.quant.policies import load_policy
-from swin_quant.quant.policy import apply_policy, enabled_nodes, quantize
+from swin_quant.quant.policy import apply_policy, enabled_nodes, load_policy, quantize
 from swin_quant.quant.quantizer import named_nodes
 from swin_quant.train.parallel import check_compiler, compiled, tell_cpus_apart, without_values
 from swin_quant.train.recipe import Memory, Recipe

@@ -12,8 +12,7 @@ from swin_quant.config.load import portable_config
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.model import save_with_card
 from swin_quant.quant.calibration import Method, calibrate
-from swin_quant.quant.policies import load_policy
-from swin_quant.quant.policy import apply_policy
+from swin_quant.quant.policy import apply_policy, load_policy
 from swin_quant.verbs.bench_candidates import REFERENCE, bench_candidates
 from swin_quant.verbs.export import export_checkpoint
 from tests.helpers.cards_of_results import CALIBRATION

@@ -20,8 +20,7 @@ from swin_quant.config import load_config
 from swin_quant.data.preprocess import IMAGENET_MEAN, IMAGENET_STD
 from swin_quant.models import build_model
 from swin_quant.quant.passes import reconstruct
-from swin_quant.quant.policies import load_policy
-from swin_quant.quant.policy import enabled_nodes
+from swin_quant.quant.policy import enabled_nodes, load_policy
 from swin_quant.quant.quantizer import State, named_nodes
 from swin_quant.verbs.calibrate import calibrate_checkpoint
 from swin_quant.verbs.calibration_result import CalibrationPlan

@@ -13,13 +13,11 @@ from swin_quant.config import load_config
 from swin_quant.models import build_model
 from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.names import AUTO
-from swin_quant.quant.passes import equalize, reconstruct
-from swin_quant.quant.passes.kind import Pass
-from swin_quant.quant.passes.plan import PassPlan
+from swin_quant.quant.passes import Pass, equalize, reconstruct
 from swin_quant.quant.passes.recipe import load_passes, steps_of
-from swin_quant.quant.passes.state import state_of
-from swin_quant.quant.policies import load_policy
-from swin_quant.quant.policy import Rule, apply_policy, enabled_nodes
+from swin_quant.quant.passes.run import PassPlan
+from swin_quant.quant.passes.trial import state_of
+from swin_quant.quant.policy import Rule, apply_policy, enabled_nodes, load_policy
 from swin_quant.verbs.calibration_passes import improve, outliers_left
 from swin_quant.verbs.calibration_result import CalibrationResult
 from tests.outliers import plant

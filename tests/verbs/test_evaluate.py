@@ -21,8 +21,7 @@ from swin_quant.config import find_config, load_config
 from swin_quant.data.preprocess import IMAGENET_MEAN, IMAGENET_STD
 from swin_quant.loading import load_for_scoring
 from swin_quant.models import build_model
-from swin_quant.quant.policies import load_policy
-from swin_quant.quant.policy import Rule, apply_policy
+from swin_quant.quant.policy import Rule, apply_policy, load_policy
 from swin_quant.quant.quantizer import State, named_nodes
 from swin_quant.score import scoring
 from swin_quant.score.engine import half_type

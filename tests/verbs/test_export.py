@@ -18,8 +18,7 @@ from swin_quant.base.errors import UsageError
 from swin_quant.base.files import sha256_of
 from swin_quant.cards.card import RunCard
 from swin_quant.exported import labels_in
-from swin_quant.quant.policies import load_policy
-from swin_quant.quant.policy import Rule
+from swin_quant.quant.policy import Rule, load_policy
 from swin_quant.verbs.export_target import policy_for
 
 

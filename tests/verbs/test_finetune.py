@@ -15,8 +15,7 @@ from swin_quant.checkpoint import read_state_dict
 from swin_quant.config import load_config
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.loading import load_for_scoring
-from swin_quant.quant.policies import load_policy
-from swin_quant.quant.policy import quantize
+from swin_quant.quant.policy import load_policy, quantize
 from swin_quant.train import loop
 from swin_quant.train.record import read_table
 

@@ -17,7 +17,7 @@ from swin_quant.checkpoint.ranges import is_range
 from swin_quant.config import find_config, load_config
 from swin_quant.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from swin_quant.models import build_model
-from swin_quant.quant.linear import QuantLinear
+from swin_quant.quant.layer import QuantLinear
 from swin_quant.quant.policy import Policy, Rule
 
 

@@ -14,7 +14,7 @@ from swin_quant.config import default_config, load_config
 from swin_quant.config.families import ENTRY_POINTS
 from swin_quant.config.load import portable_config
 from swin_quant.models import build_model
-from swin_quant.quant.policies import load_policy
+from swin_quant.quant.policy import load_policy
 from swin_quant.train.optim import layers_to_head
 
 

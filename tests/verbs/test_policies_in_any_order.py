@@ -12,8 +12,7 @@ from swin_quant.checkpoint import read_state_dict
 from swin_quant.cli import main
 from swin_quant.config import load_config
 from swin_quant.loading import load_for_scoring
-from swin_quant.quant.policies import load_policy
-from swin_quant.quant.policy import Rule
+from swin_quant.quant.policy import Rule, load_policy
 from swin_quant.quant.quantizer import Role, named_nodes
 from swin_quant.score.torch_engines import torch_engines
 

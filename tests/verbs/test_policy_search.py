@@ -17,8 +17,7 @@ from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import Sampling
 from swin_quant.quant.calibration import calibrate
 from swin_quant.quant.distance import Loss
-from swin_quant.quant.policies import load_policy
-from swin_quant.quant.policy import Rule, named_nodes
+from swin_quant.quant.policy import Rule, load_policy, named_nodes
 from swin_quant.quant.search import Budget, Unit
 from swin_quant.score.interleave import Timing
 from swin_quant.verbs.policy_costs import PolicyCosts, beyond_chance

@@ -9,10 +9,9 @@ import pytest
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.config import find_config, load_config
 from swin_quant.quant.calibration import Method
-from swin_quant.quant.passes.plan import PassPlan
 from swin_quant.quant.passes.recipe import steps_of
-from swin_quant.quant.policies import load_policy
-from swin_quant.quant.policy import Rule
+from swin_quant.quant.passes.run import PassPlan
+from swin_quant.quant.policy import Rule, load_policy
 from swin_quant.verbs.calibrate import calibrate_checkpoint
 from swin_quant.verbs.calibration_result import CalibrationPlan, recalibrate
 

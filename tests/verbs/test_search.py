@@ -15,7 +15,7 @@ from swin_quant.cards.card import RunCard
 from swin_quant.cli import main
 from swin_quant.config import load_config
 from swin_quant.models import build_model
-from swin_quant.quant.policies import load_policy
+from swin_quant.quant.policy import load_policy
 from swin_quant.quant.search import Budget
 from swin_quant.verbs import policy_costs, policy_search, search
 from swin_quant.verbs.policy_costs import PolicyCosts, PolicyTimer

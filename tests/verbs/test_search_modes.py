@@ -11,7 +11,7 @@ from torch.nn.functional import gelu
 from swin_quant.cards.card import RunCard
 from swin_quant.config import load_config
 from swin_quant.models import build_model
-from swin_quant.quant.policies import load_policy
+from swin_quant.quant.policy import load_policy
 
 
 @pytest.fixture

@@ -10,12 +10,12 @@ counts: by floors it is chosen only if its programs are at least half as many as
 from collections.abc import Callable, Sequence
 from math import inf, prod
 
+from swin_quant.backends.cuda.crosscompile import kernel_of
 from swin_quant.backends.cuda.estimates import counts_of, estimate_of
 from swin_quant.backends.cuda.floors import floor_of, gpu_of
 from swin_quant.backends.cuda.fusions import FUSIONS, Row, candidates, fused
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.program import Launch, Program
-from swin_quant.backends.cuda.required_kernels import kernel_of
 from swin_quant.backends.cuda.spec import NetworkSpec
 from swin_quant.backends.cuda.tuning import NO_TILES, TileTable, shape_of
 from swin_quant.base.errors import SwinQuantError

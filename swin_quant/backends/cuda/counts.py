@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
+from swin_quant.backends.cuda.crosscompile import kernel_of
 from swin_quant.backends.cuda.kernels.call import PreparedLaunch
 from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.program import Launch
-from swin_quant.backends.cuda.required_kernels import kernel_of
 from swin_quant.backends.cuda.sass import Counts, counted
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.files import atomic_write_bytes, configs_dir

@@ -6,16 +6,16 @@ from typing import Any
 import torch
 
 from swin_quant.backends.artifact import Artifact
+from swin_quant.backends.backend import Details, policy_of
 from swin_quant.backends.cuda.binding import by_interpreter, by_kernels
 from swin_quant.backends.cuda.file import read_network
 from swin_quant.backends.cuda.floors import gpu_of
-from swin_quant.backends.cuda.launcher import check_launcher
+from swin_quant.backends.cuda.gpu_errors import check_launcher
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.network import Network
 from swin_quant.backends.cuda.sessions import GraphSession, HostSession, sizes
 from swin_quant.backends.cuda.spec_from_policy import check_batch
 from swin_quant.backends.cuda.tuning import NO_TILES, here, tiles_beside
-from swin_quant.backends.details import Details, policy_of
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.extras import library
 from swin_quant.base.progress import log

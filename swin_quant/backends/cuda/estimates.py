@@ -11,15 +11,15 @@ from math import prod
 from typing import Any
 
 from swin_quant.backends.cuda.counts import CountsFile, KernelCounts, shipped_counts
+from swin_quant.backends.cuda.crosscompile import kernel_of
 from swin_quant.backends.cuda.floors import floor_of, gpu_of
-from swin_quant.backends.cuda.occupancy import resident_programs
 from swin_quant.backends.cuda.program import Launch
-from swin_quant.backends.cuda.required_kernels import kernel_of
 from swin_quant.backends.cuda.sass import INT8_A_CLOCK, SCHEDULERS
 from swin_quant.operators.roofline import Machine
 
 FROM_CACHE = 64  # bytes a clock from the L2 cache into one multiprocessor (V100: Jia et al., 2018)
 STAND_IN = 90  # the compute capability whose counts serve where a GPU's own are not at hand
+RESERVED = 1024  # bytes of shared memory that every program takes besides its own
 
 
 @dataclass(frozen=True)
@@ -128,3 +128,46 @@ def clock_ghz(machine: Machine) -> float:
     """The clock at which the GPU's tensor cores have the peak of its data sheet."""
     gpu = gpu_of(machine)
     return machine.int8_tops * 1e3 / (gpu.sms * INT8_A_CLOCK.get(gpu.capability, INT8_A_CLOCK[STAND_IN]))
+
+
+@dataclass(frozen=True)
+class Limits:
+    """A multiprocessor's limits for resident programs.
+
+    CUDA C++ Programming Guide, table "Technical Specifications per Compute Capability". Warps get registers in units of
+    256.
+    """
+
+    shared_sm: int
+    shared_program: int
+    threads: int
+    programs: int
+    registers: int = 65536
+
+
+LIMITS = {
+    80: Limits(164 << 10, 163 << 10, 2048, 32),
+    86: Limits(100 << 10, 99 << 10, 1536, 16),
+    89: Limits(100 << 10, 99 << 10, 1536, 24),
+    90: Limits(228 << 10, 227 << 10, 2048, 32),
+    100: Limits(228 << 10, 227 << 10, 2048, 32),
+    120: Limits(100 << 10, 99 << 10, 1536, 24),
+}
+"""By compute capability."""
+
+
+def resident_programs(capability: int, warps: int, registers: int, shared: int) -> int:
+    """The number of programs that run on one multiprocessor at a time; 0 if its shared memory does not suffice for one.
+
+    `registers`: of a thread; `shared`: bytes of a program.
+    """
+    limits = LIMITS[capability]
+    if shared > limits.shared_program:
+        return 0
+    of_warp = -(-max(registers, 1) * 32 // 256) * 256
+    return min(
+        limits.registers // (of_warp * warps),
+        limits.shared_sm // (shared + RESERVED),
+        limits.threads // (32 * warps),
+        limits.programs,
+    )

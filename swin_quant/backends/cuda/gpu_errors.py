@@ -1,13 +1,15 @@
 """Report a GPU's errors in one line that names the batch: out of memory, or a kernel that Triton cannot build."""
 
+import os
 import re
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 
-from swin_quant.backends.cuda.launcher import building_told
 from swin_quant.base.errors import SwinQuantError, is_out_of_gpu_memory
+from swin_quant.base.extras import library
 
 _MB = 2**20
 # torch's allocator says it; errors of the driver itself name no size
@@ -65,3 +67,32 @@ def _reasons(error: BaseException | None) -> Iterator[BaseException]:
 def _is_tritons(error: BaseException) -> bool:
     """Whether Triton's compiler or launcher refused a kernel, for instance for too little shared memory."""
     return any(kind.__name__ == "TritonError" for kind in type(error).__mro__)
+
+
+def check_launcher() -> None:
+    """Build the launcher now. UsageError if Triton is not installed, SwinQuantError if the build fails."""
+    triton = library("triton", "cuda")
+    with building_told():
+        triton.runtime.driver.active.get_current_device()
+
+
+@contextmanager
+def building_told() -> Iterator[None]:
+    """Inside the context, a failed build is a SwinQuantError that says what to install. Some versions of Triton build a
+    launcher for each kernel."""
+    try:
+        yield
+    except (subprocess.CalledProcessError, RuntimeError, OSError) as error:
+        if not _is_of_compiler(error):
+            raise
+        raise SwinQuantError(
+            f"Triton cannot build what launches kernels ({error}): install a C compiler (gcc or clang; CC names "
+            "another) and Python's headers (python3-dev)"
+        ) from error
+
+
+def _is_of_compiler(error: Exception) -> bool:
+    """Whether the C compiler is missing or failed. If it lacked a header, its own message is on standard error."""
+    if isinstance(error, OSError):
+        return error.filename is not None and error.filename == os.environ.get("CC")
+    return isinstance(error, subprocess.CalledProcessError) or "C compiler" in str(error)

@@ -16,7 +16,7 @@ from swin_quant.data.preprocess import Preprocess
 from swin_quant.models.layers import Swin
 from swin_quant.models.swin_v2 import LARGEST_LOGIT_SCALE
 from swin_quant.quant.fake_quant import TINY_AMAX, grid, to_levels
-from swin_quant.quant.linear import QuantLinear
+from swin_quant.quant.layer import QuantLinear
 from swin_quant.quant.quantizer import named_nodes
 
 

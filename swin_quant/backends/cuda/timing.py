@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
+from swin_quant.backends.cuda.crosscompile import kernel_of
 from swin_quant.backends.cuda.floors import RESULTS
 from swin_quant.backends.cuda.kernels.tiles import FILLED, Tiles, part_columns
 from swin_quant.backends.cuda.program import Launch, TensorRef
-from swin_quant.backends.cuda.required_kernels import kernel_of
 from swin_quant.backends.cuda.tuning import TimedTiles, shape_of
 from swin_quant.base.progress import log
 

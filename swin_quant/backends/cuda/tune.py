@@ -13,11 +13,11 @@ from pathlib import Path
 import torch
 
 from swin_quant.backends.artifact import open_artifact
-from swin_quant.backends.cuda.ahead import compile_ahead
+from swin_quant.backends.cuda.crosscompile import compile_ahead
 from swin_quant.backends.cuda.engine import capability_here, check_gpu
 from swin_quant.backends.cuda.file import read_network
 from swin_quant.backends.cuda.fusions import candidates
-from swin_quant.backends.cuda.launcher import check_launcher
+from swin_quant.backends.cuda.gpu_errors import check_launcher
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.program import Launch
 from swin_quant.backends.cuda.spec_from_policy import check_batch

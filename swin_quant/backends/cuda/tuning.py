@@ -13,10 +13,10 @@ from math import inf
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict
 
+from swin_quant.backends.cuda.crosscompile import kernel_of
 from swin_quant.backends.cuda.fusions import candidates
 from swin_quant.backends.cuda.kernels.tiles import MOST_WARPS, Tiles
 from swin_quant.backends.cuda.program import Launch, ScalarRef, TensorRef, parts_of
-from swin_quant.backends.cuda.required_kernels import kernel_of
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.files import read_json, write_json
 from swin_quant.base.progress import log

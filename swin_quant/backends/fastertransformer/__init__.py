@@ -25,7 +25,7 @@ BACKEND = Backend(
     runs_on="FasterTransformer (`swin-quant ft export`); here an emulator",
     runs=("fastertransformer",),
     load="swin_quant.backends.fastertransformer.engine:load",
-    inside="swin_quant.backends.fastertransformer.inside:inside",
+    inside="swin_quant.backends.fastertransformer.engine:inside",
     tolerances=Tolerances(quantized=0.1, float32=0.01, half=0.01),  # its own parity targets (docs/reference, section 8)
     only_float_type="float16",
     emulates=True,

@@ -4,6 +4,7 @@ Integers are exact, and every rounding in the kernels' published source is made 
 float16 in the residual stream, biases and norms. Pooled features are float16; the head, outside the op, is float32.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -11,24 +12,86 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from swin_quant.backends.fastertransformer.arithmetic import (
-    as_half,
-    gelu_table,
-    int8_gemm,
-    layer_norm,
-    look_up,
-    to_int8,
-)
-from swin_quant.backends.fastertransformer.attention import AttentionWeights, attention
 from swin_quant.backends.fastertransformer.gelu_bias import as_read, shifted
 from swin_quant.backends.fastertransformer.interface import is_default_scale
-from swin_quant.backends.fastertransformer.limits import is_fused
-from swin_quant.backends.fastertransformer.rows import computed_rows
+from swin_quant.backends.fastertransformer.limits import computed_rows, is_fused
+from swin_quant.backends.fastertransformer.manifest import Stored
 from swin_quant.backends.fastertransformer.scales import REDUCTION, Scales
 from swin_quant.backends.fastertransformer.slots import head_dim
-from swin_quant.backends.fastertransformer.stored import Stored
 from swin_quant.base.errors import UsageError
 from swin_quant.models.windows import window_partition, window_reverse
+
+NORMALIZE_EPSILON = SOFTMAX_EPSILON = 1e-6
+# |sum of k int8 products| <= k * 2^14, and float32 holds every whole number up to 2^24: sums of 1024 products are exact
+# in any order and grouping, fused or not. Longer ones are split and added in float64.
+EXACT_PRODUCTS = 1024
+
+
+@dataclass(frozen=True)
+class AttentionWeights:
+    """One block's attention. int8 weights are whole numbers in float32; `bias` [heads, L, L] and `mask` [nW, L, L], or
+    None, are float32.
+
+    `qk_scale` multiplies the logits; `logit_scale` [heads, 1, 1] is V2's, None in V1.
+    """
+
+    qkv: Tensor
+    qkv_bias: Tensor
+    heads: int
+    bias: Tensor
+    mask: Tensor | None
+    qk_scale: float
+    logit_scale: Tensor | None
+    scales: Scales
+
+
+def attention(x: Tensor, w: AttentionWeights, fused: bool) -> Tensor:
+    """int8 context, at the range of the projection's input, from int8 tokens. [B * nW, L, C] -> [B * nW, L, C]."""
+    s = w.scales
+    sums = to_int8(int8_gemm(x, w.qkv) * s.gemm("attn.qkv"))
+    real = (sums * s.step("attn.qkv._aftergemm_quantizer") + w.qkv_bias).unflatten(-1, (3, w.heads, -1))
+    q, k, v = (
+        to_int8(part * s.levels(f"attn.matmul_{name}_input_quantizer"))
+        for name, part in zip("qkv", real.permute(2, 0, 3, 1, 4), strict=True)
+    )
+    if w.logit_scale is not None:
+        q = _normalized(q, "q", s, w.logit_scale)
+        k = _normalized(k, "k", s, 1.0)
+    products = q @ k.transpose(-2, -1)  # exact: sums of 32 or 64 products
+    probabilities = (_fused_softmax if fused else _unfused_softmax)(products, w)
+    context = probabilities @ v  # exact: at most 1024 products, in the largest window
+    context = to_int8(context * (s.fused("a v") if fused else s.gemm("a v")))
+    return context.transpose(1, 2).flatten(2)
+
+
+def _normalized(x: Tensor, name: str, s: Scales, factor: Tensor | float) -> Tensor:
+    """V2: x / |x| * factor, int8 in and out."""
+    real = x * s.step(f"attn.matmul_{name}_input_quantizer")
+    norm = torch.rsqrt(real.square().sum(-1, keepdim=True) + NORMALIZE_EPSILON) * factor
+    return to_int8(real * norm * s.levels(f"attn.mha_{name}_input_quantizer"))
+
+
+def _fused_softmax(products: Tensor, w: AttentionWeights) -> Tensor:
+    """int8 probabilities from float logits; NVIDIA has not published how the fused kernel rounds inside."""
+    logits = _add(products * (w.scales.fused("q k") * w.qk_scale), w)
+    return to_int8(logits.softmax(-1) * w.scales.fused("a"))
+
+
+def _unfused_softmax(products: Tensor, w: AttentionWeights) -> Tensor:
+    """int8 probabilities from logits that are rounded to int8."""
+    logits = to_int8(products * w.scales.gemm("q k")) * w.qk_scale
+    logits = _add(logits * w.scales.step("attn.softmax_input_quantizer"), w)
+    powers = (logits - logits.amax(-1, keepdim=True)).exp()
+    share = powers * (1 / (powers.sum(-1, keepdim=True) + SOFTMAX_EPSILON))
+    return to_int8(share * w.scales.levels("attn.matmul_a_input_quantizer"))
+
+
+def _add(logits: Tensor, w: AttentionWeights) -> Tensor:
+    """Add position bias and mask to logits [B * nW, heads, L, L]."""
+    if w.mask is None:
+        return logits + w.bias
+    by_window = logits.view(-1, len(w.mask), *logits.shape[1:])
+    return (by_window + (w.bias + w.mask[:, None])).view_as(logits)
 
 
 @dataclass(frozen=True)
@@ -251,3 +314,45 @@ def _where_computed(new: Tensor, old: Tensor) -> Tensor:
 
 def _normed(norm: Norm, epsilon: float) -> Callable[[Tensor], Tensor]:
     return lambda x: layer_norm(x, norm.weight, norm.bias, epsilon)
+
+
+def as_half(value: float) -> float:
+    """A scale as a float16 kernel sees it."""
+    return torch.tensor(value, dtype=torch.float16).item()
+
+
+def to_int8(x: Tensor) -> Tensor:
+    """Round and saturate; float32 in and out, whole numbers from -128 to 127."""
+    return x.round().clamp_(-128, 127)
+
+
+def int8_gemm(x: Tensor, weight: Tensor) -> Tensor:
+    """The int32 sums of x [..., k] and weight [n, k], converted to float32 [..., n] as the hardware does."""
+    k = weight.shape[-1]
+    if k <= EXACT_PRODUCTS:
+        return F.linear(x, weight)
+    pieces = zip(x.split(EXACT_PRODUCTS, -1), weight.split(EXACT_PRODUCTS, -1), strict=True)
+    return functools.reduce(torch.add, (F.linear(a, b).double() for a, b in pieces)).float()
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
+    """float32 norm of a float16 or float32 [..., C]; weight and bias are float16, as stored."""
+    return F.layer_norm(x.float(), x.shape[-1:], weight.float(), bias.float(), epsilon)
+
+
+def gelu_table(step: float, bias: Tensor, levels: float) -> Tensor:
+    """float32 [hidden * 256]: for each channel, GELU's int8 result for the int8 sums -128 to 127.
+
+    The kernel works in float16, tanh form, rounding after each operation. It uses the hardware's approximate tanh
+    (2^-11 relative error); this uses a correctly rounded one.
+    """
+    x = torch.arange(-128, 128, device=bias.device).half() * as_half(step) + bias[:, None]
+    inner = as_half(0.7978845608028654) * (x + as_half(0.044715) * x * x * x)
+    gelu = x * (as_half(0.5) * (as_half(1.0) + inner.tanh()))
+    return to_int8((gelu * as_half(levels)).float()).flatten()
+
+
+def look_up(table: Tensor, x: Tensor) -> Tensor:
+    """Entry x[..., c] + 128 of channel c in a `gelu_table`. [..., hidden] -> [..., hidden]."""
+    channels = 256 * torch.arange(x.shape[-1], device=x.device) + 128
+    return table.index_select(0, (x + channels).int().flatten()).view_as(x)

@@ -1,15 +1,17 @@
 """Run a FasterTransformer export by emulating its INT8 kernels: no such GPU is needed."""
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from swin_quant.backends.artifact import Artifact
-from swin_quant.backends.details import Details, policy_of
+from swin_quant.backends.backend import Details, policy_of
 from swin_quant.backends.fastertransformer.emulator import Emulator
 from swin_quant.backends.fastertransformer.limits import is_fused
+from swin_quant.backends.fastertransformer.manifest import Stored, read_export
 from swin_quant.backends.fastertransformer.slots import trt_side
-from swin_quant.backends.fastertransformer.stored import Stored, read_export
 from swin_quant.base.errors import UsageError
 from swin_quant.score.engine import Engine
 from swin_quant.score.options import EngineOptions
@@ -75,3 +77,15 @@ def _fused(stored: Stored, attention: str) -> bool:
     if fused and not all(trt_side(g, form, stage) for stage in range(len(g.depths))):
         raise UsageError("attention fused: the kernels are for heads of 32 channels and windows of up to 256 tokens")
     return fused
+
+
+def inside(artifact: Artifact, options: EngineOptions) -> Callable[[Tensor], dict[str, Tensor]]:
+    """Maps images [B, 3, S, S] to the residual stream after each part, float16, by the part's name."""
+    emulator = load(artifact, options).run
+
+    def run(images: Tensor) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        emulator.features(images, found.__setitem__)  # type: ignore[attr-defined] # an Emulator
+        return found
+
+    return run

@@ -10,20 +10,20 @@ from torch import Tensor
 
 from swin_quant.backends.fastertransformer import KINDS, gelu_bias
 from swin_quant.backends.fastertransformer.interface import DEFAULT_SCALE, is_default_scale
-from swin_quant.backends.fastertransformer.rows import ROWS, stages_with_lost_rows
+from swin_quant.backends.fastertransformer.layouts import LARGEST
 from swin_quant.backends.fastertransformer.slots import FUSED_HEAD_DIM, Form, head_dim, hidden_channels
-from swin_quant.backends.fastertransformer.trt_mask import LARGEST
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.models.geometry import Geometry
 from swin_quant.models.layers import Swin
 from swin_quant.quant.factors import made_factors
 from swin_quant.quant.names import INT8_MODES
-from swin_quant.quant.policies import described, load_policy
-from swin_quant.quant.policy import Policy, settings_for
+from swin_quant.quant.policy import Policy, described, load_policy, settings_for
 
 FUSED_SMS = (75, 80, 86)
 FUSED_TOKENS = 384
 LARGEST_HALF = 65504.0
+ROWS = 4
+WIDEST = 256
 
 
 @dataclass(frozen=True)
@@ -228,3 +228,14 @@ def check_finite(name: str, tensor: Tensor) -> None:
     """SwinQuantError if a float16 tensor overflowed."""
     if tensor.is_floating_point() and not tensor.isfinite().all():
         raise SwinQuantError(f"{name} has values beyond float16 (65504): {_instead('float32')}")
+
+
+def computed_rows(rows: int, channels: int) -> int:
+    """The number of a batch's rows that the kernel computes, counted from the first."""
+    return rows // ROWS * ROWS if channels <= WIDEST else rows
+
+
+def stages_with_lost_rows(g: Geometry, batch: int) -> list[int]:
+    """The stages of a V1 in which a batch of this many pictures loses rows."""
+    rows = {stage: batch * g.resolution(stage) ** 2 for stage in range(len(g.depths))}
+    return [stage for stage, count in rows.items() if computed_rows(count, g.embed_dim * 2**stage) < count]

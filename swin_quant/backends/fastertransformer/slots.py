@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from swin_quant.backends.fastertransformer.gelu_bias import DRIFT, is_misread
-from swin_quant.backends.fastertransformer.layouts import weight_layout
-from swin_quant.backends.fastertransformer.trt_mask import LARGEST, padded_side
+from swin_quant.backends.fastertransformer.layouts import LARGEST, padded_side, weight_layout
 from swin_quant.models.geometry import Geometry
 
 FUSED_HEAD_DIM = 32

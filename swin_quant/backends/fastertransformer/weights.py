@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swin_quant.backends.fastertransformer import gelu_bias, trt_mask
+from swin_quant.backends.fastertransformer import gelu_bias, layouts
 from swin_quant.backends.fastertransformer.layouts import (
     WEIGHT_LAYOUTS,
     gather,
@@ -106,7 +106,7 @@ def stored_form(slot: Slot, source: WeightSource, g: Geometry) -> Tensor:
         return scatter(tensor, WEIGHT_LAYOUTS[slot.layout])
     tensor = tensor.to(DTYPES[slot.dtype])
     if slot.part in PACKED and slot.layout != "empty":
-        tensor = trt_mask.pack(tensor, slot.shape[-1])
+        tensor = layouts.pack(tensor, slot.shape[-1])
     elif slot.layout == "gelu-shifted":
         tensor = gelu_bias.shifted(tensor)
     elif slot.layout == "head-interleaved":
@@ -121,7 +121,7 @@ def from_stored(slot: Slot, stored: Tensor, g: Geometry) -> Tensor:
         rows, columns = slot.source
         return gather(stored, rows, columns, WEIGHT_LAYOUTS[slot.layout])
     if slot.layout == "trt-packed":
-        return trt_mask.unpack(stored, slot.source[-1])
+        return layouts.unpack(stored, slot.source[-1])
     if slot.layout == "gelu-shifted":
         return gelu_bias.as_read(stored, *slot.source)
     if slot.layout == "head-interleaved":

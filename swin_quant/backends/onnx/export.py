@@ -33,8 +33,7 @@ from swin_quant.data.imagenet import english_of
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.models.classifier import Classifier
 from swin_quant.operators.plugins import Plugging, plugins_of
-from swin_quant.operators.replacements import chosen
-from swin_quant.operators.replacing import Replacing, check_used
+from swin_quant.operators.replacements import Replacing, check_used, chosen
 from swin_quant.quant.fake_quant import FP8, TINY_AMAX
 from swin_quant.quant.policy import enabled_nodes
 from swin_quant.quant.quantizer import Quantizer, Role

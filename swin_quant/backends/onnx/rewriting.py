@@ -13,8 +13,8 @@ from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.onnx.options import OnnxOptions
 from swin_quant.base.errors import UsageError
 from swin_quant.config.load import from_dict
-from swin_quant.models.build import build_model
 from swin_quant.models.classifier import Classifier
+from swin_quant.models.registry import build_model
 
 Restore = Callable[[Tensor], Tensor]
 _OURS = "swin_quant.backends.onnx"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from swin_quant.backends.artifact import Artifact
-from swin_quant.backends.details import Details, policy_of
+from swin_quant.backends.backend import Details, policy_of
 from swin_quant.backends.tensorrt import host
 from swin_quant.backends.tensorrt.layers import LAYERS
 from swin_quant.base.errors import SwinQuantError, UsageError

@@ -12,16 +12,14 @@ from torch import Tensor, nn
 
 from swin_quant.backends.artifact import Artifact, finish_artifact
 from swin_quant.backends.card_policy import apply_card_policy
-from swin_quant.backends.torchscript.engine import written
-from swin_quant.backends.torchscript.operators import call, check, define
+from swin_quant.backends.torchscript.engine import call, check, define, written
 from swin_quant.base.errors import UsageError, listed
 from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir
 from swin_quant.cards.card import RunCard
 from swin_quant.config.outputs import LOGITS
 from swin_quant.models.classifier import Classifier
 from swin_quant.operators.plugins import Plugging, plugins_of
-from swin_quant.operators.replacements import chosen
-from swin_quant.operators.replacing import Replacing, check_used
+from swin_quant.operators.replacements import Replacing, check_used, chosen
 from swin_quant.quant.fake_quant import FP8
 from swin_quant.quant.policy import dequantize, enabled_nodes, quantize, refuse_blocks
 from swin_quant.quant.quantizer import Quantizer, State, named_nodes

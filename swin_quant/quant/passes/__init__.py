@@ -1,11 +1,86 @@
 """Passes improve a calibrated network without labels: each a file with its PASS; `quant.names` lists them."""
 
+import copy
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+from torch import Tensor, nn
+
+from swin_quant.base.schema import check_fields
+from swin_quant.quant.calibration import Method
 from swin_quant.quant.names import PASSES
-from swin_quant.quant.passes.kind import Pass
+from swin_quant.quant.passes.places import Exchange
+from swin_quant.quant.passes.scratch import Scratch
+from swin_quant.quant.passes.units import UnitRun, walk
+
+
+@dataclass(frozen=True)
+class PassContext:
+    """A calibrated network under its policy, nodes off, and the pictures of all ranks in batches [<= 8, 3, H, W].
+
+    `units`: the modules that a forward pass runs one after another, each on the previous one's output. `exchanges`:
+    places where factors and offsets are free; `fixed`: norms that would be such places if they had weights. `padded`:
+    modules that get zeros beside their tokens [windows, tokens, channels] for maps of other sizes. A pass changes the
+    network and measures against `original`, a copy from before. `scratch`: where a long pass stores finished parts.
+    """
+
+    model: nn.Module
+    images: Sequence[Tensor]
+    method: Method = Method()
+    units: Mapping[str, nn.Module] = field(default_factory=dict)
+    exchanges: Sequence[Exchange] = ()
+    scratch: Scratch = Scratch()
+    padded: Sequence[str] = ()
+    fixed: Sequence[str] = ()
+    original: nn.Module = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "original", copy.deepcopy(self.model))
+
+    def first(self, pictures: int) -> list[Tensor]:
+        """Batches of the first pictures."""
+        found: list[Tensor] = []
+        for batch in self.images:
+            if pictures > 0:
+                found.append(batch[:pictures])
+            pictures -= len(batch)
+        return found
+
+    def walk(self, pictures: int) -> Iterator[UnitRun]:
+        """Each unit in order, with the original's inputs and outputs for the first pictures; it may be changed."""
+        return walk(self.model, self.units, self.first(pictures), self.original)
+
+
+@dataclass(frozen=True)
+class CheckedOptions:
+    """Base of a pass's options, which check themselves by their annotations (UsageError)."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A way to improve a calibrated network.
+
+    `run(context, options)` changes its network and returns a note of half a line; `options` are a frozen dataclass with
+    defaults, which checks itself (UsageError). `keeps_function`: the float network computes the same. `of_ranges`: it
+    chooses ranges, which must not be observed again; after a pass that keeps the function and chooses none, they are.
+    `judges_itself`: it keeps only changes that improve logits or classes on held-out pictures.
+    """
+
+    run: Callable[[PassContext, Any], str]
+    options: type[Any]
+    keeps_function: bool = False
+    of_ranges: bool = False
+    judges_itself: bool = False
+
+    @property
+    def observes_again(self) -> bool:
+        return self.keeps_function and not self.of_ranges
+
 
 _REMOVED = {"erq"}  # passes in older cards that chose ranges
 

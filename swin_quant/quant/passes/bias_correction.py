@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from swin_quant.base.schema import within
 from swin_quant.quant.layer import QuantizedLayer, channels_last
-from swin_quant.quant.passes.kind import CheckedOptions, Pass, PassContext
+from swin_quant.quant.passes import CheckedOptions, Pass, PassContext
 from swin_quant.quant.passes.trial import quantizing
 from swin_quant.quant.watch import watching
 

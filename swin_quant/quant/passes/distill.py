@@ -21,10 +21,9 @@ from torch import Tensor, nn
 from swin_quant.base.progress import log, track
 from swin_quant.base.schema import within
 from swin_quant.quant.outputs import has_classes, rows
-from swin_quant.quant.passes.kind import CheckedOptions, Pass, PassContext
+from swin_quant.quant.passes import CheckedOptions, Pass, PassContext
 from swin_quant.quant.passes.scratch import key_of
-from swin_quant.quant.passes.state import Values, give_state, state_of
-from swin_quant.quant.passes.trial import enabled_in
+from swin_quant.quant.passes.trial import Values, enabled_in, give_state, state_of
 from swin_quant.quant.passes.units import given_by
 from swin_quant.quant.policy import quantizing
 from swin_quant.quant.quantizer import Role

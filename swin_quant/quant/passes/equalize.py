@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from swin_quant.base.errors import listed
 from swin_quant.base.schema import counted, within
 from swin_quant.quant.layer import channels_last
-from swin_quant.quant.passes.gains import gain_db, note_of
-from swin_quant.quant.passes.kind import CheckedOptions, Pass, PassContext
+from swin_quant.quant.passes import CheckedOptions, Pass, PassContext
+from swin_quant.quant.passes.improve_units import gain_db, note_of
 from swin_quant.quant.passes.places import Exchange, Part, recentre, rescale
 from swin_quant.quant.passes.trial import Trial, copied, enabled_in, restore
 from swin_quant.quant.passes.units import UnitRun, UpTo, inside, through

@@ -14,7 +14,7 @@ from torch import Tensor
 from swin_quant.base.schema import within
 from swin_quant.quant.calibration import Method
 from swin_quant.quant.fake_quant import round_to_grid_
-from swin_quant.quant.passes.kind import CheckedOptions, Pass, PassContext
+from swin_quant.quant.passes import CheckedOptions, Pass, PassContext
 from swin_quant.quant.passes.layerwise import Problem, solve_layers
 from swin_quant.quant.passes.ridge import corrected, damped
 from swin_quant.quant.quantizer import Quantizer

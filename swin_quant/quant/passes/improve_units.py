@@ -1,17 +1,18 @@
 """Improve a network unit by unit, each on the outputs of the quantized units before it; finished units are stored."""
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from torch import Tensor
 
 from swin_quant.base.distributed import from_main
+from swin_quant.base.errors import listed
 from swin_quant.base.progress import log
-from swin_quant.quant.passes.kind import PassContext
+from swin_quant.quant.passes import PassContext
 from swin_quant.quant.passes.scratch import key_of
-from swin_quant.quant.passes.state import Values, give_state, state_of
-from swin_quant.quant.passes.trial import enabled_in, quantized
+from swin_quant.quant.passes.trial import Values, enabled_in, give_state, quantized, state_of
 from swin_quant.quant.passes.units import UnitRun, walk
 
 # Maps (unit, its inputs, its number) to the changed values of its state, and its `gain` in dB.
@@ -46,3 +47,23 @@ def improve_units(
     if known:
         log.info("%s: %d of %d units were done before", name, known, len(gains))
     return gains
+
+
+def gain_db(before: float, after: float) -> float:
+    """The dB by which a unit's error fell; 0 if it did not, NaN if the unit's output is not finite."""
+    if after == math.inf:
+        return math.nan
+    if not after < before:
+        return 0.0
+    return 10 * math.log10(before / after) if after else math.inf
+
+
+def note_of(gains: Mapping[str, float], units: int) -> str:
+    """The gains of `units` units in words, with the names of units that were not finite and so left unchanged."""
+    lost = [name for name, gain in gains.items() if math.isnan(gain)]
+    better = [gain for gain in gains.values() if gain > 0]
+    finite = [gain for gain in better if gain < math.inf]
+    words = f"{len(better)} of {units} units gain"
+    if finite or not better:
+        words += f", {max(finite, default=0.0):.1f} dB at most"
+    return words + (f"; not finite, and left as they were: {listed(lost, 3)}" if lost else "")

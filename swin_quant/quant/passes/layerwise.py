@@ -14,10 +14,9 @@ from torch import Tensor, nn
 
 from swin_quant.base.errors import listed
 from swin_quant.quant.layer import QuantizedLayer
-from swin_quant.quant.passes.gains import gain_db, note_of
-from swin_quant.quant.passes.kind import PassContext
-from swin_quant.quant.passes.state import give_state, state_of
-from swin_quant.quant.passes.trial import quantized, quantizing, squared_error
+from swin_quant.quant.passes import PassContext
+from swin_quant.quant.passes.improve_units import gain_db, note_of
+from swin_quant.quant.passes.trial import give_state, quantized, quantizing, squared_error, state_of
 from swin_quant.quant.passes.units import UnitRun, entering, through
 from swin_quant.quant.watch import watching
 

@@ -17,13 +17,11 @@ from torch import Tensor, nn
 from swin_quant.base.distributed import from_main, shared_out
 from swin_quant.base.schema import within
 from swin_quant.quant.layer import QuantizedLayer
+from swin_quant.quant.passes import CheckedOptions, Pass, PassContext
 from swin_quant.quant.passes.fisher import channel_weights
-from swin_quant.quant.passes.gains import gain_db, note_of
-from swin_quant.quant.passes.improve_units import improve_units
-from swin_quant.quant.passes.kind import CheckedOptions, Pass, PassContext
-from swin_quant.quant.passes.state import AMAX, BOUNDS, Values, state_of
+from swin_quant.quant.passes.improve_units import gain_db, improve_units, note_of
 from swin_quant.quant.passes.targets import Targets, targets_of
-from swin_quant.quant.passes.trial import enabled_in
+from swin_quant.quant.passes.trial import AMAX, BOUNDS, Values, enabled_in, state_of
 from swin_quant.quant.passes.units import UnitRun
 from swin_quant.quant.quantizer import Quantizer
 from swin_quant.quant.ranges import weight_range

@@ -18,8 +18,7 @@ from swin_quant.base.errors import UsageError
 from swin_quant.base.files import shipped_files
 from swin_quant.base.schema import checked, plain
 from swin_quant.base.yaml_file import read_yaml, shipped_or_file
-from swin_quant.quant.passes import passes
-from swin_quant.quant.passes.kind import Pass
+from swin_quant.quant.passes import Pass, passes
 
 
 class _OptionalKeys(TypedDict, total=False):

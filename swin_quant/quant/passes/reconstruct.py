@@ -6,24 +6,29 @@ Its inputs are the outputs of the quantized units before it. A channel's error i
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Annotated
+from functools import partial
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 
 from swin_quant.base.schema import within
+from swin_quant.quant.fake_quant import TINY_AMAX, quantize_dequantize, spacing
+from swin_quant.quant.layer import QuantizedLayer
+from swin_quant.quant.passes import CheckedOptions, Pass, PassContext
 from swin_quant.quant.passes.fisher import channel_weights, picture_gradients
-from swin_quant.quant.passes.gains import gain_db, note_of
-from swin_quant.quant.passes.improve_units import improve_units
-from swin_quant.quant.passes.kind import CheckedOptions, Pass, PassContext
-from swin_quant.quant.passes.state import Values, give_state, state_of
+from swin_quant.quant.passes.improve_units import gain_db, improve_units, note_of
 from swin_quant.quant.passes.targets import Targets, targets_of
-from swin_quant.quant.passes.unit_training import TrainingPlan, train_unit
+from swin_quant.quant.passes.trial import Values, enabled_in, give_state, state_of
 from swin_quant.quant.passes.units import UnitRun
+from swin_quant.quant.quantizer import Role, State
+from swin_quant.quant.ranges import weight_range
 
 _PRIME = 7919  # each unit has its own random numbers, so that a resumed pass gives the same bits
+_LOW, _HIGH = -0.1, 1.1  # the ends of the stretched sigmoid
 
 
 @dataclass(frozen=True)
@@ -83,3 +88,209 @@ def _improved(unit: nn.Module, targets: Targets, options: ReconstructOptions, nu
 
 
 PASS = Pass(run, ReconstructOptions, of_ranges=True)
+
+
+def rectified(variable: Tensor) -> Tensor:
+    """The distance above the lower level, 0 to 1."""
+    return (variable.sigmoid() * (_HIGH - _LOW) + _LOW).clamp(0, 1)
+
+
+def variable_of(share: Tensor) -> Tensor:
+    """The variable whose `rectified` is `share`, 0 to 1."""
+    return torch.logit((share - _LOW) / (_HIGH - _LOW))
+
+
+def undecided(variable: Tensor, steepness: float) -> Tensor:
+    """The sum of 1 - |2 h - 1| ** steepness: 0 for a weight at a level, 1 for one half-way."""
+    return (1 - (2 * rectified(variable) - 1).abs().pow(steepness)).sum()
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """A weight [out, ...] between the levels of its grid: the levels `below`, from qmin to qmax (`ends`), the distance
+    to the next (`gap`, in levels), a level's `step`, the `variable`, and the grid's range `amax`."""
+
+    below: Tensor
+    gap: Tensor
+    step: Tensor
+    variable: Tensor
+    amax: Tensor
+    ends: tuple[int, int]
+
+    @classmethod
+    def of(cls, weight: Tensor, amax: Tensor, qmin: int, qmax: int) -> "Rounding":
+        """The rounding that starts at `weight`, clipped to the grid."""
+        step = torch.where(amax > TINY_AMAX, amax / qmax, torch.inf)
+        level = (weight.detach().float() / step).clamp(qmin, qmax)
+        gap = spacing(level, qmin, qmax)
+        below = (level / gap).floor() * gap
+        step = torch.where(amax > TINY_AMAX, step, 0.0)
+        return cls(below, gap, step, variable_of((level - below) / gap), amax, (qmin, qmax))
+
+    def soft(self) -> Tensor:
+        """The weight between two levels; gradients pass to `variable`."""
+        return (self.below + rectified(self.variable) * self.gap).clamp(*self.ends) * self.step
+
+    def hard(self) -> Tensor:
+        """The weight at the nearer level, which quantizing does not change by a bit."""
+        return (self.below + (self.variable.detach() >= 0) * self.gap).clamp(*self.ends) * self.step
+
+
+def rounding_of(layer: QuantizedLayer) -> Rounding:
+    """A layer's weight on its node's grid, with the better of two ranges: the one in effect, and that of least squared
+    error. A range that was chosen with the weight stays."""
+    node, weight = layer._weight_quantizer, layer.weight.detach()
+    ends = node.setting.levels
+    candidates = [node.range_for(weight).detach(), weight_range("mse", weight, node)]
+    errors = [
+        torch.inf if amax is None else (quantize_dequantize(weight, amax, *ends) - weight).square().sum().item()
+        for amax in candidates
+    ]
+    amax = candidates[errors.index(min(errors))]
+    assert amax is not None
+    return Rounding.of(weight, amax, *ends)
+
+
+# Shares of the iterations: weights are pulled to levels from the first on, and are at levels from the second on
+_WARM, _ROUNDED = 0.2, 0.8
+_PULL, _STEEP, _FLAT = 0.01, 20.0, 2.0  # AdaRound's
+# Adam's rates at the start; a range's is relative to the range
+_ROUNDING_RATE, _RANGE_RATE, _FLOAT_RATE = 0.03, 0.01, 1e-3
+_SMALLEST = 1e-3  # the least range, relative to its start: a range of zero could not grow again
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """`iterations` of `batch` pictures each; `drop`: the share of values taken from float."""
+
+    iterations: int
+    batch: int
+    drop: float
+
+
+@torch.enable_grad()
+def train_unit(unit: nn.Module, targets: Targets, plan: TrainingPlan, generator: torch.Generator) -> bool:
+    """Train `unit` and leave its weights on the grids of their nodes. False if a loss was not finite."""
+    scale = targets.cost(unit, targets.training)
+    batches = _batches(len(targets.training), plan.batch, generator)
+
+    def coin(x: Tensor) -> Tensor:
+        return random_mask(x.shape, plan.drop, generator)
+
+    trained = _Trained(unit)
+    with ExitStack() as hooks:
+        if plan.drop:
+            for node in trained.nodes:
+                hooks.enter_context(_replacing(node, lambda x, y: torch.where(coin(x), x, y)))
+        soft = hooks.enter_context(ExitStack())
+        for layer, rounding in trained.roundings.items():
+            soft.enter_context(_replacing(layer._weight_quantizer, partial(_soft, rounding)))
+        try:
+            for number, rows in zip(range(plan.iterations), batches, strict=False):
+                done = number / plan.iterations
+                if done >= _ROUNDED and trained.is_soft:
+                    soft.close()
+                    trained.round()
+                x = targets.quantized_inputs[rows]
+                loss = targets.error(unit(torch.where(coin(x), targets.inputs[rows], x)), rows) / (len(rows) * scale)
+                if not loss.isfinite():
+                    return False
+                trained.step(loss + trained.pull(done), left=(1 + math.cos(math.pi * done)) / 2)
+            soft.close()
+            trained.round()
+        finally:
+            trained.leave()
+    return True
+
+
+class _Trained:
+    """A unit and its trained parameters."""
+
+    def __init__(self, unit: nn.Module) -> None:
+        activations = [node for node in enabled_in(unit) if node.role is not Role.GEMM_WEIGHT]
+        self.nodes = [node for node in activations if node.setting.amax is None]
+        layers = [part for part in unit.modules() if isinstance(part, QuantizedLayer)]
+        self.roundings = {layer: rounding_of(layer) for layer in layers if layer._weight_quantizer.setting.enabled}
+        floating = [parameter for parameter in unit.parameters() if parameter.dim() == 1 and parameter.requires_grad]
+        for node in activations:
+            node.state = State.QUANTIZE
+        for node in self.nodes:
+            node.learn_range()
+        self.least = [_SMALLEST * node.range.detach().abs().sum() for node in self.nodes]
+        self.variables = [rounding.variable.requires_grad_() for rounding in self.roundings.values()]
+        rated = [(self.variables, _ROUNDING_RATE), (floating, _FLOAT_RATE)]
+        rated += [([node.range], _RANGE_RATE * node.range.detach().abs().max().item()) for node in self.nodes]
+        self.rates = [rate for parameters, rate in rated if parameters]
+        self.optimizer = torch.optim.Adam([{"params": parameters} for parameters, _ in rated if parameters])
+        self.is_soft = True
+
+    def pull(self, done: float) -> Tensor | float:
+        """The loss that draws weights to levels after the share `done` of the iterations; its reach grows."""
+        if not self.is_soft or done < _WARM:
+            return 0.0
+        steepness = _STEEP + (_FLAT - _STEEP) * (done - _WARM) / (_ROUNDED - _WARM)
+        return _PULL * sum(undecided(variable, steepness) for variable in self.variables)
+
+    def step(self, loss: Tensor, left: float) -> None:
+        """One step of Adam with the share `left` of the rates."""
+        groups = self.optimizer.param_groups
+        learned = [each for group in groups for each in group["params"] if each.requires_grad]
+        for each, gradient in zip(learned, torch.autograd.grad(loss, learned, allow_unused=True), strict=True):
+            each.grad = gradient
+        for group, rate in zip(groups, self.rates, strict=True):
+            group["lr"] = rate * left
+        self.optimizer.step()
+        for node, least in zip(self.nodes, self.least, strict=True):
+            node.hold_range(least)
+
+    @torch.no_grad()
+    def round(self) -> None:
+        """Fix weights at levels."""
+        if self.is_soft:
+            for layer, rounding in self.roundings.items():
+                layer.weight.copy_(rounding.hard())
+                layer._weight_quantizer.amax = rounding.amax
+            for variable in self.variables:
+                variable.requires_grad_(False).grad = None
+        self.is_soft = False
+
+    def leave(self) -> None:
+        """Turn ranges into buffers again, and nodes off."""
+        for node in self.nodes:
+            node.freeze_range()
+            node.state = State.OFF
+        for group in self.optimizer.param_groups:
+            for each in group["params"]:
+                each.grad = None
+
+
+def random_mask(shape: torch.Size, share: float, generator: torch.Generator) -> Tensor:
+    """A mask with `share` of it set, to a 256th, from one random byte a value."""
+    count = math.prod(shape)
+    words = torch.empty(count // 8 + 1, dtype=torch.int64, device=generator.device)
+    words.random_(-(2**63), None, generator=generator)
+    return (words.view(torch.uint8)[:count] < round(256 * share)).view(shape)
+
+
+def _batches(count: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """Endless batches of rows, each row once an epoch."""
+    while True:
+        yield from torch.randperm(count, generator=generator, device=generator.device).split(size)
+
+
+def _soft(rounding: Rounding, x: Tensor, y: Tensor) -> Tensor:
+    return rounding.soft()
+
+
+@contextmanager
+def _replacing(module: nn.Module, what: Callable[[Tensor, Tensor], Tensor]) -> Iterator[None]:
+    """Inside the context, `what(x, y)` replaces the module's output y for an input x."""
+
+    def hook(module: nn.Module, inputs: tuple[Any, ...], y: Tensor) -> Tensor:
+        return what(inputs[0], y)
+
+    handle = module.register_forward_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from swin_quant.base.schema import counted, within
-from swin_quant.quant.passes.kind import CheckedOptions, Pass, PassContext
+from swin_quant.quant.passes import CheckedOptions, Pass, PassContext
 from swin_quant.quant.passes.layerwise import ErrorForm, Problem, solve_layers
 
 DAMPS = (0.01, 0.1, 1.0, 10.0)

@@ -20,7 +20,7 @@ from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.files import atomic_write_bytes, read_bounded
 from swin_quant.base.progress import log
 from swin_quant.base.reading import reading
-from swin_quant.quant.passes.state import state_of
+from swin_quant.quant.passes.trial import state_of
 from swin_quant.quant.quantizer import Quantizer
 
 _MAX_BYTES = 8 << 30

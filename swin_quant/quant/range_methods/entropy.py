@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from swin_quant.quant.range_methods.method import RangeMethod
+from swin_quant.quant.range_methods import RangeMethod
 from swin_quant.quant.statistics import Statistics
 
 

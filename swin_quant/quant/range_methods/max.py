@@ -1,6 +1,6 @@
 """Max: nothing is clipped."""
 
-from swin_quant.quant.range_methods.method import RangeMethod
+from swin_quant.quant.range_methods import RangeMethod
 from swin_quant.quant.statistics import Statistics
 
 

@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from swin_quant.quant.fake_quant import TINY_AMAX, UNUSED_AMAX, quantize_dequantize
-from swin_quant.quant.range_methods.method import RangeMethod
+from swin_quant.quant.range_methods import RangeMethod
 from swin_quant.quant.statistics import Statistics, error_integral, grid_error, slope
 
 _SHARES = torch.linspace(0.21, 1.0, 80).tolist()  # shares of a weight's largest magnitude

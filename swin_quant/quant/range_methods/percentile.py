@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from swin_quant.quant.range_methods.method import RangeMethod
+from swin_quant.quant.range_methods import RangeMethod
 from swin_quant.quant.statistics import Statistics
 
 

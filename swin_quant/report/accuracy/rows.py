@@ -20,7 +20,7 @@ from swin_quant.cards.records import (
     Result,
     VerificationRecord,
 )
-from swin_quant.quant.policies import told_apart
+from swin_quant.quant.policy import told_apart
 from swin_quant.report.table import Column, field, figure
 from swin_quant.score.engine import EAGER, HALF_TYPES
 

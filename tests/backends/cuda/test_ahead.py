@@ -10,14 +10,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from swin_quant.backends.cuda import ahead
+from swin_quant.backends.cuda import crosscompile
 from swin_quant.backends.cuda.binding import bind
-from swin_quant.backends.cuda.crosscompile import compiled, recorded, usage
+from swin_quant.backends.cuda.crosscompile import compiled, kernel_of, kernels_of, kernels_with_tiles, recorded, usage
+from swin_quant.backends.cuda.estimates import LIMITS
 from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.launches import program_of
-from swin_quant.backends.cuda.occupancy import LIMITS
 from swin_quant.backends.cuda.planning import spec_of_config
-from swin_quant.backends.cuda.required_kernels import kernel_of, kernels_of, kernels_with_tiles
 from swin_quant.backends.cuda.timing import filled, tiles_to_try
 
 triton = pytest.importorskip("triton")
@@ -74,7 +73,7 @@ def test_what_is_compiled_ahead_is_what_a_launch_takes_from_the_cache(tiny_confi
     of_eight = {"EMBED_DIM": 96, "DEPTHS": [1], "NUM_HEADS": [3], "WINDOW_SIZE": 8, "PRETRAINED_WINDOW_SIZES": [0]}
     launch = launch_of(program_of(spec_of_config(tiny_config("swinv2", **of_eight), "fp8"), 2), op)
     (call,) = kernels_with_tiles([(launch, None)])
-    assert ahead.compile_one(call, capability) == ""
+    assert crosscompile.compile_one(call, capability) == ""
     files = sorted(cache.rglob("*"))
     launched = gpu(capability)
     call.kernel.device_caches.pop(capability, None)
@@ -129,7 +128,7 @@ def test_the_engine_launches_the_kernels_that_are_compiled_ahead(program, monkey
 
 NAMES = """
 import sys
-from swin_quant.backends.cuda.ahead import compile_one
+from swin_quant.backends.cuda.crosscompile import compile_one
 from swin_quant.backends.cuda.crosscompile import KernelCall
 from swin_quant.backends.cuda.kernels.jit import gemm, norm_gemm
 
@@ -154,14 +153,14 @@ def test_the_names_in_the_cache_do_not_depend_on_what_a_process_compiles_first(c
 def test_processes_compile_and_what_is_refused_is_told(program, cache):
     pool, gemm = launch_of(program, "pool"), launch_of(program, "gemm")
     odd = Tiles(48, 32, 32)  # no powers of two
-    report = ahead.compile_ahead([(pool, None), (pool, None), (gemm, odd)], 80, 120, processes=2)
+    report = crosscompile.compile_ahead([(pool, None), (pool, None), (gemm, odd)], 80, 120, processes=2)
     assert (report.done, report.left) == (1, 0) and len(report.refused) == 1 and report.refused[0].startswith("gemm: ")
     assert list(cache.rglob("*.cubin"))
 
 
 @pytest.mark.slow
 def test_no_time_is_no_error(program, cache):
-    report = ahead.compile_ahead([(launch_of(program, "gemm"), None)], 80, 0.0, processes=1)
+    report = crosscompile.compile_ahead([(launch_of(program, "gemm"), None)], 80, 0.0, processes=1)
     assert (report.done, report.refused, report.left) == (0, (), 1)
 
 
@@ -170,9 +169,9 @@ def of_a_minute(job, capability):
 
 
 def test_no_process_compiles_on_when_the_time_is_over(program, cache, monkeypatch):
-    monkeypatch.setattr(ahead, "compile_one", of_a_minute)
+    monkeypatch.setattr(crosscompile, "compile_one", of_a_minute)
     before = set(multiprocessing.active_children())
-    report = ahead.compile_ahead([(launch_of(program, "gemm"), None)], 80, 0.5, processes=1)
+    report = crosscompile.compile_ahead([(launch_of(program, "gemm"), None)], 80, 0.5, processes=1)
     workers = set(multiprocessing.active_children()) - before
     for worker in workers:
         worker.join(10)
@@ -181,7 +180,7 @@ def test_no_process_compiles_on_when_the_time_is_over(program, cache, monkeypatc
 
 def test_an_interpreter_needs_no_compiler(program, monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    assert ahead.compile_ahead([(launch_of(program, "gemm"), None)], 80, 60).left == 0
+    assert crosscompile.compile_ahead([(launch_of(program, "gemm"), None)], 80, 60).left == 0
 
 
 def test_what_is_tried_begins_with_the_default(program):

@@ -16,9 +16,9 @@ from swin_quant.backends.cuda.counts import (
     read_counts,
     write_counts,
 )
+from swin_quant.backends.cuda.crosscompile import kernel_of
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.planning import spec_of_config
-from swin_quant.backends.cuda.required_kernels import kernel_of
 from swin_quant.backends.cuda.sass import counted
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.config import load_config

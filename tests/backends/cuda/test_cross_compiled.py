@@ -11,12 +11,11 @@ import pytest
 from compiled_kernels import TARGETS, CompiledKernel, cross_compile, kernel_faults
 from kernel_runs import DRAWS
 
-from swin_quant.backends.cuda.crosscompile import OLDEST_FLOAT8, KernelCall, compiled
+from swin_quant.backends.cuda.crosscompile import OLDEST_FLOAT8, KernelCall, compiled, kernels_of, kernels_with_tiles
 from swin_quant.backends.cuda.fusions import candidates
 from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.planning import spec_of_config
-from swin_quant.backends.cuda.required_kernels import kernels_of, kernels_with_tiles
 from swin_quant.backends.cuda.timing import tiles_to_try
 from swin_quant.base.errors import UsageError
 from swin_quant.config import load_config

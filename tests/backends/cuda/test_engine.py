@@ -9,12 +9,11 @@ from swin_quant.backends.cuda.engine import load, machine_here
 from swin_quant.backends.cuda.gpu_errors import gpu_errors
 from swin_quant.backends.fastertransformer.emulator import Emulator
 from swin_quant.backends.fastertransformer.export import export as export_ft
-from swin_quant.backends.fastertransformer.stored import read_export
+from swin_quant.backends.fastertransformer.manifest import read_export
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.cards.card import RunCard
 from swin_quant.operators.roofline import load_machine
-from swin_quant.quant.policies import load_policy
-from swin_quant.quant.policy import apply_policy, dequantize, quantize
+from swin_quant.quant.policy import apply_policy, dequantize, load_policy, quantize
 from swin_quant.score.options import EngineOptions
 from tests.backends.cuda.conftest import pictures
 

@@ -7,12 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swin_quant.backends.cuda.counts import CountsFile, KernelCounts, key_of
-from swin_quant.backends.cuda.estimates import LAUNCHING, REACHED, clock_ghz, counts_of, estimate_of
+from swin_quant.backends.cuda.crosscompile import kernel_of
+from swin_quant.backends.cuda.estimates import LAUNCHING, REACHED, clock_ghz, counts_of, estimate_of, resident_programs
 from swin_quant.backends.cuda.floors import floor_of
 from swin_quant.backends.cuda.launches import program_of
-from swin_quant.backends.cuda.occupancy import resident_programs
 from swin_quant.backends.cuda.planning import spec_of_config
-from swin_quant.backends.cuda.required_kernels import kernel_of
 from swin_quant.backends.cuda.sass import Counts
 from swin_quant.config import load_config
 from swin_quant.config.files import find_config

@@ -9,8 +9,7 @@ from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.cards.card import RunCard
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.quant.calibration import calibrate
-from swin_quant.quant.policies import load_policy
-from swin_quant.quant.policy import apply_policy, quantize
+from swin_quant.quant.policy import apply_policy, load_policy, quantize
 from tests.backends.cuda.conftest import MICRO, pictures
 
 CALIBRATION = {

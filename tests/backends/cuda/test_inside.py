@@ -6,8 +6,7 @@ import torch
 from swin_quant.backends.cuda.inside import inside
 from swin_quant.base.distributed import World
 from swin_quant.base.errors import SwinQuantError
-from swin_quant.quant.policies import load_policy
-from swin_quant.quant.policy import apply_policy
+from swin_quant.quant.policy import apply_policy, load_policy
 from swin_quant.score.options import EngineOptions
 from swin_quant.verbs.align_sides import compare, of_artifact, of_model
 from tests.backends.cuda.conftest import pictures

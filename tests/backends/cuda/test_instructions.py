@@ -7,8 +7,7 @@ import pytest
 from instructions import instructions, probes
 
 from swin_quant.backends.cuda.counts import count, shipped_counts
-from swin_quant.backends.cuda.planning import INT8
-from swin_quant.backends.cuda.static_planning import static_plan
+from swin_quant.backends.cuda.planning import INT8, static_plan
 from swin_quant.base.errors import UsageError
 from swin_quant.config import load_config
 from swin_quant.config.files import find_config

@@ -10,7 +10,7 @@ from swin_quant.backends.cuda.sessions import as_input
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.cards.card import RunCard
 from swin_quant.data.preprocess import Preprocess
-from swin_quant.quant.policies import load_policy
+from swin_quant.quant.policy import load_policy
 
 PREPROCESS = Preprocess(size=8, crop=False, interpolation="bicubic", mean=(0.485, 0.456, 0.406), std=(0.229, 0.2, 0.3))
 

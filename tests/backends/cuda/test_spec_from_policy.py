@@ -11,8 +11,7 @@ from swin_quant.backends.cuda.spec import spec_of
 from swin_quant.backends.cuda.spec_from_policy import check_batch, check_geometry, spec_for
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.config import find_config, load_config
-from swin_quant.quant.policies import load_policy
-from swin_quant.quant.policy import Rule, apply_policy
+from swin_quant.quant.policy import Rule, apply_policy, load_policy
 from tests.backends.cuda.conftest import MICRO
 
 

@@ -13,14 +13,13 @@ import torch
 from swin_quant.backends.cuda.export import CudaOptions, export
 from swin_quant.backends.fastertransformer.emulator import Emulator
 from swin_quant.backends.fastertransformer.export import export as export_ft
-from swin_quant.backends.fastertransformer.stored import read_export
+from swin_quant.backends.fastertransformer.manifest import read_export
 from swin_quant.cards.card import RunCard
 from swin_quant.checkpoint import load_float
 from swin_quant.config import load_config
 from swin_quant.models import build_model
 from swin_quant.quant.calibration import calibrate
-from swin_quant.quant.policies import load_policy
-from swin_quant.quant.policy import apply_policy, dequantize, quantize
+from swin_quant.quant.policy import apply_policy, dequantize, load_policy, quantize
 from tests.backends.cuda.test_interpreted import CHILD
 
 FOLDER = Path(__file__).parents[3] / "examples" / "checkpoints"

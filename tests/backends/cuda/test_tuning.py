@@ -9,12 +9,11 @@ import torch
 
 from swin_quant.backends.cuda import binding, fusions, timing, tuning
 from swin_quant.backends.cuda.binding import bind
-from swin_quant.backends.cuda.crosscompile import recorded
+from swin_quant.backends.cuda.crosscompile import kernels_of, kernels_with_tiles, recorded
 from swin_quant.backends.cuda.kernels.norm_quantize import NormQuantizeKernel
 from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.planning import spec_of_config
-from swin_quant.backends.cuda.required_kernels import kernels_of, kernels_with_tiles
 from swin_quant.backends.cuda.timing import candidates, tiles_to_try
 from swin_quant.backends.cuda.tune import BATCHES
 from swin_quant.backends.cuda.tuning import TimedTiles, TunedFor, read_tiles, shape_of, tiles_beside, tiles_path

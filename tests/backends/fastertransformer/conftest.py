@@ -7,8 +7,7 @@ from swin_quant.backends.artifact import open_artifact
 from swin_quant.backends.fastertransformer.export import FasterTransformerOptions, export
 from swin_quant.cards.card import RunCard
 from swin_quant.quant.calibration import calibrate
-from swin_quant.quant.policies import load_policy
-from swin_quant.quant.policy import apply_policy
+from swin_quant.quant.policy import apply_policy, load_policy
 
 # Two stages, windows of 2 on 4 x 4 and 2 x 2 tokens: shifted and plain blocks, a mask and a patch merging.
 MICRO = {"IMG_SIZE": 8, "DEPTHS": [2, 1], "NUM_HEADS": [1, 2], "WINDOW_SIZE": 2, "NUM_CLASSES": 5}

@@ -7,16 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swin_quant.backends.artifact import open_artifact
-from swin_quant.backends.fastertransformer.arithmetic import EXACT_PRODUCTS, gelu_table, int8_gemm, look_up
-from swin_quant.backends.fastertransformer.emulator import Emulator
+from swin_quant.backends.fastertransformer.emulator import EXACT_PRODUCTS, Emulator, gelu_table, int8_gemm, look_up
 from swin_quant.backends.fastertransformer.engine import load
 from swin_quant.backends.fastertransformer.export import FasterTransformerOptions, export
-from swin_quant.backends.fastertransformer.stored import read_export
+from swin_quant.backends.fastertransformer.manifest import read_export
 from swin_quant.cards.card import RunCard
 from swin_quant.config import load_config
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sources import open_pictures
-from swin_quant.quant.policies import load_policy
+from swin_quant.quant.policy import load_policy
 from swin_quant.score.torch_engines import torch_engines
 from swin_quant.verbs.calibrate import calibrate_checkpoint
 from swin_quant.verbs.calibration_result import CalibrationPlan

@@ -13,8 +13,7 @@ from swin_quant.base.files import configs_dir
 from swin_quant.cards.card import RunCard
 from swin_quant.config import find_config, load_config
 from swin_quant.models.geometry import geometry_of
-from swin_quant.quant.policies import load_policy
-from swin_quant.quant.policy import policy_from_dict
+from swin_quant.quant.policy import load_policy, policy_from_dict
 
 LARGE = "swin_large_patch4_window7_224_22kto1k_finetune"
 NARROW = {"embed_dim": 32, "heads": (1, 2, 4, 8)}  # 7 x 7 tokens of 256 channels in the last stage

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swin_quant.backends.fastertransformer.trt_mask import PADDING, pack, padded_side, source, unpack
+from swin_quant.backends.fastertransformer.layouts import PADDING, pack, padded_side, source, unpack
 from swin_quant.base.errors import SwinQuantError
 
 # docs/reference, section 3.6: S, (row, lane) -> (row, column) of the matrix

@@ -14,8 +14,7 @@ from swin_quant.backends.saturation import saturates
 from swin_quant.cards.card import RunCard
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.quant.calibration import Method, calibrate
-from swin_quant.quant.policies import load_policy
-from swin_quant.quant.policy import Rule, apply_policy, dequantize, quantize
+from swin_quant.quant.policy import Rule, apply_policy, dequantize, load_policy, quantize
 
 ZERO_POINTS = load_policy("qdq").asymmetric("*.mlp.fc2._input_quantizer", "*.attn.matmul_a_input_quantizer")
 OWN = {

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from swin_quant.backends.onnx.export import OnnxOptions, export
 from swin_quant.backends.onnx.functions import function_of
-from swin_quant.backends.onnx.swin.attention_branch_operator import attention_branch
+from swin_quant.backends.onnx.swin.attention_operator import attention_branch
 from swin_quant.backends.openvino import engine
 from swin_quant.backends.openvino.operators import stream_in_half
 from swin_quant.base.errors import UsageError

@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 
 from swin_quant.backends.onnx.export import OnnxOptions, export
 from swin_quant.backends.onnx.layers import Linear
-from swin_quant.backends.onnx_reader.inspect.report import inspect_model
+from swin_quant.backends.onnx_reader.inspect import inspect_model
 from swin_quant.base.errors import UsageError
-from swin_quant.quant.linear import QuantLinear
-from swin_quant.quant.policies import load_policy
-from swin_quant.quant.policy import Policy, Rule, apply_policy, enabled_nodes
+from swin_quant.quant.layer import QuantLinear
+from swin_quant.quant.policy import Policy, Rule, apply_policy, enabled_nodes, load_policy
 from swin_quant.quant.quantizer import State
 
 POLICY = "tensorrt-centred"

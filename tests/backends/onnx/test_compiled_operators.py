@@ -19,8 +19,7 @@ from swin_quant.cards.card import RunCard
 from swin_quant.config.load import portable_config
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.quant.calibration import Method, calibrate
-from swin_quant.quant.policies import load_policy
-from swin_quant.quant.policy import apply_policy
+from swin_quant.quant.policy import apply_policy, load_policy
 from swin_quant.score.options import EngineOptions
 from swin_quant.verbs.export_target import policy_for
 

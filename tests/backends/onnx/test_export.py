@@ -18,8 +18,7 @@ from swin_quant.backends.onnx.export import OnnxOptions, export
 from swin_quant.backends.onnx_reader import metadata as onnx_metadata
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.quant.fake_quant import fake_quant as simulate
-from swin_quant.quant.policies import load_policy
-from swin_quant.quant.policy import Rule, apply_policy, enabled_nodes, quantize
+from swin_quant.quant.policy import Rule, apply_policy, enabled_nodes, load_policy, quantize
 from swin_quant.quant.quantizer import Role
 
 KINDS = pytest.mark.parametrize("kind", ["swin", "swinv2"])

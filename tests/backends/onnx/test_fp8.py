@@ -14,8 +14,7 @@ from swin_quant.backends.onnx_reader.inspect import inspect_model
 from swin_quant.base.errors import UsageError
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.quant.layer import weighted_layers
-from swin_quant.quant.policies import load_policy
-from swin_quant.quant.policy import apply_policy
+from swin_quant.quant.policy import apply_policy, load_policy
 
 E4M3 = ml_dtypes.float8_e4m3fn
 V2, CUDA = (pytest.param(name, marks=pytest.mark.slow) for name in ("swinv2", "cuda-fp8"))

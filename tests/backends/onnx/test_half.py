@@ -10,8 +10,7 @@ from swin_quant.backends.onnx.export import OnnxOptions, export
 from swin_quant.backends.onnx.layers import SMALLEST_SCALE
 from swin_quant.backends.onnx.network import network
 from swin_quant.data.preprocess import Preprocess
-from swin_quant.quant.policies import load_policy
-from swin_quant.quant.policy import Rule, apply_policy, quantize
+from swin_quant.quant.policy import Rule, apply_policy, load_policy, quantize
 
 pytestmark = pytest.mark.slow  # an export for each case
 PREPROCESS = Preprocess(32, False, "bicubic", (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))

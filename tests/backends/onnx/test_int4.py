@@ -14,8 +14,7 @@ from swin_quant.backends.onnx_reader.inspect import inspect_model
 from swin_quant.backends.registry import engine_named
 from swin_quant.base.errors import UsageError
 from swin_quant.quant.fake_quant import fake_quant as simulate
-from swin_quant.quant.policies import load_policy
-from swin_quant.quant.policy import Rule, apply_policy, enabled_nodes
+from swin_quant.quant.policy import Rule, apply_policy, enabled_nodes, load_policy
 from swin_quant.quant.quantizer import Role
 
 BLOCKS = "w4a16, blocks"

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from swin_quant.backends.onnx.export import OnnxOptions, export
 from swin_quant.backends.onnx.functions import function_of
-from swin_quant.backends.onnx.swin.mlp_operator import mlp
+from swin_quant.backends.onnx.swin.int8_operators import mlp
 from swin_quant.backends.onnx_reader.checks import check_scales
 from swin_quant.backends.onnx_reader.file import open_onnx
 from swin_quant.backends.onnxruntime.engine import products

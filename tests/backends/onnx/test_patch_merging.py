@@ -10,7 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from swin_quant.backends.onnx.export import OnnxOptions, export
 from swin_quant.backends.onnx.functions import function_of
-from swin_quant.backends.onnx.swin.merging_operator import patch_merging
+from swin_quant.backends.onnx.swin.int8_operators import patch_merging
 from swin_quant.backends.openvino import engine
 from swin_quant.backends.openvino.operators import stream_in_half
 from swin_quant.base.errors import UsageError

@@ -8,7 +8,7 @@ import torch
 
 from swin_quant.backends.onnx.network import network
 from swin_quant.backends.onnx.options import OnnxOptions
-from swin_quant.backends.onnx.swin import tokens
+from swin_quant.backends.onnx.swin import blocks
 from swin_quant.backends.onnx.swin.rewrites import REWRITES
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.models.windows import window_partition
@@ -107,14 +107,14 @@ def test_norms_gelus_and_softmaxes_stay_single(kind, graph, count):
 def test_orders_are_those_of_windows(side, window, shift):
     values = torch.randn(1, side, side, 2)
     rolled = torch.roll(values, (-shift, -shift), dims=(1, 2))
-    order = tokens.windows(side, window, shift)
+    order = blocks.windows(side, window, shift)
     expected = window_partition(rolled, window).view(-1, 2)
     assert torch.equal(values.view(-1, 2)[order], expected)
-    places = tokens.moves(order, tokens.rows(side))
+    places = blocks.moves(order, blocks.rows(side))
     back = expected if places is None else expected[places]
     assert torch.equal(back, values.view(-1, 2))
-    assert tokens.moves(order, order) is None
+    assert blocks.moves(order, order) is None
 
 
 def test_neighbours_are_merged_in_the_model_s_sequence():
-    np.testing.assert_array_equal(tokens.neighbours(4, torch.tensor([3, 0])), [10, 14, 11, 15, 0, 4, 1, 5])
+    np.testing.assert_array_equal(blocks.neighbours(4, torch.tensor([3, 0])), [10, 14, 11, 15, 0, 4, 1, 5])

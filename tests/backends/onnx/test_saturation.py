@@ -16,8 +16,7 @@ import torch
 
 from swin_quant.backends.onnx.export import export
 from swin_quant.backends.saturation import without_saturation
-from swin_quant.quant.policies import load_policy
-from swin_quant.quant.policy import apply_policy, quantize
+from swin_quant.quant.policy import apply_policy, load_policy, quantize
 
 pytestmark = [
     pytest.mark.slow,

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from swin_quant.backends.onnx.export import OnnxOptions, export
-from swin_quant.backends.onnx_reader.inspect.report import inspect_model
+from swin_quant.backends.onnx_reader.inspect import inspect_model
 from swin_quant.backends.registry import engines
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.quant.policy import enabled_nodes

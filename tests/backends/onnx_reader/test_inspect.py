@@ -393,7 +393,7 @@ def exports(tmp_path_factory, tiny_model, use_policy):
     from swin_quant.backends.onnx.export import OnnxOptions, export
     from swin_quant.cards.card import RunCard
     from swin_quant.quant.calibration import Method, calibrate
-    from swin_quant.quant.policies import load_policy
+    from swin_quant.quant.policy import load_policy
 
     made = {}
     for kind, more in (("swin", {}), ("swinv2", {"PRETRAINED_WINDOW_SIZES": [0]})):

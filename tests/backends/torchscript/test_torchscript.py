@@ -15,8 +15,7 @@ from swin_quant.backends.torchscript.export import TorchScriptOptions, export
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.cards.card import RunCard
 from swin_quant.quant.calibration import Method, calibrate
-from swin_quant.quant.policies import load_policy
-from swin_quant.quant.policy import apply_policy, quantize
+from swin_quant.quant.policy import apply_policy, load_policy, quantize
 from swin_quant.score.options import EngineOptions
 
 IMAGES = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(5))

@@ -8,12 +8,10 @@ from pass_contexts import same, sqnr
 
 from swin_quant.models.registry import exchanges_of, units_of
 from swin_quant.quant.calibration import calibrate
-from swin_quant.quant.passes import distill
+from swin_quant.quant.passes import PassContext, distill
 from swin_quant.quant.passes.distill import DistillOptions, run, varied
-from swin_quant.quant.passes.kind import PassContext
 from swin_quant.quant.passes.scratch import Scratch
-from swin_quant.quant.policies import load_policy
-from swin_quant.quant.policy import apply_policy, dequantize, enabled_nodes, quantize
+from swin_quant.quant.policy import apply_policy, dequantize, enabled_nodes, load_policy, quantize
 from swin_quant.quant.quantizer import State, named_nodes
 
 SMALL = {"EMBED_DIM": 16, "DEPTHS": [1, 1], "NUM_HEADS": [1, 2]}

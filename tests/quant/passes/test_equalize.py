@@ -9,8 +9,8 @@ from swin_quant.models.registry import exchanges_of, norms_without_weights, unit
 from swin_quant.quant.calibration import calibrate
 from swin_quant.quant.check import agreement_and_sqnr
 from swin_quant.quant.factors import made_factors
+from swin_quant.quant.passes import PassContext
 from swin_quant.quant.passes.equalize import EqualizeOptions, factors, outliers, run
-from swin_quant.quant.passes.kind import PassContext
 from swin_quant.quant.passes.places import rescale
 from swin_quant.quant.policy import dequantize, quantize
 from tests.outliers import plant

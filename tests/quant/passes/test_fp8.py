@@ -8,11 +8,9 @@ from swin_quant.quant.auto_calibrator import choose_methods
 from swin_quant.quant.calibration import Method, calibrate, observe
 from swin_quant.quant.check import agreement_and_sqnr
 from swin_quant.quant.layer import weighted_layers
-from swin_quant.quant.passes import gptq, range_search, reconstruct
+from swin_quant.quant.passes import PassContext, gptq, range_search, reconstruct
 from swin_quant.quant.passes.gptq import GptqOptions
-from swin_quant.quant.passes.kind import PassContext
-from swin_quant.quant.policies import load_policy
-from swin_quant.quant.policy import apply_policy, dequantize, enabled_nodes, quantize
+from swin_quant.quant.policy import apply_policy, dequantize, enabled_nodes, load_policy, quantize
 
 LEVELS = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
 SMALL = {"EMBED_DIM": 16, "DEPTHS": [1, 1], "NUM_HEADS": [1, 2]}

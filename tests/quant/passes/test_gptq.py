@@ -10,11 +10,10 @@ from swin_quant.quant.calibration import calibrate
 from swin_quant.quant.check import agreement_and_sqnr
 from swin_quant.quant.fake_quant import fake_quant
 from swin_quant.quant.layer import weighted_layers
-from swin_quant.quant.passes.kind import PassContext
+from swin_quant.quant.passes import PassContext
 from swin_quant.quant.passes.recipe import steps_of
 from swin_quant.quant.passes.run import run_passes
-from swin_quant.quant.policies import load_policy
-from swin_quant.quant.policy import Rule, apply_policy, dequantize, enabled_nodes, quantize
+from swin_quant.quant.policy import Rule, apply_policy, dequantize, enabled_nodes, load_policy, quantize
 
 STAGES = {"DEPTHS": [1, 1], "NUM_HEADS": [1, 2]}
 SMALL = {"swin": STAGES, "swinv2": STAGES | {"PRETRAINED_WINDOW_SIZES": [0, 0]}}

@@ -8,13 +8,11 @@ from pass_contexts import assert_goes_on
 
 from swin_quant.models.registry import units_of
 from swin_quant.quant.calibration import calibrate
-from swin_quant.quant.passes import range_search
-from swin_quant.quant.passes.kind import PassContext
+from swin_quant.quant.passes import PassContext, range_search
 from swin_quant.quant.passes.range_search import RangeSearchOptions, run
 from swin_quant.quant.passes.trial import quantized, squared_error
 from swin_quant.quant.passes.units import entering, through
-from swin_quant.quant.policies import load_policy
-from swin_quant.quant.policy import apply_policy, enabled_nodes
+from swin_quant.quant.policy import apply_policy, enabled_nodes, load_policy
 from swin_quant.quant.quantizer import State, named_nodes
 
 SMALL = {"EMBED_DIM": 16, "DEPTHS": [1, 1], "NUM_HEADS": [1, 2]}

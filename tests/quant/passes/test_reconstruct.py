@@ -10,16 +10,13 @@ from swin_quant.models.registry import exchanges_of, units_of
 from swin_quant.quant.calibration import calibrate
 from swin_quant.quant.fake_quant import quantize_dequantize
 from swin_quant.quant.layer import weighted_layers
-from swin_quant.quant.passes import reconstruct
-from swin_quant.quant.passes.kind import PassContext
+from swin_quant.quant.passes import PassContext, reconstruct
 from swin_quant.quant.passes.recipe import steps_of
-from swin_quant.quant.passes.reconstruct import ReconstructOptions, run, with_mirrored
+from swin_quant.quant.passes.reconstruct import ReconstructOptions, random_mask, run, with_mirrored
 from swin_quant.quant.passes.run import run_passes
 from swin_quant.quant.passes.scratch import Scratch
-from swin_quant.quant.passes.state import state_of
-from swin_quant.quant.passes.unit_training import random_mask
-from swin_quant.quant.policies import load_policy
-from swin_quant.quant.policy import apply_policy, enabled_nodes
+from swin_quant.quant.passes.trial import state_of
+from swin_quant.quant.policy import apply_policy, enabled_nodes, load_policy
 from swin_quant.quant.quantizer import State, named_nodes
 
 SMALL = {"EMBED_DIM": 16, "DEPTHS": [1, 1], "NUM_HEADS": [1, 2]}
@@ -161,7 +158,7 @@ def test_a_unit_that_is_no_better_stays_what_it_was(make_context, monkeypatch):
 def test_a_unit_whose_loss_is_not_finite_stays_and_is_named(make_context, monkeypatch):
     context = make_context()
     before = {name: value.clone() for name, value in context.model.state_dict().items()}
-    monkeypatch.setattr("swin_quant.quant.passes.unit_training._FLOAT_RATE", float("nan"))
+    monkeypatch.setattr("swin_quant.quant.passes.reconstruct._FLOAT_RATE", float("nan"))
     note = run(context, SHORT)
     assert "not finite" in note and next(iter(context.units)) in note
     assert same(context.model.state_dict(), before)

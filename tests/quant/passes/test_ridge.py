@@ -8,11 +8,10 @@ from hypothesis import strategies as st
 from swin_quant.models.registry import units_of
 from swin_quant.quant.calibration import calibrate
 from swin_quant.quant.check import agreement_and_sqnr
-from swin_quant.quant.passes.kind import PassContext
+from swin_quant.quant.passes import PassContext
 from swin_quant.quant.passes.layerwise import ErrorForm, Problem, Rows
 from swin_quant.quant.passes.ridge import RidgeOptions, corrected, ridge, run
-from swin_quant.quant.policies import load_policy
-from swin_quant.quant.policy import apply_policy, dequantize, quantize
+from swin_quant.quant.policy import apply_policy, dequantize, load_policy, quantize
 from swin_quant.quant.quantizer import named_nodes
 
 STAGES = {"DEPTHS": [1, 1], "NUM_HEADS": [1, 2]}

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swin_quant.quant.fake_quant import grid, quantize_dequantize
-from swin_quant.quant.linear import QuantLinear
-from swin_quant.quant.passes.unit_training import Rounding, rectified, rounding_of, undecided, variable_of
+from swin_quant.quant.layer import QuantLinear
+from swin_quant.quant.passes.reconstruct import Rounding, rectified, rounding_of, undecided, variable_of
 from tests.helpers.settings import change
 
 SEEDS, BITS = st.integers(0, 10_000), st.integers(2, 8)

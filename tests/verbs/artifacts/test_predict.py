@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from swin_quant.base.errors import SwinQuantError, UsageError
-from swin_quant.score.top_classes import class_names, top_classes
+from swin_quant.score.metrics import class_names, top_classes
 from swin_quant.verbs.predict import SCHEMA
 
 

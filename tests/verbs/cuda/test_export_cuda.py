@@ -22,7 +22,7 @@ from swin_quant.base.errors import UsageError
 from swin_quant.cli import main
 from swin_quant.config import load_config
 from swin_quant.models import build_model
-from swin_quant.quant.policies import load_policy
+from swin_quant.quant.policy import load_policy
 from swin_quant.score import interleave
 from swin_quant.score.candidate import Identity, Runner
 from swin_quant.score.options import EngineOptions

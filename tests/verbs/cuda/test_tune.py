@@ -10,7 +10,7 @@ import torch
 
 from swin_quant.backends.artifact import open_artifact
 from swin_quant.backends.cuda import tune
-from swin_quant.backends.cuda.ahead import CompiledAhead
+from swin_quant.backends.cuda.crosscompile import CompiledAhead
 from swin_quant.backends.cuda.export import CudaOptions, export
 from swin_quant.backends.cuda.file import read_network
 from swin_quant.backends.cuda.fusions import candidates
@@ -29,8 +29,7 @@ from swin_quant.backends.cuda.tuning import (
 )
 from swin_quant.cards.card import RunCard
 from swin_quant.quant.calibration import calibrate
-from swin_quant.quant.policies import load_policy
-from swin_quant.quant.policy import apply_policy
+from swin_quant.quant.policy import apply_policy, load_policy
 from swin_quant.score.jobs import JobFailed, JobProcess
 from swin_quant.verbs.serve import private_copy
 

@@ -16,7 +16,7 @@ import torch
 from swin_quant.base.files import configs_dir
 from swin_quant.config import find_config, load_config
 from swin_quant.models.layers import Swin
-from swin_quant.quant.policies import load_policy
+from swin_quant.quant.policy import load_policy
 from swin_quant.quant.quantizer import Quantizer, State
 
 ROOT = Path(__file__).parents[3]

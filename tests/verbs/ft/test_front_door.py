@@ -10,8 +10,7 @@ import yaml
 
 from swin_quant.config import from_dict
 from swin_quant.models import build_model
-from swin_quant.quant.policies import load_policy
-from swin_quant.quant.policy import policy_from_dict, settings_for
+from swin_quant.quant.policy import load_policy, policy_from_dict, settings_for
 from swin_quant.verbs.ft_front_door import REFUSED
 
 FLAGS = {
@@ -185,7 +184,7 @@ def test_throughput_times_what_would_be_scored_and_stops(main_py, scoring_flags,
         calls.append((engine.label, tuple(images.shape)))
         return 123.0
 
-    monkeypatch.setattr("swin_quant.score.latency.throughput", timed)
+    monkeypatch.setattr("swin_quant.score.candidate.throughput", timed)
     flags = [*scoring_flags, "--resume", calibrated, "--int8-mode", 1, "--batch-size", 4]
     done = main_py("--throughput", "--eval", *flags)
     assert done.code == 0 and calls == [("float32", (4, 3, 32, 32)), ("int8 ft-mode1", (4, 3, 32, 32))]

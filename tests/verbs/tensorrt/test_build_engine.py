@@ -18,8 +18,7 @@ from swin_quant.cli import main
 from swin_quant.config import load_config
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.quant.calibration import Method, calibrate
-from swin_quant.quant.policies import load_policy
-from swin_quant.quant.policy import dequantize, quantize
+from swin_quant.quant.policy import dequantize, load_policy, quantize
 from swin_quant.score.options import EngineOptions
 
 BUILD = ("tensorrt", "build-engine")

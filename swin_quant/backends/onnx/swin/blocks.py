@@ -5,9 +5,9 @@ from torch import Tensor, nn
 
 from swin_quant.backends.onnx.layers import Linear
 from swin_quant.backends.onnx.operators import gather
-from swin_quant.backends.onnx.swin import tokens
 from swin_quant.models.layers import PatchEmbed, PatchMerging, Swin, WindowBlock
 from swin_quant.models.swin_v2 import SwinV2Block
+from swin_quant.models.windows import window_partition
 
 
 class Reorder(nn.Module):
@@ -24,7 +24,7 @@ class Reorder(nn.Module):
 
 def reorder(present: Tensor, wanted: Tensor) -> nn.Module:
     """The module from one order of tokens to another; an identity for equal orders."""
-    places = tokens.moves(present, wanted)
+    places = moves(present, wanted)
     return nn.Identity() if places is None else Reorder(places)
 
 
@@ -44,7 +44,7 @@ class OrderedBlock(nn.Module):
 
     def __init__(self, block: WindowBlock, present: Tensor) -> None:
         super().__init__()
-        self.order = tokens.windows(block.resolution, block.window, block.shift)
+        self.order = windows(block.resolution, block.window, block.shift)
         self.to_windows = reorder(present, self.order)
         self.norm_last = isinstance(block, SwinV2Block)
         for name, child in block.named_children():
@@ -71,7 +71,7 @@ class OrderedMerging(nn.Module):
     def __init__(self, merging: PatchMerging, present: Tensor, merged: Tensor) -> None:
         super().__init__()
         self.tokens = len(present)
-        self.to_neighbours = reorder(present, tokens.neighbours(merging.resolution, merged))
+        self.to_neighbours = reorder(present, neighbours(merging.resolution, merged))
         self.reduction, self.norm, self.norm_first = merging.reduction, merging.norm, merging.norm_first
 
     def forward(self, x: Tensor) -> Tensor:
@@ -125,3 +125,28 @@ class SwinNetwork(nn.Module):
         for layer in self.layers:
             x = layer(x)
         return self.head(self.norm(x).mean(dim=1)).to(self.io_type)
+
+
+def rows(side: int) -> Tensor:
+    """Row by row, as a picture is read."""
+    return torch.arange(side * side)
+
+
+def windows(side: int, window: int, shift: int) -> Tensor:
+    """Window by window, after rolling the map up and left by `shift`."""
+    numbers = torch.roll(rows(side).view(1, side, side, 1), (-shift, -shift), dims=(1, 2))
+    return window_partition(numbers, window).flatten()
+
+
+def moves(present: Tensor, wanted: Tensor) -> Tensor | None:
+    """The places [T] to gather from to bring tokens from the order `present` to `wanted`; None for equal orders."""
+    return None if torch.equal(present, wanted) else torch.argsort(present)[wanted].int()
+
+
+def neighbours(side: int, merged: Tensor) -> Tensor:
+    """The order before patch merging: the four tokens of each token of the next map, whose order is `merged`.
+
+    `side`: of the map before merging. The four come as (0, 0), (1, 0), (0, 1), (1, 1): docs/reference, section 1.2.
+    """
+    groups = rows(side).view(side // 2, 2, side // 2, 2).permute(0, 2, 3, 1).reshape(-1, 4)
+    return groups[merged].flatten()

@@ -4,14 +4,19 @@ Each takes the lowered model (`onnx.network`) and changes it in place; the order
 apply. None changes a number beyond the rounding of float32, and none changes an int8 value of a weight.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from functools import partial
 from typing import Any, TypeAlias
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from swin_quant.backends.onnx.swin import tokens
+from swin_quant.backends.onnx.rewriting import Restore
+from swin_quant.backends.onnx.swin import blocks
 from swin_quant.backends.onnx.swin.attention import QuantizedAttention, fusible
 from swin_quant.backends.onnx.swin.blocks import OrderedBlock, OrderedMerging, OrderedPatchEmbed
+from swin_quant.models.layers import Swin, WindowBlock
+from swin_quant.models.swin_v2 import SwinV2Block
 
 Lowered: TypeAlias = Any  # a Swin with some parts replaced by the parts of this folder
 
@@ -44,7 +49,7 @@ def window_order(model: Lowered) -> None:
     """Tokens stay in the order of windows: no roll, partition or reverse, a gather where the order changes."""
     first = model.layers[0].blocks[0]
     model.patch_embed = OrderedPatchEmbed(model.patch_embed, first.window)
-    present = tokens.windows(first.resolution, first.window, 0)
+    present = blocks.windows(first.resolution, first.window, 0)
     if model.absolute_pos_embed is not None:
         model.absolute_pos_embed = nn.Parameter(model.absolute_pos_embed[:, present])
     following = [*(layer.blocks[0] for layer in list(model.layers)[1:]), None]
@@ -53,7 +58,7 @@ def window_order(model: Lowered) -> None:
             layer.blocks[index] = OrderedBlock(block, present)
             present = layer.blocks[index].order
         if then is not None:
-            merged = tokens.windows(then.resolution, then.window, then.shift)
+            merged = blocks.windows(then.resolution, then.window, then.shift)
             layer.downsample = OrderedMerging(layer.downsample, present, merged)
             present = merged
 
@@ -74,3 +79,72 @@ def _blocks(model: Lowered) -> list[Any]:
 
 def _attentions(model: Lowered) -> list[QuantizedAttention]:
     return [block.attn for block in _blocks(model) if isinstance(block.attn, QuantizedAttention)]
+
+
+def restored(model: Swin, rewrites: Collection[str]) -> dict[str, Restore | None]:
+    """Module -> the function that undoes `rewrites` in its tensor; None if nothing can."""
+    found: dict[str, Restore | None] = {}
+    if "fusible-attention" in rewrites:
+        for name, block in _restored_blocks(model):
+            found |= _attention(f"{name}.attn", block, "scale-in-weights" in rewrites)
+    if "window-order" in rewrites:
+        found |= _orders(model)
+    return found
+
+
+def _attention(at: str, block: WindowBlock, in_weights: bool) -> dict[str, Restore | None]:
+    """The nodes of attention: q carries the scale (V1) or the learned scale (V2), unlike in the trained model."""
+    found: dict[str, Restore | None] = {f"{at}.matmul_k_input_quantizer": lambda x: x.transpose(-2, -1)}
+    if isinstance(block, SwinV2Block):
+        return found | {f"{at}.{name}_input_quantizer": None for name in ("mha_q", "mha_k", "softmax", "matmul_k")}
+    factor = 1.0 / float(block.attn.scale)  # type: ignore[arg-type]  # V1's attention has one
+    nodes: dict[str, Restore | None] = {
+        f"{at}.{name}_input_quantizer": partial(torch.mul, factor) for name in ("matmul_q", "softmax")
+    }
+    folded = in_weights and not block.attn.qkv._aftergemm_quantizer.setting.enabled  # type: ignore[union-attr]
+    return found | nodes | ({f"{at}.qkv": partial(_unscaled, factor)} if folded else {})
+
+
+def _unscaled(factor: float, x: Tensor) -> Tensor:
+    """x [..., 3C] with its q multiplied by `factor`."""
+    factors = torch.ones(3, x.shape[-1] // 3)
+    factors[0] = factor
+    return x * factors.flatten()
+
+
+def _orders(model: Swin) -> dict[str, Restore | None]:
+    """The modules whose tokens are in the order of windows; not attention, whose tokens always are."""
+    found: dict[str, Restore | None] = {}
+    blocks = dict(_restored_blocks(model))
+    first = next(iter(blocks.values()))
+    order = blocks.windows(first.resolution, first.window, 0)
+    found |= _everywhere("patch_embed", model.patch_embed, order)
+    stages = [list(stage.blocks) for stage in model.layers]
+    for name, block in blocks.items():
+        order = blocks.windows(block.resolution, block.window, block.shift)
+        found |= _everywhere(name, block, order)
+    for number, stage in enumerate(model.layers):
+        if number + 1 < len(stages):
+            after = stages[number + 1][0]
+            order = blocks.windows(after.resolution, after.window, after.shift)
+            found |= _everywhere(f"layers.{number}.downsample", stage.get_submodule("downsample"), order)
+        else:
+            last = stages[number][-1]
+            order = blocks.windows(last.resolution, last.window, last.shift)
+        found[f"layers.{number}"] = partial(_in_rows, torch.argsort(order))
+    return found | {"norm": partial(_in_rows, torch.argsort(order))}
+
+
+def _everywhere(name: str, part: nn.Module, order: Tensor) -> dict[str, Restore | None]:
+    places = partial(_in_rows, torch.argsort(order))
+    inner = (below for below, _ in part.named_modules() if below and below.split(".")[0] != "attn")
+    return {name: places, **{f"{name}.{below}": places for below in inner}}
+
+
+def _in_rows(places: Tensor, x: Tensor) -> Tensor:
+    """Tokens row by row, [B, T, C]; `x` may be of any shape with these elements in order."""
+    return x.reshape(-1, len(places), x.shape[-1])[:, places]
+
+
+def _restored_blocks(model: Swin) -> list[tuple[str, WindowBlock]]:
+    return [(name, module) for name, module in model.named_modules() if isinstance(module, WindowBlock)]
