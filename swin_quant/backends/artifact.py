@@ -3,8 +3,10 @@
 The card is written last: an artifact without one was never finished. Its hash vouches for the file.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,9 @@ from swin_quant.cards.card import RunCard
 from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import ArtifactRecord
 from swin_quant.cards.versions import versions
+from swin_quant.score.engine import HALF_TYPES
+
+_FOUND = ("int8_gemms", "all_gemms", "gemms")
 
 
 @dataclass(frozen=True)
@@ -104,3 +109,32 @@ def open_artifact(path: str | Path) -> Artifact:
     if artifact.record["file"] != file.name:
         raise SwinQuantError(f"{card_path(file)}: is the run card of {artifact.record['file']}, not of {file.name}")
     return artifact
+
+
+class Details(Mapping[str, Any]):
+    """The facts `known`, and from one late call of `find`: `gemms` (product -> type), `int8_gemms`, `all_gemms`."""
+
+    def __init__(self, known: Mapping[str, Any], find: Callable[[], Mapping[str, str]]) -> None:
+        self._known, self._find = dict(known), find
+
+    @cached_property
+    def _all(self) -> dict[str, Any]:
+        gemms = dict(self._find())
+        types = Counter(gemms.values())
+        return self._known | {"int8_gemms": types["int8"], "all_gemms": types.total(), "gemms": gemms}
+
+    def __getitem__(self, key: str) -> Any:
+        return self._all[key] if key in _FOUND else self._known[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+
+def policy_of(artifact: Artifact) -> str | None:
+    """The name of the policy under which an artifact was exported; None for a float artifact."""
+    if artifact.record["precision"] in ("float32", *HALF_TYPES) or artifact.card.policy is None:
+        return None
+    return artifact.card.policy["name"]

@@ -6,19 +6,14 @@ A descriptor costs nothing to import: it names functions as "module:function", w
 import importlib
 import importlib.util
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
-from swin_quant.backends.artifact import Artifact
 from swin_quant.base.errors import UsageError
 from swin_quant.base.extras import library
-from swin_quant.score.engine import HALF_TYPES
 
 PRECISIONS = ("int8", "float")
-_FOUND = ("int8_gemms", "all_gemms", "gemms")
 
 
 @dataclass(frozen=True)
@@ -178,32 +173,3 @@ def function(place: str) -> Callable[..., Any]:
     """The function that "module:function" names, imported now."""
     module, _, name = place.partition(":")
     return getattr(importlib.import_module(module), name)
-
-
-class Details(Mapping[str, Any]):
-    """The facts `known`, and from one late call of `find`: `gemms` (product -> type), `int8_gemms`, `all_gemms`."""
-
-    def __init__(self, known: Mapping[str, Any], find: Callable[[], Mapping[str, str]]) -> None:
-        self._known, self._find = dict(known), find
-
-    @cached_property
-    def _all(self) -> dict[str, Any]:
-        gemms = dict(self._find())
-        types = Counter(gemms.values())
-        return self._known | {"int8_gemms": types["int8"], "all_gemms": types.total(), "gemms": gemms}
-
-    def __getitem__(self, key: str) -> Any:
-        return self._all[key] if key in _FOUND else self._known[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._all)
-
-    def __len__(self) -> int:
-        return len(self._all)
-
-
-def policy_of(artifact: Artifact) -> str | None:
-    """The name of the policy under which an artifact was exported; None for a float artifact."""
-    if artifact.record["precision"] in ("float32", *HALF_TYPES) or artifact.card.policy is None:
-        return None
-    return artifact.card.policy["name"]

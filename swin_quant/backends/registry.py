@@ -1,4 +1,7 @@
-"""All backends by name: built-in ones, ones of installed packages, and ones that a program registers."""
+"""All backends by name: built-in ones, ones of installed packages, and ones that a program registers.
+
+In a benchmark's child process late imports keep the libraries of other engines out of memory.
+"""
 
 import importlib
 from collections.abc import Callable, Mapping
@@ -10,12 +13,10 @@ from swin_quant.backends.backend import Backend, function
 from swin_quant.base.errors import UsageError
 from swin_quant.base.extras import announced
 from swin_quant.base.progress import log
-from swin_quant.score.engine import Engine
 
 if TYPE_CHECKING:
-    from swin_quant.backends.backend import Backend
+    from swin_quant.score.engine import Engine
     from swin_quant.score.options import EngineOptions
-
 
 BUILT_IN = ("fastertransformer", "onnx", "tensorrt", "onnxruntime", "openvino", "torchscript", "cuda")
 ENTRY_POINTS = "swin_quant.backends"  # the entry point group in which an installed package names its BACKEND
@@ -93,7 +94,7 @@ def _found() -> dict[str, Backend]:
     return found
 
 
-def torch_engine(checkpoint: str, config: Mapping[str, Any], device: str = "cpu", half: str | None = None) -> Engine:
+def torch_engine(checkpoint: str, config: Mapping[str, Any], device: str = "cpu", half: str | None = None) -> "Engine":
     """A checkpoint's float model in torch, in float32 or autocast to `half`."""
     import torch
 
@@ -107,7 +108,7 @@ def torch_engine(checkpoint: str, config: Mapping[str, Any], device: str = "cpu"
     return torch_engines(model.to(device), torch.device(device), half)[half or "float32"]
 
 
-def artifact_engine(file: str, backend: "Backend", options: "EngineOptions") -> Engine:
+def artifact_engine(file: str, backend: Backend, options: "EngineOptions") -> "Engine":
     """An artifact on the engine of `backend`, which is registered first: a new process may not know it."""
     from swin_quant.backends.artifact import open_artifact
 

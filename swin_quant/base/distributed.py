@@ -134,7 +134,7 @@ def process_group(device: str = "auto", local_rank: int | None = None) -> Iterat
     """Join the ranks that torchrun or torch.distributed.launch started; a plain start is a world of one.
 
     An error of one rank ends the others within seconds with its reason; a rank that freezes, is killed or never comes
-    ends them within a minute (see `watchdog`).
+    ends them within a minute (see `Watchdog`).
     """
     size = _number("WORLD_SIZE", 1) if "RANK" in os.environ else 1
     if size < 2:

@@ -1,7 +1,9 @@
-"""Find the files that a model came from: its run card names them, and only their SHA-256 identifies them.
+"""Find the files that a model came from, and those that came from it; only their SHA-256, in run cards, identifies
+them.
 
 Quantized figures are compared with the float checkpoint that the user had. Calibration keeps its weights, QAT and some
-passes do not: then the original is searched, or another file that is known to hold its weights.
+passes do not: then the original is searched, or another file that is known to hold its weights. While the card of a
+file names a checkpoint, the checkpoint is not replaced.
 """
 
 import os

@@ -48,7 +48,7 @@ def read_weights(
 ) -> Weights:
     """The weights of a file; SwinQuantError as in `read_state_dict`.
 
-    `weights`: the set to take from a file that holds several (`parts`); a file of ours holds one.
+    `weights`: the set to take from a file that holds several (`roots`); a file of ours holds one.
     """
     raw, source = read_state_dict(local_file(checkpoint), weights, sha256)
     raw = without_inserted(raw)

@@ -68,7 +68,7 @@ def read_state_dict(
     """The tensors of a .pth, .safetensors or MindSpore .ckpt file, by the names in it, on the CPU, in their own types.
 
     A .pth may be a bare state_dict or nest one, or several, beside an optimizer, an epoch, a configuration; `weights`
-    chooses as in `parts`. Errors (one line each): no such file, a directory, empty, a web page or text, cut short or
+    chooses as in `roots`. Errors (one line each): no such file, a directory, empty, a web page or text, cut short or
     damaged (checksums included), code or foreign classes (never executed), no tensors, an entry that is not dense.
     Where `path` is an index, the tensors are those of the files that it names. `sha256`: gives the hash of the file.
     """

@@ -1,4 +1,4 @@
-"""Pictures in folders, one folder a class: torchvision's ImageFolder layout."""
+"""Pictures in folders, one folder a class: torchvision's ImageFolder layout. Skipped files are counted and named."""
 
 import os
 from collections import Counter

@@ -1,4 +1,7 @@
-"""Load lists of indices as batches of tensors: in parallel, in order, and not stopped by a bad picture."""
+"""Load lists of indices as batches of tensors: in parallel, in order, and not stopped by a bad picture.
+
+A calibration's batches hold the same readable pictures on any number of ranks.
+"""
 
 import signal
 from collections.abc import Iterable, Iterator, Sequence

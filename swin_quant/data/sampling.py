@@ -1,4 +1,9 @@
-"""Seeded samples: the pictures to take, each rank's share, and a hash of the choice."""
+"""Seeded samples: the pictures to take, each rank's share, a hash of the choice, and a key for every random draw.
+
+A key is the seed and the picture's index; in training also the epoch and the position in it. So the draws for a picture
+or batch depend neither on the number of ranks and loaders nor on earlier draws: a resumed run draws as if it had never
+stopped.
+"""
 
 import hashlib
 import random

@@ -1,4 +1,4 @@
-"""Open the pictures of a data path and split, whatever the kind of source."""
+"""Open the pictures of a data path and split, whatever the kind of source, or the digits of scikit-learn."""
 
 import importlib
 import os

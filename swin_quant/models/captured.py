@@ -1,7 +1,9 @@
 """A network captured by torch.export: its layers become ours, and nodes are inserted where `placement` says.
 
 Names of modules and parameters stay, so its checkpoints fit. The forward pass in evaluation mode is captured; torch's
-own modules stay modules, which train as before (`capture`).
+own modules stay modules, which train as before (`capture`). The graph shows where factors and offsets can move
+(`quant.passes.places`): at a layer whose channels only other layers read, through functions that give k y for k x
+(cross-layer equalization: Nagel et al., 2019), and at a norm that only layers read.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

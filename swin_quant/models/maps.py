@@ -1,7 +1,8 @@
 """Maps of tokens of any height and width: pad them, cut them into (shifted) windows, and put them together again.
 
-Zeros are added at the bottom and at the right, as in timm, Microsoft's detection code and mmdetection. Where windows
-are shifted, these roll and pad in a different order: see `Cut`.
+A window is (h, w) tokens, L = h * w; for squares all is as in `windows`, and timm has the same for other windows. Zeros
+are added at the bottom and at the right, as in timm, Microsoft's detection code and mmdetection. Where windows are
+shifted, these roll and pad in a different order: see `Cut`.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """Write operations that nodes or engines do not take by plain ones.
 
 `einsum` and `baddbmm` become a matrix product with reshapes, so that their factors get nodes. An average with a window
-larger than its map, which OpenVINO does not load, becomes a mean.
+larger than its map, which OpenVINO does not load, becomes a mean. Sizes and devices come from a nearby tensor.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,7 @@
-"""Analyse a model before quantization: operators, targets, shapes, risks, limits, replacements."""
+"""Analyse a model before quantization: operators, targets, shapes, risks, limits, replacements.
+
+Risks are numbers out of reach of half precision or INT8: by the weights, by calibrated ranges, or by a few pictures.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field

@@ -1,4 +1,4 @@
-"""Replacements: the same values by other operators, for a compiler that lacks one.
+"""Replacements: the same values by other operators, for a compiler that lacks one, without changing code or weights.
 
 Each is a pure function with the arguments of the torch function that it replaces; NotImplemented leaves a call as it
 is. Replacements that only move data, and products with ones and zeros, are bit-exact; the rest agree up to float32

@@ -1,7 +1,8 @@
 """Trace every operator call of a model for one batch, in order: name, module, shapes, cost. Nothing is computed.
 
 The model runs on torch's meta device, where tensors have shapes and no values; a module that needs a value depends on
-data, and is named.
+data, and is named. An operator that torch offers in several ways has one name: `x + y`, `torch.add(x, y)` and
+`x.add_(y)` are `add`. Traces on other input shapes show which shapes follow.
 """
 
 import copy

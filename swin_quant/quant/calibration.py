@@ -2,7 +2,7 @@
 
 All nodes are observed, whatever the policy: the policy decides later which are on. Nothing is quantized meanwhile, so
 ranges are the float model's. Over several ranks the statistics are reduced before the search: ranges are bit-identical
-to those of one rank, and on a CPU to those of any batch size (`batch_invariance`).
+to those of one rank, and on a CPU to those of any batch size (`BatchInvariance`).
 """
 
 import copy

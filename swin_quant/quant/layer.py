@@ -1,4 +1,9 @@
-"""A layer that multiplies its input by a weight, and its nodes (docs/reference, section 1.4)."""
+"""Layers that multiply their input by a weight, with nodes on input, weight and product (docs/reference, section 1.4).
+
+A layer may borrow its weight or bias. A borrowed parameter stays in the other module, under its key. A computed one, as
+in weight standardisation, becomes a parameter of the layer under its own key; if a checkpoint lacks that key, it is
+computed from the checkpoint's parameters.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

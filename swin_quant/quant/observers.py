@@ -2,6 +2,11 @@
 
 A large tensor is counted by a fixed subset of each picture's values, so that a picture adds the same counts in any
 batch and on any rank. The ends come from all values.
+
+A histogram of |x| depends only on the values, not on their order or batches. Its range is [0, 2**exponent) for the
+smallest exponent that holds the data, in BINS equal bins. When larger data arrive, the exponent grows and bins are
+merged in pairs: the bins of one exponent nest exactly in those of the next. Memory is fixed. Counts are int64: float32
+counts, as in `torch.histc`, stop at 2**24 (docs/reference, section 9.3).
 """
 
 import math

@@ -1,10 +1,11 @@
 """Policies: which nodes are quantized, in which format, with how many bits and at which granularity, as data.
 
-A policy is an ordered list of rules. A rule names nodes by selectors to `enable` or `disable`, and may set `format`,
-`bits`, `granularity`, `narrow_range`, `symmetric` and a fixed `amax` for the nodes that it enables and for its `nodes`;
-later rules override earlier ones. A selector is a glob over the dotted node name (`*.mlp.fc2._aftergemm_quantizer`) or
-a role (`role:gemm_weight`; `role:activation` is every other role). This generalises FasterTransformer's int8-mode, a
-fixed list of patterns to switch off (docs/reference, section 1.5).
+A policy is an ordered list of rules, in a built-in file of configs/policies/ or a user's YAML file. A rule names nodes
+by selectors to `enable` or `disable`, and may set `format`, `bits`, `granularity`, `narrow_range`, `symmetric` and a
+fixed `amax` for the nodes that it enables and for its `nodes`; later rules override earlier ones. A selector is a glob
+over the dotted node name (`*.mlp.fc2._aftergemm_quantizer`) or a role (`role:gemm_weight`; `role:activation` is every
+other role). This generalises FasterTransformer's int8-mode, a fixed list of patterns to switch off (docs/reference,
+section 1.5).
 """
 
 from collections import defaultdict

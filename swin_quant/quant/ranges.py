@@ -1,4 +1,11 @@
-"""The clipping range of a node from its statistics, by any of the range methods."""
+"""The clipping range of a node from its statistics, by any of the range methods, and its uncertainty.
+
+A picture's peak is the largest magnitude that a node saw in it. A range covers the peaks of some share of the pictures:
+all for the maximum, fewer for a percentile. So a range counts as that quantile of the peaks. Its uncertainty by the
+choice of pictures is a bootstrap over pictures, which needs no sampling: the k-th smallest of m peaks, drawn from n
+with replacement, is at most the i-th if at least k draws are among the first i, which is binomial. (Efron and
+Tibshirani, "An Introduction to the Bootstrap", 1993, chapter 5.)
+"""
 
 import math
 from bisect import bisect_right

@@ -1,4 +1,4 @@
-"""A candidate of a bench, and the process that it has for itself, so that the peak memory is its own."""
+"""A candidate of a bench, its latency, and the process that it has for itself, so that the peak memory is its own."""
 
 import logging
 import multiprocessing

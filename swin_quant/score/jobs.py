@@ -1,4 +1,7 @@
-"""Run jobs one after another in another process: a job that hangs, dies, or corrupts its GPU fails alone."""
+"""Run jobs one after another in another process: a job that hangs, dies, or corrupts its GPU fails alone.
+
+Processes start fresh, without the user's script.
+"""
 
 import multiprocessing
 import signal

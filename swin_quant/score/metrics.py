@@ -1,4 +1,5 @@
-"""Accuracy and agreement: sums over pictures, scores from sums, results for a run card from scores.
+"""Accuracy and agreement: sums over pictures, scores from sums, results for a run card from scores; the likeliest
+classes.
 
 All engines see the same pictures in one pass; the first is the baseline of the comparisons. Each rank keeps its sums,
 which are added once at the end: ranks with unequal shares never wait, and every picture counts exactly once.

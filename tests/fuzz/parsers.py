@@ -29,8 +29,7 @@ from PIL import Image
 from safetensors.torch import save as save_tensors
 from torch import nn
 
-from swin_quant.backends.artifact import Artifact, open_artifact
-from swin_quant.backends.backend import policy_of
+from swin_quant.backends.artifact import Artifact, open_artifact, policy_of
 from swin_quant.backends.fastertransformer.engine import load as load_emulator
 from swin_quant.backends.fastertransformer.export import FasterTransformerOptions, export
 from swin_quant.backends.fastertransformer.manifest import read_export

@@ -1,7 +1,9 @@
-"""Compile kernels for a GPU that is not here: Triton's compiler needs none.
+"""Compile kernels for a GPU that is not here, or before their first launch: Triton's compiler needs no GPU.
 
 Launches are recorded instead of made (`recorded`), so that the compiled kernels have the types, constants, warps and
-stages of real launches. A recorded launch computes nothing: tensors on the meta device are enough.
+stages of real launches. A recorded launch computes nothing: tensors on the meta device are enough. Triton compiles one
+kernel after another, so several processes compile (`compile_ahead`). Their results go into Triton's cache on disk,
+under the names that the launches look up.
 """
 
 import concurrent.futures

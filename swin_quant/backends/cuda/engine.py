@@ -5,8 +5,7 @@ from typing import Any
 
 import torch
 
-from swin_quant.backends.artifact import Artifact
-from swin_quant.backends.backend import Details, policy_of
+from swin_quant.backends.artifact import Artifact, Details, policy_of
 from swin_quant.backends.cuda.binding import by_interpreter, by_kernels
 from swin_quant.backends.cuda.file import read_network
 from swin_quant.backends.cuda.floors import gpu_of

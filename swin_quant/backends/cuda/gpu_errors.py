@@ -1,4 +1,7 @@
-"""Report a GPU's errors in one line that names the batch: out of memory, or a kernel that Triton cannot build."""
+"""Report a GPU's errors in one line that names the batch: out of memory, or a kernel that Triton cannot build.
+
+Triton's launcher needs a C compiler and Python's headers.
+"""
 
 import os
 import re

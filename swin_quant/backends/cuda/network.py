@@ -1,4 +1,8 @@
-"""A network as the engine runs it: its spec with every tensor and scalar that the launches name."""
+"""A network as the engine runs it: its spec with every tensor and scalar that the launches name.
+
+For FasterTransformer's arithmetic, biases and norms are rounded to float16, and so are weights before they are
+quantized; sums of products are rounded to int8.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,7 @@
-"""Plan a network's least time on a GPU, launch by launch, from shapes and peaks; nothing is measured."""
+"""Plan a network's time on a GPU, launch by launch; nothing is measured.
+
+The least time comes from shapes and peaks (`cuda_plan`), an estimate from the compiled kernels (`static_plan`).
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass

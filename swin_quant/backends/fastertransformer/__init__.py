@@ -1,8 +1,8 @@
 """FasterTransformer's Swin: export files for its CUDA ops and TensorRT plugin, and emulate its INT8 kernels.
 
-`slots` describes an op's weight list, `weights` takes the tensors from a model, `layouts` and `trt_mask` put them in
-the kernels' order. `export` writes the list, `stored` reads it back, `check` compares it with the model, and `emulator`
-runs it. Facts: docs/reference, sections 3, 4 and 6.
+`slots` describes an op's weight list, `weights` takes the tensors from a model, `layouts` puts them in the kernels'
+order. `export` writes the list and compares it with the model, `manifest` reads it back, and `emulator` runs it. Facts:
+docs/reference, sections 3, 4 and 6.
 """
 
 from swin_quant.backends.backend import Backend, Exports, Tolerances

@@ -1,7 +1,9 @@
 """Emulate FasterTransformer's INT8 Swin, from an export alone (docs/reference, section 3.8).
 
 Integers are exact, and every rounding in the kernels' published source is made at the same place: int8 between GEMMs,
-float16 in the residual stream, biases and norms. Pooled features are float16; the head, outside the op, is float32.
+float16 in the residual stream, biases and norms. Whole numbers in float32 tensors stand for integers, for fast GEMMs.
+Window attention is computed as by the fused or the unfused kernels. Pooled features are float16; the head, outside the
+op, is float32.
 """
 
 import functools

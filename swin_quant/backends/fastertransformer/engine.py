@@ -1,4 +1,7 @@
-"""Run a FasterTransformer export by emulating its INT8 kernels: no such GPU is needed."""
+"""Run a FasterTransformer export by emulating its INT8 kernels: no such GPU is needed.
+
+Between the emulated blocks the residual stream can be read; inside a block there are only FasterTransformer's integers.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -6,8 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from swin_quant.backends.artifact import Artifact
-from swin_quant.backends.backend import Details, policy_of
+from swin_quant.backends.artifact import Artifact, Details, policy_of
 from swin_quant.backends.fastertransformer.emulator import Emulator
 from swin_quant.backends.fastertransformer.limits import is_fused
 from swin_quant.backends.fastertransformer.manifest import Stored, read_export

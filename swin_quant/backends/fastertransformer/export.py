@@ -2,7 +2,7 @@
 
 The files of one export: <NAME>_<kind>_sm‹sm›.safetensors with its run card and manifest, load_weights.py, and the
 checkpoint with FasterTransformer's keys and no others. They are written to a temporary folder and moved when all are
-complete, the card last.
+complete, the card last. `--check` reads the export back, undoes every layout, and compares it with the model.
 """
 
 import os

@@ -1,7 +1,8 @@
-"""The two tile layouts of int8 weights for cuBLASLt.
+"""Layouts of the kernels' tensors: two tile layouts of int8 weights for cuBLASLt, and packed masks and position biases.
 
-See docs/reference, section 3.3. Each layout belongs to a generation of GPUs: loading does not reorder it, and a
-mismatch computes garbage without an error.
+See docs/reference, sections 3.3 and 3.6. Each tile layout belongs to a generation of GPUs: loading does not reorder it,
+and a mismatch computes garbage without an error. The fused attention kernels take masks and relative position biases
+packed.
 """
 
 import functools

@@ -1,6 +1,7 @@
 """The manifest: JSON beside the exported tensors, with the op's weight list, entry by entry, and its other arguments.
 
-All of it follows from the geometry and the target, so a manifest is checked by making it again.
+All of it follows from the geometry and the target, so a manifest is checked by making it again. An export is read back
+by its manifest: every tensor is checked against the list, and every layout undone.
 """
 
 from dataclasses import asdict, dataclass, field

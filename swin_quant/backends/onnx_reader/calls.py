@@ -1,6 +1,7 @@
-"""Counts the operators of an ONNX graph for `analyze`: shapes, MACs, reads of weights. Nothing runs.
+"""Counts the operators of an ONNX graph for `analyze`, and finds risks in half precision and INT8. Nothing runs.
 
-Shapes come from ONNX's shape inference for a given batch. `operators/trace.py` counts a torch model.
+Shapes come from ONNX's shape inference for a given batch (`operators/trace.py` counts a torch model); risks from
+weights, types and scales.
 """
 
 import math

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swin_quant.backends.artifact import Artifact
-from swin_quant.backends.backend import Details, policy_of
+from swin_quant.backends.artifact import Artifact, Details, policy_of
 from swin_quant.backends.onnx_reader.checks import first_line
 from swin_quant.backends.onnx_reader.file import OnnxFile, as_input, as_output, verified
 from swin_quant.backends.onnx_reader.inside import of_images, opened_up

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swin_quant.backends.artifact import Artifact
-from swin_quant.backends.backend import Details, policy_of
+from swin_quant.backends.artifact import Artifact, Details, policy_of
 from swin_quant.backends.tensorrt import host
 from swin_quant.backends.tensorrt.layers import LAYERS
 from swin_quant.base.errors import SwinQuantError, UsageError

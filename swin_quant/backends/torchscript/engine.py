@@ -1,6 +1,7 @@
 """Runs a TorchScript file in torch: the results that a compiler of the file has to match.
 
-Such a file is code: a warning says so unless this process wrote it.
+Such a file is code: a warning says so unless this process wrote it. Plugins' operators are registered in torch, so that
+a traced graph can hold them and run without the user's library.
 """
 
 import warnings
@@ -13,8 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from swin_quant.backends.artifact import Artifact
-from swin_quant.backends.backend import Details, policy_of
+from swin_quant.backends.artifact import Artifact, Details, policy_of
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.progress import log
 from swin_quant.operators.plugins import Node, Plugin, plugins_of

@@ -1,4 +1,7 @@
-"""Improve a network unit by unit, each on the outputs of the quantized units before it; finished units are stored."""
+"""Improve a network unit by unit, each on the outputs of the quantized units before it, and tell each unit's gain.
+
+Finished units are stored.
+"""
 
 import math
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,5 @@
-"""Run passes one after another, and measure the network's logits before and after each.
+"""Plan the passes after a calibration, run them one after another, and measure the network's logits before and after
+each.
 
 A pass that harms the logits is taken back, whatever it measured at units. A pass that judges itself is not: it measured
 logits on varied pictures, while the pictures here favour earlier passes, which solved for weights on them.

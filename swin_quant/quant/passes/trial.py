@@ -1,6 +1,7 @@
 """The cost of quantizing one unit, measured at its output, for given weights, with ranges searched each time.
 
-The ranges are close to a calibration's: the least squared error on some of the values, or the largest magnitude.
+The ranges are close to a calibration's: the least squared error on some of the values, or the largest magnitude. A
+unit's weights and ranges are copied before, and restored after.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -38,7 +38,7 @@ def forwards(monkeypatch):
 
 
 def observed(forwards):
-    """The sizes of the batches observed; single pictures are tried beside them (`batch_invariance`)."""
+    """The sizes of the batches observed; single pictures are tried beside them (`BatchInvariance`)."""
     return [pictures for pictures, *_, state in forwards if state is State.CALIBRATE and pictures > 1]
 
 

@@ -1,4 +1,5 @@
-"""Patch embedding, blocks and patch merging on tokens in the order of their windows (`tokens`)."""
+"""Patch embedding, blocks and patch merging on tokens in the order of their windows, a permutation of a map's
+tokens."""
 
 import torch
 from torch import Tensor, nn

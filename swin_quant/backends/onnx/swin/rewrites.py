@@ -1,7 +1,8 @@
 """The table of named rewrites of Swin for export: the same function with fewer or cheaper operators.
 
 Each takes the lowered model (`onnx.network`) and changes it in place; the order of the table is that in which they
-apply. None changes a number beyond the rounding of float32, and none changes an int8 value of a weight.
+apply. None changes a number beyond the rounding of float32, and none changes an int8 value of a weight. `restored`
+undoes them in a file's tensors: the order of tokens, and the place of attention's scale.
 """
 
 from collections.abc import Callable, Collection
@@ -12,9 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from swin_quant.backends.onnx.rewriting import Restore
-from swin_quant.backends.onnx.swin import blocks
 from swin_quant.backends.onnx.swin.attention import QuantizedAttention, fusible
-from swin_quant.backends.onnx.swin.blocks import OrderedBlock, OrderedMerging, OrderedPatchEmbed
+from swin_quant.backends.onnx.swin.blocks import OrderedBlock, OrderedMerging, OrderedPatchEmbed, windows
 from swin_quant.models.layers import Swin, WindowBlock
 from swin_quant.models.swin_v2 import SwinV2Block
 
@@ -49,7 +49,7 @@ def window_order(model: Lowered) -> None:
     """Tokens stay in the order of windows: no roll, partition or reverse, a gather where the order changes."""
     first = model.layers[0].blocks[0]
     model.patch_embed = OrderedPatchEmbed(model.patch_embed, first.window)
-    present = blocks.windows(first.resolution, first.window, 0)
+    present = windows(first.resolution, first.window, 0)
     if model.absolute_pos_embed is not None:
         model.absolute_pos_embed = nn.Parameter(model.absolute_pos_embed[:, present])
     following = [*(layer.blocks[0] for layer in list(model.layers)[1:]), None]
@@ -58,7 +58,7 @@ def window_order(model: Lowered) -> None:
             layer.blocks[index] = OrderedBlock(block, present)
             present = layer.blocks[index].order
         if then is not None:
-            merged = blocks.windows(then.resolution, then.window, then.shift)
+            merged = windows(then.resolution, then.window, then.shift)
             layer.downsample = OrderedMerging(layer.downsample, present, merged)
             present = merged
 
@@ -117,20 +117,20 @@ def _orders(model: Swin) -> dict[str, Restore | None]:
     found: dict[str, Restore | None] = {}
     blocks = dict(_restored_blocks(model))
     first = next(iter(blocks.values()))
-    order = blocks.windows(first.resolution, first.window, 0)
+    order = windows(first.resolution, first.window, 0)
     found |= _everywhere("patch_embed", model.patch_embed, order)
     stages = [list(stage.blocks) for stage in model.layers]
     for name, block in blocks.items():
-        order = blocks.windows(block.resolution, block.window, block.shift)
+        order = windows(block.resolution, block.window, block.shift)
         found |= _everywhere(name, block, order)
     for number, stage in enumerate(model.layers):
         if number + 1 < len(stages):
             after = stages[number + 1][0]
-            order = blocks.windows(after.resolution, after.window, after.shift)
+            order = windows(after.resolution, after.window, after.shift)
             found |= _everywhere(f"layers.{number}.downsample", stage.get_submodule("downsample"), order)
         else:
             last = stages[number][-1]
-            order = blocks.windows(last.resolution, last.window, last.shift)
+            order = windows(last.resolution, last.window, last.shift)
         found[f"layers.{number}"] = partial(_in_rows, torch.argsort(order))
     return found | {"norm": partial(_in_rows, torch.argsort(order))}
 
