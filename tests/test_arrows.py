@@ -1,6 +1,7 @@
 """Imports go one way, floor by floor: higher modules may use lower ones, never the other way round."""
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -35,9 +36,14 @@ MODULES = {
 OWN_NAME = re.compile(r"(swin_quant(?:\.\w+)+)(?::\w+)?")
 
 
+@functools.cache
+def nodes_of(path):
+    return list(ast.walk(ast.parse(path.read_text())))
+
+
 def imported(path):
     """(line, our module) for every import in a file, including those inside functions and for types only."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes_of(path):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "swin_quant":
             inner = [f"{node.module}.{alias.name}" for alias in node.names]
             yield from ((node.lineno, name if name in MODULES else node.module) for name in inner)
@@ -47,14 +53,15 @@ def imported(path):
 
 def named(path):
     """(line, our module) for every text that names a module to import, as in registries."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes_of(path):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             if (name := OWN_NAME.fullmatch(node.value)) and name[1] in MODULES:
                 yield node.lineno, name[1]
 
 
-IMPORTS = {name: sorted(set(imported(path))) for name, path in MODULES.items()}
-NAMED = {name: sorted(set(named(path))) for name, path in MODULES.items()}
+@pytest.fixture(scope="module")
+def imports():
+    return {name: sorted(set(imported(path))) for name, path in MODULES.items()}
 
 
 def floor_of(module):
@@ -68,24 +75,22 @@ def test_every_package_has_a_floor():
     assert parts - {"__init__", "__main__"} == set(FLOOR)
 
 
-@pytest.mark.parametrize("package", FLOOR)
-def test_no_arrow_goes_up_or_aside(package):
+def test_no_arrow_goes_up_or_aside(imports):
     wrong = [
         f"{MODULES[name].relative_to(PACKAGE)}:{line} imports {module}"
-        for name, imports in IMPORTS.items()
-        for line, module in imports + NAMED[name]
-        for other, floor in [floor_of(module)]
-        if floor_of(name)[0] == package != other
-        if floor >= FLOOR[package]
+        for name, needs in imports.items()
+        for line, module in {*needs, *named(MODULES[name])}
+        for (package, own), (other, floor) in [(floor_of(name), floor_of(module))]
+        if package in FLOOR and package != other and floor >= own
     ]
     assert wrong == []
 
 
-def test_no_modules_import_each_other_in_a_circle():
+def test_no_modules_import_each_other_in_a_circle(imports):
     """A module is removed once all its imports are removed; the rest is in a circle, or leads to one."""
     left = {
-        name: {module for _, module in imports if module != name}
-        for name, imports in IMPORTS.items()
+        name: {module for _, module in needs if module != name}
+        for name, needs in imports.items()
         if floor_of(name)[0] != "swin_quant"
     }
     while gone := [name for name, needs in left.items() if not needs & left.keys()]:
@@ -97,7 +102,7 @@ def test_no_modules_import_each_other_in_a_circle():
 def test_no_two_classes_have_one_name():
     where = {}
     for path in PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes_of(path):
             if isinstance(node, ast.ClassDef):
                 where.setdefault(node.name, set()).add(str(path.relative_to(PACKAGE)))
     assert {name: sorted(paths) for name, paths in where.items() if len(paths) > 1} == {}

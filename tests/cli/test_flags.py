@@ -5,7 +5,7 @@ import re
 import shlex
 
 import pytest
-from shown import FILES, PARSERS, ROOT, command_and_words, shell_lines, texts
+from shown import FILES, PARSERS, ROOT, command_and_words, place, shell_lines, texts
 
 from swin_quant.base.errors import UsageError
 from swin_quant.cli.session import command_of, words_of
@@ -27,13 +27,16 @@ OF_SCRIPTS = {
     for script in (ROOT / folder).glob("*.py")
     for flag in re.findall(r'add_argument\(\s*"(--[\w-]+)', script.read_text(encoding="utf-8"))
 }
-BY_FILE = pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 
 
-@BY_FILE
-def test_every_flag_that_is_named_is_one(path):
+def said(paths=FILES):
+    """(place, text) of every text in these files."""
+    return ((f"{place(path)}:{line}", text) for path in paths for line, text in texts(path))
+
+
+def test_every_flag_that_is_named_is_one():
     known = OURS.union(OF_SCRIPTS, *OTHERS.values())
-    assert [(line, flag) for line, text in texts(path) for flag in FLAG.findall(text) if flag not in known] == []
+    assert [(where, flag) for where, text in said() for flag in FLAG.findall(text) if flag not in known] == []
 
 
 COMMAND_LINE = ("cli", "ft", "verbs", "quantize.py")  # quantize.py composes commands
@@ -41,12 +44,11 @@ LIBRARY = [path for path in FILES if path.suffix == ".py" and not {*path.parts} 
 FIELD = re.compile(r"‹([a-z][a-z0-9_]*)›")
 
 
-@pytest.mark.parametrize("path", LIBRARY, ids=lambda path: str(path.relative_to(ROOT)))
-def test_the_library_speaks_of_fields_and_not_of_flags(path):
+def test_the_library_speaks_of_fields_and_not_of_flags():
     """Each caller has its own words for a field: the command line has flags, Python has arguments."""
     others = set().union(*OTHERS.values())
-    said = [(line, re.sub("`[^`]*`", "", text)) for line, text in texts(path) if not text.startswith("swin-quant ")]
-    assert [(line, flag) for line, text in said for flag in FLAG.findall(text) if flag not in others] == []
+    ours = [(where, re.sub("`[^`]*`", "", text)) for where, text in said(LIBRARY) if not text.startswith("swin-quant ")]
+    assert [(where, flag) for where, text in ours for flag in FLAG.findall(text) if flag not in others] == []
 
 
 def test_every_field_is_called_something_by_a_command():
@@ -64,27 +66,25 @@ def fields_said(path):
                 yield from (field for part in parts if isinstance(part, str) for field in FIELD.findall(part))
 
 
-@BY_FILE
-def test_a_quoted_command_has_the_flags_that_are_named_with_it(path):
+def test_a_quoted_command_has_the_flags_that_are_named_with_it():
     wrong = []
-    for line, text in texts(path):
+    for where, text in said():
         for quoted in [text] * text.startswith("swin-quant ") + re.findall(r"`([^`\n]+)`", text):
             command, words = command_and_words(quoted)
-            wrong += [(line, command, f) for f in FLAG.findall(" ".join(words)) if f not in FLAGS.get(command, {f})]
+            wrong += [(where, command, f) for f in FLAG.findall(" ".join(words)) if f not in FLAGS.get(command, {f})]
     assert wrong == []
 
 
-@pytest.mark.parametrize("path", [path for path in FILES if any(shell_lines(path))], ids=lambda path: path.name)
-def test_commands_that_are_shown_can_be_given(path):
-    for command, words in shell_lines(path):
+def test_commands_that_are_shown_can_be_given():
+    for where, command, words in [(place(path), *shown) for path in FILES for shown in shell_lines(path)]:
         words = shlex.split(" ".join(words).split(" > ")[0])
         if words[:1] == ["--help"]:
             continue
-        assert command in PARSERS, (command, words)
+        assert command in PARSERS, (where, command, words)
         if "..." in words:
-            assert {word for word in words if word.startswith("--")} <= FLAGS[command], (command, words)
+            assert {word for word in words if word.startswith("--")} <= FLAGS[command], (where, command, words)
             continue
         try:
             PARSERS[command].parse_args(words)
         except UsageError as error:
-            pytest.fail(f"{path.name}: {command} {shlex.join(words)}: {error}")
+            pytest.fail(f"{where}: {command} {shlex.join(words)}: {error}")

@@ -1,6 +1,7 @@
 """The texts of documents and --help, and our commands in them."""
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -19,19 +20,27 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted
 FILES = [*DOCUMENTS, *sorted((ROOT / "swin_quant").rglob("*.py"))]
 
 
+def place(path):
+    """A file's name in the checkout."""
+    return str(path.relative_to(ROOT))
+
+
+@functools.cache
 def texts(path):
-    """(line, text) of a document, or of a module's string literals, with `{}` for each value of an f-string."""
+    """[(line, text)] of a document, or of a module's string literals, with `{}` for each value of an f-string."""
     content = path.read_text(encoding="utf-8")
     if path.suffix != ".py":
-        yield 1, content
-        return
+        return [(1, content)]
     nodes = list(ast.walk(ast.parse(content)))
     parts = {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
+    found = []
     for node in nodes:
         if isinstance(node, ast.JoinedStr):
-            yield node.lineno, "".join(part.value if isinstance(part, ast.Constant) else "{}" for part in node.values)
+            shown = "".join(part.value if isinstance(part, ast.Constant) else "{}" for part in node.values)
+            found.append((node.lineno, shown))
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts:
-            yield node.lineno, node.value
+            found.append((node.lineno, node.value))
+    return found
 
 
 def command_and_words(line):

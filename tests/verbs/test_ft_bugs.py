@@ -19,7 +19,7 @@ from swin_quant.models.layers import Swin
 from swin_quant.quant.policy import load_policy
 from swin_quant.quant.quantizer import Quantizer, State
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture

@@ -46,7 +46,7 @@ def onnx_file(exported, tmp_path):
 
 @pytest.fixture
 def trt(monkeypatch):
-    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "standin")
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "standin")
     monkeypatch.delitem(sys.modules, "tensorrt", raising=False)
     module = importlib.import_module("tensorrt")
     monkeypatch.setitem(sys.modules, "tensorrt", module)
