@@ -1,6 +1,7 @@
 """Files of torch.save without torch.load: the same content, in memory and time that the file justifies."""
 
 import bz2
+import copy
 import io
 import pickle
 import resource
@@ -168,12 +169,25 @@ def encrypted(content: bytes) -> bytes:
     return content[:flags] + b"\x01" + content[flags + 1 :]
 
 
+def shared_by(count: int) -> bytes:
+    """An archive with `count` members whose bytes are those of one."""
+    buffer = io.BytesIO(packed(entry(tensor(1024, (1024,))), [("data/0", bytes(4096))]))
+    with zipfile.ZipFile(buffer, "a") as archive:
+        first = archive.getinfo("x/data/0")
+        for number in range(1, count):
+            archive.filelist.append(other := copy.copy(first))
+            other.filename = f"x/data/{number}"
+        archive.writestr("x/more", b"")
+    return buffer.getvalue()
+
+
 NAMES = b"".join(b"h\x00" + text(str(number)) + b"\x930" for number in range(500))
 DOUBLED = {tuple: doubled(b"__\x86"), list: doubled(b"](__e")}
 STORED = [("data/0", bytes(4))]
 HOSTILE = {
     "a storage larger than its member": (packed(entry(tensor(10**9, (10**9,))), STORED), "storage 0 is of 4 bytes"),
     "a storage smaller than its member": (packed(entry(tensor()), [("data/0", bytes(8))]), "storage 0 is of 8 bytes"),
+    "members in one place": (shared_by(50), "cut short or damaged"),
     "an encrypted member": (encrypted(packed(entry(tensor()), STORED)), "compressed"),
     "a tensor beyond its storage": (packed(entry(tensor(1, (2,))), STORED), "beyond its storage"),
     "an offset beyond its storage": (packed(entry(tensor(1, (1,), (1,), 1)), STORED), "beyond its storage"),

@@ -145,6 +145,16 @@ def test_gradient_of_the_range_is_that_of_learned_step_size():
     assert amax.grad.item() == pytest.approx(expected.item(), rel=1e-4)
 
 
+def test_gradients_of_ranges_by_channel_are_those_of_each_row_alone():
+    x, weights, ends = torch.randn(3, 50), torch.randn(3, 50), torch.tensor([[1.0], [0.5], [2.0]])
+    together = ends.clone().requires_grad_()
+    (fake_quant(x, together, -128, 127) * weights).sum().backward()
+    for row, each, end, found in zip(x, weights, ends.flatten(), together.grad.flatten(), strict=True):
+        alone = end.clone().requires_grad_()
+        (fake_quant(row, alone, -128, 127) * each).sum().backward()
+        assert found.item() == pytest.approx(alone.grad.item(), rel=1e-4)
+
+
 LAYOUTS = {
     "contiguous": lambda: torch.randn(4, 6),
     "transposed": lambda: torch.randn(4, 6).t(),

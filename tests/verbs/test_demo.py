@@ -75,7 +75,7 @@ def test_one_epoch(demo):
     assert [result["policy"] for result in card["results"]] == POLICIES
     assert [result["precision"] for result in card["results"]] == ["float32", "bfloat16", "int8", "int8"]
     assert all(result["pictures"] == 355 for result in card["results"])  # a fifth of each class
-    assert card["results"][0]["acc1"] > 20  # one epoch is better than chance
+    assert card["results"][0]["acc1"] > 13  # one epoch is better than chance, 10 with a standard error of 1.6
     assert card["calibration"]["pictures"] == 80 and card["calibration"]["split"] == "train"
     assert "swin_micro_digits" in done.stdout and "int8" in done.stdout
     assert re.findall(r"^(\d)\. ", done.stderr, re.MULTILINE) == ["1", "2", "3", "4", "5"]
