@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
+from cards_of_results import CALIBRATION, TRAINING
 
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.cards.card import SCHEMA, RunCard, verify_checkpoint
@@ -21,36 +22,6 @@ from swin_quant.cards.versions import versions
 from swin_quant.quant.policy import policy_from_dict
 
 DATASET = {"name": "cifar10", "split": "val", "pictures": 5000, "sha256": "0" * 64}
-CALIBRATION = {
-    "method": "percentile",
-    "percentile": 99.99,
-    "exact": False,
-    "batches": 10,
-    "batch_size": 8,
-    "seed": 0,
-    "split": "train",
-    "augment": False,
-    "pictures": 80,
-    "pictures_sha256": "1" * 64,
-    "files": ["a/é.png", "b.png"],
-    "unreadable": [],
-    "dead_nodes": [],
-    "beyond_half": [],
-}
-TRAINING = {
-    "recipe": {},
-    "seed": 0,
-    "world": 1,
-    "device": "cpu",
-    "step_pictures": 8,
-    "steps": 10,
-    "pictures": 80,
-    "pictures_sha256": "2" * 64,
-    "start": None,
-    "teacher": None,
-    "best_epoch": 1,
-    "epochs": [],
-}
 HERE = Path(__file__).parent
 CARDS = [*HERE.glob("*.json"), *(HERE.parents[1] / "examples").rglob("*.json")]
 RESULT = Result("fake-quant", "int8", "ft-mode1", DATASET, 5000, 70.5, 98.0, 0.9, 32, "cpu", sqnr_db=35.6)
@@ -64,7 +35,7 @@ def card(**changes) -> RunCard:
         "source": {"file": "swin_micro.pth", "sha256": "a" * 64, "format": "pth, microsoft names"},
         "checkpoint": {"file": "swin_micro_calib.pth", "sha256": "b" * 64},
         "policy": {"name": "qdq", "rules": []},
-        "calibration": CALIBRATION,
+        "calibration": {**CALIBRATION, "files": ["a/é.png", "b.png"]},
     }
     return RunCard(**{**base, **changes})
 

@@ -5,16 +5,12 @@ import hashlib
 import shutil
 
 import pytest
+from cards_of_results import TRAINING
 
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.lineage import find, original_of, ptq_of, starts
 from swin_quant.cards.records import CheckpointRecord
-
-TRAINING = {
-    **{"recipe": {}, "seed": 0, "world": 1, "device": "cpu", "step_pictures": 8, "steps": 10, "pictures": 80},
-    **{"pictures_sha256": "2" * 64, "start": None, "teacher": None, "best_epoch": 1, "epochs": []},
-}
 
 
 def record(file, **more):

@@ -3,6 +3,7 @@
 import logging
 
 import pytest
+from cards_of_results import CALIBRATION, TRAINING
 
 from swin_quant.base.errors import UsageError
 from swin_quant.cards.card import RunCard
@@ -11,36 +12,6 @@ from swin_quant.quant.calibration import Method
 from swin_quant.quant.policy import Rule, apply_policy, load_policy
 from swin_quant.quant.quantizer import Role, named_nodes
 
-RECORD = {
-    "method": "mse",
-    "percentile": None,
-    "exact": False,
-    "batches": 1,
-    "batch_size": 8,
-    "seed": 0,
-    "split": "train",
-    "augment": False,
-    "pictures": 8,
-    "pictures_sha256": "1" * 64,
-    "files": [],
-    "unreadable": [],
-    "dead_nodes": [],
-    "beyond_half": [],
-}
-TRAINING = {
-    "recipe": {},
-    "seed": 0,
-    "world": 1,
-    "device": "cpu",
-    "step_pictures": 1,
-    "steps": 1,
-    "pictures": 1,
-    "pictures_sha256": "1" * 64,
-    "start": None,
-    "teacher": None,
-    "best_epoch": None,
-    "epochs": [],
-}
 ONE = "layers.0.blocks.0.mlp.fc2._input_quantizer"
 
 
@@ -55,7 +26,7 @@ def policy(weights=8, activations=8, name="ft-mode1"):
 
 
 def card(method="mse", policy=policy(), ranges=None, **calibration):
-    record = RECORD | {"method": method} | calibration
+    record = CALIBRATION | {"method": method} | calibration
     training = TRAINING | {"ranges": ranges} if ranges else None
     return RunCard("x", {}, {}, policy=policy.to_dict(), calibration=record, training=training)
 

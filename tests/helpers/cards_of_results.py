@@ -1,4 +1,4 @@
-"""Run cards with given results, for tests of the report."""
+"""Run cards with given results, and what they record of a calibration and of a training."""
 
 from swin_quant.cards.card import RunCard
 
@@ -7,6 +7,10 @@ CALIBRATION = {
     **{"method": "percentile", "percentile": 99.99, "exact": False, "batches": 10, "batch_size": 8, "seed": 0},
     **{"split": "train", "augment": False, "pictures": 80, "pictures_sha256": "1" * 64, "files": [], "unreadable": []},
     **{"dead_nodes": [], "beyond_half": []},
+}
+TRAINING = {
+    **{"recipe": {}, "seed": 0, "world": 1, "device": "cpu", "step_pictures": 8, "steps": 10, "pictures": 80},
+    **{"pictures_sha256": "2" * 64, "start": None, "teacher": None, "best_epoch": 1, "epochs": []},
 }
 
 

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from cards_of_results import CIFAR, card_of
+from cards_of_results import CIFAR, TRAINING, card_of
 
 from swin_quant.backends.registry import targets
 from swin_quant.cards.records import ORIGINAL, PTQ, QAT, Result
@@ -92,9 +92,7 @@ def training(ptq_delta, error=0.1):
     qat = dataclasses.replace(ptq, weights=QAT, acc1=79.0 + ptq_delta, delta_ptq=ptq_delta, delta_ptq_se=error)
     card = card_of(float32, qat, ptq)
     start = {"file": "x_calib.pth", "sha256": "b" * 64, "path": "/there/x_calib.pth"}
-    record = {"recipe": {}, "seed": 0, "world": 1, "device": "cpu", "step_pictures": 8, "steps": 3, "pictures": 8,
-              "pictures_sha256": "0" * 64, "start": start, "teacher": None, "best_epoch": 0, "epochs": [],
-              "ranges": {"weights": None, "activations": None}}  # fmt: skip
+    record = {**TRAINING, "start": start, "ranges": {"weights": None, "activations": None}}
     return of_training(dataclasses.replace(card, training=record), Path("out/x_qat.pth"))
 
 

@@ -4,6 +4,7 @@ import shutil
 from dataclasses import replace
 
 import pytest
+from cards_of_results import TRAINING
 
 from swin_quant.backends.openvino import engine as openvino
 from swin_quant.base.errors import UsageError
@@ -101,10 +102,7 @@ def test_float_candidates_with_the_weights_of_qat_are_called_so(names, first, tm
     """They are baselines of latency, not the original that accuracy is compared with."""
     file = shutil.copy(first, tmp_path_factory.mktemp("qat") / first.name)
     card = RunCard.read(first.with_suffix(".json"))
-    training = dict.fromkeys(("seed", "world", "step_pictures", "steps", "pictures"), 1)
-    training |= {"recipe": {}, "device": "cpu", "pictures_sha256": "0" * 64, "epochs": []}
-    training |= dict.fromkeys(("start", "teacher", "best_epoch"))
-    replace(card, training=training).write(file.with_suffix(".json"))
+    replace(card, training=TRAINING).write(file.with_suffix(".json"))
     found, baselines = names([str(file)], ["onnxruntime"])
     assert found[:2] == [f"{REFERENCE}, QAT weights", "onnxruntime float32, QAT weights"]
     assert len(found) == 3 and "QAT" not in found[2]

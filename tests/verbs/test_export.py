@@ -7,6 +7,7 @@ import onnx
 import onnx.numpy_helper
 import pytest
 import torch
+from cards_of_results import TRAINING
 from safetensors import safe_open
 
 import swin_quant as sq
@@ -274,8 +275,6 @@ def test_a_policy_that_was_scored_goes_before_one_that_was_not(own, gets, warns,
 
 
 MINE = {"name": "cpu", "rules": [{"enable": ["*.fc1._input_quantizer", "*.fc1._weight_*"]}]}
-RUN = {"recipe": {}, "seed": 0, "world": 1, "device": "cpu", "step_pictures": 1, "steps": 1, "pictures": 1,
-       "pictures_sha256": "1" * 64, "start": None, "teacher": None, "best_epoch": None, "epochs": []}  # fmt: skip
 
 
 @pytest.mark.slow
@@ -293,7 +292,7 @@ def test_a_policy_of_the_user_s_that_bears_a_built_in_name_is_not_taken_for_that
 @pytest.mark.parametrize(("target", "stays"), [("openvino", "cpu"), ("openvino", "ft-mode1"), ("onnx", "qdq")])
 def test_a_model_keeps_the_policy_that_it_was_trained_under(target, stays, caplog):
     own = load_policy(stays)
-    assert policy_for(target, RunCard("x", {}, {}, policy=own.to_dict(), training=RUN)) == own
+    assert policy_for(target, RunCard("x", {}, {}, policy=own.to_dict(), training=TRAINING)) == own
     said = [record.getMessage() for record in caplog.records]
     assert (
         said == []

@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from cards_of_results import TRAINING
 
 from swin_quant.cards.card import RunCard
 
@@ -120,11 +121,9 @@ def test_without_the_library_it_says_what_installs_it(run, own, tmp_path, monkey
 def test_curves_of_two_runs_stand_in_one_chart(run, own, tmp_path):
     """Both have the same model and file name; the time tells them apart."""
     card = json.loads(own.with_suffix(".json").read_text())
-    training = {"recipe": {}, "seed": 0, "world": 1, "device": "cpu", "step_pictures": 8, "steps": 3, "pictures": 8,
-                "pictures_sha256": "0" * 64, "start": None, "teacher": None, "best_epoch": 0}  # fmt: skip
     for number, day in enumerate(("2026-01-01", "2026-01-02")):
         epochs = [{"epoch": at, "train_loss": 3.0 - at - number} for at in range(3)]
-        one = {**card, "created": f"{day}T00:00:00+00:00", "training": {**training, "epochs": epochs}}
+        one = {**card, "created": f"{day}T00:00:00+00:00", "training": {**TRAINING, "epochs": epochs}}
         (tmp_path / f"{number}.json").write_text(json.dumps(one))
     written(run, tmp_path / "0.json", tmp_path / "1.json", "--html", tmp_path / "page.html")
     drawn = facts_of((tmp_path / "page.html").read_text())["charts"]["training-chart"]["data"]["values"]

@@ -1,6 +1,5 @@
 """A branch with its window attention as one operator: what it computes, on plain loops and AVX-512, and its files."""
 
-from copy import deepcopy
 from itertools import product
 
 import numpy as np
@@ -9,12 +8,10 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
-from swin_quant.backends.onnx.export import OnnxOptions, export
 from swin_quant.backends.onnx.functions import function_of
 from swin_quant.backends.onnx.swin.attention_operator import attention_branch
 from swin_quant.backends.openvino import engine
 from swin_quant.backends.openvino.operators import stream_in_half
-from swin_quant.base.errors import UsageError
 from swin_quant.operators.plugins import Node, Plugin
 from swin_quant.score.options import EngineOptions
 
@@ -243,18 +240,3 @@ def test_openvino_runs_a_file_whose_blocks_are_two_operators(float_type, exporte
     assert with_operators.name in own.details["extensions"]
     wanted, found = plain(images), own(images)
     assert float((found - wanted).square().sum() / wanted.square().sum()) < 1e-3
-
-
-@pytest.mark.parametrize(
-    "policy, options, said",
-    [
-        ("ft-mode1", {}, "attention_branch: layers.0.blocks.0.attn .*: choose a policy as qdq or cuda"),
-        ("cpu", {}, "layers.0.blocks.0.attn is not all int8 without zero points: choose a policy as qdq"),
-        ("w4a8", {"target": "openvino", "int4_weights": True}, "attention_branch: takes int8 weights: leave int4_w"),
-    ],
-)
-def test_a_branch_that_the_operator_does_not_compute(policy, options, said, calibrated, tmp_path):
-    model, card = calibrated("swin", policy)
-    with pytest.raises(UsageError, match=said):
-        export(deepcopy(model), card, tmp_path, OnnxOptions(plugin=("attention_branch=my::Branch",), **options))
-    assert not list(tmp_path.iterdir())

@@ -5,6 +5,7 @@ from dataclasses import replace
 import onnx
 import pytest
 import torch
+from cards_of_results import CALIBRATION
 
 from swin_quant.backends.onnx.export import OnnxOptions, export
 from swin_quant.backends.onnx.layers import SMALLEST_SCALE
@@ -97,7 +98,7 @@ def test_what_overflows_stays_float32(kind, node, calibrated):
 def test_a_residual_stream_that_overflows_is_float32_to_the_end(node, calibrated, tmp_path, run, images):
     model, card = calibrated("swin", "tensorrt")
     calibration = {"beyond_half": [f"{BLOCK}.{node}"]}
-    card = replace(card, calibration={**EMPTY_CALIBRATION, **calibration})
+    card = replace(card, calibration={**CALIBRATION, **calibration})
     file = export(model, card, tmp_path, OnnxOptions(target="tensorrt")).file
     of, graph = types(onnx.load(file)), onnx.load(file).graph
     sums = [
@@ -105,13 +106,6 @@ def test_a_residual_stream_that_overflows_is_float32_to_the_end(node, calibrated
     ]
     assert len(sums) == 6 and all(of[add.output[0]] == FLOAT for add in sums)
     assert {of[n.output[0]] for n in graph.node if n.op_type == "MatMul"} == {HALF}
-
-
-EMPTY_CALIBRATION = {
-    "method": "max", "percentile": None, "exact": False, "batches": 1, "batch_size": 1, "seed": 0, "split": "train",
-    "augment": False, "pictures": 1, "pictures_sha256": "0" * 64, "files": [], "unreadable": [], "dead_nodes": [],
-    "beyond_half": [],
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("scale", [SMALLEST_SCALE / 2, 2.0**16])

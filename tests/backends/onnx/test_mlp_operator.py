@@ -1,7 +1,6 @@
 """A branch with its MLP as one operator: what it computes, on plain loops and AVX-512, and which files have it."""
 
 from collections import Counter
-from copy import deepcopy
 from math import erf
 
 import numpy as np
@@ -10,7 +9,6 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
-from swin_quant.backends.onnx.export import OnnxOptions, export
 from swin_quant.backends.onnx.functions import function_of
 from swin_quant.backends.onnx.swin.int8_operators import mlp
 from swin_quant.backends.onnx_reader.checks import check_scales
@@ -18,7 +16,7 @@ from swin_quant.backends.onnx_reader.file import open_onnx
 from swin_quant.backends.onnxruntime.engine import products
 from swin_quant.backends.openvino import engine
 from swin_quant.backends.openvino.operators import stream_in_half
-from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.base.errors import SwinQuantError
 from swin_quant.operators.plugins import Node, Plugin
 from swin_quant.score.options import EngineOptions
 
@@ -189,22 +187,3 @@ def test_a_scale_that_a_call_gives_to_the_function_is_checked(place, said, expor
         del node.input[3:]
     with pytest.raises(SwinQuantError, match=said):
         check_scales(model.graph, tmp_path, model.functions)
-
-
-@pytest.mark.parametrize(
-    "policy, options, said",
-    [
-        (
-            "ft-mode1",
-            {},
-            "layers.0.blocks.0.mlp rounds more than what its linears take: choose a policy as qdq or cuda",
-        ),
-        ("qdq", {"precision": "float"}, "is not all int8: choose a policy as qdq or cuda"),
-        ("w4a8", {"target": "openvino", "int4_weights": True}, "mlp: takes int8 weights: leave int4_weights out"),
-    ],
-)
-def test_an_mlp_that_the_operator_does_not_compute(policy, options, said, calibrated, tmp_path):
-    model, card = calibrated("swin", policy)
-    with pytest.raises(UsageError, match=said):
-        export(deepcopy(model), card, tmp_path, OnnxOptions(plugin=("mlp=my::Mlp",), **options))
-    assert not list(tmp_path.iterdir())

@@ -1,19 +1,15 @@
 """Patch merging as one operator: what it computes, on plain loops and AVX-512, and which files have it."""
 
-from copy import deepcopy
-
 import numpy as np
 import onnx
 import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
-from swin_quant.backends.onnx.export import OnnxOptions, export
 from swin_quant.backends.onnx.functions import function_of
 from swin_quant.backends.onnx.swin.int8_operators import patch_merging
 from swin_quant.backends.openvino import engine
 from swin_quant.backends.openvino.operators import stream_in_half
-from swin_quant.base.errors import UsageError
 from swin_quant.operators.plugins import Node, Plugin
 from swin_quant.score.options import EngineOptions
 
@@ -122,9 +118,3 @@ def test_a_file_with_the_operator_is_the_plain_file(kind, policy, exported, with
     images = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     wanted, found = (engine.load(one, EngineOptions(threads=1))(images) for one in (plain, own))
     assert float((found - wanted).square().sum() / wanted.square().sum()) < 1e-4
-
-
-def test_a_merging_that_the_operator_does_not_compute(calibrated, tmp_path):
-    model, card = calibrated("swin", "ft-mode1")
-    with pytest.raises(UsageError, match=r"layers.0.downsample rounds more than what its linears take"):
-        export(deepcopy(model), card, tmp_path, OnnxOptions(plugin=("patch_merging=my::Merging",)))

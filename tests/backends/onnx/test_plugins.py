@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+from copy import deepcopy
 from pathlib import Path
 
 import numpy as np
@@ -310,3 +311,27 @@ def test_weights_alone_meet_floats_on_openvino(exported, run):
     found = openvino_engine.load(file, EngineOptions(threads=1))(IMAGES).numpy()
     wanted = run(file.file, IMAGES)["logits"]
     assert 10 * np.log10((wanted**2).sum() / ((found - wanted) ** 2).sum()) > 90
+
+
+INT4 = {"target": "openvino", "int4_weights": True}
+NOT_ALL_INT8 = "is not all int8.*: choose a policy as qdq or cuda"
+ROUNDS_MORE = "rounds more than what its linears take: choose a policy as qdq or cuda"
+
+
+@pytest.mark.parametrize(
+    ("operator", "policy", "options", "said"),
+    [
+        ("attention_branch", "ft-mode1", {}, "attention_branch: layers.0.blocks.0.attn .*: choose a policy as qdq or"),
+        ("attention_branch", "cpu", {}, "layers.0.blocks.0.attn is not all int8 without zero points: choose a policy"),
+        ("attention_branch", "w4a8", INT4, "attention_branch: takes int8 weights: leave int4_weights out"),
+        ("mlp", "ft-mode1", {}, f"layers.0.blocks.0.mlp {ROUNDS_MORE}"),
+        ("mlp", "qdq", {"precision": "float"}, NOT_ALL_INT8),
+        ("mlp", "w4a8", INT4, "mlp: takes int8 weights: leave int4_weights out"),
+        ("patch_merging", "ft-mode1", {}, "layers.0.downsample rounds more than what its linears take"),
+    ],
+)
+def test_what_an_operator_does_not_compute_is_refused(operator, policy, options, said, calibrated, tmp_path):
+    model, card = calibrated("swin", policy)
+    with pytest.raises(UsageError, match=said):
+        export(deepcopy(model), card, tmp_path, OnnxOptions(plugin=(f"{operator}=my::Own",), **options))
+    assert not list(tmp_path.iterdir())
