@@ -24,7 +24,8 @@ from swin_quant.base.cpu import reproducible, usable_cores
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.paths import card_path
 from swin_quant.cards.versions import versions
-from swin_quant.report.engines import bench_json
+from swin_quant.report.engines import bench_data
+from swin_quant.report.table import json_text
 from swin_quant.score.bench import BenchPlan, BenchReport, load_pictures, measure
 from swin_quant.score.candidate import BenchCandidate
 from swin_quant.score.engine import Engine
@@ -53,7 +54,7 @@ def main() -> None:
     parser.add_argument("--one", nargs=2, metavar=("MODEL", "ENGINE"), help=argparse.SUPPRESS)  # for the child process
     args = parser.parse_args()
     if args.one:
-        print(bench_json(measured(*args.one, args)))
+        print(json_text(bench_data(measured(*args.one, args))))
         return
     library = older_cpu(args.work)
     rows = []

@@ -160,7 +160,7 @@ def measured(
     from swin_quant.backends.registry import artifact_engine, engine_named, torch_engine
     from swin_quant.cards.card import RunCard
     from swin_quant.cards.paths import card_path
-    from swin_quant.report.engines import bench_json
+    from swin_quant.report.engines import bench_data
     from swin_quant.score.bench import BenchPlan, load_pictures, measure
     from swin_quant.score.candidate import BenchCandidate
     from swin_quant.score.options import EngineOptions
@@ -176,7 +176,7 @@ def measured(
         candidates.append(BenchCandidate(way, load, None, None if way == "linears" else "linears"))
     scored = load_pictures(str(checkpoint), str(args.data_path), "val", True, pictures)
     plan = BenchPlan((batch,), rounds, 0.25 if rounds > 1 else 0.001, args.threads)
-    rows = json.loads(bench_json(measure(name, candidates, plan, scored)))["rows"]
+    rows = bench_data(measure(name, candidates, plan, scored))["rows"]
     return {row["candidate"]: row for row in rows if row["candidate"] in files}
 
 

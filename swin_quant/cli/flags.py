@@ -2,7 +2,7 @@
 
     @dataclass(frozen=True)
     class CalibrateOptions:
-        model: Annotated[ModelOptions, Group("model")]  # another dataclass of options: a group in --help
+        model: ModelOptions = ModelOptions()  # another dataclass of options: a group in --help, called by its TITLE
         pictures: Annotated[int, Flag("how many calibrate", "N")] = 80
 
 A callable `help` or `choices` must have a name: a lambda in an annotation does not see its module.
@@ -72,7 +72,7 @@ class Rare(Flag):
 
 @dataclass(frozen=True)
 class Group:
-    """The title in --help above the fields of a dataclass within the options."""
+    """A title in --help above the fields of a dataclass within the options, in place of the dataclass's own TITLE."""
 
     title: str
 
@@ -98,7 +98,8 @@ def add_flags(
     """
     for field, kind, note in _fields(options):
         if isinstance(kind, type) and is_dataclass(kind):
-            inner = _group(parser, note.title) if isinstance(note, Group) else parser
+            title = note.title if isinstance(note, Group) else getattr(kind, "TITLE", "")
+            inner = _group(parser, title) if title else parser
             add_flags(inner, kind, words, rare)
         elif isinstance(note, Flag):
             hidden = isinstance(note, Rare) and not rare

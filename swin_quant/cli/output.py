@@ -2,34 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from swin_quant.cards.card import RunCard
+    from swin_quant.report.table import ReportTable
     from swin_quant.report.verdict import DeployVerdict
 
 
-def print_table(cards: Sequence[RunCard]) -> None:
-    """The accuracy-delta table on standard output."""
-    from swin_quant.report.accuracy import AccuracyTable
+class Printed:
+    """A result that Python prints as its tables, `WIDTH` columns wide, and a notebook shows as HTML."""
 
-    AccuracyTable.of(cards).show()
+    WIDTH = 140
+
+    def tables(self) -> Sequence[ReportTable[Any]]:
+        """The tables of the result, in order."""
+        raise NotImplementedError
+
+    def show(self, otherwise: int = 140) -> None:
+        """Print the tables as wide as the terminal, or `otherwise` columns wide into a pipe."""
+        from swin_quant.report.table import print_fitted
+
+        print_fitted(self.text, otherwise)
+
+    def text(self, width: int, color: bool = False) -> str:
+        """The tables for a terminal of `width` columns."""
+        from swin_quant.report.table import terminal
+
+        return "\n".join(terminal(one, width, color) for one in self.tables())
+
+    def __str__(self) -> str:
+        return self.text(self.WIDTH)
+
+    def _repr_html_(self) -> str:
+        from swin_quant.report.table import html_table
+
+        return "".join(map(html_table, self.tables()))
 
 
-def show(cards: Sequence[RunCard], json: str | None, verdicts: Sequence[DeployVerdict] = ()) -> None:
-    """The table, and the verdicts of a verb that has some; or as --json says."""
-    from swin_quant.report.accuracy import AccuracyTable
+def tell(target: str | None, show: Callable[[], object], data: Any) -> None:
+    """Write a result's data as JSON where --json wants it, and show the result; "-": JSON alone, on standard output."""
+    from swin_quant.base.files import atomic_write_bytes
+    from swin_quant.base.progress import log
     from swin_quant.report.table import json_text
 
+    if target == "-":
+        print(json_text(data), end="")
+        return
+    if target:
+        atomic_write_bytes(target, json_text(data).encode())
+        log.info("JSON: %s", target)
+    show()
+
+
+def show_cards(cards: Sequence[RunCard], json: str | None = None, verdicts: Sequence[DeployVerdict] = ()) -> None:
+    """The accuracy-delta table, and the verdicts of a verb that has some; or as --json says."""
+    from swin_quant.report.accuracy import AccuracyTable
+
     table = AccuracyTable.of(cards)
-    if json != "-":
+
+    def show() -> None:
         if cards:
             table.show()
         print_verdicts(verdicts)
-    if json:
-        told = {"verdicts": [one.to_dict() for one in verdicts]} if verdicts else {}
-        put(json, json_text(table.as_data() | told))
+
+    told = {"verdicts": [one.to_dict() for one in verdicts]} if verdicts else {}
+    tell(json, show, table.as_data() | told)
 
 
 def print_verdicts(verdicts: Sequence[DeployVerdict]) -> None:
@@ -38,15 +77,3 @@ def print_verdicts(verdicts: Sequence[DeployVerdict]) -> None:
 
     for one in verdicts:
         print_text("\n" + one.text(screen_width(NARROW)))
-
-
-def put(target: str, text: str) -> None:
-    """Write JSON where --json wants it: "-" is standard output, else a file."""
-    from swin_quant.base.files import atomic_write_bytes
-    from swin_quant.base.progress import log
-
-    if target == "-":
-        print(text, end="" if text.endswith("\n") else "\n")
-    else:
-        atomic_write_bytes(target, text.encode())
-        log.info("JSON: %s", target)

@@ -121,7 +121,7 @@ def run_command(name: str, arguments: Sequence[str]) -> int:
 
 
 def command_of(name: str) -> ModuleType:
-    """The module of a command: HELP, EXAMPLES, OPTIONS (a dataclass) and `run(options, world)`."""
+    """The module of a command: its docstring, EXAMPLES, OPTIONS (a dataclass) and `run(options, world)`."""
     if name not in (*COMMANDS, FRONT_DOOR):
         known = did_you_mean(name, COMMANDS) or f": there are {', '.join(COMMANDS)}"
         raise UsageError(f"no command {name!r:.60}{known}")
@@ -132,7 +132,7 @@ def parser_of(name: str, command: ModuleType, rare: bool = False) -> _Parser:
     """The parser of a command's arguments; `rare`: its help includes rare flags."""
     parser = _Parser(
         prog="main.py" if name == FRONT_DOOR else f"swin-quant {name}",
-        description=command.HELP,
+        description=command.__doc__,
         epilog=command.EXAMPLES,
         formatter_class=_Help,
         allow_abbrev=False,

@@ -64,6 +64,7 @@ def _set_keys(**keys: Any) -> dict[str, Any]:
 class ModelOptions:
     """The model in a checkpoint, if the file does not say it or another size is wanted."""
 
+    TITLE = "model"
     cfg: Annotated[str | None, Flag("YAML, or a shipped name (default: the checkpoint says)", "FILE")] = None
     weights: Annotated[
         str | None, Rare("which, of a file that holds several sets (default: as timm's loader)", "ema|raw|NAME")
@@ -90,6 +91,7 @@ def _sides_in(text: str | None) -> int | list[int] | None:
 class LoadingOptions:
     """Where labelled pictures are, and how they are read."""
 
+    TITLE = "pictures"
     data_path: Annotated[str | None, Flag("train/ and val/, or their zips; digits, csv:FILE, ...", "DIR")] = None
     zip: Annotated[bool, Rare("zips and maps of DIR, though folders lie there")] = False
     cache_mode: Annotated[Literal["no", "full", "part"] | None, Rare("zip: keep no, all, or this rank's bytes")] = None
@@ -123,6 +125,7 @@ class ScoringOptions(LoadingOptions):
 class PlaceOfPictures:
     """Pictures whose labels need not be known: a split of a dataset, or files, folders and patterns."""
 
+    TITLE = "pictures"
     data_path: Annotated[
         str | None, Flag("folder of pictures, or with val/ or its zip; digits, csv:FILE, ...", "DIR")
     ] = None
@@ -163,6 +166,7 @@ def _engine_names() -> str:
 class EngineFlags:
     """Which engines run an artifact, and how."""
 
+    TITLE = "engines"
     engine: Annotated[tuple[str, ...], Flag(_engine_names, "NAME")] = ()
     threads: Annotated[int | None, Flag("threads of an engine (default: its own choice)", "N")] = None
     extension: Annotated[
@@ -183,6 +187,7 @@ class EngineFlags:
 class RunOptions:
     """Device and seed of a run."""
 
+    TITLE = "run"
     device: Annotated[Literal["auto", "cpu", "cuda"], Flag("default: a GPU if there is one")] = "auto"
     seed: Annotated[int | None, Rare("of the sample of pictures and of new weights (default: SEED, 0)")] = None
     local_rank: Annotated[int | None, Flag(argparse.SUPPRESS, name="--local_rank", names=("--local-rank",))] = None
@@ -195,6 +200,7 @@ class RunOptions:
 class RangeOptions:
     """How ranges are found."""
 
+    TITLE = "calibration"
     calibrator: Annotated[
         str | None,
         Flag(
@@ -228,6 +234,7 @@ def pass_recipes() -> str:
 class PassOptions:
     """Passes after the calibration, which recover accuracy."""
 
+    TITLE = "calibration"
     passes: Annotated[str | None, Flag(pass_recipes, "NAME|FILE")] = None
     no_equalize: Annotated[bool, Rare("leave channels that stand out as they are (without --passes)")] = False
 
@@ -246,6 +253,7 @@ class PassOptions:
 class PolicyOptions:
     """The quantized nodes and their settings; several policies for verbs that compare them."""
 
+    TITLE = "policy: which nodes are quantized, and how"
     policy: Annotated[tuple[str, ...], Flag("names of `swin-quant policies`, or YAML files", "NAME|FILE")] = ()
     wprec: Annotated[int | None, Flag("bits of weights, 2 to 8 (default: the policy's, 8)", "BITS")] = None
     aprec: Annotated[int | None, Flag("bits of activations, 2 to 8 (default: the policy's, 8)", "BITS")] = None

@@ -77,20 +77,15 @@ def bench_markdown(report: BenchReport) -> str:
     return markdown(bench_table(report))
 
 
-def bench_csv(report: BenchReport) -> str:
-    """CSV: every field of a row, unrounded."""
-    return comma_separated(BENCH, report.rows)
-
-
-def bench_json(report: BenchReport) -> str:
-    """JSON: the whole report, unrounded, with the type that each matrix product runs in."""
-    return json_text({"schema": SCHEMA, **asdict(report)})
+def bench_data(report: BenchReport) -> dict[str, Any]:
+    """The whole report for JSON, unrounded, with the type that each matrix product runs in."""
+    return {"schema": SCHEMA, **asdict(report)}
 
 
 BENCH_FILES: dict[str, Callable[[BenchReport], str]] = {
     "bench.md": bench_markdown,
-    "bench.csv": bench_csv,
-    "bench.json": bench_json,
+    "bench.csv": lambda report: comma_separated(BENCH, report.rows),
+    "bench.json": lambda report: json_text(bench_data(report)),
 }
 
 

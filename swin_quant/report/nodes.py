@@ -11,7 +11,7 @@ from swin_quant.quant.listing import NodeRow
 from swin_quant.quant.names import GROUP_KINDS
 from swin_quant.quant.policy import Policy, Rule
 from swin_quant.quant.search import SearchResult, TriedPolicy
-from swin_quant.report.table import Column, ReportTable, comma_separated, field, figure, html_table, json_text, records
+from swin_quant.report.table import Column, ReportTable, field, figure, html_table, records
 
 
 def _granularity(row: NodeRow) -> str:
@@ -37,16 +37,6 @@ def nodes_table(rows: Sequence[NodeRow]) -> ReportTable[NodeRow]:
     """A line for each node; nodes that are off are dimmed."""
     remark = f"{sum(row.enabled for row in rows)} of {len(rows)} nodes are on"
     return ReportTable(NODES, rows, [remark], style=lambda row: "" if row.enabled else "dim")
-
-
-def nodes_csv(rows: Sequence[NodeRow]) -> str:
-    """CSV, a line for each node."""
-    return comma_separated(NODES, rows)
-
-
-def nodes_json(rows: Sequence[NodeRow]) -> str:
-    """JSON, an object for each node."""
-    return json_text(records(NODES, rows))
 
 
 _RULES: tuple[Column[Rule], ...] = (
@@ -143,16 +133,6 @@ def sensitivity_table(record: SensitivityRecord, kinds: Sequence[str], top: int 
 def profile_table(record: SensitivityRecord) -> ReportTable[tuple[str, float | None]]:
     """The SQNR of each block's output, in the order of the blocks."""
     return ReportTable(_DEPTH, list(record["profile"].items()))
-
-
-def profile_csv(record: SensitivityRecord) -> str:
-    """A line for each block."""
-    return comma_separated(_DEPTH, list(record["profile"].items()))
-
-
-def sensitivity_csv(record: SensitivityRecord, kinds: Sequence[str] = GROUP_KINDS) -> str:
-    """A line for each group of these kinds."""
-    return comma_separated(COSTS, rows_of(record, kinds))
 
 
 def _height(sqnr_db: float | None) -> float:

@@ -13,6 +13,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from rich.cells import cell_len
@@ -228,9 +229,14 @@ def print_text(text: str) -> None:
     sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
 
 
+def print_fitted(text: Callable[[int, bool], str], otherwise: int = WIDE) -> None:
+    """Print a text that is made as wide as the terminal, with ANSI styles if it has colours."""
+    print_text(text(screen_width(otherwise), has_colors()))
+
+
 def print_table(table: ReportTable[Row]) -> None:
     """Print a table as wide as the terminal."""
-    print_text(terminal(table, screen_width(), has_colors()))
+    print_fitted(partial(terminal, table))
 
 
 def markdown(table: ReportTable[Row]) -> str:

@@ -1,17 +1,18 @@
-"""Compare two engines, checkpoints or frameworks on the same pictures, layer by layer: where do they part?"""
+"""Two engines, checkpoints or dumps on the same pictures, layer by layer: largest and mean difference, cosine,
+SQNR, the first tensor that differs. Or one training step of two frameworks, group by group. A and B: a checkpoint (run
+by torch), an artifact, or tensors that were dumped: an .npz, a folder of .npy."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from swin_quant.base.errors import UsageError
 from swin_quant.cli import shared
-from swin_quant.cli.flags import Flag, Group
-from swin_quant.cli.output import put
+from swin_quant.cli.flags import Flag
+from swin_quant.cli.output import tell
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,9 +28,6 @@ if TYPE_CHECKING:
 
     Compared: TypeAlias = Model | Exported | str | Path
 
-HELP = """Two engines, checkpoints or dumps on the same pictures, layer by layer: largest and mean difference, cosine,
-SQNR, the first tensor that differs. Or one training step of two frameworks, group by group. A and B: a checkpoint (run
-by torch), an artifact, or tensors that were dumped: an .npz, a folder of .npy."""
 EXAMPLES = """examples:
   swin-quant align out/my_calib.pth out/my_int8_openvino.onnx --policy cpu --images cat.jpg photo.jpg
   swin-quant align my.pth out/my_calib.pth --policy float qdq --data-path data      (what quantization costs, where)
@@ -47,6 +45,7 @@ _UNREADABLE = 0.01  # the share of pictures that may be unreadable
 class CompareOptions:
     """How each side is run, and which tensors are compared, printed and dumped."""
 
+    TITLE = "comparing"
     policy: Annotated[
         tuple[str, ...],
         Flag("of checkpoints: one of both, or A's and B's (default: their run cards')", "NAME|FILE"),
@@ -73,9 +72,9 @@ class AlignOptions:
 
     a: Annotated[str, Flag("checkpoint, artifact or dump", "A", place=True)]
     b: Annotated[str | None, Flag("what it is compared with; may be left out with --to", "B", place=True)] = None
-    model: Annotated[shared.ModelOptions, Group("model")] = field(default_factory=shared.ModelOptions)
-    compare: Annotated[CompareOptions, Group("comparing")] = field(default_factory=CompareOptions)
-    place: Annotated[shared.PlaceOfPictures, Group("pictures")] = field(default_factory=shared.PlaceOfPictures)
+    model: shared.ModelOptions = shared.ModelOptions()
+    compare: CompareOptions = CompareOptions()
+    place: shared.PlaceOfPictures = shared.PlaceOfPictures()
     json: shared.Json = None
     device: Annotated[Literal["auto", "cpu", "cuda"], shared.HIDDEN] = "auto"
 
@@ -240,7 +239,4 @@ def _show(found: Alignment, options: AlignOptions) -> None:
     from swin_quant.report.engines import alignment_data, alignment_table
     from swin_quant.report.table import print_table
 
-    if options.json != "-":
-        print_table(alignment_table(found, options.compare.only))
-    if options.json:
-        put(options.json, json.dumps(alignment_data(found), indent=2))
+    tell(options.json, lambda: print_table(alignment_table(found, options.compare.only)), alignment_data(found))

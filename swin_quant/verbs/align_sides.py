@@ -22,15 +22,17 @@ from swin_quant.cards.paths import card_path
 from swin_quant.checkpoint import OpenedCheckpoint, open_checkpoint
 from swin_quant.checkpoint.identify import config_for
 from swin_quant.checkpoint.names import from_mindspore, is_mindspore, to_mindspore
+from swin_quant.cli.output import Printed
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.exported import load_engines, on_its_device, one_engine, preprocess_of
 from swin_quant.loading import load_for_scoring
 from swin_quant.quant.policy import Policy
 from swin_quant.report.engines import alignment_table
-from swin_quant.report.table import html_table, terminal
+from swin_quant.report.table import ReportTable
 from swin_quant.score.alignment import (
     IMAGES,
     LABELS,
+    Aligned,
     Differences,
     Tally,
     Trace,
@@ -48,18 +50,14 @@ from swin_quant.verbs.verify import is_quantized
 FLOAT_BELOW, QUANTIZED_BELOW, MIXED_BELOW = 60.0, 30.0, 15.0  # dB: two float sides, two quantized ones, one of each
 MINDSPORE = "mindspore"
 _PARAMETERS = ("weights", "gradients", "update")  # groups whose tensors are named as parameters are
-_WIDTH = 140  # characters of a printed table
 _Renaming: TypeAlias = "Callable[[Trace], Trace]"
 
 
-class Alignment(Differences):
+class Alignment(Differences, Printed):
     """How far two sides are apart, tensor by tensor; printed, it is the table of `swin-quant align`."""
 
-    def __str__(self) -> str:
-        return terminal(alignment_table(self), _WIDTH)
-
-    def _repr_html_(self) -> str:
-        return html_table(alignment_table(self))
+    def tables(self) -> list[ReportTable[Aligned]]:
+        return [alignment_table(self)]
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,17 @@
-"""Analyse a model before anything is quantized: operators, targets, shapes, precision risks, limits, replacements."""
+"""Analyse a model before anything is quantized: operators, targets, shapes, precision risks, limits."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.reading import reads
 from swin_quant.cli import shared
-from swin_quant.cli.flags import Flag, Group
-from swin_quant.cli.output import put
+from swin_quant.cli.flags import Flag
+from swin_quant.cli.output import Printed, tell
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from swin_quant.checkpoint import Checkpoint
     from swin_quant.model import Model
     from swin_quant.operators.analysis import Analysis
+    from swin_quant.report.table import ReportTable
 
-HELP = "Analyse a model before anything is quantized: operators, targets, shapes, precision risks, limits."
 EXAMPLES = """examples:
   swin-quant analyze swin_tiny_patch4_window7_224.pth
   swin-quant analyze --cfg swin_tiny_patch4_window7_224 --machine a100          (shapes alone need no weights)
@@ -30,13 +30,13 @@ EXAMPLES = """examples:
   swin-quant analyze out/my_int8.onnx --batch 8 --target onnxruntime openvino      (the graph alone)
   swin-quant analyze out/my_calib.pth --replace roll gather --target tensorrt --json report.json"""
 MACHINE = "t4"
-_WIDTH = 100  # characters of a printed report
 
 
 @dataclass(frozen=True)
 class LookedAtOptions:
     """Pictures for the risks that weights do not show."""
 
+    TITLE = "pictures: what the weights do not show"
     data_path: Annotated[str | None, Flag("folder of pictures, or with val/ or its zip; or: digits", "DIR")] = None
     zip: Annotated[bool, Flag("val.zip of DIR, though a folder lies beside it")] = False
     pictures: Annotated[int, Flag("how many are looked at", "N")] = 8
@@ -50,7 +50,7 @@ class AnalyzeOptions:
         str | None,
         Flag("checkpoint, float or calibrated, or timm:NAME, hf:NAME; or an ONNX file", "CHECKPOINT", or_flag=True),
     ] = None
-    model: Annotated[shared.ModelOptions, Group("model")] = field(default_factory=shared.ModelOptions)
+    model: shared.ModelOptions = shared.ModelOptions()
     batch: Annotated[int, Flag("pictures at a time", "N")] = 1
     target: Annotated[tuple[str, ...], Flag("only these targets (default: all that are known)", "NAME")] = ()
     machine: Annotated[
@@ -63,9 +63,7 @@ class AnalyzeOptions:
     check_replacements: Annotated[
         bool, Flag("run each equivalent replacement on the model and compare the outputs")
     ] = False
-    place: Annotated[LookedAtOptions, Group("pictures: what the weights do not show")] = field(
-        default_factory=LookedAtOptions
-    )
+    place: LookedAtOptions = LookedAtOptions()
     json: shared.Json = None
 
 
@@ -73,25 +71,25 @@ OPTIONS = AnalyzeOptions
 
 
 @dataclass(frozen=True)
-class Analyzed:
+class Analyzed(Printed):
     """The analysis of a model; printed, it is the report of `swin-quant analyze`. `found` holds it as data."""
 
+    WIDTH = 100
     found: Analysis
 
     def to_dict(self) -> dict[str, Any]:
         """The analysis for JSON."""
         return self.found.to_dict()
 
-    def __str__(self) -> str:
+    def text(self, width: int, color: bool = False) -> str:
         from swin_quant.report.graph import analysis_text
 
-        return analysis_text(self.found, _WIDTH)
+        return analysis_text(self.found, width, color)
 
-    def _repr_html_(self) -> str:
+    def tables(self) -> list[ReportTable[Any]]:
         from swin_quant.report.graph import sections
-        from swin_quant.report.table import html_table
 
-        return "".join(html_table(section.table) for section in sections(self.found) if section.table)
+        return [section.table for section in sections(self.found) if section.table]
 
 
 def analyze(
@@ -188,15 +186,9 @@ def analyze_onnx(path: Path, batch: int = 1, targets: Sequence[str] = ()) -> Ana
 
 
 def run(options: AnalyzeOptions, world: World) -> None:
-    from swin_quant.report.graph import analysis_text
-    from swin_quant.report.table import has_colors, json_text, print_text, screen_width
-
     shared.one_process(world, "analyze")
-    found = _of_file(options) if str(options.checkpoint).endswith(".onnx") else _of_model(options)
-    if options.json != "-":
-        print_text(analysis_text(found, screen_width(80), has_colors()))
-    if options.json:
-        put(options.json, json_text(found.to_dict()))
+    found = Analyzed((_of_file if str(options.checkpoint).endswith(".onnx") else _of_model)(options))
+    tell(options.json, lambda: found.show(80), found.to_dict())
 
 
 def _of_file(options: AnalyzeOptions) -> Analysis:

@@ -1,9 +1,9 @@
-"""Measure artifacts and checkpoints of one model beside their float baselines, in interleaved rounds."""
+"""Latency, images/s, memory and agreement of artifacts, in interleaved rounds with their float baselines."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -11,14 +11,13 @@ from swin_quant.base.cpu import usable_cores
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir
 from swin_quant.cli import shared
-from swin_quant.cli.flags import Flag, Group
-from swin_quant.cli.output import put
+from swin_quant.cli.flags import Flag
+from swin_quant.cli.output import tell
 
 if TYPE_CHECKING:
     from swin_quant.base.distributed import World
     from swin_quant.score.bench import BenchPictures, BenchPlan, BenchReport
 
-HELP = "Latency, images/s, memory and agreement of artifacts, in interleaved rounds with their float baselines."
 EXAMPLES = """examples:
   swin-quant bench out/my_int8_openvino.onnx
   swin-quant bench out/my_calib.pth --batch 1 8                      (exported for ONNX Runtime and OpenVINO first)
@@ -32,6 +31,7 @@ engine. Each candidate has a process of its own; their blocks of calls take turn
 class MeasuringOptions:
     """How candidates are timed."""
 
+    TITLE = "measuring"
     batch: Annotated[tuple[int, ...], Flag("default 1 8 32", "N")] = (1, 8, 32)
     threads: Annotated[int | None, Flag(f"of every engine (default: all cores, {usable_cores()})", "N")] = None
     rounds: Annotated[int, Flag("default 5", "N")] = 5
@@ -42,6 +42,7 @@ class MeasuringOptions:
 class ComparingOptions:
     """Pictures on which logits are compared."""
 
+    TITLE = "pictures: what logits are compared on (default: seeded noise)"
     data_path: Annotated[str | None, Flag("folder with val/, or its zip; or: digits", "DIR")] = None
     zip: Annotated[bool, Flag("the zip of the split, even where a folder lies beside it")] = False
     split: Annotated[str, Flag("default val")] = "val"
@@ -66,10 +67,8 @@ class BenchOptions:
         ),
     ] = ()
     checkpoint: Annotated[str | None, Flag("what they were made from (default: looked for)", "FILE")] = None
-    measuring: Annotated[MeasuringOptions, Group("measuring")] = field(default_factory=MeasuringOptions)
-    comparing: Annotated[ComparingOptions, Group("pictures: what logits are compared on (default: seeded noise)")] = (
-        field(default_factory=ComparingOptions)
-    )
+    measuring: MeasuringOptions = MeasuringOptions()
+    comparing: ComparingOptions = ComparingOptions()
     output: Annotated[str | None, Flag("also write bench.md, bench.csv and bench.json there", "DIR")] = None
     json: shared.Json = None
     device: Annotated[Literal["cpu", "cuda"], Flag("of torch, and of engines that run on either (default cpu)")] = "cpu"
@@ -105,7 +104,7 @@ def bench(
 
 def run(options: BenchOptions, world: World) -> None:
     from swin_quant.base.progress import log
-    from swin_quant.report.engines import BENCH_FILES, bench_json, bench_table
+    from swin_quant.report.engines import BENCH_FILES, bench_data, bench_table
     from swin_quant.report.table import print_table
     from swin_quant.score.bench import BenchPlan, load_pictures
 
@@ -126,9 +125,6 @@ def run(options: BenchOptions, world: World) -> None:
         for name, write in BENCH_FILES.items():
             atomic_write_bytes(f"{options.output}/{name}", write(report).encode())
             log.info("table: %s/%s", options.output, name)
-    if options.json != "-":
-        print_table(bench_table(report))
-    if options.json:
-        put(options.json, bench_json(report))
+    tell(options.json, lambda: print_table(bench_table(report)), bench_data(report))
     if all(row.failure for row in report.rows):
         raise SwinQuantError("nothing was measured: every candidate failed")

@@ -1,17 +1,17 @@
-"""Find the range of every node of a float model on pictures (PTQ): calibrated checkpoint, run card, score."""
+"""Calibrate a float checkpoint on pictures: writes <NAME>_calib.pth and its run card, then scores them."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from swin_quant.base.errors import SwinQuantError, UsageError, called
 from swin_quant.cli import shared
-from swin_quant.cli.flags import Flag, Group, Rare
+from swin_quant.cli.flags import Flag, Rare
 from swin_quant.quant.names import CALIBRATED_ON, DEFAULT_PERCENTILE
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from swin_quant.quant.policy import Policy
     from swin_quant.verbs.calibration_result import CalibrationPlan
 
-HELP = "Calibrate a float checkpoint on pictures: writes <NAME>_calib.pth and its run card, then scores them."
 EXAMPLES = """examples:
   swin-quant calibrate swin_tiny_patch4_window7_224.pth --data-path imagenet --policy ft-mode1 --output out
   swin-quant calibrate timm:resnet50 --data-path imagenet --policy cpu --output out    (any model of timm)
@@ -45,6 +44,7 @@ KEPT = 16  # of the inputs, by a wrapped module
 class SampleOptions:
     """Which pictures calibrate."""
 
+    TITLE = "calibration"
     pictures: Annotated[int | None, Flag(f"how many calibrate (default {CALIBRATED_ON})", "N")] = None
     split: Annotated[str | None, Flag("pictures to sample (default train)", "SPLIT")] = None
 
@@ -56,17 +56,15 @@ class CalibrateOptions:
     checkpoint: Annotated[
         str | None, Flag("float checkpoint: Microsoft's, timm's, Hugging Face's, ours", "CHECKPOINT", or_flag=True)
     ] = None
-    model: Annotated[shared.ModelOptions, Group("model")] = field(default_factory=shared.ModelOptions)
+    model: shared.ModelOptions = shared.ModelOptions()
     replace_head: shared.ReplaceHead = False
     output_kind: shared.OutputKind = None
-    data: Annotated[shared.ScoringOptions, Group("pictures")] = field(default_factory=shared.ScoringOptions)
-    sample: Annotated[SampleOptions, Group("calibration")] = field(default_factory=SampleOptions)
-    ranges: Annotated[shared.RangeOptions, Group("calibration")] = field(default_factory=shared.RangeOptions)
-    passes: Annotated[shared.PassOptions, Group("calibration")] = field(default_factory=shared.PassOptions)
-    policy: Annotated[shared.PolicyOptions, Group("policy: which nodes are quantized, and how")] = field(
-        default_factory=shared.PolicyOptions
-    )
-    run: Annotated[shared.RunOptions, Group("run")] = field(default_factory=shared.RunOptions)
+    data: shared.ScoringOptions = shared.ScoringOptions()
+    sample: SampleOptions = SampleOptions()
+    ranges: shared.RangeOptions = shared.RangeOptions()
+    passes: shared.PassOptions = shared.PassOptions()
+    policy: shared.PolicyOptions = shared.PolicyOptions()
+    run: shared.RunOptions = shared.RunOptions()
     output: shared.Output = None
     no_eval: shared.NoEval = False
     augment: Annotated[bool, Rare("calibrate on augmented training crops")] = False
@@ -333,7 +331,7 @@ def calibrate_and_score(
     """
     from swin_quant.base.progress import log
     from swin_quant.checkpoint.class_names import names_of
-    from swin_quant.cli.output import print_table
+    from swin_quant.cli.output import show_cards
     from swin_quant.config.outputs import LOGITS
     from swin_quant.data.sources import has_split
     from swin_quant.score.baseline import find_baseline
@@ -366,7 +364,7 @@ def calibrate_and_score(
         raise SwinQuantError(f"the checkpoint is calibrated and saved, but scoring it failed: {error}") from error
     if world.is_main:
         card.write(model.file.with_suffix(".json"))
-        print_table([card])
+        show_cards([card])
     return model, card
 
 

@@ -1,4 +1,4 @@
-"""Print what makes a shell complete our commands and flags."""
+"""Print what makes a shell complete our commands and flags (by shtab, extra `completion`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from swin_quant.cli.flags import Flag, add_flags
 if TYPE_CHECKING:
     from swin_quant.base.distributed import World
 
-HELP = "Print what makes a shell complete our commands and flags (by shtab, extra `completion`)."
 EXAMPLES = """examples:
   swin-quant completion bash > ~/.local/share/bash-completion/completions/swin-quant
   swin-quant completion zsh > ~/.zfunc/_swin-quant"""

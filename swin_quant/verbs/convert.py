@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from swin_quant.base.errors import UsageError
-from swin_quant.cli.flags import Flag, Group
+from swin_quant.cli.flags import Flag
 from swin_quant.cli.shared import ModelOptions, ReplaceHead, config_of, one_process, opened
 
 if TYPE_CHECKING:
@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from swin_quant.cards.records import CalibrationRecord
     from swin_quant.checkpoint.opened import Checkpoint
 
-HELP = (
-    "Write the float weights of any checkpoint that we read, in Microsoft's names, with a run card; ranges stay behind."
-)
 EXAMPLES = """examples:
   swin-quant convert timm_swin_tiny.safetensors --to swin_tiny.pth
   swin-quant convert my.pth --to half.safetensors --dtype float16       (half the size)
@@ -40,7 +37,7 @@ class ConvertOptions:
         str | None,
         Flag("checkpoint: Microsoft's, timm's, Hugging Face's, calibrated or not", "CHECKPOINT", or_flag=True),
     ] = None
-    model: Annotated[ModelOptions, Group("model")] = field(default_factory=ModelOptions)
+    model: ModelOptions = ModelOptions()
     replace_head: ReplaceHead = False
     dtype: Annotated[Literal["float32", "float16", "bfloat16"], Flag("of the weights")] = "float32"
 

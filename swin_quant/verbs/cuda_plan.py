@@ -1,21 +1,22 @@
-"""The least possible latency of the CUDA engine on a GPU that need not be there: planned, not measured."""
+"""What the CUDA engine can at best give on a GPU: bytes, operations and least time of each launch. No GPU needed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from swin_quant.cli import shared
-from swin_quant.cli.flags import Flag, Group
-from swin_quant.cli.output import put
+from swin_quant.cli.flags import Flag
+from swin_quant.cli.output import Printed, tell
 
 if TYPE_CHECKING:
     from swin_quant.backends.cuda.planning import CudaPlan
     from swin_quant.base.distributed import World
     from swin_quant.model import Model
+    from swin_quant.report.table import ReportTable
 
-HELP = "What the CUDA engine can at best give on a GPU: bytes, operations and least time of each launch. No GPU needed."
 MODEL = "swin_tiny_patch4_window7_224"
 EXAMPLES = """examples:
   swin-quant cuda plan --gpu h200 --batch 32                                            (Swin-T, if no other is given)
@@ -29,7 +30,6 @@ data sheet allow. INT8 stands beside FP16 and, where the GPU has it, FP8; below 
 With --static the times are estimates: the largest of what bytes, products, instructions by pipe and waves need, as
 counted in the compiled kernels of Swin and SwinV2 of 224 and 256 pixels at batch 1, 8 and 32."""
 GPU, BATCH = "h200", 32
-_WIDTH = 100  # characters of a printed table
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class PlanOptions:
     checkpoint: Annotated[
         str | None, Flag("a Swin, float or calibrated, or timm:NAME, hf:NAME", "CHECKPOINT", or_flag=True)
     ] = None
-    model: Annotated[shared.ModelOptions, Group("model")] = field(default_factory=shared.ModelOptions)
+    model: shared.ModelOptions = shared.ModelOptions()
     gpu: Annotated[str, Flag("a100, l4, rtx4090, h100, h200, b200, ... or a YAML file", "NAME|FILE")] = GPU
     batch: Annotated[int, Flag("pictures at a time", "N")] = BATCH
     static: Annotated[bool, Flag("estimate each launch from its compiled kernel instead, with a range")] = False
@@ -52,25 +52,25 @@ OPTIONS = PlanOptions
 
 
 @dataclass(frozen=True)
-class Planned:
+class Planned(Printed):
     """The least possible latency of the CUDA engine, planned and not measured. `found` has all figures as data."""
 
+    WIDTH = 100
     found: CudaPlan
 
     def to_dict(self) -> dict[str, Any]:
         """The plan for JSON."""
         return self.found.to_dict()
 
-    def __str__(self) -> str:
+    def text(self, width: int, color: bool = False) -> str:
         from swin_quant.report.plan import plan_text
 
-        return plan_text(self.found, _WIDTH)
+        return plan_text(self.found, width, color)
 
-    def _repr_html_(self) -> str:
+    def tables(self) -> list[ReportTable[Any]]:
         from swin_quant.report.plan import fusion_table, plan_table
-        from swin_quant.report.table import html_table
 
-        return html_table(plan_table(self.found)) + html_table(fusion_table(self.found))
+        return [plan_table(self.found), fusion_table(self.found)]
 
 
 def plan(model: Model, gpu: str = GPU, batch: int = BATCH) -> Planned:
@@ -110,14 +110,11 @@ def _tell(
     """Write the plan's files, and print it as text or JSON."""
     from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir
     from swin_quant.base.progress import log
-    from swin_quant.report.table import NARROW, has_colors, json_text, print_text, screen_width
+    from swin_quant.report.table import NARROW, print_fitted
 
     if options.output:
         folder = ensure_writable_dir(options.output)
         for name, write in files.items():
             atomic_write_bytes(folder / name, write(found).encode())
             log.info("plan: %s", folder / name)
-    if options.json != "-":
-        print_text(text(found, screen_width(NARROW), has_colors()))
-    if options.json:
-        put(options.json, json_text(found.to_dict()))
+    tell(options.json, lambda: print_fitted(partial(text, found), NARROW), found.to_dict())

@@ -1,4 +1,4 @@
-"""Time the CUDA engine's kernels on the GPU that is here; the loop is `swin_quant.backends.cuda.tune`."""
+"""Time the CUDA engine's kernels on this GPU and keep the fastest tiles in a file beside the artifact."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from swin_quant.cli.flags import Flag
 if TYPE_CHECKING:
     from swin_quant.base.distributed import World
 
-HELP = "Time the CUDA engine's kernels on this GPU and keep the fastest tiles in a file beside the artifact."
 EXAMPLES = """examples:
   swin-quant cuda tune out/my_int8_cuda.safetensors
   swin-quant cuda tune out/my_int8_cuda.safetensors --batch 1 64 --seconds 600

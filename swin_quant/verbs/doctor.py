@@ -1,7 +1,4 @@
-"""Inspect this machine: versions, engines, features of CPU and GPU, folders, and what stands in the way.
-
-Each topic works on a machine that lacks the thing; a topic that cannot be inspected says why.
-"""
+"""What stands in the way on this machine, and how to mend it; with --all whatever it has."""
 
 from __future__ import annotations
 
@@ -24,14 +21,13 @@ from swin_quant.base.cpu import usable_cores
 from swin_quant.base.errors import SwinQuantError, listed, one_line
 from swin_quant.base.extras import installing
 from swin_quant.cli.flags import Flag
-from swin_quant.cli.output import put
+from swin_quant.cli.output import tell
 from swin_quant.cli.shared import Json
 from swin_quant.report.machine import MachineFact, MachineFacts
 
 if TYPE_CHECKING:
     from swin_quant.base.distributed import World
 
-HELP = "What stands in the way on this machine, and how to mend it; with --all whatever it has."
 EXAMPLES = """examples:
   swin-quant doctor
   swin-quant doctor --all
@@ -75,20 +71,23 @@ OPTIONS = DoctorOptions
 
 
 def run(options: DoctorOptions, world: World) -> None:
-    from swin_quant.report.table import has_colors, json_text, print_text, screen_width
+    from swin_quant.report.table import print_fitted
 
     if not world.is_main:
         return
-    found = doctor()
-    if options.json != "-":
-        rest = "" if options.all else "\nEverything else: swin-quant doctor --all\n"
-        print_text(found.text(screen_width(80), has_colors(), options.all) + rest)
-    if options.json:
-        put(options.json, json_text(found.to_dict()))
+    found, rest = doctor(), "" if options.all else "\nEverything else: swin-quant doctor --all\n"
+
+    def show() -> None:
+        print_fitted(lambda width, color: found.text(width, color, options.all) + rest, 80)
+
+    tell(options.json, show, found.to_dict())
 
 
 def doctor() -> MachineFacts:
-    """Look at this machine; nothing is downloaded, and nothing changed but the cache of compiled operators."""
+    """Look at this machine; nothing is downloaded, and nothing changed but the cache of compiled operators.
+
+    A topic that cannot be looked at says why.
+    """
     return MachineFacts([one for topic, ask in TOPICS.items() for one in _asked(topic, ask)])
 
 

@@ -1,16 +1,16 @@
-"""Score a model, a checkpoint or artifacts on labelled pictures: the float model first, deltas against it."""
+"""Score a checkpoint, or artifacts on their engines, on labelled pictures: the float model first."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from swin_quant.base.errors import UsageError
 from swin_quant.cli import shared
-from swin_quant.cli.flags import Flag, Group, Rare
-from swin_quant.cli.output import put, show
+from swin_quant.cli.flags import Flag, Rare
+from swin_quant.cli.output import show_cards, tell
 
 if TYPE_CHECKING:
     from torch import nn
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from swin_quant.score.difference import FeatureScore
     from swin_quant.verbs.evaluate_artifacts import Scored
 
-HELP = "Score a checkpoint, or artifacts on their engines, on labelled pictures: the float model first."
 EXAMPLES = """examples:
   swin-quant evaluate out/my_calib.pth --data-path imagenet                             (policy of its run card)
   swin-quant evaluate out/my_calib.pth --data-path data --policy ft-mode1 ft-mode2 qdq
@@ -45,6 +44,7 @@ EXAMPLES = """examples:
 class ScoredSample:
     """How many pictures of the split are scored."""
 
+    TITLE = "pictures"
     pictures: Annotated[int | None, Flag("score a seeded sample of so many (default: all)", "N")] = None
 
     def keys(self) -> dict[str, Any]:
@@ -61,16 +61,14 @@ class EvaluateOptions:
     checkpoint: Annotated[
         str | None, Flag("to score, or what the artifacts were made from (default: looked for)", "FILE")
     ] = None
-    model: Annotated[shared.ModelOptions, Group("model")] = field(default_factory=shared.ModelOptions)
+    model: shared.ModelOptions = shared.ModelOptions()
     replace_head: shared.ReplaceHead = False
-    data: Annotated[shared.ScoringOptions, Group("pictures")] = field(default_factory=shared.ScoringOptions)
-    sample: Annotated[ScoredSample, Group("pictures")] = field(default_factory=ScoredSample)
-    policy: Annotated[shared.PolicyOptions, Group("policy: which nodes are quantized, and how")] = field(
-        default_factory=shared.PolicyOptions
-    )
-    engines: Annotated[shared.EngineFlags, Group("engines")] = field(default_factory=shared.EngineFlags)
+    data: shared.ScoringOptions = shared.ScoringOptions()
+    sample: ScoredSample = ScoredSample()
+    policy: shared.PolicyOptions = shared.PolicyOptions()
+    engines: shared.EngineFlags = shared.EngineFlags()
     original: shared.Original = None
-    run: Annotated[shared.RunOptions, Group("run")] = field(default_factory=shared.RunOptions)
+    run: shared.RunOptions = shared.RunOptions()
     output: shared.Output = None
     json: shared.Json = None
     split: Annotated[str, Rare("pictures to score")] = "val"
@@ -274,7 +272,7 @@ def _run_artifacts(options: EvaluateOptions, world: World) -> None:
     if world.is_main:
         written = write_cards(scored)
         measured = [with_results(replace(one.card, results=[]), one.measured) for one in scored]
-        show(written if options.all else measured, options.json)
+        show_cards(written if options.all else measured, options.json)
 
 
 def score_files(options: EvaluateOptions, world: World) -> list[Scored]:
@@ -330,7 +328,7 @@ def evaluate_checkpoint(
     if world.is_main:
         measured, card = card.since(before), _kept(subject, before, card, path)
         log.info("run card: %s", path)
-        show([card if options.all else measured], options.json)
+        show_cards([card if options.all else measured], options.json)
     return card
 
 
@@ -352,17 +350,13 @@ def _kept(subject: Subject, before: RunCard, scored: RunCard, path: Path) -> Run
 def _show_features(
     options: EvaluateOptions, subject: Subject, cfg: CfgNode, card: RunCard, baseline: Baseline | None, world: World
 ) -> None:
-    from swin_quant.report.table import json_text
     from swin_quant.score.difference import score_features
 
     if options.answers:
         raise UsageError("--answers is for classifiers: maps and embeddings name no class")
     how = (subject.policies, world, options.split, options.data.half, options.data.max_unreadable, baseline)
     scores = score_features(subject.model, cfg, card, *how)
-    if options.json != "-":
-        print(*scores, sep="\n")
-    if options.json:
-        put(options.json, json_text([score.to_dict() for score in scores]))
+    tell(options.json, lambda: print(*scores, sep="\n"), [score.to_dict() for score in scores])
 
 
 def _with_earlier_results(card: RunCard, path: Path) -> RunCard:

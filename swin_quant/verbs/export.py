@@ -1,10 +1,10 @@
-"""Export a calibrated model to what will be deployed: FasterTransformer's weights, or ONNX for an engine."""
+"""Export a calibrated checkpoint to what will be deployed: FasterTransformer's weights, or ONNX for an engine."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from swin_quant.models.classifier import Classifier
     from swin_quant.quant.policy import Policy
 
-HELP = "Export a calibrated checkpoint to what will be deployed: FasterTransformer's weights, or ONNX for an engine."
 EXAMPLES = """examples:
   swin-quant export out/my_calib.pth --for openvino --output out/openvino
   swin-quant export out/my_calib.pth --for openvino --precision float --output out/openvino  (baseline)
@@ -51,7 +50,7 @@ class TargetOptions:
     checkpoint: Annotated[
         str | None, Flag("calibrated checkpoint, ours or FasterTransformer's", "CHECKPOINT", or_flag=True)
     ] = None
-    model: Annotated[ModelOptions, Group("model")] = field(default_factory=ModelOptions)
+    model: ModelOptions = ModelOptions()
     precision: Annotated[str, Flag("float: the baseline", choices=PRECISIONS)] = "int8"
     float_type: Annotated[
         Literal["float32", "float16", "bfloat16"] | None,
@@ -63,8 +62,8 @@ class TargetOptions:
         False
     )
     check: Annotated[bool, Flag("run or read back the export and compare it with the model")] = False
-    policy: Annotated[PolicyOptions, Group("policy: which nodes are quantized, and how (default: see below)")] = field(
-        default_factory=PolicyOptions
+    policy: Annotated[PolicyOptions, Group("policy: which nodes are quantized, and how (default: see below)")] = (
+        PolicyOptions()
     )
     device: Annotated[Literal["cpu"], Flag(argparse.SUPPRESS)] = "cpu"
 
@@ -73,6 +72,7 @@ class TargetOptions:
 class OnnxFlags:
     """Options that exporters of ONNX files have."""
 
+    TITLE = "ONNX"
     opset: Annotated[
         int | None, Rare("17 to 20 (default: the oldest that costs nothing; 21 with --int4-weights)", "N")
     ] = None
@@ -110,7 +110,7 @@ class ExportOptions(TargetOptions):
 
     backend: Annotated[str, Flag("what is to run it", name="--for", choices=_target_names)]
     output_kind: OutputKind = None
-    onnx: Annotated[OnnxFlags, Group("ONNX")] = field(default_factory=OnnxFlags)
+    onnx: OnnxFlags = OnnxFlags()
 
 
 OPTIONS = ExportOptions

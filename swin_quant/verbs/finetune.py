@@ -1,16 +1,16 @@
-"""QAT: fine-tune a calibrated checkpoint with its nodes on; the result is calibrated as well, and is scored."""
+"""QAT: fine-tune a calibrated checkpoint with its nodes on: writes <NAME>_qat.pth, its run card, logs; scores it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from swin_quant.base.errors import UsageError
 from swin_quant.cli import shared
-from swin_quant.cli.flags import Flag, Group, Rare
-from swin_quant.cli.output import show
+from swin_quant.cli.flags import Flag, Rare
+from swin_quant.cli.output import show_cards
 from swin_quant.verbs.train import TrainingOptions
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from swin_quant.train.run import Request, Trained
     from swin_quant.verbs.evaluate import Evaluation
 
-HELP = "QAT: fine-tune a calibrated checkpoint with its nodes on: writes <NAME>_qat.pth, its run card, logs; scores it."
 EXAMPLES = """examples:
   swin-quant finetune out/my_calib.pth --data-path imagenet --recipe qat_tiny --distill
                                                                                         (policy of its run card)
@@ -43,6 +42,7 @@ _OF_FEATURES = {"distill.weight": 0.0, "distill.features": 1.0, "augment.mixup":
 class QatOptions:
     """Options of QAT beside those of training: a teacher, and the mode of ranges."""
 
+    TITLE = "QAT"
     distill: Annotated[bool, Flag("learn from a teacher (distill.weight 1 if it is 0)")] = False
     teacher: Annotated[
         str | None, Flag("float checkpoint of the same classes to learn from (default: the original)", "FILE")
@@ -72,17 +72,15 @@ class FinetuneOptions:
     """Which checkpoint is fine-tuned, on which pictures, under which policy, and how."""
 
     checkpoint: Annotated[str | None, Flag("calibrated checkpoint", "CHECKPOINT", or_flag=True)] = None
-    model: Annotated[shared.ModelOptions, Group("model")] = field(default_factory=shared.ModelOptions)
+    model: shared.ModelOptions = shared.ModelOptions()
     replace_head: shared.ReplaceHead = False
-    data: Annotated[shared.ScoringOptions, Group("pictures")] = field(default_factory=shared.ScoringOptions)
-    policy: Annotated[shared.PolicyOptions, Group("policy: which nodes are quantized, and how")] = field(
-        default_factory=shared.PolicyOptions
-    )
-    training: Annotated[TrainingOptions, Group("training")] = field(default_factory=TrainingOptions)
+    data: shared.ScoringOptions = shared.ScoringOptions()
+    policy: shared.PolicyOptions = shared.PolicyOptions()
+    training: TrainingOptions = TrainingOptions()
     no_eval: shared.NoEval = False
-    qat: Annotated[QatOptions, Group("QAT")] = field(default_factory=QatOptions)
+    qat: QatOptions = QatOptions()
     original: shared.Original = None
-    run: Annotated[shared.RunOptions, Group("run")] = field(default_factory=shared.RunOptions)
+    run: shared.RunOptions = shared.RunOptions()
     output: shared.Output = None
     json: shared.Json = None
 
@@ -297,7 +295,7 @@ def finetune_and_show(
     if world.is_main and scored.outputs:
         print(scored)
     elif world.is_main and scored.results:
-        show([scored.card], options.json, [scored.verdict] if scored.verdict else [])
+        show_cards([scored.card], options.json, [scored.verdict] if scored.verdict else [])
     return tuned
 
 

@@ -1,4 +1,4 @@
-"""swin-quant ft export: `export --for fastertransformer`, with its options alone."""
+"""Export a calibrated checkpoint for FasterTransformer's CUDA ops and TensorRT plugin."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from swin_quant.verbs.export import TargetOptions, export_for
 if TYPE_CHECKING:
     from swin_quant.base.distributed import World
 
-HELP = "Export a calibrated checkpoint for FasterTransformer's CUDA ops and TensorRT plugin."
 EXAMPLES = """examples:
   python export_ft.py out/swin_tiny_patch4_window7_224_calib.pth --sm 80 --output out/ft
   swin-quant ft export theirs_calib.pth --policy ft-mode2 --sm 75 --check --output out/ft  (without run card)

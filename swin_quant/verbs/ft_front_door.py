@@ -1,22 +1,18 @@
-"""main.py: the flags of FasterTransformer's Swin toolkit, translated into the options of our verbs.
-
-(docs/reference, section 2.1.) Flags that were decorative there either work here or are refused with a sentence; none is
-ignored.
-"""
+"""FasterTransformer's front door: --calib, --train, --eval and --throughput, alone or together."""
 
 from __future__ import annotations
 
 import argparse
 import logging
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from swin_quant.base.errors import SwinQuantError, UsageError, called, listed, memory_errors_named
 from swin_quant.cli import shared
-from swin_quant.cli.flags import Flag, Group
+from swin_quant.cli.flags import Flag
 from swin_quant.quant.names import INT8_MODES
 from swin_quant.verbs.finetune import FinetuneOptions, QatOptions, finetune_and_show
 from swin_quant.verbs.train import TrainingOptions
@@ -30,7 +26,6 @@ if TYPE_CHECKING:
     from swin_quant.model import Model
     from swin_quant.quant.passes.run import PassPlan
 
-HELP = "FasterTransformer's front door: --calib, --train, --eval and --throughput, alone or together."
 EXAMPLES = """examples:
   python -m torch.distributed.launch --nproc_per_node 1 --master_port 12345 main.py --calib \\
       --cfg configs/swin/swin_tiny_patch4_window7_224.yaml --resume swin_tiny_patch4_window7_224.pth \\
@@ -56,6 +51,7 @@ _HIDDEN = argparse.SUPPRESS
 class CalibOptions:
     """Which pictures calibrate."""
 
+    TITLE = "calibration"
     num_calib_batch: Annotated[int, Flag("batches", "N")] = 4
     calib_batchsz: Annotated[int, Flag("pictures a batch", "N")] = 8
     calib_output_path: Annotated[str | None, Flag("default: DIR/<NAME>/<TAG> of --output", "DIR")] = None
@@ -72,7 +68,10 @@ class CalibOptions:
 
 @dataclass(frozen=True)
 class FrontDoorOptions:
-    """FasterTransformer's flags."""
+    """FasterTransformer's flags (docs/reference, section 2.1), translated into the options of our verbs.
+
+    Flags that were decorative there either work here or are refused with a sentence; none is ignored.
+    """
 
     cfg: Annotated[str, Flag("YAML of the model, or the name of a shipped one", "FILE")]
     opts: Annotated[tuple[str, ...], Flag("set keys of the config, as KEY VALUE pairs", "KEY VALUE")] = ()
@@ -81,21 +80,19 @@ class FrontDoorOptions:
         str | None, Flag("the checkpoint; auto: go on with the training of the output folder", "auto|FILE")
     ] = None
     replace_head: shared.ReplaceHead = False
-    data: Annotated[shared.ScoringOptions, Group("pictures")] = field(default_factory=shared.ScoringOptions)
-    calibration: Annotated[CalibOptions, Group("calibration")] = field(default_factory=CalibOptions)
-    ranges: Annotated[shared.RangeOptions, Group("ranges")] = field(default_factory=shared.RangeOptions)
-    policy: Annotated[shared.PolicyOptions, Group("policy: which nodes are quantized, and how")] = field(
-        default_factory=shared.PolicyOptions
-    )
+    data: shared.ScoringOptions = shared.ScoringOptions()
+    calibration: CalibOptions = CalibOptions()
+    ranges: shared.RangeOptions = shared.RangeOptions()
+    policy: shared.PolicyOptions = shared.PolicyOptions()
     int8_mode: Annotated[int | None, Flag("FasterTransformer's modes", choices=tuple(INT8_MODES))] = None
     quant_disable: Annotated[bool, Flag("quantize nothing (the policy `float`)")] = False
     quant_disable_keyword: Annotated[tuple[str, ...], Flag("switch off nodes with TEXT in their name", "TEXT")] = ()
-    training: Annotated[TrainingOptions, Group("training")] = field(default_factory=TrainingOptions)
+    training: TrainingOptions = TrainingOptions()
     no_eval: shared.NoEval = False
-    qat: Annotated[QatOptions, Group("QAT")] = field(default_factory=QatOptions)
+    qat: QatOptions = QatOptions()
     qat_lr: Annotated[float | None, Flag("the same as --lr", "LR")] = None
     original: shared.Original = None
-    run: Annotated[shared.RunOptions, Group("run")] = field(default_factory=shared.RunOptions)
+    run: shared.RunOptions = shared.RunOptions()
     output: Annotated[str | None, Flag("results go to DIR/<NAME>/<TAG> (default: output)", "DIR")] = None
     tag: Annotated[str | None, Flag("default: default")] = None
     calib: Annotated[bool, Flag("calibrate, save <NAME>_calib.pth, score it on val")] = False

@@ -1,19 +1,18 @@
-"""List the int8 GEMMs of a model and batch for FasterTransformer, with the entries of its tuner files."""
+"""List the int8 GEMMs of a model and batch for FasterTransformer, and what its tuner files say of them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from swin_quant.base.errors import UsageError
-from swin_quant.cli.flags import Flag, Group
+from swin_quant.cli.flags import Flag
 from swin_quant.cli.shared import ModelOptions, config_of, opened
 
 if TYPE_CHECKING:
     from swin_quant.backends.fastertransformer.tuner import Tuned, TunedGemm
     from swin_quant.base.distributed import World
 
-HELP = "List the int8 GEMMs of a model and batch for FasterTransformer, and what its tuner files say of them."
 EXAMPLES = """examples:
   swin-quant ft gemms --cfg swin_tiny_patch4_window7_224 --batch 32
   swin-quant ft gemms out/my_calib.pth --batch 32 --tuned igemm_config.in                (which shapes are tuned)
@@ -25,7 +24,7 @@ class GemmsOptions:
     """The model and batch whose GEMMs are listed, and the tuner files to look them up in."""
 
     checkpoint: Annotated[str | None, Flag("of the model; or --cfg", "CHECKPOINT", or_flag=True)] = None
-    model: Annotated[ModelOptions, Group("model")] = field(default_factory=ModelOptions)
+    model: ModelOptions = ModelOptions()
     batch: Annotated[int, Flag("pictures", "N")] = 1
     tuned: Annotated[tuple[str, ...], Flag("igemm_config.in files to look them up", "FILE")] = ()
     write: Annotated[str | None, Flag("write the fastest entry of each shape in the --tuned files", "FILE")] = None

@@ -1,26 +1,24 @@
-"""Inspect an ONNX file: int8 products, attention, and patterns that an engine will not fuse."""
+"""What is in an ONNX file: which products are int8, which attention fuses, what an engine will not fuse, and why."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from swin_quant.backends.registry import engines_for
 from swin_quant.base.errors import SwinQuantError
-from swin_quant.base.files import finite
 from swin_quant.base.progress import log
 from swin_quant.base.reading import reading
 from swin_quant.cli import shared
 from swin_quant.cli.flags import Flag
-from swin_quant.cli.output import put
+from swin_quant.cli.output import tell
 
 if TYPE_CHECKING:
     from swin_quant.backends.products import IntegerProducts
     from swin_quant.base.distributed import World
 
-HELP = "What is in an ONNX file: which products are int8, which attention fuses, what an engine will not fuse, and why."
 EXAMPLES = """examples:
   swin-quant inspect out/swin_tiny_int8.onnx
   swin-quant inspect out/swin_tiny_int8.onnx --engine tensorrt --json report.json
@@ -48,7 +46,7 @@ def run(options: InspectOptions, world: World) -> None:
     from swin_quant.backends.onnx_reader.inspect import inspect_model
     from swin_quant.backends.products import by_engine
     from swin_quant.report.graph import inspection_text
-    from swin_quant.report.table import has_colors, print_text, screen_width
+    from swin_quant.report.table import print_fitted
 
     if not world.is_main:
         return
@@ -64,8 +62,5 @@ def run(options: InspectOptions, world: World) -> None:
         counts = by_engine(file, asked)
     except SwinQuantError as error:  # a file of others', which our engines do not take
         log.warning("products were not counted on engines: %s", error)
-    if options.json != "-":
-        print_text(inspection_text(report, screen_width(), has_colors(), counts))
-    if options.json:
-        found = {"file": file.name, **report.to_dict(), "engines": {name: asdict(one) for name, one in counts.items()}}
-        put(options.json, json.dumps(finite(found), indent=2))
+    found = {"file": file.name, **report.to_dict(), "engines": {name: asdict(one) for name, one in counts.items()}}
+    tell(options.json, lambda: print_fitted(partial(inspection_text, report, engines=counts)), found)

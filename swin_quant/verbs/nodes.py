@@ -1,19 +1,19 @@
-"""List every quantizer node of a model under a policy, with the ranges of a checkpoint if there is one."""
+"""List every quantizer node of a model: state, bits, granularity, range, shape."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from swin_quant.base.errors import UsageError
 from swin_quant.cli import shared
-from swin_quant.cli.flags import Flag, Group
-from swin_quant.cli.output import put
+from swin_quant.cli.flags import Flag
+from swin_quant.cli.output import tell
 
 if TYPE_CHECKING:
     from swin_quant.base.distributed import World
 
-HELP = "List every quantizer node of a model: state, bits, granularity, range, shape."
 EXAMPLES = """examples:
   swin-quant nodes --cfg swin_tiny_patch4_window7_224 --policy ft-mode2
   swin-quant nodes out/my_calib.pth                                                     (policy of its run card)
@@ -27,10 +27,8 @@ class NodesOptions:
     checkpoint: Annotated[str | None, Flag("calibrated checkpoint, to see its ranges", "CHECKPOINT", or_flag=True)] = (
         None
     )
-    model: Annotated[shared.ModelOptions, Group("model")] = field(default_factory=shared.ModelOptions)
-    policy: Annotated[shared.PolicyOptions, Group("policy: which nodes are quantized, and how")] = field(
-        default_factory=shared.PolicyOptions
-    )
+    model: shared.ModelOptions = shared.ModelOptions()
+    policy: shared.PolicyOptions = shared.PolicyOptions()
     format: Annotated[Literal["table", "csv"], Flag("how they are printed")] = "table"
     json: shared.Json = None
     device: Annotated[Literal["cpu"], shared.HIDDEN] = "cpu"
@@ -42,8 +40,8 @@ OPTIONS = NodesOptions
 def run(options: NodesOptions, world: World) -> None:
     from swin_quant.loading import model_or_shapes
     from swin_quant.quant.listing import list_nodes
-    from swin_quant.report.nodes import nodes_csv, nodes_json, nodes_table
-    from swin_quant.report.table import print_table, print_text
+    from swin_quant.report.nodes import nodes_table
+    from swin_quant.report.table import comma_separated, print_table, print_text, records
 
     checkpoint = shared.opened(options.checkpoint)
     cfg = shared.config_of(checkpoint, options.model)
@@ -54,11 +52,7 @@ def run(options: NodesOptions, world: World) -> None:
     rows = list_nodes(model, (1, *model.input_shape))
     if not world.is_main:
         return
-    if options.json:
-        put(options.json, nodes_json(rows))
-    if options.json == "-":
-        return
-    if options.format == "csv":
-        print_text(nodes_csv(rows))
-    else:
-        print_table(nodes_table(rows))
+    table = nodes_table(rows)
+    is_csv = options.format == "csv"
+    show = partial(print_text, comma_separated(table.columns, rows)) if is_csv else partial(print_table, table)
+    tell(options.json, show, records(table.columns, rows))

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from swin_quant.cli.flags import Flag, Group
+from swin_quant.cli.flags import Flag
 from swin_quant.cli.shared import one_process
 
 if TYPE_CHECKING:
     from swin_quant.base.distributed import World
     from swin_quant.exported import Exported
 
-HELP = "Write a folder that runs an ONNX artifact without torch and without this package, alone or in a model server."
 EXAMPLES = """examples:
   swin-quant package out/my_int8.onnx --output out/package
   swin-quant package out/my_int8.onnx --max-batch 16 --delay-us 1000 --output out/package --overwrite
@@ -27,6 +26,7 @@ MAX_BATCH, DELAY_US, INSTANCES = 32, 2000, 1
 class ServerOptions:
     """How model servers run the package."""
 
+    TITLE = "servers"
     max_batch: Annotated[int, Flag("pictures at a time", "N")] = MAX_BATCH
     delay_us: Annotated[int, Flag("microseconds that a request waits for others", "N")] = DELAY_US
     instances: Annotated[int, Flag("copies of the model", "N")] = INSTANCES
@@ -40,7 +40,7 @@ class PackageOptions:
     output: Annotated[str, Flag("the package: a folder that is not there yet", "DIR")]
     overwrite: Annotated[bool, Flag("replace a package that is there")] = False
     labels: Annotated[str | None, Flag("class names, one a line (default: the model's, ImageNet's)", "FILE")] = None
-    servers: Annotated[ServerOptions, Group("servers")] = field(default_factory=ServerOptions)
+    servers: ServerOptions = ServerOptions()
 
 
 OPTIONS = PackageOptions

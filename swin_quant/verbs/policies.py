@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from swin_quant.backends.registry import targets
 from swin_quant.cli import shared
-from swin_quant.cli.output import put
+from swin_quant.cli.output import tell
 
 if TYPE_CHECKING:
     from swin_quant.base.distributed import World
     from swin_quant.quant.policy import Policy
 
-HELP = "List the built-in policies: what each is for, and the backends that take it."
 EXAMPLES = """examples:
   swin-quant policies
   swin-quant nodes --cfg swin_tiny_patch4_window7_224 --policy qdq       (which nodes a policy enables)
@@ -51,13 +49,13 @@ def run(options: PoliciesOptions, world: World) -> None:
     taken = {
         name: [one for one, backend in targets().items() if name in backend.exporting.policies] for name in policies
     }
-    if options.json:
-        content = [{**policy.to_dict(), "for": taken[name]} for name, policy in policies.items()]
-        put(options.json, json.dumps(content, indent=2))
-    if options.json == "-" or not world.is_main:
-        return
     room = screen_width(NARROW) - len(_INDENT)
-    for name, policy in policies.items():
-        print(name + (f"  (for {', '.join(taken[name])})" if taken[name] else ""))
-        for line in folded(" ".join(policy.description.split()), room):
-            print(_INDENT + line)
+
+    def show() -> None:
+        for name, policy in policies.items():
+            print(name + (f"  (for {', '.join(taken[name])})" if taken[name] else ""))
+            for line in folded(" ".join(policy.description.split()), room):
+                print(_INDENT + line)
+
+    if world.is_main:
+        tell(options.json, show, [{**policy.to_dict(), "for": taken[name]} for name, policy in policies.items()])

@@ -1,17 +1,18 @@
-"""The most probable classes of pictures, or the logits as they are, from a model, a checkpoint or an artifact."""
+"""Classify pictures: the five most probable classes of each, from a checkpoint or an artifact on any engine.
+With --output it writes Parquet files, under torchrun shared among processes, and goes on where it was cut off; with
+--logits the outputs of an artifact for other programs."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.cli import shared
-from swin_quant.cli.flags import Flag, Group, Rare
-from swin_quant.cli.output import put
+from swin_quant.cli.flags import Flag, Rare
+from swin_quant.cli.output import Printed, tell
 
 if TYPE_CHECKING:
     from swin_quant.base.distributed import World
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
     from swin_quant.verbs.classify import Classifying, Predictions
 
 SCHEMA = "swin-quant/predictions/1"
-HELP = """Classify pictures: the five most probable classes of each, from a checkpoint or an artifact on any engine.
-With --output it writes Parquet files, under torchrun shared among processes, and goes on where it was cut off; with
---logits the outputs of an artifact for other programs."""
 EXAMPLES = """examples:
   swin-quant predict out/my_calib.pth cat.jpg                              (INT8 as its run card says)
   swin-quant predict swin_tiny_patch4_window7_224.pth cat.jpg
@@ -41,6 +39,7 @@ labels, int64 [N], -1 where there is none."""
 class AnswerOptions:
     """The answers for each picture, where they go, and how pictures are read."""
 
+    TITLE = "answers"
     labels: Annotated[str | None, Flag("class names, one a line (default: the model's)", "FILE")] = None
     output: Annotated[str | None, Flag("write Parquet files there, and no table", "DIR")] = None
     shard: Annotated[int | None, Rare("pictures a Parquet file (default 10000)", "N")] = None
@@ -56,6 +55,7 @@ class AnswerOptions:
 class PlaceOptions:
     """A split of a data set, in place of pictures by name; for --logits."""
 
+    TITLE = "pictures of a data set"
     data_path: Annotated[
         str | None, Flag("--logits: folder of pictures, or with val/ or its zip; digits, csv:FILE, ...", "DIR")
     ] = None
@@ -72,14 +72,12 @@ class PredictOptions:
 
     model: Annotated[str, Flag("checkpoint or artifact; its run card lies beside it", "MODEL", place=True)]
     images: Annotated[tuple[str, ...], Flag("files, folders, 'patterns'", "IMAGE", place=True)] = ()
-    geometry: Annotated[shared.ModelOptions, Group("model")] = field(default_factory=shared.ModelOptions)
+    geometry: shared.ModelOptions = shared.ModelOptions()
     replace_head: shared.ReplaceHead = False
-    policy: Annotated[shared.PolicyOptions, Group("policy: which nodes are quantized, and how")] = field(
-        default_factory=shared.PolicyOptions
-    )
-    engines: Annotated[shared.EngineFlags, Group("engines")] = field(default_factory=shared.EngineFlags)
-    answers: Annotated[AnswerOptions, Group("answers")] = field(default_factory=AnswerOptions)
-    place: Annotated[PlaceOptions, Group("pictures of a data set")] = field(default_factory=PlaceOptions)
+    policy: shared.PolicyOptions = shared.PolicyOptions()
+    engines: shared.EngineFlags = shared.EngineFlags()
+    answers: AnswerOptions = AnswerOptions()
+    place: PlaceOptions = PlaceOptions()
     json: shared.Json = None
     device: Annotated[Literal["auto", "cpu", "cuda"], Flag("default: a GPU if any")] = "auto"
 
@@ -87,31 +85,23 @@ class PredictOptions:
 OPTIONS = PredictOptions
 
 
-class Guesses(dict[str, "list[Guess]"]):
+class Guesses(dict[str, "list[Guess]"], Printed):
     """The most probable classes of each picture, by its name; printed, it is the table of `swin-quant predict`.
 
     `by`: the model and the engine.
     """
 
+    WIDTH = 100
+
     def __init__(self, answers: Mapping[str, list[Guess]], by: str) -> None:
         super().__init__(answers)
         self.by = by
 
-    def __str__(self) -> str:
-        from swin_quant.report.table import NARROW, terminal
-
-        return terminal(self.table(), NARROW)
-
-    def _repr_html_(self) -> str:
-        from swin_quant.report.table import html_table
-
-        return html_table(self.table())
-
-    def table(self) -> ReportTable[AnswerRow]:
+    def tables(self) -> list[ReportTable[AnswerRow]]:
         from swin_quant.report.engines import predictions_table
 
         best = {name: [(one.probability, one.index, one.name) for one in top] for name, top in self.items()}
-        return predictions_table(best, self.by)
+        return [predictions_table(best, self.by)]
 
 
 def _model_and_engine(by: Classifying) -> str:
@@ -257,8 +247,6 @@ def _of_checkpoint(options: PredictOptions, world: World) -> Classifying:
 
 
 def _write(target: str | None, by: Classifying, found: Predictions) -> None:
-    from swin_quant.report.table import print_table
-
     answers = found.answers.items()
     content: dict[str, Any] = {
         "schema": SCHEMA,
@@ -269,7 +257,4 @@ def _write(target: str | None, by: Classifying, found: Predictions) -> None:
         "pictures": [{"picture": name, "classes": [asdict(guess) for guess in top]} for name, top in answers],
         "unreadable": found.unreadable,
     }
-    if target != "-":
-        print_table(Guesses(found.answers, _model_and_engine(by)).table())
-    if target:
-        put(target, json.dumps(content, indent=2))
+    tell(target, Guesses(found.answers, _model_and_engine(by)).show, content)

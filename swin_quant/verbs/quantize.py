@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.cli import shared
 from swin_quant.cli.flags import words_from
-from swin_quant.cli.output import show
+from swin_quant.cli.output import show_cards
 from swin_quant.verbs import calibrate as calibrating
 from swin_quant.verbs import evaluate as evaluating
 from swin_quant.verbs import export as exporting
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from swin_quant.verbs.quantization import Quantization
     from swin_quant.verbs.search_settings import SearchSettings
 
-HELP = "From a float checkpoint to an artifact that was verified and scored: calibrate, export, verify, evaluate."
 EXAMPLES = """examples:
   swin-quant quantize swin_tiny_patch4_window7_224.pth --data-path imagenet --for openvino --output out
   swin-quant quantize my.pth --data-path imagenet --for openvino --policy auto --max-drop 0.1 --output out
@@ -190,7 +189,7 @@ def run(options: QuantizeOptions, world: World) -> None:
         return
     made, failed = quantize_all(named)
     scored = [artifact.card for artifact in made.values() if artifact.card.results]
-    show(scored, options.json, [verdict(named[name], artifact) for name, artifact in made.items()])
+    show_cards(scored, options.json, [verdict(named[name], artifact) for name, artifact in made.items()])
     if failed:
         raise failed[0]
 

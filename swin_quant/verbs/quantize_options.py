@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from swin_quant.backends.registry import targets
@@ -30,19 +30,17 @@ class QuantizeOptions:
         tuple[str, ...],
         Flag("a float or a calibrated checkpoint, from anywhere", "CHECKPOINT", or_flag=True),
     ] = ()
-    model: Annotated[shared.ModelOptions, Group("model")] = field(default_factory=shared.ModelOptions)
-    data: Annotated[shared.ScoringOptions, Group("pictures")] = field(default_factory=shared.ScoringOptions)
-    sample: Annotated[SampleOptions, Group("calibration")] = field(default_factory=SampleOptions)
-    ranges: Annotated[shared.RangeOptions, Group("calibration")] = field(default_factory=shared.RangeOptions)
-    passes: Annotated[shared.PassOptions, Group("calibration")] = field(default_factory=shared.PassOptions)
-    policy: Annotated[shared.PolicyOptions, Group("policy: which nodes are quantized, and how")] = field(
-        default_factory=shared.PolicyOptions
-    )
-    budget: Annotated[BudgetOptions, Group("budget of --policy auto")] = field(default_factory=BudgetOptions)
+    model: shared.ModelOptions = shared.ModelOptions()
+    data: shared.ScoringOptions = shared.ScoringOptions()
+    sample: SampleOptions = SampleOptions()
+    ranges: shared.RangeOptions = shared.RangeOptions()
+    passes: shared.PassOptions = shared.PassOptions()
+    policy: shared.PolicyOptions = shared.PolicyOptions()
+    budget: Annotated[BudgetOptions, Group("budget of --policy auto")] = BudgetOptions()
     int4_weights: Annotated[bool, Rare("store weights of at most 4 bits as INT4 (policies w4a16, w4a8)")] = False
-    timing: Annotated[TimingOptions, Group("options")] = field(default_factory=TimingOptions)
+    timing: Annotated[TimingOptions, Group("options")] = TimingOptions()
     dry_run: Annotated[bool, Flag("print the steps, as commands, and do nothing")] = False
-    run: Annotated[shared.RunOptions, Group("options")] = field(default_factory=shared.RunOptions)
+    run: Annotated[shared.RunOptions, Group("options")] = shared.RunOptions()
     output: shared.Output = None
     json: shared.Json = None
 

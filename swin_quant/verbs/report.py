@@ -1,24 +1,23 @@
-"""The accuracy-delta table of run cards, as measured: for a terminal, Markdown, CSV, JSON, and as a page."""
+"""The accuracy-delta table of any number of run cards, as measured: for a terminal, Markdown, CSV, JSON, a page."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir, read_json
 from swin_quant.cli import shared
-from swin_quant.cli.flags import Flag, Group
-from swin_quant.cli.output import put
+from swin_quant.cli.flags import Flag
+from swin_quant.cli.output import tell
 from swin_quant.report import FORMATS, SUFFIXES
 
 if TYPE_CHECKING:
     from swin_quant.base.distributed import World
     from swin_quant.cards.card import RunCard
 
-HELP = "The accuracy-delta table of any number of run cards, as measured: for a terminal, Markdown, CSV, JSON, a page."
 EXAMPLES = """examples:
   swin-quant report out/swin_tiny_patch4_window7_224_calib.json
   swin-quant report out/mode1 out/mode2 --output docs/results         (all run cards directly in a directory)
@@ -35,6 +34,7 @@ _NO_RESULT = "no result: run `swin-quant evaluate`"
 class PageOptions:
     """Pictures for the page."""
 
+    TITLE = "pictures for the page, that float and quantized name differently"
     data_path: Annotated[str | None, Flag("folder with the split, or its zip; or: digits", "DIR")] = None
     zip: Annotated[bool, Flag("the zip of the split, even where a folder lies beside it")] = False
     split: Annotated[str, Flag("which split of the data (default val)")] = "val"
@@ -53,9 +53,7 @@ class ReportOptions:
     ] = ()
     output: Annotated[str | None, Flag(f"also write {_FILES} there", "DIR")] = None
     html: Annotated[str | None, Flag("also write the page there: one file, which needs no network", "FILE")] = None
-    page: Annotated[PageOptions, Group("pictures for the page, that float and quantized name differently")] = field(
-        default_factory=PageOptions
-    )
+    page: PageOptions = PageOptions()
     json: shared.Json = None
 
 
@@ -98,10 +96,8 @@ def run(options: ReportOptions, world: World) -> None:
             else None
         )
         write_page(Path(options.html), read, opened, options.page.pictures)
-    if options.json != "-":
-        table.show() if options.format == "terminal" else print_text(table.text(options.format))
-    if options.json:
-        put(options.json, table.text("json"))
+    is_plain = options.format == "terminal"
+    tell(options.json, table.show if is_plain else lambda: print_text(table.text(options.format)), table.as_data())
 
 
 def with_results(cards: Mapping[Path, RunCard]) -> dict[Path, RunCard]:

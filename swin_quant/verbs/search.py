@@ -1,15 +1,15 @@
-"""Find the policy that keeps the loss within a budget at the least latency, by measuring both."""
+"""Find the policy that keeps the loss within a budget at the least latency, by measuring both; writes it as YAML."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.cli import shared
-from swin_quant.cli.flags import Flag, Group, Rare
-from swin_quant.cli.output import print_verdicts, put
+from swin_quant.cli.flags import Flag, Rare
+from swin_quant.cli.output import Printed, print_verdicts, tell
 from swin_quant.quant.names import SEARCHED_ON
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from swin_quant.verbs.policy_costs import PolicyCosts
     from swin_quant.verbs.search_settings import SearchSettings
 
-HELP = "Find the policy that keeps the loss within a budget at the least latency, by measuring both; writes it as YAML."
 EXAMPLES = """examples:
   swin-quant search out/my_calib.pth --data-path imagenet --engine openvino --max-drop 0.1 --output out
   swin-quant search out/my_calib.pth --data-path data --engine onnxruntime --min-sqnr 35 --batch 8 --output out
@@ -42,6 +41,7 @@ than of others. Exit code 1 says that the budget cannot be met; the best policy 
 class BudgetOptions:
     """Limits on a policy's loss and latency."""
 
+    TITLE = "budget"
     max_drop: Annotated[float | None, Flag("expected drop of top-1 accuracy", "POINTS")] = None
     min_agreement: Annotated[float | None, Rare("top-1 agreement with float", "PERCENT")] = None
     min_sqnr: Annotated[float | None, Rare("SQNR of the logits", "DB")] = None
@@ -58,6 +58,7 @@ class BudgetOptions:
 class TimingOptions:
     """How policies are timed on an engine."""
 
+    TITLE = "timing"
     threads: Annotated[int | None, Rare("threads of the engine (default: its own choice)", "N")] = None
     float_type: Annotated[
         Literal["float32", "bfloat16", "float16"] | None,
@@ -94,14 +95,12 @@ class SearchOptions:
 
     checkpoint: Annotated[str | None, Flag("calibrated checkpoint", "CHECKPOINT", or_flag=True)] = None
     engine: Annotated[str, Flag("what latency is measured on; fastertransformer: which of its modes, without", "NAME")]
-    model: Annotated[shared.ModelOptions, Group("model")] = field(default_factory=shared.ModelOptions)
-    budget: Annotated[BudgetOptions, Group("budget")] = field(default_factory=BudgetOptions)
-    data: Annotated[MeasuredOptions, Group("pictures")] = field(default_factory=MeasuredOptions)
-    policy: Annotated[shared.PolicyOptions, Group("policy: which nodes are quantized, and how")] = field(
-        default_factory=shared.PolicyOptions
-    )
-    timing: Annotated[TimingOptions, Group("timing")] = field(default_factory=TimingOptions)
-    run: Annotated[shared.RunOptions, Group("run")] = field(default_factory=shared.RunOptions)
+    model: shared.ModelOptions = shared.ModelOptions()
+    budget: BudgetOptions = BudgetOptions()
+    data: MeasuredOptions = MeasuredOptions()
+    policy: shared.PolicyOptions = shared.PolicyOptions()
+    timing: TimingOptions = TimingOptions()
+    run: shared.RunOptions = shared.RunOptions()
     output: shared.Output = None
     json: shared.Json = None
 
@@ -110,7 +109,7 @@ OPTIONS = SearchOptions
 
 
 @dataclass(frozen=True)
-class Search:
+class Search(Printed):
     """The result of a search; false where the budget cannot be met. Printed, it is the table of `swin-quant search`."""
 
     settings: SearchSettings
@@ -140,14 +139,10 @@ class Search:
         return self.result.met
 
     def __str__(self) -> str:
-        from swin_quant.report.table import WIDE, terminal
-
-        return f"{terminal(self.table(), WIDE)}\n{self.verdict}"
+        return f"{super().__str__()}\n{self.verdict}"
 
     def _repr_html_(self) -> str:
-        from swin_quant.report.table import html_table
-
-        return html_table(self.table()) + self.verdict._repr_html_()
+        return super()._repr_html_() + self.verdict._repr_html_()
 
     @property
     def verdict(self) -> DeployVerdict:
@@ -159,11 +154,11 @@ class Search:
             self.result, one.checkpoint, one.engine, one.options.float_type or one.backend.float_form, one.limits
         )
 
-    def table(self) -> ReportTable[TriedPolicy]:
+    def tables(self) -> list[ReportTable[TriedPolicy]]:
         from swin_quant.report.nodes import search_table
 
         settings = self.settings
-        return search_table(self.result, settings.limits, f"{settings.engine}, batch {settings.batch}")
+        return [search_table(self.result, settings.limits, f"{settings.engine}, batch {settings.batch}")]
 
 
 def search(
@@ -303,17 +298,17 @@ def find_and_keep(measured: PolicyCosts) -> SearchResult:
 
 def run(options: SearchOptions, world: World) -> None:
     from swin_quant.report.nodes import search_data
-    from swin_quant.report.table import json_text, print_table
 
     shared.one_process(world, "search")
     measured = _loaded(options, world)
     settings, result = measured.settings, find_and_keep(measured)
     found = Search(settings, result)
-    if options.json:
-        put(options.json, json_text(search_data(result) | {"verdicts": [found.verdict.to_dict()]}))
-    if options.json != "-":
-        print_table(found.table())
+
+    def show() -> None:
+        found.show()
         print_verdicts([found.verdict])
+
+    tell(options.json, show, search_data(result) | {"verdicts": [found.verdict.to_dict()]})
     if not result.met:
         raise SwinQuantError(f"the budget cannot be met ({settings.limits}): the best that was found is {result.file}")
 

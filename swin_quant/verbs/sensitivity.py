@@ -1,16 +1,17 @@
-"""Measure what each node and group of nodes costs: the loss with only it quantized, and with all but it."""
+"""Measure what each node costs: the loss with only it quantized, and with all but it; nothing is changed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from swin_quant.base.errors import UsageError
 from swin_quant.cli import shared
-from swin_quant.cli.flags import Flag, Group
-from swin_quant.cli.output import put
+from swin_quant.cli.flags import Flag
+from swin_quant.cli.output import Printed, tell
 from swin_quant.quant.names import GROUP_KINDS
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from swin_quant.report.nodes import CostRow
     from swin_quant.report.table import ReportTable
 
-HELP = "Measure what each node costs: the loss with only it quantized, and with all but it; nothing is changed."
 EXAMPLES = """examples:
   swin-quant sensitivity out/my_calib.pth --data-path imagenet                          (policy of its run card)
   swin-quant sensitivity out/my_calib.pth --data-path data --policy qdq --kind layer --top 20
@@ -54,12 +54,10 @@ class SensitivityOptions:
     """Which checkpoint is measured, on which pictures, under which policy, and what is shown."""
 
     checkpoint: Annotated[str | None, Flag("calibrated checkpoint", "CHECKPOINT", or_flag=True)] = None
-    model: Annotated[shared.ModelOptions, Group("model")] = field(default_factory=shared.ModelOptions)
-    data: Annotated[SampleOfPictures, Group("pictures")] = field(default_factory=SampleOfPictures)
-    policy: Annotated[shared.PolicyOptions, Group("policy: which nodes are quantized, and how")] = field(
-        default_factory=shared.PolicyOptions
-    )
-    run: Annotated[shared.RunOptions, Group("run")] = field(default_factory=shared.RunOptions)
+    model: shared.ModelOptions = shared.ModelOptions()
+    data: SampleOfPictures = SampleOfPictures()
+    policy: shared.PolicyOptions = shared.PolicyOptions()
+    run: shared.RunOptions = shared.RunOptions()
     kind: Annotated[
         tuple[str, ...],
         Flag("groups to show, or the SQNR of each block's output (default: all)", choices=(*GROUP_KINDS, PROFILE)),
@@ -73,10 +71,12 @@ OPTIONS = SensitivityOptions
 
 
 @dataclass(frozen=True)
-class Costs:
+class Costs(Printed):
     """The costs of every node and group; printed, it is the table of `swin-quant sensitivity`."""
 
     record: SensitivityRecord
+    kinds: Sequence[str] = ()  # that are printed; empty: all
+    top: int | None = TOP  # rows of each kind
 
     def rows(self, kind: str = "node") -> list[CostRow]:
         """The groups of a kind (role, stage, block, layer, node), the costliest first."""
@@ -84,21 +84,13 @@ class Costs:
 
         return rows_of(self.record, [kind])
 
-    def __str__(self) -> str:
-        from swin_quant.report.table import WIDE, terminal
-
-        return "\n".join(terminal(table, WIDE) for table in self._tables())
-
-    def _repr_html_(self) -> str:
-        from swin_quant.report.table import html_table
-
-        return "".join(map(html_table, self._tables()))
-
-    def _tables(self) -> list[ReportTable[Any]]:
+    def tables(self) -> list[ReportTable[Any]]:
         from swin_quant.report.nodes import profile_table, sensitivity_table
 
-        tables: list[ReportTable[Any]] = [sensitivity_table(self.record, GROUP_KINDS, TOP)]
-        return [*tables, profile_table(self.record)] if self.record["profile"] else tables
+        groups = [kind for kind in self.kinds or GROUP_KINDS if kind != PROFILE]
+        has_profile = PROFILE in self.kinds if self.kinds else self.record["profile"]
+        tables: list[ReportTable[Any]] = [sensitivity_table(self.record, groups, self.top)] if groups else []
+        return [*tables, profile_table(self.record)] if has_profile else tables
 
 
 def sensitivity(model: Model | nn.Module | str | Path, pictures: Source, policy: str | Policy | None = None) -> Costs:
@@ -214,29 +206,17 @@ def _on_batches(model: nn.Module, policy: Policy, batches: Iterable[tuple[int, T
 
 
 def run(options: SensitivityOptions, world: World) -> None:
-    from swin_quant.report.nodes import profile_csv, profile_table, sensitivity_csv, sensitivity_table
-    from swin_quant.report.table import json_text, print_table, print_text
+    from swin_quant.report.table import comma_separated, print_text
 
-    groups = [kind for kind in options.kind or GROUP_KINDS if kind != PROFILE]
-    if options.format == "csv" and groups and PROFILE in options.kind:
+    is_csv = options.format == "csv"
+    if is_csv and PROFILE in options.kind and {PROFILE} != {*options.kind}:
         raise UsageError("--kind profile: CSV has one table: ask for it alone")
     record = _of_checkpoint(options, world)
-    if not world.is_main:
-        return
-    if options.json:
-        put(options.json, json_text(record))
-    if options.json == "-":
-        return
-    profile = PROFILE in options.kind if options.kind else bool(record["profile"])
-    if options.format == "csv":
-        print_text(sensitivity_csv(record, groups) if groups else profile_csv(record))
-        return
-    if groups:
-        print_table(sensitivity_table(record, groups, options.top or None))
-    if groups and profile:
-        print()
-    if profile:
-        print_table(profile_table(record))
+    if world.is_main:
+        found = Costs(record, options.kind, None if is_csv else options.top or None)
+        first = found.tables()[0]
+        show = partial(print_text, comma_separated(first.columns, first.rows)) if is_csv else found.show
+        tell(options.json, show, record)
 
 
 def _of_checkpoint(options: SensitivityOptions, world: World) -> SensitivityRecord:

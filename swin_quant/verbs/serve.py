@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from swin_quant.base import __version__
 from swin_quant.base.errors import SwinQuantError, UsageError
-from swin_quant.cli.flags import Flag, Group
+from swin_quant.cli.flags import Flag
 from swin_quant.cli.shared import EngineFlags, one_process
 from swin_quant.score.options import EngineOptions
 from swin_quant.serving.limits import ServiceLimits
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from swin_quant.base.distributed import World
     from swin_quant.serving.app import Service
 
-HELP = "Serve an artifact over HTTP on this machine: KServe v2 protocol, or a picture in and its classes out."
 EXAMPLES = """examples:
   swin-quant serve out/my_int8.onnx
   swin-quant serve out/my_int8.onnx --engine openvino --max-batch 16 --delay-us 1000 --port 8080
@@ -46,6 +45,7 @@ _SWITCH_S = 0.0001  # a thread that decodes lets the one that answers go on afte
 class LimitFlags:
     """Limits for clients; `ServiceLimits` holds the defaults and checks the numbers."""
 
+    TITLE = "limits"
     max_batch: Annotated[int, Flag("pictures at a time", "N")] = ServiceLimits.max_batch
     delay_us: Annotated[int, Flag("microseconds that a request waits for others", "N")] = ServiceLimits.delay_us
     max_queue: Annotated[int, Flag("requests that may wait to be decoded, and pictures for the engine", "N")] = (
@@ -76,8 +76,8 @@ class ServeOptions:
     port: Annotated[int, Flag("default 8000; 0 is any free one", "N")] = 8000
     name: Annotated[str | None, Flag("of the model, in URLs (default: its run card's)")] = None
     labels: Annotated[str | None, Flag("class names, one a line (default: the model's, ImageNet's)", "FILE")] = None
-    engines: Annotated[EngineFlags, Group("engines")] = field(default_factory=EngineFlags)
-    limits: Annotated[LimitFlags, Group("limits")] = field(default_factory=LimitFlags)
+    engines: EngineFlags = EngineFlags()
+    limits: LimitFlags = LimitFlags()
     device: Annotated[Literal["auto", "cpu", "cuda"], Flag(argparse.SUPPRESS)] = "auto"
 
 

@@ -1,16 +1,16 @@
-"""Build a TensorRT engine for this GPU from an exported ONNX file, and compare it with what it was made from."""
+"""Build a TensorRT engine for this GPU from an exported ONNX file, report what runs in int8, and verify it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.cli import shared
-from swin_quant.cli.flags import Flag, Group
+from swin_quant.cli.flags import Flag
 from swin_quant.score.options import EngineOptions
 from swin_quant.verbs.verify import PICTURES, Verifying, failures, verify_artifact
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from swin_quant.cards.records import VerificationRecord
     from swin_quant.data.pictures import Pictures
 
-HELP = "Build a TensorRT engine for this GPU from an exported ONNX file, report what runs in int8, and verify it."
 EXAMPLES = """examples:
   swin-quant tensorrt build-engine out/swin_tiny_int8.onnx --data-path imagenet
   swin-quant tensorrt build-engine out/swin_tiny_int8.onnx --max-batch 64 --timing-cache trt.cache --no-verify
@@ -45,7 +44,7 @@ class BuildEngineOptions:
     no_verify: Annotated[bool, Flag("leave verification out; no pictures are needed then")] = False
     checkpoint: Annotated[str | None, Flag("what the model was made from (default: looked for)", "FILE")] = None
     pictures: Annotated[int, Flag("pictures, evenly spread over those there are", "N")] = PICTURES
-    place: Annotated[shared.PictureOptions, Group("pictures")] = field(default_factory=shared.PictureOptions)
+    place: shared.PictureOptions = shared.PictureOptions()
     device: Annotated[Literal["auto", "cpu", "cuda"], shared.HIDDEN] = "auto"
 
 

@@ -1,15 +1,15 @@
-"""Train a float model, from scratch or from weights; and the options of training, which QAT has, too."""
+"""Train a float model, from scratch or from weights: writes <NAME>.pth, its run card and logs, then scores it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from swin_quant.base.errors import UsageError
 from swin_quant.cli import shared
-from swin_quant.cli.flags import Flag, Group, Rare
-from swin_quant.cli.output import print_table
+from swin_quant.cli.flags import Flag, Rare
+from swin_quant.cli.output import show_cards
 from swin_quant.train.record import FORMATS
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from swin_quant.train.recipe import Recipe
     from swin_quant.train.run import Request, Trained
 
-HELP = "Train a float model, from scratch or from weights: writes <NAME>.pth, its run card and logs, then scores it."
 EXAMPLES = """examples:
   swin-quant train --cfg my.yaml --data-path cifar10 --recipe micro_float --output out
   swin-quant train --cfg my.yaml --data-path cifar10 --recipe micro_float --output out --continue
@@ -32,6 +31,7 @@ _CONSTANT, _OF_CONFIG = "constant", "config"
 class TrainingOptions:
     """How a model is trained: a recipe, and keys of it that have a flag of their own."""
 
+    TITLE = "training"
     recipe: Annotated[str | None, Flag("how to train: a shipped recipe or a YAML file", "NAME|FILE")] = None
     set: Annotated[tuple[str, ...], Flag("set keys of the recipe", "KEY=VALUE")] = ()
     epochs: Annotated[int | None, Flag("epochs", "N")] = None
@@ -111,12 +111,12 @@ class TrainOptions:
     checkpoint: Annotated[
         str | None, Flag("weights to start from (default: from scratch)", "CHECKPOINT", or_flag=True)
     ] = None
-    model: Annotated[shared.ModelOptions, Group("model")] = field(default_factory=shared.ModelOptions)
+    model: shared.ModelOptions = shared.ModelOptions()
     replace_head: shared.ReplaceHead = False
-    data: Annotated[shared.ScoringOptions, Group("pictures")] = field(default_factory=shared.ScoringOptions)
-    training: Annotated[TrainingOptions, Group("training")] = field(default_factory=TrainingOptions)
+    data: shared.ScoringOptions = shared.ScoringOptions()
+    training: TrainingOptions = TrainingOptions()
     no_eval: shared.NoEval = False
-    run: Annotated[shared.RunOptions, Group("run")] = field(default_factory=shared.RunOptions)
+    run: shared.RunOptions = shared.RunOptions()
     output: shared.Output = None
 
 
@@ -177,4 +177,4 @@ def run(options: TrainOptions, world: World) -> None:
         card = score_model(trained.model, cfg, trained.card, (), world, "val", data.half, data.max_unreadable)
         if world.is_main:
             card.write(trained.checkpoint.with_suffix(".json"))
-            print_table([card])
+            show_cards([card])

@@ -1,17 +1,16 @@
-"""Whether an artifact computes what its checkpoint computes: logits compared on real pictures, against tolerances."""
+"""Compare an artifact with the checkpoint it was exported from, on real pictures: pass or fail for each engine."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.cli import shared
-from swin_quant.cli.flags import Flag, Group
-from swin_quant.cli.output import put
+from swin_quant.cli.flags import Flag
+from swin_quant.cli.output import Printed, tell
 from swin_quant.score.options import EngineOptions
 
 if TYPE_CHECKING:
@@ -22,18 +21,17 @@ if TYPE_CHECKING:
     from swin_quant.data.pictures import Pictures
     from swin_quant.exported import Exported
     from swin_quant.model import Model
+    from swin_quant.report.table import ReportTable
     from swin_quant.score.engine import Engine
     from swin_quant.score.run_engines import Inferred
 
 PICTURES = 64
-HELP = "Compare an artifact with the checkpoint it was exported from, on real pictures: pass or fail for each engine."
 EXAMPLES = """examples:
   swin-quant verify out/my_int8.onnx --data-path imagenet
   swin-quant verify out/my_int8.onnx --engine openvino --images cat.jpg 'holiday/*.jpg'
 
 A quantized artifact passes when its mean |Δlogit| against fake-quant is below the engine's tolerance, a float one when
 that against the float model is. Exit code 1 says that an engine failed."""
-_WIDTH = 140  # characters of a printed table
 
 
 @dataclass(frozen=True)
@@ -43,8 +41,8 @@ class VerifyOptions:
     artifact: Annotated[str, Flag("exported file; its run card lies beside it", "ARTIFACT", place=True)]
     checkpoint: Annotated[str | None, Flag("what it was made from (default: looked for)", "FILE")] = None
     pictures: Annotated[int, Flag("pictures, evenly spread over those there are", "N")] = PICTURES
-    engines: Annotated[shared.EngineFlags, Group("engines")] = field(default_factory=shared.EngineFlags)
-    place: Annotated[shared.PictureOptions, Group("pictures")] = field(default_factory=shared.PictureOptions)
+    engines: shared.EngineFlags = shared.EngineFlags()
+    place: shared.PictureOptions = shared.PictureOptions()
     json: shared.Json = None
     device: Annotated[Literal["auto", "cpu", "cuda"], shared.HIDDEN] = "auto"
 
@@ -70,7 +68,7 @@ class Verifying:
 
 
 @dataclass(frozen=True)
-class Verification:
+class Verification(Printed):
     """How far the logits of an artifact are from its checkpoint's; printed, it is the table of `swin-quant verify`."""
 
     records: Sequence[VerificationRecord]
@@ -83,17 +81,10 @@ class Verification:
     def __bool__(self) -> bool:
         return not self.failures
 
-    def __str__(self) -> str:
+    def tables(self) -> list[ReportTable[VerificationRecord]]:
         from swin_quant.report.engines import verification_table
-        from swin_quant.report.table import terminal
 
-        return terminal(verification_table(self.records), _WIDTH)
-
-    def _repr_html_(self) -> str:
-        from swin_quant.report.engines import verification_table
-        from swin_quant.report.table import html_table
-
-        return html_table(verification_table(self.records))
+        return [verification_table(self.records)]
 
 
 def verify(
@@ -317,19 +308,13 @@ def verified(options: VerifyOptions, world: World) -> tuple[Artifact, list[Verif
 
 
 def run(options: VerifyOptions, world: World) -> None:
-    from swin_quant.base.files import finite
     from swin_quant.base.progress import log
     from swin_quant.cards.paths import card_path
-    from swin_quant.report.engines import verification_table
-    from swin_quant.report.table import print_table
 
     shared.one_process(world, "verify")
     artifact, records = verified(options, world)
     log.info("run card: %s", card_path(artifact.file))
-    if options.json != "-":
-        print_table(verification_table(records))
-    if options.json:
-        put(options.json, json.dumps(finite(records), indent=2))
+    tell(options.json, Verification(records).show, records)
     refuse_failed(artifact, records)
 
 

@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 
 import pytest
 
-from swin_quant.report.engines import bench_csv, bench_json, bench_markdown, bench_notes, bench_table
+from swin_quant.report.engines import BENCH_FILES, bench_markdown, bench_notes, bench_table
 from swin_quant.report.table import terminal
 from swin_quant.score.bench import BenchPlan, BenchReport, BenchRow
 
@@ -34,11 +34,11 @@ def test_the_table_has_the_same_rows_in_every_form(report):
         assert text.count(f" {name} ") >= 2 and markdown.count(f"| {name.replace('|', '&#124;')} |") == 2
     for figure in ("12.35", "3.21", "3.85", "512", "9/10", "31.4", "97.7"):
         assert text.replace("\n", " ").count(f" {figure} ") >= 2 and f"| {figure} |" in markdown
-    rows = list(csv.DictReader(io.StringIO(bench_csv(report))))
+    rows = list(csv.DictReader(io.StringIO(BENCH_FILES["bench.csv"](report))))
     assert [row["candidate"] for row in rows] == [row.candidate for row in report.rows]
     assert rows[0].keys() == {field.name for field in fields(BenchRow)}
     assert float(rows[0]["p50_ms"]) == 12.345 and rows[2]["p50_ms"] == ""
-    content = json.loads(bench_json(report))
+    content = json.loads(BENCH_FILES["bench.json"](report))
     assert content["schema"] == "swin-quant/bench/1" and content["rows"][1]["sqnr_db"] == 31.44
     assert content["plan"]["threads"] == 1 and content["gemms"]["torch float32"] == {"head": "float32"}
 
@@ -59,5 +59,5 @@ def test_the_notes_name_the_baseline_the_pictures_and_the_failure(report):
 
 def test_a_name_of_any_bytes_is_written_in_every_form(report):
     strange = replace(report, name="a\udc80b\x1b[2J", rows=[replace(PLAIN, candidate="\udc80")])
-    for write in (bench_markdown, bench_csv, bench_json):
+    for write in BENCH_FILES.values():
         assert "\x1b" not in write(strange) and write(strange).encode()

@@ -6,6 +6,7 @@ columns that CSV and JSON have. Whoever chooses columns gets a row for each quan
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from swin_quant.base.errors import UsageError, did_you_mean
@@ -201,7 +202,7 @@ class AccuracyTable:
 
     def show(self) -> None:
         """Print it as wide as the terminal, or 100 columns wide into a pipe."""
-        tables.print_text(_on_terminal(self, tables.screen_width(NARROW), tables.has_colors()))
+        tables.print_fitted(partial(_on_terminal, self), NARROW)
 
     def report(self) -> ReportTable[AccuracyRow]:
         """The chosen columns, rows, and the remarks below them."""
