@@ -85,7 +85,7 @@ def load(
             cfg = agreed(cfg, subject, {key for key, _ in leaves(to_dict(cfg))}, wanted.keys())
         else:
             cfg = config_given(config, subject, (), wanted)
-    chosen = [load_policy(policy) if isinstance(policy, str) else policy] if policy else []
+    chosen = [load_policy(policy)] if policy else []
     world = World(device=torch.device(device))
     loaded = load_for_scoring(cfg, subject, chosen, world, replace_head)
     card = giving(loaded.card, cfg) if wanted else loaded.card

@@ -36,7 +36,7 @@ from swin_quant.quant.ranges import MOST
 from swin_quant.quant.statistics_file import SUFFIX, statistics_bytes
 from swin_quant.quant.watch import eval_mode
 from swin_quant.report.table import html_facts
-from swin_quant.score.torch_engines import torch_engines
+from swin_quant.score.torch_engines import engine_under
 
 _MOST_PLACES = 1000
 
@@ -166,6 +166,11 @@ class Model:
         return policy_from_dict(self.card.policy, f"the run card of {self.name}") if self.card.policy else None
 
     @property
+    def policies(self) -> list[Policy]:
+        """The policy, once every node has a range; else none."""
+        return [self.policy] if self.policy and self.is_calibrated else []
+
+    @property
     def config(self) -> CfgNode:
         """UsageError for a model that was not built from one."""
         if not self.card.config:
@@ -229,8 +234,7 @@ class Model:
         """Logits [B, classes] of images as an engine takes them: float tensors [B, 3, H, W], preprocessed, or pictures
         (files, folders, PIL's, uint8 [B, H, W, 3] or a list of one of these). UsageError for anything else."""
         prepared = replace(self.prepared, looked=self._looked)
-        policies = [self.policy] if self.policy and self.is_calibrated else []
-        engine = list(torch_engines(self.module, self.device, None, policies).values())[-1]
+        engine = engine_under(self.module, self.device, self.policies)
         with torch.inference_mode(), eval_mode(self.module):
             found = joined([engine(part.to(self.device)) for part in prepared.batches(images)])
         self._looked, self.took = True, prepared.took

@@ -19,6 +19,8 @@ from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from swin_quant.base.errors import UsageError
+
 Options = TypeVar("Options")
 _LARGEST = 2**31 - 1  # every library can hold whole numbers up to it
 
@@ -53,6 +55,7 @@ class Flag:
 
     `name`: the flag, if it is not the field's name. `place`: a positional value, without a flag; `or_flag`: positional
     or with its flag. `optional`: the flag may stand alone, and then means this value. `names`: further spellings.
+    `least`: the smallest number.
     """
 
     help: str | Callable[[], str] = ""
@@ -63,6 +66,7 @@ class Flag:
     or_flag: bool = False
     optional: str | None = None
     names: tuple[str, ...] = ()
+    least: int | None = None
 
 
 @dataclass(frozen=True)
@@ -113,7 +117,10 @@ def _group(parser: argparse._ActionsContainer, title: str) -> argparse._ActionsC
 
 
 def options_from(args: argparse.Namespace, options: type[Options]) -> Options:
-    """The dataclass with the values of a command line; a field without a flag keeps its default."""
+    """The dataclass with the values of a command line; a field without a flag keeps its default.
+
+    UsageError for a number below the flag's `least`.
+    """
     values: dict[str, Any] = {}
     for field, kind, note in _fields(options):
         if isinstance(kind, type) and is_dataclass(kind):
@@ -121,6 +128,8 @@ def options_from(args: argparse.Namespace, options: type[Options]) -> Options:
         elif isinstance(note, Flag):
             value = getattr(args, field.name)
             if value is not None:
+                if note.least is not None and value < note.least:
+                    raise UsageError(f"‹{field.name}› {value}: must be at least {note.least}")
                 several = get_origin(kind) is tuple and isinstance(value, str)  # one value, after its flag
                 values[field.name] = (value,) if several else tuple(value) if isinstance(value, list) else value
     return options(**values)
@@ -134,6 +143,11 @@ def words_from(options: Any) -> list[str]:
     """
     places, flags = _words_from(options)
     return [*places, *flags]
+
+
+def flags_given(*options: Any) -> list[str]:
+    """The flags of these options that differ from their default."""
+    return [word for one in options for word in words_from(one) if word.startswith("--")]
 
 
 def _words_from(options: Any) -> tuple[list[str], list[str]]:

@@ -46,6 +46,8 @@ FloatType = Annotated[
     Literal["float32", "bfloat16", "float16"] | None,
     Flag("type of what is not int8, where the engine chooses"),
 ]
+AnyDevice = Annotated[Literal["auto", "cpu", "cuda"], HIDDEN]
+OnlyCpu = Annotated[Literal["cpu"], HIDDEN]
 MaxUnreadable = Annotated[float, Rare("end the run when more than this share is unreadable", "SHARE")]
 
 
@@ -122,16 +124,22 @@ class ScoringOptions(LoadingOptions):
 
 
 @dataclass(frozen=True)
-class PlaceOfPictures:
-    """Pictures whose labels need not be known: a split of a dataset, or files, folders and patterns."""
+class SplitOptions:
+    """A split of a data set."""
 
     TITLE = "pictures"
     data_path: Annotated[
         str | None, Flag("folder of pictures, or with val/ or its zip; digits, csv:FILE, ...", "DIR")
     ] = None
-    images: Annotated[tuple[str, ...], Flag("instead: files, folders, 'patterns'", "PLACE")] = ()
     zip: Annotated[bool, Rare("the zip of the split, though a folder lies beside it")] = False
     split: Annotated[str, Flag("split of --data-path (default val)")] = "val"
+
+
+@dataclass(frozen=True)
+class PlaceOfPictures(SplitOptions):
+    """Pictures whose labels need not be known: a split of a dataset, or files, folders and patterns."""
+
+    images: Annotated[tuple[str, ...], Flag("instead: files, folders, 'patterns'", "PLACE")] = ()
 
     def open(self, classes: int | None = None) -> Pictures:
         """The pictures, labelled if `classes`, their number, is given. UsageError for no kind, or for both."""
@@ -287,9 +295,7 @@ class PolicyOptions:
         ]
 
     def one(self) -> Policy | None:
-        """The policy of a verb that takes one; None for the verb's own, which --saturation-safe may change."""
-        if self.saturation_safe and not self.policy and len(self.changes()) == 1:
-            return None
+        """The policy of a verb that takes one; None if none is named. UsageError for several."""
         policies = self.policies()
         if len(policies) > 1:
             raise UsageError(f"--policy {' '.join(self.policy)}: give one")

@@ -306,8 +306,11 @@ def builtin_policies() -> list[str]:
     return [path.stem for path in shipped_files("policies")]
 
 
-def load_policy(name_or_path: str) -> Policy:
-    """A built-in policy by name, or a policy from a YAML file. UsageError names the file and what is wrong."""
+def load_policy(name_or_path: str | Policy) -> Policy:
+    """A built-in policy by name, a policy from a YAML file, or the policy itself. UsageError names the file and what is
+    wrong in it."""
+    if isinstance(name_or_path, Policy):
+        return name_or_path
     path = shipped_or_file(name_or_path, shipped_files("policies"), "policy")
     return policy_from_dict(read_yaml(path, "policy"), str(path))
 

@@ -40,6 +40,11 @@ def torch_engines(
     return {label: replace(engine, device=str(device)) for label, engine in zip(labels, engines, strict=True)}
 
 
+def engine_under(model: nn.Module, device: torch.device, policies: Sequence[Policy]) -> Engine:
+    """The model quantized under the last policy, or in float where none enables a node."""
+    return list(torch_engines(model, device, None, policies).values())[-1]
+
+
 def _run_float(model: nn.Module, images: Tensor) -> Tensor:
     with _evaluating(model):
         return model(images)

@@ -52,13 +52,11 @@ class CompareOptions:
     ] = ()
     engine: Annotated[tuple[str, ...], Flag("of artifacts: one of both, or A's and B's", "NAME")] = ()
     extension: Annotated[tuple[str, ...], Flag("openvino: libraries with operators of your own", "FILE")] = ()
-    float_type: Annotated[
-        Literal["float32", "bfloat16", "float16"] | None, Flag("of what is not int8, if the engine chooses")
-    ] = None
+    float_type: shared.FloatType = None
     below: Annotated[
         float | None, Flag("SQNR below which tensors differ (default: 60; two INT8 sides: 30; one: 15)", "DB")
     ] = None
-    pictures: Annotated[int, Flag("pictures, evenly spread", "N")] = PICTURES
+    pictures: Annotated[int, Flag("pictures, evenly spread", "N", least=1)] = PICTURES
     only: Annotated[tuple[str, ...], Flag("print tensors of these names (*, ?)", "NODES")] = ()
     to: Annotated[str | None, Flag("dump the images and A's tensors, as .npz", "FILE")] = None
     names: Annotated[Literal["ours", "mindspore"], Flag("of parameters in --to (default ours); both are read")] = "ours"
@@ -76,7 +74,7 @@ class AlignOptions:
     compare: CompareOptions = CompareOptions()
     place: shared.PlaceOfPictures = shared.PlaceOfPictures()
     json: shared.Json = None
-    device: Annotated[Literal["auto", "cpu", "cuda"], shared.HIDDEN] = "auto"
+    device: shared.AnyDevice = "auto"
 
 
 OPTIONS = AlignOptions
@@ -128,9 +126,8 @@ def _side(each: Compared, engine: str | None, device: str) -> Side:
     if isinstance(each, Exported):
         return of_artifact(each.artifact, engine, options)
     if isinstance(each, Model):
-        policies = [each.policy] if each.policy and each.is_calibrated else []
         preprocess = each.preprocess if each.card.preprocess else None
-        return of_model(each.module, policies, World(device=each.device), each.name, preprocess)
+        return of_model(each.module, each.policies, World(device=each.device), each.name, preprocess)
     return open_side(each, engine=engine, options=options, world=world_on(device))
 
 
@@ -159,8 +156,6 @@ def run(options: AlignOptions, world: World) -> None:
     shared.one_process(world, "align")
     if options.b is None and not compare.to:
         raise UsageError("nothing to compare with: give B, or --to FILE to dump A's tensors")
-    if compare.pictures < 1:
-        raise UsageError(f"--pictures {compare.pictures}: must be at least 1")
     if compare.to and not compare.to.endswith(".npz"):
         raise UsageError(f"--to {compare.to}: must end in .npz")
     found = (_steps if compare.step else _forward)(options, _sides(options, world))

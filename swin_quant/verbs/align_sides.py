@@ -44,7 +44,7 @@ from swin_quant.score.alignment import (
     torch_trace,
 )
 from swin_quant.score.options import EngineOptions
-from swin_quant.score.torch_engines import torch_engines
+from swin_quant.score.torch_engines import engine_under
 from swin_quant.verbs.verify import is_quantized
 
 FLOAT_BELOW, QUANTIZED_BELOW, MIXED_BELOW = 60.0, 30.0, 15.0  # dB: two float sides, two quantized ones, one of each
@@ -117,7 +117,7 @@ def of_model(
     model: nn.Module, policies: Sequence[Policy], world: World, name: str, preprocess: Preprocess | None = None
 ) -> Side:
     """A model that torch runs: quantized under the policy if that enables a node, else in float."""
-    engine = list(torch_engines(model, world.device, None, policies).values())[-1]
+    engine = engine_under(model, world.device, policies)
     run = torch_trace(model, engine, name)
     return Side(
         f"{name} ({engine.label})",

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from swin_quant.base.cpu import usable_cores
-from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir
 from swin_quant.cli import shared
 from swin_quant.cli.flags import Flag
@@ -39,14 +39,11 @@ class MeasuringOptions:
 
 
 @dataclass(frozen=True)
-class ComparingOptions:
+class ComparingOptions(shared.SplitOptions):
     """Pictures on which logits are compared."""
 
     TITLE = "pictures: what logits are compared on (default: seeded noise)"
-    data_path: Annotated[str | None, Flag("folder with val/, or its zip; or: digits", "DIR")] = None
-    zip: Annotated[bool, Flag("the zip of the split, even where a folder lies beside it")] = False
-    split: Annotated[str, Flag("default val")] = "val"
-    pictures: Annotated[int, Flag("evenly spread over those there are", "N")] = 256
+    pictures: Annotated[int, Flag("evenly spread over those there are", "N", least=1)] = 256
 
 
 @dataclass(frozen=True)
@@ -110,8 +107,6 @@ def run(options: BenchOptions, world: World) -> None:
 
     shared.one_process(world, "bench")
     how, place = options.measuring, options.comparing
-    if place.pictures < 1:
-        raise UsageError(f"--pictures {place.pictures}: must be at least 1")
     threads = usable_cores() if how.threads is None else how.threads
     plan = BenchPlan(tuple(dict.fromkeys(how.batch)), how.rounds, how.seconds, threads)
     if options.output:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from swin_quant.base.errors import SwinQuantError, UsageError, called
 from swin_quant.cli import shared
-from swin_quant.cli.flags import Flag, Rare
+from swin_quant.cli.flags import Flag, Rare, flags_given
 from swin_quant.quant.names import CALIBRATED_ON, DEFAULT_PERCENTILE
 
 if TYPE_CHECKING:
@@ -125,9 +125,8 @@ def calibrate(
     else:
         opened = pictures
     scratch = Scratch(Path(folder) / f"{model.name}_calib.passes") if folder is not None else Scratch()
-    chosen = load_policy(chosen) if isinstance(chosen, str) else chosen
     with all_or_nothing(model.module):
-        calibrate_model(model, opened, chosen, plan, World(device=model.device), scratch=scratch)
+        calibrate_model(model, opened, load_policy(chosen), plan, World(device=model.device), scratch=scratch)
     scratch.clear()
     return model
 
@@ -267,7 +266,15 @@ def run(options: CalibrateOptions, world: World) -> None:
     checkpoint, statistics = shared.opened(options.checkpoint), options.statistics
     if not checkpoint and not options.random_weights and not statistics:
         raise UsageError("no checkpoint: name one (or --random-weights to time an untrained model)")
-    if statistics and (idle := [flag for flag, value in _of_pictures(options).items() if value]):
+    of_pictures = CalibrateOptions(
+        sample=options.sample,
+        ranges=shared.RangeOptions(exact_histogram=options.ranges.exact_histogram),
+        passes=options.passes,
+        augment=options.augment,
+        replace_head=options.replace_head,
+        random_weights=options.random_weights,
+    )
+    if statistics and (idle := flags_given(of_pictures)):
         raise UsageError(f"{idle[0]}: the pictures are those of --statistics: leave it out")
     if statistics and not checkpoint and not options.model.cfg:
         checkpoint = shared.opened(str(calibrated_beside(statistics)))
@@ -296,21 +303,6 @@ def plan_of(options: CalibrateOptions, cfg: CfgNode) -> CalibrationPlan:
         max_unreadable=options.data.max_unreadable,
         passes=options.passes.plan(),
     )
-
-
-def _of_pictures(options: CalibrateOptions) -> dict[str, object]:
-    """Flag -> its value, of options that mean something only where pictures are read."""
-    sample, passes = options.sample, options.passes
-    return {
-        "--pictures": sample.pictures,
-        "--split": sample.split,
-        "--augment": options.augment,
-        "--exact-histogram": options.ranges.exact_histogram,
-        "--passes": passes.passes,
-        "--no-equalize": passes.no_equalize,
-        "--replace-head": options.replace_head,
-        "--random-weights": options.random_weights,
-    }
 
 
 def calibrate_and_score(

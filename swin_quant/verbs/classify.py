@@ -31,7 +31,7 @@ from swin_quant.score.engine import Engine
 from swin_quant.score.metrics import Guess, class_names, top_classes
 from swin_quant.score.options import EngineOptions
 from swin_quant.score.run_engines import Inferred, infer
-from swin_quant.score.torch_engines import torch_engines
+from swin_quant.score.torch_engines import engine_under
 
 SHARDS_SCHEMA = "swin-quant/prediction-shards/1"
 
@@ -77,7 +77,7 @@ def of_model(
 ) -> Classifying:
     """A model in torch: quantized under the first of `policies`, else in float."""
     device = next(model.parameters()).device
-    engine = list(torch_engines(model, device, None, policies[:1]).values())[-1]
+    engine = engine_under(model, device, policies[:1])
     return Classifying(name, engine, preprocess, classes, names, sha256, device)
 
 

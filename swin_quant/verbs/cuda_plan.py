@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from swin_quant.cli import shared
 from swin_quant.cli.flags import Flag
@@ -45,7 +45,7 @@ class PlanOptions:
     static: Annotated[bool, Flag("estimate each launch from its compiled kernel instead, with a range")] = False
     output: Annotated[str | None, Flag("also write the plan there, as .md, .csv and .json", "DIR")] = None
     json: shared.Json = None
-    device: Annotated[Literal["cpu"], shared.HIDDEN] = "cpu"
+    device: shared.OnlyCpu = "cpu"
 
 
 OPTIONS = PlanOptions

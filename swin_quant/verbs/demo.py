@@ -32,15 +32,13 @@ class DemoOptions:
 
     output: Annotated[str, Flag("folder of everything", "DIR")] = "out/demo"
     model: Annotated[Literal["swin_digits", "swinv2_digits"], Flag("which micro Swin")] = "swin_digits"
-    epochs: Annotated[int, Flag("epochs of the float training", "N")] = 6
+    epochs: Annotated[int, Flag("epochs of the float training", "N", least=1)] = 6
 
 
 OPTIONS = DemoOptions
 
 
 def run(options: DemoOptions, world: World) -> None:
-    if options.epochs < 1:
-        raise UsageError(f"--epochs {options.epochs}: must be at least 1")
     one_process(world, "the demo")
     show_cards(run_demo(options, world))
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from swin_quant.base.errors import UsageError
 from swin_quant.cli import shared
-from swin_quant.cli.flags import Flag, Rare
+from swin_quant.cli.flags import Flag, Rare, flags_given
 from swin_quant.cli.output import show_cards, tell
 
 if TYPE_CHECKING:
@@ -45,11 +45,9 @@ class ScoredSample:
     """How many pictures of the split are scored."""
 
     TITLE = "pictures"
-    pictures: Annotated[int | None, Flag("score a seeded sample of so many (default: all)", "N")] = None
+    pictures: Annotated[int | None, Flag("score a seeded sample of so many (default: all)", "N", least=1)] = None
 
     def keys(self) -> dict[str, Any]:
-        if self.pictures is not None and self.pictures < 1:
-            raise UsageError(f"‹pictures› {self.pictures}: must be at least 1")
         return {"DATA.SCORED": self.pictures} if self.pictures else {}
 
 
@@ -79,36 +77,6 @@ class EvaluateOptions:
     shard: Annotated[int | None, Rare("pictures a Parquet file (default 10000)", "N")] = None
     fake_quant: Annotated[bool, Rare("score the simulation beside an artifact")] = False
     no_own_float: Annotated[bool, Rare("do not score the float form on the engine beside an artifact")] = False
-
-    @property
-    def of_checkpoints(self) -> dict[str, object]:
-        """Flag -> value, for the options that only a checkpoint takes."""
-        policy = self.policy
-        return {
-            "--cfg": self.model.cfg,
-            "--opts": self.model.opts,
-            "--policy": policy.policy,
-            "--wprec": policy.wprec,
-            "--aprec": policy.aprec,
-            "--quant-per-tensor": policy.quant_per_tensor,
-            "--narrow-range": policy.narrow_range,
-            "--saturation-safe": policy.saturation_safe,
-            "--off": policy.off,
-            "--replace-head": self.replace_head,
-            "--output": self.output,
-        }
-
-    @property
-    def of_artifacts(self) -> dict[str, object]:
-        """Flag -> value, for the options that only artifacts take."""
-        engines = self.engines
-        return {
-            "--engine": engines.engine,
-            "--threads": engines.threads,
-            "--float-type": engines.float_type,
-            "--fake-quant": self.fake_quant,
-            "--no-own-float": self.no_own_float,
-        }
 
 
 OPTIONS = EvaluateOptions
@@ -192,9 +160,8 @@ def evaluate(
         return _of_artifact(model, pictures, half, batch_size, original, engine)
     if engine:
         raise UsageError(f"{model.name}: engine {engine} runs artifacts: export the model first")
-    own = [model.policy] if model.policy and model.is_calibrated else []
     named = [policies] if isinstance(policies, str | Policy) else policies
-    chosen = own if named is None else [load_policy(p) if isinstance(p, str) else p for p in named]
+    chosen = model.policies if named is None else [load_policy(one) for one in named]
     if model.is_calibrated:
         check_bits(model.module, model.card, chosen, model.name)
     world = World(device=model.device)
@@ -250,10 +217,14 @@ def run(options: EvaluateOptions, world: World) -> None:
         if checkpoint:
             raise UsageError(f"{files[0]} and --checkpoint {checkpoint} are both checkpoints: give one of them")
         checkpoint, files = files[0], ()
-    kind, idle = ("artifacts", options.of_checkpoints) if files else ("checkpoints", options.of_artifacts)
-    if wrong := [flag for flag, value in idle.items() if value]:
-        more = "their run cards say that" if files else "name an artifact"
-        raise UsageError(f"{wrong[0]} is not for {kind}: {more}")
+    if files:
+        mine = EvaluateOptions(replace_head=options.replace_head, output=options.output)
+        if wrong := flags_given(options.model, options.policy, mine):
+            raise UsageError(f"{wrong[0]} is not for artifacts: their run cards say that")
+    elif wrong := flags_given(
+        options.engines, EvaluateOptions(fake_quant=options.fake_quant, no_own_float=options.no_own_float)
+    ):
+        raise UsageError(f"{wrong[0]} is not for checkpoints: name an artifact")
     if options.shard is not None and options.answers is None:
         raise UsageError("--shard: is for --answers")
     if files:

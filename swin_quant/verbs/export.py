@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +11,7 @@ from swin_quant.backends.backend import PRECISIONS, Backend
 from swin_quant.backends.registry import targets
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.cli.flags import Flag, Group, Rare
-from swin_quant.cli.shared import ModelOptions, OutputKind, PolicyOptions, config_of, one_process, opened
+from swin_quant.cli.shared import ModelOptions, OnlyCpu, OutputKind, PolicyOptions, config_of, one_process, opened
 
 if TYPE_CHECKING:
     from torch import nn
@@ -65,7 +64,7 @@ class TargetOptions:
     policy: Annotated[PolicyOptions, Group("policy: which nodes are quantized, and how (default: see below)")] = (
         PolicyOptions()
     )
-    device: Annotated[Literal["cpu"], Flag(argparse.SUPPRESS)] = "cpu"
+    device: OnlyCpu = "cpu"
 
 
 @dataclass(frozen=True)
@@ -151,8 +150,9 @@ def exported_as(
     cfg = config_of(checkpoint, options.model, MODEL__OUTPUT_KIND=output_kind)
     given = {key: getattr(options, key) for key in ("float_type", "batch", "sm", "fix_gelu_bias")} | onnx.given()
     given["check"] = options.check and "check" in targets()[backend].exporting.flags
-    how = (options.precision, given, options.policy.saturation_safe)
-    return export_checkpoint(checkpoint, backend, options.output, cfg, options.policy.one(), *how)
+    policy, how = options.policy, (options.precision, given, options.policy.saturation_safe)
+    chosen = None if policy == PolicyOptions(saturation_safe=True) else policy.one()  # it may change the target's own
+    return export_checkpoint(checkpoint, backend, options.output, cfg, chosen, *how)
 
 
 def _print(artifact: Artifact, target: Backend, checkpoint: str) -> None:
@@ -204,7 +204,7 @@ def export(
 
     model, target = model_of(model), target_of(backend)
     told = exporter_options(target, precision, options)  # contradictions are refused before a file is written
-    chosen = load_policy(policy) if isinstance(policy, str) else policy
+    chosen = load_policy(policy) if policy else None
     plain = bool(options.get("plain"))
     used = policy_of(backend, model.card, model.file, chosen, precision, saturation_safe, plain)
     if not isinstance(model.module, Classifier):

@@ -180,7 +180,7 @@ def finetune(
         overwrite=overwrite,
         original=str(original) if original else None,
     )
-    chosen = [load_policy(policy) if isinstance(policy, str) else policy] if policy else []
+    chosen = [load_policy(policy)] if policy else []
     with called(**{"continue": "resume", "output": "folder", "batch": "batch_size"}):
         return finetune_and_score(cfg, how, request, chosen, world_on(device))
 
@@ -281,16 +281,14 @@ def finetune_and_show(
 
     data, training, qat = options.data, options.training, options.qat
     recipe = qat.change(load_recipe(training.recipe or DEFAULT_RECIPE), training, data.batch)
-    policies = options.policy.policies()
-    if len(policies) > 1:
-        raise UsageError("--policy: fine-tuning is for one policy at a time")
+    policy = options.policy.one()
     request = replace(
         training.request(folder, checkpoint, data, options.replace_head),
         teacher=qat.teacher,
         teacher_cfg=config_given(qat.teacher_cfg, qat.teacher) if qat.teacher_cfg else None,
         original=options.original,
     )
-    tuned = finetune_and_score(cfg, recipe, request, policies, world, data.half, not options.no_eval)
+    tuned = finetune_and_score(cfg, recipe, request, [policy] if policy else [], world, data.half, not options.no_eval)
     scored = tuned.evaluation
     if world.is_main and scored.outputs:
         print(scored)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import argparse
 import logging
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from swin_quant.base.errors import SwinQuantError, UsageError, called, listed, memory_errors_named
 from swin_quant.cli import shared
-from swin_quant.cli.flags import Flag
+from swin_quant.cli.flags import Flag, flags_given
 from swin_quant.quant.names import INT8_MODES
 from swin_quant.verbs.finetune import FinetuneOptions, QatOptions, finetune_and_show
 from swin_quant.verbs.train import TrainingOptions
@@ -119,14 +118,10 @@ class FrontDoorOptions:
         return shared.config_of(self.checkpoint, self.model, self.data, self.run, OUTPUT=self.output, TAG=self.tag)
 
     @property
-    def for_training(self) -> Iterator[str]:
+    def for_training(self) -> list[str]:
         """The flags that were given and mean something to --train alone."""
-        changes = asdict(self.training).items() - asdict(TrainingOptions()).items()
-        changes |= asdict(self.qat).items() - asdict(QatOptions()).items()
-        names = {name for name, _ in changes} - {"amp_opt_level"} | ({"qat_lr"} if self.qat_lr is not None else set())
-        for name in sorted(names):
-            flag = {"go_on": "--continue"}.get(name, f"--{name.replace('_', '-')}")
-            yield WORDS.get(flag, flag)
+        given = flags_given(self.training, self.qat) + ["--qat-lr"] * (self.qat_lr is not None)
+        return [WORDS.get(flag, flag) for flag in given if flag != "--amp-opt-level"]
 
 
 OPTIONS = FrontDoorOptions
@@ -249,7 +244,7 @@ def _refuse(options: FrontDoorOptions) -> None:
         raise UsageError(f"--version {options.version}: the config says so itself, and MODEL.TYPE is {cfg.MODEL.TYPE}")
     if options.train and options.qat.teacher and not (options.qat.distill or options.training.recipe):
         raise UsageError("--teacher: is for --distill: add it, or leave the teacher out")
-    if not options.train and (idle := list(options.for_training)):
+    if not options.train and (idle := options.for_training):
         raise UsageError(f"{idle[0]}: is for training: add --train, or leave it out")
     if options.original and not (options.train or options.eval):
         raise UsageError("--float: is for --train and --eval: add one of them, or leave it out")

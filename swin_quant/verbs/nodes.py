@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from swin_quant.base.errors import UsageError
 from swin_quant.cli import shared
 from swin_quant.cli.flags import Flag
 from swin_quant.cli.output import tell
@@ -31,7 +30,7 @@ class NodesOptions:
     policy: shared.PolicyOptions = shared.PolicyOptions()
     format: Annotated[Literal["table", "csv"], Flag("how they are printed")] = "table"
     json: shared.Json = None
-    device: Annotated[Literal["cpu"], shared.HIDDEN] = "cpu"
+    device: shared.OnlyCpu = "cpu"
 
 
 OPTIONS = NodesOptions
@@ -45,10 +44,7 @@ def run(options: NodesOptions, world: World) -> None:
 
     checkpoint = shared.opened(options.checkpoint)
     cfg = shared.config_of(checkpoint, options.model)
-    policies = options.policy.policies()
-    if len(policies) > 1:
-        raise UsageError("--policy: nodes are listed under one policy at a time")
-    model = model_or_shapes(cfg, checkpoint, policies[0] if policies else None)
+    model = model_or_shapes(cfg, checkpoint, options.policy.one())
     rows = list_nodes(model, (1, *model.input_shape))
     if not world.is_main:
         return

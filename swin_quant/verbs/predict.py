@@ -46,24 +46,17 @@ class AnswerOptions:
     logits: Annotated[
         str | None, Flag("write <ARTIFACT>_logits.npz there, and no classes: outputs for other programs", "DIR")
     ] = None
-    top: Annotated[int, Flag("classes a picture", "N")] = 5
+    top: Annotated[int, Flag("classes a picture", "N", least=1)] = 5
     batch: Annotated[int, Flag("pictures at a time", "N")] = shared.DEFAULT_BATCH
     workers: Annotated[int, Rare("processes that load pictures, at most", "N")] = 8
 
 
 @dataclass(frozen=True)
-class PlaceOptions:
+class PlaceOptions(shared.SplitOptions):
     """A split of a data set, in place of pictures by name; for --logits."""
 
-    TITLE = "pictures of a data set"
-    data_path: Annotated[
-        str | None, Flag("--logits: folder of pictures, or with val/ or its zip; digits, csv:FILE, ...", "DIR")
-    ] = None
-    zip: Annotated[bool, Rare("--logits: the zip of the split, even where a folder lies beside it")] = False
-    split: Annotated[str, Flag("--logits: split of --data-path (default val)")] = "val"
-    max_unreadable: Annotated[
-        float, Rare("--logits: end the run when more than this share is unreadable (default 0.01)", "SHARE")
-    ] = 0.01
+    TITLE = "pictures of a data set, for --logits"
+    max_unreadable: shared.MaxUnreadable = 0.01
 
 
 @dataclass(frozen=True)
@@ -141,8 +134,8 @@ def predict(
     elif engine:
         raise UsageError(f"{model.name}: engine {engine} runs artifacts: export the model first")
     else:
-        policies = [model.policy] if model.policy and model.is_calibrated else []
-        by = of_model(model.module, model.name, model.preprocess, model.classes, policies, names=model.class_names)
+        how = (model.preprocess, model.classes, model.policies)
+        by = of_model(model.module, model.name, *how, names=model.class_names)
     with eval_mode(*network):
         found = classify(by, shown, top).answers
     return Guesses(found, by=_model_and_engine(by))
@@ -168,8 +161,6 @@ def run(options: PredictOptions, world: World) -> None:
         raise UsageError("--output and --json: choose one, Parquet files or JSON")
     if wanted.shard and not wanted.output:
         raise UsageError("--shard: is for --output")
-    if wanted.top < 1:
-        raise UsageError(f"--top {wanted.top}: must be at least 1")
     pictures = NamedPictures(list(options.images))
     by = (_of_checkpoint if is_checkpoint(options.model) else _of_artifact)(options, world)
     if sharding := shared.sharding(wanted.output, wanted.shard):
@@ -193,7 +184,7 @@ def _write_logits(options: PredictOptions, world: World) -> None:
     shared.one_process(world, "predict --logits")
     if is_checkpoint(options.model):
         raise UsageError(f"--logits: {options.model} is a checkpoint: export it, then name the artifact")
-    pictures = shared.PictureOptions(place.data_path, options.images, place.zip, place.split)
+    pictures = shared.PictureOptions(place.data_path, place.zip, place.split, options.images)
     assert wanted.logits is not None
     write_logits(
         open_artifact(options.model),

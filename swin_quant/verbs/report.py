@@ -31,14 +31,11 @@ _NO_RESULT = "no result: run `swin-quant evaluate`"
 
 
 @dataclass(frozen=True)
-class PageOptions:
+class PageOptions(shared.SplitOptions):
     """Pictures for the page."""
 
     TITLE = "pictures for the page, that float and quantized name differently"
-    data_path: Annotated[str | None, Flag("folder with the split, or its zip; or: digits", "DIR")] = None
-    zip: Annotated[bool, Flag("the zip of the split, even where a folder lies beside it")] = False
-    split: Annotated[str, Flag("which split of the data (default val)")] = "val"
-    pictures: Annotated[int, Flag("how many", "N")] = 256
+    pictures: Annotated[int, Flag("how many", "N", least=1)] = 256
 
 
 @dataclass(frozen=True)
@@ -72,8 +69,6 @@ def run(options: ReportOptions, world: World) -> None:
     cards = with_results(read)
     if options.page.data_path and not options.html:
         raise UsageError("--data-path: is for the page: add --html FILE")
-    if options.page.pictures < 1:
-        raise UsageError(f"--pictures {options.page.pictures}: must be at least 1")
     if options.html:  # what the page needs is said before its pictures are classified
         library("vl_convert", "report")
         ensure_writable_dir(Path(options.html).parent)

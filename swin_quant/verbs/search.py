@@ -216,7 +216,7 @@ def search(
     if not model.is_calibrated:
         raise UsageError(f"{model.name}: is a float model: sq.calibrate it first")
     refuse_changed(model)
-    base = load_policy(policy) if isinstance(policy, str) else policy
+    base = load_policy(policy) if policy else None
     options = EngineOptions(threads=threads, float_type=float_type, device=device)
     budget, sampling = Budget(max_drop, min_agreement, min_sqnr), Sampling(split="")  # "": nobody said which split
     if isinstance(pictures, PictureSet):
@@ -255,15 +255,13 @@ def settings_of(options: SearchOptions, checkpoint: Checkpoint, cfg: CfgNode, wo
     from swin_quant.data.sampling import Sampling
     from swin_quant.verbs.search_settings import SearchedNetwork, SearchSettings
 
-    data, policies = options.data, options.policy.policies()
-    if len(policies) > 1:
-        raise UsageError("--policy: the layers of one policy are switched")
+    data = options.data
     return SearchSettings(
         SearchedNetwork.of_config(cfg),
         str(checkpoint),
         options.engine,
         shared.output_dir(options.output, cfg),
-        policies[0] if policies else None,
+        options.policy.one(),
         options.budget.loss(),
         options.budget.max_ms,
         1 if data.batch is None else data.batch,

@@ -112,7 +112,7 @@ def sensitivity(model: Model | nn.Module | str | Path, pictures: Source, policy:
     model, pictures = model_of(model), source_of(pictures)
     if not has_classes(model.module):
         need_logits(getattr(model.module, "output_kind", FEATURES), "sensitivity")
-    chosen = load_policy(policy) if isinstance(policy, str) else policy or model.policy
+    chosen = load_policy(policy) if policy else model.policy
     if chosen is None:
         raise UsageError(f"{model.name}: has no policy: name one, or calibrate the model")
     if model.is_calibrated:
@@ -238,13 +238,11 @@ def _of_checkpoint(options: SensitivityOptions, world: World) -> SensitivityReco
         raise UsageError("nothing to measure: name a calibrated checkpoint")
     checkpoint, data = open_checkpoint(options.checkpoint), options.data
     cfg = shared.config_of(checkpoint, options.model, data, options.run)
-    policies = options.policy.policies()
-    if len(policies) > 1:
-        raise UsageError("--policy: nodes are measured under one policy at a time")
+    policy = options.policy.one()
     size = min(data.batch or BATCH, BATCH)  # more gains nothing, and the outputs of all blocks are kept in memory
     sampling = Sampling(data.pictures, data.split, cfg.SEED + 1, size, data.max_unreadable)
     need_logits(cfg.MODEL.OUTPUT_KIND, "sensitivity")
-    subject = load_for_scoring(cfg, checkpoint, policies, world)
+    subject = load_for_scoring(cfg, checkpoint, [policy] if policy else [], world)
     if not subject.policies:
         raise UsageError(f"{checkpoint}: is a float checkpoint: calibrate it first")
     pictures, preprocess = open_unlabelled(cfg, data.split), Preprocess.from_dict(subject.card.preprocess)

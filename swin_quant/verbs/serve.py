@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import shutil
 import socket
@@ -13,12 +12,12 @@ from dataclasses import dataclass, field, replace
 from glob import escape
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from swin_quant.base import __version__
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.cli.flags import Flag
-from swin_quant.cli.shared import EngineFlags, one_process
+from swin_quant.cli.shared import AnyDevice, EngineFlags, one_process
 from swin_quant.score.options import EngineOptions
 from swin_quant.serving.limits import ServiceLimits
 
@@ -78,7 +77,7 @@ class ServeOptions:
     labels: Annotated[str | None, Flag("class names, one a line (default: the model's, ImageNet's)", "FILE")] = None
     engines: EngineFlags = EngineFlags()
     limits: LimitFlags = LimitFlags()
-    device: Annotated[Literal["auto", "cpu", "cuda"], Flag(argparse.SUPPRESS)] = "auto"
+    device: AnyDevice = "auto"
 
 
 OPTIONS = ServeOptions

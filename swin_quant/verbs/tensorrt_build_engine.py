@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.cli import shared
@@ -43,9 +43,9 @@ class BuildEngineOptions:
     allow_float32: Annotated[bool, Flag("take an int8 graph whose float part is float32")] = False
     no_verify: Annotated[bool, Flag("leave verification out; no pictures are needed then")] = False
     checkpoint: Annotated[str | None, Flag("what the model was made from (default: looked for)", "FILE")] = None
-    pictures: Annotated[int, Flag("pictures, evenly spread over those there are", "N")] = PICTURES
+    pictures: Annotated[int, Flag("pictures, evenly spread over those there are", "N", least=1)] = PICTURES
     place: shared.PictureOptions = shared.PictureOptions()
-    device: Annotated[Literal["auto", "cpu", "cuda"], shared.HIDDEN] = "auto"
+    device: shared.AnyDevice = "auto"
 
 
 OPTIONS = BuildEngineOptions
@@ -120,8 +120,6 @@ def run(options: BuildEngineOptions, world: World) -> None:
     place = options.place
     if not world.is_main:
         return
-    if options.pictures < 1:
-        raise UsageError(f"--pictures {options.pictures}: must be at least 1")
     cache = Path(options.timing_cache) if options.timing_cache else None
     batches = (options.min_batch, options.opt_batch, options.max_batch)
     wanted = BuildOptions(*batches, options.workspace, cache, options.allow_float32)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.cli import shared
@@ -40,11 +40,11 @@ class VerifyOptions:
 
     artifact: Annotated[str, Flag("exported file; its run card lies beside it", "ARTIFACT", place=True)]
     checkpoint: Annotated[str | None, Flag("what it was made from (default: looked for)", "FILE")] = None
-    pictures: Annotated[int, Flag("pictures, evenly spread over those there are", "N")] = PICTURES
+    pictures: Annotated[int, Flag("pictures, evenly spread over those there are", "N", least=1)] = PICTURES
     engines: shared.EngineFlags = shared.EngineFlags()
     place: shared.PictureOptions = shared.PictureOptions()
     json: shared.Json = None
-    device: Annotated[Literal["auto", "cpu", "cuda"], shared.HIDDEN] = "auto"
+    device: shared.AnyDevice = "auto"
 
 
 OPTIONS = VerifyOptions
@@ -291,8 +291,6 @@ def verified(options: VerifyOptions, world: World) -> tuple[Artifact, list[Verif
     """The artifact that options name, and how far it is from its checkpoint; nothing is printed."""
     from swin_quant.backends.artifact import open_artifact
 
-    if options.pictures < 1:
-        raise UsageError(f"--pictures {options.pictures}: must be at least 1")
     place = options.place
     how = Verifying(
         options.engines.engine or None,

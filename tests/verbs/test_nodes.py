@@ -151,7 +151,9 @@ def test_a_policy_of_the_user_s(run, nodes, micro, tmp_path):
 
 
 def test_one_policy_at_a_time(run, micro):
-    assert "one policy" in run("nodes", "--cfg", micro / "swin.yaml", "--policy", "qdq", "ft-mode1").error(2)
+    assert "--policy qdq ft-mode1: give one" in run(
+        "nodes", "--cfg", micro / "swin.yaml", "--policy", "qdq", "ft-mode1"
+    ).error(2)
 
 
 def test_pictures_of_any_number_of_channels(nodes):

@@ -110,7 +110,7 @@ def test_two_ranks_measure_the_same(forked, words, own, run, tmp_path):
 def test_wrong_input_is_one_line(run, words, micro, pictures, own, tmp_path):
     rest = ["--data-path", pictures]
     assert "calibrate it first" in run("sensitivity", micro / "swin.pth", "--cfg", micro / "swin.yaml", *rest).error(2)
-    assert "one policy at a time" in run(*words, "--policy", "qdq", "float").error(2)
+    assert "--policy qdq float: give one" in run(*words, "--policy", "qdq", "float").error(2)
     assert "no node is on" in run(*words, "--off", "*", "--policy", "qdq").error(1)
     assert "--pictures 0" in run(*words[:-3], 0).error(2)
     assert "name a calibrated checkpoint" in run("sensitivity", *rest).error(2)
