@@ -302,7 +302,7 @@ def test_wrong_input_is_one_line(small, run):
     only = run(*words, "--max-drop", 1, "--policy", "qdq").error(2)
     assert "--policy: fastertransformer runs ft-mode1, ft-mode2 only" in only
     assert "float" in run(*small[1], "--min-sqnr", 1, "--policy", "float").error(2)
-    assert "one policy are switched" in run(*small[1], "--max-drop", 1, "--policy", "qdq", "float").error(2)
+    assert "--policy qdq float: give one" in run(*small[1], "--max-drop", 1, "--policy", "qdq", "float").error(2)
     assert "name a calibrated checkpoint" in run("search", "--engine", "onnxruntime").error(2)
     assert "`quantize` has it" in run("nodes", small[0] / "swin_micro_calib.pth", "--policy", "auto").error(2)
 
