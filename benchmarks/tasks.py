@@ -216,7 +216,7 @@ def row(name: str, module: nn.Module, figure: Callable[..., str], scenes: Mappin
         cells.append(f"{covered['quantized']} of {covered['products']}, {100 * covered['share']:.1f} %")
         cells.append(figure(model(images), targets, masks))
         for engine in ENGINES:
-            run = sq.export(model, engine, work / engine, compared=False).load(threads=1)
+            run = sq.export(model, engine, work / engine).load(threads=1)
             cells.append(figure(run(images), targets, masks))
     return f"| {' | '.join(cells)} |"
 

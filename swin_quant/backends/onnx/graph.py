@@ -329,10 +329,16 @@ def _is_ceiled(node: "ir.Node") -> bool:
 
 
 def _joins(value: "ir.Value | None") -> bool:
-    """Whether a value is a concatenation, seen through operators that keep values."""
+    """Whether a value is a concatenation, seen through operators that OpenVINO takes into a pair or moves it across.
+
+    These keep values, or are constant scales and shifts, as in a batch norm that folds into no layer.
+    """
     producer = value.producer() if value else None
-    if producer is None or producer.op_type in _KEEPING:
-        return producer is not None and _joins(producer.inputs[0])
+    if producer is None:
+        return False
+    variable = [one for one in producer.inputs if one is not None and one.const_value is None]
+    if producer.op_type in _KEEPING or (producer.op_type in _BY_CHANNEL and len(variable) == 1):
+        return _joins(variable[0])
     return producer.op_type == "Concat"
 
 

@@ -21,6 +21,8 @@ class Fire(nn.Module):
         self.a, self.b = nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 3, padding=1)
         self.c, self.d = nn.Conv2d(16, 8, 1), nn.Conv2d(16, 8, 3, padding=1)
         self.last, self.head = nn.Conv2d(16, 8, 1), nn.Linear(8, 5)
+        self.norm, self.gain = nn.BatchNorm2d(16), nn.Parameter(torch.rand(16, 1, 1) + 0.5)
+        nn.init.uniform_(self.norm.weight, 0.5, 2)
 
     def forward(self, x):
         x = F.relu(self.stem(x))
@@ -29,6 +31,10 @@ class Fire(nn.Module):
             x = torch.cat([self.c(x), 5 * self.d(x)], 1)
         if self.joined == "pooled":
             x = F.max_pool2d(F.relu(x), 3, 2, ceil_mode=True)
+        if self.joined == "normed":  # as the maps of a backbone in a detector's neck
+            x = self.norm(x)
+        if self.joined == "scaled":
+            x = 0.1 + self.gain * x
         return self.head(F.relu(self.last(x)).mean((2, 3)))
 
 
@@ -69,6 +75,8 @@ NETWORKS = {
     "joined once": lambda: Fire("once"),
     "joined twice": lambda: Fire("twice"),
     "joined and pooled": lambda: Fire("pooled"),
+    "joined and normed": lambda: Fire("normed"),
+    "joined and scaled": lambda: Fire("scaled"),
     "wide average": Wide,
     "scaled average": Scaled,
     "zeros around": Padded,
