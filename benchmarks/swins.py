@@ -4,7 +4,8 @@
         [--output docs/results/swins.md]
 
 Each is wrapped, calibrated (policy qdq, no pass) on seeded noise, exported, and run on other noise. Most need
-transformers. Rows in --work are not made again. `networks.py` has the configurations.
+transformers. Rows in --work are not made again, and rows of networks that are not named stay in the page.
+`networks.py` has the configurations.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from typing import Any
 
 import torch
 from networks import NETWORKS, built, is_there
+from pages import place, read_table
 from torch import Tensor
 
 import swin_quant as sq
@@ -25,12 +27,14 @@ from swin_quant.base.cpu import reproducible
 from swin_quant.base.errors import first_line
 from swin_quant.base.files import atomic_write_bytes
 
-HEADING = (
-    "# Swin wherever it lives, and others of transformers\n\nMicro networks of random seeded weights. Parity: the "
+HEADING = "# Swin wherever it lives, and other networks of transformers\n"
+ABOUT = (
+    "Micro networks of random seeded weights. Parity: the "
     "largest difference between the float model here and the publisher's forward pass, over the largest output. SQNR "
     "in dB, against float: fake quantization, and files on engines (policy qdq, no pass; empty: not measured). Written "
     "by `python benchmarks/swins.py --output docs/results/swins.md`.\n\n"
 )
+TITLE = "Networks"
 COLUMNS = ("network", "input", "parity", "int8", "multiplications %", "fake-quant", "OpenVINO", "ONNX Runtime", "said")
 ENGINES = ("openvino", "onnxruntime")
 
@@ -45,13 +49,20 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
-    lines = [f"| {' | '.join(COLUMNS)} |", f"|{'---|' * len(COLUMNS)}"]
+    rows = stored(args.output) if args.output else {}
     for name in args.names or [name for name in NETWORKS if is_there(name)]:
         start = time.monotonic()
-        lines.append(f"| {' | '.join(kept(name, args.work, args.engines))} |")
-        print(lines[-1], f"{time.monotonic() - start:.0f} s", flush=True)
+        rows[name] = kept(name, args.work, args.engines)
+        print(*rows[name], f"{time.monotonic() - start:.0f} s", sep=" | ", flush=True)
     if args.output:
-        atomic_write_bytes(args.output, (HEADING + "\n".join([*lines, ""])).encode())
+        ordered = [COLUMNS, ["---"] * len(COLUMNS), *(rows[name] for name in NETWORKS if name in rows)]
+        place(args.output, HEADING, TITLE, ABOUT + "".join(f"| {' | '.join(cells)} |\n" for cells in ordered))
+
+
+def stored(page: Path) -> dict[str, list[str]]:
+    """The cells of each network that the page has."""
+    rows = read_table(page.with_suffix(".csv"))
+    return {row["network"]: [row[key] for key in COLUMNS] for row in rows if row["table"] == TITLE}
 
 
 def kept(name: str, work: Path, engines: list[str]) -> list[str]:

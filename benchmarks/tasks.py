@@ -17,12 +17,13 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from pages import cpu, place
+from swins import HEADING
 from torch import Tensor, nn
 
 import swin_quant as sq
 from swin_quant.base.compat import import_timm, import_torchvision
 from swin_quant.base.cpu import reproducible
-from swin_quant.base.files import atomic_write_bytes
 from swin_quant.data.sources import open_pictures
 
 SIDE, CELL, CLASSES = 64, 8, 10
@@ -48,10 +49,10 @@ class Scenes:
         targets = []
         for image, mask in zip(images, masks, strict=True):
             boxes, labels = [], []
-            for place in seeded.permutation(4)[: seeded.integers(1, 4)]:  # one in each quarter, at most
+            for quarter in seeded.permutation(4)[: seeded.integers(1, 4)]:  # one in each quarter, at most
                 side = int(seeded.integers(22, SIDE // 2 + 1))
                 left, top = (
-                    int(seeded.integers(0, SIDE // 2 - side + 1)) + SIDE // 2 * part for part in divmod(int(place), 2)
+                    int(seeded.integers(0, SIDE // 2 - side + 1)) + SIDE // 2 * part for part in divmod(int(quarter), 2)
                 )
                 index = int(seeded.integers(len(self.objects)))
                 patch = F.interpolate(self.objects[index][None], size=side, mode="bilinear", antialias=True)[0]
@@ -243,15 +244,13 @@ def main() -> None:
     print("\n".join(lines))
     if args.output:
         about = (
-            f"## Tasks\n\nA detector's mAP (at an overlap of half) and a segmenter's mIoU in percent, by torchmetrics, "
+            f"A detector's mAP (at an overlap of half) and a segmenter's mIoU in percent, by torchmetrics, "
             f"on {args.pictures} pictures composed of CIFAR-10's objects; products in int8 and their share of the "
             f"multiplications. Heads trained here for {args.steps} steps on the micro Swin of `examples/checkpoints`; "
-            f"policy qdq; AMD EPYC, VNNI and bfloat16, no AMX, 2 cores, shared. Written by "
-            f"`python benchmarks/tasks.py CIFAR10 --steps {args.steps} "
+            f"policy qdq; {cpu()}. Written by `python benchmarks/tasks.py CIFAR10 --steps {args.steps} "
             f"--pictures {args.pictures} --output docs/results/swins.md`.\n\n"
         )
-        before = args.output.read_text().partition("## Tasks")[0].rstrip()
-        atomic_write_bytes(args.output, f"{before}\n\n{about}{chr(10).join(lines)}\n".encode())
+        place(args.output, HEADING, "Tasks", about + "".join(f"{line}\n" for line in lines))
 
 
 if __name__ == "__main__":

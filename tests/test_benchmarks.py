@@ -1,5 +1,7 @@
 """The benchmarks that need a GPU, on results given here by hand."""
 
+import csv
+import json
 import os
 import time
 from pathlib import Path
@@ -58,6 +60,26 @@ def test_a_page_says_what_its_times_depend_on(benchmark, tmp_path, monkeypatch):
         assert said in page
     monkeypatch.setenv("PATH", str(tmp_path / "none"))
     assert "driver unknown, " in "\n".join(script.heading(script.Place("cpu"), None))
+
+
+def test_a_rerun_of_some_networks_keeps_the_other_rows_and_sections(benchmark, tmp_path, monkeypatch):
+    script, page, work = benchmark("swins"), tmp_path / "page.md", tmp_path / "work"
+    work.mkdir()
+
+    def rerun(network, decibels):
+        cells = [network, *[""] * (len(script.COLUMNS) - 3), decibels, ""]
+        (work / f"{network}.json").write_text(json.dumps(cells))  # as an earlier run left it
+        monkeypatch.setattr("sys.argv", ["swins.py", network, "--work", str(work), "--output", str(page)])
+        script.main()
+
+    rerun("Swinv2", "20.0")
+    benchmark("pages").place(page, script.HEADING, "Tasks", "| task | OpenVINO |\n|---|---|\n| detector | 42.2 |\n")
+    rerun("Swin", "30.0")
+    rerun("Swinv2", "25.0")
+    rows = list(csv.DictReader((tmp_path / "page.csv").open()))
+    assert [(row["network"], row["ONNX Runtime"]) for row in rows[:2]] == [("Swin", "30.0"), ("Swinv2", "25.0")]
+    assert [(row["task"], row["OpenVINO"]) for row in rows[2:]] == [("detector", "42.2")]
+    assert [line for line in page.read_text().splitlines() if line.startswith("## ")] == ["## Networks", "## Tasks"]
 
 
 @pytest.mark.slow
