@@ -5,13 +5,13 @@ import platform
 import re
 from pathlib import Path
 
-import torch
-
 from swin_quant.base import __version__
 
 
 def versions() -> dict[str, str | None]:
     """Versions of software, and the hardware; None for anything absent."""
+    import torch  # cards are read without it
+
     return {
         "swin_quant": __version__,
         "python": platform.python_version(),

@@ -5,9 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from swin_quant.base.files import atomic_write_bytes
+from swin_quant.base.progress import log
+from swin_quant.cards.card import RunCard
+from swin_quant.report.table import (
+    NARROW,
+    ReportTable,
+    html_table,
+    json_text,
+    print_fitted,
+    print_text,
+    screen_width,
+    terminal,
+)
+
 if TYPE_CHECKING:
-    from swin_quant.cards.card import RunCard
-    from swin_quant.report.table import ReportTable
     from swin_quant.report.verdict import DeployVerdict
 
 
@@ -22,31 +34,21 @@ class Printed:
 
     def show(self, otherwise: int = 140) -> None:
         """Print the tables as wide as the terminal, or `otherwise` columns wide into a pipe."""
-        from swin_quant.report.table import print_fitted
-
         print_fitted(self.text, otherwise)
 
     def text(self, width: int, color: bool = False) -> str:
         """The tables for a terminal of `width` columns."""
-        from swin_quant.report.table import terminal
-
         return "\n".join(terminal(one, width, color) for one in self.tables())
 
     def __str__(self) -> str:
         return self.text(self.WIDTH)
 
     def _repr_html_(self) -> str:
-        from swin_quant.report.table import html_table
-
         return "".join(map(html_table, self.tables()))
 
 
 def tell(target: str | None, show: Callable[[], object], data: Any) -> None:
     """Write a result's data as JSON where --json wants it, and show the result; "-": JSON alone, on standard output."""
-    from swin_quant.base.files import atomic_write_bytes
-    from swin_quant.base.progress import log
-    from swin_quant.report.table import json_text
-
     if target == "-":
         print(json_text(data), end="")
         return
@@ -73,7 +75,5 @@ def show_cards(cards: Sequence[RunCard], json: str | None = None, verdicts: Sequ
 
 def print_verdicts(verdicts: Sequence[DeployVerdict]) -> None:
     """Verdicts on standard output, a blank line before each."""
-    from swin_quant.report.table import NARROW, print_text, screen_width
-
     for one in verdicts:
         print_text("\n" + one.text(screen_width(NARROW)))

@@ -11,9 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 from swin_quant.backends.registry import engines
 from swin_quant.base.errors import UsageError, listed
+from swin_quant.base.files import shipped_files
+from swin_quant.base.progress import log
 from swin_quant.cli.flags import Flag, Rare
+from swin_quant.config import architecture
 from swin_quant.config.outputs import OUTPUT_KINDS
 from swin_quant.quant.names import AUTO, BY_BITS, CALIBRATORS, DEFAULT_PERCENTILE
+from swin_quant.score.options import EngineOptions
 
 if TYPE_CHECKING:
     from yacs.config import CfgNode
@@ -25,7 +29,6 @@ if TYPE_CHECKING:
     from swin_quant.quant.calibration import Method
     from swin_quant.quant.passes.run import PassPlan
     from swin_quant.quant.policy import Policy, Rule
-    from swin_quant.score.options import EngineOptions
 
 DEFAULT_BATCH = 32  # pictures at a time, without a config's value
 HIDDEN = Flag(argparse.SUPPRESS)  # without a place in --help
@@ -184,8 +187,6 @@ class EngineFlags:
     float_type: FloatType = None
 
     def options(self, world: World) -> EngineOptions:
-        from swin_quant.score.options import EngineOptions
-
         return EngineOptions(
             threads=self.threads, float_type=self.float_type, device=world.device.type, extensions=self.extension
         )
@@ -233,8 +234,6 @@ class RangeOptions:
 
 def pass_recipes() -> str:
     """The shipped recipes of passes, for --help."""
-    from swin_quant.base.files import shipped_files
-
     return f"{', '.join(path.stem for path in shipped_files('passes'))}, or a YAML file"
 
 
@@ -341,7 +340,6 @@ def config_of(checkpoint: Checkpoint | None, model: ModelOptions, *others: SetsK
     `checkpoint`: already open, or a path, which is then opened only for this. `more`: keys with `__` for the dot.
     """
     from swin_quant.checkpoint.identify import config_for, config_given
-    from swin_quant.config import architecture
 
     overrides = _set_keys(MODEL__RESUME=checkpoint and str(checkpoint), **more) | model.keys()
     for options in others:
@@ -371,8 +369,6 @@ def opened(checkpoint: str | None) -> OpenedCheckpoint | None:
 
 def tell_bits(policies: Sequence[Policy]) -> None:
     """Warn about policies with few bits. 7 bits are for export."""
-    from swin_quant.base.progress import log
-
     if few := [policy.name for policy in policies if any(rule.bits and rule.bits < 7 for rule in policy.rules)]:
         log.info(
             "%s: fewer than 8 bits are simulated: ONNX files hold such weights in int8 (those of 4 bits in INT4 with "

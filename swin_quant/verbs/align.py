@@ -10,9 +10,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from swin_quant.base.errors import UsageError
+from swin_quant.base.progress import log
 from swin_quant.cli import shared
 from swin_quant.cli.flags import Flag
 from swin_quant.cli.output import tell
+from swin_quant.report.table import print_table
+from swin_quant.score.options import EngineOptions
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -119,7 +122,6 @@ def _side(each: Compared, engine: str | None, device: str) -> Side:
     from swin_quant.base.distributed import World, world_on
     from swin_quant.exported import Exported
     from swin_quant.model import Model
-    from swin_quant.score.options import EngineOptions
     from swin_quant.verbs.align_sides import of_artifact, of_model, open_side
 
     options = EngineOptions(device=device)
@@ -225,13 +227,10 @@ def _steps(options: AlignOptions, sides: Sequence[Side]) -> Alignment | None:
 
 
 def _log_dump(file: str, count: int) -> None:
-    from swin_quant.base.progress import log
-
     log.info("%s: %d tensors", file, count)
 
 
 def _show(found: Alignment, options: AlignOptions) -> None:
     from swin_quant.report.engines import alignment_data, alignment_table
-    from swin_quant.report.table import print_table
 
     tell(options.json, lambda: print_table(alignment_table(found, options.compare.only)), alignment_data(found))

@@ -12,6 +12,8 @@ from swin_quant.base.reading import reads
 from swin_quant.cli import shared
 from swin_quant.cli.flags import Flag
 from swin_quant.cli.output import Printed, tell
+from swin_quant.config.sides import sides
+from swin_quant.report.table import ReportTable
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
     from swin_quant.checkpoint import Checkpoint
     from swin_quant.model import Model
     from swin_quant.operators.analysis import Analysis
-    from swin_quant.report.table import ReportTable
 
 EXAMPLES = """examples:
   swin-quant analyze swin_tiny_patch4_window7_224.pth
@@ -143,7 +144,6 @@ def analyze_checkpoint(
 
     `how`: the keywords of `analyze_module`.
     """
-    from swin_quant.config.sides import sides
     from swin_quant.loading import model_or_shapes
     from swin_quant.operators.analysis import analyze_module
     from swin_quant.operators.roofline import load_machine

@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from swin_quant.base.cpu import usable_cores
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir
+from swin_quant.base.progress import log
 from swin_quant.cli import shared
 from swin_quant.cli.flags import Flag
 from swin_quant.cli.output import tell
+from swin_quant.config.sides import sides
+from swin_quant.report.table import print_table
 
 if TYPE_CHECKING:
     from swin_quant.base.distributed import World
@@ -84,10 +88,6 @@ def bench(
     device: str = "cpu",
 ) -> BenchReport:
     """Measure artifacts and checkpoints of one model beside its float baselines; see `bench_candidates`."""
-    from tempfile import TemporaryDirectory
-
-    from swin_quant.base.progress import log
-    from swin_quant.config.sides import sides
     from swin_quant.score.bench import measure, noise
     from swin_quant.verbs.bench_candidates import bench_candidates
 
@@ -100,9 +100,7 @@ def bench(
 
 
 def run(options: BenchOptions, world: World) -> None:
-    from swin_quant.base.progress import log
     from swin_quant.report.engines import BENCH_FILES, bench_data, bench_table
-    from swin_quant.report.table import print_table
     from swin_quant.score.bench import BenchPlan, load_pictures
 
     shared.one_process(world, "bench")

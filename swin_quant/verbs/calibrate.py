@@ -10,8 +10,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from swin_quant.base.errors import SwinQuantError, UsageError, called
+from swin_quant.base.files import ensure_writable_dir
+from swin_quant.base.progress import log
+from swin_quant.cards.card import RunCard
+from swin_quant.cards.lineage import calibrated_again
+from swin_quant.cards.records import SourceRecord
+from swin_quant.cards.versions import versions
 from swin_quant.cli import shared
 from swin_quant.cli.flags import Flag, Rare, flags_given
+from swin_quant.config.families import families
+from swin_quant.config.family import Family
+from swin_quant.config.load import check_channels
+from swin_quant.config.outputs import LOGITS
 from swin_quant.quant.names import CALIBRATED_ON, DEFAULT_PERCENTILE
 
 if TYPE_CHECKING:
@@ -19,8 +29,6 @@ if TYPE_CHECKING:
     from yacs.config import CfgNode
 
     from swin_quant.base.distributed import World
-    from swin_quant.cards.card import RunCard
-    from swin_quant.cards.records import SourceRecord
     from swin_quant.checkpoint.opened import Checkpoint
     from swin_quant.data.picture_set import PictureSet, Source
     from swin_quant.data.pictures import Pictures
@@ -132,7 +140,6 @@ def calibrate(
 
 
 def _opened(model: Model, pictures: PictureSet, plan: CalibrationPlan) -> tuple[Pictures, CalibrationPlan]:
-    from swin_quant.base.progress import log
     from swin_quant.verbs.calibration_result import CalibrationPlan
 
     pictures = pictures.of_split("train")
@@ -161,8 +168,6 @@ def calibrate_model(
 ) -> Model:
     """`calibrate` by `plan`, the same ranges on any number of ranks; pictures that are no tensors go through
     `transform` (None: the model's preprocessing) in `workers` processes. An error may leave the model half changed."""
-    from swin_quant.cards.lineage import calibrated_again
-    from swin_quant.cards.versions import versions
     from swin_quant.data.class_names import stated
     from swin_quant.data.pictures import Pictures
     from swin_quant.quant.policy import apply_policy
@@ -231,8 +236,6 @@ def calibrate_checkpoint(
     seeded random weights of the config, for timing. Every rank returns the same ranges; rank 0 writes.
     """
     from swin_quant.base.distributed import World
-    from swin_quant.base.files import ensure_writable_dir
-    from swin_quant.config.load import check_channels
     from swin_quant.data.loader import default_workers
     from swin_quant.data.preprocess import augmented
     from swin_quant.data.sources import open_unlabelled
@@ -321,10 +324,8 @@ def calibrate_and_score(
     The first of `policies` calibrates, all are scored; none: the model's own. `half` None scores nothing. `statistics`:
     the file in which ranges are searched anew, in place of pictures.
     """
-    from swin_quant.base.progress import log
     from swin_quant.checkpoint.class_names import names_of
     from swin_quant.cli.output import show_cards
-    from swin_quant.config.outputs import LOGITS
     from swin_quant.data.sources import has_split
     from swin_quant.score.baseline import find_baseline
     from swin_quant.score.scoring import open_labelled, score_model
@@ -362,8 +363,6 @@ def calibrate_and_score(
 
 def unnamed_policy(cfg: CfgNode | None) -> Policy:
     """The policy to calibrate under where nobody names one: that of the model's family."""
-    from swin_quant.config.families import families
-    from swin_quant.config.family import Family
     from swin_quant.quant.policy import load_policy
 
     return load_policy((families()[cfg.MODEL.TYPE] if cfg else Family).policy)
@@ -371,8 +370,6 @@ def unnamed_policy(cfg: CfgNode | None) -> Policy:
 
 def tell_unnamed(policy: Policy) -> None:
     """Say which policy is scored though nobody named it."""
-    from swin_quant.base.progress import log
-
     log.info(
         "policy %s, since none is named (%s): name the one that is to be deployed, `swin-quant policies` says for "
         "which engine each is",

@@ -6,6 +6,7 @@ import argparse
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
+from swin_quant.base.extras import library
 from swin_quant.cli.flags import Flag, add_flags
 
 if TYPE_CHECKING:
@@ -27,8 +28,6 @@ OPTIONS = CompletionOptions
 
 
 def run(options: CompletionOptions, world: World) -> None:
-    from swin_quant.base.extras import library
-
     print(library("shtab", "completion").complete(whole_parser(), options.shell))
 
 

@@ -7,16 +7,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from swin_quant.base.errors import UsageError
+from swin_quant.base.files import ensure_writable_dir, require_file, sha256_of
+from swin_quant.base.progress import log
+from swin_quant.cards.card import RunCard
+from swin_quant.cards.lineage import calibrated_again, original, refuse_to_replace
+from swin_quant.cards.paths import card_path
+from swin_quant.cards.records import CalibrationRecord
 from swin_quant.cli.flags import Flag
 from swin_quant.cli.shared import ModelOptions, ReplaceHead, config_of, one_process, opened
+from swin_quant.config.load import portable_config
 
 if TYPE_CHECKING:
     import torch
     from yacs.config import CfgNode
 
     from swin_quant.base.distributed import World
-    from swin_quant.cards.card import RunCard
-    from swin_quant.cards.records import CalibrationRecord
     from swin_quant.checkpoint.opened import Checkpoint
 
 EXAMPLES = """examples:
@@ -48,10 +53,6 @@ OPTIONS = ConvertOptions
 def run(options: ConvertOptions, world: World) -> None:
     import torch
 
-    from swin_quant.base.files import require_file
-    from swin_quant.base.progress import log
-    from swin_quant.cards.paths import card_path
-
     one_process(world, "convert")
     if not (checkpoint := opened(options.checkpoint)):
         raise UsageError("no checkpoint: name the one to read")
@@ -70,13 +71,8 @@ def convert(
     How they were trained, or corrected by passes, and from which original, stays known; results stay with the
     other file.
     """
-    from swin_quant.base.files import ensure_writable_dir, require_file, sha256_of
-    from swin_quant.cards.card import RunCard
-    from swin_quant.cards.lineage import calibrated_again, original, refuse_to_replace
-    from swin_quant.cards.paths import card_path
     from swin_quant.checkpoint import load_float, made_before, open_checkpoint, save_float
     from swin_quant.checkpoint.class_names import names_of
-    from swin_quant.config.load import portable_config
     from swin_quant.data.preprocess import Preprocess
     from swin_quant.models import build_model
     from swin_quant.models.registry import exchanges_of

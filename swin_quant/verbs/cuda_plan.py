@@ -7,15 +7,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
+from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir
+from swin_quant.base.progress import log
 from swin_quant.cli import shared
 from swin_quant.cli.flags import Flag
 from swin_quant.cli.output import Printed, tell
+from swin_quant.report.table import NARROW, ReportTable, print_fitted
 
 if TYPE_CHECKING:
     from swin_quant.backends.cuda.planning import CudaPlan
     from swin_quant.base.distributed import World
     from swin_quant.model import Model
-    from swin_quant.report.table import ReportTable
 
 MODEL = "swin_tiny_patch4_window7_224"
 EXAMPLES = """examples:
@@ -108,10 +110,6 @@ def _tell(
     options: PlanOptions, found: Any, files: Mapping[str, Callable[[Any], str]], text: Callable[[Any, int, bool], str]
 ) -> None:
     """Write the plan's files, and print it as text or JSON."""
-    from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir
-    from swin_quant.base.progress import log
-    from swin_quant.report.table import NARROW, print_fitted
-
     if options.output:
         folder = ensure_writable_dir(options.output)
         for name, write in files.items():

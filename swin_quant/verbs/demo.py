@@ -8,16 +8,22 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
+from swin_quant.backends.registry import targets
 from swin_quant.base.errors import UsageError
+from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir
+from swin_quant.base.progress import log
+from swin_quant.cards.card import RunCard
+from swin_quant.cards.paths import card_path
 from swin_quant.cli.flags import Flag
 from swin_quant.cli.output import show_cards
 from swin_quant.cli.shared import one_process
+from swin_quant.config import find_config, load_config
+from swin_quant.train.recipe import load_recipe
 
 if TYPE_CHECKING:
     from yacs.config import CfgNode
 
     from swin_quant.base.distributed import World
-    from swin_quant.cards.card import RunCard
 
 EXAMPLES = """examples:
   swin-quant demo
@@ -45,15 +51,9 @@ def run(options: DemoOptions, world: World) -> None:
 
 def run_demo(options: DemoOptions, world: World) -> list[RunCard]:
     """Train, calibrate, finetune, export and score a micro Swin; returns the cards with the results."""
-    from swin_quant.backends.registry import targets
-    from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir
-    from swin_quant.base.progress import log
-    from swin_quant.cards.paths import card_path
-    from swin_quant.config import find_config, load_config
     from swin_quant.data.sources import DIGITS
     from swin_quant.quant.policy import load_policy
     from swin_quant.score.scoring import score_model
-    from swin_quant.train.recipe import load_recipe
     from swin_quant.train.run import Request
     from swin_quant.verbs.calibrate import calibrate_checkpoint
     from swin_quant.verbs.calibration_result import CalibrationPlan
@@ -110,9 +110,7 @@ def _digit(wanted: int) -> bytes:
 
 def _train_four_bits(cfg: CfgNode, checkpoint: Path, folder: Path, epochs: int, world: World) -> list[Path]:
     """The calibrated and the trained checkpoint at W4A4."""
-    from swin_quant.base.files import ensure_writable_dir
     from swin_quant.quant.policy import load_policy
-    from swin_quant.train.recipe import load_recipe
     from swin_quant.train.run import Request
     from swin_quant.verbs.calibrate import calibrate_checkpoint
     from swin_quant.verbs.calibration_result import CalibrationPlan
@@ -129,7 +127,6 @@ def _train_four_bits(cfg: CfgNode, checkpoint: Path, folder: Path, epochs: int, 
 
 def _score_checkpoints(files: Sequence[Path], cfg: CfgNode, world: World) -> dict[Path, RunCard]:
     """The cards of calibrated checkpoints, each under its own policy."""
-    from swin_quant.cards.paths import card_path
     from swin_quant.loading import card_and_baseline, load_for_scoring
     from swin_quant.score.scoring import score_model
 

@@ -20,10 +20,12 @@ from swin_quant.backends.releases import faults_of
 from swin_quant.base.cpu import usable_cores
 from swin_quant.base.errors import SwinQuantError, listed, one_line
 from swin_quant.base.extras import installing
+from swin_quant.cards.versions import versions
 from swin_quant.cli.flags import Flag
 from swin_quant.cli.output import tell
 from swin_quant.cli.shared import Json
 from swin_quant.report.machine import MachineFact, MachineFacts
+from swin_quant.report.table import print_fitted
 
 if TYPE_CHECKING:
     from swin_quant.base.distributed import World
@@ -71,8 +73,6 @@ OPTIONS = DoctorOptions
 
 
 def run(options: DoctorOptions, world: World) -> None:
-    from swin_quant.report.table import print_fitted
-
     if not world.is_main:
         return
     found, rest = doctor(), "" if options.all else "\nEverything else: swin-quant doctor --all\n"
@@ -100,8 +100,6 @@ def _asked(topic: str, ask: Callable[[], Iterator[tuple[str, ...]]]) -> Iterator
 
 
 def _versions() -> Iterator[tuple[str, ...]]:
-    from swin_quant.cards.versions import versions
-
     found = versions()
     for name in ("swin_quant", "python", "torch", "timm", "numpy"):
         yield (name, version) if (version := found[name]) else (name, "not installed", "caution", _REQUIRED)
@@ -199,7 +197,6 @@ def _cpu() -> Iterator[tuple[str, ...]]:
     import torch
 
     from swin_quant.backends.saturation import saturates
-    from swin_quant.cards.versions import versions
 
     yield "processor", f"{versions()['cpu'] or 'unknown'}, {usable_cores()} cores for this process"
     has: Mapping[str, object] = getattr(torch.cpu, "get_capabilities", dict)()

@@ -8,17 +8,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from swin_quant.base.errors import UsageError
+from swin_quant.base.files import check_writable, ensure_writable_dir, one_at_a_time
+from swin_quant.base.progress import log
+from swin_quant.cards.card import RunCard, update, with_results
+from swin_quant.cards.paths import card_path
+from swin_quant.cards.records import Result
 from swin_quant.cli import shared
 from swin_quant.cli.flags import Flag, Rare, flags_given
 from swin_quant.cli.output import show_cards, tell
+from swin_quant.config.outputs import LOGITS
+from swin_quant.report.table import html_facts
 
 if TYPE_CHECKING:
     from torch import nn
     from yacs.config import CfgNode
 
     from swin_quant.base.distributed import World
-    from swin_quant.cards.card import RunCard
-    from swin_quant.cards.records import Result
     from swin_quant.checkpoint.opened import Checkpoint
     from swin_quant.data.picture_set import PictureSet, Source
     from swin_quant.exported import Exported
@@ -104,7 +109,6 @@ class Evaluation:
 
     def _repr_html_(self) -> str:
         from swin_quant.report.accuracy import as_html
-        from swin_quant.report.table import html_facts
 
         if self.outputs:
             return html_facts(self.card.name, {score.subject: score.figures for score in self.outputs})
@@ -188,7 +192,6 @@ def _of_artifact(
     engine: str | None,
 ) -> Evaluation:
     from swin_quant.base.distributed import World
-    from swin_quant.cards.card import with_results
     from swin_quant.exported import find_checkpoint
     from swin_quant.report.verdict import of_artifact
     from swin_quant.verbs.evaluate_artifacts import Scoring, score_artifacts, write_cards
@@ -236,7 +239,6 @@ def run(options: EvaluateOptions, world: World) -> None:
 
 
 def _run_artifacts(options: EvaluateOptions, world: World) -> None:
-    from swin_quant.cards.card import with_results
     from swin_quant.verbs.evaluate_artifacts import write_cards
 
     scored = score_files(options, world)
@@ -249,8 +251,6 @@ def _run_artifacts(options: EvaluateOptions, world: World) -> None:
 def score_files(options: EvaluateOptions, world: World) -> list[Scored]:
     """The artifacts that options name, scored; nothing is printed or written."""
     from swin_quant.backends.artifact import open_artifact
-    from swin_quant.base.files import check_writable
-    from swin_quant.cards.paths import card_path
     from swin_quant.verbs.evaluate_artifacts import Scoring, score_artifacts
 
     scoring = Scoring(
@@ -276,9 +276,6 @@ def evaluate_checkpoint(
     options: EvaluateOptions, checkpoint: Checkpoint, world: World, folder: Path | None = None
 ) -> RunCard:
     """Score a checkpoint, show the results and keep them: in its run card, else in a new card in `folder`."""
-    from swin_quant.base.files import ensure_writable_dir
-    from swin_quant.base.progress import log
-    from swin_quant.config.outputs import LOGITS
     from swin_quant.loading import card_and_baseline, load_for_scoring
     from swin_quant.score.scoring import score_model
 
@@ -305,10 +302,6 @@ def evaluate_checkpoint(
 
 def _kept(subject: Subject, before: RunCard, scored: RunCard, path: Path) -> RunCard:
     """The card at `path`, with the results that `scored` adds to `before`; another process may have changed it."""
-    from swin_quant.base.files import one_at_a_time
-    from swin_quant.cards.card import update, with_results
-    from swin_quant.cards.records import Result
-
     results = [Result.of(record) for record in scored.since(before).results]
     if subject.card_file:
         return update(path, before, lambda card: with_results(card, results))

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from swin_quant.backends.backend import PRECISIONS, Backend
+from swin_quant.backends.backend import PRECISIONS, Backend, function
 from swin_quant.backends.registry import targets
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
+from swin_quant.base.files import ensure_writable_dir, place_of, read_lines, sha256_of
+from swin_quant.base.progress import log
+from swin_quant.cards.card import RunCard
+from swin_quant.cards.paths import card_path
 from swin_quant.cli.flags import Flag, Group, Rare
 from swin_quant.cli.shared import ModelOptions, OnlyCpu, OutputKind, PolicyOptions, config_of, one_process, opened
+from swin_quant.config import from_dict
+from swin_quant.config.outputs import LOGITS
+from swin_quant.score.options import EngineOptions
 
 if TYPE_CHECKING:
     from torch import nn
@@ -19,7 +27,6 @@ if TYPE_CHECKING:
 
     from swin_quant.backends.artifact import Artifact
     from swin_quant.base.distributed import World
-    from swin_quant.cards.card import RunCard
     from swin_quant.checkpoint.opened import Checkpoint
     from swin_quant.exported import Exported
     from swin_quant.model import Model
@@ -93,8 +100,6 @@ class OnnxFlags:
 
     def given(self) -> dict[str, Any]:
         """The exporter's options, the class names read."""
-        from swin_quant.base.files import read_lines
-
         names = tuple(read_lines(self.labels, "list of class names")) if self.labels else None
         return {**vars(self), "replace": self.replace or None, "plugin": self.plugin or None, "labels": names}
 
@@ -128,7 +133,6 @@ def export_for(
 ) -> None:
     """The commands `export` and `ft export`."""
     from swin_quant.backends.saturation import at_risk, warn
-    from swin_quant.base.progress import log
 
     one_process(world, "export")
     target = targets()[backend]
@@ -156,10 +160,6 @@ def exported_as(
 
 
 def _print(artifact: Artifact, target: Backend, checkpoint: str) -> None:
-    from swin_quant.base.progress import log
-    from swin_quant.cards.paths import card_path
-    from swin_quant.config.outputs import LOGITS
-
     record = artifact.record
     policy = f", policy {artifact.card.policy['name']}" if artifact.card.policy else ""
     log.info("%s: %s%s, %.1f MB", record["backend"], record["precision"], policy, artifact.file.stat().st_size / 1e6)
@@ -193,9 +193,6 @@ def export(
     folder first: an artifact is verified against its checkpoint. That of a wrapped module is `compared` with fake-quant
     on its engine, and is removed with a SwinQuantError where an output is more than 3 dB below.
     """
-    from copy import deepcopy
-
-    from swin_quant.base.files import ensure_writable_dir
     from swin_quant.checkpoint.ranges import check_bits
     from swin_quant.exported import Exported, model_of
     from swin_quant.models.classifier import Classifier
@@ -237,9 +234,7 @@ def export_checkpoint(
     The config is that of the run card beside the checkpoint; `cfg` is for one that has none. SwinQuantError for a
     checkpoint without ranges, UsageError for what the backend cannot do.
     """
-    from swin_quant.cards.paths import card_path
     from swin_quant.checkpoint.opened import open_checkpoint
-    from swin_quant.config import from_dict
     from swin_quant.loading import giving, load_for_scoring
     from swin_quant.verbs.export_target import exporter_options, policy_of, target_of
 
@@ -270,9 +265,7 @@ def write_artifact(
     saturation_safe: bool = False,
 ) -> Artifact:
     """Write the artifact of a module under a policy, which is applied; its card names `file`, the checkpoint."""
-    from swin_quant.backends.backend import function
     from swin_quant.backends.saturation import at_risk, safe_on
-    from swin_quant.base.files import ensure_writable_dir, place_of, sha256_of
 
     if saturation_safe and not set(at_risk(target)) & set(safe_on(module)):
         raise UsageError(
@@ -294,14 +287,12 @@ def check_export(artifact: Artifact, model: Classifier) -> str:
     import torch
 
     from swin_quant.backends import engine_loader
-    from swin_quant.config.outputs import LOGITS
     from swin_quant.data.preprocess import Preprocess
     from swin_quant.exported import names_of_engines
     from swin_quant.quant.policy import policy_from_dict
     from swin_quant.score.baseline import engines_beside, unnamed_baseline
     from swin_quant.score.bench import noise
     from swin_quant.score.difference import difference, difference_of_outputs
-    from swin_quant.score.options import EngineOptions
     from swin_quant.verbs.verify import is_quantized, tolerance_of
 
     name = names_of_engines(artifact, None)[0]
@@ -347,7 +338,6 @@ def file_of(model: Model, folder: Path) -> Path:
 
     UsageError where its weights were changed since, and where a file lies there that is not a save of this model.
     """
-    from swin_quant.cards.paths import card_path
     from swin_quant.model import place_for
 
     refuse_changed(model)
@@ -368,9 +358,6 @@ def refuse_changed(model: Model) -> None:
 
 
 def _was_saved(place: Path, name: str) -> bool:
-    from swin_quant.cards.card import RunCard
-    from swin_quant.cards.paths import card_path
-
     try:
         return RunCard.read(card_path(place)).name == name
     except SwinQuantError:

@@ -7,23 +7,28 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from swin_quant.base.errors import UsageError
+from swin_quant.base.errors import UsageError, called
+from swin_quant.base.files import ensure_writable_dir
+from swin_quant.base.progress import log
+from swin_quant.cards.card import RunCard
+from swin_quant.cards.lineage import original_of
+from swin_quant.cards.versions import versions
 from swin_quant.cli import shared
 from swin_quant.cli.flags import Flag, Rare
 from swin_quant.cli.output import show_cards
+from swin_quant.config.outputs import LOGITS
+from swin_quant.train.recipe import Recipe, load_recipe
 from swin_quant.verbs.train import TrainingOptions
 
 if TYPE_CHECKING:
     from yacs.config import CfgNode
 
     from swin_quant.base.distributed import World
-    from swin_quant.cards.card import RunCard
     from swin_quant.checkpoint.opened import Checkpoint
     from swin_quant.data.picture_set import PictureSet
     from swin_quant.model import Model
     from swin_quant.quant.policy import Policy
     from swin_quant.report.verdict import DeployVerdict
-    from swin_quant.train.recipe import Recipe
     from swin_quant.train.run import Request, Trained
     from swin_quant.verbs.evaluate import Evaluation
 
@@ -140,12 +145,9 @@ def finetune(
     model that is not calibrated, and for a wrapped module: train it in your own loop.
     """
     from swin_quant.base.distributed import world_on
-    from swin_quant.base.errors import called
-    from swin_quant.base.files import ensure_writable_dir
     from swin_quant.data.picture_set import PictureSet, source_of
     from swin_quant.exported import model_of
     from swin_quant.quant.policy import load_policy
-    from swin_quant.train.recipe import load_recipe
     from swin_quant.train.run import Request
     from swin_quant.verbs.export import file_of
 
@@ -194,8 +196,6 @@ def train_quantized(
     The result is calibrated as well, in the same formats, and no weight of it lies outside its range.
     """
     from swin_quant.cards import lineage
-    from swin_quant.cards.versions import versions
-    from swin_quant.config.outputs import LOGITS
     from swin_quant.loading import card_and_baseline, load_for_scoring
     from swin_quant.model import save_with_card
     from swin_quant.quant.policy import enabled_nodes, quantize
@@ -252,9 +252,6 @@ def train_quantized(
 
 def _teacher(request: Request, recipe: Recipe, card: RunCard) -> str | None:
     """The teacher that was named; else, where the recipe distils, the calibrated float model, if it is found."""
-    from swin_quant.base.progress import log
-    from swin_quant.cards.lineage import original_of
-
     if request.teacher or request.start is None or not recipe.distill.on:
         return request.teacher
     found = original_of(card, [Path(request.start).resolve().parent], request.original)
@@ -277,7 +274,6 @@ def finetune_and_show(
 ) -> Finetuned:
     """Fine-tune in `folder` as options say, score, and print what was found."""
     from swin_quant.checkpoint.identify import config_given
-    from swin_quant.train.recipe import load_recipe
 
     data, training, qat = options.data, options.training, options.qat
     recipe = qat.change(load_recipe(training.recipe or DEFAULT_RECIPE), training, data.batch)
@@ -307,7 +303,6 @@ def finetune_and_score(
     scored: bool = True,
 ) -> Finetuned:
     """Fine-tune, then score on val where there is one; the results go into the run card."""
-    from swin_quant.config.outputs import LOGITS
     from swin_quant.data.sources import has_split
     from swin_quant.quant.policy import policy_from_dict
     from swin_quant.report.verdict import of_training

@@ -10,8 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from swin_quant.base.errors import SwinQuantError, UsageError, called, listed, memory_errors_named
+from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir
+from swin_quant.base.progress import log
+from swin_quant.cards.card import RunCard
+from swin_quant.cards.records import QAT
 from swin_quant.cli import shared
 from swin_quant.cli.flags import Flag, flags_given
+from swin_quant.config import find_config, load_config, to_dict
 from swin_quant.quant.names import INT8_MODES
 from swin_quant.verbs.finetune import FinetuneOptions, QatOptions, finetune_and_show
 from swin_quant.verbs.train import TrainingOptions
@@ -20,7 +25,6 @@ if TYPE_CHECKING:
     from yacs.config import CfgNode
 
     from swin_quant.base.distributed import World
-    from swin_quant.cards.card import RunCard
     from swin_quant.checkpoint.opened import OpenedCheckpoint
     from swin_quant.model import Model
     from swin_quant.quant.passes.run import PassPlan
@@ -202,8 +206,6 @@ def _evaluate(options: FrontDoorOptions, folder: Path, world: World) -> RunCard:
 
 def _in_our_words(options: FrontDoorOptions) -> FrontDoorOptions:
     """FasterTransformer's words as our options."""
-    from swin_quant.base.progress import log
-
     if NO_SWIN_NODE in options.quant_disable_keyword:
         log.info("--quant-disable-keyword %s: left out, for no node of Swin is called so (BERT's is)", NO_SWIN_NODE)
     keywords = [word for word in options.quant_disable_keyword if word != NO_SWIN_NODE]
@@ -225,8 +227,6 @@ def _in_our_words(options: FrontDoorOptions) -> FrontDoorOptions:
 
 
 def _refuse(options: FrontDoorOptions) -> None:
-    from swin_quant.config import find_config, load_config
-
     for flag, reason in REFUSED.items():
         if getattr(options, flag.strip("-").replace("-", "_")):
             raise UsageError(f"{flag}: {reason}")
@@ -264,10 +264,6 @@ def _open_log(cfg: CfgNode, folder: Path, world: World) -> logging.Handler:
     """FasterTransformer's output folder: the config as it was used, and the log of each rank, which is returned."""
     import yaml
 
-    from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir
-    from swin_quant.base.progress import log
-    from swin_quant.config import to_dict
-
     ensure_writable_dir(folder)
     try:
         handler = logging.FileHandler(folder / f"log_rank{world.rank}.txt", encoding="utf-8")
@@ -284,7 +280,6 @@ def _say_accuracy(
     card: RunCard | None, options: FrontDoorOptions, cfg: CfgNode, world: World, log_file: logging.Handler
 ) -> None:
     """FasterTransformer's lines, for scripts that look for them: one for each policy, else one for the float model."""
-    from swin_quant.cards.records import QAT
     from swin_quant.quant.policy import policy_from_dict
 
     if card is None or not world.is_main:

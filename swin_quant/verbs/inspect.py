@@ -14,6 +14,7 @@ from swin_quant.base.reading import reading
 from swin_quant.cli import shared
 from swin_quant.cli.flags import Flag
 from swin_quant.cli.output import tell
+from swin_quant.report.table import print_fitted
 
 if TYPE_CHECKING:
     from swin_quant.backends.products import IntegerProducts
@@ -46,7 +47,6 @@ def run(options: InspectOptions, world: World) -> None:
     from swin_quant.backends.onnx_reader.inspect import inspect_model
     from swin_quant.backends.products import by_engine
     from swin_quant.report.graph import inspection_text
-    from swin_quant.report.table import print_fitted
 
     if not world.is_main:
         return

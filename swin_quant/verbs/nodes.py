@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from swin_quant.cli import shared
 from swin_quant.cli.flags import Flag
 from swin_quant.cli.output import tell
+from swin_quant.report.table import comma_separated, print_table, print_text, records
 
 if TYPE_CHECKING:
     from swin_quant.base.distributed import World
@@ -40,7 +41,6 @@ def run(options: NodesOptions, world: World) -> None:
     from swin_quant.loading import model_or_shapes
     from swin_quant.quant.listing import list_nodes
     from swin_quant.report.nodes import nodes_table
-    from swin_quant.report.table import comma_separated, print_table, print_text, records
 
     checkpoint = shared.opened(options.checkpoint)
     cfg = shared.config_of(checkpoint, options.model)

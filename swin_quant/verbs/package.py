@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from swin_quant.base.progress import log
 from swin_quant.cli.flags import Flag
 from swin_quant.cli.shared import one_process
+from swin_quant.config.outputs import LOGITS
 
 if TYPE_CHECKING:
     from swin_quant.base.distributed import World
@@ -79,8 +81,6 @@ def package(
     `delay_us` and `instances` are for model servers. UsageError for what cannot be packaged, or a folder that is there;
     SwinQuantError for a disk that fails, and then the folder is left as it was.
     """
-    from swin_quant.base.progress import log
-    from swin_quant.config.outputs import LOGITS
     from swin_quant.exported import config_of, labels_in
     from swin_quant.score.metrics import class_names
     from swin_quant.ship import check_place, write_package

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from swin_quant.backends.registry import targets
 from swin_quant.cli import shared
 from swin_quant.cli.output import tell
+from swin_quant.report.table import NARROW, folded, screen_width
 
 if TYPE_CHECKING:
     from swin_quant.base.distributed import World
@@ -43,7 +44,6 @@ def policy(name_or_path: str) -> Policy:
 
 def run(options: PoliciesOptions, world: World) -> None:
     from swin_quant.quant.policy import builtin_policies, load_policy
-    from swin_quant.report.table import NARROW, folded, screen_width
 
     policies = {name: load_policy(name) for name in builtin_policies()}
     taken = {

@@ -10,16 +10,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.base.progress import log
 from swin_quant.cli import shared
 from swin_quant.cli.flags import Flag, Rare
 from swin_quant.cli.output import Printed, tell
+from swin_quant.config.outputs import need_logits
+from swin_quant.config.sides import shortest, sides
+from swin_quant.report.table import ReportTable
+from swin_quant.score.options import EngineOptions
 
 if TYPE_CHECKING:
     from swin_quant.base.distributed import World
     from swin_quant.exported import Exported
     from swin_quant.model import Model
     from swin_quant.report.engines import AnswerRow
-    from swin_quant.report.table import ReportTable
     from swin_quant.score.metrics import Guess
     from swin_quant.verbs.classify import Classifying, Predictions
 
@@ -119,7 +123,6 @@ def predict(
     from swin_quant.data.pictures import SomePictures
     from swin_quant.exported import Exported, subject_of
     from swin_quant.quant.watch import eval_mode
-    from swin_quant.score.options import EngineOptions
     from swin_quant.verbs.classify import classify, of_artifact, of_model
 
     model = subject_of(model)
@@ -142,7 +145,6 @@ def predict(
 
 
 def run(options: PredictOptions, world: World) -> None:
-    from swin_quant.base.progress import log
     from swin_quant.data.named import NamedPictures
     from swin_quant.exported import is_checkpoint
     from swin_quant.verbs.classify import Answers, classify, classify_shards
@@ -213,8 +215,6 @@ def _of_artifact(options: PredictOptions, world: World) -> Classifying:
 def _of_checkpoint(options: PredictOptions, world: World) -> Classifying:
     """Quantized as --policy or the card says, else in float."""
     from swin_quant.checkpoint.opened import open_checkpoint
-    from swin_quant.config.outputs import need_logits
-    from swin_quant.config.sides import shortest, sides
     from swin_quant.data.preprocess import Preprocess
     from swin_quant.loading import load_for_scoring
     from swin_quant.verbs.classify import of_model

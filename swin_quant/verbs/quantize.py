@@ -9,10 +9,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.backends.backend import Backend
+from swin_quant.backends.registry import takers
+from swin_quant.base.errors import SwinQuantError, UsageError, memory_errors_named, one_line
+from swin_quant.base.files import ensure_writable_dir
+from swin_quant.base.progress import log
 from swin_quant.cli import shared
 from swin_quant.cli.flags import words_from
 from swin_quant.cli.output import show_cards
+from swin_quant.config.outputs import LOGITS
+from swin_quant.quant.names import AUTO
 from swin_quant.verbs import calibrate as calibrating
 from swin_quant.verbs import evaluate as evaluating
 from swin_quant.verbs import export as exporting
@@ -29,7 +35,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from swin_quant.backends.artifact import Artifact
-    from swin_quant.backends.backend import Backend
     from swin_quant.base.distributed import World
     from swin_quant.data.picture_set import Source
     from swin_quant.exported import Exported
@@ -97,12 +102,10 @@ def quantize(
     is done anew, and the model is then calibrated. `config`: of a checkpoint that no run card or shape tells.
     SwinQuantError where the artifact does not compute what the model computes, and where the budget cannot be met.
     """
-    from swin_quant.base.files import ensure_writable_dir
     from swin_quant.data.picture_set import PictureSet, source_of
     from swin_quant.data.sources import place_has
     from swin_quant.exported import model_of
     from swin_quant.loading import load
-    from swin_quant.quant.names import AUTO
     from swin_quant.verbs.calibrate import calibrate
     from swin_quant.verbs.evaluate import Evaluation, evaluate
     from swin_quant.verbs.export import export
@@ -196,9 +199,6 @@ def run(options: QuantizeOptions, world: World) -> None:
 
 def quantize_all(jobs: Mapping[str, Quantization]) -> tuple[dict[str, Artifact], list[SwinQuantError]]:
     """Each by its name, one after the other: the artifacts, and one error for all that failed; the rest go on."""
-    from swin_quant.base.errors import memory_errors_named, one_line
-    from swin_quant.base.progress import log
-
     made: dict[str, Artifact] = {}
     failed: dict[str, SwinQuantError] = {}
     for number, (name, one) in enumerate(jobs.items(), 1):
@@ -270,7 +270,6 @@ def refuse_contradictions(job: Quantization) -> None:
 def check_before(job: Quantization) -> None:
     """Raise, before the first picture is read, for a package that a later step imports, a folder that cannot be written
     and labels that do not fit; warn of a sample that is too small for the budget of a search."""
-    from swin_quant.base.files import ensure_writable_dir
     from swin_quant.verbs.quantization import is_found
 
     if all(step.is_done() for step in steps(job)):
@@ -335,8 +334,6 @@ def finish(job: Quantization) -> Artifact:
 
     SwinQuantError where the artifact does not compute what the model computes: it is then not scored.
     """
-    from swin_quant.base.progress import log
-
     check_before(job)
     todo = steps(job)
     for number, step in enumerate(todo, 1):
@@ -358,8 +355,6 @@ def verdict(job: Quantization, artifact: Artifact) -> DeployVerdict:
 
 def verdict_on(artifact: Artifact, target: Backend, checkpoint: Path, data: str, unscored: str) -> DeployVerdict:
     """The file to deploy; `unscored` says why one that its engine runs was not scored."""
-    from swin_quant.backends.registry import takers
-    from swin_quant.config.outputs import LOGITS
     from swin_quant.report.verdict import DeployVerdict, of_artifact
     from swin_quant.verbs.quantization import engine_for
 

@@ -8,15 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
+from swin_quant.base.extras import library
 from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir, read_json
+from swin_quant.base.progress import log
+from swin_quant.cards.card import FAMILY, RunCard
 from swin_quant.cli import shared
 from swin_quant.cli.flags import Flag
 from swin_quant.cli.output import tell
 from swin_quant.report import FORMATS, SUFFIXES
+from swin_quant.report.table import print_text
 
 if TYPE_CHECKING:
     from swin_quant.base.distributed import World
-    from swin_quant.cards.card import RunCard
 
 EXAMPLES = """examples:
   swin-quant report out/swin_tiny_patch4_window7_224_calib.json
@@ -58,10 +61,7 @@ OPTIONS = ReportOptions
 
 
 def run(options: ReportOptions, world: World) -> None:
-    from swin_quant.base.extras import library
-    from swin_quant.base.progress import log
     from swin_quant.report.accuracy import AccuracyTable
-    from swin_quant.report.table import print_text
 
     if not world.is_main:
         return
@@ -97,8 +97,6 @@ def run(options: ReportOptions, world: World) -> None:
 
 def with_results(cards: Mapping[Path, RunCard]) -> dict[Path, RunCard]:
     """The cards with results; a warning names the cards without."""
-    from swin_quant.base.progress import log
-
     empty = [str(path) for path, card in cards.items() if not card.results]
     if len(empty) == len(cards):
         raise SwinQuantError(f"{listed(empty)}: {_NO_RESULT}")
@@ -109,8 +107,6 @@ def with_results(cards: Mapping[Path, RunCard]) -> dict[Path, RunCard]:
 
 def read_cards(paths: Iterable[Path]) -> dict[Path, RunCard]:
     """The cards by file, as they are named."""
-    from swin_quant.cards.card import RunCard
-
     files = [file for path in paths for file in (_cards_in(path) if path.is_dir() else (path,))]
     return {file: RunCard.read(file) for file in dict.fromkeys(files)}
 
@@ -124,8 +120,6 @@ def _cards_in(directory: Path) -> Iterator[Path]:
 
 def is_card(file: Path) -> bool:
     """Whether a file calls itself a run card, of whatever version."""
-    from swin_quant.cards.card import FAMILY
-
     try:
         content = read_json(file, "run card")
     except SwinQuantError:

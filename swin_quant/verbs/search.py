@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.base.files import ensure_writable_dir
+from swin_quant.base.progress import log
+from swin_quant.cards.card import update
+from swin_quant.cards.paths import card_path
 from swin_quant.cli import shared
 from swin_quant.cli.flags import Flag, Rare
 from swin_quant.cli.output import Printed, print_verdicts, tell
 from swin_quant.quant.names import SEARCHED_ON
+from swin_quant.report.table import ReportTable
+from swin_quant.score.options import EngineOptions
 
 if TYPE_CHECKING:
     from yacs.config import CfgNode
@@ -21,9 +28,7 @@ if TYPE_CHECKING:
     from swin_quant.model import Model
     from swin_quant.quant.policy import Policy
     from swin_quant.quant.search import Budget, SearchResult, TriedPolicy
-    from swin_quant.report.table import ReportTable
     from swin_quant.report.verdict import DeployVerdict
-    from swin_quant.score.options import EngineOptions
     from swin_quant.verbs.policy_costs import PolicyCosts
     from swin_quant.verbs.search_settings import SearchSettings
 
@@ -68,8 +73,6 @@ class TimingOptions:
     seconds: Annotated[float | None, Rare("seconds of a round (default 0.5)", "S")] = None
 
     def engine(self, world: World) -> EngineOptions:
-        from swin_quant.score.options import EngineOptions
-
         return EngineOptions(threads=self.threads, float_type=self.float_type, device=world.device.type)
 
     def measuring(self) -> dict[str, Any]:
@@ -190,11 +193,6 @@ def search(
     UsageError for a model that is not calibrated, and for an engine whose latency cannot be measured here; for
     "fastertransformer" the mode is found that keeps the budget and leaves the fewest nodes float, without latency.
     """
-    from copy import deepcopy
-
-    from swin_quant.base.files import ensure_writable_dir
-    from swin_quant.base.progress import log
-    from swin_quant.cards.paths import card_path
     from swin_quant.checkpoint import open_checkpoint
     from swin_quant.checkpoint.ranges import check_bits
     from swin_quant.data.picture_set import PictureSet, source_of
@@ -204,7 +202,6 @@ def search(
     from swin_quant.models.classifier import Classifier
     from swin_quant.quant.policy import apply_policy, load_policy
     from swin_quant.quant.search import Budget
-    from swin_quant.score.options import EngineOptions
     from swin_quant.verbs.export import file_of, refuse_changed
     from swin_quant.verbs.policy_costs import PolicyCosts
     from swin_quant.verbs.policy_search import search_record
@@ -284,7 +281,6 @@ def costs_of(settings: SearchSettings, checkpoint: Checkpoint) -> PolicyCosts:
 
 def find_and_keep(measured: PolicyCosts) -> SearchResult:
     """Search, go on where an earlier search was cut off, and keep the result in the run card, if there is one."""
-    from swin_quant.cards.card import update
     from swin_quant.verbs.policy_search import find_policy, search_record
 
     result, subject = find_policy(measured), measured.subject

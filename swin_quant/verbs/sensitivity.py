@@ -9,16 +9,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from swin_quant.base.errors import UsageError
+from swin_quant.base.files import finite
+from swin_quant.base.progress import log, track
+from swin_quant.cards.card import update
+from swin_quant.cards.costs import GroupRecord, SensitivityRecord
 from swin_quant.cli import shared
 from swin_quant.cli.flags import Flag
 from swin_quant.cli.output import Printed, tell
+from swin_quant.config.outputs import FEATURES, need_logits
 from swin_quant.quant.names import GROUP_KINDS
+from swin_quant.report.table import ReportTable, comma_separated, print_text
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from swin_quant.base.distributed import World
-    from swin_quant.cards.costs import SensitivityRecord
     from swin_quant.data.picture_set import Source
     from swin_quant.data.pictures import Pictures
     from swin_quant.data.preprocess import Preprocess
@@ -26,7 +31,6 @@ if TYPE_CHECKING:
     from swin_quant.model import Model
     from swin_quant.quant.policy import Policy
     from swin_quant.report.nodes import CostRow
-    from swin_quant.report.table import ReportTable
 
 EXAMPLES = """examples:
   swin-quant sensitivity out/my_calib.pth --data-path imagenet                          (policy of its run card)
@@ -102,7 +106,6 @@ def sensitivity(model: Model | nn.Module | str | Path, pictures: Source, policy:
     """
     from swin_quant.base.distributed import World
     from swin_quant.checkpoint.ranges import check_bits
-    from swin_quant.config.outputs import FEATURES, need_logits
     from swin_quant.data.picture_set import PictureSet, batches, source_of
     from swin_quant.data.sampling import Sampling
     from swin_quant.exported import model_of
@@ -162,9 +165,6 @@ def _on_pictures(
 
 def _on_batches(model: nn.Module, policy: Policy, batches: Iterable[tuple[int, Tensor]]) -> SensitivityRecord:
     """The costs on (number, images [B, channels, S, S]); the model is left under `policy`, nodes off."""
-    from swin_quant.base.files import finite
-    from swin_quant.base.progress import track
-    from swin_quant.cards.costs import GroupRecord
     from swin_quant.models.classifier import Architecture
     from swin_quant.models.registry import blocks_or_units, stages_of
     from swin_quant.quant.policy import apply_policy
@@ -206,8 +206,6 @@ def _on_batches(model: nn.Module, policy: Policy, batches: Iterable[tuple[int, T
 
 
 def run(options: SensitivityOptions, world: World) -> None:
-    from swin_quant.report.table import comma_separated, print_text
-
     is_csv = options.format == "csv"
     if is_csv and PROFILE in options.kind and {PROFILE} != {*options.kind}:
         raise UsageError("--kind profile: CSV has one table: ask for it alone")
@@ -224,10 +222,7 @@ def _of_checkpoint(options: SensitivityOptions, world: World) -> SensitivityReco
 
     A checkpoint that QAT trained is compared with its own weights, nodes off.
     """
-    from swin_quant.base.progress import log
-    from swin_quant.cards.card import update
     from swin_quant.checkpoint import open_checkpoint
-    from swin_quant.config.outputs import need_logits
     from swin_quant.data.loader import default_workers
     from swin_quant.data.preprocess import Preprocess
     from swin_quant.data.sampling import Sampling

@@ -14,10 +14,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
+from swin_quant.backends.registry import engine_named, takers
 from swin_quant.base import __version__
 from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.base.extras import library
+from swin_quant.base.files import reason
+from swin_quant.base.progress import log
+from swin_quant.cards.paths import card_path
 from swin_quant.cli.flags import Flag
 from swin_quant.cli.shared import AnyDevice, EngineFlags, one_process
+from swin_quant.config.outputs import FEATURES, LOGITS
 from swin_quant.score.options import EngineOptions
 from swin_quant.serving.limits import ServiceLimits
 
@@ -141,8 +147,6 @@ def serve(artifact: Artifact, host: str, port: int, how: Hosting) -> None:
 
     `port` 0 is any free one, which is logged. SwinQuantError for an address that cannot be had.
     """
-    from swin_quant.base.extras import library
-    from swin_quant.base.progress import log
     from swin_quant.serving.app import build_app
     from swin_quant.serving.server import server_of
 
@@ -172,8 +176,6 @@ def service_of(artifact: Artifact, how: Hosting) -> Service:
     from PIL import Image
 
     from swin_quant.backends.description import described
-    from swin_quant.backends.registry import engine_named
-    from swin_quant.config.outputs import FEATURES, LOGITS
     from swin_quant.exported import config_of, labels_in, load_engines, one_engine, preprocess_of
     from swin_quant.quant.outputs import parts_of
     from swin_quant.score.metrics import class_names
@@ -222,8 +224,6 @@ def _prepared(sizes: Sequence[int], largest: int) -> tuple[int, ...]:
 def private_copy(artifact: Artifact) -> Iterator[Artifact]:
     """The artifact in a folder of its own: replacing the file while it is served changes nothing."""
     from swin_quant.backends.artifact import open_artifact
-    from swin_quant.backends.registry import takers
-    from swin_quant.cards.paths import card_path
 
     with TemporaryDirectory(prefix="swin_quant_") as folder:
         names = [artifact.file.name, *(other["file"] for other in artifact.record["others"])]
@@ -244,8 +244,6 @@ def _tune_process() -> None:
 
 @contextmanager
 def _listening(host: str, port: int) -> Iterator[socket.socket]:
-    from swin_quant.base.files import reason
-
     if not 0 <= port <= 65535:
         raise UsageError(f"‹port› {port}: must be from 0 to 65535")
     try:

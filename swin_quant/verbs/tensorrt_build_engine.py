@@ -9,8 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
+from swin_quant.base.files import ensure_writable_dir
+from swin_quant.base.progress import log
+from swin_quant.cards.records import VerificationRecord
 from swin_quant.cli import shared
 from swin_quant.cli.flags import Flag
+from swin_quant.report.table import print_table
 from swin_quant.score.options import EngineOptions
 from swin_quant.verbs.verify import PICTURES, Verifying, failures, verify_artifact
 
@@ -19,7 +23,6 @@ if TYPE_CHECKING:
     from swin_quant.backends.tensorrt.layers import LayerReport
     from swin_quant.backends.tensorrt.plan import BuildOptions
     from swin_quant.base.distributed import World
-    from swin_quant.cards.records import VerificationRecord
     from swin_quant.data.pictures import Pictures
 
 EXAMPLES = """examples:
@@ -76,8 +79,6 @@ def build_engine(
     from swin_quant.backends.tensorrt import host
     from swin_quant.backends.tensorrt.build import build
     from swin_quant.backends.tensorrt.plan import SUFFIX, default_output, make_plan
-    from swin_quant.base.files import ensure_writable_dir
-    from swin_quant.base.progress import log
     from swin_quant.exported import find_checkpoint, no_checkpoint
 
     model = Path(model)
@@ -113,9 +114,7 @@ def verify_engine(
 
 def run(options: BuildEngineOptions, world: World) -> None:
     from swin_quant.backends.tensorrt.plan import BuildOptions
-    from swin_quant.base.progress import log
     from swin_quant.report.engines import products_table, verification_table
-    from swin_quant.report.table import print_table
 
     place = options.place
     if not world.is_main:

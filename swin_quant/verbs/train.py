@@ -7,9 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from swin_quant.base.errors import UsageError
+from swin_quant.base.extras import library
+from swin_quant.base.files import sha256_of
+from swin_quant.base.progress import log
+from swin_quant.cards.card import RunCard
 from swin_quant.cli import shared
 from swin_quant.cli.flags import Flag, Rare
 from swin_quant.cli.output import show_cards
+from swin_quant.config.load import portable_config
+from swin_quant.train.recipe import Recipe, load_recipe, recipe_of_config
 from swin_quant.train.record import FORMATS
 
 if TYPE_CHECKING:
@@ -17,7 +23,6 @@ if TYPE_CHECKING:
 
     from swin_quant.base.distributed import World
     from swin_quant.checkpoint.opened import Checkpoint
-    from swin_quant.train.recipe import Recipe
     from swin_quant.train.run import Request, Trained
 
 EXAMPLES = """examples:
@@ -87,7 +92,6 @@ class TrainingOptions:
         self, folder: Path, start: Checkpoint | None, data: shared.LoadingOptions, replace_head: bool
     ) -> Request:
         """The run that is asked for, beside config and recipe. UsageError for a plot that nothing here can draw."""
-        from swin_quant.base.extras import library
         from swin_quant.train.run import Request
 
         if self.plot:
@@ -127,13 +131,9 @@ def train_float(cfg: CfgNode, recipe: Recipe, request: Request, world: World) ->
     """Train `cfg`'s model from scratch, or from the weights of `request.start`; writes <NAME>.pth and its run card."""
     import torch
 
-    from swin_quant.base.files import sha256_of
-    from swin_quant.base.progress import log
-    from swin_quant.cards.card import RunCard
     from swin_quant.checkpoint import load_float, save_float
     from swin_quant.checkpoint.class_names import names_of
     from swin_quant.checkpoint.opened import open_checkpoint
-    from swin_quant.config.load import portable_config
     from swin_quant.data.preprocess import Preprocess
     from swin_quant.models import build_model
     from swin_quant.train.outdir import only_writer
@@ -164,7 +164,6 @@ def train_float(cfg: CfgNode, recipe: Recipe, request: Request, world: World) ->
 def run(options: TrainOptions, world: World) -> None:
     from swin_quant.score.scoring import score_model
     from swin_quant.train.outdir import only_writer
-    from swin_quant.train.recipe import load_recipe, recipe_of_config
 
     checkpoint, data, training = shared.opened(options.checkpoint), options.data, options.training
     cfg = shared.config_of(checkpoint, options.model, data, options.run, OUTPUT=options.output)

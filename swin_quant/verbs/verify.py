@@ -4,24 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from swin_quant.backends.registry import engine_named
 from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.base.files import check_writable
+from swin_quant.base.progress import log
+from swin_quant.cards.card import RunCard, update
+from swin_quant.cards.paths import card_path
+from swin_quant.cards.records import VerificationRecord
 from swin_quant.cli import shared
 from swin_quant.cli.flags import Flag
 from swin_quant.cli.output import Printed, tell
+from swin_quant.config.outputs import LOGITS, classes_of
+from swin_quant.report.table import ReportTable
 from swin_quant.score.options import EngineOptions
 
 if TYPE_CHECKING:
     from swin_quant.backends.artifact import Artifact
     from swin_quant.base.distributed import World
-    from swin_quant.cards.records import VerificationRecord
     from swin_quant.data.picture_set import Source
     from swin_quant.data.pictures import Pictures
     from swin_quant.exported import Exported
     from swin_quant.model import Model
-    from swin_quant.report.table import ReportTable
     from swin_quant.score.engine import Engine
     from swin_quant.score.run_engines import Inferred
 
@@ -123,12 +130,6 @@ def verify_artifact(
     SwinQuantError where the checkpoint is not found. `pictures`: batches, or a function that opens them when everything
     else is in order.
     """
-    from functools import reduce
-
-    from swin_quant.base.files import check_writable
-    from swin_quant.cards.card import RunCard, update
-    from swin_quant.cards.paths import card_path
-    from swin_quant.config.outputs import LOGITS, classes_of
     from swin_quant.data.picture_set import batches
     from swin_quant.data.pictures import Pictures
     from swin_quant.exported import (
@@ -200,7 +201,6 @@ def tolerance_of(engine: str, precision: str, float_type: str | None = None) -> 
     `precision` is the engine's (int8, int8+bfloat16, float16, ...), `float_type` what the artifact was exported in:
     weights and scales that were rounded to half stay so on an engine that computes in float32.
     """
-    from swin_quant.backends.registry import engine_named
     from swin_quant.score.engine import HALF_TYPES
 
     limits = engine_named(engine).tolerances
@@ -306,9 +306,6 @@ def verified(options: VerifyOptions, world: World) -> tuple[Artifact, list[Verif
 
 
 def run(options: VerifyOptions, world: World) -> None:
-    from swin_quant.base.progress import log
-    from swin_quant.cards.paths import card_path
-
     shared.one_process(world, "verify")
     artifact, records = verified(options, world)
     log.info("run card: %s", card_path(artifact.file))
