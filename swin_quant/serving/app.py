@@ -139,7 +139,7 @@ class _Routes:
 
     async def unknown(self, request: Any, error: Any) -> Any:
         what = {
-            404: "no such place: the model is /v2/models/" + self.service.model.name,
+            404: f"no such place: the model is /v2/models/{self.service.model.name}, version {VERSION}",
             405: "another method is needed here",
         }
         self.counters.request("unknown", error.status_code, 0)

@@ -1,6 +1,9 @@
 """A service in this process, of an engine whose logits are known, and requests to it."""
 
 import asyncio
+import socket
+import threading
+from contextlib import contextmanager
 from io import BytesIO
 
 import numpy as np
@@ -66,6 +69,20 @@ def posted(service, *requests, at_once=False):
         return [await client.post(place, **given) for place, given in requests]
 
     return with_client(service, work)
+
+
+@contextmanager
+def listening(server):
+    """The address of a server of `server_of`, which runs in a thread of its own meanwhile."""
+    server.install_signal_handlers = lambda: None
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            yield listener.getsockname()
+        finally:
+            server.should_exit = True
+            thread.join()
 
 
 def service(engine=None, **limits):

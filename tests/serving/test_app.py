@@ -53,7 +53,7 @@ def test_health_metadata_and_unknown_places():
     assert codes == [200] * 5 + [404, 405, 404] and live == {"live": True} and ready == {"ready": True}
     assert model["inputs"] == [{"name": "images", "datatype": "FP32", "shape": [-1, 3, SIDE, SIDE]}]
     assert model["outputs"] == [{"name": "logits", "datatype": "FP32", "shape": [-1, 3]}]
-    assert other == {"error": "no such place: the model is /v2/models/micro"}
+    assert other == {"error": "no such place: the model is /v2/models/micro, version 1"}
 
 
 def test_tensors_in_json_and_as_binary_data(images):

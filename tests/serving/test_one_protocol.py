@@ -1,9 +1,7 @@
-"""One description of a model: a client made from a package's config.pbtxt is answered by `serve` as by a server."""
+"""One description of a model: tritonclient, made from a package's config.pbtxt, asks `serve` over a socket."""
 
 import importlib
 import json
-import sys
-import types
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -11,11 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from served import LOGITS, MODEL, NAMES, PREPROCESS, SIDE, Means, logits_of, posted, with_client
+from served import LOGITS, MODEL, NAMES, PREPROCESS, SIDE, Means, listening, logits_of, posted, with_client
 
 from swin_quant.backends.description import ANY, GraphEnd, ModelDescription
-from swin_quant.serving.app import Service
+from swin_quant.serving.app import Service, build_app
 from swin_quant.serving.protocol import outputs_of
+from swin_quant.serving.server import server_of
 from swin_quant.ship.texts import as_text
 
 PLACE = "/v2/models/micro"
@@ -47,55 +46,44 @@ def service_of(model):
 
 @pytest.fixture(scope="module")
 def client():
-    """tritonclient's own writing and reading of requests; its sockets need gevent, which is not installed."""
-    found = importlib.util.find_spec("tritonclient")
-    if found is None:
-        pytest.skip("needs tritonclient")
-    folder = Path(found.submodule_search_locations[0])
-    with pytest.MonkeyPatch.context() as patch:
-        package = types.ModuleType("tritonclient.http")
-        package.__path__ = [str(folder / "http")]
-        patch.setitem(sys.modules, "tritonclient.http", package)
-        if importlib.util.find_spec("rapidjson") is None:
-            patch.setitem(sys.modules, "rapidjson", json)
-        names = ("_utils", "_infer_input", "_requested_output", "_infer_result")
-        modules = [importlib.import_module(f"tritonclient.http.{name}") for name in names]
-        utils, (inputs, outputs, results) = importlib.import_module("tritonclient.utils"), modules[1:]
-        spec = importlib.util.spec_from_file_location("model_config_pb2", folder / "grpc" / "model_config_pb2.py")
-        schema = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(schema)
-        yield types.SimpleNamespace(
-            request=modules[0]._get_inference_request,
-            input=inputs.InferInput,
-            output=outputs.InferRequestedOutput,
-            result=results.InferResult,
-            datatype=utils.np_to_triton_dtype,
-            config=schema.ModelConfig,
-        )
+    """tritonclient's HTTP module, whose sockets are geventhttpclient's, and its message `ModelConfig`."""
+    pytest.importorskip("geventhttpclient")
+    client = pytest.importorskip("tritonclient.http")
+    file = Path(client.__file__).parents[1] / "grpc" / "model_config_pb2.py"  # the package around it needs gRPC
+    spec = importlib.util.spec_from_file_location("model_config_pb2", file)
+    schema = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(schema)
+    client.utils = importlib.import_module("tritonclient.utils")
+    client.ModelConfig = schema.ModelConfig
+    return client
 
 
 @contextmanager
+def connected(client, service):
+    """A client on a socket of the service."""
+    pytest.importorskip("uvicorn")
+    with listening(server_of(build_app(service), service.limits)) as (host, port):
+        connection = client.InferenceServerClient(f"{host}:{port}")
+        try:
+            yield connection
+        finally:
+            connection.close()
+
+
 def described(client, model):
     """A package's configuration of `model`, parsed by Triton's messages."""
     text_format = pytest.importorskip("google.protobuf.text_format")
-    yield text_format.Parse(as_text(model.triton("onnxruntime", 8, 2000, 1)), client.config())
+    return text_format.Parse(as_text(model.triton("onnxruntime", 8, 2000, 1)), client.ModelConfig())
 
 
-def asked(client, model, config, images, binary=True, outputs=None):
-    """Output -> array, as the client reads the answer to a request that it wrote by the configuration."""
+def asked(client, model, config, images, binary=True, outputs=None, **how):
+    """Output -> array, from the answer to a request that the client writes by the configuration."""
     (taken,) = config.input
-    sent = client.input(taken.name, list(images.shape), client.datatype(images.dtype))
+    sent = client.InferInput(taken.name, list(images.shape), client.utils.np_to_triton_dtype(images.dtype))
     sent.set_data_from_numpy(images, binary_data=binary or images.dtype == np.float16)
-    wanted = outputs or [client.output(one.name, binary_data=binary) for one in config.output]
-    body, size = client.request(
-        inputs=[sent], request_id="7", outputs=wanted, sequence_id=0, sequence_start=False, sequence_end=False,
-        priority=0, timeout=None, custom_parameters=None,
-    )  # fmt: skip
-    headers = {"Inference-Header-Content-Length": str(size)} if size is not None else {}
-    (answer,) = posted(service_of(model), (f"{PLACE}/infer", {"content": body, "headers": headers}))
-    assert answer.status_code == 200, answer.text
-    length = answer.headers.get("Inference-Header-Content-Length")
-    found = client.result.from_response_body(answer.content, header_length=length and int(length))
+    wanted = outputs or [client.InferRequestedOutput(one.name, binary_data=binary) for one in config.output]
+    with connected(client, service_of(model)) as connection:
+        found = connection.infer(model.name, [sent], outputs=wanted, request_id="7", **how)
     assert found.get_response()["id"] == "7"
     return {one["name"]: found.as_numpy(one["name"]) for one in found.get_response()["outputs"]}
 
@@ -116,9 +104,9 @@ def taken_by(config):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_client_made_from_a_package_is_answered_by_serve(client, kind, binary):
     model = ModelDescription("micro", *KINDS[kind], NAMES if kind != "embedding" else ())
-    with described(client, model) as config:
-        images, logits = taken_by(config)
-        found = asked(client, model, config, images, binary)
+    config = described(client, model)
+    images, logits = taken_by(config)
+    found = asked(client, model, config, images, binary)
     assert list(found) == [one.name for one in model.outputs]
     shares = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
     best = np.argsort(-shares, axis=1)[:, :2]
@@ -130,12 +118,54 @@ def test_a_client_made_from_a_package_is_answered_by_serve(client, kind, binary)
 
 
 @pytest.mark.parametrize("binary", [True, False])
+@pytest.mark.parametrize("way", ["gzip", "deflate"])
+def test_compressed_requests_are_read_and_a_compressed_answer_may_be_asked_for(client, way, binary):
+    config = described(client, MODEL)
+    images, logits = taken_by(config)
+    both = {"request_compression_algorithm": way, "response_compression_algorithm": way}
+    np.testing.assert_allclose(asked(client, MODEL, config, images, binary, **both)["logits"], logits, 1e-3, 1e-3)
+
+
+def test_the_rest_of_what_the_client_asks(client):
+    """Health, descriptions, counts; another model, version, shape, or part of the protocol: a line each."""
+    config = described(client, MODEL)
+    images, _ = taken_by(config)
+    right, wrong = (client.InferInput("images", list(one.shape), "FP32") for one in (images, images[:, :, :5]))
+    right.set_data_from_numpy(images)
+    wrong.set_data_from_numpy(images[:, :, :5])
+    here = "the model is /v2/models/micro, version 1"
+    with connected(client, service_of(MODEL)) as server:
+        assert server.is_server_live() and server.is_server_ready() and server.is_model_ready("micro", "1")
+        assert not server.is_model_ready("other")
+        assert server.get_model_metadata("micro")["inputs"] == [
+            {"name": "images", "datatype": "FP32", "shape": [-1, 3, SIDE, SIDE]}
+        ]
+        assert server.get_model_config("micro")["input"][0]["dims"] == list(config.input[0].dims)
+        for waiting in [server.async_infer("micro", [right]) for _ in range(3)]:
+            waiting.get_result()
+        (counts,) = server.get_inference_statistics("micro")["model_stats"]
+        assert counts["inference_count"] == 6
+        for refused, why in (
+            (
+                lambda: server.infer("micro", [wrong]),
+                f"FP32 [2, 3, 5, {SIDE}] came: must be FP32 [n, 3, {SIDE}, {SIDE}]",
+            ),
+            (lambda: server.infer("other", [right]), here),
+            (lambda: server.infer("micro", [right], model_version="2"), here),
+            (server.get_model_repository_index, here),
+        ):
+            with pytest.raises(client.utils.InferenceServerException) as error:
+                refused()
+            assert why in error.value.message() and "\n" not in error.value.message()
+
+
+@pytest.mark.parametrize("binary", [True, False])
 @pytest.mark.parametrize("height, width", [(24, 16), (8, 40)])
 def test_a_client_of_a_backbone_gets_every_map_for_pictures_of_any_size(client, binary, height, width):
-    with described(client, MAPS) as config:
-        assert list(config.input[0].dims) == [3, -1, -1] and config.max_batch_size == 8
-        images = np.random.default_rng(height).standard_normal((2, 3, height, width)).astype(np.float32)
-        found = asked(client, MAPS, config, images, binary)
+    config = described(client, MAPS)
+    assert list(config.input[0].dims) == [3, -1, -1] and config.max_batch_size == 8
+    images = np.random.default_rng(height).standard_normal((2, 3, height, width)).astype(np.float32)
+    found = asked(client, MAPS, config, images, binary)
     assert list(found) == ["features0", "features1"]
     for output, due in zip(found.values(), maps_of(torch.from_numpy(images)), strict=True):
         np.testing.assert_allclose(output, due, rtol=1e-5, atol=1e-6)
@@ -178,10 +208,10 @@ def test_a_request_that_a_backbone_cannot_answer_is_refused_in_a_line(change, wh
 
 @pytest.mark.parametrize("binary", [True, False])
 def test_classes_in_words_as_triton_writes_them(client, binary):
-    with described(client, MODEL) as config:
-        images, logits = taken_by(config)
-        wanted = [client.output("logits", binary_data=binary, class_count=2)]
-        words = asked(client, MODEL, config, images, outputs=wanted)["logits"]
+    config = described(client, MODEL)
+    images, logits = taken_by(config)
+    wanted = [client.InferRequestedOutput("logits", binary_data=binary, class_count=2)]
+    words = asked(client, MODEL, config, images, outputs=wanted)["logits"]
     assert words.shape == (2, 2)
     for row, texts in zip(logits, words, strict=True):
         for place, text in zip(np.argsort(-row), texts, strict=False):
@@ -191,19 +221,21 @@ def test_classes_in_words_as_triton_writes_them(client, binary):
 
 def test_words_of_an_output_beside_logits_have_no_labels(client):
     model = ModelDescription("micro", *KINDS["float32"], NAMES)
-    with described(client, model) as config:
-        images, logits = taken_by(config)
-        wanted = [client.output(name, class_count=1) for name in ("probabilities", "top_probabilities")]
-        words = asked(client, model, config, images, outputs=wanted)
+    config = described(client, model)
+    images, logits = taken_by(config)
+    wanted = [client.InferRequestedOutput(name, class_count=1) for name in ("probabilities", "top_probabilities")]
+    words = asked(client, model, config, images, outputs=wanted)
     for row, share, top in zip(logits, words["probabilities"], words["top_probabilities"], strict=True):
         assert share[0].split(b":")[1] == b"%d" % row.argmax() and top[0].split(b":") == [share[0].split(b":")[0], b"0"]
 
 
 def test_more_classes_than_there_are_and_none_of_their_names(client):
     nameless = replace(MODEL, labels=())
-    with described(client, nameless) as config:
-        images, _ = taken_by(config)
-        words = asked(client, nameless, config, images, outputs=[client.output("logits", class_count=9)])["logits"]
+    config = described(client, nameless)
+    images, _ = taken_by(config)
+    words = asked(client, nameless, config, images, outputs=[client.InferRequestedOutput("logits", class_count=9)])[
+        "logits"
+    ]
     assert words.shape == (2, 3) and all(text.count(b":") == 1 for text in words.ravel())
 
 
@@ -217,9 +249,9 @@ def test_the_configuration_that_serve_answers_is_that_of_a_package(client, batch
         return [(await http.get(place)).json() for place in places]
 
     served, again, about = with_client(service_of(model), work)
-    with described(client, model) as config:
-        packaged = json.loads(json_format.MessageToJson(config, preserving_proto_field_name=True))
-    same = json_format.ParseDict(served, client.config())
+    config = described(client, model)
+    packaged = json.loads(json_format.MessageToJson(config, preserving_proto_field_name=True))
+    same = json_format.ParseDict(served, client.ModelConfig())
     same.backend = "onnxruntime"
     assert json.loads(json_format.MessageToJson(same, preserving_proto_field_name=True)) == packaged
     assert again == served and served["backend"] == "means" and ("dynamic_batching" in served) == (batch is None)

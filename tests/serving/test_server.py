@@ -1,11 +1,11 @@
 """The server on a real socket: clients that send a head slowly, nothing at all, or take no answer, are cut off."""
 
 import socket
-import threading
 import time
 from contextlib import contextmanager
 
 import pytest
+from served import listening
 
 from swin_quant.serving.limits import ServiceLimits
 
@@ -32,22 +32,14 @@ async def app(scope, receive, send):
 @pytest.fixture(scope="module")
 def connect():
     """connect() -> a socket to a running server whose limit is SECONDS."""
-    server = server_of(app, ServiceLimits(timeout_s=SECONDS))
-    server.install_signal_handlers = lambda: None
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-        thread.start()
+    with listening(server_of(app, ServiceLimits(timeout_s=SECONDS))) as address:
 
         @contextmanager
         def one():
-            with socket.create_connection(listener.getsockname(), timeout=10) as connection:
+            with socket.create_connection(address, timeout=10) as connection:
                 yield connection
 
-        try:
-            yield one
-        finally:
-            server.should_exit = True
-            thread.join()
+        yield one
 
 
 def until_closed(connection, send=b""):
