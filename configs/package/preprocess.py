@@ -61,4 +61,6 @@ def resized(image, settings):
 
 
 if __name__ == "__main__":
-    preprocess(sys.argv[1]).tofile(sys.argv[2])
+    pixels = preprocess(sys.argv[1])
+    pixels.tofile(sys.argv[2])
+    print(f"{sys.argv[2]}: {pixels.dtype} {list(pixels.shape)}")

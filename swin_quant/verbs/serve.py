@@ -232,7 +232,10 @@ def private_copy(artifact: Artifact) -> Iterator[Artifact]:
         there = {file for ending in beside for file in artifact.file.parent.glob(stem + ending) if file.is_file()}
         for name in (*names, card_path(artifact.file).name, *(file.name for file in there)):
             shutil.copyfile(artifact.file.with_name(name), Path(folder, name))
-        yield open_artifact(Path(folder, artifact.file.name))
+        try:
+            yield open_artifact(Path(folder, artifact.file.name))
+        except SwinQuantError as error:  # names the file that the user has
+            raise type(error)(error.args[0].replace(f"{folder}/", f"{artifact.file.parent}/")) from error
 
 
 def _tune_process() -> None:

@@ -6,6 +6,7 @@ must be as large as its data, and shape inference bounds the tensors that the gr
 
 import math
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -28,6 +29,7 @@ _MOST_CASTS = 8  # one behind the other, of one scale
 _MOST_INLINED = 10**5  # nodes: Swin-L has 44 rolls, of 20 nodes each
 _SHAPE_BYTES = 4096  # shape inference reads only tensors smaller than this
 _TYPED_FIELDS = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data")
+_WHERE = re.compile(r"^\[ONNXRuntimeError\] .*? failed:(/.*:\d+ .*\) )?")  # its place in ONNX Runtime's sources
 _SAYING_NOTHING = ("Exception from ", "Model wasn't fully converted")  # OpenVINO's first lines, before the reason
 
 
@@ -311,4 +313,4 @@ def first_line(error: Exception) -> str:
     """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     said = [line for line in lines if not line.startswith(_SAYING_NOTHING) and not line.endswith(":")] or lines
-    return shown(said[0] if said else type(error).__name__, 200)
+    return shown(_WHERE.sub("", said[0]) if said else type(error).__name__, 200)

@@ -252,6 +252,12 @@ def as_output(found: Sequence[np.ndarray], images: Tensor) -> Output:
 
 
 def _checked(path: Path, model: Any) -> OnnxFile:
+    onnx = library("onnx", "onnx")
+    if model.ir_version > onnx.IR_VERSION:
+        known = f"onnx {onnx.__version__} knows it up to {onnx.IR_VERSION}"
+        raise SwinQuantError(
+            f"is of file format (IR) {model.ir_version}, and {known}: export it again, or upgrade onnx"
+        )
     opset = check_operators(model)
     parts = external_parts(model, path.parent)
     check_scales(model.graph, path.parent, model.functions)

@@ -1,6 +1,7 @@
 """ONNX files from strangers: good ones are read, others refused in one line that names the place."""
 
 import os
+import re
 import time
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
+from swin_quant.backends.onnx_reader.checks import first_line
 from swin_quant.backends.onnx_reader.file import as_input, as_output, open_onnx, read_model, verified
 from swin_quant.base.errors import SwinQuantError, UsageError
 
@@ -75,6 +77,20 @@ def test_an_opset_out_of_range_is_refused(net, write_onnx, opset):
     model = net.proto()
     model.opset_import[0].version = opset
     assert f"is of opset {opset}: must be 17 to 21" in refusal(write_onnx(model))
+
+
+def test_a_file_format_that_onnx_does_not_know_is_refused(net, write_onnx):
+    model = net.proto()
+    model.ir_version = onnx.IR_VERSION + 1
+    assert f"is of file format (IR) {onnx.IR_VERSION + 1}, and onnx " in refusal(write_onnx(model))
+
+
+def test_an_engine_that_is_older_than_a_file_says_so_without_a_place_in_its_sources(net, write_onnx):
+    model = net.proto()
+    model.ir_version = 99
+    with pytest.raises(Exception, match="Unsupported") as caught:
+        pytest.importorskip("onnxruntime").InferenceSession(str(write_onnx(model)))
+    assert re.fullmatch(r"Unsupported model IR version: 99, max supported IR version: \d+", first_line(caught.value))
 
 
 def test_operators_of_others_are_refused(net, write_onnx):

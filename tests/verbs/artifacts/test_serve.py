@@ -19,6 +19,8 @@ import pytest
 import yaml
 from shown import ROOT
 
+from swin_quant.backends.artifact import finish_artifact
+from swin_quant.cards.card import RunCard
 from swin_quant.verbs.serve import _listening
 
 pytest.importorskip("uvicorn")
@@ -134,6 +136,17 @@ def test_addresses_that_cannot_be_had(run, hand_made):
     assert "--port 70000: must be from 0 to 65535" in run("serve", hand_made, "--port", 70000).error(2)
     assert "--max-batch 0: must be from 1" in run("serve", hand_made, "--max-batch", 0).error(2)
     assert "--decoders 0: must be from 1" in run("serve", hand_made, "--decoders", 0).error(2)
+
+
+def test_a_file_newer_than_what_is_installed_is_refused_by_its_own_name(run, hand_made):
+    """`serve` reads a copy of it."""
+    import onnx
+
+    model = onnx.load(hand_made)
+    model.ir_version = 99
+    onnx.save(model, hand_made)
+    finish_artifact(hand_made, RunCard.read(hand_made.with_suffix(".json")), "onnx", "float32", {})
+    assert f"error: {hand_made}: is of file format (IR) 99" in run("serve", hand_made, "--port", 0).error(1)
 
 
 def test_a_file_that_is_not_that_of_its_card(run, hand_made):
