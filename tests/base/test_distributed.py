@@ -113,54 +113,31 @@ def test_a_rank_that_is_slow_at_the_end_is_waited_for(ranks):
 
 
 @pytest.mark.slow
-def test_the_first_reason_reaches_every_rank(ranks):
+@pytest.mark.parametrize(
+    ("late", "seconds", "times", "tick"),
+    [
+        (None, 0.0, 0, None),
+        ("0", 0.5, math.inf, 0.1),  # the store answers the waiting rank late, as on a busy machine
+        ("1", 1.0, 1, 0.3),  # between the failing rank's first question, when it has nothing to report, and the answer
+    ],
+)
+def test_the_first_reason_reaches_every_rank(ranks, monkeypatch, late, seconds, times, tick):
+    check, asked = torch.distributed.PrefixStore.check, []
+
+    def answer(store, keys):
+        if os.environ["RANK"] == late and len(asked) < times:
+            time.sleep(seconds)
+        asked.append(keys)
+        return check(store, keys)
+
     def work(world):
         if world.rank == 1:
             raise SwinQuantError("no picture\nleft")
         all_sum(torch.zeros(1), world.device)
 
-    assert ranks(work) == ["stopped, since rank 1 failed: no picture left", "no picture left"]
-
-
-@pytest.mark.slow
-def test_a_reason_that_comes_late_is_waited_for(ranks, monkeypatch):
-    """A store that answers the waiting rank late, as on a busy machine."""
-    check = torch.distributed.PrefixStore.check
-
-    def late(store, keys):
-        time.sleep(0.5 if os.environ["RANK"] == "0" else 0)
-        return check(store, keys)
-
-    monkeypatch.setattr(distributed, "_TICK_SECONDS", 0.1)
-    monkeypatch.setattr(torch.distributed.PrefixStore, "check", late)
-
-    def work(world):
-        if world.rank == 1:
-            raise SwinQuantError("no picture left")
-        all_sum(torch.zeros(1), world.device)
-
-    assert ranks(work) == ["stopped, since rank 1 failed: no picture left", "no picture left"]
-
-
-@pytest.mark.slow
-def test_a_rank_that_fails_before_it_heard_of_anybody_still_says_why(ranks, monkeypatch):
-    """Between its first question to the store, when it has nothing to report yet, and the answer."""
-    check = torch.distributed.PrefixStore.check
-    asked = []
-
-    def late(store, keys):
-        time.sleep(1.0 if os.environ["RANK"] == "1" and not asked else 0)
-        asked.append(keys)
-        return check(store, keys)
-
-    monkeypatch.setattr(distributed, "_TICK_SECONDS", 0.3)
-    monkeypatch.setattr(torch.distributed.PrefixStore, "check", late)
-
-    def work(world):
-        if world.rank == 1:
-            raise SwinQuantError("no picture left")
-        all_sum(torch.zeros(1), world.device)
-
+    if late:
+        monkeypatch.setattr(distributed, "_TICK_SECONDS", tick)
+        monkeypatch.setattr(torch.distributed.PrefixStore, "check", answer)
     assert ranks(work) == ["stopped, since rank 1 failed: no picture left", "no picture left"]
 
 

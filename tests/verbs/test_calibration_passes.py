@@ -1,11 +1,9 @@
 """Passes after a calibration: the ranges are those of the network that they left; recipes, messages and records; on
 any number of ranks, and through every later verb."""
 
-from dataclasses import dataclass
-
 import pytest
 import torch
-from pass_contexts import CutOff, same
+from pass_contexts import CutOff, Step, same
 from PIL import Image
 
 from swin_quant.base.distributed import World
@@ -21,18 +19,6 @@ from swin_quant.quant.policy import Rule, apply_policy, enabled_nodes, load_poli
 from swin_quant.verbs.calibration_passes import improve, outliers_left
 from swin_quant.verbs.calibration_result import CalibrationResult
 from tests.outliers import plant
-
-
-@dataclass(frozen=True)
-class Step:
-    """A step of a recipe whose pass is not one of ours."""
-
-    kind: Pass
-    name: str = "own"
-    options: None = None
-
-    def to_dict(self):
-        return {"name": self.name}
 
 
 @torch.no_grad()

@@ -11,6 +11,8 @@ import pytest
 import torch
 from PIL import Image
 
+from swin_quant.verbs.calibration_result import CalibrationPlan
+
 
 @pytest.fixture
 def flags(micro):
@@ -170,3 +172,8 @@ def test_too_many_broken_pictures_are_one_error(run, float_flags, own_pictures, 
         ]
     else:
         assert saved == []
+
+
+def test_batches_divide_the_pictures_and_hold_at_most_eight():
+    plans = (CalibrationPlan.of(80, 32), CalibrationPlan.of(9, 4), CalibrationPlan.of(7), CalibrationPlan.of(12))
+    assert [(plan.batches, plan.batch_size) for plan in plans] == [(10, 8), (3, 3), (1, 7), (2, 6)]

@@ -1,42 +1,26 @@
 """Distillation: its gain on other pictures, its traces, and that it goes on after an interruption."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from pass_contexts import same, sqnr
 
-from swin_quant.models.registry import exchanges_of, units_of
+from swin_quant.models.registry import units_of
 from swin_quant.quant.calibration import calibrate
 from swin_quant.quant.passes import PassContext, distill
 from swin_quant.quant.passes.distill import DistillOptions, run, varied
 from swin_quant.quant.passes.scratch import Scratch
-from swin_quant.quant.policy import apply_policy, dequantize, enabled_nodes, load_policy, quantize
+from swin_quant.quant.policy import dequantize, enabled_nodes, quantize
 from swin_quant.quant.quantizer import State, named_nodes
 
-SMALL = {"EMBED_DIM": 16, "DEPTHS": [1, 1], "NUM_HEADS": [1, 2]}
-MORE = {"swin": {}, "swinv2": {"PRETRAINED_WINDOW_SIZES": [0, 0]}}
 SHORT = DistillOptions(iterations=4, batch=4)
 
 
-@pytest.fixture(scope="module")
-def images():
-    return torch.randn(32, 3, 32, 32, generator=torch.Generator().manual_seed(7))
-
-
 @pytest.fixture
-def make_context(tiny_model, images):
-    """make(kind, policy, bits, KEY=value ...) -> a calibrated context."""
-
-    def make(kind="swin", policy="qdq", bits=4, scratch=Scratch(), **keys):
-        model = tiny_model(kind, **SMALL, **MORE[kind], **keys)
-        apply_policy(model, load_policy(policy).bits("role:gemm_weight", bits))
-        calibrate(model, images.split(8))
-        return PassContext(
-            model, images[:24].split(8), units=units_of(model), exchanges=exchanges_of(model), scratch=scratch
-        )
-
-    return make
+def make_context(make_context):
+    return partial(make_context, pictures=24)
 
 
 @pytest.mark.slow
@@ -151,9 +135,9 @@ def test_what_is_no_better_or_not_finite_stays_what_it_was(make_context, monkeyp
         assert all(node.state is State.OFF for node in named_nodes(context.model).values())
 
 
-def test_one_picture_and_constant_ones_do_no_harm(tiny_model, use_policy):
+def test_one_picture_and_constant_ones_do_no_harm(small, use_policy):
     for pictures in (torch.zeros(3, 3, 32, 32), torch.ones(1, 3, 32, 32)):
-        model = use_policy(tiny_model("swin", **SMALL), "ft-mode1")
+        model = use_policy(small(), "ft-mode1")
         calibrate(model, [pictures])
         context = PassContext(model, [pictures], units=units_of(model))
         before = sqnr(context, pictures)

@@ -2,15 +2,15 @@
 
 import pytest
 import torch
+from pass_contexts import sqnr
 
 from swin_quant.models.registry import exchanges_of, units_of
 from swin_quant.quant.auto_calibrator import choose_methods
 from swin_quant.quant.calibration import Method, calibrate, observe
-from swin_quant.quant.check import agreement_and_sqnr
 from swin_quant.quant.layer import weighted_layers
 from swin_quant.quant.passes import PassContext, gptq, range_search, reconstruct
 from swin_quant.quant.passes.gptq import GptqOptions
-from swin_quant.quant.policy import apply_policy, dequantize, enabled_nodes, load_policy, quantize
+from swin_quant.quant.policy import apply_policy, enabled_nodes, load_policy
 
 LEVELS = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
 SMALL = {"EMBED_DIM": 16, "DEPTHS": [1, 1], "NUM_HEADS": [1, 2]}
@@ -23,14 +23,6 @@ def context(tiny_model):
     apply_policy(model, load_policy("tensorrt-fp8"))
     calibrate(model, IMAGES.split(8), Method("max"))
     return PassContext(model, list(IMAGES.split(8)), units=units_of(model), exchanges=exchanges_of(model))  # fmt: skip
-
-
-def sqnr(context):
-    quantize(context.model)
-    with torch.inference_mode():
-        found, expected = context.model(IMAGES), context.original(IMAGES)
-    dequantize(context.model)
-    return agreement_and_sqnr(found, expected)[1]
 
 
 def fixed_ranges(model):
@@ -48,10 +40,10 @@ def fixed_ranges(model):
     ids=["gptq", "reconstruct", "range_search"],
 )
 def test_a_pass(run, options, rounds_weights, context):
-    before, ranges = sqnr(context), fixed_ranges(context.model)
+    before, ranges = sqnr(context, IMAGES), fixed_ranges(context.model)
     run(context, options)
     assert fixed_ranges(context.model) == ranges and len(ranges) == 2 and 1.0 not in ranges.values()
-    assert sqnr(context) > before - 0.5
+    assert sqnr(context, IMAGES) > before - 0.5
     changed = 0
     originals = weighted_layers(context.original)
     for name, layer in weighted_layers(context.model).items():

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from pass_contexts import logits
 
 from swin_quant.base.errors import UsageError
 from swin_quant.checkpoint import load_calibrated, save_calibrated
@@ -13,7 +14,7 @@ from swin_quant.quant.layer import weighted_layers
 from swin_quant.quant.passes import PassContext
 from swin_quant.quant.passes.recipe import steps_of
 from swin_quant.quant.passes.run import run_passes
-from swin_quant.quant.policy import Rule, apply_policy, dequantize, enabled_nodes, load_policy, quantize
+from swin_quant.quant.policy import Rule, apply_policy, enabled_nodes, load_policy
 
 STAGES = {"DEPTHS": [1, 1], "NUM_HEADS": [1, 2]}
 SMALL = {"swin": STAGES, "swinv2": STAGES | {"PRETRAINED_WINDOW_SIZES": [0, 0]}}
@@ -31,14 +32,6 @@ def ready(model, images, policy="qdq", weights=4, activations=4, narrow=False):
     apply_policy(model, bits.and_then(Rule(nodes=("role:gemm_weight",), narrow_range=True)) if narrow else bits)
     calibrate(model, images.split(8))
     return PassContext(model, images.split(4), units=units_of(model))
-
-
-def logits(model, images):
-    quantize(model)
-    with torch.inference_mode():
-        found = model(images)
-    dequantize(model)
-    return found
 
 
 def on_grid(layer):

@@ -15,8 +15,6 @@ from swin_quant.quant.passes.units import entering, through
 from swin_quant.quant.policy import apply_policy, enabled_nodes, load_policy
 from swin_quant.quant.quantizer import State, named_nodes
 
-SMALL = {"EMBED_DIM": 16, "DEPTHS": [1, 1], "NUM_HEADS": [1, 2]}
-MORE = {"swin": {}, "swinv2": {"PRETRAINED_WINDOW_SIZES": [0, 0]}}
 SHORT = RangeSearchOptions(pictures=32, rounds=1)
 
 
@@ -26,9 +24,9 @@ def images():
 
 
 @pytest.fixture
-def calibrated(tiny_model, images):
+def calibrated(small, images):
     def make(kind, policy="qdq", bits=4):
-        model = tiny_model(kind, **SMALL, **MORE[kind])
+        model = small(kind)
         apply_policy(model, load_policy(policy).bits("role:gemm_weight", bits).bits("role:activation", bits))
         calibrate(model, images.split(8))
         return model

@@ -6,7 +6,7 @@ import pytest
 import torch
 from pass_contexts import assert_goes_on, same, sqnr
 
-from swin_quant.models.registry import exchanges_of, units_of
+from swin_quant.models.registry import units_of
 from swin_quant.quant.calibration import calibrate
 from swin_quant.quant.fake_quant import quantize_dequantize
 from swin_quant.quant.layer import weighted_layers
@@ -14,34 +14,11 @@ from swin_quant.quant.passes import PassContext, reconstruct
 from swin_quant.quant.passes.recipe import steps_of
 from swin_quant.quant.passes.reconstruct import ReconstructOptions, random_mask, run, with_mirrored
 from swin_quant.quant.passes.run import run_passes
-from swin_quant.quant.passes.scratch import Scratch
 from swin_quant.quant.passes.trial import state_of
-from swin_quant.quant.policy import apply_policy, enabled_nodes, load_policy
+from swin_quant.quant.policy import enabled_nodes
 from swin_quant.quant.quantizer import State, named_nodes
 
-SMALL = {"EMBED_DIM": 16, "DEPTHS": [1, 1], "NUM_HEADS": [1, 2]}
-MORE = {"swin": {}, "swinv2": {"PRETRAINED_WINDOW_SIZES": [0, 0]}}
 SHORT = ReconstructOptions(iterations=6, batch=8)
-
-
-@pytest.fixture(scope="module")
-def images():
-    return torch.randn(32, 3, 32, 32, generator=torch.Generator().manual_seed(7))
-
-
-@pytest.fixture
-def make_context(tiny_model, images):
-    """make(kind, policy, bits) -> a calibrated context."""
-
-    def make(kind="swin", policy="qdq", bits=4, activations=8, scratch=Scratch(), pictures=16):
-        model = tiny_model(kind, **SMALL, **MORE[kind])
-        apply_policy(model, load_policy(policy).bits("role:gemm_weight", bits).bits("role:activation", activations))
-        calibrate(model, images.split(8))
-        return PassContext(
-            model, images[:pictures].split(8), units=units_of(model), exchanges=exchanges_of(model), scratch=scratch
-        )
-
-    return make
 
 
 @pytest.mark.slow
@@ -164,9 +141,9 @@ def test_a_unit_whose_loss_is_not_finite_stays_and_is_named(make_context, monkey
     assert same(context.model.state_dict(), before)
 
 
-def test_one_picture_and_constant_ones_do_no_harm(tiny_model, use_policy):
+def test_one_picture_and_constant_ones_do_no_harm(small, use_policy):
     for pictures in (torch.zeros(3, 3, 32, 32), torch.ones(1, 3, 32, 32)):
-        model = use_policy(tiny_model("swin", **SMALL), "ft-mode1")
+        model = use_policy(small(), "ft-mode1")
         calibrate(model, [pictures])
         context = PassContext(model, [pictures], units=units_of(model))
         before = sqnr(context, pictures)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from pass_contexts import logits
 
 from swin_quant.models.registry import units_of
 from swin_quant.quant.calibration import calibrate
@@ -11,7 +12,7 @@ from swin_quant.quant.check import agreement_and_sqnr
 from swin_quant.quant.passes import PassContext
 from swin_quant.quant.passes.layerwise import ErrorForm, Problem, Rows
 from swin_quant.quant.passes.ridge import RidgeOptions, corrected, ridge, run
-from swin_quant.quant.policy import apply_policy, dequantize, load_policy, quantize
+from swin_quant.quant.policy import apply_policy, load_policy
 from swin_quant.quant.quantizer import named_nodes
 
 STAGES = {"DEPTHS": [1, 1], "NUM_HEADS": [1, 2]}
@@ -21,14 +22,6 @@ SMALL = {"swin": STAGES, "swinv2": STAGES | {"PRETRAINED_WINDOW_SIZES": [0, 0]}}
 @pytest.fixture
 def images():
     return torch.randn(32, 3, 32, 32, generator=torch.Generator().manual_seed(7))
-
-
-def logits(model, images):
-    quantize(model)
-    with torch.inference_mode():
-        found = model(images)
-    dequantize(model)
-    return found
 
 
 @given(st.integers(0, 2**31), st.floats(1e-4, 10))

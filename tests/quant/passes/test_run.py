@@ -1,25 +1,14 @@
 """A harmful pass is taken back, unless it measured the logits itself on held-out pictures."""
 
-from dataclasses import dataclass
-
 import pytest
 import torch
-from pass_contexts import same
+from pass_contexts import Step, same
 
 from swin_quant.models.registry import exchanges_of, units_of
 from swin_quant.quant.calibration import calibrate
 from swin_quant.quant.passes import Pass, PassContext
 from swin_quant.quant.passes.recipe import steps_of
 from swin_quant.quant.passes.run import run_passes
-
-
-@dataclass(frozen=True)
-class Step:
-    """A step of a recipe with a pass that does not ship."""
-
-    kind: Pass
-    name: str = "own"
-    options: None = None
 
 
 @torch.no_grad()

@@ -1,0 +1,37 @@
+"""Calibrated micro models of two blocks and a patch merging, and the contexts of passes on them."""
+
+import pytest
+import torch
+
+from swin_quant.models.registry import exchanges_of, units_of
+from swin_quant.quant.calibration import calibrate
+from swin_quant.quant.passes import PassContext
+from swin_quant.quant.passes.scratch import Scratch
+from swin_quant.quant.policy import apply_policy, load_policy
+
+SMALL = {"EMBED_DIM": 16, "DEPTHS": [1, 1], "NUM_HEADS": [1, 2]}
+MORE = {"swin": {}, "swinv2": {"PRETRAINED_WINDOW_SIZES": [0, 0]}}
+
+
+@pytest.fixture(scope="module")
+def images():
+    return torch.randn(32, 3, 32, 32, generator=torch.Generator().manual_seed(7))
+
+
+@pytest.fixture
+def small(tiny_model):
+    return lambda kind="swin", **keys: tiny_model(kind, **SMALL, **MORE[kind], **keys)
+
+
+@pytest.fixture
+def make_context(small, images):
+    """make(kind, policy, bits, activations, pictures, scratch, KEY=value ...) -> a calibrated context."""
+
+    def make(kind="swin", policy="qdq", bits=4, activations=8, pictures=16, scratch=Scratch(), **keys):
+        model = small(kind, **keys)
+        apply_policy(model, load_policy(policy).bits("role:gemm_weight", bits).bits("role:activation", activations))
+        calibrate(model, images.split(8))
+        given, units = images[:pictures].split(8), units_of(model)
+        return PassContext(model, given, units=units, exchanges=exchanges_of(model), scratch=scratch)
+
+    return make
