@@ -29,7 +29,7 @@ from swin_quant.backends.openvino import operators
 from swin_quant.base.cpu import reproducible
 from swin_quant.base.files import configs_dir
 from swin_quant.cli import main
-from swin_quant.config import families, load_config
+from swin_quant.config import defaults, load_config
 from swin_quant.models import build_model
 from swin_quant.models import registry as architectures
 from swin_quant.quant.policy import apply_policy, load_policy
@@ -265,7 +265,7 @@ def install(tmp_path, monkeypatch):
     (tmp_path / "site").mkdir()
     monkeypatch.syspath_prepend(Path(__file__).parent / "plugins")
     monkeypatch.syspath_prepend(tmp_path / "site")
-    caches = [backends._found, architectures._discovered, families._discovered]
+    caches = [backends._found, architectures._discovered, defaults._discovered]
     for cache in caches:
         cache.cache_clear()
 

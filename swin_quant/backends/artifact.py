@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from swin_quant.base.errors import SwinQuantError, listed, one_line
+from swin_quant.base.errors import SwinQuantError, UsageError, listed, one_line
 from swin_quant.base.files import one_at_a_time, sha256_of
 from swin_quant.base.progress import log
 from swin_quant.base.reading import reads
@@ -18,6 +18,10 @@ from swin_quant.cards.card import RunCard
 from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import ArtifactRecord
 from swin_quant.cards.versions import versions
+from swin_quant.models.classifier import Classifier
+from swin_quant.quant.policy import apply_policy, enabled_nodes, policy_from_dict
+from swin_quant.quant.quantizer import named_nodes
+from swin_quant.quant.setting import Setting
 from swin_quant.score.engine import HALF_TYPES
 
 _FOUND = ("int8_gemms", "all_gemms", "gemms")
@@ -138,3 +142,20 @@ def policy_of(artifact: Artifact) -> str | None:
     if artifact.record["precision"] in ("float32", *HALF_TYPES) or artifact.card.policy is None:
         return None
     return artifact.card.policy["name"]
+
+
+def apply_card_policy(model: Classifier, card: RunCard, precision: str) -> str:
+    """Apply the card's policy and return its name; with precision float, turn every node off and return "float".
+
+    SwinQuantError for a card without a policy, UsageError for a policy that quantizes no node.
+    """
+    for node in named_nodes(model).values():
+        node.setting = Setting()
+    if precision == "float":
+        return precision
+    if card.policy is None:
+        raise SwinQuantError(f"{card.name}: its run card names no policy: calibrate it with `swin-quant calibrate`")
+    apply_policy(model, policy_from_dict(card.policy, f"the run card of {card.name}"))
+    if not enabled_nodes(model):
+        raise UsageError(f"{card.name}: its policy quantizes no node: export it with precision float")
+    return str(card.policy["name"])

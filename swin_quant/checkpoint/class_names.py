@@ -15,8 +15,7 @@ from swin_quant.checkpoint.opened import Checkpoint, open_checkpoint
 from swin_quant.checkpoint.published import description_in
 from swin_quant.checkpoint.sources import WEIGHTS, timm_name
 from swin_quant.config.outputs import LOGITS
-from swin_quant.data.class_names import is_usual_imagenet
-from swin_quant.data.imagenet import wnids_of
+from swin_quant.data.class_names import is_usual_imagenet, wnids_of
 
 _OF_IMAGENET = re.compile(r"(?:^|[_.])in(?:1k|12k|21k|22k)$")  # timm's tag: the data set of the head
 

@@ -20,10 +20,10 @@ from swin_quant.checkpoint.ranges import assign_ranges, checked_ranges, is_range
 from swin_quant.checkpoint.read import Source
 from swin_quant.checkpoint.roots import find_model
 from swin_quant.checkpoint.unsupported import described, unsupported_kind
-from swin_quant.config.families import families
+from swin_quant.config.defaults import families
 from swin_quant.config.outputs import FEATURES, LOGITS
-from swin_quant.quant.factors import all_factors
 from swin_quant.quant.fold import fitted
+from swin_quant.quant.layer import all_factors
 
 Grid = tuple[int, int]
 _BIASES, _ABSOLUTE = "relative_position_bias_table", "absolute_pos_embed"

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from swin_quant.base.errors import SwinQuantError
-from swin_quant.config.families import families
+from swin_quant.config.defaults import families
 
 Replacement: TypeAlias = Callable[[re.Match[str]], str]
 

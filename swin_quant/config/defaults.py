@@ -1,11 +1,20 @@
-"""The tree of keys and defaults of FasterTransformer (docs/reference, section 7.2), and a section a model family."""
+"""The tree of keys and defaults of FasterTransformer (docs/reference, section 7.2), and a section a family of models.
 
+Families are Swin's two, timm's, and those that installed packages announce.
+"""
+
+from functools import cache
 from typing import Any
 
 from yacs.config import CfgNode
 
+from swin_quant.base.errors import UsageError
+from swin_quant.base.extras import announced
+from swin_quant.base.progress import log
 from swin_quant.config import outputs
-from swin_quant.config.families import families
+from swin_quant.config.family import Family
+from swin_quant.config.swin import SWIN, SWINV2
+from swin_quant.config.timm import TIMM
 
 _ROOT: dict[str, Any] = {
     "BASE": [""],
@@ -90,6 +99,9 @@ _ROOT: dict[str, Any] = {
     "FUSED_WINDOW_PROCESS": False,
     "FUSED_LAYERNORM": False,
 }
+ENTRY_POINTS = "swin_quant.architectures"  # the group of an installed package's ARCHITECTURE
+BUILT_IN = (SWIN, SWINV2)  # every configuration and every run card has their keys
+_registered: dict[str, Family] = {}
 
 
 def defaults() -> dict[str, Any]:
@@ -113,3 +125,28 @@ def default_config() -> CfgNode:
 def architecture(cfg: CfgNode) -> CfgNode:
     """The section of the model in use: MODEL.SWIN, MODEL.SWINV2, or another family's."""
     return cfg.MODEL[families()[cfg.MODEL.TYPE].section]
+
+
+def families() -> dict[str, Family]:
+    """Every family by its name: the built-in ones first."""
+    return {**_discovered(), **_registered}
+
+
+def register_family(family: Family) -> None:
+    """Add a family, for this process. UsageError if another one has its name."""
+    if families().get(family.name, family) != family:
+        raise UsageError(f"architecture {family.name!r}: there is one of that name already: choose another")
+    _registered[family.name] = family
+
+
+@cache
+def _discovered() -> dict[str, Family]:
+    found = {family.name: family for family in (*BUILT_IN, TIMM)}
+    for who, architecture in announced(ENTRY_POINTS, "Architecture", _has_family):
+        if found.setdefault(architecture.family.name, architecture.family) != architecture.family:
+            log.warning("%s: left out, another architecture is called %s", who, architecture.family.name)
+    return found
+
+
+def _has_family(found: Any) -> bool:
+    return isinstance(getattr(found, "family", None), Family)

@@ -10,8 +10,7 @@ from yacs.config import CfgNode
 from swin_quant.base.errors import UsageError
 from swin_quant.base.schema import Must, one_of, within
 from swin_quant.config import outputs
-from swin_quant.config.defaults import architecture, default_config
-from swin_quant.config.families import BUILT_IN, families
+from swin_quant.config.defaults import BUILT_IN, architecture, default_config, families
 from swin_quant.config.family import check_values
 from swin_quant.config.files import layers
 from swin_quant.config.sides import SIZE

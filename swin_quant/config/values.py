@@ -13,8 +13,7 @@ from yacs.config import CfgNode
 
 from swin_quant.base.errors import UsageError, did_you_mean
 from swin_quant.base.schema import Must, checked, show
-from swin_quant.config.defaults import defaults
-from swin_quant.config.families import families
+from swin_quant.config.defaults import defaults, families
 from swin_quant.config.sides import shortest
 
 # A value of the key's type, for defaults that do not show it.

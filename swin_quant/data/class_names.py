@@ -1,15 +1,20 @@
-"""Classes: written labels turned into indices, and the classes of a data set matched with those of a model."""
+"""Classes: written labels turned into indices, the classes of a data set matched with those of a model, and ImageNet's.
+
+ImageNet's classes have a wnid each (`n01440764`), and an order in the heads of published models.
+"""
 
 import os
 import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
+from swin_quant.base.compat import import_timm
 from swin_quant.base.errors import SwinQuantError, listed, one_line
 from swin_quant.base.files import read_lines
 from swin_quant.base.progress import log
-from swin_quant.data.imagenet import english_of, is_wnid, wnids_of
 from swin_quant.data.pictures import Pictures, printable
 
 Keys = Callable[[str], Collection[str]]
@@ -18,6 +23,7 @@ SHOWN = 4  # names of a list, in a message
 _MOST = 0.9  # share of ImageNet's English names that must match: older and newer lists differ a little
 CLASSES_FILE = "classes.txt"
 MAX_CLASSES = 1_000_000  # if the model's number of classes is unknown
+ILSVRC_CLASSES = 1000
 
 
 def fit(pictures: Pictures, classes: int, names: Sequence[str], place: str, whose: str = "the model") -> None:
@@ -177,3 +183,35 @@ def _numbers(
             why = f" (MODEL.NUM_CLASSES is {classes})" if classes else ""
             raise SwinQuantError(f"{where(place)}: label {label} is outside 0 to {limit - 1}{why}")
     return labels, names or list(map(str, range(classes or max(labels, default=-1) + 1)))
+
+
+def is_wnid(name: str) -> bool:
+    """Whether a name has the form of a wnid: n and eight digits."""
+    return re.fullmatch(r"n[0-9]{8}", name) is not None
+
+
+@lru_cache(maxsize=2)
+def wnids_of(classes: int) -> tuple[str, ...] | None:
+    """The wnids of ImageNet-1k (1000 classes), -22k, ... in the order of published heads, from timm's lists; None for
+    another number. ImageNet-1k's are sorted."""
+    import_timm()
+    from timm.data import infer_imagenet_subset
+
+    subset = infer_imagenet_subset({"num_classes": classes})
+    return tuple(_info(subset).label_names()) if subset else None
+
+
+def english_of(name: str) -> str:
+    """ImageNet's English names for a wnid, separated by commas; any other name unchanged."""
+    try:
+        return str(_info("imagenet-22k").label_name_to_description(name)) if is_wnid(name) else name
+    except KeyError:
+        return name
+
+
+@lru_cache(maxsize=2)
+def _info(subset: str) -> Any:
+    import_timm()
+    from timm.data import ImageNetInfo
+
+    return ImageNetInfo(subset)

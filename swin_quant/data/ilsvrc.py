@@ -17,8 +17,8 @@ from typing import Any
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.extras import library
 from swin_quant.base.files import read_bounded, read_lines
+from swin_quant.data.class_names import ILSVRC_CLASSES, is_wnid, wnids_of
 from swin_quant.data.folder import FolderPictures, Walk
-from swin_quant.data.imagenet import ILSVRC_CLASSES, is_wnid, wnids_of
 from swin_quant.data.pictures import printable
 from swin_quant.data.source import DataRequest, DataSource, subfolders
 

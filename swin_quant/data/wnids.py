@@ -3,9 +3,8 @@
 from pathlib import Path
 
 from swin_quant.base.errors import SwinQuantError
-from swin_quant.data.class_names import fit
+from swin_quant.data.class_names import ILSVRC_CLASSES, fit, wnids_of
 from swin_quant.data.folder import FolderPictures
-from swin_quant.data.imagenet import ILSVRC_CLASSES, wnids_of
 from swin_quant.data.source import DataRequest, DataSource, subfolders
 
 

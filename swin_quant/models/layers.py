@@ -13,8 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from swin_quant.models.classifier import Classifier
 from swin_quant.models.geometry import Geometry
 from swin_quant.models.windows import attention_mask, window_partition, window_reverse
-from swin_quant.quant.factors import ChannelFactors
-from swin_quant.quant.layer import QuantLinear
+from swin_quant.quant.layer import ChannelFactors, QuantLinear
 from swin_quant.quant.quantizer import Quantizer, Role
 
 

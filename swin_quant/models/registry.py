@@ -14,11 +14,10 @@ from yacs.config import CfgNode
 
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.extras import announced
-from swin_quant.base.patterns import matched
-from swin_quant.config.families import ENTRY_POINTS, register_family
+from swin_quant.config.defaults import ENTRY_POINTS, register_family
 from swin_quant.config.outputs import EMBEDDING, FEATURES, LOGITS
 from swin_quant.models.classifier import Architecture, Classifier
-from swin_quant.quant.passes.places import Exchange, found, of_norm, without_weights
+from swin_quant.quant.passes.places import Exchange, found, matched, of_norm, without_weights
 from swin_quant.quant.passes.units import inside
 from swin_quant.quant.quantizer import named_nodes
 

@@ -18,7 +18,7 @@ from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.files import read_lines
 from swin_quant.base.progress import log
 from swin_quant.cards.records import PTQ, QAT, DatasetRecord, Result
-from swin_quant.data.imagenet import english_of, wnids_of
+from swin_quant.data.class_names import english_of, wnids_of
 from swin_quant.data.loader import Batch
 from swin_quant.score.engine import Engine, Run
 from swin_quant.score.run_engines import EngineOutput, run_engines

@@ -18,7 +18,7 @@ from swin_quant.cards.records import SourceRecord
 from swin_quant.cards.versions import versions
 from swin_quant.cli import shared
 from swin_quant.cli.flags import Flag, Rare, flags_given
-from swin_quant.config.families import families
+from swin_quant.config.defaults import families
 from swin_quant.config.family import Family
 from swin_quant.config.load import check_channels
 from swin_quant.config.outputs import LOGITS

@@ -211,7 +211,7 @@ def _cpu() -> Iterator[tuple[str, ...]]:
 def _operators() -> Iterator[tuple[str, ...]]:
     """Whether files for OpenVINO have compiled operators here: the compiler, and the library, tested anew."""
     from swin_quant.backends.openvino import operators
-    from swin_quant.operators.compiling import compiler, self_test
+    from swin_quant.operators.plugins import compiler, self_test
 
     try:
         yield "C++ compiler", compiler()

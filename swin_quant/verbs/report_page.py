@@ -19,8 +19,7 @@ from swin_quant.cards.lineage import find
 from swin_quant.cards.records import ORIGINAL, PTQ
 from swin_quant.checkpoint import OpenedCheckpoint, open_checkpoint
 from swin_quant.config import from_dict
-from swin_quant.data.class_names import is_numbers
-from swin_quant.data.imagenet import english_of
+from swin_quant.data.class_names import english_of, is_numbers
 from swin_quant.data.pictures import Pictures
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sources import open_pictures

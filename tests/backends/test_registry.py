@@ -10,7 +10,7 @@ import pytest
 from swin_quant.backends import registry
 from swin_quant.backends.backend import Backend
 from swin_quant.base.errors import UsageError
-from swin_quant.config import families
+from swin_quant.config import defaults
 
 
 @pytest.mark.parametrize(
@@ -59,4 +59,4 @@ def test_the_descriptors_of_the_document_can_be_made():
         exec(block, made)
     assert made["BACKEND"].runs_its_export and made["ARCHITECTURE"].name == "mine"
     groups = re.findall(r'entry-points\."(.*?)"', text)
-    assert groups == [registry.ENTRY_POINTS, families.ENTRY_POINTS]
+    assert groups == [registry.ENTRY_POINTS, defaults.ENTRY_POINTS]

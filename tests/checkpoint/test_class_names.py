@@ -6,7 +6,7 @@ import pytest
 
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.checkpoint.class_names import class_names
-from swin_quant.data.imagenet import english_of, wnids_of
+from swin_quant.data.class_names import english_of, wnids_of
 
 PETS = ["cat", "dog", "fox"]
 BY_INDEX = {"2": "fox", "0": "cat", "1": "dog"}

@@ -6,8 +6,7 @@ import random
 import pytest
 
 from swin_quant.base.errors import SwinQuantError
-from swin_quant.data.class_names import fit, in_order, is_usual_imagenet, stated
-from swin_quant.data.imagenet import english_of
+from swin_quant.data.class_names import english_of, fit, in_order, is_usual_imagenet, stated
 from swin_quant.data.sources import open_pictures
 
 PETS = ["cat", "dog", "fox"]

@@ -52,7 +52,7 @@ from swin_quant.checkpoint.names import to_mindspore
 from swin_quant.checkpoint.opened import open_checkpoint
 from swin_quant.cli.flags import add_flags, options_from
 from swin_quant.config import from_dict, load_config, to_dict
-from swin_quant.data.imagenet import wnids_of
+from swin_quant.data.class_names import wnids_of
 from swin_quant.data.pictures import UnreadablePicture, decode
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sources import open_pictures

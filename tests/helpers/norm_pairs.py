@@ -1,7 +1,7 @@
 """The norms of an architecture and the linears that read them, by name."""
 
-from swin_quant.base.patterns import filled, matched
 from swin_quant.models.registry import architecture_of
+from swin_quant.quant.passes.places import filled, matched
 
 
 def pairs_of(model):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from swin_quant.base.errors import SwinQuantError
-from swin_quant.operators.compiling import compiled
+from swin_quant.operators.plugins import compiled
 
 BUILD = 'echo built >> "$(dirname "$0")/builds"\nexec $CXX "$1/lib.so"\n'
 TEST = "import sys\nsys.exit('wrong sums' if 'bad' in open(sys.argv[1]).read() else 0)\n"
@@ -70,7 +70,7 @@ def test_who_asks_at_the_same_time_waits_for_one_build(sources, tmp_path, monkey
 def test_two_processes_build_once(sources, tmp_path, monkeypatch):
     monkeypatch.setenv("CXX", script(tmp_path, 'sleep 0.3; echo code > "$1"'))
     program = (
-        "import pathlib, sys; from swin_quant.operators.compiling import compiled; "
+        "import pathlib, sys; from swin_quant.operators.plugins import compiled; "
         "print(compiled(pathlib.Path(sys.argv[1]), 'sums', ['engine 1']))"
     )
     root = Path(__file__).parents[2]

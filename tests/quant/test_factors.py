@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from swin_quant.quant.factors import ChannelFactors, made_factors
+from swin_quant.quant.layer import ChannelFactors, made_factors
 from swin_quant.quant.passes.trial import give_state, state_of
 
 

@@ -7,7 +7,7 @@ import swin_quant as sq
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.config import load_config
 from swin_quant.models import build_model
-from swin_quant.quant.factors import made_factors
+from swin_quant.quant.layer import made_factors
 from swin_quant.quant.policy import dequantize
 from tests.outliers import plant
 

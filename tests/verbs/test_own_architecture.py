@@ -11,7 +11,7 @@ from swin_quant.backends.onnx.export import OnnxOptions, export
 from swin_quant.base.errors import UsageError
 from swin_quant.cards.card import RunCard
 from swin_quant.config import default_config, load_config
-from swin_quant.config.families import ENTRY_POINTS
+from swin_quant.config.defaults import ENTRY_POINTS
 from swin_quant.config.load import portable_config
 from swin_quant.models import build_model
 from swin_quant.quant.policy import load_policy

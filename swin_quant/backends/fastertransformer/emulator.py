@@ -18,8 +18,8 @@ from swin_quant.backends.fastertransformer.gelu_bias import as_read, shifted
 from swin_quant.backends.fastertransformer.interface import is_default_scale
 from swin_quant.backends.fastertransformer.limits import computed_rows, is_fused
 from swin_quant.backends.fastertransformer.manifest import Stored
-from swin_quant.backends.fastertransformer.scales import REDUCTION, Scales
 from swin_quant.backends.fastertransformer.slots import head_dim
+from swin_quant.backends.fastertransformer.weights import REDUCTION, Scales
 from swin_quant.base.errors import UsageError
 from swin_quant.models.windows import window_partition, window_reverse
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from swin_quant.backends.artifact import Artifact, finish_artifact
-from swin_quant.backends.card_policy import apply_card_policy
+from swin_quant.backends.artifact import Artifact, apply_card_policy, finish_artifact
 from swin_quant.backends.onnx.functions import add_functions
 from swin_quant.backends.onnx.graph import finish
 from swin_quant.backends.onnx.layers import takes_offset
@@ -29,7 +28,7 @@ from swin_quant.base.extras import library
 from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir
 from swin_quant.cards.card import RunCard
 from swin_quant.config.outputs import FEATURES, LOGITS
-from swin_quant.data.imagenet import english_of
+from swin_quant.data.class_names import english_of
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.models.classifier import Classifier
 from swin_quant.operators.plugins import Plugging, plugins_of

@@ -14,8 +14,7 @@ from swin_quant.base.files import plugins_dir
 from swin_quant.base.progress import log
 from swin_quant.base.yaml_file import read_yaml
 from swin_quant.config.outputs import FEATURES
-from swin_quant.operators.compiling import compiled
-from swin_quant.operators.plugins import plugins_of
+from swin_quant.operators.plugins import compiled, plugins_of
 
 DOMAIN = "swin_quant"
 SWITCH = "SWIN_QUANT_OPERATORS"  # an environment variable: 0 compiles and loads nothing

@@ -10,8 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from swin_quant.backends.artifact import Artifact, finish_artifact
-from swin_quant.backends.card_policy import apply_card_policy
+from swin_quant.backends.artifact import Artifact, apply_card_policy, finish_artifact
 from swin_quant.backends.torchscript.engine import call, check, define, written
 from swin_quant.base.errors import UsageError, listed
 from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir

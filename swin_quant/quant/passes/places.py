@@ -1,18 +1,18 @@
 """Places where a network can be rewritten without changing its function, as an architecture's data.
 
-Names are patterns over dotted names, as in the registry of models: a star stands for one word.
+Names are patterns over dotted names, as in the registry of models: a star stands for one word between dots.
 """
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from swin_quant.base.patterns import filled, matched
-from swin_quant.quant.factors import ChannelFactors
-from swin_quant.quant.layer import QuantizedLayer
+from swin_quant.quant.layer import ChannelFactors, QuantizedLayer
 
 
 @dataclass(frozen=True)
@@ -161,3 +161,20 @@ def recentre(model: nn.Module, exchange: Exchange, middle: Tensor) -> None:
     for name in exchange.into:
         layer = cast(QuantizedLayer, model.get_submodule(name))
         layer.shift_bias(layer.weight.double() @ middle.double())
+
+
+def matched(pattern: str, name: str) -> tuple[str, ...] | None:
+    """The words in `name` for the stars of `pattern`; None if it does not match."""
+    match = _compiled(pattern).fullmatch(name)
+    return tuple(match.groups()) if match else None
+
+
+def filled(pattern: str, words: Sequence[str]) -> str:
+    """`pattern` with the words in place of its stars."""
+    left = iter(words)
+    return re.sub(r"\*", lambda star: next(left), pattern)
+
+
+@cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(re.escape(pattern).replace(r"\*", r"([^.]+)"))

@@ -2,7 +2,7 @@
 
 Wider and narrower ranges of activations, attention operands and weights are tried node after node in the quantized
 unit, on the outputs of the quantized units before it. A channel's error is weighted by its effect on the logits
-(`fisher`). Each rank tries some ranges of a node, or with `together` some nodes of a unit. (Yuan et al., "PTQ4ViT",
+(`targets`). Each rank tries some ranges of a node, or with `together` some nodes of a unit. (Yuan et al., "PTQ4ViT",
 2022: Hessian guided metric, alternating search.)
 """
 
@@ -18,9 +18,8 @@ from swin_quant.base.distributed import from_main, shared_out
 from swin_quant.base.schema import within
 from swin_quant.quant.layer import QuantizedLayer
 from swin_quant.quant.passes import CheckedOptions, Pass, PassContext
-from swin_quant.quant.passes.fisher import channel_weights
 from swin_quant.quant.passes.improve_units import gain_db, improve_units, note_of
-from swin_quant.quant.passes.targets import Targets, targets_of
+from swin_quant.quant.passes.targets import Targets, channel_weights, targets_of
 from swin_quant.quant.passes.trial import AMAX, BOUNDS, Values, enabled_in, state_of
 from swin_quant.quant.passes.units import UnitRun
 from swin_quant.quant.quantizer import Quantizer

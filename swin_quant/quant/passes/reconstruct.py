@@ -1,7 +1,7 @@
 """Block reconstruction: train each quantized unit to give the float unit's outputs.
 
 Its inputs are the outputs of the quantized units before it. A channel's error is weighted by its effect on the logits
-(`fisher`). Trained are the rounding of its weights, the ranges of its activations, its biases and norms. Meanwhile some
+(`targets`). Trained are the rounding of its weights, the ranges of its activations, its biases and norms. Meanwhile some
 quantized values and inputs, drawn each time, are replaced by float's, so that the result fits other pictures too.
 Towards the end weights are fixed at levels, and only the rest is trained. The result is kept only if the output is
 better on held-out pictures. (Nagel et al., "Up or Down?", 2020; Esser et al., "Learned Step Size Quantization", 2020;
@@ -23,9 +23,8 @@ from swin_quant.base.schema import within
 from swin_quant.quant.fake_quant import TINY_AMAX, quantize_dequantize, spacing
 from swin_quant.quant.layer import QuantizedLayer
 from swin_quant.quant.passes import CheckedOptions, Pass, PassContext
-from swin_quant.quant.passes.fisher import channel_weights, picture_gradients
 from swin_quant.quant.passes.improve_units import gain_db, improve_units, note_of
-from swin_quant.quant.passes.targets import Targets, targets_of
+from swin_quant.quant.passes.targets import Targets, channel_weights, picture_gradients, targets_of
 from swin_quant.quant.passes.trial import Values, enabled_in, give_state, state_of
 from swin_quant.quant.passes.units import UnitRun
 from swin_quant.quant.quantizer import Role, State

@@ -1,14 +1,28 @@
-"""A unit's targets: float's outputs, and the quantized unit's error on training and judging pictures."""
+"""A unit's targets: float's outputs, and the quantized unit's error on training and judging pictures.
+
+Errors in a unit's output channels are weighted by their effect on the network's output. A small error e moves the
+softmax from float's by a Kullback-Leibler divergence of e^T F e / 2. F, the Fisher matrix, is the mean of g g^T: g is
+the gradient of the logits times A r, where A A^T = diag(p) - p p^T is the divergence's Hessian in the logits, and r are
+random signs. One backward pass a batch gives the diagonal of F for all units: the cost of independent errors. Errors of
+one picture, for instance by a wrong scale or bias, are not independent, and add up along its g: a few draws of g make a
+matrix of low rank, for that picture and the unit's whole output. (Martens, "New insights and perspectives on the
+natural gradient method", 2020; Li et al., "BRECQ", 2021; Wu et al., "FIMA-Q", 2025.)
+"""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
+from swin_quant.quant.layer import channels_last
+from swin_quant.quant.outputs import has_classes, rows
 from swin_quant.quant.passes.trial import quantized
 from swin_quant.quant.passes.units import UnitRun
+from swin_quant.quant.watch import watching
 
 _HELD_OUT = 0.25  # share of the pictures
 CHUNK = 32  # pictures at a time
@@ -19,7 +33,7 @@ class Targets:
     """Float's `inputs` and `outputs`, and the inputs from the quantized units before, one picture a row.
 
     `root`: the root of each channel's weight of squared errors. The last `held_out` rows judge. `gradients` [pictures,
-    rank, *output]: directions in which errors of a picture add up (`fisher`); with them, they make up half of the
+    rank, *output]: directions in which errors of a picture add up (`targets`); with them, they make up half of the
     error.
     """
 
@@ -80,3 +94,91 @@ def _beside(unit: nn.Module, outputs: Tensor, weights: Tensor) -> Tensor:
     """`weights` [channels] in a shape that multiplies the unit's outputs."""
     dim = getattr(unit, "channel_dim", -1) % outputs.dim()
     return weights.view(-1, *[1] * (outputs.dim() - 1 - dim))
+
+
+def root_times_signs(logits: Tensor, signs: Tensor) -> Tensor:
+    """A r for each row of logits [B, classes] and signs [B, classes]."""
+    p = logits.softmax(1)
+    root = p.sqrt() * signs
+    return root - p * root.sum(1, keepdim=True)
+
+
+def channel_weights(model: nn.Module, units: Sequence[str], images: Sequence[Tensor], seed: int) -> dict[str, Tensor]:
+    """The diagonal of F over the channels of each unit's output [..., channels], by unit: float32, with mean 1.
+
+    For maps and embeddings, which have no softmax, F is that of the squared error: A is the identity.
+    """
+    sums: dict[str, Tensor] = {}
+
+    def add(name: str, gradient: Tensor) -> None:
+        part = channels_last(parts[name], gradient.detach()).flatten(0, -2).double().square().sum(0)
+        sums[name] = sums[name] + part if name in sums else part
+
+    def look(name: str, module: nn.Module, inputs: object, y: Tensor) -> None:
+        y.register_hook(partial(add, name))
+
+    classes = has_classes(model)
+    parts = {name: model.get_submodule(name) for name in units}
+    generator = torch.Generator().manual_seed(seed)
+    with torch.inference_mode(False), torch.enable_grad(), watching(parts, look):
+        for batch in images:
+            x = batch.clone().requires_grad_()
+            logits = rows(model(x))
+            signs = torch.randint(0, 2, logits.shape, generator=generator).to(logits) * 2 - 1
+            felt = root_times_signs(logits.detach(), signs) if classes else signs
+            torch.autograd.grad((logits * felt).sum(), x)
+    return {name: _relative(total).float() for name, total in sums.items()}
+
+
+def picture_gradients(model: nn.Module, unit: str, images: Sequence[Tensor], rank: int, seed: int) -> Tensor:
+    """`rank` draws of g for each picture and one unit: bfloat16 [pictures, rank, *output], with mean square 1.
+
+    The mean of (g e)^2 over a picture's draws is the cost of its error e, on the scale of `channel_weights`.
+    """
+    classes = has_classes(model)
+    generator = torch.Generator().manual_seed(seed)
+    leaf: list[Tensor] = []
+
+    def cut(module: nn.Module, inputs: object, y: Tensor) -> Tensor:
+        leaf.append(y.detach().requires_grad_())
+        return leaf[-1]
+
+    found: list[Tensor] = []
+    hook = model.get_submodule(unit).register_forward_hook(cut)
+    try:
+        with torch.inference_mode(False), torch.enable_grad(), without_gradients(model):
+            for batch in images:
+                logits = rows(model(batch.clone()))
+                shape = (rank, *logits.shape)
+                signs = torch.randint(0, 2, shape, generator=generator).to(logits) * 2 - 1
+                felt = [root_times_signs(logits.detach(), each) if classes else each for each in signs]
+                y = leaf.pop()
+                draws = [torch.autograd.grad((logits * each).sum(), y, retain_graph=True)[0] for each in felt]
+                found.append(torch.stack(draws, dim=1).bfloat16())
+    finally:
+        hook.remove()
+    return torch.cat(found).div_(_size(found))
+
+
+def _size(parts: Sequence[Tensor]) -> float:
+    """The root of the mean square; 1 if that is zero or not finite."""
+    mean = sum(part.double().square().sum().item() for part in parts) / sum(part.numel() for part in parts)
+    return mean**0.5 if 0 < mean < float("inf") else 1.0
+
+
+@contextmanager
+def without_gradients(model: nn.Module) -> Iterator[None]:
+    """Inside the context, no parameter of the model requires a gradient."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    try:
+        for parameter in trained:
+            parameter.requires_grad_(False)
+        yield
+    finally:
+        for parameter in trained:
+            parameter.requires_grad_()
+
+
+def _relative(total: Tensor) -> Tensor:
+    mean = total.mean().item()
+    return total / mean if 0 < mean < float("inf") else torch.ones_like(total)

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from swin_quant.quant.factors import give_factors
 from swin_quant.quant.fake_quant import TINY_AMAX, UNUSED_AMAX, quantize_dequantize
 from swin_quant.quant.fold import unfolding
+from swin_quant.quant.layer import give_factors
 from swin_quant.quant.passes.units import UnitRun, through
 from swin_quant.quant.policy import apply_settings
 from swin_quant.quant.quantizer import Quantizer, Role, State, named_nodes

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from swin_quant.backends.fastertransformer.scales import amax_list
+from swin_quant.backends.fastertransformer.weights import amax_list
 
 NODES = [
     "attn.qkv._input", "attn.qkv._aftergemm", "attn.proj._input", "attn.proj._aftergemm", "attn.matmul_q_input",

@@ -8,7 +8,7 @@ import torch
 from swin_quant.backends import engine_loader
 from swin_quant.backends.onnx.export import OnnxOptions, export
 from swin_quant.backends.onnx.network import network
-from swin_quant.backends.onnx.swin_maps.operators import map_join, map_mask, map_neighbours, map_patches, map_windows
+from swin_quant.backends.onnx.swin_maps import map_join, map_mask, map_neighbours, map_patches, map_windows
 from swin_quant.base.errors import UsageError
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.models.maps import Cut, neighbours, patches

@@ -8,7 +8,7 @@ import torch
 from swin_quant.models.registry import exchanges_of, norms_without_weights, units_of
 from swin_quant.quant.calibration import calibrate
 from swin_quant.quant.check import agreement_and_sqnr
-from swin_quant.quant.factors import made_factors
+from swin_quant.quant.layer import made_factors
 from swin_quant.quant.passes import PassContext
 from swin_quant.quant.passes.equalize import EqualizeOptions, factors, outliers, run
 from swin_quant.quant.passes.places import rescale

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from swin_quant.quant.passes.fisher import channel_weights, picture_gradients, root_times_signs
+from swin_quant.quant.passes.targets import channel_weights, picture_gradients, root_times_signs
 
 
 def test_the_mean_of_outer_products_over_all_signs_is_the_hessian_of_the_divergence():

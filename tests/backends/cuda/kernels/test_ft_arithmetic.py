@@ -17,7 +17,7 @@ from swin_quant.backends.cuda.kernels.windows import Windows, whole_map
 from swin_quant.backends.fastertransformer.emulator import BLOCK_EPSILON, EPSILON, Emulator
 from swin_quant.backends.fastertransformer.export import FasterTransformerOptions, export
 from swin_quant.backends.fastertransformer.manifest import read_export
-from swin_quant.backends.fastertransformer.scales import REDUCTION
+from swin_quant.backends.fastertransformer.weights import REDUCTION
 from swin_quant.cards.card import RunCard
 from swin_quant.quant.calibration import calibrate
 from swin_quant.quant.policy import apply_policy, load_policy
