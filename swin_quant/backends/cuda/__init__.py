@@ -1,6 +1,6 @@
 """Our own CUDA engine: runs a calibrated Swin as a list of fused kernels, on any GPU with int8 tensor cores.
 
-`spec_from_policy` turns a model's enabled nodes into a `spec`, `packing` makes its tensors, and `launches` writes the
+`spec_from_policy` turns a model's enabled nodes into a `spec`, `network` packs its tensors, and `launches` writes the
 launch list of a batch (`program`). `choose_fusions` takes the `fusions` that pay on the GPU, `binding` gives the
 launches memory, and `sessions` run them. The kernels are in `kernels`.
 """

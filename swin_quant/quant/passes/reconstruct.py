@@ -1,8 +1,8 @@
 """Block reconstruction: train each quantized unit to give the float unit's outputs.
 
 Its inputs are the outputs of the quantized units before it. A channel's error is weighted by its effect on the logits
-(`targets`). Trained are the rounding of its weights, the ranges of its activations, its biases and norms. Meanwhile some
-quantized values and inputs, drawn each time, are replaced by float's, so that the result fits other pictures too.
+(`targets`). Trained are the rounding of its weights, the ranges of its activations, its biases and norms. Meanwhile
+some quantized values and inputs, drawn each time, are replaced by float's, so that the result fits other pictures too.
 Towards the end weights are fixed at levels, and only the rest is trained. The result is kept only if the output is
 better on held-out pictures. (Nagel et al., "Up or Down?", 2020; Esser et al., "Learned Step Size Quantization", 2020;
 Li et al., "BRECQ", 2021; Wei et al., "QDrop", 2022; Finkelstein et al., "QFT", 2022, for biases and norms; Wu et al.,
