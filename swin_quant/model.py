@@ -178,6 +178,18 @@ class Model:
         return from_dict(self.card.config, f"the run card of {self.name}")
 
     @property
+    def network(self) -> Classifier:
+        """The module as one that can be exported. UsageError for a module that was neither loaded nor wrapped."""
+        if not isinstance(self.module, Classifier):
+            raise UsageError(f"{type(self.module).__name__}: is not a network that can be exported: give it to `wrap`")
+        return self.module
+
+    def need_calibrated(self) -> None:
+        """UsageError for a float model."""
+        if not self.is_calibrated:
+            raise UsageError(f"{self.name}: is a float model: sq.calibrate it first")
+
+    @property
     def preprocess(self) -> Preprocess:
         """How a picture becomes its input. UsageError where nobody said."""
         return self.prepared.known

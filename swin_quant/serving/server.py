@@ -4,7 +4,10 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from swin_quant.base.extras import library
+import h11
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
 from swin_quant.serving.limits import ServiceLimits
 
 # Called with route, status and seconds of each request that never reached the application.
@@ -20,10 +23,9 @@ _LAST_CHUNK = b"0\r\n\r\n"
 
 def server_of(app: Any, limits: ServiceLimits, count: Count = lambda route, status, seconds: None) -> Any:
     """The uvicorn server of an application, not yet running."""
-    uvicorn = library("uvicorn", "serve")
     config = uvicorn.Config(
         app,
-        http=_protocol(limits.timeout_s, count),
+        http=type("Limited", (Punctual,), {"seconds": limits.timeout_s, "count": staticmethod(count)}),
         ws="none",
         log_level="error",
         access_log=False,
@@ -36,133 +38,130 @@ def server_of(app: Any, limits: ServiceLimits, count: Count = lambda route, stat
     return uvicorn.Server(config)
 
 
-def _protocol(seconds: float, count: Count) -> type[Any]:
+class Punctual(H11Protocol):
     """uvicorn's HTTP/1.1 with a limit of `seconds` for the head of a request and for the client to read an answer.
 
     Otherwise a client that sends a head byte by byte, sends nothing, or reads no answer keeps its connection for ever.
     The application limits the time of a body; it is told when a request began.
     """
-    import h11
-    from uvicorn.protocols.http.h11_impl import H11Protocol
 
-    class Punctual(H11Protocol):
-        transport: Any
-        head: Any = None
-        taking: Any = None
-        probe: Any = None
-        began = 0.0
-        is_fresh = True  # no byte of the next request has come
-        came = 0  # bytes after the head, or after the last answer
-        last = b""
+    seconds: float
+    count: Count
+    transport: Any
+    head: Any = None
+    taking: Any = None
+    probe: Any = None
+    began = 0.0
+    is_fresh = True  # no byte of the next request has come
+    came = 0  # bytes after the head, or after the last answer
+    last = b""
 
-        def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._begin()
+        if len(self.connections) > _CONNECTIONS:
+            others: Any = self.connections - {self}
+            silent = [one for one in others if one.is_idle() and not one.transport.is_closing()]
+            if silent:
+                min(silent, key=lambda one: one.began).transport.close()
+        self._expect_a_head()
+
+    def is_idle(self) -> bool:
+        return self.cycle is None or bool(self.cycle.response_complete)
+
+    def data_received(self, data: bytes) -> None:
+        if self.is_fresh:
             self._begin()
-            if len(self.connections) > _CONNECTIONS:
-                others: Any = self.connections - {self}
-                silent = [one for one in others if one.is_idle() and not one.transport.is_closing()]
-                if silent:
-                    min(silent, key=lambda one: one.began).transport.close()
-            self._expect_a_head()
-
-        def is_idle(self) -> bool:
-            return self.cycle is None or bool(self.cycle.response_complete)
-
-        def data_received(self, data: bytes) -> None:
-            if self.is_fresh:
-                self._begin()
-                self.is_fresh = False
-            self.came += len(data)
-            if self.cycle and self.is_idle() and self.conn.their_state is h11.SEND_BODY:
-                if self.came > _REST:
-                    self.transport.abort()
-                    return
-                if self.came > _READ and not self._has_length():  # small chunks cost much: look for the last one only
-                    self.transport.max_size = _READ_BODY
-                    self.last = (self.last + data)[-len(_LAST_CHUNK) :]
-                    if self.last == _LAST_CHUNK:
-                        self.transport.close()
-                    return
-            cycle = self.cycle
-            super().data_received(data)
-            if self.cycle is not cycle:
-                self.came = len(self.cycle.body)
-            if self._has_length():
+            self.is_fresh = False
+        self.came += len(data)
+        if self.cycle and self.is_idle() and self.conn.their_state is h11.SEND_BODY:
+            if self.came > _REST:
+                self.transport.abort()
+                return
+            if self.came > _READ and not self._has_length():  # small chunks cost much: look for the last one only
                 self.transport.max_size = _READ_BODY
-            self.is_fresh = self.is_idle() and self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]
-            self._expect_a_head()
+                self.last = (self.last + data)[-len(_LAST_CHUNK) :]
+                if self.last == _LAST_CHUNK:
+                    self.transport.close()
+                return
+        cycle = self.cycle
+        super().data_received(data)
+        if self.cycle is not cycle:
+            self.came = len(self.cycle.body)
+        if self._has_length():
+            self.transport.max_size = _READ_BODY
+        self.is_fresh = self.is_idle() and self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]
+        self._expect_a_head()
 
-        def _has_length(self) -> bool:
-            return self.conn.their_state is h11.SEND_BODY and any(name == b"content-length" for name, _ in self.headers)
+    def _has_length(self) -> bool:
+        return self.conn.their_state is h11.SEND_BODY and any(name == b"content-length" for name, _ in self.headers)
 
-        def eof_received(self) -> bool:  # type: ignore[override]  # asyncio: True keeps the connection
-            """A client that sends no more waits for its answer, or has gone: a probe finds out."""
-            if self.is_idle() or self.cycle.more_body:
-                if not self.is_idle() or self.conn.trailing_data[0]:
-                    self.send_400_response("")
-                return False
-            self.cycle.keep_alive = False
-            if not self.probe and self.cycle.scope["http_version"] == "1.1":
-                self.probe = self.loop.call_later(_PROBE_S, self._ask)
-            return True
+    def eof_received(self) -> bool:  # type: ignore[override]  # asyncio: True keeps the connection
+        """A client that sends no more waits for its answer, or has gone: a probe finds out."""
+        if self.is_idle() or self.cycle.more_body:
+            if not self.is_idle() or self.conn.trailing_data[0]:
+                self.send_400_response("")
+            return False
+        self.cycle.keep_alive = False
+        if not self.probe and self.cycle.scope["http_version"] == "1.1":
+            self.probe = self.loop.call_later(_PROBE_S, self._ask)
+        return True
 
-        def _ask(self) -> None:
-            """Send a line that every client skips; if the client has gone, its system refuses it, and writing fails."""
-            if not (self.transport.is_closing() or self.cycle.response_started):
-                self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-                self.probe = self.loop.call_later(_PROBE_S, self._ask)
+    def _ask(self) -> None:
+        """Send a line that every client skips; if the client has gone, its system refuses it, and writing fails."""
+        if not (self.transport.is_closing() or self.cycle.response_started):
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self.probe = self.loop.call_later(_PROBE_S, self._ask)
 
-        def on_response_complete(self) -> None:
-            self._begin()
-            super().on_response_complete()
-            self.is_fresh = self.is_idle()
-            self._expect_a_head()
+    def on_response_complete(self) -> None:
+        self._begin()
+        super().on_response_complete()
+        self.is_fresh = self.is_idle()
+        self._expect_a_head()
 
-        def connection_lost(self, exc: Exception | None) -> None:
-            for timer in (self.head, self.taking, self.probe):
-                if timer:
-                    timer.cancel()
-            super().connection_lost(exc)
+    def connection_lost(self, exc: Exception | None) -> None:
+        for timer in (self.head, self.taking, self.probe):
+            if timer:
+                timer.cancel()
+        super().connection_lost(exc)
 
-        def pause_writing(self) -> None:
-            super().pause_writing()
-            self.taking = self.loop.call_later(seconds, self.transport.abort)
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self.taking = self.loop.call_later(self.seconds, self.transport.abort)
 
-        def resume_writing(self) -> None:
-            if self.taking:
-                self.taking.cancel()
-            super().resume_writing()
+    def resume_writing(self) -> None:
+        if self.taking:
+            self.taking.cancel()
+        super().resume_writing()
 
-        def send_400_response(self, msg: str) -> None:
-            if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-                self._refuse(400, "Bad Request", "the request is not HTTP/1.1, or it ends too early")
+    def send_400_response(self, msg: str) -> None:
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            self._refuse(400, "Bad Request", "the request is not HTTP/1.1, or it ends too early")
+        self.transport.close()
+
+    def _begin(self) -> None:
+        self.began, self.came, self.transport.max_size = self.loop.time(), 0, _READ
+        is_crowded = len(self.connections) > _CONNECTIONS
+        self.app_state = {**self.app_state, "began": self.began, "crowded": is_crowded, "came": lambda: self.came}
+
+    def _expect_a_head(self) -> None:
+        """While no request is in work, one timer runs; bytes that come meanwhile do not restart it."""
+        if not self.is_idle() and self.head:
+            self.head.cancel()
+            self.head = None
+        elif self.is_idle() and not self.head:
+            self.head = self.loop.call_later(self.seconds, self._give_up)
+
+    def _give_up(self) -> None:
+        if not self.transport.is_closing():
+            if self.conn.trailing_data[0] and self.conn.our_state is h11.IDLE:  # the head has begun
+                self._refuse(408, "Request Timeout", "the request did not come in time")
             self.transport.close()
 
-        def _begin(self) -> None:
-            self.began, self.came, self.transport.max_size = self.loop.time(), 0, _READ
-            is_crowded = len(self.connections) > _CONNECTIONS
-            self.app_state = {**self.app_state, "began": self.began, "crowded": is_crowded, "came": lambda: self.came}
-
-        def _expect_a_head(self) -> None:
-            """While no request is in work, one timer runs; bytes that come meanwhile do not restart it."""
-            if not self.is_idle() and self.head:
-                self.head.cancel()
-                self.head = None
-            elif self.is_idle() and not self.head:
-                self.head = self.loop.call_later(seconds, self._give_up)
-
-        def _give_up(self) -> None:
-            if not self.transport.is_closing():
-                if self.conn.trailing_data[0] and self.conn.our_state is h11.IDLE:  # the head has begun
-                    self._refuse(408, "Request Timeout", "the request did not come in time")
-                self.transport.close()
-
-        def _refuse(self, status: int, phrase: str, why: str) -> None:
-            body = json.dumps({"error": why})
-            self.transport.write(
-                f"HTTP/1.1 {status} {phrase}\r\nContent-Type: application/json\r\nConnection: close\r\n"
-                f"Content-Length: {len(body)}\r\n\r\n{body}".encode()
-            )
-            count("head", status, self.loop.time() - self.began)
-
-    return Punctual
+    def _refuse(self, status: int, phrase: str, why: str) -> None:
+        body = json.dumps({"error": why})
+        self.transport.write(
+            f"HTTP/1.1 {status} {phrase}\r\nContent-Type: application/json\r\nConnection: close\r\n"
+            f"Content-Length: {len(body)}\r\n\r\n{body}".encode()
+        )
+        self.count("head", status, self.loop.time() - self.began)

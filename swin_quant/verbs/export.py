@@ -19,7 +19,6 @@ from swin_quant.cli.flags import Flag, Group, Rare
 from swin_quant.cli.shared import ModelOptions, OnlyCpu, OutputKind, PolicyOptions, config_of, one_process, opened
 from swin_quant.config import from_dict
 from swin_quant.config.outputs import LOGITS
-from swin_quant.score.options import EngineOptions
 
 if TYPE_CHECKING:
     from torch import nn
@@ -45,7 +44,6 @@ EXAMPLES = """examples:
 Config and preprocessing are those of the run card beside the checkpoint; --cfg is for one that has none. Policies:
 the card's, so that what was calibrated and scored is what is exported. A backend that does not take it gets its own
 best (every node was calibrated), which a warning names; one of your own, or of training, always stays."""
-CHECKED = 4  # pictures of --check
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,6 +136,8 @@ def export_for(
     target = targets()[backend]
     artifact, model = exported_as(backend, options, output_kind, onnx)
     if options.check and "check" not in target.exporting.flags:
+        from swin_quant.verbs.export_compared import check_export
+
         log.info("check: %s", check_export(artifact, model))  # its engine says whether products saturate here
     else:
         for engine in at_risk(target):
@@ -195,7 +195,6 @@ def export(
     """
     from swin_quant.checkpoint.ranges import check_bits
     from swin_quant.exported import Exported, model_of
-    from swin_quant.models.classifier import Classifier
     from swin_quant.quant.policy import apply_policy, load_policy
     from swin_quant.verbs.export_target import exporter_options, policy_of, target_of
 
@@ -204,12 +203,11 @@ def export(
     chosen = load_policy(policy) if policy else None
     plain = bool(options.get("plain"))
     used = policy_of(backend, model.card, model.file, chosen, precision, saturation_safe, plain)
-    if not isinstance(model.module, Classifier):
-        raise UsageError(f"{type(model.module).__name__}: is not a network that can be exported: give it to `wrap`")
+    network = model.network
     _need_ranges(model, used)
     file = file_of(model, ensure_writable_dir(folder))
     check_bits(model.module, model.card, [used], model.name)
-    module = deepcopy(model.module).cpu().eval()  # the caller's keeps its policy and its place
+    module = deepcopy(network).cpu().eval()  # the caller's keeps its policy and its place
     apply_policy(module, used)
     made = write_artifact(module, model.card, file, target, folder, used, precision, told, saturation_safe)
     if model.card.wrapped and compared:
@@ -277,46 +275,6 @@ def write_artifact(
     card = replace(card, checkpoint={**record, "path": str(place_of(file))}, policy=policy)
     made: Artifact = function(target.exporting.export)(module, card, ensure_writable_dir(folder), told)
     return made
-
-
-def check_export(artifact: Artifact, model: Classifier) -> str:
-    """Run the artifact on seeded noise on the first engine installed; a sentence with its distance from the model.
-
-    The reference is fake-quant for what is quantized, else float32. SwinQuantError beyond `verify`'s tolerance.
-    """
-    import torch
-
-    from swin_quant.backends import engine_loader
-    from swin_quant.data.preprocess import Preprocess
-    from swin_quant.exported import names_of_engines
-    from swin_quant.quant.policy import policy_from_dict
-    from swin_quant.score.baseline import engines_beside, unnamed_baseline
-    from swin_quant.score.bench import noise
-    from swin_quant.score.difference import difference, difference_of_outputs
-    from swin_quant.verbs.verify import is_quantized, tolerance_of
-
-    name = names_of_engines(artifact, None)[0]
-    record, policy = artifact.record, artifact.card.policy
-    policies = [policy_from_dict(policy, artifact.card.name)] if policy and is_quantized(record["precision"]) else []
-    engines = engines_beside(model, torch.device("cpu"), None, policies, unnamed_baseline(artifact.card))
-    label, reference = next(pair for pair in engines.items() if pair[1].policy or not policies)
-    count = record["options"].get("batch") or CHECKED
-    images = noise(count, model.input_shape).images
-    if record["options"].get("uint8_input"):
-        preprocess = Preprocess.from_dict(artifact.card.preprocess)
-        images = preprocess.normalised(preprocess.pixels(images))  # noise that pixels can hold
-    with torch.inference_mode():
-        given, expected = engine_loader(name)(artifact, EngineOptions())(images), reference(images)
-    has_logits = model.output_kind == LOGITS
-    found = difference(given, expected) if has_logits else difference_of_outputs([given], [expected])
-    limit = tolerance_of(name, record["precision"], record["options"].get("float_type"))
-    text = (
-        f"{name} against {reference.name} {label}, {count} seeded pictures: mean |Δlogit| {found['mean']:.3g} "
-        f"(limit {limit:g}), max {found['max']:.3g}"
-    )
-    if not found["mean"] < limit:
-        raise SwinQuantError(f"{artifact.file}: is not what the model computes: {text}")
-    return text
 
 
 def _need_ranges(model: Model, policy: Policy) -> None:

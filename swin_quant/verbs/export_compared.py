@@ -1,4 +1,7 @@
-"""The artifact of a wrapped module beside fake-quant: it counts as done if its engine loses no more than fake-quant."""
+"""An artifact beside the model that it was made of, on its engine: `export --check`.
+
+The artifact of a wrapped module counts as done if its engine loses no more than fake-quant.
+"""
 
 import hashlib
 import math
@@ -17,6 +20,7 @@ from swin_quant.base.progress import log
 from swin_quant.cards.card import update
 from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import VerificationRecord
+from swin_quant.config.outputs import LOGITS
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.exported import names_of_engines
 from swin_quant.model import Model
@@ -25,11 +29,14 @@ from swin_quant.quant.distance import decibels, noise
 from swin_quant.quant.policy import policy_from_dict
 from swin_quant.quant.quantizer import named_nodes
 from swin_quant.quant.watch import watching
-from swin_quant.score.difference import difference_of_outputs
+from swin_quant.score.bench import noise as seeded_pictures
+from swin_quant.score.difference import difference, difference_of_outputs
 from swin_quant.score.engine import HALF_TYPES, Engine
 from swin_quant.score.options import EngineOptions
-from swin_quant.score.torch_engines import torch_engines
+from swin_quant.score.torch_engines import engine_under, torch_engines
+from swin_quant.verbs.verify import is_quantized, tolerance_of
 
+CHECKED = 4  # pictures of --check
 MARGIN_DB = 3.0
 EXACT_DB, HALF_DB = 60.0, 40.0  # what rounding alone leaves, of float32 and of half types: no engine has to have more
 INPUTS, VALUES = 16, 1 << 22  # at most: a few seconds of a large network
@@ -48,6 +55,31 @@ class Likeness:
     def spare_db(self) -> float:
         """The distance of the engine above its limit; negative or NaN: it fails."""
         return self.sqnr_db - (self.fake_quant_db - self.margin_db)
+
+
+def check_export(artifact: Artifact, model: Classifier) -> str:
+    """Run the artifact on seeded noise on the first engine installed; a sentence with its distance from the model.
+
+    The reference is fake-quant for what is quantized, else float32. SwinQuantError beyond `verify`'s tolerance.
+    """
+    name = names_of_engines(artifact, None)[0]
+    record, policy = artifact.record, artifact.card.policy
+    policies = [policy_from_dict(policy, artifact.card.name)] if policy and is_quantized(record["precision"]) else []
+    reference = engine_under(model, torch.device("cpu"), policies)
+    count = record["options"].get("batch") or CHECKED
+    images = _taken(artifact, seeded_pictures(count, model.input_shape).images)
+    with torch.inference_mode():
+        given, expected = engine_loader(name)(artifact, EngineOptions())(images), reference(images)
+    has_logits = model.output_kind == LOGITS
+    found = difference(given, expected) if has_logits else difference_of_outputs([given], [expected])
+    limit = tolerance_of(name, record["precision"], record["options"].get("float_type"))
+    text = (
+        f"{name} against {reference.name} {reference.label}, {count} seeded pictures: mean |Δlogit| "
+        f"{found['mean']:.3g} (limit {limit:g}), max {found['max']:.3g}"
+    )
+    if not found["mean"] < limit:
+        raise SwinQuantError(f"{artifact.file}: is not what the model computes: {text}")
+    return text
 
 
 def compared(artifact: Artifact, model: Model, module: Classifier, target: Backend) -> Artifact:
@@ -133,10 +165,15 @@ def inputs_of(model: Model, module: Classifier, artifact: Artifact) -> tuple[Ten
         images = torch.randn(shape, generator=seeded) if amax is None else torch.rand(shape, generator=seeded)
         images = images if amax is None else (2 * images - 1) * amax
         what = f"{count} inputs of seeded noise" + ("" if amax is None else f" up to {amax:.3g}, as calibrated")
-    if artifact.record["options"].get("uint8_input"):
-        preprocess = Preprocess.from_dict(artifact.card.preprocess)
-        images = preprocess.normalised(preprocess.pixels(images))
-    return images, what
+    return _taken(artifact, images), what
+
+
+def _taken(artifact: Artifact, images: Tensor) -> Tensor:
+    """The images as the artifact can be given them: of one that takes pixels, what pixels can hold."""
+    if not artifact.record["options"].get("uint8_input"):
+        return images
+    preprocess = Preprocess.from_dict(artifact.card.preprocess)
+    return preprocess.normalised(preprocess.pixels(images))
 
 
 def input_amax(module: Classifier) -> float | None:

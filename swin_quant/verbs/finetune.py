@@ -160,8 +160,7 @@ def finetune(
         model = model_of(model)
         if not model.card.config:
             raise UsageError(f"{model.name}: is a module of your own: train it in your own loop, its nodes on")
-        if not model.is_calibrated:
-            raise UsageError(f"{model.name}: is a float model: sq.calibrate it first")
+        model.need_calibrated()
         file = str(file_of(model, ensure_writable_dir(folder)))
     opened = shared.opened(file)
     options = QatOptions(distill, str(teacher) if teacher else None, amax=amax)

@@ -48,8 +48,8 @@ from swin_quant.verbs.evaluate import EvaluateOptions
 from swin_quant.verbs.export import ExportOptions, OnnxFlags
 from swin_quant.verbs.export_target import float_type_options
 from swin_quant.verbs.policy_search import found_before
-from swin_quant.verbs.quantize_options import MAX_DROP, QuantizeOptions
-from swin_quant.verbs.search import BudgetOptions, MeasuredOptions, SearchOptions
+from swin_quant.verbs.quantize_options import QuantizeOptions
+from swin_quant.verbs.search import MeasuredOptions, SearchOptions
 from swin_quant.verbs.search_settings import SearchSettings
 from swin_quant.verbs.verify import VerifyOptions, failures
 
@@ -169,12 +169,11 @@ class Quantization:
     def searching(self) -> SearchOptions:
         """For --policy auto: which layers of the calibrated policy stay float."""
         options, data = self.options, self._data
-        budget = options.budget if options.budget != BudgetOptions() else BudgetOptions(max_drop=MAX_DROP)
         values = {one.name: getattr(data, one.name) for one in fields(shared.LoadingOptions)}
         return SearchOptions(
             checkpoint=str(self.calibrated),
             engine=self.target.name,
-            budget=budget,
+            budget=options.budget.or_usual,
             data=MeasuredOptions(**values, split=self.plan.split),
             timing=options.timing,
             run=options.run,

@@ -27,7 +27,7 @@ from swin_quant.verbs import verify as verifying
 from swin_quant.verbs.calibrate import CalibrateOptions, SampleOptions
 from swin_quant.verbs.evaluate import EvaluateOptions
 from swin_quant.verbs.export import ExportOptions
-from swin_quant.verbs.quantize_options import MAX_DROP, QuantizeOptions
+from swin_quant.verbs.quantize_options import QuantizeOptions
 from swin_quant.verbs.search import BudgetOptions, SearchOptions
 from swin_quant.verbs.verify import VerifyOptions
 
@@ -107,12 +107,9 @@ def quantize(
     from swin_quant.exported import model_of
     from swin_quant.loading import load
     from swin_quant.verbs.calibrate import calibrate
-    from swin_quant.verbs.evaluate import Evaluation, evaluate
     from swin_quant.verbs.export import export
     from swin_quant.verbs.export_target import target_of
-    from swin_quant.verbs.quantization import engine_for
     from swin_quant.verbs.search import search
-    from swin_quant.verbs.verify import refuse_failed, verify
 
     source, target = source_of(pictures), target_of(backend)
     budget, place = BudgetOptions(max_drop, min_agreement, min_sqnr, max_ms), None
@@ -138,8 +135,7 @@ def quantize(
             )
         if scored_on is None and place_has(source.path, "val"):
             scored_on = source.path
-    if budget != BudgetOptions() and policy != AUTO:
-        raise UsageError(f"a budget is for policy {AUTO}: other policies are what they are")
+    budget.need_auto(policy)
     subject = model_of(load(model, config) if isinstance(model, str | Path) else model)
     target.exporting.check_packages()
     ensure_writable_dir(folder)
@@ -147,18 +143,30 @@ def quantize(
     named = policy if policy and policy != AUTO else best
     calibrate(subject, source, named, method=method, passes=passes, folder=folder)
     if policy == AUTO:
-        limits = asdict(budget if budget != BudgetOptions() else BudgetOptions(max_drop=MAX_DROP))
-        found = search(subject, replace(place, count=None) if place else source, backend, folder, **limits)
+        searched_on = replace(place, count=None) if place else source
+        found = search(subject, searched_on, backend, folder, **asdict(budget.or_usual))
         refuse_useless(found.settings, found.result, found.settings.checkpoint, target)
     exported = export(subject, backend, folder, int4_weights=int4_weights)
-    engine, scored = engine_for(target), Evaluation((), exported.card)
-    if engine:
-        refuse_failed(exported.artifact, verify(exported, source if scored_on is None else scored_on, engine).records)
-        scored = evaluate(exported, scored_on, engine=engine) if scored_on is not None else scored
+    scored = _checked(exported, target, source, scored_on)
     data = place.path if place else "DIR"
     unscored = f"{data} has no val split" if place else "no labelled pictures were given"
     said = scored.verdict or verdict_on(exported.artifact, target, subject.checkpoint, data, unscored)
     return Quantized(exported, replace(scored, verdict=said))
+
+
+def _checked(exported: Exported, target: Backend, pictures: Source, scored_on: Source | None) -> Evaluation:
+    """The artifact verified, on `pictures` if there are no labelled ones, and scored, where its engine is here.
+
+    SwinQuantError where it does not compute what the model computes.
+    """
+    from swin_quant.verbs.evaluate import Evaluation, evaluate
+    from swin_quant.verbs.quantization import engine_for
+    from swin_quant.verbs.verify import refuse_failed, verify
+
+    if not (engine := engine_for(target)):
+        return Evaluation((), exported.card)
+    refuse_failed(exported.artifact, verify(exported, pictures if scored_on is None else scored_on, engine).records)
+    return Evaluation((), exported.card) if scored_on is None else evaluate(exported, scored_on, engine=engine)
 
 
 def _as_the_command(options: QuantizeOptions) -> Quantized:

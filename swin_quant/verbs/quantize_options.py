@@ -14,8 +14,6 @@ from swin_quant.quant.names import AUTO
 from swin_quant.verbs.calibrate import SampleOptions
 from swin_quant.verbs.search import BudgetOptions, TimingOptions
 
-MAX_DROP = 0.1  # points that --policy auto may lose, where no budget is given
-
 
 def _target_names() -> list[str]:
     return list(targets())
@@ -50,8 +48,7 @@ class QuantizeOptions:
         if len(self.policy.policy) > 1:
             raise UsageError(f"--policy {' '.join(self.policy.policy)}: give one")
         automatic = self.policy.policy == (AUTO,)
-        if self.budget != BudgetOptions() and not automatic:
-            raise UsageError(f"a budget is for --policy {AUTO}: other policies are what they are")
+        self.budget.need_auto(self.policy.policy)
         if (timing := self.timing.measuring()) and not automatic:
             raise UsageError(f"--{next(iter(timing))} is for --policy {AUTO}: nothing is timed for other policies")
         changes = shlex.join(words_from(replace(self.policy, policy=(), saturation_safe=False)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from swin_quant.cards.paths import card_path
 from swin_quant.cli import shared
 from swin_quant.cli.flags import Flag, Rare
 from swin_quant.cli.output import Printed, print_verdicts, tell
-from swin_quant.quant.names import SEARCHED_ON
+from swin_quant.quant.names import AUTO, SEARCHED_ON
 from swin_quant.report.table import ReportTable
 from swin_quant.score.options import EngineOptions
 
@@ -24,13 +25,14 @@ if TYPE_CHECKING:
 
     from swin_quant.base.distributed import World
     from swin_quant.checkpoint import Checkpoint
-    from swin_quant.data.picture_set import Source
+    from swin_quant.data.picture_set import PictureSet, Source
+    from swin_quant.data.sampling import Sampling
     from swin_quant.model import Model
     from swin_quant.quant.policy import Policy
     from swin_quant.quant.search import Budget, SearchResult, TriedPolicy
     from swin_quant.report.verdict import DeployVerdict
     from swin_quant.verbs.policy_costs import PolicyCosts
-    from swin_quant.verbs.search_settings import SearchSettings
+    from swin_quant.verbs.search_settings import SearchPictures, SearchSettings
 
 EXAMPLES = """examples:
   swin-quant search out/my_calib.pth --data-path imagenet --engine openvino --max-drop 0.1 --output out
@@ -40,6 +42,8 @@ EXAMPLES = """examples:
 A search that was cut off goes on. The drop is expected from the float model's own probabilities where the two disagree:
 no labels are needed. It counts with two standard errors, and twice on training pictures, which a network is surer of
 than of others. Exit code 1 says that the budget cannot be met; the best policy that was found is written even so."""
+
+MAX_DROP = 0.1  # points that --policy auto may lose, where no budget is given
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,16 @@ class BudgetOptions:
     min_agreement: Annotated[float | None, Rare("top-1 agreement with float", "PERCENT")] = None
     min_sqnr: Annotated[float | None, Rare("SQNR of the logits", "DB")] = None
     max_ms: Annotated[float | None, Flag("latency of a batch on the engine", "MS")] = None
+
+    def need_auto(self, policy: object) -> None:
+        """UsageError for a limit beside a policy that is not searched for."""
+        if self != BudgetOptions() and policy not in (AUTO, (AUTO,)):
+            raise UsageError(f"a budget is for ‹policy› {AUTO}: other policies are what they are")
+
+    @property
+    def or_usual(self) -> BudgetOptions:
+        """These limits; without any, a drop of MAX_DROP."""
+        return BudgetOptions(max_drop=MAX_DROP) if self == BudgetOptions() else self
 
     def loss(self) -> Budget:
         """The limits on the loss. UsageError for one that no policy keeps, or that every policy keeps."""
@@ -199,19 +213,15 @@ def search(
     from swin_quant.data.sampling import Sampling
     from swin_quant.exported import model_of
     from swin_quant.loading import Subject
-    from swin_quant.models.classifier import Classifier
-    from swin_quant.quant.policy import apply_policy, load_policy
+    from swin_quant.quant.policy import load_policy
     from swin_quant.quant.search import Budget
     from swin_quant.verbs.export import file_of, refuse_changed
     from swin_quant.verbs.policy_costs import PolicyCosts
-    from swin_quant.verbs.policy_search import search_record
-    from swin_quant.verbs.search_settings import SearchedNetwork, SearchPictures, SearchSettings
+    from swin_quant.verbs.search_settings import SearchedNetwork, SearchSettings
 
     model, pictures = model_of(model), source_of(pictures)
-    if not isinstance(model.module, Classifier):
-        raise UsageError(f"{type(model.module).__name__}: is not a network that can be exported: give it to `wrap`")
-    if not model.is_calibrated:
-        raise UsageError(f"{model.name}: is a float model: sq.calibrate it first")
+    module = model.network
+    model.need_calibrated()
     refuse_changed(model)
     base = load_policy(policy) if policy else None
     options = EngineOptions(threads=threads, float_type=float_type, device=device)
@@ -221,19 +231,35 @@ def search(
         sampling = Sampling(pictures.count or SEARCHED_ON, pictures.split or "", pictures.seed + 1)
     how = (base, budget, max_ms, batch, sampling, options, rounds, seconds)
     card = model.card
-    network = SearchedNetwork.of_config(model.config) if card.config else SearchedNetwork.of_wrapped(model.module, card)
+    network = SearchedNetwork.of_config(model.config) if card.config else SearchedNetwork.of_wrapped(module, card)
     settings = SearchSettings(network, "", engine, Path(folder), *how)  # refuses wrong options before any work
     check_bits(model.module, model.card, [settings.start], model.name)
-    if isinstance(pictures, PictureSet):
-        shown = SearchPictures.drawn_from(pictures.open(), sampling, model.preprocess)
-        shown = replace(shown, place=Path(pictures.path).name)
-    else:
-        shown = SearchPictures.of_batches(pictures, model.prepared)
+    shown = _pictures_of(model, pictures, sampling)
     file = file_of(model, ensure_writable_dir(folder))
     settings = replace(settings, checkpoint=str(file), pictures=shown)
     card_file = card_path(file) if card_path(file).is_file() else None
-    subject = Subject(deepcopy(model.module), [settings.start], model.card, card_file)
+    subject = Subject(deepcopy(module), [settings.start], model.card, card_file)
     result = find_and_keep(PolicyCosts(settings, subject, open_checkpoint(file), deepcopy(model.original)))
+    _keep(model, settings, result)
+    return Search(settings, result)
+
+
+def _pictures_of(model: Model, pictures: PictureSet | Iterable[Any], sampling: Sampling) -> SearchPictures:
+    """The pictures as the model takes them: a sample of a place on disk, or all batches of tensors."""
+    from swin_quant.data.picture_set import PictureSet
+    from swin_quant.verbs.search_settings import SearchPictures
+
+    if not isinstance(pictures, PictureSet):
+        return SearchPictures.of_batches(pictures, model.prepared)
+    shown = SearchPictures.drawn_from(pictures.open(), sampling, model.preprocess)
+    return replace(shown, place=Path(pictures.path).name)
+
+
+def _keep(model: Model, settings: SearchSettings, result: SearchResult) -> None:
+    """Apply the policy that was found, and put the search into the model's card; a warning where no budget is kept."""
+    from swin_quant.quant.policy import apply_policy
+    from swin_quant.verbs.policy_search import search_record
+
     model.card = model.card.with_search(search_record(settings, result))
     if result.met:
         apply_policy(model.module, result.policy)
@@ -244,7 +270,6 @@ def search(
             settings.limits,
             result.file,
         )
-    return Search(settings, result)
 
 
 def settings_of(options: SearchOptions, checkpoint: Checkpoint, cfg: CfgNode, world: World) -> SearchSettings:

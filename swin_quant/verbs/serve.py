@@ -148,9 +148,10 @@ def serve(artifact: Artifact, host: str, port: int, how: Hosting) -> None:
     `port` 0 is any free one, which is logged. SwinQuantError for an address that cannot be had.
     """
     from swin_quant.serving.app import build_app
-    from swin_quant.serving.server import server_of
 
     library("uvicorn", "serve")  # an absent library is an error before an engine is loaded
+    from swin_quant.serving.server import server_of
+
     with private_copy(artifact) as copy, _listening(host, port) as listener:
         service = service_of(copy, how)
         app = build_app(service)
