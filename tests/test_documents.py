@@ -1,7 +1,8 @@
 """Everything that documents show works, on micro models: commands of README, docs and --help in order, README's
-Python."""
+Python. Its tables and citations are those of the code."""
 
 import re
+import runpy
 import shlex
 import shutil
 import zipfile
@@ -247,3 +248,47 @@ def test_the_python_of_documents(page, reader, monkeypatch, capsys):
     for block in re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL):
         exec(compile(block.replace("224,", "32,"), page, "exec"), names)
     assert "Δ acc@1" in capsys.readouterr().out and any((reader / "out").glob("*_int8_openvino.onnx"))
+
+
+@pytest.mark.slow
+def test_the_page_is_what_the_limits_say():
+    page = runpy.run_path(str(ROOT / "scripts" / "support_matrix.py"))["page"]()
+    assert (ROOT / "docs" / "support.md").read_text() == page, "python scripts/support_matrix.py"
+    assert "| best |" in page and "| no (" in page and "unfused" in page
+
+
+def test_readme_lists_every_backend_as_the_code_describes_it():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert runpy.run_path(str(ROOT / "scripts" / "support_matrix.py"))["readme"](text) == text
+    assert all(f"| `{name}` | ONNX" in text for name in ("onnx", "openvino")), "a target for any CPU is there"
+
+
+HEADINGS = set(
+    re.findall(r"^##? ([0-9]+(?:\.[0-9]+)?) ", "\n".join(p.read_text() for p in ROOT.glob("docs/reference/*.md")), re.M)
+)
+CITATION = re.compile(r"docs/reference,\s+sections?\s+([0-9., and to\n]+)")
+
+
+@pytest.mark.parametrize("folder", ["swin_quant", "tests", "configs", "benchmarks"])
+def test_sections_that_are_cited_exist(folder):
+    files = [*(ROOT / folder).rglob("*.py"), *(ROOT / folder).rglob("*.yaml")]
+    cited = {
+        (str(file.relative_to(ROOT)), number)
+        for file in files
+        for numbers in CITATION.findall(file.read_text())
+        for number in re.findall(r"[0-9]+(?:\.[0-9]+)?", numbers)
+    }
+    tops = {heading.partition(".")[0] for heading in HEADINGS}
+    assert {(file, number) for file, number in cited if number not in HEADINGS | tops} == set()
+
+
+def test_nothing_cites_what_readers_do_not_have():
+    files = [
+        file
+        for folder in ("swin_quant", "configs")
+        for file in (ROOT / folder).rglob("*.*")
+        if file.suffix in (".py", ".yaml")
+    ]
+    assert [
+        file.name for file in files if re.search(r"spec,\s+section|quantizer_base|anchors B", file.read_text())
+    ] == []

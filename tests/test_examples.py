@@ -1,5 +1,12 @@
-"""The trained checkpoints in a checkout: they load, their cards match them, and they are small."""
+"""examples/: trained checkpoints load and match their cards; scripts and notebooks run as a reader runs them, with a
+micro model for a named checkpoint."""
 
+import ast
+import json
+import runpy
+import shutil
+import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,7 +19,9 @@ from swin_quant.models import build_model
 
 # Top-1 in % of models trained for minutes only; the others were trained for an hour.
 LEAST = {"convnext": 60, "mobilenetv3": 57, "vit": 52}
-FOLDER = Path(__file__).parents[1] / "examples" / "checkpoints"
+EXAMPLES = Path(__file__).parents[1] / "examples"
+FOLDER = EXAMPLES / "checkpoints"
+BOOKS = sorted((EXAMPLES / "notebooks").glob("*.ipynb"))
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.safetensors")))
@@ -33,3 +42,68 @@ def test_there_are_examples_of_both_versions_and_of_a_model_of_timm():
     kinds = {load_config(path).MODEL.TYPE for path in FOLDER.glob("*.yaml")}
     assert kinds == {"swin", "swinv2", "timm"}
     assert {path.name.partition("_")[0] for path in FOLDER.glob("*.yaml")} >= {"resnet", *LEAST}
+
+
+SCRIPTS = {
+    "calibrate.py": ["{model}", "{data}", "{out}/x.pth"],
+    "deploy.py": ["{model}", "{data}", "onnxruntime", "{out}"],
+    "own_policy.py": ["{model}", "{data}"],
+    "own_model.py": [],
+    "methods.py": ["{model}", "{data}", "4"],
+    "segmentation.py": ["2"],
+}
+
+
+@pytest.fixture
+def place(micro, pictures, tmp_path, monkeypatch):
+    """place(name) -> the checkpoint, twelve times the pictures, and an empty folder."""
+    data = tmp_path / "data"
+    shutil.copytree(pictures, data)
+    for copy in range(1, 12):
+        for file in list((pictures / "train").rglob("*.png")):
+            shutil.copy(file, data / "train" / file.parent.name / f"{copy}_{file.name}")
+    (tmp_path / "out").mkdir()
+    known = partial(load_config, micro / "swin.yaml")
+    monkeypatch.setattr("swin_quant.checkpoint.identify.config_for", lambda _, keys=None: known(overrides=keys))
+    return {"model": micro / "swin.pth", "data": data, "out": tmp_path / "out"}
+
+
+def test_every_script_is_tried():
+    assert {path.name for path in EXAMPLES.glob("*.py")} == set(SCRIPTS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_script(script, place, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [script, *(word.format(**place) for word in SCRIPTS[script])])
+    runpy.run_path(str(EXAMPLES / script), run_name="__main__")
+    assert capsys.readouterr().out
+
+
+def code_of(book):
+    return ["".join(cell["source"]) for cell in json.loads(book.read_text())["cells"] if cell["cell_type"] == "code"]
+
+
+def test_there_are_notebooks_without_old_results():
+    assert BOOKS
+    for book in BOOKS:
+        cells = json.loads(book.read_text())["cells"]
+        assert not [cell for cell in cells if cell.get("outputs") or cell.get("execution_count")], book.name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("book", BOOKS, ids=lambda book: book.stem)
+def test_every_cell_of_a_notebook_runs(book, place, monkeypatch):
+    for engine in ("onnxruntime", "openvino") if "export" in book.stem else ():
+        pytest.importorskip(engine)
+    for name, key in {"CHECKPOINT": "model", "DATA": "data", "OUT": "out"}.items():
+        monkeypatch.setenv(name, str(place[key]))
+    names = {}
+    for number, source in enumerate(code_of(book)):
+        body = ast.parse(source).body
+        last = body.pop() if isinstance(body[-1], ast.Expr) else None
+        exec(compile(ast.Module(body, []), f"{book.name}, cell {number}", "exec"), names)
+        if last is not None:
+            value = eval(compile(ast.Expression(last.value), f"{book.name}, cell {number}", "eval"), names)
+            assert value is None or getattr(value, "_repr_html_", value.__repr__)()
+    assert any(place["out"].iterdir()), "something is saved"
