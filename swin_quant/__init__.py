@@ -8,7 +8,7 @@
     print(sq.evaluate(artifact, "imagenet"))
     logits = artifact.load()("photo.jpg")
 
-Importing it changes nothing in the process; what is slow is imported when it is asked for.
+Importing it changes nothing in the process; slow modules are imported when they are asked for.
 """
 
 import importlib

@@ -108,7 +108,7 @@ def _said(value: Any) -> str:
 def artifact(file: str | Path, module: nn.Module | None = None) -> Exported:
     """An artifact that was exported before. SwinQuantError without a run card, or if one of its files was changed.
 
-    `module`: of the structure that was wrapped, for `evaluate` and `verify`, which compare with the checkpoint.
+    `module`: one with the structure that was wrapped, for `evaluate` and `verify`, which compare with the checkpoint.
     """
     opened = open_artifact(file)
     if module is None:

@@ -110,7 +110,7 @@ def load_for_scoring(
     replace_head: bool = False,
     any_bits: bool = False,
 ) -> Subject:
-    """Load `checkpoint` and settle the policies for scoring: those given, else its run card's.
+    """Load `checkpoint` and settle the policies for scoring: the given ones, else its run card's.
 
     A float checkpoint is scored only in float, and refused if a policy needs more; a calibrated one without run card
     needs a policy. A run card beside the checkpoint must be that checkpoint's. A policy with other bits than the ranges
@@ -238,7 +238,7 @@ def card_and_baseline(
     trained since.
     """
     if original and not subject.policies:
-        raise UsageError(f"‹float› {original}: what is scored is a float checkpoint itself: leave it out")
+        raise UsageError(f"‹float› {original}: the scored file is a float checkpoint itself: leave ‹float› out")
     if subject.card_file:
         folders = [subject.card_file.resolve().parent]
         return subject.card, find_baseline(subject.card, folders, cfg, subject.policies, world, original)

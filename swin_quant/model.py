@@ -124,7 +124,7 @@ class Model:
     `module` is any nn.Module of our parts (QuantLinear, Quantizer), images [B, 3, H, W] -> logits [B, classes] (or what
     `load(output_kind=...)` asks for). Called, a model gives the logits of its exported form: quantized under its policy
     once it is calibrated, else float; a wrapped one of several outputs gives them by name. `module(images)` is always
-    float. `took`: what the latest call was given, and what was done with it. `examples`: some of the inputs that
+    float. `took`: the kind of input of the latest call, and how it was prepared. `examples`: some of the inputs that
     calibrated a wrapped module.
     """
 
@@ -253,7 +253,7 @@ class Model:
         return named(found, self.card.wrapped["outputs"]) if self.card.wrapped else found
 
     def nodes(self) -> list[NodeRow]:
-        """Every place where a tensor may be quantized: what the policy says of it, its range and shape."""
+        """Every place where a tensor may be quantized: its setting under the policy, its range and shape."""
         shape = getattr(self.module, "input_shape", None) or (3, *self.preprocess.sides)
         return list_nodes(self.module, (1, *shape))
 

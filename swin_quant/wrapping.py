@@ -84,7 +84,9 @@ def wrap(
         found = network.eval()(images)
     for ours, theirs in zip(found if isinstance(found, list) else [found], wanted.values(), strict=True):
         if (ours - theirs).abs().max() > _CLOSE * theirs.abs().max():
-            raise SwinQuantError(f"{name}: computes something else when captured: what it does depends on its input")
+            raise SwinQuantError(
+                f"{name}: computes something else when captured: its control flow depends on its input"
+            )
     asked = output if isinstance(output, str) else None
     how = WrappedRecord(shape=list(input_shape), stem=stem, output=asked, outputs=list(wanted), classes=classes)
     if inputs:

@@ -17,7 +17,7 @@ SECTIONS = {
     },
     "measure": {
         "bench": "latency, memory and agreement of artifacts on their engines, the float model on each beside them",
-        "sensitivity": "what each node and group of nodes costs: alone, and left out; in dB, KL and agreement",
+        "sensitivity": "the cost of each node and group of nodes: alone, and left out; in dB, KL and agreement",
         "search": "the policy that keeps the loss within a budget at the least measured latency, as YAML",
         "align": "two engines, checkpoints or dumps, layer by layer: where they part; or one training step",
     },
@@ -30,18 +30,18 @@ SECTIONS = {
     "look": {
         "analyze": "operators, MACs, shapes, precision risks, limits and replacements, before anything is quantized",
         "nodes": "every quantizer node: state, bits, granularity, range, shape",
-        "policies": "the built-in policies: what each is for, and who takes it",
-        "inspect": "what is in an ONNX file: int8 products, attention patterns, what an engine will not fuse and why",
-        "cuda plan": "what INT8 can at most give on a GPU, launch by launch: computed, without the GPU",
+        "policies": "the built-in policies: the purpose of each, and the backends that take it",
+        "inspect": "an ONNX file: int8 products, attention patterns, what an engine will not fuse and why",
+        "cuda plan": "the most that INT8 can give on a GPU, launch by launch: computed, without the GPU",
     },
     "FasterTransformer": {
         "ft export": "calibrated checkpoint -> FasterTransformer's weights, manifest and loader",
-        "ft gemms": "the int8 GEMMs of a model and batch, and what FasterTransformer's tuner files say of them",
+        "ft gemms": "the int8 GEMMs of a model and batch, with the entries of FasterTransformer's tuner files",
     },
     "begin": {
         "demo": "train, calibrate and score a micro Swin on handwritten digits, without downloads",
-        "doctor": "what stands in the way on this machine, and how to mend it; with --all whatever it has",
-        "completion": "what makes bash or zsh complete our commands and flags",
+        "doctor": "obstacles on this machine, and how to mend them; with --all everything it has",
+        "completion": "the script by which bash or zsh completes our commands and flags",
     },
 }
 COMMANDS = {name: help for section in SECTIONS.values() for name, help in section.items()}

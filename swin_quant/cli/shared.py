@@ -38,7 +38,7 @@ Json = Annotated[str | None, Flag("print the result as JSON, or write it to FILE
 Output = Annotated[str | None, Flag("folder of the results (default: output/<NAME>)", "DIR")]
 OutputKind = Annotated[
     str | None,
-    Rare("what the model gives: logits, what its head reads, or the maps of its stages", choices=OUTPUT_KINDS),
+    Rare("the model's output: logits, the input of its head, or the maps of its stages", choices=OUTPUT_KINDS),
 ]
 NoEval = Annotated[bool, Flag("do not score the result on the val split")]
 ReplaceHead = Annotated[bool, Rare("leave out a head of another number of classes")]
@@ -47,7 +47,7 @@ Original = Annotated[
 ]
 FloatType = Annotated[
     Literal["float32", "bfloat16", "float16"] | None,
-    Flag("type of what is not int8, where the engine chooses"),
+    Flag("type of float layers, where the engine chooses"),
 ]
 AnyDevice = Annotated[Literal["auto", "cpu", "cuda"], HIDDEN]
 OnlyCpu = Annotated[Literal["cpu"], HIDDEN]
@@ -170,7 +170,7 @@ class PictureOptions(PlaceOfPictures):
 
 
 def _engine_names() -> str:
-    return f"{', '.join(engines())} (default: what it is exported for, else all)"
+    return f"{', '.join(engines())} (default: the one it was exported for, else all)"
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,7 @@ class RunOptions:
 
     TITLE = "run"
     device: Annotated[Literal["auto", "cpu", "cuda"], Flag("default: a GPU if there is one")] = "auto"
-    seed: Annotated[int | None, Rare("of the sample of pictures and of new weights (default: SEED, 0)")] = None
+    seed: Annotated[int | None, Rare("seed of the sample of pictures and of new weights (default: SEED, 0)")] = None
     local_rank: Annotated[int | None, Flag(argparse.SUPPRESS, name="--local_rank", names=("--local-rank",))] = None
 
     def keys(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Reports on a graph: what is int8 in an ONNX file, and the analysis of a model before anything is quantized."""
+"""Reports on a graph: the int8 products of an ONNX file, and the analysis of a model before anything is quantized."""
 
 import re
 from collections import Counter
@@ -77,7 +77,7 @@ BLOCKS: tuple[Column[BlockRow], ...] = (
 def inspection_text(
     report: Inspection, width: int, color: bool = False, engines: Mapping[str, IntegerProducts] = MappingProxyType({})
 ) -> str:
-    """The whole report for a terminal of `width` columns; `engines`: what they run in int8, by `products.by_engine`."""
+    """The whole report for a terminal of `width` columns; `engines`: each one's int8 products (`products.by_engine`)."""
     counts = Counter(gemm.format for gemm in report.gemms)
     kinds = " and ".join(f"{counts[kind]} of {len(report.gemms)} products {kind}" for kind in QUANTIZED if counts[kind])
     head = (
@@ -196,7 +196,7 @@ def sections(analysis: Analysis, full: bool = False) -> Iterator[ReportSection]:
         remarks = [
             f"computed from the peaks of {analysis.machine.description} ({analysis.machine.source}), never measured",
             "at most: every call on its own; if fused: all but matrix products cost nothing",
-            "bound: what limits the products in float",
+            "bound: the limit of the products in float",
         ]
         yield ReportSection("roofline", ReportTable(LIMITS, analysis.limits, remarks, lambda row: _bold(row)))
     if analysis.checked:

@@ -75,7 +75,7 @@ class DeployVerdict:
 
 
 def loss_in_words(delta: float | None, error: float | None, pictures: int) -> str:
-    """The top-1 delta in points, and what so many pictures can tell of it."""
+    """The top-1 delta in points, and whether so many pictures can show it."""
     if delta is None:
         return "its cost in accuracy is not known, since float32 was not scored"
     if error is None:

@@ -277,7 +277,7 @@ def answer(model: ModelDescription, values: Output, request: InferRequest) -> tu
 
 
 def outputs_of(model: ModelDescription, values: Output) -> dict[str, np.ndarray]:
-    """Every output by its name; those beside logits are what the file's graph makes of these."""
+    """Every output by its name; outputs beside logits are computed from these, as the file's graph does."""
     parts = parts_of(values)
     found = dict(zip([end.name for end in model.outputs], parts, strict=not model.classifies))
     if model.classifies and len(model.outputs) > 1:

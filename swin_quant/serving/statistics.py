@@ -35,7 +35,7 @@ class ModelStatistics:
     def __init__(self, name: str, version: str) -> None:
         self.name, self.version, self.last_ms, self.pictures = name, version, 0, 0
         self.success, self.fail, self.compute_input, self.waiting, self.compute_output = (Durations() for _ in range(5))
-        self.engine = Durations()  # of every request, the time of its batch
+        self.engine = Durations()  # the time of its batch, once for every request
         self.batches: dict[int, Durations] = defaultdict(Durations)
 
     def request(self, succeeded: bool, seconds: float) -> None:
@@ -93,7 +93,7 @@ class ServiceMetrics:
         self.requests = metric("Counter", "requests", "Requests", ["route", "status"])
         self.seconds = metric("Histogram", "request_seconds", request_help, ["route"], buckets=_SECONDS)
         self.sizes = metric("Histogram", "batch_size", "Pictures in a batch", buckets=_SIZES)
-        self.engine = metric("Histogram", "engine_seconds", "Of the engine, a batch", buckets=_SECONDS)
+        self.engine = metric("Histogram", "engine_seconds", "Seconds of the engine for a batch", buckets=_SECONDS)
         self.waiting = metric("Gauge", "waiting_pictures", "Pictures that wait or run")
         self.held = metric("Gauge", "held_bytes", "Bytes of the budget that requests hold")
 

@@ -13,7 +13,7 @@ _WINDOW = {"gzip": 31, "deflate": 15}  # zlib's names for the frames around the 
 _PIECE = 2**16  # bytes at a time: a fraction of a millisecond
 _FORM = re.compile(r'multipart/form-data\s*;.*?boundary=("?)([^";]{1,70})\1', re.IGNORECASE)
 _IS_FILE = re.compile(rb'form-data\s*;.*?(filename\s*=|\bname\s*=\s*"?file\b)', re.IGNORECASE | re.DOTALL)
-_MOST_FIELDS, _HEAD = 8, 2**10  # of a form, bytes of a field's head
+_MOST_FIELDS, _HEAD = 8, 2**10  # fields of a form, bytes of a field's head
 _TYPED = "application/x-www-form-urlencoded"  # curl -d and --data-binary say this of anything
 
 
@@ -38,7 +38,7 @@ async def expanded(parts: AsyncIterator[bytes], encoding: str) -> AsyncIterator[
                 yield piece
                 if reader.unused_data:
                     raise Refused(400, f"the body goes on behind its {encoding}")
-                await asyncio.sleep(0)  # a body may grow a thousandfold: others go on meanwhile
+                await asyncio.sleep(0)  # a body may grow a thousandfold: other requests go on meanwhile
         except zlib.error:
             raise Refused(400, f"the body is not {encoding}, as its Content-Encoding says") from None
     if not reader.eof:
@@ -115,7 +115,7 @@ class Visit:
                 if self.hold.held > limits.max_bytes:
                     raise too_large
                 whole.write(part)
-                if _LARGE < self.hold.held < self.hold.budget.held:  # others' requests are in work: they come first
+                if _LARGE < self.hold.held < self.hold.budget.held:  # requests in work come first
                     await asyncio.sleep(_PAUSE_S)
 
         try:

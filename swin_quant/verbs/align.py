@@ -51,9 +51,9 @@ class CompareOptions:
     TITLE = "comparing"
     policy: Annotated[
         tuple[str, ...],
-        Flag("of checkpoints: one of both, or A's and B's (default: their run cards')", "NAME|FILE"),
+        Flag("policy of a checkpoint: one for both, or A's and B's (default: their run cards')", "NAME|FILE"),
     ] = ()
-    engine: Annotated[tuple[str, ...], Flag("of artifacts: one of both, or A's and B's", "NAME")] = ()
+    engine: Annotated[tuple[str, ...], Flag("engine of an artifact: one for both, or A's and B's", "NAME")] = ()
     extension: Annotated[tuple[str, ...], Flag("openvino: libraries with operators of your own", "FILE")] = ()
     float_type: shared.FloatType = None
     below: Annotated[
@@ -62,9 +62,11 @@ class CompareOptions:
     pictures: Annotated[int, Flag("pictures, evenly spread", "N", least=1)] = PICTURES
     only: Annotated[tuple[str, ...], Flag("print tensors of these names (*, ?)", "NODES")] = ()
     to: Annotated[str | None, Flag("dump the images and A's tensors, as .npz", "FILE")] = None
-    names: Annotated[Literal["ours", "mindspore"], Flag("of parameters in --to (default ours); both are read")] = "ours"
+    names: Annotated[
+        Literal["ours", "mindspore"], Flag("names of parameters in --to (default ours); both are read")
+    ] = "ours"
     step: Annotated[bool, Flag("one training step of float checkpoints, with labels")] = False
-    lr: Annotated[float, Flag("of --step, plain SGD", "LR")] = 0.01
+    lr: Annotated[float, Flag("learning rate of --step, plain SGD", "LR")] = 0.01
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ class AlignOptions:
     """Two sides, how they are compared, and on which pictures."""
 
     a: Annotated[str, Flag("checkpoint, artifact or dump", "A", place=True)]
-    b: Annotated[str | None, Flag("what it is compared with; may be left out with --to", "B", place=True)] = None
+    b: Annotated[str | None, Flag("the other side; may be left out with --to", "B", place=True)] = None
     model: shared.ModelOptions = shared.ModelOptions()
     compare: CompareOptions = CompareOptions()
     place: shared.PlaceOfPictures = shared.PlaceOfPictures()

@@ -37,7 +37,7 @@ MACHINE = "t4"
 class LookedAtOptions:
     """Pictures for the risks that weights do not show."""
 
-    TITLE = "pictures: what the weights do not show"
+    TITLE = "pictures, for risks that weights do not show"
     data_path: Annotated[str | None, Flag("folder of pictures, or with val/ or its zip; or: digits", "DIR")] = None
     zip: Annotated[bool, Flag("val.zip of DIR, though a folder lies beside it")] = False
     pictures: Annotated[int, Flag("how many are looked at", "N")] = 8
@@ -116,7 +116,9 @@ def analyze(
     name = model.name if isinstance(model, Model) else type(model).__name__
     if images is None:
         if not isinstance(model, Model):
-            raise UsageError(f"{name}: of what size are its pictures? Give images, or their shape (1, 3, 224, 224)")
+            raise UsageError(
+                f"{name}: does not say the size of its pictures: give images, or their shape (1, 3, 224, 224)"
+            )
         images = (1, 3, *model.preprocess.sides)
     if isinstance(images, Tensor) and isinstance(model, Model):
         images = model.prepared(images)
@@ -194,7 +196,7 @@ def run(options: AnalyzeOptions, world: World) -> None:
 def _of_file(options: AnalyzeOptions) -> Analysis:
     file = str(options.checkpoint)
     if options.model.cfg or options.replace or options.check_replacements or options.place.data_path:
-        raise UsageError(f"{file}: of an ONNX file the graph is analysed alone: give a checkpoint for more")
+        raise UsageError(f"{file}: is an ONNX file, whose graph is analysed alone: give a checkpoint for more")
     return analyze_onnx(Path(file), options.batch, options.target)
 
 

@@ -37,16 +37,16 @@ class MeasuringOptions:
 
     TITLE = "measuring"
     batch: Annotated[tuple[int, ...], Flag("default 1 8 32", "N")] = (1, 8, 32)
-    threads: Annotated[int | None, Flag(f"of every engine (default: all cores, {usable_cores()})", "N")] = None
+    threads: Annotated[int | None, Flag(f"threads of every engine (default: all cores, {usable_cores()})", "N")] = None
     rounds: Annotated[int, Flag("default 5", "N")] = 5
-    seconds: Annotated[float, Flag("of a block of calls (default 1)", "S")] = 1.0
+    seconds: Annotated[float, Flag("seconds of a block of calls (default 1)", "S")] = 1.0
 
 
 @dataclass(frozen=True)
 class ComparingOptions(shared.SplitOptions):
     """Pictures on which logits are compared."""
 
-    TITLE = "pictures: what logits are compared on (default: seeded noise)"
+    TITLE = "pictures, on which logits are compared (default: seeded noise)"
     pictures: Annotated[int, Flag("evenly spread over those there are", "N", least=1)] = 256
 
 
@@ -58,21 +58,23 @@ class BenchOptions:
         tuple[str, ...], Flag("artifacts or checkpoints of one model, cards beside them", "FILE", place=True)
     ]
     engine: Annotated[
-        tuple[str, ...], Flag("default: what an artifact was exported for, else all that take it", "NAME")
+        tuple[str, ...], Flag("default: the one an artifact was exported for, else all that take it", "NAME")
     ] = ()
     float_type: Annotated[
         tuple[str, ...],
         Flag(
-            "of what is not int8, on OpenVINO (default: float32, and bfloat16 if there)",
+            "type of float layers on OpenVINO (default: float32, and bfloat16 if there)",
             choices=("float32", "bfloat16", "float16"),
         ),
     ] = ()
-    checkpoint: Annotated[str | None, Flag("what they were made from (default: looked for)", "FILE")] = None
+    checkpoint: Annotated[str | None, Flag("the checkpoint they were made from (default: looked for)", "FILE")] = None
     measuring: MeasuringOptions = MeasuringOptions()
     comparing: ComparingOptions = ComparingOptions()
     output: Annotated[str | None, Flag("also write bench.md, bench.csv and bench.json there", "DIR")] = None
     json: shared.Json = None
-    device: Annotated[Literal["cpu", "cuda"], Flag("of torch, and of engines that run on either (default cpu)")] = "cpu"
+    device: Annotated[
+        Literal["cpu", "cuda"], Flag("device of torch and of engines that run on either (default cpu)")
+    ] = "cpu"
 
 
 OPTIONS = BenchOptions

@@ -45,7 +45,7 @@ EXAMPLES = """examples:
   torchrun --nproc_per_node 4 calibrate.py my.pth --data-path data --split val --no-eval
   swin-quant calibrate --statistics out/my_calib.stats.npz --policy qdq --aprec 4 --output out4 --no-eval
                                                          (in what an earlier one counted: no pictures are read)"""
-KEPT = 16  # of the inputs, by a wrapped module
+KEPT = 16  # inputs that a wrapped module keeps
 
 
 @dataclass(frozen=True)

@@ -37,14 +37,14 @@ _NAMED = ("swin", "swinv2")  # by MindSpore, and timm's ResNet
 class ConvertOptions:
     """Which checkpoint is read, and what is written."""
 
-    to: Annotated[Path, Flag(f"what to write: {' or '.join(FORMATS)}", "FILE")]
+    to: Annotated[Path, Flag(f"file to write: {' or '.join(FORMATS)}", "FILE")]
     checkpoint: Annotated[
         str | None,
         Flag("checkpoint: Microsoft's, timm's, Hugging Face's, calibrated or not", "CHECKPOINT", or_flag=True),
     ] = None
     model: ModelOptions = ModelOptions()
     replace_head: ReplaceHead = False
-    dtype: Annotated[Literal["float32", "float16", "bfloat16"], Flag("of the weights")] = "float32"
+    dtype: Annotated[Literal["float32", "float16", "bfloat16"], Flag("type of the weights")] = "float32"
 
 
 OPTIONS = ConvertOptions

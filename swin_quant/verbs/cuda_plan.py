@@ -1,4 +1,4 @@
-"""What the CUDA engine can at best give on a GPU: bytes, operations and least time of each launch. No GPU needed."""
+"""The least time that the CUDA engine can take on a GPU: bytes, operations and floor of each launch. No GPU needed."""
 
 from __future__ import annotations
 

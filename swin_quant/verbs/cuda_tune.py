@@ -24,7 +24,7 @@ one of others is left aside with a warning. Without a file the engine runs with 
 class TuneOptions:
     """The artifact to tune, the batches, and the time for them."""
 
-    artifact: Annotated[str, Flag("what `export --for cuda` wrote", "ARTIFACT", place=True)]
+    artifact: Annotated[str, Flag("artifact that `export --for cuda` wrote", "ARTIFACT", place=True)]
     batch: Annotated[tuple[int, ...], Flag("default 1 8 32", "N")] = (1, 8, 32)
     seconds: Annotated[float, Flag("at most, about (default 300)", "S")] = 300.0
     to: Annotated[str | None, Flag("the file (default: beside the artifact, NAME.GPU.tiles.json)", "FILE")] = None

@@ -1,4 +1,4 @@
-"""What stands in the way on this machine, and how to mend it; with --all whatever it has."""
+"""Obstacles on this machine, and how to mend them; with --all everything it has."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class Scoring:
     """How artifacts are scored.
 
     `engines` None: all installed; `half`: the half-precision baseline; `fake_quant`: the simulation is scored too;
-    `checkpoint`: what was exported, where it is not found; `original`: the float checkpoint that it came from, too;
+    `checkpoint`: the exported one, where it is not found; `original`: the float checkpoint that it came from, too;
     `overrides`: keys of the config (data path, batch size, ...); `answers`: where the answers to each picture are kept.
     `pictures`: in place of the config's. `origin`: the model of a wrapped module, which no file can build.
     `own_float`: the float form of the same weights is scored on the engine, too, since that is what int8 replaces. It

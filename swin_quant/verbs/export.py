@@ -58,7 +58,7 @@ class TargetOptions:
     precision: Annotated[str, Flag("float: the baseline", choices=PRECISIONS)] = "int8"
     float_type: Annotated[
         Literal["float32", "float16", "bfloat16"] | None,
-        Flag("of what is not int8 (default: float32; for GPUs float16; bfloat16: cuda)"),
+        Flag("type of float layers (default: float32; for GPUs float16; bfloat16: cuda)"),
     ] = None
     batch: Annotated[int | None, Flag("ONNX: only batches of N; fastertransformer, cuda: up to N", "N")] = None
     sm: Annotated[int | None, Flag("fastertransformer: compute capability (default 80)", "NN")] = None
@@ -110,7 +110,7 @@ def _target_names() -> list[str]:
 class ExportOptions(TargetOptions):
     """Which checkpoint is exported, for which backend."""
 
-    backend: Annotated[str, Flag("what is to run it", name="--for", choices=_target_names)]
+    backend: Annotated[str, Flag("backend that will run it", name="--for", choices=_target_names)]
     output_kind: OutputKind = None
     onnx: OnnxFlags = OnnxFlags()
 

@@ -38,7 +38,7 @@ from swin_quant.verbs.verify import is_quantized, tolerance_of
 
 CHECKED = 4  # pictures of --check
 MARGIN_DB = 3.0
-EXACT_DB, HALF_DB = 60.0, 40.0  # what rounding alone leaves, of float32 and of half types: no engine has to have more
+EXACT_DB, HALF_DB = 60.0, 40.0  # left by rounding in float32 and in half types: no engine has to have more
 INPUTS, VALUES = 16, 1 << 22  # at most: a few seconds of a large network
 
 
@@ -169,7 +169,7 @@ def inputs_of(model: Model, module: Classifier, artifact: Artifact) -> tuple[Ten
 
 
 def _taken(artifact: Artifact, images: Tensor) -> Tensor:
-    """The images as the artifact can be given them: of one that takes pixels, what pixels can hold."""
+    """The images as the artifact takes them: rounded to pixels, if it takes pixels."""
     if not artifact.record["options"].get("uint8_input"):
         return images
     preprocess = Preprocess.from_dict(artifact.card.preprocess)

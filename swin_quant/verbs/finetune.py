@@ -56,7 +56,9 @@ class QatOptions:
     distill_weight: Annotated[float | None, Rare("distill.weight", "W")] = None
     temperature: Annotated[float | None, Rare("distill.temperature", "T")] = None
     distill_compat: Annotated[Literal["none", "ft"] | None, Rare("ft: FasterTransformer's loss, to the letter")] = None
-    amax: Annotated[Literal["frozen", "learned", "reestimated"] | None, Flag("amax.mode: what ranges do")] = None
+    amax: Annotated[Literal["frozen", "learned", "reestimated"] | None, Flag("amax.mode: how ranges are trained")] = (
+        None
+    )
 
     def change(self, recipe: Recipe, training: TrainingOptions, batch: int | None) -> Recipe:
         """`recipe` as `training` changes it, and what --distill and --teacher mean for it."""
@@ -95,7 +97,7 @@ OPTIONS = FinetuneOptions
 
 @dataclass(frozen=True)
 class Finetuned:
-    """The checkpoint that QAT wrote, and what was measured of it; printed, the accuracy-delta table and the verdict."""
+    """The checkpoint that QAT wrote, and its results; printed, the accuracy-delta table and the verdict."""
 
     file: Path
     evaluation: Evaluation

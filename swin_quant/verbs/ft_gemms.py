@@ -1,4 +1,4 @@
-"""List the int8 GEMMs of a model and batch for FasterTransformer, and what its tuner files say of them."""
+"""List the int8 GEMMs of a model and batch for FasterTransformer, with the entries of its tuner files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EXAMPLES = """examples:
 class GemmsOptions:
     """The model and batch whose GEMMs are listed, and the tuner files to look them up in."""
 
-    checkpoint: Annotated[str | None, Flag("of the model; or --cfg", "CHECKPOINT", or_flag=True)] = None
+    checkpoint: Annotated[str | None, Flag("checkpoint of the model; or --cfg", "CHECKPOINT", or_flag=True)] = None
     model: ModelOptions = ModelOptions()
     batch: Annotated[int, Flag("pictures", "N")] = 1
     tuned: Annotated[tuple[str, ...], Flag("igemm_config.in files to look them up", "FILE")] = ()

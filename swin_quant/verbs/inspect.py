@@ -1,4 +1,4 @@
-"""What is in an ONNX file: which products are int8, which attention fuses, what an engine will not fuse, and why."""
+"""Report on an ONNX file: which products are int8, which attention fuses, what an engine will not fuse, and why."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""List the built-in policies: what each is for, and the backends that take it."""
+"""List the built-in policies: the purpose of each, and the backends that take it."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ def beyond_chance(timing: Timing, base: Timing) -> float:
 
 
 _LEARNED_FROM = ("train", "")  # splits of training pictures; "": unknown, and perhaps one
-# The factor from the drop on training pictures to that on unseen ones, of which a network is less sure: of the hard
+# The factor from the drop on training pictures to that on unseen ones, of which a network is less sure: on the hard
 # models of docs/results/hard.md under eight policies, 1.0 to 2.0 times as many val as training pictures changed class.
 _UNSEEN = 2.0
 _ALONE = 64  # pictures that tell what each layer costs alone

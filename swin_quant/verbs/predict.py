@@ -128,7 +128,9 @@ def predict(
     model = subject_of(model)
     shown = images.of_split("val").open() if isinstance(images, PictureSet) else pictures_of(images)
     if shown is None:
-        raise UsageError("images: give pictures (files, folders, PIL's, uint8 [B, H, W, 3]); of tensors call the model")
+        raise UsageError(
+            "images: give pictures (files, folders, PIL's, uint8 [B, H, W, 3]); with tensors call the model"
+        )
     if isinstance(images, PictureSet) and images.count is not None:
         shown = SomePictures(shown, images.indices(shown))
     network = [] if isinstance(model, Exported) else [model.module]

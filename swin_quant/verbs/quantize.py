@@ -59,7 +59,7 @@ OPTIONS = QuantizeOptions
 
 @dataclass(frozen=True)
 class Quantized:
-    """An artifact, and what was measured of it; printed, the accuracy-delta table and the verdict."""
+    """An artifact, and its results; printed, the accuracy-delta table and the verdict."""
 
     artifact: Exported
     evaluation: Evaluation
@@ -98,8 +98,8 @@ def quantize(
 
     `policy` None: the backend's best; "auto" is searched for within the budget (`max_drop` and the rest as in `search`;
     0.1 points of top-1 where none is given). `pictures`, `method` and `passes` are those of `calibrate`; `scored_on`
-    None: the place's val. A checkpoint's file with a place on disk goes on where a call was cut off. What is in memory
-    is done anew, and the model is then calibrated. `config`: of a checkpoint that no run card or shape tells.
+    None: the place's val. A checkpoint's file with a place on disk goes on where a call was cut off. A model in memory
+    is done anew, and is then calibrated. `config`: for a checkpoint whose model no run card or shape tells.
     SwinQuantError where the artifact does not compute what the model computes, and where the budget cannot be met.
     """
     from swin_quant.data.picture_set import PictureSet, source_of
@@ -264,7 +264,7 @@ def steps(job: Quantization) -> list[Step]:
 
 
 def refuse_contradictions(job: Quantization) -> None:
-    """UsageError for INT4 where no file of the target, or no rule of the policy, has weights to store so."""
+    """UsageError for INT4 where no file of the target, or no rule of the policy, has such weights."""
     from swin_quant.backends.onnx.options import INT4_BITS
     from swin_quant.verbs.export_target import exporter_options
 
@@ -297,7 +297,7 @@ def _calibrate(job: Quantization, options: CalibrateOptions) -> None:
     usual = job.folder / f"{job.cfg.MODEL.NAME}_calib.pth"
     if others and usual.samefile(job.checkpoint):
         raise UsageError(
-            f"{job.checkpoint}: what is asked for differs ({', '.join(others)}), and the result would be written "
+            f"{job.checkpoint}: the options differ ({', '.join(others)}), and the result would be written "
             "over it: give another ‹output›"
         )
     calibrating.run(options, job.world)

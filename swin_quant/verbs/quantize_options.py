@@ -23,7 +23,7 @@ def _target_names() -> list[str]:
 class QuantizeOptions:
     """Which checkpoints become artifacts of which backend, and how."""
 
-    backend: Annotated[str, Flag("what is to run it", name="--for", choices=_target_names)]
+    backend: Annotated[str, Flag("backend that will run it", name="--for", choices=_target_names)]
     checkpoint: Annotated[
         tuple[str, ...],
         Flag("a float or a calibrated checkpoint, from anywhere", "CHECKPOINT", or_flag=True),
@@ -58,4 +58,4 @@ class QuantizeOptions:
                 "it"
             )
         if automatic and self.policy.saturation_safe:
-            raise UsageError("--saturation-safe: what is searched for is measured as it is: leave it out")
+            raise UsageError("--saturation-safe: a search measures policies as they are: leave it out")

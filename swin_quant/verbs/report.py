@@ -46,7 +46,7 @@ class ReportOptions:
     """The cards of the report, and the forms and places that it is written in."""
 
     cards: Annotated[tuple[str, ...], Flag("run card, or directory of run cards", "RUN_CARD", place=True)]
-    format: Annotated[str, Flag("what is printed (default terminal)", choices=FORMATS)] = "terminal"
+    format: Annotated[str, Flag("form that is printed (default terminal)", choices=FORMATS)] = "terminal"
     columns: Annotated[
         tuple[str, ...],
         Flag("these, as CSV calls them, in this order; all: every one, in Markdown, too", "KEY"),
@@ -69,7 +69,7 @@ def run(options: ReportOptions, world: World) -> None:
     cards = with_results(read)
     if options.page.data_path and not options.html:
         raise UsageError("--data-path: is for the page: add --html FILE")
-    if options.html:  # what the page needs is said before its pictures are classified
+    if options.html:  # a missing library is named before pictures are classified
         library("vl_convert", "report")
         ensure_writable_dir(Path(options.html).parent)
     table = AccuracyTable.of(list(cards.values()), options.columns)

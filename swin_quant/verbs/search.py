@@ -41,7 +41,7 @@ EXAMPLES = """examples:
 
 A search that was cut off goes on. The drop is expected from the float model's own probabilities where the two disagree:
 no labels are needed. It counts with two standard errors, and twice on training pictures, which a network is surer of
-than of others. Exit code 1 says that the budget cannot be met; the best policy that was found is written even so."""
+than of others. Exit code 1 says that the budget cannot be met; the best policy that was found is written then, too."""
 
 MAX_DROP = 0.1  # points that --policy auto may lose, where no budget is given
 
@@ -81,7 +81,7 @@ class TimingOptions:
     threads: Annotated[int | None, Rare("threads of the engine (default: its own choice)", "N")] = None
     float_type: Annotated[
         Literal["float32", "bfloat16", "float16"] | None,
-        Flag("type of what is not int8 (default float32; GPUs float16)"),
+        Flag("type of float layers (default float32; GPUs float16)"),
     ] = None
     rounds: Annotated[int | None, Rare("rounds of timing (default 5)", "N")] = None
     seconds: Annotated[float | None, Rare("seconds of a round (default 0.5)", "S")] = None
@@ -111,7 +111,7 @@ class SearchOptions:
     """Which checkpoint a policy is searched for, on which engine, and within which budget."""
 
     checkpoint: Annotated[str | None, Flag("calibrated checkpoint", "CHECKPOINT", or_flag=True)] = None
-    engine: Annotated[str, Flag("what latency is measured on; fastertransformer: which of its modes, without", "NAME")]
+    engine: Annotated[str, Flag("engine that is timed; fastertransformer: which of its modes, without latency", "NAME")]
     model: shared.ModelOptions = shared.ModelOptions()
     budget: BudgetOptions = BudgetOptions()
     data: MeasuredOptions = MeasuredOptions()

@@ -39,7 +39,7 @@ EXAMPLES = """examples:
   curl --data-binary @cat.jpg localhost:8000/predict
   curl -F file=@cat.jpg localhost:8000/predict
 
-Ctrl-C or SIGTERM ends it: what had come is answered first. More in docs/shipping.md."""
+Ctrl-C or SIGTERM ends it: requests that had come are answered first. More in docs/shipping.md."""
 MOST_DECODERS = 256
 _BACKLOG = 1000  # connections that may wait to be accepted
 _M_MMAP_THRESHOLD, _KEPT = -3, 4 << 20  # bytes: larger blocks go back to the system when they are free
@@ -56,14 +56,14 @@ class LimitFlags:
     max_queue: Annotated[int, Flag("requests that may wait to be decoded, and pictures for the engine", "N")] = (
         ServiceLimits.max_queue
     )
-    max_megabytes: Annotated[float, Flag("of a request", "N")] = ServiceLimits.max_megabytes
+    max_megabytes: Annotated[float, Flag("megabytes of a request", "N")] = ServiceLimits.max_megabytes
     timeout_s: Annotated[float, Flag("seconds of a request, from its first byte to its answer", "N")] = (
         ServiceLimits.timeout_s
     )
-    max_megapixels: Annotated[float, Flag("of a picture, those of every scan of a progressive JPEG", "N")] = (
-        ServiceLimits.max_megapixels
-    )
-    budget_megabytes: Annotated[float, Flag("of memory that all requests hold at a time", "N")] = (
+    max_megapixels: Annotated[
+        float, Flag("megapixels of a picture, counting every scan of a progressive JPEG", "N")
+    ] = ServiceLimits.max_megapixels
+    budget_megabytes: Annotated[float, Flag("megabytes of memory that all requests hold at a time", "N")] = (
         ServiceLimits.budget_megabytes
     )
     decoders: Annotated[int, Flag("threads that decode", "N")] = 2
@@ -79,7 +79,7 @@ class ServeOptions:
     artifact: Annotated[str, Flag("exported file; its run card lies beside it", "ARTIFACT", place=True)]
     host: Annotated[str, Flag("address (default 127.0.0.1: this machine alone)")] = "127.0.0.1"
     port: Annotated[int, Flag("default 8000; 0 is any free one", "N")] = 8000
-    name: Annotated[str | None, Flag("of the model, in URLs (default: its run card's)")] = None
+    name: Annotated[str | None, Flag("name of the model in URLs (default: its run card's)")] = None
     labels: Annotated[str | None, Flag("class names, one a line (default: the model's, ImageNet's)", "FILE")] = None
     engines: EngineFlags = EngineFlags()
     limits: LimitFlags = LimitFlags()
@@ -165,7 +165,7 @@ def serve(artifact: Artifact, host: str, port: int, how: Hosting) -> None:
         except KeyboardInterrupt:  # the server handles it, and raises it again when it has ended
             if not server.should_exit:
                 raise
-        log.info("stopped: what had come was answered")
+        log.info("stopped: all requests that had come were answered")
 
 
 def service_of(artifact: Artifact, how: Hosting) -> Service:

@@ -45,7 +45,9 @@ class BuildEngineOptions:
     timing_cache: Annotated[str | None, Flag("kernel timings to start from, and to keep", "FILE")] = None
     allow_float32: Annotated[bool, Flag("take an int8 graph whose float part is float32")] = False
     no_verify: Annotated[bool, Flag("leave verification out; no pictures are needed then")] = False
-    checkpoint: Annotated[str | None, Flag("what the model was made from (default: looked for)", "FILE")] = None
+    checkpoint: Annotated[str | None, Flag("checkpoint that the model was made from (default: looked for)", "FILE")] = (
+        None
+    )
     pictures: Annotated[int, Flag("pictures, evenly spread over those there are", "N", least=1)] = PICTURES
     place: shared.PictureOptions = shared.PictureOptions()
     device: shared.AnyDevice = "auto"
@@ -136,7 +138,7 @@ def run(options: BuildEngineOptions, world: World) -> None:
         types = " and ".join(dict.fromkeys(row.wanted for row in lost))
         log.warning("%s in the graph, not in the engine: %s", types, listed(row.name for row in lost))
     log.info("engine: %s", built.artifact.file)
-    records = verify_engine(built, how, world)  # the engine took minutes: what raises here must not hide it
+    records = verify_engine(built, how, world)  # the engine took minutes: an error here must not hide it
     if records is None:
         log.warning(
             "not verified: compare it on this GPU before it is used: `swin-quant verify %s`", built.artifact.file

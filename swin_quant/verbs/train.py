@@ -43,7 +43,7 @@ class TrainingOptions:
     lr: Annotated[float | None, Flag("optimizer.lr", "LR")] = None
     schedule: Annotated[
         Literal["cosine", "constant"] | None,
-        Rare("of the learning rate; constant: without warm-up, as FasterTransformer's"),
+        Rare("schedule of the learning rate; constant: without warm-up, as FasterTransformer's"),
     ] = None
     drop_path: Annotated[str | None, Rare("augment.drop_path; config: MODEL.DROP_PATH_RATE", "RATE|config")] = None
     freeze_stages: Annotated[
@@ -63,7 +63,7 @@ class TrainingOptions:
     )
 
     def change(self, recipe: Recipe, batch: int | None, **more: Any) -> Recipe:
-        """`recipe` with --set, then with the keys that have a flag of their own, and `more` of them."""
+        """`recipe` with --set, then with the keys that have a flag of their own, and with `more` keys."""
         pairs = [pair.partition("=") for pair in self.set]
         if bad := [key for key, sign, _ in pairs if not sign]:
             raise UsageError(f"--set takes KEY=VALUE, but got {bad[0]}")

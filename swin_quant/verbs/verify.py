@@ -46,7 +46,7 @@ class VerifyOptions:
     """The artifact to verify, the engines that run it, and the pictures."""
 
     artifact: Annotated[str, Flag("exported file; its run card lies beside it", "ARTIFACT", place=True)]
-    checkpoint: Annotated[str | None, Flag("what it was made from (default: looked for)", "FILE")] = None
+    checkpoint: Annotated[str | None, Flag("checkpoint that it was made from (default: looked for)", "FILE")] = None
     pictures: Annotated[int, Flag("pictures, evenly spread over those there are", "N", least=1)] = PICTURES
     engines: shared.EngineFlags = shared.EngineFlags()
     place: shared.PictureOptions = shared.PictureOptions()

@@ -38,7 +38,7 @@ def test_as_json_after_replacements(run, micro):
         (["--machine", "tpu"], "no machine 'tpu'"),
         (["--check-replacements"], "give a checkpoint"),
         (["--data-path", "digits"], "give a checkpoint"),
-        (["x.onnx"], "x.onnx: of an ONNX file the graph is analysed alone"),
+        (["x.onnx"], "x.onnx: is an ONNX file, whose graph is analysed alone"),
     ],
 )
 def test_bad_input_is_one_line(run, micro, words, said):

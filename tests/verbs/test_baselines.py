@@ -124,7 +124,7 @@ def test_another_file_than_the_original_is_refused(evaluate, runs, micro, run, p
     line = evaluate("--quiet", "--float", micro / "swinv2.pth").error(1)
     assert "swinv2.pth: is not the float checkpoint that the run began with, swin.pth: its SHA-256 is" in line
     line = run("evaluate", *flags_of(runs, pictures), "--checkpoint", runs / "in" / "swin.pth", "--float", "x").error(2)
-    assert "--float x: what is scored is a float checkpoint itself" in line
+    assert "--float x: the scored file is a float checkpoint itself" in line
     start = ["--checkpoint", runs / "ptq" / "swin_micro_calib.pth", "--recipe", runs / "recipe.yaml"]
     flags = [*flags_of(runs, pictures), *start, "--output", runs / "new", "--quiet", "--float", micro / "swinv2.pth"]
     assert "is not the float checkpoint" in run("finetune", *flags).error(1)

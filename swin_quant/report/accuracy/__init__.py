@@ -184,7 +184,7 @@ _EXTRA = ("acc5", "sqnr_db")  # left out of a narrow terminal, in this order
 
 @dataclass(frozen=True)
 class AccuracyTable:
-    """Rows and footnotes, found once for all forms. `columns`: those that were chosen; empty: people get blocks."""
+    """Rows and footnotes, found once for all forms. `columns`: the chosen ones; empty: people get blocks."""
 
     rows: Sequence[AccuracyRow]
     notes: Sequence[Footnote]

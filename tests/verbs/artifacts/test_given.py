@@ -136,7 +136,7 @@ def test_every_other_model_is_one_line_with_the_call_that_is_meant(exports, pict
         (lambda: sq.evaluate(exports.onnx, data, "qdq"), "is an artifact, which has its own: leave them out"),
         (lambda: sq.calibrate(exports.onnx, data), r"is an artifact, and this needs the model: give sq.load"),
         (lambda: sq.verify(exports.checkpoint, data), "is a model, and `verify` compares an artifact"),
-        (lambda: sq.predict(exports.checkpoint, torch.zeros(1, 3, 32, 32)), "of tensors call the model"),
+        (lambda: sq.predict(exports.checkpoint, torch.zeros(1, 3, 32, 32)), "with tensors call the model"),
         (lambda: sq.calibrate(exports.checkpoint, PREPARED), r"pictures are Tensor: give a folder"),
     ):
         with pytest.raises(sq.SwinQuantError, match=says) as raised:
