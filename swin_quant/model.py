@@ -262,7 +262,8 @@ class Model:
 
         A calibrated model is saved in FasterTransformer's layout (with the statistics of its calibration, so that
         ranges can be searched again without pictures), any other as float. Results measured with the weights of its
-        file are left out where the weights have changed since. UsageError where something was made of what lies there.
+        file are left out where the weights have changed since. UsageError where something was made of the file that
+        lies there.
         """
         path = Path(file)
         ensure_writable_dir(path.parent)

@@ -36,14 +36,14 @@ def wrap(
 ) -> Model:
     """A network of your own, any nn.Module that torch.export captures, ready to calibrate; `module` stays as it is.
 
-    `size`: the side of square pictures [B, channels, size, size], (height, width) of others, or the whole shape of one
-    input: (1, 1024, 64) for a spectrogram, (3, 16, 112, 112) for a video; for a module with several inputs, an example
-    [B, ...] of each by the name of its argument. Linears, convolutions (batch norms are folded into them), products of
-    attention and additions get nodes (docs/any_model.md); `stem` False leaves the layer that reads the pictures float.
-    `output`: the tensors or groups of tensors, by their names in the module's output, that are compared and exported;
-    by default `logits` if there are some, else every one. `class_names`: in the order of the logits; without them,
-    those of the pictures that calibrate it. SwinQuantError where the module cannot be captured, with the line and the
-    reason, gives NaN, or computes something else when captured, since what it does depends on its input.
+    `size`: the side of square pictures [B, channels, size, size], (height, width) of oblong ones, or the whole shape of
+    one input: (1, 1024, 64) for a spectrogram, (3, 16, 112, 112) for a video; for a module with several inputs, an
+    example [B, ...] of each by the name of its argument. Linears, convolutions (batch norms are folded into them),
+    products of attention and additions get nodes (docs/any_model.md); `stem` False leaves the layer that reads the
+    pictures float. `output`: the tensors or groups of tensors, by their names in the module's output, that are compared
+    and exported; by default `logits` if there are some, else every one. `class_names`: in the order of the logits;
+    without them, those of the pictures that calibrate it. SwinQuantError where the module cannot be captured, with the
+    line and the reason, gives NaN, or computes something else when captured, since its control flow depends on its input.
     """
     named = Inputs.of(size) if isinstance(size, Mapping) else size
     inputs = named if isinstance(named, Inputs) else None

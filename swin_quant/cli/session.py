@@ -183,5 +183,5 @@ def run(name: str, arguments: Sequence[str]) -> int:
         with process_group(getattr(args, "device", "cpu"), getattr(args, "local_rank", None)) as world:
             with memory_errors_named():
                 command.run(options_from(args, command.OPTIONS), world)
-            sys.stdout.flush()  # flushed before this rank waits for the others
+            sys.stdout.flush()  # flushed before this rank waits for the other ranks
     return 0

@@ -84,7 +84,7 @@ class ModelOptions:
 
 
 def _sides_in(text: str | None) -> int | list[int] | None:
-    """`192x224` as [192, 224]. UsageError for what is no size."""
+    """`192x224` as [192, 224]. UsageError for any other text."""
     words = text.split("x") if text else []
     if len(words) > 2 or not all(word.isascii() and word.isdigit() and len(word) < 6 for word in words):
         raise UsageError(f"‹img_size› {text!r:.40}: must be a number of pixels, or height and width as 192x224")

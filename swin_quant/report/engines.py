@@ -53,7 +53,7 @@ def bench_table(report: BenchReport) -> ReportTable[BenchRow]:
 
 
 def bench_notes(report: BenchReport) -> list[str]:
-    """The meaning of the figures, and what they were measured with."""
+    """The meaning of the figures, and the conditions they were measured under."""
     plan, versions = report.plan, report.versions
     bases = dict.fromkeys(row.baseline for row in report.rows if row.baseline)
     libraries = dict.fromkeys(name for row in report.rows if row.library for name in row.library.split(", "))
@@ -171,7 +171,7 @@ ALIGNMENT: tuple[Column[Aligned], ...] = (
 
 
 def alignment_table(found: Differences, only: Sequence[str] = ()) -> ReportTable[Aligned]:
-    """A line for each tensor that both sides have; with `only`, for those whose name matches one of its patterns."""
+    """A line for each tensor that both sides have; with `only`, for each whose name matches one of its patterns."""
     rows = [row for row in found.rows if not only or any(fnmatchcase(row.name, pattern) for pattern in only)]
     return ReportTable(ALIGNMENT, rows, alignment_remarks(found), lambda row: "red" if row is found.first else "")
 

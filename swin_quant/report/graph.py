@@ -77,7 +77,7 @@ BLOCKS: tuple[Column[BlockRow], ...] = (
 def inspection_text(
     report: Inspection, width: int, color: bool = False, engines: Mapping[str, IntegerProducts] = MappingProxyType({})
 ) -> str:
-    """The whole report for a terminal of `width` columns; `engines`: each one's int8 products (`products.by_engine`)."""
+    """The whole report for a terminal of `width` columns; `engines`: int8 products of each (`by_engine`)."""
     counts = Counter(gemm.format for gemm in report.gemms)
     kinds = " and ".join(f"{counts[kind]} of {len(report.gemms)} products {kind}" for kind in QUANTIZED if counts[kind])
     head = (

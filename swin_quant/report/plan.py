@@ -192,7 +192,7 @@ def static_table(plan: StaticPlan, precision: str) -> ReportTable[StaticRow]:
 
 
 def static_columns() -> list[Column[StaticRow]]:
-    """Columns for people; those without a title are for programs."""
+    """Columns for people; columns without a title are for programs."""
     return [
         Column("precision", "", field("precision")),
         Column("name", "launch", field("name"), fold=True),

@@ -75,7 +75,8 @@ class ByteBudget:
 class Hold:
     """The bytes that one request holds of a budget.
 
-    A request has at most half of what the others leave: however many large ones come, small ones still find room.
+    A request has at most half of the bytes that the other requests leave: however many large ones come, small ones
+    still find room.
     """
 
     def __init__(self, budget: ByteBudget) -> None:

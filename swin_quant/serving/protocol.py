@@ -202,7 +202,7 @@ def _images(
 
 
 def _fits(sizes: list[Any], wanted: list[int]) -> bool:
-    """Whether the sizes of a picture are those that the model takes, or for ANY, those that some picture has."""
+    """Whether the model takes a picture of these sizes; for ANY, whether a picture can have them."""
     return len(sizes) == len(wanted) and all(
         type(size) is int and (1 <= size <= MAX_SIZE if due == ANY else size == due)
         for size, due in zip(sizes, wanted, strict=True)

@@ -20,7 +20,7 @@ _TYPED = "application/x-www-form-urlencoded"  # curl -d and --data-binary say th
 async def expanded(parts: AsyncIterator[bytes], encoding: str) -> AsyncIterator[bytes]:
     """The bytes of a body in small pieces, expanded if its Content-Encoding says that it is compressed.
 
-    Refused for another encoding (415), and for what is no such stream (400).
+    Refused for another encoding (415), and for a stream that is not in the encoding it names (400).
     """
     if encoding in ("", "identity"):
         async for part in parts:

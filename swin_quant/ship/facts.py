@@ -116,7 +116,7 @@ def _operators() -> dict[str, str]:
 def facts_of(artifact: Artifact, labels: Sequence[str] = ()) -> PackageFacts:
     """The facts of an ONNX artifact; `labels`: the names of its classes, if it has any.
 
-    UsageError for another kind of artifact, and for what `described` refuses.
+    UsageError for another kind of artifact, and for one that `described` refuses.
     """
     kind = artifact.record["backend"]
     if kind != "onnx":

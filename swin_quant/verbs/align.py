@@ -138,7 +138,7 @@ def _side(each: Compared, engine: str | None, device: str) -> Side:
 def _batches(
     open_pictures: Callable[[], Pictures], sides: Sequence[Side], count: int | None
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Images and labels of `count` pictures (None: all), evenly spread over those there are, as all sides take them.
+    """Images and labels of `count` pictures (None: all), evenly spread over all there are, as all sides take them.
 
     Nothing is opened before the first batch is taken: a dump may bring its own images.
     """
@@ -190,7 +190,7 @@ def _sides(options: AlignOptions, world: World) -> list[Side]:
 
 
 def _one_each(flag: str, words: Sequence[str], count: int) -> Sequence[str | None]:
-    """One word stands for all sides, two for A and B; a side leaves alone what it has no use for."""
+    """One word stands for all sides, two for A and B; a side ignores a word that it cannot use."""
     if len(words) not in (0, 1, count):
         raise UsageError(f"{flag} {' '.join(words)}: give one of both sides, or one each")
     return words if len(words) == count else [words[0] if words else None] * count
@@ -211,7 +211,7 @@ def _forward(options: AlignOptions, sides: Sequence[Side]) -> Alignment | None:
 
 
 def _steps(options: AlignOptions, sides: Sequence[Side]) -> Alignment | None:
-    """Dump A's training step, compare those of both sides, or do both."""
+    """Dump A's training step, compare the steps of both sides, or do both."""
     import torch
 
     from swin_quant.verbs.align_sides import compare_steps, dump, take_step

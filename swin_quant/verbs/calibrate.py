@@ -96,14 +96,14 @@ def calibrate(
 ) -> Model:
     """Find the range of every node of `model` on `pictures`, and apply `policy`; the model is changed, and returned.
 
-    `policy` None: ft-mode1 for a Swin, qdq for any other network.
-    The ranges are those of `swin-quant calibrate` on the same pictures, to the bit, whatever the batches. `method` None
-    is the one that suits a node's bits, "auto" chooses it node by node, by what its range costs. A warning says where
-    the ranges lose the signal, and which method does better; `card.calibration` keeps all advice.
-    `passes` come behind it: a recipe's name or file, or a list of passes, names or `{"name": ..., option: ...}`; None
-    evens out channels that stand out, where there are any; [] does nothing. In `folder` long passes keep what they have
-    done until all is: the same call goes on where one was cut off, and finds the same. An error or an interrupt leaves
-    the model as it was. SwinQuantError for NaN or infinity in weights or activations, naming the module.
+    `policy` None: ft-mode1 for a Swin, qdq for any other network. The ranges are those of `swin-quant calibrate` on the
+    same pictures, to the bit, whatever the batches. `method` None is the one that suits a node's bits, "auto" chooses
+    it node by node, by what its range costs. A warning says where the ranges lose the signal, and which method does
+    better; `card.calibration` keeps all advice. `passes` come behind it: a recipe's name or file, or a list of passes,
+    names or `{"name": ..., option: ...}`; None evens out channels that stand out, where there are any; [] does nothing.
+    In `folder` long passes keep their finished parts until all is done: the same call goes on where one was cut off,
+    with the same result. An error or an interrupt leaves the model as it was. SwinQuantError for NaN or infinity in
+    weights or activations, naming the module.
     """
     from swin_quant.base.distributed import World
     from swin_quant.data.picture_set import PictureSet, source_of
@@ -208,7 +208,7 @@ def calibrate_model(
 
 
 def _source(model: Model) -> SourceRecord | None:
-    """The float file that the model was loaded from, if its weights are that file's own; else what its card says."""
+    """The float file that the model was loaded from, if its weights are that file's own; else its card's source."""
     card, file = model.card, model.file
     if model.is_changed:
         return None

@@ -39,7 +39,7 @@ def improve(
 ) -> tuple[Calibration, list[PassRecord]]:
     """Run the passes of `plan` on a calibrated model under its policy: the last calibration, and a record a pass.
 
-    `images`: the numbered batches of this rank that calibrated it. `scratch`: where long passes keep what is done.
+    `images`: the numbered batches of this rank that calibrated it. `scratch`: where long passes keep finished parts.
     """
     steps = plan.steps
     if not steps and not (plan.automatic and _is_known(model) and enabled_nodes(model)):
@@ -110,7 +110,7 @@ def choose(
 def outliers_left(
     model: nn.Module, images: Sequence[tuple[int, Tensor]], passes: Sequence[PassRecord], world: World
 ) -> list[OutlierChannels]:
-    """Channels that stand out in the first pictures, and what could be done about them besides these passes."""
+    """Channels that stand out in the first pictures, and remedies beside these passes."""
     if not _is_known(model) or not enabled_nodes(model):
         return []
     notes = [one["note"] for one in passes if one["name"] == "equalize" and one["kept"]]
@@ -120,7 +120,7 @@ def outliers_left(
 
 
 def of_weights(card: RunCard | None) -> list[PassRecord]:
-    """The kept passes of a card that its weights have seen, in order; the others chose ranges alone."""
+    """The kept passes of a card that its weights have seen, in order; other passes chose ranges alone."""
     kept = card.kept_passes if card else []
     return [one for one in kept if not (one["keeps_function"] and choosing_ranges([one]))]
 

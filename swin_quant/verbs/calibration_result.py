@@ -1,4 +1,4 @@
-"""A calibration: its pictures, its result with record and advice, and ranges searched anew in what it counted."""
+"""A calibration: its pictures, its result with record and advice, and ranges searched anew in its statistics."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
@@ -191,7 +191,8 @@ class CalibrationResult:
         return replace(self, record={**self.record, "passes": earlier}) if earlier else self
 
     def checked(self, model: nn.Module, policy: Policy, world: World = World()) -> CalibrationRecord:
-        """The record, with what the ranges cost under `policy`, which is applied, and advice, which is also said."""
+        """The record, with the cost of the ranges under `policy`, which is applied, and advice, which is also
+        logged."""
         check = check_ranges(model, self.calibration, self.method, self.some)
         passes = [one["name"] for one in self.record.get("passes", []) if one["kept"]]
         nodes = named_nodes(model)
@@ -257,7 +258,7 @@ def _methods(model: nn.Module, method: Method) -> list[str]:
 
 
 def search_record(method: Method, model: nn.Module, calibration: Calibration) -> SearchRecord:
-    """How ranges were found in what was observed."""
+    """How ranges were found in the observed values."""
     methods = _methods(model, method)
     return {
         "method": "+".join(methods),
@@ -294,7 +295,7 @@ def recalibrate(
     """The same model as `calibrate_checkpoint` gives on the same pictures, to the bit.
 
     `checkpoint` None is the calibrated one beside the statistics, which has the weights. SwinQuantError if the run card
-    beside the statistics is not theirs, or `checkpoint` is not what they were counted on.
+    beside the statistics is of other ones, or they were counted on another checkpoint.
     """
     if method.is_auto:
         raise UsageError(
@@ -333,7 +334,7 @@ def recalibrate(
     shown = [one for one in searched.get("advice", []) if one["kind"] in OF_PICTURES]
     still = [Advice(one["kind"], one["text"], tuple(one["nodes"])) for one in shown]
     advice = tell_advice([*advise(found), *still], world)
-    gather([])  # before rank 0 may replace what the others still read
+    gather([])  # before rank 0 may replace files that other ranks still read
     searched.pop("node_methods", None)
     searched.pop("tried_percentile", None)
     searched = {**searched, **search_record(method, model, calibration), "advice": advice}

@@ -51,7 +51,7 @@ class Classifying:
 
 @dataclass(frozen=True)
 class Predictions:
-    """The most probable classes of each readable picture, best first; and why others could not be read."""
+    """The most probable classes of each readable picture, best first; for an unreadable one, the reason."""
 
     answers: dict[str, list[Guess]]
     unreadable: dict[str, str]
@@ -122,7 +122,8 @@ def classify_shards(by: Classifying, pictures: Pictures, sharding: Sharding, opt
     """Write `predictions-00000-of-00012.parquet` ... and `predictions.json`, which names them; that file's path.
 
     Columns: picture, classes (the best first: index, name, probability), unreadable (why, else null). Rows have the
-    order of the pictures. Every rank computes each world.size-th shard. UsageError for a folder with shards of others.
+    order of the pictures. Every rank computes each world.size-th shard. UsageError for a folder with shards of another
+    run.
     """
     names = class_names(by.classes, options.labels, by.names)
     subject = {

@@ -1,4 +1,4 @@
-"""Print what makes a shell complete our commands and flags (by shtab, extra `completion`)."""
+"""Print the script by which a shell completes our commands and flags (by shtab, extra `completion`)."""
 
 from __future__ import annotations
 

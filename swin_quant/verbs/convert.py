@@ -109,7 +109,7 @@ def convert(
 
 
 def _passes_of(card: RunCard) -> CalibrationRecord | None:
-    """The calibration, where the weights have seen passes behind it; without what is said of its ranges."""
+    """The calibration, where the weights have seen passes behind it; without the facts on its ranges."""
     from swin_quant.verbs.calibration_passes import of_weights
 
     passes = of_weights(card)

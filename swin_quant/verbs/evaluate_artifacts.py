@@ -64,7 +64,7 @@ class Scoring:
     `checkpoint`: the exported one, where it is not found; `original`: the float checkpoint that it came from, too;
     `overrides`: keys of the config (data path, batch size, ...); `answers`: where the answers to each picture are kept.
     `pictures`: in place of the config's. `origin`: the model of a wrapped module, which no file can build.
-    `own_float`: the float form of the same weights is scored on the engine, too, since that is what int8 replaces. It
+    `own_float`: the float form of the same weights is scored on the engine, too, since int8 replaces it. It
     takes the place of torch's half precision if `half` is auto.
     """
 
@@ -85,7 +85,7 @@ class Scoring:
 
 @dataclass(frozen=True)
 class Scored(Artifact):
-    """An artifact with results in its card, and those of them that were just measured."""
+    """An artifact with results in its card, and the newly measured ones."""
 
     measured: tuple[Result, ...] = ()
 
@@ -152,8 +152,8 @@ def _engines_of(artifact: Artifact, scoring: Scoring) -> dict[str, Engine]:
 
 
 def _own_floats(group: Sequence[_Prepared], scoring: Scoring, world: World, folder: Path) -> dict[str, list[Engine]]:
-    """Engine name -> the float forms of the same weights on it, for what is scored without: in the type of what is not
-    int8, and in the half type that the engine would choose for float. They are exported into `folder`."""
+    """Engine name -> the float forms of the same weights on it, where none is scored: in the type of the artifact's
+    float layers, and in the half type that the engine would choose for float. They are exported into `folder`."""
     first, options = group[0], scoring.options
     if first.checkpoint is None or first.artifact.card.wrapped:  # no file can build a wrapped module
         return {}

@@ -230,7 +230,7 @@ def export_checkpoint(
     """Export `checkpoint` for a backend, as `export` does; returns the artifact, and the model that it was made from.
 
     The config is that of the run card beside the checkpoint; `cfg` is for one that has none. SwinQuantError for a
-    checkpoint without ranges, UsageError for what the backend cannot do.
+    checkpoint without ranges, UsageError for options that the backend lacks.
     """
     from swin_quant.checkpoint.opened import open_checkpoint
     from swin_quant.loading import giving, load_for_scoring

@@ -60,7 +60,7 @@ class Likeness:
 def check_export(artifact: Artifact, model: Classifier) -> str:
     """Run the artifact on seeded noise on the first engine installed; a sentence with its distance from the model.
 
-    The reference is fake-quant for what is quantized, else float32. SwinQuantError beyond `verify`'s tolerance.
+    The reference is fake-quant for a quantized artifact, else float32. SwinQuantError beyond `verify`'s tolerance.
     """
     name = names_of_engines(artifact, None)[0]
     record, policy = artifact.record, artifact.card.policy
@@ -83,7 +83,7 @@ def check_export(artifact: Artifact, model: Classifier) -> str:
 
 
 def compared(artifact: Artifact, model: Model, module: Classifier, target: Backend) -> Artifact:
-    """`artifact`, made of `module`, with what was found in its card; a line says it.
+    """`artifact`, made of `module`, with the comparison in its card; a line says the result.
 
     SwinQuantError, and the files are removed, where the engine cannot run it, or an output is more than `MARGIN_DB` and
     what chance explains below fake-quant. A line says where there is no engine to compare on.

@@ -22,7 +22,7 @@ def target_of(name: str) -> Backend:
 
 
 def exporter_options(backend: Backend, precision: str, values: Mapping[str, Any]) -> Any:
-    """The exporter's options; it chooses those that are None in `given`. UsageError for an option that it lacks."""
+    """The exporter's options; it chooses the ones that are None in `values`. UsageError for an option that it lacks."""
     exports = backend.exporting
     known = (*exports.flags, *(exports.float_flags if precision == "float" else ()))
     wanted = {key: value for key, value in values.items() if value is not None and value is not False}

@@ -45,7 +45,7 @@ _OF_FEATURES = {"distill.weight": 0.0, "distill.features": 1.0, "augment.mixup":
 
 @dataclass(frozen=True)
 class QatOptions:
-    """Options of QAT beside those of training: a teacher, and the mode of ranges."""
+    """Options of QAT beside the options of training: a teacher, and the mode of ranges."""
 
     TITLE = "QAT"
     distill: Annotated[bool, Flag("learn from a teacher (distill.weight 1 if it is 0)")] = False
@@ -61,7 +61,7 @@ class QatOptions:
     )
 
     def change(self, recipe: Recipe, training: TrainingOptions, batch: int | None) -> Recipe:
-        """`recipe` as `training` changes it, and what --distill and --teacher mean for it."""
+        """`recipe` as `training`, --distill and --teacher change it."""
         keys = {
             "distill.compat": self.distill_compat,
             "distill.weight": self.distill_weight,
@@ -193,7 +193,7 @@ def train_quantized(
 ) -> Trained:
     """QAT of the calibrated checkpoint `request.start` under a policy (else its run card's); writes <NAME>_qat.pth.
 
-    A model of maps or an embedding needs no labels: it learns to give what the float one gives.
+    A model of maps or an embedding needs no labels: it learns to give the float model's outputs.
     The result is calibrated as well, in the same formats, and no weight of it lies outside its range.
     """
     from swin_quant.cards import lineage
@@ -273,7 +273,7 @@ def run(options: FinetuneOptions, world: World) -> None:
 def finetune_and_show(
     options: FinetuneOptions, checkpoint: Checkpoint | None, cfg: CfgNode, folder: Path, world: World
 ) -> Finetuned:
-    """Fine-tune in `folder` as options say, score, and print what was found."""
+    """Fine-tune in `folder` as options say, score, and print the results."""
     from swin_quant.checkpoint.identify import config_given
 
     data, training, qat = options.data, options.training, options.qat

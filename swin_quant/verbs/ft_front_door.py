@@ -43,7 +43,7 @@ REFUSED = {  # flag -> why
     "--fused_window_process": "the model has no fused window kernel; FasterTransformer's ignored the flag",
     "--fuse-qkv": "Swin has one joint qkv linear, so there is nothing to fuse; FasterTransformer's option did nothing",
 }
-# Our flag -> what main.py calls it.
+# Our flag -> its name in main.py.
 WORDS = {"--batch": "--batch-size", "--epochs": "--num-epochs", "--distill-weight": "--distillation_loss_scale"}
 FIELDS = {"pictures": "--num-calib-batch times --calib-batchsz", "checkpoint": "--resume"}
 _AUTO = "auto"
@@ -286,7 +286,7 @@ def _say_accuracy(
         return
     here = (cfg.DATA.BATCH_SIZE, world.device.type)
     own = [r for r in card.measured() if (r.batch_size, r.device) == here and (r.policy or r.precision == "float32")]
-    own = [result for result in own if result.weights in (None, QAT)]  # not of what QAT began with
+    own = [result for result in own if result.weights in (None, QAT)]  # not of the checkpoint that QAT began with
     results = {result.policy_sha256: result for result in own}
     policies = options.policy.policies() or ([policy_from_dict(card.policy, "run card")] if card.policy else [])
     scored = [results.get(policy.sha256) or results[None] for policy in policies]

@@ -78,8 +78,8 @@ def package(
     """Write a folder that runs an ONNX artifact without torch and without this package (docs/shipping.md).
 
     `labels`: a file of class names, one a line; None: the artifact's, else ImageNet's, else none. `max_batch`,
-    `delay_us` and `instances` are for model servers. UsageError for what cannot be packaged, or a folder that is there;
-    SwinQuantError for a disk that fails, and then the folder is left as it was.
+    `delay_us` and `instances` are for model servers. UsageError for an artifact that cannot be packaged, or a folder
+    that is there; SwinQuantError for a disk that fails, and then the folder is left as it was.
     """
     from swin_quant.exported import config_of, labels_in
     from swin_quant.score.metrics import class_names

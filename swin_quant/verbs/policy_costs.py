@@ -137,7 +137,7 @@ _LEARNED_FROM = ("train", "")  # splits of training pictures; "": unknown, and p
 # The factor from the drop on training pictures to that on unseen ones, of which a network is less sure: on the hard
 # models of docs/results/hard.md under eight policies, 1.0 to 2.0 times as many val as training pictures changed class.
 _UNSEEN = 2.0
-_ALONE = 64  # pictures that tell what each layer costs alone
+_ALONE = 64  # pictures on which each layer is measured alone
 
 _Ms = Annotated[float, within(above=0)]
 Shown = Callable[[], tuple[Sequence[Tensor], Sequence[Tensor]]]

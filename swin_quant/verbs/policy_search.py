@@ -1,6 +1,6 @@
 """The policy within a search's limits that is fastest, or leaves the fewest nodes float; its file says why.
 
-Layers of equal shapes take equal time on an engine. So the time of a layer is that of its kind: the file with all
+Layers of equal shapes take equal time on an engine. The time of a layer is the time of its kind: the file with all
 layers of the kind left float is timed beside the whole. Its error is the layer's sensitivity.
 """
 
@@ -209,8 +209,8 @@ def _on_others(measured: PolicyCosts, policy: Policy, loss: Loss) -> Loss | None
 def _room(budget: Budget, loss: Loss, pictures: int) -> float:
     """The factor by which a policy's divergence may grow until its drop, in proportion, uses up the budget.
 
-    The drop comes from the few pictures that differ, and dozens of choices by these fit them alone: after such a
-    search 1,024 pictures told a drop of 0.1 points where others told 0.4. The divergence comes from all pictures.
+    The drop comes from the few pictures that differ, and dozens of choices by these fit them alone: after such a search
+    1,024 pictures told a drop of 0.1 points where other pictures told 0.4. The divergence comes from all pictures.
     """
     if budget.max_drop is None:
         return math.inf

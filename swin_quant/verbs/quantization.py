@@ -75,7 +75,8 @@ class Quantization:
 
     @classmethod
     def of(cls, options: QuantizeOptions, checkpoint: str, world: World, several: bool = False) -> Quantization:
-        """`several`: the checkpoint has a folder of its name below ‹output›. UsageError for what nothing can do."""
+        """`several`: the checkpoint has a folder of its name below ‹output›. UsageError for options that nothing can
+        do."""
         opened = open_checkpoint(checkpoint)
         cfg = shared.config_of(opened, options.model, options.data, options.run, OUTPUT=options.output)
         opened.forget()
@@ -94,7 +95,7 @@ class Quantization:
 
     @cached_property
     def float_type(self) -> str | None:
-        """The type that the exporter is told, for the engine to run what is not int8 as the options say."""
+        """The type that the exporter is told, so that the engine runs float layers as the options say."""
         engine = engine_named(self.engine) if self.engine else None
         return float_type_options(self.target, engine, self.options.timing.float_type).get("float_type")
 
@@ -310,7 +311,7 @@ def _same_pictures(record: CalibrationRecord, card: RunCard, job: Quantization) 
         return False
     try:
         readable = (name for name in job.calibrated_on if name not in record["unreadable"])
-    except SwinQuantError:  # whoever calibrates says what is wrong with them
+    except SwinQuantError:  # the calibration names the fault
         return False
     seen = list(islice(readable, count))  # fewer, where the data hold no more
     return record["pictures"] == len(seen) and record["pictures_sha256"] == digest(seen)
@@ -342,7 +343,7 @@ def artifact_of(job: Quantization) -> Artifact | None:
 
 
 def _is_stored_so(options: Mapping[str, Any], job: Quantization) -> bool:
-    """Whether what is not int8 was exported in the wanted type, and weights as INT4 if that is asked for."""
+    """Whether float layers were exported in the wanted type, and weights as INT4 if that is asked for."""
     exports = job.target.exporting
     wanted = job.float_type or exports.float_type
     has_floats = "float_type" not in exports.flags or options.get("float_type", wanted) == wanted
@@ -366,9 +367,9 @@ def is_scored(job: Quantization) -> bool:
 
 
 def _ran_in_type(precision: str, made: Artifact, job: Quantization) -> bool:
-    """Whether an engine of that precision ran what is not int8 in the wanted type.
+    """Whether an engine of that precision ran float layers in the wanted type.
 
-    An engine that chooses the type adds a half type to its precision; `artifact_of` checks all others.
+    An engine that chooses the type adds a half type to its precision; `artifact_of` checks all other engines.
     """
     if job.engine is None or not engine_named(job.engine).float_types:
         return True

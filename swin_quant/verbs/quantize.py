@@ -338,7 +338,7 @@ def _score(job: Quantization, options: EvaluateOptions) -> None:
 
 
 def finish(job: Quantization) -> Artifact:
-    """Do what is not done yet; the artifact with all that was measured in its card.
+    """Do the steps that are not done yet; the artifact with all results in its card.
 
     SwinQuantError where the artifact does not compute what the model computes: it is then not scored.
     """

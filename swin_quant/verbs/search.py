@@ -90,7 +90,7 @@ class TimingOptions:
         return EngineOptions(threads=self.threads, float_type=self.float_type, device=world.device.type)
 
     def measuring(self) -> dict[str, Any]:
-        """Rounds and seconds, of what was given."""
+        """Rounds and seconds, where they were given."""
         return {key: value for key in ("rounds", "seconds") if (value := getattr(self, key)) is not None}
 
 
@@ -201,8 +201,8 @@ def search(
     The layers of `policy` are switched, None: the engine's best. `max_drop`: points of top-1 expected to be lost,
     `min_agreement`: percent, `min_sqnr`: dB, `max_ms`: milliseconds of a `batch`. `pictures` need no labels; of a place
     on disk 1,024 are taken, unless it says how many, by its seed and 1: another draw than the same seed calibrates by,
-    which may share some. On training pictures, and on those of no named split, the drop counts twice. The policy, its
-    reasons and what was measured lie in `folder`, where a search that was cut off goes on; a model that is in no
+    which may share some. On training pictures, and on pictures of no named split, the drop counts twice. The policy,
+    its reasons and all measurements lie in `folder`, where a search that was cut off goes on; a model that is in no
     file yet is saved there first. Where the budget cannot be met, the model keeps its policy, with a warning.
     UsageError for a model that is not calibrated, and for an engine whose latency cannot be measured here; for
     "fastertransformer" the mode is found that keeps the budget and leaves the fewest nodes float, without latency.
@@ -273,7 +273,8 @@ def _keep(model: Model, settings: SearchSettings, result: SearchResult) -> None:
 
 
 def settings_of(options: SearchOptions, checkpoint: Checkpoint, cfg: CfgNode, world: World) -> SearchSettings:
-    """The search that options ask for, of a checkpoint with that config. UsageError for what cannot be searched."""
+    """The search that options ask for, of a checkpoint with that config. UsageError for options that cannot be searched
+    with."""
     from swin_quant.data.sampling import Sampling
     from swin_quant.verbs.search_settings import SearchedNetwork, SearchSettings
 

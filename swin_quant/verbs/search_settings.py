@@ -45,9 +45,9 @@ _OF_IMAGES = ("DATA_PATH", "IMG_SIZE", "INTERPOLATION", "MEAN", "STD")  # keys o
 class SearchPictures:
     """Pictures that losses are measured on: batches of images [B, channels, S, S].
 
-    `names` tell these pictures from others: the names of all that were drawn, unreadable ones included. `place`: the
-    last part of their path, as a config keeps it. `others` reads further pictures, at most as many as there are of
-    these; None where there are none.
+    `names` identify the pictures: the names of all drawn ones, unreadable ones included. `place`: the
+    last part of their path, as a config keeps it. `others` reads further pictures, at most as many again; None
+    where there are none.
     """
 
     batches: list[Tensor]
@@ -72,7 +72,7 @@ class SearchPictures:
 
     @classmethod
     def of_batches(cls, source: Iterable[Any], prepared: Prepared) -> "SearchPictures":
-        """Tensors, which have no names: a hash of their values tells them from others. UsageError for no batch."""
+        """Tensors, which have no names: a hash of their values identifies them. UsageError for no batch."""
         images, seen = [batch.images.cpu() for batch in batches(source, False, prepared)], hashlib.sha256()
         if not images:
             raise UsageError("pictures: there is no batch to measure with")
@@ -138,9 +138,9 @@ class SearchSettings:
     """A search for a policy of the calibrated `checkpoint`: `base`, some layers of which stay float.
 
     `base` None is the engine's best built-in policy. `budget` limits the loss, `max_ms` the milliseconds of a `batch`.
-    Losses are measured on `pictures`; None: the unlabelled pictures of the config that `sampling` draws, which should
-    be others than will score the result. `folder` gets the policy and the journal. UsageError for a search without a
-    limit, and for an engine that cannot be searched for.
+    Losses are measured on `pictures`; None: the unlabelled pictures of the config that `sampling` draws. They should
+    not be the pictures that score the result. `folder` gets the policy and the journal. UsageError for a search without
+    a limit, and for an engine that cannot be searched for.
     """
 
     network: SearchedNetwork

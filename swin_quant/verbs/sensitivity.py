@@ -55,7 +55,7 @@ class SampleOfPictures(shared.LoadingOptions):
 
 @dataclass(frozen=True)
 class SensitivityOptions:
-    """Which checkpoint is measured, on which pictures, under which policy, and what is shown."""
+    """The checkpoint to measure, its pictures, the policy, and the form of the output."""
 
     checkpoint: Annotated[str | None, Flag("calibrated checkpoint", "CHECKPOINT", or_flag=True)] = None
     model: shared.ModelOptions = shared.ModelOptions()

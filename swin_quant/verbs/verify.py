@@ -59,7 +59,7 @@ OPTIONS = VerifyOptions
 
 @dataclass(frozen=True)
 class Verifying:
-    """How an artifact is verified: on `engines` (None: as `load_engines`), on `count` pictures of those there are.
+    """How an artifact is verified: on `engines` (None: as `load_engines`), on `count` pictures, evenly spread.
 
     `checkpoint`: the one that it was made from, where it is not found. `origin`: the model of a wrapped module.
     """
@@ -100,8 +100,8 @@ def verify(
     """Compare an artifact with the checkpoint that it was made from, on pictures; the result goes into its run card.
 
     `pictures` need no labels; of a place on disk 64 are taken, unless it says how many. `device`: cpu or cuda, torch's
-    current GPU, of both. That of a wrapped module is compared with the model in memory, or with what
-    `artifact(file, module)` loads.
+    current GPU, of both. The artifact of a wrapped module is compared with the model in memory, or with the one
+    that `artifact(file, module)` loads.
     """
     from swin_quant.base.distributed import world_on
     from swin_quant.data.picture_set import PictureSet, source_of
@@ -125,7 +125,8 @@ def verify_artifact(
     how: Verifying,
     world: World,
 ) -> list[VerificationRecord]:
-    """Compare the artifact with its checkpoint, and keep what was found in its run card; `failures` says what fell.
+    """Compare the artifact with its checkpoint, and keep the records in its run card; `failures` names the engines that
+    failed.
 
     SwinQuantError where the checkpoint is not found. `pictures`: batches, or a function that opens them when everything
     else is in order.
@@ -146,7 +147,7 @@ def verify_artifact(
     from swin_quant.score.run_engines import infer, infer_batches
 
     names = names_of_engines(artifact, how.engines)
-    check_writable(card_path(artifact.file))  # which gets what is found
+    check_writable(card_path(artifact.file))  # which gets the records
     cfg = config_of(artifact)
     origin = load_origin(artifact, cfg, find_checkpoint(artifact, how.checkpoint), world, how.origin)
     shown = pictures() if callable(pictures) else pictures
@@ -267,7 +268,7 @@ def compare(
 
 
 def failures(records: Sequence[VerificationRecord]) -> list[str]:
-    """A clause for each engine that runs in float what is quantized, and each record beyond its tolerance."""
+    """A clause for each engine that runs quantized products in float, and each record beyond its tolerance."""
     from swin_quant.backends.products import IntegerProducts
 
     counts = {

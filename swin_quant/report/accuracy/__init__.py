@@ -105,7 +105,7 @@ def blocks_of(rows: Sequence[AccuracyRow], marks: Mapping[int, str]) -> list[Tab
 
 
 def blocks_legend(blocks: Sequence[TableBlock]) -> list[str]:
-    """The meaning of what the blocks show."""
+    """The meaning of the figures in the blocks."""
     lines = [line for block in blocks for line in block.lines]
     found = [LEGEND] if any(BLOCK_COLUMNS_BY_KEY["delta_acc1"].value(line) is not None for line in lines) else []
     weights = dict.fromkeys(line.row.weights for line in lines)
@@ -145,7 +145,7 @@ def _keep(floats: dict[Hashable, Line], line: Line) -> None:
 
 
 def _in_order(lines: Sequence[Line]) -> list[Line]:
-    """The float32 baseline, what else torch computes in float, then engine by engine, the float lines first."""
+    """The float32 baseline, torch's other float results, then engine by engine, the float lines first."""
     engines = list(dict.fromkeys(line.result.engine for line in lines))
 
     def place(line: Line) -> tuple[bool, bool, int, bool]:

@@ -215,7 +215,7 @@ def _own(row: AccuracyRow, fastest: Mapping[Hashable, Result]) -> Result | None:
 
 
 def latency(result: Result) -> tuple[bool, float]:
-    """A key by which the fastest comes first, and last what was not timed."""
+    """A key by which the fastest comes first, and a result that was not timed last."""
     return result.ms_per_picture is None, result.ms_per_picture or 0.0
 
 
@@ -246,7 +246,7 @@ def delta_style(row: AccuracyRow) -> str:
 
 
 def _resolution(row: AccuracyRow) -> int | str | None:
-    """The side of square pictures; height and width of others as 192x224."""
+    """The side of square pictures; height and width of oblong ones as 192x224."""
     size = row.card.preprocess.get("size")
     if isinstance(size, list):
         return "x".join(map(str, size))
