@@ -43,7 +43,8 @@ def wrap(
     pictures float. `output`: the tensors or groups of tensors, by their names in the module's output, that are compared
     and exported; by default `logits` if there are some, else every one. `class_names`: in the order of the logits;
     without them, those of the pictures that calibrate it. SwinQuantError where the module cannot be captured, with the
-    line and the reason, gives NaN, or computes something else when captured, since its control flow depends on its input.
+    line and the reason, gives NaN, or computes something else when captured, since its control flow depends on its
+    input.
     """
     named = Inputs.of(size) if isinstance(size, Mapping) else size
     inputs = named if isinstance(named, Inputs) else None
