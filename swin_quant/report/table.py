@@ -27,7 +27,7 @@ Row = TypeVar("Row")
 Value: TypeAlias = str | int | float | None
 BLANK = "-"
 GAP = 2  # spaces between columns on a terminal
-NARROW, WIDE = 100, 140  # columns of text for a file or a pipe, which have no width
+NARROW, WIDE = 80, 140  # columns of text for a file or a pipe, which have no width
 _NARROWEST = 10  # no word is broken into less
 _CONSOLE = Console(file=None, width=80)
 _RIGHT, _LEFT = "text-align: right", "text-align: left"

@@ -11,12 +11,12 @@ from swin_quant.cards.records import ORIGINAL, PTQ, QAT, Result
 from swin_quant.quant.search import SearchResult
 from swin_quant.report.accuracy.footnotes import is_simulated
 from swin_quant.report.accuracy.rows import AccuracyRow, is_float, latency, rows_of
-from swin_quant.report.table import folded, html_facts
+from swin_quant.report.table import NARROW, folded, html_facts
 
 FLOAT = "the float model"
 _MUCH = 1.0  # points of top-1 behind which a search for layers to leave float comes next
 _AS_FAST = 1.05  # two times nearer than that are alike
-_WIDTH, _INDENT = 80, 8
+_INDENT = 8
 _EXPORT = "swin-quant export {checkpoint} --for {target} --output {folder}"
 _EXPORT_FLOAT = "swin-quant export {checkpoint} --for {target} --precision float --output {folder}"
 _EXPORT_FOUND = "swin-quant export {checkpoint} --for {target} --policy {policy} --output {folder}"
@@ -55,7 +55,7 @@ class DeployVerdict:
         """The verdict as JSON."""
         return {**asdict(self), "speedup": self.speedup}
 
-    def text(self, width: int = _WIDTH) -> str:
+    def text(self, width: int = NARROW) -> str:
         """The lines for a terminal of `width` columns."""
         lines = []
         said = {

@@ -67,7 +67,7 @@ def score_pictures(
 
     def load(indices: Sequence[int]) -> Iterator[Batch]:
         batches = chunks(indices, batch_size)
-        return readable_batches(pictures, preprocess, batches, limit, workers, f"scoring {', '.join(engines)}")
+        return readable_batches(pictures, preprocess, batches, limit, workers, f"scoring {listed(engines, 2)}")
 
     if save_to:
         about = {"preprocess": preprocess.to_dict(), "dataset": dataset, "batch_size": batch_size}

@@ -158,13 +158,16 @@ def _on_pictures(
             used.append((number, [pictures.names[index] for index in batch.indices]))
             yield number, batch.images.to(world.device)
 
-    record = _on_batches(model, policy, images())
+    record = _on_batches(model, policy, images(), -(-sampling.count // (size * world.size)))
     names = [name for _, batch in sorted(gather(used)) for name in batch]
     return {**record, "pictures_sha256": digest(names)}
 
 
-def _on_batches(model: nn.Module, policy: Policy, batches: Iterable[tuple[int, Tensor]]) -> SensitivityRecord:
-    """The costs on (number, images [B, channels, S, S]); the model is left under `policy`, nodes off."""
+def _on_batches(
+    model: nn.Module, policy: Policy, batches: Iterable[tuple[int, Tensor]], expected: int | None = None
+) -> SensitivityRecord:
+    """The costs on (number, images [B, channels, S, S]), so many batches `expected`; the model is left under `policy`,
+    nodes off."""
     from swin_quant.models.classifier import Architecture
     from swin_quant.models.registry import blocks_or_units, stages_of
     from swin_quant.quant.policy import apply_policy
@@ -177,7 +180,7 @@ def _on_batches(model: nn.Module, policy: Policy, batches: Iterable[tuple[int, T
 
     def numbered() -> Iterator[tuple[int, Tensor]]:
         for done, (number, images) in enumerate(batches, 1):
-            titles.append(f"measuring nodes, batch {done}")
+            titles.append(f"measuring nodes, batch {done}{f' of {expected}' if expected else ''}")
             yield number, images
 
     found = sensitivity(model, numbered(), blocks, stages, lambda groups, total: track(groups, titles[-1], total))
