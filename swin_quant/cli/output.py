@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 
 
 class Printed:
-    """A result that Python prints as its tables, `WIDTH` columns wide, and a notebook shows as HTML."""
-
-    WIDTH = 140
+    """A result that Python prints as its tables, 80 columns wide, and a notebook shows as HTML."""
 
     def tables(self) -> Sequence[ReportTable[Any]]:
         """The tables of the result, in order."""
@@ -41,7 +39,7 @@ class Printed:
         return "\n".join(terminal(one, width, color) for one in self.tables())
 
     def __str__(self) -> str:
-        return self.text(self.WIDTH)
+        return self.text(NARROW)
 
     def _repr_html_(self) -> str:
         return "".join(map(html_table, self.tables()))

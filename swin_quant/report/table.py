@@ -291,7 +291,8 @@ def _html_line(tag: str, cells: list[tuple[str, str]]) -> str:
 
 def _css(column: Column[Row], row: Row, whole: str) -> str:
     own = column.style(row) if column.style else ""
-    return "; ".join((_RIGHT if column.right else _LEFT, *(STYLES[style][1] for style in (whole, own) if style)))
+    place = f"{_RIGHT}; white-space: nowrap" if column.right else _LEFT  # a figure such as 1e-07 stays whole
+    return "; ".join((place, *(STYLES[style][1] for style in (whole, own) if style)))
 
 
 def _html_text(text: str) -> str:

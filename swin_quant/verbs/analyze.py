@@ -75,7 +75,6 @@ OPTIONS = AnalyzeOptions
 class Analyzed(Printed):
     """The analysis of a model; printed, it is the report of `swin-quant analyze`. `found` holds it as data."""
 
-    WIDTH = 100
     found: Analysis
 
     def to_dict(self) -> dict[str, Any]:

@@ -57,7 +57,6 @@ OPTIONS = PlanOptions
 class Planned(Printed):
     """The least possible latency of the CUDA engine, planned and not measured. `found` has all figures as data."""
 
-    WIDTH = 100
     found: CudaPlan
 
     def to_dict(self) -> dict[str, Any]:

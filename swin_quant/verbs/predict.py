@@ -88,8 +88,6 @@ class Guesses(dict[str, "list[Guess]"], Printed):
     `by`: the model and the engine.
     """
 
-    WIDTH = 100
-
     def __init__(self, answers: Mapping[str, list[Guess]], by: str) -> None:
         super().__init__(answers)
         self.by = by

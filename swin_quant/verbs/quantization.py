@@ -33,7 +33,7 @@ from swin_quant.config.load import portable_config
 from swin_quant.data.loader import seeded_order
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import digest
-from swin_quant.data.sources import has_split, open_unlabelled
+from swin_quant.data.sources import TRAIN, has_split, open_unlabelled
 from swin_quant.model import place_of
 from swin_quant.quant.calibration import Method
 from swin_quant.quant.names import AUTO
@@ -80,6 +80,8 @@ class Quantization:
         opened = open_checkpoint(checkpoint)
         cfg = shared.config_of(opened, options.model, options.data, options.run, OUTPUT=options.output)
         opened.forget()
+        if not has_split(cfg, TRAIN) and not Path(cfg.DATA.DATA_PATH).exists():
+            open_unlabelled(cfg, TRAIN)  # says what is missing, before the choice of a policy compiles operators
         below = Path(options.output or "output") / cfg.MODEL.NAME if several else shared.output_dir(options.output, cfg)
         job = cls(options, opened, cfg, below, world)
         job.float_type  # noqa: B018  (a type that nothing has is refused before any work)

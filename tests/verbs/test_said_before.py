@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from swin_quant.backends.backend import Exports
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.verbs import calibrate
 from swin_quant.verbs.policy_costs import PolicyCosts
@@ -44,6 +45,13 @@ def test_what_a_plot_is_drawn_with(run, calibrated, scoring_flags, tmp_path, mon
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     line = run("finetune", calibrated, *scoring_flags, "--plot", "svg", "--output", tmp_path / "out").error(2)
     assert "[logs]" in line and not list(tmp_path.glob("out/*"))
+
+
+def test_a_folder_of_pictures_that_is_not_there(quantize, tmp_path, monkeypatch):
+    """The choice of a policy may compile operators, which takes a while."""
+    monkeypatch.setattr(Exports, "policies_for", lambda *_: pytest.fail("it chooses a policy already"))
+    line = quantize("--for", "openvino", "--data-path", tmp_path / "nowhere").error(1)
+    assert f"{tmp_path / 'nowhere'}: no such folder" in line and "--data-path" in line
 
 
 @pytest.mark.parametrize("flag", ["--output", "--json"])
