@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import swin_quant as sq
+from swin_quant.base.compat import import_timm
 
 pytest.importorskip("transformers")
 QUICK = ["Swin", "Swin2SR", "CLAP", "CLIP", "ViT", "DINOv3", "SigLIP", "ConvNeXt", "SegFormer"]
@@ -43,3 +44,36 @@ def test_a_fixed_batch_is_refused_with_the_line_of_the_publisher(networks):
         sq.SwinQuantError, match=r"alone at modeling_rt_detr.py:\d+ `batch_size = len\(source_flatten\)`"
     ):
         sq.wrap(networks.built("RT-DETR"), (3, 64, 64), name="x")
+
+
+@pytest.mark.parametrize("kind", ["Swin", "Swinv2"])
+@pytest.mark.parametrize(
+    ("size", "window", "is_ours"),
+    [
+        ((128, 192), 4, True),
+        ((224, 448), 7, True),
+        ((64, 96), 4, False),  # its last map is no larger than a window along one side
+        ((192, 224), 7, False),  # its windows are padded
+    ],
+)
+def test_a_classifier_of_oblong_pictures_is_computed_as_transformers_does_or_refused(
+    kind, size, window, is_ours, tmp_path, randomise
+):
+    """Read at a size by the user's own word, the refused ones are other networks indeed."""
+    import_timm()  # transformers imports torchvision, which needs its help
+    import transformers
+
+    about = {"image_size": size, "window_size": window, "embed_dim": 16, "num_labels": 5}
+    settings = getattr(transformers, f"{kind}Config")(**about, depths=[2, 2, 2], num_heads=[1, 2, 4])
+    theirs = getattr(transformers, f"{kind}ForImageClassification")(settings).eval()
+    randomise(theirs, seed=1)
+    theirs.save_pretrained(tmp_path)
+    if not is_ours:
+        with pytest.raises(sq.UsageError, match=r"transformers cuts other windows than we do .* set DATA.IMG_SIZE"):
+            sq.load(tmp_path)
+    ours = sq.load(tmp_path, img_size=None if is_ours else size)
+    images = torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        logits = theirs(images).logits
+        distance = (ours(images) - logits).abs().max() / logits.std()
+    assert distance < 1e-5 if is_ours else distance > 1e-3
