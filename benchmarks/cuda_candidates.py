@@ -10,8 +10,6 @@ file of `export --for tensorrt`.
 
 import gc
 import re
-import statistics
-import time
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -21,9 +19,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from cuda_timing import Run, by_plain_calls, milliseconds, once
 from torch import Tensor, nn
 
 from swin_quant.backends.artifact import open_artifact
+from swin_quant.backends.cuda.binding import Bound, bind
 from swin_quant.backends.cuda.choose_fusions import fused_program
 from swin_quant.backends.cuda.crosscompile import kernel_of
 from swin_quant.backends.cuda.engine import machine_here
@@ -31,7 +31,7 @@ from swin_quant.backends.cuda.floors import floor_of
 from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.network import Network, pack
 from swin_quant.backends.cuda.program import Launch
-from swin_quant.backends.cuda.sessions import Bound, HostSession, bind
+from swin_quant.backends.cuda.sessions import HostSession
 from swin_quant.backends.cuda.spec_from_policy import spec_for
 from swin_quant.backends.cuda.timing import COPIES, filled, microseconds
 from swin_quant.backends.cuda.tuning import NO_TILES, TileTable, here, read_tiles
@@ -45,12 +45,12 @@ from swin_quant.data.preprocess import Preprocess
 from swin_quant.models import build_model
 from swin_quant.operators.roofline import Machine, load_machine
 from swin_quant.quant.calibration import Method, calibrate
+from swin_quant.quant.distance import decibels
 from swin_quant.quant.policy import apply_policy, load_policy
 
-REPLAYS, INPUTS, WARM_UP, WARM_S = 40, 4, 5, 0.1
+INPUTS = 4
 MOST_COPIES = 64  # most copies of a launch's operands
 CHECKED, MARGIN_DB = 2, 6.0  # pictures whose logits are compared, and the margin: see `Expected`
-Run = Callable[[Tensor], object]
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ PLAIN = {"trace fp16": "trace fp16, plain calls"}  # also timed without a CUDA g
 
 @dataclass(frozen=True)
 class Timed:
-    """Milliseconds and a note, or lines of a table. `plain_ms`: for candidates in PLAIN."""
+    """Milliseconds and a note, or lines of a table. `plain_ms`: milliseconds of plain calls, of candidates in PLAIN."""
 
     ms: float = 0.0
     note: str = ""
@@ -164,8 +164,8 @@ def check_logits(bound: Bound, right: Expected) -> None:
 
 
 def sqnr_db(signal: Tensor, other: Tensor) -> float:
-    signal, noise = signal.double(), signal.double() - other.double()
-    return (10 * torch.log10(signal.square().sum() / noise.square().sum())).item()
+    signal, other = signal.double(), other.double()
+    return decibels(signal.square().sum().item(), (signal - other).square().sum().item())
 
 
 def traced(name: str, batch: int, place: Place) -> Run:
@@ -240,11 +240,10 @@ def by_tensorrt(name: str, batch: int, place: Place, precision: str) -> Run:
     from swin_quant.backends.tensorrt.plan import BuildOptions, default_output, make_plan
 
     trt, gpu = host.tensorrt(), host.find_gpu()
-    cfg, policy = load_config(find_config(name)), "tensorrt" if precision == "int8" else "float"
+    cfg, policy = load_config(find_config(name)), load_policy("tensorrt").to_dict() if precision == "int8" else None
     with TemporaryDirectory() as folder:
         model = calibrated(name, "tensorrt")
-        card = RunCard(cfg.MODEL.NAME, portable_config(cfg), Preprocess.from_config(cfg).to_dict(),
-                       policy=None if policy == "float" else load_policy(policy).to_dict())  # fmt: skip
+        card = RunCard(cfg.MODEL.NAME, portable_config(cfg), Preprocess.from_config(cfg).to_dict(), policy=policy)
         file = export(model, card, folder, OnnxOptions(precision, "tensorrt", batch=batch)).file
         plan = make_plan(open_artifact(file), BuildOptions(batch, batch, batch))
         made, _ = build(plan, default_output(file, gpu))
@@ -278,8 +277,7 @@ def packed(name: str, precision: str) -> Network:
 
 @lru_cache(maxsize=1)
 def calibrated(name: str, policy: str) -> Any:
-    """A random model in evaluation mode with ranges from noise, under a policy: only the last one is kept, for int8 and
-    half."""
+    """A random model in evaluation mode with ranges from noise, under a policy; only the last one is kept."""
     torch.manual_seed(0)
     model = build_model(load_config(find_config(name))).eval()
     apply_policy(model, load_policy(policy))
@@ -302,69 +300,9 @@ def of_timm(name: str, place: Place, dtype: torch.dtype) -> nn.Module:
 
 
 def shape_of(name: str) -> tuple[int, int, int]:
+    """[3, side, side] of the model's pictures."""
     side = load_config(find_config(name)).DATA.IMG_SIZE
     return 3, side, side
-
-
-@torch.inference_mode()
-def milliseconds(run: Run, images: Tensor) -> tuple[float, str]:
-    """images [INPUTS, B, ...] take turns. Returns the median over replays of a CUDA graph, without the copy into it.
-
-    If a graph cannot be captured, the median of plain calls, and a note. Replays are queued back to back, so that time
-    in which the GPU waits for the next launch does not count.
-    """
-    if not images.is_cuda:
-        return by_plain_calls(run, images), ""
-    static, note = images[0].clone(), ""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(WARM_UP):
-            run(static)
-    torch.cuda.current_stream().wait_stream(stream)
-    torch.cuda.synchronize()
-    replay: Callable[[], object]
-    try:
-        graph = torch.cuda.CUDAGraph()
-        # Puts the stream back if it fails
-        with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph):
-            run(static)
-        replay = graph.replay
-    except RuntimeError as error:  # it synchronizes, or allocates memory
-        torch.cuda.synchronize()
-        replay, note = partial(run, static), f"no CUDA graph, plain calls: {' '.join(str(error).split())[:120]}"
-    start = time.perf_counter()
-    while time.perf_counter() - start < WARM_S:  # the clock rises under load
-        replay()
-        torch.cuda.synchronize()
-    return median_of_replays(replay, static, images), note
-
-
-@torch.inference_mode()
-def by_plain_calls(run: Run, images: Tensor) -> float:
-    """The median milliseconds of a call in which the CPU launches every kernel."""
-    if not images.is_cuda:
-        start = time.perf_counter()
-        run(images[0])
-        return 1000 * (time.perf_counter() - start)
-    static = images[0].clone()
-    run(static)
-    torch.cuda.synchronize()
-    return median_of_replays(partial(run, static), static, images)
-
-
-def median_of_replays(replay: Callable[[], object], static: Tensor, images: Tensor) -> float:
-    """The median milliseconds of a replay."""
-    events = []
-    for number in range(REPLAYS):
-        static.copy_(images[number % len(images)])
-        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        first.record()
-        replay()
-        last.record()
-        events.append((first, last))
-    torch.cuda.synchronize()
-    return statistics.median(first.elapsed_time(last) for first, last in events)
 
 
 def single_launches(name: str, batch: int, place: Place, precision: str) -> Iterator[str]:
@@ -391,9 +329,7 @@ def launch_us(launch: Launch, tiles: Tiles | None, device: torch.device) -> floa
     copies = [kernel_of(launch, partial(filled, device=device)) for _ in range(copies_of(launch, device))]
     if device.type == "cuda":
         return microseconds([partial(one.launch, tiles) for one in copies])
-    start = time.perf_counter()
-    copies[0].reference()
-    return 1e6 * (time.perf_counter() - start)
+    return 1000 * once(copies[0].reference)
 
 
 def copies_of(launch: Launch, device: torch.device) -> int:

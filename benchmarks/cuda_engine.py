@@ -31,8 +31,9 @@ from itertools import chain
 from pathlib import Path
 
 import torch
-from cuda_candidates import INPUTS, LAUNCHES, OURS, REPLAYS, Job, Place, Timed, measure
+from cuda_candidates import INPUTS, LAUNCHES, OURS, Job, Place, Timed, measure
 from cuda_report import COMPILED, TUNED, Report, Row, named, sources_hash
+from cuda_timing import REPLAYS
 from pages import versions_here
 
 from swin_quant.backends.cuda.choose_fusions import fused_program

@@ -16,7 +16,10 @@ from swin_quant.base.schema import checked
 
 NAME = "cuda_engine"
 ROOT = Path(__file__).resolve().parents[1]
-SOURCES = ("swin_quant/backends", "swin_quant/models", "swin_quant/quant", "benchmarks/cuda_candidates.py")
+SOURCES = (
+    *("swin_quant/backends", "swin_quant/models", "swin_quant/quant"),
+    *("benchmarks/cuda_candidates.py", "benchmarks/cuda_timing.py"),
+)
 COMPILED, TUNED = "compile fp16", "max-autotune fp16"
 TORCH = (TUNED, COMPILED, "max-autotune bf16", "torchao int8", "torchao fp8", "trace fp16", "eager fp16")
 

@@ -1,7 +1,7 @@
 """Run a training, float or QAT: checks before the first step, the loop, and the record for the card."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -110,12 +110,7 @@ def run_training(
         request.teacher, request.teacher_cfg or cfg, recipe.distill, model, world.device
     )
     preprocess = Preprocess.from_config(cfg)
-    labelled = cfg.MODEL.OUTPUT_KIND == LOGITS
-    if labelled:
-        pictures = open_labelled(cfg, "train", world, class_names=class_names)
-        class_names = class_names or stated(pictures.class_names, cfg.MODEL.NUM_CLASSES)
-    else:
-        pictures = open_split(cfg, "train", world)
+    pictures, class_names = _training_pictures(cfg, class_names, world)
     identity = {
         "model": cfg.MODEL.NAME,
         "start": start,
@@ -132,43 +127,73 @@ def run_training(
     snapshot = from_main(snapshot)
     reading = {"world": world, "workers": cfg.DATA.NUM_WORKERS, "max_unreadable": request.max_unreadable}
     batches = TrainingBatches(pictures, recipe, preprocess, cfg.MODEL.NUM_CLASSES, cfg.SEED, **reading)
-    validation = None
-    if labelled and has_split(cfg, "val"):
-        held_out = open_labelled(cfg, "val", world, class_names=class_names)
-        validation = ValidationBatches(held_out, preprocess, cfg.DATA.BATCH_SIZE, **reading)
-    elif labelled:
-        log.warning("%s has no val split: the last weights are kept, not the best", cfg.DATA.DATA_PATH)
+    validation = _validation(cfg, class_names, preprocess, reading)
     model.to(world.device)
-    if request.start and labelled and snapshot is None and not request.replace_head:
-        some = pictures if validation is None else held_out
+    if request.start and _is_labelled(cfg) and snapshot is None and not request.replace_head:
+        some = validation.pictures if validation else pictures
         _warn_if_guessing(model, some, preprocess, cfg, world, quantized=policy is not None)
     _compute_again(model, recipe.memory.checkpointing)
     output = (request.folder, snapshot, settings, request.tensorboard)
     job = Job(model, recipe, batches, validation, cfg.SEED, world, teacher, *output)
+    keeper = None
     if policy:
         sample = partial(batches.sample, recipe.amax.batches)
         keeper = RangeKeeper(model, recipe.amax, recipe.epochs, sample, frozen)
         job.after_step, job.after_epoch, job.histograms = keeper.after_step, keeper.after_epoch, keeper.histograms
-    log.info("%d epochs of %d steps of %d pictures", recipe.epochs, batches.steps, batches.step_pictures)
-    unsharded = without_values(model).eval() if recipe.memory.fsdp else model
-    with resumable(request.folder):
-        position, weights = fit(job)
-    if batches.limit.names:
-        log.warning("training pictures that could not be read: %s", listed(batches.limit.names))
-    if recipe.memory.fsdp:
-        unsharded.load_state_dict(weights, assign=True)
-        unsharded.to(world.device)
-    if policy:
-        keeper.settle(unsharded)
+    trained, position = _fitted(job, request.folder)
+    if keeper:
+        keeper.settle(trained)
     if world.is_main:
         ensure_writable_dir(request.folder)  # the folder may have been moved away
         plot(request, cfg.MODEL.NAME)
     if start and request.start:
         start = {**start, "path": str(place_of(request.start))}
     record = training_record(recipe, cfg, batches, pictures, position, start, teacher_source, world)
-    if policy:
+    if keeper:
         record["ranges"] = keeper.record()
-    return unsharded, position, record, class_names
+    return trained, position, record, class_names
+
+
+def _is_labelled(cfg: CfgNode) -> bool:
+    """Whether the model gives logits, so that pictures need classes."""
+    kind: str = cfg.MODEL.OUTPUT_KIND
+    return kind == LOGITS
+
+
+def _training_pictures(cfg: CfgNode, class_names: list[str], world: World) -> tuple[Pictures, list[str]]:
+    """The pictures to train on, and the names of the model's classes: the pictures' own if `class_names` is empty."""
+    if not _is_labelled(cfg):
+        return open_split(cfg, "train", world), class_names
+    pictures = open_labelled(cfg, "train", world, class_names=class_names)
+    return pictures, class_names or stated(pictures.class_names, cfg.MODEL.NUM_CLASSES)
+
+
+def _validation(
+    cfg: CfgNode, class_names: list[str], preprocess: Preprocess, reading: Mapping[str, Any]
+) -> ValidationBatches | None:
+    """The batches that choose the best epoch; None for unlabelled pictures, and with a warning if there are none."""
+    if not _is_labelled(cfg):
+        return None
+    if not has_split(cfg, "val"):
+        log.warning("%s has no val split: the last weights are kept, not the best", cfg.DATA.DATA_PATH)
+        return None
+    held_out = open_labelled(cfg, "val", reading["world"], class_names=class_names)
+    return ValidationBatches(held_out, preprocess, cfg.DATA.BATCH_SIZE, **reading)
+
+
+def _fitted(job: Job, folder: Path) -> tuple[Classifier, Position]:
+    """Run the loop: the trained model, whole on every rank, and the position reached."""
+    batches, memory = job.batches, job.recipe.memory
+    log.info("%d epochs of %d steps of %d pictures", job.recipe.epochs, batches.steps, batches.step_pictures)
+    whole = without_values(job.model).eval() if memory.fsdp else job.model
+    with resumable(folder):
+        position, weights = fit(job)
+    if batches.limit.names:
+        log.warning("training pictures that could not be read: %s", listed(batches.limit.names))
+    if memory.fsdp:
+        whole.load_state_dict(weights, assign=True)
+        whole.to(job.world.device)
+    return whole, position
 
 
 def _compute_again(model: nn.Module, wanted: bool) -> None:

@@ -3,11 +3,12 @@
 import pytest
 import torch
 
+from swin_quant.backends.cuda.binding import bind
 from swin_quant.backends.cuda.engine import machine_here
 from swin_quant.backends.cuda.fusions import FUSIONS, fused, rows
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.network import pack
-from swin_quant.backends.cuda.sessions import GraphSession, bind
+from swin_quant.backends.cuda.sessions import GraphSession
 from swin_quant.backends.cuda.spec_from_policy import spec_for
 
 

@@ -9,6 +9,7 @@ from math import inf
 import pytest
 import torch
 
+from swin_quant.backends.cuda.binding import bind
 from swin_quant.backends.cuda.choose_fusions import chosen, fused_program, modelled_us
 from swin_quant.backends.cuda.estimates import counts_of, estimate_of
 from swin_quant.backends.cuda.floors import bytes_of
@@ -17,7 +18,6 @@ from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.network import pack
 from swin_quant.backends.cuda.planning import spec_of_config
-from swin_quant.backends.cuda.sessions import bind
 from swin_quant.backends.cuda.spec_from_policy import spec_for
 from swin_quant.backends.cuda.tuning import TileTable, shape_of
 from swin_quant.config import load_config
