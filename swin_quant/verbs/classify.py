@@ -81,27 +81,6 @@ def of_model(
     return Classifying(name, engine, preprocess, classes, names, sha256, device)
 
 
-def classify(
-    by: Classifying, pictures: Pictures, top: int = 5, labels: str | None = None, batch_size: int = 32, workers: int = 0
-) -> Predictions:
-    """The `top` classes of each picture, by name: from the file `labels`, else as `class_names` says."""
-    names = class_names(by.classes, labels, by.names)
-    inferred = infer(
-        {by.engine.label: by.engine},
-        pictures,
-        by.preprocess,
-        by.classes,
-        batch_size=batch_size,
-        workers=workers,
-        device=by.device,
-    )
-    (logits,) = inferred.logits.values()
-    answers = dict(zip(inferred.names, top_classes(logits, names, top), strict=True))
-    index = {name: number for number, name in enumerate(pictures.names)} if inferred.unreadable else {}
-    reasons = {name: pictures.flaw(index[name]) or f"{name}: cannot be read" for name in inferred.unreadable}
-    return Predictions(answers, reasons)
-
-
 @dataclass(frozen=True)
 class Answers:
     """The answers for each picture: `top` classes, named by the file `labels`; and how pictures are read."""
@@ -110,6 +89,25 @@ class Answers:
     labels: str | None = None
     batch_size: int = 32
     workers: int = 0
+
+
+def classify(by: Classifying, pictures: Pictures, wanted: Answers = Answers()) -> Predictions:
+    """The classes of each picture by name: from the file of labels, else as `class_names` says."""
+    names = class_names(by.classes, wanted.labels, by.names)
+    inferred = infer(
+        {by.engine.label: by.engine},
+        pictures,
+        by.preprocess,
+        by.classes,
+        batch_size=wanted.batch_size,
+        workers=wanted.workers,
+        device=by.device,
+    )
+    (logits,) = inferred.logits.values()
+    answers = dict(zip(inferred.names, top_classes(logits, names, wanted.top), strict=True))
+    index = {name: number for number, name in enumerate(pictures.names)} if inferred.unreadable else {}
+    reasons = {name: pictures.flaw(index[name]) or f"{name}: cannot be read" for name in inferred.unreadable}
+    return Predictions(answers, reasons)
 
 
 class _Unread(TypedDict):
@@ -156,7 +154,7 @@ def classify_shards(by: Classifying, pictures: Pictures, sharding: Sharding, opt
 
 def _predicted(by: Classifying, part: Pictures, options: Answers) -> Predictions:
     try:
-        return classify(by, part, options.top, options.labels, options.batch_size, options.workers)
+        return classify(by, part, options)
     except SwinQuantError:
         reasons = [part.flaw(index) for index in range(len(part))]
         if None in reasons:

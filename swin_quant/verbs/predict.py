@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.progress import log
 from swin_quant.cli import shared
-from swin_quant.cli.flags import Flag, Rare
+from swin_quant.cli.flags import Flag, Rare, refuse_of_artifacts, refuse_of_checkpoints
 from swin_quant.cli.output import Printed, tell
 from swin_quant.config.outputs import need_logits
 from swin_quant.config.sides import shortest, sides
@@ -121,7 +121,7 @@ def predict(
     from swin_quant.data.pictures import SomePictures
     from swin_quant.exported import Exported, subject_of
     from swin_quant.quant.watch import eval_mode
-    from swin_quant.verbs.classify import classify, of_artifact, of_model
+    from swin_quant.verbs.classify import Answers, classify, of_artifact, of_model
 
     model = subject_of(model)
     shown = images.of_split("val").open() if isinstance(images, PictureSet) else pictures_of(images)
@@ -140,7 +140,7 @@ def predict(
         how = (model.preprocess, model.classes, model.policies)
         by = of_model(model.module, model.name, *how, names=model.class_names)
     with eval_mode(*network):
-        found = classify(by, shown, top).answers
+        found = classify(by, shown, Answers(top)).answers
     return Guesses(found, by=_model_and_engine(by))
 
 
@@ -165,13 +165,13 @@ def run(options: PredictOptions, world: World) -> None:
         raise UsageError("--shard: is for --output")
     pictures = NamedPictures(list(options.images))
     by = (_of_checkpoint if is_checkpoint(options.model) else _of_artifact)(options, world)
+    answers = Answers(wanted.top, wanted.labels, wanted.batch, wanted.workers)
     if sharding := shared.sharding(wanted.output, wanted.shard):
-        answers = Answers(wanted.top, wanted.labels, wanted.batch, wanted.workers)
         manifest = classify_shards(by, pictures, sharding, answers, world)
         if world.is_main:
             print(manifest)
         return
-    found = classify(by, pictures, wanted.top, wanted.labels, wanted.batch, wanted.workers)
+    found = classify(by, pictures, answers)
     for why in found.unreadable.values():
         log.warning("skipped: %s", why)
     _write(options.json, by, found)
@@ -205,10 +205,7 @@ def _of_artifact(options: PredictOptions, world: World) -> Classifying:
     from swin_quant.verbs.classify import of_artifact
 
     artifact = open_artifact(options.model)
-    if options.geometry.cfg or options.policy.policy or options.geometry.keys():
-        raise UsageError(
-            "--cfg, --policy, --weights, --img-size, --window: are for checkpoints: an artifact has a run card"
-        )
+    refuse_of_checkpoints(options.geometry, options.policy)
     return of_artifact(artifact, options.engines.engine or None, options.engines.options(world))
 
 
@@ -219,8 +216,7 @@ def _of_checkpoint(options: PredictOptions, world: World) -> Classifying:
     from swin_quant.loading import load_for_scoring
     from swin_quant.verbs.classify import of_model
 
-    if options.engines.engine:
-        raise UsageError("--engine is for artifacts: export the checkpoint, then name that")
+    refuse_of_artifacts(options.engines)
     checkpoint = open_checkpoint(options.model)
     cfg = shared.config_of(checkpoint, options.geometry)
     need_logits(cfg.MODEL.OUTPUT_KIND, "predict")

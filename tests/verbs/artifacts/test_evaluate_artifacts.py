@@ -160,6 +160,7 @@ def test_a_hand_made_classifier_against_arithmetic(evaluate, hand_made, pictures
         (["--engine", "warp"], "no engine 'warp': there are"),
         (["--policy", "qdq"], "--policy is not for artifacts"),
         (["--cfg", "x.yaml"], "--cfg is not for artifacts"),
+        (["--img-size", "64"], "--img-size is not for artifacts"),
         (["--threads", "0"], "--threads 0: must be at least 1"),
         (["--threads", "1025"], "--threads 1025: must be at least 1, at most 1024"),
         (["--threads", "9" * 20], f"argument --threads: {'9' * 20} is beyond 2147483647"),

@@ -100,10 +100,11 @@ def test_broken_pictures_are_named_and_skipped(run, hand_made, own_pictures, tmp
     ("flags", "message"),
     [
         (["{hand}", "--top", "0"], "--top 0: must be at least 1"),
-        (["{hand}", "--policy", "qdq"], "are for checkpoints"),
+        (["{hand}", "--policy", "qdq"], "--policy is not for artifacts"),
         (["{hand}", "--engine", "onnxruntime", "openvino"], "give one"),
         (["{hand}", "--labels", "{two}"], "has 2 names, the model 3 classes"),
-        (["{checkpoint}", "--engine", "openvino"], "--engine is for artifacts"),
+        (["{checkpoint}", "--engine", "openvino"], "--engine is not for checkpoints"),
+        (["{checkpoint}", "--threads", "2"], "--threads is not for checkpoints"),
     ],
 )
 def test_flags_that_do_not_fit(run, exports, hand_made, pictures, tmp_path, flags, message):
