@@ -1,0 +1,77 @@
+"""Changes of a finished graph keep what it computes, by ONNX Runtime on small graphs."""
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import helper, numpy_helper
+
+from swin_quant.backends.onnx.graph import finish, pad_in_convolutions, share_pairs
+from swin_quant.base.errors import UsageError
+
+onnxruntime = pytest.importorskip("onnxruntime")
+X = np.random.default_rng(0).normal(size=(1, 2, 6, 5)).astype(np.float32)
+
+
+def graph_of(nodes, **constants):
+    """A graph from `x`, [1, 2, 6, 5], to `y`."""
+    given = helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, X.shape)
+    made = helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)
+    held = [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()]
+    graph = helper.make_graph([helper.make_node(kind, *ends, **more) for kind, *ends, more in nodes], "g", [given],
+                              [made], held)  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+
+
+def changed(proto, change):
+    """The operators of the changed graph; it computes what the graph did."""
+    model = ir.from_proto(proto)
+    change(model.graph)
+    wanted, found = (
+        onnxruntime.InferenceSession(one.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, {"x": X})[0]
+        for one in (proto, ir.to_proto(model))
+    )
+    np.testing.assert_allclose(found, wanted, atol=1e-5)
+    return [node.op_type for node in model.graph]
+
+
+@pytest.mark.parametrize(("zero", "pairs"), [(128, 1), (0, 2)])
+def test_one_pair_serves_where_scale_and_zero_point_are_equal(zero, pairs):
+    nodes = [
+        ("QuantizeLinear", ["x", "s", "a"], ["p"], {}),
+        ("DequantizeLinear", ["p", "s", "a"], ["one"], {}),
+        ("QuantizeLinear", ["x", "s", "b"], ["q"], {}),
+        ("DequantizeLinear", ["q", "s", "b"], ["other"], {}),
+        ("Add", ["one", "other"], ["y"], {}),
+    ]
+    proto = graph_of(nodes, s=np.float32(0.02), a=np.uint8(128), b=np.uint8(zero))
+    assert changed(proto, share_pairs).count("QuantizeLinear") == pairs
+
+
+@pytest.mark.parametrize(
+    ("around", "own", "pads"),
+    [
+        ([1, 0, 0, 2], [0, 0, 0, 0], 0),
+        ([1, 0, 0, 2], [1, 1, 2, 1], 0),
+        ([1, 0, 0, -1], [1, 1, 1, 1], 1),  # it cuts off, which no convolution does
+    ],
+)
+def test_a_convolution_adds_the_zeros_around_its_map_to_its_own(around, own, pads):
+    top, left, bottom, right = around
+    nodes = [("Pad", ["x", "by"], ["wide"], {}), ("Conv", ["wide", "w"], ["y"], {"pads": own})]
+    weight = np.random.default_rng(1).normal(size=(3, 2, 3, 3)).astype(np.float32)
+    proto = graph_of(nodes, by=np.int64([0, 0, top, left, 0, 0, bottom, right]), w=weight)
+    assert changed(proto, pad_in_convolutions).count("Pad") == pads
+
+
+@pytest.mark.parametrize(("axis", "fits"), [(2, True), (3, False)])
+def test_opset_17_splits_into_equal_parts_alone(axis, fits):
+    nodes = [
+        ("Split", ["x"], ["a", "b"], {"axis": axis, "num_outputs": 2}),
+        ("Concat", ["b", "a"], ["y"], {"axis": axis}),
+    ]
+    proto = graph_of(nodes)
+    assert finish(ir.from_proto(proto), 17, asked=False) == (17 if fits else 18)
+    if not fits:
+        with pytest.raises(UsageError, match="opset 17: has no Split as this network needs it"):
+            finish(ir.from_proto(proto), 17)
