@@ -106,9 +106,13 @@ def with_results(cards: Mapping[Path, RunCard]) -> dict[Path, RunCard]:
 
 
 def read_cards(paths: Iterable[Path]) -> dict[Path, RunCard]:
-    """The cards by file, as they are named."""
-    files = [file for path in paths for file in (_cards_in(path) if path.is_dir() else (path,))]
-    return {file: RunCard.read(file) for file in dict.fromkeys(files)}
+    """The cards by file, as they are named. Beside a card, JSON of another kind, as `*.json` finds it, is left out."""
+    files = list(dict.fromkeys(file for path in paths for file in (_cards_in(path) if path.is_dir() else (path,))))
+    others = [file for file in files if _schema(file) == ""]
+    if 0 < len(others) < len(files):
+        log.warning("left out: %s: no run card", listed(map(str, others)))
+        files = [file for file in files if file not in others]
+    return {file: RunCard.read(file) for file in files}
 
 
 def _cards_in(directory: Path) -> Iterator[Path]:
@@ -120,9 +124,14 @@ def _cards_in(directory: Path) -> Iterator[Path]:
 
 def is_card(file: Path) -> bool:
     """Whether a file calls itself a run card, of whatever version."""
+    return bool(_schema(file))
+
+
+def _schema(file: Path) -> str | None:
+    """The version of run cards that a file names; "" for JSON of another kind, None for what is no JSON."""
     try:
         content = read_json(file, "run card")
     except SwinQuantError:
-        return False
+        return None
     schema = content.get("schema") if isinstance(content, dict) else None
-    return isinstance(schema, str) and schema.startswith(FAMILY)
+    return schema if isinstance(schema, str) and schema.startswith(FAMILY) else ""

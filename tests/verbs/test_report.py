@@ -103,6 +103,17 @@ def test_cards_without_results_are_left_out_and_named(tmp_path, capsys, caplog):
         assert warning.startswith("left out: ") and "empty.json" in warning and "void.json" in warning
 
 
+def test_json_of_another_kind_beside_a_card_is_left_out_and_named(tmp_path, capsys, caplog):
+    """`swin-quant report out/*.json`, where a search left its journal."""
+    card, journal = write(tmp_path / "a.json", FLOAT, INT8), tmp_path / "a.journal.json"
+    journal.write_text('{"subject": {}, "entries": {}}')
+    swin_quant_report(card, journal)
+    assert "ft-mode1" in capsys.readouterr().out and str(journal) in caplog.text
+    assert "schema" in refused(journal)
+    journal.write_text("{")
+    assert str(journal) in refused(card, journal), "a damaged file may be a card"
+
+
 def test_bad_cards_are_refused_by_file_and_key(tmp_path):
     good = json.loads(write(tmp_path / "a.json", FLOAT, INT8).read_text())
     good["results"][0]["acc1"] = "high"
