@@ -5,12 +5,15 @@ import importlib
 import os
 import re
 import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import groupby
 from types import ModuleType
 from typing import Any, NoReturn
 
 from swin_quant.base.errors import UsageError, did_you_mean, memory_errors_named, speaking
+from swin_quant.base.shell import command_lines
 from swin_quant.cli.commands import COMMANDS
 from swin_quant.cli.flags import add_flags, options_from
 from swin_quant.cli.guard import guarded
@@ -72,12 +75,27 @@ FRONT_DOOR = "ft front-door"  # main.py: not listed among the commands
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
-    """Help that shows a flag of several words as `--engine NAME ...`: most fit beside their explanation."""
+    """Help that shows a flag of several words as `--engine NAME ...`, most of which fit beside their explanation, and
+    texts and examples within the terminal."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        """Indented lines are examples, with a remark in brackets behind some; the rest are paragraphs."""
+        lines: list[str] = []
+        for is_example, block in groupby(text.splitlines(), lambda line: line.startswith("  ") or not line):
+            for line in block if is_example else textwrap.wrap(" ".join(block), width):
+                lines += [line] if len(line) <= width else _example(line.strip(), width - 2)
+        return "".join(f"{indent}{line}\n" for line in lines)
 
     def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
         (word,) = self._metavar_formatter(action, default_metavar)(1)
         shown = {"+": f"{word} ...", "*": f"[{word} ...]"}
         return shown.get(str(action.nargs)) or super()._format_args(action, default_metavar)
+
+
+def _example(line: str, width: int) -> list[str]:
+    """A long example: the command in lines that a shell joins, its remark below."""
+    command, _, remark = re.sub(r" {2,}(?=\()", "\n", line).partition("\n")
+    return [f"  {one}" for one in (*command_lines(command, width), *([f"    {remark}"] if remark else []))]
 
 
 class _Parser(argparse.ArgumentParser):
@@ -151,7 +169,11 @@ def _usage_of(parser: argparse.ArgumentParser) -> str:
     formatter = parser._get_formatter()
     formatter.add_usage(None, needed, [], prefix="")
     words = " ".join(formatter.format_help().split())
-    return f"{parser.prog} [options]{words.removeprefix(parser.prog)}"
+    usage = f"usage: {parser.prog} [options]{words.removeprefix(parser.prog)}"
+    lines = textwrap.wrap(
+        usage, formatter._width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    )
+    return "\n".join(lines).removeprefix("usage: ")
 
 
 def words_of(parser: argparse.ArgumentParser, command: ModuleType) -> dict[str, str]:

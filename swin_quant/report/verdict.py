@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from swin_quant.backends.registry import targets
+from swin_quant.base.shell import command_lines
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import ORIGINAL, PTQ, QAT, Result
 from swin_quant.quant.search import SearchResult
@@ -61,7 +62,7 @@ class DeployVerdict:
         said = {
             "deploy": [self.deploy],  # a path stays whole, to copy
             "result": folded(self.summary, width - _INDENT),
-            "next": _command_lines(self.next, width - _INDENT),
+            "next": command_lines(self.next, width - _INDENT),
         }
         for title, (first, *more) in said.items():
             lines += [f"{title + ':':<{_INDENT}}{first}", *(" " * _INDENT + line for line in more)]
@@ -200,24 +201,6 @@ def _against_ptq(delta: float, error: float, pictures: int) -> tuple[str, bool]:
     if delta > 2 * error:
         return f"{figures}: deploy QAT", True
     return f"{figures}: PTQ is {'better' if delta < -2 * error else 'as good'}: keep it", False
-
-
-def _command_lines(command: str, width: int) -> list[str]:
-    """The command in lines of at most `width` columns, which a shell joins; a flag and its value stay together."""
-    parts: list[str] = []
-    for word in shlex.split(command):
-        if parts and parts[-1].startswith("--") and not word.startswith("-"):
-            parts[-1] += f" {shlex.quote(word)}"
-        else:
-            parts.append(shlex.quote(word))
-    lines = parts[:1]
-    for part in parts[1:]:
-        if len(lines[-1]) + len(part) + len("  \\") > width:
-            lines[-1] += " \\"
-            lines.append(f"    {part}")
-        else:
-            lines[-1] += f" {part}"
-    return lines
 
 
 def _command(template: str, **words: object) -> str:

@@ -97,4 +97,15 @@ def test_help_can_be_taken_in_and_help_all_has_every_flag(name, run, monkeypatch
     flags = {flag for action in parser_of(name, command)._actions for flag in action.option_strings}
     assert shown.code == 0 and all(flag in shown.out for flag in flags - {"--local_rank", "--local-rank", "--device"})
     brief = parser_of(name, command).format_help()
-    assert len(brief.splitlines()) <= 60 and len(re.findall(r"^  --\w", brief, re.MULTILINE)) <= 25
+    assert max(map(len, brief.splitlines())) <= 80 and len(brief.splitlines()) <= 70
+    assert len(re.findall(r"^  --\w", brief, re.MULTILINE)) <= 25
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_examples_fit_80_columns_and_are_the_same_to_a_shell(name, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    command = command_of(name)
+    lines = command.EXAMPLES.replace("\\\n", "").splitlines()
+    written = [re.sub(r" {2,}\(.*", "", line).split() for line in lines if line.startswith("  swin-quant")]
+    joined = parser_of(name, command).format_help().replace("\\\n", "")
+    assert [line.split() for line in joined.splitlines() if line.startswith("  swin-quant")] == written

@@ -182,4 +182,4 @@ def test_a_group_of_commands_and_a_command_say_how_they_are_called(capsys):
     assert main(["ft", "--help"]) == 0 and main(["export", "--help"]) == 0
     group, command = (line for line in capsys.readouterr().out.splitlines() if line.startswith("usage:"))
     assert group == "usage: swin-quant ft COMMAND [options]      swin-quant ft COMMAND --help"
-    assert command.startswith("usage: swin-quant export [options] --output DIR --for ")
+    assert command.startswith("usage: swin-quant export [options] --output DIR --for")
