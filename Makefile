@@ -11,7 +11,7 @@ WORKERS ?= 2
 TORCH := torch==2.13.0
 BIN := .venv/bin
 STAMP := .venv/.installed
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
 .PHONY: help demo test test-all kernels faults releases fuzz test-cpus lint pins dist site clean

@@ -117,6 +117,10 @@ def test_a_budget(budget, met):
 def test_a_drop_that_a_few_pictures_tell_counts_with_what_it_may_be():
     assert not Budget(max_drop=0.3).allows(Loss(16.2, 2e-2, 98.0, 0.23, drop_error=0.13))
     assert Budget(max_drop=0.3).allows(Loss(35.0, 2e-4, 99.8, 0.02, drop_error=0.02))
+    within, beyond = (
+        Budget(max_drop=most).allows(Loss(35.0, 2e-4, 99.8, 0.1, drop_error=0.1)) for most in (0.31, 0.29)
+    )
+    assert within and not beyond
 
 
 def test_where_no_time_could_be_told_only_the_worst_layers_stay_float():
