@@ -113,8 +113,8 @@ def commands() -> str:
     return "\n".join(parts)
 
 
-def api(face: Mapping[str, tuple[str, str]]) -> str:
+def api(face: Mapping[str, str]) -> str:
     """The names in `import swin_quant as sq`."""
     parts = ["# Python\n", "All of it is had by `import swin_quant as sq`.\n"]
-    parts += [f"## sq.{name}\n\n::: {module}.{attribute}\n" for name, (module, attribute) in face.items()]
+    parts += [f"## sq.{name}\n\n::: {module}.{name}\n" for name, module in face.items()]
     return "\n".join(parts)

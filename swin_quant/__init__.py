@@ -48,41 +48,41 @@ if TYPE_CHECKING:
     from swin_quant.verbs.verify import verify as verify
     from swin_quant.wrapping import wrap as wrap
 
-# Name -> its module, and what it is called there.
+# Name -> its module.
 _FACE = {
-    "load": ("swin_quant.loading", "load"),
-    "Model": ("swin_quant.model", "Model"),
-    "pictures": ("swin_quant.data.picture_set", "pictures"),
-    "policy": ("swin_quant.verbs.policies", "policy"),
-    "Policy": ("swin_quant.quant.policy", "Policy"),
-    "Preprocess": ("swin_quant.data.preprocess", "Preprocess"),
-    "analyze": ("swin_quant.verbs.analyze", "analyze"),
-    "plan": ("swin_quant.verbs.cuda_plan", "plan"),
-    "quantize": ("swin_quant.verbs.quantize", "quantize"),
-    "Quantized": ("swin_quant.verbs.quantize", "Quantized"),
-    "finetune": ("swin_quant.verbs.finetune", "finetune"),
-    "Finetuned": ("swin_quant.verbs.finetune", "Finetuned"),
-    "calibrate": ("swin_quant.verbs.calibrate", "calibrate"),
-    "evaluate": ("swin_quant.verbs.evaluate", "evaluate"),
-    "Evaluation": ("swin_quant.verbs.evaluate", "Evaluation"),
-    "wrap": ("swin_quant.wrapping", "wrap"),
-    "sensitivity": ("swin_quant.verbs.sensitivity", "sensitivity"),
-    "search": ("swin_quant.verbs.search", "search"),
-    "Search": ("swin_quant.verbs.search", "Search"),
-    "export": ("swin_quant.verbs.export", "export"),
-    "verify": ("swin_quant.verbs.verify", "verify"),
-    "Verification": ("swin_quant.verbs.verify", "Verification"),
-    "align": ("swin_quant.verbs.align", "align"),
-    "Alignment": ("swin_quant.verbs.align_sides", "Alignment"),
-    "predict": ("swin_quant.verbs.predict", "predict"),
-    "artifact": ("swin_quant.exported", "artifact"),
-    "package": ("swin_quant.verbs.package", "package"),
-    "app": ("swin_quant.verbs.serve", "app"),
-    "Exported": ("swin_quant.exported", "Exported"),
-    "doctor": ("swin_quant.verbs.doctor", "doctor"),
-    "SwinQuantError": ("swin_quant.base.errors", "SwinQuantError"),
-    "UsageError": ("swin_quant.base.errors", "UsageError"),
-    "reproducible": ("swin_quant.base.cpu", "reproducible"),
+    "load": "swin_quant.loading",
+    "Model": "swin_quant.model",
+    "pictures": "swin_quant.data.picture_set",
+    "policy": "swin_quant.verbs.policies",
+    "Policy": "swin_quant.quant.policy",
+    "Preprocess": "swin_quant.data.preprocess",
+    "analyze": "swin_quant.verbs.analyze",
+    "plan": "swin_quant.verbs.cuda_plan",
+    "quantize": "swin_quant.verbs.quantize",
+    "Quantized": "swin_quant.verbs.quantize",
+    "finetune": "swin_quant.verbs.finetune",
+    "Finetuned": "swin_quant.verbs.finetune",
+    "calibrate": "swin_quant.verbs.calibrate",
+    "evaluate": "swin_quant.verbs.evaluate",
+    "Evaluation": "swin_quant.verbs.evaluate",
+    "wrap": "swin_quant.wrapping",
+    "sensitivity": "swin_quant.verbs.sensitivity",
+    "search": "swin_quant.verbs.search",
+    "Search": "swin_quant.verbs.search",
+    "export": "swin_quant.verbs.export",
+    "verify": "swin_quant.verbs.verify",
+    "Verification": "swin_quant.verbs.verify",
+    "align": "swin_quant.verbs.align",
+    "Alignment": "swin_quant.verbs.align_sides",
+    "predict": "swin_quant.verbs.predict",
+    "artifact": "swin_quant.exported",
+    "package": "swin_quant.verbs.package",
+    "app": "swin_quant.verbs.serve",
+    "Exported": "swin_quant.exported",
+    "doctor": "swin_quant.verbs.doctor",
+    "SwinQuantError": "swin_quant.base.errors",
+    "UsageError": "swin_quant.base.errors",
+    "reproducible": "swin_quant.base.cpu",
 }
 __all__ = [*_FACE, "__version__"]
 
@@ -90,8 +90,7 @@ __all__ = [*_FACE, "__version__"]
 def __getattr__(name: str) -> Any:
     if name not in _FACE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module, attribute = _FACE[name]
-    return getattr(importlib.import_module(module), attribute)
+    return getattr(importlib.import_module(_FACE[name]), name)
 
 
 def __dir__() -> list[str]:
