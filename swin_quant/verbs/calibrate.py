@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +15,6 @@ from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.lineage import calibrated_again
 from swin_quant.cards.records import SourceRecord
-from swin_quant.cards.versions import versions
 from swin_quant.cli import shared
 from swin_quant.cli.flags import Flag, Rare, flags_given
 from swin_quant.config.defaults import families
@@ -188,18 +187,12 @@ def calibrate_model(
     if model.original is None and not model.card.config:
         model.original = copy.deepcopy(model.module)
     result = result.improved(model.module, passes, world, before, scratch)
-    model.card = replace(
-        model.card,
+    model.card = model.card.of_new_weights(
         source=source,
         policy=policy.to_dict(),
         calibration=result.checked(model.module, policy, world),
         training=calibrated_again(before),
         checkpoint=None,
-        results=[],
-        verification=[],
-        sensitivity=None,
-        searches=[],
-        versions=versions(),
         class_names=names,
     )
     model.calibration, model.file = result.calibration, None

@@ -23,9 +23,10 @@ from swin_quant.cards.records import (
     CoverageRecord,
     PassRecord,
     SearchRecord,
+    SourceRecord,
 )
 from swin_quant.checkpoint import load_float
-from swin_quant.checkpoint.opened import Checkpoint, open_checkpoint
+from swin_quant.checkpoint.opened import Checkpoint, OpenedCheckpoint, open_checkpoint
 from swin_quant.checkpoint.ranges import bits_record
 from swin_quant.data.loader import Numbered, UnreadableLimit, calibration_batches
 from swin_quant.data.picture_set import batches
@@ -305,14 +306,7 @@ def recalibrate(
         ensure_writable_dir(output)
     before, searched, calibrated = _card_of(Path(statistics))
     checkpoint = open_checkpoint(checkpoint or calibrated_beside(statistics))
-    if settled := choosing_ranges(searched.get("passes", [])):
-        raise UsageError(f"{checkpoint}: ranges were chosen by {settled[-1]}: calibrate again, with pictures")
-    changed = any(one["kept"] for one in searched.get("passes", []))  # then the source has other weights
-    counted_on = (calibrated,) if changed else (before.source, calibrated)
-    if checkpoint.sha256 not in [record["sha256"] for record in counted_on if record]:
-        raise SwinQuantError(
-            f"{checkpoint}: is not what {statistics} was counted on: leave the checkpoint out, or name that"
-        )
+    _check_counted_on(checkpoint, statistics, before.source, searched, calibrated)
     refuse_changed_features(str(checkpoint), before, cfg)
     model = build_model(cfg)
     load_float(model, checkpoint)
@@ -329,16 +323,11 @@ def recalibrate(
             f"{listed(unsigned, 2)}: calibrate again, or give a symmetric ‹policy›"
         )
     set_ranges(model, calibration, method)
-    passes = [one["name"] for one in searched.get("passes", []) if one["kept"]]
-    found = Findings(named_nodes(model), calibration, method, policy.name, passes=passes)
-    shown = [one for one in searched.get("advice", []) if one["kind"] in OF_PICTURES]
-    still = [Advice(one["kind"], one["text"], tuple(one["nodes"])) for one in shown]
-    advice = tell_advice([*advise(found), *still], world)
+    advice = _advice_again(model, calibration, method, policy, searched, world)
     gather([])  # before rank 0 may replace files that other ranks still read
-    searched.pop("node_methods", None)
-    searched.pop("tried_percentile", None)
+    for key in ("node_methods", "tried_percentile", "check"):  # the earlier ranges'
+        searched.pop(key, None)  # type: ignore[misc]
     searched = {**searched, **search_record(method, model, calibration), "advice": advice}
-    searched.pop("check", None)  # the earlier ranges'
     card = RunCard(
         name=cfg.MODEL.NAME,
         config=before.config,
@@ -353,6 +342,40 @@ def recalibrate(
     done.calibration = calibration
     done.save_in(Path(output), world)
     return done
+
+
+def _check_counted_on(
+    checkpoint: OpenedCheckpoint,
+    statistics: str | Path,
+    source: SourceRecord | None,
+    searched: CalibrationRecord,
+    calibrated: CheckpointRecord,
+) -> None:
+    """UsageError where a pass chose the ranges, SwinQuantError for statistics of another checkpoint."""
+    if settled := choosing_ranges(searched.get("passes", [])):
+        raise UsageError(f"{checkpoint}: ranges were chosen by {settled[-1]}: calibrate again, with pictures")
+    changed = any(one["kept"] for one in searched.get("passes", []))  # then the source has other weights
+    counted_on = (calibrated,) if changed else (source, calibrated)
+    if checkpoint.sha256 not in [record["sha256"] for record in counted_on if record]:
+        raise SwinQuantError(
+            f"{checkpoint}: is not what {statistics} was counted on: leave the checkpoint out, or name that"
+        )
+
+
+def _advice_again(
+    model: nn.Module,
+    calibration: Calibration,
+    method: Method,
+    policy: Policy,
+    searched: CalibrationRecord,
+    world: World,
+) -> list[AdviceRecord]:
+    """Advice on the new ranges, and the earlier advice that pictures gave."""
+    passes = [one["name"] for one in searched.get("passes", []) if one["kept"]]
+    found = Findings(named_nodes(model), calibration, method, policy.name, passes=passes)
+    shown = [one for one in searched.get("advice", []) if one["kind"] in OF_PICTURES]
+    still = [Advice(one["kind"], one["text"], tuple(one["nodes"])) for one in shown]
+    return tell_advice([*advise(found), *still], world)
 
 
 def calibrated_beside(statistics: str | Path) -> Path:

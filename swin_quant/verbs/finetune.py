@@ -12,7 +12,6 @@ from swin_quant.base.files import ensure_writable_dir
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.lineage import original_of
-from swin_quant.cards.versions import versions
 from swin_quant.cli import shared
 from swin_quant.cli.flags import Flag, Rare
 from swin_quant.cli.output import show_cards
@@ -220,9 +219,7 @@ def train_quantized(
             raise UsageError(
                 f"{request.start}: is not calibrated: run `swin-quant calibrate` first, QAT starts from there"
             )
-        origin, _ = (
-            card_and_baseline(subject, cfg, world, request.original) if request.original else (subject.card, None)
-        )
+        origin = card_and_baseline(subject, cfg, world, request.original)[0] if request.original else subject.card
         model, policy = subject.model, subject.policies[0]
         if not enabled_nodes(model):
             raise UsageError(f"policy {policy.name} quantizes nothing: choose another, or `swin-quant train` for float")
@@ -235,17 +232,7 @@ def train_quantized(
             now, before = record["ranges"], subject.card.training["ranges"]
             kinds: tuple[Literal["weights", "activations"], ...] = ("weights", "activations")
             record["ranges"] = {kind: now[kind] or before[kind] for kind in kinds}  # type: ignore[typeddict-item]
-        card = replace(
-            origin,
-            policy=policy.to_dict(),
-            training=record,
-            class_names=named,
-            results=[],  # and the rest that was measured of other weights
-            verification=[],
-            sensitivity=None,
-            searches=[],
-            versions=versions(),
-        )
+        card = origin.of_new_weights(policy=policy.to_dict(), training=record, class_names=named)
         if world.is_main:
             card = save_with_card(model, path, card, by_channel=True)
         return Trained(model, path, card, position)
