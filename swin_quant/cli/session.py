@@ -7,7 +7,6 @@ import re
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
-from functools import partial
 from itertools import groupby
 from types import ModuleType
 from typing import Any, NoReturn
@@ -16,7 +15,6 @@ from swin_quant.base.errors import UsageError, did_you_mean, memory_errors_named
 from swin_quant.base.shell import command_lines
 from swin_quant.cli.commands import COMMANDS
 from swin_quant.cli.flags import add_flags, options_from
-from swin_quant.cli.guard import guarded
 
 _MODELS = (".pth", ".pt", ".safetensors", ".ckpt", ".bin", ".onnx", ".engine", ".ts", ".cuda", ".json")
 _HUBS = ("timm:", "hf:")
@@ -131,11 +129,6 @@ class _Parser(argparse.ArgumentParser):
         if value := re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)$", message):
             return did_you_mean(value[1], re.findall(r"[\w-]+", value[2]))
         return ""
-
-
-def run_command(name: str, arguments: Sequence[str]) -> int:
-    """Run command `name`; errors are printed, never raised. `--verbose` adds their traceback."""
-    return guarded(partial(run, name, arguments), "--verbose" in arguments)
 
 
 def command_of(name: str) -> ModuleType:

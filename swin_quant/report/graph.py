@@ -48,10 +48,6 @@ class BlockRow:
         return listed((name.split(f"{self.block}.")[-1].rsplit("/", 2)[-1] for name in names), 6)
 
 
-def _pattern(row: BlockRow) -> str | None:
-    return row.verdict.pattern if row.verdict else None
-
-
 def _style(row: BlockRow) -> str:
     if row.verdict is None:
         return ""
@@ -69,7 +65,7 @@ BLOCKS: tuple[Column[BlockRow], ...] = (
     Column("int8", "int8", lambda row: _share(row, "int8"), may_lack=True),
     Column("float8", "float8", lambda row: _share(row, FLOAT8), may_lack=True),
     Column("float_products", "float products", field("floats"), fold=True, blank=""),
-    Column("attention", "attention", _pattern, blank="", style=_style),
+    Column("attention", "attention", lambda row: row.verdict.pattern if row.verdict else None, blank="", style=_style),
     Column("why", "why not one int8 kernel", field("why"), fold=True, blank=""),
 )
 
@@ -175,7 +171,8 @@ class ReportSection:
 
 def sections(analysis: Analysis, full: bool = False) -> Iterator[ReportSection]:
     """All sections in order. `full` adds the sources, and the replacement of every operator that a target replaces."""
-    yield ReportSection("operators", ReportTable(OPERATORS, analysis.operators, _remarks(analysis)))
+    moved = f"MB: read and written by calls in {analysis.types}, one at a time, weights too; a view moves nothing"
+    yield ReportSection("operators", ReportTable(OPERATORS, analysis.operators, [moved]))
     yield ReportSection(
         "targets",
         _targets(analysis, " " if full else "\n"),
@@ -198,13 +195,10 @@ def sections(analysis: Analysis, full: bool = False) -> Iterator[ReportSection]:
             "at most: every call on its own; if fused: all but matrix products cost nothing",
             "bound: the limit of the products in float",
         ]
-        yield ReportSection("roofline", ReportTable(LIMITS, analysis.limits, remarks, lambda row: _bold(row)))
+        table = ReportTable(LIMITS, analysis.limits, remarks, lambda row: "bold" * (row.block == "all"))
+        yield ReportSection("roofline", table)
     if analysis.checked:
         yield ReportSection("equivalent replacements", ReportTable(CHECKED, analysis.checked))
-
-
-def _bold(row: Limit) -> str:
-    return "bold" if row.block == "all" else ""
 
 
 def head(analysis: Analysis) -> str:
@@ -235,10 +229,6 @@ def analysis_markdown(analysis: Analysis) -> str:
         parts.append(markdown(section.table) if section.table else "")
         parts.extend(f"* {escaped(line)}\n" for line in section.sentences)
     return "".join(parts)
-
-
-def _remarks(analysis: Analysis) -> list[str]:
-    return [f"MB: what calls read and write in {analysis.types}, one at a time, weights too; a view moves nothing"]
 
 
 def _targets(analysis: Analysis, between: str) -> ReportTable[TargetRow]:

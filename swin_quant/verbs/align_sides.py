@@ -104,7 +104,8 @@ def open_side(
     """
     path = Path(place)
     if path.suffix == ".npz" or (path.is_dir() and any(path.rglob("*.npy"))):
-        return Side(str(place), dumped=_in_our_names(from_arrays(read_arrays(path))))
+        trace = _renamed(from_arrays(read_arrays(path)), lambda own: from_mindspore(own) if is_mindspore(own) else own)
+        return Side(str(place), dumped=trace)
     if path.suffix == ".onnx" or (card_path(path).is_file() and RunCard.read(card_path(path)).artifact):
         return of_artifact(open_artifact(path), engine, options)
     checkpoint = open_checkpoint(place)
@@ -143,17 +144,13 @@ def of_artifact(artifact: Artifact, engine: str | None = None, options: EngineOp
     def run(images: Tensor) -> Trace:
         found = {}
         for module, tensor in look(images).items():
-            back = restore.get(module, _as_it_is)
+            back = restore.get(module, lambda own: own)
             if back is not None:
                 found[f"forward/{module}"] = back(tensor)
         return {**found, **of_output(loaded(images))}
 
     quantized = is_quantized(artifact.record["precision"])
     return Side(label, run, preprocess=preprocess_of(artifact), quantized=quantized, max_batch=loaded.max_batch)
-
-
-def _as_it_is(tensor: Tensor) -> Tensor:
-    return tensor
 
 
 def take_step(side: Side, lr: float, pictures: tuple[Tensor, Tensor] | None, other: Side | None = None) -> Side:
@@ -258,11 +255,6 @@ def _alignment(a: Side, b: Side, tally: Tally, pictures: int, below: float | Non
             "other pictures, or weights of another model"
         )
     return Alignment(a.name, b.name, rows, below, pictures, (len(only[0]), len(only[1])))
-
-
-def _in_our_names(trace: Trace) -> Trace:
-    """The trace with parameters under our names, where they have MindSpore's."""
-    return _renamed(trace, lambda own: from_mindspore(own) if is_mindspore(own) else own)
 
 
 def _renamed(trace: Trace, rename: _Renaming) -> Trace:

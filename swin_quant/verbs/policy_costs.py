@@ -344,7 +344,11 @@ class PolicyCosts:
         apply_policy(self.model, self.settings.start)
         blocks = blocks_or_units(self.model)
         some = [self._there(images) for images in self.batches[: max(1, _ALONE // len(self.batches[0]))]]
-        found = sensitivity(self.model, list(enumerate(some)), blocks, tell=_bar, kinds=(LAYER,))
+
+        def bar(numbers: Iterable[int], total: int) -> Iterable[int]:
+            return track(numbers, "what each layer costs", total)
+
+        found = sensitivity(self.model, list(enumerate(some)), blocks, tell=bar, kinds=(LAYER,))
         return {
             group.name: LayerNoise(nodes=list(group.nodes), error=10 ** (-group.alone.sqnr_db / 10))
             for group in found.groups
@@ -386,7 +390,3 @@ class PolicyCosts:
             keep({kind: (ratio - 1) * self.base_ms for kind, ratio in ratios.items()})
         keep({kind: self.float_ms - self.base_ms for kind in left.keys() - some.keys()})  # the base has this kind alone
         return {kind: ms for kind, ms in known.items() if ms is not None}
-
-
-def _bar(numbers: Iterable[int], total: int) -> Iterable[int]:
-    return track(numbers, "what each layer costs", total)

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from swin_quant.cli import main
-from swin_quant.cli.session import FRONT_DOOR, run_command
+from swin_quant.cli.session import FRONT_DOOR
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def run(capsys, process_left_alone) -> Callable[..., Done]:
     def go(command, *arguments) -> Done:
         capsys.readouterr()
         words = [str(argument) for argument in arguments]
-        code = run_command(FRONT_DOOR, words) if command == "main.py" else main([command, *words])
+        code = main([*FRONT_DOOR.split(), *words]) if command == "main.py" else main([command, *words])
         return Done(code, *capsys.readouterr())
 
     return go
@@ -112,7 +112,7 @@ def fork(tmp_path_factory):
             if before:
                 before()
             words = [str(word) for word in words]
-            code = run_command(FRONT_DOOR, words[1:]) if words[0] == "main.py" else main(words)
+            code = main([*FRONT_DOOR.split(), *words[1:]]) if words[0] == "main.py" else main(words)
         except BaseException:
             traceback.print_exc()
         finally:

@@ -121,8 +121,10 @@ def node_summaries(card: RunCard, checkpoint: OpenedCheckpoint, artifacts: Seque
         found = statistics.get(name)
         weight = layers[name].weight.detach() if name in layers else None
         known = _range(node)
-        bins = _bins_of(weight.numpy()) if weight is not None else _bins_of_statistics(found) if found else None
+        bins = _bins_of_statistics(found) if found else None
         sqnr, clipped = None, None
+        if weight is not None:
+            bins = _binned(weight.numpy().ravel(), float(weight.min()), float(weight.max()), None)
         if known is not None and weight is not None:
             sqnr, clipped = _quality_of_weight(weight, node)
         elif known is not None and found is not None:
@@ -237,10 +239,6 @@ def _bins_of_statistics(statistics: Statistics) -> Bins:
 
 def _centres(side: Statistics) -> np.ndarray:
     return np.minimum((np.arange(len(side.counts)) + 0.5) * side.width, side.largest)
-
-
-def _bins_of(values: np.ndarray) -> Bins:
-    return _binned(values.ravel(), float(values.min()), float(values.max()), None)
 
 
 def _binned(values: np.ndarray, low: float, high: float, counts: np.ndarray | None) -> Bins:
