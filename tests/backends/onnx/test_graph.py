@@ -75,3 +75,18 @@ def test_opset_17_splits_into_equal_parts_alone(axis, fits):
     if not fits:
         with pytest.raises(UsageError, match="opset 17: has no Split as this network needs it"):
             finish(ir.from_proto(proto), 17)
+
+
+def test_each_weight_keeps_a_zero_point_of_its_own():
+    """ONNX Runtime's remedy for saturation turns both into uint8, and loads no file in which two weights share one."""
+    nodes = [
+        ("DequantizeLinear", ["a", "s", "val_0"], ["first"], {}),
+        ("DequantizeLinear", ["b", "s", "val_1"], ["second"], {}),
+        ("MatMul", ["x", "first"], ["z"], {}),
+        ("MatMul", ["z", "second"], ["y"], {}),
+    ]
+    zero, (a, b) = np.int8(0), np.random.default_rng(2).integers(-128, 128, (2, 5, 5), np.int8)
+    model = ir.from_proto(graph_of(nodes, a=a, b=b, s=np.float32(0.02), val_0=zero, val_1=zero))
+    finish(model, 17)
+    pairs = [node for node in model.graph if node.op_type == "DequantizeLinear"]
+    assert len({node.inputs[2].name for node in pairs}) == len(pairs) == 2
