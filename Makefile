@@ -11,10 +11,10 @@ WORKERS ?= 2
 TORCH := torch==2.13.0
 BIN := .venv/bin
 STAMP := .venv/.installed
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+PYTEST := OMP_NUM_THREADS=1 MAKEFLAGS= $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help demo test test-all kernels faults releases fuzz test-cpus lint pins dist site clean
+.PHONY: help demo test test-all quick-tests all-tests kernels faults releases fuzz test-cpus lint pins dist site clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -23,10 +23,17 @@ help:  ## show this list
 demo: $(STAMP)  ## train, calibrate and score a micro Swin on handwritten digits (results in out/demo)
 	$(BIN)/swin-quant demo --output out/demo
 
-test: lint  ## lint, then every test but slow ones: a few minutes
+# mypy runs on one core, so tests run beside it.
+test: $(STAMP)  ## lint, and every test but slow ones: a few minutes
+	@$(MAKE) --no-print-directory --jobs 2 lint quick-tests
+
+test-all: $(STAMP)  ## lint, and every test: what CI runs
+	@$(MAKE) --no-print-directory --jobs 2 lint all-tests
+
+quick-tests:
 	$(PYTEST) -m "not slow and not kernels"
 
-test-all: lint  ## lint, then every test: what CI runs
+all-tests:
 	$(PYTEST)
 
 kernels: $(STAMP)  ## every test of the CUDA engine's kernels: after a change of them; CI then runs a sample
