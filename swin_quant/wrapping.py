@@ -50,11 +50,9 @@ def wrap(
     inputs = named if isinstance(named, Inputs) else None
     input_shape = named.shape if isinstance(named, Inputs) else _shape_of(named, channels)
     _check_prepared(name, preprocess, input_shape)
+    _check_float32(name, module)
     original = copy.deepcopy(module).eval()
     device = next((parameter.device for parameter in original.parameters()), torch.device("cpu"))
-    for key, parameter in original.named_parameters():
-        if parameter.is_floating_point() and parameter.dtype is not torch.float32:
-            raise SwinQuantError(f"{name}: {key} is {str(parameter.dtype).removeprefix('torch.')}: give module.float()")
     seeded = torch.Generator().manual_seed(0)
     images = inputs.noise(_EXAMPLES) if inputs else torch.randn(_EXAMPLES, *input_shape, generator=seeded)
     images = images.to(device)
@@ -66,13 +64,7 @@ def wrap(
             raise SwinQuantError(f"{name}: does not take {shown}: {first_line(error)[:200]}") from error
         tensors = _named(result)
         wanted = _chosen(tensors, output, name)
-        for key, tensor in wanted.items():
-            if not tensor.isfinite().all():
-                raise SwinQuantError(f"{name}: gives NaN or infinity ({key}) for a picture of random values")
-            if tensor.dim() < 1 or len(tensor) != _EXAMPLES:
-                remedy = f": choose others by ‹output›: {listed(_by_picture(tensors), 8)}" if len(wanted) > 1 else ""
-                shown = list(tensor.shape)
-                raise SwinQuantError(f"{name}: gives {key} {shown} for {_EXAMPLES} inputs, not one each{remedy}")
+        _check_outputs(wanted, tensors, name)
         places = [list(tensors).index(key) for key in wanted]
         first = next(iter(wanted.values()))
         has_classes = len(wanted) == 1 and first.dim() == 2
@@ -129,6 +121,24 @@ def _check_prepared(name: str, preprocess: Preprocess | None, shape: tuple[int, 
     made = (len(preprocess.mean), *preprocess.sides) if preprocess and preprocess.is_square else shape
     if made != shape:
         raise UsageError(f"{name}: takes {list(shape)}, and its `preprocess` makes {list(made)}: give another `size`")
+
+
+def _check_float32(name: str, module: nn.Module) -> None:
+    """SwinQuantError for a parameter of another float type."""
+    for key, parameter in module.named_parameters():
+        if parameter.is_floating_point() and parameter.dtype is not torch.float32:
+            raise SwinQuantError(f"{name}: {key} is {str(parameter.dtype).removeprefix('torch.')}: give module.float()")
+
+
+def _check_outputs(wanted: Mapping[str, Tensor], tensors: Mapping[str, Tensor | None], name: str) -> None:
+    """SwinQuantError where an output is not finite, or has not one part for each example."""
+    for key, tensor in wanted.items():
+        if not tensor.isfinite().all():
+            raise SwinQuantError(f"{name}: gives NaN or infinity ({key}) for a picture of random values")
+        if tensor.dim() < 1 or len(tensor) != _EXAMPLES:
+            remedy = f": choose others by ‹output›: {listed(_by_picture(tensors), 8)}" if len(wanted) > 1 else ""
+            shown = list(tensor.shape)
+            raise SwinQuantError(f"{name}: gives {key} {shown} for {_EXAMPLES} inputs, not one each{remedy}")
 
 
 def _named(output: object) -> dict[str, Tensor | None]:
