@@ -11,9 +11,9 @@ from pathlib import Path
 if sys.version_info < (3, 9):  # noqa: UP036 (the folder runs where this project is not installed)
     sys.exit("this package needs Python 3.9 or newer")
 HERE = Path(__file__).resolve().parent
-ABOUT = json.loads((HERE / "package.json").read_text())
-for needed in ABOUT["files"]:
-    if needed.startswith(("models/", "preprocess.")) and not (HERE / needed).is_file():
+ABOUT = json.loads((HERE / "package.json").read_text()) if (HERE / "package.json").is_file() else {}
+for needed in ABOUT.get("files", ["package.json"]):
+    if needed.startswith(("models/", "preprocess.", "package.")) and not (HERE / needed).is_file():
         sys.exit(f"error: {needed} is not in {HERE}: copy the whole package")
 INSTALL = f"pip install -r {HERE / 'requirements.txt'}"
 sys.path.insert(0, str(HERE))
@@ -90,14 +90,17 @@ def with_operators(core, package):
     import openvino
 
     folder, made_for = HERE / ABOUT["operators"], ABOUT["operators_for"].split("-")[0]
+    library = folder / "libswin_quant_plugins.so"
     try:
-        ours = ABOUT["files"][f"{folder.name}/libswin_quant_plugins.so"]
-        if hashlib.sha256((folder / "libswin_quant_plugins.so").read_bytes()).hexdigest() == ours:
+        ours = ABOUT["files"][f"{folder.name}/{library.name}"]
+        if not library.is_file():
+            raise OSError(f"{library} is not there")
+        if hashlib.sha256(library.read_bytes()).hexdigest() == ours:
             if openvino.__version__.split("-")[0] != made_for:  # it would end the process
                 raise OSError(f"its operators are for OpenVINO {made_for}")
         for needed in package.glob("libs/libopenvino_onnx_frontend.so*"):  # wherever it was when the library was built
             ctypes.CDLL(str(needed))
-        core.add_extension(str(folder / "libswin_quant_plugins.so"))
+        core.add_extension(str(library))
         return core.read_model(folder / "model.onnx")
     except (OSError, RuntimeError) as error:
         why, remedy = str(error).strip().splitlines()[-1], f"`sh {folder}/build.sh {folder}` builds its operators"

@@ -63,7 +63,10 @@ def test_every_verb_finds_the_library_and_a_package_brings_it(run, given, pictur
     with_library = infer(package, picture, "openvino", tmp_path)
     plain = infer(package, picture, "onnxruntime", tmp_path)
     assert with_library.stderr == "" and np.abs(with_library.out - plain.out).mean() < 0.02
-    (package / "operators" / "libswin_quant_plugins.so").write_bytes(b"of another machine")
+    library = package / "operators" / "libswin_quant_plugins.so"
+    library.unlink()
+    assert f": {library} is not there: `sh " in infer(package, picture, "openvino", tmp_path).stderr
+    library.write_bytes(b"of another machine")
     without = infer(package, picture, "openvino", tmp_path)
     assert without.stderr.startswith("the plain model runs, slower: ") and without.stderr.count("\n") == 1
     assert np.abs(without.out - plain.out).mean() < 0.02

@@ -126,6 +126,15 @@ def test_infer_names_a_missing_and_a_broken_picture_in_a_line(packaged, tmp_path
         assert done.returncode == 1 and line.startswith(f"error: {file}: {why}")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", ["package.json", "preprocess.json", "models/swin_micro/1/model.onnx"])
+def test_infer_names_what_was_not_copied_with_it(packaged, tmp_path, lost):
+    copy = shutil.copytree(packaged, tmp_path / "package")
+    (copy / lost).unlink()
+    done = alone(copy / "infer.py", tmp_path / "x.png")
+    assert (done.returncode, done.stderr) == (1, f"error: {lost} is not in {copy}: copy the whole package\n")
+
+
 def test_what_is_in_it(packaged, exported):
     about = json.loads((packaged / "package.json").read_text())
     files = {path.relative_to(packaged).as_posix() for path in packaged.rglob("*") if path.is_file()}
