@@ -12,7 +12,6 @@ from typing import Any
 from swin_quant.base.errors import UsageError, did_you_mean
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import ORIGINAL, UNQUANTIZED, Result
-from swin_quant.report import table as tables
 from swin_quant.report.accuracy.footnotes import Footnote, footnotes, is_simulated, numbered
 from swin_quant.report.accuracy.rows import (
     COLUMN,
@@ -33,11 +32,20 @@ from swin_quant.report.table import (
     Column,
     ReportTable,
     bullets,
+    comma_separated,
+    escaped,
     field,
     figure,
     folded,
+    grid,
+    html_table,
+    json_text,
+    markdown,
+    print_fitted,
+    records,
     shown,
     styled,
+    terminal,
     total,
     widths_of,
 )
@@ -202,7 +210,7 @@ class AccuracyTable:
 
     def show(self) -> None:
         """Print it as wide as the terminal, or 100 columns wide into a pipe."""
-        tables.print_fitted(partial(_on_terminal, self), NARROW)
+        print_fitted(partial(_on_terminal, self), NARROW)
 
     def report(self) -> ReportTable[AccuracyRow]:
         """The chosen columns, rows, and the remarks below them."""
@@ -212,7 +220,7 @@ class AccuracyTable:
     def as_data(self) -> dict[str, Any]:
         """For JSON: the rows by the same keys as CSV; footnotes with the indices of their rows."""
         texts = [{"text": note.text, "rows": note.rows} for note in self.notes]
-        return {"schema": SCHEMA, "rows": tables.records(self.columns or COLUMNS, self.rows), "footnotes": texts}
+        return {"schema": SCHEMA, "rows": records(self.columns or COLUMNS, self.rows), "footnotes": texts}
 
     def blocks(self) -> tuple[list[TableBlock], list[str]]:
         """The blocks that people read, and the remarks below them."""
@@ -238,7 +246,7 @@ def as_html(cards: Sequence[RunCard]) -> str:
     found, remarks = AccuracyTable.of(cards).blocks()
     last = len(found) - 1
     return "".join(
-        tables.html_table(_table_of(block, remarks if number == last else ()), _heading(block))
+        html_table(_table_of(block, remarks if number == last else ()), _heading(block))
         for number, block in enumerate(found)
     )
 
@@ -253,7 +261,7 @@ def _heading(block: TableBlock) -> str:
 
 def _on_terminal(table: AccuracyTable, width: int = NARROW, color: bool = False) -> str:
     if table.columns:
-        return tables.terminal(table.report(), width, color)
+        return terminal(table.report(), width, color)
     found, remarks = table.blocks()
     lines = (line for block in found for line in _lines(block, width, color))
     return "".join(f"{line}\n" for line in (*lines, *bullets(remarks, width, color)))
@@ -263,17 +271,17 @@ def _lines(block: TableBlock, width: int, color: bool) -> Iterator[str]:
     first, *more = folded(_heading(block), width)
     yield from (styled(first, "bold" * color), *more)
     table = _table_of(block, width=width)
-    widths = tables.widths_of(table.columns, block.lines, width)
-    yield from tables.grid(table.columns, block.lines, widths, color, rule=True)
+    widths = widths_of(table.columns, block.lines, width)
+    yield from grid(table.columns, block.lines, widths, color, rule=True)
     yield ""
 
 
 def _as_markdown(table: AccuracyTable) -> str:
     if table.columns:
-        return tables.markdown(table.report())
+        return markdown(table.report())
     found, remarks = table.blocks()
-    parts = (f"**{tables.escaped(_heading(block))}**\n\n{tables.markdown(_table_of(block))}" for block in found)
-    return "".join(parts) + "".join(f"* {tables.escaped(remark)}\n" for remark in remarks)
+    parts = (f"**{escaped(_heading(block))}**\n\n{markdown(_table_of(block))}" for block in found)
+    return "".join(parts) + "".join(f"* {escaped(remark)}\n" for remark in remarks)
 
 
 def _as_csv(table: AccuracyTable) -> str:
@@ -283,11 +291,11 @@ def _as_csv(table: AccuracyTable) -> str:
         for index in note.rows:
             about[id(table.rows[index])].append(note.text)
     texts: Column[AccuracyRow] = Column("notes", "", lambda row: " | ".join(about[id(row)]))
-    return tables.comma_separated([*(table.columns or COLUMNS), texts], table.rows)
+    return comma_separated([*(table.columns or COLUMNS), texts], table.rows)
 
 
 def _as_json(table: AccuracyTable) -> str:
-    return tables.json_text(table.as_data())
+    return json_text(table.as_data())
 
 
 FORMATS: dict[str, Callable[[AccuracyTable], str]] = {
