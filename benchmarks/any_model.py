@@ -43,10 +43,10 @@ HEADING = (
 )
 SWEEP = (
     "# Models of timm, torchvision and transformers, the whole way\n\nEach is wrapped, calibrated by default (policy "
-    "qdq) on 8 pictures, exported, and run on 8 others. Weights are random, seeded and disturbed; SQNR of the output "
-    "in dB, against float; NNCF: its default, on OpenVINO, from the module itself. Time: the latency of our file over "
-    "NNCF's, batch 1, one thread, calls in turn in one process. A model that takes more than {limit:g} s is ended. "
-    "Worst first. Written by `python benchmarks/any_model.py sweep --data-path DIR --limit {limit:g} "
+    "qdq-unsigned) on 8 pictures, exported, and run on 8 others. Weights are random, seeded and disturbed; SQNR of the "
+    "output in dB, against float; NNCF: its default, on OpenVINO, from the module itself. Time: the latency of our "
+    "file over NNCF's, batch 1, one thread, calls in turn in one process. A model that takes more than {limit:g} s is "
+    "ended. Worst first. Written by `python benchmarks/any_model.py sweep --data-path DIR --limit {limit:g} "
     "--output docs/results/sweep.md` on {cpu}, {date}.\n\n"
 )
 

@@ -18,7 +18,6 @@ from swin_quant.cards.records import SourceRecord
 from swin_quant.cli import shared
 from swin_quant.cli.flags import Flag, Rare, flags_given
 from swin_quant.config.defaults import families
-from swin_quant.config.family import Family
 from swin_quant.config.load import check_channels
 from swin_quant.config.outputs import LOGITS
 from swin_quant.quant.names import CALIBRATED_ON, DEFAULT_PERCENTILE
@@ -45,6 +44,7 @@ EXAMPLES = """examples:
   swin-quant calibrate --statistics out/my_calib.stats.npz --policy qdq --aprec 4 --output out4 --no-eval
                                                          (in what an earlier one counted: no pictures are read)"""
 KEPT = 16  # inputs that a wrapped module keeps
+WRAPPED = "qdq-unsigned"  # the default policy of a wrapped module
 
 
 @dataclass(frozen=True)
@@ -95,14 +95,14 @@ def calibrate(
 ) -> Model:
     """Find the range of every node of `model` on `pictures`, and apply `policy`; the model is changed, and returned.
 
-    `policy` None: ft-mode1 for a Swin, qdq for any other network. The ranges are those of `swin-quant calibrate` on the
-    same pictures, to the bit, whatever the batches. `method` None is the one that suits a node's bits, "auto" chooses
-    it node by node, by what its range costs. A warning says where the ranges lose the signal, and which method does
-    better; `card.calibration` keeps all advice. `passes` come behind it: a recipe's name or file, or a list of passes,
-    names or `{"name": ..., option: ...}`; None evens out channels that stand out, where there are any; [] does nothing.
-    In `folder` long passes keep their finished parts until all is done: the same call goes on where one was cut off,
-    with the same result. An error or an interrupt leaves the model as it was. SwinQuantError for NaN or infinity in
-    weights or activations, naming the module.
+    `policy` None: ft-mode1 for a Swin, qdq-unsigned for a wrapped module, qdq for any other network. The ranges are
+    those of `swin-quant calibrate` on the same pictures, to the bit, whatever the batches. `method` None is the one
+    that suits a node's bits, "auto" chooses it node by node, by what its range costs. A warning says where the ranges
+    lose the signal, and which method does better; `card.calibration` keeps all advice. `passes` come behind it: a
+    recipe's name or file, or a list of passes, names or `{"name": ..., option: ...}`; None evens out channels that
+    stand out, where there are any; [] does nothing. In `folder` long passes keep their finished parts until all is
+    done: the same call goes on where one was cut off, with the same result. An error or an interrupt leaves the model
+    as it was. SwinQuantError for NaN or infinity in weights or activations, naming the module.
     """
     from swin_quant.base.distributed import World
     from swin_quant.data.picture_set import PictureSet, source_of
@@ -355,10 +355,10 @@ def calibrate_and_score(
 
 
 def unnamed_policy(cfg: CfgNode | None) -> Policy:
-    """The policy to calibrate under where nobody names one: that of the model's family."""
+    """The policy to calibrate under where nobody names one: that of the model's family, or for a wrapped module."""
     from swin_quant.quant.policy import load_policy
 
-    return load_policy((families()[cfg.MODEL.TYPE] if cfg else Family).policy)
+    return load_policy(families()[cfg.MODEL.TYPE].policy if cfg else WRAPPED)
 
 
 def tell_unnamed(policy: Policy) -> None:

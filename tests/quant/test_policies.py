@@ -32,6 +32,7 @@ def test_the_built_in_policies():
         "ft-mode2",
         "onnxruntime",
         "qdq",
+        "qdq-unsigned",
         "tensorrt",
         "tensorrt-centred",
         "tensorrt-fp8",

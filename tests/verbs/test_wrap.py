@@ -299,3 +299,19 @@ def test_a_policy_is_not_searched_for_where_there_are_no_logits_or_nothing_was_w
         sq.search(maps, [x], "onnxruntime", tmp_path, max_drop=1)
     with pytest.raises(sq.UsageError, match="Linear: is not a network that can be exported: give it to `wrap`"):
         sq.search(sq.Model(nn.Linear(3, 4)), [x], "onnxruntime", tmp_path, max_drop=1)
+
+
+@pytest.mark.parametrize("engine", ["openvino", "onnxruntime"])
+def test_unnamed_the_policy_uses_the_whole_grid_behind_relu(engine, tmp_path):
+    pytest.importorskip(engine)
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 16, 3), *[layer for _ in range(4) for layer in (nn.ReLU(), nn.Conv2d(16, 16, 3))]]
+    net, x = nn.Sequential(*layers, nn.ReLU(), nn.Flatten(), nn.Linear(16 * 36, 4)).eval(), torch.randn(16, 3, 16, 16)
+    exact = net(x)
+    noise = {}
+    for policy in (None, "qdq"):
+        model = sq.calibrate(sq.wrap(net, 16, name="net"), [x], policy, method="max", passes=[])
+        run = sq.export(model, engine, tmp_path / str(policy)).load()
+        noise[policy] = (run(x) - exact).square().sum()
+        assert (run(x) - model(x)).square().sum() < 0.3 * noise[policy]
+    assert noise[None] < 0.8 * noise["qdq"], "weights and the input have the rest"

@@ -10,7 +10,7 @@ BACKEND = Backend(
     name="onnxruntime",
     exports=onnx_target(
         OnnxTarget("onnxruntime", int4=True, fp8=True, unsigned=True, fuses_attention=False),
-        ("onnxruntime", "qdq"),
+        ("onnxruntime", "qdq", "qdq-unsigned"),
         ("swin-quant bench {file} --checkpoint {checkpoint}",),
     ),
     writes="ONNX with Q/DQ pairs, zero points behind GELU",

@@ -18,7 +18,7 @@ BACKEND = Backend(
             ),
             are_compiled="swin_quant.backends.openvino.operators:run_here",
         ),
-        ("cpu", "qdq", "cpu-operators"),
+        ("cpu", "qdq", "cpu-operators", "qdq-unsigned"),
         ("swin-quant bench {file} --checkpoint {checkpoint}",),
         ("cpu-operators", "swin_quant.backends.openvino.operators:are_default"),
     ),
