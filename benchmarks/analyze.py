@@ -13,7 +13,7 @@ from pages import save
 
 from swin_quant.base.compat import import_timm
 from swin_quant.config import load_config
-from swin_quant.config.files import find_config
+from swin_quant.config.load import find_config
 from swin_quant.operators.analysis import analyze_module
 from swin_quant.operators.roofline import load_machine
 from swin_quant.report.graph import analysis_markdown

@@ -299,7 +299,7 @@ def one_page(args) -> None:
 
 def models(args) -> list[tuple[Path, Path]]:
     """Config and weights of each model."""
-    from swin_quant.config.files import find_config
+    from swin_quant.config.load import find_config
 
     pairs = (one.partition("=") for one in args.models)
     return [(Path(find_config(cfg)), Path(file)) for cfg, _, file in pairs]

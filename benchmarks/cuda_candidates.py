@@ -39,8 +39,7 @@ from swin_quant.base.compat import import_timm
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.cards.card import RunCard
 from swin_quant.config import load_config
-from swin_quant.config.files import find_config
-from swin_quant.config.load import portable_config
+from swin_quant.config.load import find_config, portable_config
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.models import build_model
 from swin_quant.operators.roofline import Machine, load_machine

@@ -48,7 +48,7 @@ from swin_quant.backends.cuda.program import Launch, Program
 from swin_quant.backends.cuda.tuning import SUFFIX, TileTable, here, read_tiles
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.config import load_config
-from swin_quant.config.files import find_config
+from swin_quant.config.load import find_config
 from swin_quant.operators.roofline import Machine
 from swin_quant.score.jobs import JobFailed, JobProcess
 

@@ -28,7 +28,7 @@ from swin_quant.backends.cuda.planning import spec_of_config
 from swin_quant.backends.cuda.spec import NetworkSpec
 from swin_quant.base.files import read_json, sha256_of_data, write_json
 from swin_quant.config import load_config
-from swin_quant.config.files import find_config
+from swin_quant.config.load import find_config
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))

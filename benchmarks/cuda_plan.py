@@ -15,7 +15,7 @@ from swin_quant.backends.cuda.choose_fusions import CACHE_BYTES_US
 from swin_quant.backends.cuda.fusions import ALL, APART
 from swin_quant.backends.cuda.planning import AS_FP16, FP8, FP16, INT8, PLANNED, CudaPlan, Fused, cuda_plan
 from swin_quant.config import load_config
-from swin_quant.config.files import find_config
+from swin_quant.config.load import find_config
 from swin_quant.operators.roofline import load_machine
 from swin_quant.report.plan import fusion_table, plan_table
 from swin_quant.report.table import Column, ReportTable, figure, markdown

@@ -32,7 +32,7 @@ from swin_quant.backends.cuda.program import Launch
 from swin_quant.backends.cuda.sessions import sizes
 from swin_quant.backends.cuda.spec import NetworkSpec
 from swin_quant.config import load_config
-from swin_quant.config.files import find_config
+from swin_quant.config.load import find_config
 from swin_quant.operators.roofline import Machine, load_machine
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "results" / "cuda_predictions.md"

@@ -40,7 +40,7 @@ from swin_quant.backends.cuda.program import Launch
 from swin_quant.base.errors import UsageError
 from swin_quant.base.files import configs_dir
 from swin_quant.config import load_config
-from swin_quant.config.files import find_config
+from swin_quant.config.load import find_config
 from swin_quant.operators.roofline import load_machine
 from swin_quant.report.plan import static_columns, static_rows
 

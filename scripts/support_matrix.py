@@ -21,7 +21,7 @@ from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.files import configs_dir
 from swin_quant.cards.card import RunCard
 from swin_quant.config import load_config
-from swin_quant.config.files import shipped_configs
+from swin_quant.config.load import shipped_configs
 from swin_quant.models import build_model
 from swin_quant.models.geometry import Geometry, geometry_of
 from swin_quant.quant.policy import Policy, builtin_policies, load_policy

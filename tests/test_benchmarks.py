@@ -15,7 +15,7 @@ from swin_quant.backends.cuda.kernels.gemm import GemmKernel
 from swin_quant.backends.cuda.kernels.patch_embed import PatchEmbedKernel
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.config import load_config
-from swin_quant.config.files import find_config
+from swin_quant.config.load import find_config
 from swin_quant.data.loader import Batch
 from swin_quant.data.sources import open_pictures
 from swin_quant.quant.policy import dequantize, quantize

@@ -151,7 +151,7 @@ def test_what_documents_and_help_show_can_be_done(path, shelf, run, tmp_path, mo
     shutil.copytree(shelf, folder)
     monkeypatch.chdir(folder)
     config = folder / "configs" / "swin" / f"{NAME}.yaml"
-    monkeypatch.setattr("swin_quant.config.files.shipped_configs", lambda: {NAME: config})
+    monkeypatch.setattr("swin_quant.config.load.shipped_configs", lambda: {NAME: config})
     monkeypatch.setattr(identify, "_shipped", lambda: (identify._candidate(NAME, config),))
     for command, words in shell_lines(path):
         line = f"{command} {shlex.join(words)}"

@@ -29,8 +29,7 @@ from swin_quant.checkpoint.publishers import HOW_PREPARED
 from swin_quant.checkpoint.sources import name_of, timm_name
 from swin_quant.checkpoint.unsupported import described, larger_model, unsupported_kind
 from swin_quant.config import architecture, default_config, find_config, from_dict, load_config, to_dict
-from swin_quant.config.files import shipped_configs
-from swin_quant.config.load import keys_set_in
+from swin_quant.config.load import keys_set_in, shipped_configs
 from swin_quant.config.outputs import FEATURES, LOGITS
 from swin_quant.config.sides import clipped, map_of
 from swin_quant.config.timm import HEADS

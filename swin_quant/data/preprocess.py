@@ -143,28 +143,36 @@ class Preprocess:
 
 
 @dataclass(frozen=True)
-class Augment:
+class TrainingTransform:
+    """A transform with random draws, whose pictures have the sides and the orientation of `preprocess`."""
+
+    preprocess: Preprocess
+
+    @property
+    def sides(self) -> tuple[int, int]:
+        """Height and width of its output."""
+        return self.preprocess.sides
+
+    @property
+    def upright(self) -> bool:
+        """Whether to turn pictures as their EXIF says."""
+        return self.preprocess.upright
+
+
+@dataclass(frozen=True)
+class Augment(TrainingTransform):
     """FasterTransformer's training crops (section 2.3): the same for a picture on any worker, rank and batch.
 
     timm's random resized crop, flip, RandAugment, normalisation and random erasing, drawn from `seed` and the picture's
     index.
     """
 
-    preprocess: Preprocess
     auto_augment: str | None
     color_jitter: float
     erase_probability: float
     erase_mode: str
     erase_count: int
     seed: int
-
-    @property
-    def sides(self) -> tuple[int, int]:
-        return self.preprocess.sides
-
-    @property
-    def upright(self) -> bool:
-        return self.preprocess.upright
 
     def __call__(self, image: Image.Image, index: int = 0) -> Tensor:
         """Map an RGB picture to float32 [3, *sides]; the global random states stay unchanged."""

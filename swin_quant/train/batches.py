@@ -27,30 +27,21 @@ from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.progress import track
 from swin_quant.data.loader import Batch, UnreadableLimit, default_workers, load_batches
 from swin_quant.data.pictures import Pictures
-from swin_quant.data.preprocess import Preprocess
+from swin_quant.data.preprocess import Preprocess, TrainingTransform
 from swin_quant.data.sampling import chunks, key_of, sample, seeded, shard
 from swin_quant.train.recipe import Augmentation, Recipe
 
 
 @dataclass(frozen=True)
-class TrainingTransform:
+class RecipeTransform(TrainingTransform):
     """Crop, flip, RandAugment or AutoAugment, colour jitter, normalisation and random erasing, in timm's order.
 
     The random draws depend only on the seed, the epoch and the picture's index.
     """
 
     recipe: Augmentation
-    preprocess: Preprocess
     seed: int
     epoch: int
-
-    @property
-    def sides(self) -> tuple[int, int]:
-        return self.preprocess.sides
-
-    @property
-    def upright(self) -> bool:
-        return self.preprocess.upright
 
     def __call__(self, image: Image.Image, index: int = 0) -> Tensor:
         """Map an RGB picture to float32 [3, size, size]; the global random states stay unchanged."""
@@ -267,7 +258,7 @@ class TrainingBatches:
             yield Batch(small.normalised(levels), small.labels[part], part, [])
 
     def _large(self, parts: list[list[int]], epoch: int) -> Iterator[Batch]:
-        transform = TrainingTransform(self.recipe.augment, self.preprocess, self.seed, epoch)
+        transform = RecipeTransform(self.preprocess, self.recipe.augment, self.seed, epoch)
         loaded = self.limit.watched(load_batches(self.pictures, transform, parts, self.workers))
         for batch, part in zip(loaded, parts, strict=True):
             yield _filled(batch, len(part)) if batch.unreadable else batch

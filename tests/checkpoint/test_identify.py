@@ -15,7 +15,7 @@ from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.checkpoint import OpenedCheckpoint, Source, Weights, load_float, save_calibrated, save_float
 from swin_quant.checkpoint.identify import config_for
 from swin_quant.config import architecture, from_dict, load_config
-from swin_quant.config.files import shipped_configs
+from swin_quant.config.load import shipped_configs
 from swin_quant.models import build_model
 from swin_quant.models.windows import relative_coords_table
 from swin_quant.quant.quantizer import named_nodes

@@ -8,7 +8,7 @@ from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.planning import spec_of_config
 from swin_quant.backends.cuda.sass import LANES
 from swin_quant.config import load_config
-from swin_quant.config.files import find_config
+from swin_quant.config.load import find_config
 
 MODEL, BATCH = "swin_tiny_patch4_window7_224", 32
 QK = "layers.0.blocks.0.attn.q k"

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from swin_quant.backends.onnx.export import OnnxOptions, export
-from swin_quant.backends.onnx.rewriting import holding_activations
+from swin_quant.backends.onnx.network import holding_activations
 from swin_quant.backends.onnx_reader.inside import modules_of
 from swin_quant.base.compat import import_timm
 from swin_quant.base.errors import SwinQuantError, UsageError

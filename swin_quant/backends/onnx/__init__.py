@@ -13,5 +13,5 @@ BACKEND = Backend(
     writes="ONNX with symmetric Q/DQ pairs",
     runs_on="ONNX Runtime, OpenVINO",
     labels="swin_quant.backends.onnx_reader.metadata:labels_of",
-    restore="swin_quant.backends.onnx.rewriting:restoring",
+    restore="swin_quant.backends.onnx.network:restoring",
 )

@@ -15,10 +15,9 @@ from swin_quant.backends.artifact import Artifact, apply_card_policy, finish_art
 from swin_quant.backends.onnx.functions import add_functions
 from swin_quant.backends.onnx.graph import finish
 from swin_quant.backends.onnx.layers import takes_offset
-from swin_quant.backends.onnx.network import check_ends, names_of_ends, network, pictures_of, set_forward
+from swin_quant.backends.onnx.network import check_ends, names_of_ends, network, pictures_of, rewriter_of, set_forward
 from swin_quant.backends.onnx.operators import translations
 from swin_quant.backends.onnx.options import FP8_OPSET, INT4_BITS, OPSETS, OnnxOptions
-from swin_quant.backends.onnx.rewriting import rewriter_of
 from swin_quant.backends.onnx_reader import metadata
 from swin_quant.backends.releases import RUNS_ON, requirements
 from swin_quant.backends.saturation import SAFE_ON, safe_on
@@ -196,7 +195,7 @@ def choose_nodes(model: Classifier, card: RunCard, options: OnnxOptions) -> None
     for fault, is_at_fault in FAULTS.items():
         if names := [name for name, node in nodes.items() if is_at_fault(node)]:
             raise SwinQuantError(f"{card.name}: {len(names)} of {len(nodes)} nodes {fault}: {listed(names, 3)}")
-    if options.is_symmetric:
+    if options.wants.symmetric:
         centred = {f"{name}._input_quantizer" for name, layer in model.named_modules() if takes_offset(layer)}
         if names := [name for name, node in nodes.items() if not node.setting.symmetric and name not in centred]:
             raise UsageError(
@@ -205,7 +204,7 @@ def choose_nodes(model: Classifier, card: RunCard, options: OnnxOptions) -> None
             )
     _check_blocks(card.name, nodes, options)
     names = [name for name, node in nodes.items() if node.setting.format == FP8]
-    if names and not options.takes_fp8:
+    if names and not options.wants.fp8:
         raise UsageError(
             f"{card.name}: {options.target} takes no float8, and policy {policy} has it at "
             f"{listed(names, 3)}: choose a ‹policy› without"
@@ -295,7 +294,7 @@ def to_onnx(
         raise SwinQuantError("torch's exporter wrote no graph")
     check_used(options.replace, replacing, plugging)
     asked = options.opset is not None
-    opset = finish(program.model, options.version, options.is_unsigned, not options.is_symmetric, asked)
+    opset = finish(program.model, options.version, options.wants.unsigned, not options.wants.symmetric, asked)
     store_int4(program.model, int4)
     proto = program.model_proto
     proto.graph.ClearField("value_info")  # readers infer shapes themselves

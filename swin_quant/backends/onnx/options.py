@@ -63,7 +63,7 @@ class OnnxOptions:
         _one_of("target", self.target, onnx_targets())
         _one_of("float type", self.floats, FLOAT_TYPES)
         _one_of("type of input and output", self.io_type, FLOAT_TYPES)
-        if self.int4_weights and (self.precision == "float" or not onnx_targets()[self.target].int4):
+        if self.int4_weights and (self.precision == "float" or not self.wants.int4):
             what = "precision float" if self.precision == "float" else f"target {self.target}"
             raise UsageError(f"‹int4_weights›: not with {what}: leave it out")
         if self.int4_weights and self.version != INT4_OPSET:
@@ -72,7 +72,7 @@ class OnnxOptions:
             raise UsageError(
                 f"opset {self.opset}: must be {OPSETS[0]} to {OPSETS[-1]}; ONNX Runtime fails on later Q/DQ"
             )
-        if self.floats == "float16" and not onnx_targets()[self.target].takes_float16:
+        if self.floats == "float16" and not self.wants.takes_float16:
             raise UsageError(f"target {self.target} is for CPUs, which cast float16 back and forth: choose float32")
         if self.floats == "float16" and self.precision == "int8" and self.version < 19:
             raise UsageError(f"opset {self.opset}: float16 scales of Q/DQ need 19 or later; choose 19 or 20")
@@ -80,7 +80,7 @@ class OnnxOptions:
             raise UsageError(f"batch {self.batch}: must be a whole number from 1, or none for any batch")
         if self.top_k is not None and (type(self.top_k) is not int or self.top_k < 1):
             raise UsageError(f"‹top_k› {self.top_k}: must be a whole number from 1")
-        if self.has_ends and not onnx_targets()[self.target].ends:
+        if self.has_ends and not self.wants.ends:
             raise UsageError(f"‹uint8_input›, ‹softmax› and ‹top_k›: not with target {self.target}: leave them out")
 
         chosen(self.replace)
@@ -104,13 +104,13 @@ class OnnxOptions:
         if asked or self.precision == "float":
             return ()
         left_out = BRANCHES if self.int4_weights else ()
-        plugins = onnx_targets()[self.target].compiled
+        plugins = self.wants.compiled
         return tuple(plugin for plugin in plugins if plugin.partition("=")[0] not in left_out)
 
     @property
     def are_compiled(self) -> Callable[[str, str], bool]:
         """Whether an (architecture, operator) runs fast here; asked only where something can take it."""
-        return function(onnx_targets()[self.target].are_compiled)
+        return function(self.wants.are_compiled)
 
     @property
     def version(self) -> int:
@@ -120,34 +120,14 @@ class OnnxOptions:
         return OPSETS[-1] if self.floats == "float16" else OPSETS[0]
 
     @property
+    def wants(self) -> OnnxTarget:
+        """The form of file that the target wants."""
+        return onnx_targets()[self.target]
+
+    @property
     def floats(self) -> str:
         """The type of layers that are not int8."""
-        return self.float_type or onnx_targets()[self.target].float_type
-
-    @property
-    def stores_constants(self) -> bool:
-        """Whether the target wants computable values stored as constants."""
-        return onnx_targets()[self.target].constants
-
-    @property
-    def fuses_attention(self) -> bool:
-        """Whether the target fuses attention of rank 4 into one operator."""
-        return onnx_targets()[self.target].fuses_attention
-
-    @property
-    def is_symmetric(self) -> bool:
-        """Whether the target takes no zero points."""
-        return onnx_targets()[self.target].symmetric
-
-    @property
-    def is_unsigned(self) -> bool:
-        """Whether the target wants uint8 pairs where a convolution and other operators read them."""
-        return onnx_targets()[self.target].unsigned
-
-    @property
-    def takes_fp8(self) -> bool:
-        """Whether the target takes float8."""
-        return onnx_targets()[self.target].fp8
+        return self.float_type or self.wants.float_type
 
     @property
     def has_ends(self) -> bool:

@@ -22,7 +22,7 @@ from swin_quant.backends.cuda.planning import spec_of_config
 from swin_quant.backends.cuda.sass import counted
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.config import load_config
-from swin_quant.config.files import find_config
+from swin_quant.config.load import find_config
 
 LOOP = """
         /*0000*/                   S2R R0, SR_TID.X ;

@@ -19,7 +19,7 @@ from swin_quant.backends.cuda.planning import spec_of_config
 from swin_quant.backends.cuda.timing import tiles_to_try
 from swin_quant.base.errors import UsageError
 from swin_quant.config import load_config
-from swin_quant.config.files import find_config
+from swin_quant.config.load import find_config
 
 pytest.importorskip("triton")
 KERNELS = {

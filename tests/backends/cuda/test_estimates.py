@@ -14,7 +14,7 @@ from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.planning import spec_of_config
 from swin_quant.backends.cuda.sass import Counts
 from swin_quant.config import load_config
-from swin_quant.config.files import find_config
+from swin_quant.config.load import find_config
 from swin_quant.operators.roofline import gpus, load_machine
 
 SPEC = spec_of_config(load_config(find_config("swin_tiny_patch4_window7_224")))

@@ -12,7 +12,7 @@ from swin_quant.backends.cuda.planning import cuda_plan, spec_of_config
 from swin_quant.backends.cuda.program import Launch, TensorRef
 from swin_quant.base.errors import UsageError
 from swin_quant.config import load_config
-from swin_quant.config.files import find_config
+from swin_quant.config.load import find_config
 from swin_quant.models import build_model
 from swin_quant.operators.roofline import GpuFacts, Machine, load_machine
 from swin_quant.operators.trace import trace

@@ -21,7 +21,7 @@ from swin_quant.backends.cuda.planning import spec_of_config
 from swin_quant.backends.cuda.spec_from_policy import spec_for
 from swin_quant.backends.cuda.tuning import TileTable, shape_of
 from swin_quant.config import load_config
-from swin_quant.config.files import find_config
+from swin_quant.config.load import find_config
 from swin_quant.operators.roofline import load_machine
 from tests.backends.cuda.conftest import HEADS_OF_24, pictures
 from tests.backends.cuda.test_program import overlapping

@@ -10,7 +10,7 @@ from swin_quant.backends.cuda.counts import count, shipped_counts
 from swin_quant.backends.cuda.planning import INT8, static_plan
 from swin_quant.base.errors import UsageError
 from swin_quant.config import load_config
-from swin_quant.config.files import find_config
+from swin_quant.config.load import find_config
 from swin_quant.operators.roofline import load_machine
 
 AGAIN = "kernels changed since they were counted: run benchmarks/cuda_static.py"

@@ -1,6 +1,6 @@
 """Swin V1 and V2 as exported: attention in the one shape that engines fuse, tokens in the order of windows."""
 
-from swin_quant.backends.onnx.rewriting import Rewriter
+from swin_quant.backends.onnx.network import Rewriter
 from swin_quant.backends.onnx.swin.attention_operator import attention_as_operator, branch_as_operator
 from swin_quant.backends.onnx.swin.blocks import SwinNetwork
 from swin_quant.backends.onnx.swin.half import halve

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from swin_quant.backends.onnx.rewriting import Restore
+from swin_quant.backends.onnx.network import Restore
 from swin_quant.backends.onnx.swin.attention import QuantizedAttention, fusible
 from swin_quant.backends.onnx.swin.blocks import OrderedBlock, OrderedMerging, OrderedPatchEmbed, windows
 from swin_quant.models.layers import Swin, WindowBlock

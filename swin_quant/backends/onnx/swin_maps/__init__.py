@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from swin_quant.backends.onnx.layers import Linear
+from swin_quant.backends.onnx.network import Rewriter
 from swin_quant.backends.onnx.operators import gather
-from swin_quant.backends.onnx.rewriting import Rewriter
 from swin_quant.backends.onnx.swin.attention import CosineAttention, QuantizedAttention, norm
 from swin_quant.backends.onnx.swin.blocks import OrderedBlock, as_linear
 from swin_quant.backends.onnx.swin.rewrites import scale_in_weights

@@ -18,7 +18,7 @@ from swin_quant.backends.cuda.program import ScalarRef, TensorRef
 from swin_quant.backends.cuda.spec_from_policy import LARGEST_HEAD_DIM
 from swin_quant.backends.cuda.tuning import shape_of
 from swin_quant.config import load_config
-from swin_quant.config.files import find_config
+from swin_quant.config.load import find_config
 from tests.backends.cuda.conftest import MICRO, MORE
 
 BATCH = 8

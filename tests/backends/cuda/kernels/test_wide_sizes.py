@@ -7,7 +7,7 @@ import pytest
 
 from swin_quant.backends.cuda.planning import spec_of_config
 from swin_quant.config import load_config
-from swin_quant.config.files import find_config
+from swin_quant.config.load import find_config
 from tests.backends.cuda.kernels.test_sizes import FUSED, check, distinct
 
 ATTENTION = {"attention", "attention_norm"}
