@@ -3,13 +3,14 @@
 #   scripts/example_report.sh CIFAR10 [WORK] [prepare | measure | draw]
 # CIFAR10: a folder with train.zip, train_map.txt, val.zip and val_map.txt; WORK: for what lies between (build/example).
 # `prepare` and `draw` time nothing and can run beside other work; `measure`, between them, cannot. Default: all three.
-# PYTHON: of the environment, with playwright (.venv/bin/python); BROWSER: Chromium; COMPARED, SEARCHED, FEW: pictures of
-# the page, of the search and of sensitivity.
+# PYTHON: of the environment, with playwright (.venv/bin/python); BROWSER: Chromium; SCORED, COMPARED, SEARCHED, FEW:
+# pictures of the scores (all of val), of the page, of the search and of sensitivity.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 data=(--data-path "$(realpath "$1")")
 work=${2:-build/example}
 python=${PYTHON:-.venv/bin/python}
+scored=("${data[@]}" ${SCORED:+--pictures "$SCORED"})
 name=swin_micro_cifar10
 calibrated=$work/cpu/${name}_calib.pth
 ours() { echo "== swin-quant ${*:1:2} ..." >&2; PYTHONPATH=. "$python" -m swin_quant "$@"; }
@@ -25,8 +26,8 @@ prepare() {
 }
 
 measure() {
-    ours evaluate "$calibrated" "${data[@]}" --policy cpu ft-mode1 ft-mode2
-    ours evaluate "$work"/*/*_int8_*.onnx --checkpoint "$calibrated" "${data[@]}"
+    ours evaluate "$calibrated" "${scored[@]}" --policy cpu ft-mode1 ft-mode2
+    ours evaluate "$work"/*/*_int8_*.onnx --checkpoint "$calibrated" "${scored[@]}"
     ours search "$calibrated" "${data[@]}" --engine openvino --batch 8 --min-sqnr 36 --pictures "${SEARCHED:-128}" \
         --rounds 2 --seconds 0.1 --output "$work/cpu"
 }
