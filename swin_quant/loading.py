@@ -1,5 +1,6 @@
 """Load a model: from a checkpoint of any kind, with the run card beside it, its policies, and its float baseline."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -75,6 +76,9 @@ def load(
         raise UsageError(f"{checkpoint}: is an artifact: sq.artifact(FILE)")
     if isinstance(config, nn.Module):
         return wrapped_again(subject, config, device)
+    if not isinstance(config, str | os.PathLike | CfgNode | None):
+        given = type(config).__name__
+        raise UsageError(f"{given}: is no config: give a module, sq.load(FILE, module), a YAML file or a shipped name")
     from swin_quant.checkpoint.identify import agreed, config_for, config_given
 
     with called(cfg="config"):

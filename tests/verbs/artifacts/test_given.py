@@ -126,6 +126,8 @@ def test_every_other_model_is_one_line_with_the_call_that_is_meant(exports, pict
     for call, says in (
         (lambda: sq.load(bare), r"Sequential: is a module, no file: give sq.wrap\(module, SIZE\)"),
         (lambda: sq.load(state), "a state dict holds weights alone"),
+        (lambda: sq.load(exports.checkpoint, nn.Linear), r"type: is no config: give a module, sq.load\(FILE, module\)"),
+        (lambda: sq.load(exports.checkpoint, state), "dict: is no config: give a module"),
         (lambda: sq.load(exports.onnx), r"is an artifact: sq.artifact\(FILE\)"),
         (lambda: sq.artifact(exports.checkpoint), r"is the card of a checkpoint.* sq.load\(FILE\)"),
         (lambda: sq.calibrate(bare, data), r"Sequential: has no node to quantize: give sq.wrap\(module, SIZE\)"),
