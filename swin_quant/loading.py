@@ -1,6 +1,5 @@
 """Load a model: from a checkpoint of any kind, with the run card beside it, its policies, and its float baseline."""
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -76,7 +75,7 @@ def load(
         raise UsageError(f"{checkpoint}: is an artifact: sq.artifact(FILE)")
     if isinstance(config, nn.Module):
         return wrapped_again(subject, config, device)
-    if not isinstance(config, str | os.PathLike | CfgNode | None):
+    if not isinstance(config, str | Path | CfgNode | None):
         given = type(config).__name__
         raise UsageError(f"{given}: is no config: give a module, sq.load(FILE, module), a YAML file or a shipped name")
     from swin_quant.checkpoint.identify import agreed, config_for, config_given
