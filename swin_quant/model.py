@@ -296,7 +296,7 @@ class Model:
         if self.is_calibrated:
             log.warning("%s: its weights were changed since %s: ranges are those of before; calibrate again",
                         self.name, self.file)  # fmt: skip
-        self.card = self.card.of_new_weights(source=None)
+        self.card = self.card.with_new_weights(source=None)
 
     def __repr__(self) -> str:
         facts = {key: text for key, text in self._facts().items() if text}

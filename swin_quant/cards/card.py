@@ -143,7 +143,7 @@ class RunCard:
         """The card with only the results that `older` lacks."""
         return dataclasses.replace(self, results=[one for one in self.results if one not in older.results])
 
-    def of_new_weights(self, **parts: Any) -> "RunCard":
+    def with_new_weights(self, **parts: Any) -> "RunCard":
         """A card with these parts, and without what was measured with other weights."""
         none: dict[str, Any] = {"results": [], "verification": [], "sensitivity": None, "searches": []}
         return dataclasses.replace(self, **none, **parts, versions=versions())

@@ -150,13 +150,13 @@ def flags_given(*options: Any) -> list[str]:
     return [word for one in options for word in words_from(one) if word.startswith("--")]
 
 
-def refuse_of_checkpoints(*options: object) -> None:
+def refuse_checkpoint_flags(*options: object) -> None:
     """UsageError for a flag of these options, which only a checkpoint takes."""
     if wrong := flags_given(*options):
         raise UsageError(f"{wrong[0]} is not for artifacts: their run cards say that")
 
 
-def refuse_of_artifacts(*options: object) -> None:
+def refuse_artifact_flags(*options: object) -> None:
     """UsageError for a flag of these options, which only an artifact takes."""
     if wrong := flags_given(*options):
         raise UsageError(f"{wrong[0]} is not for checkpoints: name an artifact")

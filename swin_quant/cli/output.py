@@ -10,6 +10,7 @@ from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
 from swin_quant.report.table import (
     NARROW,
+    WIDE,
     ReportTable,
     html_table,
     json_text,
@@ -30,7 +31,7 @@ class Printed:
         """The tables of the result, in order."""
         raise NotImplementedError
 
-    def show(self, otherwise: int = 140) -> None:
+    def show(self, otherwise: int = WIDE) -> None:
         """Print the tables as wide as the terminal, or `otherwise` columns wide into a pipe."""
         print_fitted(self.text, otherwise)
 

@@ -187,7 +187,7 @@ def calibrate_model(
     if model.original is None and not model.card.config:
         model.original = copy.deepcopy(model.module)
     result = result.improved(model.module, passes, world, before, scratch)
-    model.card = model.card.of_new_weights(
+    model.card = model.card.with_new_weights(
         source=source,
         policy=policy.to_dict(),
         calibration=result.checked(model.module, policy, world),

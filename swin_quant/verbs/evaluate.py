@@ -14,7 +14,7 @@ from swin_quant.cards.card import RunCard, update, with_results
 from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import Result
 from swin_quant.cli import shared
-from swin_quant.cli.flags import Flag, Rare, refuse_of_artifacts, refuse_of_checkpoints
+from swin_quant.cli.flags import Flag, Rare, refuse_artifact_flags, refuse_checkpoint_flags
 from swin_quant.cli.output import show_cards, tell
 from swin_quant.config.outputs import LOGITS
 from swin_quant.report.table import html_facts
@@ -222,10 +222,10 @@ def run(options: EvaluateOptions, world: World) -> None:
         checkpoint, files = files[0], ()
     if files:
         mine = EvaluateOptions(replace_head=options.replace_head, output=options.output)
-        refuse_of_checkpoints(options.model, options.policy, mine)
+        refuse_checkpoint_flags(options.model, options.policy, mine)
     else:
         mine = EvaluateOptions(fake_quant=options.fake_quant, no_own_float=options.no_own_float)
-        refuse_of_artifacts(options.engines, mine)
+        refuse_artifact_flags(options.engines, mine)
     if options.shard is not None and options.answers is None:
         raise UsageError("--shard: is for --answers")
     if files:

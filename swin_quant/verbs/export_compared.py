@@ -67,7 +67,7 @@ def check_export(artifact: Artifact, model: Classifier) -> str:
     policies = [policy_from_dict(policy, artifact.card.name)] if policy and is_quantized(record["precision"]) else []
     reference = engine_under(model, torch.device("cpu"), policies)
     count = record["options"].get("batch") or CHECKED
-    images = _taken(artifact, seeded_pictures(count, model.input_shape).images)
+    images = _as_input(artifact, seeded_pictures(count, model.input_shape).images)
     with torch.inference_mode():
         given, expected = engine_loader(name)(artifact, EngineOptions())(images), reference(images)
     has_logits = model.output_kind == LOGITS
@@ -165,10 +165,10 @@ def inputs_of(model: Model, module: Classifier, artifact: Artifact) -> tuple[Ten
         images = torch.randn(shape, generator=seeded) if amax is None else torch.rand(shape, generator=seeded)
         images = images if amax is None else (2 * images - 1) * amax
         what = f"{count} inputs of seeded noise" + ("" if amax is None else f" up to {amax:.3g}, as calibrated")
-    return _taken(artifact, images), what
+    return _as_input(artifact, images), what
 
 
-def _taken(artifact: Artifact, images: Tensor) -> Tensor:
+def _as_input(artifact: Artifact, images: Tensor) -> Tensor:
     """The images as the artifact takes them: rounded to pixels, if it takes pixels."""
     if not artifact.record["options"].get("uint8_input"):
         return images

@@ -232,7 +232,7 @@ def train_quantized(
             now, before = record["ranges"], subject.card.training["ranges"]
             kinds: tuple[Literal["weights", "activations"], ...] = ("weights", "activations")
             record["ranges"] = {kind: now[kind] or before[kind] for kind in kinds}  # type: ignore[typeddict-item]
-        card = origin.of_new_weights(policy=policy.to_dict(), training=record, class_names=named)
+        card = origin.with_new_weights(policy=policy.to_dict(), training=record, class_names=named)
         if world.is_main:
             card = save_with_card(model, path, card, by_channel=True)
         return Trained(model, path, card, position)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.progress import log
 from swin_quant.cli import shared
-from swin_quant.cli.flags import Flag, Rare, refuse_of_artifacts, refuse_of_checkpoints
+from swin_quant.cli.flags import Flag, Rare, refuse_artifact_flags, refuse_checkpoint_flags
 from swin_quant.cli.output import Printed, tell
 from swin_quant.config.outputs import need_logits
 from swin_quant.config.sides import shortest, sides
@@ -205,7 +205,7 @@ def _of_artifact(options: PredictOptions, world: World) -> Classifying:
     from swin_quant.verbs.classify import of_artifact
 
     artifact = open_artifact(options.model)
-    refuse_of_checkpoints(options.geometry, options.policy)
+    refuse_checkpoint_flags(options.geometry, options.policy)
     return of_artifact(artifact, options.engines.engine or None, options.engines.options(world))
 
 
@@ -216,7 +216,7 @@ def _of_checkpoint(options: PredictOptions, world: World) -> Classifying:
     from swin_quant.loading import load_for_scoring
     from swin_quant.verbs.classify import of_model
 
-    refuse_of_artifacts(options.engines)
+    refuse_artifact_flags(options.engines)
     checkpoint = open_checkpoint(options.model)
     cfg = shared.config_of(checkpoint, options.geometry)
     need_logits(cfg.MODEL.OUTPUT_KIND, "predict")

@@ -176,7 +176,7 @@ class Quantization:
         return SearchOptions(
             checkpoint=str(self.calibrated),
             engine=self.target.name,
-            budget=options.budget.or_usual,
+            budget=options.budget.or_default,
             data=MeasuredOptions(**values, split=self.plan.split),
             timing=options.timing,
             run=options.run,

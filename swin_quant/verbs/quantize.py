@@ -135,7 +135,7 @@ def quantize(
             )
         if scored_on is None and place_has(source.path, "val"):
             scored_on = source.path
-    budget.need_auto(policy)
+    budget.need_policy_auto(policy)
     subject = model_of(load(model, config) if isinstance(model, str | Path) else model)
     target.exporting.check_packages()
     ensure_writable_dir(folder)
@@ -144,7 +144,7 @@ def quantize(
     calibrate(subject, source, named, method=method, passes=passes, folder=folder)
     if policy == AUTO:
         searched_on = replace(place, count=None) if place else source
-        found = search(subject, searched_on, backend, folder, **asdict(budget.or_usual))
+        found = search(subject, searched_on, backend, folder, **asdict(budget.or_default))
         refuse_useless(found.settings, found.result, found.settings.checkpoint, target)
     exported = export(subject, backend, folder, int4_weights=int4_weights)
     scored = _checked(exported, target, source, scored_on)

@@ -48,7 +48,7 @@ class QuantizeOptions:
         if len(self.policy.policy) > 1:
             raise UsageError(f"--policy {' '.join(self.policy.policy)}: give one")
         automatic = self.policy.policy == (AUTO,)
-        self.budget.need_auto(self.policy.policy)
+        self.budget.need_policy_auto(self.policy.policy)
         if (timing := self.timing.measuring()) and not automatic:
             raise UsageError(f"--{next(iter(timing))} is for --policy {AUTO}: nothing is timed for other policies")
         changes = shlex.join(words_from(replace(self.policy, policy=(), saturation_safe=False)))

@@ -56,13 +56,13 @@ class BudgetOptions:
     min_sqnr: Annotated[float | None, Rare("SQNR of the logits", "DB")] = None
     max_ms: Annotated[float | None, Flag("latency of a batch on the engine", "MS")] = None
 
-    def need_auto(self, policy: object) -> None:
+    def need_policy_auto(self, policy: object) -> None:
         """UsageError for a limit beside a policy that is not searched for."""
         if self != BudgetOptions() and policy not in (AUTO, (AUTO,)):
             raise UsageError(f"a budget is for ‹policy› {AUTO}: other policies are what they are")
 
     @property
-    def or_usual(self) -> BudgetOptions:
+    def or_default(self) -> BudgetOptions:
         """These limits; without any, a drop of MAX_DROP."""
         return BudgetOptions(max_drop=MAX_DROP) if self == BudgetOptions() else self
 
