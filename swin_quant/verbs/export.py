@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from swin_quant.backends.backend import PRECISIONS, Backend, function
+from swin_quant.backends.backend import PRECISIONS, Backend
 from swin_quant.backends.registry import targets
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
-from swin_quant.base.files import ensure_writable_dir, place_of, read_lines, sha256_of
+from swin_quant.base.files import ensure_writable_dir, read_lines
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.paths import card_path
@@ -21,7 +21,6 @@ from swin_quant.config import from_dict
 from swin_quant.config.outputs import LOGITS
 
 if TYPE_CHECKING:
-    from torch import nn
     from yacs.config import CfgNode
 
     from swin_quant.backends.artifact import Artifact
@@ -196,24 +195,21 @@ def export(
     from swin_quant.checkpoint.ranges import check_bits
     from swin_quant.exported import Exported, model_of
     from swin_quant.quant.policy import apply_policy, load_policy
-    from swin_quant.verbs.export_target import exporter_options, policy_of, target_of
+    from swin_quant.verbs.export_target import ExportTarget
 
-    model, target = model_of(model), target_of(backend)
-    told = exporter_options(target, precision, options)  # contradictions are refused before a file is written
-    chosen = load_policy(policy) if policy else None
-    plain = bool(options.get("plain"))
-    used = policy_of(backend, model.card, model.file, chosen, precision, saturation_safe, plain)
+    model, target = model_of(model), ExportTarget.of(backend, precision, options, saturation_safe)
+    used = target.policy(model.card, model.file, load_policy(policy) if policy else None)
     network = model.network
     _need_ranges(model, used)
     file = file_of(model, ensure_writable_dir(folder))
     check_bits(model.module, model.card, [used], model.name)
     module = deepcopy(network).cpu().eval()  # the caller's keeps its policy and its place
     apply_policy(module, used)
-    made = write_artifact(module, model.card, file, target, folder, used, precision, told, saturation_safe)
+    made = target.write(module, model.card, file, folder, used)
     if model.card.wrapped and compared:
         from swin_quant.verbs.export_compared import compared as beside_fake_quant
 
-        made = beside_fake_quant(made, model, module, target)
+        made = beside_fake_quant(made, model, module, target.backend)
     return Exported(made, model if model.card.wrapped else None)
 
 
@@ -234,47 +230,17 @@ def export_checkpoint(
     """
     from swin_quant.checkpoint.opened import open_checkpoint
     from swin_quant.loading import giving, load_for_scoring
-    from swin_quant.verbs.export_target import exporter_options, policy_of, target_of
+    from swin_quant.verbs.export_target import ExportTarget
 
-    target = target_of(backend)
-    told = exporter_options(target, precision, options or {})
-    opened = open_checkpoint(checkpoint)
-    plain = bool(options and options.get("plain"))
-    used = policy_of(backend, opened.card, opened.file, policy, precision, saturation_safe, plain)
+    target, opened = ExportTarget.of(backend, precision, options, saturation_safe), open_checkpoint(checkpoint)
+    used = target.policy(opened.card, opened.file, policy)
     if cfg is None:
         if opened.card is None:
             raise UsageError(f"{checkpoint}: has no run card {card_path(checkpoint).name} beside it: give ‹cfg›")
         cfg = from_dict(opened.card.config, str(card_path(checkpoint)))
     subject = load_for_scoring(cfg, opened, [used])
-    card = giving(subject.card, cfg)
-    written = write_artifact(subject.model, card, opened.file, target, folder, used, precision, told, saturation_safe)
+    written = target.write(subject.model, giving(subject.card, cfg), opened.file, folder, used)
     return written, subject.model
-
-
-def write_artifact(
-    module: nn.Module,
-    card: RunCard,
-    file: Path,
-    target: Backend,
-    folder: str | Path,
-    used: Policy,
-    precision: str,
-    told: Any,
-    saturation_safe: bool = False,
-) -> Artifact:
-    """Write the artifact of a module under a policy, which is applied; its card names `file`, the checkpoint."""
-    from swin_quant.backends.saturation import at_risk, safe_on
-
-    if saturation_safe and not set(at_risk(target)) & set(safe_on(module)):
-        raise UsageError(
-            f"‹saturation_safe›: {target.name} multiplies two activations where policy {used.name} quantizes "
-            "attention, which saturates whatever the weights are: give ‹policy› cpu"
-        )
-    record = card.checkpoint or {"file": file.name, "sha256": sha256_of(file)}
-    policy = None if precision == "float" else used.to_dict()
-    card = replace(card, checkpoint={**record, "path": str(place_of(file))}, policy=policy)
-    made: Artifact = function(target.exporting.export)(module, card, ensure_writable_dir(folder), told)
-    return made
 
 
 def _need_ranges(model: Model, policy: Policy) -> None:

@@ -1,13 +1,18 @@
-"""The policy and the exporter's options for an export target."""
+"""What an export writes: the backend, the exporter's options, the policy, the artifact."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
+from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.backend import Backend, function
 from swin_quant.backends.registry import targets
-from swin_quant.backends.saturation import at_risk, without_saturation
+from swin_quant.backends.saturation import at_risk, safe_on, without_saturation
 from swin_quant.base.errors import UsageError, listed
+from swin_quant.base.files import ensure_writable_dir, place_of, sha256_of
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
 from swin_quant.checkpoint.opened import open_checkpoint
@@ -57,24 +62,51 @@ def _float_types_of(engine: Backend) -> Sequence[str]:
     return [engine.only_float_type] if engine.only_float_type else []
 
 
-def policy_of(
-    target: str,
-    card: RunCard | None,
-    checkpoint: str | Path | None,
-    policy: Policy | None = None,
-    precision: str = "int8",
-    saturation_safe: bool = False,
-    plain: bool = False,
-) -> Policy:
-    """The policy of an artifact: the user's, else that of `policy_for`. UsageError for options that contradict."""
-    if precision == "float":
-        if policy:
-            raise UsageError("‹policy› chooses what is int8: leave it out with ‹precision› float")
-        policy = load_policy("float")
-    if saturation_safe and (precision == "float" or not at_risk(target_of(target))):
-        raise UsageError(f"‹saturation_safe›: means nothing to ‹backend› {target} with precision {precision}")
-    policy = policy or policy_for(target, card, checkpoint, plain or saturation_safe)
-    return without_saturation(policy) if saturation_safe else policy
+@dataclass(frozen=True)
+class ExportTarget:
+    """A backend, the precision of its file, and the exporter's options. `plain`: a file without compiled operators."""
+
+    backend: Backend
+    precision: str
+    options: Any
+    saturation_safe: bool = False
+    plain: bool = False
+
+    @classmethod
+    def of(
+        cls, name: str, precision: str, values: Mapping[str, Any] | None = None, saturation_safe: bool = False
+    ) -> "ExportTarget":
+        """UsageError for a backend that is none, and for options that it lacks."""
+        backend, given = target_of(name), values or {}
+        options = exporter_options(backend, precision, given)
+        return cls(backend, precision, options, saturation_safe, bool(given.get("plain")))
+
+    def policy(self, card: RunCard | None, checkpoint: str | Path | None, policy: Policy | None = None) -> Policy:
+        """The policy of the artifact: the user's, else that of `policy_for`. UsageError for options that contradict."""
+        name = self.backend.name
+        if self.precision == "float":
+            if policy:
+                raise UsageError("‹policy› chooses what is int8: leave it out with ‹precision› float")
+            policy = load_policy("float")
+        if self.saturation_safe and (self.precision == "float" or not at_risk(self.backend)):
+            raise UsageError(f"‹saturation_safe›: means nothing to ‹backend› {name} with precision {self.precision}")
+        policy = policy or policy_for(name, card, checkpoint, self.plain or self.saturation_safe)
+        return without_saturation(policy) if self.saturation_safe else policy
+
+    def write(self, module: nn.Module, card: RunCard, file: Path, folder: str | Path, used: Policy) -> Artifact:
+        """Write the artifact of a module under a policy, which is applied; its card names `file`, the checkpoint."""
+        if self.saturation_safe and not set(at_risk(self.backend)) & set(safe_on(module)):
+            raise UsageError(
+                f"‹saturation_safe›: {self.backend.name} multiplies two activations where policy {used.name} quantizes "
+                "attention, which saturates whatever the weights are: give ‹policy› cpu"
+            )
+        record = card.checkpoint or {"file": file.name, "sha256": sha256_of(file)}
+        policy = None if self.precision == "float" else used.to_dict()
+        card = replace(card, checkpoint={**record, "path": str(place_of(file))}, policy=policy)
+        made: Artifact = function(self.backend.exporting.export)(
+            module, card, ensure_writable_dir(folder), self.options
+        )
+        return made
 
 
 def policy_for(target: str, card: RunCard | None, checkpoint: str | Path | None = None, plain: bool = False) -> Policy:

@@ -40,8 +40,7 @@ from swin_quant.quant.sensitivity import LAYER, sensitivity
 from swin_quant.score.baseline import load_original
 from swin_quant.score.candidate import BenchCandidate
 from swin_quant.score.interleave import Timing, interleave
-from swin_quant.verbs.export import write_artifact
-from swin_quant.verbs.export_target import exporter_options, policy_of
+from swin_quant.verbs.export_target import ExportTarget
 from swin_quant.verbs.search_settings import SearchPictures, SearchSettings
 
 WORKSPACE = "swin-quant-search-"  # first part of the name of a folder for exported files
@@ -60,12 +59,12 @@ class PolicyTimer:
 
     def export(self, policy: Policy | None, folder: Path) -> Artifact:
         """The model under a policy as an artifact in `folder`; None: the float model."""
-        settings, card, precision = self.settings, self.subject.card, "int8" if policy else "float"
-        options = exporter_options(settings.backend, precision, settings.exporter_options)
-        used = policy_of(settings.engine, card, self.file, policy, precision)
+        card, precision = self.subject.card, "int8" if policy else "float"
+        target = ExportTarget.of(self.settings.engine, precision, self.settings.exporter_options)
+        used = target.policy(card, self.file, policy)
         module = deepcopy(self.subject.model).cpu()
         apply_policy(module, used)
-        return write_artifact(module, card, self.file, settings.backend, folder, used, precision, options)
+        return target.write(module, card, self.file, folder, used)
 
     @cached_property
     def _base(self) -> Artifact:
