@@ -1,4 +1,4 @@
-"""What an export writes: the backend, the exporter's options, the policy, the artifact."""
+"""The target of an export: its backend and options, the policy that it gets, the artifact that is written."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
