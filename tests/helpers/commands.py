@@ -35,7 +35,7 @@ class Done:
         return self.err
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def process_left_alone():
     """A command sets up logging and signals for its process, which here runs all tests."""
     log, terminate, noisy = logging.getLogger("swin_quant"), signal.getsignal(signal.SIGTERM), logging.raiseExceptions
@@ -47,7 +47,7 @@ def process_left_alone():
 
 
 @pytest.fixture
-def run(capsys, process_left_alone) -> Callable[..., Done]:
+def run(capsys) -> Callable[..., Done]:
     """run("calibrate", "--cfg", ...) in this process; the command `main.py` is FasterTransformer's entry point."""
 
     def go(command, *arguments) -> Done:

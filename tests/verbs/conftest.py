@@ -15,11 +15,6 @@ from tests.helpers.known_times import with_known_times
 from tests.outliers import plant
 
 
-@pytest.fixture(autouse=True)
-def every_process_left_alone(process_left_alone):
-    """Restores the process after every test of the commands, whatever they call."""
-
-
 @pytest.fixture
 def model(micro):
     return sq.load(micro / "swin.pth", config=micro / "swin.yaml")

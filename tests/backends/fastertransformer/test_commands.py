@@ -1,8 +1,6 @@
 """export_ft.py on our checkpoints, and on FasterTransformer's own, which have no run card."""
 
 import json
-import logging
-import signal
 
 import pytest
 import torch
@@ -14,16 +12,6 @@ from swin_quant.cli import main
 
 ARCHITECTURE = {"PATCH_SIZE": 2, "EMBED_DIM": 32, "DEPTHS": [2, 1], "NUM_HEADS": [1, 2], "WINDOW_SIZE": 2}
 MORE = {"swin": {}, "swinv2": {"PRETRAINED_WINDOW_SIZES": [0, 0]}}
-
-
-@pytest.fixture(autouse=True)
-def process_left_alone():
-    """A command sets up logging and signals for its process, which here runs all tests."""
-    log, terminate = logging.getLogger("swin_quant"), signal.getsignal(signal.SIGTERM)
-    before = log.handlers, log.level, log.propagate
-    yield
-    log.handlers, log.level, log.propagate = before
-    signal.signal(signal.SIGTERM, terminate)
 
 
 @pytest.fixture
