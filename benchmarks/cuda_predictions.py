@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+from pages import save
+
 from swin_quant.backends.cuda.choose_fusions import CACHE_BYTES_US, chosen, modelled_us
 from swin_quant.backends.cuda.export import LARGEST_BATCH
 from swin_quant.backends.cuda.floors import floor_of, gpu_of
@@ -240,7 +242,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpu", default="h200")
     args = parser.parse_args()
-    PAGE.write_text("\n".join(page(args.gpu)) + "\n", encoding="utf-8")
+    save(PAGE, "\n".join(page(args.gpu)) + "\n")
     print(PAGE)
 
 

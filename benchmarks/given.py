@@ -16,6 +16,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from pages import save
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "results" / "given.md"
 CASES = ROOT / "benchmarks" / "given_cases.py"
@@ -39,7 +41,7 @@ def main() -> None:
         rows.append([kind, text, *(outcome(name, tree.resolve(), pictures) for tree in trees)])
         print(" | ".join(rows[-1]), flush=True)
     if not args.case:
-        PAGE.write_text(page(rows, trees))
+        save(PAGE, page(rows, trees))
 
 
 def folders_of(data: Path, target: Path) -> Path:

@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from pages import save
 
 from swin_quant.backends.registry import artifact_engine, engine_named, torch_engine
 from swin_quant.base.cpu import reproducible, usable_cores
@@ -68,7 +69,7 @@ def main() -> None:
             rows.append(cells(model, engine, cpu, found["plain"], found["safe"], args.no_latency))
             if "own session" in found:
                 rows.append(cells(model, OWN, cpu, found["own session"], found["safe"], args.no_latency))
-    args.output.write_text(heading(args) + "".join(f"| {' | '.join(row)} |\n" for row in rows))
+    save(args.output, heading(args) + "".join(f"| {' | '.join(row)} |\n" for row in rows))
 
 
 def imitations(library: Path | None) -> list[tuple[str, str, dict[str, str]]]:
