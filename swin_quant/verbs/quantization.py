@@ -75,8 +75,7 @@ class Quantization:
 
     @classmethod
     def of(cls, options: QuantizeOptions, checkpoint: str, world: World, several: bool = False) -> Quantization:
-        """`several`: the checkpoint has a folder of its name below ‹output›. UsageError for options that nothing can
-        do."""
+        """`several`: the checkpoint has a folder of its name below ‹output›. UsageError for impossible options."""
         opened = open_checkpoint(checkpoint)
         cfg = shared.config_of(opened, options.model, options.data, options.run, OUTPUT=options.output)
         opened.forget()
@@ -136,8 +135,7 @@ class Quantization:
     @property
     def calibrated(self) -> Path:
         """The calibrated checkpoint, whatever its name; where it will be written, as long as there is none."""
-        holds = partial(_is_of, self)
-        return place_of(self.folder, self.cfg.MODEL.NAME, self.policy.to_dict(), holds, tell=False)
+        return place_of(self.folder, self.cfg.MODEL.NAME, self.policy.to_dict(), partial(_is_of, self), tell=False)
 
     @property
     def exported_policy(self) -> Policy | None:
