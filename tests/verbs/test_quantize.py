@@ -107,15 +107,20 @@ def test_what_was_exported_otherwise_is_not_taken_for_the_artifact(run, words, m
     assert run("quantize", *words, "--dry-run").out.count("# done") == 2
 
 
+def planned(run, *words):
+    """The commands of a dry run, each with its options."""
+    done = run("quantize", *words, "--dry-run")
+    assert done.code == 0, done
+    told = map(shlex.split, done.out.splitlines())
+    return [(name, vars(parser_of(name, command_of(name)).parse(rest))) for _, name, *rest in told]
+
+
 def test_the_commands_are_given_what_was_asked_for(run, words, tmp_path):
     (tmp_path / "my own.yaml").write_text("name: mine\nrules:\n  - enable: ['role:gemm_input', 'role:gemm_weight']\n")
     asked = ["--calibrator", "mse", "--split", "val", "--seed", 3, "--half", "none", "--threads", 1, "--batch", 4]
     asked += ["--img-size", 32, "--window", 4, "--weights", "raw"]
-    done = run("quantize", *words, "--policy", tmp_path / "my own.yaml", *asked, "--dry-run")
-    calibrate, export, verify, evaluate = (
-        vars(parser_of(name, command_of(name)).parse(rest))
-        for _, name, *rest in map(shlex.split, done.out.splitlines())
-    )
+    told = planned(run, *words, "--policy", tmp_path / "my own.yaml", *asked)
+    calibrate, export, verify, evaluate = (options for _, options in told)
     assert calibrate["policy"] == export["policy"] == [str(tmp_path / "my own.yaml")]
     assert calibrate["cfg"] and (calibrate["calibrator"], calibrate["split"], calibrate["seed"]) == (
         "mse",
@@ -130,14 +135,12 @@ CHANGED = ["--policy", "qdq", "--wprec", 7, "--quant-per-tensor", "--narrow-rang
 
 
 def test_what_changes_a_policy_is_given_to_the_commands_that_take_one(run, words):
-    told = run("quantize", *words, *CHANGED, "--dry-run").out.splitlines()
+    told = planned(run, *words, *CHANGED)
     asked = vars(parser_of("quantize", command_of("quantize")).parse([*map(str, [*words, *CHANGED])]))
-    for line in told[:2]:
-        _, name, *rest = shlex.split(line)
-        given = vars(parser_of(name, command_of(name)).parse(rest))
-        flags = ("policy", "wprec", "aprec", "quant_per_tensor", "narrow_range", "off")
+    flags = ("policy", "wprec", "aprec", "quant_per_tensor", "narrow_range", "off")
+    for _, given in told[:2]:
         assert [given[flag] for flag in flags] == [asked[flag] for flag in flags]
-    assert not any("--off" in line for line in told[2:])
+    assert not any(given.get("off") for _, given in told[2:])
 
 
 @pytest.mark.slow
@@ -161,10 +164,8 @@ def test_printed_commands_have_what_is_zero_what_has_blanks_and_all_digits(run, 
     recipe = tmp_path / "my fast.yaml"
     recipe.write_text("name: mine\npasses: [equalize]\n")
     asked = ["--max-unreadable", 0, "--workers", 0, "--passes", recipe, "--policy", "auto", "--max-ms", 12.34567]
-    lines = run("quantize", *words, *asked, "--dry-run").out.splitlines()
-    told = [(name, vars(parser_of(name, command_of(name)).parse(rest))) for _, name, *rest in map(shlex.split, lines)]
-    (calibrate,) = (given for name, given in told if name == "calibrate")
-    (search,) = (given for name, given in told if name == "search")
+    told = dict(planned(run, *words, *asked))
+    calibrate, search = told["calibrate"], told["search"]
     assert calibrate["passes"] == str(recipe) and calibrate["workers"] == calibrate["max_unreadable"] == 0
     assert search["max_ms"] == 12.34567
 
@@ -306,12 +307,8 @@ def test_it_is_said_why_a_calibration_is_done_again(run, words, made):
 
 
 def test_a_dry_run_prints_commands_that_exist_and_writes_nothing(run, words, tmp_path):
-    done = run("quantize", *words, "--dry-run")
-    assert done.code == 0 and not (tmp_path / "out").exists()
-    commands = [shlex.split(line) for line in done.out.splitlines()]
-    assert [command[1] for command in commands] == ["calibrate", "export", "verify", "evaluate"]
-    for _, name, *rest in commands:
-        parser_of(name, command_of(name)).parse_args(rest)
+    assert [name for name, _ in planned(run, *words)] == ["calibrate", "export", "verify", "evaluate"]
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow
