@@ -108,7 +108,7 @@ def jobs(args: argparse.Namespace) -> Iterator[Job]:
 
 
 def launches_of(model: str, precision: str, batch: int) -> tuple[Launch, ...]:
-    """The launches of a model, apart, and all that fusions can make of them."""
+    """The launches of a model without fusions, and every launch that fusions can make of them."""
     found = program_of(spec_of_config(load_config(find_config(model)), precision), batch).launches
     return *found, *candidates(found)
 

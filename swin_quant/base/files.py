@@ -111,8 +111,8 @@ def _target_of(path: str | os.PathLike[str]) -> Path:
 def atomic_write_bytes(path: str | os.PathLike[str], data: bytes | memoryview) -> None:
     """Write `data` to `path`, or leave `path` as it was: a temporary file beside it, fsync, then rename.
 
-    Whatever interrupts (a full disk, Ctrl-C), the old file is untouched and the temporary one removed. A link
-    is followed, so that it still points to its file afterwards. Errors name `path` and the reason.
+    After an interruption (a full disk, Ctrl-C) the old file is untouched and the temporary one removed. A link is
+    followed, so that it still points to its file afterwards. Errors name `path` and the reason.
     """
     target = _target_of(path)
     temporary = target.with_name(f".{secrets.token_hex(8)}.tmp")
