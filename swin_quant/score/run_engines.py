@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.progress import track
 from swin_quant.data.loader import Batch, UnreadableLimit, default_workers, load_batches
 from swin_quant.data.pictures import Pictures
@@ -99,7 +99,7 @@ def infer(
     limit = UnreadableLimit(len(chosen), max_unreadable)
     batches = chunks(chosen, min([batch_size, *(engine.max_batch for engine in engines.values() if engine.max_batch)]))
     workers = default_workers(workers, 1, len(chosen))
-    loaded = readable_batches(pictures, preprocess, batches, limit, workers, f"running {', '.join(engines)}")
+    loaded = readable_batches(pictures, preprocess, batches, limit, workers, f"running {listed(engines, 2)}")
     found = infer_batches(engines, loaded, classes, device, lambda batch: [pictures.names[i] for i in batch.indices])
     return replace(found, unreadable=limit.names)
 
