@@ -19,6 +19,7 @@ import yaml
 from commands import fork as fork
 from commands import forked as forked
 from commands import process_left_alone as process_left_alone
+from commands import ranks as ranks
 from commands import run as run
 from hypothesis import settings
 from PIL import Image

@@ -24,37 +24,6 @@ def no_launcher(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-@pytest.fixture
-def ranks():
-    """ranks(function) -> the result of function(world) on each of two ranks, or the text of its SwinQuantError."""
-    context = multiprocessing.get_context("fork")  # a fork has torch imported
-
-    def work(function, rank, port, queue):
-        os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        try:
-            with process_group("cpu") as world:
-                result = function(world)
-        except SwinQuantError as error:
-            result = str(error)
-        queue.put((rank, result))
-
-    def go(function):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        queue = context.Queue()
-        processes = [context.Process(target=work, args=(function, rank, port, queue)) for rank in range(2)]
-        for process in processes:
-            process.start()
-        results = dict(queue.get(timeout=600) for _ in processes)
-        for process in processes:
-            process.join(timeout=600)
-        assert [process.exitcode for process in processes] == [0, 0]
-        return [results[0], results[1]]
-
-    return go
-
-
 def test_a_plain_start_is_a_world_of_one():
     with process_group("cpu") as world:
         assert world == World(0, 1, torch.device("cpu")) and world.is_main

@@ -1,7 +1,8 @@
-"""Fixtures that run commands: in this process, or in forks of it, each a rank if that is asked for."""
+"""Fixtures that run commands, in this process or in forks of it, and functions and commands on several ranks."""
 
 import functools
 import logging
+import multiprocessing
 import os
 import signal
 import socket
@@ -15,6 +16,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from swin_quant.base.distributed import process_group
+from swin_quant.base.errors import SwinQuantError
 from swin_quant.cli import main
 from swin_quant.cli.session import FRONT_DOOR
 
@@ -140,5 +143,36 @@ def forked(fork):
         hooks = [before and functools.partial(before, rank) for rank in range(world)]
         children = [fork(words, ranks[rank] if world > 1 else None, hooks[rank]) for rank in range(world)]
         return [child.wait() for child in children]
+
+    return go
+
+
+@pytest.fixture
+def ranks():
+    """ranks(function) -> the result of function(world) on each of two ranks, or the text of its SwinQuantError."""
+    context = multiprocessing.get_context("fork")  # a fork has torch imported
+
+    def work(function, rank, port, queue):
+        os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        try:
+            with process_group("cpu") as world:
+                result = function(world)
+        except SwinQuantError as error:
+            result = str(error)
+        queue.put((rank, result))
+
+    def go(function):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        queue = context.Queue()
+        processes = [context.Process(target=work, args=(function, rank, port, queue)) for rank in range(2)]
+        for process in processes:
+            process.start()
+        results = dict(queue.get(timeout=600) for _ in processes)
+        for process in processes:
+            process.join(timeout=600)
+        assert [process.exitcode for process in processes] == [0, 0]
+        return [results[0], results[1]]
 
     return go

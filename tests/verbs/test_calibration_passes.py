@@ -16,7 +16,7 @@ from swin_quant.quant.passes.recipe import load_passes, steps_of
 from swin_quant.quant.passes.run import PassPlan
 from swin_quant.quant.passes.trial import state_of
 from swin_quant.quant.policy import Rule, apply_policy, enabled_nodes, load_policy
-from swin_quant.verbs.calibration_passes import improve, outliers_left
+from swin_quant.verbs.calibration_passes import gathered, improve, outliers_left
 from swin_quant.verbs.calibration_result import CalibrationResult
 from tests.outliers import plant
 
@@ -38,6 +38,16 @@ def spoil(context, options):
 
 
 HALVE, SPOIL = (Step(Pass(run, type(None), keeps_function=True)) for run in (halve, spoil))
+
+
+def test_pictures_of_all_ranks_come_together_in_the_order_of_their_batches(ranks):
+    batches = [torch.full((count, 3, 2, 2), float(count)) for count in (4, 3, 2, 5)]
+
+    def work(world):
+        mine = [(number, batch) for number, batch in enumerate(batches) if number % world.size == world.rank]
+        return torch.cat(gathered(mine, world)).tolist()
+
+    assert ranks(work) == [torch.cat(batches).tolist()] * 2
 
 
 def test_channels_that_stand_out_still_were_not_evened_out_unasked():
