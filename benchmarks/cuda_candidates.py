@@ -44,7 +44,7 @@ from swin_quant.data.preprocess import Preprocess
 from swin_quant.models import build_model
 from swin_quant.operators.roofline import Machine, load_machine
 from swin_quant.quant.calibration import Method, calibrate
-from swin_quant.quant.distance import decibels
+from swin_quant.quant.distance import decibels, noise
 from swin_quant.quant.policy import apply_policy, load_policy
 
 INPUTS = 4
@@ -163,8 +163,7 @@ def check_logits(bound: Bound, right: Expected) -> None:
 
 
 def sqnr_db(signal: Tensor, other: Tensor) -> float:
-    signal, other = signal.double(), other.double()
-    return decibels(signal.square().sum().item(), (signal - other).square().sum().item())
+    return decibels(*noise(other.double(), signal.double()))
 
 
 def traced(name: str, batch: int, place: Place) -> Run:

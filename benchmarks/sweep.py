@@ -7,6 +7,7 @@ working folder, and is not made again.
 import importlib.util
 import json
 import logging
+import math
 import multiprocessing
 import os
 import random
@@ -28,7 +29,6 @@ from torch import Tensor, nn
 import swin_quant as sq
 from swin_quant.base.errors import first_line
 from swin_quant.base.files import atomic_write_bytes
-from swin_quant.quant.distance import decibels
 from swin_quant.score.candidate import milliseconds
 
 CALIBRATION, JUDGED = 8, 8  # pictures
@@ -289,8 +289,8 @@ def _float_products(file: Path) -> int:
 def _sqnr(given: Tensor, reference: Tensor) -> float:
     if not given.isfinite().all():
         raise FloatingPointError("gives NaN or infinity")
-    signal = reference.double()
-    return decibels(signal.square().sum().item(), (given.double() - signal).square().sum().item())
+    noise = float((given.double() - reference.double()).square().sum())
+    return 10 * math.log10(float(reference.double().square().sum()) / max(noise, 1e-30))
 
 
 def _flat(output: Any) -> Tensor:
