@@ -54,7 +54,10 @@ def images():
     return torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(5))
 
 
-@pytest.fixture(scope="module", params=MICRO)
+LAST = pytest.param([*MICRO][-1], marks=pytest.mark.slow)  # it has all its blocks
+
+
+@pytest.fixture(scope="module", params=[*[*MICRO][:-1], LAST])
 def micro(request):
     """The name, and a separate model of it."""
     torch.manual_seed(0)

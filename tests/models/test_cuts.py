@@ -46,7 +46,10 @@ def built(name):
     return network
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+LAST = pytest.param([*FAMILIES][-1], marks=pytest.mark.slow)  # it has all its blocks
+
+
+@pytest.fixture(scope="module", params=[*[*FAMILIES][:-1], LAST])
 def family(request):
     return request.param, built(request.param)
 

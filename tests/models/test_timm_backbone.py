@@ -22,6 +22,7 @@ MICRO = {
     "mobilenetv3_small_050": {},
 }
 RESNET = "resnet18"
+NAMES = [*[*MICRO][:-1], pytest.param([*MICRO][-1], marks=pytest.mark.slow)]  # the last has all its blocks
 
 
 def made(name, kind="logits", stages=(), side=32, **options):
@@ -41,7 +42,7 @@ def theirs(name, state, **options):
     return model.eval()
 
 
-@pytest.mark.parametrize("name", MICRO)
+@pytest.mark.parametrize("name", NAMES)
 def test_maps_are_those_of_features_only_at_any_size(name):
     ours = made(name, "features")
     expected = theirs(name, made(name).state_dict(), features_only=True)
@@ -52,6 +53,7 @@ def test_maps_are_those_of_features_only_at_any_size(name):
     assert ours.output_stages == tuple(range(len(expected.feature_info)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["logits", "features", "embedding"])
 @pytest.mark.parametrize(
     ("name", "options"),
@@ -78,7 +80,7 @@ def test_timms_own_files_of_its_swins_load(name, options, kind, tmp_path):
         torch.testing.assert_close(ours(images), theirs)
 
 
-@pytest.mark.parametrize("name", MICRO)
+@pytest.mark.parametrize("name", NAMES)
 def test_embeddings_are_what_the_last_linear_reads(name):
     images = torch.randn(2, 3, 32, 32)
     with torch.inference_mode():
