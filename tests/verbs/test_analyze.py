@@ -56,7 +56,7 @@ def test_a_model_of_ones_own_from_python():
     found = sq.analyze(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), torch.randn(2, 3, 8, 8), check_replacements=True)
     assert "conv2d" in str(found) and found.to_dict()["pictures"] == 2 and "<table" in found._repr_html_()
     assert all(one["calls"] == 0 for one in found.to_dict()["replacements"])
-    with pytest.raises(sq.UsageError, match="of what size"):
+    with pytest.raises(sq.UsageError, match="does not say the size of its pictures"):
         sq.analyze(nn.ReLU())
     with pytest.raises(sq.UsageError, match=r"images of shape \(3, 8, 8\): must be \[B, 3, H, W\]"):
         sq.analyze(nn.ReLU(), (3, 8, 8))
