@@ -12,6 +12,7 @@ from swin_quant.models.placement import input_role, source_of
 from swin_quant.quant.layer import (
     Borrowed,
     BorrowedConv2d,
+    BorrowedConvTranspose2d,
     BorrowedLinear,
     Lender,
     QuantConv1d,
@@ -24,6 +25,7 @@ from swin_quant.quant.layer import (
 _OURS: dict[str, type] = {"linear": QuantLinear, "conv1d": QuantConv1d, "conv2d": QuantConv2d, "conv3d": QuantConv3d}
 _BORROWED: dict[str, type] = {"linear": BorrowedLinear, "conv2d": BorrowedConv2d}
 _PLAIN = {nn.Linear: "linear", nn.Conv1d: "conv1d", nn.Conv2d: "conv2d", nn.Conv3d: "conv3d"}
+_TRANSPOSED = "conv_transpose2d"
 _CONVOLUTION = (1, 0, 1, 1)  # default stride, padding, dilation and groups of an operation
 
 
@@ -41,8 +43,10 @@ def quantized_layers(graph: fx.Graph, root: nn.Module, stem: bool) -> dict[str, 
             continue
         if not stem and source_of(source, root).op == "placeholder":
             continue
-        name = _own_name(node, root)
-        if name and name not in found:
+        name = f"{node.target}.{_TRANSPOSED}" if kind == _TRANSPOSED else _own_name(node, root)
+        if kind == _TRANSPOSED and name not in found:
+            found[name] = _of_transposed(str(node.target), root)
+        elif name and name not in found:
             found[name] = _owner(node, root.get_submodule(name), kind)
         elif not name and (borrowed := _borrowing(node, root, kind)):
             name, found[borrowed[0]] = borrowed
@@ -53,7 +57,7 @@ def quantized_layers(graph: fx.Graph, root: nn.Module, stem: bool) -> dict[str, 
         ours._input_quantizer.batch_dim = batch_dim(source)
         ours._aftergemm_quantizer.batch_dim = batch_dim(node)
         put(root, name, ours)
-        if node.op == "call_function":
+        if name != node.target:
             call_instead(graph, node, name)
     graph.eliminate_dead_code()
     return found
@@ -92,6 +96,8 @@ def _kind(node: fx.Node, root: nn.Module) -> str:
     layer = root.get_submodule(str(node.target))
     if isinstance(layer, nn.Linear) and type(layer).__name__ == "Linear":  # also a subclass that only casts
         return "linear"
+    if type(layer) is nn.ConvTranspose2d and layer.groups == 1:
+        return _TRANSPOSED
     return "" if isinstance(layer, QuantizedLayer) else _PLAIN.get(type(layer), "")
 
 
@@ -139,6 +145,23 @@ def _made(kind: type, weight: Tensor, biased: bool, how: tuple[Any, ...], mode: 
             return kind(weight.shape[1], weight.shape[0], biased)
         channels = weight.shape[1] * how[-1]
         return kind(channels, weight.shape[0], tuple(weight.shape[2:]), *how, biased, mode)
+
+
+def _of_transposed(name: str, root: nn.Module) -> Borrowed:
+    """A layer with the weight and bias of a transposed convolution, as its own: a norm may be folded into it."""
+    layer: Any = root.get_submodule(name)
+    how = layer.stride, layer.padding, layer.output_padding, 1, layer.bias is not None, layer.dilation
+    with torch.device("meta"):
+        ours = BorrowedConvTranspose2d(layer.in_channels, layer.out_channels, layer.kernel_size, *how)
+    functions = {"weight": _outputs_first, "bias": torch.clone}
+    own = {key: value for key, value in layer._parameters.items() if value is not None}
+    lenders = {key: Lender((f"{name}.{key}",), functions[key]) for key in own}
+    ours.borrow(lenders, {f"{name}.{key}": value for key, value in own.items()})
+    return ours.train(layer.training)
+
+
+def _outputs_first(weight: Tensor) -> Tensor:
+    return weight.transpose(0, 1)
 
 
 def _borrowing(node: fx.Node, root: nn.Module, kind: str) -> tuple[str, Borrowed] | None:

@@ -15,6 +15,7 @@ from swin_quant.quant.layer import QuantizedLayer
 from swin_quant.quant.quantizer import Quantizer
 
 _MATMULS = frozenset("matmul bmm mm baddbmm addmm einsum".split())
+_TRANSPOSED = "convtranspose"
 _LAYERS = frozenset("linear conv1d conv2d conv3d convtranspose1d convtranspose2d convtranspose3d lstm gru".split())
 _MODULES = (nn.Linear, nn.modules.conv._ConvNd, nn.RNNBase)
 _INT8 = frozenset("linear conv1d conv2d conv3d matmul bmm".split())
@@ -87,15 +88,15 @@ def products(graph: fx.Graph, root: nn.Module, pictures: int) -> Iterator[Multip
         kind = _word(module) if module is not None else packet(node).replace("_", "")
         if isinstance(module, QuantizedLayer):
             nodes = tuple(f"{node.target}.{part}" for part in ("_input_quantizer", "_weight_quantizer"))
-            yield Multiplication(kind, _of_layer(node, module.weight, pictures), nodes)
+            yield Multiplication(kind, _of_layer(kind, node, module.weight, pictures), nodes)
         elif isinstance(module, _MODULES):
             reason = _Float(kind, reads_pictures=True).reason
-            yield Multiplication(kind, _of_layer(node, next(module.parameters()), pictures), reason=reason)
+            yield Multiplication(kind, _of_layer(kind, node, next(module.parameters()), pictures), reason=reason)
         elif kind in _LAYERS:
             weight = node.args[1].meta if isinstance(node.args[1], fx.Node) else {}
             reads = source_of(cast(fx.Node, node.args[0]), root).op == "placeholder"
             reason = _Float(kind, reads, bool(weight.get("depends"))).reason
-            yield Multiplication(kind, _of_layer(node, weight.get("val"), pictures), reason=reason)
+            yield Multiplication(kind, _of_layer(kind, node, weight.get("val"), pictures), reason=reason)
         elif kind in _MATMULS:
             nodes = tuple(
                 str(one.target) for one in node.args[:2] if isinstance(one, fx.Node) and _is_quantizer(one, root)
@@ -113,10 +114,12 @@ def _is_quantizer(node: fx.Node, root: nn.Module) -> bool:
     return node.op == "call_module" and isinstance(root.get_submodule(str(node.target)), Quantizer)
 
 
-def _of_layer(node: fx.Node, weight: Any, pictures: int) -> int:
-    out = node.meta.get("val")
+def _of_layer(kind: str, node: fx.Node, weight: Any, pictures: int) -> int:
+    out, given = node.meta.get("val"), cast(fx.Node, node.args[0]).meta.get("val")
     if not isinstance(out, Tensor) or not isinstance(weight, Tensor):
         return 0
+    if isinstance(given, Tensor) and _TRANSPOSED in kind:  # each input multiplies the weights of its channel
+        return _elements(given) * (weight.numel() // _hint(given.shape[1])) // pictures
     return _elements(out) * (weight.numel() // weight.shape[0]) // pictures
 
 

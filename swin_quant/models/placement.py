@@ -15,7 +15,7 @@ from swin_quant.models.capture import packet, stack
 from swin_quant.quant.quantizer import Role
 
 CONVOLUTIONS = frozenset("conv1d conv2d conv3d quantconv1d quantconv2d quantconv3d borrowedconv2d".split())
-LAYERS = CONVOLUTIONS | {"linear", "quantlinear", "borrowedlinear"}
+LAYERS = CONVOLUTIONS | {"linear", "quantlinear", "borrowedlinear", "borrowedconvtranspose2d"}
 NORMS = frozenset({"batchnorm1d", "batchnorm2d", "batchnorm3d"})
 MATMULS = frozenset({"matmul", "bmm"})
 ADDS = frozenset({"add"})

@@ -27,6 +27,7 @@ class QuantizedLayer(nn.Module):
 
     channel_dim = -1  # of inputs and outputs
     output_has_bias = False  # whether _aftergemm quantizes the product with its bias
+    stored_dim = 0  # the dimension of outputs in the weight that files hold
     weight: Tensor
     bias: Any  # a parameter or None; each of torch's classes declares it
 
@@ -39,6 +40,10 @@ class QuantizedLayer(nn.Module):
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """The product of x and a weight that may be quantized, plus `bias` if there is one."""
         raise NotImplementedError(f"{type(self).__name__} does not say what its product is")
+
+    def stored_product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """`product`, of a weight whose outputs are in dimension `stored_dim`."""
+        return self.product(x, weight, bias)
 
     def columns(self, x: Tensor) -> Tensor | None:
         """The vectors [products, in] of the input `x` that multiply the rows of the flattened weight [out, in].
@@ -190,6 +195,19 @@ class BorrowedLinear(Borrowed, QuantLinear):
 
 class BorrowedConv2d(Borrowed, QuantConv2d):
     """A convolution as `QuantConv2d`."""
+
+
+class BorrowedConvTranspose2d(Borrowed, QuantConv, nn.ConvTranspose2d):
+    """A transposed convolution of one group: its weight [out, in, ...] is computed from torch's, [in, out, ...]."""
+
+    stored_dim = 1
+
+    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return self.stored_product(x, weight.transpose(0, 1), bias)
+
+    def stored_product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        how = self.stride, self.padding, self.output_padding, self.groups, self.dilation
+        return F.conv_transpose2d(x, weight, bias, *how)  # type: ignore[arg-type]  # tuples of two numbers
 
 
 @torch.no_grad()

@@ -88,18 +88,20 @@ class StoredWeight(nn.Module):
 
 
 class KeptWeight(nn.Module):
-    """A weight that the file stores in its own shape: int8 or float8 [out, ...] and its scale, 0-dim or [out]."""
+    """A weight [out, ...] as the file stores it, with outputs in dimension `dim`: int8 or float8, and its scale, 0-dim
+    or [out]."""
 
-    def __init__(self, weight: Tensor, node: Quantizer) -> None:
+    def __init__(self, weight: Tensor, node: Quantizer, dim: int) -> None:
         super().__init__()
         values, scale = levels(weight, node)
         self.values: Tensor
         self.scale: Tensor
-        self.register_buffer("values", values)
+        self.register_buffer("values", values.movedim(0, dim).contiguous())
         self.register_buffer("scale", scale)
+        self.dim = dim
 
     def forward(self) -> Tensor:
-        return dequantize(self.values, self.scale, 0)
+        return dequantize(self.values, self.scale, self.dim)
 
 
 class FloatWeight(nn.Module):
@@ -126,18 +128,18 @@ class Product(nn.Module):
         weight, node, bias = layer.weight.detach(), layer._weight_quantizer, layer.effective_bias()
         self._input_quantizer = lowered(layer._input_quantizer)
         self._aftergemm_quantizer = lowered(layer._aftergemm_quantizer)
-        self._weight_quantizer = KeptWeight(weight, node) if node.setting.enabled else None
+        self._weight_quantizer = KeptWeight(weight, node, layer.stored_dim) if node.setting.enabled else None
         self.weight: Tensor
         self.bias: Tensor | None
         if not node.setting.enabled:
-            self.register_buffer("weight", weight)
+            self.register_buffer("weight", weight.movedim(0, layer.stored_dim).contiguous())
         self.inside = (
             layer.output_has_bias or not layer._aftergemm_quantizer.setting.enabled
         )  # engines fuse such a bias
         if bias is not None:
             bias = (bias.detach() if self.inside else layer.aligned(bias.detach())).clone()
         self.register_buffer("bias", bias)
-        self.product = layer.product
+        self.product = layer.stored_product
 
     def forward(self, x: Tensor) -> Tensor:
         weight = self.weight if self._weight_quantizer is None else self._weight_quantizer()

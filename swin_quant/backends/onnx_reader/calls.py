@@ -232,7 +232,7 @@ def _multiplies(node: Any) -> bool:
 def _channels(node: Any) -> int:
     """The dimension of a weight's output channels."""
     turned = any(one.name == "transB" and one.i for one in node.attribute)
-    return 0 if node.op_type == "Conv" or turned else -1
+    return {"Conv": 0, "ConvTranspose": 1}.get(node.op_type, 0 if turned else -1)
 
 
 def _values(tensor: Any, path: Path) -> Any:

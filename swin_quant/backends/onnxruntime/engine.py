@@ -28,7 +28,7 @@ _TYPES = {  # the type of a product -> the runtime's operators that compute in i
     "int8": {"QLinearMatMul", "MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul"}
     | {"QGemm", "QLinearConv", "ConvInteger", "QAttention"},
     "int4": {"MatMulNBits"},  # int4 weights; it rounds its other operand to int8
-    "float32": {"MatMul", "FusedMatMul", "Gemm", "FusedGemm", "Conv", "FusedConv", "NhwcFusedConv"}
+    "float32": {"MatMul", "FusedMatMul", "Gemm", "FusedGemm", "Conv", "FusedConv", "NhwcFusedConv", "ConvTranspose"}
     | {"Attention", "MultiHeadAttention"},
 }
 # It makes a float Gemm of a linear with a fixed batch and a bias of one dimension; int8 fusions do not take that.

@@ -30,7 +30,8 @@ NAME = "openvino"
 HINTS = {"float32": ("f32", "FP32"), "bfloat16": ("bf16", "BF16"), "float16": ("f16", "FP16")}
 _TYPES = {hint: name for name, (hint, _) in HINTS.items()} | {"i8": "int8", "u8": "int8"}
 _ROUNDING = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
-_GEMMS = ("FullyConnected", "MatMul", "Convolution")  # layers of its runtime; `Subgraph` is several in one kernel
+# Layers of its runtime; `Subgraph` is several in one kernel.
+_GEMMS = ("FullyConnected", "MatMul", "Convolution", "Deconvolution")
 
 
 def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine:

@@ -71,7 +71,16 @@ class Padded(nn.Module):
         return self.head(F.relu(self.b(self.pad(x))).mean((2, 3)))
 
 
+class Upsampled(nn.Sequential):
+    """Maps made larger by transposed convolutions, with a norm that is folded into one, as in a segmenter's neck."""
+
+    def __init__(self):
+        up = nn.ConvTranspose2d(8, 16, 2, 2), nn.BatchNorm2d(16), nn.ReLU(), nn.ConvTranspose2d(16, 8, 3, 2, 1)
+        super().__init__(nn.Conv2d(3, 8, 3), nn.ReLU(), *up, nn.Conv2d(8, 5, 3), nn.Flatten())
+
+
 NETWORKS = {
+    "transposed": Upsampled,
     "joined once": lambda: Fire("once"),
     "joined twice": lambda: Fire("twice"),
     "joined and pooled": lambda: Fire("pooled"),
@@ -106,3 +115,13 @@ def test_convolutions_add_the_zeros_so_that_onnxruntime_runs_all_in_int8(tmp_pat
     assert roles["stem"] == roles["a"] == Role.GEMM_OUTPUT and roles["b"] == Role.CONV_OUTPUT
     details = artifact.load().details
     assert (details["int8_gemms"], details["all_gemms"]) == (4, 4)
+
+
+@pytest.mark.parametrize(("engine", "type_"), [("openvino", "int8"), ("onnxruntime", "float32")])
+def test_an_engine_says_how_it_runs_a_transposed_convolution(engine, type_, tmp_path):
+    pytest.importorskip(engine)
+    torch.manual_seed(0)
+    model = sq.calibrate(sq.wrap(Upsampled(), 16, name="up"), [torch.randn(8, 3, 16, 16)], "qdq", passes=[])
+    found = sq.export(model, engine, tmp_path).load().details["gemms"]
+    plain = ("0.Conv", "6.Conv")  # OpenVINO gives the transposed ones names of its own
+    assert [kind for name, kind in found.items() if name.partition("/")[0] not in plain] == [type_] * 2
