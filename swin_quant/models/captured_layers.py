@@ -153,7 +153,7 @@ def _of_transposed(name: str, root: nn.Module) -> Borrowed:
     how = layer.stride, layer.padding, layer.output_padding, 1, layer.bias is not None, layer.dilation
     with torch.device("meta"):
         ours = BorrowedConvTranspose2d(layer.in_channels, layer.out_channels, layer.kernel_size, *how)
-    functions = {"weight": _outputs_first, "bias": torch.clone}
+    functions: dict[str, Callable[..., Tensor]] = {"weight": _outputs_first, "bias": torch.clone}
     own = {key: value for key, value in layer._parameters.items() if value is not None}
     lenders = {key: Lender((f"{name}.{key}",), functions[key]) for key in own}
     ours.borrow(lenders, {f"{name}.{key}": value for key, value in own.items()})

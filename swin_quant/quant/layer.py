@@ -197,7 +197,7 @@ class BorrowedConv2d(Borrowed, QuantConv2d):
     """A convolution as `QuantConv2d`."""
 
 
-class BorrowedConvTranspose2d(Borrowed, QuantConv, nn.ConvTranspose2d):
+class BorrowedConvTranspose2d(Borrowed, QuantConv, nn.ConvTranspose2d):  # type: ignore[misc]  # fewer inputs than torch's
     """A transposed convolution of one group: its weight [out, in, ...] is computed from torch's, [in, out, ...]."""
 
     stored_dim = 1
