@@ -18,9 +18,8 @@ from swin_quant.data.inputs import Inputs
 from swin_quant.models.capture import CONSTANT, capture, packet
 from swin_quant.models.captured_layers import batch_dim, call_instead, put, quantized_layers
 from swin_quant.models.classifier import Classifier
-from swin_quant.models.coverage import products
 from swin_quant.models.cuts import WHOLE, chain, channel_dim, taken_out
-from swin_quant.models.placement import SIZES, Place, foldable, output_role, places, word_of
+from swin_quant.models.placement import SIZES, Place, foldable, output_role, places, products, word_of
 from swin_quant.models.plain_operations import spell_out, take_from_nearby
 from swin_quant.quant.layer import Borrowed, QuantConv, QuantizedLayer
 from swin_quant.quant.passes.places import Exchange, Part, of_norm

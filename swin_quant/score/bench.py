@@ -17,9 +17,8 @@ from swin_quant.cards.versions import versions
 from swin_quant.data.loader import load_batches
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sources import open_pictures
-from swin_quant.score.candidate import BenchCandidate, Runner
+from swin_quant.score.candidate import BenchCandidate, Runner, Timing, interleave
 from swin_quant.score.difference import difference
-from swin_quant.score.interleave import Timing, interleave
 from swin_quant.score.options import EngineOptions
 from swin_quant.score.run_engines import evenly
 

@@ -37,7 +37,7 @@ from swin_quant.data.sampling import digest
 from swin_quant.loading import refuse_changed_features
 from swin_quant.model import Model
 from swin_quant.models import build_model
-from swin_quant.models.coverage import coverage
+from swin_quant.models.placement import coverage
 from swin_quant.quant.advice import OF_PICTURES, Advice, Findings, advise, figures_of
 from swin_quant.quant.calibration import Calibration, Method, observing, set_ranges
 from swin_quant.quant.check import PICTURES, RUIN_DB, CheckBatch, check_ranges

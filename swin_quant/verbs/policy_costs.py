@@ -38,8 +38,7 @@ from swin_quant.quant.quantizer import named_nodes
 from swin_quant.quant.search import Unit
 from swin_quant.quant.sensitivity import LAYER, sensitivity
 from swin_quant.score.baseline import load_original
-from swin_quant.score.candidate import BenchCandidate
-from swin_quant.score.interleave import Timing, interleave
+from swin_quant.score.candidate import BenchCandidate, Timing, interleave
 from swin_quant.verbs.export_target import ExportTarget
 from swin_quant.verbs.search_settings import SearchPictures, SearchSettings
 

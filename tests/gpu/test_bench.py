@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from swin_quant.score.candidate import BenchCandidate, milliseconds
+from swin_quant.score.candidate import BenchCandidate, interleave, milliseconds
 from swin_quant.score.engine import Engine
-from swin_quant.score.interleave import interleave
 from swin_quant.score.torch_engines import torch_engines
 
 

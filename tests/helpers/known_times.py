@@ -1,7 +1,7 @@
 """An engine for searches whose time is known."""
 
 from swin_quant.quant.policy import settings_for
-from swin_quant.score.interleave import Timing
+from swin_quant.score.candidate import Timing
 from swin_quant.verbs.policy_costs import PolicyTimer
 
 

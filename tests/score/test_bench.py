@@ -16,9 +16,8 @@ from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.cards.card import RunCard
 from swin_quant.report.engines import bench_notes
 from swin_quant.score.bench import BenchPictures, BenchPlan, measure
-from swin_quant.score.candidate import BenchCandidate
+from swin_quant.score.candidate import BenchCandidate, Timing, interleave, rotated
 from swin_quant.score.engine import Engine
-from swin_quant.score.interleave import Timing, interleave, rotated
 from swin_quant.score.options import EngineOptions
 
 SIDE = 4

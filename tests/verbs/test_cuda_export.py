@@ -23,7 +23,7 @@ from swin_quant.cli import main
 from swin_quant.config import load_config
 from swin_quant.models import build_model
 from swin_quant.quant.policy import load_policy
-from swin_quant.score import interleave
+from swin_quant.score import candidate
 from swin_quant.score.candidate import Identity, Runner
 from swin_quant.score.options import EngineOptions
 from swin_quant.serving.limits import ServiceLimits
@@ -239,7 +239,7 @@ def test_a_gpu_that_is_too_old(run, files, wide, pictures, snapshot, monkeypatch
     for name, value in found.items():
         monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
     monkeypatch.setattr(torch.nn.Module, "to", lambda self, *_: self)  # the model beside it stays on the CPU
-    monkeypatch.setattr(interleave, "Runner", InThisProcess)
+    monkeypatch.setattr(candidate, "Runner", InThisProcess)
     before, device = snapshot(file.parent), () if command == "cuda tune" else ("--device", "cuda")
     assert f"{gpu}: {said}" in run(*command.split(), file, *words[command], *device).error(2)
     assert not list(tmp_path.iterdir()) and snapshot(file.parent) == before

@@ -19,7 +19,7 @@ from swin_quant.quant.calibration import calibrate
 from swin_quant.quant.distance import Loss
 from swin_quant.quant.policy import Rule, load_policy, named_nodes
 from swin_quant.quant.search import Budget, Unit
-from swin_quant.score.interleave import Timing
+from swin_quant.score.candidate import Timing
 from swin_quant.verbs.policy_costs import PolicyCosts, beyond_chance
 from swin_quant.verbs.policy_search import find_policy, found_before
 from swin_quant.verbs.search_settings import SearchedNetwork, SearchPictures, SearchSettings

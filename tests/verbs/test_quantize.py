@@ -22,7 +22,7 @@ from swin_quant.data.preprocess import Preprocess
 from swin_quant.loading import load_for_scoring
 from swin_quant.models import build_model
 from swin_quant.quant.search import Budget
-from swin_quant.score.interleave import Timing
+from swin_quant.score.candidate import Timing
 from swin_quant.score.options import EngineOptions
 from swin_quant.verbs import policy_costs, quantization
 from swin_quant.verbs import quantize as quantizing
