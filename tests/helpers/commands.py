@@ -159,6 +159,8 @@ def ranks():
                 result = function(world)
         except SwinQuantError as error:
             result = str(error)
+        except Exception as error:  # else its result is waited for
+            result = repr(error)
         queue.put((rank, result))
 
     def go(function):
