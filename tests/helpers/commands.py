@@ -42,9 +42,10 @@ class Done:
 def process_left_alone():
     """A command sets up logging and signals for its process, which here runs all tests."""
     log, terminate, noisy = logging.getLogger("swin_quant"), signal.getsignal(signal.SIGTERM), logging.raiseExceptions
-    before = log.handlers, log.level, log.propagate
+    before, silenced = (log.handlers, log.level, log.propagate), logging.root.manager.disable
     yield
     log.handlers, log.level, log.propagate = before
+    logging.disable(silenced)
     logging.raiseExceptions = noisy
     signal.signal(signal.SIGTERM, terminate)
 
