@@ -146,7 +146,7 @@ def _nodes(model):
 
 def test_without_a_policy_it_is_the_one_of_engines(module):
     model = sq.calibrate(sq.wrap(module, 8, name="mine"), [torch.randn(4, 3, 8, 8)], passes=[])
-    assert model.card.policy["name"] == "qdq"
+    assert model.card.policy["name"] == "qdq-unsigned"
 
 
 @pytest.mark.slow
