@@ -13,6 +13,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from pages import save
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "results" / "family.md"
 FAMILY = ("swin_micro_cifar10", "swinv2_micro_cifar10", "resnet_micro_cifar10")
@@ -48,7 +50,7 @@ def main() -> None:
         "",
         (args.work / "accuracy.md").read_text(),
     ]
-    PAGE.write_text("\n".join(page))
+    save(PAGE, "\n".join(page))
 
 
 def renamed(source: Path, work: Path) -> Path:

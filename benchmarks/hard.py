@@ -17,6 +17,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from pages import save
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "results" / "hard.md"
 MODELS = ("swin_micro_cifar10", "swinv2_micro_cifar10")
@@ -139,7 +141,7 @@ def write(rows: list[str], found: list[str], args: argparse.Namespace) -> None:
         "",
         *found,
     ]
-    PAGE.write_text("\n".join(page) + "\n")
+    save(PAGE, "\n".join(page) + "\n")
 
 
 if __name__ == "__main__":

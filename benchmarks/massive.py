@@ -11,6 +11,7 @@ import logging
 from pathlib import Path
 
 import torch
+from pages import save
 from passes import ROOT, answers, pictures
 
 PAGE = ROOT / "docs" / "results" / "massive.md"
@@ -48,7 +49,7 @@ def main() -> None:
         cells = [measured(shared, kind, times, policy, how) for kind in ("swin", "swinv2") for times in (1, 20)]
         lines.append(f"| {way} | {' | '.join(cells)} |")
         print(lines[-1], flush=True)
-    PAGE.write_text(HEAD + "\n".join(lines) + "\n")
+    save(PAGE, HEAD + "\n".join(lines) + "\n")
 
 
 def measured(shared: Path, kind: str, times: int, policy: str, how: dict[str, str]) -> str:

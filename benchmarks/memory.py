@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from pages import versions_here
+from pages import save, versions_here
 from step_memory import checkpointed_bytes, saved_bytes, state_bytes
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -72,7 +72,7 @@ def main() -> None:
                     cells += [f"{most:.2f}", f"{100 * (most / (state + counted_bytes) - 1):+.0f} %"]
                 lines.append("| " + " | ".join([name, training, precision, *cells]) + " |")
                 print(lines[-1], flush=True)
-    args.output.write_text("\n".join(lines) + "\n")
+    save(args.output, "\n".join(lines) + "\n")
 
 
 def counted(name: str, training: str, precision: str, batch: int) -> tuple[int, int, int]:

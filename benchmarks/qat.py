@@ -17,6 +17,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from pages import save
+
 ROOT = Path(__file__).resolve().parents[1]
 MICRO = ("swin_micro_cifar10", "swinv2_micro_cifar10")
 INTRODUCTION = """# QAT on CIFAR-10, micro Swin V1 and V2
@@ -51,7 +53,7 @@ def main() -> None:
                 run.train()
             rows.append(run.row())
             print(rows[-1], flush=True)
-            args.output.write_text(table(rows))
+            save(args.output, table(rows))
 
 
 class Run:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from pages import versions_here
+from pages import save, versions_here
 from step_memory import saved_bytes, state_bytes
 from torch import Tensor, nn
 
@@ -58,7 +58,7 @@ def main() -> None:
     table = report(rows, args, device)
     print(table)
     if args.output:
-        args.output.write_text(table)
+        save(args.output, table)
 
 
 def measured(

@@ -8,6 +8,7 @@ import hashlib
 import json
 import multiprocessing
 import os
+import sys
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,7 +122,10 @@ def pytest_sessionfinish():
             f"{'' if row.lines is None else row.lines} | {row.lost} |\n"
             for fault, row in sorted(ROWS.items())
         ]
-        Path(file).write_text(HEAD + "".join(shown))
+        sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+        from pages import save
+
+        save(Path(file), HEAD + "".join(shown))
 
 
 HEAD = """# Faults

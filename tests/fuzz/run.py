@@ -10,7 +10,10 @@ from pathlib import Path
 
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # as the command line, before torch is imported
 
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
 import torch
+from pages import read_table, save
 from parsers import PARSERS
 from runner import MEGABYTES, SECONDS, Tally, attack, case, write
 
@@ -60,12 +63,11 @@ def main() -> int:
 
 def _write(table: Path, tally: Tally) -> None:
     """Put a row in its place; other rows stay, so that one parser can be tried again."""
-    old = table.read_text().splitlines(keepends=True) if table.exists() else []
-    rows = {each.name: row for each in PARSERS for row in old if row.startswith(f"| {each.name} | ")}
-    rows[tally.parser] = _row(tally)
+    old = {row["parser"]: list(row.values())[1:] for row in read_table(table.with_suffix(".csv"))}
+    rows = {name: f"| {' | '.join(cells)} |\n" for name, cells in old.items()} | {tally.parser: _row(tally)}
     kept = [rows[each.name] for each in PARSERS if each.name in rows]
     total = sum(int(row.split(" | ")[1].replace(",", "")) for row in kept)
-    table.write_text(_HEAD.format(cases=tally.cases, total=total) + "".join(kept) + _FOOT)
+    save(table, _HEAD.format(cases=tally.cases, total=total) + "".join(kept) + _FOOT)
 
 
 def _row(tally: Tally) -> str:
