@@ -125,12 +125,13 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--note", default="", help="on the conditions, for the page")
     args = parser.parse_args()
-    lines = ["batch | " + " | ".join(f"{form}, ms" for form in FORMS) + " | times Q/DQ", " | ".join(["---"] * 5)]
+    lines = [f"| batch | {', ms | '.join(FORMS)}, ms | times Q/DQ |", "|---" * 5 + "|"]
     for batch in args.batches:
         for kind, is_open in (("static", False), ("dynamic", True)):
             found = milliseconds(batch, is_open, args.rounds, args.threads)
             ratios = ", ".join(f"{found['Q/DQ'] / found[form]:.2f}" for form in list(FORMS)[1:])
-            lines.append(f"{batch}, {kind} | " + " | ".join(f"{found[form]:.1f}" for form in FORMS) + f" | {ratios}")
+            times = " | ".join(f"{found[form]:.1f}" for form in FORMS)
+            lines.append(f"| {batch}, {kind} | {times} | {ratios} |")
             print(lines[-1], flush=True)
     about = (
         f"ONNX Runtime {onnxruntime.__version__}, {args.threads} thread, {args.rounds} rounds, {time.strftime('%F')}"
