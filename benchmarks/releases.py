@@ -202,14 +202,17 @@ def judge(engine: str, packages: str, folder: str, names: Sequence[str]) -> None
             db = 10 * math.log10(float(np.square(exact).sum()) / max(noise, 1e-30)) if noise < math.inf else -math.inf
             said = {"name": name, "db": max(min(round(db, 1), 140.0), -100.0), "int8": int8}
         except Exception as error:
-            said = {"name": name, "error": _one_line(error)}
+            said = {"name": name, "error": one_line(str(error).replace(file, "the file")) or type(error).__name__}
         print(json.dumps(said), flush=True)
 
 
-def _one_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+def one_line(text: str) -> str:
+    """The telling line of an engine's error, at most 240 characters, without paths of its sources' machine."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     telling = [line for line in lines if re.search(r"nsupported|not (supported|implement)|nvalid|ailed|expected", line)]
-    return (telling or lines or [type(error).__name__])[-1 if telling else 0][:240]
+    line = (telling[-1:] or lines or [""])[0]
+    line = re.sub(r"(failed:)/\S+:\d+ .*?\) (?=[A-Z])", r"\1 ", line)
+    return line if len(line) <= 240 else re.sub(r"(?<=\. )[^.]*$", "", line[:240]).rstrip()
 
 
 def _onnxruntime(file: str, folder: str):
@@ -317,7 +320,7 @@ def page(rows: Sequence[Row], where: Path) -> None:
             lines.append(" | ".join((release, *cells, _integer(these))))
         said: dict[str, list[str]] = {}
         for row in ours:
-            error = row.error.partition(" from /")[0].partition(" failed at ")[0].rpartition(">': ")[2]
+            error = row.error.partition(" failed at ")[0].rpartition(">': ")[2]
             said.setdefault(error, []).append(row.release)
         errors = [f"- {', '.join(dict.fromkeys(found))}: `{error}`" for error, found in said.items() if error]
         refused = ["", "Refused with:", "", *errors] if errors else []

@@ -1,9 +1,11 @@
 """The matrix of releases: a cell says right, wrong or refused; its short form runs old files on old engines."""
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -37,6 +39,24 @@ def test_a_page_says_which_release_is_wrong_and_which_refuses(script, tmp_path):
     assert (found["int8, any batch"], found["float, opset 17"], found["maps"]) == ("refused", "**59.0**", "-")
     assert "- 2023.3.0: `no such operator`" in lines
     assert len((tmp_path / "page.csv").read_text().splitlines()) == 1 + len(rows)
+
+
+def test_an_error_has_its_reason_and_no_path_of_a_machine(script, tmp_path, capsys, monkeypatch):
+    """As ONNX Runtime 1.16 says it, with the file's path and a place in sources that were somewhere else."""
+    file = tmp_path / "V1_qdq_20_None_column.onnx"
+    reason = "ONNX Runtime only supports released opset versions. Opset 20 is under development."
+
+    def refuse(path, packages):
+        place = "/onnxruntime_src/core/graph/model_load_utils.h:46 void ort::Validate(const map<string, int>&, int)"
+        raise RuntimeError(
+            f"[ONNXRuntimeError] : 1 : FAIL : Load model from {path} failed:{place} {reason} {'x' * 300}"
+        )
+
+    monkeypatch.setattr(script, "_onnxruntime", refuse)
+    monkeypatch.setitem(sys.modules, "numpy", SimpleNamespace(load=lambda path: None))
+    script.judge("onnxruntime", str(tmp_path), str(tmp_path), [file.stem])
+    said = json.loads(capsys.readouterr().out)["error"]
+    assert said == f"[ONNXRuntimeError] : 1 : FAIL : Load model from the file failed: {reason}"
 
 
 def test_the_latest_patch_of_each_minor_release_is_tried(script):
