@@ -342,19 +342,22 @@ def _call_modules(graph: fx.Graph, root: nn.Module) -> None:
             if one not in nodes and not (one.op == "get_attr" and str(one.target).startswith((prefix, CONSTANT)))
         )
         gives = [node for node in nodes if any(user not in nodes for user in node.users)]
-        if len(inputs) == 1 and gives == nodes[-1:]:
-            _replace(graph, nodes[-1], path, next(iter(inputs)))
+        last = nodes[-1]
+        if len(inputs) == 1 and gives == [last] and _gives_its_size(own, last):
+            with graph.inserting_before(last):
+                call = graph.call_module(path, (*inputs,))
+            call.meta = dict(last.meta)
+            last.replace_all_uses_with(call)
             for node in reversed(nodes):
                 graph.erase_node(node)
 
 
-def _replace(graph: fx.Graph, node: fx.Node, path: str, source: fx.Node) -> fx.Node:
-    """Call the module `path` in place of `node`."""
-    with graph.inserting_before(node):
-        call = graph.call_module(path, (source,))
-    call.meta = dict(node.meta)
-    node.replace_all_uses_with(call)
-    return call
+def _gives_its_size(module: Any, node: fx.Node) -> bool:
+    """Whether a module alone gives the size of its output: a transposed convolution may be told another one."""
+    if not isinstance(module, nn.modules.conv._ConvTransposeNd):
+        return True
+    told: Any = node.args[5] if len(node.args) > 5 else [0] * len(module.output_padding)
+    return tuple(told) == module.output_padding
 
 
 def _is_torchs(module: nn.Module) -> bool:
@@ -393,7 +396,5 @@ def _is_shared(node: fx.Node) -> bool:
 
 
 def _is_view(node: fx.Node) -> bool:
-    if node.target is operator.getitem:
-        return True
-    returns = getattr(getattr(node.target, "_schema", None), "returns", ())
-    return any(one.alias_info is not None and not one.alias_info.is_write for one in returns)
+    given = [one.alias_info for one in getattr(getattr(node.target, "_schema", None), "returns", ())]
+    return node.target is operator.getitem or any(one is not None and not one.is_write for one in given)

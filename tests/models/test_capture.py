@@ -199,6 +199,24 @@ def test_every_node_is_calibrated_and_what_is_left_float_is_said(kind):
     assert covered["left"] == {} and covered["share"] == 1 and covered["products"] >= 2
 
 
+@pytest.mark.parametrize("own", [0, 1])
+def test_a_transposed_convolution_may_be_told_its_size(own):
+    class Told(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.down, self.up = nn.Conv2d(3, 4, 3, 2, 1), nn.ConvTranspose2d(4, 3, 3, 2, 1, output_padding=own)
+
+        def forward(self, x):
+            return self.up(self.down(x), output_size=[16 - own, 16 - own])
+
+    torch.manual_seed(0)
+    module, x = Told().eval(), torch.randn(4, 3, 16, 16)
+    model = sq.wrap(module, 16)
+    torch.testing.assert_close(model(x), module(x))
+    sq.calibrate(model, [x], passes=[])
+    assert model(x).shape == (4, 3, 16 - own, 16 - own)
+
+
 def test_a_transposed_convolution_has_a_weight_range_for_each_output(tmp_path):
     torch.manual_seed(0)
     up, norm = nn.ConvTranspose2d(3, 4, 3, 2, padding=1, output_padding=1), nn.BatchNorm2d(4)
