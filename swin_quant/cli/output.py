@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -24,12 +25,12 @@ if TYPE_CHECKING:
     from swin_quant.report.verdict import DeployVerdict
 
 
-class Printed:
+class Printed(ABC):
     """A result that Python prints as its tables, 80 columns wide, and a notebook shows as HTML."""
 
+    @abstractmethod
     def tables(self) -> Sequence[ReportTable[Any]]:
         """The tables of the result, in order."""
-        raise NotImplementedError
 
     def show(self, otherwise: int = WIDE) -> None:
         """Print the tables as wide as the terminal, or `otherwise` columns wide into a pipe."""

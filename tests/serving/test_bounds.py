@@ -23,6 +23,8 @@ from swin_quant.serving.limits import Refused, ServiceLimits
 pytest.importorskip("uvicorn")
 pytest.importorskip("starlette")
 pytest.importorskip("prometheus_client")
+from served import listening  # noqa: E402
+
 from swin_quant.serving import picture, protocol, server, visit  # noqa: E402
 from swin_quant.serving.app import Service, build_app  # noqa: E402
 from swin_quant.serving.protocol import parse  # noqa: E402
@@ -63,18 +65,11 @@ class Engine:
 
 @contextmanager
 def running(engine=None, **limits):
-    """The address of a service, and its application."""
+    """The address of a service."""
     limits = ServiceLimits(**limits)
     app = build_app(Service(MODEL, engine or Engine(), PREPROCESS, limits=limits))
-    process = server.server_of(app, limits, app.state.count)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=process.run, kwargs={"sockets": [listener]})
-        thread.start()
-        try:
-            yield listener.getsockname()
-        finally:
-            process.should_exit = True
-            thread.join()
+    with listening(server.server_of(app, limits, app.state.count)) as address:
+        yield address
 
 
 def head(body, path="/predict", **headers):
