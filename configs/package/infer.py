@@ -156,7 +156,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("pictures", nargs="+", metavar="PICTURE")
     installed = [name for name in ENGINES if importlib.util.find_spec(name)]
-    parser.add_argument("--engine", choices=tuple(ENGINES), default=(installed or ["onnxruntime"])[0])
+    own = next((name for name in (ABOUT["engine"], *installed) if name in installed), ABOUT["engine"])
+    parser.add_argument("--engine", choices=tuple(ENGINES), default=own, help=f"default here: {own}")
     parser.add_argument("--top", type=int, default=5, help="classes a picture")
     parser.add_argument("--threads", type=int, help="of the engine")
     parser.add_argument("--save", metavar="FILE", help="write the outputs to FILE.npy, maps to FILE.npz")

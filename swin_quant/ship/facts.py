@@ -52,6 +52,11 @@ class PackageFacts:
         return f"{self.folder}/{VERSION}/{MODEL}"
 
     @property
+    def engine(self) -> str:
+        """The engine of `infer.py`: OpenVINO for a file that was exported for it, else ONNX Runtime."""
+        return "openvino" if self.artifact.record["options"].get("target") == "openvino" else "onnxruntime"
+
+    @property
     def session(self) -> dict[str, str]:
         """The settings of an ONNX Runtime session, equal to those of our own engine."""
         exact = exact_session("onnxruntime", self.artifact)
@@ -96,6 +101,7 @@ class PackageFacts:
             "precision": record["precision"],
             "policy": self.artifact.card.policy["name"] if self.artifact.card.policy else None,
             "quantized": self.file.quantizers > 0,
+            "engine": self.engine,
             "session": self.session,
             "releases": self.releases,
             "batch": self.served.batch,

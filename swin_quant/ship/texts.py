@@ -95,10 +95,8 @@ def _shown(served: ModelDescription, end: GraphEnd) -> str:
 
 
 def requirements(facts: PackageFacts) -> str:
-    """requirements.txt of infer.py, with the engine that the file was exported for."""
-    target = facts.artifact.record["options"].get("target")
-    engine = "openvino" if target == "openvino" else "onnxruntime"
-    return f"numpy\npillow\n{engine}{facts.releases[engine]}\n"
+    """requirements.txt of infer.py, with its engine."""
+    return f"numpy\npillow\n{facts.engine}{facts.releases[facts.engine]}\n"
 
 
 MOST = 4096  # pictures in a batch, and copies of a model

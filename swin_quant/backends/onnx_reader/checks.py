@@ -62,7 +62,7 @@ def check_operators(model: Any) -> int:
     opsets = {entry.domain: entry.version for entry in model.opset_import}
     opset: int | None = next((opsets[domain] for domain in _STANDARD if domain in opsets), None)
     if opset is None or opset not in OPSETS:
-        raise SwinQuantError(f"is of opset {opset}: must be {OPSETS[0]} to {OPSETS[-1]}; export it again with ‹opset›")
+        raise SwinQuantError(f"is of opset {opset}: must be {OPSETS[0]} to {OPSETS[-1]}: export it again")
     own = _functions(model)
     for node in nodes(model.graph):
         if node.domain not in _STANDARD and (node.domain, node.op_type) not in own:

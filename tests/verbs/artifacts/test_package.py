@@ -117,6 +117,24 @@ def test_infer_gives_our_logits_without_torch_and_without_us(_exports, run, pict
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("target", "other"), [("openvino", "onnxruntime"), ("onnxruntime", "openvino")])
+def test_infer_runs_the_engine_that_the_file_was_exported_for(run, exported, pictures, tmp_path, target, other):
+    """The other engine is there, too, and of no use."""
+    pytest.importorskip(target), pytest.importorskip(other)
+    file = Path(shutil.copy(exported, tmp_path))
+    finish_artifact(file, RunCard.read(exported.with_suffix(".json")), "onnx", "float32", {"target": target})
+    assert run("package", file, "--output", tmp_path / "package").code == 0
+    useless = f"""
+import importlib.machinery, sys, types
+sys.modules[{other!r}] = types.ModuleType({other!r})
+sys.modules[{other!r}].__spec__ = importlib.machinery.ModuleSpec({other!r}, None)
+"""
+    picture = next((pictures / "val").rglob("*.png"))
+    done = alone(tmp_path / "package" / "infer.py", picture, before=useless)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
 def test_infer_names_a_missing_and_a_broken_picture_in_a_line(packaged, tmp_path):
     packaged = shutil.copytree(packaged, tmp_path / "package")  # it gets a cache
     (tmp_path / "broken.png").write_bytes(b"no picture")
