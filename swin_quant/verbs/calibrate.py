@@ -222,10 +222,10 @@ def calibrate_checkpoint(
 ) -> Model:
     """Calibrate `checkpoint` (any format of `swin_quant.checkpoint`) and write `<NAME>_calib.pth` and its run card.
 
-    Where something was made of another one of that name, it is called `<NAME>_calib_<policy>.pth`.
-    Its counts are kept in `<NAME>_calib.stats.npz` (`max` has none). Everything that can be
-    refused is refused before the first forward. Where it is cut off in a long pass, the next call with the same
-    arguments goes on there: finished parts lie in the folder `<NAME>_calib.passes`. `checkpoint` None calibrates the
+    If files were made from another checkpoint of that name, the new one is `<NAME>_calib_<policy>.pth`.
+    The histograms are kept in `<NAME>_calib.stats.npz` (calibrator max has none). Everything that can be
+    refused is refused before the first forward. If a long pass is cut off, the next call with the
+    same arguments resumes it: finished parts lie in the folder `<NAME>_calib.passes`. `checkpoint` None calibrates the
     seeded random weights of the config, for timing. Every rank returns the same ranges; rank 0 writes.
     """
     from swin_quant.base.distributed import World

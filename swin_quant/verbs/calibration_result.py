@@ -280,7 +280,7 @@ def tell_advice(advice: Sequence[Advice], world: World) -> list[AdviceRecord]:
             log.info("advice: %s", one.text)
         if len(hints) > _SHOWN:
             log.info("advice: %d more in the run card", len(hints) - _SHOWN)
-    plain = str.maketrans("", "", "‹›")  # a card does not know what a front door calls its fields
+    plain = str.maketrans("", "", "‹›")  # marks of fields, for the flags of a command
     return [AdviceRecord(kind=one.kind, text=one.text.translate(plain), nodes=list(one.nodes)) for one in advice]
 
 
@@ -296,7 +296,7 @@ def recalibrate(
     """The same model as `calibrate_checkpoint` gives on the same pictures, to the bit.
 
     `checkpoint` None is the calibrated one beside the statistics, which has the weights. SwinQuantError if the run card
-    beside the statistics is of other ones, or they were counted on another checkpoint.
+    beside the statistics belongs to other statistics, or if they were counted on another checkpoint.
     """
     if method.is_auto:
         raise UsageError(
@@ -325,7 +325,7 @@ def recalibrate(
     set_ranges(model, calibration, method)
     advice = _advice_again(model, calibration, method, policy, searched, world)
     gather([])  # before rank 0 may replace files that other ranks still read
-    for key in ("node_methods", "tried_percentile", "check"):  # the earlier ranges'
+    for key in ("node_methods", "tried_percentile", "check"):  # figures of the earlier ranges
         searched.pop(key, None)  # type: ignore[misc]
     searched = {**searched, **search_record(method, model, calibration), "advice": advice}
     card = RunCard(
@@ -351,7 +351,7 @@ def _check_counted_on(
     searched: CalibrationRecord,
     calibrated: CheckpointRecord,
 ) -> None:
-    """UsageError where a pass chose the ranges, SwinQuantError for statistics of another checkpoint."""
+    """UsageError if a pass chose the ranges, SwinQuantError for statistics of another checkpoint."""
     if settled := choosing_ranges(searched.get("passes", [])):
         raise UsageError(f"{checkpoint}: ranges were chosen by {settled[-1]}: calibrate again, with pictures")
     changed = any(one["kept"] for one in searched.get("passes", []))  # then the source has other weights

@@ -60,7 +60,7 @@ def run(options: InspectOptions, world: World) -> None:
     counts: dict[str, IntegerProducts] = {}
     try:
         counts = by_engine(file, asked)
-    except SwinQuantError as error:  # a file of others', which our engines do not take
+    except SwinQuantError as error:  # another tool's file, which our engines do not take
         log.warning("products were not counted on engines: %s", error)
     found = {"file": file.name, **report.to_dict(), "engines": {name: asdict(one) for name, one in counts.items()}}
     tell(options.json, lambda: print_fitted(partial(inspection_text, report, engines=counts)), found)

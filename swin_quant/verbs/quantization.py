@@ -123,7 +123,7 @@ class Quantization:
 
     @cached_property
     def calibrated_on(self) -> list[str]:
-        """The pictures of which the first that are readable calibrate. SwinQuantError where they are not to be had."""
+        """The pictures in seeded order: the first readable ones calibrate. SwinQuantError if there are none."""
         return seeded_order(open_unlabelled(self.cfg, self.plan.split), self.plan.seed)
 
     @cached_property
@@ -301,7 +301,7 @@ def _same_model(card: RunCard, cfg: CfgNode) -> bool:
 
 
 def _same_pictures(record: CalibrationRecord, card: RunCard, job: Quantization) -> bool:
-    """Whether the same calibrated; the data are only opened where nothing else tells."""
+    """Whether the same pictures calibrated; the data are opened only if nothing else tells."""
     plan, count = job.plan, job.plan.pictures
     if (
         card.config["DATA"]["DATA_PATH"] != Path(job.cfg.DATA.DATA_PATH).name

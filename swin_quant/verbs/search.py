@@ -149,7 +149,7 @@ class Search(Printed):
 
     @property
     def front(self) -> tuple[TriedPolicy, ...]:
-        """The policies than which none is faster and as near to float."""
+        """The Pareto front: no other policy is both as fast and as near to float."""
         return tuple(one for one in self.tried if one.on_front)
 
     def __bool__(self) -> bool:
@@ -199,13 +199,14 @@ def search(
     """Find the policy that keeps a budget at the least latency on `engine`, as `swin-quant search` does, and apply it.
 
     The layers of `policy` are switched, None: the engine's best. `max_drop`: points of top-1 expected to be lost,
-    `min_agreement`: percent, `min_sqnr`: dB, `max_ms`: milliseconds of a `batch`. `pictures` need no labels; of a place
-    on disk 1,024 are taken, unless it says how many, by its seed and 1: another draw than the same seed calibrates by,
-    which may share some. On training pictures, and on pictures of no named split, the drop counts twice. The policy,
-    its reasons and all measurements lie in `folder`, where a search that was cut off goes on; a model that is in no
-    file yet is saved there first. Where the budget cannot be met, the model keeps its policy, with a warning.
-    UsageError for a model that is not calibrated, and for an engine whose latency cannot be measured here; for
-    "fastertransformer" the mode is found that keeps the budget and leaves the fewest nodes float, without latency.
+    `min_agreement`: percent, `min_sqnr`: dB, `max_ms`: milliseconds of a `batch`. `pictures` need no labels; from a
+    place on disk 1,024 are drawn, unless it says how many, with its seed + 1: another draw than the one that
+    calibrates, though both may hold some pictures. On training pictures, and on pictures of no named split, the drop
+    counts twice. The policy, its reasons and all measurements lie in `folder`, where a search that was cut off goes on;
+    a model that is in no file yet is saved there first. Where the budget cannot be met, the model keeps its policy,
+    with a warning. UsageError for a model that is not calibrated, and for an engine whose latency cannot be measured
+    here; for "fastertransformer" the mode is found that keeps the budget and leaves the fewest nodes float, without
+    latency.
     """
     from swin_quant.checkpoint import open_checkpoint
     from swin_quant.checkpoint.ranges import check_bits
@@ -273,8 +274,7 @@ def _keep(model: Model, settings: SearchSettings, result: SearchResult) -> None:
 
 
 def settings_of(options: SearchOptions, checkpoint: Checkpoint, cfg: CfgNode, world: World) -> SearchSettings:
-    """The search that options ask for, of a checkpoint with that config. UsageError for options that cannot be searched
-    with."""
+    """The search that options ask for, of a checkpoint with that config. UsageError for impossible options."""
     from swin_quant.data.sampling import Sampling
     from swin_quant.verbs.search_settings import SearchedNetwork, SearchSettings
 

@@ -100,9 +100,9 @@ class Costs(Printed):
 def sensitivity(model: Model | nn.Module | str | Path, pictures: Source, policy: str | Policy | None = None) -> Costs:
     """The loss with only a node quantized, and with all but it, for every node and group of the calibrated `model`.
 
-    `policy` None is the model's own. `pictures` need no labels; of a place on disk 64 are taken, unless it says how
-    many, by its seed and 1: another draw than the same seed calibrates by, which may share some. The result goes into
-    the model's card as well. SwinQuantError where an enabled node has no range.
+    `policy` None is the model's own. `pictures` need no labels; from a place on disk 64 are drawn, unless it says how
+    many, with its seed + 1: another draw than the one that calibrates, though both may hold some pictures. The result
+    goes into the model's card as well. SwinQuantError where an enabled node has no range.
     """
     from swin_quant.base.distributed import World
     from swin_quant.checkpoint.ranges import check_bits

@@ -217,7 +217,8 @@ def graphs_for(largest: int) -> tuple[int, ...]:
 
 
 def _prepared(sizes: Sequence[int], largest: int) -> tuple[int, ...]:
-    """Batches by which an engine of such `sizes` makes all that any up to the largest needs."""
+    """The batches to run once, after which an engine of these `sizes` has all that any batch up to the largest
+    needs."""
     return (*(size for size in sizes if size < largest), largest) if sizes else (1,)
 
 
@@ -240,7 +241,7 @@ def private_copy(artifact: Artifact) -> Iterator[Artifact]:
 
 
 def _tune_process() -> None:
-    """Settings of the whole process, which an application within another's must not touch."""
+    """Settings of the whole process, which an application mounted in another one must not touch."""
     sys.setswitchinterval(_SWITCH_S)
     with suppress(OSError, AttributeError):  # glibc alone has it: it would keep a large picture's memory for the next
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _KEPT)
