@@ -6,7 +6,8 @@ import onnx_ir as ir
 import pytest
 from onnx import helper, numpy_helper
 
-from swin_quant.backends.onnx.graph import finish, pad_in_convolutions, share_pairs
+from swin_quant.backends.onnx.graph import finish
+from swin_quant.backends.onnx.pairs import pad_in_convolutions, share_pairs
 from swin_quant.base.errors import UsageError
 
 onnxruntime = pytest.importorskip("onnxruntime")

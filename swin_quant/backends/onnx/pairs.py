@@ -1,0 +1,240 @@
+"""Writes Q/DQ pairs, and the operators around them, so that every engine computes what fake-quant does."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+_AVERAGES = ("ReduceMean", "GlobalAveragePool", "AveragePool")
+_BY_CHANNEL = frozenset(("Add", "Sub", "Mul", "Div", "BatchNormalization"))
+# Before opset 18 their axes are attributes.
+REDUCTIONS = frozenset(
+    f"Reduce{kind}" for kind in ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "SumSquare")
+)
+
+
+def finish_pairs(graph: "ir.Graph", unsigned: bool, zero_points: bool) -> None:
+    """Apply every rewrite of this file; for the options see `graph.finish`."""
+    share_pairs(graph)
+    raise_pairs(graph)
+    pad_in_convolutions(graph)
+    keep_reduced(graph)
+    keep_integer(graph)
+    if zero_points:
+        make_unsigned(graph, shared=unsigned)
+
+
+def share_pairs(graph: "ir.Graph") -> None:
+    """Keep one pair where several nodes of equal scale and zero point see one tensor, as behind an addition."""
+    first: dict[tuple[object, ...], ir.Node] = {}
+    for node in list(graph):
+        if node.op_type != "QuantizeLinear":
+            continue
+        scale, zero = (constant(value) for value in node.inputs[1:3])
+        key = id(node.inputs[0]), scale.dtype, scale.tobytes(), zero.dtype, zero.tobytes()
+        kept = first.setdefault(key, node)
+        if kept is not node:
+            pair = [[reader for reader, _ in one.outputs[0].uses()][0] for one in (node, kept)]
+            pair[0].outputs[0].replace_all_uses_with(pair[1].outputs[0])
+            graph.remove([pair[0], node], safe=True)
+    _drop_unread(graph)
+
+
+_KEEPING = frozenset({"MaxPool", "Relu", "Reshape", "Flatten", "Transpose"})
+
+
+def raise_pairs(graph: "ir.Graph") -> None:
+    """Move a pair from behind a max pooling, or behind the reshape of an average, to before it.
+
+    The values stay: rounding keeps their order, and a reshape keeps them. OpenVINO does not move pairs: it would pool
+    the largest map of a ResNet in float, and feed its head float values.
+    """
+    for pool in list(graph):
+        quantize = _only_reader(pool.outputs[0]) if _is_crossed(pool) else None
+        back = _only_reader(quantize.outputs[0]) if quantize and quantize.op_type == "QuantizeLinear" else None
+        if quantize is None or back is None or back.outputs[0].is_graph_output() or len(pool.outputs) > 1:
+            continue
+        back.outputs[0].replace_all_uses_with(pool.outputs[0])
+        quantize.replace_input_with(0, pool.inputs[0])
+        pool.replace_input_with(0, back.outputs[0])
+        graph.remove([quantize, back])
+        graph.insert_before(pool, [quantize, back])
+
+
+def pad_in_convolutions(graph: "ir.Graph") -> None:
+    """Let convolutions pad by themselves where they alone read a tensor with zeros around it, also through a pair.
+
+    A pair keeps zeros. ONNX Runtime would run the convolution before the padding in float, since no pair follows it.
+    """
+    import onnx_ir as ir
+
+    for pad in list(graph):
+        added, source = _zeros_around(pad), pad.inputs[0] if pad.inputs else None
+        if added is None or source is None:
+            continue
+        quantize = _only_reader(pad.outputs[0])
+        is_pair = quantize is not None and quantize.op_type == "QuantizeLinear"
+        back = _only_reader(quantize.outputs[0]) if quantize is not None and is_pair else pad
+        readers = [reader for reader, _ in back.outputs[0].uses()] if back else []
+        if not readers or not all(reader.op_type == "Conv" and _pads_of(reader) is not None for reader in readers):
+            continue
+        for reader in readers:
+            both = [own + more for own, more in zip(_pads_of(reader) or (), added, strict=True)]
+            reader.attributes["pads"] = ir.AttrInt64s("pads", both)
+        pad.outputs[0].replace_all_uses_with(source)
+        graph.remove(pad, safe=True)
+    _drop_unread(graph)
+
+
+def _zeros_around(node: "ir.Node") -> list[int] | None:
+    """The zeros that a padding adds at the start of each spatial dimension, then at the end of each."""
+    if node.op_type != "Pad" or len(node.inputs) > 3 or node.outputs[0].is_graph_output():
+        return None
+    mode = node.attributes["mode"].as_string() if "mode" in node.attributes else "constant"
+    amounts, *fill = node.inputs[1:]
+    if mode != "constant" or any(one is not None and one.const_value is None for one in (amounts, *fill)):
+        return None
+    pads = constant(amounts).numpy().tolist()
+    half = len(pads) // 2
+    is_zero = all(one is None or not constant(one).numpy().any() for one in fill)
+    is_around = half > 2 and not any(pads[:2] + pads[half : half + 2]) and min(pads) >= 0
+    return pads[2:half] + pads[half + 2 :] if is_zero and is_around else None
+
+
+def _pads_of(convolution: "ir.Node") -> list[int] | None:
+    """The zeros that a convolution adds by itself; None if it finds them by its size."""
+    attributes = convolution.attributes
+    if "auto_pad" in attributes and attributes["auto_pad"].as_string() != "NOTSET":
+        return None
+    if "pads" in attributes:
+        return [*attributes["pads"].as_ints()]
+    weight = convolution.inputs[1]
+    return [0] * 2 * (len(weight.shape) - 2) if weight is not None and weight.shape is not None else None
+
+
+def keep_reduced(graph: "ir.Graph") -> None:
+    """Reduce with the dimension kept, then drop it, where a scale or shift reads the result.
+
+    OpenVINO 2026.4 computes a scale or shift of each channel and the pair behind it within the reduction, and takes
+    them by the position that the channels had before a dimension went: in front of the classifier of a LeViT that costs
+    30 dB.
+    """
+    import onnx_ir as ir
+
+    for node in list(graph):
+        keeps = node.attributes["keepdims"].as_int() if "keepdims" in node.attributes else 1
+        if node.op_type not in REDUCTIONS or keeps or len(node.inputs) < 2 or node.inputs[1] is None:
+            continue
+        result = node.outputs[0]
+        if result.is_graph_output() or not any(reader.op_type in _BY_CHANNEL for reader, _ in result.uses()):
+            continue
+        drop = ir.Node("", "Squeeze", [result, node.inputs[1]], metadata_props=dict(node.metadata_props))
+        result.replace_all_uses_with(drop.outputs[0])
+        drop.replace_input_with(0, result)
+        drop.outputs[0].type, result.shape = result.type, None
+        node.attributes["keepdims"] = ir.AttrInt64("keepdims", 1)
+        graph.insert_after(node, drop)
+
+
+def _is_crossed(node: "ir.Node") -> bool:
+    if node.op_type == "Reshape":
+        source = node.inputs[0].producer() if node.inputs[0] else None
+        return source is not None and source.op_type in _AVERAGES
+    return node.op_type == "MaxPool"
+
+
+def make_unsigned(graph: "ir.Graph", shared: bool) -> None:
+    """Turn int8 pairs before convolutions into uint8 pairs around 128, where an engine needs that: the values stay.
+
+    Behind a concatenation OpenVINO 2026.4 gives int8 another scale on the branches, and loses 20 to 30 dB; before a
+    pooling that rounds its size up it loses 12 dB of a SqueezeNet. `shared`: pairs that others read as well. ONNX
+    Runtime itself does this only for a pair with one reader; a convolution or addition that reads both types then runs
+    in float, as in every linear bottleneck of a MobileNet.
+    """
+    import numpy as np
+    import onnx_ir as ir
+
+    middle = ir.Value(name="val_middle", const_value=ir.tensor(np.asarray(np.uint8(128)), name="val_middle"))
+    for node in graph:
+        back = _only_reader(node.outputs[0]) if node.op_type == "QuantizeLinear" else None
+        if back is None or (zero := constant(node.inputs[2])).dtype != ir.DataType.INT8 or zero.numpy().ndim:
+            continue
+        users = [reader for reader, _ in back.outputs[0].uses()]
+        readers = [user.op_type for user in users]
+        is_joined = not {*readers} <= {"MatMul", "Gemm"} and _joins(node.inputs[0])
+        if is_joined or any(map(_is_ceiled, users)) or (shared and len(readers) > 1 and "Conv" in readers):
+            for one in (node, back):
+                one.replace_input_with(2, middle)
+    if middle.uses():
+        graph.register_initializer(middle)
+    _drop_unread(graph)
+
+
+def _is_ceiled(node: "ir.Node") -> bool:
+    return node.op_type == "MaxPool" and "ceil_mode" in node.attributes and node.attributes["ceil_mode"].as_int() == 1
+
+
+def _joins(value: "ir.Value | None") -> bool:
+    """Whether a value is a concatenation, seen through operators that OpenVINO takes into a pair or moves it across.
+
+    These keep values, or are constant scales and shifts, as in a batch norm that folds into no layer.
+    """
+    producer = value.producer() if value else None
+    if producer is None:
+        return False
+    variable = [one for one in producer.inputs if one is not None and one.const_value is None]
+    if producer.op_type in _KEEPING or (producer.op_type in _BY_CHANNEL and len(variable) == 1):
+        return _joins(variable[0])
+    return producer.op_type == "Concat"
+
+
+def keep_integer(graph: "ir.Graph") -> None:
+    """Give the bias behind a product of two pairs two dimensions, [1, out]: broadcasting gives the same sum.
+
+    ONNX Runtime merges a product of known shape and a one-dimensional bias into a float Gemm before it looks for
+    integer products. A batch that is fixed on loading makes the shape known.
+    """
+    import onnx_ir as ir
+
+    for node in graph:
+        if node.op_type != "Add" or not all(map(_is_dequantized, _factors(node))):
+            continue
+        for bias in node.inputs:
+            if (
+                bias is not None
+                and bias.is_initializer()
+                and len(bias.uses()) == 1
+                and constant(bias).numpy().ndim == 1
+            ):
+                bias.const_value = ir.tensor(constant(bias).numpy()[None], name=bias.name)
+                bias.shape = ir.Shape(constant(bias).shape)
+
+
+def _factors(addition: "ir.Node") -> "list[ir.Value | None]":
+    """Both inputs of the product that an addition reads; [None] if it reads no product."""
+    makers = [value.producer() for value in addition.inputs if value is not None]
+    return next((list(maker.inputs) for maker in makers if maker is not None and maker.op_type == "MatMul"), [None])
+
+
+def _is_dequantized(value: "ir.Value | None") -> bool:
+    maker = value.producer() if value is not None else None
+    return maker is not None and maker.op_type == "DequantizeLinear"
+
+
+def constant(value: "ir.Value | None") -> Any:
+    """The tensor of a value that is an initializer."""
+    if value is None or value.const_value is None:
+        raise ValueError(f"{value} is no constant")
+    return value.const_value
+
+
+def _only_reader(value: "ir.Value") -> "ir.Node | None":
+    """The only operator that reads a value; None if several do, or if the value is an output of the graph."""
+    readers = [reader for reader, _ in value.uses()]
+    return readers[0] if len(readers) == 1 and not value.is_graph_output() else None
+
+
+def _drop_unread(graph: "ir.Graph") -> None:
+    for name, value in list(graph.initializers.items()):
+        if not value.uses() and not value.is_graph_output():
+            del graph.initializers[name]
