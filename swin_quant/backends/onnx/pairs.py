@@ -20,6 +20,7 @@ def finish_pairs(graph: "ir.Graph", unsigned: bool, zero_points: bool) -> None:
     raise_pairs(graph)
     pad_in_convolutions(graph)
     keep_reduced(graph)
+    gather_in_a_row(graph)
     keep_integer(graph)
     if zero_points:
         make_unsigned(graph, shared=unsigned)
@@ -136,6 +137,42 @@ def keep_reduced(graph: "ir.Graph") -> None:
         drop.outputs[0].type, result.shape = result.type, None
         node.attributes["keepdims"] = ir.AttrInt64("keepdims", 1)
         graph.insert_after(node, drop)
+
+
+def gather_in_a_row(graph: "ir.Graph") -> None:
+    """Gather by a list of indices, then reshape, in place of a table of indices, as overlapping windows have it.
+
+    OpenVINO 2026.4 moves the scales of a convolution's channels across a gather, and across one by a table with a wrong
+    rank: it then cannot compile the network, a HaloNet.
+    """
+    import numpy as np
+    import onnx_ir as ir
+
+    for node in list(graph):
+        if node.op_type != "Gather" or not _variable(node) or node.inputs[1].const_value is None:
+            continue
+        indices, sizes = constant(node.inputs[1]).numpy(), node.inputs[0].shape
+        axis = node.attributes["axis"].as_int() if "axis" in node.attributes else 0
+        behind = (
+            [size if isinstance(size, int) else -1 for size in sizes[axis + 1 :]] if sizes is not None else [-1, -1]
+        )
+        if indices.ndim < 2 or axis < 0 or behind.count(-1) > 1:
+            continue
+        shape = np.asarray([*[0] * axis, *indices.shape, *behind])
+        one_row, wanted = (
+            ir.Value(name=f"val_{node.name}_{what}", const_value=ir.tensor(value))
+            for what, value in (("indices", indices.flatten()), ("shape", shape))
+        )
+        for value in (one_row, wanted):
+            graph.register_initializer(value)
+        result = node.outputs[0]
+        spread = ir.Node("", "Reshape", [result, wanted], metadata_props=dict(node.metadata_props))
+        result.replace_all_uses_with(spread.outputs[0], replace_graph_outputs=True)
+        spread.replace_input_with(0, result)
+        spread.outputs[0].type, spread.outputs[0].shape, result.shape = result.type, result.shape, None
+        node.replace_input_with(1, one_row)
+        graph.insert_after(node, spread)
+    _drop_unread(graph)
 
 
 def _is_crossed(node: "ir.Node") -> bool:

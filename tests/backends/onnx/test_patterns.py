@@ -72,6 +72,18 @@ class Scaled(nn.Module):
         return self.head((x * self.gain).mean((1, 2)))
 
 
+class Overlapping(nn.Module):
+    """Windows that overlap, cut out of a convolution's padded output, as in HaloNet."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.head = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 1, bias=False), nn.Linear(128, 5)
+
+    def forward(self, x):
+        x = F.pad(self.b(self.a(x)), (1, 1, 1, 1)).unfold(2, 6, 4).unfold(3, 6, 4)
+        return self.head(x.mean((4, 5)).flatten(1))
+
+
 class Padded(nn.Module):
     """Zeros around a map on two sides, as a convolution of TensorFlow with a stride has them."""
 
@@ -106,6 +118,7 @@ NETWORKS = {
     "norm without a shift, then average": lambda: Scaled("shiftless"),
     "scaled channels last, then average": lambda: Scaled("last"),
     "zeros around": Padded,
+    "overlapping windows": Overlapping,
 }
 
 
