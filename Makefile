@@ -13,6 +13,8 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 PYTEST := OMP_NUM_THREADS=1 MAKEFLAGS= $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
+# Keep compiled modules whatever the environment says: else each worker and each command compiles all of them again.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help demo test test-all quick-tests all-tests kernels faults releases fuzz test-cpus lint pins dist site clean
 .DEFAULT_GOAL := help

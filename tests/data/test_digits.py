@@ -5,7 +5,6 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from sklearn.datasets import load_digits
 
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.data.sources import DigitsPictures
@@ -29,6 +28,8 @@ def test_classes_are_balanced_alike(splits):
 
 
 def test_pictures_and_labels_are_scikit_learns(splits):
+    from sklearn.datasets import load_digits  # its import would cost each worker a second
+
     digits = load_digits()
     for pictures in splits.values():
         for index in range(0, len(pictures), 100):

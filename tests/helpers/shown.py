@@ -57,6 +57,8 @@ def command_and_words(line):
 
 def shell_lines(path):
     """Our commands in bash blocks and in examples of --help, with continued lines joined."""
+    if not re.search(r"examples:|```bash\n", path.read_text(encoding="utf-8")):
+        return  # most modules: parsing them takes seconds
     for _, text in texts(path):
         blocks = [text] if text.startswith("examples:") else re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
         for block in blocks:
