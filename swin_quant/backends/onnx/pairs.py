@@ -149,9 +149,16 @@ def gather_in_a_row(graph: "ir.Graph") -> None:
     import onnx_ir as ir
 
     for node in list(graph):
-        if node.op_type != "Gather" or not _variable(node) or node.inputs[1].const_value is None:
+        data, table = (*node.inputs, None, None)[:2]
+        if (
+            node.op_type != "Gather"
+            or data is None
+            or table is None
+            or table.const_value is None
+            or not _variable(node)
+        ):
             continue
-        indices, sizes = constant(node.inputs[1]).numpy(), node.inputs[0].shape
+        indices, sizes = constant(table).numpy(), data.shape
         axis = node.attributes["axis"].as_int() if "axis" in node.attributes else 0
         behind = (
             [size if isinstance(size, int) else -1 for size in sizes[axis + 1 :]] if sizes is not None else [-1, -1]
