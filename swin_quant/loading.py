@@ -195,8 +195,8 @@ def refuse_changed_features(checkpoint: str, card: RunCard | None, cfg: CfgNode)
     """SwinQuantError if maps are wanted of a checkpoint whose maps differ from its original's."""
     if card and card.changes_features and cfg.MODEL.OUTPUT_KIND == FEATURES:
         raise SwinQuantError(
-            f"{checkpoint}: `equalize` changed in it what logits do not feel and features do (sizes of a residual "
-            "stream, or what norms give beside padding): calibrate the float checkpoint with ‹output_kind› features"
+            f"{checkpoint}: `equalize` changed values that features show and logits do not (a residual stream, or a "
+            "norm beside padding): calibrate the float checkpoint with ‹output_kind› features"
         )
 
 
@@ -247,7 +247,7 @@ def card_and_baseline(
         return subject.card, find_baseline(subject.card, folders, cfg, subject.policies, world, original)
     if original is None:
         if subject.policies:
-            log.info("no run card: taken as not trained since it was float; if it was (QAT), give ‹float› FILE")
+            log.info("no run card: its weights are taken for the float model's; after QAT give ‹float› FILE")
         return subject.card, None
     float_model, source = load_original(cfg, original, world)
     card = replace(subject.card, source=source.record(), checkpoint=_file_record(subject.card.source))

@@ -80,7 +80,7 @@ def place_of(
     found = next((place for place in tried if place.is_file() and holds(place)), None)
     free = found or next((place for place in tried if not dependents(place)), folder / f"{own}_{len(tried)}.pth")
     if tell and free != usual and not found:
-        log.warning("%s: stays, since %s was made of it: this calibration is %s",
+        log.warning("%s: is kept, because %s was made from it: this calibration goes to %s",
                     usual, listed(map(str, dependents(usual)), 1), free)  # fmt: skip
     return free
 
@@ -294,7 +294,7 @@ class Model:
 
     def _forget_measured(self) -> None:
         if self.is_calibrated:
-            log.warning("%s: its weights were changed since %s: ranges are those of before; calibrate again",
+            log.warning("%s: its weights were changed since %s, its ranges were not: calibrate again",
                         self.name, self.file)  # fmt: skip
         self.card = self.card.with_new_weights(source=None)
 

@@ -82,7 +82,7 @@ def _tell_replaced(file: Path, card: RunCard) -> None:
     changed = [key for key in before | now if before.get(key) != now.get(key)]
     if old.artifact and changed:
         differences = listed((f"{key} {before.get(key)!s:.40} (now {now.get(key)!s:.40})" for key in changed), 4)
-        lost = ", and what was measured with it" if old.results else ""
+        lost = ", and its results" if old.results else ""
         log.warning("%s: replaces an export with %s%s", file, one_line(differences), lost)
 
 

@@ -355,8 +355,8 @@ def _check_footprint(cfg: CfgNode, file: Path) -> None:
     weights, tables = _elements(cfg)
     if weights > sum(part.stat().st_size for part in (file, *parts_of(file))) or tables > _MOST_TABLES:
         raise SwinQuantError(
-            f"{file}: is a damaged checkpoint of a Swin: its keys and shapes are of a model of {weights:,} weights and "
-            f"tables of {tables:,} entries, which the file cannot hold"
+            f"{file}: is a damaged checkpoint of a Swin: its keys and shapes belong to a model of {weights:,} weights "
+            f"and tables of {tables:,} entries, more than the file can hold"
         )
 
 

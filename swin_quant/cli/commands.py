@@ -19,7 +19,7 @@ SECTIONS = {
         "bench": "latency, memory and agreement of artifacts on their engines, the float model on each beside them",
         "sensitivity": "the cost of each node and group of nodes: alone, and left out; in dB, KL and agreement",
         "search": "the policy that keeps the loss within a budget at the least measured latency, as YAML",
-        "align": "two engines, checkpoints or dumps, layer by layer: where they part; or one training step",
+        "align": "two engines, checkpoints or dumps, layer by layer: the first that differs; or one training step",
     },
     "deploy": {
         "package": "ONNX artifact -> a folder that runs without torch: Python, C++, Docker, Triton, OpenVINO, KServe",

@@ -371,8 +371,8 @@ def tell_bits(policies: Sequence[Policy]) -> None:
     """Warn about policies with few bits. 7 bits are for export."""
     if few := [policy.name for policy in policies if any(rule.bits and rule.bits < 7 for rule in policy.rules)]:
         log.info(
-            "%s: fewer than 8 bits are simulated: ONNX files hold such weights in int8 (those of 4 bits in INT4 with "
-            "`export --int4-weights`), and no such activations; FasterTransformer takes neither",
+            "%s: fewer than 8 bits are simulated: ONNX files store such weights as int8 (4 bits also as INT4, by "
+            "`export --int4-weights`) and refuse such activations; FasterTransformer refuses both",
             listed(few),
         )
 

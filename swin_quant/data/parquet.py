@@ -168,7 +168,7 @@ class ParquetPictures(Pictures):
             stored += path.stat().st_size
             if sum(sizes) + len(self._places) > min(_MAX_ROWS, _FREE_ROWS + stored):
                 raise SwinQuantError(
-                    f"{path}: {sum(sizes):,} pictures in so small a file, or over {_MAX_ROWS:,} in all"
+                    f"{path}: lists {sum(sizes):,} pictures, more than its size or the limit of {_MAX_ROWS:,} allows"
                 )
             places = [(number, group, row) for group, size in enumerate(sizes) for row in range(size)]
             self._places += places

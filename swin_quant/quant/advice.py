@@ -185,8 +185,8 @@ def _clipped(f: Findings) -> Iterator[Advice]:
         which = max(better, key=better.__getitem__)
         yield Advice(
             "clipped",
-            f"clipping in {_counted(worst, 'range')}: up to {_percent(shares[worst[0]])} of what their nodes saw: "
-            f"{listed(worst, 2)}; ‹calibrator› {which} clips less and keeps more of it",
+            f"clipping in {_counted(worst, 'range')}: up to {_percent(shares[worst[0]])} of their nodes' values: "
+            f"{listed(worst, 2)}; ‹calibrator› {which} clips less and is nearer to float",
             tuple(worst),
         )
 
@@ -210,7 +210,7 @@ def _outliers(f: Findings) -> Iterator[Advice]:
                 "what they cost, ‹off› keeps them float"
             )
         else:
-            cure = f"the pass equalize could even them out {where}, and was not asked for or taken back"
+            cure = f"the pass equalize could even them out {where}; it did not run, or was taken back"
         yield Advice(
             "outliers",
             f"channels stand out in {_counted(curable, 'place')}, in {first.place} by {first.times:.0f} times: {cure}",
@@ -231,14 +231,14 @@ def _uncured(f: Findings, rest: Sequence[OutlierChannels]) -> Advice:
     roles = {f.nodes[one.place].role for one in lost or rest if one.place in f.nodes}
     if Role.GEMM_WEIGHT in roles or any(node.role is Role.GEMM_OUTPUT for node in f.enabled.values()):
         finer = (
-            "‹policy› qdq or cpu rounds no results of products, gives each row of weights a range and evens out more"
+            "‹policy› qdq or cpu rounds no results of products, has a range for each row of weights, and evens out more"
         )
         less = "; ft-mode2 rounds fewer results" if f.policy == "ft-mode1" and Role.GEMM_OUTPUT in roles else ""
         remedy = f"{finer}{less}; `swin-quant search` finds what to keep float"
     return Advice(
         "outliers-uncured",
-        f"channels stand out in {_counted(rest, 'tensor')} where no equalization reaches or helps, worst "
-        f"{which} of {first.place} by {first.times:.0f} times{kept}{more}: {remedy}",
+        f"channels stand out in {_counted(rest, 'tensor')} that equalization does not reach or help, most "
+        f"{which} of {first.place}, by {first.times:.0f} times{kept}{more}: {remedy}",
         tuple(one.place for one in rest),
         warns=bool(lost),
     )

@@ -149,7 +149,7 @@ def search_table(result: SearchResult, budget: str, what: str) -> ReportTable[Tr
     better = "is faster" if timed else "leaves fewer nodes float"
     remarks = [
         f"{what}; agreement in %, expected drop of top-1 ± its error, against float32 on {result.pictures} pictures; "
-        f"front: none {better} and as near",
+        f"front: no other policy is as near to float and {better}",
         f"budget: {budget}: {'met' if result.met else 'NOT met; this is the best that was found'}",
     ]
     if not timed:

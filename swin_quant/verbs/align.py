@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """examples:
   swin-quant align out/my_calib.pth out/my_int8_openvino.onnx --policy cpu --images cat.jpg photo.jpg
-  swin-quant align my.pth out/my_calib.pth --policy float qdq --data-path data      (what quantization costs, where)
+  swin-quant align my.pth out/my_calib.pth --policy float qdq --data-path data      (the cost of each layer)
   swin-quant align out/my_int8.onnx out/my_int8.onnx --engine onnxruntime openvino --data-path data
   swin-quant align my.pth --to theirs.npz --data-path data                          (dump the images and all tensors)
   swin-quant align my.pth theirs.npz                                                (on the images that it holds)

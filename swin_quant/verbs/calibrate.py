@@ -42,7 +42,7 @@ EXAMPLES = """examples:
   swin-quant calibrate my.pth --cfg my.yaml --data-path data --calibrator mse --pictures 160
   torchrun --nproc_per_node 4 calibrate.py my.pth --data-path data --split val --no-eval
   swin-quant calibrate --statistics out/my_calib.stats.npz --policy qdq --aprec 4 --output out4 --no-eval
-                                                         (in what an earlier one counted: no pictures are read)"""
+                                                         (ranges found again in saved histograms: no pictures)"""
 KEPT = 16  # inputs that a wrapped module keeps
 WRAPPED = "qdq-unsigned"  # the default policy of a wrapped module
 
@@ -145,8 +145,8 @@ def _opened(model: Model, pictures: PictureSet, plan: CalibrationPlan) -> tuple[
     opened = pictures.open()
     if pictures.upright not in (None, model.preprocess.upright):
         log.warning(
-            "%s: calibrated on pictures that are turned otherwise than those that it will be served: set DATA.UPRIGHT "
-            "of its config, or `upright` of its preprocess",
+            "%s: calibration and the run card turn pictures differently: set DATA.UPRIGHT of its config, or `upright` "
+            "of its preprocess",
             model.name,
         )
     count = min(len(opened), CALIBRATED_ON) if pictures.count is None else pictures.count
@@ -364,8 +364,7 @@ def unnamed_policy(cfg: CfgNode | None) -> Policy:
 def tell_unnamed(policy: Policy) -> None:
     """Say which policy is scored though nobody named it."""
     log.info(
-        "policy %s, since none is named (%s): name the one that is to be deployed, `swin-quant policies` says for "
-        "which engine each is",
+        "policy %s, because none is named (%s): give the policy of your engine; `swin-quant policies` lists them",
         policy.name,
         policy.description.rstrip("."),
     )

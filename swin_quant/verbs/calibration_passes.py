@@ -61,7 +61,7 @@ def improve(
 
     gains = run_passes(context, steps, observe_again)
     if lost := [gain.step.name for gain in gains if not gain.kept]:
-        log.warning("taken back, since the logits lost by it: %s", listed(lost))
+        log.warning("taken back, because the logits came out worse: %s", listed(lost))
     observing = [gain for gain in gains if gain.observed]
     seen = [calibration, *(found for found, gain in zip(again, observing, strict=True) if gain.kept)]
     return seen[-1], [_record(gain) for gain in gains]
@@ -73,7 +73,7 @@ def _automatic(model: nn.Module, context: PassContext) -> tuple[PassStep, ...]:
     if found := from_main(outliers(context)):
         worst = max(found, key=found.__getitem__)
         log.info(
-            "channels stand out in %d places, in %s by %.0f times: they are evened out (‹no_equalize›: not)",
+            "channels stand out in %d places, in %s by %.0f times: they are evened out; ‹no_equalize› leaves them",
             len(found),
             worst,
             found[worst],
@@ -96,7 +96,7 @@ def choose(
         chosen = replace(found.method, name=name, of_nodes=own)
         each = ", ".join(f"{name} {sqnr:.1f}" for name, sqnr in found.singles.items())
         log.info(
-            "calibrator auto: %s, %d nodes others; SQNR of the logits %.1f dB on %d pictures (%s)",
+            "calibrator auto: %s, another at %d nodes; SQNR of the logits %.1f dB on %d pictures (%s)",
             name or "by bits",
             len(own),
             found.sqnr_db,

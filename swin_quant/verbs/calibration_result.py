@@ -358,7 +358,7 @@ def _check_counted_on(
     counted_on = (calibrated,) if changed else (source, calibrated)
     if checkpoint.sha256 not in [record["sha256"] for record in counted_on if record]:
         raise SwinQuantError(
-            f"{checkpoint}: is not what {statistics} was counted on: leave the checkpoint out, or name that"
+            f"{checkpoint}: is not the checkpoint of {statistics}: leave it out, or name the right one"
         )
 
 

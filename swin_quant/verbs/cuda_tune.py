@@ -17,7 +17,7 @@ EXAMPLES = """examples:
 
 The file is written after each kernel: a run that was ended, or had too little time, goes on when it is started again.
 The engine takes the file where it lies beside its artifact and was made by the same kernels and compiler on such a GPU;
-one of others is left aside with a warning. Without a file the engine runs with tiles that suit most GPUs."""
+any other file is left aside with a warning. Without a file the engine runs with tiles that suit most GPUs."""
 
 
 @dataclass(frozen=True)

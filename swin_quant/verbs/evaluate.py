@@ -60,7 +60,7 @@ class ScoredSample:
 class EvaluateOptions:
     """The subject that is scored, its pictures, and the baselines beside it."""
 
-    files: Annotated[tuple[str, ...], Flag("a checkpoint, or artifacts: their run cards tell", "FILE", place=True)] = ()
+    files: Annotated[tuple[str, ...], Flag("a checkpoint, or artifacts with their run cards", "FILE", place=True)] = ()
     checkpoint: Annotated[
         str | None, Flag("to score, or what the artifacts were made from (default: looked for)", "FILE")
     ] = None

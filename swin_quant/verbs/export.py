@@ -40,9 +40,9 @@ EXAMPLES = """examples:
   swin-quant export theirs_calib.pth --for onnx --policy qdq --output out
   swin-quant export out/my_calib.pth --for onnx --policy qdq --off role:matmul_input --output out
 
-Config and preprocessing are those of the run card beside the checkpoint; --cfg is for one that has none. Policies:
-the card's, so that what was calibrated and scored is what is exported. A backend that does not take it gets its own
-best (every node was calibrated), which a warning names; one of your own, or of training, always stays."""
+Config, preprocessing and policy are those of the run card, so the file is what was calibrated and scored. --cfg is
+for a checkpoint without a run card. A backend that does not take the card's policy gets its own best, which a warning
+names: every node has a range. A policy of your own, or of training, always stays."""
 
 
 @dataclass(frozen=True, kw_only=True)

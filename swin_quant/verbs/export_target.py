@@ -152,19 +152,19 @@ def policy_for(target: str, card: RunCard | None, checkpoint: str | Path | None 
             fitting[0],
         )
     elif not fits and (measured := [policy for policy in offered if policy.sha256 in scored]):
-        log.info("policy %s, which was scored, of those that %s runs", measured[0].name, target)
+        log.info("policy %s is exported: it was scored, and %s runs it", measured[0].name, target)
         return measured[0]
     elif not fits:
         return _instead(own, _best(offered, target, checkpoint), target, card)
     elif scored and own.sha256 not in scored:
         log.warning(
-            "policy %s of the run card was not scored, and %s was: ‹policy› exports another",
+            "policy %s of the run card is exported, though %s was scored: ‹policy› chooses",
             own.name,
             listed(map(str, scored.values()), 3),
         )
     elif own.name != fitting[0]:
         log.info(
-            "policy %s, as calibrated: %s runs %s best, which ‹policy› %s takes: score it first",
+            "policy %s is exported, as calibrated. %s runs %s best: score that one, then give ‹policy› %s",
             own.name,
             target,
             fitting[0],
@@ -179,8 +179,8 @@ def _instead(own: Policy, best: Policy, target: str, card: RunCard) -> Policy:
         whose = "the run card and its results" if card.results else "the run card"
         why = "in float8" if own.has_float8 else f"not for {target}"
         log.warning(
-            "policy %s of %s is %s, and %s gets %s: `evaluate` with ‹policy› %s scores that one, "
-            "‹policy› %s keeps the other",
+            "policy %s of %s is %s, so %s gets %s: score it by `evaluate` with ‹policy› %s, or keep the other by "
+            "‹policy› %s",
             own.name,
             whose,
             why,
@@ -198,7 +198,7 @@ def _best(fitting: Sequence[Policy], target: str, checkpoint: str | Path | None)
         return best
     usable = next((policy for policy in others if not policy.has_zero_points), best)
     log.warning(
-        "policy %s: ranges of before zero points lack an end; calibrate again for %s, which %s runs best",
+        "policy %s: these ranges have no lower end for zero points; calibrate again for %s, which %s runs best",
         usable.name,
         best.name,
         target,

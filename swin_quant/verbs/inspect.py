@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 EXAMPLES = """examples:
   swin-quant inspect out/swin_tiny_int8.onnx
   swin-quant inspect out/swin_tiny_int8.onnx --engine tensorrt --json report.json
-  swin-quant inspect some_swin_of_timm.onnx                                 (any ONNX file; what is unknown is said)"""
+  swin-quant inspect some_swin_of_timm.onnx                                 (any ONNX file)"""
 
 
 def _engines() -> list[str]:

@@ -328,8 +328,8 @@ class PolicyCosts:
         file = original_of(card, [self.file.resolve().parent])
         if file is None:
             log.warning(
-                "%s: losses are against its own weights: the float file that it was made of is not found, where its "
-                "run card says or beside it",
+                "%s: losses are against its own weights, because its float file is neither where its run card says nor "
+                "beside it",
                 self.file,
             )
             return None

@@ -47,8 +47,8 @@ def find_policy(measured: PolicyCosts) -> SearchResult:
     timed, budget = settings.is_timed, settings.budget
     if not timed:
         log.info(
-            "%s: no latency is measured, its kernels do not run here: among %s that within the budget is taken which "
-            "leaves the fewest nodes float",
+            "%s: its kernels do not run here, so no latency is measured. Among %s, search takes the policy within the "
+            "budget that leaves the fewest nodes float",
             settings.engine,
             ", ".join(settings.backend.exporting.policies),
         )
@@ -238,7 +238,7 @@ def _why(measured: PolicyCosts, name: str, loss: Loss, cost: float) -> str:
     """The policy's description: engine, limits and figures."""
     settings = measured.settings
     split = f" of {settings.sampling.split}" if settings.sampling.split else ""
-    others = ", the drop on others, too" if settings.budget.max_drop is not None and measured.has_others else ""
+    others = ", and its drop on others" if settings.budget.max_drop is not None and measured.has_others else ""
     time = f"{cost:.3f} ms." if settings.is_timed else f"{cost:.0f} nodes stay float, and no latency was measured."
     return (
         f"Found for {settings.engine}, batch {settings.batch}: {settings.limits}. It is {name}. Measured on "

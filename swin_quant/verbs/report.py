@@ -27,7 +27,7 @@ EXAMPLES = """examples:
   swin-quant report out/*/*_calib.json --format csv > table.csv
   swin-quant report out --columns name policy quantized_acc1 delta_acc1 agreement quantized_ms
   swin-quant report out --html report.html                            (a page: one file, which fetches nothing)
-  swin-quant report out --html report.html --data-path data           (and pictures that INT8 sees otherwise)"""
+  swin-quant report out --html report.html --data-path data           (and pictures that INT8 classifies differently)"""
 _NAME = "accuracy"  # first part of the names of files in --output
 _FILES = ", ".join(f"{_NAME}{suffix}" for suffix in SUFFIXES)
 _NO_RESULT = "no result: run `swin-quant evaluate`"
@@ -37,7 +37,7 @@ _NO_RESULT = "no result: run `swin-quant evaluate`"
 class PageOptions(shared.SplitOptions):
     """Pictures for the page."""
 
-    TITLE = "pictures for the page, that float and quantized name differently"
+    TITLE = "pictures for the page: those that float and INT8 classify differently are shown"
     pictures: Annotated[int, Flag("how many", "N", least=1)] = 256
 
 

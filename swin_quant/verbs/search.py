@@ -39,9 +39,9 @@ EXAMPLES = """examples:
   swin-quant search out/my_calib.pth --data-path data --engine onnxruntime --min-sqnr 35 --batch 8 --output out
   swin-quant export out/my_calib.pth --for openvino --policy out/my_auto_openvino.yaml --output out   (what it found)
 
-A search that was cut off goes on. The drop is expected from the float model's own probabilities where the two disagree:
-no labels are needed. It counts with two standard errors, and twice on training pictures, which a network is surer of
-than of others. Exit code 1 says that the budget cannot be met; the best policy that was found is written then, too."""
+A search that was cut off goes on. No labels are needed: the drop is estimated from the float model's probabilities
+where the two disagree, with two standard errors added, and doubled on training pictures, where a network is too sure.
+Exit code 1 says that the budget cannot be met; the best policy that was found is written all the same."""
 
 MAX_DROP = 0.1  # points that --policy auto may lose, where no budget is given
 

@@ -38,9 +38,9 @@ EXAMPLES = """examples:
   swin-quant sensitivity out/my_calib.pth --data-path imagenet --format csv > costs.csv
   swin-quant sensitivity out/my_calib.pth --data-path imagenet --kind profile --format csv > depth.csv
 
-The logits are compared with the float model's on unlabelled pictures, another draw than calibrate takes by the same
---seed, since ranges and weights were made to suit those. "off wins" is what SQNR gains by leaving a group
-float: begin there where accuracy drops (--off, or `disable` in a policy)."""
+The logits are compared with the float model's on pictures without labels. They are another sample than the one that
+`calibrate` draws by the same --seed, because ranges and weights suit that one. "off wins" is what SQNR gains by leaving
+a group float: begin there where accuracy drops (--off, or `disable` in a policy)."""
 PROFILE = "profile"
 COUNT, TOP, BATCH = 64, 8, 16
 

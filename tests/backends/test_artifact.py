@@ -43,9 +43,7 @@ def test_an_export_of_other_options_says_what_it_replaces(artifact, caplog):
     open_artifact(artifact.file).card.with_result(result).write(artifact.file.with_suffix(".json"))
     finish_artifact(artifact.file, card, "onnx", "int8", {"opset": 17, "batch": 8})
     (line,) = caplog.messages
-    assert line == (
-        f"{artifact.file}: replaces an export with opset 20 (now 17), batch None (now 8), and what was measured with it"
-    )
+    assert line == (f"{artifact.file}: replaces an export with opset 20 (now 17), batch None (now 8), and its results")
 
 
 def test_a_missing_part_is_named(artifact):

@@ -105,7 +105,7 @@ def bombs(pyarrow, picture):
         "rows of nothing": (
             {"image": pyarrow.nulls(none, pyarrow.binary()), "label": pyarrow.nulls(none, pyarrow.int32())},
             {},
-            "so small a file",
+            "more than its size",
         ),
         "paths beside pictures": (
             {

@@ -111,7 +111,7 @@ def test_a_drop_that_other_pictures_do_not_bear_out_is_searched_for_again(asked,
     left = sum(unit.error for unit in Known.units if unit.name not in off)
     assert found.met and 0 < found.found.nodes and left / 2 <= limit
     assert found.found.loss.drop == pytest.approx(max(0.01, left / 2))
-    assert "the drop on others, too" in " ".join(found.file.read_text().split())
+    assert "and its drop on others" in " ".join(found.file.read_text().split())
 
 
 def test_a_rival_whose_ranges_are_not_there_is_left_out(tiny_model, use_policy):

@@ -113,7 +113,7 @@ WRONG = {
     "replaced": (lambda file: file.write_bytes(file.read_bytes() + b"x"), "is not the statistics file of its run card"),
     "with other weights": (
         lambda file: file.with_name(f"{NAME}_calib.pth").write_bytes(b"x"),
-        "not what .* counted on",
+        "is not the checkpoint of",
     ),
     "without its checkpoint": (lambda file: file.with_name(f"{NAME}_calib.pth").unlink(), "cannot be read"),
 }

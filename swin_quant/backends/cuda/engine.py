@@ -54,7 +54,7 @@ def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine
         device = torch.device("cuda", torch.cuda.current_device())  # fixed now: another GPU may be current later
         check_batch(spec, largest)
     if network.preprocess and network.preprocess != Preprocess.from_dict(artifact.card.preprocess):
-        raise SwinQuantError(f"{artifact.file}: prepares pictures otherwise than its run card does; export again")
+        raise SwinQuantError(f"{artifact.file}: prepares pictures differently from its run card; export again")
     if options.float_type not in (None, spec.float_type):
         raise UsageError(
             f"‹float_type› {options.float_type}: {artifact.file} was exported with {spec.float_type}: export it again"

@@ -138,7 +138,7 @@ def read_timed(path: Path, place: TunedFor, launches: Sequence[Launch] = ()) -> 
     if other := [f"{word} {file[word]:.40}" for word in ("gpu", "triton") if file[word] != getattr(place, word)]:
         raise SwinQuantError(
             f"{path}: was tuned on {', '.join(other)}, not on {place.gpu} with triton {place.triton}: run `swin-quant "
-            "tune` here"
+            "cuda tune` here"
         )
     if file["kernels"] != place.kernels:
         raise SwinQuantError(f"{path}: was tuned for other kernels than these: run `swin-quant cuda tune` again")

@@ -109,9 +109,7 @@ def misreading(artifact: Artifact) -> list[str]:
     noise = torch.randn(PICTURES, g.in_chans, g.image_size, g.image_size, generator=torch.Generator().manual_seed(0))
     read, meant = (Emulator(stored, misread=misread)(noise) for misread in (True, False))
     if stored.case.form.fix_gelu_bias and torch.equal(read, meant):
-        return [
-            f"fc1's bias of {stored.case.widest} channels is read rightly by the kernel of GELU, for which it is stored"
-        ]
+        return [f"fc1's bias of {stored.case.widest} channels is stored as the kernel of GELU reads it"]
     change = read - meant
     sqnr = 10 * (meant.square().sum() / change.square().sum()).log10()
     return [

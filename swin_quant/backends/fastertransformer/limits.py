@@ -99,8 +99,8 @@ INT8: tuple[Limit, ...] = (
     ),
     (
         lambda c: c.lost_rows and c.max_batch < ROWS,
-        "‹batch› {batch}: in layers.{lost[0]}, of at most 256 channels on a map of odd side, the norm after attention "
-        "computes rows in fours, so that no batch of less than 4 pictures comes out whole",
+        "‹batch› {batch}: the norm after attention computes rows in fours in layers.{lost[0]} (at most 256 channels, a "
+        "map of odd side) and leaves out the last ones of fewer than 4 pictures: give 4 or more",
     ),
     (
         lambda c: c.widest > gelu_bias.LARGEST,
@@ -140,8 +140,8 @@ WARNINGS: tuple[Limit, ...] = (
     ),
     (
         lambda c: c.lost_rows,
-        "layers.{lost[0]}, of at most 256 channels on a map of odd side: the norm after attention computes rows in "
-        "fours and leaves out the last ones of a batch that is no multiple of 4: run no other batches",
+        "the norm after attention computes rows in fours in layers.{lost[0]} (at most 256 channels, a map of odd side) "
+        "and leaves out the last ones of a batch that 4 does not divide: run batches of 4, 8, 12, ...",
     ),
     (
         lambda c: gelu_bias.is_misread(c.widest) and not c.form.fix_gelu_bias,

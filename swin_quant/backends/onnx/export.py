@@ -112,10 +112,10 @@ FAULTS: dict[str, Callable[[Quantizer], bool]] = {
     "have a range (amax) of 0, NaN or infinity, calibrate again on pictures that reach them": (
         lambda node: not (torch.isfinite(used := _amax(node)) & (used > TINY_AMAX)).all()
     ),
-    "have less than 8 bits, which QuantizeLinear has not, leave them to weights": (
+    "have fewer than 8 bits, which ONNX has for weights alone": (
         lambda node: node.setting.bits != 8 and node.role is not Role.GEMM_WEIGHT
     ),
-    "have a narrow range, which QuantizeLinear has not, leave it to weights": (
+    "have a narrow range, which ONNX has for weights alone": (
         lambda node: node.setting.narrow_range and node.role is not Role.GEMM_WEIGHT
     ),
 }

@@ -246,5 +246,5 @@ def match_scales(model: nn.Module, images: Tensor) -> None:
         model(images)
     if unfit:
         log.warning(
-            "%d nodes round in float32, with scales that float16 holds badly or not: %s", len(unfit), listed(unfit, 3)
+            "%d nodes round in float32, because float16 cannot hold their scales: %s", len(unfit), listed(unfit, 3)
         )

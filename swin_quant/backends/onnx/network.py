@@ -79,9 +79,11 @@ def pictures_of(model: Classifier, options: OnnxOptions, batch: int) -> dict[str
 def check_ends(model: Classifier, options: OnnxOptions, preprocess: Preprocess | None) -> None:
     """UsageError for input or outputs that this model cannot have."""
     if model.inputs and (options.has_ends or options.replace or options.plugin):
-        raise UsageError("this model takes several inputs: leave out operators, and other inputs and outputs")
+        raise UsageError(
+            "this model takes several inputs: leave out ‹plugin›, ‹replace›, ‹uint8_input›, ‹softmax› and ‹top_k›"
+        )
     if (options.softmax or options.top_k) and model.output_kind != LOGITS:
-        raise UsageError(f"‹softmax› and ‹top_k› are of logits, and this model gives {model.output_kind}")
+        raise UsageError(f"‹softmax› and ‹top_k› need logits, and this model gives {model.output_kind}")
     if options.top_k and options.top_k > model.classes:
         raise UsageError(f"‹top_k› {options.top_k}: the model has {model.classes} classes")
     if options.uint8_input and preprocess and (not preprocess.is_square or model.in_chans != len(preprocess.mean)):

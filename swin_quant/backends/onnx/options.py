@@ -88,7 +88,7 @@ class OnnxOptions:
         rewritten = next((operator for operator in plugged if operator in REWRITTEN), None)
         if rewritten and (self.replace or not plugged.keys() <= REWRITTEN):
             raise UsageError(
-                f"‹plugin› {rewritten}: not beside ‹replace› and other plugins: its graph has none of them"
+                f"‹plugin› {rewritten}: its graph has no operators for ‹replace› or other plugins: leave those out"
             )
         if rewritten and self.floats != "float32":
             raise UsageError(f"‹plugin› {rewritten}: not in float16: choose ‹float_type› float32")

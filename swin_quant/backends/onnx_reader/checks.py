@@ -83,8 +83,8 @@ def _functions(model: Any) -> set[tuple[str, str]]:
             is_scaled = node.op_type in _SCALED and _scale_of(node) not in function.input
             if node.domain not in _STANDARD or is_scaled:
                 raise SwinQuantError(
-                    f"has functions of its own ({shown(function.name)}) of other than standard operators with scales "
-                    f"that a call gives ({shown(node.op_type)}): export it without them"
+                    f"has a function of its own, {shown(function.name)}, with the node {shown(node.op_type)}: "
+                    "a function may hold standard operators, and scales of the call: export it without"
                 )
         if function.domain in _STANDARD:
             raise SwinQuantError(f"has functions of its own ({shown(function.name)}) in ONNX's domain: rename them")

@@ -213,7 +213,9 @@ def verified(artifact: Artifact) -> OnnxFile:
         names = listed(file.input_names, 8)
         raise SwinQuantError(f"{file.path}: takes {names}, not the inputs in its run card {card_path(file.path).name}")
     if file.pixels and file.pixels != Preprocess.from_dict(artifact.card.preprocess):
-        raise SwinQuantError(f"{file.path}: prepares pictures otherwise than its run card {card_path(file.path).name}")
+        raise SwinQuantError(
+            f"{file.path}: prepares pictures differently from its run card {card_path(file.path).name}"
+        )
     return file
 
 

@@ -102,7 +102,7 @@ def run_here(architecture: str, operator: str = "attention") -> bool:
     except SwinQuantError as error:
         if os.environ.get(SWITCH) != "0":
             times = prod(max(gain("swin", operator), 1) for operator in NODES)
-            _tell(f"{_WHAT} are not compiled: {error}: a plain file, which took a Swin-T {times:.2f} times as long")
+            _tell(f"{_WHAT} are not compiled: {error}. The file is plain: a Swin-T took {times:.2f} times as long")
         return False
 
 

@@ -54,8 +54,8 @@ ALL = "all"  # in place of the keys of columns
 SCHEMA = "swin-quant/accuracy-table/1"
 LEGEND = "Δ ± its standard error, agreement in %: against float32 on the same pictures; ~: less than they can show"
 _WEIGHTS_LEGEND = {
-    "PTQ": "PTQ: calibrated only, as QAT began",
-    "corrected": "corrected: weights that passes changed behind the calibration",
+    "PTQ": "PTQ: the calibrated file that QAT began with",
+    "corrected": "corrected: weights that passes changed after the calibration",
 }
 
 

@@ -30,8 +30,8 @@ LEGEND = (
     "not distinguishable from no change"
 )
 WEIGHTS_LEGEND = (
-    "float32 and (H): of the float checkpoint that the run began with; PTQ: calibrated only, which QAT started from; "
-    "corrected: by passes behind the calibration"
+    "float32 and (H): of the float checkpoint that the run began with; PTQ: the calibrated file that QAT began with; "
+    "corrected: weights that passes changed after the calibration"
 )
 OWN_LEGEND = "(E): the fastest float form of the same checkpoint on the same engine"
 

@@ -216,7 +216,7 @@ def _pictures(data: PageData) -> str:
     shown = len(data.disagreements)
     cut = "" if shown == data.otherwise else f"; the {shown} with the largest divergence are shown"
     head = f"<p>{_text(data.title)}, {_text(data.policy)}: the quantized model classifies {data.otherwise} of "
-    head += f"{data.compared} pictures otherwise than float{cut}.</p>"
+    head += f"{data.compared} pictures differently from float{cut}.</p>"
     return head + f'<div class="pictures">{"".join(map(_picture, data.disagreements))}</div>'
 
 

@@ -54,7 +54,7 @@ def test_the_file_says_that_it_takes_pixels(made, pixels):
     opened = open_artifact(artifact.file)
     assert load(opened).run.network.preprocess == PREPROCESS
     opened.card.preprocess["mean"] = [0.5, 0.5, 0.5]
-    with pytest.raises(SwinQuantError, match="prepares pictures otherwise than its run card"):
+    with pytest.raises(SwinQuantError, match="prepares pictures differently from its run card"):
         load(opened)
 
 

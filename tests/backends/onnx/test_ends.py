@@ -159,7 +159,7 @@ def test_files_of_pixels_that_do_not_say_how_they_prepare_them(exported, tmp_pat
     def otherwise(model, card):
         return replace(card, preprocess={**card.preprocess, "mean": [0.1, 0.2, 0.3]})
 
-    with pytest.raises(SwinQuantError, match="prepares pictures otherwise than its run card"):
+    with pytest.raises(SwinQuantError, match="prepares pictures differently from its run card"):
         engine_loader("onnxruntime")(damaged(artifact, tmp_path, otherwise))
 
     def nonsense(model, card):

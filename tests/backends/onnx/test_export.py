@@ -269,7 +269,7 @@ def test_models_that_cannot_be_exported(calibrated, tmp_path):
     with pytest.raises(UsageError, match="quantizes no node"):
         export(model, replace(card, policy={"name": "none", "rules": [{"disable": "*"}]}), tmp_path)
     for rule, says in (
-        (Rule(nodes=("role:gemm_input",), bits=4), "less than 8 bits.*_input_quantizer"),
+        (Rule(nodes=("role:gemm_input",), bits=4), "fewer than 8 bits.*_input_quantizer"),
         (Rule(nodes=("role:gemm_input",), narrow_range=True), "narrow range.*_input_quantizer"),
     ):
         with pytest.raises(SwinQuantError, match=says):

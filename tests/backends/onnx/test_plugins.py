@@ -186,12 +186,12 @@ def test_attention_as_one_operator_on_int8(attending, run, request):
 @pytest.mark.parametrize(
     "kind, policy, options, said",
     [
-        ("swin", "cpu", {}, "is not all int8 without zero points: choose a policy as qdq or cuda"),
-        ("swin", "zero points", {}, "is not all int8 without zero points"),
-        ("swin", "ft-mode1", {}, "rounds its logits or qkv too"),
-        ("swinv2", "ft-mode1", {}, "rounds its logits or qkv too"),
-        ("swin", "qdq", {"precision": "float"}, "is not all int8"),
-        ("swin", "zero point behind attention", {"target": "tensorrt", "float_type": "float32"}, "is not all int8"),
+        ("swin", "cpu", {}, "has a float node or a zero point: choose policy qdq or cuda"),
+        ("swin", "zero points", {}, "has a float node or a zero point"),
+        ("swin", "ft-mode1", {}, "also rounds its logits or the result of qkv"),
+        ("swinv2", "ft-mode1", {}, "also rounds its logits or the result of qkv"),
+        ("swin", "qdq", {"precision": "float"}, "has a float node"),
+        ("swin", "zero point behind attention", {"target": "tensorrt", "float_type": "float32"}, "has a float node"),
         ("swin", "qdq", {"rewrites": frozenset({"fusible-attention", "window-order"})}, "its scale outside of its"),
     ],
 )
@@ -314,20 +314,20 @@ def test_weights_alone_meet_floats_on_openvino(exported, run):
 
 
 INT4 = {"target": "openvino", "int4_weights": True}
-NOT_ALL_INT8 = "is not all int8.*: choose a policy as qdq or cuda"
-ROUNDS_MORE = "rounds more than what its linears take: choose a policy as qdq or cuda"
+NOT_ALL_INT8 = "has a float node.*: choose policy qdq or cuda"
+ROUNDS_MORE = "rounds more than the inputs of its linears: choose policy qdq or cuda"
 
 
 @pytest.mark.parametrize(
     ("operator", "policy", "options", "said"),
     [
-        ("attention_branch", "ft-mode1", {}, "attention_branch: layers.0.blocks.0.attn .*: choose a policy as qdq or"),
-        ("attention_branch", "cpu", {}, "layers.0.blocks.0.attn is not all int8 without zero points: choose a policy"),
+        ("attention_branch", "ft-mode1", {}, "attention_branch: layers.0.blocks.0.attn .*: choose policy qdq or"),
+        ("attention_branch", "cpu", {}, "layers.0.blocks.0.attn has a float node or a zero point: choose policy"),
         ("attention_branch", "w4a8", INT4, "attention_branch: takes int8 weights: leave int4_weights out"),
         ("mlp", "ft-mode1", {}, f"layers.0.blocks.0.mlp {ROUNDS_MORE}"),
         ("mlp", "qdq", {"precision": "float"}, NOT_ALL_INT8),
         ("mlp", "w4a8", INT4, "mlp: takes int8 weights: leave int4_weights out"),
-        ("patch_merging", "ft-mode1", {}, "layers.0.downsample rounds more than what its linears take"),
+        ("patch_merging", "ft-mode1", {}, "layers.0.downsample rounds more than the inputs of its linears"),
     ],
 )
 def test_what_an_operator_does_not_compute_is_refused(operator, policy, options, said, calibrated, tmp_path):

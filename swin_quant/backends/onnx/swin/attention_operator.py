@@ -132,12 +132,12 @@ def _fault_of_attention(attn: QuantizedAttention) -> str | None:
     *of_qkv, of_softmax, of_result = _nodes(attn)
     pairs = [*of_qkv, of_result, *([of_softmax] if isinstance(of_softmax, Pair) else [])]
     if any(not isinstance(x, Pair) or x.zero_point is not None or x.offset or x.format != "int8" for x in pairs):
-        return "is not all int8 without zero points: choose a ‹policy› as qdq or cuda"
+        return "has a float node or a zero point: choose ‹policy› qdq or cuda"
     others = [attn.softmax_input_quantizer, attn.qkv._aftergemm_quantizer]
     if isinstance(attn, CosineAttention):
         others += [getattr(attn, name) for name in _ROUNDED[:2]]
     if any(isinstance(x, Pair) for x in others):
-        return "rounds its logits or qkv too: choose a ‹policy› as qdq or cuda"
+        return "also rounds its logits or the result of qkv: choose ‹policy› qdq or cuda"
     if getattr(attn, "scale", None) is not None or (attn.index is None and attn.table.dim() > 3):
         return "has its scale outside of its weights, or windows apart: export it without ‹rewrites› of your own"
     return None

@@ -52,7 +52,7 @@ def halve(model: Swin, beyond_half: Iterable[str]) -> None:
         unfit += [] if fits else [name]
     if unfit:
         log.warning(
-            "%d layers stay float32, with scales that float16 holds badly or not: %s", len(unfit), listed(unfit, 3)
+            "%d layers stay float32, because float16 cannot hold their scales: %s", len(unfit), listed(unfit, 3)
         )
     if model.absolute_pos_embed is not None:
         model.absolute_pos_embed.data = model.absolute_pos_embed.data.to(stream)

@@ -165,16 +165,16 @@ def fault_of(linear: Linear) -> str | None:
         return fault
     is_eight = isinstance(node, Pair) and node.format == "int8" and not node.offset
     if not is_eight or not isinstance(weight, StoredWeight) or weight.values.dtype != torch.int8:
-        return "is not all int8: choose a ‹policy› as qdq or cuda"
+        return "has a float node: choose ‹policy› qdq or cuda"
     if weight.scale.dim() > 1:
-        return "has weights in blocks: choose a ‹policy› as qdq or cuda"
+        return "has weights in blocks: choose ‹policy› qdq or cuda"
     return None
 
 
 def fault_around(nodes: Iterable[Any]) -> str | None:
     """The reason why an operator cannot compute what has these `nodes` beside its linears' inputs; None if it can."""
     rounds = any(isinstance(node, Pair) for node in nodes)
-    return "rounds more than what its linears take: choose a ‹policy› as qdq or cuda" if rounds else None
+    return "rounds more than the inputs of its linears: choose ‹policy› qdq or cuda" if rounds else None
 
 
 def chosen(
