@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from swin_quant.backends.backend import Backend, function
-from swin_quant.base.errors import UsageError
+from swin_quant.base.errors import UsageError, offered
 from swin_quant.base.extras import announced
 from swin_quant.base.progress import log
 
@@ -80,7 +80,7 @@ def engine_loader(name: str) -> Callable[..., Any]:
 
 def _named(name: str, known: Mapping[str, Backend], kind: str) -> Backend:
     if name not in known:
-        raise UsageError(f"no {kind} {name!r}: there are {', '.join(known)}")
+        raise UsageError(f"no {kind} {name!r}{offered(name, known)}")
     return known[name]
 
 

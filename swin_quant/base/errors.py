@@ -43,6 +43,12 @@ def did_you_mean(word: str, names: Iterable[str]) -> str:
     return f"; did you mean {close[0]}?" if close else ""
 
 
+def offered(word: str, names: Iterable[str]) -> str:
+    """The end of a message about an unknown `word`: the name that is near, else all of them."""
+    there = list(names)
+    return did_you_mean(word, there) or f": there are {', '.join(there) or 'none'}"
+
+
 def in_words(text: str) -> str:
     """A message with the names that fields have in this context."""
     return _FIELD.sub(lambda match: _words.get(match[1], match[1]), text)

@@ -296,7 +296,7 @@ def _from_shipped(chosen: Candidate, known: Geometry, settings: Mapping[str, Any
     assumed = [f"{key} {chosen.geometry[key]}" for key in _OPEN if key in chosen.geometry and key not in known]
     rest = f" ({listed(assumed)} as there: no tensor tells)" if assumed else ""
     what = f"{chosen.name}{rest}, {cfg.MODEL.NUM_CLASSES} classes{unlike}{_beside(file)}"
-    log.info("%s: is of the configuration %s", file, what)
+    _tell(f"{file}: is of the configuration {what}")
     return cfg
 
 
@@ -313,10 +313,17 @@ def _from_tensors(near: Candidate, known: Geometry, settings: Mapping[str, Any],
     whole = {"PRETRAINED_WINDOW_SIZES": [0] * len(known["DEPTHS"]), **known}
     tree = {_place(key, known): whole[key] for key in (*_ELSEWHERE, *keys) if key in whole}
     cfg = from_dict({"MODEL.NAME": name_of(file), **tree}, str(file), settings)
-    guessed = [f"{key} {value_at(cfg, key)}" for key in HOW_PREPARED if key not in settings and key != _USUAL]
+    idle = () if cfg.TEST.CROP else ("TEST.CROP_RATIO",)
+    guessed = [f"{key} {value_at(cfg, key)}" for key in HOW_PREPARED if key not in (*settings, *idle, _USUAL)]
     guesses = f"; how pictures are prepared is a guess: {', '.join(guessed)}" if guessed else ""
-    log.info("%s: %s, so the configuration is its own%s%s", file, unlike, guesses, _beside(file))
+    _tell(f"{file}: {unlike}, so the configuration is its own{guesses}{_beside(file)}")
     return cfg
+
+
+@functools.cache
+def _tell(message: str) -> None:
+    """Say it once: the steps of `quantize` ask about one file."""
+    log.info("%s", message)
 
 
 def _beside(file: Path) -> str:

@@ -11,7 +11,7 @@ from itertools import groupby
 from types import ModuleType
 from typing import Any, NoReturn
 
-from swin_quant.base.errors import UsageError, did_you_mean, memory_errors_named, speaking
+from swin_quant.base.errors import UsageError, did_you_mean, memory_errors_named, offered, speaking
 from swin_quant.base.shell import command_lines
 from swin_quant.cli.commands import COMMANDS
 from swin_quant.cli.flags import add_flags, options_from
@@ -134,8 +134,7 @@ class _Parser(argparse.ArgumentParser):
 def command_of(name: str) -> ModuleType:
     """The module of a command: its docstring, EXAMPLES, OPTIONS (a dataclass) and `run(options, world)`."""
     if name not in (*COMMANDS, FRONT_DOOR):
-        known = did_you_mean(name, COMMANDS) or f": there are {', '.join(COMMANDS)}"
-        raise UsageError(f"no command {name!r:.60}{known}")
+        raise UsageError(f"no command {name!r:.60}{offered(name, COMMANDS)}")
     return importlib.import_module(f"swin_quant.verbs.{re.sub('[- ]', '_', name)}")
 
 

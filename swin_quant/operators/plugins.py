@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from swin_quant.base.errors import SwinQuantError, UsageError, one_line
+from swin_quant.base.errors import SwinQuantError, UsageError, offered, one_line
 from swin_quant.base.files import one_at_a_time, read_json, reason, sha256_of, write_json
 from swin_quant.base.progress import log
 from swin_quant.operators.trace import operator_name
@@ -118,7 +118,7 @@ def plugins_of(specs: Sequence[str], replaced: Sequence[str] = ()) -> dict[str, 
             raise UsageError(f"‹plugin› {spec!r:.80}: must be OPERATOR=DOMAIN::NAME, as roll=my.domain::Roll")
         plugin = Plugin(*match.groups())
         if plugin.operator not in PLUGINS:
-            raise UsageError(f"‹plugin› {plugin.operator!r:.60}: there are {', '.join(PLUGINS)}")
+            raise UsageError(f"‹plugin› {plugin.operator!r:.60}{offered(plugin.operator, PLUGINS)}")
         if plugin.operator in found:
             raise UsageError(f"‹plugin› {plugin.operator}: is named twice")
         if plugin.operator in replaced:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from swin_quant.base.errors import UsageError
+from swin_quant.base.errors import UsageError, offered
 from swin_quant.base.progress import log
 from swin_quant.operators.plugins import Plugging
 from swin_quant.operators.trace import operator_name, tensors_in
@@ -158,7 +158,7 @@ def chosen(names: Sequence[str]) -> dict[str, Replacement]:
     """The replacements with these names. UsageError for an unknown name, or one named twice."""
     for name in names:
         if name not in REPLACEMENTS:
-            raise UsageError(f"‹replace› {name!r:.60}: there are {', '.join(REPLACEMENTS)}")
+            raise UsageError(f"‹replace› {name!r:.60}{offered(name, REPLACEMENTS)}")
         if list(names).count(name) > 1:
             raise UsageError(f"‹replace› {name}: is named twice")
     return {name: REPLACEMENTS[name] for name in names}

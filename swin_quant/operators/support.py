@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Literal
 
-from swin_quant.base.errors import UsageError
+from swin_quant.base.errors import UsageError, offered
 from swin_quant.base.files import shipped_files
 from swin_quant.base.schema import checked
 from swin_quant.base.yaml_file import read_yaml
@@ -79,7 +79,7 @@ def chosen_targets(names: Sequence[str] = ()) -> dict[str, Target]:
     known = targets()
     for name in names:
         if name not in known:
-            raise UsageError(f"‹target› {name!r:.60}: there are {', '.join(known)}")
+            raise UsageError(f"‹target› {name!r:.60}{offered(name, known)}")
     return {name: known[name] for name in names} if names else dict(known)
 
 

@@ -296,7 +296,9 @@ def _css(column: Column[Row], row: Row, whole: str) -> str:
 
 
 def _html_text(text: str) -> str:
-    return html.escape(text).replace("\n", "<br>")
+    """Escaped; a flag stays on one line, which a browser would break behind its first dash."""
+    whole = r'<span style="white-space: nowrap">\g<0></span>'
+    return re.sub(r"(?<!\S)--[a-z][\w-]*", whole, html.escape(text)).replace("\n", "<br>")
 
 
 def comma_separated(columns: Sequence[Column[Row]], rows: Sequence[Row]) -> str:

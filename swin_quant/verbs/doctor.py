@@ -133,9 +133,9 @@ def mismatch_remedy(version: str) -> str:
     """The remedy for a torchvision for CUDA beside a torch for CPUs: the CPU build of the same version."""
     plain = version.partition("+")[0]
     return (
-        "swin-quant helps itself, but `import torchvision` and `import timm` fail in a script of your own. Install the "
-        f"CPU build of the same version: {sys.executable} -m pip install --force-reinstall --no-deps --index-url "
-        f"{_CPU_WHEELS} torchvision=={plain}. Where nothing can be installed, begin the script with `from "
+        "swin-quant helps itself, but `import torchvision`, `timm` and `transformers` fail in a script of your own. "
+        f"Install the CPU build of the same version: {sys.executable} -m pip install --force-reinstall --no-deps "
+        f"--index-url {_CPU_WHEELS} torchvision=={plain}. Where nothing can be installed, begin the script with `from "
         "swin_quant.base.compat import import_timm` and `import_timm()`"
     )
 

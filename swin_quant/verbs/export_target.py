@@ -11,7 +11,7 @@ from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.backend import Backend, function
 from swin_quant.backends.registry import targets
 from swin_quant.backends.saturation import at_risk, safe_on, without_saturation
-from swin_quant.base.errors import UsageError, listed
+from swin_quant.base.errors import UsageError, listed, offered
 from swin_quant.base.files import ensure_writable_dir, place_of, sha256_of
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
@@ -22,7 +22,7 @@ from swin_quant.quant.policy import Policy, builtin_policies, described, is_buil
 def target_of(name: str) -> Backend:
     """The backend of that name; UsageError where none exports."""
     if name not in targets():
-        raise UsageError(f"‹backend› {name}: there are {', '.join(targets())}")
+        raise UsageError(f"‹backend› {name!r:.60}{offered(name, targets())}")
     return targets()[name]
 
 

@@ -219,6 +219,14 @@ def test_what_lies_beside_a_file_of_another_name_is_its_own_if_it_fits(tmp_path,
     assert "embed_dim gives MODEL.SWIN.EMBED_DIM 32" in heard.text
 
 
+def test_preprocessing_that_the_publisher_says_is_no_guess_and_is_told_once(tmp_path, heard):
+    said = folder_of(tmp_path / "said", config=SWIN, preprocessor_config=VIT)
+    config_for(said), config_for(said)
+    assert heard.text.count("the configuration is its own") == 1 and "guess" not in heard.text
+    config_for(folder_of(tmp_path / "silent", config=SWIN))
+    assert "how pictures are prepared is a guess: TEST.CROP" in heard.text
+
+
 def test_a_trainers_checkpoint_has_its_processor_above(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "preprocessor_config.json").write_text(json.dumps(VIT | {"do_normalize": False}))

@@ -33,7 +33,7 @@ def test_as_json_after_replacements(run, micro):
 @pytest.mark.parametrize(
     "words, said",
     [
-        (["--replace", "rol"], "--replace 'rol': there are pool1d, "),
+        (["--replace", "rol"], "--replace 'rol'; did you mean roll?"),
         (["--target", "tvm"], "--target 'tvm': there are cuda, "),
         (["--machine", "tpu"], "no machine 'tpu'"),
         (["--check-replacements"], "give a checkpoint"),

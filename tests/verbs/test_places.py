@@ -111,7 +111,7 @@ def test_a_file_that_qat_started_from_stays_too(run, calibrate, float_flags, sco
     told = ("--recipe", recipe, "--no-eval", "--output", tmp_path)
     assert run("finetune", *scoring_flags, "--checkpoint", first, *told).code == 0
     second, said = calibrate("--policy", "qdq", "--calibrator", "max")
-    assert second == str(tmp_path / "swin_micro_calib_qdq.pth") and "swin_micro_qat.pth was made of it" in said
+    assert second == str(tmp_path / "swin_micro_calib_qdq.pth") and "swin_micro_qat.pth was made from it" in said
     qat = tmp_path / "swin_micro_qat.pth"
     assert run("export", qat, *FOR, "--output", tmp_path).code == 0
     refused = run("finetune", *scoring_flags, "--checkpoint", first, *told, "--overwrite").error(2)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.onnx.layers import lower, match_scales
 from swin_quant.backends.onnx.options import OnnxOptions
-from swin_quant.base.errors import UsageError
+from swin_quant.base.errors import UsageError, offered
 from swin_quant.config.load import from_dict
 from swin_quant.config.outputs import LOGITS
 from swin_quant.data.preprocess import Preprocess
@@ -179,7 +179,7 @@ class Rewriter:
         else:
             names = options.rewrites
         if unknown := sorted(names - everything):
-            raise UsageError(f"no rewrite {unknown[0]!r}: there are {', '.join(self.table) or 'none'}")
+            raise UsageError(f"no rewrite {unknown[0]!r}{offered(unknown[0], self.table)}")
         if names and self.builds_on and self.builds_on not in names:
             raise UsageError(f"rewrite {min(names)} builds on {self.builds_on}: give both")
         if options.floats == "float16":

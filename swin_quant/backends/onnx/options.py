@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from swin_quant.backends.backend import PRECISIONS, function
 from swin_quant.backends.onnx_reader.target import OnnxTarget
 from swin_quant.backends.registry import targets
-from swin_quant.base.errors import UsageError
+from swin_quant.base.errors import UsageError, offered
 from swin_quant.operators.plugins import plugins_of
 from swin_quant.operators.replacements import chosen
 
@@ -149,4 +149,4 @@ def onnx_targets() -> dict[str, OnnxTarget]:
 
 def _one_of(what: str, value: str, known: Iterable[str]) -> None:
     if value not in (there := list(known)):
-        raise UsageError(f"no {what} {value!r}: there are {', '.join(there)}")
+        raise UsageError(f"no {what} {value!r}{offered(value, there)}")

@@ -92,13 +92,14 @@ def test_replacements_leave_their_operator_out_of_the_graph(plain, exported, run
         ({"plugin": ("roll:my.Roll",)}, "must be OPERATOR=DOMAIN::NAME"),
         (
             {"plugin": ("gelu=my::Gelu",)},
-            "'gelu': there are roll, relu, layer_norm, attention, attention_branch, mlp, patch_merging, window_part",
+            "'gelu'; did you mean relu",
         ),
         ({"plugin": ("roll=my::Op", "relu=my::Op")}, "roll is my::Op already"),
         ({"plugin": ("roll=my::A", "roll=my::B")}, "is named twice"),
         ({"plugin": ("roll=ai.onnx::Roll",)}, "the domain ai.onnx is not yours"),
         ({"plugin": ("roll=my::Roll",), "replace": ("roll",)}, "is replaced as well"),
-        ({"replace": ("rol",)}, "there are pool1d"),
+        ({"replace": ("rol",)}, "'rol'; did you mean roll"),
+        ({"replace": ("dft",)}, "'dft': there are pool1d"),
     ],
 )
 def test_names_that_are_malformed_or_clash(options, said):

@@ -158,6 +158,7 @@ def test_a_hand_made_classifier_against_arithmetic(evaluate, hand_made, pictures
     [
         (["--engine", "fastertransformer"], "fastertransformer does not run onnx artifacts: use onnxruntime"),
         (["--engine", "warp"], "no engine 'warp': there are"),
+        (["--engine", "onnxrutime"], "no engine 'onnxrutime'; did you mean onnxruntime?"),
         (["--policy", "qdq"], "--policy is not for artifacts"),
         (["--cfg", "x.yaml"], "--cfg is not for artifacts"),
         (["--img-size", "64"], "--img-size is not for artifacts"),
