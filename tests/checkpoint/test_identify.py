@@ -220,7 +220,7 @@ def test_shapes_ask_for_no_more_memory_than_the_file_has(tmp_path):
     cfg = config(EMBED_DIM=4096, NUM_HEADS=[64, 64], DEPTHS=[8, 8])
     file = tmp_path / "small.pth"
     file.write_bytes(b"x" * 1000)
-    with pytest.raises(SwinQuantError, match="damaged checkpoint of a Swin: its keys and shapes are of a model of"):
+    with pytest.raises(SwinQuantError, match="damaged checkpoint of a Swin: its keys and shapes belong to a model of"):
         config_for(OpenedCheckpoint(file, Weights(on_meta(cfg), Source(file, "0" * 64, "pth"))))
 
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from rich.cells import cell_len
+
 from swin_quant.base.errors import UsageError, did_you_mean
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import ORIGINAL, UNQUANTIZED, Result
@@ -259,6 +261,18 @@ def _heading(block: TableBlock) -> str:
     return f"{block.name}: {', '.join(block.details)}"
 
 
+def _heading_lines(block: TableBlock, width: int) -> Iterator[str]:
+    """The heading, broken between two details where it is wider than `width`."""
+    line = f"{block.name}: {block.details[0]}"
+    for detail in block.details[1:]:
+        if cell_len(f"{line}, {detail},") > width:
+            yield from folded(f"{line},", width)
+            line = detail
+        else:
+            line += f", {detail}"
+    yield from folded(line, width)
+
+
 def _on_terminal(table: AccuracyTable, width: int = NARROW, color: bool = False) -> str:
     if table.columns:
         return terminal(table.report(), width, color)
@@ -268,8 +282,7 @@ def _on_terminal(table: AccuracyTable, width: int = NARROW, color: bool = False)
 
 
 def _lines(block: TableBlock, width: int, color: bool) -> Iterator[str]:
-    first, *more = folded(_heading(block), width)
-    yield from (styled(first, "bold" * color), *more)
+    yield from (styled(line, "bold" * color) for line in _heading_lines(block, width))
     table = _table_of(block, width=width)
     widths = widths_of(table.columns, block.lines, width)
     yield from grid(table.columns, block.lines, widths, color, rule=True)

@@ -85,6 +85,12 @@ def test_a_result_is_one_line_at_80_columns_and_no_footnote_outweighs_it(monkeyp
     assert lines[4] == "" and len(lines[5:]) <= 2
 
 
+def test_a_wide_heading_is_broken_between_two_facts(monkeypatch, capsys):
+    calibrated = card(FLOAT, INT8, method="percentile")
+    first, second = at(80, [calibrated], monkeypatch, capsys).splitlines()[:2]
+    assert first.endswith(" pictures,") and second == "calibrator percentile 99.99, cpu, batch 32"
+
+
 def test_calibrations_stand_apart_and_a_float_model_that_several_cards_measured_once_in_each(monkeypatch, capsys):
     text = at(80, realistic(), monkeypatch, capsys)
     assert " ".join(text.split()).count("calibrator percentile 99.99") == 2 and text.count("-0.46 ±0.11") == 8
