@@ -1,5 +1,7 @@
 """A calibrated micro model of each version, and exports of it."""
 
+from copy import deepcopy
+
 import pytest
 import torch
 
@@ -16,15 +18,19 @@ MORE = {"swin": {}, "swinv2": {"PRETRAINED_WINDOW_SIZES": [0, 0]}}
 
 @pytest.fixture(scope="session")
 def calibrated(tiny_model):
-    """make("swin" | "swinv2", KEY=value ...) -> a random micro model, calibrated on random pictures."""
+    """make("swin" | "swinv2", KEY=value ...) -> a random micro model, calibrated on random pictures once a session."""
+    made = {}
 
     def make(kind="swin", **keys):
-        model = tiny_model(kind, **(MICRO | MORE[kind] | keys))
-        size = model.geometry.image_size
-        pictures = torch.randn(8, 3, size, size, generator=torch.Generator().manual_seed(1))
-        apply_policy(model, load_policy("ft-mode1"))
-        calibrate(model, [pictures])
-        return model
+        which = kind, repr(keys)
+        if which not in made:
+            model = tiny_model(kind, **(MICRO | MORE[kind] | keys))
+            size = model.geometry.image_size
+            pictures = torch.randn(8, 3, size, size, generator=torch.Generator().manual_seed(1))
+            apply_policy(model, load_policy("ft-mode1"))
+            calibrate(model, [pictures])
+            made[which] = model
+        return deepcopy(made[which])
 
     return make
 
