@@ -238,7 +238,7 @@ def _uncured(f: Findings, rest: Sequence[OutlierChannels]) -> Advice:
     return Advice(
         "outliers-uncured",
         f"channels stand out in {_counted(rest, 'tensor')} that equalization does not reach or help, most "
-        f"{which} of {first.place}, by {first.times:.0f} times{kept}{more}: {remedy}",
+        f"{which} of {first.place} by {first.times:.0f} times{kept}{more}: {remedy}",
         tuple(one.place for one in rest),
         warns=bool(lost),
     )

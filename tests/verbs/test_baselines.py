@@ -139,7 +139,7 @@ def test_without_a_run_card_the_user_s_word_counts(run, runs, pictures, write_co
     flags = [*flags_of(runs, pictures), "--policy", "ft-mode1", "--wprec", 4, "--output", tmp_path / "eval"]
     scored = tmp_path / "eval" / "swin_micro_eval.pth"
     done = run("evaluate", *flags, "--checkpoint", qat(runs))
-    assert done.code == 0 and "if it was (QAT), give --float FILE" in done.err
+    assert done.code == 0 and "after QAT give --float FILE" in done.err
     assert run("evaluate", *flags, "--checkpoint", qat(runs), "--float", runs / "in" / "swin.pth").code == 0
     assert list(measured(scored)) == [FLOAT32, QAT, UNQUANTIZED]
     assert run("evaluate", *flags, "--checkpoint", runs / "ptq" / "swin_micro_calib.pth").code == 0

@@ -88,7 +88,7 @@ def test_statistics_need_the_weights_they_were_counted_on(run, scoring_flags, of
 
 @pytest.mark.slow
 def test_few_bits_are_said_to_be_a_simulation_and_export_names_the_nodes(run, float_flags, scoring_flags, tmp_path):
-    says = "ft-mode1 W4 A4: fewer than 8 bits are simulated: ONNX files hold such weights in int8"
+    says = "ft-mode1 W4 A4: fewer than 8 bits are simulated: ONNX files store such weights as int8"
     four = ["--policy", "ft-mode1", "--wprec", 4, "--aprec", 4]
     done = run("calibrate", *float_flags, *four, "--no-eval", "--output", tmp_path)
     assert done.code == 0 and done.err.count(says) == 1, done

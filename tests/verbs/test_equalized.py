@@ -34,7 +34,7 @@ def test_nor_is_what_is_made_of_it(run, micro, pictures, tmp_path, verb):
     if verb == "convert":
         assert run("convert", file, "--to", made).code == 0
     done = run("calibrate", made if verb == "convert" else file, *told, "--output-kind", "features")
-    assert f"{'made' if verb == 'convert' else 'planted'}.pth: `equalize` changed in it" in done.err
+    assert f"{'made' if verb == 'convert' else 'planted'}.pth: `equalize` changed values that features show" in done.err
     assert done.code == 1 and not (tmp_path / "swinv2_micro_calib.pth").exists()
 
 
