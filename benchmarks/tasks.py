@@ -4,8 +4,8 @@
 
 Pictures are dim noise with one to three of CIFAR-10's objects in them. timm's Swin, with the weights of
 examples/checkpoints at another size of picture, stays as it is; on its maps a head for boxes (a class and four
-distances in each cell, as in FCOS) and one for pixels are trained. Each network is wrapped and calibrated (policy qdq)
-whole. Needs torchmetrics and pycocotools.
+distances in each cell, as in FCOS) and one for pixels are trained. Each network is wrapped and calibrated
+whole, under the policy that a wrapped module gets by default. Needs torchmetrics and pycocotools.
 """
 
 import argparse
@@ -25,6 +25,7 @@ import swin_quant as sq
 from swin_quant.base.compat import import_timm, import_torchvision
 from swin_quant.base.cpu import reproducible
 from swin_quant.data.sources import open_pictures
+from swin_quant.verbs.calibrate import WRAPPED
 
 SIDE, CELL, CLASSES = 64, 8, 10
 CHECKPOINT = Path(__file__).parents[1] / "examples" / "checkpoints" / "swin_micro_cifar10.safetensors"
@@ -212,7 +213,7 @@ def row(name: str, module: nn.Module, figure: Callable[..., str], scenes: Mappin
     model = sq.wrap(module, SIDE, name=name, output=outputs)
     with torch.inference_mode():
         cells = [name, figure(module(images), targets, masks)]
-        sq.calibrate(model, scenes["calibrating"][0].split(16), "qdq")
+        sq.calibrate(model, scenes["calibrating"][0].split(16))
         covered: Any = model.card.calibration["coverage"] if model.card.calibration else {}
         cells.append(f"{covered['quantized']} of {covered['products']}, {100 * covered['share']:.1f} %")
         cells.append(figure(model(images), targets, masks))
@@ -247,7 +248,7 @@ def main() -> None:
             f"A detector's mAP (at an overlap of half) and a segmenter's mIoU in percent, by torchmetrics, "
             f"on {args.pictures} pictures composed of CIFAR-10's objects; products in int8 and their share of the "
             f"multiplications. Heads trained here for {args.steps} steps on the micro Swin of `examples/checkpoints`; "
-            f"policy qdq; {cpu()}. Written by `python benchmarks/tasks.py CIFAR10 --steps {args.steps} "
+            f"policy {WRAPPED}; {cpu()}. Written by `python benchmarks/tasks.py CIFAR10 --steps {args.steps} "
             f"--pictures {args.pictures} --output docs/results/swins.md`.\n\n"
         )
         place(args.output, HEADING, "Tasks", about + "".join(f"{line}\n" for line in lines))

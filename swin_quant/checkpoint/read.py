@@ -33,6 +33,10 @@ _NOT_WEIGHTS = (
     (rb"[\t\r\n\x20-\x7e]+\Z", "is a text file, not a checkpoint"),
 )
 
+_CONVERT = (
+    "import pickle, torch; s = pickle.load(open('IN.pkl', 'rb')); "
+    "torch.save({k: torch.as_tensor(v) for k, v in s.get('model', s).items()}, 'OUT.pth')"
+)
 _NOTES = ("config", "args", "arch")  # keys by which training scripts name the model, beside the weights
 
 
@@ -168,6 +172,8 @@ def read_pickled(path: Path) -> Any:
     except (Damaged, Malformed) as error:
         what = f"is cut short or damaged, or torch.save did not write it ({error!s:.120})"
         problem = f"{what}: download or copy it again"
+        if path.suffix in (".pkl", ".pickle"):  # as detectron2's converters write: dicts of NumPy arrays
+            problem = f"is a pickle that torch.save did not write: if you trust it, run `{_CONVERT}`"
     raise SwinQuantError(f"{path}: {problem}")
 
 

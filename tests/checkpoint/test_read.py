@@ -220,6 +220,19 @@ def test_code_is_named_and_never_run(tmp_path, protocol, by_torch):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("size", [1, 5_000_000], ids=["small", "larger than the part that is read"])
+def test_a_pickle_of_arrays_is_converted_by_the_line_in_its_message(tmp_path, monkeypatch, size):
+    monkeypatch.chdir(tmp_path)
+    arrays = {"backbone.bottom_up.norm0.weight": np.arange(size, dtype=np.float32)}
+    path = tmp_path / "IN.pkl"
+    path.write_bytes(pickle.dumps({"model": arrays, "__author__": "detectron2", "matching_heuristics": True}))
+    with pytest.raises(SwinQuantError, match="if you trust it") as refused:
+        read_state_dict(path)
+    exec(str(refused.value).split("`")[1])
+    state, _ = read_state_dict("OUT.pth")
+    assert {name: x.numpy().tolist() for name, x in state.items()} == {name: x.tolist() for name, x in arrays.items()}
+
+
 def test_whole_models_and_scripts_are_code_too(tmp_path):
     torch.save(torch.nn.Linear(2, 2), tmp_path / "model.pth")
     refused(tmp_path / "model.pth", "torch.nn.modules.linear.Linear", "state_dict")
