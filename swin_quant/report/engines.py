@@ -63,7 +63,7 @@ def bench_notes(report: BenchReport) -> list[str]:
         + "".join(f", {name}" for name in libraries),
         f"the CPU's int8 instructions: {', '.join(report.int8_features) or 'none known'}; "
         f"bfloat16: {', '.join(report.bfloat16_features) or 'none known'}",
-        f"x base: over {', '.join(bases)}, of its own engine; median of the ratios within rounds",
+        *([f"x base: over {', '.join(bases)}, of its own engine; median of the ratios within rounds"] if bases else []),
         f"SQNR and agreement: with {report.reference}, on {report.pictures}",
         "peak MB: of the whole process, Python and torch included",
         *report.cautions,

@@ -107,8 +107,10 @@ def noise(count: int, shape: Sequence[int]) -> BenchPictures:
     return BenchPictures(images, None, f"{count} seeded noise pictures, not real ones")
 
 
-def measure(name: str, candidates: Sequence[BenchCandidate], plan: BenchPlan, pictures: BenchPictures) -> BenchReport:
-    """Time `candidates` and compare their logits with those of the first."""
+def measure(
+    name: str, candidates: Sequence[BenchCandidate], plan: BenchPlan, pictures: BenchPictures, has_classes: bool = True
+) -> BenchReport:
+    """Time `candidates` and compare their outputs with those of the first; `has_classes`: they are logits."""
     examined: dict[str, tuple[Tensor, dict[str, Any]]] = {}
     chunk = min(len(pictures.images), max(plan.batches))
 
@@ -119,7 +121,7 @@ def measure(name: str, candidates: Sequence[BenchCandidate], plan: BenchPlan, pi
     shape = pictures.images.shape[1:]
     timings = interleave(candidates, plan.batches, plan.rounds, plan.seconds, shape, plan.threads, examine)
     reference = candidates[0].name
-    compared = {one: _compare(logits, examined, reference, pictures) for one, (logits, _) in examined.items()}
+    compared = {one: _compare(logits, examined, reference, pictures, has_classes) for one, (logits, _) in examined.items()}
     by_name = {candidate.name: candidate for candidate in candidates}
     details_of = {one: details for one, (_, details) in examined.items()}
     rows = [
@@ -131,14 +133,17 @@ def measure(name: str, candidates: Sequence[BenchCandidate], plan: BenchPlan, pi
     return BenchReport(name, rows, reference, plan, pictures.note, gemms=gemms, cautions=cautions)
 
 
-def _compare(logits: Tensor, examined: Any, reference: str, pictures: BenchPictures) -> dict[str, float | None]:
-    """`acc1` if there are labels; `sqnr_db` and `agreement` with the reference's logits."""
+def _compare(
+    logits: Tensor, examined: Any, reference: str, pictures: BenchPictures, has_classes: bool
+) -> dict[str, float | None]:
+    """`acc1` if there are labels; `sqnr_db` and `agreement` with the reference's logits; other outputs have the SQNR
+    alone."""
     found: dict[str, float | None] = {}
-    if pictures.labels is not None and (known := pictures.labels >= 0).any():
+    if has_classes and pictures.labels is not None and (known := pictures.labels >= 0).any():
         found["acc1"] = 100 * (logits.argmax(1) == pictures.labels)[known].double().mean().item()
     if reference in examined and logits is not examined[reference][0]:
         other = difference(logits, examined[reference][0])
-        found |= {"sqnr_db": other["sqnr_db"], "agreement": other["agreement"]}
+        found |= {"sqnr_db": other["sqnr_db"], "agreement": other["agreement"] if has_classes else None}
     return found
 
 

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.progress import log, track
+from swin_quant.quant.outputs import rows
 from swin_quant.score.engine import Engine
 from swin_quant.score.jobs import without_script
 
@@ -90,7 +91,7 @@ class Runner:
         return self._ask("peak")
 
     def logits(self, images: Tensor) -> Tensor:
-        """float32 [B, classes] of `images` [B, *shape]."""
+        """float32 [B, classes] of `images` [B, *shape]; other outputs in one row each."""
         return torch.from_numpy(self._ask("logits", images.numpy()))
 
     def details(self) -> dict[str, Any]:
@@ -161,7 +162,7 @@ def _time(engine: Engine, batch: int, shape: Sequence[int], seconds: float) -> l
 
 def _logits(engine: Engine, images: np.ndarray) -> np.ndarray:
     with torch.inference_mode():
-        return engine(torch.from_numpy(images).to(engine.device)).float().cpu().numpy()
+        return rows(engine(torch.from_numpy(images).to(engine.device))).float().cpu().numpy()
 
 
 def _details(engine: Engine) -> dict[str, Any]:

@@ -150,7 +150,8 @@ def of_artifact(artifact: Artifact, engine: str | None = None, options: EngineOp
         return {**found, **of_output(loaded(images))}
 
     quantized = is_quantized(artifact.record["precision"])
-    return Side(label, run, preprocess=preprocess_of(artifact), quantized=quantized, max_batch=loaded.max_batch)
+    preprocess = preprocess_of(artifact) if artifact.card.preprocess else None
+    return Side(label, run, preprocess=preprocess, quantized=quantized, max_batch=loaded.max_batch)
 
 
 def take_step(side: Side, lr: float, pictures: tuple[Tensor, Tensor] | None, other: Side | None = None) -> Side:

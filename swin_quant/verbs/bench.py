@@ -15,7 +15,6 @@ from swin_quant.base.progress import log
 from swin_quant.cli import shared
 from swin_quant.cli.flags import Flag
 from swin_quant.cli.output import tell
-from swin_quant.config.sides import sides
 from swin_quant.report.table import print_table
 
 if TYPE_CHECKING:
@@ -28,7 +27,8 @@ EXAMPLES = """examples:
   swin-quant bench out/my_int8.onnx --engine openvino --data-path imagenet --pictures 500 --output docs/results
 
 Always measured beside them: the float32 model in torch, and float32 (where the CPU has it, bfloat16) on every ONNX
-engine. Each candidate has a process of its own; their blocks of calls take turns, so that drift hits all alike."""
+engine. Each candidate has a process of its own; their blocks of calls take turns, so that drift hits all alike.
+Artifacts of a wrapped module, which only Python builds, are measured alone: give its float artifact, too."""
 
 
 @dataclass(frozen=True)
@@ -96,9 +96,8 @@ def bench(
     with TemporaryDirectory(prefix="swin-quant-bench-") as workspace:
         found = bench_candidates(paths, engines, float_types, checkpoint, Path(workspace), plan.threads, device)
         log.info("candidates: %s", ", ".join(candidate.name for candidate in found.candidates))
-        return measure(
-            found.card.name, found.candidates, plan, pictures or noise(64, (3, *sides(found.cfg.DATA.IMG_SIZE)))
-        )
+        shown = pictures or noise(64, found.shape)
+        return measure(found.card.name, found.candidates, plan, shown, found.has_classes)
 
 
 def run(options: BenchOptions, world: World) -> None:

@@ -16,7 +16,8 @@ from swin_quant.cards.card import RunCard
 from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import PTQ, QAT
 from swin_quant.config import from_dict
-from swin_quant.config.outputs import need_logits
+from swin_quant.config.outputs import LOGITS, need_logits
+from swin_quant.config.sides import sides
 from swin_quant.exported import config_of, find_checkpoint, names_of_engines, on_its_device
 from swin_quant.score.baseline import whose_weights
 from swin_quant.score.candidate import BenchCandidate
@@ -37,6 +38,16 @@ class BenchCandidates:
     candidates: list[BenchCandidate]
     cfg: CfgNode
     card: RunCard
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one input."""
+        wrapped = self.card.wrapped
+        return tuple(wrapped["shape"]) if wrapped else (3, *sides(self.cfg.DATA.IMG_SIZE))
+
+    @property
+    def has_classes(self) -> bool:
+        return bool(self.cfg.MODEL.OUTPUT_KIND == LOGITS)
 
 
 @dataclass(frozen=True)
@@ -61,15 +72,17 @@ def bench_candidates(
     A checkpoint runs on the installed engines of `device` (or on `engines`), exported as `export` does. These files and
     the float baseline of each engine go to `workspace`. `float_types`: the types of layers that are not int8, for
     engines that offer a choice; None: float32, and bfloat16 if this CPU has it. `device`: where torch and the engines
-    that offer a choice run; on a GPU torch runs in float16 as well.
+    that offer a choice run; on a GPU torch runs in float16 as well. Artifacts of a wrapped module, which only Python
+    builds, are compared with the float ones among them.
     """
     artifacts, checkpoints = _opened(paths)
+    options = EngineOptions(threads=threads, device=device)
+    if artifacts and artifacts[0].card.wrapped and not checkpoints:
+        return _of_wrapped(artifacts, engines, float_types, options)
     origin = _origin(artifacts, checkpoints, checkpoint)
     card = artifacts[0].card if artifacts else RunCard.read(card_path(origin))
     if card.wrapped:
-        raise UsageError(
-            f"{card.name}: is a wrapped module: its float baselines, which only Python builds, are missing"
-        )
+        raise UsageError(f"{card.name}: is a wrapped module, which only Python builds: bench what it exports to")
     cfg = config_of(artifacts[0]) if artifacts else from_dict(card.config, str(card_path(origin)))
     need_logits(cfg.MODEL.OUTPUT_KIND, "bench")
     entries = [_Entry(artifact, name) for artifact in artifacts for name in _engines_of(artifact, engines)]
@@ -105,8 +118,30 @@ def bench_candidates(
     for entry in entries:
         baseline = baselines.get(entry.engine)
         own = f"{entry.engine} {baseline}" if baseline else REFERENCE
-        candidates += _candidates(entry, float_types, EngineOptions(threads=threads, device=device), own + whose, whose)
+        candidates += _candidates(entry, float_types, options, own + whose, whose)
     return BenchCandidates(_named_apart(candidates), cfg, card)
+
+
+def _of_wrapped(
+    artifacts: Sequence[Artifact],
+    engines: Sequence[str] | None,
+    float_types: Sequence[str] | None,
+    options: EngineOptions,
+) -> BenchCandidates:
+    """Candidates for artifacts of a wrapped module; the baseline of each is the float artifact of its engine."""
+    card = artifacts[0].card
+    if "inputs" in (card.wrapped or {}):
+        raise UsageError(f"{artifacts[0].file}: takes several inputs: time `sq.artifact(FILE).load()` in your own loop")
+    origins = {record["sha256"] for one in artifacts if (record := one.card.checkpoint or one.card.source)}
+    if len(origins) > 1 or not all(one.card.wrapped for one in artifacts):
+        raise UsageError("the files must be made from one checkpoint: bench them one at a time")
+    entries = [_Entry(artifact, name) for artifact in artifacts for name in _engines_of(artifact, engines)]
+    entries.sort(key=lambda entry: (not _is_float(entry), _precision(entry) != FLOAT32))
+    baselines = {entry.engine: f"{entry.engine} {_precision(entry)}" for entry in reversed(entries) if _is_float(entry)}
+    candidates: list[BenchCandidate] = []
+    for entry in entries:
+        candidates += _candidates(entry, float_types, options, baselines.get(entry.engine), "")
+    return BenchCandidates(_named_apart(candidates), config_of(artifacts[0]), card)
 
 
 def _is_tried(backend: Backend, device: str) -> bool:
@@ -180,7 +215,7 @@ def _is_float(entry: _Entry) -> bool:
 
 
 def _candidates(
-    entry: _Entry, float_types: Sequence[str] | None, options: EngineOptions, baseline: str, whose: str
+    entry: _Entry, float_types: Sequence[str] | None, options: EngineOptions, baseline: str | None, whose: str
 ) -> list[BenchCandidate]:
     """One candidate for each float type that the engine offers; the baseline always runs in float32 too.
 
