@@ -121,7 +121,9 @@ def measure(
     shape = pictures.images.shape[1:]
     timings = interleave(candidates, plan.batches, plan.rounds, plan.seconds, shape, plan.threads, examine)
     reference = candidates[0].name
-    compared = {one: _compare(logits, examined, reference, pictures, has_classes) for one, (logits, _) in examined.items()}
+    compared = {
+        one: _compare(logits, examined, reference, pictures, has_classes) for one, (logits, _) in examined.items()
+    }
     by_name = {candidate.name: candidate for candidate in candidates}
     details_of = {one: details for one, (_, details) in examined.items()}
     rows = [
