@@ -58,13 +58,14 @@ def wrap(
     images = images.to(device)
     with torch.no_grad():
         try:
-            result = original(**inputs.unpack(images)) if inputs else original(images)
+            result, again = (original(**inputs.unpack(images)) if inputs else original(images) for _ in range(2))
         except Exception as error:
             shown = f"inputs {listed(inputs.names, 8)}" if inputs else list(images.shape)
             raise SwinQuantError(f"{name}: does not take {shown}: {first_line(error)[:200]}") from error
         tensors = _named(result)
         wanted = _chosen(tensors, output, name)
         _check_outputs(wanted, tensors, name)
+        _check_repeats(wanted, _named(again), name)
         places = [list(tensors).index(key) for key in wanted]
         first = next(iter(wanted.values()))
         has_classes = len(wanted) == 1 and first.dim() == 2
@@ -141,6 +142,17 @@ def _check_outputs(wanted: Mapping[str, Tensor], tensors: Mapping[str, Tensor | 
             raise SwinQuantError(f"{name}: gives {key} {shown} for {_EXAMPLES} inputs, not one each{remedy}")
 
 
+def _check_repeats(wanted: Mapping[str, Tensor], again: Mapping[str, Tensor | None], name: str) -> None:
+    """SwinQuantError where a second call on the same input gives something else."""
+    for key, tensor in wanted.items():
+        other = again.get(key)
+        if other is None or other.shape != tensor.shape or (other - tensor).abs().max() > _CLOSE * tensor.abs().max():
+            raise SwinQuantError(
+                f"{name}: gives another {key} when it is called again: it keeps a state, or draws random numbers, as "
+                "dropout does: neither is supported"
+            )
+
+
 def _named(output: object) -> dict[str, Tensor | None]:
     """The tensors in a module's output by name, in the order of torch's tree; None for any other value."""
     leaves, _ = _pytree.tree_flatten_with_path(output)
@@ -163,7 +175,7 @@ def _chosen(tensors: Mapping[str, Tensor | None], output: str | Sequence[str] | 
     """The compared and exported tensors."""
     there = {key: tensor for key, tensor in tensors.items() if tensor is not None and tensor.is_floating_point()}
     if not there:
-        raise SwinQuantError(f"{name}: gives no tensor of numbers: {listed(list(tensors)) or 'nothing'}")
+        raise SwinQuantError(f"{name}: gives no tensor of float numbers: {listed(list(tensors)) or 'nothing'}")
     asked = [output] if isinstance(output, str) else output or ([LOGITS] if LOGITS in there else list(there))
     matches = {one: [key for key in there if key == one or key.startswith(f"{one}.")] for one in asked}
     if strange := [one for one, found in matches.items() if not found]:

@@ -320,6 +320,11 @@ class Wrong(nn.Module):
             return "none"
         if self.how == "state":
             self.seen += 1
+        if self.how == "random":
+            return nn.functional.dropout(y, training=True)
+        if self.how == "last":
+            self.last = y + getattr(self, "last", 0)
+            return self.last
         return self.fc(x.reshape(len(x), 192)) if self.how == "batch" else y
 
 
@@ -327,8 +332,10 @@ class Wrong(nn.Module):
     ("how", "says"),
     [
         ("nan", r"x: gives NaN or infinity \(output\) for a picture of random values"),
-        ("text", "x: gives no tensor of numbers"),
+        ("text", "x: gives no tensor of float numbers"),
         ("state", "x: its forward pass changes buffers in evaluation"),
+        ("random", "x: gives another output when it is called again: it keeps a state, or draws random numbers"),
+        ("last", "x: gives another output when it is called again: it keeps a state, or draws random numbers"),
         (
             "batch",
             r"x: its forward pass fits batches of 2 alone at test_capture.py:\d+ `return .*len\(x\).*`: take the",

@@ -99,9 +99,9 @@ def test_several_outputs_are_chosen_by_name_and_again_when_loaded(images, tmp_pa
     ("give", "output", "error", "says"),
     [
         (lambda x, m, t, v, n: {"a": t, "b": v}, ["a", "c"], sq.UsageError, "output c: mine gives a, b"),
-        (lambda x, m, t, v, n: "text", None, sq.SwinQuantError, "gives no tensor of numbers: output"),
-        (lambda x, m, t, v, n: (), None, sq.SwinQuantError, "gives no tensor of numbers: nothing"),
-        (lambda x, m, t, v, n: v.argmax(1), None, sq.SwinQuantError, "gives no tensor of numbers: output"),
+        (lambda x, m, t, v, n: "text", None, sq.SwinQuantError, "gives no tensor of float numbers: output"),
+        (lambda x, m, t, v, n: (), None, sq.SwinQuantError, "gives no tensor of float numbers: nothing"),
+        (lambda x, m, t, v, n: v.argmax(1), None, sq.SwinQuantError, "gives no tensor of float numbers: output"),
         (lambda x, m, t, v, n: {"a": t, "b": v}, "c", sq.UsageError, "output c: mine gives a, b: choose one of them"),
         (
             lambda x, m, t, v, n: {"loss": v.mean(), "a": t, "b": v},
