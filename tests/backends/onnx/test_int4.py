@@ -76,7 +76,7 @@ def test_engines_compute_the_same(kind, policy, engine, exported, images, fake_q
 @ALL
 def test_the_card_and_inspect_say_what_it_is(kind, policy, exported):
     artifact = exported(kind, policy, int4_weights=True)
-    assert artifact.record["precision"] == "W4A8" if policy == "w4a8" else "W4A16"
+    assert artifact.record["precision"] == ("W4A8" if policy == "w4a8" else "W4A16")
     assert artifact.record["options"]["int4_weights"] and artifact.record["options"]["opset"] == 21
     assert open_onnx(artifact.file).opset == 21
     linears = [gemm for gemm in inspect_model(onnx.load(artifact.file)).gemms if gemm.kind == "linear"]
