@@ -19,7 +19,7 @@ def test_onnx_runtime_at_every_level(kind, level, exported, run, images, assert_
     assert_quantized_alike(run(exported(kind).file, images, level)["logits"], kind)
 
 
-@KINDS
+@pytest.mark.parametrize("kind", ["swin", pytest.param("swinv2", marks=pytest.mark.slow)])
 def test_openvino(kind, exported, images, assert_quantized_alike, exact_on):
     pytest.importorskip("openvino")
     exact_on("openvino")
