@@ -1,15 +1,17 @@
-// The compiled branches beside the int8 peak of a core, which a loop of vpdpbusd measures in the same run; one thread.
+// The compiled branches beside the int8 peak of a core, which a loop of int8 products measures in the same run; one thread.
 //
-//     g++ -O2 -std=c++17 -Iplugins/openvino benchmarks/branch_peak.cpp -o out/branch_peak && out/branch_peak
+//     g++ -O2 -std=c++17 -DSWIN_QUANT_AVX512_VNNI -Iplugins/openvino benchmarks/branch_peak.cpp -o out/branch_peak
+//     out/branch_peak [BRANCHES_ONLY]
 //
+// With -DSWIN_QUANT_AVX_VNNI or -DSWIN_QUANT_AVX2 it measures vectors of 256 bits.
 // Time is that of the CPU, so that other programs count little; the best of nine. Branches of Swin-T's four stages, with
 // windows of 7 x 7 tokens, not shifted; products of attention count, too.
 #include <cstdio>
 #include <ctime>
 #include <random>
 
-#include "mlp_vnni.hpp"
-#include "window_branch_vnni.hpp"
+#include "mlp_fast.hpp"
+#include "window_branch_fast.hpp"
 
 using namespace swin_quant;
 
@@ -32,21 +34,40 @@ static double best_of(const Work& work) {
 
 constexpr int TURNS = 200000;
 
+// Keep the compiler from knowing a value.
+SWIN_QUANT_INLINE inline void hide(Ints& x) {
+    asm volatile("" : "+v"(x));
+}
+
+#if defined(SWIN_QUANT_AVX2)
+
+SWIN_QUANT_INLINE inline void hide(Split& x) {
+    hide(x.even), hide(x.odd);
+}
+
+#endif
+
 template <size_t SUMS>
-SWIN_QUANT_VNNI static int multiply_only() {
-    __m512i sums[SUMS], x = _mm512_set1_epi32(0x01020304), all = x;
-    unrolled<SUMS>([&](auto i) SWIN_QUANT_INLINE { sums[i] = x; });
+SWIN_QUANT_TARGET static int multiply_only() {
+    Ints sums[SUMS], bytes = ints_of(0x01020304), all = bytes;
+    unrolled<SUMS>([&](auto i) SWIN_QUANT_INLINE { sums[i] = bytes; });
+    Signed y = of_int8(bytes);
+    Unsigned x = of_uint8(bytes);
     for (int k = 0; k < TURNS; ++k)
-        unrolled<SUMS>([&](auto i) SWIN_QUANT_INLINE { asm volatile("vpdpbusd %1, %1, %0" : "+v"(sums[i]) : "v"(x)); });
-    unrolled<SUMS>([&](auto i) SWIN_QUANT_INLINE { all = _mm512_xor_si512(all, sums[i]); });
-    return _mm512_reduce_add_epi32(all);
+        unrolled<SUMS>([&](auto i) SWIN_QUANT_INLINE {
+            hide(y);
+            add_products(sums[i], x, y);
+            hide(sums[i]);
+        });
+    unrolled<SUMS>([&](auto i) SWIN_QUANT_INLINE { all = added(all, sums[i]); });
+    return int(sum_of(to_floats(all)));
 }
 
 // Products a second with so many sums in flight: it is the peak if more of them change nothing.
 template <size_t SUMS>
 static double peak() {
     volatile int kept;
-    return 64.0 * SUMS * TURNS / best_of([&] { kept = multiply_only<SUMS>(); });
+    return 4.0 * LANES * SUMS * TURNS / best_of([&] { kept = multiply_only<SUMS>(); });
 }
 
 // Inputs of both kinds of branch: weights, a stream of bfloat16 from 1 to 2, and vectors of ones and zeros.
@@ -78,14 +99,14 @@ static double of_mlp(size_t width) {
     std::vector<uint8_t> levels(TOKENS * width), inside(TOKENS * hidden);
     const double time = best_of([&] {
         for (size_t i = 0; i < tokens * width; i += TOKENS * width)
-            branch_vnni(branch, packed, TOKENS, &given.x[i], levels.data(), inside.data(), nullptr, &given.y[i]);
+            branch_fast(branch, packed, TOKENS, &given.x[i], levels.data(), inside.data(), nullptr, &given.y[i]);
     });
     return 2.0 * double(tokens * width * hidden) / time;
 }
 
 // The same of a branch with attention.
 static double of_attention(size_t width) {
-    const size_t length = 49, windows = 40, tokens = windows * length, heads = width / VNNI_DEPTH;
+    const size_t length = 49, windows = 40, tokens = windows * length, heads = width / DEPTH;
     Given given(width, tokens);
     std::vector<int32_t> places(tokens);
     std::iota(places.begin(), places.end(), 0);
@@ -110,12 +131,13 @@ static double of_attention(size_t width) {
 }
 
 int main(int count, char**) {
-    if (!has_vnni())
-        return std::puts("this CPU has no AVX-512 VNNI"), 1;
-    const double top = peak<24>() / 1e9;
+    if (!runs_here())
+        return std::puts("this CPU does not have these instructions"), 1;
+    constexpr size_t MANY = LANES == 16 ? 24 : 10, FEWER = LANES == 16 ? 16 : 8;
+    const double top = peak<MANY>() / 1e9;
     if (count > 1)  // the peak alone
         return std::printf("%.1f\n", top), 0;
-    std::printf("vpdpbusd: %.0f GMAC/s with 16 sums in flight, %.0f with 24\n", peak<16>() / 1e9, top);
+    std::printf("products: %.0f GMAC/s with %zu sums in flight, %.0f with %zu\n", peak<FEWER>() / 1e9, FEWER, top, MANY);
     for (size_t width : {96, 192, 384, 768}) {
         const double mlp = of_mlp(width) / 1e9, attention = of_attention(width) / 1e9;
         std::printf("%zu channels: MLP %.0f GMAC/s, %.0f %% of it; attention %.0f GMAC/s, %.0f %%\n", width, mlp, 100 * mlp / top,

@@ -12,6 +12,7 @@ nncf`). Files in the working folder are not made again.
 --operators: instead, our file without compiled operators, with attention, and with the MLP, too. --int4: weights of 4
 bits instead, stored as int8 and as INT4, beside float and our int8 files. --without-amx: as on a CPU that has AVX-512
 with VNNI and bfloat16, but no AMX: tests/standin/older_cpu.c hides it from every library.
+ONEDNN_MAX_CPU_ISA=AVX2 or AVX2_VNNI in front: as on a CPU with vectors of 256 bits, for OpenVINO and our operators.
 --passes: passes after our files' calibration, since NNCF's default has some; they cost calibration, not latency.
 Files with attention as the compiled operator are measured beside plain ones if it runs (docs/custom_operators.md).
 """
@@ -34,9 +35,10 @@ from cpu_rivals import CALIBRATION, nncf_candidates, own_quantization, seeded, t
 import swin_quant as sq
 from swin_quant.backends.artifact import Artifact, open_artifact
 from swin_quant.backends.onnx.export import OnnxOptions, export
-from swin_quant.backends.openvino.operators import run_here, sources
+from swin_quant.backends.openvino.engine import float_types
+from swin_quant.backends.openvino.operators import LIMIT, run_here, sources
 from swin_quant.backends.registry import artifact_engine, engine_named, torch_engine
-from swin_quant.base.cpu import reproducible, usable_cores
+from swin_quant.base.cpu import INT8_PRODUCTS, reproducible, usable_cores, within
 from swin_quant.base.files import atomic_write_bytes, sha256_of
 from swin_quant.base.progress import set_up
 from swin_quant.cards.card import RunCard
@@ -131,6 +133,9 @@ def main() -> None:
             candidates += compiled(better, card, folder)
     plan = BenchPlan(tuple(args.batch), args.rounds, args.seconds, args.threads)
     report = measure(args.model, candidates, plan, noise(16, model.input_shape))
+    if LIMIT in os.environ:
+        left_out = set(INT8_PRODUCTS) - set(within(os.environ[LIMIT]))
+        report = replace(report, int8_features=[name for name in report.int8_features if name not in left_out])
     if args.without_amx:
         left = {field: [name for name in getattr(report, field) if name not in AMX]
                 for field in ("int8_features", "bfloat16_features")}  # fmt: skip
@@ -161,7 +166,7 @@ def hide_amx(folder: Path) -> None:
 def int8_peak(folder: Path, features: Sequence[str]) -> float | None:
     """GMAC/s of a core by a loop of VNNI instructions; None with AMX, which has more, without VNNI or a compiler."""
     program = (folder / "branch_peak").resolve()
-    build = ["g++", "-O2", "-std=c++17", f"-I{sources()}", str(PEAK), "-o", str(program)]
+    build = ["g++", "-O2", "-std=c++17", "-DSWIN_QUANT_AVX512_VNNI", f"-I{sources()}", str(PEAK), "-o", str(program)]
     if "amx_int8" in features or "avx512_vnni" not in features:
         return None
     try:
@@ -220,7 +225,7 @@ def one_by_one(model: Classifier, card: RunCard, folder: Path) -> list[BenchCand
     for name, (policy, plugins) in BY_OPERATORS.items():
         options = OnnxOptions(target="openvino", plain=not plugins, plugin=plugins)
         artifact = under(policy, model, card, folder / name.replace(" ", "_"), options)
-        candidates.append(on("openvino", artifact, name, "bfloat16"))
+        candidates.append(on("openvino", artifact, name, "bfloat16" if "bfloat16" in float_types() else None))
     return candidates
 
 
@@ -248,6 +253,7 @@ def run_of(args: argparse.Namespace, report: BenchReport) -> Run:
         "cpu": str(report.versions.get("cpu")),
         "without_amx": args.without_amx,
         **({"operators": True} if args.operators else {}),
+        **({"limit": os.environ[LIMIT]} if LIMIT in os.environ else {}),
         "model": args.model,
         "command": command(args),
         "note": args.note,
@@ -270,7 +276,8 @@ def command(args: argparse.Namespace) -> str:
     flags += [flag for flag, given in (("--int4", args.int4), ("--operators", args.operators),
                                        ("--without-amx", args.without_amx)) if given]  # fmt: skip
     flags += [f"--passes {args.passes}"] if args.passes else []
-    return " ".join(["python benchmarks/cpu_engines.py", *flags])
+    limit = [f"{LIMIT}={os.environ[LIMIT]}"] if LIMIT in os.environ else []
+    return " ".join([*limit, "python benchmarks/cpu_engines.py", *flags])
 
 
 def heading(args: argparse.Namespace) -> str:

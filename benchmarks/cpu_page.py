@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from swin_quant.backends.openvino.operators import KINDS
 from swin_quant.base.files import atomic_write_bytes
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -91,7 +92,9 @@ def measured(runs: list[Run]) -> str:
         if run["model"] not in ARCHITECTURES or run["without_amx"]:  # a CPU of that kind counts, not an imitated one
             continue
         steps = [(name, (without,), (with_,)) for name, (without, with_) in STEPS.items()]
-        kind = found.setdefault("amx" if "amx_int8" in run["int8"] else "avx512-vnni", {})
+        if run.get("limit"):  # only operators one by one
+            steps.append(("attention", OPERATORS[:1], OPERATORS[1:2]))
+        kind = found.setdefault(next(kind for name, kind in KINDS.items() if name in run["int8"]), {})
         for operator, without, with_ in steps if _is_of_operators(run) else [ATTENTION]:
             for batch in sorted({row["batch"] for row in run["rows"]}):
                 ms = {row["candidate"]: row["p50_ms"] for row in run["rows"] if row["batch"] == batch}
@@ -173,6 +176,8 @@ def _share(run: Run, batch: int, ms: float) -> float:
 def _machine(run: Run) -> str:
     """The CPU; an EPYC of the fourth generation, without AVX-VNNI, is told from the fifth."""
     is_older = "avx512_vnni" in run["int8"] and "avx_vnni" not in run["int8"]
+    if run.get("limit"):
+        return f"{run['cpu']} within {run['limit']}"
     return run["cpu"] + (", AMX hidden" if run["without_amx"] else ", no AVX-VNNI" if is_older else "")
 
 

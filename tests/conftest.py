@@ -127,7 +127,7 @@ def library(request, tmp_path_factory) -> Path:
     """OpenVINO's operators, compiled where their sources changed since the last session: that takes 20 seconds."""
     pytest.importorskip("openvino")
     if not shutil.which("g++") or operators.cpu_kind() is None:
-        pytest.skip("needs g++ and AVX-512 VNNI")
+        pytest.skip("needs g++ and AVX2")
     cache = getattr(request.config, "cache", None)
     folder = cache.mkdir("operators") if cache else tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:

@@ -1,7 +1,7 @@
 // Step 1 and 2 of a plugin operator: window attention on int8 values is declared, and computed, on all threads.
 #pragma once
 
-#include "attention_vnni.hpp"
+#include "attention_fast.hpp"
 #include "openvino/op/op.hpp"
 #include "threads.hpp"
 
@@ -69,17 +69,19 @@ public:
         auto* result = outputs[0].data<int8_t>();
         const float softmax = m_scales.size() == 5 ? m_scales[3] : 0, of_levels = softmax > 0 ? softmax : 1;
         const Scales scales{m_scales[0] * m_scales[1], softmax > 0 ? 1 / softmax : 0, of_levels * m_scales[2] / m_scales.back()};
-        const bool fast = has_vnni() && depth == VNNI_DEPTH && length <= VNNI_LENGTH;
         for_each(outputs[0].get_size() / (length * channels), [&](size_t window) {
             for (size_t head = 0; head < heads; ++head) {
                 const auto* q = x + window * length * 3 * channels + head * depth;
                 const Rows rows{q, q + channels, q + 2 * channels, 3 * channels, length, depth};
                 const auto* constant = constants + (window % rounds * heads + head) * square;
                 auto* place = result + window * length * channels + head * depth;
-                if (fast)
-                    attend_vnni(rows, constant, nullptr, place, channels, 0, scales);
-                else
-                    attend(rows, constant, place, channels, scales);
+#if defined(SWIN_QUANT_TARGET)
+                if (depth == DEPTH && length <= LENGTH) {
+                    attend_fast(rows, constant, nullptr, place, channels, 0, scales);
+                    continue;
+                }
+#endif
+                attend(rows, constant, place, channels, scales);
             }
         });
         return true;

@@ -5,7 +5,7 @@
 
 #include "constants.hpp"
 #include "threads.hpp"
-#include "window_branch_vnni.hpp"
+#include "window_branch_fast.hpp"
 
 namespace swin_quant {
 
@@ -86,12 +86,14 @@ public:
         const auto branch = branch_of(inputs);
         want_pictures(*this, inputs[X].get_shape(), branch.tokens, branch.proj.in);
         outputs[0].set_shape(inputs[X].get_shape());
-        if (!m_packed)
-            run(branch, inputs[X], outputs[0]);
-        else if (inputs[X].get_element_type() == ov::element::bf16)
-            run_vnni<uint16_t>(branch, inputs[X], outputs[0]);
-        else
-            run_vnni<float>(branch, inputs[X], outputs[0]);
+#if defined(SWIN_QUANT_TARGET)
+        if (m_packed) {
+            const bool is_half = inputs[X].get_element_type() == ov::element::bf16;
+            is_half ? run_fast<uint16_t>(branch, inputs[X], outputs[0]) : run_fast<float>(branch, inputs[X], outputs[0]);
+            return true;
+        }
+#endif
+        run(branch, inputs[X], outputs[0]);
         return true;
     }
 
@@ -117,9 +119,11 @@ private:
         const size_t heads = size_t(m_heads), square = inputs[INDEX].get_size(), biases = inputs[TABLE].get_size() / heads;
         for (size_t i = 0; i < heads * square; ++i)
             m_bias.push_back(table[i / square * biases + size_t(index[i % square])]);
+#if defined(SWIN_QUANT_TARGET)
         const auto branch = branch_of(inputs);
-        if (has_vnni() && is_fast(branch))
+        if (is_fast(branch))
             m_packed = std::make_unique<PackedWindowBranch>(branch);
+#endif
     }
 
     static void run(const WindowBranch& branch, const ov::Tensor& x, ov::Tensor& y) {
@@ -140,9 +144,11 @@ private:
         });
     }
 
+#if defined(SWIN_QUANT_TARGET)
+
     // A thread takes whole windows; where they are few, it takes some heads of one, and then some tokens of proj.
     template <typename T>
-    void run_vnni(const WindowBranch& branch, const ov::Tensor& input, ov::Tensor& output) const {
+    void run_fast(const WindowBranch& branch, const ov::Tensor& input, ov::Tensor& output) const {
         const auto& packed = *m_packed;
         const size_t width = branch.proj.in, length = branch.length, of_picture = branch.tokens / length;
         const size_t windows = input.get_size() / (length * width), pairs = (branch.heads + HEADS - 1) / HEADS;
@@ -191,13 +197,16 @@ private:
         return room.data();
     }
 
+    mutable std::unique_ptr<PackedWindowBranch> m_packed;
+
+#endif
+
     int64_t m_heads = 1;
     std::vector<float> m_scales;
     bool m_norm_last = false;
     float m_epsilon = 0;
     mutable std::once_flag m_once;
     mutable std::vector<float> m_bias;
-    mutable std::unique_ptr<PackedWindowBranch> m_packed;
 };
 
 }  // namespace swin_quant

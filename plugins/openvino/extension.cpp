@@ -63,19 +63,24 @@ ov::OutputVector patch_merging(const ov::frontend::NodeContext& node) {
         ->outputs();
 }
 
+std::vector<ov::Extension::Ptr> all() {
+    OPENVINO_ASSERT(swin_quant::runs_here(), "the library is built for instructions that this CPU does not have");
+    return {
+        std::make_shared<ov::OpExtension<swin_quant::Roll>>(),
+        std::make_shared<ov::OpExtension<swin_quant::Relu>>(),
+        std::make_shared<ov::OpExtension<swin_quant::Attention>>(),
+        std::make_shared<ov::OpExtension<swin_quant::AttentionBranch>>(),
+        std::make_shared<ov::OpExtension<swin_quant::Mlp>>(),
+        std::make_shared<ov::OpExtension<swin_quant::PatchMerging>>(),
+        std::make_shared<ov::frontend::onnx::ConversionExtension>("Roll", SWIN_QUANT_DOMAIN, roll),
+        std::make_shared<ov::frontend::onnx::ConversionExtension>("Relu", SWIN_QUANT_DOMAIN, relu),
+        std::make_shared<ov::frontend::onnx::ConversionExtension>("Attention", SWIN_QUANT_DOMAIN, attention),
+        std::make_shared<ov::frontend::onnx::ConversionExtension>("AttentionBranch", SWIN_QUANT_DOMAIN, attention_branch),
+        std::make_shared<ov::frontend::onnx::ConversionExtension>("Mlp", SWIN_QUANT_DOMAIN, mlp),
+        std::make_shared<ov::frontend::onnx::ConversionExtension>("PatchMerging", SWIN_QUANT_DOMAIN, patch_merging),
+    };
+}
+
 }  // namespace
 
-OPENVINO_CREATE_EXTENSIONS((std::vector<ov::Extension::Ptr>{
-    std::make_shared<ov::OpExtension<swin_quant::Roll>>(),
-    std::make_shared<ov::OpExtension<swin_quant::Relu>>(),
-    std::make_shared<ov::OpExtension<swin_quant::Attention>>(),
-    std::make_shared<ov::OpExtension<swin_quant::AttentionBranch>>(),
-    std::make_shared<ov::OpExtension<swin_quant::Mlp>>(),
-    std::make_shared<ov::OpExtension<swin_quant::PatchMerging>>(),
-    std::make_shared<ov::frontend::onnx::ConversionExtension>("Roll", SWIN_QUANT_DOMAIN, roll),
-    std::make_shared<ov::frontend::onnx::ConversionExtension>("Relu", SWIN_QUANT_DOMAIN, relu),
-    std::make_shared<ov::frontend::onnx::ConversionExtension>("Attention", SWIN_QUANT_DOMAIN, attention),
-    std::make_shared<ov::frontend::onnx::ConversionExtension>("AttentionBranch", SWIN_QUANT_DOMAIN, attention_branch),
-    std::make_shared<ov::frontend::onnx::ConversionExtension>("Mlp", SWIN_QUANT_DOMAIN, mlp),
-    std::make_shared<ov::frontend::onnx::ConversionExtension>("PatchMerging", SWIN_QUANT_DOMAIN, patch_merging),
-}));
+OPENVINO_CREATE_EXTENSIONS(all());

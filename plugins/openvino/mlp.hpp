@@ -4,7 +4,7 @@
 #include <mutex>
 
 #include "constants.hpp"
-#include "mlp_vnni.hpp"
+#include "mlp_fast.hpp"
 #include "threads.hpp"
 
 namespace swin_quant {
@@ -69,12 +69,14 @@ public:
         const Norm norm{inputs[GAIN].data<const float>(), inputs[BIAS].data<const float>(), m_epsilon};
         const Branch branch{linear_of(&inputs[FIRST]), linear_of(&inputs[SECOND]), norm, m_norm_last};
         outputs[0].set_shape(inputs[X].get_shape());
-        if (!has_vnni() || !is_fast(branch))
-            run(branch, inputs[X], outputs[0]);
-        else if (inputs[X].get_element_type() == ov::element::bf16)
-            run_vnni<uint16_t>(branch, inputs[X], outputs[0]);
-        else
-            run_vnni<float>(branch, inputs[X], outputs[0]);
+#if defined(SWIN_QUANT_TARGET)
+        if (is_fast(branch)) {
+            const bool is_half = inputs[X].get_element_type() == ov::element::bf16;
+            is_half ? run_fast<uint16_t>(branch, inputs[X], outputs[0]) : run_fast<float>(branch, inputs[X], outputs[0]);
+            return true;
+        }
+#endif
+        run(branch, inputs[X], outputs[0]);
         return true;
     }
 
@@ -92,8 +94,10 @@ private:
         });
     }
 
+#if defined(SWIN_QUANT_TARGET)
+
     template <typename T>
-    void run_vnni(const Branch& branch, const ov::Tensor& x, ov::Tensor& y) const {
+    void run_fast(const Branch& branch, const ov::Tensor& x, ov::Tensor& y) const {
         std::call_once(m_once, [&] { m_packed = std::make_unique<PackedBranch>(branch); });
         const size_t width = branch.first.in, hidden = branch.first.out, tokens = x.get_size() / width;
         const size_t length = tile_of(tokens, TOKENS);
@@ -103,15 +107,18 @@ private:
             floats.resize(std::max(floats.size(), branch.norm_last ? TOKENS * width : 0));
             bytes.resize(std::max(bytes.size(), TOKENS * (width + hidden)));
             const size_t from = index * length, count = std::min(length, tokens - from);
-            branch_vnni(branch, *m_packed, count, static_cast<const T*>(x.data()) + from * width, bytes.data(),
+            branch_fast(branch, *m_packed, count, static_cast<const T*>(x.data()) + from * width, bytes.data(),
                         bytes.data() + TOKENS * width, floats.data(), static_cast<T*>(y.data()) + from * width);
         });
     }
 
-    bool m_norm_last = false;
-    float m_epsilon = 0;
     mutable std::once_flag m_once;
     mutable std::unique_ptr<PackedBranch> m_packed;
+
+#endif
+
+    bool m_norm_last = false;
+    float m_epsilon = 0;
 };
 
 }  // namespace swin_quant

@@ -4,7 +4,7 @@
 #include <mutex>
 
 #include "constants.hpp"
-#include "linear_vnni.hpp"
+#include "linear_fast.hpp"
 #include "threads.hpp"
 
 namespace swin_quant {
@@ -67,11 +67,14 @@ public:
         want_pictures(*this, inputs[X].get_shape(), tokens, linear.in / 4);
         outputs[0].set_shape({batch, tokens / 4, linear.out});
         const Given given{linear, norm, inputs[PLACES].data<const int32_t>(), tokens / 4, batch * tokens / 4};
-        const bool is_fast = has_vnni() && linear.in % 64 == 0 && linear.out % 16 == 0;
-        if (inputs[X].get_element_type() == ov::element::f32)
-            is_fast ? run_vnni<float>(given, inputs[X], outputs[0]) : run<float>(given, inputs[X], outputs[0]);
-        else
-            is_fast ? run_vnni<uint16_t>(given, inputs[X], outputs[0]) : run<ov::bfloat16>(given, inputs[X], outputs[0]);
+        const bool is_half = inputs[X].get_element_type() == ov::element::bf16;
+#if defined(SWIN_QUANT_TARGET)
+        if (linear.in % (4 * WIDTHS) == 0 && linear.out % WIDTHS == 0) {
+            is_half ? run_fast<uint16_t>(given, inputs[X], outputs[0]) : run_fast<float>(given, inputs[X], outputs[0]);
+            return true;
+        }
+#endif
+        is_half ? run<ov::bfloat16>(given, inputs[X], outputs[0]) : run<float>(given, inputs[X], outputs[0]);
         return true;
     }
 
@@ -108,8 +111,10 @@ private:
         });
     }
 
+#if defined(SWIN_QUANT_TARGET)
+
     template <typename T>
-    void run_vnni(const Given& given, const ov::Tensor& x, ov::Tensor& y) const {
+    void run_fast(const Given& given, const ov::Tensor& x, ov::Tensor& y) const {
         std::call_once(m_once, [&] { m_packed = std::make_unique<Packed>(given.linear, in_order(given.linear.out)); });
         const size_t in = given.linear.in, out = given.linear.out, count = tile_of(given.all, TOKENS);
         for_each((given.all + count - 1) / count, [&](size_t i) {
@@ -129,28 +134,31 @@ private:
 
     // A tile: rows [tokens, 4 C] -> result [tokens, E]. Room: levels, as the rows; y, as the result.
     template <typename T>
-    SWIN_QUANT_VNNI static void merge(const Given& given, const Packed& packed, bool norm_last, size_t tokens, const T* rows,
+    SWIN_QUANT_TARGET static void merge(const Given& given, const Packed& packed, bool norm_last, size_t tokens, const T* rows,
                                       uint8_t* levels, float* y, T* result) {
         const size_t in = given.linear.in, out = given.linear.out;
         const auto row = [&](size_t token) { return rows + token * in; };
         levels_of(norm_last ? nullptr : &given.norm, given.linear.x, in, tokens, row, levels);
         multiply_all(packed, 0, out, tokens, levels, [&](size_t token, size_t column, const auto& sums) SWIN_QUANT_INLINE {
-            unrolled<sizeof(sums) / 64>([&](auto v) SWIN_QUANT_INLINE {
-                const size_t place = token * out + column + 16 * v;
+            unrolled<sizeof(sums) / sizeof(Floats)>([&](auto v) SWIN_QUANT_INLINE {
+                const size_t place = token * out + column + LANES * v;
                 norm_last ? put(y + place, sums[v]) : put(result + place, sums[v]);
             });
         });
         const auto own = [&](size_t token) { return static_cast<const float*>(y + token * out); };
         if (norm_last)
-            each_row(&given.norm, out, tokens, own, [&](size_t token, size_t i, __m512 normal) SWIN_QUANT_INLINE {
+            each_row(&given.norm, out, tokens, own, [&](size_t token, size_t i, Floats normal) SWIN_QUANT_INLINE {
                 put(result + token * out + i, normal);
             });
     }
 
-    bool m_norm_last = false;
-    float m_epsilon = 0;
     mutable std::once_flag m_once;
     mutable std::unique_ptr<Packed> m_packed;
+
+#endif
+
+    bool m_norm_last = false;
+    float m_epsilon = 0;
 };
 
 }  // namespace swin_quant

@@ -15,6 +15,7 @@ from torch import nn
 from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.backend import Backend
 from swin_quant.backends.registry import engine_named, engines, takers
+from swin_quant.base.cpu import within
 from swin_quant.base.errors import UsageError
 from swin_quant.base.progress import log
 from swin_quant.quant.fake_quant import FP8
@@ -27,13 +28,6 @@ SAFE_WEIGHTS = Rule(nodes=("role:gemm_weight",), bits=SAFE_BITS)
 SAFE_ON = "saturation_safe"  # an artifact's option: the engines on which it cannot saturate; old files lack it
 _FLOAT_PRECISIONS = ("float32", *HALF_TYPES, FP8)
 _DOT_PRODUCTS = ("dot", "i8mm")  # ARM's instructions, which add in 32 bits
-_VNNI = ("avx_vnni", "avx512_vnni", "amx_int8")
-# A limit on oneDNN's instructions -> the VNNI instructions that it still allows. Limits not listed allow all.
-_LIMITS: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("sse41", "avx", "avx2", "avx512_core"), ()),
-    **dict.fromkeys(("avx2_vnni", "avx2_vnni_2"), ("avx_vnni",)),
-    **dict.fromkeys(("avx512_core_vnni", "avx512_core_bf16"), ("avx512_vnni",)),
-}
 
 
 def saturates(engine: str) -> bool | None:
@@ -47,7 +41,7 @@ def saturates(engine: str) -> bool | None:
     if "avx2" not in cpu:
         return None
     limit = next(filter(None, map(os.environ.get, found.limits)), "")
-    return not any(cpu.get(name) for name in _LIMITS.get(limit.lower(), _VNNI))
+    return not any(cpu.get(name) for name in within(limit) if name != "avx2")
 
 
 def at_risk(target: Backend) -> tuple[str, ...]:

@@ -7,6 +7,19 @@ from pathlib import Path
 # Flags in /proc/cpuinfo, x86 and ARM.
 INT8_FEATURES = ("avx2", "avx512bw", "avx_vnni", "avx512_vnni", "avx_vnni_int8", "amx_int8", "asimddp", "i8mm")
 BFLOAT16_FEATURES = ("avx512_bf16", "amx_bf16", "bf16")
+INT8_PRODUCTS = ("avx2", "avx_vnni", "avx512_vnni", "amx_int8")
+# A limit on oneDNN's instructions (ONEDNN_MAX_CPU_ISA) -> those for int8 that it still allows. Others allow all.
+_LIMITS = {
+    **dict.fromkeys(("sse41", "avx"), ()),
+    **dict.fromkeys(("avx2", "avx512_core"), ("avx2",)),
+    **dict.fromkeys(("avx2_vnni", "avx2_vnni_2"), ("avx2", "avx_vnni")),
+    **dict.fromkeys(("avx512_core_vnni", "avx512_core_bf16"), ("avx2", "avx512_vnni")),
+}
+
+
+def within(limit: str) -> tuple[str, ...]:
+    """The instructions for int8 products that a limit of oneDNN's allows, as torch names them."""
+    return _LIMITS.get(limit.lower(), INT8_PRODUCTS)
 
 
 def features(wanted: tuple[str, ...], text: str | None = None) -> list[str]:

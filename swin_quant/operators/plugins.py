@@ -216,14 +216,14 @@ def _sizes(args: Sequence[Any]) -> list[Any]:
     return list(rest[0]) if len(rest) == 1 and isinstance(rest[0], (list, tuple, torch.Size)) else list(rest)
 
 
-def compiled(sources: Path, what: str, built_for: Sequence[str]) -> Path:
+def compiled(sources: Path, what: str, built_for: Mapping[str, str]) -> Path:
     """The library that `build.sh` in `sources` builds and `selftest.py` there has tested.
 
-    `what`: its content, for messages. `built_for`: versions and the kind of CPU that it holds for. SwinQuantError says
-    in one line why there is none.
+    `what`: its content, for messages. `built_for`: versions and instructions that it holds for, which the script finds
+    in its environment. SwinQuantError says in one line why there is none.
     """
     files = sorted(file for file in sources.iterdir() if file.suffix in (".cpp", ".hpp", ".sh", ".py"))
-    digest = hashlib.sha256("\0".join(built_for).encode())
+    digest = hashlib.sha256("\0".join(f"{name}={value}" for name, value in built_for.items()).encode())
     for file in files:
         digest.update(f"\0{file.name}\0".encode() + file.read_bytes())
     folder = own_folder()
@@ -231,7 +231,7 @@ def compiled(sources: Path, what: str, built_for: Sequence[str]) -> Path:
     if not _is_whole(library):
         with one_at_a_time(folder):  # a process that waited finds it built
             if not _is_whole(library):
-                _build(sources, library, what)
+                _build(sources, library, what, built_for)
     return library
 
 
@@ -273,7 +273,7 @@ def _is_whole(library: Path) -> bool:
         return False
 
 
-def _build(sources: Path, library: Path, what: str) -> None:
+def _build(sources: Path, library: Path, what: str, built_for: Mapping[str, str]) -> None:
     """Build and test a library, then move it to its place."""
     command, start = compiler(), time.monotonic()
     try:
@@ -281,7 +281,7 @@ def _build(sources: Path, library: Path, what: str) -> None:
     except OSError as error:
         raise SwinQuantError(f"{library.parent}: {reason(error)}") from error
     try:
-        environment = os.environ | {"CXX": command, "PYTHON": sys.executable}
+        environment = os.environ | built_for | {"CXX": command, "PYTHON": sys.executable}
         if failure := _failure(["sh", str(sources / "build.sh"), str(made)], environment):
             raise SwinQuantError(f"{command} fails: {failure}")
         (built,) = made.glob("*.so")

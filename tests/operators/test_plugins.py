@@ -42,28 +42,28 @@ def builds(sources):
 
 def refusal(sources):
     with pytest.raises(SwinQuantError) as caught:
-        compiled(sources, "sums", ["engine 1"])
+        compiled(sources, "sums", {"ENGINE": "1"})
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
 def test_a_library_is_built_once_for_its_sources_and_what_it_is_for(sources, tmp_path, caplog):
     caplog.set_level("INFO")
-    first = compiled(sources, "sums", ["engine 1", "vnni"])
-    assert compiled(sources, "sums", ["engine 1", "vnni"]) == first and builds(sources) == 1
+    first = compiled(sources, "sums", {"ENGINE": "1", "ISA": "vnni"})
+    assert compiled(sources, "sums", {"ENGINE": "1", "ISA": "vnni"}) == first and builds(sources) == 1
     assert first.read_text() == "code\n" and first.parent == tmp_path / "cache" / "swin-quant" / "operators"
     assert first.parent.stat().st_mode & 0o777 == 0o700
     (said,) = caplog.messages
     assert said.startswith("sums: compiled for this CPU in 0 s, once: ") and str(first) in said
-    other = compiled(sources, "sums", ["engine 2", "vnni"])
+    other = compiled(sources, "sums", {"ENGINE": "2", "ISA": "vnni"})
     (sources / "more.hpp").write_text("// more")
-    assert len({first, other, compiled(sources, "sums", ["engine 1", "vnni"])}) == 3 == builds(sources)
+    assert len({first, other, compiled(sources, "sums", {"ENGINE": "1", "ISA": "vnni"})}) == 3 == builds(sources)
 
 
 def test_who_asks_at_the_same_time_waits_for_one_build(sources, tmp_path, monkeypatch):
     monkeypatch.setenv("CXX", script(tmp_path, 'sleep 0.3; echo code > "$1"'))
     with ThreadPoolExecutor(3) as pool:
-        found = list(pool.map(lambda _: compiled(sources, "sums", ["engine 1"]), range(3)))
+        found = list(pool.map(lambda _: compiled(sources, "sums", {"ENGINE": "1"}), range(3)))
     assert len(set(found)) == 1 == builds(sources)
 
 
@@ -71,7 +71,7 @@ def test_two_processes_build_once(sources, tmp_path, monkeypatch):
     monkeypatch.setenv("CXX", script(tmp_path, 'sleep 0.3; echo code > "$1"'))
     program = (
         "import pathlib, sys; from swin_quant.operators.plugins import compiled; "
-        "print(compiled(pathlib.Path(sys.argv[1]), 'sums', ['engine 1']))"
+        "print(compiled(pathlib.Path(sys.argv[1]), 'sums', {'ENGINE': '1'}))"
     )
     root = Path(__file__).parents[2]
     start = [sys.executable, "-c", program, str(sources)]
@@ -109,18 +109,18 @@ def test_a_library_that_fails_its_self_test_is_refused_and_not_built_again(sourc
 
 @pytest.mark.parametrize("damage", ["library", "record", "none"])
 def test_a_library_that_was_changed_is_built_again(sources, damage):
-    library = compiled(sources, "sums", ["engine 1"])
+    library = compiled(sources, "sums", {"ENGINE": "1"})
     if damage == "library":
         library.write_text("foreign")
     elif damage == "record":
         library.with_suffix(".json").write_text("[1]")
     else:
         library.unlink()
-    assert compiled(sources, "sums", ["engine 1"]).read_text() == "code\n" and builds(sources) == 2
+    assert compiled(sources, "sums", {"ENGINE": "1"}).read_text() == "code\n" and builds(sources) == 2
 
 
 def test_a_folder_that_others_can_enter(sources, tmp_path, monkeypatch):
-    folder = compiled(sources, "sums", ["engine 1"]).parent
+    folder = compiled(sources, "sums", {"ENGINE": "1"}).parent
     for mode in (0o720, 0o702, 0o755):
         folder.chmod(mode)
         assert refusal(sources).startswith(f"{folder}: others have access: `chmod 700` it")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from swin_quant.backends.artifact import Artifact
+from swin_quant.base.cpu import within
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.extras import library as installed
 from swin_quant.base.files import plugins_dir
@@ -17,6 +18,9 @@ from swin_quant.config.outputs import FEATURES
 from swin_quant.operators.plugins import compiled, plugins_of
 
 DOMAIN = "swin_quant"
+LIMIT = "ONEDNN_MAX_CPU_ISA"  # an environment variable: the instructions that OpenVINO may use
+# What a CPU has for int8, the best first -> its kind. Products in AMX are not written: it gets those of AVX-512.
+KINDS = {"amx_int8": "amx", "avx512_vnni": "avx512-vnni", "avx_vnni": "avx-vnni", "avx2": "avx2"}
 SWITCH = "SWIN_QUANT_OPERATORS"  # an environment variable: 0 compiles and loads nothing
 NODES = {
     "roll": "Roll",
@@ -26,7 +30,7 @@ NODES = {
     "mlp": "Mlp",
     "patch_merging": "PatchMerging",
 }  # operator -> its node's name (extension.cpp)
-FAST_DEPTH, FAST_TOKENS = 32, 64  # channels of a head and tokens of a window of its kernel (attention_vnni.hpp)
+FAST_DEPTH, FAST_TOKENS = 32, 64  # channels of a head and tokens of a window of its kernel (attention_fast.hpp)
 _LEAST = "avx512-vnni"  # the kind whose gain is told on CPUs that are not measured
 _WHAT = "OpenVINO's window attention and MLP"
 
@@ -49,21 +53,21 @@ def _library() -> Path | str:
     if os.environ.get(SWITCH) == "0":
         return f"{SWITCH} is 0"
     if (kind := cpu_kind()) is None:
-        return "this CPU has no AVX-512 VNNI"
+        return "this CPU has no AVX2"
     try:
-        return compiled(sources(), _WHAT, (f"openvino {installed('openvino', 'openvino').__version__}", kind))
+        isa = "avx512-vnni" if kind == "amx" else kind
+        return compiled(sources(), _WHAT, {"OPENVINO": installed("openvino", "openvino").__version__, "ISA": isa})
     except SwinQuantError as error:
         return str(error)
 
 
 def cpu_kind() -> str | None:
-    """The kind of this CPU, as `measured.yaml` names it; None for one without AVX-512 VNNI."""
+    """The kind of this CPU, as `measured.yaml` names it, within the limit that OpenVINO has; None for one without AVX2."""
     import torch
 
     has: Mapping[str, bool] = getattr(torch.cpu, "get_capabilities", dict)()
-    if not has.get("avx512_vnni"):
-        return None
-    return "amx" if has.get("amx_int8") else "avx512-vnni"
+    allowed = within(os.environ.get(LIMIT, ""))
+    return next((kind for name, kind in KINDS.items() if has.get(name) and name in allowed), None)
 
 
 def gain(architecture: str, operator: str, kind: str | None = None) -> float:
@@ -71,7 +75,7 @@ def gain(architecture: str, operator: str, kind: str | None = None) -> float:
 
     `kind`: of the CPU; None: this one's.
     """
-    table = read_yaml(sources() / "measured.yaml", "table of measurements")[kind or cpu_kind() or _LEAST]
+    table = read_yaml(sources() / "measured.yaml", "table of measurements").get(kind or cpu_kind() or _LEAST, {})
     times = table.get(operator, {}).get(architecture, {})
     return min((without / with_ for without, with_ in times.values()), default=0.0)
 

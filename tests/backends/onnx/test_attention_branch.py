@@ -1,4 +1,4 @@
-"""A branch with its window attention as one operator: what it computes, on plain loops and AVX-512, and its files."""
+"""A branch with its window attention as one operator: what it computes, on plain loops and vectors, and its files."""
 
 from itertools import product
 

@@ -57,7 +57,7 @@ def test_every_verb_finds_the_library_and_a_package_brings_it(run, given, pictur
     assert run("package", file, "--output", package).code == 0
     served = package / "models" / "heads" / "1" / "model.onnx"
     assert not onnx.load(served).functions and "Softmax" in kinds(served)
-    assert {"build.sh", "attention.hpp", "mlp.hpp", "vnni.hpp", "libswin_quant_plugins.so"} < set(
+    assert {"build.sh", "attention.hpp", "mlp.hpp", "vectors.hpp", "libswin_quant_plugins.so"} < set(
         os.listdir(package / "operators")
     )
     with_library = infer(package, picture, "openvino", tmp_path)

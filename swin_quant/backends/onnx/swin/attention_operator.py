@@ -24,7 +24,7 @@ from swin_quant.backends.onnx.swin.int8_operators import (
 )
 
 _ROUNDED = tuple(f"matmul_{tensor}_input_quantizer" for tensor in "qkva")
-_DEPTH, _TOKENS = 32, 64  # channels of a head and tokens of a window (plugins/openvino/attention_vnni.hpp)
+_DEPTH, _TOKENS = 32, 64  # channels of a head and tokens of a window (plugins/openvino/attention_fast.hpp)
 MASKED = -100.0  # what a logit of two tokens of different regions has added
 _ROUNDED_V2 = tuple(f"mha_{tensor}_input_quantizer" for tensor in "qk") + _ROUNDED[2:]
 

@@ -17,8 +17,8 @@ from swin_quant.backends.onnx.swin.blocks import OrderedBlock, OrderedMerging, R
 from swin_quant.base.errors import UsageError
 
 CONSTANTS = 5
-_MLP_WIDTH, _MLP_HIDDEN = 16, 64  # what divides its widths (plugins/openvino/mlp_vnni.hpp)
-_MERGING_WIDTH = 16  # what divides the channels of its tokens (plugins/openvino/patch_merging.hpp)
+_MLP_WIDTH, _MLP_HIDDEN = 32, 64  # what divides its widths (plugins/openvino/mlp_fast.hpp)
+_MERGING_WIDTH = 32  # what divides the channels of its tokens (plugins/openvino/patch_merging.hpp)
 
 
 def mlp(x: Tensor, *constants: Tensor, norm_last: bool, epsilon: float) -> Any:

@@ -1,19 +1,19 @@
-// The branch of a block with its window attention, on CPUs with AVX-512 VNNI: a window's q, k and v stay in L1.
+// The branch of a block with its window attention, on vectors: a window's q, k and v stay in L1.
 #pragma once
 
-#include "attention_vnni.hpp"
-#include "linear_vnni.hpp"
+#include "attention_fast.hpp"
+#include "linear_fast.hpp"
 #include "window_branch.hpp"
 
 namespace swin_quant {
 
 inline bool is_fast(const WindowBranch& branch) {
-    return branch.proj.in == VNNI_DEPTH * branch.heads && branch.length <= VNNI_LENGTH;
+    return branch.proj.in == DEPTH * branch.heads && branch.length <= LENGTH;
 }
 
-#if defined(__x86_64__) && defined(__GNUC__)
+#if defined(SWIN_QUANT_TARGET)
 
-constexpr size_t HEAD = 3 * VNNI_DEPTH;  // columns of q, k and v of a head, which stand side by side
+constexpr size_t HEAD = 3 * DEPTH;  // columns of q, k and v of a head, which stand side by side
 constexpr size_t HEADS = 2;              // at a time: three panels
 
 // Weights in the order of loops, and what is added to logits.
@@ -25,8 +25,8 @@ struct PackedWindowBranch {
         for (size_t i = 0; i < gains.size(); ++i)
             gains[i] = (branch.lengths && i % 3 == 0 ? branch.lengths[i / 3] : 1) / scales[i % 3];
         for (size_t place = 0; place < qkv.out && !branch.lengths; ++place) {
-            qkv.scales[place] *= gains[place / VNNI_DEPTH];
-            qkv.bias[place] *= gains[place / VNNI_DEPTH];
+            qkv.scales[place] *= gains[place / DEPTH];
+            qkv.bias[place] *= gains[place / DEPTH];
         }
         for (size_t i = 0; i < branch.rounds; ++i) {
             const auto* own = branch.regions + i * branch.length;
@@ -47,7 +47,7 @@ private:
     static Order by_head(const WindowBranch& branch) {
         Order order(branch.qkv.out);
         for (size_t i = 0; i < order.size(); ++i)
-            order[i] = i % HEAD / VNNI_DEPTH * branch.proj.in + i / HEAD * VNNI_DEPTH + i % VNNI_DEPTH;
+            order[i] = i % HEAD / DEPTH * branch.proj.in + i / HEAD * DEPTH + i % DEPTH;
         return order;
     }
 
@@ -58,23 +58,24 @@ private:
 
 // Levels of q, k and v [tokens, HEADS * HEAD] of the heads from `first` on, from `x` [tokens, C].
 template <bool IS_COSINE>
-SWIN_QUANT_VNNI void qkv_levels(const PackedWindowBranch& packed, size_t first, size_t last, size_t tokens, const uint8_t* x,
+SWIN_QUANT_TARGET void qkv_levels(const PackedWindowBranch& packed, size_t first, size_t last, size_t tokens, const uint8_t* x,
                                 int8_t* result) {
     const size_t from = first * HEAD;
     multiply_all(packed.qkv, from, last * HEAD, tokens, x, [&](size_t token, size_t column, const auto& y) SWIN_QUANT_INLINE {
         auto* row = result + token * HEADS * HEAD + column - from;
-        constexpr size_t PARTS = sizeof(y) / 128;  // of a head: q, k or v
+        constexpr size_t VECTORS = DEPTH / LANES, PARTS = sizeof(y) / sizeof(Floats) / VECTORS;  // of a head: q, k or v
         unrolled<PARTS>([&](auto p) SWIN_QUANT_INLINE {
-            __m512 low = y[2 * p], high = y[2 * p + 1];
+            Floats gain = floats_of(1);
             if (IS_COSINE) {
-                const size_t part = column / VNNI_DEPTH + p;
-                const float square = _mm512_reduce_add_ps(_mm512_fmadd_ps(low, low, _mm512_mul_ps(high, high)));
-                const float size = part % 3 == 2 ? 1 : std::max(std::sqrt(square), SMALLEST_LENGTH);
-                const __m512 gain = _mm512_set1_ps(packed.gains[part] / size);
-                low = _mm512_mul_ps(low, gain), high = _mm512_mul_ps(high, gain);
+                const size_t part = column / DEPTH + p;
+                Floats squares = floats_of(0);
+                unrolled<VECTORS>([&](auto v) SWIN_QUANT_INLINE { squares = fma(y[VECTORS * p + v], y[VECTORS * p + v], squares); });
+                const float size = part % 3 == 2 ? 1 : std::max(std::sqrt(sum_of(squares)), SMALLEST_LENGTH);
+                gain = floats_of(packed.gains[part] / size);
             }
-            _mm_storeu_si128(reinterpret_cast<__m128i*>(row + 32 * p), levels(low));
-            _mm_storeu_si128(reinterpret_cast<__m128i*>(row + 32 * p + 16), levels(high));
+            unrolled<VECTORS>([&](auto v) SWIN_QUANT_INLINE {
+                put_int8(row + DEPTH * p + LANES * v, IS_COSINE ? y[VECTORS * p + v] * gain : y[VECTORS * p + v], 0);
+            });
         });
     });
 }
@@ -82,7 +83,7 @@ SWIN_QUANT_VNNI void qkv_levels(const PackedWindowBranch& packed, size_t first, 
 // The heads from `first` on to `last` of a window: levels of their results, into `attended` [length, C]. x: the picture.
 // Room: levels [length, C], qkv [length, HEADS * HEAD].
 template <typename T>
-SWIN_QUANT_VNNI void attend_heads(const WindowBranch& branch, const PackedWindowBranch& packed, size_t window, size_t first,
+SWIN_QUANT_TARGET void attend_heads(const WindowBranch& branch, const PackedWindowBranch& packed, size_t window, size_t first,
                                   size_t last, const T* x, uint8_t* levels, int8_t* qkv, uint8_t* attended) {
     const size_t length = branch.length, width = branch.proj.in;
     const auto* places = branch.places + window * length;
@@ -93,8 +94,8 @@ SWIN_QUANT_VNNI void attend_heads(const WindowBranch& branch, const PackedWindow
         (branch.lengths ? qkv_levels<true> : qkv_levels<false>)(packed, head, next, length, levels, qkv);
         for (size_t i = head; i < next; ++i) {
             const auto* q = qkv + (i - head) * HEAD;
-            const Rows rows{q, q + VNNI_DEPTH, q + 2 * VNNI_DEPTH, HEADS * HEAD, length, VNNI_DEPTH};
-            attend_vnni(rows, branch.bias + i * length * length, packed.regions_of(window), attended + i * VNNI_DEPTH,
+            const Rows rows{q, q + DEPTH, q + 2 * DEPTH, HEADS * HEAD, length, DEPTH};
+            attend_fast(rows, branch.bias + i * length * length, packed.regions_of(window), attended + i * DEPTH,
                         width, 0x80, branch.scales());
         }
     }

@@ -1,0 +1,229 @@
+// An int8 linear and a norm on vectors, for a stream in float32 or bfloat16.
+#pragma once
+
+#include <cstdlib>
+#include <memory>
+#include <new>
+#include <numeric>
+
+#include "linear.hpp"
+#include "vectors.hpp"
+
+namespace swin_quant {
+
+constexpr size_t WIDTHS = 32;  // what divides the widths of the stream
+constexpr size_t TOKENS = 96;  // of a tile of linears at most
+
+#if defined(SWIN_QUANT_TARGET)
+
+constexpr size_t PANEL = 4 * LANES;  // columns of W whose sums stay in registers; of 64, a last panel may have 32
+
+// Rows of a loop over a panel: as many sums as hide the latency of a multiplication, in as many registers as there are.
+#    if defined(SWIN_QUANT_AVX512_VNNI)
+constexpr size_t ROWS = 6, LESS_ROWS = 5;
+#    elif defined(SWIN_QUANT_AVX_VNNI)
+constexpr size_t ROWS = 3, LESS_ROWS = 3;
+#    else
+constexpr size_t ROWS = 2, LESS_ROWS = 2;
+#    endif
+
+using Order = std::vector<size_t>;  // which column of W stands at a place
+
+inline Order in_order(size_t columns) {
+    Order order(columns);
+    std::iota(order.begin(), order.end(), 0);
+    return order;
+}
+
+// The order whose sums come out as bytes in order: `narrowed` mixes them.
+inline Order for_bytes(size_t columns) {
+    Order order(columns);
+    for (size_t i = 0; i < columns; ++i)
+        order[i] = i / PANEL * PANEL + i % LANES / 4 * 16 + i % PANEL / LANES * 4 + i % 4;
+    return order;
+}
+
+// A linear in the order of its loops: panel by panel, four rows of W side by side, which one instruction multiplies.
+class Packed {
+public:
+    Packed(const Linear& linear, const Order& order)
+        : in(linear.in), out(linear.out), scales(out), bias(out), starts(out),
+          m_memory(static_cast<int8_t*>(std::aligned_alloc(64, (in * out * BYTES + 63) / 64 * 64)), &std::free) {
+        if (!m_memory)
+            throw std::bad_alloc();
+        for (size_t place = 0; place < out; ++place) {
+            scales[place] = linear.scales[order[place]] * linear.x.scale;
+            bias[place] = linear.bias[order[place]];
+        }
+        auto* packed = m_memory.get();
+        int8_t bytes[4 * LANES];
+        for (size_t first = 0; first < out; first += PANEL)
+            for (size_t group = 0; group < in; group += 4)
+                for (size_t place = first; place < std::min(first + PANEL, out); place += LANES, packed += sizeof(Signed)) {
+                    for (size_t i = 0; i < sizeof(bytes); ++i) {
+                        const size_t column = place + i / 4;
+                        bytes[i] = linear.weights[(group + i % 4) * out + order[column]];
+                        starts[column] -= linear.x.zero * bytes[i];
+                    }
+                    pack(bytes, packed);
+                }
+    }
+
+    const int8_t* panel(size_t column) const {
+        return m_memory.get() + column * in * BYTES;
+    }
+
+    size_t in, out;
+    std::vector<float> scales, bias;
+    std::vector<int32_t> starts;  // of the sums: what the zero point adds
+
+private:
+    static constexpr size_t BYTES = sizeof(Signed) / sizeof(Ints);  // of a packed weight
+
+    SWIN_QUANT_TARGET static void pack(const int8_t* bytes, int8_t* place) {
+        Ints vector;
+        std::memcpy(&vector, bytes, sizeof(vector));
+        *reinterpret_cast<Signed*>(place) = of_int8(vector);
+    }
+
+    std::unique_ptr<int8_t, decltype(&std::free)> m_memory;
+};
+
+// `store(row, vectors of y)` for so many rows and LANES VECTORS columns.
+template <size_t COUNT, size_t VECTORS, typename Store>
+SWIN_QUANT_INLINE inline void multiply(const Packed& linear, size_t column, const uint8_t* x, const Store& store) {
+    const int8_t* weights = linear.panel(column);
+    Ints sums[COUNT * VECTORS];
+    unrolled<COUNT * VECTORS>([&](auto i) SWIN_QUANT_INLINE { sums[i] = load(&linear.starts[column + i % VECTORS * LANES]); });
+    for (size_t k = 0; k < linear.in; k += 4, weights += sizeof(Signed) * VECTORS) {
+        Unsigned values[COUNT];
+        unrolled<COUNT>([&](auto r) SWIN_QUANT_INLINE { values[r] = of_uint8(four_of(x + r * linear.in + k)); });
+        unrolled<VECTORS>([&](auto v) SWIN_QUANT_INLINE {
+            const Signed w = load_int8(weights + sizeof(Signed) * v);
+            unrolled<COUNT>([&](auto r) SWIN_QUANT_INLINE { add_products(sums[r * VECTORS + v], values[r], w); });
+        });
+    }
+    Floats scale[VECTORS], bias[VECTORS];
+    unrolled<VECTORS>([&](auto v) SWIN_QUANT_INLINE {
+        scale[v] = load(&linear.scales[column + LANES * v]);
+        bias[v] = load(&linear.bias[column + LANES * v]);
+    });
+    unrolled<COUNT>([&](auto r) SWIN_QUANT_INLINE {
+        Floats y[VECTORS];
+        unrolled<VECTORS>([&](auto v) SWIN_QUANT_INLINE { y[v] = fma(to_floats(sums[r * VECTORS + v]), scale[v], bias[v]); });
+        store(size_t(r), y);
+    });
+}
+
+// The rows of a loop over panels: as many as leave fewer of them to be computed twice.
+inline size_t rows_of(size_t tokens) {
+    return (tokens + LESS_ROWS - 1) / LESS_ROWS * LESS_ROWS < (tokens + ROWS - 1) / ROWS * ROWS ? LESS_ROWS : ROWS;
+}
+
+// `store(row, column, vectors of y)` for all tokens and the LANES VECTORS columns from `column` on.
+template <size_t COUNT, size_t VECTORS, typename Store>
+SWIN_QUANT_TARGET void multiply_panel(const Packed& linear, size_t column, size_t tokens, const uint8_t* x, const Store& store) {
+    if (COUNT > 1 && tokens < COUNT)
+        return multiply_panel<1, VECTORS>(linear, column, tokens, x, store);
+    for (size_t next = 0; next < tokens; next += COUNT) {
+        const size_t row = std::min(next, tokens - COUNT);  // the last ones once more, and not one by one
+        multiply<COUNT, VECTORS>(linear, column, x + row * linear.in, [&](size_t r, const Floats(&y)[VECTORS]) SWIN_QUANT_INLINE {
+            store(row + r, column, y);
+        });
+    }
+}
+
+// The same for the columns from `first` on to `last`; `first` is a multiple of PANEL. x: [tokens, in].
+template <typename Store>
+SWIN_QUANT_TARGET void multiply_all(const Packed& linear, size_t first, size_t last, size_t tokens, const uint8_t* x,
+                                    const Store& store) {
+    const bool most = rows_of(tokens) == ROWS;
+    for (size_t column = first; column < last; column += PANEL) {
+        auto loop = most ? multiply_panel<ROWS, 4, Store> : multiply_panel<LESS_ROWS, 4, Store>;
+        if constexpr (PANEL > WIDTHS)
+            if (last - column < PANEL)
+                loop = most ? multiply_panel<2 * ROWS, 2, Store> : multiply_panel<2 * LESS_ROWS, 2, Store>;
+        loop(linear, column, tokens, x, store);
+    }
+}
+
+// store(row, place, values) of COUNT normalised rows x[0], x[1] ...: their sums do not wait for each other.
+template <size_t COUNT, typename T, typename Store>
+SWIN_QUANT_INLINE inline void normalise(const Norm& norm, size_t width, const T* const* x, const Store& store) {
+    Floats mean[COUNT], factor[COUNT];
+    unrolled<COUNT>([&](auto r) SWIN_QUANT_INLINE { mean[r] = factor[r] = floats_of(0); });
+    for (size_t i = 0; i < width; i += LANES)
+        unrolled<COUNT>([&](auto r) SWIN_QUANT_INLINE { mean[r] = mean[r] + load(x[r] + i); });
+    const float share = 1 / float(width);
+    unrolled<COUNT>([&](auto r) SWIN_QUANT_INLINE { mean[r] = floats_of(sum_of(mean[r]) * share); });
+    for (size_t i = 0; i < width; i += LANES)
+        unrolled<COUNT>([&](auto r) SWIN_QUANT_INLINE {
+            const Floats distance = load(x[r] + i) - mean[r];
+            factor[r] = fma(distance, distance, factor[r]);
+        });
+    unrolled<COUNT>([&](auto r) SWIN_QUANT_INLINE {
+        factor[r] = floats_of(1 / std::sqrt(sum_of(factor[r]) * share + norm.epsilon));
+    });
+    for (size_t i = 0; i < width; i += LANES) {
+        const Floats gain = load(norm.gain + i), bias = load(norm.bias + i);
+        unrolled<COUNT>([&](auto r) SWIN_QUANT_INLINE {
+            const Floats y = (load(x[r] + i) - mean[r]) * factor[r];
+            store(size_t(r), i, fma(y, gain, bias));
+        });
+    }
+}
+
+// store(row, place, values) of all rows, normalised if `norm` is not null. row(i): where row i begins.
+template <typename Row, typename Store>
+SWIN_QUANT_INLINE inline void each_row(const Norm* norm, size_t width, size_t rows, const Row& row, const Store& store) {
+    using T = decltype(row(0));
+    size_t next = 0;
+    for (; norm && next + 4 <= rows; next += 4) {
+        const T x[4] = {row(next), row(next + 1), row(next + 2), row(next + 3)};
+        normalise<4>(*norm, width, x, [&](size_t r, size_t i, Floats y) SWIN_QUANT_INLINE { store(next + r, i, y); });
+    }
+    for (; next < rows; ++next) {
+        const T x = row(next);
+        if (norm)
+            normalise<1>(*norm, width, &x, [&](size_t, size_t i, Floats y) SWIN_QUANT_INLINE { store(next, i, y); });
+        else
+            for (size_t i = 0; i < width; i += LANES)
+                store(next, i, load(x + i));
+    }
+}
+
+// Levels [rows, width] of rows of a stream, normalised if `norm` is not null.
+template <typename Row>
+SWIN_QUANT_TARGET void levels_of(const Norm* norm, const Levels& levels, size_t width, size_t rows, const Row& row, uint8_t* result) {
+    const Floats inverse = floats_of(1 / levels.scale);
+    const Ints zero = ints_of(levels.zero);
+    each_row(norm, width, rows, row, [&](size_t token, size_t i, Floats y) SWIN_QUANT_INLINE {
+        put_uint8(result + token * width + i, added(rounded(y * inverse), zero));
+    });
+}
+
+// The linear of all tokens, normalised if `norm` is not null, plus rows of the stream -> result [tokens, out]. Room: y, as
+// the result, for the norm.
+template <typename Row, typename T>
+SWIN_QUANT_TARGET void add_outputs(const Packed& linear, const Norm* norm, size_t tokens, const uint8_t* x, const Row& row,
+                                 float* y, T* result) {
+    const size_t width = linear.out;
+    if (!norm)
+        return multiply_all(linear, 0, width, tokens, x, [&](size_t token, size_t column, const auto& sums) SWIN_QUANT_INLINE {
+            unrolled<sizeof(sums) / sizeof(Floats)>([&](auto v) SWIN_QUANT_INLINE {
+                const size_t place = column + LANES * v;
+                put(result + token * width + place, sums[v] + load(row(token) + place));
+            });
+        });
+    multiply_all(linear, 0, width, tokens, x, [&](size_t token, size_t column, const auto& sums) SWIN_QUANT_INLINE {
+        unrolled<sizeof(sums) / sizeof(Floats)>([&](auto v) SWIN_QUANT_INLINE { put(y + token * width + column + LANES * v, sums[v]); });
+    });
+    const auto own = [&](size_t token) { return static_cast<const float*>(y + token * width); };
+    each_row(norm, width, tokens, own, [&](size_t token, size_t i, Floats normal) SWIN_QUANT_INLINE {
+        put(result + token * width + i, normal + load(row(token) + i));
+    });
+}
+
+#endif
+
+}  // namespace swin_quant

@@ -1,0 +1,105 @@
+// Two linears with GELU between them, and a norm, on vectors: the hidden values of a few tokens stay in L2.
+#pragma once
+
+#include "linear_fast.hpp"
+
+namespace swin_quant {
+
+// x + fc2(GELU(fc1(norm(x)))), or x + norm(fc2(GELU(fc1(x)))): what quantizes stands with each linear.
+struct Branch {
+    Linear first, second;
+    Norm norm;
+    bool norm_last;
+};
+
+constexpr size_t HIDDEN = 64;  // what divides the hidden width
+
+inline bool is_fast(const Branch& branch) {
+    return branch.first.in % WIDTHS == 0 && branch.first.out % HIDDEN == 0;
+}
+
+#if defined(SWIN_QUANT_TARGET)
+
+// GELU(x) = x / 2 + |x| erf(|x| / sqrt 2) / 2. The second part is a polynomial in each segment: within 4e-5.
+struct Gelu {
+    static constexpr size_t TERMS = SEGMENTS == 32 ? 3 : 5;
+    static constexpr float WIDTH = 4.27f / (SEGMENTS - 1.5f);  // of a segment; its middle is a multiple of it
+
+    // The polynomial meets the curve at the roots of Chebyshev's. The last segment is |x| / 2, and the first one half as wide.
+    Gelu() {
+        for (size_t i = 0; i + 1 < SEGMENTS; ++i) {
+            const double low = i ? (i - 0.5) * WIDTH : 0, high = (i + 0.5) * WIDTH;
+            double at[TERMS], slope[TERMS], sum[TERMS] = {};  // Newton's divided differences
+            for (size_t k = 0; k < TERMS; ++k) {
+                at[k] = (low + high) / 2 + (high - low) / 2 * std::cos(M_PI * (k + 0.5) / TERMS);
+                slope[k] = at[k] / 2 * std::erf(at[k] * std::sqrt(0.5));
+            }
+            for (size_t order = 1; order < TERMS; ++order)
+                for (size_t k = TERMS - 1; k >= order; --k)
+                    slope[k] = (slope[k] - slope[k - 1]) / (at[k] - at[k - order]);
+            for (size_t k = TERMS; k-- > 0;) {  // sum = sum (x - at[k]) + slope[k]
+                for (size_t power = TERMS - 1; power > 0; --power)
+                    sum[power] = sum[power - 1] - at[k] * sum[power];
+                sum[0] = slope[k] - at[k] * sum[0];
+            }
+            for (size_t k = 0; k < TERMS; ++k)
+                terms[k][i] = float(sum[k]);
+        }
+        terms[1][SEGMENTS - 1] = 0.5f;
+    }
+
+    alignas(64) float terms[TERMS][SEGMENTS] = {};
+};
+
+// GELU(x) * inverse + zero.
+SWIN_QUANT_INLINE inline Floats gelu_level(const Gelu& table, Floats x, Floats inverse, Floats half, Floats zero) {
+    const Floats size = size_of(x), end = floats_of((SEGMENTS - 1) * Gelu::WIDTH);
+    const Ints index = bits_of(fma(smaller(size, end), floats_of(1 / Gelu::WIDTH), floats_of(8388608)));  // its last bits
+    Floats even = looked_up(table.terms[Gelu::TERMS - 1], index);
+    unrolled<Gelu::TERMS - 1>([&](auto i) SWIN_QUANT_INLINE {
+        even = fma(even, size, looked_up(table.terms[Gelu::TERMS - 2 - i], index));
+    });
+    return fma(even, inverse, fma(x, half, zero));
+}
+
+// Hidden levels, for `first` in the order `for_bytes`.
+template <size_t COUNT>
+SWIN_QUANT_TARGET void gelu_levels(const Packed& first, const Levels& levels, size_t tokens, const uint8_t* x, uint8_t* hidden) {
+    static const Gelu table;
+    const Floats inverse = floats_of(1 / levels.scale), half = floats_of(0.5f / levels.scale);
+    const Floats zero = floats_of(float(levels.zero));
+    for (size_t column = 0; column < first.out; column += PANEL)
+        for (size_t next = 0; next < tokens; next += COUNT) {
+            const size_t row = std::min(next, tokens - COUNT);  // the last ones once more, and not one by one
+            auto* result = hidden + row * first.out + column;
+            multiply<COUNT, 4>(first, column, x + row * first.in, [&](size_t r, const Floats(&y)[4]) SWIN_QUANT_INLINE {
+                Ints level[4];
+                unrolled<4>([&](auto v) SWIN_QUANT_INLINE { level[v] = rounded(gelu_level(table, y[v], inverse, half, zero)); });
+                put(result + r * first.out, narrowed(level));
+            });
+        }
+}
+
+// Both linears of a branch in the order of their loops.
+struct PackedBranch {
+    explicit PackedBranch(const Branch& branch)
+        : first(branch.first, for_bytes(branch.first.out)), second(branch.second, in_order(branch.second.out)) {}
+
+    Packed first, second;
+};
+
+// x [tokens, C], at most TOKENS -> result, which is not x. Room: levels [tokens, C], hidden [tokens, H], y [tokens, C].
+template <typename T>
+SWIN_QUANT_TARGET void branch_fast(const Branch& branch, const PackedBranch& packed, size_t tokens, const T* x, uint8_t* levels,
+                                 uint8_t* hidden, float* y, T* result) {
+    const size_t width = branch.first.in;
+    const auto row = [&](size_t token) { return x + token * width; };
+    levels_of(branch.norm_last ? nullptr : &branch.norm, branch.first.x, width, tokens, row, levels);
+    const auto loop = tokens < ROWS ? gelu_levels<1> : rows_of(tokens) == ROWS ? gelu_levels<ROWS> : gelu_levels<LESS_ROWS>;
+    loop(packed.first, branch.second.x, tokens, levels, hidden);
+    add_outputs(packed.second, branch.norm_last ? &branch.norm : nullptr, tokens, hidden, row, y, result);
+}
+
+#endif
+
+}  // namespace swin_quant
