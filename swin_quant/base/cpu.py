@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 # Flags in /proc/cpuinfo, x86 and ARM.
@@ -9,7 +10,7 @@ INT8_FEATURES = ("avx2", "avx512bw", "avx_vnni", "avx512_vnni", "avx_vnni_int8",
 BFLOAT16_FEATURES = ("avx512_bf16", "amx_bf16", "bf16")
 INT8_PRODUCTS = ("avx2", "avx_vnni", "avx512_vnni", "amx_int8")
 # A limit on oneDNN's instructions (ONEDNN_MAX_CPU_ISA) -> those for int8 that it still allows. Others allow all.
-_LIMITS = {
+_LIMITS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("sse41", "avx"), ()),
     **dict.fromkeys(("avx2", "avx512_core"), ("avx2",)),
     **dict.fromkeys(("avx2_vnni", "avx2_vnni_2"), ("avx2", "avx_vnni")),

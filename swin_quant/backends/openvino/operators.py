@@ -62,7 +62,7 @@ def _library() -> Path | str:
 
 
 def cpu_kind() -> str | None:
-    """The kind of this CPU, as `measured.yaml` names it, within the limit that OpenVINO has; None for one without AVX2."""
+    """The kind of this CPU, as `measured.yaml` names it, within the limit on OpenVINO; None: it has no AVX2."""
     import torch
 
     has: Mapping[str, bool] = getattr(torch.cpu, "get_capabilities", dict)()

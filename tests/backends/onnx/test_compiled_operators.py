@@ -2,6 +2,8 @@
 
 import logging
 import os
+import subprocess
+import sys
 from copy import deepcopy
 from dataclasses import replace
 from math import prod
@@ -242,3 +244,41 @@ def test_nothing_is_compiled_where_the_environment_says_so(monkeypatch):
     operators._library.cache_clear()
     with pytest.raises(SwinQuantError, match=f"{operators.SWITCH} is 0"):
         operators.library()
+
+
+AVX2, VNNI_256 = {"avx2": True}, {"avx2": True, "avx_vnni": True}
+VNNI = VNNI_256 | {"avx512_vnni": True}
+
+
+@pytest.mark.parametrize(
+    "has, limit, wanted",
+    [
+        ({}, "", None),
+        (AVX2, "", "avx2"),
+        (VNNI_256, "", "avx-vnni"),
+        (VNNI, "", "avx512-vnni"),
+        (VNNI | {"amx_int8": True}, "", "amx"),
+        (VNNI | {"amx_int8": True}, "AVX512_CORE_VNNI", "avx512-vnni"),
+        (VNNI, "AVX2_VNNI", "avx-vnni"),
+        (VNNI, "avx512_core", "avx2"),
+        (VNNI, "AVX", None),
+    ],
+)
+def test_the_kind_of_a_cpu_is_within_the_limit_on_openvino(has, limit, wanted, monkeypatch):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: has, raising=False)
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
+    assert operators.cpu_kind() == wanted
+
+
+@pytest.mark.slow
+def test_a_library_for_instructions_that_the_cpu_lacks_is_refused_in_a_line(file, tmp_path):
+    has = torch.cpu.get_capabilities()
+    kinds = [kind for name, kind in operators.KINDS.items() if kind != "amx" and not has.get(name)]
+    if not kinds:
+        pytest.skip("this CPU has all of them")
+    environment = os.environ | {"ISA": kinds[0], "PYTHON": sys.executable}
+    subprocess.run(["sh", operators.sources() / "build.sh", tmp_path], env=environment, check=True, timeout=600)
+    library = str(tmp_path / "libswin_quant_plugins.so")
+    with pytest.raises(SwinQuantError, match="instructions that this CPU does not have") as caught:
+        engine.load(file, EngineOptions(threads=1, extensions=(library,)))
+    assert "\n" not in str(caught.value)
