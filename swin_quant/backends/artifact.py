@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from swin_quant.base.errors import SwinQuantError, UsageError, listed, one_line
-from swin_quant.base.files import one_at_a_time, sha256_of
+from swin_quant.base.files import one_at_a_time, require_file, sha256_of
 from swin_quant.base.progress import log
 from swin_quant.base.reading import reads
 from swin_quant.cards.card import RunCard
@@ -99,8 +99,7 @@ def _choices(card: RunCard) -> dict[str, Any]:
 def open_artifact(path: str | Path) -> Artifact:
     """The artifact at `path`. SwinQuantError without a card, with another file's card, or if a file was changed."""
     file = Path(path)
-    if not file.is_file():
-        raise SwinQuantError(f"{file}: no such file")
+    require_file(file, "artifact")
     if not card_path(file).is_file():
         raise SwinQuantError(f"{file}: has no run card {card_path(file).name}: the export did not finish; export again")
     artifact = Artifact(file, RunCard.read(card_path(file)))

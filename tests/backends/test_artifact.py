@@ -60,6 +60,13 @@ def test_the_card_of_another_artifact_is_refused(artifact):
         open_artifact(artifact.file.with_name("y.onnx"))
 
 
+def test_a_folder_is_no_artifact_that_is_missing(tmp_path):
+    with pytest.raises(SwinQuantError, match=f"^{tmp_path}: is a directory: give the artifact file$"):
+        open_artifact(tmp_path)
+    with pytest.raises(SwinQuantError, match="gone.onnx: no such artifact$"):
+        open_artifact(tmp_path / "gone.onnx")
+
+
 def test_the_card_of_a_checkpoint_is_no_artifact(tmp_path):
     (tmp_path / "x.pth").write_bytes(b"weights")
     RunCard("x", {}, {}).write(tmp_path / "x.json")

@@ -112,7 +112,7 @@ def test_a_batch_above_a_fixed_engine_s_limit_or_of_another_size_is_refused(cand
 @pytest.mark.slow
 def test_an_engine_that_cannot_be_loaded_is_one_line(tmp_path):
     load = partial(artifact_engine, str(tmp_path / "gone.onnx"), engine_named("onnxruntime"), EngineOptions())
-    with pytest.raises(SwinQuantError, match="^gone: .*gone.onnx: no such file$"):
+    with pytest.raises(SwinQuantError, match="^gone: .*gone.onnx: no such artifact$"):
         interleave([BenchCandidate("gone", load)], [1], 1, 0.001, SHAPE)
 
 
