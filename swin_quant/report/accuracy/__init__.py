@@ -81,8 +81,8 @@ class Line:
     def called(self) -> str:
         """The weights, the type and the policy."""
         weights = self.row.weights
-        if weights in UNQUANTIZED.values():
-            return f"{self.result.precision} {weights.partition(',')[0] if weights else ''}"
+        if weights and weights in UNQUANTIZED.values():
+            return f"{weights.partition(' ')[0]} {self.result.precision}"
         words = (weights, self.result.precision, self.row.policy, f"[{self.marks}]" if self.marks else None)
         return " ".join(filter(None, words))
 

@@ -61,8 +61,8 @@ class AccuracyRow:
 
     @property
     def place(self) -> str:
-        """The data set as people write it: name/split."""
-        return one_line(f"{self.dataset['name']}/{self.dataset['split']}")
+        """The data set as people write it: name/split, or the name alone."""
+        return one_line("/".join(filter(None, (self.dataset["name"], self.dataset["split"]))))
 
     @property
     def weights(self) -> str | None:

@@ -91,6 +91,11 @@ def test_a_wide_heading_is_broken_between_two_facts(monkeypatch, capsys):
     assert first.endswith(" pictures,") and second == "calibrator percentile 99.99, cpu, batch 32"
 
 
+def test_batches_of_tensors_have_a_name_and_no_split(monkeypatch, capsys):
+    tensors = dataclasses.replace(FLOAT, dataset=DATASET | {"name": "tensors", "split": ""})
+    assert ": 32x32, tensors, 5000 pictures" in at(80, [card(tensors)], monkeypatch, capsys)
+
+
 def test_calibrations_stand_apart_and_a_float_model_that_several_cards_measured_once_in_each(monkeypatch, capsys):
     text = at(80, realistic(), monkeypatch, capsys)
     assert " ".join(text.split()).count("calibrator percentile 99.99") == 2 and text.count("-0.46 ±0.11") == 8
