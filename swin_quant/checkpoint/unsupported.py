@@ -9,6 +9,7 @@ from torch import Tensor
 from swin_quant.base.errors import listed
 from swin_quant.checkpoint.geometry import geometry
 
+_OPENMMLAB = "a Swin of OpenMMLab"
 # Name of a model -> patterns that must all be found in its keys. The first that fits is taken.
 _RELATIVES = {
     "a Swin-MLP": (r"^layers\.\d+\.blocks\.\d+\.spatial_mlp\.",),
@@ -21,7 +22,7 @@ _RELATIVES = {
     "a Swin-Unet (segmentation)": (r"\blayers_up\.\d+\.",),
     "a Swin V2-CR of timm": (r"^stages\.\d+\.blocks\.\d+\.attn\.meta_mlp\.",),
     "a Swin of torchvision": (r"^features\.\d+\.\d+\.attn\.(relative_position_bias_table|cpb_mlp\.)",),
-    "a Swin of OpenMMLab": (r"\bstages\.\d+\.blocks\.\d+\.attn\.w_msa\.",),
+    _OPENMMLAB: (r"\bstages\.\d+\.blocks\.\d+\.attn\.w_msa\.",),
     "a Swin of TensorFlow or Keras": (r"\bswin_transformer_block\w*/",),
     "a Donut or another encoder and decoder": (r"^encoder\.encoder\.layers\.\d+\.blocks\.", r"^decoder\."),
     "a Swin of masked image modelling, which has no classifier": (r"\bmask_token$", r"^decoder\.\d*\.?weight$"),
@@ -58,7 +59,8 @@ def unsupported_kind(state: Mapping[str, Tensor]) -> str | None:
         return "a Video Swin: not supported"
     keys = "\n".join(state)
     if what := _named(_RELATIVES, keys):
-        return f"{what}: not supported"
+        advice = " as a classifier, but as a backbone, by ‹output_kind› features" if what == _OPENMMLAB else ""
+        return f"{what}: not supported{advice}"
     if kind := larger_model(state):
         backbone = _backbone(state)
         advice = "; its backbone is, by ‹output_kind› features" if backbone.startswith("a Swin V") else ""

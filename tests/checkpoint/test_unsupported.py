@@ -66,7 +66,10 @@ def test_models_of_others_are_named(library, name, what):
         (["conv_first.weight", "layers.0.residual_group.blocks.0.attn.qkv.weight"], "a SwinIR"),
         (["layers.0.blocks.0.attn.qkv.weight", "layers_up.1.blocks.0.attn.qkv.weight"], "a Swin-Unet"),
         (["encoder.mask_token", "encoder.layers.0.blocks.0.attn.qkv.weight", "decoder.0.weight"], "masked image"),
-        (["backbone.stages.0.blocks.0.attn.w_msa.qkv.weight", "head.fc.weight"], "a Swin of OpenMMLab"),
+        (
+            ["backbone.stages.0.blocks.0.attn.w_msa.qkv.weight", "head.fc.weight"],
+            "a Swin of OpenMMLab: not supported as a classifier, but",
+        ),
         (["b.layer1.0.conv1.x", "b.layer1.0.bn1.x", "decode_head.x"], "a segmenter whose backbone is a ResNet"),
         (["backbone.anything.weight", "bbox_head.fc.weight"], "a detector whose backbone is not known to us"),
         (["swin.encoder.layer.0.attention.attention.query.weight"], "a ViT of transformers"),
