@@ -133,6 +133,9 @@ def _equalize_units(context: PassContext, options: EqualizeOptions, gains: dict[
     for step in context.walk(options.pictures):
         places = [exchange for exchange in own if inside(exchange.scaled.name, step.name)]
         spreads = _spreads(context.model, step.unit, places, step.inputs) if places else []
+        if options.only_outliers and len(context.units) == 1:  # each trial runs the whole network: minutes, not seconds
+            pairs = [(one, spread) for one, spread in zip(places, spreads, strict=True) if stands_out(one, spread)]
+            places, spreads = [one for one, _ in pairs], [spread for _, spread in pairs]
         if places and (not options.only_outliers or any(map(stands_out, places, spreads))):
             gains[step.name] = gains.get(step.name, 0.0) + _equalize(context, step, places, spreads, options)
 

@@ -4,7 +4,9 @@ import copy
 
 import pytest
 import torch
+from torch import nn
 
+import swin_quant as sq
 from swin_quant.models.registry import exchanges_of, norms_without_weights, units_of
 from swin_quant.quant.calibration import calibrate
 from swin_quant.quant.check import agreement_and_sqnr
@@ -248,3 +250,30 @@ def test_a_norm_without_factors_of_its_own_is_no_place_and_the_others_are_evened
     assert "no weights" not in run(make_context(model, images), EqualizeOptions(only_outliers=True))
     torch.testing.assert_close(logits(model, images), expected, rtol=1e-3, atol=1e-3)
     assert worth(model, images, expected) > before + 3
+
+
+class Branches(nn.Module):
+    """Two branches from the pictures to the head: there is one unit. Channel 0 of the first one is large."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = (nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3)) for _ in range(2))
+        self.head = nn.Linear(8, 5)
+        with torch.no_grad():
+            self.a[0].weight[0] *= 64
+            self.a[2].weight[:, 0] /= 64
+
+    def forward(self, x):
+        return self.head((self.a(x) + self.b(x)).mean((2, 3)))
+
+
+def test_in_a_network_of_one_unit_only_channels_that_stand_out_cost_trials():
+    torch.manual_seed(0)
+    module, pictures = Branches(), torch.randn(8, 3, 12, 12)
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    model = sq.calibrate(sq.wrap(module, 12, name="branches"), [pictures], "qdq")
+    after = model.module.state_dict()
+    assert [one["name"] for one in model.card.calibration["passes"] if one["kept"]] == ["equalize"]
+    largest = after["a.0.weight"].abs().amax((1, 2, 3))
+    assert largest.max() < 8 * largest.median()
+    assert torch.equal(after["b.0.weight"], before["b.0.weight"])
