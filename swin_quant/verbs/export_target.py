@@ -179,12 +179,11 @@ def _instead(own: Policy, best: Policy, target: str, card: RunCard) -> Policy:
         whose = "the run card and its results" if card.results else "the run card"
         why = "in float8" if own.has_float8 else f"not for {target}"
         log.warning(
-            "policy %s of %s is %s, so %s gets %s: score it by `evaluate` with ‹policy› %s, or keep the other by "
+            "policy %s of %s is %s: the file gets %s: score it by `evaluate` with ‹policy› %s, or keep the other by "
             "‹policy› %s",
             own.name,
             whose,
             why,
-            target,
             best.name,
             best.name,
             own.name,

@@ -95,7 +95,7 @@ def test_a_later_evaluation_finds_it_where_the_runs_lie_now(_runs, runs, evaluat
     assert done.code == 0 and "no delta" not in done.err and str(runs) not in qat(runs).with_suffix(".json").read_text()
     without_time = [{**vars(r), "ms_per_picture": 0} for root in (_runs, runs) for r in measured(qat(root)).values()]
     assert without_time[:4] == without_time[4:]
-    assert "PTQ" in done.out and "QAT weights" in done.out
+    assert "PTQ" in done.out and "QAT float32" in done.out
 
 
 def test_the_start_of_qat_does_where_the_original_is_gone(evaluate, runs):

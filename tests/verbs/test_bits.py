@@ -83,7 +83,7 @@ def test_statistics_need_the_weights_they_were_counted_on(run, scoring_flags, of
     state, _ = read_state_dict(micro / "swin.pth")
     torch.save({"model": state | {"head.bias": state["head.bias"] + 1}}, tmp_path / "other.pth")
     again = ["--cfg", scoring_flags[1], "--statistics", of_8_bits / f"{NAME}.stats.npz", "--device", "cpu"]
-    assert "is not what" in run("calibrate", *again, "--checkpoint", tmp_path / "other.pth").error(1)
+    assert "is not the checkpoint of" in run("calibrate", *again, "--checkpoint", tmp_path / "other.pth").error(1)
 
 
 @pytest.mark.slow
