@@ -15,9 +15,10 @@ from swin_quant.backends.artifact import Artifact, Details, policy_of
 from swin_quant.backends.onnx_reader.checks import first_line
 from swin_quant.backends.onnx_reader.file import OnnxFile, as_input, as_output, verified
 from swin_quant.backends.onnx_reader.inside import of_images, opened_up
-from swin_quant.backends.openvino.operators import libraries_of, stream_in_half
+from swin_quant.backends.openvino.operators import LIMIT, libraries_of, stream_in_half
 from swin_quant.backends.releases import refuse_wrong
 from swin_quant.backends.saturation import warn
+from swin_quant.base.cpu import within
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.extras import library
 from swin_quant.base.files import sha256_of
@@ -71,8 +72,13 @@ def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine
 
 
 def float_types() -> list[str]:
-    """The types that this CPU runs float layers in."""
+    """The types that this CPU runs float layers in.
+
+    OpenVINO 2026.4 names half types although ONEDNN_MAX_CPU_ISA forbids their instructions, and then compiles no file.
+    """
     able = _core(os.getpid()).get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    if not {"avx512_vnni", "amx_int8"}.intersection(within(os.environ.get(LIMIT, ""))):
+        able = ["FP32"]
     return [name for name, (_, capability) in HINTS.items() if capability in able]
 
 
