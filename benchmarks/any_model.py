@@ -23,12 +23,11 @@ import sys
 import time
 from pathlib import Path
 
-from pages import cpu, place
+from pages import cpu, place, save
 from sweep import markdown, sweep
 
 from swin_quant.base.cpu import reproducible
 from swin_quant.base.errors import SwinQuantError
-from swin_quant.base.files import atomic_write_bytes
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import Result
 from swin_quant.cli import main as swin_quant
@@ -43,11 +42,11 @@ HEADING = (
 )
 SWEEP = (
     "# Models of timm, torchvision and transformers, the whole way\n\nEach is wrapped, calibrated by default (policy "
-    "qdq-unsigned) on 8 pictures, exported, and run on 8 others. Weights are random, seeded and disturbed; SQNR of the "
-    "output in dB, against float; NNCF: its default, on OpenVINO, from the module itself. Time: the latency of our "
-    "file over NNCF's, batch 1, one thread, calls in turn in one process. A model that takes more than {limit:g} s is "
-    "ended. Worst first. Written by `python benchmarks/any_model.py sweep --data-path DIR --limit {limit:g} "
-    "--output docs/results/sweep.md` on {cpu}, {date}.\n\n"
+    "qdq-unsigned, which was chosen on other pictures) on 8 pictures, exported, and run on 8 others. Weights are "
+    "random, seeded and disturbed; SQNR of the output in dB, against float; NNCF: its default, on OpenVINO, from the "
+    "module itself. Time: the latency of our file over NNCF's, batch 1, one thread, calls in turn in one process. A "
+    "model that takes more than {limit:g} s is ended. Worst first. Written by `python benchmarks/any_model.py sweep "
+    "--data-path DIR --limit {limit:g} --output docs/results/sweep.md` on {cpu}, {date}.\n\n"
 )
 
 
@@ -73,7 +72,7 @@ def main() -> None:
         head = SWEEP.format(limit=args.limit, cpu=cpu(), date=time.strftime("%F"))
         print(text := head + markdown(rows))
         if args.output:
-            atomic_write_bytes(args.output, text.encode())
+            save(args.output, text)
         return
     if not args.models:
         parser.error(f"{args.what} needs models")

@@ -213,7 +213,9 @@ def _pictures(side: int, data_path: str | None) -> Tensor:
     count = CALIBRATION + JUDGED
     if not data_path:
         return torch.randn(count, 3, side, side, generator=torch.Generator().manual_seed(1))
-    files = random.Random(0).sample(sorted(Path(data_path).rglob("*.JPEG")), count)
+    files = sorted(Path(data_path).rglob("*.JPEG"))
+    chosen_on = random.Random(0).sample(files, count)  # the default policy was chosen on these pictures
+    files = random.Random(1).sample(sorted({*files}.difference(chosen_on)), count)
     pixels = [np.asarray(Image.open(file).convert("RGB").resize((side, side))) for file in files]
     return (torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2) / 255 - 0.45) / 0.225
 

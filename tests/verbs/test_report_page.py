@@ -77,7 +77,7 @@ def test_pictures_that_the_quantized_model_sees_otherwise(run, own, pictures, tm
     result = json.loads(own.with_suffix(".json").read_text())["results"][-1]
     otherwise = round(result["pictures"] * (1 - result["agreement"] / 100))
     text = (tmp_path / "page.html").read_text()
-    assert f"classifies {otherwise} of {result['pictures']} pictures otherwise" in text
+    assert f"classifies {otherwise} of {result['pictures']} pictures differently from float" in text
     assert text.count("data:image/jpeg") == otherwise
 
 
