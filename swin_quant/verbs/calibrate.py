@@ -97,9 +97,9 @@ def calibrate(
 
     `policy` None: ft-mode1 for a Swin, qdq-unsigned for a wrapped module, qdq for any other network. The ranges are
     those of `swin-quant calibrate` on the same pictures, to the bit, whatever the batches. `method` None is the one
-    that suits a node's bits, "auto" chooses it node by node, by what its range costs. A warning says where the ranges
-    lose the signal, and which method does better; `card.calibration` keeps all advice. `passes` come behind it: a
-    recipe's name or file, or a list of passes, names or `{"name": ..., option: ...}`; None evens out channels that
+    that suits a node's bits; "auto" picks, for each node, the one with the least output error. A warning says where the
+    ranges lose the signal, and which method does better; `card.calibration` keeps all advice. `passes` come behind it:
+    a recipe's name or file, or a list of passes, names or `{"name": ..., option: ...}`; None evens out channels that
     stand out, where there are any; [] does nothing. In `folder` long passes keep their finished parts until all is
     done: the same call goes on where one was cut off, with the same result. An error or an interrupt leaves the model
     as it was. SwinQuantError for NaN or infinity in weights or activations, naming the module.

@@ -158,11 +158,11 @@ def gather_in_a_row(graph: "ir.Graph") -> None:
             or not _variable(node)
         ):
             continue
-        indices, sizes = constant(table).numpy(), data.shape
+        if data.shape is None:
+            continue
+        indices = constant(table).numpy()
         axis = node.attributes["axis"].as_int() if "axis" in node.attributes else 0
-        behind = (
-            [size if isinstance(size, int) else -1 for size in sizes[axis + 1 :]] if sizes is not None else [-1, -1]
-        )
+        behind = [size if isinstance(size, int) else -1 for size in data.shape[axis + 1 :]]
         if indices.ndim < 2 or axis < 0 or behind.count(-1) > 1:
             continue
         shape = np.asarray([*[0] * axis, *indices.shape, *behind])
@@ -230,15 +230,18 @@ def _joins(value: "ir.Value | None") -> bool:
 
 
 def _is_scaled(value: "ir.Value | None") -> bool:
-    """Whether constants scaled or shifted a value, which may have been reshaped since."""
+    """Whether constants scaled or shifted a value, which may have been reshaped since.
+
+    A layer norm counts if it has no shift: with one, OpenVINO leaves its scale where it is.
+    """
     origin = _origin(value, lambda node: node.op_type in _KEEPING)
+    if origin is not None and origin.op_type == "LayerNormalization":
+        return len(origin.inputs) < 3 or origin.inputs[2] is None
     return origin is not None and _scales(origin)
 
 
 def _scales(node: "ir.Node") -> bool:
-    """Whether an operator multiplies or adds constants; a layer norm with a shift keeps its scale to itself."""
-    if node.op_type == "LayerNormalization":
-        return len(node.inputs) < 3 or node.inputs[2] is None
+    """Whether an operator multiplies its only variable by constants, or adds them."""
     return node.op_type in _BY_CHANNEL and len(_variable(node)) == 1
 
 
