@@ -193,9 +193,10 @@ def make_unsigned(graph: "ir.Graph", shared: bool) -> None:
     """Turn int8 pairs before convolutions into uint8 pairs around 128, where an engine needs that: the values stay.
 
     Behind a concatenation OpenVINO 2026.4 gives int8 another scale on the branches, and loses 20 to 30 dB; before a
-    pooling that rounds its size up it loses 12 dB of a SqueezeNet. `shared`: pairs that others read as well. ONNX
-    Runtime itself does this only for a pair with one reader; a convolution or addition that reads both types then runs
-    in float, as in every linear bottleneck of a MobileNet.
+    pooling that rounds its size up it loses 12 dB of a SqueezeNet; its transposed convolutions of int8 give other
+    numbers from one compilation to the next. `shared`: pairs that others read as well. ONNX Runtime itself does this
+    only for a pair with one reader; a convolution or addition that reads both types then runs in float, as in every
+    linear bottleneck of a MobileNet.
     """
     import numpy as np
     import onnx_ir as ir
@@ -208,7 +209,8 @@ def make_unsigned(graph: "ir.Graph", shared: bool) -> None:
         users = [reader for reader, _ in back.outputs[0].uses()]
         readers = [user.op_type for user in users]
         is_joined = not {*readers} <= {"MatMul", "Gemm"} and _joins(node.inputs[0])
-        if is_joined or any(map(_is_ceiled, users)) or (shared and len(readers) > 1 and "Conv" in readers):
+        is_wrong = is_joined or "ConvTranspose" in readers or any(map(_is_ceiled, users))
+        if is_wrong or (shared and len(readers) > 1 and "Conv" in readers):
             for one in (node, back):
                 one.replace_input_with(2, middle)
     if middle.uses():

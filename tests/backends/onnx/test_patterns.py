@@ -147,11 +147,29 @@ def test_convolutions_add_the_zeros_so_that_onnxruntime_runs_all_in_int8(tmp_pat
     assert (details["int8_gemms"], details["all_gemms"]) == (4, 4)
 
 
-@pytest.mark.parametrize(("engine", "type_"), [("openvino", "int8"), ("onnxruntime", "float32")])
-def test_an_engine_says_how_it_runs_a_transposed_convolution(engine, type_, tmp_path):
+@pytest.mark.parametrize(
+    ("engine", "policy", "type_"),
+    [("openvino", "qdq-unsigned", "int8"), ("openvino", "qdq", "float32"), ("onnxruntime", "qdq", "float32")],
+)
+def test_an_engine_says_how_it_runs_a_transposed_convolution(engine, policy, type_, tmp_path):
     pytest.importorskip(engine)
     torch.manual_seed(0)
-    model = sq.calibrate(sq.wrap(Upsampled(), 16, name="up"), [torch.randn(8, 3, 16, 16)], "qdq", passes=[])
+    model = sq.calibrate(sq.wrap(Upsampled(), 16, name="up"), [torch.randn(8, 3, 16, 16)], policy, passes=[])
     found = sq.export(model, engine, tmp_path).load().details["gemms"]
     plain = ("0.Conv", "6.Conv")  # OpenVINO gives the transposed ones names of its own
     assert [kind for name, kind in found.items() if name.partition("/")[0] not in plain] == [type_] * 2
+
+
+@pytest.mark.parametrize("policy", ["qdq", "qdq-unsigned"])
+def test_transposed_convolutions_are_right_however_often_openvino_compiles_them(policy, tmp_path):
+    openvino = pytest.importorskip("openvino")
+    torch.manual_seed(0)
+    x = torch.randn(8, 3, 16, 16)
+    model = sq.calibrate(sq.wrap(Upsampled(), 16, name="up"), [x], policy, passes=[])
+    wanted, file = model(x), sq.export(model, "openvino", tmp_path).file
+    for _ in range(8):  # with int8 inputs nineteen compilations in twenty were wrong
+        core = openvino.Core()
+        network = core.read_model(str(file))
+        network.reshape([8, 3, 16, 16])
+        found = core.compile_model(network, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})([x.numpy()])[0]
+        assert 20 * torch.log10(wanted.norm() / (torch.from_numpy(found).reshape(wanted.shape) - wanted).norm()) > 40
