@@ -43,11 +43,11 @@ OutputKind = Annotated[
 NoEval = Annotated[bool, Flag("do not score the result on the val split")]
 ReplaceHead = Annotated[bool, Rare("leave out a head of another number of classes")]
 Original = Annotated[
-    str | None, Flag("the float checkpoint that QAT is compared with (default: looked for)", "FILE", name="--float")
+    str | None, Rare("the float checkpoint that QAT is compared with (default: looked for)", "FILE", name="--float")
 ]
 FloatType = Annotated[
     Literal["float32", "bfloat16", "float16"] | None,
-    Flag("type of float layers, where the engine chooses"),
+    Rare("type of float layers, where the engine chooses"),
 ]
 AnyDevice = Annotated[Literal["auto", "cpu", "cuda"], HIDDEN]
 OnlyCpu = Annotated[Literal["cpu"], HIDDEN]
@@ -122,7 +122,7 @@ class ScoringOptions(LoadingOptions):
 
     half: Annotated[
         Literal["auto", "none", "float16", "bfloat16"],
-        Flag("half-precision baseline (default: the device's)"),
+        Rare("half-precision baseline (default: the device's)"),
     ] = "auto"
 
 
@@ -266,7 +266,7 @@ class PolicyOptions:
     aprec: Annotated[int | None, Flag("bits of activations, 2 to 8 (default: the policy's, 8)", "BITS")] = None
     quant_per_tensor: Annotated[bool, Rare("one range a weight, whatever the policy says")] = False
     narrow_range: Annotated[bool, Rare("weights to -127..127 instead of -128..127")] = False
-    saturation_safe: Annotated[bool, Flag("weights of 7 bits: exact products on CPUs without VNNI")] = False
+    saturation_safe: Annotated[bool, Rare("weights of 7 bits: exact products on CPUs without VNNI")] = False
     off: Annotated[tuple[str, ...], Flag("nodes that stay float: names with * and ?, or roles", "NODES")] = ()
 
     def policies(self) -> list[Policy]:

@@ -53,7 +53,7 @@ class SampleOptions:
 
     TITLE = "calibration"
     pictures: Annotated[int | None, Flag(f"how many calibrate (default {CALIBRATED_ON})", "N")] = None
-    split: Annotated[str | None, Flag("pictures to sample (default train)", "SPLIT")] = None
+    split: Annotated[str | None, Rare("pictures to sample (default train)", "SPLIT")] = None
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,6 @@ EXAMPLES = """examples:
   swin-quant evaluate out/my_calib.pth --data-path data --policy ft-mode1 ft-mode2 qdq
   swin-quant evaluate my.pth --cfg my.yaml --data-path imagenet                         (a float checkpoint)
   swin-quant evaluate out/my_int8.onnx --data-path imagenet                             (every engine installed)
-  swin-quant evaluate out/my_int8.onnx out/my_fp32.onnx --engine openvino --data-path data
   swin-quant evaluate out/my_int8.onnx --data-path imagenet --answers answers           (Parquet; goes on if cut off)
   torchrun --nproc_per_node 2 -m swin_quant evaluate out/my_int8.onnx --data-path imagenet --threads 1 --answers two"""
 

@@ -34,9 +34,7 @@ if TYPE_CHECKING:
 EXAMPLES = """examples:
   swin-quant export out/my_calib.pth --for openvino --output out/openvino
   swin-quant export out/my_calib.pth --for openvino --precision float --output out/openvino  (baseline)
-  swin-quant export out/my_calib.pth --for openvino --saturation-safe --output out  (CPUs without VNNI)
   swin-quant export out/my_calib.pth --for fastertransformer --sm 80 --check --output out/ft
-  swin-quant export out/my_calib.pth --for onnx --plugin layer_norm=my.domain::Norm --output out/plugin
   swin-quant export theirs_calib.pth --for onnx --policy qdq --output out
   swin-quant export out/my_calib.pth --for onnx --policy qdq --off role:matmul_input --output out
 

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 SCHEMA = "swin-quant/predictions/1"
 EXAMPLES = """examples:
   swin-quant predict out/my_calib.pth cat.jpg                              (INT8 as its run card says)
-  swin-quant predict swin_tiny_patch4_window7_224.pth cat.jpg
   swin-quant predict out/my_int8.onnx holiday 'more/*.png' --engine openvino --json answers.json
   torchrun --nproc_per_node 2 -m swin_quant predict out/my_int8.onnx archive --threads 1 --output answers
   swin-quant predict out/my_int8.onnx --data-path imagenet --logits out

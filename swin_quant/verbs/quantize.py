@@ -49,7 +49,6 @@ if TYPE_CHECKING:
 EXAMPLES = """examples:
   swin-quant quantize swin_tiny_patch4_window7_224.pth --data-path imagenet --for openvino --output out
   swin-quant quantize my.pth --data-path imagenet --for openvino --policy auto --max-drop 0.1 --output out
-  swin-quant quantize my.pth --cfg my.yaml --data-path data --for onnxruntime --pictures 160 --dry-run
   swin-quant quantize my.pth swin_tiny_patch4_window7_224.pth --data-path imagenet --for openvino --output family
 
 The policy is the backend's best where none is named; auto is found by `search`. It goes on where it was cut off: a step

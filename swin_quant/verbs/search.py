@@ -81,7 +81,7 @@ class TimingOptions:
     threads: Annotated[int | None, Rare("threads of the engine (default: its own choice)", "N")] = None
     float_type: Annotated[
         Literal["float32", "bfloat16", "float16"] | None,
-        Flag("type of float layers (default float32; GPUs float16)"),
+        Rare("type of float layers (default float32; GPUs float16)"),
     ] = None
     rounds: Annotated[int | None, Rare("rounds of timing (default 5)", "N")] = None
     seconds: Annotated[float | None, Rare("seconds of a round (default 0.5)", "S")] = None

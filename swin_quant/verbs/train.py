@@ -40,7 +40,7 @@ class TrainingOptions:
     recipe: Annotated[str | None, Flag("how to train: a shipped recipe or a YAML file", "NAME|FILE")] = None
     set: Annotated[tuple[str, ...], Flag("set keys of the recipe", "KEY=VALUE")] = ()
     epochs: Annotated[int | None, Flag("epochs", "N")] = None
-    lr: Annotated[float | None, Flag("optimizer.lr", "LR")] = None
+    lr: Annotated[float | None, Rare("optimizer.lr", "LR")] = None
     schedule: Annotated[
         Literal["cosine", "constant"] | None,
         Rare("schedule of the learning rate; constant: without warm-up, as FasterTransformer's"),
