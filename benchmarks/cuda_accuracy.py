@@ -108,8 +108,8 @@ def scored(given: tuple[Path, Path], args, split: str, count: int, wanted: tuple
     import torch
 
     from swin_quant.backends.cuda.engine import load
+    from swin_quant.score.engine import torch_engines
     from swin_quant.score.options import EngineOptions
-    from swin_quant.score.torch_engines import torch_engines
 
     model, cfg, calibrating = calibrated(*given, args.data_path)
     name, device = cfg.MODEL.NAME, torch.device(args.device)

@@ -121,7 +121,7 @@ def reference(model, cfg, name: str, folder: str, device):
     from swin_quant.backends.fastertransformer.emulator import Emulator
     from swin_quant.backends.fastertransformer.export import export
     from swin_quant.backends.fastertransformer.manifest import read_export
-    from swin_quant.score.torch_engines import torch_engines
+    from swin_quant.score.engine import torch_engines
 
     form = forms()[name]
     if form.equals == EMULATOR:

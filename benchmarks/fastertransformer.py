@@ -32,7 +32,7 @@ from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sources import open_pictures
 from swin_quant.models.layers import Swin
 from swin_quant.quant.policy import load_policy
-from swin_quant.score.torch_engines import torch_engines
+from swin_quant.score.engine import torch_engines
 from swin_quant.verbs.export import export_checkpoint
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"

@@ -54,8 +54,8 @@ def scored(name: str, data_path: Path, count: int) -> list[list[str]]:
     from swin_quant.data.sources import open_pictures
     from swin_quant.models import build_model
     from swin_quant.quant.calibration import Method, observe, set_ranges
+    from swin_quant.score.engine import torch_engines
     from swin_quant.score.metrics import evaluate
-    from swin_quant.score.torch_engines import torch_engines
 
     cfg = load_config(ROOT / "examples" / "checkpoints" / f"{name}.yaml")
     model = build_model(cfg).eval()

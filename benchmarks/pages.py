@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from swin_quant.base.files import atomic_write_bytes
-from swin_quant.cards.versions import versions
+from swin_quant.cards.card import versions
 
 
 def place(page: Path, heading: str, title: str, text: str) -> None:

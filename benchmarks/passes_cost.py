@@ -36,7 +36,7 @@ def main() -> None:
     if args.one:
         print(json.dumps(measured(args)))
         return
-    from swin_quant.quant.names import PASSES
+    from swin_quant.quant import PASSES
     from swin_quant.quant.passes.recipe import builtin_passes
 
     args.work.mkdir(parents=True, exist_ok=True)
@@ -89,7 +89,7 @@ def measured(args: argparse.Namespace) -> tuple[float, float, float, str, list[t
     import torch
 
     import swin_quant as sq
-    from swin_quant.cards.versions import versions
+    from swin_quant.cards.card import versions
     from swin_quant.config import find_config, load_config
     from swin_quant.data.preprocess import Preprocess
     from swin_quant.models import build_model

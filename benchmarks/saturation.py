@@ -22,9 +22,8 @@ from pages import save
 
 from swin_quant.backends.registry import artifact_engine, engine_named, torch_engine
 from swin_quant.base.cpu import reproducible, usable_cores
-from swin_quant.cards.card import RunCard
+from swin_quant.cards.card import RunCard, versions
 from swin_quant.cards.paths import card_path
-from swin_quant.cards.versions import versions
 from swin_quant.report.engines import bench_data
 from swin_quant.report.table import json_text
 from swin_quant.score.bench import BenchPlan, BenchReport, load_pictures, measure
@@ -142,7 +141,7 @@ def simulated(checkpoint: str, config: dict, way: str) -> Engine:
     from swin_quant.config import from_dict
     from swin_quant.models import build_model
     from swin_quant.quant.policy import load_policy
-    from swin_quant.score.torch_engines import torch_engines
+    from swin_quant.score.engine import torch_engines
 
     model, policy = build_model(from_dict(config, checkpoint)), load_policy("cpu")
     load_calibrated(model, checkpoint)

@@ -217,7 +217,7 @@ def scores(
 
 def latency(args: argparse.Namespace) -> list[list[str]]:
     from swin_quant.base.cpu import features
-    from swin_quant.cards.versions import versions
+    from swin_quant.cards.card import versions
 
     cpu = f"{versions()['cpu']} ({', '.join(features(('avx2', 'avx512_vnni', 'amx_int8')))})"
     rows = []

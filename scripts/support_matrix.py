@@ -10,12 +10,11 @@ from tempfile import TemporaryDirectory
 
 from torch import nn
 
-from swin_quant.backends.backend import Backend, function
+from swin_quant.backends.backend import Backend, OnnxTarget, function
 from swin_quant.backends.fastertransformer.limits import Case, check_limits, int8_mode_of, is_fused, warnings_of
 from swin_quant.backends.fastertransformer.slots import Form
 from swin_quant.backends.onnx.export import choose_nodes
 from swin_quant.backends.onnx.options import OnnxOptions
-from swin_quant.backends.onnx_reader.target import OnnxTarget
 from swin_quant.backends.registry import backends
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.files import configs_dir

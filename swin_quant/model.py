@@ -16,11 +16,10 @@ from swin_quant.base.distributed import World, gather
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir, sha256_of
 from swin_quant.base.progress import log
-from swin_quant.cards.card import RunCard
+from swin_quant.cards.card import RunCard, versions
 from swin_quant.cards.lineage import dependents, refuse_to_replace
 from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import CheckpointRecord
-from swin_quant.cards.versions import versions
 from swin_quant.checkpoint import calibrated_bytes, save_float
 from swin_quant.checkpoint.ranges import is_range
 from swin_quant.config import from_dict
@@ -36,7 +35,7 @@ from swin_quant.quant.ranges import MOST
 from swin_quant.quant.statistics_file import SUFFIX, statistics_bytes
 from swin_quant.quant.watch import eval_mode
 from swin_quant.report.table import html_facts
-from swin_quant.score.torch_engines import engine_under
+from swin_quant.score.engine import engine_under
 
 _MOST_PLACES = 1000
 

@@ -14,10 +14,9 @@ from swin_quant.base.errors import SwinQuantError, UsageError, listed, one_line
 from swin_quant.base.files import one_at_a_time, require_file, sha256_of
 from swin_quant.base.progress import log
 from swin_quant.base.reading import reads
-from swin_quant.cards.card import RunCard
+from swin_quant.cards.card import RunCard, versions
 from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import ArtifactRecord
-from swin_quant.cards.versions import versions
 from swin_quant.models.classifier import Classifier
 from swin_quant.quant.policy import apply_policy, enabled_nodes, policy_from_dict
 from swin_quant.quant.quantizer import named_nodes

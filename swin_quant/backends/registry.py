@@ -101,7 +101,7 @@ def torch_engine(checkpoint: str, config: Mapping[str, Any], device: str = "cpu"
     from swin_quant.checkpoint import load_float
     from swin_quant.config import from_dict
     from swin_quant.models import build_model
-    from swin_quant.score.torch_engines import torch_engines
+    from swin_quant.score.engine import torch_engines
 
     model = build_model(from_dict(config, checkpoint))
     load_float(model, checkpoint)

@@ -8,7 +8,9 @@ newer version are kept unchanged, with a warning. An incompatible format has ano
 
 import dataclasses
 import functools
+import importlib.metadata
 import os
+import platform
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import InitVar, dataclass, field
@@ -18,6 +20,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from swin_quant.base import __version__
 from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.base.files import finite, one_at_a_time, read_json, sha256_of, sha256_of_data, write_json
 from swin_quant.base.progress import log
@@ -41,7 +44,38 @@ from swin_quant.cards.records import (
     VerificationRecord,
     WrappedRecord,
 )
-from swin_quant.cards.versions import versions
+
+
+def versions() -> dict[str, str | None]:
+    """Versions of software, and the hardware; None for anything absent."""
+    import torch  # cards are read without it
+
+    return {
+        "swin_quant": __version__,
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        **{package: _installed(package) for package in ("timm", "numpy")},
+        "platform": platform.platform(),
+        "cpu": _cpu(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+    }
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)  # reads a file: importing timm would take seconds
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu() -> str | None:
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.processor() or None
+    match = re.search(r"^model name\s*: (.+)$", text, re.MULTILINE)
+    return match[1] if match else platform.machine()
+
 
 FAMILY, FORMAT = "swin-quant/run-card/", 1
 SCHEMA = f"{FAMILY}{FORMAT}"

@@ -11,8 +11,7 @@ from itertools import groupby
 from types import ModuleType
 from typing import Any, NoReturn
 
-from swin_quant.base.errors import UsageError, did_you_mean, memory_errors_named, offered, speaking
-from swin_quant.base.shell import command_lines
+from swin_quant.base.errors import UsageError, command_lines, did_you_mean, memory_errors_named, offered, speaking
 from swin_quant.cli.commands import COMMANDS
 from swin_quant.cli.flags import add_flags, options_from
 

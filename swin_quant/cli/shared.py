@@ -16,7 +16,7 @@ from swin_quant.base.progress import log
 from swin_quant.cli.flags import Flag, Rare
 from swin_quant.config import architecture
 from swin_quant.config.outputs import OUTPUT_KINDS
-from swin_quant.quant.names import AUTO, BY_BITS, CALIBRATORS, DEFAULT_PERCENTILE
+from swin_quant.quant import AUTO, BY_BITS, CALIBRATORS, DEFAULT_PERCENTILE
 from swin_quant.score.options import EngineOptions
 
 if TYPE_CHECKING:

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from swin_quant.base.distributed import gather
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.progress import log, track
+from swin_quant.quant import AUTO, CALIBRATORS, DEFAULT_PERCENTILE
 from swin_quant.quant.fake_quant import FP8
 from swin_quant.quant.fold import fold
 from swin_quant.quant.layer import weighted_layers
-from swin_quant.quant.names import AUTO, CALIBRATORS, DEFAULT_PERCENTILE
 from swin_quant.quant.observers import ActivationObserver, NonFiniteError
 from swin_quant.quant.outputs import rows
 from swin_quant.quant.quantizer import Quantizer, Role, State, named_nodes

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from swin_quant.base.errors import SwinQuantError
+from swin_quant.quant import BY_BITS, DEFAULT_PERCENTILE
 from swin_quant.quant.fake_quant import FP8, TINY_AMAX, UNUSED_AMAX, grid, grid_between
-from swin_quant.quant.names import BY_BITS, DEFAULT_PERCENTILE
 from swin_quant.quant.quantizer import NO_RANGE, Quantizer
 from swin_quant.quant.range_methods import RANGE_METHODS
 from swin_quant.quant.statistics import Statistics

@@ -7,8 +7,8 @@ from typing import Any
 from swin_quant.base.errors import listed
 from swin_quant.base.files import finite
 from swin_quant.cards.costs import GroupRecord, SensitivityRecord
+from swin_quant.quant import GROUP_KINDS
 from swin_quant.quant.listing import NodeRow
-from swin_quant.quant.names import GROUP_KINDS
 from swin_quant.quant.policy import Policy, Rule
 from swin_quant.quant.search import SearchResult, TriedPolicy
 from swin_quant.report.table import Column, ReportTable, field, figure, html_table, records

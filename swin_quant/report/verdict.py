@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from swin_quant.backends.registry import targets
-from swin_quant.base.shell import command_lines
+from swin_quant.base.errors import command_lines
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import ORIGINAL, PTQ, QAT, Result
 from swin_quant.quant.search import SearchResult

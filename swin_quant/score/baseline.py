@@ -29,8 +29,7 @@ from swin_quant.quant.passes import choosing_ranges
 from swin_quant.quant.policy import Policy, apply_policy
 from swin_quant.quant.quantizer import Role, named_nodes
 from swin_quant.quant.statistics_file import read_calibration
-from swin_quant.score.engine import Engine
-from swin_quant.score.torch_engines import torch_engines
+from swin_quant.score.engine import Engine, torch_engines
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,8 @@ from torch import Tensor
 from swin_quant.base.cpu import BFLOAT16_FEATURES, INT8_FEATURES, features, usable_cores
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.progress import log
-from swin_quant.cards.card import RunCard
+from swin_quant.cards.card import RunCard, versions
 from swin_quant.cards.paths import card_path
-from swin_quant.cards.versions import versions
 from swin_quant.data.loader import load_batches
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sources import open_pictures

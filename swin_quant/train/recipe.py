@@ -15,7 +15,7 @@ from swin_quant.base.files import shipped_files
 from swin_quant.base.schema import check_fields, checked, one_of, plain, unknown_key, within
 from swin_quant.base.yaml_file import read_yaml, shipped_or_file
 from swin_quant.config.sides import sides
-from swin_quant.quant.names import CALIBRATORS
+from swin_quant.quant import CALIBRATORS
 
 Count = Annotated[int, within(least=1)]
 Share = Annotated[float, within(least=0, most=1)]

@@ -28,10 +28,10 @@ from swin_quant.data.sources import has_split
 from swin_quant.models.classifier import Classifier
 from swin_quant.quant.policy import Policy, dequantize, quantize
 from swin_quant.quant.watch import eval_mode
+from swin_quant.score.engine import torch_engines
 from swin_quant.score.metrics import BASELINE
 from swin_quant.score.run_engines import evenly
 from swin_quant.score.scoring import dataset_record, open_labelled, open_split, score_pictures
-from swin_quant.score.torch_engines import torch_engines
 from swin_quant.train.amax import RangeKeeper
 from swin_quant.train.batches import TrainingBatches, ValidationBatches
 from swin_quant.train.distill import load_teacher

@@ -43,8 +43,8 @@ from swin_quant.score.alignment import (
     to_arrays,
     torch_trace,
 )
+from swin_quant.score.engine import engine_under
 from swin_quant.score.options import EngineOptions
-from swin_quant.score.torch_engines import engine_under
 from swin_quant.verbs.verify import is_quantized
 
 FLOAT_BELOW, QUANTIZED_BELOW, MIXED_BELOW = 60.0, 30.0, 15.0  # dB: two float sides, two quantized ones, one of each

@@ -20,7 +20,7 @@ from swin_quant.cli.flags import Flag, Rare, flags_given
 from swin_quant.config.defaults import families
 from swin_quant.config.load import check_channels
 from swin_quant.config.outputs import LOGITS
-from swin_quant.quant.names import CALIBRATED_ON, DEFAULT_PERCENTILE
+from swin_quant.quant import CALIBRATED_ON, DEFAULT_PERCENTILE
 
 if TYPE_CHECKING:
     from torch import nn

@@ -38,10 +38,10 @@ from swin_quant.loading import refuse_changed_features
 from swin_quant.model import Model
 from swin_quant.models import build_model
 from swin_quant.models.placement import coverage
+from swin_quant.quant import CALIBRATED_ON
 from swin_quant.quant.advice import OF_PICTURES, Advice, Findings, advise, figures_of
 from swin_quant.quant.calibration import Calibration, Method, observing, set_ranges
 from swin_quant.quant.check import PICTURES, RUIN_DB, CheckBatch, check_ranges
-from swin_quant.quant.names import CALIBRATED_ON
 from swin_quant.quant.outlier_channels import OutlierChannels
 from swin_quant.quant.passes import choosing_ranges
 from swin_quant.quant.passes.run import PassPlan

@@ -27,11 +27,10 @@ from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import digest
 from swin_quant.exported import config_of, labels_in, load_engines, one_engine, preprocess_of
 from swin_quant.quant.policy import Policy
-from swin_quant.score.engine import Engine
+from swin_quant.score.engine import Engine, engine_under
 from swin_quant.score.metrics import Guess, class_names, top_classes
 from swin_quant.score.options import EngineOptions
 from swin_quant.score.run_engines import Inferred, infer
-from swin_quant.score.torch_engines import engine_under
 
 SHARDS_SCHEMA = "swin-quant/prediction-shards/1"
 

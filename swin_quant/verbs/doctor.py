@@ -20,7 +20,7 @@ from swin_quant.backends.releases import faults_of
 from swin_quant.base.cpu import usable_cores
 from swin_quant.base.errors import SwinQuantError, listed, one_line
 from swin_quant.base.extras import installing
-from swin_quant.cards.versions import versions
+from swin_quant.cards.card import versions
 from swin_quant.cli.flags import Flag
 from swin_quant.cli.output import tell
 from swin_quant.cli.shared import Json

@@ -31,9 +31,8 @@ from swin_quant.quant.quantizer import named_nodes
 from swin_quant.quant.watch import watching
 from swin_quant.score.bench import noise as seeded_pictures
 from swin_quant.score.difference import difference, difference_of_outputs
-from swin_quant.score.engine import HALF_TYPES, Engine
+from swin_quant.score.engine import HALF_TYPES, Engine, engine_under, torch_engines
 from swin_quant.score.options import EngineOptions
-from swin_quant.score.torch_engines import engine_under, torch_engines
 from swin_quant.verbs.verify import is_quantized, tolerance_of
 
 CHECKED = 4  # pictures of --check

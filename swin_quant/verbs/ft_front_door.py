@@ -17,7 +17,7 @@ from swin_quant.cards.records import QAT
 from swin_quant.cli import shared
 from swin_quant.cli.flags import Flag, flags_given
 from swin_quant.config import find_config, load_config, to_dict
-from swin_quant.quant.names import INT8_MODES
+from swin_quant.quant import INT8_MODES
 from swin_quant.verbs.finetune import FinetuneOptions, QatOptions, finetune_and_show
 from swin_quant.verbs.train import TrainingOptions
 
@@ -305,9 +305,8 @@ def _throughput(options: FrontDoorOptions, cfg: CfgNode, world: World) -> None:
     from swin_quant.data.preprocess import Preprocess
     from swin_quant.loading import load_for_scoring
     from swin_quant.score.candidate import throughput
-    from swin_quant.score.engine import half_type
+    from swin_quant.score.engine import half_type, torch_engines
     from swin_quant.score.scoring import open_labelled
-    from swin_quant.score.torch_engines import torch_engines
 
     if not options.checkpoint:
         raise UsageError("no checkpoint: give --resume FILE")

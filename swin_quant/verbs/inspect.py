@@ -17,8 +17,8 @@ from swin_quant.cli.output import tell
 from swin_quant.report.table import print_fitted
 
 if TYPE_CHECKING:
-    from swin_quant.backends.products import IntegerProducts
     from swin_quant.base.distributed import World
+    from swin_quant.report.graph import IntegerProducts
 
 EXAMPLES = """examples:
   swin-quant inspect out/swin_tiny_int8.onnx
@@ -45,8 +45,7 @@ OPTIONS = InspectOptions
 def run(options: InspectOptions, world: World) -> None:
     from swin_quant.backends.onnx_reader.file import read_model
     from swin_quant.backends.onnx_reader.inspect import inspect_model
-    from swin_quant.backends.products import by_engine
-    from swin_quant.report.graph import inspection_text
+    from swin_quant.report.graph import by_engine, inspection_text
 
     if not world.is_main:
         return

@@ -18,8 +18,7 @@ from swin_quant.backends.registry import artifact_engine
 from swin_quant.base.cpu import usable_cores
 from swin_quant.base.distributed import world_on
 from swin_quant.base.errors import SwinQuantError, UsageError
-from swin_quant.base.files import ensure_writable_dir
-from swin_quant.base.journal import Journal
+from swin_quant.base.files import Journal, ensure_writable_dir
 from swin_quant.base.progress import log, track
 from swin_quant.base.schema import Must, within
 from swin_quant.cards.costs import LossRecord

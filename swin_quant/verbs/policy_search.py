@@ -11,8 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from swin_quant.base.errors import SwinQuantError, one_line
-from swin_quant.base.files import atomic_write_bytes, finite, sha256_of
-from swin_quant.base.journal import plain, read_journal
+from swin_quant.base.files import atomic_write_bytes, finite, plain, read_journal, sha256_of
 from swin_quant.base.progress import log
 from swin_quant.cards.costs import FloatLayerRecord, TriedPolicies, TriedRecord
 from swin_quant.quant.distance import Loss

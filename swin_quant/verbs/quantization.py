@@ -20,8 +20,7 @@ from swin_quant.backends.registry import engine_named, takers, targets
 from swin_quant.backends.saturation import without_saturation
 from swin_quant.base.distributed import World
 from swin_quant.base.errors import SwinQuantError
-from swin_quant.base.files import parts_of, sha256_of
-from swin_quant.base.journal import plain
+from swin_quant.base.files import parts_of, plain, sha256_of
 from swin_quant.cards.card import RunCard, without_paths
 from swin_quant.cards.lineage import calibrated_again
 from swin_quant.cards.paths import card_path
@@ -35,8 +34,8 @@ from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import digest
 from swin_quant.data.sources import TRAIN, has_split, open_unlabelled
 from swin_quant.model import place_of
+from swin_quant.quant import AUTO
 from swin_quant.quant.calibration import Method
-from swin_quant.quant.names import AUTO
 from swin_quant.quant.policy import Policy
 from swin_quant.score.engine import HALF_TYPES
 from swin_quant.score.scoring import dataset_record, open_labelled

@@ -18,7 +18,7 @@ from swin_quant.cli import shared
 from swin_quant.cli.flags import words_from
 from swin_quant.cli.output import show_cards
 from swin_quant.config.outputs import LOGITS
-from swin_quant.quant.names import AUTO
+from swin_quant.quant import AUTO
 from swin_quant.verbs import calibrate as calibrating
 from swin_quant.verbs import evaluate as evaluating
 from swin_quant.verbs import export as exporting

@@ -10,7 +10,7 @@ from swin_quant.backends.registry import targets
 from swin_quant.base.errors import UsageError
 from swin_quant.cli import shared
 from swin_quant.cli.flags import Flag, Group, Rare, words_from
-from swin_quant.quant.names import AUTO
+from swin_quant.quant import AUTO
 from swin_quant.verbs.calibrate import SampleOptions
 from swin_quant.verbs.search import BudgetOptions, TimingOptions
 

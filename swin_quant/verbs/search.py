@@ -16,7 +16,7 @@ from swin_quant.cards.paths import card_path
 from swin_quant.cli import shared
 from swin_quant.cli.flags import Flag, Rare
 from swin_quant.cli.output import Printed, print_verdicts, tell
-from swin_quant.quant.names import AUTO, SEARCHED_ON
+from swin_quant.quant import AUTO, SEARCHED_ON
 from swin_quant.report.table import ReportTable
 from swin_quant.score.options import EngineOptions
 

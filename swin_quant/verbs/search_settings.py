@@ -16,8 +16,7 @@ from swin_quant.backends.registry import targets
 from swin_quant.base.cpu import features, usable_cores
 from swin_quant.base.errors import UsageError, listed
 from swin_quant.base.progress import log
-from swin_quant.cards.card import RunCard
-from swin_quant.cards.versions import versions
+from swin_quant.cards.card import RunCard, versions
 from swin_quant.config.load import portable_config
 from swin_quant.config.outputs import need_logits
 from swin_quant.data.loader import UnreadableLimit, calibration_batches, default_workers
@@ -28,7 +27,7 @@ from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import Sampling, digest, sample
 from swin_quant.data.sources import open_unlabelled
 from swin_quant.models.classifier import Classifier
-from swin_quant.quant.names import SEARCHED_ON
+from swin_quant.quant import SEARCHED_ON
 from swin_quant.quant.policy import Policy, described, load_policy
 from swin_quant.quant.search import Budget, check_limit
 from swin_quant.score.bench import BenchPlan

@@ -17,7 +17,7 @@ from swin_quant.cli import shared
 from swin_quant.cli.flags import Flag
 from swin_quant.cli.output import Printed, tell
 from swin_quant.config.outputs import FEATURES, need_logits
-from swin_quant.quant.names import GROUP_KINDS
+from swin_quant.quant import GROUP_KINDS
 from swin_quant.report.table import ReportTable, comma_separated, print_text
 
 if TYPE_CHECKING:

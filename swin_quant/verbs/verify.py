@@ -182,7 +182,7 @@ def verify_artifact(
 
 def _integer_products(artifact: Artifact, engines: Mapping[str, Engine]) -> dict[str, dict[str, int]]:
     """Engine -> the counts of its record, for an ONNX file with quantized products."""
-    from swin_quant.backends.products import integer_products, quantized_products
+    from swin_quant.report.graph import integer_products, quantized_products
 
     found = {}
     for engine in engines.values():
@@ -269,7 +269,7 @@ def compare(
 
 def failures(records: Sequence[VerificationRecord]) -> list[str]:
     """A clause for each engine that runs quantized products in float, and each record beyond its tolerance."""
-    from swin_quant.backends.products import IntegerProducts
+    from swin_quant.report.graph import IntegerProducts
 
     counts = {
         record["engine"]: IntegerProducts(record["quantized_products"], record["int8_products"])

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from swin_quant.base.journal import Journal
+from swin_quant.base.files import Journal
 
 
 def test_a_result_is_kept_for_the_next_run(tmp_path):

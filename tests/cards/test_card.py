@@ -15,10 +15,9 @@ import torch
 from cards_of_results import CALIBRATION, TRAINING
 
 from swin_quant.base.errors import SwinQuantError
-from swin_quant.cards.card import SCHEMA, RunCard, verify_checkpoint
+from swin_quant.cards.card import SCHEMA, RunCard, verify_checkpoint, versions
 from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import Result
-from swin_quant.cards.versions import versions
 from swin_quant.quant.policy import policy_from_dict
 
 DATASET = {"name": "cifar10", "split": "val", "pictures": 5000, "sha256": "0" * 64}

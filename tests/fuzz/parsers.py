@@ -41,8 +41,7 @@ from swin_quant.backends.registry import engines_for
 from swin_quant.backends.saturation import caution, exact_kernels
 from swin_quant.base.arrays import read_arrays
 from swin_quant.base.distributed import World
-from swin_quant.base.files import configs_dir
-from swin_quant.base.journal import read_journal
+from swin_quant.base.files import configs_dir, read_journal
 from swin_quant.base.shards import Sharding, Shards
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import Result

@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from swin_quant.score.candidate import BenchCandidate, interleave, milliseconds
-from swin_quant.score.engine import Engine
-from swin_quant.score.torch_engines import torch_engines
+from swin_quant.score.engine import Engine, torch_engines
 
 
 class Busy(nn.Module):

@@ -8,9 +8,8 @@ from swin_quant.backends.fastertransformer import engine as emulator
 from swin_quant.backends.fastertransformer.export import FasterTransformerOptions, export
 from swin_quant.cards.card import RunCard
 from swin_quant.quant.policy import load_policy
-from swin_quant.score.engine import half_type
+from swin_quant.score.engine import half_type, torch_engines
 from swin_quant.score.options import EngineOptions
-from swin_quant.score.torch_engines import torch_engines
 
 KINDS = pytest.mark.parametrize("kind", ["swin", "swinv2"])
 

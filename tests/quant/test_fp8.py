@@ -26,7 +26,7 @@ from swin_quant.quant.range_methods.mse import METHOD
 from swin_quant.quant.ranges import search_range
 from swin_quant.quant.statistics import Statistics, sqnr_db
 from swin_quant.quant.straight_through import simulate
-from swin_quant.score.torch_engines import precision_of
+from swin_quant.score.engine import precision_of
 from tests.helpers.settings import change
 
 LEVELS = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from swin_quant.base.errors import UsageError
-from swin_quant.quant.names import INT8_MODES
+from swin_quant.quant import INT8_MODES
 from swin_quant.quant.policy import (
     Policy,
     Rule,

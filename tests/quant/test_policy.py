@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.config import find_config, load_config
 from swin_quant.models import build_model
+from swin_quant.quant import INT8_MODES
 from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.layer import QuantLinear
-from swin_quant.quant.names import INT8_MODES
 from swin_quant.quant.policy import (
     Policy,
     Rule,

@@ -9,8 +9,8 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from swin_quant.quant import CALIBRATORS
 from swin_quant.quant.fake_quant import fake_quant, grid
-from swin_quant.quant.names import CALIBRATORS
 from swin_quant.quant.observers import Histogram, add_sides
 from swin_quant.quant.quantizer import Quantizer, Role
 from swin_quant.quant.range_methods import RANGE_METHODS

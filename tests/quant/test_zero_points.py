@@ -9,8 +9,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from swin_quant.base.errors import SwinQuantError
+from swin_quant.quant import CALIBRATORS
 from swin_quant.quant.fake_quant import fake_quant, grid_between
-from swin_quant.quant.names import CALIBRATORS
 from swin_quant.quant.observers import ActivationObserver
 from swin_quant.quant.quantizer import Quantizer, Role, State
 from swin_quant.quant.ranges import Range, search, search_bounds, search_range

@@ -9,8 +9,8 @@ from PIL import Image
 from swin_quant.base.distributed import World
 from swin_quant.config import load_config
 from swin_quant.models import build_model
+from swin_quant.quant import AUTO
 from swin_quant.quant.calibration import Method, calibrate
-from swin_quant.quant.names import AUTO
 from swin_quant.quant.passes import Pass, equalize, reconstruct
 from swin_quant.quant.passes.recipe import load_passes, steps_of
 from swin_quant.quant.passes.run import PassPlan

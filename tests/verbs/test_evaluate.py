@@ -24,9 +24,8 @@ from swin_quant.models import build_model
 from swin_quant.quant.policy import Rule, apply_policy, load_policy
 from swin_quant.quant.quantizer import State, named_nodes
 from swin_quant.score import scoring
-from swin_quant.score.engine import half_type
+from swin_quant.score.engine import half_type, precision_of, torch_engines
 from swin_quant.score.scoring import open_labelled, score_model
-from swin_quant.score.torch_engines import precision_of, torch_engines
 from swin_quant.verbs.calibrate import calibrate_checkpoint
 from swin_quant.verbs.calibration_result import CalibrationPlan
 

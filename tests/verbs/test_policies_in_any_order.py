@@ -14,7 +14,7 @@ from swin_quant.config import load_config
 from swin_quant.loading import load_for_scoring
 from swin_quant.quant.policy import Rule, load_policy
 from swin_quant.quant.quantizer import Role, named_nodes
-from swin_quant.score.torch_engines import torch_engines
+from swin_quant.score.engine import torch_engines
 
 CPU = torch.device("cpu")
 NAMES = ("ft-mode1", "qdq", "cpu")

@@ -10,8 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from swin_quant.base.files import sha256_of
-from swin_quant.base.journal import Journal
+from swin_quant.base.files import Journal, sha256_of
 from swin_quant.config import find_config, load_config
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import Sampling

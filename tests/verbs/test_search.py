@@ -10,7 +10,7 @@ import torch
 import yaml
 
 import swin_quant as sq
-from swin_quant.base.journal import read_journal
+from swin_quant.base.files import read_journal
 from swin_quant.cards.card import RunCard
 from swin_quant.cli import main
 from swin_quant.config import load_config

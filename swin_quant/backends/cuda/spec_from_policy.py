@@ -12,9 +12,9 @@ from swin_quant.base.errors import UsageError, listed
 from swin_quant.config.outputs import LOGITS
 from swin_quant.models.layers import LayerNorm, Swin
 from swin_quant.models.swin_v2 import WindowAttentionV2
+from swin_quant.quant import INT8_MODES
 from swin_quant.quant.fake_quant import FP8
 from swin_quant.quant.layer import made_factors
-from swin_quant.quant.names import INT8_MODES
 from swin_quant.quant.policy import load_policy, settings_for
 from swin_quant.quant.quantizer import Quantizer, Role, named_nodes
 

@@ -15,8 +15,8 @@ from swin_quant.backends.fastertransformer.slots import FUSED_HEAD_DIM, Form, he
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.models.geometry import Geometry
 from swin_quant.models.layers import Swin
+from swin_quant.quant import INT8_MODES
 from swin_quant.quant.layer import made_factors
-from swin_quant.quant.names import INT8_MODES
 from swin_quant.quant.policy import Policy, described, load_policy, settings_for
 
 FUSED_SMS = (75, 80, 86)

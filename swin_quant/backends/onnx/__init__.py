@@ -1,7 +1,6 @@
 """ONNX with explicit Q/DQ: one exporter for TensorRT, ONNX Runtime and OpenVINO, with named rewrites of the model."""
 
-from swin_quant.backends.backend import Backend
-from swin_quant.backends.onnx_reader.target import OnnxTarget, onnx_target
+from swin_quant.backends.backend import Backend, OnnxTarget, onnx_target
 
 BACKEND = Backend(
     name="onnx",

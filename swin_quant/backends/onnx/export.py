@@ -35,7 +35,7 @@ from swin_quant.operators.replacements import Replacing, check_used, chosen
 from swin_quant.quant.fake_quant import FP8, TINY_AMAX
 from swin_quant.quant.policy import enabled_nodes
 from swin_quant.quant.quantizer import Quantizer, Role
-from swin_quant.score.torch_engines import precision_of
+from swin_quant.score.engine import precision_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir

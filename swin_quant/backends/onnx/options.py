@@ -3,8 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from swin_quant.backends.backend import PRECISIONS, function
-from swin_quant.backends.onnx_reader.target import OnnxTarget
+from swin_quant.backends.backend import PRECISIONS, OnnxTarget, function
 from swin_quant.backends.registry import targets
 from swin_quant.base.errors import UsageError, offered
 from swin_quant.operators.plugins import plugins_of

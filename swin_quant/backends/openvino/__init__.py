@@ -1,7 +1,6 @@
 """OpenVINO on the CPU."""
 
-from swin_quant.backends.backend import Backend, Saturation
-from swin_quant.backends.onnx_reader.target import ONNX_TOLERANCES, OnnxTarget, onnx_target
+from swin_quant.backends.backend import ONNX_TOLERANCES, Backend, OnnxTarget, Saturation, onnx_target
 from swin_quant.base.extras import installing
 
 BACKEND = Backend(

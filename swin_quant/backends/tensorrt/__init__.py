@@ -4,8 +4,7 @@
 report, `host` finds the library and the GPU of this machine.
 """
 
-from swin_quant.backends.backend import Backend, Tolerances
-from swin_quant.backends.onnx_reader.target import OnnxTarget, onnx_target
+from swin_quant.backends.backend import Backend, OnnxTarget, Tolerances, onnx_target
 
 BACKEND = Backend(
     name="tensorrt",

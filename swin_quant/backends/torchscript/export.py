@@ -22,7 +22,7 @@ from swin_quant.operators.replacements import Replacing, check_used, chosen
 from swin_quant.quant.fake_quant import FP8
 from swin_quant.quant.policy import dequantize, enabled_nodes, quantize, refuse_blocks
 from swin_quant.quant.quantizer import Quantizer, State, named_nodes
-from swin_quant.score.torch_engines import precision_of
+from swin_quant.score.engine import precision_of
 
 
 class Off(nn.Identity):

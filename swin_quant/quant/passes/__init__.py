@@ -1,4 +1,4 @@
-"""Passes improve a calibrated network without labels: each a file with its PASS; `quant.names` lists them."""
+"""Passes improve a calibrated network without labels: each a file with its PASS; `quant` lists them."""
 
 import copy
 import importlib
@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from swin_quant.base.schema import check_fields
+from swin_quant.quant import PASSES
 from swin_quant.quant.calibration import Method
-from swin_quant.quant.names import PASSES
 from swin_quant.quant.passes.places import Exchange
 from swin_quant.quant.passes.scratch import Scratch
 from swin_quant.quant.passes.units import UnitRun, walk

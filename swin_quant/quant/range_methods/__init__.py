@@ -1,4 +1,4 @@
-"""Range methods: each a file with a METHOD, named as in `--calibrator`; `quant.names` lists them."""
+"""Range methods: each a file with a METHOD, named as in `--calibrator`; `quant` lists them."""
 
 import importlib
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from swin_quant.quant.names import CALIBRATORS
+from swin_quant.quant import CALIBRATORS
 from swin_quant.quant.statistics import Statistics
 
 

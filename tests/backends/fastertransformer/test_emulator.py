@@ -16,7 +16,7 @@ from swin_quant.config import load_config
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sources import open_pictures
 from swin_quant.quant.policy import load_policy
-from swin_quant.score.torch_engines import torch_engines
+from swin_quant.score.engine import torch_engines
 from swin_quant.verbs.calibrate import calibrate_checkpoint
 from swin_quant.verbs.calibration_result import CalibrationPlan
 

@@ -8,7 +8,7 @@ from swin_quant.backends.fastertransformer.limits import int8_mode_of
 from swin_quant.backends.onnx.export import OnnxOptions, choose_nodes, int4_nodes
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.quant.policy import Rule, load_policy
-from swin_quant.score.torch_engines import precision_of
+from swin_quant.score.engine import precision_of
 
 WEIGHTS, ACTIVATIONS = ("role:gemm_weight",), ("role:activation",)
 CASES = {

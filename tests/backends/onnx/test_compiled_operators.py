@@ -13,8 +13,8 @@ import onnx
 import pytest
 import torch
 
+from swin_quant.backends.backend import ONNX_TOLERANCES
 from swin_quant.backends.onnx.export import OnnxOptions, export
-from swin_quant.backends.onnx_reader.target import ONNX_TOLERANCES
 from swin_quant.backends.openvino import engine, operators
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.cards.card import RunCard

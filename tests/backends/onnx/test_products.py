@@ -3,7 +3,7 @@
 import onnx
 import pytest
 
-from swin_quant.backends.products import IntegerProducts, by_engine, integer_products
+from swin_quant.report.graph import IntegerProducts, by_engine, integer_products
 from swin_quant.verbs.verify import failures
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from swin_quant.base.errors import UsageError
-from swin_quant.quant.names import PASSES
+from swin_quant.quant import PASSES
 from swin_quant.quant.passes import choosing_ranges, passes
 from swin_quant.quant.passes.recipe import builtin_passes, load_passes, steps_of
 
