@@ -118,10 +118,11 @@ def _taken_apart(graph: fx.Graph, root: nn.Module) -> tuple[str, ...]:
 
 def _take_over(module: nn.Module, root: nn.Module) -> None:
     """Give `module` the children, parameters and buffers of `root`. SwinQuantError for a name that `module` needs."""
-    parts = (root.named_children(), root.named_parameters(recurse=False), root.named_buffers(recurse=False))
+    children = [(name, child) for name, child in root._modules.items() if child is not None]  # also by a second name
+    parts = (children, root.named_parameters(recurse=False), root.named_buffers(recurse=False))
     if taken := [name for one in parts for name, _ in one if hasattr(module, name)]:
         raise SwinQuantError(f"{taken[0]}: no part of a network may have this name: put it into a module that calls it")
-    for name, child in root.named_children():
+    for name, child in children:
         module.add_module(name, child)
     for name, parameter in root.named_parameters(recurse=False):
         module.register_parameter(name, parameter)

@@ -1,7 +1,7 @@
 """Replace the linears and convolutions of a captured graph by ours, which take over their parameters."""
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -32,12 +32,13 @@ _CONVOLUTION = (1, 0, 1, 1)  # default stride, padding, dilation and groups of a
 def quantized_layers(graph: fx.Graph, root: nn.Module, stem: bool) -> dict[str, QuantizedLayer]:
     """Every layer that multiplies values that depend on the pictures, by name; `graph` then calls it.
 
-    A weight outside of a module of its own, or a computed one, is borrowed (`quant.borrowed`). `stem`: whether to
+    A weight outside of a module of its own, or a computed one, is borrowed (`quant.layer`). A layer that is called
+    again becomes another one with copies, because its inputs may be far larger: 1 to 800 in CoaT. `stem`: whether to
     include the layers that read the pictures.
     """
     found: dict[str, QuantizedLayer] = {}
     for node in list(graph.nodes):
-        kind = _kind(node, root)
+        kind = _kind(node, root, found)
         source = node.args[0] if node.args else None
         if not kind or not isinstance(source, fx.Node) or not source.meta["depends"]:
             continue
@@ -48,6 +49,9 @@ def quantized_layers(graph: fx.Graph, root: nn.Module, stem: bool) -> dict[str, 
             found[name] = _of_transposed(str(node.target), root)
         elif name and name not in found:
             found[name] = _owner(node, root.get_submodule(name), kind)
+        elif name and kind in _BORROWED:
+            name, ours = _again(name, found[name], kind, root)
+            found[name] = ours
         elif not name and (borrowed := _borrowing(node, root, kind)):
             name, found[borrowed[0]] = borrowed
         if not name:
@@ -89,8 +93,8 @@ def call_instead(graph: fx.Graph, node: fx.Node, name: str) -> None:
     graph.erase_node(node)
 
 
-def _kind(node: fx.Node, root: nn.Module) -> str:
-    """The kind of a layer that a node calls or computes; "" for any other node."""
+def _kind(node: fx.Node, root: nn.Module, found: Mapping[str, QuantizedLayer]) -> str:
+    """The kind of a layer that a node calls or computes, also of one that is `found`; "" for any other node."""
     if node.op != "call_module":
         return packet(node) if packet(node) in _OURS else ""
     layer = root.get_submodule(str(node.target))
@@ -98,7 +102,9 @@ def _kind(node: fx.Node, root: nn.Module) -> str:
         return "linear"
     if type(layer) is nn.ConvTranspose2d and layer.groups == 1:
         return _TRANSPOSED
-    return "" if isinstance(layer, QuantizedLayer) else _PLAIN.get(type(layer), "")
+    if isinstance(layer, QuantizedLayer):
+        return next((kind for kind in _BORROWED if type(found.get(str(node.target))) is _OURS[kind]), "")
+    return _PLAIN.get(type(layer), "")
 
 
 def _own_name(node: fx.Node, root: nn.Module) -> str:
@@ -153,11 +159,32 @@ def _of_transposed(name: str, root: nn.Module) -> Borrowed:
     how = layer.stride, layer.padding, layer.output_padding, 1, layer.bias is not None, layer.dilation
     with torch.device("meta"):
         ours = BorrowedConvTranspose2d(layer.in_channels, layer.out_channels, layer.kernel_size, *how)
-    functions: dict[str, Callable[..., Tensor]] = {"weight": _outputs_first, "bias": torch.clone}
+    return _with_copies(ours, name, layer, weight=_outputs_first)
+
+
+def _again(name: str, layer: Any, kind: str, root: nn.Module) -> tuple[str, Borrowed]:
+    """A layer for a further call of `layer`, and its name."""
+    how = () if kind == "linear" else (layer.stride, layer.padding, layer.dilation, layer.groups)
+    ours = _made(_BORROWED[kind], layer.weight, layer.bias is not None, how, getattr(layer, "padding_mode", "zeros"))
+    parent, _, own = name.rpartition(".")
+    return _free_name(root, parent, f"{own}_", 2), _with_copies(ours, name, layer)
+
+
+def _with_copies(ours: Any, name: str, layer: Any, weight: Callable[..., Tensor] = torch.clone) -> Borrowed:
+    """`ours` with a copy of the weight, as `weight` makes it, and of the bias of `layer`, whose name is `name`."""
+    functions = {"weight": weight, "bias": torch.clone}
     own = {key: value for key, value in layer._parameters.items() if value is not None}
     lenders = {key: Lender((f"{name}.{key}",), functions[key]) for key in own}
     ours.borrow(lenders, {f"{name}.{key}": value for key, value in own.items()})
-    return ours.train(layer.training)
+    trained: Borrowed = ours.train(layer.training)
+    return trained
+
+
+def _free_name(root: nn.Module, parent: str, own: str, first: int) -> str:
+    """The name of a new module in `parent`: `own` with the first free number from `first` on; without one from 0 on."""
+    place, prefix = root.get_submodule(parent), f"{parent}." if parent else ""
+    names = (f"{own}{number or ''}" for number in range(first, 10**6))
+    return prefix + next(name for name in names if not hasattr(place, name))
 
 
 def _outputs_first(weight: Tensor) -> Tensor:
@@ -180,11 +207,9 @@ def _borrowing(node: fx.Node, root: nn.Module, kind: str) -> tuple[str, Borrowed
         return None  # a fixed filter, such as a blur's
     ours = _made(_BORROWED[kind], nodes["weight"].meta["val"], "bias" in nodes, _how(node))
     ours.borrow(sources, values)
-    owner, base = stack(node)[1], str(getattr(nodes["weight"], "target", "")).rpartition(".")[2]
-    place, prefix = root.get_submodule(owner), f"{owner}." if owner else ""
+    base = str(getattr(nodes["weight"], "target", "")).rpartition(".")[2]
     named = base.removesuffix("_weight") if base.endswith("_weight") else kind
-    names = [named, *(f"{named}{number}" for number in range(1, 10**6))]
-    return prefix + next(name for name in names if not hasattr(place, name)), ours.train(False)
+    return _free_name(root, stack(node)[1], named, 0), ours.train(False)
 
 
 def _attribute(root: nn.Module, key: str) -> Any:

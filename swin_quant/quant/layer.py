@@ -214,7 +214,8 @@ class BorrowedConvTranspose2d(Borrowed, QuantConv, nn.ConvTranspose2d):  # type:
 def computed(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """`state` with the missing weights that layers of `model` compute from it."""
     found = dict(state)
-    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, Borrowed)}
+    named = model.named_modules(remove_duplicate=False)  # files hold a shared module by each of its names
+    layers = {name: layer for name, layer in named if isinstance(layer, Borrowed)}
     kept = {*model.state_dict()} if layers else set()
     fixed = {key: value for key, value in model.named_buffers() if key not in kept}  # buffers that no checkpoint holds
     for name, layer in layers.items():

@@ -47,7 +47,7 @@ from swin_quant.quant.passes import choosing_ranges
 from swin_quant.quant.passes.run import PassPlan
 from swin_quant.quant.passes.scratch import Scratch
 from swin_quant.quant.policy import Policy, apply_policy, enabled_nodes
-from swin_quant.quant.quantizer import Role, named_nodes
+from swin_quant.quant.quantizer import Quantizer, Role, named_nodes
 from swin_quant.quant.statistics_file import SUFFIX, read_calibration
 from swin_quant.quant.watch import eval_mode
 from swin_quant.verbs.calibration_passes import choose, improve, of_weights, outliers_left
@@ -200,7 +200,9 @@ class CalibrationResult:
         found = Findings(nodes, self.calibration, self.method, policy.name, check, passes, self.outlier_channels)
         record: CalibrationRecord = {**self.record, "advice": tell_advice(advise(found), world)}
         if products := getattr(model, "products", ()):
-            covered = coverage(products, enabled_nodes(model))
+            every = model.named_modules(remove_duplicate=False)  # a shared layer is called by any of its names
+            enabled = [name for name, one in every if isinstance(one, Quantizer) and one.setting.enabled]
+            covered = coverage(products, enabled)
             record["coverage"] = cast(CoverageRecord, asdict(covered))
             if world.is_main:
                 log.info("%s: %s", policy.name, covered)

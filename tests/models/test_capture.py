@@ -156,6 +156,18 @@ class Wide(nn.Module):
         return self.head((self.pool(x) + F.avg_pool2d(x, (6, 9), ceil_mode=True)).flatten(1))
 
 
+class Shared(nn.Module):
+    """A block under two names, called by both, as in CoaT."""
+
+    def __init__(self):
+        super().__init__()
+        self.one = self.other = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+        self.head = nn.Linear(3, 5)
+
+    def forward(self, x):
+        return self.head(self.other(1000 * self.one(x.mean((2, 3)))))
+
+
 def nodes_of(model):
     return {name for name in named_nodes(model) if not name.endswith(("_weight_quantizer", "_aftergemm_quantizer"))}
 
@@ -171,6 +183,7 @@ MODULES = {
     "summed": Summed,
     "viewed": Viewed,
     "wide": Wide,
+    "shared": Shared,
 }
 
 
@@ -197,6 +210,18 @@ def test_every_node_is_calibrated_and_what_is_left_float_is_said(kind):
         assert 20 * torch.log10(exact.norm() / (model(x) - exact).norm()) > 20
     covered = model.card.calibration["coverage"]
     assert covered["left"] == {} and covered["share"] == 1 and covered["products"] >= 2
+
+
+def test_each_call_of_a_layer_has_a_range_of_its_own_and_float_files_load(tmp_path):
+    torch.manual_seed(0)
+    module = Shared()
+    model = sq.calibrate(sq.wrap(module, 8), [torch.randn(8, 3, 8, 8)], "qdq", method="max", passes=[])
+    ranges = [node.amax for name, node in named_nodes(model.module).items() if name.endswith("._input_quantizer")]
+    assert len(ranges) == 3 and ranges[1] > 100 * ranges[0]
+    other = captured(copy.deepcopy(module), (3, 8, 8), 5, what="shared")
+    torch.save(Shared().state_dict(), tmp_path / "float.pth")
+    load_float(other, tmp_path / "float.pth")
+    assert torch.equal(*(one.weight for one in other.modules() if isinstance(one, nn.Linear) and len(one.weight) == 3))
 
 
 @pytest.mark.parametrize("own", [0, 1])
