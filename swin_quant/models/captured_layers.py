@@ -50,8 +50,8 @@ def quantized_layers(graph: fx.Graph, root: nn.Module, stem: bool) -> dict[str, 
         elif name and name not in found:
             found[name] = _owner(node, root.get_submodule(name), kind)
         elif name and kind in _BORROWED:
-            name, ours = _again(name, found[name], kind, root)
-            found[name] = ours
+            name, again = _again(name, found[name], kind, root)
+            found[name] = again
         elif not name and (borrowed := _borrowing(node, root, kind)):
             name, found[borrowed[0]] = borrowed
         if not name:

@@ -7,7 +7,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 from swin_quant.backends.onnx.graph import finish
-from swin_quant.backends.onnx.pairs import pad_in_convolutions, share_pairs
+from swin_quant.backends.onnx.pairs import fit_biases, pad_in_convolutions, share_pairs
 from swin_quant.base.errors import UsageError
 
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -91,3 +91,26 @@ def test_each_weight_keeps_a_zero_point_of_its_own():
     finish(model, 17)
     pairs = [node for node in model.graph if node.op_type == "DequantizeLinear"]
     assert len({node.inputs[2].name for node in pairs}) == len(pairs) == 2
+
+
+def test_a_bias_fits_int32_where_its_weights_are_nearly_zero():
+    """ONNX Runtime rounds it by the product of both scales, and saturates it in silence."""
+    nodes = [
+        ("QuantizeLinear", ["x", "s", "zero"], ["p"], {}),
+        ("DequantizeLinear", ["p", "s", "zero"], ["data"], {}),
+        ("DequantizeLinear", ["levels", "scales"], ["weight"], {"axis": 0}),
+        ("Conv", ["data", "weight", "bias"], ["made"], {}),
+        ("QuantizeLinear", ["made", "t", "zero"], ["q"], {}),
+        ("DequantizeLinear", ["q", "t", "zero"], ["y"], {}),
+    ]
+    levels = np.random.default_rng(3).integers(-127, 128, (3, 2, 1, 1), np.int8)
+    scales, bias = np.float32([1e-9, 0.01, 0.02]), np.float32([0.5, -0.5, 0.1])
+    given = {"s": np.float32(0.02), "t": np.float32(0.1), "zero": np.int8(0)}
+    proto = graph_of(nodes, **given, levels=levels, scales=scales, bias=bias)
+    model = ir.from_proto(proto)
+    fit_biases(model.graph)
+    session = onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString(), providers=["CPUExecutionProvider"])
+    weight = levels * scales[:, None, None, None]
+    data = np.clip(np.rint(X / np.float32(0.02)), -128, 127) * 0.02
+    wanted = np.einsum("bihw,oi->bohw", data, weight[..., 0, 0]) + bias[:, None, None]
+    np.testing.assert_allclose(session.run(None, {"x": X})[0], wanted, atol=0.06)
