@@ -165,10 +165,13 @@ private:
         const auto project = [&](size_t from, size_t count, const uint8_t* attended) {
             thread_local std::vector<float> floats;
             floats.resize(std::max(floats.size(), branch.norm_last ? count * width : 0));
-            const auto row = [&](size_t token) {
-                const size_t place = from + token, picture = place / branch.tokens;
-                return x + (picture * branch.tokens + size_t(branch.places[place % branch.tokens])) * width;
-            };
+            thread_local std::vector<const T*> rows;  // found once, since every panel of columns asks for them
+            rows.resize(std::max(rows.size(), count));
+            for (size_t i = 0; i < count; ++i) {
+                const size_t place = from + i, picture = place / branch.tokens;
+                rows[i] = x + (picture * branch.tokens + size_t(branch.places[place % branch.tokens])) * width;
+            }
+            const auto row = [found = rows.data()](size_t token) { return found[token]; };
             add_outputs(packed.proj, branch.norm_last ? &branch.norm : nullptr, count, attended, row, floats.data(),
                         y + from * width);
         };

@@ -13,73 +13,51 @@ constexpr size_t DEPTH = 32, LENGTH = 256;
 
 constexpr size_t KEYS = 4 * LANES;            // at a time
 constexpr size_t ACROSS = LANES == 16 ? 4 : 2;  // vectors of keys of a product with four rows: as registers allow
+constexpr size_t DOWN = LANES == 16 ? 8 : 4;    // rows of a product with two vectors of values
 
-// The 4 tokens from `token` on; behind the last one there are zeros. half: of their 32 channels.
-SWIN_QUANT_INLINE inline void load_four(const Rows& x, const int8_t* rows, size_t token, size_t half, __m128i* found) {
-    for (size_t i = 0; i < 4; ++i)
-        found[i] = token + i >= x.length ? _mm_setzero_si128()
-                                         : _mm_loadu_si128(reinterpret_cast<const __m128i*>(
-                                               rows + (token + i) * x.stride + 16 * half));
-}
-
-SWIN_QUANT_INLINE inline void store(void* place, __m128i value) {
-    _mm_store_si128(static_cast<__m128i*>(place), value);
-}
-
-// The sum, or the largest, of all values of four vectors: of the first in the places 0, 4, 8 ... of the result, of the
-// second in 1, 5, 9 ...
-template <bool IS_SUM>
-SWIN_QUANT_INLINE inline Floats joined(const Floats (&x)[4]) {
-    const auto join = [](Floats& a, Floats b) SWIN_QUANT_INLINE { a = IS_SUM ? a + b : larger(a, b); };
-    Floats front = unpacked_low(x[0], x[1]), back = unpacked_low(x[2], x[3]);
-    join(front, unpacked_high(x[0], x[1]));
-    join(back, unpacked_high(x[2], x[3]));
-    Floats all = shuffled<0x44>(front, back);
-    join(all, shuffled<0xee>(front, back));
-    return joined_parts(all, join);
-}
-
-// One of the four results of `joined`, in all places.
-template <size_t I>
-SWIN_QUANT_INLINE inline Floats one_of(Floats x) {
-    return shuffled<I * 0x55>(x, x);
+// Half of `value` to each place.
+SWIN_QUANT_INLINE inline void store_halves(void* first, void* second, __m256i value) {
+    _mm_store_si128(static_cast<__m128i*>(first), _mm256_castsi256_si128(value));
+    _mm_store_si128(static_cast<__m128i*>(second), _mm256_extracti128_si256(value, 1));
 }
 
 // k as uint8 and v of a head, as one instruction multiplies them: four channels, and four tokens, side by side.
-SWIN_QUANT_INLINE inline void interleave(const Rows& x, size_t tokens, uint8_t (*keys)[LENGTH][4],
-                                         int8_t (*values)[DEPTH][4]) {
-    const __m128i flip = _mm_set1_epi8(char(0x80));  // k + 128 is uint8; a row's logits all move by 128 sum(q): no matter
-    for (size_t j = 0; j < tokens; j += 4)
-        for (size_t half = 0; half < 2; ++half) {
-            __m128i r[4];
-            load_four(x, x.k, j, half, r);
-            __m128i ab = _mm_unpacklo_epi32(r[0], r[1]), AB = _mm_unpackhi_epi32(r[0], r[1]);
-            __m128i cd = _mm_unpacklo_epi32(r[2], r[3]), CD = _mm_unpackhi_epi32(r[2], r[3]);
-            store(keys[4 * half][j], _mm_xor_si128(flip, _mm_unpacklo_epi64(ab, cd)));
-            store(keys[4 * half + 1][j], _mm_xor_si128(flip, _mm_unpackhi_epi64(ab, cd)));
-            store(keys[4 * half + 2][j], _mm_xor_si128(flip, _mm_unpacklo_epi64(AB, CD)));
-            store(keys[4 * half + 3][j], _mm_xor_si128(flip, _mm_unpackhi_epi64(AB, CD)));
-            load_four(x, x.v, j, half, r);
-            ab = _mm_unpacklo_epi8(r[0], r[1]), AB = _mm_unpackhi_epi8(r[0], r[1]);
-            cd = _mm_unpacklo_epi8(r[2], r[3]), CD = _mm_unpackhi_epi8(r[2], r[3]);
-            store(values[j / 4][16 * half], _mm_unpacklo_epi16(ab, cd));
-            store(values[j / 4][16 * half + 4], _mm_unpackhi_epi16(ab, cd));
-            store(values[j / 4][16 * half + 8], _mm_unpacklo_epi16(AB, CD));
-            store(values[j / 4][16 * half + 12], _mm_unpackhi_epi16(AB, CD));
-        }
+SWIN_QUANT_INLINE inline void interleave(const Rows& x, uint8_t (*keys)[LENGTH][4], int8_t (*values)[DEPTH][4]) {
+    const __m256i flip = _mm256_set1_epi8(char(0x80));  // k + 128 is uint8; a row's logits all move by 128 sum(q): no matter
+    for (size_t j = 0; j < x.length; j += 4) {
+        __m256i k[4], v[4];
+        unrolled<4>([&](auto i) SWIN_QUANT_INLINE {
+            const size_t row = std::min(j + i, x.length - 1) * x.stride;  // the shares of tokens behind the last one are 0
+            k[i] = _mm256_xor_si256(flip, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x.k + row)));
+            v[i] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x.v + row));
+        });
+        __m256i ab = _mm256_unpacklo_epi32(k[0], k[1]), AB = _mm256_unpackhi_epi32(k[0], k[1]);
+        __m256i cd = _mm256_unpacklo_epi32(k[2], k[3]), CD = _mm256_unpackhi_epi32(k[2], k[3]);
+        store_halves(keys[0][j], keys[4][j], _mm256_unpacklo_epi64(ab, cd));
+        store_halves(keys[1][j], keys[5][j], _mm256_unpackhi_epi64(ab, cd));
+        store_halves(keys[2][j], keys[6][j], _mm256_unpacklo_epi64(AB, CD));
+        store_halves(keys[3][j], keys[7][j], _mm256_unpackhi_epi64(AB, CD));
+        ab = _mm256_unpacklo_epi8(v[0], v[1]), AB = _mm256_unpackhi_epi8(v[0], v[1]);
+        cd = _mm256_unpacklo_epi8(v[2], v[3]), CD = _mm256_unpackhi_epi8(v[2], v[3]);
+        auto* rows = values[j / 4];
+        store_halves(rows[0], rows[16], _mm256_unpacklo_epi16(ab, cd));
+        store_halves(rows[4], rows[20], _mm256_unpackhi_epi16(ab, cd));
+        store_halves(rows[8], rows[24], _mm256_unpacklo_epi16(AB, CD));
+        store_halves(rows[12], rows[28], _mm256_unpackhi_epi16(AB, CD));
+    }
 }
 
-// store(r, v, products) of four rows and LANES VECTORS columns. A step multiplies the four bytes at row(k, r) by the vectors
+// store(r, v, products) of COUNT rows and LANES VECTORS columns. A step multiplies the four bytes at row(k, r) by the vectors
 // at columns(k); one of both is uint8.
-template <size_t VECTORS, bool IS_ROW_SIGNED, typename Row, typename Columns, typename Store>
-SWIN_QUANT_INLINE inline void multiply_four(size_t steps, const Row& row, const Columns& columns, const Store& store) {
-    Ints sums[4 * VECTORS];
-    unrolled<4 * VECTORS>([&](auto i) SWIN_QUANT_INLINE { sums[i] = ints_of(0); });
+template <size_t COUNT, size_t VECTORS, bool IS_ROW_SIGNED, typename Row, typename Columns, typename Store>
+SWIN_QUANT_INLINE inline void multiply_bytes(size_t steps, const Row& row, const Columns& columns, const Store& store) {
+    Ints sums[COUNT * VECTORS];
+    unrolled<COUNT * VECTORS>([&](auto i) SWIN_QUANT_INLINE { sums[i] = ints_of(0); });
 #    pragma GCC unroll 8  // in a loop g++ keeps copies of the sums
     for (size_t k = 0; k < steps; ++k) {
         Ints found[VECTORS];
         unrolled<VECTORS>([&](auto v) SWIN_QUANT_INLINE { found[v] = reinterpret_cast<const Ints*>(columns(k))[v]; });
-        unrolled<4>([&](auto r) SWIN_QUANT_INLINE {
+        unrolled<COUNT>([&](auto r) SWIN_QUANT_INLINE {
             const Ints x = four_of(row(k, r));
             unrolled<VECTORS>([&](auto v) SWIN_QUANT_INLINE {
                 if constexpr (IS_ROW_SIGNED)
@@ -89,7 +67,7 @@ SWIN_QUANT_INLINE inline void multiply_four(size_t steps, const Row& row, const 
             });
         });
     }
-    unrolled<4>([&](auto r) SWIN_QUANT_INLINE {
+    unrolled<COUNT>([&](auto r) SWIN_QUANT_INLINE {
         unrolled<VECTORS>([&](auto v) SWIN_QUANT_INLINE { store(r, v, sums[r * VECTORS + v]); });
     });
 }
@@ -103,11 +81,12 @@ struct Room {
     alignas(64) float logits[QUERIES][LENGTH];
     alignas(64) uint8_t shares[QUERIES][LENGTH];
     Floats tops[QUERIES / 4], factors[QUERIES / 4];  // of four queries, as `joined` has them
-    size_t keys_with_room;                           // a multiple of KEYS
+    size_t vectors;                                  // that hold a value for each key
 };
 
 // Logits of the queries from `first` on. regions, constant: as of `attend_fast`.
-[[gnu::noinline]] SWIN_QUANT_TARGET inline void logits_of(const Rows& x, size_t first, size_t queries, const float* constant,
+template <bool HAS_REGIONS>
+[[gnu::noinline]] SWIN_QUANT_TARGET void logits_of(const Rows& x, size_t first, size_t queries, const float* constant,
                                                         const uint8_t* regions, float factor, Room& room) {
     const Floats never = floats_of(-1e30f), masked = floats_of(MASKED), scale = floats_of(factor);
     for (size_t i = 0; i < queries; i += 4) {
@@ -119,20 +98,31 @@ struct Room {
             q[r] = x.q + query[r] * x.stride;
             top[r] = never;
         });
-        for (size_t j = 0; j < room.keys_with_room; j += ACROSS * LANES) {
+        size_t j = 0;
+        const auto some_keys = [&](auto across) SWIN_QUANT_INLINE {
+            First of_keys_there[across];
+            unrolled<across>([&](auto v) SWIN_QUANT_INLINE {
+                const size_t key = j + LANES * v;
+                of_keys_there[v] = first_of(std::max(key, x.length) - key);
+            });
             const auto four_channels = [&](size_t k, size_t r) SWIN_QUANT_INLINE { return q[r] + 4 * k; };
             const auto of_keys = [&](size_t k) SWIN_QUANT_INLINE { return room.keys[k][j]; };
             const auto finish = [&](auto r, auto v, Ints product) SWIN_QUANT_INLINE {
                 const size_t key = j + LANES * v;
-                Floats added = load_first(constant + query[r] * x.length + key, std::max(key, x.length) - key, never);
-                if (regions)
+                Floats added = load_first(constant + query[r] * x.length + key, of_keys_there[v], never);
+                if constexpr (HAS_REGIONS)
                     added = added_apart(added, masked, regions + key, regions[query[r]]);
                 const Floats logit = fma(to_floats(product), scale, added);
                 put(room.logits[i + r] + key, logit);
                 top[r] = larger(top[r], logit);
             };
-            multiply_four<ACROSS, true>(DEPTH / 4, four_channels, of_keys, finish);
-        }
+            multiply_bytes<4, across, true>(DEPTH / 4, four_channels, of_keys, finish);
+            j += across * LANES;
+        };
+        while (j + ACROSS * LANES <= room.vectors * LANES)
+            some_keys(std::integral_constant<size_t, ACROSS>());
+        while (j < room.vectors * LANES)
+            some_keys(std::integral_constant<size_t, 1>());
         room.tops[i / 4] = joined<false>(top);
     }
 }
@@ -148,10 +138,13 @@ template <bool HAS_SHARES>
         unrolled<4>([&](auto r) SWIN_QUANT_INLINE {
             const Floats shift = one_of<r>(shifts);
             total[r] = floats_of(0);
-            for (size_t j = 0; j < room.keys_with_room; j += KEYS) {
+            for (size_t first = 0; first < room.vectors; first += 4) {
                 Ints power[4];
                 unrolled<4>([&](auto c) SWIN_QUANT_INLINE {
-                    auto* place = room.logits[i + r] + j + LANES * c;
+                    power[c] = ints_of(0);
+                    if (first + c >= room.vectors)
+                        return;
+                    auto* place = room.logits[i + r] + (first + c) * LANES;
                     const Floats e = exp2(load(place) * log2e - shift);
                     total[r] = total[r] + e;
                     if (HAS_SHARES)
@@ -160,7 +153,7 @@ template <bool HAS_SHARES>
                         power[c] = rounded(e);
                 });
                 if (!HAS_SHARES)
-                    put(room.shares[i + r] + j, narrowed(power));
+                    put(room.shares[i + r] + first * LANES, narrowed(power));
             }
         });
         const Floats totals = joined<true>(total), of_results = floats_of(scales.result);
@@ -169,13 +162,14 @@ template <bool HAS_SHARES>
             continue;
         const Floats factors = floats_of(scales.shares) / totals;
         unrolled<4>([&](auto r) SWIN_QUANT_INLINE {
-            for (size_t j = 0; j < room.keys_with_room; j += KEYS) {
+            for (size_t first = 0; first < room.vectors; first += 4) {
                 Ints share[4];
                 unrolled<4>([&](auto c) SWIN_QUANT_INLINE {
-                    const Floats e = load(room.logits[i + r] + j + LANES * c);
-                    share[c] = rounded(e * one_of<r>(factors));
+                    share[c] = ints_of(0);
+                    if (first + c < room.vectors)
+                        share[c] = rounded(load(room.logits[i + r] + (first + c) * LANES) * one_of<r>(factors));
                 });
-                put(room.shares[i + r] + j, at_most(narrowed(share), 127));
+                put(room.shares[i + r] + first * LANES, at_most(narrowed(share), 127));
             }
         });
     }
@@ -184,19 +178,25 @@ template <bool HAS_SHARES>
 // Levels of the results of as many queries. result: the row of the first one.
 [[gnu::noinline]] SWIN_QUANT_TARGET inline void results_of(size_t length, size_t queries, uint8_t* result, size_t stride,
                                                          uint8_t middle, const Room& room) {
-    for (size_t i = 0; i < queries; i += 4) {
+    size_t i = 0;
+    const auto some_queries = [&](auto count) SWIN_QUANT_INLINE {
         const auto four_shares = [&](size_t k, size_t r) SWIN_QUANT_INLINE {
             return room.shares[i + r] + k / LANES * KEYS + k % (LANES / 4) * 16 + k % LANES / (LANES / 4) * 4;  // as narrowed
         };
-        const Floats factors = room.factors[i / 4];
         for (size_t channel = 0; channel < DEPTH; channel += 2 * LANES) {
             const auto of_values = [&](size_t k) SWIN_QUANT_INLINE { return room.values[k][channel]; };
-            multiply_four<2, false>((length + 3) / 4, four_shares, of_values, [&](auto r, auto v, Ints x) SWIN_QUANT_INLINE {
+            const auto finish = [&](auto r, auto v, Ints x) SWIN_QUANT_INLINE {
                 if (i + r < queries)
-                    put_int8(result + (i + r) * stride + channel + LANES * v, to_floats(x) * one_of<r>(factors), middle);
-            });
+                    put_int8(result + (i + r) * stride + channel + LANES * v, to_floats(x) * one_of<r % 4>(room.factors[(i + r) / 4]), middle);
+            };
+            multiply_bytes<count, 2, false>((length + 3) / 4, four_shares, of_values, finish);
         }
-    }
+        i += count;
+    };
+    while (i + 4 < queries)
+        some_queries(std::integral_constant<size_t, DOWN>());
+    while (i < queries)
+        some_queries(std::integral_constant<size_t, 4>());
 }
 
 // regions: [KEYS n] of the tokens, which add MASKED where they differ; null if they do not. result: rows of levels,
@@ -204,11 +204,13 @@ template <bool HAS_SHARES>
 SWIN_QUANT_TARGET inline void attend_fast(const Rows& x, const float* constant, const uint8_t* regions, void* result,
                                         size_t stride, uint8_t middle, const Scales& scales) {
     Room room;
-    room.keys_with_room = (x.length + KEYS - 1) / KEYS * KEYS;
-    interleave(x, room.keys_with_room, room.keys, room.values);
+    room.vectors = (x.length + LANES - 1) / LANES;
+    for (auto& channels : room.keys)  // of which the last vector may have no key
+        put(channels[(room.vectors - 1) * LANES], ints_of(0));
+    interleave(x, room.keys, room.values);
     for (size_t first = 0; first < x.length; first += QUERIES) {
         const size_t queries = std::min(QUERIES, x.length - first);
-        logits_of(x, first, queries, constant, regions, scales.logits, room);
+        (regions ? logits_of<true> : logits_of<false>)(x, first, queries, constant, regions, scales.logits, room);
         (scales.shares ? shares_of<true> : shares_of<false>)(queries, scales, room);
         results_of(x.length, queries, static_cast<uint8_t*>(result) + first * stride, stride, middle, room);
     }

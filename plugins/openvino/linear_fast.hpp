@@ -147,60 +147,100 @@ SWIN_QUANT_TARGET void multiply_all(const Packed& linear, size_t first, size_t l
     }
 }
 
-// store(row, place, values) of COUNT normalised rows x[0], x[1] ...: their sums do not wait for each other.
-template <size_t COUNT, typename T, typename Store>
-SWIN_QUANT_INLINE inline void normalise(const Norm& norm, size_t width, const T* const* x, const Store& store) {
-    Floats mean[COUNT], factor[COUNT];
-    unrolled<COUNT>([&](auto r) SWIN_QUANT_INLINE { mean[r] = factor[r] = floats_of(0); });
+constexpr size_t PARTS = WIDTHS / LANES;  // vectors of a row that are stored together
+
+// store(row, place, PARTS vectors) of 4 QUADS normalised rows x[0], x[1] ..., side by side: their sums do not wait for each
+// other.
+template <size_t QUADS, typename T, typename Store>
+SWIN_QUANT_INLINE inline void normalise(const Norm& norm, size_t width, const T* const (&x)[4 * QUADS], const Store& store) {
+    const Floats share = floats_of(1 / float(width));
+    Floats sums[QUADS][4], squares[QUADS][4], means[QUADS], factors[QUADS], shifts[QUADS];
+    const auto each = [&](const auto& work) SWIN_QUANT_INLINE {
+        unrolled<4 * QUADS>([&](auto r) SWIN_QUANT_INLINE { work(std::integral_constant<size_t, r / 4>(), std::integral_constant<size_t, r % 4>(), x[r]); });
+    };
+    each([&](auto q, auto r, const T*) SWIN_QUANT_INLINE { sums[q][r] = squares[q][r] = floats_of(0); });
     for (size_t i = 0; i < width; i += LANES)
-        unrolled<COUNT>([&](auto r) SWIN_QUANT_INLINE { mean[r] = mean[r] + load(x[r] + i); });
-    const float share = 1 / float(width);
-    unrolled<COUNT>([&](auto r) SWIN_QUANT_INLINE { mean[r] = floats_of(sum_of(mean[r]) * share); });
+        each([&](auto q, auto r, const T* row) SWIN_QUANT_INLINE { sums[q][r] = sums[q][r] + load(row + i); });
+    unrolled<QUADS>([&](auto q) SWIN_QUANT_INLINE { means[q] = joined<true>(sums[q]) * share; });
     for (size_t i = 0; i < width; i += LANES)
-        unrolled<COUNT>([&](auto r) SWIN_QUANT_INLINE {
-            const Floats distance = load(x[r] + i) - mean[r];
-            factor[r] = fma(distance, distance, factor[r]);
+        each([&](auto q, auto r, const T* row) SWIN_QUANT_INLINE {
+            const Floats distance = load(row + i) - one_of<r>(means[q]);
+            squares[q][r] = fma(distance, distance, squares[q][r]);
         });
-    unrolled<COUNT>([&](auto r) SWIN_QUANT_INLINE {
-        factor[r] = floats_of(1 / std::sqrt(sum_of(factor[r]) * share + norm.epsilon));
+    unrolled<QUADS>([&](auto q) SWIN_QUANT_INLINE {
+        factors[q] = floats_of(1) / root_of(fma(joined<true>(squares[q]), share, floats_of(norm.epsilon)));
+        shifts[q] = floats_of(0) - means[q] * factors[q];
     });
-    for (size_t i = 0; i < width; i += LANES) {
-        const Floats gain = load(norm.gain + i), bias = load(norm.bias + i);
-        unrolled<COUNT>([&](auto r) SWIN_QUANT_INLINE {
-            const Floats y = (load(x[r] + i) - mean[r]) * factor[r];
-            store(size_t(r), i, fma(y, gain, bias));
+    for (size_t i = 0; i < width; i += WIDTHS)
+        each([&](auto q, auto r, const T* row) SWIN_QUANT_INLINE {
+            Floats y[PARTS];
+            unrolled<PARTS>([&](auto v) SWIN_QUANT_INLINE {
+                const size_t place = i + LANES * v;
+                y[v] = fma(load(row + place), one_of<r>(factors[q]), one_of<r>(shifts[q]));
+                y[v] = fma(y[v], load(norm.gain + place), load(norm.bias + place));
+            });
+            store(4 * q + r, i, y);
         });
-    }
 }
 
-// store(row, place, values) of all rows, normalised if `norm` is not null. row(i): where row i begins.
+// store(row, place, PARTS vectors) of all rows, normalised if `norm` is not null. row(i): where row i begins.
 template <typename Row, typename Store>
 SWIN_QUANT_INLINE inline void each_row(const Norm* norm, size_t width, size_t rows, const Row& row, const Store& store) {
-    using T = decltype(row(0));
+    if (!norm) {
+        for (size_t next = 0; next < rows; ++next)
+            for (size_t i = 0; i < width; i += WIDTHS) {
+                Floats x[PARTS];
+                unrolled<PARTS>([&](auto v) SWIN_QUANT_INLINE { x[v] = load(row(next) + i + LANES * v); });
+                store(next, i, x);
+            }
+        return;
+    }
     size_t next = 0;
-    for (; norm && next + 4 <= rows; next += 4) {
-        const T x[4] = {row(next), row(next + 1), row(next + 2), row(next + 3)};
-        normalise<4>(*norm, width, x, [&](size_t r, size_t i, Floats y) SWIN_QUANT_INLINE { store(next + r, i, y); });
-    }
-    for (; next < rows; ++next) {
-        const T x = row(next);
-        if (norm)
-            normalise<1>(*norm, width, &x, [&](size_t, size_t i, Floats y) SWIN_QUANT_INLINE { store(next, i, y); });
-        else
-            for (size_t i = 0; i < width; i += LANES)
-                store(next, i, load(x + i));
-    }
+    const auto some = [&](auto quads) SWIN_QUANT_INLINE {
+        const auto at = [&](size_t r) { return std::min(next + r, rows - 1); };  // the last one again and again
+        decltype(row(0)) x[4 * quads];
+        unrolled<4 * quads>([&](auto r) SWIN_QUANT_INLINE { x[r] = row(at(r)); });
+        normalise<quads>(*norm, width, x, [&](size_t r, size_t i, const auto& y) SWIN_QUANT_INLINE { store(at(r), i, y); });
+        next += 4 * quads;
+    };
+    while (next + 4 < rows)
+        some(std::integral_constant<size_t, 2>());
+    while (next < rows)
+        some(std::integral_constant<size_t, 1>());
 }
 
-// Levels [rows, width] of rows of a stream, normalised if `norm` is not null.
-template <typename Row>
-SWIN_QUANT_TARGET void levels_of(const Norm* norm, const Levels& levels, size_t width, size_t rows, const Row& row, uint8_t* result) {
-    const Floats inverse = floats_of(1 / levels.scale);
-    const Ints zero = ints_of(levels.zero);
-    each_row(norm, width, rows, row, [&](size_t token, size_t i, Floats y) SWIN_QUANT_INLINE {
-        put_uint8(result + token * width + i, added(rounded(y * inverse), zero));
-    });
-}
+// Makes levels of rows of a stream, normalised if `norm` is not null; scale and zero point stand in the norm.
+class ToLevels {
+public:
+    ToLevels(const Norm* norm, const Levels& levels, size_t width)
+        : m_factor(1 / levels.scale), m_zero(levels.zero), m_width(width), m_epsilon(norm ? norm->epsilon : 0) {
+        for (size_t i = 0; i < width && norm; ++i) {
+            m_gain.push_back(norm->gain[i] * m_factor);
+            m_bias.push_back(norm->bias[i] * m_factor + float(m_zero));
+        }
+    }
+
+    // result: [rows, width].
+    template <typename Row>
+    SWIN_QUANT_TARGET void operator()(size_t rows, const Row& row, uint8_t* result) const {
+        const Norm norm{m_gain.data(), m_bias.data(), m_epsilon};
+        const Floats factor = floats_of(m_factor);
+        const Ints zero = ints_of(m_zero);  // added behind rounding: values of bfloat16 often lie next to a tie
+        const bool is_normal = !m_gain.empty();
+        each_row(is_normal ? &norm : nullptr, m_width, rows, row, [&](size_t token, size_t i, const Floats(&y)[PARTS]) SWIN_QUANT_INLINE {
+            Ints levels[PARTS];
+            unrolled<PARTS>([&](auto v) SWIN_QUANT_INLINE { levels[v] = is_normal ? rounded(y[v]) : added(rounded(y[v] * factor), zero); });
+            put_uint8(result + token * m_width + i, levels);
+        });
+    }
+
+private:
+    float m_factor;
+    int32_t m_zero;
+    size_t m_width;
+    float m_epsilon;
+    std::vector<float> m_gain, m_bias;
+};
 
 // The linear of all tokens, normalised if `norm` is not null, plus rows of the stream -> result [tokens, out]. Room: y, as
 // the result, for the norm.
@@ -219,8 +259,11 @@ SWIN_QUANT_TARGET void add_outputs(const Packed& linear, const Norm* norm, size_
         unrolled<sizeof(sums) / sizeof(Floats)>([&](auto v) SWIN_QUANT_INLINE { put(y + token * width + column + LANES * v, sums[v]); });
     });
     const auto own = [&](size_t token) { return static_cast<const float*>(y + token * width); };
-    each_row(norm, width, tokens, own, [&](size_t token, size_t i, Floats normal) SWIN_QUANT_INLINE {
-        put(result + token * width + i, normal + load(row(token) + i));
+    each_row(norm, width, tokens, own, [&](size_t token, size_t i, const auto& normal) SWIN_QUANT_INLINE {
+        unrolled<PARTS>([&](auto v) SWIN_QUANT_INLINE {
+            const size_t place = i + LANES * v;
+            put(result + token * width + place, normal[v] + load(row(token) + place));
+        });
     });
 }
 

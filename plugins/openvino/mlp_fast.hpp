@@ -20,13 +20,14 @@ inline bool is_fast(const Branch& branch) {
 
 #if defined(SWIN_QUANT_TARGET)
 
-// GELU(x) = x / 2 + |x| erf(|x| / sqrt 2) / 2. The second part is a polynomial in each segment: within 4e-5.
+// Levels of GELU(x) = x / 2 + |x| erf(|x| / sqrt 2) / 2, before they are rounded, of x / scale. The second part is a
+// polynomial in each segment: within 4e-5 of GELU.
 struct Gelu {
     static constexpr size_t TERMS = SEGMENTS == 32 ? 3 : 5;
     static constexpr float WIDTH = 4.27f / (SEGMENTS - 1.5f);  // of a segment; its middle is a multiple of it
 
     // The polynomial meets the curve at the roots of Chebyshev's. The last segment is |x| / 2, and the first one half as wide.
-    Gelu() {
+    explicit Gelu(const Levels& levels) : last((SEGMENTS - 1) * WIDTH / levels.scale), inverse(levels.scale / WIDTH) {
         for (size_t i = 0; i + 1 < SEGMENTS; ++i) {
             const double low = i ? (i - 0.5) * WIDTH : 0, high = (i + 0.5) * WIDTH;
             double at[TERMS], slope[TERMS], sum[TERMS] = {};  // Newton's divided differences
@@ -43,50 +44,58 @@ struct Gelu {
                 sum[0] = slope[k] - at[k] * sum[0];
             }
             for (size_t k = 0; k < TERMS; ++k)
-                terms[k][i] = float(sum[k]);
+                terms[k][i] = float(sum[k] * std::pow(double(levels.scale), double(k) - 1));
         }
         terms[1][SEGMENTS - 1] = 0.5f;
+        for (auto& term : terms[0])
+            term += float(levels.zero);
     }
 
     alignas(64) float terms[TERMS][SEGMENTS] = {};
+    float last, inverse;  // the middle of the last segment, and segments in 1
 };
 
-// GELU(x) * inverse + zero.
-SWIN_QUANT_INLINE inline Floats gelu_level(const Gelu& table, Floats x, Floats inverse, Floats half, Floats zero) {
-    const Floats size = size_of(x), end = floats_of((SEGMENTS - 1) * Gelu::WIDTH);
-    const Ints index = bits_of(fma(smaller(size, end), floats_of(1 / Gelu::WIDTH), floats_of(8388608)));  // its last bits
+SWIN_QUANT_INLINE inline Floats gelu_level(const Gelu& table, Floats x) {
+    const Floats size = size_of(x), inside = smaller(size, floats_of(table.last));
+    const Ints index = bits_of(fma(inside, floats_of(table.inverse), floats_of(8388608)));  // its last bits
     Floats even = looked_up(table.terms[Gelu::TERMS - 1], index);
     unrolled<Gelu::TERMS - 1>([&](auto i) SWIN_QUANT_INLINE {
         even = fma(even, size, looked_up(table.terms[Gelu::TERMS - 2 - i], index));
     });
-    return fma(even, inverse, fma(x, half, zero));
+    return fma(x, floats_of(0.5f), even);
 }
 
-// Hidden levels, for `first` in the order `for_bytes`.
+// Both linears of a branch in the order of their loops. The first one gives values by the scale of hidden levels.
+struct PackedBranch {
+    explicit PackedBranch(const Branch& branch)
+        : first(branch.first, for_bytes(branch.first.out)), second(branch.second, in_order(branch.second.out)),
+          to_levels(branch.norm_last ? nullptr : &branch.norm, branch.first.x, branch.first.in), gelu(branch.second.x) {
+        for (size_t i = 0; i < first.out; ++i) {
+            first.scales[i] /= branch.second.x.scale;
+            first.bias[i] /= branch.second.x.scale;
+        }
+    }
+
+    Packed first, second;
+    ToLevels to_levels;
+    Gelu gelu;
+};
+
+// Hidden levels.
 template <size_t COUNT>
-SWIN_QUANT_TARGET void gelu_levels(const Packed& first, const Levels& levels, size_t tokens, const uint8_t* x, uint8_t* hidden) {
-    static const Gelu table;
-    const Floats inverse = floats_of(1 / levels.scale), half = floats_of(0.5f / levels.scale);
-    const Floats zero = floats_of(float(levels.zero));
+SWIN_QUANT_TARGET void gelu_levels(const PackedBranch& packed, size_t tokens, const uint8_t* x, uint8_t* hidden) {
+    const auto& first = packed.first;
     for (size_t column = 0; column < first.out; column += PANEL)
         for (size_t next = 0; next < tokens; next += COUNT) {
             const size_t row = std::min(next, tokens - COUNT);  // the last ones once more, and not one by one
             auto* result = hidden + row * first.out + column;
             multiply<COUNT, 4>(first, column, x + row * first.in, [&](size_t r, const Floats(&y)[4]) SWIN_QUANT_INLINE {
                 Ints level[4];
-                unrolled<4>([&](auto v) SWIN_QUANT_INLINE { level[v] = rounded(gelu_level(table, y[v], inverse, half, zero)); });
+                unrolled<4>([&](auto v) SWIN_QUANT_INLINE { level[v] = rounded(gelu_level(packed.gelu, y[v])); });
                 put(result + r * first.out, narrowed(level));
             });
         }
 }
-
-// Both linears of a branch in the order of their loops.
-struct PackedBranch {
-    explicit PackedBranch(const Branch& branch)
-        : first(branch.first, for_bytes(branch.first.out)), second(branch.second, in_order(branch.second.out)) {}
-
-    Packed first, second;
-};
 
 // x [tokens, C], at most TOKENS -> result, which is not x. Room: levels [tokens, C], hidden [tokens, H], y [tokens, C].
 template <typename T>
@@ -94,9 +103,9 @@ SWIN_QUANT_TARGET void branch_fast(const Branch& branch, const PackedBranch& pac
                                  uint8_t* hidden, float* y, T* result) {
     const size_t width = branch.first.in;
     const auto row = [&](size_t token) { return x + token * width; };
-    levels_of(branch.norm_last ? nullptr : &branch.norm, branch.first.x, width, tokens, row, levels);
+    packed.to_levels(tokens, row, levels);
     const auto loop = tokens < ROWS ? gelu_levels<1> : rows_of(tokens) == ROWS ? gelu_levels<ROWS> : gelu_levels<LESS_ROWS>;
-    loop(packed.first, branch.second.x, tokens, levels, hidden);
+    loop(packed, tokens, levels, hidden);
     add_outputs(packed.second, branch.norm_last ? &branch.norm : nullptr, tokens, hidden, row, y, result);
 }
 

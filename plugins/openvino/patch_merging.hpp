@@ -115,7 +115,10 @@ private:
 
     template <typename T>
     void run_fast(const Given& given, const ov::Tensor& x, ov::Tensor& y) const {
-        std::call_once(m_once, [&] { m_packed = std::make_unique<Packed>(given.linear, in_order(given.linear.out)); });
+        std::call_once(m_once, [&] {
+            m_packed = std::make_unique<Packed>(given.linear, in_order(given.linear.out));
+            m_to_levels = std::make_unique<ToLevels>(m_norm_last ? nullptr : &given.norm, given.linear.x, given.linear.in);
+        });
         const size_t in = given.linear.in, out = given.linear.out, count = tile_of(given.all, TOKENS);
         for_each((given.all + count - 1) / count, [&](size_t i) {
             thread_local std::vector<T> rows;
@@ -127,18 +130,18 @@ private:
             const size_t from = i * count, tile = std::min(count, given.all - from);
             for (size_t token = 0; token < tile; ++token)
                 given.gather(static_cast<const T*>(x.data()), from + token, &rows[token * in]);
-            merge(given, *m_packed, m_norm_last, tile, rows.data(), levels.data(), floats.data(),
+            merge(given, *m_packed, *m_to_levels, m_norm_last, tile, rows.data(), levels.data(), floats.data(),
                   static_cast<T*>(y.data()) + from * out);
         });
     }
 
     // A tile: rows [tokens, 4 C] -> result [tokens, E]. Room: levels, as the rows; y, as the result.
     template <typename T>
-    SWIN_QUANT_TARGET static void merge(const Given& given, const Packed& packed, bool norm_last, size_t tokens, const T* rows,
-                                      uint8_t* levels, float* y, T* result) {
+    SWIN_QUANT_TARGET static void merge(const Given& given, const Packed& packed, const ToLevels& to_levels, bool norm_last,
+                                        size_t tokens, const T* rows, uint8_t* levels, float* y, T* result) {
         const size_t in = given.linear.in, out = given.linear.out;
         const auto row = [&](size_t token) { return rows + token * in; };
-        levels_of(norm_last ? nullptr : &given.norm, given.linear.x, in, tokens, row, levels);
+        to_levels(tokens, row, levels);
         multiply_all(packed, 0, out, tokens, levels, [&](size_t token, size_t column, const auto& sums) SWIN_QUANT_INLINE {
             unrolled<sizeof(sums) / sizeof(Floats)>([&](auto v) SWIN_QUANT_INLINE {
                 const size_t place = token * out + column + LANES * v;
@@ -147,13 +150,14 @@ private:
         });
         const auto own = [&](size_t token) { return static_cast<const float*>(y + token * out); };
         if (norm_last)
-            each_row(&given.norm, out, tokens, own, [&](size_t token, size_t i, Floats normal) SWIN_QUANT_INLINE {
-                put(result + token * out + i, normal);
+            each_row(&given.norm, out, tokens, own, [&](size_t token, size_t i, const auto& normal) SWIN_QUANT_INLINE {
+                unrolled<PARTS>([&](auto v) SWIN_QUANT_INLINE { put(result + token * out + i + LANES * v, normal[v]); });
             });
     }
 
     mutable std::once_flag m_once;
     mutable std::unique_ptr<Packed> m_packed;
+    mutable std::unique_ptr<ToLevels> m_to_levels;
 
 #endif
 

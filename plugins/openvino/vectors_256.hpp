@@ -28,11 +28,19 @@ SWIN_QUANT_INLINE inline Ints load(const int32_t* x) {
     return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x));
 }
 
-SWIN_QUANT_INLINE inline Floats load_first(const float* x, size_t count, Floats other) {
-    if (count >= LANES)
+struct First {
+    bool are_all;
+    Ints mask;
+};
+
+SWIN_QUANT_INLINE inline First first_of(size_t count) {
+    return {count >= LANES, _mm256_cmpgt_epi32(ints_of(int32_t(count)), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7))};
+}
+
+SWIN_QUANT_INLINE inline Floats load_first(const float* x, const First& first, Floats other) {
+    if (first.are_all)
         return load(x);
-    const Ints mask = _mm256_cmpgt_epi32(ints_of(int32_t(count)), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
-    return _mm256_blendv_ps(other, _mm256_maskload_ps(x, mask), _mm256_castsi256_ps(mask));
+    return _mm256_blendv_ps(other, _mm256_maskload_ps(x, first.mask), _mm256_castsi256_ps(first.mask));
 }
 
 SWIN_QUANT_INLINE inline void put(uint8_t* place, Ints x) {
@@ -52,9 +60,9 @@ SWIN_QUANT_INLINE inline void put(uint16_t* place, Floats x) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(place), _mm256_castsi256_si128(both));
 }
 
-SWIN_QUANT_INLINE inline void put_uint8(uint8_t* place, Ints x) {
-    const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
-    _mm_storel_epi64(reinterpret_cast<__m128i*>(place), _mm_packus_epi16(words, words));
+SWIN_QUANT_INLINE inline void put_uint8(uint8_t* place, const Ints (&x)[4]) {
+    const Ints bytes = _mm256_packus_epi16(_mm256_packs_epi32(x[0], x[1]), _mm256_packs_epi32(x[2], x[3]));
+    put(place, _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)));
 }
 
 SWIN_QUANT_INLINE inline void put_int8(void* place, Floats x, uint8_t flip) {
@@ -78,6 +86,10 @@ SWIN_QUANT_INLINE inline Floats larger(Floats x, Floats y) {
 
 SWIN_QUANT_INLINE inline Floats smaller(Floats x, Floats y) {
     return _mm256_min_ps(x, y);
+}
+
+SWIN_QUANT_INLINE inline Floats root_of(Floats x) {
+    return _mm256_sqrt_ps(x);
 }
 
 SWIN_QUANT_INLINE inline Floats size_of(Floats x) {

@@ -29,9 +29,15 @@ SWIN_QUANT_INLINE inline Ints load(const int32_t* x) {
     return _mm512_loadu_si512(x);
 }
 
-// The first `count` values, and `other` behind them.
-SWIN_QUANT_INLINE inline Floats load_first(const float* x, size_t count, Floats other) {
-    return _mm512_mask_loadu_ps(other, __mmask16(count >= LANES ? 0xffff : (1u << count) - 1), x);
+// The places below `count`, to load those alone and have `other` behind them.
+using First = __mmask16;
+
+SWIN_QUANT_INLINE inline First first_of(size_t count) {
+    return First(count >= LANES ? 0xffff : (1u << count) - 1);
+}
+
+SWIN_QUANT_INLINE inline Floats load_first(const float* x, First first, Floats other) {
+    return _mm512_mask_loadu_ps(other, first, x);
 }
 
 SWIN_QUANT_INLINE inline void put(uint8_t* place, Ints x) {
@@ -45,17 +51,18 @@ SWIN_QUANT_INLINE inline void put(float* place, Floats x) {
 // As bfloat16, half to even.
 SWIN_QUANT_INLINE inline void put(uint16_t* place, Floats x) {
     const Ints bits = _mm512_castps_si512(x), odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), ints_of(1));
-    const Ints rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, ints_of(0x7fff)));
-    const __mmask16 is_nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
-    const Ints kept = _mm512_mask_mov_epi32(rounded, is_nan, ints_of(0x7fc00000));
-    const __m256i half = _mm512_cvtepi32_epi16(_mm512_srli_epi32(kept, 16));
+    const __mmask16 is_number = _mm512_cmp_ps_mask(x, x, _CMP_ORD_Q);  // NaN stays as it is: quiet, by its upper half
+    const Ints rounded = _mm512_mask_add_epi32(bits, is_number, bits, _mm512_add_epi32(odd, ints_of(0x7fff)));
+    const __m256i half = _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(place), half);
 }
 
-// As uint8, saturated.
-SWIN_QUANT_INLINE inline void put_uint8(uint8_t* place, Ints x) {
-    const __m128i bytes = _mm512_cvtusepi32_epi8(_mm512_max_epi32(x, _mm512_setzero_si512()));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(place), bytes);
+// 32 values as uint8, saturated.
+SWIN_QUANT_INLINE inline void put_uint8(uint8_t* place, const Ints (&x)[2]) {
+    const Ints words = _mm512_packs_epi32(x[0], x[1]), bytes = _mm512_packus_epi16(words, words);
+    const Ints order = _mm512_castsi256_si512(_mm256_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13));
+    const Ints in_order = _mm512_permutexvar_epi32(order, bytes);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(place), _mm512_castsi512_si256(in_order));
 }
 
 // Rounded to int8, saturated; `flip` 0x80 adds 128 and makes uint8 of it.
@@ -78,6 +85,10 @@ SWIN_QUANT_INLINE inline Floats larger(Floats x, Floats y) {
 
 SWIN_QUANT_INLINE inline Floats smaller(Floats x, Floats y) {
     return _mm512_min_ps(x, y);
+}
+
+SWIN_QUANT_INLINE inline Floats root_of(Floats x) {
+    return _mm512_sqrt_ps(x);
 }
 
 SWIN_QUANT_INLINE inline Floats size_of(Floats x) {

@@ -20,6 +20,7 @@ constexpr size_t HEADS = 2;              // at a time: three panels
 struct PackedWindowBranch {
     explicit PackedWindowBranch(const WindowBranch& branch)
         : qkv(branch.qkv, by_head(branch)), proj(branch.proj, in_order(branch.proj.out)),
+          to_levels(branch.norm_last ? nullptr : &branch.norm, branch.qkv.x, branch.qkv.in),
           gains(3 * branch.heads), room((branch.length + KEYS - 1) / KEYS * KEYS), regions(branch.rounds * room), is_divided(branch.rounds) {
         const float scales[] = {branch.of_q, branch.of_k, branch.of_v};
         for (size_t i = 0; i < gains.size(); ++i)
@@ -41,6 +42,7 @@ struct PackedWindowBranch {
     }
 
     Packed qkv, proj;
+    ToLevels to_levels;
     std::vector<float> gains;  // of q, k and v of each head: V2's length of a vector, by the scale of levels
 
 private:
@@ -88,7 +90,7 @@ SWIN_QUANT_TARGET void attend_heads(const WindowBranch& branch, const PackedWind
     const size_t length = branch.length, width = branch.proj.in;
     const auto* places = branch.places + window * length;
     const auto row = [&](size_t token) { return x + size_t(places[token]) * width; };
-    levels_of(branch.norm_last ? nullptr : &branch.norm, branch.qkv.x, width, length, row, levels);
+    packed.to_levels(length, row, levels);
     for (size_t head = first; head < last; head += HEADS) {
         const size_t next = std::min(head + HEADS, last);
         (branch.lengths ? qkv_levels<true> : qkv_levels<false>)(packed, head, next, length, levels, qkv);
