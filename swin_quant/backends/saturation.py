@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from swin_quant.backends.artifact import Artifact
-from swin_quant.backends.backend import Backend
+from swin_quant.backends.backend import Backend, function
 from swin_quant.backends.registry import engine_named, engines, takers
 from swin_quant.base.cpu import within
 from swin_quant.base.errors import UsageError
@@ -103,7 +103,7 @@ def exact_kernels(engine: str, artifact: Artifact) -> str | None:
 
 def caution(engine: str, artifact: Artifact) -> str | None:
     """A warning if `artifact` gives other results, or is slower, in `engine` on this CPU than with VNNI; else None."""
-    if not may_saturate(engine, artifact) or not saturates(engine):
+    if not may_saturate(engine, artifact) or not saturates(engine) or _operators_are_exact(engine, artifact):
         return None
     remedy = f"`export --for {engine} --saturation-safe`"
     if setting := exact_kernels(engine, artifact):
@@ -115,6 +115,11 @@ def caution(engine: str, artifact: Artifact) -> str | None:
         f"{engine}: this CPU has no VNNI: int8 products of {artifact.file.name} saturate at 16 bits, which costs "
         f"accuracy: {remedy} makes a file whose products cannot"
     )
+
+
+def _operators_are_exact(engine: str, artifact: Artifact) -> bool:
+    found = engine_named(engine).saturation
+    return bool(found and found.exact_operators and function(found.exact_operators)(artifact))
 
 
 def warn(engine: str, artifact: Artifact) -> str | None:

@@ -32,5 +32,8 @@ BACKEND = Backend(
     graph_per_shape=True,
     tolerances=ONNX_TOLERANCES,
     float_types="swin_quant.backends.openvino.engine:float_types",
-    saturation=Saturation(limits=("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")),
+    saturation=Saturation(
+        limits=("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"),
+        exact_operators="swin_quant.backends.openvino.operators:run_all_products",
+    ),
 )

@@ -15,7 +15,7 @@ from swin_quant.backends.artifact import Artifact, Details, policy_of
 from swin_quant.backends.onnx_reader.checks import first_line
 from swin_quant.backends.onnx_reader.file import OnnxFile, as_input, as_output, verified
 from swin_quant.backends.onnx_reader.inside import of_images, opened_up
-from swin_quant.backends.openvino.operators import LIMIT, libraries_of, stream_in_half
+from swin_quant.backends.openvino.operators import LIMIT, libraries_of, run_plain, stream_in_half
 from swin_quant.backends.releases import refuse_wrong
 from swin_quant.backends.saturation import warn
 from swin_quant.base.cpu import within
@@ -53,15 +53,13 @@ def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine
     file = verified(artifact)
     if file.float8:
         raise UsageError(f"{file.path}: {NAME} is not given float8: run it on onnxruntime, or export with ‹policy› cpu")
-    libraries = options.extensions or libraries_of(artifact)
-    core = _core(os.getpid(), libraries)
-    graphs = _Graphs(core, file, float_type, options.threads, bool(libraries), options.graphs)
+    libraries, graphs = _opened(artifact, file, float_type, options)
     extensions = {Path(file).name: sha256_of(file) for file in libraries}
     known = {
         "library": ", ".join([f"{NAME} {openvino.__version__}", *(f"{n} {h[:12]}" for n, h in extensions.items())]),
         **({"extensions": extensions} if extensions else {}),
         "opset": file.opset,
-        "device": core.get_property("CPU", "FULL_DEVICE_NAME"),
+        "device": graphs.core.get_property("CPU", "FULL_DEVICE_NAME"),
         "threads": options.threads,
         "float_type": float_type,
         "caution": warn(NAME, artifact),
@@ -187,6 +185,30 @@ class _Graphs:
             raise SwinQuantError(f"{self.file.path}: {NAME} cannot {what} it: {first_line(error)}") from error
 
 
+def _opened(
+    artifact: Artifact, file: OnnxFile, float_type: str, options: EngineOptions
+) -> tuple[tuple[str, ...], _Graphs]:
+    """The libraries that run operators of a file, and its graphs.
+
+    Where our own library fails, as for operators of a later one, plain nodes serve, and a line says why.
+    """
+
+    def of(libraries: tuple[str, ...]) -> tuple[tuple[str, ...], _Graphs]:
+        core = _core(os.getpid(), libraries)
+        return libraries, _Graphs(core, file, float_type, options.threads, bool(libraries), options.graphs)
+
+    if options.extensions:
+        return of(options.extensions)
+    own = libraries_of(artifact)
+    try:
+        return of(own)
+    except SwinQuantError as error:
+        if not own:
+            raise
+        run_plain(artifact, error)
+    return of(())
+
+
 def products(file: OnnxFile, batch: int | None = None) -> Mapping[str, str]:
     """Matrix product -> the type that it runs in, what is not int8 in float32; `batch`: fixed before loading."""
     graphs = _Graphs(_core(os.getpid()), file, "float32", None)
@@ -230,9 +252,7 @@ def inside(artifact: Artifact, options: EngineOptions) -> Callable[[Tensor], dic
     """
     file = verified(artifact)
     with opened_up(file) as copy:
-        libraries = options.extensions or libraries_of(artifact)
-        core = _core(os.getpid(), libraries)
-        graphs = _Graphs(core, copy.file, options.float_type or "float32", options.threads, bool(libraries))
+        _, graphs = _opened(artifact, copy.file, options.float_type or "float32", options)
         graphs.request(file.shape(file.batch or 1))  # weights are in memory once a graph is compiled
 
     def run(images: Tensor) -> dict[str, Tensor]:

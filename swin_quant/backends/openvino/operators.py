@@ -30,7 +30,8 @@ NODES = {
     "mlp": "Mlp",
     "patch_merging": "PatchMerging",
 }  # operator -> its node's name (extension.cpp)
-FAST_DEPTH, FAST_TOKENS = 32, 64  # channels of a head and tokens of a window of its kernel (attention_fast.hpp)
+FAST_DEPTH = 32  # channels of a head of its kernel (attention_fast.hpp)
+FAST_TOKENS = {"attention": 64, "attention_branch": 256}  # of a window, at most
 _LEAST = "avx512-vnni"  # the kind whose gain is told on CPUs that are not measured
 _WHAT = "OpenVINO's window attention and MLP"
 
@@ -90,8 +91,11 @@ def are_default(config: Mapping[str, Any]) -> bool:
     is_of_maps = model.get("OUTPUT_KIND") == FEATURES or isinstance(config.get("DATA", {}).get("IMG_SIZE"), list)
     if is_of_maps or not {"EMBED_DIM", "NUM_HEADS", "WINDOW_SIZE"} <= family.keys():
         return False
-    is_fast = family["EMBED_DIM"] == FAST_DEPTH * family["NUM_HEADS"][0] and family["WINDOW_SIZE"] ** 2 <= FAST_TOKENS
-    return is_fast and run_here(model["TYPE"])
+    tokens = family["WINDOW_SIZE"] ** 2
+    operator = next((name for name, most in FAST_TOKENS.items() if tokens <= most), None)
+    if operator is None or family["EMBED_DIM"] != FAST_DEPTH * family["NUM_HEADS"][0]:
+        return False
+    return run_here(model["TYPE"], operator)
 
 
 def run_here(architecture: str, operator: str = "attention") -> bool:
@@ -123,8 +127,24 @@ def libraries_of(artifact: Artifact) -> tuple[str, ...]:
     try:
         return (str(library()),)
     except SwinQuantError as error:
-        _tell(f"{artifact.file}: its operators run as plain nodes, slower: {error}")
+        run_plain(artifact, error)
         return ()
+
+
+def run_plain(artifact: Artifact, error: SwinQuantError) -> None:
+    """Warn that the operators of an artifact run as plain nodes for this reason."""
+    _tell(f"{artifact.file}: its operators run as plain nodes, slower: {error}")
+
+
+def run_all_products(artifact: Artifact) -> bool:
+    """Whether every int8 product of an artifact is inside nodes of the library, and the library is there.
+
+    Its products are exact on every CPU; plain nodes multiply what Q/DQ pairs have rounded.
+    """
+    if not libraries_of(artifact):
+        return False
+    graph = installed("onnx", "onnx").load(str(artifact.file)).graph
+    return all(node.op_type != "QuantizeLinear" for node in graph.node)
 
 
 def stream_in_half(model: Any) -> None:

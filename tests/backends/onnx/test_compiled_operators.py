@@ -16,6 +16,7 @@ import torch
 from swin_quant.backends.backend import ONNX_TOLERANCES
 from swin_quant.backends.onnx.export import OnnxOptions, export
 from swin_quant.backends.openvino import engine, operators
+from swin_quant.backends.saturation import caution
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.cards.card import RunCard
 from swin_quant.config.load import portable_config
@@ -149,6 +150,51 @@ def test_a_file_runs_as_plain_nodes_where_the_library_is_not_to_be_had(file, wit
     assert said == f"{file.file}: its operators run as plain nodes, slower: no C++ compiler is installed"
 
 
+def test_a_file_runs_as_plain_nodes_where_the_library_cannot_run_them(
+    file, with_operators, tmp_path, monkeypatch, caplog
+):
+    """A library that OpenVINO cannot load, as one of another version, and a node that takes more than ours."""
+    images = pictures(1, 28)
+    wanted = engine.load(file, EngineOptions(threads=1))(images)
+    operators._tell.cache_clear()
+    later = onnx.load(file.file)
+    for node in later.graph.node:
+        if node.op_type == "Mlp":
+            node.input.append(node.input[-1])
+    for function in later.functions:
+        if function.name == "Mlp":
+            function.input.append("more")
+    copy = tmp_path / "later.onnx"
+    onnx.save(later, copy)
+    own = engine.verified(file)
+    monkeypatch.setattr(engine, "verified", lambda artifact: replace(own, path=copy))
+    found = engine.load(file, EngineOptions(threads=1))
+    monkeypatch.setattr(engine, "verified", lambda artifact: own)
+    monkeypatch.setattr(operators, "library", lambda: tmp_path / "broken.so")
+    (tmp_path / "broken.so").write_bytes(b"not a library")
+    for plain in (found, engine.load(file, EngineOptions(threads=1))):
+        assert "extensions" not in plain.details and float((plain(images) - wanted).abs().mean()) < 0.02
+    said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(said) == 2 and all(": its operators run as plain nodes, slower: " in line for line in said)
+    assert "wants 12 inputs" in said[0] and "cannot load it as an extension" in said[1]
+
+
+def test_a_file_whose_products_all_run_in_operators_is_not_said_to_saturate(
+    file, calibrated_for, with_operators, tmp_path, monkeypatch
+):
+    model, card = calibrated_for("swin", 7)
+    partly = export(deepcopy(model), card, tmp_path, OnnxOptions(target="openvino", plugin=tuple(OPERATOR)))
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True}, raising=False)
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "")
+    assert caution("openvino", file) is None and "saturate at 16 bits" in caution("openvino", partly)
+
+    def missing():
+        raise SwinQuantError("no C++ compiler is installed")
+
+    monkeypatch.setattr(operators, "library", missing)
+    assert "saturate at 16 bits" in caution("openvino", file)
+
+
 def test_a_library_of_the_user_s_stands_in_for_ours(file, with_operators, tmp_path):
     theirs = tmp_path / "theirs.so"
     theirs.write_bytes(with_operators.read_bytes())
@@ -200,7 +246,7 @@ def test_a_plain_file_is_the_default_where_they_do_not_run_and_a_line_says_why(
 @pytest.mark.parametrize(
     "kind, keys",
     [
-        ("swin", {"WINDOW_SIZE": 16, "IMG_SIZE": 64}),
+        ("swin", {"WINDOW_SIZE": 24, "IMG_SIZE": 96}),
         ("swin", {"IMG_SIZE": [32, 48]}),
         ("swinv2", {"EMBED_DIM": 48}),
         ("swin", {"OUTPUT_KIND": "features"}),
@@ -209,6 +255,15 @@ def test_a_plain_file_is_the_default_where_they_do_not_run_and_a_line_says_why(
 def test_models_that_the_kernel_is_not_made_for_compile_nothing(kind, keys, tiny_config, monkeypatch):
     monkeypatch.setattr(operators, "library", None)  # must not be called
     assert not operators.are_default(portable_config(tiny_config(kind, **keys)))
+
+
+@pytest.mark.parametrize("window", [12, 16])
+def test_the_branch_alone_is_fast_for_large_windows(window, tiny_config, monkeypatch):
+    monkeypatch.setattr(operators, "library", lambda: "there")
+    config = portable_config(tiny_config("swin", WINDOW_SIZE=window, IMG_SIZE=4 * window))
+    for kind, wanted in (("avx512-vnni", True), ("amx", False)):  # with AMX only attention alone was measured
+        monkeypatch.setattr(operators, "cpu_kind", lambda kind=kind: kind)
+        assert operators.are_default(config) is wanted
 
 
 def test_what_was_measured_to_be_slower_is_no_default(tiny_config, monkeypatch):

@@ -24,7 +24,8 @@ from swin_quant.backends.onnx.swin.int8_operators import (
 )
 
 _ROUNDED = tuple(f"matmul_{tensor}_input_quantizer" for tensor in "qkva")
-_DEPTH, _TOKENS = 32, 64  # channels of a head and tokens of a window (plugins/openvino/attention_fast.hpp)
+_DEPTH = 32  # channels of a head (plugins/openvino/attention_fast.hpp)
+_TOKENS_ALONE, _TOKENS = 64, 256  # of a window, for attention alone and for its branch
 MASKED = -100.0  # what a logit of two tokens of different regions has added
 _ROUNDED_V2 = tuple(f"mha_{tensor}_input_quantizer" for tensor in "qk") + _ROUNDED[2:]
 
@@ -107,7 +108,7 @@ def attention_as_operator(model: nn.Module, is_compiled: Callable[[], bool] | No
         if isinstance(getattr(parent, "attn", None), QuantizedAttention)
     }
     faults = {name: _fault_of_attention(parent.attn) for name, parent in found.items()}
-    for name in chosen("attention", faults, lambda name: _is_fast(found[name].attn), is_compiled):
+    for name in chosen("attention", faults, lambda name: _is_fast(found[name].attn, _TOKENS_ALONE), is_compiled):
         found[name].attn = OperatorAttention(found[name].attn)
 
 
@@ -116,10 +117,10 @@ def _scales_of(attn: QuantizedAttention) -> list[float]:
     return [float(node.scale) for node in _nodes(attn) if isinstance(node, Pair)]
 
 
-def _is_fast(attn: Any) -> bool:
-    """Whether the compiled operator has fast loops for heads and windows of these sizes."""
+def _is_fast(attn: Any, tokens: int) -> bool:
+    """Whether the compiled operator is fast for its heads, and for windows of at most so many tokens."""
     channels = attn.proj._weight_quantizer.values.shape[0]
-    return channels == _DEPTH * attn.heads and attn.length <= _TOKENS
+    return channels == _DEPTH * attn.heads and attn.length <= tokens
 
 
 def _nodes(attn: QuantizedAttention) -> list[Any]:
@@ -230,7 +231,7 @@ def branch_as_operator(model: nn.Module, is_compiled: Callable[[], bool] | None 
     """Let the first branch of every block call the operator, in place; errors and `is_compiled`: `chosen`."""
     found = {f"{name}.attn": block for name, block in model.named_modules() if isinstance(block, OrderedBlock)}
     faults = {name: _fault_of_branch(block) for name, block in found.items()}
-    for name in chosen("attention_branch", faults, lambda name: _is_fast(found[name].attn), is_compiled):
+    for name in chosen("attention_branch", faults, lambda name: _is_fast(found[name].attn, _TOKENS), is_compiled):
         block = found[name]
         block.attn, block.to_windows = OperatorAttentionBranch(block), nn.Identity()
         set_forward(block, lambda self, x: self.attn(x), "attended")
