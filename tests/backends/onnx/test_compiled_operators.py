@@ -176,7 +176,7 @@ def test_a_file_runs_as_plain_nodes_where_the_library_cannot_run_them(
         assert "extensions" not in plain.details and float((plain(images) - wanted).abs().mean()) < 0.02
     said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert len(said) == 2 and all(": its operators run as plain nodes, slower: " in line for line in said)
-    assert "wants 12 inputs" in said[0] and "cannot load it as an extension" in said[1]
+    assert "Mlp: wants 13 inputs" in said[0] and "cannot load it as an extension" in said[1]
 
 
 def test_a_file_whose_products_all_run_in_operators_is_not_said_to_saturate(
