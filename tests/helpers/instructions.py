@@ -36,7 +36,8 @@ def instructions(file, capability=90):
 
     def each(name, rows, columns):
         prepared, counts = found[name]
-        return counts.counts.issue * counts.warps * LANES / (prepared.constants[rows] * prepared.constants[columns])
+        tiles = prepared.constants[rows] * prepared.constants[columns] * prepared.constants.get("WINDOWS", 1)
+        return counts.counts.issue * counts.warps * LANES / tiles
 
     rounded, half, gelu = (each(name, "BM", "BN") for name in ("rounded", "half", "gelu"))
     return {

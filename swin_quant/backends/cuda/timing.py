@@ -52,9 +52,9 @@ def _others(op: str, default: Tiles, constants: Mapping[str, Any], programs: int
         fit = [step for step in sorted(steps) if constants["K"] % step == 0]
         yield from (Tiles(r, c, step, w, s) for r, c, w, s in GEMM for step in fit)
     elif op == "attention" and constants["WINDOW"] ** 2 <= default.columns:
-        yield from (replace(default, warps=warps, stages=stages) for warps, stages in ONE_TILE)
+        yield from (replace(default, warps=warps, stages=stages, windows=1) for warps, stages in ONE_TILE)
         for windows in SEVERAL_WINDOWS:
-            if programs >= FILLED * windows:
+            if programs * default.windows >= FILLED * windows:
                 for times, stages in OF_SEVERAL:
                     yield replace(default, warps=times * default.warps, stages=stages, windows=windows)
     elif op == "attention":

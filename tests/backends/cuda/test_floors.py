@@ -76,8 +76,8 @@ def attentions():
     "gpu, most", [("a100", 0.30), ("a100_80gb", 0.39), ("h100", 0.53), ("h200", 0.76), ("b200", 1.08)]
 )
 def test_attention_of_one_window_a_program_waits_for_memory_rather_than_the_cache(attentions, gpu, most):
-    """A floor counts the position bias once. Each program reads it again from the cache, in less time than the floor on
-    all GPUs but the last: so several windows a program, which read it once, are not the default."""
+    """A floor counts the position bias once. A program of one window reads it again from the cache, in less time than
+    the floor on all GPUs but the last: several windows a program, the default of large batches, save instructions."""
     machine, shares = load_machine(gpu), []
     for launch in attentions:
         qkv, out, bias = (launch.operands[word].nbytes for word in ("qkv", "out", "position_bias"))

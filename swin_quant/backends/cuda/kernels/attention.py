@@ -82,8 +82,11 @@ class AttentionKernel(Kernel):
         """The position bias must have rows of length `bias_row`: it is loaded in whole vectors."""
         m, width = self.out.shape
         length, head_dim = self.windows.tokens, width // self.heads
-        t = (tiles or attention_tiles(length, head_dim)).holding(columns=least_step(self.qkv.element_size()))
-        arguments = self.values(windows_in_all=m // length if t.windows > 1 else None)
+        windows = m // length
+        pictures = windows // self.windows.count
+        t = tiles or attention_tiles(length, head_dim, pictures, windows * self.heads)
+        t = t.holding(columns=least_step(self.qkv.element_size()))
+        arguments = self.values(windows_in_all=windows if t.windows > 1 else None)
         constants = {
             **self.windows.constants(),
             "HEADS": self.heads,
@@ -94,7 +97,7 @@ class AttentionKernel(Kernel):
             "BKEYS": t.columns,
             "WINDOWS": t.windows,
         }
-        grid = (-(-(m // length) // t.windows) * self.heads, -(-length // t.rows))
+        grid = (-(-pictures // t.windows) * self.windows.count * self.heads, -(-length // t.rows))
         options = {"enable_fp_fusion": False} if self.product_levels is not None else {}
         return PreparedLaunch("attention.attention", grid, arguments, constants, t, options)
 

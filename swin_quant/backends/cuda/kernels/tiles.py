@@ -14,6 +14,7 @@ MOST = 1 << 20  # the most values of a Triton tensor
 MOST_WARPS = 32  # the most warps of a program, on every GPU
 LINE = 128  # bytes of a cache line
 LEAST_STEP = 32  # bytes along K of one tensor core instruction
+SEVERAL_WINDOWS = 8  # the most windows that a program of attention takes one after another
 WIDE = 384  # the most channels, or bytes of channels, of which 64 rows fit on the chip
 
 
@@ -94,21 +95,24 @@ def row_tiles(channels: int) -> Tiles:
 def pool_tiles(channels: int, tokens: int) -> Tiles:
     """For a program that takes all tokens of a picture, `rows` at a time.
 
-    There are few programs, and their steps wait for each other: each has as many warps and tokens as registers allow.
+    There are few programs, and their steps wait for each other: each has as many tokens as registers allow. More warps
+    would only exchange more sums of rows.
     """
     block = power_of_two(channels)
-    return Tiles(max(1, min(power_of_two(tokens), 2 * REGISTERS // block)), block, warps=16)
+    return Tiles(max(1, min(power_of_two(tokens), 2 * REGISTERS // block)), block, warps=8)
 
 
-def attention_tiles(tokens: int, head_dim: int) -> Tiles:
-    """For windows of `tokens`.
+def attention_tiles(tokens: int, head_dim: int, pictures: int = 1, programs: int = 1) -> Tiles:
+    """For windows of `tokens`; `programs`: one for each window and head.
 
-    One window a program: on GPUs up to the H200, a program's reads from the cache, its position bias included, take
-    less time than the launch's floor. Several windows cost registers, so that fewer programs are resident.
+    A window of one tile shares what is added to its logits with the windows of other pictures at its place: a program
+    takes up to 8 of them, as long as a large GPU has three programs a multiprocessor.
     """
     if tokens <= 64:
         side = max(32, power_of_two(tokens))
-        return Tiles(side, side, head_dim, warps=4 if side == 64 else 2)
+        most = min(SEVERAL_WINDOWS, pictures, programs // (3 * FILLED))
+        windows = 1 << max(most, 1).bit_length() - 1
+        return Tiles(side, side, head_dim, warps=4 if side == 64 else 2, windows=windows)
     return Tiles(64, 64 if tokens % 64 == 0 else 32, head_dim, warps=4, stages=2)
 
 

@@ -104,7 +104,7 @@ def test_int8_to_half():
     assert torch.equal(torch.tensor(halves, dtype=torch.int32).view(torch.float16), x.half())
 
 
-@pytest.mark.parametrize("name", ["_as_int8", "as_half", "exp2"])
+@pytest.mark.parametrize("name", ["_as_int8", "as_half", "exp2", "reciprocal"])
 def test_each_program_has_as_many_registers_as_its_constraints(name):
     text, constraints = programs()[name]
     assert {int(n) for n in re.findall(r"\$(\d+)", text)} == set(range(len(constraints.split(","))))

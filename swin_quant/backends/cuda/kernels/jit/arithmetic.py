@@ -96,6 +96,17 @@ def exp2(x):
 
 
 @triton.jit
+def reciprocal(x):
+    """1 / x within a unit in the last place, for normal float32 x; a division scales its operands first."""
+    if INTERPRETED:
+        return 1.0 / x
+    else:
+        return tl.inline_asm_elementwise(
+            "rcp.approx.ftz.f32 $0, $1;", "=r,r", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+
+
+@triton.jit
 def on_e4m3(x):
     """float32 x, saturated and rounded half to even to a value of E4M3: whole eighths of the power of two below x."""
     is_nan = x != x

@@ -1,7 +1,7 @@
 """Attention of BQ queries of one head in a window, over its keys in tiles of BKEYS; alone, and with the projection.
 
-Alone, a program may take WINDOWS windows one after another: they share the head's position bias, which is read once if
-a window is one tile.
+Alone, a program may take the windows of WINDOWS pictures at one place of the map, one after another: they share the
+head's position bias and the shift's mask, which are made once if a window is one tile.
 
 If a window is one tile, its logits are computed once. Otherwise int8 (or float8) probabilities take two passes over the
 keys, for they need the whole sum before they are rounded; half ones take one, as in flash attention.
@@ -10,20 +10,11 @@ keys, for they need the whole sum before they are rounded; half ones take one, a
 import triton
 import triton.language as tl
 
-from swin_quant.backends.cuda.kernels.jit.arithmetic import as_half, as_type, exp2, rounded
+from swin_quant.backends.cuda.kernels.jit.arithmetic import as_half, as_type, exp2, reciprocal, rounded
 from swin_quant.backends.cuda.kernels.jit.parts import accumulated, finish_rows, zeros
 
 MASKED = tl.constexpr(-100.0)
 LOG2_E = tl.constexpr(1.4426950408889634)
-
-
-@triton.jit
-def _bias(position_bias, queries, keys, head, L: tl.constexpr, BIAS_ROW: tl.constexpr):
-    """[BQ, BKEYS] in the stored type; columns from L on are padding."""
-    # A mask that ended at L would load each half of a window of 7 by itself.
-    inside = (queries < L)[:, None] & (keys < BIAS_ROW)[None, :]
-    places = (head * L + queries)[:, None] * BIAS_ROW + keys[None, :]
-    return tl.load(position_bias + places, mask=inside, other=0.0)
 
 
 @triton.jit
@@ -42,12 +33,30 @@ def _sides(tokens, WINDOW: tl.constexpr, SHIFT: tl.constexpr):
 
 
 @triton.jit
+def _added(
+    position_bias, queries, keys, window, head,
+    SIDE: tl.constexpr, WINDOW: tl.constexpr, SHIFT: tl.constexpr, BIAS_ROW: tl.constexpr,
+):  # fmt: skip
+    """float32 [BQ, BKEYS], added to the logits: position bias and the shift's mask."""
+    L: tl.constexpr = WINDOW * WINDOW
+    # Columns from L on are padding: a mask that ended at L would load each half of a window of 7 by itself.
+    inside = (queries < L)[:, None] & (keys < BIAS_ROW)[None, :]
+    places = (head * L + queries)[:, None] * BIAS_ROW + keys[None, :]
+    added = tl.load(position_bias + places, mask=inside, other=0.0).to(tl.float32)
+    if SHIFT > 0:
+        bounds = _bounds(window, SIDE // WINDOW)
+        differ = _sides(queries, WINDOW, SHIFT)[:, None] ^ _sides(keys, WINDOW, SHIFT)[None, :]
+        added = tl.where((differ & bounds) == 0, added, added + MASKED)
+    return added
+
+
+@triton.jit
 def _logits(
-    qkv, position_bias, known_bias, q, queries, keys, window, head, scale, product_levels, product_step,
+    qkv, position_bias, added, q, queries, keys, window, head, scale, product_levels, product_step,
     SIDE: tl.constexpr, WINDOW: tl.constexpr, SHIFT: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr,
     BIAS_ROW: tl.constexpr,
 ):  # fmt: skip
-    """float32 [BQ, BKEYS]; -inf for keys after the last. `known_bias`: the bias of these keys, or None to read it."""
+    """float32 [BQ, BKEYS]; -inf for keys after the last. `added`: `_added` of these keys, or None to make it."""
     L: tl.constexpr = WINDOW * WINDOW
     d = tl.arange(0, D)
     places = (window * L + keys)[:, None] * (3 * HEADS * D) + (HEADS + head) * D + d[None, :]
@@ -58,12 +67,8 @@ def _logits(
         logits = rounded(logits * product_levels) * scale * product_step
     else:
         logits = logits * scale
-    bias = _bias(position_bias, queries, keys, head, L, BIAS_ROW) if known_bias is None else known_bias
-    added = bias.to(tl.float32)
-    if SHIFT > 0:
-        bounds = _bounds(window, SIDE // WINDOW)
-        differ = _sides(queries, WINDOW, SHIFT)[:, None] ^ _sides(keys, WINDOW, SHIFT)[None, :]
-        added = tl.where((differ & bounds) == 0, added, added + MASKED)
+    if added is None:
+        added = _added(position_bias, queries, keys, window, head, SIDE, WINDOW, SHIFT, BIAS_ROW)
     return tl.where((keys < L)[None, :], logits + added, float("-inf"))
 
 
@@ -82,7 +87,7 @@ def _values(qkv, keys, window, head, L: tl.constexpr, HEADS: tl.constexpr, D: tl
 
 @triton.jit
 def _context(
-    qkv, queries, window, head, logits_scale, position_bias, known_bias, softmax_levels, context_scale, product_levels,
+    qkv, queries, window, head, logits_scale, position_bias, added, softmax_levels, context_scale, product_levels,
     product_step, softmax_epsilon,
     SIDE: tl.constexpr, WINDOW: tl.constexpr, SHIFT: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr,
     BIAS_ROW: tl.constexpr, ONE_SCALE: tl.constexpr, BQ: tl.constexpr, BKEYS: tl.constexpr,
@@ -103,7 +108,7 @@ def _context(
 
     if L <= BKEYS:
         logits = _logits(
-            qkv, position_bias, known_bias, q, queries, tile, window, head, scale, product_levels, product_step,
+            qkv, position_bias, added, q, queries, tile, window, head, scale, product_levels, product_step,
             SIDE, WINDOW, SHIFT, HEADS, D, BIAS_ROW,
         )  # fmt: skip
         v = _values(qkv, tile, window, head, L, HEADS, D)
@@ -114,7 +119,7 @@ def _context(
             context = tl.dot(shares, v, out_dtype=SUM).to(tl.float32) * context_scale
         else:
             context = tl.dot(powers.to(POWERS), as_half(v, POWERS), out_dtype=tl.float32)
-            context = context * (context_scale / total)[:, None]
+            context = context * (context_scale * reciprocal(total))[:, None]
     else:
         largest = tl.full([BQ], float("-inf"), tl.float32)
         total = tl.zeros([BQ], tl.float32)
@@ -147,20 +152,20 @@ def _context(
                 sums = tl.dot(shares, v, sums, out_dtype=SUM, max_num_imprecise_acc=STEP)
             context = sums.to(tl.float32) * context_scale
         else:
-            context = context * (context_scale / total)[:, None]
+            context = context * (context_scale * reciprocal(total))[:, None]
     return context
 
 
 @triton.jit
 def _one_window(
-    qkv, out, queries, window, head, logits_scale, position_bias, known_bias, softmax_levels, context_scale,
+    qkv, out, queries, window, head, logits_scale, position_bias, added, softmax_levels, context_scale,
     product_levels, product_step, softmax_epsilon,
     SIDE: tl.constexpr, WINDOW: tl.constexpr, SHIFT: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr,
     BIAS_ROW: tl.constexpr, ONE_SCALE: tl.constexpr, BQ: tl.constexpr, BKEYS: tl.constexpr,
 ):  # fmt: skip
     L: tl.constexpr = WINDOW * WINDOW
     context = _context(
-        qkv, queries, window, head, logits_scale, position_bias, known_bias, softmax_levels, context_scale,
+        qkv, queries, window, head, logits_scale, position_bias, added, softmax_levels, context_scale,
         product_levels, product_step, softmax_epsilon, SIDE, WINDOW, SHIFT, HEADS, D, BIAS_ROW, ONE_SCALE, BQ, BKEYS,
     )  # fmt: skip
     places = (window * L + queries)[:, None] * (HEADS * D) + head * D + tl.arange(0, D)[None, :]
@@ -176,19 +181,23 @@ def attention(
 ):  # fmt: skip
     """`windows_in_all`: None if a program takes one window."""
     L: tl.constexpr = WINDOW * WINDOW
-    first, head = tl.program_id(0) // HEADS * WINDOWS, tl.program_id(0) % HEADS
+    COUNT: tl.constexpr = (SIDE // WINDOW) * (SIDE // WINDOW)
+    window, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
     queries = tl.program_id(1) * BQ + tl.arange(0, BQ)
     if WINDOWS == 1:
         _one_window(
-            qkv, out, queries, first, head, logits_scale, position_bias, None, softmax_levels, context_scale,
+            qkv, out, queries, window, head, logits_scale, position_bias, None, softmax_levels, context_scale,
             product_levels, product_step, softmax_epsilon,
             SIDE, WINDOW, SHIFT, HEADS, D, BIAS_ROW, ONE_SCALE, BQ, BKEYS,
         )  # fmt: skip
     else:
-        bias = _bias(position_bias, queries, tl.arange(0, BKEYS), head, L, BIAS_ROW) if L <= BKEYS else None
-        for window in range(first, tl.minimum(first + WINDOWS, windows_in_all)):  # an `if` inside costs registers
+        first = window // COUNT * (WINDOWS * COUNT) + window % COUNT
+        added = None
+        if L <= BKEYS:
+            added = _added(position_bias, queries, tl.arange(0, BKEYS), first, head, SIDE, WINDOW, SHIFT, BIAS_ROW)
+        for one in range(first, tl.minimum(first + WINDOWS * COUNT, windows_in_all), COUNT):
             _one_window(
-                qkv, out, queries, window, head, logits_scale, position_bias, bias, softmax_levels, context_scale,
+                qkv, out, queries, one, head, logits_scale, position_bias, added, softmax_levels, context_scale,
                 product_levels, product_step, softmax_epsilon,
                 SIDE, WINDOW, SHIFT, HEADS, D, BIAS_ROW, ONE_SCALE, BQ, BKEYS,
             )  # fmt: skip

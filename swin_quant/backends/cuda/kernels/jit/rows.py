@@ -80,8 +80,13 @@ def pool(
         values = tl.load(x + places, mask=valid, other=0.0).to(tl.float32)
         if factors is not None:
             values *= tl.load(factors + c, mask=c < C, other=0.0)[None, :]
-        y = normed(values, c, weight, bias, eps, C)
         if HALF_STEPS:
-            y = y.to(x.dtype.element_ty).to(tl.float32)
-        total += tl.sum(tl.where(valid, y, 0.0), 0)
-    tl.store(out + tl.program_id(0) * C + c, as_type(total / TOKENS, out.dtype.element_ty), mask=c < C)
+            y = normed(values, c, weight, bias, eps, C).to(x.dtype.element_ty).to(tl.float32)
+            total += tl.sum(tl.where(valid, y, 0.0), 0)
+        else:  # the norm's weight and bias are left to the mean
+            y = tl.where((c < C)[None, :], values - (tl.sum(values, 1) / C)[:, None], 0.0)
+            total += tl.sum(y * tl.rsqrt(tl.sum(y * y, 1) / C + eps)[:, None], 0)
+    total = total / TOKENS
+    if not HALF_STEPS:
+        total = total * tl.load(weight + c, mask=c < C, other=0.0) + tl.load(bias + c, mask=c < C, other=0.0)
+    tl.store(out + tl.program_id(0) * C + c, as_type(total, out.dtype.element_ty), mask=c < C)
