@@ -45,6 +45,9 @@ from swin_quant.cards.records import (
     WrappedRecord,
 )
 
+FAMILY, FORMAT = "swin-quant/run-card/", 1
+SCHEMA = f"{FAMILY}{FORMAT}"
+
 
 def versions() -> dict[str, str | None]:
     """Versions of software, and the hardware; None for anything absent."""
@@ -75,10 +78,6 @@ def _cpu() -> str | None:
         return platform.processor() or None
     match = re.search(r"^model name\s*: (.+)$", text, re.MULTILINE)
     return match[1] if match else platform.machine()
-
-
-FAMILY, FORMAT = "swin-quant/run-card/", 1
-SCHEMA = f"{FAMILY}{FORMAT}"
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,10 @@ from swin_quant.serving.visit import Visit, advice, boundary_of, file_in
 
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)  # buckets of the histograms
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
+_LIGHT_BYTES = 2**21  # a body of JSON and tensors that is read within tenths of a second
+_AT_ONCE = 2**13  # numbers that are written within milliseconds
+_NUMBER, _BINARY_NUMBER = 64, 12  # bytes of memory for a number while it is written in JSON, or as it is
+Handler = Callable[[Any, Visit], Awaitable[Any]]
 
 
 class Durations:
@@ -125,12 +129,6 @@ class ServiceMetrics:
         self.waiting.set(waiting)
         self.held.set(held)
         return self._render(self.registry)
-
-
-_LIGHT_BYTES = 2**21  # a body of JSON and tensors that is read within tenths of a second
-_AT_ONCE = 2**13  # numbers that are written within milliseconds
-_NUMBER, _BINARY_NUMBER = 64, 12  # bytes of memory for a number while it is written in JSON, or as it is
-Handler = Callable[[Any, Visit], Awaitable[Any]]
 
 
 @dataclass(frozen=True)
