@@ -21,7 +21,7 @@ BACKEND = Backend(
         ("swin-quant bench {file} --checkpoint {checkpoint}",),
         ("cpu-operators", "swin_quant.backends.openvino.operators:are_default"),
     ),
-    writes="ONNX with Q/DQ pairs, attention as one compiled operator where it runs, else its products float",
+    writes="ONNX with Q/DQ pairs, a compiled operator for each branch of a block, or float products of attention",
     runs_on="OpenVINO",
     runs=("onnx",),
     load="swin_quant.backends.openvino.engine:load",
