@@ -14,7 +14,7 @@ import torch
 from any_model import HEADING
 from pages import cpu, place
 from PIL import Image
-from sweep import ENGINES, _sqnr
+from sweep import ENGINES, sqnr
 from torch import Tensor, nn
 
 import swin_quant as sq
@@ -69,7 +69,7 @@ def main() -> None:
         for engine in ENGINES:
             run = sq.export(model, engine, args.work / engine, compared=False).load()
             found.append(torch.as_tensor(run(judged)))
-        lines.append(f"| {passes} | {' | '.join(f'{_sqnr(one, exact):.2f}' for one in found)} |")
+        lines.append(f"| {passes} | {' | '.join(f'{sqnr(one, exact):.2f}' for one in found)} |")
         print(lines[-1], flush=True)
     order = "in the order of their names" if args.shuffle is None else f"shuffled by seed {args.shuffle}"
     about = f"SQNR of the logits in dB under {WRAPPED}. {len(calibrating)} pictures calibrate, {len(judged)} score, "

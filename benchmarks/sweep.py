@@ -198,14 +198,14 @@ def _stages(
     row.share, row.left = covered["share"], covered["left"]
     yield "fake-quant"
     with torch.inference_mode():
-        row.fake = _sqnr(_flat(model(judged)), reference)
+        row.fake = sqnr(_flat(model(judged)), reference)
     for engine in ENGINES:
         yield f"export for {engine}"
         artifact = sq.export(model, engine, folder / engine, compared=False)  # this run judges by itself
         if engine == "openvino":
             row.unsaid = max(_float_products(artifact.file) - sum(row.left.values()), 0)
         yield engine
-        setattr(row, engine, _sqnr(_flat(artifact.load(threads=1)(judged)), reference))
+        setattr(row, engine, sqnr(_flat(artifact.load(threads=1)(judged)), reference))
 
 
 def _pictures(side: int, data_path: str | None) -> Tensor:
@@ -232,7 +232,7 @@ def _beside_nncf(
     try:
         model = openvino.convert_model(module, example_input=calibration[:2])
         file = nncf_quantized(model, calibration, folder / "nncf.xml", convolutional)
-        row.nncf = _sqnr(_flat(_infer(file, judged)(judged)), reference)
+        row.nncf = sqnr(_flat(_infer(file, judged)(judged)), reference)
         if row.is_whole:
             row.times = _times(
                 *(_infer(one, judged[:1]) for one in (*(folder / "openvino").glob("*.onnx"), file)), judged[:1]
@@ -288,7 +288,8 @@ def _float_products(file: Path) -> int:
     return sum(not all(map(is_dequantized, node.input[:2])) for node in products)
 
 
-def _sqnr(given: Tensor, reference: Tensor) -> float:
+def sqnr(given: Tensor, reference: Tensor) -> float:
+    """Signal to noise of an output in dB. FloatingPointError for NaN or infinity."""
     if not given.isfinite().all():
         raise FloatingPointError("gives NaN or infinity")
     noise = float((given.double() - reference.double()).square().sum())

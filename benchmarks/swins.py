@@ -11,7 +11,6 @@ transformers. Rows in --work are not made again, and rows of networks that are n
 import argparse
 import json
 import logging
-import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any
 import torch
 from networks import NETWORKS, built, is_there
 from pages import place, read_table
+from sweep import sqnr
 from torch import Tensor
 
 import swin_quant as sq
@@ -105,13 +105,13 @@ def _cells(name: str, folder: Path, engines: list[str]) -> Iterator[str]:
     yield f"{covered['quantized']} of {covered['products']}"
     yield f"{100 * covered['share']:.1f}"
     with torch.inference_mode():
-        yield f"{_sqnr(_flat(model(judged)), exact):.1f}"
+        yield f"{sqnr(_flat(model(judged)), exact):.1f}"
     for engine in ENGINES:
         if engine not in engines:
             yield ""
             continue
         artifact = sq.export(model, engine, folder / engine)
-        yield f"{_sqnr(_flat(artifact.load(threads=1)(judged)), exact):.1f}"
+        yield f"{sqnr(_flat(artifact.load(threads=1)(judged)), exact):.1f}"
     yield ", ".join(f"{count} {kind}" for kind, count in covered["left"].items())
 
 
@@ -129,11 +129,6 @@ def _flat(output: Any) -> Tensor:
         output = list(output.values())
     tensors = output if isinstance(output, list | tuple) else [output]
     return torch.cat([torch.as_tensor(one).flatten(1) for one in tensors], 1)
-
-
-def _sqnr(given: Tensor, reference: Tensor) -> float:
-    noise = float((given.double() - reference.double()).square().sum())
-    return 10 * math.log10(float(reference.double().square().sum()) / max(noise, 1e-30))
 
 
 if __name__ == "__main__":

@@ -46,8 +46,9 @@ def share_pairs(graph: "ir.Graph") -> None:
 def fit_biases(graph: "ir.Graph") -> None:
     """Raise the scale of a channel whose weights are so near zero that its bias would not fit int32.
 
-    ONNX Runtime rounds biases to int32, by the product of both scales, and saturates them without a word: 27 in place
-    of 50 dB beside fake-quant in a SHViT. The weights of such a channel add less than a hundredth to its bias.
+    ONNX Runtime rounds biases to int32, by the product of both scales, and saturates them without a word: a SHViT
+    had 27 dB beside the same file without its optimizer, and has 44. By the larger scale a rounded weight shifts an
+    output by at most 255 / 2**31 of the bias. Weights that several nodes read stay as they are.
     """
     import numpy as np
     import onnx_ir as ir
@@ -55,7 +56,7 @@ def fit_biases(graph: "ir.Graph") -> None:
     for node in graph:
         if node.op_type not in ("Conv", "Gemm") or len(node.inputs) < 3:
             continue
-        data, weight, bias = (_maker(node, 0), _maker(node, 1), node.inputs[2])
+        data, weight, bias = _dequantizer(node.inputs[0]), _dequantizer(node.inputs[1]), node.inputs[2]
         if data is None or weight is None or bias is None or not bias.is_initializer():
             continue
         levels, scale = weight.inputs[:2]
@@ -317,13 +318,11 @@ def _factors(addition: "ir.Node") -> "list[ir.Value | None]":
 
 
 def _is_dequantized(value: "ir.Value | None") -> bool:
-    maker = value.producer() if value is not None else None
-    return maker is not None and maker.op_type == "DequantizeLinear"
+    return _dequantizer(value) is not None
 
 
-def _maker(node: "ir.Node", place: int) -> "ir.Node | None":
-    """The operator that dequantizes an input; None if none does."""
-    value = node.inputs[place]
+def _dequantizer(value: "ir.Value | None") -> "ir.Node | None":
+    """The operator that dequantizes a value; None if none does."""
     maker = value.producer() if value is not None else None
     return maker if maker is not None and maker.op_type == "DequantizeLinear" else None
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from swin_quant.backends.artifact import Artifact
+from swin_quant.backends.onnx_reader.file import read_model
 from swin_quant.base.cpu import within
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.extras import library as installed
@@ -143,8 +144,7 @@ def run_all_products(artifact: Artifact) -> bool:
     """
     if not libraries_of(artifact):
         return False
-    graph = installed("onnx", "onnx").load(str(artifact.file)).graph
-    return all(node.op_type != "QuantizeLinear" for node in graph.node)
+    return all(node.op_type != "QuantizeLinear" for node in read_model(artifact.file).graph.node)
 
 
 def stream_in_half(model: Any) -> None:
