@@ -40,13 +40,13 @@ class PassContext:
         object.__setattr__(self, "original", copy.deepcopy(self.model))
 
     def first(self, pictures: int) -> list[Tensor]:
-        """Batches of the first pictures."""
+        """Batches of the first pictures: two at least, if there are two pictures."""
         found: list[Tensor] = []
         for batch in self.images:
             if pictures > 0:
                 found.append(batch[:pictures])
             pictures -= len(batch)
-        return found
+        return list(found[0].tensor_split(2)) if len(found) == 1 and len(found[0]) > 1 else found
 
     def walk(self, pictures: int) -> Iterator[UnitRun]:
         """Each unit in order, with the original's inputs and outputs for the first pictures; it may be changed."""

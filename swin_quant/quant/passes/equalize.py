@@ -5,7 +5,7 @@ one side of a place to the other (`places.Exchange`), it is SmoothQuant's, with 
 max|w_c| ** (1 - a). (Xiao et al., "SmoothQuant", 2023; Nagel et al., "Data-Free Quantization Through Weight
 Equalization and Bias Correction", 2019.) Where an offset can move, channels are centred around zero (Li et al.,
 "RepQ-ViT", 2023, moves both into the norm). A change is kept only if it measurably improves the quantized unit's
-output.
+output, and does not harm it on other pictures.
 """
 
 import math
@@ -32,6 +32,7 @@ from swin_quant.quant.watch import watching
 OUTLIER = 5.0
 NO_GAIN = "no unit gains"  # start of the note if nothing changed
 _BETTER = 0.97  # share of the error before: a smaller gain may be chance
+_WORSE = 1.25  # times the error before, on other pictures: less may be chance, for half of the pictures give the ranges
 _LARGEST = 2.0**12  # largest factor
 _SMALLEST = 2.0**-12  # of the largest channel: the least size that channels count with
 
@@ -225,9 +226,33 @@ def _equalize(
             if found[other] < found[best] * _BETTER:
                 best = other
     before, after = found[tuple(plain)], found[best]
-    better = after < before * _BETTER
+    better = after < before * _BETTER and _holds_elsewhere(context, step, places, original, best)
     _apply(context.model, unit, original, places, spreads, best if better else tuple(plain))
     return gain_db(before, after) if better or after == math.inf else 0.0
+
+
+def _holds_elsewhere(
+    context: PassContext, step: UnitRun, places: Sequence[Exchange], original: Mapping[str, Tensor],
+    choices: Sequence[Choice],
+) -> bool:  # fmt: skip
+    """Whether `choices` do no harm on pictures that gave neither factors nor ranges: each half judges the other's. A
+    channel that these pictures hardly show gets a factor by which it leaves its range on all others."""
+    middle = len(step.inputs) // 2
+    halves = [
+        replace(step, inputs=step.inputs[part], outputs=step.outputs[part])
+        for part in (slice(0, middle), slice(middle, None))
+    ]
+    if not middle:  # a single picture
+        return True
+    before = after = 0.0
+    for given, judged in (halves, halves[::-1]):
+        trial = Trial(given, context.method.name, judged)
+        restore(step.unit, original)
+        spreads = _spreads(context.model, step.unit, places, given.inputs)
+        before += trial.error()
+        _apply(context.model, step.unit, original, places, spreads, choices)
+        after += trial.error()
+    return after <= before * _WORSE
 
 
 def _choices(place: Exchange, alphas: Sequence[float]) -> Iterator[Choice]:

@@ -25,10 +25,13 @@ AMAX, BOUNDS = "._amax", "._bounds"  # endings of ranges' names
 
 
 class Trial:
-    """A unit with its float inputs and outputs. `method`: the calibration's; max takes the largest magnitude."""
+    """A unit with its float inputs and outputs. `method`: the calibration's; max takes the largest magnitude.
 
-    def __init__(self, step: UnitRun, method: str | None) -> None:
-        self.unit, self.inputs, self.targets, self.method = step.unit, step.inputs, step.outputs, method
+    `judged`: the same unit on the pictures to measure on; by default those that give the ranges.
+    """
+
+    def __init__(self, step: UnitRun, method: str | None, judged: UnitRun | None = None) -> None:
+        self.unit, self.inputs, self.method, self.judged = step.unit, step.inputs, method, judged or step
         self.nodes = enabled_in(step.unit)
 
     def error(self) -> float:
@@ -41,7 +44,7 @@ class Trial:
             self._set_ranges()
             for node in self.nodes:
                 node.state, node.observer = State.QUANTIZE, None
-            return squared_error(through(self.unit, self.inputs), self.targets)
+            return squared_error(through(self.unit, self.judged.inputs), self.judged.outputs)
 
     def _set_ranges(self) -> None:
         for layer in self.unit.modules():

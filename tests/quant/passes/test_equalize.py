@@ -277,3 +277,19 @@ def test_in_a_network_of_one_unit_only_channels_that_stand_out_cost_trials():
     largest = after["a.0.weight"].abs().amax((1, 2, 3))
     assert largest.max() < 8 * largest.median()
     assert torch.equal(after["b.0.weight"], before["b.0.weight"])
+
+
+@pytest.mark.parametrize("order, gains", [([0, 4, 1, 5, 2, 6, 3, 7], True), ([0, 1, 2, 3, 4, 5, 6, 7], False)])
+def test_factors_that_harm_other_pictures_are_not_taken(order, gains):
+    """Channels 1 to 4 read red, which the last four pictures hardly have: their own factors would clip the first."""
+    torch.manual_seed(0)
+    module, pictures = Branches(), torch.randn(8, 3, 12, 12)
+    with torch.no_grad():
+        module.a[0].weight[1:5, 1:] = 0
+        module.a[0].bias[1:5] = 0
+        module.a[0].weight[0] /= 4
+        module.a[2].weight[:, 0] *= 4
+    pictures[4:, 0] *= 1e-4
+    model = sq.calibrate(sq.wrap(module, 12), [pictures[order]], "qdq")
+    (equalized,) = (one for one in model.card.calibration["passes"] if one["name"] == "equalize")
+    assert (equalized["note"] != "no unit gains") is gains
