@@ -115,16 +115,17 @@ static double of_attention(size_t width) {
     WindowBranch branch{};
     branch.qkv = given.linear(width, 3 * width, {0.001f, 128}), branch.proj = given.linear(width, width, {0.03f, 128});
     branch.norm = {given.ones.data(), given.zeros.data(), 1e-5f}, branch.heads = heads, branch.length = length;
-    branch.tokens = tokens, branch.places = places.data(), branch.bias = bias.data();
-    branch.regions = regions.data(), branch.rounds = 1, branch.of_q = branch.of_k = branch.of_v = 1000;
+    branch.bias = bias.data(), branch.of_q = branch.of_k = branch.of_v = 1000;
+    const Windows all(places, tokens, length, false, regions.data(), 1);
     const PackedWindowBranch packed(branch);
     std::vector<uint8_t> levels(length * width), attended(length * width);
     std::vector<int8_t> qkv(length * HEADS * HEAD);
     const double time = best_of([&] {
         for (size_t window = 0; window < windows; ++window) {
             const auto row = [&](size_t token) { return &given.x[(window * length + token) * width]; };
-            attend_heads(branch, packed, window, 0, heads, given.x.data(), levels.data(), qkv.data(), attended.data());
-            add_outputs(packed.proj, nullptr, length, attended.data(), row, nullptr, &given.y[window * length * width]);
+            const auto result = [&](size_t token) { return &given.y[(window * length + token) * width]; };
+            attend_heads(branch, packed, all, window, 0, heads, given.x.data(), levels.data(), qkv.data(), attended.data());
+            add_outputs(packed.proj, nullptr, length, attended.data(), row, nullptr, result);
         }
     });
     return double(tokens * (4 * width * width + 2 * length * width)) / time;

@@ -3,6 +3,7 @@
 
 #include "attention.hpp"
 #include "attention_branch.hpp"
+#include "map_branch.hpp"
 #include "mlp.hpp"
 #include "openvino/core/op_extension.hpp"
 #include "openvino/frontend/node_context.hpp"
@@ -52,6 +53,16 @@ ov::OutputVector attention_branch(const ov::frontend::NodeContext& node) {
         ->outputs();
 }
 
+ov::OutputVector map_branch(const ov::frontend::NodeContext& node) {
+    const auto scales = node.get_attribute<std::vector<double>>("scales");
+    return std::make_shared<swin_quant::MapBranch>(
+               inputs_of(node), node.get_attribute<int64_t>("heads"), std::vector<float>(scales.begin(), scales.end()),
+               node.get_attribute<int64_t>("norm_last") != 0, node.get_attribute<float>("epsilon"),
+               node.get_attribute<Integers>("window"), node.get_attribute<Integers>("shift"),
+               node.get_attribute<int64_t>("pad_first") != 0)
+        ->outputs();
+}
+
 ov::OutputVector mlp(const ov::frontend::NodeContext& node) {
     const auto norm_last = node.get_attribute<int64_t>("norm_last") != 0;
     return std::make_shared<swin_quant::Mlp>(inputs_of(node), norm_last, node.get_attribute<float>("epsilon"))->outputs();
@@ -70,12 +81,14 @@ std::vector<ov::Extension::Ptr> all() {
         std::make_shared<ov::OpExtension<swin_quant::Relu>>(),
         std::make_shared<ov::OpExtension<swin_quant::Attention>>(),
         std::make_shared<ov::OpExtension<swin_quant::AttentionBranch>>(),
+        std::make_shared<ov::OpExtension<swin_quant::MapBranch>>(),
         std::make_shared<ov::OpExtension<swin_quant::Mlp>>(),
         std::make_shared<ov::OpExtension<swin_quant::PatchMerging>>(),
         std::make_shared<ov::frontend::onnx::ConversionExtension>("Roll", SWIN_QUANT_DOMAIN, roll),
         std::make_shared<ov::frontend::onnx::ConversionExtension>("Relu", SWIN_QUANT_DOMAIN, relu),
         std::make_shared<ov::frontend::onnx::ConversionExtension>("Attention", SWIN_QUANT_DOMAIN, attention),
         std::make_shared<ov::frontend::onnx::ConversionExtension>("AttentionBranch", SWIN_QUANT_DOMAIN, attention_branch),
+        std::make_shared<ov::frontend::onnx::ConversionExtension>("MapBranch", SWIN_QUANT_DOMAIN, map_branch),
         std::make_shared<ov::frontend::onnx::ConversionExtension>("Mlp", SWIN_QUANT_DOMAIN, mlp),
         std::make_shared<ov::frontend::onnx::ConversionExtension>("PatchMerging", SWIN_QUANT_DOMAIN, patch_merging),
     };

@@ -242,17 +242,17 @@ private:
     std::vector<float> m_gain, m_bias;
 };
 
-// The linear of all tokens, normalised if `norm` is not null, plus rows of the stream -> result [tokens, out]. Room: y, as
-// the result, for the norm.
-template <typename Row, typename T>
+// The linear of all tokens, normalised if `norm` is not null, plus rows of the stream, into the rows result(0), result(1)
+// ... Room for the norm: y [tokens, out].
+template <typename Row, typename Result>
 SWIN_QUANT_TARGET void add_outputs(const Packed& linear, const Norm* norm, size_t tokens, const uint8_t* x, const Row& row,
-                                 float* y, T* result) {
+                                 float* y, const Result& result) {
     const size_t width = linear.out;
     if (!norm)
         return multiply_all(linear, 0, width, tokens, x, [&](size_t token, size_t column, const auto& sums) SWIN_QUANT_INLINE {
             unrolled<sizeof(sums) / sizeof(Floats)>([&](auto v) SWIN_QUANT_INLINE {
                 const size_t place = column + LANES * v;
-                put(result + token * width + place, sums[v] + load(row(token) + place));
+                put(result(token) + place, sums[v] + load(row(token) + place));
             });
         });
     multiply_all(linear, 0, width, tokens, x, [&](size_t token, size_t column, const auto& sums) SWIN_QUANT_INLINE {
@@ -262,7 +262,7 @@ SWIN_QUANT_TARGET void add_outputs(const Packed& linear, const Norm* norm, size_
     each_row(norm, width, tokens, own, [&](size_t token, size_t i, const auto& normal) SWIN_QUANT_INLINE {
         unrolled<PARTS>([&](auto v) SWIN_QUANT_INLINE {
             const size_t place = i + LANES * v;
-            put(result + token * width + place, normal[v] + load(row(token) + place));
+            put(result(token) + place, normal[v] + load(row(token) + place));
         });
     });
 }

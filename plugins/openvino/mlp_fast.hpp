@@ -106,7 +106,8 @@ SWIN_QUANT_TARGET void branch_fast(const Branch& branch, const PackedBranch& pac
     packed.to_levels(tokens, row, levels);
     const auto loop = tokens < ROWS ? gelu_levels<1> : rows_of(tokens) == ROWS ? gelu_levels<ROWS> : gelu_levels<LESS_ROWS>;
     loop(packed, tokens, levels, hidden);
-    add_outputs(packed.second, branch.norm_last ? &branch.norm : nullptr, tokens, hidden, row, y, result);
+    add_outputs(packed.second, branch.norm_last ? &branch.norm : nullptr, tokens, hidden, row, y,
+                [&](size_t token) { return result + token * width; });
 }
 
 #endif

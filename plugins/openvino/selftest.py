@@ -10,7 +10,8 @@ import numpy as np
 import openvino
 from onnx import TensorProto, helper, numpy_helper
 
-HEADS, DEPTH, LENGTH, WINDOWS = 2, 32, 49, 4
+HEADS, DEPTH, SIDE, WINDOWS = 2, 32, 7, 4
+LENGTH = SIDE * SIDE
 SCALES = [0.02, 0.03, 0.02, 0.004]  # of q, k, v and the result
 EPSILON = 1e-5
 EXACT = {"INFERENCE_PRECISION_HINT": "f32"}
@@ -18,11 +19,12 @@ TOKENS, WIDTH, HIDDEN = 101, 96, 128  # no whole tiles; a panel of 64 columns an
 
 
 def one_node(name: str, inputs: list, results: int, constants: dict, **attributes: object) -> bytes:
-    """An ONNX file of one node. inputs: (name, type) of rank 3; results: its type."""
+    """An ONNX file of one node. inputs: (name, type); results: its type; of rank 4 for maps, else 3."""
     node = helper.make_node(
         name, [one for one, _ in inputs] + list(constants), ["y"], domain="swin_quant", **attributes
     )
-    shown = [helper.make_tensor_value_info(one, kind, ["a", "b", f"c{one}"]) for one, kind in [*inputs, ("y", results)]]
+    sizes = ["a", "b", *["width"] * (name == "MapBranch")]
+    shown = [helper.make_tensor_value_info(one, kind, [*sizes, f"c{one}"]) for one, kind in [*inputs, ("y", results)]]
     opsets = [helper.make_opsetid("", 20), helper.make_opsetid("swin_quant", 1)]
     held = [numpy_helper.from_array(value, one) for one, value in constants.items()]
     graph = helper.make_graph([node], "one", shown[:-1], shown[-1:], held)
@@ -69,6 +71,20 @@ def attention_branch(x: np.ndarray, constants: dict) -> np.ndarray:
     mask = -100.0 * (regions[:, None, :, None] != regions[:, None, None])
     constant = table[:, index.astype(int)] + mask
     return x + int8_linear(attention(levels, constant) * SCALES[3], *linears[5:])
+
+
+def map_branch(x: np.ndarray, constants: dict) -> np.ndarray:
+    """The result, in float64, for a map lower than its windows, which are not shifted."""
+    gain, bias, *linears, table, index = (value.astype(float) for value in constants.values())
+    y = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + EPSILON) * gain + bias
+    y = np.pad(y, [(0, 0), (0, SIDE - x.shape[1]), (0, 0), (0, 0)])
+    y = y.reshape(len(x), SIDE, WINDOWS, SIDE, -1).swapaxes(1, 2).reshape(len(x), WINDOWS * LENGTH, -1)
+    y = int8_linear(y, *linears[:5])
+    levels = np.clip(np.round(y / np.repeat(SCALES[:3], HEADS * DEPTH)), -128, 127)
+    constant = np.repeat(table[None, :, index.astype(int)], WINDOWS, 0)
+    y = int8_linear(attention(levels, constant) * SCALES[3], *linears[5:])
+    y = y.reshape(len(x), WINDOWS, SIDE, SIDE, -1).swapaxes(1, 2).reshape(len(x), SIDE, x.shape[2], -1)
+    return x + y[:, : x.shape[1]]
 
 
 def patch_merging(x: np.ndarray, constants: dict) -> np.ndarray:
@@ -118,6 +134,15 @@ def main() -> None:
     noise = np.square(found - wanted).sum() / np.square(wanted - x[:, constants["places"]]).sum()
     if not noise < 1e-4:  # exponentials are rounded to 8 bits
         raise SystemExit(f"the branch with attention is {noise:.1e} of its energy off")
+
+    del constants["places"], constants["regions"]
+    maps = random.standard_normal((3, SIDE - 2, WINDOWS * SIDE, width)).astype(np.float32)
+    attributes |= {"window": [SIDE, SIDE], "shift": [0, 0], "pad_first": 0}
+    file = one_node("MapBranch", [("x", floats)], floats, constants, **attributes)
+    found, wanted = core.compile_model(core.read_model(file), "CPU", EXACT)([maps])[0], map_branch(maps, constants)
+    noise = np.square(found - wanted).sum() / np.square(wanted - maps).sum()
+    if not noise < 1e-4:
+        raise SystemExit(f"the branch with attention on maps is {noise:.1e} of its energy off")
 
     constants = {"places": random.permutation(tokens).astype(np.int32)}
     constants |= {name: random.standard_normal(4 * width).astype(np.float32) for name in ("gain", "bias")}

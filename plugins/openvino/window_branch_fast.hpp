@@ -16,12 +16,12 @@ inline bool is_fast(const WindowBranch& branch) {
 constexpr size_t HEAD = 3 * DEPTH;  // columns of q, k and v of a head, which stand side by side
 constexpr size_t HEADS = 2;              // at a time: three panels
 
-// Weights in the order of loops, and what is added to logits.
+// Weights in the order of loops.
 struct PackedWindowBranch {
     explicit PackedWindowBranch(const WindowBranch& branch)
         : qkv(branch.qkv, by_head(branch)), proj(branch.proj, in_order(branch.proj.out)),
           to_levels(branch.norm_last ? nullptr : &branch.norm, branch.qkv.x, branch.qkv.in),
-          gains(3 * branch.heads), room((branch.length + KEYS - 1) / KEYS * KEYS), regions(branch.rounds * room), is_divided(branch.rounds) {
+          gains(3 * branch.heads) {
         const float scales[] = {branch.of_q, branch.of_k, branch.of_v};
         for (size_t i = 0; i < gains.size(); ++i)
             gains[i] = (branch.lengths && i % 3 == 0 ? branch.lengths[i / 3] : 1) / scales[i % 3];
@@ -29,16 +29,6 @@ struct PackedWindowBranch {
             qkv.scales[place] *= gains[place / DEPTH];
             qkv.bias[place] *= gains[place / DEPTH];
         }
-        for (size_t i = 0; i < branch.rounds; ++i) {
-            const auto* own = branch.regions + i * branch.length;
-            std::copy(own, own + branch.length, &regions[i * room]);
-            is_divided[i] = std::any_of(own, own + branch.length, [&](uint8_t region) { return region != *own; });
-        }
-    }
-
-    const uint8_t* regions_of(size_t window) const {
-        const size_t round = window % is_divided.size();
-        return is_divided[round] ? &regions[round * room] : nullptr;
     }
 
     Packed qkv, proj;
@@ -52,10 +42,6 @@ private:
             order[i] = i % HEAD / DEPTH * branch.proj.in + i / HEAD * DEPTH + i % DEPTH;
         return order;
     }
-
-    size_t room;  // of the regions of a window
-    std::vector<uint8_t> regions;
-    std::vector<bool> is_divided;
 };
 
 // Levels of q, k and v [tokens, HEADS * HEAD] of the heads from `first` on, from `x` [tokens, C].
@@ -85,19 +71,23 @@ SWIN_QUANT_TARGET void qkv_levels(const PackedWindowBranch& packed, size_t first
 // The heads from `first` on to `last` of a window: levels of their results, into `attended` [length, C]. x: the picture.
 // Room: levels [length, C], qkv [length, HEADS * HEAD].
 template <typename T>
-SWIN_QUANT_TARGET void attend_heads(const WindowBranch& branch, const PackedWindowBranch& packed, size_t window, size_t first,
-                                  size_t last, const T* x, uint8_t* levels, int8_t* qkv, uint8_t* attended) {
+SWIN_QUANT_TARGET void attend_heads(const WindowBranch& branch, const PackedWindowBranch& packed, const Windows& windows,
+                                  size_t window, size_t first, size_t last, const T* x, uint8_t* levels, int8_t* qkv,
+                                  uint8_t* attended) {
     const size_t length = branch.length, width = branch.proj.in;
-    const auto* places = branch.places + window * length;
-    const auto row = [&](size_t token) { return x + size_t(places[token]) * width; };
+    const auto* places = &windows.places[window * length];
+    const auto row = [&](size_t token) { return x + size_t(std::max(places[token], 0)) * width; };
     packed.to_levels(length, row, levels);
+    for (size_t token = 0; token < length; ++token)
+        if (places[token] == Windows::NOWHERE)
+            std::memset(levels + token * width, branch.qkv.x.zero, width);
     for (size_t head = first; head < last; head += HEADS) {
         const size_t next = std::min(head + HEADS, last);
         (branch.lengths ? qkv_levels<true> : qkv_levels<false>)(packed, head, next, length, levels, qkv);
         for (size_t i = head; i < next; ++i) {
             const auto* q = qkv + (i - head) * HEAD;
             const Rows rows{q, q + DEPTH, q + 2 * DEPTH, HEADS * HEAD, length, DEPTH};
-            attend_fast(rows, branch.bias + i * length * length, packed.regions_of(window), attended + i * DEPTH,
+            attend_fast(rows, branch.bias + i * length * length, windows.regions_of(window), attended + i * DEPTH,
                         width, 0x80, branch.scales());
         }
     }

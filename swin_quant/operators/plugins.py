@@ -77,6 +77,22 @@ def _attention_branch(
     return Node((x, *constants), attributes, tuple(x.shape))
 
 
+def _map_branch(
+    x: Tensor,
+    *constants: Tensor,
+    heads: int,
+    scales: Sequence[float],
+    norm_last: bool,
+    epsilon: float,
+    window: Sequence[int],
+    shift: Sequence[int],
+    pad_first: bool,
+) -> Node:
+    attributes = {"heads": heads, "scales": list(scales), "norm_last": int(norm_last), "epsilon": epsilon}
+    attributes |= {"window": list(window), "shift": list(shift), "pad_first": int(pad_first)}
+    return Node((x, *constants), attributes, tuple(x.shape))
+
+
 def _mlp(x: Tensor, *constants: Tensor, norm_last: bool, epsilon: float) -> Node:
     return Node((x, *constants), {"norm_last": int(norm_last), "epsilon": epsilon}, tuple(x.shape))
 
@@ -93,6 +109,7 @@ CALLS: dict[str, Callable[..., Node | None]] = {
     "layer_norm": _layer_norm,
     "attention": _attention,
     "attention_branch": _attention_branch,
+    "map_branch": _map_branch,
     "mlp": _mlp,
     "patch_merging": _patch_merging,
 }

@@ -144,14 +144,29 @@ def _linear(body: _Body, y: str, scale: str, zero: str, weight: str, scales: str
 def _attention_branch(body: _Body, inputs: Sequence[str], nodes: Sequence[Node]) -> tuple[str, list[str]]:
     x, places, gain, offset, *linears = inputs[:14]
     table, index, regions, *lengths = inputs[14:]
-    scales = _Scales(body)
 
     def normalised(y: str) -> str:
         return body("LayerNormalization", y, gain, offset, refer={"epsilon": ("epsilon", "FLOAT")})
 
     is_last = nodes[0].attributes["norm_last"]
     x = body("Gather", x, places, axis=1)
-    y = _linear(body, x if is_last else normalised(x), *linears[:5])
+    y = _inside_windows(body, x if is_last else normalised(x), linears, (table, index, regions), lengths, nodes)
+    y = body("Add", x, normalised(y) if is_last else y)
+    return y, ["heads", "scales", "norm_last", "epsilon"]
+
+
+def _inside_windows(
+    body: _Body,
+    y: str,
+    linears: Sequence[str],
+    constants: tuple[str, str, str],
+    lengths: Sequence[str],
+    nodes: Sequence[Node],
+) -> str:
+    """proj(attention(qkv(y))) for tokens [B, T, C] window by window. constants: biases, their index, regions."""
+    scales = _Scales(body)
+    table, index, regions = constants
+    y = _linear(body, y, *linears[:5])
     y = _of_lengths(body, y, *lengths) if lengths else y
     regions = body("Cast", regions, to=_FLOAT)
     own, seen = (body("Unsqueeze", regions, body.whole(1, axis)) for axis in (3, 2))
@@ -162,9 +177,97 @@ def _attention_branch(body: _Body, inputs: Sequence[str], nodes: Sequence[Node])
     is_rounded = len(nodes[0].attributes["scales"]) > 3
     parts = [lambda part, i=i: scales.rounded(part, i) for i in range(3)]
     y = _attended(body, y, parts, constant, lambda shares: scales.rounded(shares, 3) if is_rounded else shares)
-    y = _linear(body, y, *linears[5:])
+    return _linear(body, y, *linears[5:])
+
+
+class _Cut:
+    """The cut of maps like `x` [B, H, W, C] into the windows of a function's attributes (`models.maps.Cut`)."""
+
+    def __init__(self, body: _Body, x: str, pad_first: bool) -> None:
+        self.body, self.pad_first = body, pad_first
+        shape = body("Shape", x)
+        self.batch, height, width, self.channels = (
+            body("Slice", shape, body.whole(i), body.whole(i + 1)) for i in range(4)
+        )
+        self.sizes = height, width
+        self.window, self.shift = (self._pair(name) for name in ("window", "shift"))
+        self.whole = [self._whole(size, side) for size, side in zip(self.sizes, self.window, strict=True)]
+        self.counts = [body("Div", size, side) for size, side in zip(self.whole, self.window, strict=True)]
+
+    def _pair(self, name: str) -> list[str]:
+        both = self.body("Constant", refer={"value_ints": (name, "INTS")})
+        return [self.body("Slice", both, self.body.whole(i), self.body.whole(i + 1)) for i in range(2)]
+
+    def _whole(self, size: str, side: str) -> str:
+        body = self.body
+        return body("Mul", body("Div", body("Add", size, body("Sub", side, body.whole(1))), side), side)
+
+    def _padded(self, x: str) -> str:
+        none = self.body.whole(0)
+        below, right = (self.body("Sub", *both) for both in zip(self.whole, self.sizes, strict=True))
+        return self.body("Pad", x, self.body("Concat", none, none, none, none, none, below, right, none, axis=0))
+
+    def _rolled(self, x: str, back: bool) -> str:
+        body = self.body
+        for axis, (size, by) in enumerate(
+            zip(self.whole if self.pad_first else self.sizes, self.shift, strict=True), 1
+        ):
+            at, along = body("Mod", body("Neg", by) if back else by, size), body.whole(axis)
+            behind = body("Slice", x, at, body.whole(_END), along)
+            x = body("Concat", behind, body("Slice", x, body.whole(0), at, along), axis=axis)
+        return x
+
+    def _blocks(self, x: str, channels: str) -> str:
+        (rows, columns), (high, wide), body = self.counts, self.window, self.body
+        six = body("Concat", body.whole(-1), rows, high, columns, wide, channels, axis=0)
+        return body("Transpose", body("Reshape", x, six), perm=[0, 1, 3, 2, 4, 5])
+
+    def tokens(self, x: str) -> str:
+        """[B, H, W, C] -> [B, T, C], window by window."""
+        x = self._rolled(self._padded(x), False) if self.pad_first else self._padded(self._rolled(x, False))
+        shape = self.body("Concat", self.batch, self.body("Mul", *self.whole), self.channels, axis=0)
+        return self.body("Reshape", self._blocks(x, self.channels), shape)
+
+    def map(self, tokens: str) -> str:
+        """The inverse of `tokens`."""
+        (rows, columns), (high, wide), body = self.counts, self.window, self.body
+        six = body("Concat", self.batch, rows, columns, high, wide, self.channels, axis=0)
+        x = body("Transpose", body("Reshape", tokens, six), perm=[0, 1, 3, 2, 4, 5])
+        x = body("Reshape", x, body("Concat", self.batch, *self.whole, self.channels, axis=0))
+        inside = body.whole(0, 0), body("Concat", *self.sizes, axis=0), body.whole(1, 2)
+        if self.pad_first:
+            return body("Slice", self._rolled(x, True), *inside)
+        return self._rolled(body("Slice", x, *inside), True)
+
+    def regions(self) -> str:
+        """[nW, L]: tokens of one number see each other."""
+        body = self.body
+        bands = []
+        for size, side, by in zip(self.whole, self.window, self.shift, strict=True):
+            scalar = body("Squeeze", size, body.whole(0))
+            places = body("Range", *(body("Constant", value_int=0), scalar, body("Constant", value_int=1)))
+            parts = [body("GreaterOrEqual", places, body("Sub", size, end)) for end in (side, by)]
+            bands.append(body("Add", *(body("Cast", part, to=_FLOAT) for part in parts)))
+        down = body("Mul", body("Unsqueeze", bands[0], body.whole(1)), body("Constant", value_float=3.0))
+        numbers = body("Add", down, body("Unsqueeze", bands[1], body.whole(0)))
+        return body("Reshape", self._blocks(numbers, body.whole(1)), body("Concat", *(
+            body("Mul", *both) for both in (self.counts, self.window)
+        ), axis=0))  # fmt: skip
+
+
+def _map_branch(body: _Body, inputs: Sequence[str], nodes: Sequence[Node]) -> tuple[str, list[str]]:
+    x, gain, offset, *linears = inputs[:13]
+    table, index, *lengths = inputs[13:]
+
+    def normalised(y: str) -> str:
+        return body("LayerNormalization", y, gain, offset, refer={"epsilon": ("epsilon", "FLOAT")})
+
+    is_last = nodes[0].attributes["norm_last"]
+    cut = _Cut(body, x, bool(nodes[0].attributes["pad_first"]))
+    y = cut.tokens(x if is_last else normalised(x))
+    y = cut.map(_inside_windows(body, y, linears, (table, index, cut.regions()), lengths, nodes))
     y = body("Add", x, normalised(y) if is_last else y)
-    return y, ["heads", "scales", "norm_last", "epsilon"]
+    return y, ["heads", "scales", "norm_last", "epsilon", "window", "shift", "pad_first"]
 
 
 def _of_lengths(body: _Body, y: str, lengths: str) -> str:
@@ -214,6 +317,7 @@ _BODIES: dict[str, Callable[[_Body, Sequence[str], Sequence[Node]], tuple[str, l
     "window_partition": _window_partition,
     "attention": _attention,
     "attention_branch": _attention_branch,
+    "map_branch": _map_branch,
     "mlp": _mlp,
     "patch_merging": _patch_merging,
 }

@@ -11,6 +11,7 @@ BACKEND = Backend(
             int4=True,
             compiled=(
                 "attention_branch=swin_quant::AttentionBranch",
+                "map_branch=swin_quant::MapBranch",
                 "attention=swin_quant::Attention",
                 "mlp=swin_quant::Mlp",
                 "patch_merging=swin_quant::PatchMerging",

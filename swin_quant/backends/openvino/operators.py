@@ -28,11 +28,14 @@ NODES = {
     "relu": "Relu",
     "attention": "Attention",
     "attention_branch": "AttentionBranch",
+    "map_branch": "MapBranch",
     "mlp": "Mlp",
     "patch_merging": "PatchMerging",
 }  # operator -> its node's name (extension.cpp)
 FAST_DEPTH = 32  # channels of a head of its kernel (attention_fast.hpp)
 FAST_TOKENS = {"attention": 64, "attention_branch": 256}  # of a window, at most
+# Operator -> the one whose measurements hold for it. On maps the same kernel replaces more nodes: pads and rolls, too.
+_MEASURED_AS = {"map_branch": "attention_branch"}
 _LEAST = "avx512-vnni"  # the kind whose gain is told on CPUs that are not measured
 _WHAT = "OpenVINO's window attention and MLP"
 
@@ -89,11 +92,12 @@ def are_default(config: Mapping[str, Any]) -> bool:
     """
     model = config.get("MODEL", {})
     family = model.get(str(model.get("TYPE")).upper(), {})
-    is_of_maps = model.get("OUTPUT_KIND") == FEATURES or isinstance(config.get("DATA", {}).get("IMG_SIZE"), list)
-    if is_of_maps or not {"EMBED_DIM", "NUM_HEADS", "WINDOW_SIZE"} <= family.keys():
+    if not {"EMBED_DIM", "NUM_HEADS", "WINDOW_SIZE"} <= family.keys():
         return False
+    is_of_maps = model.get("OUTPUT_KIND") == FEATURES or isinstance(config.get("DATA", {}).get("IMG_SIZE"), list)
+    fast = {"map_branch": FAST_TOKENS["attention_branch"]} if is_of_maps else FAST_TOKENS
     tokens = family["WINDOW_SIZE"] ** 2
-    operator = next((name for name, most in FAST_TOKENS.items() if tokens <= most), None)
+    operator = next((name for name, most in fast.items() if tokens <= most), None)
     if operator is None or family["EMBED_DIM"] != FAST_DEPTH * family["NUM_HEADS"][0]:
         return False
     return run_here(model["TYPE"], operator)
@@ -104,7 +108,7 @@ def run_here(architecture: str, operator: str = "attention") -> bool:
 
     A warning says why the library is not.
     """
-    if gain(architecture, operator) <= 1:
+    if gain(architecture, _MEASURED_AS.get(operator, operator)) <= 1:
         return False
     try:
         return bool(library())
@@ -152,7 +156,7 @@ def stream_in_half(model: Any) -> None:
 
     The type of their result is that of what they read. Between two of them nothing is converted.
     """
-    ours = {(NODES[operator], DOMAIN) for operator in ("attention_branch", "mlp", "patch_merging")}
+    ours = {(NODES[operator], DOMAIN) for operator in ("attention_branch", "map_branch", "mlp", "patch_merging")}
     kinds = ((one, one.get_type_info()) for one in model.get_ordered_ops())
     nodes = [one for one, kind in kinds if (kind.name, kind.version_id) in ours]
     if not nodes:

@@ -126,6 +126,7 @@ def test_the_branch_takes_the_place_of_attention_where_it_was_measured_to_be_fas
 def test_what_no_operator_is_compiled_for():
     assert OnnxOptions(target="openvino").compiled == (
         *BRANCH,
+        "map_branch=swin_quant::MapBranch",
         *OPERATOR,
         "mlp=swin_quant::Mlp",
         "patch_merging=swin_quant::PatchMerging",
@@ -247,9 +248,8 @@ def test_a_plain_file_is_the_default_where_they_do_not_run_and_a_line_says_why(
     "kind, keys",
     [
         ("swin", {"WINDOW_SIZE": 24, "IMG_SIZE": 96}),
-        ("swin", {"IMG_SIZE": [32, 48]}),
         ("swinv2", {"EMBED_DIM": 48}),
-        ("swin", {"OUTPUT_KIND": "features"}),
+        ("swin", {"OUTPUT_KIND": "features", "WINDOW_SIZE": 24, "IMG_SIZE": 96}),
     ],
 )
 def test_models_that_the_kernel_is_not_made_for_compile_nothing(kind, keys, tiny_config, monkeypatch):
@@ -264,6 +264,15 @@ def test_the_branch_alone_is_fast_for_large_windows(window, tiny_config, monkeyp
     for kind, wanted in (("avx512-vnni", True), ("amx", False)):  # with AMX only attention alone was measured
         monkeypatch.setattr(operators, "cpu_kind", lambda kind=kind: kind)
         assert operators.are_default(config) is wanted
+
+
+@pytest.mark.parametrize("keys", [{"OUTPUT_KIND": "features"}, {"IMG_SIZE": [32, 48]}], ids=str)
+def test_maps_have_the_branch_where_it_was_measured(keys, tiny_config, monkeypatch):
+    monkeypatch.setattr(operators, "library", lambda: "there")
+    config = portable_config(tiny_config("swin", **keys))
+    for kind, wanted in (("avx512-vnni", True), ("amx", False)):  # with AMX only attention alone was measured
+        monkeypatch.setattr(operators, "cpu_kind", lambda kind=kind: kind)
+        assert operators.are_default(config) is wanted and operators.run_here("swin", "map_branch") is wanted
 
 
 def test_what_was_measured_to_be_slower_is_no_default(tiny_config, monkeypatch):

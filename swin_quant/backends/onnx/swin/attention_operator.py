@@ -108,7 +108,7 @@ def attention_as_operator(model: nn.Module, is_compiled: Callable[[], bool] | No
         if isinstance(getattr(parent, "attn", None), QuantizedAttention)
     }
     faults = {name: _fault_of_attention(parent.attn) for name, parent in found.items()}
-    for name in chosen("attention", faults, lambda name: _is_fast(found[name].attn, _TOKENS_ALONE), is_compiled):
+    for name in chosen("attention", faults, lambda name: is_fast(found[name].attn, _TOKENS_ALONE), is_compiled):
         found[name].attn = OperatorAttention(found[name].attn)
 
 
@@ -117,7 +117,7 @@ def _scales_of(attn: QuantizedAttention) -> list[float]:
     return [float(node.scale) for node in _nodes(attn) if isinstance(node, Pair)]
 
 
-def _is_fast(attn: Any, tokens: int) -> bool:
+def is_fast(attn: Any, tokens: int = _TOKENS) -> bool:
     """Whether the compiled operator is fast for its heads, and for windows of at most so many tokens."""
     channels = attn.proj._weight_quantizer.values.shape[0]
     return channels == _DEPTH * attn.heads and attn.length <= tokens
@@ -164,23 +164,35 @@ def attention_branch(
     table, index, regions, *lengths = constants[3 + 2 * CONSTANTS :]
     x = x[:, places]
     y = x if norm_last else layer_norm(x, x.shape[-1:], gain, offset, epsilon)
+    y = inside_windows(y, linears, table[:, index] + mask_of(regions), lengths, heads, scales)
+    return x + (layer_norm(y, x.shape[-1:], gain, offset, epsilon) if norm_last else y)
+
+
+def inside_windows(
+    y: Tensor,
+    linears: Sequence[Tensor],
+    constant: Tensor,
+    lengths: Sequence[Tensor],
+    heads: int,
+    scales: Sequence[float],
+) -> Tensor:
+    """proj(attention(qkv(y))) for tokens [B, T, C] window by window; the rest is as in `attention_branch`.
+
+    constant: float32 [nW, heads, L, L], position biases and masks.
+    """
+    width = y.shape[-1]
     y = int8_linear(y, *linears[:CONSTANTS])
     if lengths:
         q, k, v = y.unflatten(-1, (3, heads, -1)).unbind(-3)
         y = torch.stack([q * (lengths[0][:, None] / norm(q)), k / norm(k), v], -3).flatten(-3)
-    each = torch.tensor(scales[:3]).repeat_interleave(x.shape[-1])
+    each = torch.tensor(scales[:3]).repeat_interleave(width)
     proj = linears[CONSTANTS:]
-    of_result = float(proj[0])
-    constant = (table[:, index] + mask_of(regions)).flatten(0, 1)
-    y = attention(quantize(y, each), constant, heads, (*scales, of_result)) * proj[0]
-    y = int8_linear(y, *proj)
-    return x + (layer_norm(y, x.shape[-1:], gain, offset, epsilon) if norm_last else y)
+    y = attention(quantize(y, each), constant.flatten(0, 1), heads, (*scales, float(proj[0]))) * proj[0]
+    return int8_linear(y, *proj)
 
 
-class OperatorAttentionBranch(nn.Module):
-    """The order of tokens, norm, attention and addition of a block as one operator: float32 [B, T, C] -> [B, T, C]."""
-
-    operator = "attention_branch"
+class WindowConstants(nn.Module):
+    """The norm, the linears and the attention of a block's first branch as constants."""
 
     def __init__(self, block: OrderedBlock) -> None:
         super().__init__()
@@ -192,26 +204,42 @@ class OperatorAttentionBranch(nn.Module):
         self.proj: Linear = attn.proj
         complete(self.qkv)
         complete(self.proj)
-        tokens = len(block.order)
-        self.places: Tensor
         self.table: Tensor
         self.index: Tensor
-        self.regions: Tensor
-        self.lengths: Tensor | None
-        order = block.to_windows.places if isinstance(block.to_windows, Reorder) else torch.arange(tokens)
-        self.register_buffer("places", order.int())
         self.register_buffer("table", attn.table)
         self.register_buffer("index", attn.index)
-        self.register_buffer("regions", regions_of(attn.mask, attn.length))
         of_q = attn.head_scale[: self.heads].flatten() if isinstance(attn, CosineAttention) else None
+        self.lengths: Tensor | None
         self.register_buffer("lengths", of_q)
+
+    def constants(self, *own: Tensor) -> list[Tensor]:
+        """All of them, with the operator's `own` before the lengths of V2's q."""
+        around = [self.norm.weight, self.norm.bias, *constants_of(self.qkv), *constants_of(self.proj)]
+        return [*around, self.table, self.index, *own, *([] if self.lengths is None else [self.lengths])]
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        given = {"heads": self.heads, "scales": self.scales, "norm_last": self.norm_last}
+        return given | {"epsilon": self.norm.eps}
+
+
+class OperatorAttentionBranch(WindowConstants):
+    """The order of tokens, norm, attention and addition of a block as one operator: float32 [B, T, C] -> [B, T, C]."""
+
+    operator = "attention_branch"
+
+    def __init__(self, block: OrderedBlock) -> None:
+        super().__init__(block)
+        attn: Any = block.attn
+        self.places: Tensor
+        self.regions: Tensor
+        order = block.to_windows.places if isinstance(block.to_windows, Reorder) else torch.arange(len(block.order))
+        self.register_buffer("places", order.int())
+        self.register_buffer("regions", regions_of(attn.mask, attn.length))
 
     def forward(self, x: Tensor) -> Tensor:
         """x: the residual stream in the order of the block before."""
-        constants = [self.places, self.norm.weight, self.norm.bias, *constants_of(self.qkv), *constants_of(self.proj)]
-        constants += [self.table, self.index, self.regions, *([] if self.lengths is None else [self.lengths])]
-        given = {"heads": self.heads, "scales": self.scales, "norm_last": self.norm_last}
-        return attention_branch(x, *constants, **given, epsilon=self.norm.eps)
+        return attention_branch(x, self.places, *self.constants(self.regions), **self.attributes)
 
 
 def mask_of(regions: Tensor) -> Tensor:
@@ -230,14 +258,14 @@ def regions_of(mask: Tensor | None, length: int) -> Tensor:
 def branch_as_operator(model: nn.Module, is_compiled: Callable[[], bool] | None = None) -> None:
     """Let the first branch of every block call the operator, in place; errors and `is_compiled`: `chosen`."""
     found = {f"{name}.attn": block for name, block in model.named_modules() if isinstance(block, OrderedBlock)}
-    faults = {name: _fault_of_branch(block) for name, block in found.items()}
-    for name in chosen("attention_branch", faults, lambda name: _is_fast(found[name].attn, _TOKENS), is_compiled):
+    faults = {name: fault_of_branch(block) for name, block in found.items()}
+    for name in chosen("attention_branch", faults, lambda name: is_fast(found[name].attn), is_compiled):
         block = found[name]
         block.attn, block.to_windows = OperatorAttentionBranch(block), nn.Identity()
         set_forward(block, lambda self, x: self.attn(x), "attended")
 
 
-def _fault_of_branch(block: Any) -> str | None:
+def fault_of_branch(block: Any) -> str | None:
     """The reason why the operator cannot compute the branch of a block; None if it can."""
     around = (block.layernorm_input1_quantizer, block.add1_local_input_quantizer, block.add1_residual_input_quantizer)
     attn: QuantizedAttention = block.attn

@@ -17,7 +17,9 @@ from swin_quant.backends.onnx.network import Rewriter
 from swin_quant.backends.onnx.operators import gather
 from swin_quant.backends.onnx.swin.attention import CosineAttention, QuantizedAttention, norm
 from swin_quant.backends.onnx.swin.blocks import OrderedBlock, as_linear
+from swin_quant.backends.onnx.swin.int8_operators import mlp_as_operator
 from swin_quant.backends.onnx.swin.rewrites import scale_in_weights
+from swin_quant.backends.onnx.swin_maps.branch import branch_as_operator
 from swin_quant.base.errors import UsageError
 from swin_quant.config.outputs import FEATURES
 from swin_quant.models.maps import Cut, neighbours, patches
@@ -356,5 +358,6 @@ REWRITER = Rewriter(
     {"any-size": any_size, "scale-in-weights": scale_in_weights},
     network_of,
     builds_on="any-size",
+    plugins={"map_branch": branch_as_operator, "mlp": mlp_as_operator},
     translations=translations,
 )

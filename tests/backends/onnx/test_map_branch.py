@@ -1,0 +1,247 @@
+"""A branch with its window attention on maps of any size as one operator: what it computes, and its files."""
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+
+from swin_quant.backends.onnx.export import OnnxOptions, export
+from swin_quant.backends.onnx.functions import function_of
+from swin_quant.backends.onnx.swin_maps.branch import map_branch
+from swin_quant.backends.openvino import engine
+from swin_quant.backends.openvino.operators import stream_in_half
+from swin_quant.models.maps import offset_index
+from swin_quant.operators.plugins import Node, Plugin
+from swin_quant.quant.policy import quantize
+from swin_quant.score.difference import difference_of_outputs
+from swin_quant.score.options import EngineOptions
+
+EPSILON = 1e-5
+PLUGINS = ("map_branch=swin_quant::MapBranch", "mlp=swin_quant::Mlp")
+SCALES = [0.03, 0.04, 0.02]  # of q, k and v; with a fourth the softmax is rounded
+CASES = {  # heads, depth, window, shift, padded first, cosine, zero point
+    "7, shifted as in timm": (3, 32, (7, 7), (3, 3), False, False, None),
+    "7, shifted as in detection": (3, 32, (7, 7), (3, 3), True, False, 131),
+    "8, cosine": (2, 32, (8, 8), (4, 4), True, True, None),
+    "5 x 12, one side shifted": (1, 32, (5, 12), (0, 6), False, False, None),
+    "16, cosine, not shifted": (2, 32, (16, 16), (0, 0), False, True, 120),
+    "heads of no fast loops": (2, 8, (3, 2), (1, 1), False, True, 7),
+    "the same, padded first": (2, 8, (3, 2), (1, 1), True, False, None),
+}
+SIZES = [(15, 9), (7, 21), (1, 1), (4, 30)]  # padded twice; whole windows of 7; one token; windows higher than the map
+given_cases = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+
+
+def constants(heads, depth, window, is_cosine, zero):
+    """The operator's constants, in order."""
+    random = np.random.default_rng(0)
+    width = heads * depth
+
+    def linear(columns, scale, zero):
+        zero = np.int8(0) if zero is None else np.uint8(zero)
+        scales = random.uniform(0.5, 1, columns) / (60 * width**0.5)
+        values = random.integers(-128, 128, (width, columns), np.int8)
+        return [np.float32(scale), zero, values, scales.astype(np.float32), random.normal(size=columns).astype("f")]
+
+    high, wide = window
+    table = random.standard_normal((heads, (2 * high - 1) * (2 * wide - 1))).astype(np.float32)
+    lengths = [random.uniform(2, 6, heads).astype("f")] if is_cosine else []
+    around = [
+        *random.standard_normal((2, width)).astype("f"),
+        *linear(3 * width, 0.03, zero),
+        *linear(width, 0.012, None),
+    ]
+    return [*around, table, offset_index(window).int().numpy(), *lengths]
+
+
+def cut_of(case):
+    return {"window": list(case[2]), "shift": list(case[3]), "pad_first": int(case[4])}
+
+
+def brute_force(x, constants, heads, scales, norm_last, window, shift, pad_first):
+    """x plus its branch, window by window, in float64; the mask is cut out of a picture of nine regions."""
+    gain, bias, *linears = constants[:12]
+    table, index, *lengths = constants[12:]
+    (batch, height, width, channels), (high, wide) = x.shape, window
+    depth = channels // heads
+
+    def rounded(y, scale):
+        return np.clip(np.round(y / scale), -128, 127)
+
+    def normalised(y):
+        return (y - y.mean(-1, keepdims=True)) / np.sqrt(y.var(-1, keepdims=True) + EPSILON) * gain + bias
+
+    def linear(y, scale, zero, weight, of_weight, offset):
+        ends = np.iinfo(zero.dtype)
+        levels = np.clip(np.round(y / scale.astype(float)) + int(zero), ends.min, ends.max) - int(zero)
+        return levels @ weight.astype(float) * (scale.astype(float) * of_weight) + offset
+
+    def rolled(array):
+        missing = [(0, 0), (0, -height % high), (0, -width % wide), (0, 0)]
+        steps = [lambda y: np.pad(y, missing), lambda y: np.roll(y, [-by for by in shift], (1, 2))]
+        for step in steps if pad_first else steps[::-1]:
+            array = step(array)
+        return array
+
+    x = x.astype(float)
+    y = rolled(x if norm_last else normalised(x))
+    tokens = rolled(1 + np.arange(height * width).reshape(1, height, width, 1))[0, ..., 0]  # 0: padding
+    regions = np.zeros(tokens.shape)
+    for number, (rows, columns) in enumerate((a, b) for a in range(3) for b in range(3)):
+        ends = [[0, size - side, size - by, size] for size, side, by in zip(tokens.shape, window, shift, strict=True)]
+        regions[ends[0][rows] : ends[0][rows + 1], ends[1][columns] : ends[1][columns + 1]] = number
+    result = np.full((batch, height * width, channels), np.nan)
+    for top in range(0, tokens.shape[0], high):
+        for left in range(0, tokens.shape[1], wide):
+            at = slice(top, top + high), slice(left, left + wide)
+            own = linear(y[:, at[0], at[1]].reshape(batch, -1, channels), *linears[:5])
+            q, k, v = own.reshape(batch, -1, 3, heads, depth).transpose(2, 0, 3, 1, 4)
+            if lengths:
+                q = q / np.linalg.norm(q, axis=-1, keepdims=True) * lengths[0].astype(float)[:, None, None]
+                k = k / np.linalg.norm(k, axis=-1, keepdims=True)
+            q, k, v = (rounded(part, scale) * scale for part, scale in zip((q, k, v), scales, strict=False))
+            seen = regions[at].flatten() if any(shift) else np.zeros(high * wide)
+            logits = q @ k.swapaxes(-2, -1) + table.astype(float)[:, index] - 100.0 * (seen[:, None] != seen)
+            shares = np.exp(logits - logits.max(-1, keepdims=True))
+            shares /= shares.sum(-1, keepdims=True)
+            if len(scales) > 3:
+                shares = rounded(shares, scales[3]) * scales[3]
+            own = linear((shares @ v).transpose(0, 2, 1, 3).reshape(batch, -1, channels), *linears[5:])
+            there = tokens[at].flatten()
+            result[:, there[there > 0] - 1] = own[:, there > 0]
+    result = result.reshape(x.shape)
+    return x + (normalised(result) if norm_last else result)
+
+
+def assert_is(found, wanted, x, limit=1e-6):
+    """`limit`: of the branch's energy. 1e-4 for the kernel: its exponentials are rounded to 8 bits."""
+    assert found.shape == wanted.shape
+    assert np.square(found - wanted).sum() <= limit * np.square(wanted - x).sum()
+
+
+def one_node(constants, heads, scales, norm_last, cut):
+    names = ["x", *(f"c{place}" for place in range(len(constants)))]
+    attributes = {"heads": heads, "scales": scales, "norm_last": int(norm_last), "epsilon": EPSILON} | cut
+    node = helper.make_node("MapBranch", names, ["y"], domain="swin_quant", **attributes)
+    held = [numpy_helper.from_array(value, name) for name, value in zip(names[1:], constants, strict=True)]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["a", "b", "c", "d"]) for name in ("x", "y")]
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("swin_quant", 1)]
+    graph = helper.make_graph([node], "one", ends[:1], ends[1:], held)
+    return helper.make_model(graph, opset_imports=opsets).SerializeToString(), attributes
+
+
+def stream(batch, size, channels, seed=1):
+    return np.random.default_rng(seed).standard_normal((batch, *size, channels)).astype(np.float32) * 2
+
+
+@given_cases
+def test_the_compiled_operator_is_brute_force_for_maps_of_any_size(case, library):
+    import openvino
+
+    heads, depth, window, _, _, is_cosine, zero = case
+    given, core = constants(heads, depth, window, is_cosine, zero), openvino.Core()
+    core.add_extension(str(library))
+    for norm_last, scales in ((False, SCALES), (True, [*SCALES, 1 / 127])):
+        file = core.read_model(one_node(given, heads, scales, norm_last, cut_of(case))[0])
+        for threads in (1, 2):
+            settings = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32"}
+            model = core.compile_model(file, "CPU", settings)
+            for size in SIZES:
+                x = stream(2, size, heads * depth)
+                wanted = brute_force(x, given, heads, scales, norm_last, **cut_of(case))
+                for batch in (2, 1, 0):
+                    assert_is(model([x[:batch]])[0], wanted[:batch], x[:batch], 1e-4)
+        x[1, 0, 0] = np.nan
+        found = model([x])[0]
+        assert np.isfinite(found[0]).all() and np.isnan(found[1]).any()
+        assert model([np.zeros((2, 0, 3, heads * depth), np.float32)])[0].shape == (2, 0, 3, heads * depth)
+
+
+def test_a_stream_in_bfloat16(library):
+    import openvino
+
+    if "bfloat16" not in engine.float_types():
+        pytest.skip("no bfloat16")
+    case = CASES["7, shifted as in timm"]
+    given, core = constants(3, 32, (7, 7), False, None), openvino.Core()
+    core.add_extension(str(library))
+    file = core.read_model(one_node(given, 3, SCALES, False, cut_of(case))[0])
+    stream_in_half(file)
+    model = core.compile_model(file, "CPU", {"INFERENCE_PRECISION_HINT": "bf16"})
+    x = torch.from_numpy(stream(2, (15, 9), 96)).bfloat16().float().numpy()
+    wanted = brute_force(x, given, 3, SCALES, False, **cut_of(case))
+    assert_is(model([x])[0], torch.from_numpy(wanted).bfloat16().float().numpy(), x, 1e-4)
+
+
+@given_cases
+def test_the_operator_in_torch_and_its_onnx_function_are_brute_force(case):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    heads, depth, window, shift, pad_first, is_cosine, zero = case
+    given = constants(heads, depth, window, is_cosine, zero)
+    for norm_last, scales, opset in ((False, SCALES, 17), (True, [*SCALES, 1 / 127], 20)):
+        file, attributes = one_node(given, heads, scales, norm_last, cut_of(case))
+        tensors = [torch.from_numpy(np.asarray(one)) for one in given]
+        model = onnx.ModelProto.FromString(file)
+        model.opset_import[0].version, model.ir_version = opset, 8
+        plugin = Plugin("map_branch", "swin_quant", "MapBranch")
+        model.functions.append(function_of(plugin, [Node(tuple([None, *tensors]), attributes, ())], opset))
+        onnx.checker.check_model(model, full_check=True)
+        session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+        for size in SIZES:
+            x = stream(2, size, heads * depth)
+            wanted = brute_force(x, given, heads, scales, norm_last, **cut_of(case))
+            found = map_branch(
+                torch.from_numpy(x), *tensors, heads=heads, scales=scales, norm_last=norm_last, epsilon=EPSILON,
+                window=window, shift=shift, pad_first=pad_first,
+            )  # fmt: skip
+            assert_is(found.numpy(), wanted, x, 1e-5)
+            assert_is(session.run(None, {"x": x})[0], wanted, x, 1e-5)
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        ({"window": [7, 8]}, "wants a window of 49 tokens"),
+        ({"window": [-7, -7]}, "wants a window of 49 tokens"),
+        ({"shift": [0, 7]}, "a shift within it"),
+        ({"heads": 5}, "wants heads that divide 96"),
+    ],
+)
+def test_attributes_that_do_not_fit_are_refused(change, said, library):
+    import openvino
+
+    core = openvino.Core()
+    core.add_extension(str(library))
+    given, cut = constants(3, 32, (7, 7), False, None), {"window": [7, 7], "shift": [3, 3], "pad_first": 0}
+    file = onnx.ModelProto.FromString(one_node(given, 3, SCALES, False, cut)[0])
+    for attribute in file.graph.node[0].attribute:
+        if attribute.name in change:
+            attribute.CopyFrom(helper.make_attribute(attribute.name, change[attribute.name]))
+    with pytest.raises(RuntimeError, match=said):
+        core.compile_model(core.read_model(file.SerializeToString()), "CPU")
+
+
+SHAPE = {"IMG_SIZE": 28, "WINDOW_SIZE": 7, "DEPTHS": [2, 1], "NUM_HEADS": [1, 2], "OUTPUT_KIND": "features"}
+KINDS = [("swin", "cpu-operators", "timm"), ("swinv2", "qdq", "detection")]
+
+
+@pytest.mark.parametrize("kind, policy, windows", KINDS, ids=["swin", "swinv2"])
+def test_openvino_runs_a_backbone_of_any_size_whose_blocks_are_two_operators(
+    kind, policy, windows, calibrated, with_operators, tmp_path
+):
+    more = {"PRETRAINED_WINDOW_SIZES": [0, 0]} if kind == "swinv2" else {}
+    model, card = calibrated(kind, policy, **SHAPE, WINDOWS=windows, **more)
+    artifact = export(model, card, tmp_path, OnnxOptions(target="openvino", plugin=PLUGINS))
+    nodes = [node.op_type for node in onnx.load(artifact.file).graph.node if node.domain == "swin_quant"]
+    assert nodes == ["MapBranch", "Mlp"] * 3
+    own = engine.load(artifact, EngineOptions(threads=1, float_type="float32"))
+    assert with_operators.name in own.details["extensions"]
+    quantize(model)
+    for size in [(32, 32), (41, 60), (4, 4)]:
+        images = torch.randn(2, 3, *size)
+        with torch.inference_mode():
+            expected = model(images)
+        found = own(images)
+        assert [x.shape for x in found] == [x.shape for x in expected]
+        assert difference_of_outputs([found], [expected])["mean"] < 0.02, size
