@@ -76,7 +76,9 @@ def _(x: Tensor, places: Tensor) -> Tensor:
 
 
 def translations(opset: int) -> dict[Any, Callable[..., Any]]:
-    """For `torch.onnx.export(custom_translation_table=...)`: QuantizeLinear, DequantizeLinear; GELU before opset 20.
+    """For `torch.onnx.export(custom_translation_table=...)`: QuantizeLinear, DequantizeLinear; GELU before opset 20;
+    convolutions of volumes, whose absent bias onnxscript 0.7.2 writes as [channels, 2]; searches and running extremes,
+    which it lacks.
 
     Opset 20 has an operator for GELU, which releases of 2023 lack. ONNX Runtime and OpenVINO make one of x first times
     1 + erf(x / sqrt 2), then times a half; of the exporter's own order ONNX Runtime makes none.
@@ -119,6 +121,38 @@ def translations(opset: int) -> dict[Any, Callable[..., Any]]:
             curve = op.Erf(op.Div(x, root))
         return op.Mul(op.Mul(x, op.Add(curve, one)), half)
 
+    def conv3d(
+        x: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
+    ) -> Any:
+        strides, pads, dilations = (
+            [one] * 3 if isinstance(one, int) else list(one) for one in (stride, padding, dilation)
+        )
+        parts = (x, weight) if bias is None else (x, weight, bias)
+        return op.Conv(*parts, strides=strides, pads=[*pads, *pads], dilations=dilations, group=groups)
+
+    def places(ordered: Any, values: Any, out_int32: bool = False, right: bool = False, side: str | None = None) -> Any:
+        below = op.LessOrEqual if right or side == "right" else op.Less
+        axes = [op.Constant(value=from_array(np.array([axis]))) for axis in (-2, -1)]
+        smaller = below(op.Unsqueeze(ordered, axes[0]), op.Unsqueeze(values, axes[1]))
+        kind = ir.DataType.INT32 if out_int32 else ir.DataType.INT64
+        return op.ReduceSum(op.Cast(smaller, to=kind), axes[1], keepdims=0)
+
+    def running(x: Any, dim: int, least: bool = False) -> Any:
+        axis, kind = dim % len(x.shape), x.dtype.numpy()
+        last = [one for one in range(len(x.shape)) if one != axis] + [axis]
+        zero, one, before, behind = (op.Constant(value=from_array(np.array(n))) for n in (0, 1, [-2], [-1]))
+        order = op.Range(zero, op.Squeeze(op.Shape(x, start=axis, end=axis + 1)), one)
+        seen = op.GreaterOrEqual(op.Unsqueeze(order, behind), op.Unsqueeze(order, before))
+        ends = np.iinfo(kind) if np.issubdtype(kind, np.integer) else np.finfo(kind)
+        unseen = op.Constant(value=from_array(np.array(ends.max if least else ends.min, kind)))
+        spread = op.Where(seen, op.Unsqueeze(op.Transpose(x, perm=last), before), unseen)
+        most, place = (op.ReduceMin, op.ArgMin) if least else (op.ReduceMax, op.ArgMax)
+        found = most(spread, behind, keepdims=0), place(spread, axis=-1, keepdims=0, select_last_index=1)
+        return tuple(op.Transpose(one, perm=np.argsort(last).tolist()) for one in found)
+
+    def running_min(x: Any, dim: int) -> Any:
+        return running(x, dim, least=True)
+
     ops = torch.ops.swin_quant
     older = {torch.ops.aten.gelu.default: gelu} if opset < GELU_OPSET else {}
     return older | {
@@ -126,4 +160,8 @@ def translations(opset: int) -> dict[Any, Callable[..., Any]]:
         ops.dequantize.default: stored,
         ops.quantize.default: rounded,
         ops.gather.default: taken,
+        torch.ops.aten.conv3d.default: conv3d,
+        torch.ops.aten.searchsorted.Tensor: places,
+        torch.ops.aten.cummax.default: running,
+        torch.ops.aten.cummin.default: running_min,
     }
