@@ -297,6 +297,7 @@ def test_the_difference_is_that_of_pictures_which_one_alone_gets_right(benchmark
     assert pair.agreement == pytest.approx(99.3)
 
 
+@pytest.mark.slow
 def test_digits_that_are_scored_are_5000_others_with_the_same_labels(benchmark):
     pytest.importorskip("sklearn")
     files = benchmark("cuda_files")

@@ -24,7 +24,14 @@ FOLDER = EXAMPLES / "checkpoints"
 BOOKS = sorted((EXAMPLES / "notebooks").glob("*.ipynb"))
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.safetensors")))
+QUICK = ("resnet_micro_cifar10", "swin_micro_cifar10")
+NAMES = [
+    pytest.param(path.stem, marks=[pytest.mark.slow] * (path.stem not in QUICK))
+    for path in sorted(FOLDER.glob("*.safetensors"))
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_an_example_loads_and_its_card_is_its_own(name):
     file = FOLDER / f"{name}.safetensors"
     model = build_model(load_config(FOLDER / f"{name}.yaml"))

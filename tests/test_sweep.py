@@ -52,6 +52,7 @@ def test_a_row_goes_the_whole_way_or_says_where_it_ended_and_a_second_sweep_make
     assert time.monotonic() - start < 5
 
 
+@pytest.mark.slow
 def test_a_model_that_takes_too_long_leaves_its_stage(script, tmp_path):
     file = tmp_path / "networks.py"
     file.write_text(NETWORKS)

@@ -171,6 +171,7 @@ def test_a_limit_that_is_no_share_is_refused(share):
         UnreadableLimit(10, share)
 
 
+@pytest.mark.slow
 def test_importing_the_package_does_not_import_torchvision_or_timm():
     code = (
         "import sys, swin_quant.data.loader, swin_quant.data.sources; print({'torchvision', 'timm'} & set(sys.modules))"

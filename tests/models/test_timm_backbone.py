@@ -22,7 +22,7 @@ MICRO = {
     "mobilenetv3_small_050": {},
 }
 RESNET = "resnet18"
-NAMES = [*[*MICRO][:-1], pytest.param([*MICRO][-1], marks=pytest.mark.slow)]  # the last has all its blocks
+NAMES = [RESNET, *(pytest.param(name, marks=pytest.mark.slow) for name in MICRO if name != RESNET)]
 
 
 def made(name, kind="logits", stages=(), side=32, **options):

@@ -42,6 +42,7 @@ def exported(tmp_path_factory, images):
     return model, quantized, sq.export(model, "onnxruntime", folder, precision="float")
 
 
+@pytest.mark.slow
 def test_the_artifacts_of_a_wrapped_module_are_timed_beside_its_float_one(exported, images):
     model, quantized, plain = exported
     rows = bench([str(quantized.file), str(plain.file)], QUICK).rows
@@ -54,6 +55,7 @@ def test_the_artifacts_of_a_wrapped_module_are_timed_beside_its_float_one(export
     assert rows[1].sqnr_db == pytest.approx(sqnr, abs=0.5) and rows[1].agreement is None and rows[1].p50_ms > 0
 
 
+@pytest.mark.slow
 def test_one_artifact_is_timed_alone_from_the_command_line(run, exported, tmp_path):
     _, quantized, _ = exported
     words = ("--batch", 1, "--rounds", 1, "--seconds", 0.001, "--threads", 1)
@@ -63,11 +65,13 @@ def test_one_artifact_is_timed_alone_from_the_command_line(run, exported, tmp_pa
     assert row["candidate"].startswith("onnxruntime int8") and not row["baseline"] and float(row["p50_ms"]) > 0
 
 
-def test_the_checkpoint_of_a_wrapped_module_is_refused(exported):
+def test_the_checkpoint_of_a_wrapped_module_is_refused(images, tmp_path):
+    file = sq.calibrate(sq.wrap(Net(), 8, channels=1, name="net"), [images]).save(tmp_path / "net.pth")
     with pytest.raises(UsageError, match="net: is a wrapped module, which only Python builds: bench what it exports"):
-        bench([str(exported[0].file)], QUICK)
+        bench([str(file)], QUICK)
 
 
+@pytest.mark.slow
 def test_a_wrapped_module_is_aligned_with_its_artifact(exported, images):
     model, quantized, _ = exported
     for found in (sq.align(model, quantized, [images]), sq.align(model, str(quantized.file), [images])):

@@ -196,6 +196,7 @@ class Queries(nn.Module):
         return self.cross(queries.expand(tokens.shape[0], -1, -1), tokens, tokens)[0].flatten(1)
 
 
+@pytest.mark.slow
 def test_a_projection_that_no_picture_reaches_is_exported(tmp_path):
     pytest.importorskip("onnxruntime")
     torch.manual_seed(0)

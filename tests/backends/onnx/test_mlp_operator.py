@@ -141,7 +141,7 @@ def test_the_operator_in_torch_and_its_onnx_function_are_brute_force(case, norm_
         assert_is(session.run(None, {"x": x})[0], wanted, x)
 
 
-@pytest.mark.parametrize("kind, policy", [("swin", "qdq"), ("swinv2", "cpu")])
+@pytest.mark.parametrize("kind, policy", [pytest.param("swin", "qdq", marks=pytest.mark.slow), ("swinv2", "cpu")])
 def test_a_file_with_the_operator_is_the_plain_file(kind, policy, exported, run, tmp_path):
     plain, own = exported(kind, policy), exported(kind, policy, plugin=MLP)
     graph = onnx.load(own.file).graph
@@ -157,6 +157,7 @@ def test_a_file_with_the_operator_is_the_plain_file(kind, policy, exported, run,
     assert np.abs(difference).mean() < 0.005
 
 
+@pytest.mark.slow
 def test_whoever_fixes_the_batch_keeps_the_integer_products_of_the_function(exported):
     pytest.importorskip("onnxruntime")
     file = open_onnx(exported("swin", "cpu", plugin=MLP).file)
