@@ -6,16 +6,13 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from onnx import TensorProto, helper, numpy_helper
+from operator_nodes import EPSILON, as_functions, compiled, linear, normalised, one_node, stream
+from operator_nodes import product as int8_product
 
-from swin_quant.backends.onnx.functions import function_of
 from swin_quant.backends.onnx.swin.attention_operator import attention_branch
 from swin_quant.backends.openvino import engine
-from swin_quant.backends.openvino.operators import stream_in_half
-from swin_quant.operators.plugins import Node, Plugin
 from swin_quant.score.options import EngineOptions
 
-EPSILON = 1e-5
 BRANCH = ("attention_branch=swin_quant::AttentionBranch",)
 SCALES = [0.03, 0.04, 0.02]  # of q, k and v; with a fourth the softmax is rounded
 OF_RESULT = 0.012
@@ -25,12 +22,6 @@ def constants(heads, depth, window, shift, is_cosine, windows=2, x_zero=None, se
     """The operator's constants, in order, for a map of `windows` squared windows; int8 without a zero point."""
     random = np.random.default_rng(seed)
     width, side = heads * depth, windows * window
-
-    def linear(columns, scale, zero):
-        zero = np.int8(0) if zero is None else np.uint8(zero)
-        scales = random.uniform(0.5, 1, columns) / (60 * width**0.5)
-        values = random.integers(-128, 128, (width, columns), np.int8)
-        return [np.float32(scale), zero, values, scales.astype(np.float32), random.normal(size=columns).astype("f")]
 
     def by_windows(array):
         array = np.roll(array.reshape(side, side), (-shift, -shift), (0, 1)).reshape(windows, window, windows, window)
@@ -46,7 +37,7 @@ def constants(heads, depth, window, shift, is_cosine, windows=2, x_zero=None, se
     norm = random.standard_normal((2, width)).astype(np.float32)
     return [
         by_windows(np.arange(side**2)).flatten().astype(np.int32), *norm,
-        *linear(3 * width, 0.03, x_zero), *linear(width, OF_RESULT, None),
+        *linear(random, width, 3 * width, 0.03, x_zero), *linear(random, width, width, OF_RESULT, None),
         table, index.astype(np.int32), regions.astype(np.uint8),
         *([random.uniform(2, 6, heads).astype(np.float32)] if is_cosine else []),
     ]  # fmt: skip
@@ -54,7 +45,8 @@ def constants(heads, depth, window, shift, is_cosine, windows=2, x_zero=None, se
 
 def brute_force(x, constants, heads, scales, norm_last):
     """x plus its branch, token by token: products in integers, all else in float64."""
-    places, gain, bias, *linears = constants[:13]
+    places, *norm = constants[:3]
+    linears = constants[3:13]
     table, index, regions, *lengths = constants[13:]
     length, width = len(index), x.shape[-1]
     depth = width // heads
@@ -62,16 +54,10 @@ def brute_force(x, constants, heads, scales, norm_last):
     def rounded(y, scale):
         return np.clip(np.round(y / scale), -128, 127)
 
-    def normalised(y):
-        return (y - y.mean(-1, keepdims=True)) / np.sqrt(y.var(-1, keepdims=True) + EPSILON) * gain + bias
-
-    def linear(y, scale, zero, weight, of_weight, offset):
-        ends = np.iinfo(zero.dtype)
-        levels = np.clip(np.round(y / scale.astype(float)) + int(zero), ends.min, ends.max) - int(zero)
-        return levels @ weight.astype(float) * (scale.astype(float) * of_weight) + offset
-
     x = x.astype(float)[:, places]
-    y = linear(x if norm_last else normalised(x), *linears[:5]).reshape(len(x), -1, length, 3, heads, depth)
+    y = int8_product(x if norm_last else normalised(x, *norm), *linears[:5]).reshape(
+        len(x), -1, length, 3, heads, depth
+    )
     q, k, v = (y[:, :, :, part] for part in range(3))
     if lengths:
         q = q / np.linalg.norm(q, axis=-1, keepdims=True) * lengths[0].astype(float)[:, None]
@@ -84,8 +70,8 @@ def brute_force(x, constants, heads, scales, norm_last):
     shares /= shares.sum(-1, keepdims=True)
     if len(scales) > 3:
         shares = rounded(shares, scales[3]) * scales[3]
-    y = linear(np.einsum("bwhij,bwjhd->bwihd", shares, v).reshape(x.shape), *linears[5:])
-    return x + (normalised(y) if norm_last else y)
+    y = int8_product(np.einsum("bwhij,bwjhd->bwihd", shares, v).reshape(x.shape), *linears[5:])
+    return x + (normalised(y, *norm) if norm_last else y)
 
 
 def assert_is(found, wanted, x, constants, limit=1e-6):
@@ -94,20 +80,12 @@ def assert_is(found, wanted, x, constants, limit=1e-6):
     assert np.square(found - wanted).sum() <= limit * np.square(wanted - x[:, constants[0]]).sum()
 
 
-def one_node(constants, heads, scales, norm_last):
-    names = ["x", *(f"c{place}" for place in range(len(constants)))]
-    attributes = {"heads": heads, "scales": scales, "norm_last": int(norm_last), "epsilon": EPSILON}
-    node = helper.make_node("AttentionBranch", names, ["y"], domain="swin_quant", **attributes)
-    held = [numpy_helper.from_array(value, name) for name, value in zip(names[1:], constants, strict=True)]
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["a", "b", "c"]) for name in ("x", "y")]
-    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("swin_quant", 1)]
-    graph = helper.make_graph([node], "one", ends[:1], ends[1:], held)
-    return helper.make_model(graph, opset_imports=opsets).SerializeToString(), attributes
+def file_of(constants, heads, scales=SCALES, norm_last=False):
+    return one_node("AttentionBranch", constants, heads=heads, scales=scales, norm_last=int(norm_last))
 
 
-def stream(batch, constants, seed=1):
-    shape = batch, len(constants[0]), len(constants[1])
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32) * 2
+def given_to(constants, batch):
+    return stream(batch, len(constants[0]), len(constants[1]))
 
 
 CASES = {  # heads, depth, window, shift, cosine, windows a side, zero point
@@ -126,60 +104,40 @@ given_cases = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 @given_cases
 @pytest.mark.parametrize("is_rounded", [False, True], ids=["softmax", "rounded softmax"])
 def test_the_compiled_operator_is_brute_force(case, is_rounded, library):
-    import openvino
-
     given, heads, scales = constants(*case), case[0], SCALES + [1 / 127] * is_rounded
-    core = openvino.Core()
-    core.add_extension(str(library))
     for norm_last in (False, True):
-        file = core.read_model(one_node(given, heads, scales, norm_last)[0])
-        wanted = brute_force(x := stream(3, given), given, heads, scales, norm_last)
+        wanted = brute_force(x := given_to(given, 3), given, heads, scales, norm_last)
         for threads in (1, 2):
-            settings = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32"}
-            model = core.compile_model(file, "CPU", settings)
+            model = compiled(library, file_of(given, heads, scales, norm_last), threads)
             for batch in (3, 1, 0):
-                assert_is(model([x[:batch]])[0], wanted[:batch], x[:batch], given, 1e-4)
+                assert_is(model(x[:batch]), wanted[:batch], x[:batch], given, 1e-4)
         x[1, 0] = np.nan
-        found = model([x])[0]
+        found = model(x)
         assert np.isfinite(found[::2]).all() and np.isnan(found[1]).any()
 
 
 def test_a_stream_in_bfloat16(library):
-    import openvino
-
-    core = openvino.Core()
-    core.add_extension(str(library))
     if "bfloat16" not in engine.float_types():
         pytest.skip("no bfloat16")
     for case in list(CASES.values())[1:3]:
         given = constants(*case)
-        file = core.read_model(one_node(given, case[0], SCALES, False)[0])
-        stream_in_half(file)
-        model = core.compile_model(file, "CPU", {"INFERENCE_PRECISION_HINT": "bf16"})
-        x = torch.from_numpy(stream(2, given)).bfloat16().float().numpy()
+        x = torch.from_numpy(given_to(given, 2)).bfloat16().float().numpy()
         wanted = torch.from_numpy(brute_force(x, given, case[0], SCALES, False)).bfloat16().float().numpy()
-        assert_is(model([x])[0], wanted, x, given, 1e-4)
+        assert_is(compiled(library, file_of(given, case[0]), in_half=True)(x), wanted, x, given, 1e-4)
 
 
 @given_cases
 def test_the_operator_in_torch_and_its_onnx_function_are_brute_force(case):
-    onnxruntime = pytest.importorskip("onnxruntime")
     given, heads = constants(*case), case[0]
     for norm_last, scales in ((False, SCALES), (True, [*SCALES, 1 / 127])):
-        x = stream(2, given)
+        x = given_to(given, 2)
         wanted = brute_force(x, given, heads, scales, norm_last)
-        file, attributes = one_node(given, heads, scales, norm_last)
+        how = {"heads": heads, "scales": scales, "norm_last": int(norm_last)}
         tensors = [torch.from_numpy(np.asarray(one)) for one in (x, *given)]
-        found = attention_branch(*tensors, heads=heads, scales=scales, norm_last=norm_last, epsilon=EPSILON)
-        assert_is(found.numpy(), wanted, x, given, 1e-5)
-        for opset in (17, 20):
-            model = onnx.ModelProto.FromString(file)
-            model.opset_import[0].version, model.ir_version = opset, 8
-            plugin = Plugin("attention_branch", "swin_quant", "AttentionBranch")
-            model.functions.append(function_of(plugin, [Node(tuple(tensors), attributes, ())], opset))
-            onnx.checker.check_model(model, full_check=True)
-            session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-            assert_is(session.run(None, {"x": x})[0], wanted, x, given, 1e-5)
+        assert_is(attention_branch(*tensors, **how, epsilon=EPSILON).numpy(), wanted, x, given, 1e-5)
+        file = file_of(given, heads, scales, norm_last)
+        for found in as_functions("attention_branch", "AttentionBranch", file, tensors, **how):
+            assert_is(found, wanted, x, given, 1e-5)
 
 
 @pytest.mark.parametrize(
@@ -195,25 +153,17 @@ def test_the_operator_in_torch_and_its_onnx_function_are_brute_force(case):
     ],
 )
 def test_constants_that_do_not_fit_are_refused(place, value, said, library):
-    import openvino
-
-    core = openvino.Core()
-    core.add_extension(str(library))
     given = constants(2, 8, 3, 1, False)
     given[place] = value(given[place])
     with pytest.raises(RuntimeError, match=said):
-        core.compile_model(core.read_model(one_node(given, 2, SCALES, False)[0]), "CPU")
+        compiled(library, file_of(given, 2))
 
 
 def test_pictures_of_another_size_are_refused(library):
-    import openvino
-
-    core = openvino.Core()
-    core.add_extension(str(library))
     given = constants(2, 8, 3, 1, False)
-    model = core.compile_model(core.read_model(one_node(given, 2, SCALES, False)[0]), "CPU")
+    model = compiled(library, file_of(given, 2), threads=2)  # with one OpenVINO keeps the error and gives [0, 0, 0]
     with pytest.raises(RuntimeError, match="are not pictures of 36 tokens"):
-        model([stream(2, given)[:, :35]])
+        model(given_to(given, 2)[:, :35])
 
 
 @pytest.mark.parametrize(

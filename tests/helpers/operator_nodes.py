@@ -1,0 +1,73 @@
+"""A node of ours alone in a graph: its constants and brute force, run by the compiled library, or as a function."""
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from swin_quant.backends.onnx.functions import function_of
+from swin_quant.backends.openvino.operators import stream_in_half
+from swin_quant.operators.plugins import Node, Plugin
+
+EPSILON = 1e-5
+
+
+def linear(random, inputs, columns, scale, zero):
+    """The constants of an int8 linear; without a zero point its input is int8."""
+    zero = np.int8(0) if zero is None else np.uint8(zero)
+    values = random.integers(-128, 128, (inputs, columns), np.int8)
+    scales = random.uniform(0.5, 1, columns) / (60 * inputs**0.5)
+    return [np.float32(scale), zero, values, scales.astype(np.float32), random.normal(size=columns).astype(np.float32)]
+
+
+def product(y, scale, zero, weight, scales, bias):
+    """The linear's result, by exact sums of integers in float64."""
+    ends = np.iinfo(zero.dtype)
+    levels = np.clip(np.round(y / scale.astype(float)) + int(zero), ends.min, ends.max) - int(zero)
+    return levels @ weight.astype(float) * (scale.astype(float) * scales) + bias
+
+
+def normalised(y, gain, bias):
+    return (y - y.mean(-1, keepdims=True)) / np.sqrt(y.var(-1, keepdims=True) + EPSILON) * gain + bias
+
+
+def stream(*shape, seed=1):
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32) * 2
+
+
+def one_node(op, constants, **attributes):
+    """The file of a graph x -> y of one operator."""
+    names = ["x", *(f"c{place}" for place in range(len(constants)))]
+    node = helper.make_node(op, names, ["y"], domain="swin_quant", epsilon=EPSILON, **attributes)
+    held = [numpy_helper.from_array(value, name) for name, value in zip(names[1:], constants, strict=True)]
+    ends = [helper.make_tensor_value_info(end, TensorProto.FLOAT, ["a", f"b{end}", f"c{end}"]) for end in "xy"]
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("swin_quant", 1)]
+    graph = helper.make_graph([node], "one", ends[:1], ends[1:], held)
+    return helper.make_model(graph, opset_imports=opsets).SerializeToString()
+
+
+def compiled(library, file, threads=1, in_half=False):
+    """The file in OpenVINO with the library: x -> y."""
+    import openvino
+
+    core = openvino.Core()
+    core.add_extension(str(library))
+    read = core.read_model(file)
+    if in_half:
+        stream_in_half(read)
+    settings = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "bf16" if in_half else "f32"}
+    model = core.compile_model(read, "CPU", settings)
+    return lambda x: model([x])[0]
+
+
+def as_functions(plugin, op, file, tensors, **attributes):
+    """What ONNX Runtime makes of the file with the operator's ONNX function, without the library, in each opset."""
+    import onnxruntime
+
+    for opset in (17, 20):
+        model = onnx.ModelProto.FromString(file)
+        model.opset_import[0].version, model.ir_version = opset, 8
+        node = Node(tuple(tensors), {"epsilon": EPSILON, **attributes}, ())
+        model.functions.append(function_of(Plugin(plugin, "swin_quant", op), [node], opset))
+        onnx.checker.check_model(model, full_check=True)
+        session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+        yield session.run(None, {"x": tensors[0].numpy()})[0]
