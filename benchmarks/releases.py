@@ -20,6 +20,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
@@ -36,6 +37,7 @@ OLDEST = {"onnxruntime": "1.16", "openvino": "2023.2"}  # the minor releases of 
 NEEDS = ("numpy<2", "packaging", "openvino-telemetry")  # all that the releases import
 INTEGER_OPERATORS = ("QLinearMatMul", "MatMulInteger", "MatMulIntegerToFloat", "QGemm", "QLinearConv", "ConvInteger")
 PICTURES, BATCH = 16, 4
+AT_ONCE = 3  # releases: most of their time is that of downloads
 SECONDS = 900  # the longest that a release may take
 FLOAT_LIMIT, INT8_LIMIT = 60.0, 25.0  # dB below which a file computes something else
 HEAD = f"""# Releases of engines
@@ -270,7 +272,18 @@ def latest(versions: Sequence[str], first: str) -> list[str]:
 
 def try_release(engine: str, release: str, wanted: Sequence[Kind], files: Path, packages: Path) -> list[Row]:
     """The rows of a release, which is installed into `packages` and deleted."""
-    pip = [sys.executable, "-m", "pip", "install", "-qq", "--no-deps", "--no-cache-dir", "--target", str(packages)]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "-qq",
+        "--no-deps",
+        "--no-cache-dir",
+        "--no-compile",
+        "--target",
+        str(packages),
+    ]
     shutil.rmtree(packages, ignore_errors=True)
     subprocess.run([*pip, f"{engine}=={release}", *NEEDS], check=True, stdout=subprocess.DEVNULL)
     try:
@@ -360,19 +373,23 @@ def main() -> None:
     for engine in args.engines:
         found = releases(engine)
         chosen = [found[0], found[len(found) // 2], found[-1]] if args.form == "short" else found
-        for release in chosen:
-            kept = args.work / f"{args.form}_{engine}_{release}.json"
-            if not kept.exists() and release not in (args.only or chosen):
-                continue
-            if not kept.exists():
-                made = try_release(engine, release, wanted, args.work / "files", args.work / f"packages_{engine}")
-                kept.write_text(json.dumps([asdict(row) for row in made], indent=1))
-            these = [Row(**row) for row in json.loads(kept.read_text())]
-            bad = [row for row in these if row.is_wrong]
-            print(
-                f"{engine} {release}: {len(these)} files, {sum(bool(r.error) for r in these)} refused, {len(bad)} wrong"
-            )
-            rows += these
+        kept = {release: args.work / f"{args.form}_{engine}_{release}.json" for release in chosen}
+        tried = [one for one in chosen if kept[one].exists() or one in (args.only or chosen)]
+
+        def rows_of(release: str, engine=engine, kept=kept) -> list[Row]:
+            if not kept[release].exists():
+                packages = args.work / f"packages_{engine}_{release}"
+                made = try_release(engine, release, wanted, args.work / "files", packages)
+                kept[release].write_text(json.dumps([asdict(row) for row in made], indent=1))
+            return [Row(**row) for row in json.loads(kept[release].read_text())]
+
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            for release, these in zip(tried, pool.map(rows_of, tried), strict=True):
+                refused, wrong = (
+                    sum(map(bool, each)) for each in zip(*((r.error, r.is_wrong) for r in these), strict=True)
+                )
+                print(f"{engine} {release}: {len(these)} files, {refused} refused, {wrong} wrong", flush=True)
+                rows += these
     page(rows, args.output)
 
 

@@ -54,12 +54,13 @@ def images():
     return torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(5))
 
 
-SLOW = ("deit_tiny_patch16_224", "convnext_atto", "mobilenetv3_small_050")
+MARKS = {
+    **dict.fromkeys(("deit_tiny_patch16_224", "convnext_atto"), pytest.mark.kernels),
+    "mobilenetv3_small_050": pytest.mark.slow,  # it has all its blocks
+}
 
 
-@pytest.fixture(
-    scope="module", params=[pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in MICRO]
-)
+@pytest.fixture(scope="module", params=[pytest.param(name, marks=MARKS.get(name, ())) for name in MICRO])
 def micro(request):
     """The name, and a separate model of it."""
     torch.manual_seed(0)
@@ -288,7 +289,7 @@ def test_training_moves_norms_and_reaches_every_parameter():
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
-@pytest.mark.slow
+@pytest.mark.kernels
 def test_norms_that_hold_an_activation_mean_something_else_in_a_file():
     names = holding_activations(build_model(config("mobilenetv3_small_050")))
     assert "bn1" in names and "blocks.0.0.bn1" in names

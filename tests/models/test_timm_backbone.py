@@ -22,7 +22,11 @@ MICRO = {
     "mobilenetv3_small_050": {},
 }
 RESNET = "resnet18"
-NAMES = [RESNET, *(pytest.param(name, marks=pytest.mark.slow) for name in MICRO if name != RESNET)]
+NAMES = [
+    RESNET,
+    pytest.param("convnext_atto", marks=pytest.mark.kernels),
+    pytest.param("mobilenetv3_small_050", marks=pytest.mark.slow),  # it has all its blocks
+]
 
 
 def made(name, kind="logits", stages=(), side=32, **options):

@@ -167,7 +167,7 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.kernels)])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_torch_finds_no_fault_with_the_op(layout, dtype):
     """Schema, autograd registration, the fake kernel's shape, type and strides, and tracing with dynamic shapes."""

@@ -215,7 +215,7 @@ def test_grids():
     assert grid(8, format="fp8") == (-448, 448) and grid(8) == (-128, 127)
 
 
-@pytest.mark.slow
+@pytest.mark.kernels
 def test_it_compiles_to_one_graph():
     compiled = torch.compile(simulate, fullgraph=True, backend="aot_eager")
     x = torch.randn(50, requires_grad=True)

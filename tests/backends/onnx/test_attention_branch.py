@@ -167,7 +167,7 @@ def test_pictures_of_another_size_are_refused(library):
 
 
 @pytest.mark.parametrize(
-    "kind, policy", [pytest.param("swin", "qdq", marks=pytest.mark.slow), ("swinv2", "cpu-operators")]
+    "kind, policy", [pytest.param("swin", "qdq", marks=pytest.mark.kernels), ("swinv2", "cpu-operators")]
 )
 def test_a_file_with_the_operator_is_the_plain_file(kind, policy, exported, run):
     plain, own = exported(kind, policy), exported(kind, policy, plugin=BRANCH)

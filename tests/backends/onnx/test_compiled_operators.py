@@ -115,7 +115,7 @@ def test_a_plain_file_is_asked_for_or_of_a_policy_with_float_attention(
 
 @pytest.mark.parametrize(
     "gains, wanted",
-    [pytest.param({"attention": 1.2}, OPERATOR, marks=pytest.mark.slow), ({"attention_branch": 1.1}, BRANCH)],
+    [pytest.param({"attention": 1.2}, OPERATOR, marks=pytest.mark.kernels), ({"attention_branch": 1.1}, BRANCH)],
 )
 def test_the_branch_takes_the_place_of_attention_where_it_was_measured_to_be_faster(
     gains, wanted, calibrated_for, with_operators, tmp_path, monkeypatch

@@ -39,7 +39,7 @@ def test_engines_fold_what_the_small_file_looks_up(exported, tmp_path):
     assert ops.count("Gather") == 2 and "Cast" not in ops
 
 
-@pytest.mark.parametrize("precision", ["int8", pytest.param("float", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("precision", ["int8", pytest.param("float", marks=pytest.mark.kernels)])
 def test_gelu_is_one_operator_of_onnx_runtime_at_the_default_opset(precision, exported, tmp_path):
     """The exporter's own order of it stays five operators."""
     import onnxruntime

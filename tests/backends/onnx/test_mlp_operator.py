@@ -92,7 +92,7 @@ def test_the_operator_in_torch_and_its_onnx_function_are_brute_force(case, norm_
         assert_is(found, wanted, x)
 
 
-@pytest.mark.parametrize("kind, policy", [pytest.param("swin", "qdq", marks=pytest.mark.slow), ("swinv2", "cpu")])
+@pytest.mark.parametrize("kind, policy", [pytest.param("swin", "qdq", marks=pytest.mark.kernels), ("swinv2", "cpu")])
 def test_a_file_with_the_operator_is_the_plain_file(kind, policy, exported, run, tmp_path):
     plain, own = exported(kind, policy), exported(kind, policy, plugin=MLP)
     graph = onnx.load(own.file).graph
@@ -108,7 +108,7 @@ def test_a_file_with_the_operator_is_the_plain_file(kind, policy, exported, run,
     assert np.abs(difference).mean() < 0.005
 
 
-@pytest.mark.slow
+@pytest.mark.kernels
 def test_whoever_fixes_the_batch_keeps_the_integer_products_of_the_function(exported):
     pytest.importorskip("onnxruntime")
     file = open_onnx(exported("swin", "cpu", plugin=MLP).file)

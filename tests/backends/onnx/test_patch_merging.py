@@ -71,7 +71,7 @@ def test_the_operator_in_torch_and_its_onnx_function_are_brute_force(case):
         assert_is(found, wanted)
 
 
-@pytest.mark.parametrize("kind, policy", [pytest.param("swin", "qdq", marks=pytest.mark.slow), ("swinv2", "cpu")])
+@pytest.mark.parametrize("kind, policy", [pytest.param("swin", "qdq", marks=pytest.mark.kernels), ("swinv2", "cpu")])
 def test_a_file_with_the_operator_is_the_plain_file(kind, policy, exported, with_operators):
     plain, own = exported(kind, policy), exported(kind, policy, plugin=MERGING)
     nodes = [node for node in onnx.load(own.file).graph.node if node.op_type == "PatchMerging"]
