@@ -1,4 +1,4 @@
-// Attention of one head in one window on vectors: heads of 32 channels, windows of at most 256 tokens.
+// Attention of one head in one window on vectors: heads of 32 channels, windows of at most 576 tokens.
 #pragma once
 
 #include "attention_window.hpp"
@@ -7,7 +7,7 @@
 namespace swin_quant {
 
 constexpr float POWERS = 255;  // levels of exp(logit - largest) where the softmax has none
-constexpr size_t DEPTH = 32, LENGTH = 256;
+constexpr size_t DEPTH = 32, LENGTH = 576;
 
 #if defined(SWIN_QUANT_TARGET)
 

@@ -33,7 +33,7 @@ NODES = {
     "patch_merging": "PatchMerging",
 }  # operator -> its node's name (extension.cpp)
 FAST_DEPTH = 32  # channels of a head of its kernel (attention_fast.hpp)
-FAST_TOKENS = {"attention": 64, "attention_branch": 256}  # of a window, at most
+FAST_TOKENS = {"attention": 64, "attention_branch": 576}  # of a window, at most
 # Operator -> the one whose measurements hold for it. On maps the same kernel replaces more nodes: pads and rolls, too.
 _MEASURED_AS = {"map_branch": "attention_branch"}
 _LEAST = "avx512-vnni"  # the kind whose gain is told on CPUs that are not measured

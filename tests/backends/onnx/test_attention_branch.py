@@ -95,6 +95,9 @@ CASES = {  # heads, depth, window, shift, cosine, windows a side, zero point
     "5, cosine, a zero point, three windows": (1, 32, 5, 0, True, 3, 131),
     "12, shifted": (1, 32, 12, 6, False),
     "16, cosine, one window": (2, 32, 16, 0, True, 1),
+    "24, shifted, one window": (1, 32, 24, 12, False, 1),
+    "24, cosine, a zero point": (2, 32, 24, 0, True, 1, 120),
+    "one token": (2, 32, 1, 0, False, 1),
     "heads of no fast loops": (2, 8, 3, 1, False),
     "the same, cosine": (2, 8, 3, 1, True),
 }

@@ -68,7 +68,7 @@ def attentions(artifact):
 
 
 CASES = [("swin", 7, None), ("swinv2", 8, None)]
-SLOW_CASES = [(kind, window, None) for kind in ("swin", "swinv2") for window in (4, 7, 8, 12, 16)]
+SLOW_CASES = [(kind, window, None) for kind in ("swin", "swinv2") for window in (4, 7, 8, 12, 16, 24)]
 SLOW_CASES = [case for case in SLOW_CASES if case not in CASES] + [("swin", 8, 12), ("swinv2", 8, 12)]
 
 
@@ -100,6 +100,11 @@ def test_a_file_with_the_operator_computes_what_fake_quant_does(
     np.testing.assert_array_equal(found(spoilt)[1:], got[1:])
     two_threads = engine.load(artifact, EngineOptions(threads=2))
     np.testing.assert_allclose(two_threads(images), got, atol=1e-5)
+
+
+def test_no_pictures_give_no_logits(file, with_operators):
+    for threads in (1, 2):
+        assert engine.load(file, EngineOptions(threads=threads))(pictures(0, 28)).shape[0] == 0
 
 
 @pytest.mark.slow
@@ -250,9 +255,9 @@ def test_a_plain_file_is_the_default_where_they_do_not_run_and_a_line_says_why(
 @pytest.mark.parametrize(
     "kind, keys",
     [
-        ("swin", {"WINDOW_SIZE": 24, "IMG_SIZE": 96}),
+        ("swin", {"WINDOW_SIZE": 32, "IMG_SIZE": 128}),
         ("swinv2", {"EMBED_DIM": 48}),
-        ("swin", {"OUTPUT_KIND": "features", "WINDOW_SIZE": 24, "IMG_SIZE": 96}),
+        ("swin", {"OUTPUT_KIND": "features", "WINDOW_SIZE": 32, "IMG_SIZE": 128}),
     ],
 )
 def test_models_that_the_kernel_is_not_made_for_compile_nothing(kind, keys, tiny_config, monkeypatch):
@@ -260,7 +265,7 @@ def test_models_that_the_kernel_is_not_made_for_compile_nothing(kind, keys, tiny
     assert not operators.are_default(portable_config(tiny_config(kind, **keys)))
 
 
-@pytest.mark.parametrize("window", [12, 16])
+@pytest.mark.parametrize("window", [12, 16, 24])
 def test_the_branch_alone_is_fast_for_large_windows(window, tiny_config, monkeypatch):
     monkeypatch.setattr(operators, "library", lambda: "there")
     config = portable_config(tiny_config("swin", WINDOW_SIZE=window, IMG_SIZE=4 * window))

@@ -238,10 +238,10 @@ def test_openvino_runs_a_backbone_of_any_size_whose_blocks_are_two_operators(
     own = engine.load(artifact, EngineOptions(threads=1, float_type="float32"))
     assert with_operators.name in own.details["extensions"]
     quantize(model)
-    for size in [(32, 32), (41, 60), (4, 4)]:
-        images = torch.randn(2, 3, *size)
+    for batch, *size in [(2, 32, 32), (2, 41, 60), (1, 2, 2), (0, 9, 30)]:
+        images = torch.randn(batch, 3, *size)
         with torch.inference_mode():
             expected = model(images)
         found = own(images)
         assert [x.shape for x in found] == [x.shape for x in expected]
-        assert difference_of_outputs([found], [expected])["mean"] < 0.02, size
+        assert batch == 0 or difference_of_outputs([found], [expected])["mean"] < 0.02, size

@@ -25,7 +25,7 @@ from swin_quant.backends.onnx.swin.int8_operators import (
 
 _ROUNDED = tuple(f"matmul_{tensor}_input_quantizer" for tensor in "qkva")
 _DEPTH = 32  # channels of a head (plugins/openvino/attention_fast.hpp)
-_TOKENS_ALONE, _TOKENS = 64, 256  # of a window, for attention alone and for its branch
+_TOKENS_ALONE, _TOKENS = 64, 576  # of a window, for attention alone and for its branch
 MASKED = -100.0  # what a logit of two tokens of different regions has added
 _ROUNDED_V2 = tuple(f"mha_{tensor}_input_quantizer" for tensor in "qk") + _ROUNDED[2:]
 
