@@ -122,7 +122,7 @@ def test_openvino_runs_a_file_with_the_operator(float_type, exported, with_opera
         pytest.skip(f"no {float_type}")
     options = EngineOptions(threads=1, float_type=float_type)
     images = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    plain, own = (engine.load(exported("swin", "cpu", **one), options) for one in ({}, {"plugin": MLP}))
+    plain, own = (engine.load(exported("swinv2", "cpu", **one), options) for one in ({}, {"plugin": MLP}))
     assert with_operators.name in own.details["extensions"]
     wanted, found = plain(images), own(images)
     assert float((found - wanted).square().sum() / wanted.square().sum()) < (1e-3 if float_type == "bfloat16" else 1e-4)
@@ -130,7 +130,7 @@ def test_openvino_runs_a_file_with_the_operator(float_type, exported, with_opera
 
 @pytest.mark.parametrize("place, said", [(3, "must be finite and above zero"), (13, "is missing")])
 def test_a_scale_that_a_call_gives_to_the_function_is_checked(place, said, exported, tmp_path):
-    model = onnx.load(exported("swin", "cpu", plugin=MLP).file)
+    model = onnx.load(exported("swinv2", "cpu", plugin=MLP).file)
     node = next(node for node in model.graph.node if node.op_type == "Mlp")
     if place < len(node.input):
         scale = next(one for one in model.graph.initializer if one.name == node.input[place])

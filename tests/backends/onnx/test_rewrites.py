@@ -22,7 +22,7 @@ LAYOUT = ("Reshape", "Transpose", "Slice", "Concat", "Split", "Squeeze", "Unsque
 
 
 @KINDS
-@pytest.mark.parametrize("policy", ["qdq", "ft-mode1"])
+@pytest.mark.parametrize("policy", ["qdq", pytest.param("ft-mode1", marks=pytest.mark.kernels)])
 @pytest.mark.parametrize("rewrites", STEPS, ids=lambda names: "+".join(sorted(names)))
 def test_torch_computes_the_same(kind, policy, rewrites, calibrated, images, assert_quantized_alike):
     model, _ = calibrated(kind, policy)
