@@ -9,6 +9,7 @@ from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.models import build_model
 from swin_quant.quant.calibration import (
     VALUES_PER_PICTURE,
+    Calibration,
     Method,
     calibrate,
     check_weights,
@@ -390,6 +391,11 @@ def test_values_beyond_float16_are_reported(tiny_model):
     beyond = calibrate(model, [torch.randn(2, 3, 32, 32)]).beyond_half
     fc1, fc2 = "layers.0.blocks.0.mlp.fc1._aftergemm_quantizer", "layers.0.blocks.0.mlp.fc2._input_quantizer"
     assert set(beyond) == {fc1, fc2}
+
+
+def test_a_sum_that_overflows_float16_is_beyond_it_though_neither_part_is():
+    largest = {"add1_residual_input_quantizer": 4e4, "add1_local_input_quantizer": 4e4, "fc1._input_quantizer": 6e4}
+    assert Calibration(1, {}, largest).beyond_half == ["add1_residual_input_quantizer"]
 
 
 def test_logits_do_not_change_while_observing(tiny_model):

@@ -6,7 +6,7 @@ import torch
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from swin_quant.quant.fake_quant import TINY_AMAX, fake_quant, grid
+from swin_quant.quant.fake_quant import TINY_AMAX, fake_quant, grid, is_symmetric
 
 AMAX = st.floats(2.0**-20, 2.0**20, width=32)
 VALUES = st.lists(st.floats(-(2.0**24), 2.0**24, width=32), min_size=1, max_size=50)
@@ -25,6 +25,8 @@ def test_grids():
     assert [grid(8), grid(8, True), grid(4), grid(2), grid(2, True)] == [
         (-128, 127), (-127, 127), (-8, 7), (-2, 1), (-1, 1),
     ]  # fmt: skip
+    assert all(is_symmetric(*grid(bits, narrow)) for bits in (2, 4, 8) for narrow in (False, True))
+    assert not is_symmetric(-100, 155) and not is_symmetric(-129, 126)
 
 
 @given(VALUES, AMAX, st.integers(2, 8), st.booleans())
