@@ -35,7 +35,7 @@ def test_torch_computes_the_same(kind, policy, rewrites, calibrated, images, ass
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize("rewrites", STEPS, ids=lambda names: "+".join(sorted(names)))
+@pytest.mark.parametrize("rewrites", [STEPS[0], STEPS[-1]], ids=["none", "all"])  # torch computes each step
 def test_onnx_runtime_computes_the_same(rewrites, exported, run, images, assert_quantized_alike):
     assert_quantized_alike(run(exported("swin", rewrites=rewrites).file, images)["logits"], "swin")
 
