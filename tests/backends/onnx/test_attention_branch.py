@@ -185,7 +185,8 @@ def test_a_file_with_the_operator_is_the_plain_file(kind, policy, exported, run)
 
 
 @pytest.mark.parametrize("float_type", ["float32", "bfloat16"])
-def test_openvino_runs_a_file_whose_blocks_are_two_operators(float_type, exported, with_operators):
+def test_openvino_runs_a_file_whose_blocks_are_two_operators(float_type, exported, with_operators, exact_on):
+    exact_on("openvino")
     if float_type not in engine.float_types():
         pytest.skip(f"no {float_type}")
     options = EngineOptions(threads=1, float_type=float_type)

@@ -4,20 +4,16 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from onnx import TensorProto, helper, numpy_helper
+from operator_nodes import EPSILON, as_functions, compiled, linear, normalised, one_node, product, stream
 
 from swin_quant.backends.onnx.export import OnnxOptions, export
-from swin_quant.backends.onnx.functions import function_of
 from swin_quant.backends.onnx.swin_maps.branch import map_branch
 from swin_quant.backends.openvino import engine
-from swin_quant.backends.openvino.operators import stream_in_half
 from swin_quant.models.maps import offset_index
-from swin_quant.operators.plugins import Node, Plugin
 from swin_quant.quant.policy import quantize
 from swin_quant.score.difference import difference_of_outputs
 from swin_quant.score.options import EngineOptions
 
-EPSILON = 1e-5
 PLUGINS = ("map_branch=swin_quant::MapBranch", "mlp=swin_quant::Mlp")
 SCALES = [0.03, 0.04, 0.02]  # of q, k and v; with a fourth the softmax is rounded
 CASES = {  # heads, depth, window, shift, padded first, cosine, zero point
@@ -36,23 +32,12 @@ given_cases = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def constants(heads, depth, window, is_cosine, zero):
     """The operator's constants, in order."""
     random = np.random.default_rng(0)
-    width = heads * depth
-
-    def linear(columns, scale, zero):
-        zero = np.int8(0) if zero is None else np.uint8(zero)
-        scales = random.uniform(0.5, 1, columns) / (60 * width**0.5)
-        values = random.integers(-128, 128, (width, columns), np.int8)
-        return [np.float32(scale), zero, values, scales.astype(np.float32), random.normal(size=columns).astype("f")]
-
-    high, wide = window
+    width, (high, wide) = heads * depth, window
     table = random.standard_normal((heads, (2 * high - 1) * (2 * wide - 1))).astype(np.float32)
     lengths = [random.uniform(2, 6, heads).astype("f")] if is_cosine else []
-    around = [
-        *random.standard_normal((2, width)).astype("f"),
-        *linear(3 * width, 0.03, zero),
-        *linear(width, 0.012, None),
-    ]
-    return [*around, table, offset_index(window).int().numpy(), *lengths]
+    norm = random.standard_normal((2, width)).astype(np.float32)
+    linears = [*linear(random, width, 3 * width, 0.03, zero), *linear(random, width, width, 0.012, None)]
+    return [*norm, *linears, table, offset_index(window).int().numpy(), *lengths]
 
 
 def cut_of(case):
@@ -61,21 +46,13 @@ def cut_of(case):
 
 def brute_force(x, constants, heads, scales, norm_last, window, shift, pad_first):
     """x plus its branch, window by window, in float64; the mask is cut out of a picture of nine regions."""
-    gain, bias, *linears = constants[:12]
+    norm, linears = constants[:2], constants[2:12]
     table, index, *lengths = constants[12:]
     (batch, height, width, channels), (high, wide) = x.shape, window
     depth = channels // heads
 
     def rounded(y, scale):
         return np.clip(np.round(y / scale), -128, 127)
-
-    def normalised(y):
-        return (y - y.mean(-1, keepdims=True)) / np.sqrt(y.var(-1, keepdims=True) + EPSILON) * gain + bias
-
-    def linear(y, scale, zero, weight, of_weight, offset):
-        ends = np.iinfo(zero.dtype)
-        levels = np.clip(np.round(y / scale.astype(float)) + int(zero), ends.min, ends.max) - int(zero)
-        return levels @ weight.astype(float) * (scale.astype(float) * of_weight) + offset
 
     def rolled(array):
         missing = [(0, 0), (0, -height % high), (0, -width % wide), (0, 0)]
@@ -85,7 +62,7 @@ def brute_force(x, constants, heads, scales, norm_last, window, shift, pad_first
         return array
 
     x = x.astype(float)
-    y = rolled(x if norm_last else normalised(x))
+    y = rolled(x if norm_last else normalised(x, *norm))
     tokens = rolled(1 + np.arange(height * width).reshape(1, height, width, 1))[0, ..., 0]  # 0: padding
     regions = np.zeros(tokens.shape)
     for number, (rows, columns) in enumerate((a, b) for a in range(3) for b in range(3)):
@@ -95,7 +72,7 @@ def brute_force(x, constants, heads, scales, norm_last, window, shift, pad_first
     for top in range(0, tokens.shape[0], high):
         for left in range(0, tokens.shape[1], wide):
             at = slice(top, top + high), slice(left, left + wide)
-            own = linear(y[:, at[0], at[1]].reshape(batch, -1, channels), *linears[:5])
+            own = product(y[:, at[0], at[1]].reshape(batch, -1, channels), *linears[:5])
             q, k, v = own.reshape(batch, -1, 3, heads, depth).transpose(2, 0, 3, 1, 4)
             if lengths:
                 q = q / np.linalg.norm(q, axis=-1, keepdims=True) * lengths[0].astype(float)[:, None, None]
@@ -107,11 +84,11 @@ def brute_force(x, constants, heads, scales, norm_last, window, shift, pad_first
             shares /= shares.sum(-1, keepdims=True)
             if len(scales) > 3:
                 shares = rounded(shares, scales[3]) * scales[3]
-            own = linear((shares @ v).transpose(0, 2, 1, 3).reshape(batch, -1, channels), *linears[5:])
+            own = product((shares @ v).transpose(0, 2, 1, 3).reshape(batch, -1, channels), *linears[5:])
             there = tokens[at].flatten()
             result[:, there[there > 0] - 1] = own[:, there > 0]
     result = result.reshape(x.shape)
-    return x + (normalised(result) if norm_last else result)
+    return x + (normalised(result, *norm) if norm_last else result)
 
 
 def assert_is(found, wanted, x, limit=1e-6):
@@ -120,83 +97,53 @@ def assert_is(found, wanted, x, limit=1e-6):
     assert np.square(found - wanted).sum() <= limit * np.square(wanted - x).sum()
 
 
-def one_node(constants, heads, scales, norm_last, cut):
-    names = ["x", *(f"c{place}" for place in range(len(constants)))]
-    attributes = {"heads": heads, "scales": scales, "norm_last": int(norm_last), "epsilon": EPSILON} | cut
-    node = helper.make_node("MapBranch", names, ["y"], domain="swin_quant", **attributes)
-    held = [numpy_helper.from_array(value, name) for name, value in zip(names[1:], constants, strict=True)]
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["a", "b", "c", "d"]) for name in ("x", "y")]
-    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("swin_quant", 1)]
-    graph = helper.make_graph([node], "one", ends[:1], ends[1:], held)
-    return helper.make_model(graph, opset_imports=opsets).SerializeToString(), attributes
-
-
-def stream(batch, size, channels, seed=1):
-    return np.random.default_rng(seed).standard_normal((batch, *size, channels)).astype(np.float32) * 2
+def file_of(constants, case, scales=SCALES, norm_last=False, **changed):
+    attributes = {"heads": case[0], "scales": scales, "norm_last": int(norm_last)} | cut_of(case)
+    return one_node("MapBranch", constants, rank=4, **attributes | changed)
 
 
 @given_cases
 def test_the_compiled_operator_is_brute_force_for_maps_of_any_size(case, library):
-    import openvino
-
     heads, depth, window, _, _, is_cosine, zero = case
-    given, core = constants(heads, depth, window, is_cosine, zero), openvino.Core()
-    core.add_extension(str(library))
+    given, channels = constants(heads, depth, window, is_cosine, zero), heads * depth
     for norm_last, scales in ((False, SCALES), (True, [*SCALES, 1 / 127])):
-        file = core.read_model(one_node(given, heads, scales, norm_last, cut_of(case))[0])
         for threads in (1, 2):
-            settings = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32"}
-            model = core.compile_model(file, "CPU", settings)
+            model = compiled(library, file_of(given, case, scales, norm_last), threads)
             for size in SIZES:
-                x = stream(2, size, heads * depth)
+                x = stream(2, *size, channels)
                 wanted = brute_force(x, given, heads, scales, norm_last, **cut_of(case))
                 for batch in (2, 1, 0):
-                    assert_is(model([x[:batch]])[0], wanted[:batch], x[:batch], 1e-4)
+                    assert_is(model(x[:batch]), wanted[:batch], x[:batch], 1e-4)
         x[1, 0, 0] = np.nan
-        found = model([x])[0]
+        found = model(x)
         assert np.isfinite(found[0]).all() and np.isnan(found[1]).any()
-        assert model([np.zeros((2, 0, 3, heads * depth), np.float32)])[0].shape == (2, 0, 3, heads * depth)
+        assert model(np.zeros((2, 0, 3, channels), np.float32)).shape == (2, 0, 3, channels)
 
 
 def test_a_stream_in_bfloat16(library):
-    import openvino
-
     if "bfloat16" not in engine.float_types():
         pytest.skip("no bfloat16")
     case = CASES["7, shifted as in timm"]
-    given, core = constants(3, 32, (7, 7), False, None), openvino.Core()
-    core.add_extension(str(library))
-    file = core.read_model(one_node(given, 3, SCALES, False, cut_of(case))[0])
-    stream_in_half(file)
-    model = core.compile_model(file, "CPU", {"INFERENCE_PRECISION_HINT": "bf16"})
-    x = torch.from_numpy(stream(2, (15, 9), 96)).bfloat16().float().numpy()
-    wanted = brute_force(x, given, 3, SCALES, False, **cut_of(case))
-    assert_is(model([x])[0], torch.from_numpy(wanted).bfloat16().float().numpy(), x, 1e-4)
+    given = constants(3, 32, (7, 7), False, None)
+    x = torch.from_numpy(stream(2, 15, 9, 96)).bfloat16().float().numpy()
+    wanted = torch.from_numpy(brute_force(x, given, 3, SCALES, False, **cut_of(case))).bfloat16().float().numpy()
+    assert_is(compiled(library, file_of(given, case), in_half=True)(x), wanted, x, 1e-4)
 
 
 @given_cases
 def test_the_operator_in_torch_and_its_onnx_function_are_brute_force(case):
-    onnxruntime = pytest.importorskip("onnxruntime")
-    heads, depth, window, shift, pad_first, is_cosine, zero = case
+    heads, depth, window, _, _, is_cosine, zero = case
     given = constants(heads, depth, window, is_cosine, zero)
-    for norm_last, scales, opset in ((False, SCALES, 17), (True, [*SCALES, 1 / 127], 20)):
-        file, attributes = one_node(given, heads, scales, norm_last, cut_of(case))
-        tensors = [torch.from_numpy(np.asarray(one)) for one in given]
-        model = onnx.ModelProto.FromString(file)
-        model.opset_import[0].version, model.ir_version = opset, 8
-        plugin = Plugin("map_branch", "swin_quant", "MapBranch")
-        model.functions.append(function_of(plugin, [Node(tuple([None, *tensors]), attributes, ())], opset))
-        onnx.checker.check_model(model, full_check=True)
-        session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    for norm_last, scales in ((False, SCALES), (True, [*SCALES, 1 / 127])):
+        how = {"heads": heads, "scales": scales, "norm_last": int(norm_last)} | cut_of(case)
         for size in SIZES:
-            x = stream(2, size, heads * depth)
+            x = stream(2, *size, heads * depth)
             wanted = brute_force(x, given, heads, scales, norm_last, **cut_of(case))
-            found = map_branch(
-                torch.from_numpy(x), *tensors, heads=heads, scales=scales, norm_last=norm_last, epsilon=EPSILON,
-                window=window, shift=shift, pad_first=pad_first,
-            )  # fmt: skip
-            assert_is(found.numpy(), wanted, x, 1e-5)
-            assert_is(session.run(None, {"x": x})[0], wanted, x, 1e-5)
+            tensors = [torch.from_numpy(np.asarray(one)) for one in (x, *given)]
+            assert_is(map_branch(*tensors, **how, epsilon=EPSILON).numpy(), wanted, x, 1e-5)
+            file = file_of(given, case, scales, norm_last)
+            for found in as_functions("map_branch", "MapBranch", file, tensors, **how):
+                assert_is(found, wanted, x, 1e-5)
 
 
 @pytest.mark.parametrize(
@@ -209,17 +156,9 @@ def test_the_operator_in_torch_and_its_onnx_function_are_brute_force(case):
     ],
 )
 def test_attributes_that_do_not_fit_are_refused(change, said, library):
-    import openvino
-
-    core = openvino.Core()
-    core.add_extension(str(library))
-    given, cut = constants(3, 32, (7, 7), False, None), {"window": [7, 7], "shift": [3, 3], "pad_first": 0}
-    file = onnx.ModelProto.FromString(one_node(given, 3, SCALES, False, cut)[0])
-    for attribute in file.graph.node[0].attribute:
-        if attribute.name in change:
-            attribute.CopyFrom(helper.make_attribute(attribute.name, change[attribute.name]))
+    case = CASES["7, shifted as in timm"]
     with pytest.raises(RuntimeError, match=said):
-        core.compile_model(core.read_model(file.SerializeToString()), "CPU")
+        compiled(library, file_of(constants(3, 32, (7, 7), False, None), case, **change))
 
 
 SHAPE = {"IMG_SIZE": 28, "WINDOW_SIZE": 7, "DEPTHS": [2, 1], "NUM_HEADS": [1, 2], "OUTPUT_KIND": "features"}
