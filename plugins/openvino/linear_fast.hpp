@@ -250,20 +250,18 @@ SWIN_QUANT_TARGET void add_outputs(const Packed& linear, const Norm* norm, size_
     const size_t width = linear.out;
     if (!norm)
         return multiply_all(linear, 0, width, tokens, x, [&](size_t token, size_t column, const auto& sums) SWIN_QUANT_INLINE {
-            unrolled<sizeof(sums) / sizeof(Floats)>([&](auto v) SWIN_QUANT_INLINE {
-                const size_t place = column + LANES * v;
-                put(result(token) + place, sums[v] + load(row(token) + place));
-            });
+            auto* to = result(token) + column;  // found once: a store may change what they are found by
+            const auto* from = row(token) + column;
+            unrolled<sizeof(sums) / sizeof(Floats)>([&](auto v) SWIN_QUANT_INLINE { put(to + LANES * v, sums[v] + load(from + LANES * v)); });
         });
     multiply_all(linear, 0, width, tokens, x, [&](size_t token, size_t column, const auto& sums) SWIN_QUANT_INLINE {
         unrolled<sizeof(sums) / sizeof(Floats)>([&](auto v) SWIN_QUANT_INLINE { put(y + token * width + column + LANES * v, sums[v]); });
     });
     const auto own = [&](size_t token) { return static_cast<const float*>(y + token * width); };
     each_row(norm, width, tokens, own, [&](size_t token, size_t i, const auto& normal) SWIN_QUANT_INLINE {
-        unrolled<PARTS>([&](auto v) SWIN_QUANT_INLINE {
-            const size_t place = i + LANES * v;
-            put(result(token) + place, normal[v] + load(row(token) + place));
-        });
+        auto* to = result(token) + i;
+        const auto* from = row(token) + i;
+        unrolled<PARTS>([&](auto v) SWIN_QUANT_INLINE { put(to + LANES * v, normal[v] + load(from + LANES * v)); });
     });
 }
 
