@@ -1,4 +1,5 @@
-"""Micro networks of transformers, torchvision and timm with random seeded weights: data for `swins.py`.
+"""Networks of transformers, torchvision and timm with random seeded weights, micro and at full size: data for
+`swins.py`.
 
 Each is built as its publisher builds it, from a configuration.
 """
@@ -28,13 +29,15 @@ SEGMENTER |= {"decoder_layers": 2, "num_attention_heads": 2, "dim_feedforward": 
 @dataclass(frozen=True)
 class Network:
     """A network: its builder, the shape of one input, the output group to compare (None: all), and the inputs beside
-    the first, which is called `first`: one example [1, ...] of each by its name."""
+    the first, which is called `first`: one example [1, ...] of each by its name. `count`: inputs that calibrate, and as
+    many that judge."""
 
     build: Callable[[], nn.Module]
     shape: tuple[int, ...] = (3, 64, 64)
     output: Any = None
     first: str = "pixel_values"
     others: dict[str, Tensor] = field(default_factory=dict)
+    count: int = 4
 
     def given(self, images: Tensor) -> Any:
         """The input of a batch, or all inputs by name."""
@@ -97,6 +100,13 @@ def _video() -> nn.Module:
 
     sizes = {"patch_size": [2, 4, 4], "embed_dim": 12, "depths": [1, 1], "num_heads": [2, 2], "window_size": [2, 4, 4]}
     return SwinTransformer3d(**sizes, num_classes=5)
+
+
+def _video_of(name: str) -> nn.Module:
+    import_torchvision()
+    from torchvision.models import get_model
+
+    return get_model(name, weights=None)  # type: ignore[no-any-return]
 
 
 def _timm(name: str, **options: Any) -> Callable[[], nn.Module]:
@@ -342,13 +352,43 @@ OTHERS = {
         )
     ),
 }  # fmt: skip
+# Swin-T as its authors sized it.
+TINY = ("SwinConfig", {"embed_dim": 96, "depths": [2, 2, 6, 2], "num_heads": [3, 6, 12, 24], "out_features": STAGES})
+FULL = {
+    "UperNet with Swin-T": Network(
+        hf("UperNetForSemanticSegmentation", "UperNetConfig", backbone_config=TINY, auxiliary_in_channels=384),
+        (3, 512, 512), count=1,
+    ),
+    "Mask2Former with Swin-T": Network(
+        hf("Mask2FormerForUniversalSegmentation", "Mask2FormerConfig", backbone_config=TINY), (3, 384, 384), count=1
+    ),
+    "DETR with Swin-T": Network(
+        hf(
+            "DetrForObjectDetection", "DetrConfig", backbone_config=TINY, use_timm_backbone=False,
+            use_pretrained_backbone=False, backbone=None,
+        ),
+        (3, 512, 512), count=1,
+    ),
+    "DonutSwin base": Network(
+        hf(
+            "DonutSwinModel", "DonutSwinConfig", image_size=[2560, 1920], embed_dim=128, depths=[2, 2, 14, 2],
+            num_heads=[4, 8, 16, 32], window_size=10,
+        ),
+        (3, 2560, 1920), count=1,
+    ),
+    "Swin2SR classical x2": Network(hf("Swin2SRForImageSuperResolution", "Swin2SRConfig"), (3, 64, 64), count=1),
+    "CLAP audio (HTSAT)": Network(hf("ClapAudioModelWithProjection", "ClapAudioConfig"), (1, 1001, 64), count=1),
+    "torchvision swin3d_t": Network(lambda: _video_of("swin3d_t"), (3, 16, 112, 112), count=1),
+    "timm swinv2_cr_tiny_224": Network(_timm("swinv2_cr_tiny_224"), (3, 224, 224)),
+    "timm swin_s3_tiny_224": Network(_timm("swin_s3_tiny_224"), (3, 224, 224)),
+}  # fmt: skip
 NETWORKS = SWINS | OTHERS
 
 
 def built(name: str) -> nn.Module:
     """The network, with weights that keep activations at their size: none is zero or one."""
     torch.manual_seed(0)
-    network = NETWORKS[name].build().eval()
+    network = (NETWORKS | FULL)[name].build().eval()
     with torch.no_grad():
         for value in network.parameters():
             if value.dim() > 1 and value.numel():

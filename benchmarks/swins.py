@@ -1,11 +1,12 @@
-"""Take other publishers' networks, micro and with random weights, from their forward pass to files on engines.
+"""Take other publishers' networks with random weights from their forward pass to files on engines.
 
     python benchmarks/swins.py [NAME ...] [--engines [openvino onnxruntime]] [--work DIR]
         [--output docs/results/swins.md]
 
 Each is wrapped, calibrated (policy qdq, no pass) on seeded noise, exported, and run on other noise. Most need
-transformers. Rows in --work are not made again, and rows of networks that are not named stay in the page.
-`networks.py` has the configurations.
+transformers. Rows in --work are not made again, and rows of networks that are not named stay in the page. Without
+names: all micro networks. `networks.py` has the configurations, also those at full size, which take minutes and up to
+20 GB.
 """
 
 import argparse
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from networks import NETWORKS, built, is_there
+from networks import FULL, NETWORKS, built, is_there
 from pages import place, read_table
 from sweep import sqnr
 from torch import Tensor
@@ -29,12 +30,13 @@ from swin_quant.base.files import atomic_write_bytes
 
 HEADING = "# Swin wherever it lives, and other networks of transformers\n"
 ABOUT = (
-    "Micro networks of random seeded weights. Parity: the "
+    "{what}, of random seeded weights. Parity: the "
     "largest difference between the float model here and the publisher's forward pass, over the largest output. SQNR "
     "in dB, against float: fake quantization, and files on engines (policy qdq, no pass; empty: not measured). Written "
     "by `python benchmarks/swins.py --output docs/results/swins.md`.\n\n"
 )
-TITLE = "Networks"
+ALL = NETWORKS | FULL
+TITLES = {"Networks": ("Micro networks", NETWORKS), "Full size": ("Networks as their publishers size them", FULL)}
 COLUMNS = ("network", "input", "parity", "int8", "multiplications %", "fake-quant", "OpenVINO", "ONNX Runtime", "said")
 ENGINES = ("openvino", "onnxruntime")
 
@@ -55,14 +57,16 @@ def main() -> None:
         rows[name] = kept(name, args.work, args.engines)
         print(*rows[name], f"{time.monotonic() - start:.0f} s", sep=" | ", flush=True)
     if args.output:
-        ordered = [COLUMNS, ["---"] * len(COLUMNS), *(rows[name] for name in NETWORKS if name in rows)]
-        place(args.output, HEADING, TITLE, ABOUT + "".join(f"| {' | '.join(cells)} |\n" for cells in ordered))
+        for title, (what, networks) in TITLES.items():
+            ordered = [COLUMNS, ["---"] * len(COLUMNS), *(rows[name] for name in networks if name in rows)]
+            table = "".join(f"| {' | '.join(cells)} |\n" for cells in ordered)
+            place(args.output, HEADING, title, ABOUT.format(what=what) + table)
 
 
 def stored(page: Path) -> dict[str, list[str]]:
     """The cells of each network that the page has."""
     rows = read_table(page.with_suffix(".csv"))
-    return {row["network"]: [row[key] for key in COLUMNS] for row in rows if row["table"] == TITLE}
+    return {row["network"]: [row[key] for key in COLUMNS] for row in rows if row["table"] in TITLES}
 
 
 def kept(name: str, work: Path, engines: list[str]) -> list[str]:
@@ -77,7 +81,7 @@ def kept(name: str, work: Path, engines: list[str]) -> list[str]:
 
 def row(name: str, folder: Path, engines: list[str]) -> list[str]:
     """The cells of one network, as far as it comes; the last one holds the error."""
-    network = NETWORKS[name]
+    network = ALL[name]
     cells = [name, "x".join(map(str, network.shape))]
     try:
         cells += _cells(name, folder, engines)
@@ -90,8 +94,9 @@ def row(name: str, folder: Path, engines: list[str]) -> list[str]:
 
 
 def _cells(name: str, folder: Path, engines: list[str]) -> Iterator[str]:
-    network, module = NETWORKS[name], built(name)
-    calibration, judged = torch.randn(8, *network.shape, generator=torch.Generator().manual_seed(1)).split(4)
+    network, module = ALL[name], built(name)
+    seeded = torch.Generator().manual_seed(1)
+    calibration, judged = torch.randn(2 * network.count, *network.shape, generator=seeded).split(network.count)
     judged = network.given(judged)
     taken = judged if network.others else network.shape
     model = sq.wrap(module, taken, name=folder.name, output=network.output)

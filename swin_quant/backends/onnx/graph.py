@@ -54,8 +54,9 @@ def simplify(model: "ir.Model") -> None:
 
 
 def _small_enough(node: "ir.Node") -> bool | None:
-    """False for a Gather: the biases that it looks up are many times as large as their table."""
-    return False if node.op_type == "Gather" else None
+    """False for a Gather: the biases that it looks up are many times as large as their table; and for a Split, which
+    the optimizer would not fold, with a line of its own."""
+    return False if node.op_type in ("Gather", "Split") else None
 
 
 def _newer_than_17(graph: "ir.Graph") -> str | None:

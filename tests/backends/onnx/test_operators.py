@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+import swin_quant as sq
 from swin_quant.backends.onnx.operators import translations
 
 
@@ -59,3 +60,24 @@ def test_convolutions_of_volumes_need_no_bias(bias):
     module, x = nn.Conv3d(4, 6, (3, 1, 2), (2, 1, 1), (1, 0, 1), groups=2, bias=bias), torch.randn(2, 4, 5, 4, 6)
     with torch.no_grad():
         np.testing.assert_allclose(run(module, [x])[0], module(x).numpy(), rtol=1e-4, atol=1e-5)
+
+
+class Parts(nn.Module):
+    """Splits a table that does not depend on the input."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.table = nn.Conv2d(3, 4, 3), nn.Parameter(torch.randn(8, 1, 1))
+
+    def forward(self, x):
+        factors, offsets = (self.table * 2).split(4)
+        return (self.layer(x) * factors + offsets).mean((2, 3))
+
+
+def test_the_optimizer_says_nothing_of_a_split_that_it_does_not_fold(tmp_path, caplog):
+    model, x = sq.wrap(Parts(), 8), torch.randn(2, 3, 8, 8)
+    sq.calibrate(model, [x], "qdq", passes=[])
+    run = sq.export(model, "onnx", tmp_path).load("onnxruntime")
+    assert not [one.getMessage() for one in caplog.records if one.name.startswith("onnxscript")]
+    with torch.inference_mode():
+        torch.testing.assert_close(torch.as_tensor(run(x)), model(x), rtol=1e-3, atol=1e-3)
