@@ -4,7 +4,7 @@
         --data-path CIFAR10 --zip [--work DIR] [--pictures 80] [--output docs/results/any_model.md]
     python benchmarks/any_model.py latency timm:resnet50 [timm:deit_small_patch16_224 ...] [--rounds 5]   (quiet)
     python benchmarks/any_model.py sweep [timm:NAME tv:NAME hf:TYPE FILE.py:NAME ...] [--data-path PICTURES]
-        [--work DIR] [--limit 240] [--output docs/results/sweep.md]
+        [--work DIR] [--limit 240] [--time-again] [--output docs/results/sweep.md]
 
 accuracy: a float checkpoint with its run card is calibrated once on training pictures. All rows are scored on all
 pictures of val, with deltas, paired standard errors, agreement and SQNR against float32.
@@ -24,7 +24,7 @@ import time
 from pathlib import Path
 
 from pages import cpu, place, save
-from sweep import markdown, sweep
+from sweep import markdown, sweep, time_again
 
 from swin_quant.base.cpu import reproducible
 from swin_quant.base.errors import SwinQuantError
@@ -62,6 +62,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="for latency")
     parser.add_argument("--seconds", type=float, default=1.0, help="for latency: of each candidate in a round")
     parser.add_argument("--limit", type=float, default=240.0, help="for sweep: seconds a model")
+    parser.add_argument("--time-again", action="store_true", help="for sweep: the latency of files in --work")
     parser.add_argument("--work", type=Path, default=Path("out/any_model"))
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
@@ -69,6 +70,8 @@ def main() -> None:
         parser.error("accuracy needs --data-path")
     if args.what == "sweep":
         rows = sweep(args.models, args.work / "sweep", args.data_path, args.limit)
+        if args.time_again:
+            time_again(rows, args.work / "sweep")
         head = SWEEP.format(limit=args.limit, cpu=cpu(), date=time.strftime("%F"))
         print(text := head + markdown(rows))
         if args.output:
