@@ -247,7 +247,9 @@ def as_input(file: OnnxFile, images: Tensor) -> dict[str, np.ndarray]:
 
 def as_output(found: Sequence[np.ndarray], images: Tensor) -> Output:
     """float32 [B, classes], or a list of maps or of several outputs, on the images' device, without the rows that
-    filled up a fixed batch."""
+    filled up a fixed batch. SwinQuantError for an empty one: on one thread OpenVINO swallows an operator's error."""
+    if len(images) and any(np.size(part) == 0 for part in found):
+        raise SwinQuantError(f"the engine failed without a word: an output is empty for {len(images)} pictures")
     parts = [torch.from_numpy(np.asarray(part[: len(images)], dtype=np.float32).copy()) for part in found]
     on_device = [part.to(images.device) for part in parts]
     return on_device if len(on_device) > 1 or on_device[0].ndim == 4 else on_device[0]

@@ -393,6 +393,12 @@ def test_pictures_of_another_size_are_refused(net, write_onnx):
         as_input(file, torch.zeros(1, 3, 16, 16))
 
 
+def test_an_empty_output_is_an_error_of_the_engine():
+    with pytest.raises(SwinQuantError, match="failed without a word: an output is empty for 2 pictures"):
+        as_output([np.zeros((2, 5)), np.zeros((0, 0, 0))], torch.zeros(2, 3, 8, 8))
+    assert as_output([np.zeros((0, 5))], torch.zeros(0, 3, 8, 8)).shape == (0, 5)
+
+
 def test_a_fixed_batch_is_filled_up_and_cut_again(small_net, write_onnx):
     file = open_onnx(write_onnx(small_net(batch=4).proto()))
     images = torch.randn(3, 3, 8, 8)
