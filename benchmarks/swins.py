@@ -58,9 +58,10 @@ def main() -> None:
         print(*rows[name], f"{time.monotonic() - start:.0f} s", sep=" | ", flush=True)
     if args.output:
         for title, (what, networks) in TITLES.items():
-            ordered = [COLUMNS, ["---"] * len(COLUMNS), *(rows[name] for name in networks if name in rows)]
-            table = "".join(f"| {' | '.join(cells)} |\n" for cells in ordered)
-            place(args.output, HEADING, title, ABOUT.format(what=what) + table)
+            if found := [rows[name] for name in networks if name in rows]:
+                ordered = [COLUMNS, ["---"] * len(COLUMNS), *found]
+                table = "".join(f"| {' | '.join(cells)} |\n" for cells in ordered)
+                place(args.output, HEADING, title, ABOUT.format(what=what) + table)
 
 
 def stored(page: Path) -> dict[str, list[str]]:

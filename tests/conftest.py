@@ -90,6 +90,10 @@ def pytest_collection_modifyitems(config, items):
     items[:] = sorted((item for item in items if item not in unneeded), key=lambda item: item.path not in slow)
 
 
+# A fork lacks the threads of engines that earlier tests left as garbage: to collect one there would wait for ever.
+os.register_at_fork(after_in_child=gc.freeze)
+
+
 def pytest_collection_finish():
     """Keep the garbage collector off the 700,000 objects that exist before the first test."""
     gc.collect()
