@@ -1,5 +1,7 @@
 """A node of ours alone in a graph: its constants and brute force, run by the compiled library, or as a function."""
 
+from functools import cache
+
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
@@ -46,12 +48,20 @@ def one_node(op, constants, rank=3, **attributes):
     return helper.make_model(graph, opset_imports=opsets).SerializeToString()
 
 
-def compiled(library, file, threads=1, in_half=False):
-    """The file in OpenVINO with the library: x -> y."""
+@cache
+def core_with(library):
+    """OpenVINO with the library, kept for as long as the process lives: a Core gives the main thread a signal stack and
+    takes it with it. Two that do not end in the order of a stack leave a freed one, and the next signal crashes."""
     import openvino
 
     core = openvino.Core()
-    core.add_extension(str(library))
+    core.add_extension(library)
+    return core
+
+
+def compiled(library, file, threads=1, in_half=False):
+    """The file in OpenVINO with the library: x -> y."""
+    core = core_with(str(library))
     read = core.read_model(file)
     if in_half:
         stream_in_half(read)

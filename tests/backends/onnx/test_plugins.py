@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from operator_nodes import core_with
 
 from swin_quant.backends.onnx.export import OnnxOptions, export
 from swin_quant.backends.onnx.swin.attention_operator import attention
@@ -228,15 +229,12 @@ def test_compiled_attention(width, length, rounds, of_softmax, library):
     Heads of 32 channels have their own kernel if the CPU has VNNI; others run anywhere. That kernel rounds exponentials
     of a softmax that is not quantized, for which older files have a scale of 0.
     """
-    import openvino
-
     heads, scales = 3, [0.02, 0.03, 0.02, *of_softmax, 0.004]
     seeded = torch.Generator().manual_seed(length)
     levels = torch.randint(-128, 128, (2, rounds * length, 3 * heads * width), dtype=torch.int8, generator=seeded)
     constant = torch.randn(rounds * heads, length, length, generator=seeded)
     constant[-1, :, -5:] -= 100
-    core = openvino.Core()
-    core.add_extension(str(library))
+    core = core_with(str(library))
     model = core.compile_model(core.read_model(attention_alone(levels, constant, heads, scales)), "CPU")
     found = model([levels.numpy(), constant.numpy()])[0]
     wanted = attention(levels, constant, heads, [scale for scale in scales if scale]).numpy()
@@ -266,10 +264,7 @@ def attention_alone(levels, constant, heads, scales):
 @pytest.mark.slow
 def test_scales_that_a_library_does_not_know_are_refused_in_a_line(library):
     """A library from before there were four scales refuses four."""
-    import openvino
-
-    core = openvino.Core()
-    core.add_extension(str(library))
+    core = core_with(str(library))
     for scales in ([0.1] * 3, [0.1] * 6):
         file = attention_alone(torch.zeros(1, 16, 24, dtype=torch.int8), torch.zeros(1, 16, 16), 1, scales)
         with pytest.raises(RuntimeError) as caught:
