@@ -132,13 +132,8 @@ SWINS = {
     "Swinv2Backbone": Network(hf("Swinv2Backbone", "Swinv2Config", **SWIN, out_features=STAGES)),
     "UperNet": Network(
         hf(
-            "UperNetForSemanticSegmentation",
-            "UperNetConfig",
-            backbone_config=swin(),
-            hidden_size=16,
-            num_labels=4,
-            auxiliary_channels=16,
-            auxiliary_in_channels=64,
+            "UperNetForSemanticSegmentation", "UperNetConfig", backbone_config=swin(), hidden_size=16, num_labels=4,
+            auxiliary_channels=16, auxiliary_in_channels=64,
         )
     ),
     "MaskFormer": Network(
@@ -245,7 +240,7 @@ SWINS = {
             num_heads=(2, 2, 4, 4),
         )
     ),
-}
+}  # fmt: skip
 OTHERS = {
     "ViT": Network(hf("ViTForImageClassification", "ViTConfig", **VIT, **CLASSES), (3, 32, 32)),
     "ViTMAE": Network(hf("ViTModel", "ViTConfig", **VIT), (3, 32, 32)),

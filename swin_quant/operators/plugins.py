@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -78,19 +78,11 @@ def _attention_branch(
 
 
 def _map_branch(
-    x: Tensor,
-    *constants: Tensor,
-    heads: int,
-    scales: Sequence[float],
-    norm_last: bool,
-    epsilon: float,
-    window: Sequence[int],
-    shift: Sequence[int],
-    pad_first: bool,
+    x: Tensor, *constants: Tensor, window: Sequence[int], shift: Sequence[int], pad_first: bool, **given: Any
 ) -> Node:
-    attributes = {"heads": heads, "scales": list(scales), "norm_last": int(norm_last), "epsilon": epsilon}
-    attributes |= {"window": list(window), "shift": list(shift), "pad_first": int(pad_first)}
-    return Node((x, *constants), attributes, tuple(x.shape))
+    node = _attention_branch(x, *constants, **given)
+    cut = {"window": list(window), "shift": list(shift), "pad_first": int(pad_first)}
+    return replace(node, attributes={**node.attributes, **cut})
 
 
 def _mlp(x: Tensor, *constants: Tensor, norm_last: bool, epsilon: float) -> Node:
