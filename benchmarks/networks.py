@@ -177,10 +177,7 @@ SWINS = {
     "DETR": Network(hf("DetrForObjectDetection", "DetrConfig", **DETR, backbone_config=swin())),
     "DeformableDETR": Network(
         hf(
-            "DeformableDetrForObjectDetection",
-            "DeformableDetrConfig",
-            **DETR,
-            backbone_config=swin(),
+            "DeformableDetrForObjectDetection", "DeformableDetrConfig", **DETR, backbone_config=swin(),
             num_feature_levels=4,
         )
     ),
