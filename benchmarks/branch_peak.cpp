@@ -3,7 +3,7 @@
 //     g++ -O2 -std=c++17 -DSWIN_QUANT_AVX512_VNNI -Iplugins/openvino benchmarks/branch_peak.cpp -o out/branch_peak
 //     out/branch_peak [BRANCHES_ONLY]
 //
-// With -DSWIN_QUANT_AVX_VNNI or -DSWIN_QUANT_AVX2 it measures vectors of 256 bits.
+// With -DSWIN_QUANT_AVX_VNNI or -DSWIN_QUANT_AVX2 it measures vectors of 256 bits, with -DSWIN_QUANT_AMX tiles.
 // Time is that of the CPU, so that other programs count little; the best of nine. Branches of Swin-T's four stages, with
 // windows of 7 x 7 tokens, not shifted; products of attention count, too.
 #include <cstdio>
@@ -70,6 +70,23 @@ static double peak() {
     return 4.0 * LANES * SUMS * TURNS / best_of([&] { kept = multiply_only<SUMS>(); });
 }
 
+#if defined(SWIN_QUANT_AMX)
+
+// The same with so many tiles of sums.
+template <size_t SUMS>
+SWIN_QUANT_TARGET static double peak_of_tiles() {
+    constexpr int TURNS_OF_TILES = TURNS / 16;
+    const WholeTiles whole;
+    unrolled<8>([](auto i) SWIN_QUANT_INLINE { clear_tile<i>(); });
+    const double time = best_of([] SWIN_QUANT_TARGET {
+        for (int k = 0; k < TURNS_OF_TILES; ++k)
+            unrolled<SUMS>([](auto i) SWIN_QUANT_INLINE { add_tile_products<i, 6, 7>(); });
+    });
+    return double(TILE * TILE * DEEP * SUMS) * TURNS_OF_TILES / time;
+}
+
+#endif
+
 // Inputs of both kinds of branch: weights, a stream of bfloat16 from 1 to 2, and vectors of ones and zeros.
 struct Given {
     Given(size_t width, size_t count) : weights(4 * width * width), ones(4 * width, 1), zeros(4 * width), x(count * width), y(count * width) {
@@ -96,7 +113,7 @@ static double of_mlp(size_t width) {
     const Branch branch{given.linear(width, hidden, {0.001f, 128}), given.linear(hidden, width, {0.03f, 5}),
                         {given.ones.data(), given.zeros.data(), 1e-5f}, false};
     const PackedBranch packed(branch);
-    std::vector<uint8_t> levels(TOKENS * width), inside(TOKENS * hidden);
+    std::vector<uint8_t> levels(TOKENS * width + BEHIND), inside(TOKENS * hidden);
     const double time = best_of([&] {
         for (size_t i = 0; i < tokens * width; i += TOKENS * width)
             branch_fast(branch, packed, TOKENS, &given.x[i], levels.data(), inside.data(), nullptr, &given.y[i]);
@@ -118,7 +135,7 @@ static double of_attention(size_t width) {
     branch.bias = bias.data(), branch.of_q = branch.of_k = branch.of_v = 1000;
     const Windows all(places, tokens, length, false, regions.data(), 1);
     const PackedWindowBranch packed(branch);
-    std::vector<uint8_t> levels(length * width), attended(length * width);
+    std::vector<uint8_t> levels(length * width + BEHIND), attended(length * width + BEHIND);
     std::vector<int8_t> qkv(length * HEADS * HEAD);
     const double time = best_of([&] {
         for (size_t window = 0; window < windows; ++window) {
@@ -135,10 +152,20 @@ int main(int count, char**) {
     if (!runs_here())
         return std::puts("this CPU does not have these instructions"), 1;
     constexpr size_t MANY = LANES == 16 ? 24 : 10, FEWER = LANES == 16 ? 16 : 8;
-    const double top = peak<MANY>() / 1e9;
+    const double vectors = peak<MANY>() / 1e9;
+    double top = vectors;
+#if defined(SWIN_QUANT_AMX)
+    if (has_tiles())
+        top = std::max(top, peak_of_tiles<6>() / 1e9);
+#endif
     if (count > 1)  // the peak alone
         return std::printf("%.1f\n", top), 0;
-    std::printf("products: %.0f GMAC/s with %zu sums in flight, %.0f with %zu\n", peak<FEWER>() / 1e9, FEWER, top, MANY);
+    std::printf("products: %.0f GMAC/s with %zu sums in flight, %.0f with %zu\n", peak<FEWER>() / 1e9, FEWER, vectors, MANY);
+#if defined(SWIN_QUANT_AMX)
+    if (has_tiles())
+        std::printf("products in tiles: %.0f GMAC/s with 4 of sums, %.0f with 6; the branches %s them\n",
+                    peak_of_tiles<4>() / 1e9, top, tiles_pay() ? "use" : "are faster without");
+#endif
     for (size_t width : {96, 192, 384, 768}) {
         const double mlp = of_mlp(width) / 1e9, attention = of_attention(width) / 1e9;
         std::printf("%zu channels: MLP %.0f GMAC/s, %.0f %% of it; attention %.0f GMAC/s, %.0f %%\n", width, mlp, 100 * mlp / top,

@@ -164,10 +164,10 @@ def hide_amx(folder: Path) -> None:
 
 
 def int8_peak(folder: Path, features: Sequence[str]) -> float | None:
-    """GMAC/s of a core by a loop of VNNI instructions; None with AMX, which has more, without VNNI or a compiler."""
-    program = (folder / "branch_peak").resolve()
-    build = ["g++", "-O2", "-std=c++17", "-DSWIN_QUANT_AVX512_VNNI", f"-I{sources()}", str(PEAK), "-o", str(program)]
-    if "amx_int8" in features or "avx512_vnni" not in features:
+    """GMAC/s of a core by a loop of products in tiles, or in VNNI instructions; None without VNNI or a compiler."""
+    program, kind = (folder / "branch_peak").resolve(), "AMX" if "amx_int8" in features else "AVX512_VNNI"
+    build = ["g++", "-O2", "-std=c++17", f"-DSWIN_QUANT_{kind}", f"-I{sources()}", str(PEAK), "-o", str(program)]
+    if "avx512_vnni" not in features:
         return None
     try:
         subprocess.run(build, check=True)

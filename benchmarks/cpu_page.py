@@ -68,8 +68,8 @@ def page(runs: list[Run]) -> str:
         "would mean nothing; SQNR says what the arithmetic loses. [cpu_engines.json](cpu_engines.json) has peak "
         "memory, file sizes and the 90th percentile, too.\n\n"
         "*ms*: the median of a batch. *x*: how many times as fast as the faster of NNCF's two files in the same run. "
-        "*% of peak*: the products of the model in that time, as a share of what a loop of VNNI instructions makes on "
-        "all threads. *dB*: the least SQNR of the logits on these machines, relative to the float model.\n"
+        "*% of peak*: the products of the model in that time, as a share of what a loop of VNNI or AMX instructions "
+        "makes on all threads. *dB*: the least SQNR of the logits on these machines, relative to the float model.\n"
     ]
     whole = [run for run in runs if not _is_of_operators(run)]
     for model in dict.fromkeys(run["model"] for run in whole):

@@ -1,18 +1,21 @@
 // An int8 linear and a norm on vectors, for a stream in float32 or bfloat16.
 #pragma once
 
+#include <chrono>
 #include <cstdlib>
 #include <memory>
 #include <new>
 #include <numeric>
 
 #include "linear.hpp"
+#include "tiles.hpp"
 #include "vectors.hpp"
 
 namespace swin_quant {
 
 constexpr size_t WIDTHS = 32;  // what divides the widths of the stream
 constexpr size_t TOKENS = 96;  // of a tile of linears at most
+constexpr size_t BEHIND = 32;  // bytes behind the rows of x that a loop may read
 
 #if defined(SWIN_QUANT_TARGET)
 
@@ -43,12 +46,18 @@ inline Order for_bytes(size_t columns) {
     return order;
 }
 
-// A linear in the order of its loops: panel by panel, four rows of W side by side, which one instruction multiplies.
+inline bool tiles_pay();
+
+// A linear in the order of its loops: panel by panel, four rows of W side by side, which one instruction multiplies. For
+// tiles there are rows of zeros behind W, to a whole tile.
 class Packed {
 public:
-    Packed(const Linear& linear, const Order& order)
-        : in(linear.in), out(linear.out), scales(out), bias(out), starts(out),
-          m_memory(static_cast<int8_t*>(std::aligned_alloc(64, (in * out * BYTES + 63) / 64 * 64)), &std::free) {
+    Packed(const Linear& linear, const Order& order) : Packed(linear, order, tiles_pay()) {}
+
+    Packed(const Linear& linear, const Order& order, bool for_tiles)
+        : in(linear.in), out(linear.out), depth(for_tiles ? (in + 63) / 64 * 64 : in), for_tiles(for_tiles), scales(out),
+          bias(out), starts(out),
+          m_memory(static_cast<int8_t*>(std::aligned_alloc(64, (depth * out * BYTES + 63) / 64 * 64)), &std::free) {
         if (!m_memory)
             throw std::bad_alloc();
         for (size_t place = 0; place < out; ++place) {
@@ -58,11 +67,11 @@ public:
         auto* packed = m_memory.get();
         int8_t bytes[4 * LANES];
         for (size_t first = 0; first < out; first += PANEL)
-            for (size_t group = 0; group < in; group += 4)
+            for (size_t group = 0; group < depth; group += 4)
                 for (size_t place = first; place < std::min(first + PANEL, out); place += LANES, packed += sizeof(Signed)) {
                     for (size_t i = 0; i < sizeof(bytes); ++i) {
                         const size_t column = place + i / 4;
-                        bytes[i] = linear.weights[(group + i % 4) * out + order[column]];
+                        bytes[i] = group < in ? linear.weights[(group + i % 4) * out + order[column]] : int8_t(0);
                         starts[column] -= linear.x.zero * bytes[i];
                     }
                     pack(bytes, packed);
@@ -70,10 +79,11 @@ public:
     }
 
     const int8_t* panel(size_t column) const {
-        return m_memory.get() + column * in * BYTES;
+        return m_memory.get() + column * depth * BYTES;
     }
 
-    size_t in, out;
+    size_t in, out, depth;  // depth: rows of W as they are kept
+    bool for_tiles;
     std::vector<float> scales, bias;
     std::vector<int32_t> starts;  // of the sums: what the zero point adds
 
@@ -133,10 +143,76 @@ SWIN_QUANT_TARGET void multiply_panel(const Packed& linear, size_t column, size_
     }
 }
 
+#    if defined(SWIN_QUANT_AMX)
+
+using SumsOfTiles = int32_t[2 * TILE][PANEL];
+
+// Sums of 16 ROWS rows and the columns of PANEL from `column` on, in tiles of 16 x 16: as many as there are registers for.
+template <size_t ROWS_OF_TILES>
+SWIN_QUANT_INLINE inline void sum_tiles(const Packed& linear, size_t columns, const int8_t* weights, const uint8_t* x,
+                                        const uint8_t* others, SumsOfTiles& sums) {
+    for (size_t column = 0; column < columns; column += 2 * TILE) {
+        unrolled<2 * ROWS_OF_TILES>([](auto i) SWIN_QUANT_INLINE { clear_tile<i>(); });
+        for (size_t k = 0; k < linear.depth; k += DEEP) {
+            const int8_t* w = weights + k * columns + 4 * column;
+            load_tile<6>(w, 4 * columns), load_tile<7>(w + DEEP, 4 * columns);
+            load_tile<4>(x + k, linear.in);
+            add_tile_products<0, 4, 6>(), add_tile_products<1, 4, 7>();
+            if constexpr (ROWS_OF_TILES == 2) {
+                load_tile<5>(others + k, linear.in);
+                add_tile_products<2, 5, 6>(), add_tile_products<3, 5, 7>();
+            }
+        }
+        put_tile<0>(&sums[0][column], sizeof(sums[0])), put_tile<1>(&sums[0][column + TILE], sizeof(sums[0]));
+        if constexpr (ROWS_OF_TILES == 2)
+            put_tile<2>(&sums[TILE][column], sizeof(sums[0])), put_tile<3>(&sums[TILE][column + TILE], sizeof(sums[0]));
+    }
+}
+
+template <size_t VECTORS, typename Store>
+SWIN_QUANT_TARGET void multiply_panel_by_tiles(const Packed& linear, size_t column, size_t tokens, const uint8_t* x,
+                                               const Store& store) {
+    constexpr size_t COLUMNS = VECTORS * LANES;
+    const int8_t* weights = linear.panel(column);
+    Ints starts[VECTORS];
+    Floats scale[VECTORS], bias[VECTORS];
+    unrolled<VECTORS>([&](auto v) SWIN_QUANT_INLINE {
+        starts[v] = load(&linear.starts[column + LANES * v]);
+        scale[v] = load(&linear.scales[column + LANES * v]);
+        bias[v] = load(&linear.bias[column + LANES * v]);
+    });
+    alignas(64) SumsOfTiles sums;
+    for (size_t next = 0; next < tokens; next += 2 * TILE) {
+        const size_t rows[] = {std::min(next, tokens - TILE), std::min(next + TILE, tokens - TILE)};  // some once more
+        const bool is_pair = rows[0] < rows[1];
+        const auto *first = x + rows[0] * linear.in, *second = x + rows[1] * linear.in;
+        is_pair ? sum_tiles<2>(linear, COLUMNS, weights, first, second, sums)
+                : sum_tiles<1>(linear, COLUMNS, weights, first, second, sums);
+        for (size_t r = 0; r < (is_pair ? 2 : 1) * TILE; ++r) {
+            Floats y[VECTORS];
+            unrolled<VECTORS>([&](auto v) SWIN_QUANT_INLINE {
+                y[v] = fma(to_floats(added(load(&sums[r][LANES * v]), starts[v])), scale[v], bias[v]);
+            });
+            store(rows[r / TILE] + r % TILE, column, y);
+        }
+    }
+}
+
+#    endif
+
 // The same for the columns from `first` on to `last`; `first` is a multiple of PANEL. x: [tokens, in].
 template <typename Store>
 SWIN_QUANT_TARGET void multiply_all(const Packed& linear, size_t first, size_t last, size_t tokens, const uint8_t* x,
                                     const Store& store) {
+#    if defined(SWIN_QUANT_AMX)
+    if (linear.for_tiles && tokens >= TILE) {
+        const WholeTiles whole;
+        for (size_t column = first; column < last; column += PANEL)
+            (last - column < PANEL ? multiply_panel_by_tiles<2, Store> : multiply_panel_by_tiles<4, Store>)(linear, column, tokens,
+                                                                                                        x, store);
+        return;
+    }
+#    endif
     const bool most = rows_of(tokens) == ROWS;
     for (size_t column = first; column < last; column += PANEL) {
         auto loop = most ? multiply_panel<ROWS, 4, Store> : multiply_panel<LESS_ROWS, 4, Store>;
@@ -145,6 +221,39 @@ SWIN_QUANT_TARGET void multiply_all(const Packed& linear, size_t first, size_t l
                 loop = most ? multiply_panel<2 * ROWS, 2, Store> : multiply_panel<2 * LESS_ROWS, 2, Store>;
         loop(linear, column, tokens, x, store);
     }
+}
+
+// Whether products take less time by tiles on this CPU: both are timed, once.
+inline bool tiles_pay() {
+#    if defined(SWIN_QUANT_EMULATED_TILES)
+    return true;
+#    elif defined(SWIN_QUANT_AMX)
+    static const bool they_do = has_tiles() && [] {
+        constexpr size_t SIZE = 384, ROWS_TIMED = 64;
+        const std::vector<int8_t> weights(SIZE * SIZE, 1);
+        const std::vector<float> ones(SIZE, 1);
+        const std::vector<uint8_t> x(ROWS_TIMED * SIZE, 1);
+        std::vector<float> y(ROWS_TIMED * SIZE);
+        const Linear linear{SIZE, SIZE, weights.data(), ones.data(), ones.data(), {1, 0}};
+        double best[2];
+        for (bool by_tiles : {false, true}) {
+            const Packed packed(linear, in_order(SIZE), by_tiles);
+            best[by_tiles] = 1;
+            for (int i = 0; i < 9; ++i) {
+                const auto start = std::chrono::steady_clock::now();
+                multiply_all(packed, 0, SIZE, ROWS_TIMED, x.data(), [&](size_t row, size_t column, const auto& sums) SWIN_QUANT_INLINE {
+                    unrolled<sizeof(sums) / sizeof(Floats)>([&](auto v) SWIN_QUANT_INLINE { put(&y[row * SIZE + column + LANES * v], sums[v]); });
+                });
+                const std::chrono::duration<double> time = std::chrono::steady_clock::now() - start;
+                best[by_tiles] = std::min(best[by_tiles], time.count());
+            }
+        }
+        return best[true] < best[false];
+    }();
+    return they_do;
+#    else
+    return false;
+#    endif
 }
 
 constexpr size_t PARTS = WIDTHS / LANES;  // vectors of a row that are stored together

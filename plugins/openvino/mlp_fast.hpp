@@ -12,7 +12,7 @@ struct Branch {
     bool norm_last;
 };
 
-constexpr size_t HIDDEN = 64;  // what divides the hidden width
+constexpr size_t HIDDEN = 64;  // what divides the hidden width: whole panels
 
 inline bool is_fast(const Branch& branch) {
     return branch.first.in % WIDTHS == 0 && branch.first.out % HIDDEN == 0;
@@ -81,22 +81,6 @@ struct PackedBranch {
     Gelu gelu;
 };
 
-// Hidden levels.
-template <size_t COUNT>
-SWIN_QUANT_TARGET void gelu_levels(const PackedBranch& packed, size_t tokens, const uint8_t* x, uint8_t* hidden) {
-    const auto& first = packed.first;
-    for (size_t column = 0; column < first.out; column += PANEL)
-        for (size_t next = 0; next < tokens; next += COUNT) {
-            const size_t row = std::min(next, tokens - COUNT);  // the last ones once more, and not one by one
-            auto* result = hidden + row * first.out + column;
-            multiply<COUNT, 4>(first, column, x + row * first.in, [&](size_t r, const Floats(&y)[4]) SWIN_QUANT_INLINE {
-                Ints level[4];
-                unrolled<4>([&](auto v) SWIN_QUANT_INLINE { level[v] = rounded(gelu_level(packed.gelu, y[v])); });
-                put(result + r * first.out, narrowed(level));
-            });
-        }
-}
-
 // x [tokens, C], at most TOKENS -> result, which is not x. Room: levels [tokens, C], hidden [tokens, H], y [tokens, C].
 template <typename T>
 SWIN_QUANT_TARGET void branch_fast(const Branch& branch, const PackedBranch& packed, size_t tokens, const T* x, uint8_t* levels,
@@ -104,8 +88,14 @@ SWIN_QUANT_TARGET void branch_fast(const Branch& branch, const PackedBranch& pac
     const size_t width = branch.first.in;
     const auto row = [&](size_t token) { return x + token * width; };
     packed.to_levels(tokens, row, levels);
-    const auto loop = tokens < ROWS ? gelu_levels<1> : rows_of(tokens) == ROWS ? gelu_levels<ROWS> : gelu_levels<LESS_ROWS>;
-    loop(packed, tokens, levels, hidden);
+    const auto& first = packed.first;
+    multiply_all(first, 0, first.out, tokens, levels, [&](size_t token, size_t column, const auto& y) SWIN_QUANT_INLINE {
+        if constexpr (sizeof(y) == sizeof(Floats[4])) {  // HIDDEN leaves no panel of two vectors
+            Ints level[4];
+            unrolled<4>([&](auto v) SWIN_QUANT_INLINE { level[v] = rounded(gelu_level(packed.gelu, y[v])); });
+            put(hidden + token * first.out + column, narrowed(level));
+        }
+    });
     add_outputs(packed.second, branch.norm_last ? &branch.norm : nullptr, tokens, hidden, row, y,
                 [&](size_t token) { return result + token * width; });
 }

@@ -6,6 +6,10 @@
 #include <cstring>
 #include <utility>
 
+#if defined(SWIN_QUANT_AMX)
+#    define SWIN_QUANT_AVX512_VNNI  // which every CPU with AMX has
+#endif
+
 #if defined(SWIN_QUANT_AVX512_VNNI)
 #    define SWIN_QUANT_TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")))
 #    define SWIN_QUANT_INLINE __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni"), always_inline))

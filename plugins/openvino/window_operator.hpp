@@ -183,11 +183,11 @@ private:
         thread_local std::vector<uint8_t> results;
         if (shares == 1)
             return for_each(windows, [&](size_t window) {
-                results.resize(std::max(results.size(), length * width));
+                results.resize(std::max(results.size(), length * width + BEHIND));
                 attend_share(window, 0, results.data());
                 project(window * length, length, results.data());
             });
-        results.resize(std::max(results.size(), windows * length * width));
+        results.resize(std::max(results.size(), windows * length * width + BEHIND));
         auto* attended = results.data();
         for_each(windows * shares, [&](size_t i) {
             attend_share(i / shares, i % shares, attended + i / shares * length * width);

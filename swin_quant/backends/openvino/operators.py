@@ -20,7 +20,7 @@ from swin_quant.operators.plugins import compiled, plugins_of
 
 DOMAIN = "swin_quant"
 LIMIT = "ONEDNN_MAX_CPU_ISA"  # an environment variable: the instructions that OpenVINO may use
-# What a CPU has for int8, the best first -> its kind. Products in AMX are not written: it gets those of AVX-512.
+# What a CPU has for int8, the best first -> its kind, which build.sh knows.
 KINDS = {"amx_int8": "amx", "avx512_vnni": "avx512-vnni", "avx_vnni": "avx-vnni", "avx2": "avx2"}
 SWITCH = "SWIN_QUANT_OPERATORS"  # an environment variable: 0 compiles and loads nothing
 NODES = {
@@ -60,8 +60,7 @@ def _library() -> Path | str:
     if (kind := cpu_kind()) is None:
         return "this CPU has no AVX2"
     try:
-        isa = "avx512-vnni" if kind == "amx" else kind
-        return compiled(sources(), _WHAT, {"OPENVINO": installed("openvino", "openvino").__version__, "ISA": isa})
+        return compiled(sources(), _WHAT, {"OPENVINO": installed("openvino", "openvino").__version__, "ISA": kind})
     except SwinQuantError as error:
         return str(error)
 

@@ -7,6 +7,7 @@ import sys
 from copy import deepcopy
 from dataclasses import replace
 from math import prod
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -21,6 +22,7 @@ from swin_quant.base.errors import SwinQuantError
 from swin_quant.cards.card import RunCard
 from swin_quant.config.load import portable_config
 from swin_quant.data.preprocess import Preprocess
+from swin_quant.operators.plugins import self_test
 from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.policy import apply_policy, load_policy
 from swin_quant.score.options import EngineOptions
@@ -32,12 +34,12 @@ BRANCH = ["attention_branch=swin_quant::AttentionBranch"]
 
 @pytest.fixture(scope="module")
 def calibrated_for(tiny_model, tiny_config):
-    """make(kind, window, side) -> a calibrated stage of two blocks, one with shifted windows; its card."""
+    """make(kind, window, side, KEY=value ...) -> a calibrated model, by default a stage of two blocks; its card."""
 
-    def make(kind="swin", window=4, side=None):
+    def make(kind="swin", window=4, side=None, **keys):
         side = side or 4 * window  # 2 x 2 windows of patches of 2 x 2 pixels
-        keys = {"WINDOW_SIZE": window, "IMG_SIZE": side, "DEPTHS": [2], "NUM_HEADS": [1]}
-        keys |= {"PRETRAINED_WINDOW_SIZES": [0]} if kind == "swinv2" else {}
+        keys = {"WINDOW_SIZE": window, "IMG_SIZE": side, "DEPTHS": [2], "NUM_HEADS": [1]} | keys
+        keys |= {"PRETRAINED_WINDOW_SIZES": [0] * len(keys["DEPTHS"])} if kind == "swinv2" else {}
         model = tiny_model(kind, **keys)
         calibrate(model, [pictures(8, side)], Method("max"))
         preprocess = Preprocess(side, False, "bicubic", (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
@@ -307,7 +309,36 @@ def test_a_library_is_for_one_version_of_openvino_and_one_kind_of_cpu(monkeypatc
     monkeypatch.delenv(operators.SWITCH)
     assert operators._library.__wrapped__() == tmp_path
     version = operators.installed("openvino", "openvino").__version__
-    assert asked == [{"OPENVINO": version, "ISA": "avx512-vnni"}]
+    assert asked == [{"OPENVINO": version, "ISA": "amx"}]
+
+
+@pytest.fixture(scope="module")
+def tiles(library, tmp_path_factory):
+    """The library for CPUs with AMX, whose tiles are plain loops here."""
+    if not torch.cpu.get_capabilities().get("avx512_vnni"):
+        pytest.skip("its vectors are those of AVX-512 VNNI")
+    folder, emulation = tmp_path_factory.mktemp("tiles"), Path(__file__).parents[2] / "plugins" / "emulated_tiles.hpp"
+    environment = os.environ | {"ISA": "amx", "PYTHON": sys.executable, "CXX": f"g++ -include {emulation}"}
+    subprocess.run(["sh", operators.sources() / "build.sh", folder], env=environment, check=True, timeout=600)
+    built = folder / "libswin_quant_plugins.so"
+    assert b"swin_quant5tilesE" in built.read_bytes()  # it uses them
+    return built
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["swin", "swinv2"])
+def test_tiles_sum_the_same_products(kind, calibrated_for, library, tiles, tmp_path):
+    """Windows of 16 tokens and more, widths of 32 and 64: rows that are not whole tiles, for any batch."""
+    assert self_test(operators.sources(), tiles) is None
+    plugins = (*BRANCH, "mlp=swin_quant::Mlp", "patch_merging=swin_quant::PatchMerging")
+    for window in (4, 7):
+        model, card = calibrated_for(kind, window, DEPTHS=[2, 2], NUM_HEADS=[1, 2])
+        options = OnnxOptions(target="openvino", plugin=plugins)
+        artifact = export(deepcopy(model), card, tmp_path / str(window), options)
+        of = [engine.load(artifact, EngineOptions(threads=2, extensions=(str(one),))) for one in (library, tiles)]
+        for batch in (1, 3, 8):
+            images = pictures(batch, 4 * window, seed=batch)
+            np.testing.assert_array_equal(*(run(images) for run in of))
 
 
 def test_nothing_is_compiled_where_the_environment_says_so(monkeypatch):
