@@ -195,7 +195,7 @@ class OnnxTarget:
     `unsigned`: Q/DQ pairs that a convolution and other operators read are uint8.
     `ends`: it takes uint8 pictures and files with more outputs than logits.
     `compiled`: plugins for its files by default, which are compiled at first use; `are_compiled`: names a function that
-    says whether an architecture's files have an operator here.
+    says whether an architecture's files have an operator here; `tuned`: the groups of them that `export --tune` times.
     """
 
     name: str
@@ -210,6 +210,7 @@ class OnnxTarget:
     ends: bool = True
     compiled: tuple[str, ...] = ()
     are_compiled: str = ""
+    tuned: tuple[tuple[str, ...], ...] = ()
 
 
 def onnx_target(

@@ -254,7 +254,13 @@ class KnownOptions(TypedDict, total=False):
     plugin: list[str]
 
 
-class ArtifactRecord(TypedDict):
+class _Tuned(TypedDict, total=False):
+    """`tuned`: the files that `export --tune` compared: policy, plugins, ms by batch, SQNR in dB."""
+
+    tuned: list[dict[str, Any]]
+
+
+class ArtifactRecord(_Tuned):
     """An exported artifact: its main file beside the card, and the `others` that belong to it.
 
     `precision` is int8, float32, float16, W4A8, mixed, ...; `options` are what the export was asked for.

@@ -86,6 +86,9 @@ class OnnxFlags:
         Rare("operators as nodes of a domain of your own (docs/custom_operators.md)", "OP=DOMAIN::NAME"),
     ] = ()
     plain: Annotated[bool, Flag("openvino: no compiled operators (docs/custom_operators.md)")] = False
+    tune: Annotated[
+        bool, Flag("openvino: time policies and operators here, for minutes, and write the fastest file")
+    ] = False
     uint8_input: Annotated[bool, Rare("cuda, too: pictures are uint8 [batch, S, S, 3], which the file normalises")] = (
         False
     )
@@ -96,7 +99,8 @@ class OnnxFlags:
     def given(self) -> dict[str, Any]:
         """The exporter's options, the class names read."""
         names = tuple(read_lines(self.labels, "list of class names")) if self.labels else None
-        return {**vars(self), "replace": self.replace or None, "plugin": self.plugin or None, "labels": names}
+        flags = {key: value for key, value in vars(self).items() if key != "tune"}
+        return {**flags, "replace": self.replace or None, "plugin": self.plugin or None, "labels": names}
 
 
 def _target_names() -> list[str]:
@@ -151,7 +155,7 @@ def exported_as(
     cfg = config_of(checkpoint, options.model, MODEL__OUTPUT_KIND=output_kind)
     given = {key: getattr(options, key) for key in ("float_type", "batch", "sm", "fix_gelu_bias")} | onnx.given()
     given["check"] = options.check and "check" in targets()[backend].exporting.flags
-    policy, how = options.policy, (options.precision, given, options.policy.saturation_safe)
+    policy, how = options.policy, (options.precision, given, options.policy.saturation_safe, onnx.tune)
     chosen = None if policy == PolicyOptions(saturation_safe=True) else policy.one()  # it may change the target's own
     return export_checkpoint(checkpoint, backend, options.output, cfg, chosen, *how)
 
@@ -181,23 +185,32 @@ def export(
     precision: str = "int8",
     saturation_safe: bool = False,
     compared: bool = True,
+    tune: bool = False,
     **options: Any,
 ) -> Exported:
     """Export `model`, as it is in memory, for a backend ("openvino", "tensorrt", "cuda", ...) into `folder`.
 
     `policy` None: the model's, if that backend takes it, else its best, which a warning names. `options` are those
-    of `swin-quant export`: opset, float_type, batch, sm, labels, ... A model that is in no file yet is saved in the
-    folder first: an artifact is verified against its checkpoint. That of a wrapped module is `compared` with fake-quant
-    on its engine, and is removed with a SwinQuantError where an output is more than 3 dB below.
+    of `swin-quant export`: opset, float_type, batch, sm, labels, ... `tune`: times the policies and operators here,
+    which takes minutes, and writes the fastest file. A model that is in no file yet is saved in the folder first: an
+    artifact is verified against its checkpoint. That of a wrapped module is `compared` with fake-quant on its engine,
+    and is removed with a SwinQuantError where an output is more than 3 dB below.
     """
     from swin_quant.checkpoint.ranges import check_bits
     from swin_quant.exported import Exported, model_of
     from swin_quant.quant.policy import apply_policy, load_policy
     from swin_quant.verbs.export_target import ExportTarget
+    from swin_quant.verbs.export_tuned import check_tunable, tried_policies, write_fastest
 
     model, target = model_of(model), ExportTarget.of(backend, precision, options, saturation_safe)
-    used = target.policy(model.card, model.file, load_policy(policy) if policy else None)
+    asked = load_policy(policy) if policy else None
     network = model.network
+    if tune:
+        check_tunable(target, asked, model.card)
+        _need_ranges(model, tried_policies(target)[0])
+        file = file_of(model, ensure_writable_dir(folder))
+        return Exported(write_fastest(target, deepcopy(network).cpu().eval(), model.card, file, folder))
+    used = target.policy(model.card, model.file, asked)
     _need_ranges(model, used)
     file = file_of(model, ensure_writable_dir(folder))
     check_bits(model.module, model.card, [used], model.name)
@@ -220,6 +233,7 @@ def export_checkpoint(
     precision: str = "int8",
     options: Mapping[str, Any] | None = None,
     saturation_safe: bool = False,
+    tune: bool = False,
 ) -> tuple[Artifact, Classifier]:
     """Export `checkpoint` for a backend, as `export` does; returns the artifact, and the model that it was made from.
 
@@ -229,16 +243,19 @@ def export_checkpoint(
     from swin_quant.checkpoint.opened import open_checkpoint
     from swin_quant.loading import giving, load_for_scoring
     from swin_quant.verbs.export_target import ExportTarget
+    from swin_quant.verbs.export_tuned import check_tunable, tried_policies, write_fastest
 
     target, opened = ExportTarget.of(backend, precision, options, saturation_safe), open_checkpoint(checkpoint)
-    used = target.policy(opened.card, opened.file, policy)
+    if tune:
+        check_tunable(target, policy, opened.card)
+    used = tried_policies(target) if tune else [target.policy(opened.card, opened.file, policy)]
     if cfg is None:
         if opened.card is None:
             raise UsageError(f"{checkpoint}: has no run card {card_path(checkpoint).name} beside it: give ‹cfg›")
         cfg = from_dict(opened.card.config, str(card_path(checkpoint)))
-    subject = load_for_scoring(cfg, opened, [used])
-    written = target.write(subject.model, giving(subject.card, cfg), opened.file, folder, used)
-    return written, subject.model
+    subject = load_for_scoring(cfg, opened, used)
+    given = subject.model, giving(subject.card, cfg), opened.file, folder
+    return write_fastest(target, *given) if tune else target.write(*given, *used), subject.model
 
 
 def _need_ranges(model: Model, policy: Policy) -> None:

@@ -17,6 +17,13 @@ BACKEND = Backend(
                 "patch_merging=swin_quant::PatchMerging",
             ),
             are_compiled="swin_quant.backends.openvino.operators:run_here",
+            tuned=(
+                ("attention",),
+                ("attention", "mlp"),
+                ("attention_branch", "mlp"),
+                ("attention_branch", "mlp", "patch_merging"),
+                ("map_branch", "mlp"),
+            ),
         ),
         ("cpu", "qdq", "cpu-operators", "qdq-unsigned"),
         ("swin-quant bench {file} --checkpoint {checkpoint}",),
