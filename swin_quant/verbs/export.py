@@ -87,6 +87,11 @@ class OnnxFlags:
     ] = ()
     plain: Annotated[bool, Flag("openvino: no compiled operators")] = False
     tune: Annotated[bool, Flag("openvino: try files, keep the fastest (minutes)")] = False
+    uint8_input: Annotated[bool, Rare("cuda, too: pictures are uint8 [batch, S, S, 3], which the file normalises")] = (
+        False
+    )
+    softmax: Annotated[bool, Rare("give probabilities, too")] = False
+    top_k: Annotated[int | None, Rare("give the N best classes and theirs, too", "N")] = None
     labels: Annotated[str | None, Flag("class names, one a line, to travel in the file", "FILE")] = None
 
     def given(self) -> dict[str, Any]:
