@@ -1,7 +1,7 @@
 """Swin, or any model of timm, on CPU engines, in one interleaved run: our files beside NNCF's and ONNX Runtime's own.
 
     python benchmarks/cpu_engines.py [--model swin_tiny_patch4_window7_224 | timm:resnet50] [--work DIR] [--batch 1 8]
-        [--rounds 5] [--operators] [--int4] [--without-amx] [--passes fast]
+        [--rounds 5] [--operators [--size 224 320]] [--int4] [--without-amx] [--passes fast]
         [--output TABLE.md] [--record]
 
 Weights are random and seeded, with one-dimensional parameters disturbed so that nothing folds away. Calibration and
@@ -9,8 +9,9 @@ comparison run on seeded noise: latency is real, and agreement shows what the ar
 candidate starts from the plain float graph of the same weights. NNCF is measured if it is installed (`pip install
 nncf`). Files in the working folder are not made again.
 
---operators: instead, our file without compiled operators, with attention, and with the MLP, too. --int4: weights of 4
-bits instead, stored as int8 and as INT4, beside float and our int8 files. --without-amx: as on a CPU that has AVX-512
+--operators: instead, our file without compiled operators, with attention, and with the MLP, too; for pictures of
+another --size, height and width, with both branches: one that windows do not fill is padded. --int4: weights of 4 bits
+instead, stored as int8 and as INT4, beside float and our int8 files. --without-amx: as on a CPU that has AVX-512
 with VNNI and bfloat16, but no AMX: tests/standin/older_cpu.c hides it from every library.
 ONEDNN_MAX_CPU_ISA=AVX2 or AVX2_VNNI in front: as on a CPU with vectors of 256 bits, for OpenVINO and our operators.
 --passes: passes after our files' calibration, since NNCF's default has some; they cost calibration, not latency.
@@ -64,6 +65,7 @@ MODEL, BATCHES, ROUNDS, SECONDS = "swin_tiny_patch4_window7_224", [1, 8], 5, 1.0
 PLUGINS = ("attention=swin_quant::Attention", "mlp=swin_quant::Mlp")
 BRANCHES = ("attention_branch=swin_quant::AttentionBranch", PLUGINS[1])
 ALL = (*BRANCHES, "patch_merging=swin_quant::PatchMerging")
+ON_MAPS = ("map_branch=swin_quant::MapBranch", PLUGINS[1])
 INT4_ROWS = [(engine, policy, small) for engine in ("openvino", "onnxruntime") for policy in ("w4a16", "w4a8")
              for small in (False, True)]  # fmt: skip
 PEAK = Path(__file__).with_name("branch_peak.cpp")
@@ -90,6 +92,7 @@ BY_OPERATORS = dict(
         strict=True,
     )
 )
+BY_OPERATORS_ON_MAPS = {OPERATORS[0]: ("cpu", ()), OPERATORS[3]: ("cpu-operators", ON_MAPS)}
 AMX = ("amx_int8", "amx_bf16")
 FIELDS = ("batch", "candidate", "p50_ms", "p90_ms", "speedup", "peak_mb", "file_mb", "int8_gemms", "all_gemms",
           "sqnr_db", "agreement", "failure")  # fmt: skip
@@ -106,6 +109,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=usable_cores())
     parser.add_argument("--int4", action="store_true", help="weights of 4 bits, beside float and int8 of ours")
     parser.add_argument("--operators", action="store_true", help="our files with more and more compiled operators")
+    parser.add_argument("--size", type=int, nargs=2, metavar=("H", "W"), help="of the pictures, with --operators")
     parser.add_argument("--without-amx", action="store_true", help="as a CPU without AMX runs it")
     parser.add_argument("--passes", help="behind our calibration: best, fast, or a YAML file")
     parser.add_argument("--note", default="", help="a sentence for the page: what ran beside")
@@ -113,19 +117,27 @@ def main() -> None:
     parser.add_argument("--record", action="store_true", help="into docs/results/cpu_engines.json and its page")
     args = parser.parse_args()
     set_up()
-    args.work = args.work or Path("out/cpu_engines") / args.model.replace(":", "_")  # a folder for each model
+    if args.size and not args.operators:
+        parser.error("--size is for --operators: other tools' files have the model's own size")
+    apart = args.model.replace(":", "_") + ("_{}x{}".format(*args.size) if args.size else "")
+    args.work = args.work or Path("out/cpu_engines") / apart  # a folder for each model
     args.work.mkdir(parents=True, exist_ok=True)
     if args.without_amx:
         hide_amx(args.work)
-    model, card, checkpoint = calibrated(args.model, args.work)
-    plain = exported(model, card, args.work / "plain", OnnxOptions(precision="float", rewrites=frozenset()))
+    model, card, checkpoint = calibrated(args.model, args.work, args.size)
+    rewrites = frozenset({"any-size"} if args.size else ())  # which maps cannot do without
+    plain = exported(model, card, args.work / "plain", OnnxOptions(precision="float", rewrites=rewrites))
     reference = BenchCandidate(REFERENCE, partial(torch_engine, str(checkpoint), card.config), checkpoint)
     better, folder = improved(model, args.passes, args.work) if args.passes else (model, args.work)
     if args.int4:
         candidates = [reference, on("openvino", plain, "openvino float32"),
                       on("onnxruntime", plain, "onnxruntime float32"), *int4(better, card, folder)]  # fmt: skip
     elif args.operators:
-        candidates = [reference, on("openvino", plain, "openvino float32"), *one_by_one(better, card, folder)]
+        candidates = [
+            reference,
+            on("openvino", plain, "openvino float32"),
+            *one_by_one(better, card, folder, bool(args.size)),
+        ]
     else:
         rivals = torch_candidates(checkpoint, card.config) + theirs(model, plain, args.work)
         candidates = [reference, *rivals, *ours(better, card, folder, not args.without_amx)]
@@ -219,10 +231,10 @@ def compiled(model: Classifier, card: RunCard, folder: Path) -> list[BenchCandid
     return candidates
 
 
-def one_by_one(model: Classifier, card: RunCard, folder: Path) -> list[BenchCandidate]:
-    """Our int8 files without operators, with attention, and with the MLP, too."""
+def one_by_one(model: Classifier, card: RunCard, folder: Path, on_maps: bool) -> list[BenchCandidate]:
+    """Our int8 files without operators, with attention, and with the MLP, too; on maps, without and with both."""
     candidates = []
-    for name, (policy, plugins) in BY_OPERATORS.items():
+    for name, (policy, plugins) in (BY_OPERATORS_ON_MAPS if on_maps else BY_OPERATORS).items():
         options = OnnxOptions(target="openvino", plain=not plugins, plugin=plugins)
         artifact = under(policy, model, card, folder / name.replace(" ", "_"), options)
         candidates.append(on("openvino", artifact, name, "bfloat16" if "bfloat16" in float_types() else None))
@@ -253,6 +265,7 @@ def run_of(args: argparse.Namespace, report: BenchReport) -> Run:
         "cpu": str(report.versions.get("cpu")),
         "without_amx": args.without_amx,
         **({"operators": True} if args.operators else {}),
+        **({"size": args.size} if args.size else {}),
         **({"limit": os.environ[LIMIT]} if LIMIT in os.environ else {}),
         "model": args.model,
         "command": command(args),
@@ -276,6 +289,7 @@ def command(args: argparse.Namespace) -> str:
     flags += [flag for flag, given in (("--int4", args.int4), ("--operators", args.operators),
                                        ("--without-amx", args.without_amx)) if given]  # fmt: skip
     flags += [f"--passes {args.passes}"] if args.passes else []
+    flags += [f"--size {_words(args.size)}"] if args.size else []
     limit = [f"{LIMIT}={os.environ[LIMIT]}"] if LIMIT in os.environ else []
     return " ".join([*limit, "python benchmarks/cpu_engines.py", *flags])
 
@@ -296,9 +310,9 @@ def _words(value: object) -> str:
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def calibrated(name: str, folder: Path) -> tuple:
-    """A model of random weights with ranges, its card, and its checkpoint."""
-    cfg = load_config(find_config(name))
+def calibrated(name: str, folder: Path, size: list[int] | None = None) -> tuple:
+    """A model of random weights with ranges, for pictures of its own size or another, its card, and its checkpoint."""
+    cfg = load_config(find_config(name), overrides={"DATA.IMG_SIZE": size} if size else None)
     torch.manual_seed(0)
     model = build_model(cfg)
     for key, parameter in model.named_parameters():

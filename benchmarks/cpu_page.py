@@ -91,8 +91,9 @@ def measured(runs: list[Run]) -> str:
     for run in runs:
         if run["model"] not in ARCHITECTURES or run["without_amx"]:  # a CPU of that kind counts, not an imitated one
             continue
-        steps = [(name, (without,), (with_,)) for name, (without, with_) in STEPS.items()]
-        if run.get("limit"):  # only operators one by one
+        steps_of = {"map_branch": OPERATORS[::3]} if run.get("size") else STEPS
+        steps = [(name, (without,), (with_,)) for name, (without, with_) in steps_of.items()]
+        if run.get("limit") and not run.get("size"):  # only operators one by one
             steps.append(("attention", OPERATORS[:1], OPERATORS[1:2]))
         kind = found.setdefault(next(kind for name, kind in KINDS.items() if name in run["int8"]), {})
         for operator, without, with_ in steps if _is_of_operators(run) else [ATTENTION]:
@@ -108,7 +109,8 @@ def measured(runs: list[Run]) -> str:
         "# operator, architecture and batch; one that was not measured, or is slower at some batch, is left out. Tiny",
         "# models, two threads, bfloat16 around int8. Attention: the fastest plain policy, and cpu-operators, or cuda",
         "# where only that was measured. MLP: beside attention. attention_branch: in its place, beside the MLP.",
-        "# patch_merging: beside these.",
+        "# patch_merging: beside these. map_branch: with the MLP, in place of the plain file, on maps that windows do",
+        "# not fill.",
         "# Written by benchmarks/cpu_page.py from docs/results/cpu_engines.json.",
     ]
     for kind, operators in sorted(found.items()):
@@ -136,7 +138,7 @@ def _one_by_one(runs: list[Run]) -> str:
         for batch in sorted({row["batch"] for row in run["rows"]}):
             ms = {row["candidate"]: row["p50_ms"] for row in run["rows"] if row["batch"] == batch}
             cells = [
-                run["model"],
+                _network(run),
                 _machine(run),
                 str(batch),
                 *(f"{ms[name]:.1f}" if name in ms else "-" for name in OPERATORS),
@@ -189,11 +191,16 @@ def _circumstances(run: Run) -> str:
         f"`{run['command']}`",
     ]
     note = f". {run['note']}" if run["note"] else ""
-    return f"* {run['model']} on {_machine(run)}, {run['date']}: {'; '.join(said)}{note}"
+    return f"* {_network(run)} on {_machine(run)}, {run['date']}: {'; '.join(said)}{note}"
+
+
+def _network(run: Run) -> str:
+    """The model, and the size of its pictures where it is another."""
+    return run["model"] + (", {} x {}".format(*run["size"]) if "size" in run else "")
 
 
 def _key(run: Run) -> tuple[str, bool, str, bool]:
-    return run["model"], run["without_amx"], _machine(run), _is_of_operators(run)
+    return _network(run), run["without_amx"], _machine(run), _is_of_operators(run)
 
 
 def _as_json(run: Run) -> str:

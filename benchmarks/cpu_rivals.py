@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from swin_quant.base.cpu import usable_cores
 from swin_quant.checkpoint import load_float
 from swin_quant.config import from_dict
+from swin_quant.config.sides import sides
 from swin_quant.models import build_model
 from swin_quant.score.candidate import BenchCandidate
 from swin_quant.score.engine import Engine
@@ -197,6 +198,6 @@ def inductor_int8(checkpoint: str, config: Mapping[str, Any], bfloat16: bool) ->
     return Engine("torch", "int8", "PT2E", run)
 
 
-def seeded(count: int, side: int) -> Tensor:
-    """Noise pictures other than those on which logits are compared."""
-    return torch.randn(count, 3, side, side, generator=torch.Generator().manual_seed(1))
+def seeded(count: int, size: int | list[int]) -> Tensor:
+    """Noise pictures, of one side or of a height and a width, other than those on which logits are compared."""
+    return torch.randn(count, 3, *sides(size), generator=torch.Generator().manual_seed(1))

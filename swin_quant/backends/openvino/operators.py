@@ -34,7 +34,8 @@ NODES = {
 }  # operator -> its node's name (extension.cpp)
 FAST_DEPTH = 32  # channels of a head of its kernel (attention_fast.hpp)
 FAST_TOKENS = {"attention": 64, "attention_branch": 576}  # of a window, at most
-# Operator -> the one whose measurements hold for it. On maps the same kernel replaces more nodes: pads and rolls, too.
+# Operator -> the one whose measurements hold for it on CPUs where it has none. On maps the same kernel replaces more
+# nodes: pads and rolls, too.
 _MEASURED_AS = {"map_branch": "attention_branch"}
 _LEAST = "avx512-vnni"  # the kind whose gain is told on CPUs that are not measured
 _WHAT = "OpenVINO's window attention and MLP"
@@ -107,7 +108,7 @@ def run_here(architecture: str, operator: str = "attention") -> bool:
 
     A warning says why the library is not.
     """
-    if gain(architecture, _MEASURED_AS.get(operator, operator)) <= 1:
+    if (gain(architecture, operator) or gain(architecture, _MEASURED_AS.get(operator, operator))) <= 1:
         return False
     try:
         return bool(library())
