@@ -9,21 +9,25 @@ SMALLEST_NORM = tl.constexpr(1e-12)
 
 
 @triton.jit
-def gelu(y):
-    """y * Phi(y) = max(y, 0) - |y| * Phi(-|y|), with log2(Phi(-z)) as a polynomial: within 1.3e-7 * max(1, |y|) of
-    erf's GELU (tests/backends/cuda/kernels/test_rounding.py). It takes 10 instructions; by erf, which branches, 45.
+def gelu(y, TYPE: tl.constexpr):
+    """y * Phi(y) = max(y, 0) - |y| * Phi(-|y|), with log2(Phi(-z)) as a polynomial, for a result of TYPE. By erf, which
+    branches, it takes 45 instructions.
 
-    Coefficients: the least largest error of the result for z up to 5.5. The polynomial falls for every z > 0, so that
-    beyond its fit the power is 0.
+    8 instructions for float types: within 2.8e-7 * max(1, |y|) of erf's GELU. 6 for int8: within 5.5e-5, and a level is
+    one of 127 of the largest value (tests/backends/cuda/kernels/test_rounding.py). Coefficients: the least largest
+    error of the result. Each polynomial falls for every z > 0, so that beyond its fit the power is 0.
     """
     z = tl.abs(y)
-    power = -9.9999999e-07 * z + 4.391758e-05
-    power = power * z - 8.149239e-04
-    power = power * z + 8.1768017e-03
-    power = power * z - 5.3518474e-02
-    power = power * z - 4.5871082e-01
-    power = power * z - 1.1512171e00
-    power = power * z - 9.9999183e-01
+    if TYPE == tl.int8:
+        power = -2.4885463e-02 * z - 4.9882051e-01
+        power = power * z - 1.1292455e00
+        power = power * z - 1.0035318e00
+    else:
+        power = -4.9841497e-04 * z + 7.2495737e-03
+        power = power * z - 5.2209754e-02
+        power = power * z - 4.5961338e-01
+        power = power * z - 1.1509415e00
+        power = power * z - 1.0000187e00
     return tl.maximum(y, 0.0) - z * exp2(power)
 
 
@@ -31,12 +35,12 @@ def gelu(y):
 def finished(
     y, first, levels, lengths, before, unit_epsilon,
     N: tl.constexpr, KIND: tl.constexpr, HEAD: tl.constexpr, ONE_LEVEL: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
-    """y float32 [BM, BN], of the columns from `first` on, ready to be rounded to the result's type."""
+    """y float32 [BM, BN], of the columns from `first` on, ready to be rounded to TYPE, the result's."""
     columns = first + tl.arange(0, BN)
     if KIND == "gelu":
-        y = gelu(y)
+        y = gelu(y, TYPE)
     if KIND == "unit":
         y = _unit(y, first, lengths, before, unit_epsilon, N, HEAD, BM, BN)
     if levels is not None:

@@ -68,6 +68,6 @@ def gemm(
                 y = y + tl.load(residual + places, mask=valid, other=0.0).to(tl.float32)
         y = finished(
             y, tl.program_id(0) % COLUMNS * BN, levels, lengths, before, unit_epsilon,
-            N, KIND, HEAD, ONE_LEVEL, BM, BN,
+            N, KIND, HEAD, ONE_LEVEL, BM, BN, TYPE,
         )  # fmt: skip
         tl.store(out + places, as_type(y, TYPE), mask=valid)

@@ -40,6 +40,6 @@ def norm_gemm(
             y = y * tl.load(scale + columns, mask=in_columns, other=0.0)[None, :]
         if bias is not None:
             y = y + tl.load(bias + columns, mask=in_columns, other=0.0).to(tl.float32)[None, :]
-        y = finished(y, first, levels, lengths, None, None, N, KIND, HEAD, ONE_LEVEL, BM, BN)
+        y = finished(y, first, levels, lengths, None, None, N, KIND, HEAD, ONE_LEVEL, BM, BN, out.dtype.element_ty)
         valid = (rows < rows_in_all)[:, None] & in_columns[None, :]
         tl.store(out + rows[:, None] * N + columns[None, :], as_type(y, out.dtype.element_ty), mask=valid)
