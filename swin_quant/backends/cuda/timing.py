@@ -23,7 +23,7 @@ GEMM = (
 )  # fmt: skip
 INNER, LEAST_INNER = (1, 0.5), 32
 ONE_TILE = ((1, 1), (2, 1), (4, 1), (8, 1))  # warps, stages, if a window is one tile
-SEVERAL_WINDOWS = (2, 4, 8)  # windows a program, if enough programs remain
+TRIED_WINDOWS = (2, 4, 8)  # windows a program, if enough programs remain
 # factor on the default's warps, stages: with 2, the next window is fetched meanwhile
 OF_SEVERAL = ((1, 1), (1, 2), (2, 1), (2, 2))
 SEVERAL = ((64, 32, 4, 2), (64, 64, 4, 2), (64, 64, 4, 1), (128, 32, 4, 2), (128, 64, 8, 2), (32, 64, 2, 2),
@@ -53,7 +53,7 @@ def _others(op: str, default: Tiles, constants: Mapping[str, Any], programs: int
         yield from (Tiles(r, c, step, w, s) for r, c, w, s in GEMM for step in fit)
     elif op == "attention" and constants["WINDOW"] ** 2 <= default.columns:
         yield from (replace(default, warps=warps, stages=stages, windows=1) for warps, stages in ONE_TILE)
-        for windows in SEVERAL_WINDOWS:
+        for windows in TRIED_WINDOWS:
             if programs * default.windows >= FILLED * windows:
                 for times, stages in OF_SEVERAL:
                     yield replace(default, warps=times * default.warps, stages=stages, windows=windows)
