@@ -90,6 +90,7 @@ def test_deltas_are_to_the_float_checkpoint_s_own_figures(_runs):
     assert found[FLOAT32].delta_acc1 is None
 
 
+@pytest.mark.slow
 def test_a_later_evaluation_finds_it_where_the_runs_lie_now(_runs, runs, evaluate):
     done = evaluate()
     assert done.code == 0 and "no delta" not in done.err and str(runs) not in qat(runs).with_suffix(".json").read_text()

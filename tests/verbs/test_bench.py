@@ -71,6 +71,7 @@ def test_the_checkpoint_must_be_found(run, artifact, tmp_path):
     assert "is neither beside it nor in the folder above: name it with --checkpoint" in error
 
 
+@pytest.mark.slow
 def test_another_checkpoint_is_refused(run, artifact, micro):
     error = run("bench", artifact, "--checkpoint", micro / "swinv2.pth", *QUICK).error(1)
     assert "is not the checkpoint that" in error

@@ -72,6 +72,7 @@ def test_what_is_done_is_not_done_again(run, words, made, tmp_path, snapshot):
     assert snapshot(tmp_path / "out") == before
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_read_once_a_run_and_again_when_it_was_written(run, words, made, monkeypatch):
     read, calibrated = [], made.with_name("swin_micro_calib.pth")
     monkeypatch.setattr(quantization, "sha256_of", lambda file: read.append(Path(file).name) or sha256_of(file))

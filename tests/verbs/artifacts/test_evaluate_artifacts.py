@@ -35,6 +35,7 @@ def meanwhile(monkeypatch):
     return arrange
 
 
+@pytest.mark.slow
 def test_what_another_process_measured_meanwhile_stays(evaluate, hand_made, meanwhile):
     path = hand_made.with_suffix(".json")
     assert evaluate(hand_made, "--engine", "onnxruntime").code == 0

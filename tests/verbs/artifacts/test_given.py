@@ -85,6 +85,7 @@ def test_pictures_need_preprocessing_that_somebody_said(files):
         sq.wrap(nn.Sequential(nn.Conv2d(3, 4, 8), nn.Flatten(), nn.AdaptiveAvgPool1d(4)), 8)(files)
 
 
+@pytest.mark.slow
 def test_an_artifact_is_scored_as_it_is_given(exports, pictures):
     pytest.importorskip("onnxruntime")
     by_file = sq.evaluate(exports.onnx, pictures, engine="onnxruntime", half="none")
