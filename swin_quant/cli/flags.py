@@ -141,13 +141,13 @@ def words_from(options: Any) -> list[str]:
 
     The inverse of `options_from`; each argument is unquoted.
     """
-    places, flags = _words_from(options)
-    return [*places, *flags]
+    places_first = sorted(_given(options), key=lambda given: bool(given[0]))
+    return [word for flag, words in places_first for word in (*flag, *words)]
 
 
 def flags_given(*options: Any) -> list[str]:
     """The flags of these options that differ from their default."""
-    return [word for one in options for word in words_from(one) if word.startswith("--")]
+    return [word for one in options for flag, _ in _given(one) for word in flag]
 
 
 def refuse_checkpoint_flags(*options: object) -> None:
@@ -162,26 +162,15 @@ def refuse_artifact_flags(*options: object) -> None:
         raise UsageError(f"{wrong[0]} is not for checkpoints: name an artifact")
 
 
-def _words_from(options: Any) -> tuple[list[str], list[str]]:
-    places: list[str] = []
-    flags: list[str] = []
+def _given(options: Any) -> Iterator[tuple[tuple[str, ...], list[str]]]:
+    """(the flag, none where values are positional, its values) of each field that differs from its default."""
     for field, kind, note in _fields(type(options)):
         value = getattr(options, field.name)
         if isinstance(kind, type) and is_dataclass(kind):
-            inner = _words_from(value)
-            places += inner[0]
-            flags += inner[1]
-        elif isinstance(note, Flag) and not _is_unsaid(value, field):
-            words = [] if value is True else [str(one) for one in (value if isinstance(value, tuple) else (value,))]
-            if note.place or note.or_flag:
-                places += words
-            else:
-                flags += [_flag_of(field, note), *words]
-    return places, flags
-
-
-def _is_unsaid(value: Any, field: Field[Any]) -> bool:
-    return value is None or value is False or value == () or value == field.default
+            yield from _given(value)
+        elif isinstance(note, Flag) and not (value is None or value is False or value in ((), field.default)):
+            flag = () if note.place or note.or_flag else (_flag_of(field, note),)
+            yield flag, [] if value is True else [str(one) for one in (value if isinstance(value, tuple) else (value,))]
 
 
 def _flag_of(field: Field[Any], note: Flag) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swin_quant.base.files import atomic_write_bytes
@@ -22,6 +23,7 @@ from swin_quant.report.table import (
 )
 
 if TYPE_CHECKING:
+    from swin_quant.base.shards import Sharding
     from swin_quant.report.verdict import DeployVerdict
 
 
@@ -56,6 +58,13 @@ def tell(target: str | None, show: Callable[[], object], data: Any) -> None:
         atomic_write_bytes(target, json_text(data).encode())
         log.info("JSON: %s", target)
     show()
+
+
+def sharding(folder: str | None, pictures: int | None) -> Sharding | None:
+    """Parquet files in `folder`, with this many pictures each (None: the usual number); None without a folder."""
+    from swin_quant.base.shards import ROWS, Sharding
+
+    return Sharding(Path(folder), ROWS if pictures is None else pictures) if folder else None
 
 
 def show_cards(cards: Sequence[RunCard], json: str | None = None, verdicts: Sequence[DeployVerdict] = ()) -> None:

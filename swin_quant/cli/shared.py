@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
-from swin_quant.backends.registry import engines
+from swin_quant.backends.registry import engines, targets
 from swin_quant.base.errors import UsageError, listed
 from swin_quant.base.files import shipped_files
 from swin_quant.base.progress import log
@@ -23,17 +23,29 @@ if TYPE_CHECKING:
     from yacs.config import CfgNode
 
     from swin_quant.base.distributed import World
-    from swin_quant.base.shards import Sharding
     from swin_quant.checkpoint.opened import Checkpoint, OpenedCheckpoint
     from swin_quant.data.pictures import Pictures
     from swin_quant.quant.calibration import Method
     from swin_quant.quant.passes.run import PassPlan
     from swin_quant.quant.policy import Policy, Rule
 
+
+def backend_names() -> list[str]:
+    return list(targets())
+
+
 DEFAULT_BATCH = 32  # pictures at a time, without a config's value
 HIDDEN = Flag(argparse.SUPPRESS)  # without a place in --help
 OTHER_MACHINE = {"DATA.DATA_PATH": "", "DATA.ZIP_MODE": False}  # instead of a card's values, which name no folder here
 
+Calibrated = Annotated[str | None, Flag("calibrated checkpoint", "CHECKPOINT", or_flag=True)]
+MadeFrom = Annotated[str | None, Flag("checkpoint that it was made from (default: looked for)", "FILE")]
+ArtifactFile = Annotated[str, Flag("exported file; its run card lies beside it", "ARTIFACT", place=True)]
+TargetName = Annotated[str, Flag("backend that will run it", name="--for", choices=backend_names)]
+Int4Weights = Annotated[bool, Rare("store weights of at most 4 bits as INT4 (policies w4a16, w4a8)")]
+ClassNames = Annotated[str | None, Flag("class names, one a line (default: the model's, ImageNet's)", "FILE")]
+Evenly = Annotated[int, Flag("pictures, evenly spread over those there are", "N", least=1)]
+Shard = Annotated[int | None, Rare("pictures a Parquet file (default 10000)", "N")]
 Json = Annotated[str | None, Flag("print the result as JSON, or write it to FILE", "FILE", optional="-")]
 Output = Annotated[str | None, Flag("folder of the results (default: output/<NAME>)", "DIR")]
 OutputKind = Annotated[
@@ -302,12 +314,14 @@ class PolicyOptions:
 
     def changes(self) -> list[str]:
         """The options that change a policy, as words for its name."""
-        words = [f"W{self.wprec}"] if self.wprec else []
-        words += [f"A{self.aprec}"] if self.aprec else []
-        words += ["per-tensor"] if self.quant_per_tensor else []
-        words += ["narrow-range"] if self.narrow_range else []
-        words += ["saturation-safe"] if self.saturation_safe else []
-        return words + [f"-{selector}" for selector in self.off]
+        words = {
+            f"W{self.wprec}": self.wprec,
+            f"A{self.aprec}": self.aprec,
+            "per-tensor": self.quant_per_tensor,
+            "narrow-range": self.narrow_range,
+            "saturation-safe": self.saturation_safe,
+        }
+        return [word for word, is_given in words.items() if is_given] + [f"-{selector}" for selector in self.off]
 
     def _rules(self) -> list[Rule]:
         from swin_quant.backends.saturation import SAFE_WEIGHTS
@@ -340,17 +354,15 @@ def config_of(checkpoint: Checkpoint | None, model: ModelOptions, *others: SetsK
     `checkpoint`: already open, or a path, which is then opened only for this. `more`: keys with `__` for the dot.
     """
     from swin_quant.checkpoint.identify import config_for, config_given
+    from swin_quant.config.load import keys_and_values
 
     overrides = _set_keys(MODEL__RESUME=checkpoint and str(checkpoint), **more) | model.keys()
     for options in others:
         overrides |= options.keys()
-    opts = model.opts
     if model.cfg:
-        cfg = config_given(model.cfg, checkpoint, opts, overrides)
+        cfg = config_given(model.cfg, checkpoint, model.opts, overrides)
     elif checkpoint:
-        if len(opts) % 2:
-            raise UsageError(f"--opts takes pairs KEY VALUE, but got {len(opts)} words: {' '.join(opts)}")
-        cfg = config_for(checkpoint, OTHER_MACHINE | dict(zip(opts[::2], opts[1::2], strict=True)) | overrides)
+        cfg = config_for(checkpoint, OTHER_MACHINE | keys_and_values(model.opts) | overrides)
     else:
         raise UsageError("no model: give a CHECKPOINT, or --cfg FILE")
     if model.window and "WINDOW_SIZE" not in architecture(cfg):
@@ -385,10 +397,3 @@ def one_process(world: World, command: str) -> None:
 
 def output_dir(output: str | None, cfg: CfgNode) -> Path:
     return Path(output) if output else Path("output") / cfg.MODEL.NAME
-
-
-def sharding(folder: str | None, pictures: int | None = None) -> Sharding | None:
-    """Parquet files in `folder`, with this many pictures each (None: the usual number); None without a folder."""
-    from swin_quant.base.shards import ROWS, Sharding
-
-    return Sharding(Path(folder), ROWS if pictures is None else pictures) if folder else None

@@ -41,14 +41,19 @@ def load_config(
     cfg = default_config()
     for file, tree in layers(Path(path), (), []):
         merge(cfg, tree, str(file))
-    if len(opts) % 2:
-        raise UsageError(f"‹opts› takes pairs KEY VALUE, but got {len(opts)} words: {' '.join(opts)}")
-    merge(cfg, dict(zip(opts[::2], opts[1::2], strict=True)), "‹opts›")
+    merge(cfg, keys_and_values(opts), "‹opts›")
     merge(cfg, overrides or {}, "command line")
     if whole:
         check_geometry(cfg, str(path))
         cfg.freeze()
     return cfg
+
+
+def keys_and_values(opts: Sequence[str]) -> dict[str, str]:
+    """Keys and values that alternate, as typed by the user. UsageError for a key without a value."""
+    if len(opts) % 2:
+        raise UsageError(f"‹opts› takes pairs KEY VALUE, but got {len(opts)} words: {' '.join(opts)}")
+    return dict(zip(opts[::2], opts[1::2], strict=True))
 
 
 def keys_set_in(path: str | Path) -> set[str]:

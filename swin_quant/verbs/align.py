@@ -10,7 +10,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from swin_quant.base.errors import UsageError
-from swin_quant.base.progress import log
 from swin_quant.cli import shared
 from swin_quant.cli.flags import Flag
 from swin_quant.cli.output import tell
@@ -156,6 +155,8 @@ def _batches(
 
 
 def run(options: AlignOptions, world: World) -> None:
+    from swin_quant.report.engines import alignment_data, alignment_table
+
     compare = options.compare
     shared.one_process(world, "align")
     if options.b is None and not compare.to:
@@ -164,7 +165,7 @@ def run(options: AlignOptions, world: World) -> None:
         raise UsageError(f"--to {compare.to}: must end in .npz")
     found = (_steps if compare.step else _forward)(options, _sides(options, world))
     if found is not None:
-        _show(found, options)
+        tell(options.json, lambda: print_table(alignment_table(found, compare.only)), alignment_data(found))
 
 
 def _sides(options: AlignOptions, world: World) -> list[Side]:
@@ -206,7 +207,7 @@ def _forward(options: AlignOptions, sides: Sequence[Side]) -> Alignment | None:
     batches: Iterable[Tensor] = (images for images, _ in _batches(options.place.open, sides, wanted.pictures))
     if wanted.to:
         batches = list(batches)
-        _log_dump(wanted.to, dump(sides[0], wanted.to, torch.cat(batches), wanted.names))
+        dump(sides[0], wanted.to, torch.cat(batches), wanted.names)
     return compare(sides[0], sides[1], batches, wanted.below) if len(sides) > 1 else None
 
 
@@ -224,15 +225,5 @@ def _steps(options: AlignOptions, sides: Sequence[Side]) -> Alignment | None:
     others = [sides[-1], sides[0]] if len(sides) > 1 else [None]
     steps = [take_step(side, wanted.lr, labelled, other) for side, other in zip(sides, others, strict=True)]
     if wanted.to:
-        _log_dump(wanted.to, dump(steps[0], wanted.to, names=wanted.names))
+        dump(steps[0], wanted.to, names=wanted.names)
     return compare_steps(steps[0], steps[1], wanted.below) if len(steps) > 1 else None
-
-
-def _log_dump(file: str, count: int) -> None:
-    log.info("%s: %d tensors", file, count)
-
-
-def _show(found: Alignment, options: AlignOptions) -> None:
-    from swin_quant.report.engines import alignment_data, alignment_table
-
-    tell(options.json, lambda: print_table(alignment_table(found, options.compare.only)), alignment_data(found))

@@ -182,15 +182,15 @@ def take_step(side: Side, lr: float, pictures: tuple[Tensor, Tensor] | None, oth
     return replace(side, run=None, dumped=trace)
 
 
-def dump(side: Side, file: str | Path, images: Tensor | None = None, names: str = "ours") -> int:
-    """Write the trace of a side and its images as an .npz; returns the number of tensors.
+def dump(side: Side, file: str | Path, images: Tensor | None = None, names: str = "ours") -> None:
+    """Write the trace of a side and its images as an .npz.
 
     `images`: None of a side that was dumped. `names`: parameters get our names, or MindSpore's.
     """
     trace = side.dumped or {} if images is None else {IMAGES: images, **side.trace(images)}
     trace = _renamed(trace, to_mindspore) if names == MINDSPORE else trace
     write_arrays(file, to_arrays(trace))
-    return len(trace)
+    log.info("%s: %d tensors", file, len(trace))
 
 
 def compare(a: Side, b: Side, batches: Iterable[Tensor] = (), below: float | None = None) -> Alignment:

@@ -47,7 +47,7 @@ class ComparingOptions(shared.SplitOptions):
     """Pictures on which logits are compared."""
 
     TITLE = "pictures, on which logits are compared (default: seeded noise)"
-    pictures: Annotated[int, Flag("evenly spread over those there are", "N", least=1)] = 256
+    pictures: shared.Evenly = 256
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class BenchOptions:
             choices=("float32", "bfloat16", "float16"),
         ),
     ] = ()
-    checkpoint: Annotated[str | None, Flag("the checkpoint they were made from (default: looked for)", "FILE")] = None
+    checkpoint: shared.MadeFrom = None
     measuring: MeasuringOptions = MeasuringOptions()
     comparing: ComparingOptions = ComparingOptions()
     output: Annotated[str | None, Flag("also write bench.md, bench.csv and bench.json there", "DIR")] = None

@@ -21,9 +21,10 @@ from swin_quant.config.sides import sides
 from swin_quant.exported import config_of, find_checkpoint, names_of_engines, on_its_device
 from swin_quant.score.baseline import whose_weights
 from swin_quant.score.candidate import BenchCandidate
-from swin_quant.score.engine import EAGER, HALF_TYPES
+from swin_quant.score.engine import EAGER
 from swin_quant.score.options import EngineOptions
 from swin_quant.verbs.export import export_checkpoint
+from swin_quant.verbs.verify import is_quantized
 
 FLOAT32 = "float32"
 REFERENCE = f"{EAGER} {FLOAT32}"  # the candidate whose logits are the reference
@@ -211,7 +212,7 @@ def _precision(entry: _Entry) -> str:
 
 
 def _is_float(entry: _Entry) -> bool:
-    return _precision(entry) in (FLOAT32, *HALF_TYPES)
+    return not is_quantized(_precision(entry))
 
 
 def _candidates(

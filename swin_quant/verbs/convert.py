@@ -57,7 +57,6 @@ def run(options: ConvertOptions, world: World) -> None:
     if not (checkpoint := opened(options.checkpoint)):
         raise UsageError("no checkpoint: name the one to read")
     cfg = config_of(checkpoint, options.model)
-    require_file(checkpoint, "checkpoint")
     convert(cfg, checkpoint, options.to, getattr(torch, options.dtype), options.replace_head)
     log.info("checkpoint: %s", options.to)
     log.info("run card: %s", card_path(options.to))

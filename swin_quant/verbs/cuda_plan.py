@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -86,29 +85,18 @@ def plan(model: Model, gpu: str = GPU, batch: int = BATCH) -> Planned:
 
 
 def run(options: PlanOptions, world: World) -> None:
+    from swin_quant.backends.cuda.planning import cuda_plan, static_plan
     from swin_quant.operators.roofline import load_machine
+    from swin_quant.report.plan import PLAN_FILES, STATIC_FILES, plan_text, static_text
 
     shared.one_process(world, "cuda plan")
     checkpoint, model = shared.opened(options.checkpoint), options.model
     if not checkpoint and not model.cfg:
         model = replace(model, cfg=MODEL)
     cfg, machine = shared.config_of(checkpoint, model), load_machine(options.gpu)
-    if options.static:
-        from swin_quant.backends.cuda.planning import static_plan
-        from swin_quant.report.plan import STATIC_FILES, static_text
-
-        _tell(options, static_plan(cfg, machine, options.batch), STATIC_FILES, static_text)
-    else:
-        from swin_quant.backends.cuda.planning import cuda_plan
-        from swin_quant.report.plan import PLAN_FILES, plan_text
-
-        _tell(options, cuda_plan(cfg, machine, options.batch), PLAN_FILES, plan_text)
-
-
-def _tell(
-    options: PlanOptions, found: Any, files: Mapping[str, Callable[[Any], str]], text: Callable[[Any, int, bool], str]
-) -> None:
-    """Write the plan's files, and print it as text or JSON."""
+    static, planned = (static_plan, STATIC_FILES, static_text), (cuda_plan, PLAN_FILES, plan_text)
+    make, files, text = static if options.static else planned
+    found: Any = make(cfg, machine, options.batch)
     if options.output:
         folder = ensure_writable_dir(options.output)
         for name, write in files.items():

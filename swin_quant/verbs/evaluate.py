@@ -15,7 +15,7 @@ from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import Result
 from swin_quant.cli import shared
 from swin_quant.cli.flags import Flag, Rare, refuse_artifact_flags, refuse_checkpoint_flags
-from swin_quant.cli.output import show_cards, tell
+from swin_quant.cli.output import sharding, show_cards, tell
 from swin_quant.config.outputs import LOGITS
 from swin_quant.report.table import html_facts
 
@@ -78,7 +78,7 @@ class EvaluateOptions:
     answers: Annotated[
         str | None, Flag("write answers to each picture there as Parquet, and go on if cut off", "DIR")
     ] = None
-    shard: Annotated[int | None, Rare("pictures a Parquet file (default 10000)", "N")] = None
+    shard: shared.Shard = None
     fake_quant: Annotated[bool, Rare("score the simulation beside an artifact")] = False
     no_own_float: Annotated[bool, Rare("do not score the float form on the engine beside an artifact")] = False
 
@@ -213,6 +213,7 @@ def _of_artifact(
 
 def run(options: EvaluateOptions, world: World) -> None:
     from swin_quant.exported import is_checkpoint
+    from swin_quant.verbs.evaluate_artifacts import write_cards
 
     files, checkpoint = options.files, options.checkpoint
     if len(files) == 1 and is_checkpoint(files[0]):
@@ -228,21 +229,15 @@ def run(options: EvaluateOptions, world: World) -> None:
     if options.shard is not None and options.answers is None:
         raise UsageError("--shard: is for --answers")
     if files:
-        _run_artifacts(replace(options, files=files), world)
+        scored = score_files(replace(options, files=files), world)
+        if world.is_main:
+            written = write_cards(scored)
+            measured = [with_results(replace(one.card, results=[]), one.measured) for one in scored]
+            show_cards(written if options.all else measured, options.json)
     elif opened := shared.opened(checkpoint):
         evaluate_checkpoint(options, opened, world)
     else:
         raise UsageError("nothing to score: name a checkpoint or an artifact")
-
-
-def _run_artifacts(options: EvaluateOptions, world: World) -> None:
-    from swin_quant.verbs.evaluate_artifacts import write_cards
-
-    scored = score_files(options, world)
-    if world.is_main:
-        written = write_cards(scored)
-        measured = [with_results(replace(one.card, results=[]), one.measured) for one in scored]
-        show_cards(written if options.all else measured, options.json)
 
 
 def score_files(options: EvaluateOptions, world: World) -> list[Scored]:
@@ -260,7 +255,7 @@ def score_files(options: EvaluateOptions, world: World) -> list[Scored]:
         options.fake_quant,
         options.data.max_unreadable,
         options.original,
-        shared.sharding(options.answers, options.shard),
+        sharding(options.answers, options.shard),
         own_float=not options.no_own_float and options.answers is None,
     )
     artifacts = [open_artifact(path) for path in dict.fromkeys(options.files)]
@@ -289,7 +284,7 @@ def evaluate_checkpoint(
         return card
     before = card if subject.card_file else _with_earlier_results(card, path)
     how = (subject.policies, world, options.split, data.half, data.max_unreadable, baseline)
-    card = score_model(subject.model, cfg, before, *how, shared.sharding(options.answers, options.shard))
+    card = score_model(subject.model, cfg, before, *how, sharding(options.answers, options.shard))
     if world.is_main:
         measured, card = card.since(before), _kept(subject, before, card, path)
         log.info("run card: %s", path)

@@ -101,18 +101,17 @@ def score_artifacts(
     is not found is scored without a baseline: no delta then, and a warning. Everything that can be refused (an engine
     that is not installed, a checkpoint of another hash) is refused before a picture is read.
     """
-    for artifact in artifacts:
-        names_of_engines(artifact, scoring.engines)
     groups: dict[tuple[Any, ...], list[_Prepared]] = {}
-    for artifact in artifacts:
-        prepared = _prepare(artifact, scoring)
+    engines = [names_of_engines(artifact, scoring.engines) for artifact in artifacts]
+    for artifact, names in zip(artifacts, engines, strict=True):
+        prepared = _prepare(artifact, names, scoring)
         groups.setdefault(prepared.group, []).append(prepared)
     if scoring.answers and len(groups) > 1:
         raise UsageError("‹answers›: one pass has one folder, and these artifacts are of several checkpoints")
     scored: dict[Path, Scored] = {}
     for group in groups.values():
         with TemporaryDirectory(prefix="swin-quant-float-") as folder:
-            loaded = {p.artifact.file: _engines_of(p.artifact, scoring) for p in group}
+            loaded = {p.artifact.file: load_engines(p.artifact, p.engines, scoring.options) for p in group}
             own = _own_floats(group, scoring, world, Path(folder)) if scoring.own_float else {}
             scored |= {artifact.file: artifact for artifact in _score_group(group, scoring, world, loaded, own)}
     return [scored[artifact.file] for artifact in artifacts]
@@ -121,6 +120,7 @@ def score_artifacts(
 @dataclass(frozen=True)
 class _Prepared:
     artifact: Artifact
+    engines: list[str]
     cfg: CfgNode
     preprocess: Preprocess | None
     checkpoint: Path | None
@@ -137,18 +137,14 @@ class _Prepared:
         return checkpoint or self.artifact.file, self.preprocess
 
 
-def _prepare(artifact: Artifact, scoring: Scoring) -> _Prepared:
+def _prepare(artifact: Artifact, engines: list[str], scoring: Scoring) -> _Prepared:
     cfg = config_of(artifact, scoring.overrides)
     need_logits(cfg.MODEL.OUTPUT_KIND, "accuracy")
     checkpoint = find_checkpoint(artifact, scoring.checkpoint)
-    prepared = _Prepared(artifact, cfg, prepared_by(artifact).preprocess, checkpoint)
+    prepared = _Prepared(artifact, engines, cfg, prepared_by(artifact).preprocess, checkpoint)
     if scoring.original:
         original_of(artifact.card, prepared.folders, scoring.original)  # refuse before anything is scored
     return prepared
-
-
-def _engines_of(artifact: Artifact, scoring: Scoring) -> dict[str, Engine]:
-    return load_engines(artifact, names_of_engines(artifact, scoring.engines), scoring.options)
 
 
 def _own_floats(group: Sequence[_Prepared], scoring: Scoring, world: World, folder: Path) -> dict[str, list[Engine]]:
@@ -160,9 +156,8 @@ def _own_floats(group: Sequence[_Prepared], scoring: Scoring, world: World, fold
     if not any(p.artifact.card.policy for p in group):
         return {}
     found: dict[str, list[Engine]] = {}
-    beside = [p for p in group if not p.artifact.card.policy]
-    given = {name for p in beside for name in names_of_engines(p.artifact, scoring.engines)}
-    for name in dict.fromkeys(name for p in group for name in names_of_engines(p.artifact, scoring.engines)):
+    given = {name for p in group if not p.artifact.card.policy for name in p.engines}
+    for name in dict.fromkeys(name for p in group for name in p.engines):
         backend = engine_named(name)
         if name in given or not has_float_baseline(backend, world.device.type):
             continue
@@ -187,7 +182,6 @@ def _score_group(
     own: Mapping[str, Sequence[Engine]],
 ) -> list[Scored]:
     first = group[0]
-    names = {p.artifact.file: names_of_engines(p.artifact, scoring.engines) for p in group}
     scoring = replace(scoring, half="none") if own and scoring.half == "auto" else scoring
     baseline = _baseline(group, scoring, world)
     floats = {name: {f"{one.label} on {name}": one for one in some} for name, some in own.items()}
@@ -213,7 +207,7 @@ def _score_group(
         card, file = prepared.artifact.card, prepared.artifact.file
         measured = [results[key] for key in baseline]
         weights = whose_weights(card)
-        for name, key in zip(names[file], loaded[file], strict=True):
+        for name, key in zip(prepared.engines, loaded[file], strict=True):
             device = on_its_device(name, scoring.options).device
             keys = (*floats.get(name, ()), key) if card.policy else (key,)
             measured += [replace(results[one], device=device, weights=weights) for one in keys]

@@ -16,7 +16,17 @@ from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.paths import card_path
 from swin_quant.cli.flags import Flag, Group, Rare
-from swin_quant.cli.shared import ModelOptions, OnlyCpu, OutputKind, PolicyOptions, config_of, one_process, opened
+from swin_quant.cli.shared import (
+    Int4Weights,
+    ModelOptions,
+    OnlyCpu,
+    OutputKind,
+    PolicyOptions,
+    TargetName,
+    config_of,
+    one_process,
+    opened,
+)
 from swin_quant.config import from_dict
 from swin_quant.config.outputs import LOGITS
 
@@ -77,7 +87,7 @@ class OnnxFlags:
     opset: Annotated[
         int | None, Rare("17 to 20 (default: the oldest that costs nothing; 21 with --int4-weights)", "N")
     ] = None
-    int4_weights: Annotated[bool, Rare("store weights of at most 4 bits as INT4 (policies w4a16, w4a8)")] = False
+    int4_weights: Int4Weights = False
     replace: Annotated[
         tuple[str, ...], Rare("equivalent operators for some: roll, gather, ... (docs/analyze.md)", "NAME")
     ] = ()
@@ -101,15 +111,11 @@ class OnnxFlags:
         return {**flags, "replace": self.replace or None, "plugin": self.plugin or None, "labels": names}
 
 
-def _target_names() -> list[str]:
-    return list(targets())
-
-
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions(TargetOptions):
     """Which checkpoint is exported, for which backend."""
 
-    backend: Annotated[str, Flag("backend that will run it", name="--for", choices=_target_names)]
+    backend: TargetName
     output_kind: OutputKind = None
     onnx: OnnxFlags = OnnxFlags()
 
@@ -118,22 +124,11 @@ OPTIONS = ExportOptions
 
 
 def run(options: ExportOptions, world: World) -> None:
-    export_for(options.backend, options, world, options.output_kind, options.onnx)
-
-
-def export_for(
-    backend: str,
-    options: TargetOptions,
-    world: World,
-    output_kind: str | None = None,
-    onnx: OnnxFlags = OnnxFlags(),
-) -> None:
-    """The commands `export` and `ft export`."""
     from swin_quant.backends.saturation import at_risk, warn
 
     one_process(world, "export")
-    target = targets()[backend]
-    artifact, model = exported_as(backend, options, output_kind, onnx)
+    target = targets()[options.backend]
+    artifact, model = exported_as(options)
     if options.check and "check" not in target.exporting.flags:
         from swin_quant.verbs.export_compared import check_export
 
@@ -144,18 +139,17 @@ def export_for(
     _print(artifact, target, str(options.checkpoint))
 
 
-def exported_as(
-    backend: str, options: TargetOptions, output_kind: str | None = None, onnx: OnnxFlags = OnnxFlags()
-) -> tuple[Artifact, Classifier]:
+def exported_as(options: ExportOptions) -> tuple[Artifact, Classifier]:
     """The artifact that options ask for, and the model that it was made from; nothing is printed."""
     if not (checkpoint := opened(options.checkpoint)):
         raise UsageError("no checkpoint: name the calibrated one")
-    cfg = config_of(checkpoint, options.model, MODEL__OUTPUT_KIND=output_kind)
-    given = {key: getattr(options, key) for key in ("float_type", "batch", "sm", "fix_gelu_bias")} | onnx.given()
-    given["check"] = options.check and "check" in targets()[backend].exporting.flags
-    policy, how = options.policy, (options.precision, given, options.policy.saturation_safe, onnx.tune)
+    cfg = config_of(checkpoint, options.model, MODEL__OUTPUT_KIND=options.output_kind)
+    given = {key: getattr(options, key) for key in ("float_type", "batch", "sm", "fix_gelu_bias")}
+    given |= options.onnx.given()
+    given["check"] = options.check and "check" in targets()[options.backend].exporting.flags
+    policy, how = options.policy, (options.precision, given, options.policy.saturation_safe, options.onnx.tune)
     chosen = None if policy == PolicyOptions(saturation_safe=True) else policy.one()  # it may change the target's own
-    return export_checkpoint(checkpoint, backend, options.output, cfg, chosen, *how)
+    return export_checkpoint(checkpoint, options.backend, options.output, cfg, chosen, *how)
 
 
 def _print(artifact: Artifact, target: Backend, checkpoint: str) -> None:

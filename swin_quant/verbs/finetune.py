@@ -77,7 +77,7 @@ class QatOptions:
 class FinetuneOptions:
     """Which checkpoint is fine-tuned, on which pictures, under which policy, and how."""
 
-    checkpoint: Annotated[str | None, Flag("calibrated checkpoint", "CHECKPOINT", or_flag=True)] = None
+    checkpoint: shared.Calibrated = None
     model: shared.ModelOptions = shared.ModelOptions()
     replace_head: shared.ReplaceHead = False
     data: shared.ScoringOptions = shared.ScoringOptions()

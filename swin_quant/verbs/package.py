@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from swin_quant.base.progress import log
 from swin_quant.cli.flags import Flag
-from swin_quant.cli.shared import one_process
+from swin_quant.cli.shared import ClassNames, one_process
 from swin_quant.config.outputs import LOGITS
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class PackageOptions:
     artifact: Annotated[str, Flag("exported ONNX file; its run card lies beside it", "ARTIFACT", place=True)]
     output: Annotated[str, Flag("the package: a folder that is not there yet", "DIR")]
     overwrite: Annotated[bool, Flag("replace a package that is there")] = False
-    labels: Annotated[str | None, Flag("class names, one a line (default: the model's, ImageNet's)", "FILE")] = None
+    labels: ClassNames = None
     servers: ServerOptions = ServerOptions()
 
 

@@ -13,7 +13,7 @@ from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.progress import log
 from swin_quant.cli import shared
 from swin_quant.cli.flags import Flag, Rare, refuse_artifact_flags, refuse_checkpoint_flags
-from swin_quant.cli.output import Printed, tell
+from swin_quant.cli.output import Printed, sharding, tell
 from swin_quant.config.outputs import need_logits
 from swin_quant.config.sides import shortest, sides
 from swin_quant.report.table import ReportTable
@@ -45,7 +45,7 @@ class AnswerOptions:
     TITLE = "answers"
     labels: Annotated[str | None, Flag("class names, one a line (default: the model's)", "FILE")] = None
     output: Annotated[str | None, Flag("write Parquet files there, and no table", "DIR")] = None
-    shard: Annotated[int | None, Rare("pictures a Parquet file (default 10000)", "N")] = None
+    shard: shared.Shard = None
     logits: Annotated[
         str | None, Flag("write <ARTIFACT>_logits.npz there, and no classes: outputs for other programs", "DIR")
     ] = None
@@ -165,8 +165,8 @@ def run(options: PredictOptions, world: World) -> None:
     pictures = NamedPictures(list(options.images))
     by = (_of_checkpoint if is_checkpoint(options.model) else _of_artifact)(options, world)
     answers = Answers(wanted.top, wanted.labels, wanted.batch, wanted.workers)
-    if sharding := shared.sharding(wanted.output, wanted.shard):
-        manifest = classify_shards(by, pictures, sharding, answers, world)
+    if shards := sharding(wanted.output, wanted.shard):
+        manifest = classify_shards(by, pictures, shards, answers, world)
         if world.is_main:
             print(manifest)
         return

@@ -26,7 +26,6 @@ from swin_quant.verbs import search as searching
 from swin_quant.verbs import verify as verifying
 from swin_quant.verbs.calibrate import CalibrateOptions, SampleOptions
 from swin_quant.verbs.evaluate import EvaluateOptions
-from swin_quant.verbs.export import ExportOptions
 from swin_quant.verbs.quantize_options import QuantizeOptions
 from swin_quant.verbs.search import BudgetOptions, SearchOptions
 from swin_quant.verbs.verify import VerifyOptions
@@ -248,17 +247,24 @@ class Step(NamedTuple):
 
 def steps(job: Quantization) -> list[Step]:
     """The steps of a job, in order."""
+    from swin_quant.verbs.evaluate_artifacts import write_cards
     from swin_quant.verbs.quantization import artifact_of, changed, is_calibrated, is_found, is_scored, is_verified
+
+    def verify(options: VerifyOptions) -> None:
+        verifying.refuse_failed(*verifying.verified(options, job.world))
+
+    def score(options: EvaluateOptions) -> None:
+        write_cards(evaluating.score_files(options, job.world))
 
     calibrating = partial(is_calibrated, job), partial(_calibrate, job), partial(changed, job)
     found = [Step("calibrate", lambda: job.calibrating, *calibrating)]
     if job.search:
         found.append(Step("search", lambda: job.searching, partial(is_found, job), partial(_search, job)))
-    found.append(Step("export", lambda: job.exporting, lambda: artifact_of(job) is not None, partial(_export, job)))
+    found.append(Step("export", lambda: job.exporting, lambda: artifact_of(job) is not None, exporting.exported_as))
     if job.engine:
-        found.append(Step("verify", lambda: job.verifying, partial(is_verified, job), partial(_verify, job)))
+        found.append(Step("verify", lambda: job.verifying, partial(is_verified, job), verify))
     if job.engine and job.has_val:
-        found.append(Step("evaluate", lambda: job.scoring, partial(is_scored, job), partial(_score, job)))
+        found.append(Step("evaluate", lambda: job.scoring, partial(is_scored, job), score))
     return found
 
 
@@ -320,20 +326,6 @@ def refuse_useless(settings: SearchSettings, found: SearchResult, checkpoint: st
             f"within the budget ({settings.limits}) every layer stays float: loosen it, or deploy the float model: "
             f"`swin-quant export {shlex.quote(checkpoint)} --for {target.name} --precision float`"
         )
-
-
-def _export(job: Quantization, options: ExportOptions) -> None:
-    exporting.exported_as(options.backend, options, options.output_kind, options.onnx)
-
-
-def _verify(job: Quantization, options: VerifyOptions) -> None:
-    verifying.refuse_failed(*verifying.verified(options, job.world))
-
-
-def _score(job: Quantization, options: EvaluateOptions) -> None:
-    from swin_quant.verbs.evaluate_artifacts import write_cards
-
-    write_cards(evaluating.score_files(options, job.world))
 
 
 def finish(job: Quantization) -> Artifact:

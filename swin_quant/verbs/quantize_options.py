@@ -6,24 +6,19 @@ import shlex
 from dataclasses import dataclass, replace
 from typing import Annotated
 
-from swin_quant.backends.registry import targets
 from swin_quant.base.errors import UsageError
 from swin_quant.cli import shared
-from swin_quant.cli.flags import Flag, Group, Rare, words_from
+from swin_quant.cli.flags import Flag, Group, words_from
 from swin_quant.quant import AUTO
 from swin_quant.verbs.calibrate import SampleOptions
 from swin_quant.verbs.search import BudgetOptions, TimingOptions
-
-
-def _target_names() -> list[str]:
-    return list(targets())
 
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizeOptions:
     """Which checkpoints become artifacts of which backend, and how."""
 
-    backend: Annotated[str, Flag("backend that will run it", name="--for", choices=_target_names)]
+    backend: shared.TargetName
     checkpoint: Annotated[
         tuple[str, ...],
         Flag("a float or a calibrated checkpoint, from anywhere", "CHECKPOINT", or_flag=True),
@@ -35,7 +30,7 @@ class QuantizeOptions:
     passes: shared.PassOptions = shared.PassOptions()
     policy: shared.PolicyOptions = shared.PolicyOptions()
     budget: Annotated[BudgetOptions, Group("budget of --policy auto")] = BudgetOptions()
-    int4_weights: Annotated[bool, Rare("store weights of at most 4 bits as INT4 (policies w4a16, w4a8)")] = False
+    int4_weights: shared.Int4Weights = False
     timing: Annotated[TimingOptions, Group("options")] = TimingOptions()
     dry_run: Annotated[bool, Flag("print the steps, as commands, and do nothing")] = False
     run: Annotated[shared.RunOptions, Group("options")] = shared.RunOptions()

@@ -110,7 +110,7 @@ class MeasuredOptions(shared.LoadingOptions):
 class SearchOptions:
     """Which checkpoint a policy is searched for, on which engine, and within which budget."""
 
-    checkpoint: Annotated[str | None, Flag("calibrated checkpoint", "CHECKPOINT", or_flag=True)] = None
+    checkpoint: shared.Calibrated = None
     engine: Annotated[str, Flag("engine that is timed; fastertransformer: which of its modes, without latency", "NAME")]
     model: shared.ModelOptions = shared.ModelOptions()
     budget: BudgetOptions = BudgetOptions()

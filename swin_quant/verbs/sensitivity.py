@@ -57,7 +57,7 @@ class SampleOfPictures(shared.LoadingOptions):
 class SensitivityOptions:
     """The checkpoint to measure, its pictures, the policy, and the form of the output."""
 
-    checkpoint: Annotated[str | None, Flag("calibrated checkpoint", "CHECKPOINT", or_flag=True)] = None
+    checkpoint: shared.Calibrated = None
     model: shared.ModelOptions = shared.ModelOptions()
     data: SampleOfPictures = SampleOfPictures()
     policy: shared.PolicyOptions = shared.PolicyOptions()

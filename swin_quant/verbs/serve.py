@@ -22,7 +22,7 @@ from swin_quant.base.files import reason
 from swin_quant.base.progress import log
 from swin_quant.cards.paths import card_path
 from swin_quant.cli.flags import Flag
-from swin_quant.cli.shared import AnyDevice, EngineFlags, one_process
+from swin_quant.cli.shared import AnyDevice, ArtifactFile, ClassNames, EngineFlags, one_process
 from swin_quant.config.outputs import FEATURES, LOGITS
 from swin_quant.score.options import EngineOptions
 from swin_quant.serving.limits import ServiceLimits
@@ -76,11 +76,11 @@ class LimitFlags:
 class ServeOptions:
     """The artifact to serve, its address, and the limits for clients."""
 
-    artifact: Annotated[str, Flag("exported file; its run card lies beside it", "ARTIFACT", place=True)]
+    artifact: ArtifactFile
     host: Annotated[str, Flag("address (default 127.0.0.1: this machine alone)")] = "127.0.0.1"
     port: Annotated[int, Flag("default 8000; 0 is any free one", "N")] = 8000
     name: Annotated[str | None, Flag("name of the model in URLs (default: its run card's)")] = None
-    labels: Annotated[str | None, Flag("class names, one a line (default: the model's, ImageNet's)", "FILE")] = None
+    labels: ClassNames = None
     engines: EngineFlags = EngineFlags()
     limits: LimitFlags = LimitFlags()
     device: AnyDevice = "auto"

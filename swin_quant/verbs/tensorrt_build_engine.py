@@ -45,10 +45,8 @@ class BuildEngineOptions:
     timing_cache: Annotated[str | None, Flag("kernel timings to start from, and to keep", "FILE")] = None
     allow_float32: Annotated[bool, Flag("take an int8 graph whose float part is float32")] = False
     no_verify: Annotated[bool, Flag("leave verification out; no pictures are needed then")] = False
-    checkpoint: Annotated[str | None, Flag("checkpoint that the model was made from (default: looked for)", "FILE")] = (
-        None
-    )
-    pictures: Annotated[int, Flag("pictures, evenly spread over those there are", "N", least=1)] = PICTURES
+    checkpoint: shared.MadeFrom = None
+    pictures: shared.Evenly = PICTURES
     place: shared.PictureOptions = shared.PictureOptions()
     device: shared.AnyDevice = "auto"
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from swin_quant.backends.registry import engine_named
 from swin_quant.base.errors import SwinQuantError, UsageError
@@ -16,7 +16,6 @@ from swin_quant.cards.card import RunCard, update
 from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import VerificationRecord
 from swin_quant.cli import shared
-from swin_quant.cli.flags import Flag
 from swin_quant.cli.output import Printed, tell
 from swin_quant.config.outputs import LOGITS, classes_of
 from swin_quant.report.table import ReportTable
@@ -45,9 +44,9 @@ that against the float model is. Exit code 1 says that an engine failed."""
 class VerifyOptions:
     """The artifact to verify, the engines that run it, and the pictures."""
 
-    artifact: Annotated[str, Flag("exported file; its run card lies beside it", "ARTIFACT", place=True)]
-    checkpoint: Annotated[str | None, Flag("checkpoint that it was made from (default: looked for)", "FILE")] = None
-    pictures: Annotated[int, Flag("pictures, evenly spread over those there are", "N", least=1)] = PICTURES
+    artifact: shared.ArtifactFile
+    checkpoint: shared.MadeFrom = None
+    pictures: shared.Evenly = PICTURES
     engines: shared.EngineFlags = shared.EngineFlags()
     place: shared.PictureOptions = shared.PictureOptions()
     json: shared.Json = None
