@@ -58,6 +58,14 @@ class _Entry:
     artifact: Artifact
     engine: str
 
+    @property
+    def precision(self) -> str:
+        return self.artifact.record["precision"]
+
+    @property
+    def is_float(self) -> bool:
+        return not is_quantized(self.precision)
+
 
 def bench_candidates(
     paths: Sequence[str],
@@ -99,13 +107,13 @@ def bench_candidates(
         backend = engine_named(engine)
         if not has_float_baseline(backend, device):
             continue
-        if not any(entry.engine == engine and _precision(entry) == backend.float_form for entry in entries):
+        if not any(entry.engine == engine and entry.precision == backend.float_form for entry in entries):
             artifact, _ = export_checkpoint(origin, engine, workspace / f"{engine}_float", cfg, precision="float")
             entries.append(_Entry(artifact, engine))
-            baselines[engine] = _precision(entries[-1])  # the export may choose a wider type
+            baselines[engine] = entries[-1].precision  # the export may choose a wider type
         else:
             baselines[engine] = backend.float_form
-    entries.sort(key=lambda entry: (used.index(entry.engine), _precision(entry) != FLOAT32, not _is_float(entry)))
+    entries.sort(key=lambda entry: (used.index(entry.engine), entry.precision != FLOAT32, not entry.is_float))
     whose = _CHANGED_WEIGHTS.get(whose_weights(card) or "", "")
     candidates = [
         BenchCandidate(
@@ -137,8 +145,8 @@ def _of_wrapped(
     if len(origins) > 1 or not all(one.card.wrapped for one in artifacts):
         raise UsageError("the files must be made from one checkpoint: bench them one at a time")
     entries = [_Entry(artifact, name) for artifact in artifacts for name in _engines_of(artifact, engines)]
-    entries.sort(key=lambda entry: (not _is_float(entry), _precision(entry) != FLOAT32))
-    baselines = {entry.engine: f"{entry.engine} {_precision(entry)}" for entry in reversed(entries) if _is_float(entry)}
+    entries.sort(key=lambda entry: (not entry.is_float, entry.precision != FLOAT32))
+    baselines = {entry.engine: f"{entry.engine} {entry.precision}" for entry in reversed(entries) if entry.is_float}
     candidates: list[BenchCandidate] = []
     for entry in entries:
         candidates += _candidates(entry, float_types, options, baselines.get(entry.engine), "")
@@ -207,14 +215,6 @@ def _engines_of(artifact: Artifact, engines: Sequence[str] | None) -> list[str]:
     return names_of_engines(artifact, [own.name] if own and own.runs_its_export else None)
 
 
-def _precision(entry: _Entry) -> str:
-    return entry.artifact.record["precision"]
-
-
-def _is_float(entry: _Entry) -> bool:
-    return not is_quantized(_precision(entry))
-
-
 def _candidates(
     entry: _Entry, float_types: Sequence[str] | None, options: EngineOptions, baseline: str | None, whose: str
 ) -> list[BenchCandidate]:
@@ -228,22 +228,21 @@ def _candidates(
     if backend.float_types:
         offered = function(backend.float_types)()
         kinds = float_types or [name for name in (FLOAT32, "bfloat16") if name in offered]
-        if _precision(entry) == FLOAT32:
+        if entry.precision == FLOAT32:
             kinds = list(dict.fromkeys((FLOAT32, *kinds)))
     candidates = []
     for kind in kinds:
-        if _is_float(entry):
-            words = [engine, kind or _precision(entry)]
+        if entry.is_float:
+            words = [kind or entry.precision]
         else:
             words = [
-                engine,
-                _precision(entry),
+                entry.precision,
                 policy["name"] if policy else "",
                 f"+{kind}" if kind not in (None, FLOAT32) else "",
             ]
         how = on_its_device(engine, replace(options, float_type=kind))
         load = partial(artifact_engine, str(entry.artifact.file), backend, how)
-        name = " ".join(filter(None, words)) + (whose if _is_float(entry) else "")
+        name = " ".join(filter(None, [engine, *words])) + (whose if entry.is_float else "")
         candidates.append(BenchCandidate(name, load, entry.artifact.file, baseline))
     return candidates
 

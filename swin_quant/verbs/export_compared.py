@@ -7,6 +7,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -52,8 +53,9 @@ class Likeness:
 
     @property
     def spare_db(self) -> float:
-        """The distance of the engine above its limit; negative or NaN: it fails."""
-        return self.sqnr_db - (self.fake_quant_db - self.margin_db)
+        """The distance of the engine above its limit; negative: it fails, as it does where no number tells."""
+        spare = self.sqnr_db - (self.fake_quant_db - self.margin_db)
+        return -math.inf if math.isnan(spare) else spare
 
 
 def check_export(artifact: Artifact, model: Classifier) -> str:
@@ -109,7 +111,7 @@ def compared(artifact: Artifact, model: Model, module: Classifier, target: Backe
     is_half = artifact.record["options"].get("float_type") in HALF_TYPES
     outputs = module.output_names or (module.output_kind,)
     most = HALF_DB if is_half else EXACT_DB
-    worst = min(likenesses(outputs, found, expected, exact, most), key=lambda one: _order(one.spare_db))
+    worst = min(likenesses(outputs, found, expected, exact, most), key=attrgetter("spare_db"))
     beside = "fake-quant" if references[-1].policy else "float32"
     said = f"{name} {worst.sqnr_db:.1f} dB, {beside} {worst.fake_quant_db:.1f} dB SQNR ({worst.output}) on {what}"
     passed = worst.spare_db >= 0
@@ -201,10 +203,6 @@ def _parts(engine: Engine, images: Tensor) -> list[Tensor]:
     batches = [engine(part) for part in images.split(engine.max_batch or len(images))]
     listed = [[found] if isinstance(found, Tensor) else list(found) for found in batches]
     return [torch.cat(parts) for parts in zip(*listed, strict=True)]
-
-
-def _order(spare: float) -> float:
-    return -math.inf if math.isnan(spare) else spare
 
 
 def _remove(artifact: Artifact) -> None:

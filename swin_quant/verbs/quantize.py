@@ -241,9 +241,6 @@ class Step(NamedTuple):
     def command(self) -> str:
         return f"swin-quant {self.verb} {shlex.join(words_from(self.options()))}"
 
-    def do(self) -> None:
-        self.run(self.options())
-
 
 def steps(job: Quantization) -> list[Step]:
     """The steps of a job, in order."""
@@ -341,7 +338,7 @@ def finish(job: Quantization) -> Artifact:
         state = ": done before" if done else f": done again, for changed: {', '.join(others)}" if others else ""
         log.info("%d/%d %s%s", number, len(todo), step.command, state)
         if not done:
-            step.do()
+            step.run(step.options())
     return job.made
 
 
