@@ -39,7 +39,7 @@ HIDDEN = Flag(argparse.SUPPRESS)  # without a place in --help
 OTHER_MACHINE = {"DATA.DATA_PATH": "", "DATA.ZIP_MODE": False}  # instead of a card's values, which name no folder here
 
 Calibrated = Annotated[str | None, Flag("calibrated checkpoint", "CHECKPOINT", or_flag=True)]
-MadeFrom = Annotated[str | None, Flag("checkpoint that it was made from (default: looked for)", "FILE")]
+MadeFrom = Annotated[str | None, Flag("the checkpoint that was exported (default: looked for)", "FILE")]
 ArtifactFile = Annotated[str, Flag("exported file; its run card lies beside it", "ARTIFACT", place=True)]
 TargetName = Annotated[str, Flag("backend that will run it", name="--for", choices=backend_names)]
 Int4Weights = Annotated[bool, Rare("store weights of at most 4 bits as INT4 (policies w4a16, w4a8)")]

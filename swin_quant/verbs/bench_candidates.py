@@ -235,11 +235,8 @@ def _candidates(
         if entry.is_float:
             words = [kind or entry.precision]
         else:
-            words = [
-                entry.precision,
-                policy["name"] if policy else "",
-                f"+{kind}" if kind not in (None, FLOAT32) else "",
-            ]
+            half = f"+{kind}" if kind not in (None, FLOAT32) else ""
+            words = [entry.precision, policy["name"] if policy else "", half]
         how = on_its_device(engine, replace(options, float_type=kind))
         load = partial(artifact_engine, str(entry.artifact.file), backend, how)
         name = " ".join(filter(None, [engine, *words])) + (whose if entry.is_float else "")
