@@ -66,8 +66,8 @@ def test_the_latest_patch_of_each_minor_release_is_tried(script):
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="wheels of three years")
 def test_the_short_form_runs_on_the_oldest_release_and_another(script, tmp_path):
-    """The draw of a commit chooses the engine, and whether the other release is the middle or the newest one: installing
-    them is dear, and in CI all have their turn."""
+    """The draw of a commit chooses the engine, and the middle or the newest release beside the oldest: to install them
+    is dear, and in CI all have their turn."""
     draw = int(os.environ.get("DRAWS") or 0)
     engine = list(script.OLDEST)[draw % 2]
     try:

@@ -194,10 +194,9 @@ def test_fasterTransformers_front_door_leaves_weights_alone_unless_asked(
 @pytest.mark.parametrize(
     "passes",
     [
-        "- {name: equalize, pictures: 8}\n- {name: ridge, pictures: 8}",
-        "- {name: range_search, pictures: 6}\n- ridge\n- {name: reconstruct, iterations: 2, batch: 3}",
-        "- {name: range_search, pictures: 6, together: true}",
-        "- gptq\n- {name: distill, iterations: 2, batch: 3}",
+        "- {name: equalize, pictures: 8}\n- {name: range_search, pictures: 6}\n- {name: ridge, pictures: 8}\n"
+        "- {name: reconstruct, iterations: 2, batch: 3}",
+        "- {name: range_search, pictures: 6, together: true}\n- gptq\n- {name: distill, iterations: 2, batch: 3}",
     ],
 )
 def test_two_ranks_find_what_one_finds(run, forked, float_flags, passes, card_of, tmp_path):

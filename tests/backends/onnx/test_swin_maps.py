@@ -80,20 +80,22 @@ def test_what_cannot_be_exported_is_one_line(backbone):
         network(model, OnnxOptions(precision="float", float_type="float16"), PREPROCESS)
 
 
-OBLONG = [  # padded windows; a window higher than the map
-    ("swin", "cpu", {"IMG_SIZE": [24, 40], "WINDOW_SIZE": 4}, {}),
-    ("swinv2", "qdq", {"IMG_SIZE": [8, 48], "WINDOW_SIZE": 5}, {"batch": 2}),
-    ("swin", "qdq", {"IMG_SIZE": [24, 40], "WINDOW_SIZE": 4}, {"uint8_input": True, "top_k": 3}),
+# Windows that need padding; a window that is higher than the map.
+PADDED, HIGH = {"IMG_SIZE": [24, 40], "WINDOW_SIZE": 4}, {"IMG_SIZE": [8, 48], "WINDOW_SIZE": 5}
+OBLONG = [
+    ("swin", "cpu", PADDED, {"precision": "int8", "uint8_input": True, "top_k": 3}),
+    ("swin", "cpu", PADDED, {"precision": "float"}),
+    ("swinv2", "qdq", HIGH, {"precision": "int8", "batch": 2}),
+    ("swinv2", "qdq", HIGH, {"precision": "float", "batch": 2}),
 ]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "policy", "keys", "options"), OBLONG, ids=lambda given: str(given)[:24])
-@pytest.mark.parametrize("precision", ["int8", "float"])
-def test_a_classifier_of_pictures_that_are_not_square(kind, policy, keys, options, precision, calibrated, tmp_path):
+def test_a_classifier_of_pictures_that_are_not_square(kind, policy, keys, options, calibrated, tmp_path):
     more = {"PRETRAINED_WINDOW_SIZES": [0, 0]} if kind == "swinv2" else {}
-    model, card = calibrated(kind, policy, **keys, **more)
-    artifact = export(model, card, tmp_path, OnnxOptions(precision=precision, **options))
+    (model, card), precision = calibrated(kind, policy, **keys, **more), options["precision"]
+    artifact = export(model, card, tmp_path, OnnxOptions(**options))
     sizes = [one.dim_value for one in onnx.load(artifact.file).graph.input[0].type.tensor_type.shape.dim]
     assert sizes[1:] == ([*keys["IMG_SIZE"], 3] if options.get("uint8_input") else [3, *keys["IMG_SIZE"]])
     (quantize if precision == "int8" else dequantize)(model)
