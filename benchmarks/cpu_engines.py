@@ -2,7 +2,7 @@
 
     python benchmarks/cpu_engines.py [--model swin_tiny_patch4_window7_224 | timm:resnet50] [--work DIR] [--batch 1 8]
         [--rounds 5] [--operators [--size 224 320]] [--int4] [--without-amx] [--passes fast]
-        [--output TABLE.md] [--record]
+        [--no-torch] [--output TABLE.md] [--record]
 
 Weights are random and seeded, with one-dimensional parameters disturbed so that nothing folds away. Calibration and
 comparison run on seeded noise: latency is real, and agreement shows what the arithmetic loses. Every other tool's
@@ -15,6 +15,7 @@ instead, stored as int8 and as INT4, beside float and our int8 files. --without-
 with VNNI and bfloat16, but no AMX: tests/standin/older_cpu.c hides it from every library.
 ONEDNN_MAX_CPU_ISA=AVX2 or AVX2_VNNI in front: as on a CPU with vectors of 256 bits, for OpenVINO and our operators.
 --passes: passes after our files' calibration, since NNCF's default has some; they cost calibration, not latency.
+--no-torch: without torch.jit.trace and torch.compile, whose compilation takes minutes a row.
 Files with attention as the compiled operator are measured beside plain ones if it runs (docs/custom_operators.md).
 """
 
@@ -111,6 +112,7 @@ def main() -> None:
     parser.add_argument("--operators", action="store_true", help="our files with more and more compiled operators")
     parser.add_argument("--size", type=int, nargs=2, metavar=("H", "W"), help="of the pictures, with --operators")
     parser.add_argument("--without-amx", action="store_true", help="as a CPU without AMX runs it")
+    parser.add_argument("--no-torch", action="store_true", help="without PyTorch's own ways")
     parser.add_argument("--passes", help="behind our calibration: best, fast, or a YAML file")
     parser.add_argument("--note", default="", help="a sentence for the page: what ran beside")
     parser.add_argument("--output", type=Path, help="this run's table, as Markdown")
@@ -139,7 +141,8 @@ def main() -> None:
             *one_by_one(better, card, folder, bool(args.size)),
         ]
     else:
-        rivals = torch_candidates(checkpoint, card.config) + theirs(model, plain, args.work)
+        rivals = [] if args.no_torch else torch_candidates(checkpoint, card.config)
+        rivals += theirs(model, plain, args.work)
         candidates = [reference, *rivals, *ours(better, card, folder, not args.without_amx)]
         if run_here(model.architecture.family.name):
             candidates += compiled(better, card, folder)
@@ -287,7 +290,8 @@ def command(args: argparse.Namespace) -> str:
              "--seconds": (args.seconds, SECONDS)}  # fmt: skip
     flags = [f"{flag} {_words(value)}" for flag, (value, default) in given.items() if value != default]
     flags += [flag for flag, given in (("--int4", args.int4), ("--operators", args.operators),
-                                       ("--without-amx", args.without_amx)) if given]  # fmt: skip
+                                       ("--without-amx", args.without_amx), ("--no-torch", args.no_torch))
+              if given]  # fmt: skip
     flags += [f"--passes {args.passes}"] if args.passes else []
     flags += [f"--size {_words(args.size)}"] if args.size else []
     limit = [f"{LIMIT}={os.environ[LIMIT]}"] if LIMIT in os.environ else []
