@@ -1,7 +1,7 @@
 // The compiled branches beside the int8 peak of a core, which a loop of int8 products measures in the same run; one thread.
 //
 //     g++ -O2 -std=c++17 -DSWIN_QUANT_AVX512_VNNI -Iplugins/openvino benchmarks/branch_peak.cpp -o out/branch_peak
-//     out/branch_peak [BRANCHES_ONLY]
+//     out/branch_peak [peak | linears]
 //
 // With -DSWIN_QUANT_AVX_VNNI or -DSWIN_QUANT_AVX2 it measures vectors of 256 bits, with -DSWIN_QUANT_AMX tiles.
 // Time is that of the CPU, so that other programs count little; the best of nine. Branches of Swin-T's four stages, with
@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <ctime>
 #include <random>
+#include <string_view>
 
 #include "mlp_fast.hpp"
 #include "window_branch_fast.hpp"
@@ -106,6 +107,23 @@ struct Given {
     std::vector<uint16_t> x, y;
 };
 
+// Products a second of a linear alone, 96 tokens at a time, whose result is float32.
+SWIN_QUANT_TARGET static double of_linear(size_t in, size_t out) {
+    Given given(std::max(in, out), TOKENS);
+    const Packed packed(given.linear(in, out, {0.001f, 128}), in_order(out));
+    const std::vector<uint8_t> x(TOKENS * in + BEHIND, 1);
+    std::vector<float> y(TOKENS * out);
+    constexpr int TURNS_OF_LINEAR = 20;
+    const auto store = [&](size_t row, size_t column, const auto& sums) SWIN_QUANT_INLINE {
+        unrolled<sizeof(sums) / sizeof(Floats)>([&](auto v) SWIN_QUANT_INLINE { put(&y[row * out + column + LANES * v], sums[v]); });
+    };
+    const double time = best_of([&] {
+        for (int i = 0; i < TURNS_OF_LINEAR; ++i)
+            multiply_all(packed, 0, out, TOKENS, x.data(), store);
+    });
+    return double(TURNS_OF_LINEAR * TOKENS * in * out) / time;
+}
+
 // Products a second of a branch with an MLP.
 static double of_mlp(size_t width) {
     const size_t hidden = 4 * width, tokens = 20 * TOKENS;
@@ -148,7 +166,7 @@ static double of_attention(size_t width) {
     return double(tokens * (4 * width * width + 2 * length * width)) / time;
 }
 
-int main(int count, char**) {
+int main(int count, char** arguments) {
     if (!runs_here())
         return std::puts("this CPU does not have these instructions"), 1;
     constexpr size_t MANY = LANES == 16 ? 24 : 10, FEWER = LANES == 16 ? 16 : 8;
@@ -158,8 +176,16 @@ int main(int count, char**) {
     if (has_tiles())
         top = std::max(top, peak_of_tiles<6>() / 1e9);
 #endif
-    if (count > 1)  // the peak alone
+    if (count > 1 && arguments[1] == std::string_view("peak"))
         return std::printf("%.1f\n", top), 0;
+    if (count > 1) {  // of Swin-T's linears: in, out, GMAC/s, and percent of the peak
+        for (size_t width : {96, 192, 384, 768})
+            for (auto [in, out] : {std::pair(width, 3 * width), std::pair(width, width), std::pair(width, 4 * width), std::pair(4 * width, width)}) {
+                const double found = of_linear(in, out) / 1e9;
+                std::printf("%zu %zu %.0f %.0f\n", in, out, found, 100 * found / top);
+            }
+        return 0;
+    }
     std::printf("products: %.0f GMAC/s with %zu sums in flight, %.0f with %zu\n", peak<FEWER>() / 1e9, FEWER, vectors, MANY);
 #if defined(SWIN_QUANT_AMX)
     if (has_tiles())
