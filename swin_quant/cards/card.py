@@ -22,7 +22,7 @@ from typing import Any
 
 from swin_quant.base import __version__
 from swin_quant.base.errors import SwinQuantError, listed
-from swin_quant.base.files import finite, one_at_a_time, read_json, sha256_of, write_json
+from swin_quant.base.files import finite, one_at_a_time, read_json, sha256_of, sha256_of_data, write_json
 from swin_quant.base.progress import log
 from swin_quant.base.reading import reads
 from swin_quant.base.schema import check_record, checked, fields_of
@@ -150,11 +150,19 @@ class RunCard:
     def measured(self) -> list[Result]:
         """The results, typed.
 
-        Cards without `weights` compare QAT with its own weights unquantized, which are not its original: these
-        comparisons are left out.
+        Older results without the hash of a policy's rules get the card's. Older cards without `weights` compare QAT
+        with its own weights unquantized, which are not its original: these comparisons are left out.
         """
-        results = map(Result.of, self.results)
-        return [_as_qat(result) if self.is_qat and result.weights is None else result for result in results]
+        results = [Result.of(record) for record in self.results]
+        results = [_as_qat(result) if self.is_qat and result.weights is None else result for result in results]
+        own = self.policy or {}
+        sha256 = sha256_of_data(own["rules"]) if "rules" in own else None
+        return [
+            dataclasses.replace(result, policy_sha256=sha256)
+            if result.policy and result.policy_sha256 is None and result.policy == own.get("name")
+            else result
+            for result in results
+        ]
 
     def with_result(self, result: Result) -> "RunCard":
         """A card that also holds `result`, in place of an older one for the same engine, policy and pictures."""

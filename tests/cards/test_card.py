@@ -18,6 +18,7 @@ from swin_quant.base.errors import SwinQuantError
 from swin_quant.cards.card import SCHEMA, RunCard, verify_checkpoint, versions
 from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import Result
+from swin_quant.quant.policy import policy_from_dict
 
 DATASET = {"name": "cifar10", "split": "val", "pictures": 5000, "sha256": "0" * 64}
 HERE = Path(__file__).parent
@@ -103,6 +104,20 @@ def test_results_of_policies_of_one_name_are_told_apart_by_their_rules():
     assert made.measured() == [one, other]
     renamed = dataclasses.replace(one, policy="called otherwise", acc1=1.0)
     assert made.with_result(renamed).measured() == [renamed, other], "the rules are what a policy is"
+
+
+def test_a_result_of_before_rules_were_recorded_is_of_the_card_s_policy_of_that_name():
+    own = {"name": "ft-mode1", "rules": [{"enable": ["role:gemm_weight"]}]}
+    sha256 = policy_from_dict(own, "here").sha256
+    made = card(policy=own, results=[dataclasses.asdict(RESULT)])
+    assert [result.policy_sha256 for result in made.measured()] == [sha256]
+    elsewhere = dataclasses.replace(RESULT, policy_sha256="f" * 64)
+    assert made.with_result(elsewhere).measured()[1:] == [elsewhere], "another of that name takes no place"
+    again = dataclasses.replace(RESULT, policy_sha256=sha256)
+    assert made.with_result(again).measured() == [again]
+    unknown = card(policy={**own, "name": "qdq"}, results=[dataclasses.asdict(RESULT)])
+    assert unknown.measured() == [RESULT]
+    assert unknown.with_result(elsewhere).measured() == [elsewhere], "no rules are known: the name decides"
 
 
 def test_a_figure_that_is_infinite_is_recorded_as_none(tmp_path):
