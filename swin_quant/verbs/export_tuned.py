@@ -21,7 +21,7 @@ from swin_quant.cards.card import RunCard
 from swin_quant.cards.paths import card_path
 from swin_quant.config.outputs import LOGITS, need_logits
 from swin_quant.config.sides import sides
-from swin_quant.quant.policy import Policy, load_policy
+from swin_quant.quant.policy import Policy, is_builtin, load_policy, policy_from_dict
 from swin_quant.score.bench import BenchPlan, BenchReport, measure, noise
 from swin_quant.score.candidate import BenchCandidate
 from swin_quant.score.options import EngineOptions
@@ -41,8 +41,8 @@ class _Candidate(NamedTuple):
 
 
 def check_tunable(target: ExportTarget, policy: Policy | None, card: RunCard | None) -> None:
-    """UsageError for a target that has no operators, options that choose what would be tuned, a model without logits,
-    and a wrapped module."""
+    """UsageError for a target that has no operators, options that choose what would be tuned, a wrapped module, and a
+    model without logits, of a policy of the user's own, or trained under one."""
     options, backend = target.options, target.backend
     if backend.exporting.with_operators is None:
         raise UsageError(f"‹tune›: means nothing to ‹backend› {backend.name}")
@@ -54,6 +54,10 @@ def check_tunable(target: ExportTarget, policy: Policy | None, card: RunCard | N
         raise UsageError(f"‹tune›: {card.name} is a wrapped module, which only Python builds: leave it out")
     if card:
         need_logits(card.config["MODEL"].get("OUTPUT_KIND", LOGITS), "export --tune")
+    own = policy_from_dict(card.policy, card.name) if card and card.policy else None
+    if card and own and (card.is_qat or not is_builtin(own)):
+        why = "the model was trained under it" if card.is_qat else "it is your own"
+        raise UsageError(f"‹tune› would change policy {own.name}, and {why}: leave it out")
 
 
 def tried_policies(target: ExportTarget) -> list[Policy]:

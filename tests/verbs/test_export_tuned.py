@@ -1,14 +1,17 @@
 """`export --tune`: times the policies and operators of a target on this machine, and writes the fastest file."""
 
+from dataclasses import replace
 from math import prod
 
 import pytest
+from cards_of_results import TRAINING
 from hypothesis import given
 from hypothesis import strategies as st
 
 import swin_quant as sq
 from swin_quant.backends.artifact import open_artifact
 from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.quant.policy import Rule, load_policy
 from swin_quant.verbs import export_tuned
 from swin_quant.verbs.export_tuned import fastest
 
@@ -64,6 +67,20 @@ def test_the_fastest_file_is_written_and_its_card_has_the_comparison(run, calibr
 def test_what_leaves_nothing_to_tune_is_refused(run, calibrated, tmp_path, words, said):
     done = run("export", calibrated, *words, "--tune", "--output", tmp_path)
     assert done.code == 2 and said.replace("‹", "--").replace("›", "").replace("--backend", "--for") in done.err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "changed, says",
+    [
+        ({"training": TRAINING}, "policy qdq, and the model was trained under it"),
+        ({"policy": load_policy("qdq").and_then(Rule(disable="*fc1*")).to_dict()}, "and it is your own"),
+    ],
+)
+def test_a_policy_of_training_or_of_the_user_stays(changed, says, model, tmp_path):
+    model.card = replace(model.card, **{"policy": load_policy("qdq").to_dict()} | changed)
+    with pytest.raises(UsageError, match=says):
+        sq.export(model, "openvino", tmp_path, tune=True)
     assert not list(tmp_path.iterdir())
 
 
