@@ -147,7 +147,7 @@ SWIN_QUANT_TARGET void multiply_panel(const Packed& linear, size_t column, size_
 
 using SumsOfTiles = int32_t[2 * TILE][PANEL];
 
-// Sums of 16 ROWS rows and the columns of PANEL from `column` on, in tiles of 16 x 16: as many as there are registers for.
+// Sums of 16 rows of x, or of 16 of x and 16 of `others`, and a panel's columns, in tiles of 16 x 16.
 template <size_t ROWS_OF_TILES>
 SWIN_QUANT_INLINE inline void sum_tiles(const Packed& linear, size_t columns, const int8_t* weights, const uint8_t* x,
                                         const uint8_t* others, SumsOfTiles& sums) {

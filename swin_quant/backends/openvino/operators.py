@@ -60,10 +60,13 @@ def _library() -> Path | str:
         return f"{SWITCH} is 0"
     if (kind := cpu_kind()) is None:
         return "this CPU has no AVX2"
-    try:
-        return compiled(sources(), _WHAT, {"OPENVINO": installed("openvino", "openvino").__version__, "ISA": kind})
-    except SwinQuantError as error:
-        return str(error)
+    failure = ""
+    for isa in ("amx", "avx512-vnni") if kind == "amx" else (kind,):  # where tiles fail, vectors may not
+        try:
+            return compiled(sources(), _WHAT, {"OPENVINO": installed("openvino", "openvino").__version__, "ISA": isa})
+        except SwinQuantError as error:
+            failure = str(error)
+    return failure
 
 
 def cpu_kind() -> str | None:

@@ -313,6 +313,20 @@ def test_a_library_is_for_one_version_of_openvino_and_one_kind_of_cpu(monkeypatc
     assert asked == [{"OPENVINO": version, "ISA": "amx"}]
 
 
+def test_where_tiles_fail_the_library_has_vectors(monkeypatch, tmp_path):
+    pytest.importorskip("openvino")
+
+    def compiled(sources, what, built_for):
+        if built_for["ISA"] == "amx":
+            raise SwinQuantError("its self-test failed")
+        return tmp_path / built_for["ISA"]
+
+    monkeypatch.setattr(operators, "compiled", compiled)
+    monkeypatch.setattr(operators, "cpu_kind", lambda: "amx")
+    monkeypatch.delenv(operators.SWITCH)
+    assert operators._library.__wrapped__() == tmp_path / "avx512-vnni"
+
+
 @pytest.fixture(scope="module")
 def tiles(library, tmp_path_factory):
     """The library for CPUs with AMX, whose tiles are plain loops here."""
