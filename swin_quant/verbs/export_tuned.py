@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from math import inf, prod
+from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -148,8 +148,7 @@ def _timed(target: ExportTarget, made: dict[_Candidate, Artifact], card: RunCard
 def _row(report: BenchReport, name: str) -> dict[str, Any] | None:
     """Milliseconds by batch, and SQNR in dB; None for a candidate that failed."""
     rows = [row for row in report.rows if row.candidate == name]
-    if any(row.p50_ms is None for row in rows):
-        log.warning("not timed: %s: %s", name, rows[0].failure)
+    if any(row.p50_ms is None or row.sqnr_db is None for row in rows):
+        log.warning("left out: %s: %s", name, rows[0].failure or "its logits cannot be compared with float32's")
         return None
-    sqnr = rows[0].sqnr_db
-    return {"ms": {str(row.batch): row.p50_ms for row in rows}, "sqnr_db": inf if sqnr is None else sqnr}
+    return {"ms": {str(row.batch): row.p50_ms for row in rows}, "sqnr_db": rows[0].sqnr_db}
