@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 # Flags in /proc/cpuinfo, x86 and ARM.
 INT8_FEATURES = ("avx2", "avx512bw", "avx_vnni", "avx512_vnni", "avx_vnni_int8", "amx_int8", "asimddp", "i8mm")
@@ -33,6 +34,11 @@ def features(wanted: tuple[str, ...], text: str | None = None) -> list[str]:
     match = re.search(r"^(?:flags|Features)\s*: (.*)$", text, re.MULTILINE)
     present = set(match[1].split()) if match else set()
     return [name for name in wanted if name in present]
+
+
+def cpu_kind() -> dict[str, Any]:
+    """The facts about this CPU that decide which of two files is faster."""
+    return {"cores": usable_cores(), "features": features(("avx2", "avx512f", "avx512_vnni", "amx_int8"))}
 
 
 def usable_cores() -> int:

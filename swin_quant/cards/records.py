@@ -254,10 +254,15 @@ class KnownOptions(TypedDict, total=False):
     plugin: list[str]
 
 
-class _Tuned(TypedDict, total=False):
-    """`tuned`: the files that `export --tune` compared: policy, plugins, ms by batch, SQNR in dB."""
+class TunedRecord(TypedDict):
+    """The `files` that `export --tune` compared on a `cpu`: policy, plugins, ms by batch, SQNR in dB."""
 
-    tuned: list[dict[str, Any]]
+    cpu: dict[str, Any]
+    files: list[dict[str, Any]]
+
+
+class _Tuned(TypedDict, total=False):
+    tuned: TunedRecord
 
 
 class ArtifactRecord(_Tuned):

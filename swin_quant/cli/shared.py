@@ -43,6 +43,7 @@ MadeFrom = Annotated[str | None, Flag("the checkpoint that was exported (default
 ArtifactFile = Annotated[str, Flag("exported file; its run card lies beside it", "ARTIFACT", place=True)]
 TargetName = Annotated[str, Flag("backend that will run it", name="--for", choices=backend_names)]
 Int4Weights = Annotated[bool, Rare("store weights of at most 4 bits as INT4 (policies w4a16, w4a8)")]
+Tune = Annotated[bool, Flag("openvino: try files, keep the fastest (minutes)")]
 ClassNames = Annotated[str | None, Flag("class names, one a line (default: the model's, ImageNet's)", "FILE")]
 Evenly = Annotated[int, Flag("pictures, evenly spread over those there are", "N", least=1)]
 Shard = Annotated[int | None, Rare("pictures a Parquet file (default 10000)", "N")]

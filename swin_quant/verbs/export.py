@@ -23,6 +23,7 @@ from swin_quant.cli.shared import (
     OutputKind,
     PolicyOptions,
     TargetName,
+    Tune,
     config_of,
     one_process,
     opened,
@@ -96,7 +97,7 @@ class OnnxFlags:
         Rare("operators as nodes of a domain of your own (docs/custom_operators.md)", "OP=DOMAIN::NAME"),
     ] = ()
     plain: Annotated[bool, Flag("openvino: no compiled operators")] = False
-    tune: Annotated[bool, Flag("openvino: try files, keep the fastest (minutes)")] = False
+    tune: Tune = False
     uint8_input: Annotated[bool, Rare("cuda, too: pictures are uint8 [batch, S, S, 3], which the file normalises")] = (
         False
     )

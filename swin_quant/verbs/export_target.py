@@ -9,7 +9,7 @@ from torch import nn
 
 from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.backend import Backend, function
-from swin_quant.backends.registry import targets
+from swin_quant.backends.registry import takers, targets
 from swin_quant.backends.saturation import at_risk, safe_on, without_saturation
 from swin_quant.base.errors import UsageError, listed, offered
 from swin_quant.base.files import ensure_writable_dir, place_of, sha256_of
@@ -24,6 +24,13 @@ def target_of(name: str) -> Backend:
     if name not in targets():
         raise UsageError(f"‹backend› {name!r:.60}{offered(name, targets())}")
     return targets()[name]
+
+
+def engine_for(target: Backend) -> str | None:
+    """The engine that its artifact is verified and scored on; None where it is not here, or has to be built."""
+    if target.load:
+        return target.name if target.runs_its_export and target.is_installed else None
+    return next((backend.name for backend in takers(target.exporting.artifact) if backend.is_installed), None)
 
 
 def exporter_options(backend: Backend, precision: str, values: Mapping[str, Any]) -> Any:

@@ -13,7 +13,7 @@ from torch import nn
 from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.backend import function
 from swin_quant.backends.registry import artifact_engine, torch_engine
-from swin_quant.base.cpu import usable_cores
+from swin_quant.base.cpu import cpu_kind, usable_cores
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.files import one_at_a_time
 from swin_quant.base.progress import log
@@ -40,9 +40,9 @@ class _Candidate(NamedTuple):
     plugins: tuple[str, ...]
 
 
-def check_tunable(target: ExportTarget, policy: Policy | None, card: RunCard | None) -> None:
+def check_tunable(target: ExportTarget, policy: str | Policy | None, card: RunCard | None, kind: str = LOGITS) -> None:
     """UsageError for a target that has no operators, options that choose what would be tuned, a wrapped module, and a
-    model without logits, of a policy of the user's own, or trained under one."""
+    model without logits (`kind`, or its card says), of a policy of the user's own, or trained under one."""
     options, backend = target.options, target.backend
     if backend.exporting.with_operators is None:
         raise UsageError(f"‹tune›: means nothing to ‹backend› {backend.name}")
@@ -50,10 +50,9 @@ def check_tunable(target: ExportTarget, policy: Policy | None, card: RunCard | N
         raise UsageError("‹tune› chooses policy and operators: leave ‹policy›, ‹plugin›, ‹replace› and ‹plain› out")
     if not backend.is_installed:
         raise UsageError(f"‹tune› times files on {backend.name}: {backend.remedy}")
-    if card and card.wrapped:
-        raise UsageError(f"‹tune›: {card.name} is a wrapped module, which only Python builds: leave it out")
-    if card:
-        need_logits(card.config["MODEL"].get("OUTPUT_KIND", LOGITS), "export --tune")
+    if card and not card.config.get("MODEL"):
+        raise UsageError(f"‹tune›: {card.name} is a module that only Python builds: leave it out")
+    need_logits(card.config["MODEL"].get("OUTPUT_KIND", kind) if card else kind, "‹tune›")
     own = policy_from_dict(card.policy, card.name) if card and card.policy else None
     if card and own and (card.is_qat or not is_builtin(own)):
         why = "the model was trained under it" if card.is_qat else "it is your own"
@@ -84,7 +83,7 @@ def write_fastest(target: ExportTarget, module: nn.Module, card: RunCard, file: 
     policy = load_policy(best["policy"])
     chosen = _with(target, best["plugins"])
     artifact = chosen.write(module, card, file, folder, policy)
-    artifact.record["tuned"] = rows
+    artifact.record["tuned"] = {"cpu": cpu_kind(), "files": rows}
     with one_at_a_time(artifact.file.parent):
         artifact.card.write(card_path(artifact.file))
     return artifact

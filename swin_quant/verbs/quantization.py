@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,9 @@ from yacs.config import CfgNode
 
 from swin_quant.backends.artifact import Artifact, open_artifact
 from swin_quant.backends.backend import Backend
-from swin_quant.backends.registry import engine_named, takers, targets
+from swin_quant.backends.registry import engine_named, targets
 from swin_quant.backends.saturation import without_saturation
+from swin_quant.base.cpu import cpu_kind
 from swin_quant.base.distributed import World
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.files import parts_of, plain, sha256_of
@@ -45,7 +46,7 @@ from swin_quant.verbs.calibration_passes import of_weights
 from swin_quant.verbs.calibration_result import CalibrationPlan
 from swin_quant.verbs.evaluate import EvaluateOptions
 from swin_quant.verbs.export import ExportOptions, OnnxFlags
-from swin_quant.verbs.export_target import float_type_options
+from swin_quant.verbs.export_target import engine_for, float_type_options
 from swin_quant.verbs.policy_search import found_before
 from swin_quant.verbs.quantize_options import QuantizeOptions
 from swin_quant.verbs.search import MeasuredOptions, SearchOptions
@@ -53,13 +54,6 @@ from swin_quant.verbs.search_settings import SearchSettings
 from swin_quant.verbs.verify import VerifyOptions, failures
 
 ARTIFACT = "ARTIFACT"  # its name in commands until its exporter names it
-
-
-def engine_for(target: Backend) -> str | None:
-    """The engine that its artifact is verified and scored on; None where it is not here, or has to be built."""
-    if target.load:
-        return target.name if target.runs_its_export and target.is_installed else None
-    return next((backend.name for backend in takers(target.exporting.artifact) if backend.is_installed), None)
 
 
 @dataclass(frozen=True)
@@ -134,7 +128,8 @@ class Quantization:
     @property
     def calibrated(self) -> Path:
         """The calibrated checkpoint, whatever its name; where it will be written, as long as there is none."""
-        return place_of(self.folder, self.cfg.MODEL.NAME, self.policy.to_dict(), partial(_is_of, self), tell=False)
+        is_of = lambda file: _changed(self, file) == []  # noqa: E731
+        return place_of(self.folder, self.cfg.MODEL.NAME, self.policy.to_dict(), is_of, tell=False)
 
     @property
     def exported_policy(self) -> Policy | None:
@@ -190,13 +185,14 @@ class Quantization:
     @property
     def exporting(self) -> ExportOptions:
         named = shared.PolicyOptions((str(self.search.file),)) if self.search else self.named
+        named = shared.PolicyOptions() if self.options.tune else named
         return ExportOptions(
             backend=self.options.backend,
             checkpoint=str(self.calibrated),
             policy=named,
             float_type=self.float_type,  # type: ignore[arg-type]  # one of its choices
             output=str(self.folder),
-            onnx=OnnxFlags(int4_weights=self.options.int4_weights),
+            onnx=OnnxFlags(int4_weights=self.options.int4_weights, tune=self.options.tune),
         )
 
     @property
@@ -240,11 +236,7 @@ class Quantization:
 
 def is_calibrated(job: Quantization) -> bool:
     """Whether the calibrated checkpoint is there, made from the same weights and pictures in the same way."""
-    return _is_of(job, job.calibrated)
-
-
-def _is_of(job: Quantization, file: Path) -> bool:
-    return _changed(job, file) == []
+    return _changed(job, job.calibrated) == []
 
 
 def changed(job: Quantization) -> list[str] | None:
@@ -325,7 +317,7 @@ def artifact_of(job: Quantization) -> Artifact | None:
     """The artifact of the calibrated checkpoint for the backend under the policy; None if missing or damaged."""
     if not is_calibrated(job) or (policy := job.exported_policy) is None:
         return None
-    sha256, rules = _sha256(job.calibrated), policy.to_dict()["rules"]
+    sha256 = _sha256(job.calibrated)
     targets = (job.target.name, job.target.exporting.fixed.get("target"))  # or an ONNX file for any engine
     for file in sorted(job.folder.glob("*.json")):
         try:
@@ -334,11 +326,19 @@ def artifact_of(job: Quantization) -> Artifact | None:
                 continue
             options = card.artifact["options"]
             is_ours = options.get("target", card.artifact["backend"]) in targets and _is_stored_so(options, job)
-            if is_ours and (card.policy or {}).get("rules") == rules:
+            if is_ours and _is_chosen_so(card, policy, job.options.tune):
                 return open_artifact(file.with_name(card.artifact["file"]))
         except SwinQuantError:  # some other JSON, or a file that was changed: it is exported again
             continue
     return None
+
+
+def _is_chosen_so(card: RunCard, policy: Policy, tune: bool) -> bool:
+    """Whether an artifact has the policy that is wanted; the one that took the least time on such a CPU for ‹tune›."""
+    tuned = card.artifact.get("tuned") if card.artifact else None
+    if tune or tuned:
+        return tune and tuned is not None and tuned["cpu"] == cpu_kind()
+    return (card.policy or {}).get("rules") == policy.to_dict()["rules"]
 
 
 def _is_stored_so(options: Mapping[str, Any], job: Quantization) -> bool:

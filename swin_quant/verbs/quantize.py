@@ -50,8 +50,8 @@ EXAMPLES = """examples:
   swin-quant quantize my.pth --data-path imagenet --for openvino --policy auto --max-drop 0.1 --output out
   swin-quant quantize my.pth swin_tiny_patch4_window7_224.pth --data-path imagenet --for openvino --output family
 
-The policy is the backend's best where none is named; auto is found by `search`. It goes on where it was cut off: a step
-whose result lies in the output folder is not done again. Several checkpoints have a folder each below --output."""
+The policy is the backend's best where none is named; auto is found by `search`. A step whose result lies in the output
+folder is not done again. Several checkpoints have a folder each below --output."""
 OPTIONS = QuantizeOptions
 
 
@@ -86,6 +86,7 @@ def quantize(
     method: str | None = None,
     passes: str | Sequence[Any] | None = None,
     int4_weights: bool = False,
+    tune: bool = False,
     max_drop: float | None = None,
     min_agreement: float | None = None,
     min_sqnr: float | None = None,
@@ -95,18 +96,21 @@ def quantize(
     """Calibrate, export for `backend` into `folder`, verify and score, as `swin-quant quantize` does.
 
     `policy` None: the backend's best; "auto" is searched for within the budget (`max_drop` and the rest as in `search`;
-    0.1 points of top-1 where none is given). `pictures`, `method` and `passes` are those of `calibrate`; `scored_on`
-    None: the place's val. A checkpoint's file with a place on disk goes on where a call was cut off. A model in memory
-    is done anew, and is then calibrated. `config`: for a checkpoint whose model no run card or shape tells.
+    0.1 points of top-1 where none is given). `tune`: as in `export`. `pictures`, `method` and `passes` are those of
+    `calibrate`; `scored_on` None: the place's val. A checkpoint's file with a place on disk goes on where a call was
+    cut off. A model in memory is done anew, and is then calibrated. `config`: for a checkpoint whose model no run card
+    or shape tells.
     SwinQuantError where the artifact does not compute what the model computes, and where the budget cannot be met.
     """
     from swin_quant.data.picture_set import PictureSet, source_of
     from swin_quant.data.sources import place_has
     from swin_quant.exported import model_of
     from swin_quant.loading import load
+    from swin_quant.quant.policy import load_policy
     from swin_quant.verbs.calibrate import calibrate
     from swin_quant.verbs.export import export
-    from swin_quant.verbs.export_target import target_of
+    from swin_quant.verbs.export_target import ExportTarget, target_of
+    from swin_quant.verbs.export_tuned import check_tunable
     from swin_quant.verbs.search import search
 
     source, target = source_of(pictures), target_of(backend)
@@ -127,6 +131,7 @@ def quantize(
                     policy=shared.PolicyOptions((policy,) if policy else ()),  # type: ignore[arg-type]
                     budget=budget,
                     int4_weights=int4_weights,
+                    tune=tune,
                     run=shared.RunOptions(seed=source.seed or None),
                     output=str(folder),
                 )
@@ -138,13 +143,17 @@ def quantize(
     target.exporting.check_packages()
     ensure_writable_dir(folder)
     best = target.exporting.policies_for(subject.card.config)[0]
+    if tune:
+        check_tunable(
+            ExportTarget.of(backend, "int8"), policy, replace(subject.card, policy=load_policy(best).to_dict())
+        )
     named = policy if policy and policy != AUTO else best
     calibrate(subject, source, named, method=method, passes=passes, folder=folder)
     if policy == AUTO:
         searched_on = replace(place, count=None) if place else source
         found = search(subject, searched_on, backend, folder, **asdict(budget.or_default))
         refuse_useless(found.settings, found.result, found.settings.checkpoint, target)
-    exported = export(subject, backend, folder, int4_weights=int4_weights)
+    exported = export(subject, backend, folder, int4_weights=int4_weights, tune=tune)
     scored = _checked(exported, target, source, scored_on)
     data = place.path if place else "DIR"
     unscored = f"{data} has no val split" if place else "no labelled pictures were given"
@@ -158,7 +167,7 @@ def _checked(exported: Exported, target: Backend, pictures: Source, scored_on: S
     SwinQuantError where it does not compute what the model computes.
     """
     from swin_quant.verbs.evaluate import Evaluation, evaluate
-    from swin_quant.verbs.quantization import engine_for
+    from swin_quant.verbs.export_target import engine_for
     from swin_quant.verbs.verify import refuse_failed, verify
 
     if not (engine := engine_for(target)):
@@ -266,15 +275,21 @@ def steps(job: Quantization) -> list[Step]:
 
 
 def refuse_contradictions(job: Quantization) -> None:
-    """UsageError for INT4 where no file of the target, or no rule of the policy, has such weights."""
+    """UsageError for INT4 where no file of the target, or no rule of the policy, has such weights, and for ‹tune› where
+    the target or the model cannot have it."""
     from swin_quant.backends.onnx.options import INT4_BITS
-    from swin_quant.verbs.export_target import exporter_options
+    from swin_quant.verbs.export_target import ExportTarget, exporter_options
+    from swin_quant.verbs.export_tuned import check_tunable
 
     if job.options.int4_weights:
         exporter_options(job.target, "int8", {"int4_weights": True})
         if all(rule.bits is None or rule.bits > INT4_BITS for rule in job.policy.rules):
             name = job.policy.name
             raise UsageError(f"‹int4_weights›: policy {name} has no weights of {INT4_BITS} bits: give ‹policy› w4a16")
+    if job.options.tune:
+        card = job.checkpoint.card
+        before = replace(card, policy=job.policy.to_dict()) if card else None  # it is calibrated for that policy
+        check_tunable(ExportTarget.of(job.target.name, "int8"), None, before, job.cfg.MODEL.OUTPUT_KIND)
 
 
 def check_before(job: Quantization) -> None:
@@ -352,7 +367,7 @@ def verdict(job: Quantization, artifact: Artifact) -> DeployVerdict:
 def verdict_on(artifact: Artifact, target: Backend, checkpoint: Path, data: str, unscored: str) -> DeployVerdict:
     """The file to deploy; `unscored` says why one that its engine runs was not scored."""
     from swin_quant.report.verdict import DeployVerdict, of_artifact
-    from swin_quant.verbs.quantization import engine_for
+    from swin_quant.verbs.export_target import engine_for
 
     file, wrapped = artifact.file, artifact.card.wrapped
     if found := of_artifact(artifact.card, file, checkpoint, data):

@@ -31,6 +31,7 @@ class QuantizeOptions:
     policy: shared.PolicyOptions = shared.PolicyOptions()
     budget: Annotated[BudgetOptions, Group("budget of --policy auto")] = BudgetOptions()
     int4_weights: shared.Int4Weights = False
+    tune: shared.Tune = False
     timing: Annotated[TimingOptions, Group("options")] = TimingOptions()
     dry_run: Annotated[bool, Flag("print the steps, as commands, and do nothing")] = False
     run: Annotated[shared.RunOptions, Group("options")] = shared.RunOptions()
@@ -46,6 +47,11 @@ class QuantizeOptions:
         self.budget.need_policy_auto(self.policy.policy)
         if (timing := self.timing.measuring()) and not automatic:
             raise UsageError(f"--{next(iter(timing))} is for --policy {AUTO}: nothing is timed for other policies")
+        if self.tune and (self.policy != shared.PolicyOptions() or self.timing.float_type or self.int4_weights):
+            raise UsageError(
+                "‹tune› chooses the policy, and times files in the engine's fastest types: leave ‹policy› and what "
+                "changes one, ‹float_type› and ‹int4_weights› out"
+            )
         changes = shlex.join(words_from(replace(self.policy, policy=(), saturation_safe=False)))
         if automatic and changes:
             raise UsageError(

@@ -13,7 +13,7 @@ from yacs.config import CfgNode
 
 from swin_quant.backends.backend import Backend
 from swin_quant.backends.registry import targets
-from swin_quant.base.cpu import features, usable_cores
+from swin_quant.base.cpu import cpu_kind
 from swin_quant.base.errors import UsageError, listed
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard, versions
@@ -262,6 +262,6 @@ class SearchSettings:
             "pictures": self.pictures_sha256,
             "sampling": asdict(self.sampling),
             "options": asdict(self.options),
-            "cpu": {"cores": usable_cores(), "features": features(("avx2", "avx512f", "avx512_vnni", "amx_int8"))},
+            "cpu": cpu_kind(),
             "versions": versions(),
         }

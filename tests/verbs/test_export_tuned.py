@@ -1,4 +1,4 @@
-"""`export --tune`: times the policies and operators of a target on this machine, and writes the fastest file."""
+"""`--tune`: times the policies and operators of a target on this machine, and writes the fastest file."""
 
 from dataclasses import replace
 from math import prod
@@ -12,7 +12,7 @@ import swin_quant as sq
 from swin_quant.backends.artifact import open_artifact
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.quant.policy import Rule, load_policy
-from swin_quant.verbs import export_tuned
+from swin_quant.verbs import export_tuned, quantization
 from swin_quant.verbs.export_tuned import fastest
 
 ROW = st.fixed_dictionaries(
@@ -21,6 +21,15 @@ ROW = st.fixed_dictionaries(
         "ms": st.fixed_dictionaries({"1": st.floats(0.1, 100), "8": st.floats(0.1, 1000)}),
     }
 )
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Three candidates, timed for a moment."""
+    every = export_tuned._candidates
+    monkeypatch.setattr(export_tuned, "_candidates", lambda target: every(target)[:1] + every(target)[-2:])
+    for name, value in (("BATCHES", (2,)), ("ROUNDS", 1), ("SECONDS", 0.01)):
+        monkeypatch.setattr(export_tuned, name, value)
 
 
 @given(st.lists(ROW, min_size=1, max_size=8))
@@ -37,17 +46,12 @@ def test_without_a_file_that_ran_nothing_is_chosen():
 
 
 @pytest.mark.slow
-def test_the_fastest_file_is_written_and_its_card_has_the_comparison(run, calibrated, tmp_path, monkeypatch):
+def test_the_fastest_file_is_written_and_its_card_has_the_comparison(run, calibrated, tmp_path, quick):
     pytest.importorskip("openvino")
-    monkeypatch.setattr(export_tuned, "BATCHES", (2,))
-    monkeypatch.setattr(export_tuned, "ROUNDS", 1)
-    monkeypatch.setattr(export_tuned, "SECONDS", 0.01)
-    every = export_tuned._candidates
-    monkeypatch.setattr(export_tuned, "_candidates", lambda target: every(target)[:1] + every(target)[-3:])
     done = run("export", calibrated, "--for", "openvino", "--tune", "--output", tmp_path)
     assert done.code == 0, done.err
     artifact = open_artifact(done.out.strip())
-    rows = artifact.record["tuned"]
+    rows = artifact.record["tuned"]["files"]
     assert {row["policy"] for row in rows} == {"cpu", "cpu-operators"}
     assert all(row["ms"]["2"] > 0 and row["sqnr_db"] > 10 for row in rows)
     best = fastest(rows)
@@ -93,3 +97,49 @@ def test_a_model_without_ranges_or_without_logits_is_refused(model, tmp_path):
         features = card.config | {"MODEL": card.config["MODEL"] | {"OUTPUT_KIND": "features"}}
         model.card = type(card)(card.name, features, card.preprocess)
         sq.export(model, "openvino", tmp_path, tune=True)
+
+
+def words_of_quantize(micro, pictures, folder):
+    model = [micro / "swin.pth", "--cfg", micro / "swin.yaml", "--data-path", pictures, "--pictures", 8]
+    return ["quantize", *model, "--for", "openvino", "--tune", "--half", "none", "--output", folder]
+
+
+@pytest.mark.slow
+def test_quantize_tunes_once_and_again_on_another_cpu(run, micro, pictures, tmp_path, quick, monkeypatch):
+    pytest.importorskip("openvino")
+    words = words_of_quantize(micro, pictures, tmp_path)
+    assert run(*words).code == 0
+    (card,) = tmp_path.glob("*_openvino.json")
+    artifact = open_artifact(card.with_suffix(".onnx"))
+    assert artifact.card.policy["name"] == fastest(artifact.record["tuned"]["files"])["policy"]
+    assert run(*words, "--dry-run").out.count("# done") == 4
+    untuned = [word for word in words if word != "--tune"]
+    assert run(*untuned, "--dry-run").out.count("# done") == 1  # the calibration
+    monkeypatch.setattr(quantization, "cpu_kind", lambda: {"cores": 96, "features": []})
+    assert run(*words, "--dry-run").out.count("# done") == 1
+
+
+@pytest.mark.parametrize("words", [("--policy", "qdq"), ("--float-type", "float32"), ("--int4-weights",)])
+def test_quantize_refuses_choices_that_tune_makes(run, micro, pictures, tmp_path, words):
+    done = run(*words_of_quantize(micro, pictures, tmp_path / "out"), *words)
+    assert "--tune chooses the policy" in done.error(2) and not (tmp_path / "out").exists()
+
+
+def test_quantize_refuses_to_tune_for_a_backend_without_operators_before_any_work(run, micro, pictures, tmp_path):
+    done = run(*words_of_quantize(micro, pictures, tmp_path / "out"), "--for", "onnxruntime")
+    assert "--tune: means nothing to --for onnxruntime" in done.error(2) and not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_a_model_in_memory_is_tuned_as_well(model, pictures, tmp_path, quick):
+    pytest.importorskip("openvino")
+    made = sq.quantize(model, pictures, "openvino", tmp_path, tune=True)
+    assert made.artifact.artifact.record["tuned"]["files"] and made.evaluation.quantized
+    with pytest.raises(UsageError, match="chooses policy and operators"):
+        sq.quantize(model, pictures, "openvino", tmp_path / "named", "qdq", tune=True)
+
+
+def test_a_module_that_no_config_builds_is_not_tuned(model, pictures, tmp_path):
+    for call in (sq.export, lambda *how, **words: sq.quantize(how[0], pictures, *how[1:], **words)):
+        with pytest.raises(UsageError, match="a module that only Python builds"):
+            call(model.module, "openvino", tmp_path, tune=True)
