@@ -27,9 +27,8 @@ from swin_quant.config.values import merge
 from swin_quant.data.inputs import Inputs
 from swin_quant.data.prepared import Prepared
 from swin_quant.data.preprocess import Preprocess
-from swin_quant.loading import Subject, load, load_for_scoring
+from swin_quant.loading import load, load_for_scoring
 from swin_quant.model import Model
-from swin_quant.models.classifier import Classifier
 from swin_quant.quant.fake_quant import FP8
 from swin_quant.quant.outputs import named
 from swin_quant.quant.policy import Policy, policy_from_dict
@@ -312,7 +311,7 @@ def no_checkpoint(artifact: Artifact) -> str:
 
 def load_origin(
     artifact: Artifact, cfg: CfgNode, checkpoint: Path | None, world: World, origin: Model | None = None
-) -> Subject:
+) -> tuple[Model, list[Policy]]:
     """The torch model of the checkpoint, calibrated if the artifact is quantized, and the artifact's policy.
 
     That of a wrapped module is `origin`. SwinQuantError where the checkpoint is missing, UsageError where `origin` is,
@@ -328,8 +327,7 @@ def load_origin(
         raise UsageError(f"{artifact.file}: nothing to compare with: {NEEDS_MODULE}")
     if _sha256(origin.card) != _sha256(artifact.card):
         raise UsageError(f"{artifact.file}: {origin.name} was changed since it was exported: sq.artifact(FILE, module)")
-    assert isinstance(origin.module, Classifier)  # as `wrap` makes it
-    return Subject(origin.module, policies, origin.card, None)
+    return origin, policies
 
 
 def _sha256(card: RunCard) -> str | None:

@@ -1,7 +1,7 @@
 """Load a model: from a checkpoint of any kind, with the run card beside it, its policies, and its float baseline."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -70,11 +70,11 @@ def load(
         raise UsageError(f"{type(checkpoint).__name__}: is a module, no file: give sq.wrap(module, SIZE)")
     if isinstance(checkpoint, Mapping):
         raise UsageError("a state dict holds weights alone: torch.save it to a file, and give its name")
-    subject = open_checkpoint(checkpoint)
-    if subject.file.suffix == ".onnx" or (subject.card and subject.card.artifact):
+    opened = open_checkpoint(checkpoint)
+    if opened.file.suffix == ".onnx" or (opened.card and opened.card.artifact):
         raise UsageError(f"{checkpoint}: is an artifact: sq.artifact(FILE)")
     if isinstance(config, nn.Module):
-        return wrapped_again(subject, config, device)
+        return wrapped_again(opened, config, device)
     if not isinstance(config, str | Path | CfgNode | None):
         given = type(config).__name__
         raise UsageError(f"{given}: is no config: give a module, sq.load(FILE, module), a YAML file or a shipped name")
@@ -82,27 +82,18 @@ def load(
 
     with called(cfg="config"):
         if config is None:
-            cfg = config_for(subject, wanted)
+            cfg = config_for(opened, wanted)
         elif isinstance(config, CfgNode):
             cfg = from_dict(to_dict(config), "load", wanted) if wanted else config
-            cfg = agreed(cfg, subject, {key for key, _ in leaves(to_dict(cfg))}, wanted.keys())
+            cfg = agreed(cfg, opened, {key for key, _ in leaves(to_dict(cfg))}, wanted.keys())
         else:
-            cfg = config_given(config, subject, (), wanted)
+            cfg = config_given(config, opened, (), wanted)
     chosen = [load_policy(policy)] if policy else []
     world = World(device=torch.device(device))
-    loaded = load_for_scoring(cfg, subject, chosen, world, replace_head)
-    card = giving(loaded.card, cfg) if wanted else loaded.card
-    return Model(loaded.model, card=card, file=subject.file)
-
-
-@dataclass(frozen=True)
-class Subject:
-    """The subject of scoring: a loaded model, its policies, its card, and the card's file if it exists already."""
-
-    model: Classifier
-    policies: list[Policy]
-    card: RunCard
-    card_file: Path | None
+    model, _ = load_for_scoring(cfg, opened, chosen, world, replace_head)
+    if wanted:
+        model.card = giving(model.card, cfg)
+    return model
 
 
 def load_for_scoring(
@@ -112,7 +103,7 @@ def load_for_scoring(
     world: World = World(),
     replace_head: bool = False,
     any_bits: bool = False,
-) -> Subject:
+) -> tuple[Model, list[Policy]]:
     """Load `checkpoint` and settle the policies for scoring: the given ones, else its run card's.
 
     A float checkpoint is scored only in float, and refused if a policy needs more; a calibrated one without run card
@@ -120,29 +111,26 @@ def load_for_scoring(
     were found for is refused if they depend on them, unless the caller will find new ones (`any_bits`).
     """
     checkpoint = open_checkpoint(checkpoint)
-    card_file: Path | None = card_path(checkpoint)
     card = checkpoint.card
     refuse_changed_features(str(checkpoint), card, cfg)
     policies = list(policies)
     if not policies and card and card.policy:
-        policies = [policy_from_dict(card.policy, str(card_file))]
+        policies = [policy_from_dict(card.policy, str(card_path(checkpoint)))]
     torch.manual_seed(cfg.SEED)
-    model = build_model(cfg)
-    quantized = [policy for policy in policies if any(s.enabled for s in settings_for(model, policy).values())]
+    module = build_model(cfg)
+    quantized = [policy for policy in policies if any(s.enabled for s in settings_for(module, policy).values())]
     if quantized:
         if not any_bits:
-            check_bits(model, card, quantized, str(checkpoint))
-        apply_policy(model, quantized[0])
-        source = load_calibrated(model, checkpoint)
+            check_bits(module, card, quantized, str(checkpoint))
+        apply_policy(module, quantized[0])
+        source = load_calibrated(module, checkpoint)
     else:
-        source = load_float(model, checkpoint, replace_head=replace_head)
+        source = load_float(module, checkpoint, replace_head=replace_head)
         if not policies and source.calibrated:
             raise UsageError(f"{checkpoint}: is calibrated but has no run card: choose a ‹policy›")
-    model.to(world.device)
     names = [] if card else names_of(cfg, checkpoint, replace_head)
     checkpoint.forget()
     if card is None:
-        card_file = None
         card = RunCard(
             cfg.MODEL.NAME,
             portable_config(cfg),
@@ -151,7 +139,7 @@ def load_for_scoring(
             policy=policies[0].to_dict() if policies else None,
             class_names=names,
         )
-    return Subject(model, policies, card, card_file)
+    return Model(module.to(world.device), card=card, file=checkpoint.file), policies
 
 
 def load_float_model(
@@ -216,44 +204,47 @@ def model_or_shapes(cfg: CfgNode, checkpoint: Checkpoint | None = None, policy: 
     return model
 
 
-def baseline_of(model: Model, policies: Sequence[Policy], world: World, original: str | Path | None) -> Baseline | None:
-    """The baseline of a model in memory; None where it is its own.
+def baseline_of(
+    model: Model,
+    policies: Sequence[Policy],
+    world: World = World(),
+    original: str | Path | None = None,
+    cfg: CfgNode | None = None,
+) -> Baseline | None:
+    """The baseline of a model; None where it is its own. `cfg` None: the run card's.
 
     `original`: the float checkpoint that its weights came from, which is looked for by the run card if it is not named.
+    A calibrated checkpoint without run card came from `original`, which the model's card then names: if their weights
+    differ, it was trained since.
     """
-    if not model.card.has_own_weights and original is None:
-        return None
-    if original is None and model.original is not None and (whose := whose_weights(model.card)):
-        return Baseline(model.original, whose=whose)
-    if original is None and not model.card.config:
-        log.warning("%s", missing(model.card))
-        return unnamed_baseline(model.card)
-    folders = [model.file.resolve().parent] if model.file else []
-    return find_baseline(model.card, folders, model.config, policies, world, str(original) if original else None)
-
-
-def card_and_baseline(
-    subject: Subject, cfg: CfgNode, world: World = World(), original: str | None = None
-) -> tuple[RunCard, Baseline | None]:
-    """The card of a loaded checkpoint, and its baseline: the float checkpoint `original`, or the one that is found.
-
-    A calibrated checkpoint without run card came from `original`: if their weights differ, it was
-    trained since.
-    """
-    if original and not subject.policies:
+    card = model.card
+    if original and not policies and not model.is_calibrated:
         raise UsageError(f"‹float› {original}: the scored file is a float checkpoint itself: leave ‹float› out")
-    if subject.card_file:
-        folders = [subject.card_file.resolve().parent]
-        return subject.card, find_baseline(subject.card, folders, cfg, subject.policies, world, original)
+    if model.file and not model.card_file:
+        return _baseline_without_card(model, policies, world, original, cfg)
+    if original is None and not card.has_own_weights:
+        return None
+    if original is None and model.original is not None and (whose := whose_weights(card)):
+        return Baseline(model.original, whose=whose)
+    if original is None and not card.config:
+        log.warning("%s", missing(card))
+        return unnamed_baseline(card)
+    folders = [model.file.resolve().parent] if model.file else []
+    return find_baseline(card, folders, cfg or model.config, policies, world, str(original) if original else None)
+
+
+def _baseline_without_card(
+    model: Model, policies: Sequence[Policy], world: World, original: str | Path | None, cfg: CfgNode | None
+) -> Baseline | None:
     if original is None:
-        if subject.policies:
+        if policies:
             log.info("no run card: its weights are taken for the float model's; after QAT give ‹float› FILE")
-        return subject.card, None
-    float_model, source = load_original(cfg, original, world)
-    card = replace(subject.card, source=source.record(), checkpoint=_file_record(subject.card.source))
-    weights, own = dict(float_model.named_parameters()), dict(subject.model.named_parameters())
+        return None
+    float_model, source = load_original(cfg or model.config, original, world)
+    model.card = replace(model.card, source=source.record(), checkpoint=_file_record(model.card.source))
+    weights, own = dict(float_model.named_parameters()), dict(model.module.named_parameters())
     same = own.keys() == weights.keys() and all(torch.equal(value, weights[name]) for name, value in own.items())
-    return card, None if same else Baseline(float_model)
+    return None if same else Baseline(float_model)
 
 
 def _file_record(source: SourceRecord | None) -> CheckpointRecord | None:

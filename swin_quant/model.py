@@ -153,6 +153,12 @@ class Model:
         return self.card.name
 
     @property
+    def card_file(self) -> Path | None:
+        """The run card beside its file, if there is one."""
+        beside = card_path(self.file) if self.file else None
+        return beside if beside and beside.is_file() else None
+
+    @property
     def checkpoint(self) -> Path:
         """The file that it is in. UsageError where it was not saved yet."""
         if self.file is None:

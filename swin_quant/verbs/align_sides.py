@@ -109,9 +109,8 @@ def open_side(
     if path.suffix == ".onnx" or (card_path(path).is_file() and RunCard.read(card_path(path)).artifact):
         return of_artifact(open_artifact(path), engine, options)
     checkpoint = open_checkpoint(place)
-    subject = load_for_scoring(config(checkpoint), checkpoint, [policy] if policy else [], world)
-    preprocess = Preprocess.from_dict(subject.card.preprocess)
-    return of_model(subject.model, subject.policies[:1], world, str(place), preprocess)
+    model, policies = load_for_scoring(config(checkpoint), checkpoint, [policy] if policy else [], world)
+    return of_model(model.module, policies[:1], world, str(place), model.preprocess)
 
 
 def of_model(

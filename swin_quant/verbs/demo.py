@@ -127,14 +127,14 @@ def _train_four_bits(cfg: CfgNode, checkpoint: Path, folder: Path, epochs: int, 
 
 def _score_checkpoints(files: Sequence[Path], cfg: CfgNode, world: World) -> dict[Path, RunCard]:
     """The cards of calibrated checkpoints, each under its own policy."""
-    from swin_quant.loading import card_and_baseline, load_for_scoring
+    from swin_quant.loading import baseline_of, load_for_scoring
     from swin_quant.score.scoring import score_model
 
     cards: dict[Path, RunCard] = {}
     for file in files:
-        subject = load_for_scoring(cfg, str(file), [], world)
-        card, baseline = card_and_baseline(subject, cfg, world)
-        card = score_model(subject.model, cfg, card, subject.policies, world, baseline=baseline)
+        model, policies = load_for_scoring(cfg, str(file), [], world)
+        baseline = baseline_of(model, policies, world)
+        card = score_model(model.module, cfg, model.card, policies, world, baseline=baseline)
         card.write(card_path(file))
         cards[card_path(file)] = card
     return cards

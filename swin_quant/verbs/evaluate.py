@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from swin_quant.checkpoint.opened import Checkpoint
     from swin_quant.data.picture_set import PictureSet, Source
     from swin_quant.exported import Exported
-    from swin_quant.loading import Subject
     from swin_quant.model import Model
     from swin_quant.quant.policy import Policy
     from swin_quant.report.verdict import DeployVerdict
@@ -268,34 +267,34 @@ def evaluate_checkpoint(
     options: EvaluateOptions, checkpoint: Checkpoint, world: World, folder: Path | None = None
 ) -> RunCard:
     """Score a checkpoint, show the results and keep them: in its run card, else in a new card in `folder`."""
-    from swin_quant.loading import card_and_baseline, load_for_scoring
+    from swin_quant.loading import baseline_of, load_for_scoring
     from swin_quant.score.scoring import score_model
 
     data = options.data
     cfg = shared.config_of(checkpoint, options.model, data, options.sample, options.run, OUTPUT=options.output)
-    subject = load_for_scoring(cfg, checkpoint, options.policy.policies(), world, options.replace_head)
-    shared.tell_bits(subject.policies)
+    model, policies = load_for_scoring(cfg, checkpoint, options.policy.policies(), world, options.replace_head)
+    shared.tell_bits(policies)
     folder = folder or shared.output_dir(options.output, cfg)
-    path = subject.card_file or folder / f"{cfg.MODEL.NAME}_eval.json"
+    path = model.card_file or folder / f"{cfg.MODEL.NAME}_eval.json"
     ensure_writable_dir(path.parent)
-    card, baseline = card_and_baseline(subject, cfg, world, options.original)
+    baseline = baseline_of(model, policies, world, options.original, cfg)
     if cfg.MODEL.OUTPUT_KIND != LOGITS:
-        _show_features(options, subject, cfg, card, baseline, world)
-        return card
-    before = card if subject.card_file else _with_earlier_results(card, path)
-    how = (subject.policies, world, options.split, data.half, data.max_unreadable, baseline)
-    card = score_model(subject.model, cfg, before, *how, sharding(options.answers, options.shard))
+        _show_features(options, model, policies, cfg, baseline, world)
+        return model.card
+    before = model.card if model.card_file else _with_earlier_results(model.card, path)
+    how = (policies, world, options.split, data.half, data.max_unreadable, baseline)
+    card = score_model(model.module, cfg, before, *how, sharding(options.answers, options.shard))
     if world.is_main:
-        measured, card = card.since(before), _kept(subject, before, card, path)
+        measured, card = card.since(before), _kept(model, before, card, path)
         log.info("run card: %s", path)
         show_cards([card if options.all else measured], options.json)
     return card
 
 
-def _kept(subject: Subject, before: RunCard, scored: RunCard, path: Path) -> RunCard:
+def _kept(model: Model, before: RunCard, scored: RunCard, path: Path) -> RunCard:
     """The card at `path`, with the results that `scored` adds to `before`; another process may have changed it."""
     results = [Result.of(record) for record in scored.since(before).results]
-    if subject.card_file:
+    if model.card_file:
         return update(path, before, lambda card: with_results(card, results))
     with one_at_a_time(path.parent):
         card = with_results(_with_earlier_results(before, path), results)
@@ -304,14 +303,19 @@ def _kept(subject: Subject, before: RunCard, scored: RunCard, path: Path) -> Run
 
 
 def _show_features(
-    options: EvaluateOptions, subject: Subject, cfg: CfgNode, card: RunCard, baseline: Baseline | None, world: World
+    options: EvaluateOptions,
+    model: Model,
+    policies: Sequence[Policy],
+    cfg: CfgNode,
+    baseline: Baseline | None,
+    world: World,
 ) -> None:
     from swin_quant.score.difference import score_features
 
     if options.answers:
         raise UsageError("--answers is for classifiers: maps and embeddings name no class")
-    how = (subject.policies, world, options.split, options.data.half, options.data.max_unreadable, baseline)
-    scores = score_features(subject.model, cfg, card, *how)
+    how = (policies, world, options.split, options.data.half, options.data.max_unreadable, baseline)
+    scores = score_features(model.module, cfg, model.card, *how)
     tell(options.json, lambda: print(*scores, sep="\n"), [score.to_dict() for score in scores])
 
 

@@ -39,6 +39,7 @@ from swin_quant.exported import (
 )
 from swin_quant.loading import baseline_of
 from swin_quant.model import Model
+from swin_quant.quant.policy import Policy
 from swin_quant.score.baseline import (
     Baseline,
     engines_beside,
@@ -218,20 +219,20 @@ def _score_group(
 def _baseline(group: Sequence[_Prepared], scoring: Scoring, world: World) -> dict[str, Engine]:
     """float32 first, then half, then the simulation if that is asked for; nothing where no baseline is found."""
     first, half = group[0], half_type(scoring.half, world.device)
-    card, origin = first.artifact.card, None
+    card, origin, policies = first.artifact.card, None, list[Policy]()
     if card.wrapped and scoring.origin is None:
         log.warning("%s: scored without a baseline: %s", first.artifact.file, NEEDS_MODULE)
         return {}
     if first.checkpoint is not None or scoring.origin:
         quantized = next((p for p in group if p.artifact.card.policy), first)
-        origin = load_origin(quantized.artifact, first.cfg, first.checkpoint, world, scoring.origin)
-    policies = origin.policies if origin and scoring.fake_quant else ()
+        origin, policies = load_origin(quantized.artifact, first.cfg, first.checkpoint, world, scoring.origin)
+    policies = policies if scoring.fake_quant else []
     if scoring.origin and card.wrapped:
-        baseline = baseline_of(scoring.origin, policies, world, None)
+        baseline = baseline_of(scoring.origin, policies, world)
     else:
         baseline = find_baseline(card, first.folders, first.cfg, policies, world, scoring.original)
     if origin and (policies or baseline is None):
-        return engines_beside(origin.model, world.device, half, policies, baseline)
+        return engines_beside(origin.module, world.device, half, policies, baseline)
     if baseline is None and (file := original_of(card, first.folders, scoring.original)):
         baseline = Baseline(load_original(first.cfg, file, world)[0])
     if baseline is None:

@@ -246,9 +246,9 @@ def export_checkpoint(
         if opened.card is None:
             raise UsageError(f"{checkpoint}: has no run card {card_path(checkpoint).name} beside it: give ‹cfg›")
         cfg = from_dict(opened.card.config, str(card_path(checkpoint)))
-    subject = load_for_scoring(cfg, opened, used)
-    given = subject.model, giving(subject.card, cfg), opened.file, folder
-    return write_fastest(target, *given) if tune else target.write(*given, *used), subject.model
+    model, _ = load_for_scoring(cfg, opened, used)
+    given = model.network, giving(model.card, cfg), opened.file, folder
+    return write_fastest(target, *given) if tune else target.write(*given, *used), model.network
 
 
 def _need_ranges(model: Model, policy: Policy) -> None:

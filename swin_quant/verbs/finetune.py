@@ -196,7 +196,7 @@ def train_quantized(
     The result is calibrated as well, in the same formats, and no weight of it lies outside its range.
     """
     from swin_quant.cards import lineage
-    from swin_quant.loading import card_and_baseline, load_for_scoring
+    from swin_quant.loading import baseline_of, load_for_scoring
     from swin_quant.model import save_with_card
     from swin_quant.quant.policy import enabled_nodes, quantize
     from swin_quant.train.amax import settle_granularity
@@ -214,25 +214,28 @@ def train_quantized(
         if not request.resume:
             lineage.refuse_to_replace(path)
         found_anew = recipe.amax.initial == "reestimated" and recipe.amax.weights and recipe.amax.activations
-        subject = load_for_scoring(training_config(cfg, recipe), request.start, policies, world, any_bits=found_anew)
-        if len(subject.policies) != 1:
+        start, found = load_for_scoring(
+            training_config(cfg, recipe), request.start, policies, world, any_bits=found_anew
+        )
+        if len(found) != 1:
             raise UsageError(
                 f"{request.start}: is not calibrated: run `swin-quant calibrate` first, QAT starts from there"
             )
-        origin = card_and_baseline(subject, cfg, world, request.original)[0] if request.original else subject.card
-        model, policy = subject.model, subject.policies[0]
+        if request.original:
+            baseline_of(start, found, world, request.original, cfg)  # refuses another file than the original
+        model, policy = start.network, found[0]
         if not enabled_nodes(model):
             raise UsageError(f"policy {policy.name} quantizes nothing: choose another, or `swin-quant train` for float")
         quantize(model)
         # Snapshots are compared with the model, and have the ranges that training gives it.
         settle_granularity(model, enabled_nodes(model))
-        request = replace(request, teacher=_teacher(request, recipe, subject.card))
-        model, position, record, named = run_training(model, cfg, recipe, request, world, origin.class_names, policy)
-        if subject.card.training and "ranges" in subject.card.training:  # one learned before was not calibrated
-            now, before = record["ranges"], subject.card.training["ranges"]
+        request = replace(request, teacher=_teacher(request, recipe, start.card))
+        model, position, record, named = run_training(model, cfg, recipe, request, world, start.class_names, policy)
+        if start.card.training and "ranges" in start.card.training:  # one learned before was not calibrated
+            now, before = record["ranges"], start.card.training["ranges"]
             kinds: tuple[Literal["weights", "activations"], ...] = ("weights", "activations")
             record["ranges"] = {kind: now[kind] or before[kind] for kind in kinds}  # type: ignore[typeddict-item]
-        card = origin.with_new_weights(policy=policy.to_dict(), training=record, class_names=named)
+        card = start.card.with_new_weights(policy=policy.to_dict(), training=record, class_names=named)
         if world.is_main:
             card = save_with_card(model, path, card, by_channel=True)
         return Trained(model, path, card, position)

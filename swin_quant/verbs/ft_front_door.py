@@ -302,7 +302,6 @@ def _say_accuracy(
 
 def _throughput(options: FrontDoorOptions, cfg: CfgNode, world: World) -> None:
     from swin_quant.data.loader import load_batches
-    from swin_quant.data.preprocess import Preprocess
     from swin_quant.loading import load_for_scoring
     from swin_quant.score.candidate import throughput
     from swin_quant.score.engine import half_type, torch_engines
@@ -310,15 +309,15 @@ def _throughput(options: FrontDoorOptions, cfg: CfgNode, world: World) -> None:
 
     if not options.checkpoint:
         raise UsageError("no checkpoint: give --resume FILE")
-    subject = load_for_scoring(cfg, options.checkpoint, options.policy.policies(), world, options.replace_head)
-    pictures = open_labelled(cfg, "val", world, class_names=subject.card.class_names)
+    model, policies = load_for_scoring(cfg, options.checkpoint, options.policy.policies(), world, options.replace_head)
+    pictures = open_labelled(cfg, "val", world, class_names=model.class_names)
     first = [list(range(min(cfg.DATA.BATCH_SIZE, len(pictures))))]
-    batch = next(load_batches(pictures, Preprocess.from_dict(subject.card.preprocess), first))
+    batch = next(load_batches(pictures, model.preprocess, first))
     if not batch.indices:
         raise SwinQuantError(f"{cfg.DATA.DATA_PATH}: the first batch is unreadable: {listed(batch.unreadable)}")
     images = batch.images.to(world.device)
     half = half_type(options.data.half, world.device)
-    for label, engine in torch_engines(subject.model, world.device, half, subject.policies).items():
+    for label, engine in torch_engines(model.module, world.device, half, policies).items():
         rate = throughput(engine, images)
         if world.is_main:
             print(f"batch_size {len(images)} {engine.name} {label} throughput {rate:.1f} images/s")

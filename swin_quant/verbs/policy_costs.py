@@ -18,16 +18,14 @@ from swin_quant.backends.registry import artifact_engine
 from swin_quant.base.cpu import usable_cores
 from swin_quant.base.distributed import world_on
 from swin_quant.base.errors import SwinQuantError, UsageError
-from swin_quant.base.files import Journal, ensure_writable_dir
+from swin_quant.base.files import Journal, ensure_writable_dir, sha256_of
 from swin_quant.base.progress import log, track
 from swin_quant.base.schema import Must, within
 from swin_quant.cards.costs import LossRecord
 from swin_quant.cards.lineage import original_of
-from swin_quant.checkpoint import OpenedCheckpoint
 from swin_quant.checkpoint.ranges import check_bits
-from swin_quant.data.preprocess import Preprocess
 from swin_quant.exported import on_its_device
-from swin_quant.loading import Subject
+from swin_quant.model import Model
 from swin_quant.models.classifier import Classifier
 from swin_quant.models.registry import blocks_or_units
 from swin_quant.quant.distance import Loss, Totals, distance
@@ -48,21 +46,20 @@ _ALL_ON, _FLOAT = "all", "float"
 
 @dataclass(frozen=True)
 class PolicyTimer:
-    """Exports a loaded model under policies, and times the files. `file`: the model's checkpoint."""
+    """Exports a loaded model under policies, and times the files."""
 
     settings: SearchSettings
-    subject: Subject
-    file: Path
+    model: Model
     _kept: TemporaryDirectory[str] = field(default_factory=partial(TemporaryDirectory, prefix=WORKSPACE))
 
     def export(self, policy: Policy | None, folder: Path) -> Artifact:
         """The model under a policy as an artifact in `folder`; None: the float model."""
-        card, precision = self.subject.card, "int8" if policy else "float"
+        card, file, precision = self.model.card, self.model.checkpoint, "int8" if policy else "float"
         target = ExportTarget.of(self.settings.engine, precision, self.settings.exporter_options)
-        used = target.policy(card, self.file, policy)
-        module = deepcopy(self.subject.model).cpu()
+        used = target.policy(card, file, policy)
+        module = deepcopy(self.model.network).cpu()
         apply_policy(module, used)
-        return target.write(module, card, self.file, folder, used)
+        return target.write(module, card, file, folder, used)
 
     @cached_property
     def _base(self) -> Artifact:
@@ -101,7 +98,7 @@ class PolicyTimer:
                 for name, file in files.items()
             ]
             threads = settings.options.threads or usable_cores()
-            shape = self.subject.model.input_shape
+            shape = self.model.network.input_shape
             timings = interleave(candidates, [settings.batch], settings.rounds, settings.seconds, shape, threads)
         for timing in timings:
             if timing.failure:
@@ -148,26 +145,19 @@ class LayerNoise(TypedDict):
 
 
 class PolicyCosts:
-    """Losses and milliseconds of policies of a loaded checkpoint; none is measured that the journal holds already.
+    """Losses and milliseconds of policies of a model in a file; none is measured that the journal holds already.
 
-    The model of `subject` is moved to the device, and stays under the last policy. `original`: the float model that
-    the user had, where it is in memory; else the run card names its file.
+    The module of `subject` is moved to the device, and stays under the last policy.
     """
 
-    def __init__(
-        self,
-        settings: SearchSettings,
-        subject: Subject,
-        checkpoint: OpenedCheckpoint,
-        original: nn.Module | None = None,
-    ) -> None:
+    def __init__(self, settings: SearchSettings, subject: Model) -> None:
         ensure_writable_dir(settings.folder)
-        self.settings, self.subject, self.file = settings, subject, checkpoint.file
-        self.world, self.in_memory = world_on(settings.options.device), original
-        self.model: Classifier = subject.model.to(self.world.device).eval()
-        self.timer = PolicyTimer(settings, subject, self.file)
+        self.settings, self.subject, self.file = settings, subject, subject.checkpoint
+        self.world = world_on(settings.options.device)
+        self.model: Classifier = subject.network.to(self.world.device).eval()
+        self.timer = PolicyTimer(settings, subject)
         self.shown = settings.pictures or SearchPictures.of_config(
-            settings.network.cfg, settings.sampling, Preprocess.from_dict(subject.card.preprocess)
+            settings.network.cfg, settings.sampling, subject.preprocess
         )
         self.batches = self.shown.batches
         self.pictures = sum(map(len, self.batches))
@@ -175,7 +165,7 @@ class PolicyCosts:
         original = self._original()
         self.expected = self._logits(original or self.model, self.batches)
         beside = {"original": subject.card.original_sha256 or "in memory"} if original else {}
-        self.journal = Journal(settings.journal, settings.subject(checkpoint.sha256) | beside)
+        self.journal = Journal(settings.journal, settings.subject(sha256_of(self.file)) | beside)
         if self.journal.found:
             log.info("%s: %d results of an earlier search", self.journal.path, self.journal.found)
         if not settings.is_timed:
@@ -322,8 +312,8 @@ class PolicyCosts:
         card = self.subject.card
         if card.is_qat or not card.has_own_weights:
             return None
-        if self.in_memory is not None:
-            return self.in_memory.to(self.world.device).eval()
+        if self.subject.original is not None:
+            return self.subject.original.to(self.world.device).eval()
         file = original_of(card, [self.file.resolve().parent])
         if file is None:
             log.warning(

@@ -211,7 +211,6 @@ def _of_artifact(options: PredictOptions, world: World) -> Classifying:
 def _of_checkpoint(options: PredictOptions, world: World) -> Classifying:
     """Quantized as --policy or the card says, else in float."""
     from swin_quant.checkpoint.opened import open_checkpoint
-    from swin_quant.data.preprocess import Preprocess
     from swin_quant.loading import load_for_scoring
     from swin_quant.verbs.classify import of_model
 
@@ -219,17 +218,17 @@ def _of_checkpoint(options: PredictOptions, world: World) -> Classifying:
     checkpoint = open_checkpoint(options.model)
     cfg = shared.config_of(checkpoint, options.geometry)
     need_logits(cfg.MODEL.OUTPUT_KIND, "predict")
-    subject = load_for_scoring(cfg, checkpoint, options.policy.policies(), world, options.replace_head)
-    preprocess = Preprocess.from_dict(subject.card.preprocess)
+    model, policies = load_for_scoring(cfg, checkpoint, options.policy.policies(), world, options.replace_head)
+    preprocess = model.preprocess
     made, taken = preprocess.sides, sides(cfg.DATA.IMG_SIZE)
     if made != taken:
         raise SwinQuantError(
             f"{checkpoint}: its run card resizes pictures to {shortest(made)}, the model takes {shortest(taken)}"
         )
-    record = subject.card.checkpoint or subject.card.source
+    record = model.card.checkpoint or model.card.source
     sha256 = record["sha256"] if record else None
-    name, names = checkpoint.file.name, subject.card.class_names
-    return of_model(subject.model, name, preprocess, cfg.MODEL.NUM_CLASSES, subject.policies, sha256, names)
+    name, classes = checkpoint.file.name, cfg.MODEL.NUM_CLASSES
+    return of_model(model.module, name, preprocess, classes, policies, sha256, model.class_names)
 
 
 def _write(target: str | None, by: Classifying, found: Predictions) -> None:

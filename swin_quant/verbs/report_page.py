@@ -23,7 +23,7 @@ from swin_quant.data.class_names import english_of, is_numbers
 from swin_quant.data.pictures import Pictures
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sources import open_pictures
-from swin_quant.loading import card_and_baseline, load_for_scoring
+from swin_quant.loading import baseline_of, load_for_scoring
 from swin_quant.report.page import page
 from swin_quant.report.page.data import Disagreement, PageData, Seen, node_summaries
 from swin_quant.score.baseline import engines_beside
@@ -104,9 +104,8 @@ def _with_disagreements(
     `count` pictures are compared, spread evenly. Without the float model, or without a policy, nothing is added.
     """
     cfg = from_dict(card.config, card.name)
-    subject = load_for_scoring(cfg, checkpoint)
-    _, baseline = card_and_baseline(subject, cfg)
-    engines = engines_beside(subject.model, torch.device("cpu"), None, subject.policies[:1], baseline)
+    model, policies = load_for_scoring(cfg, checkpoint)
+    engines = engines_beside(model.module, torch.device("cpu"), None, policies[:1], baseline_of(model, policies))
     pair = _float_and_quantized(engines, card)
     if not pair:
         return data
@@ -132,9 +131,7 @@ def _with_disagreements(
         for rank in order
         for at in [int(other[rank])]
     ]
-    return replace(
-        data, compared=len(seen.names), otherwise=len(other), policy=subject.policies[0].name, disagreements=found
-    )
+    return replace(data, compared=len(seen.names), otherwise=len(other), policy=policies[0].name, disagreements=found)
 
 
 def _float_and_quantized(engines: Mapping[str, Engine], card: RunCard) -> dict[str, Engine]:

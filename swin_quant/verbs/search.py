@@ -12,7 +12,6 @@ from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.files import ensure_writable_dir
 from swin_quant.base.progress import log
 from swin_quant.cards.card import update
-from swin_quant.cards.paths import card_path
 from swin_quant.cli import shared
 from swin_quant.cli.flags import Flag, Rare
 from swin_quant.cli.output import Printed, print_verdicts, tell
@@ -208,12 +207,10 @@ def search(
     here; for "fastertransformer" the mode is found that keeps the budget and leaves the fewest nodes float, without
     latency.
     """
-    from swin_quant.checkpoint import open_checkpoint
     from swin_quant.checkpoint.ranges import check_bits
     from swin_quant.data.picture_set import PictureSet, source_of
     from swin_quant.data.sampling import Sampling
     from swin_quant.exported import model_of
-    from swin_quant.loading import Subject
     from swin_quant.quant.policy import load_policy
     from swin_quant.quant.search import Budget
     from swin_quant.verbs.export import file_of, refuse_changed
@@ -221,7 +218,6 @@ def search(
     from swin_quant.verbs.search_settings import SearchedNetwork, SearchSettings
 
     model, pictures = model_of(model), source_of(pictures)
-    module = model.network
     model.need_calibrated()
     refuse_changed(model)
     base = load_policy(policy) if policy else None
@@ -232,15 +228,15 @@ def search(
         sampling = Sampling(pictures.count or SEARCHED_ON, pictures.split or "", pictures.seed + 1)
     how = (base, budget, max_ms, batch, sampling, options, rounds, seconds)
     card = model.card
-    network = SearchedNetwork.of_config(model.config) if card.config else SearchedNetwork.of_wrapped(module, card)
+    network = (
+        SearchedNetwork.of_config(model.config) if card.config else SearchedNetwork.of_wrapped(model.network, card)
+    )
     settings = SearchSettings(network, "", engine, Path(folder), *how)  # refuses wrong options before any work
     check_bits(model.module, model.card, [settings.start], model.name)
     shown = _pictures_of(model, pictures, sampling)
     file = file_of(model, ensure_writable_dir(folder))
     settings = replace(settings, checkpoint=str(file), pictures=shown)
-    card_file = card_path(file) if card_path(file).is_file() else None
-    subject = Subject(deepcopy(module), [settings.start], model.card, card_file)
-    result = find_and_keep(PolicyCosts(settings, subject, open_checkpoint(file), deepcopy(model.original)))
+    result = find_and_keep(PolicyCosts(settings, deepcopy(model)))
     _keep(model, settings, result)
     return Search(settings, result)
 
@@ -297,12 +293,11 @@ def settings_of(options: SearchOptions, checkpoint: Checkpoint, cfg: CfgNode, wo
 def costs_of(settings: SearchSettings, checkpoint: Checkpoint) -> PolicyCosts:
     """Load the checkpoint, to measure its policies."""
     from swin_quant.base.distributed import world_on
-    from swin_quant.checkpoint import open_checkpoint
     from swin_quant.loading import load_for_scoring
     from swin_quant.verbs.policy_costs import PolicyCosts
 
-    opened, world = open_checkpoint(checkpoint), world_on(settings.options.device)
-    return PolicyCosts(settings, load_for_scoring(settings.network.cfg, opened, [settings.start], world), opened)
+    world = world_on(settings.options.device)
+    return PolicyCosts(settings, load_for_scoring(settings.network.cfg, checkpoint, [settings.start], world)[0])
 
 
 def find_and_keep(measured: PolicyCosts) -> SearchResult:

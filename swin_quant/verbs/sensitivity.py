@@ -227,7 +227,6 @@ def _of_checkpoint(options: SensitivityOptions, world: World) -> SensitivityReco
     """
     from swin_quant.checkpoint import open_checkpoint
     from swin_quant.data.loader import default_workers
-    from swin_quant.data.preprocess import Preprocess
     from swin_quant.data.sampling import Sampling
     from swin_quant.data.sources import open_unlabelled
     from swin_quant.loading import load_for_scoring
@@ -240,13 +239,13 @@ def _of_checkpoint(options: SensitivityOptions, world: World) -> SensitivityReco
     size = min(data.batch or BATCH, BATCH)  # more gains nothing, and the outputs of all blocks are kept in memory
     sampling = Sampling(data.pictures, data.split, cfg.SEED + 1, size, data.max_unreadable)
     need_logits(cfg.MODEL.OUTPUT_KIND, "sensitivity")
-    subject = load_for_scoring(cfg, checkpoint, [policy] if policy else [], world)
-    if not subject.policies:
+    model, policies = load_for_scoring(cfg, checkpoint, [policy] if policy else [], world)
+    if not policies:
         raise UsageError(f"{checkpoint}: is a float checkpoint: calibrate it first")
-    pictures, preprocess = open_unlabelled(cfg, data.split), Preprocess.from_dict(subject.card.preprocess)
+    pictures = open_unlabelled(cfg, data.split)
     workers = default_workers(cfg.DATA.NUM_WORKERS, world.size, sampling.count)
-    record = _on_pictures(subject.model, subject.policies[0], pictures, preprocess, sampling, world, workers)
-    if subject.card_file and world.is_main:
-        update(subject.card_file, subject.card, lambda now: replace(now, sensitivity=record))
-        log.info("run card: %s", subject.card_file)
+    record = _on_pictures(model.module, policies[0], pictures, model.preprocess, sampling, world, workers)
+    if model.card_file and world.is_main:
+        update(model.card_file, model.card, lambda now: replace(now, sensitivity=record))
+        log.info("run card: %s", model.card_file)
     return record

@@ -148,13 +148,13 @@ def verify_artifact(
     names = names_of_engines(artifact, how.engines)
     check_writable(card_path(artifact.file))  # which gets the records
     cfg = config_of(artifact)
-    origin = load_origin(artifact, cfg, find_checkpoint(artifact, how.checkpoint), world, how.origin)
+    origin, policies = load_origin(artifact, cfg, find_checkpoint(artifact, how.checkpoint), world, how.origin)
     shown = pictures() if callable(pictures) else pictures
-    policies = origin.policies if is_quantized(artifact.record["precision"]) else ()
-    references = engines_beside(origin.model, world.device, None, policies, unnamed_baseline(artifact.card))
+    policies = policies if is_quantized(artifact.record["precision"]) else []
+    references = engines_beside(origin.module, world.device, None, policies, unnamed_baseline(artifact.card))
     engines = load_engines(artifact, names, how.options)
     everything = references | engines
-    with eval_mode(origin.model):
+    with eval_mode(origin.module):
         if isinstance(shown, Pictures):
             inferred = infer(
                 everything,

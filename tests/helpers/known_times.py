@@ -13,7 +13,7 @@ def with_known_times(monkeypatch):
 
     def interleaved(timer, policies):
         shown = {"all": timer.settings.start, **policies}
-        times = {name: milliseconds(timer.subject.model, policy) for name, policy in shown.items()}
+        times = {name: milliseconds(timer.model.network, policy) for name, policy in shown.items()}
         return {name: Timing(name, 1, rounds=[[ms]]) for name, ms in times.items()}
 
     monkeypatch.setattr(PolicyTimer, "_interleaved", interleaved)

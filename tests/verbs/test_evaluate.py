@@ -238,20 +238,20 @@ def done(cfg, weights, tmp_path_factory):
 
 
 def test_a_float_checkpoint_has_no_policy(cfg, weights):
-    subject = load_for_scoring(cfg, weights)
-    assert subject.policies == [] and subject.card_file is None and subject.card.source["file"] == "weights.pth"
+    model, policies = load_for_scoring(cfg, weights)
+    assert policies == [] and model.card_file is None and model.card.source["file"] == "weights.pth"
 
 
 def test_a_calibrated_one_has_that_of_its_card_unless_asked_otherwise(cfg, done):
-    subject = load_for_scoring(cfg, str(done.checkpoint))
-    assert subject.policies == [MODE1] and subject.card_file == done.checkpoint.with_suffix(".json")
-    assert load_for_scoring(cfg, str(done.checkpoint), [MODE2, FLOAT]).policies == [MODE2, FLOAT]
+    model, policies = load_for_scoring(cfg, str(done.checkpoint))
+    assert policies == [MODE1] and model.card_file == done.checkpoint.with_suffix(".json")
+    assert load_for_scoring(cfg, str(done.checkpoint), [MODE2, FLOAT])[1] == [MODE2, FLOAT]
 
 
 def test_the_float_policy_needs_no_range(cfg, weights, done, tmp_path):
-    assert load_for_scoring(cfg, weights, [FLOAT]).policies == [FLOAT]
+    assert load_for_scoring(cfg, weights, [FLOAT])[1] == [FLOAT]
     alone = shutil.copy(done.checkpoint, tmp_path / "alone.pth")
-    assert load_for_scoring(cfg, str(alone), [FLOAT]).policies == [FLOAT]
+    assert load_for_scoring(cfg, str(alone), [FLOAT])[1] == [FLOAT]
     with pytest.raises(UsageError, match="alone.pth: is calibrated but has no run card"):
         load_for_scoring(cfg, str(alone))
     with pytest.raises(SwinQuantError, match="never calibrated"):

@@ -185,12 +185,12 @@ def test_without_distill_and_by_its_options_it_is_fastertransformer_s_plain_qat(
     assert [row["lr"] for row in rows["theirs"]] == pytest.approx(3 * [1e-4 * 12 / 512], rel=1e-5)
     assert len({row["lr"] for row in rows["ours"]}) == 3  # cosine schedule
     cfg = load_config(scoring_flags[1])
-    subject = load_for_scoring(cfg, str(calibrated), [load_policy("ft-mode1")])
+    model, _ = load_for_scoring(cfg, str(calibrated), [load_policy("ft-mode1")])
     preprocess, files = Preprocess.from_config(cfg), sorted((pictures / "train").rglob("*.png"))
     images = torch.stack([preprocess(Image.open(file).convert("RGB")) for file in files])
     labels = torch.tensor([("cat", "dog", "fox").index(file.parent.name) for file in files])
-    quantize(subject.model)
-    loss = torch.nn.functional.cross_entropy(subject.model(images), labels).item()
+    quantize(model.module)
+    loss = torch.nn.functional.cross_entropy(model.module(images), labels).item()
     assert rows["theirs"][0]["loss"] == pytest.approx(loss, rel=1e-4)
     assert rows["ours"][0]["loss"] != pytest.approx(loss, rel=1e-4)  # the recipe's drop path of 0.1
 

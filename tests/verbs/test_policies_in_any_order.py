@@ -60,9 +60,9 @@ def scored(checkpoints, micro):
     for name, (file, bits) in checkpoints.items():
         alone = {}
         for policy in policies(bits):
-            (engine,) = quantized(load_for_scoring(cfg, str(file), [policy]).model, [policy]).values()
+            (engine,) = quantized(load_for_scoring(cfg, str(file), [policy])[0].module, [policy]).values()
             alone[policy.name] = engine(IMAGES)
-        made[name] = load_for_scoring(cfg, str(file), policies(bits)[:1]).model, bits, alone
+        made[name] = load_for_scoring(cfg, str(file), policies(bits)[:1])[0].module, bits, alone
     return made
 
 
@@ -122,7 +122,7 @@ def test_a_learned_weight_range_stays_what_was_learned(checkpoints, run, scoring
     state, _ = read_state_dict(file)
     torch.save(state | {key: torch.tensor(0.301)}, tmp_path / "x.pth")
     policies = [load_policy("qdq"), load_policy("ft-mode1")]
-    model = load_for_scoring(load_config(micro / "swin.yaml"), str(tmp_path / "x.pth"), policies).model
+    model = load_for_scoring(load_config(micro / "swin.yaml"), str(tmp_path / "x.pth"), policies)[0].module
     for engine in torch_engines(model, CPU, None, policies).values():
         engine(IMAGES)
     assert model.state_dict()[key] == torch.tensor(0.301)

@@ -266,8 +266,8 @@ def test_what_a_search_times_was_exported_in_the_floats_that_are_asked_for(
     calibrated, cfg = folder / "out" / "swin_micro_calib.pth", load_config(folder / "swin.yaml")
     network = SearchedNetwork.of_config(cfg)
     settings = SearchSettings(network, str(calibrated), "cuda", tmp_path, budget=Budget(min_sqnr=0), options=options)
-    subject = load_for_scoring(cfg, calibrated, [settings.start])
-    assert policy_costs.PolicyTimer(settings, subject, calibrated).extremes() == (1.0, 1.0)
+    model, _ = load_for_scoring(cfg, calibrated, [settings.start])
+    assert policy_costs.PolicyTimer(settings, model).extremes() == (1.0, 1.0)
     assert written == 2 * [float_type or "float16"]
 
 
