@@ -7,8 +7,12 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+from yacs.config import CfgNode
 
+from swin_quant.base.distributed import World
 from swin_quant.base.errors import UsageError
+from swin_quant.base.progress import track
+from swin_quant.config.load import check_channels
 from swin_quant.data.loader import Batch
 from swin_quant.data.named import NamedPictures
 from swin_quant.data.pictures import Pictures
@@ -25,6 +29,7 @@ class PictureSet:
     and `evaluate` takes "val"; any other task takes the whole folder, or "val" if the path is no folder. Without a
     `count`, `calibrate` takes 80 pictures, `verify` and `sensitivity` 64, `search` 1,024, any other task all. A smaller
     count is drawn by `seed`, the same everywhere; `verify` and `align` spread theirs evenly, whatever the seed.
+    The rest is how they are read: `batch` at a time (None: as a task likes), in at most so many `workers`.
     """
 
     path: str
@@ -32,13 +37,28 @@ class PictureSet:
     count: int | None = None
     seed: int = 0
     upright: bool | None = None
+    batch: int | None = None
+    workers: int = 8
+    max_unreadable: float = 0.01
+    zip_mode: bool = False
+    cache_mode: str = "no"
+
+    @classmethod
+    def of_config(cls, cfg: CfgNode, split: str, count: int | None = None, **how: Any) -> "PictureSet":
+        """A split of the config's data path. UsageError for a model that does not take three colours."""
+        check_channels(cfg)
+        data = cfg.DATA
+        reading = {"workers": data.NUM_WORKERS, "zip_mode": data.ZIP_MODE, "cache_mode": data.CACHE_MODE}
+        return cls(data.DATA_PATH, split, count, **({"seed": cfg.SEED, "batch": data.BATCH_SIZE} | reading | how))
 
     def of_split(self, unless_said: str) -> "PictureSet":
         """This set with a split, if it has none and its path is a data set, or a folder that holds the split."""
+        if self.split is not None:
+            return self
         has_splits = is_data_set(self.path) or holds_split(self.path, unless_said)
-        return replace(self, split=unless_said) if self.split is None and has_splits else self
+        return replace(self, split=unless_said) if has_splits else self
 
-    def open(self, classes: int | None = None, class_names: Sequence[str] = ()) -> Pictures:
+    def open(self, classes: int | None = None, class_names: Sequence[str] = (), world: World = World()) -> Pictures:
         """The opened pictures. With `classes` they have labels, checked against that number, or matched with
         `class_names` if these are known. Raises as `open_pictures` does."""
         if self.split is None and not is_data_set(self.path):
@@ -47,7 +67,17 @@ class PictureSet:
             opened: Pictures = NamedPictures([self.path])
         else:
             split = self.split or "val"
-            opened = open_pictures(self.path, split, cache_mode="no", num_classes=classes, class_names=class_names)
+            opened = open_pictures(
+                self.path,
+                split,
+                zip_mode=self.zip_mode,
+                cache_mode=self.cache_mode,
+                num_classes=classes,
+                class_names=class_names,
+                rank=world.rank,
+                world=world.size,
+                track=lambda indices: track(indices, f"reading {split}", len(indices)),
+            )
         opened.upright = self.upright
         return opened
 

@@ -6,23 +6,19 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-from yacs.config import CfgNode
+from torch import Tensor
 
 from swin_quant.base.distributed import World
 from swin_quant.base.errors import UsageError
-from swin_quant.cards.card import RunCard
-from swin_quant.config.outputs import FEATURES
 from swin_quant.data.loader import Batch, UnreadableLimit, default_workers
-from swin_quant.data.preprocess import Preprocess
+from swin_quant.data.picture_set import PictureSet, batches
+from swin_quant.data.prepared import Prepared
 from swin_quant.data.sampling import chunks
 from swin_quant.quant.distance import decibels
 from swin_quant.quant.outputs import Output, rows
-from swin_quant.quant.policy import Policy
-from swin_quant.score.baseline import Baseline, engines_beside
-from swin_quant.score.engine import Engine, half_type
+from swin_quant.score.engine import Engine
 from swin_quant.score.run_engines import readable_batches, run_engines
-from swin_quant.score.scoring import open_split
+from swin_quant.score.scoring import BATCH
 
 INT8_LEVELS = 127
 
@@ -126,33 +122,31 @@ class FeatureScore:
         return f"{sqnr}, cosine {self.cosine:.6f}, beside float32 on {self.pictures} pictures"
 
 
-def score_features(
-    model: nn.Module,
-    cfg: CfgNode,
-    card: RunCard,
-    policies: Sequence[Policy],
-    world: World = World(),
-    split: str = "val",
-    half: str = "auto",
-    max_unreadable: float = 0.01,
-    baseline: Baseline | None = None,
+def compare_engines(
+    engines: Mapping[str, Engine],
+    source: PictureSet | Iterable[Any],
+    prepared: Prepared,
+    names: Sequence[str],
+    world: World,
 ) -> list[FeatureScore]:
-    """Scores of a backbone or an embedding in half precision and under each policy, on `split` of the data path.
+    """The outputs of each engine beside float32's, of all and of each by name; labels are not needed.
 
-    They compare with the model's own float32, or with the original's (`baseline`) if QAT or passes changed the weights.
     UsageError on several ranks, and if the original is not found.
     """
     if world.size > 1:
         raise UsageError("features are scored in one process: start it without torchrun")
-    engines = engines_beside(model, world.device, half_type(half, world.device), policies, baseline)
-    preprocess = Preprocess.from_dict(card.preprocess)
-    pictures = open_split(cfg, split, world)
-    limit = UnreadableLimit(len(pictures), max_unreadable)
-    size = cfg.DATA.BATCH_SIZE if preprocess.is_square or cfg.MODEL.OUTPUT_KIND != FEATURES else 1
-    workers = default_workers(cfg.DATA.NUM_WORKERS, 1, len(pictures))
-    parts = chunks(range(len(pictures)), size)
-    batches = readable_batches(pictures, preprocess, parts, limit, workers, f"comparing {', '.join(engines)}")
-    return compare_outputs(engines, batches, world.device)
+    if not isinstance(source, PictureSet):
+        return compare_outputs(engines, batches(source, False, prepared), world.device, names)
+    source, known = source.of_split("val"), prepared.known
+    opened = source.open()
+    indices = sorted(source.indices(opened))
+    limit, workers = (
+        UnreadableLimit(len(indices), source.max_unreadable),
+        default_workers(source.workers, 1, len(indices)),
+    )
+    parts = chunks(indices, (source.batch or BATCH) if known.is_square else 1)
+    loaded = readable_batches(opened, known, parts, limit, workers, f"comparing {', '.join(engines)}")
+    return compare_outputs(engines, loaded, world.device, names)
 
 
 def compare_outputs(

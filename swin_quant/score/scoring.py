@@ -1,54 +1,81 @@
-"""Scoring engines on the labelled pictures of a data set: the results for a run card."""
+"""Scoring engines on labelled pictures, a place on disk or batches: the results for a run card."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from torch import nn
 from yacs.config import CfgNode
 
 from swin_quant.base.distributed import World, gather
-from swin_quant.base.errors import listed
+from swin_quant.base.errors import UsageError, listed
 from swin_quant.base.progress import log, track
-from swin_quant.base.shards import Sharding
-from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import DatasetRecord, Result
-from swin_quant.config.load import check_channels
 from swin_quant.config.outputs import need_logits
 from swin_quant.data.loader import Batch, UnreadableLimit, default_workers
+from swin_quant.data.picture_set import PictureSet, batches
 from swin_quant.data.pictures import Pictures, SomePictures
+from swin_quant.data.prepared import Prepared
 from swin_quant.data.preprocess import Preprocess
-from swin_quant.data.sampling import chunks, digest, sample, shard
-from swin_quant.data.sources import open_pictures
-from swin_quant.quant.policy import Policy
-from swin_quant.quant.watch import eval_mode
-from swin_quant.score.baseline import Baseline, engines_beside
-from swin_quant.score.engine import Engine, half_type
+from swin_quant.data.sampling import chunks, digest, shard
+from swin_quant.score.engine import Engine
 from swin_quant.score.metrics import BASELINE, evaluate, results_of, warn_of_guessing
 from swin_quant.score.run_engines import readable_batches
 from swin_quant.score.saved_predictions import PredictionFolder, score_and_save
 
+BATCH = 32  # pictures at a time, where nobody says
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """The classes that labels are checked against, None where nobody says how many; and how batches are made."""
+
+    prepared: Prepared
+    classes: int | None
+    class_names: Sequence[str] = ()
+
 
 def score_engines(
     engines: Mapping[str, Engine],
-    cfg: CfgNode,
-    preprocess: Preprocess,
+    source: PictureSet | Iterable[Any],
+    by: Labelled,
     world: World = World(),
-    split: str = "val",
-    max_unreadable: float = 0.01,
     save_to: PredictionFolder | None = None,
-    class_names: Sequence[str] = (),
 ) -> dict[str, Result]:
-    """A result for each engine by its key, all on the same pictures in one pass.
+    """A result for each engine by its key, all on the same pictures in one pass: a place on disk, or batches.
 
     An engine called `float32` comes first and is the baseline; without one there are no comparisons. Every rank scores
-    its share, and all return the same results. `save_to`: predictions are saved, and a run that was cut off goes on.
+    its share of a place, and all return the same results. `save_to`: predictions are saved, and a run that was cut off
+    goes on. UsageError for labels that are missing or do not fit.
     """
-    pictures = sample_of(open_labelled(cfg, split, world, class_names=class_names), cfg)
-    dataset = dataset_record(cfg.DATA.DATA_PATH, split, pictures)
-    workers = default_workers(cfg.DATA.NUM_WORKERS, world.size, len(pictures) // world.size)
-    how = (dataset, cfg.DATA.BATCH_SIZE, workers, world, max_unreadable, save_to)
-    return score_pictures(engines, pictures, preprocess, *how)
+    if isinstance(source, PictureSet):
+        if by.classes is None:
+            raise UsageError("the model does not say how many classes it has: give batches of (images, labels)")
+        source = source.of_split("val")
+        opened = source.open(by.classes, by.class_names, world)
+        if source.count is not None:
+            opened = SomePictures(opened, sorted(source.indices(opened)))
+        dataset = dataset_record(source.path, source.split or "", opened)
+        workers = default_workers(source.workers, world.size, len(opened) // world.size)
+        how = (dataset, _batch_of(engines, source), workers, world, source.max_unreadable, save_to)
+        return score_pictures(engines, opened, by.prepared.known, *how)
+    seen = _Seen()
+    total = len(source) if isinstance(source, Sized) else None
+    given = batches(source, True, by.prepared, by.classes)
+    scores = evaluate(engines, seen.through(track(given, "scoring", total)), world.device)
+    if BASELINE in scores and by.classes:
+        warn_of_guessing(scores[BASELINE].acc1, scores[BASELINE].pictures, by.classes)
+    return results_of(engines, scores, seen.dataset, max(seen.sizes), world.device)
+
+
+def _batch_of(engines: Mapping[str, Engine], source: PictureSet) -> int:
+    """The pictures at a time that every engine takes."""
+    wanted = source.batch or BATCH
+    limit = min([wanted, *(engine.max_batch for engine in engines.values() if engine.max_batch)])
+    if limit < wanted:
+        log.info("batch %d instead of %d: the limit of an engine", limit, wanted)
+    return limit
 
 
 def score_pictures(
@@ -95,70 +122,27 @@ def open_labelled(
     `cache_mode` replaces DATA.CACHE_MODE; `class_names` are the model's, if they are known.
     """
     need_logits(cfg.MODEL.OUTPUT_KIND, "accuracy")
-    return open_split(cfg, split, world, cache_mode, cfg.MODEL.NUM_CLASSES, class_names)
+    pictures = PictureSet.of_config(cfg, split)
+    pictures = replace(pictures, cache_mode=cache_mode or pictures.cache_mode)
+    return pictures.open(cfg.MODEL.NUM_CLASSES, class_names, world)
 
 
-def sample_of(pictures: Pictures, cfg: CfgNode) -> Pictures:
-    """A seeded sample of DATA.SCORED pictures, or all of them if that is 0."""
-    if not cfg.DATA.SCORED:
-        return pictures
-    return SomePictures(pictures, sorted(sample(len(pictures), cfg.DATA.SCORED, cfg.SEED)))
+@dataclass
+class _Seen:
+    """The tensors that were scored: their number, and a hash of their values, which identifies them."""
 
+    sizes: list[int] = field(default_factory=list)
+    images: Any = field(default_factory=hashlib.sha256)
+    labels: Any = field(default_factory=hashlib.sha256)
 
-def open_split(
-    cfg: CfgNode,
-    split: str,
-    world: World,
-    cache_mode: str | None = None,
-    classes: int | None = None,
-    class_names: Sequence[str] = (),
-) -> Pictures:
-    """The pictures of a split. With `classes` they have the model's labels; without, any labels or none."""
-    check_channels(cfg)
-    return open_pictures(
-        cfg.DATA.DATA_PATH,
-        split,
-        zip_mode=cfg.DATA.ZIP_MODE,
-        cache_mode=cache_mode or cfg.DATA.CACHE_MODE,
-        num_classes=classes,
-        class_names=class_names,
-        rank=world.rank,
-        world=world.size,
-        track=lambda indices: track(indices, f"reading {split}", len(indices)),
-    )
+    def through(self, source: Iterable[Batch]) -> Iterator[Batch]:
+        for batch in source:
+            self.sizes.append(len(batch.images))
+            self.images.update(batch.images.numpy(force=True).tobytes())
+            self.labels.update(batch.labels.numpy(force=True).tobytes())
+            yield batch
 
-
-def score_model(
-    model: nn.Module,
-    cfg: CfgNode,
-    card: RunCard,
-    policies: Sequence[Policy] = (),
-    world: World = World(),
-    split: str = "val",
-    half: str = "auto",
-    max_unreadable: float = 0.01,
-    baseline: Baseline | None = None,
-    answers: Sharding | None = None,
-) -> RunCard:
-    """The card with a result for float32, half precision and each policy, on `split` of the config's data path.
-
-    Preprocessing is the card's; the model's nodes must be calibrated for the policies. `baseline` (`find_baseline`):
-    the models to compare a QAT model with. Every rank scores its share, and all return the same card. `answers`: the
-    folder of saved predictions, where a run that was cut off goes on.
-    """
-    preprocess = Preprocess.from_dict(card.preprocess)
-    if preprocess != Preprocess.from_config(cfg):
-        log.warning("preprocessing is that of the run card, which differs from the config: %s", preprocess)
-    engines = engines_beside(model, world.device, half_type(half, world.device), policies, baseline)
-    whose = {"source": sha256_in(card.source), "checkpoint": sha256_in(card.checkpoint)}
-    save_to = PredictionFolder(answers, whose) if answers else None
-    with eval_mode(model):
-        results = score_engines(engines, cfg, preprocess, world, split, max_unreadable, save_to, card.class_names)
-    for result in results.values():
-        card = card.with_result(result)
-    return card
-
-
-def sha256_in(record: Mapping[str, Any] | None) -> str | None:
-    """The hash in a record of a card, if there is one."""
-    return record["sha256"] if record else None
+    @property
+    def dataset(self) -> DatasetRecord:
+        digest = hashlib.sha256(self.images.digest() + self.labels.digest()).hexdigest()
+        return {"name": "tensors", "split": "", "pictures": sum(self.sizes), "sha256": digest}

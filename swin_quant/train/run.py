@@ -21,6 +21,7 @@ from swin_quant.cards.records import ORIGINAL, PTQ, CheckpointRecord, Result, So
 from swin_quant.checkpoint.opened import Checkpoint, open_checkpoint
 from swin_quant.config.outputs import LOGITS
 from swin_quant.data.class_names import stated
+from swin_quant.data.picture_set import PictureSet
 from swin_quant.data.pictures import Pictures, SomePictures
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import digest
@@ -31,7 +32,7 @@ from swin_quant.quant.watch import eval_mode
 from swin_quant.score.engine import torch_engines
 from swin_quant.score.metrics import BASELINE
 from swin_quant.score.run_engines import evenly
-from swin_quant.score.scoring import dataset_record, open_labelled, open_split, score_pictures
+from swin_quant.score.scoring import dataset_record, open_labelled, score_pictures
 from swin_quant.train.amax import RangeKeeper
 from swin_quant.train.batches import TrainingBatches, ValidationBatches
 from swin_quant.train.distill import load_teacher
@@ -163,7 +164,7 @@ def _is_labelled(cfg: CfgNode) -> bool:
 def _training_pictures(cfg: CfgNode, class_names: list[str], world: World) -> tuple[Pictures, list[str]]:
     """The pictures to train on, and the names of the model's classes: the pictures' own if `class_names` is empty."""
     if not _is_labelled(cfg):
-        return open_split(cfg, "train", world), class_names
+        return PictureSet.of_config(cfg, "train").open(world=world), class_names
     pictures = open_labelled(cfg, "train", world, class_names=class_names)
     return pictures, class_names or stated(pictures.class_names, cfg.MODEL.NUM_CLASSES)
 

@@ -321,8 +321,9 @@ def calibrate_and_score(
     from swin_quant.cli.output import show_cards
     from swin_quant.data.sources import has_split
     from swin_quant.score.baseline import find_baseline
-    from swin_quant.score.scoring import open_labelled, score_model
+    from swin_quant.score.scoring import open_labelled
     from swin_quant.verbs.calibration_result import recalibrate
+    from swin_quant.verbs.evaluate import score_model, scored_on
 
     chosen = list(policies) or [unnamed_policy(cfg)]
     if len({tuple(rule.bits for rule in policy.rules if rule.bits) for policy in chosen}) > 1:
@@ -345,13 +346,14 @@ def calibrate_and_score(
     try:
         # A QAT checkpoint that is calibrated again is compared with its original.
         baseline = find_baseline(model.card, [model.file.resolve().parent], cfg, chosen, world)
-        card = score_model(model.module, cfg, model.card, chosen, world, "val", half, plan.max_unreadable, baseline)
+        pictures = scored_on(cfg, model, max_unreadable=plan.max_unreadable)
+        score_model(model, pictures, chosen, world, half, baseline)
     except SwinQuantError as error:
         raise SwinQuantError(f"the checkpoint is calibrated and saved, but scoring it failed: {error}") from error
     if world.is_main:
-        card.write(model.file.with_suffix(".json"))
-        show_cards([card])
-    return model, card
+        model.card.write(model.file.with_suffix(".json"))
+        show_cards([model.card])
+    return model, model.card
 
 
 def unnamed_policy(cfg: CfgNode | None) -> Policy:

@@ -53,10 +53,10 @@ def run_demo(options: DemoOptions, world: World) -> list[RunCard]:
     """Train, calibrate, finetune, export and score a micro Swin; returns the cards with the results."""
     from swin_quant.data.sources import DIGITS
     from swin_quant.quant.policy import load_policy
-    from swin_quant.score.scoring import score_model
     from swin_quant.train.run import Request
     from swin_quant.verbs.calibrate import calibrate_checkpoint
     from swin_quant.verbs.calibration_result import CalibrationPlan
+    from swin_quant.verbs.evaluate import score_model, scored_on
     from swin_quant.verbs.evaluate_artifacts import Scoring, score_artifacts, write_cards
     from swin_quant.verbs.export import export_checkpoint
     from swin_quant.verbs.report_page import pictures_at, write_page
@@ -83,9 +83,9 @@ def run_demo(options: DemoOptions, world: World) -> list[RunCard]:
     four_bits = _train_four_bits(cfg, trained.checkpoint, output / FOUR_BITS, min(epochs, FOUR_BIT_EPOCHS), world)
 
     log.info("5. score float32, bfloat16, both INT8 modes, four bits and the engines on pictures apart from training")
-    card = score_model(done.module, cfg, done.card, policies, world)
-    card.write(card_path(done.checkpoint))
-    cards = {card_path(done.checkpoint): card}
+    score_model(done, scored_on(cfg, done), policies, world)
+    done.card.write(card_path(done.checkpoint))
+    cards = {card_path(done.checkpoint): done.card}
     cards |= _score_checkpoints(four_bits, cfg, world)
     scored = score_artifacts(artifacts, Scoring(overrides={"DATA.DATA_PATH": DIGITS}), world)
     write_cards(scored)
@@ -128,13 +128,12 @@ def _train_four_bits(cfg: CfgNode, checkpoint: Path, folder: Path, epochs: int, 
 def _score_checkpoints(files: Sequence[Path], cfg: CfgNode, world: World) -> dict[Path, RunCard]:
     """The cards of calibrated checkpoints, each under its own policy."""
     from swin_quant.loading import baseline_of, load_for_scoring
-    from swin_quant.score.scoring import score_model
+    from swin_quant.verbs.evaluate import score_model, scored_on
 
     cards: dict[Path, RunCard] = {}
     for file in files:
         model, policies = load_for_scoring(cfg, str(file), [], world)
-        baseline = baseline_of(model, policies, world)
-        card = score_model(model.module, cfg, model.card, policies, world, baseline=baseline)
-        card.write(card_path(file))
-        cards[card_path(file)] = card
+        score_model(model, scored_on(cfg, model), policies, world, baseline=baseline_of(model, policies, world))
+        model.card.write(card_path(file))
+        cards[card_path(file)] = model.card
     return cards

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from yacs.config import CfgNode
 
     from swin_quant.base.distributed import World
+    from swin_quant.base.shards import Sharding
     from swin_quant.checkpoint.opened import Checkpoint
     from swin_quant.data.picture_set import PictureSet, Source
     from swin_quant.exported import Exported
@@ -145,21 +146,18 @@ def evaluate(
     """
     from swin_quant.base.distributed import World
     from swin_quant.checkpoint.ranges import check_bits
-    from swin_quant.data.picture_set import source_of
+    from swin_quant.data.picture_set import PictureSet, source_of
     from swin_quant.exported import Exported, subject_of
     from swin_quant.loading import baseline_of
-    from swin_quant.quant.outputs import has_classes
     from swin_quant.quant.policy import Policy, load_policy
-    from swin_quant.quant.watch import eval_mode
-    from swin_quant.score.baseline import engines_beside
-    from swin_quant.score.engine import half_type
-    from swin_quant.score.sources import Labelled, compare_source, score_source
 
     model, pictures = subject_of(model), source_of(pictures)
+    if isinstance(pictures, PictureSet):
+        pictures = replace(pictures, batch=batch_size)
     if isinstance(model, Exported):
         if policies is not None:
             raise UsageError(f"policies: {model.file} is an artifact, which has its own: leave them out")
-        return _of_artifact(model, pictures, half, batch_size, original, engine)
+        return _of_artifact(model, pictures, half, original, engine)
     if engine:
         raise UsageError(f"{model.name}: engine {engine} runs artifacts: export the model first")
     named = [policies] if isinstance(policies, str | Policy) else policies
@@ -167,25 +165,61 @@ def evaluate(
     if model.is_calibrated:
         check_bits(model.module, model.card, chosen, model.name)
     world = World(device=model.device)
-    baseline = baseline_of(model, chosen, world, original)
-    engines = engines_beside(model.module, model.device, half_type(half, model.device), chosen, baseline)
-    by = Labelled(model.prepared, model.known_classes, model.class_names, batch_size)
+    return score_model(model, pictures, chosen, world, half, baseline_of(model, chosen, world, original))
+
+
+def score_model(
+    model: Model,
+    pictures: PictureSet | Iterable[Any],
+    policies: Sequence[Policy],
+    world: World,
+    half: str = "auto",
+    baseline: Baseline | None = None,
+    answers: Sharding | None = None,
+) -> Evaluation:
+    """Score a model for float32, half precision and each policy; the results go into its card in memory.
+
+    Its nodes must be calibrated for the policies. `baseline` (`baseline_of`): the models to compare one with weights of
+    its own with. Every rank scores its share, and all return the same. `answers`: the folder of saved predictions,
+    where a run that was cut off goes on.
+    """
+    from swin_quant.quant.outputs import has_classes
+    from swin_quant.quant.watch import eval_mode
+    from swin_quant.score.baseline import engines_beside
+    from swin_quant.score.difference import compare_engines
+    from swin_quant.score.engine import half_type
+    from swin_quant.score.saved_predictions import PredictionFolder
+    from swin_quant.score.scoring import Labelled, score_engines
+
+    engines = engines_beside(model.module, world.device, half_type(half, world.device), policies, baseline)
     with eval_mode(model.module):
         if not has_classes(model.module):
             names: Sequence[str] = getattr(model.module, "output_names", ())
-            return Evaluation((), model.card, tuple(compare_source(engines, pictures, by, names, world)))
-        results = score_source(engines, pictures, by, world)
+            return Evaluation((), model.card, tuple(compare_engines(engines, pictures, model.prepared, names, world)))
+        whose = {"source": sha256_in(model.card.source), "checkpoint": sha256_in(model.card.checkpoint)}
+        save_to = PredictionFolder(answers, whose) if answers else None
+        by = Labelled(model.prepared, model.known_classes, model.class_names)
+        results = score_engines(engines, pictures, by, world, save_to)
     scored = replace(model.card, results=[])
     for result in results.values():
         model.card, scored = model.card.with_result(result), scored.with_result(result)
     return Evaluation(tuple(results.values()), scored)
 
 
+def scored_on(cfg: CfgNode, model: Model, split: str = "val", max_unreadable: float = 0.01) -> PictureSet:
+    """The pictures of the config's data path that score a model, prepared as its card says."""
+    from swin_quant.data.picture_set import PictureSet
+    from swin_quant.data.preprocess import Preprocess
+
+    if model.preprocess != Preprocess.from_config(cfg):
+        log.warning("preprocessing is that of the run card, which differs from the config: %s", model.preprocess)
+    return PictureSet.of_config(cfg, split, cfg.DATA.SCORED or None, max_unreadable=max_unreadable)
+
+
 def _of_artifact(
     exported: Exported,
     pictures: PictureSet | Iterable[Any],
     half: str,
-    batch_size: int,
     original: str | Path | None,
     engine: str | None,
 ) -> Evaluation:
@@ -196,7 +230,6 @@ def _of_artifact(
 
     scoring = Scoring(
         [engine] if engine else None,
-        overrides={"DATA.BATCH_SIZE": batch_size},
         half=half,
         original=str(original) if original else None,
         pictures=pictures,
@@ -268,7 +301,6 @@ def evaluate_checkpoint(
 ) -> RunCard:
     """Score a checkpoint, show the results and keep them: in its run card, else in a new card in `folder`."""
     from swin_quant.loading import baseline_of, load_for_scoring
-    from swin_quant.score.scoring import score_model
 
     data = options.data
     cfg = shared.config_of(checkpoint, options.model, data, options.sample, options.run, OUTPUT=options.output)
@@ -278,22 +310,24 @@ def evaluate_checkpoint(
     path = model.card_file or folder / f"{cfg.MODEL.NAME}_eval.json"
     ensure_writable_dir(path.parent)
     baseline = baseline_of(model, policies, world, options.original, cfg)
-    if cfg.MODEL.OUTPUT_KIND != LOGITS:
-        _show_features(options, model, policies, cfg, baseline, world)
-        return model.card
+    if options.answers and cfg.MODEL.OUTPUT_KIND != LOGITS:
+        raise UsageError("--answers is for classifiers: maps and embeddings name no class")
     before = model.card if model.card_file else _with_earlier_results(model.card, path)
-    how = (policies, world, options.split, data.half, data.max_unreadable, baseline)
-    card = score_model(model.module, cfg, before, *how, sharding(options.answers, options.shard))
-    if world.is_main:
-        measured, card = card.since(before), _kept(model, before, card, path)
+    pictures = scored_on(cfg, model, options.split, data.max_unreadable)
+    answers = sharding(options.answers, options.shard)
+    found = score_model(model, pictures, policies, world, data.half, baseline, answers)
+    if cfg.MODEL.OUTPUT_KIND != LOGITS:
+        scores = found.outputs
+        tell(options.json, lambda: print(*scores, sep="\n"), [score.to_dict() for score in scores])
+    elif world.is_main:
+        model.card = _kept(model, before, found.results, path)
         log.info("run card: %s", path)
-        show_cards([card if options.all else measured], options.json)
-    return card
+        show_cards([model.card if options.all else found.card], options.json)
+    return model.card
 
 
-def _kept(model: Model, before: RunCard, scored: RunCard, path: Path) -> RunCard:
-    """The card at `path`, with the results that `scored` adds to `before`; another process may have changed it."""
-    results = [Result.of(record) for record in scored.since(before).results]
+def _kept(model: Model, before: RunCard, results: Sequence[Result], path: Path) -> RunCard:
+    """The card at `path`, with the results in addition to `before`; another process may have changed it."""
     if model.card_file:
         return update(path, before, lambda card: with_results(card, results))
     with one_at_a_time(path.parent):
@@ -302,30 +336,16 @@ def _kept(model: Model, before: RunCard, scored: RunCard, path: Path) -> RunCard
     return card
 
 
-def _show_features(
-    options: EvaluateOptions,
-    model: Model,
-    policies: Sequence[Policy],
-    cfg: CfgNode,
-    baseline: Baseline | None,
-    world: World,
-) -> None:
-    from swin_quant.score.difference import score_features
-
-    if options.answers:
-        raise UsageError("--answers is for classifiers: maps and embeddings name no class")
-    how = (policies, world, options.split, options.data.half, options.data.max_unreadable, baseline)
-    scores = score_features(model.module, cfg, model.card, *how)
-    tell(options.json, lambda: print(*scores, sep="\n"), [score.to_dict() for score in scores])
-
-
 def _with_earlier_results(card: RunCard, path: Path) -> RunCard:
     """A new card with the results that `path` holds of the same weights under the same preprocessing."""
-    from swin_quant.score.scoring import sha256_in
-
     earlier = card.read(path) if path.exists() else card
     same = earlier.preprocess == card.preprocess and all(
         sha256_in(one) == sha256_in(other)
         for one, other in ((earlier.source, card.source), (earlier.checkpoint, card.checkpoint))
     )
     return replace(card, results=earlier.results) if same else card
+
+
+def sha256_in(record: Mapping[str, Any] | None) -> str | None:
+    """The hash in a record of a card, if there is one."""
+    return record["sha256"] if record else None

@@ -35,7 +35,6 @@ from swin_quant.exported import (
     no_checkpoint,
     on_its_device,
     prepared_by,
-    preprocess_of,
 )
 from swin_quant.loading import baseline_of
 from swin_quant.model import Model
@@ -51,8 +50,7 @@ from swin_quant.score.baseline import (
 from swin_quant.score.engine import HALF_TYPES, Engine, half_type
 from swin_quant.score.options import EngineOptions
 from swin_quant.score.saved_predictions import PredictionFolder, unique_names
-from swin_quant.score.scoring import score_engines
-from swin_quant.score.sources import Labelled, score_source
+from swin_quant.score.scoring import Labelled, score_engines
 from swin_quant.verbs.bench_candidates import has_float_baseline
 from swin_quant.verbs.export import export_checkpoint
 
@@ -188,7 +186,6 @@ def _score_group(
     floats = {name: {f"{one.label} on {name}": one for one in some} for name, some in own.items()}
     engines = baseline | {key: one for some in floats.values() for key, one in some.items()}
     engines |= {key: engine for engines in loaded.values() for key, engine in engines.items()}
-    cfg = _within_limits(first.cfg, engines)
     called = unique_names(str(p.artifact.file) for p in group)
     files = {called[str(p.artifact.file)]: p.artifact.record["sha256"] for p in group}
     whose = {"artifacts": files, "checkpoint": first.group[0] if first.checkpoint else None,
@@ -196,13 +193,12 @@ def _score_group(
     if scoring.options.extensions:
         whose["extensions"] = [sha256_of(file) for file in scoring.options.extensions]
     keeping = PredictionFolder(scoring.answers, whose) if scoring.answers else None
-    names_of_classes = first.artifact.card.class_names
-    if scoring.pictures is None:
-        how = (world, scoring.split, scoring.max_unreadable, keeping, names_of_classes)
-        results = score_engines(engines, cfg, preprocess_of(first.artifact), *how)
-    else:
-        by = Labelled(prepared_by(first.artifact), classes_of(cfg), names_of_classes, cfg.DATA.BATCH_SIZE)
-        results = score_source(engines, scoring.pictures, by, world)
+    cfg, pictures = first.cfg, scoring.pictures
+    if pictures is None:
+        count = cfg.DATA.SCORED or None
+        pictures = PictureSet.of_config(cfg, scoring.split, count, max_unreadable=scoring.max_unreadable)
+    by = Labelled(prepared_by(first.artifact), classes_of(cfg), first.artifact.card.class_names)
+    results = score_engines(engines, pictures, by, world, keeping)
     scored = []
     for prepared in group:
         card, file = prepared.artifact.card, prepared.artifact.file
@@ -239,18 +235,6 @@ def _baseline(group: Sequence[_Prepared], scoring: Scoring, world: World) -> dic
         log.warning("%s: scored without a baseline: %s", first.artifact.file, no_checkpoint(first.artifact))
         return {}
     return engines_of_original(baseline, world.device, half)
-
-
-def _within_limits(cfg: CfgNode, engines: Mapping[str, Engine]) -> CfgNode:
-    """The config with a batch that every engine takes."""
-    limit = min([cfg.DATA.BATCH_SIZE, *(engine.max_batch for engine in engines.values() if engine.max_batch)])
-    if limit < cfg.DATA.BATCH_SIZE:
-        log.info("batch %d instead of %d: the limit of an engine", limit, cfg.DATA.BATCH_SIZE)
-        cfg = cfg.clone()
-        cfg.defrost()
-        cfg.DATA.BATCH_SIZE = limit
-        cfg.freeze()
-    return cfg
 
 
 def write_cards(artifacts: Sequence[Scored]) -> list[RunCard]:

@@ -291,35 +291,34 @@ def finetune_and_score(
     policies: Sequence[Policy],
     world: World,
     half: str = "auto",
-    scored: bool = True,
+    is_scored: bool = True,
 ) -> Finetuned:
     """Fine-tune, then score on val where there is one; the results go into the run card."""
     from swin_quant.data.sources import has_split
+    from swin_quant.model import Model
     from swin_quant.quant.policy import policy_from_dict
     from swin_quant.report.verdict import of_training
     from swin_quant.score.baseline import find_baseline
-    from swin_quant.score.difference import score_features
-    from swin_quant.score.scoring import score_model
     from swin_quant.train.outdir import only_writer
     from swin_quant.train.run import plot
-    from swin_quant.verbs.evaluate import Evaluation
+    from swin_quant.verbs.evaluate import Evaluation, score_model, scored_on
 
     with only_writer(request.folder, world):  # until the last result is in the run card
         trained = train_quantized(cfg, recipe, request, policies, world)
         file, card, policy = trained.checkpoint, trained.card, policy_from_dict(trained.card.policy, "run card")
         shared.tell_bits([policy])
         has_logits = cfg.MODEL.OUTPUT_KIND == LOGITS
-        if not scored or (
+        if not is_scored or (
             trained.position.best_epoch is None if has_logits else world.size > 1 or not has_split(cfg, "val")
         ):
             return Finetuned(file, Evaluation((), card))
         baseline = find_baseline(card, [file.resolve().parent], cfg, [policy], world, request.original)
-        how = (trained.model, cfg, card, [policy], world, "val", half, request.max_unreadable, baseline)
+        model = Model(trained.model, card=card)
+        pictures = scored_on(cfg, model, max_unreadable=request.max_unreadable)
+        scored = score_model(model, pictures, [policy], world, half, baseline)
         if not has_logits:
-            return Finetuned(file, Evaluation((), card, tuple(score_features(*how))))
-        card = score_model(*how)
+            return Finetuned(file, scored)
         if world.is_main:
-            card.write(file.with_suffix(".json"))
-            plot(request, cfg.MODEL.NAME, card.measured())
-    verdict = of_training(card, file)
-    return Finetuned(file, Evaluation(tuple(card.measured()), card, verdict=verdict))
+            model.card.write(file.with_suffix(".json"))
+            plot(request, cfg.MODEL.NAME, scored.results)
+    return Finetuned(file, replace(scored, verdict=of_training(model.card, file)))

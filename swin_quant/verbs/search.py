@@ -218,6 +218,7 @@ def search(
     from swin_quant.verbs.search_settings import SearchedNetwork, SearchSettings
 
     model, pictures = model_of(model), source_of(pictures)
+    network = model.network
     model.need_calibrated()
     refuse_changed(model)
     base = load_policy(policy) if policy else None
@@ -228,10 +229,8 @@ def search(
         sampling = Sampling(pictures.count or SEARCHED_ON, pictures.split or "", pictures.seed + 1)
     how = (base, budget, max_ms, batch, sampling, options, rounds, seconds)
     card = model.card
-    network = (
-        SearchedNetwork.of_config(model.config) if card.config else SearchedNetwork.of_wrapped(model.network, card)
-    )
-    settings = SearchSettings(network, "", engine, Path(folder), *how)  # refuses wrong options before any work
+    searched = SearchedNetwork.of_config(model.config) if card.config else SearchedNetwork.of_wrapped(network, card)
+    settings = SearchSettings(searched, "", engine, Path(folder), *how)  # refuses wrong options before any work
     check_bits(model.module, model.card, [settings.start], model.name)
     shown = _pictures_of(model, pictures, sampling)
     file = file_of(model, ensure_writable_dir(folder))

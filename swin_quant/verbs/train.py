@@ -162,8 +162,9 @@ def train_float(cfg: CfgNode, recipe: Recipe, request: Request, world: World) ->
 
 
 def run(options: TrainOptions, world: World) -> None:
-    from swin_quant.score.scoring import score_model
+    from swin_quant.model import Model
     from swin_quant.train.outdir import only_writer
+    from swin_quant.verbs.evaluate import score_model, scored_on
 
     checkpoint, data, training = shared.opened(options.checkpoint), options.data, options.training
     cfg = shared.config_of(checkpoint, options.model, data, options.run, OUTPUT=options.output)
@@ -173,7 +174,8 @@ def run(options: TrainOptions, world: World) -> None:
         trained = train_float(cfg, recipe, training.request(folder, checkpoint, data, options.replace_head), world)
         if options.no_eval or trained.position.best_epoch is None:
             return
-        card = score_model(trained.model, cfg, trained.card, (), world, "val", data.half, data.max_unreadable)
+        model = Model(trained.model, card=trained.card)
+        score_model(model, scored_on(cfg, model, max_unreadable=data.max_unreadable), (), world, data.half)
         if world.is_main:
-            card.write(trained.checkpoint.with_suffix(".json"))
-            show_cards([card])
+            model.card.write(trained.checkpoint.with_suffix(".json"))
+            show_cards([model.card])

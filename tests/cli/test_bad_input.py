@@ -243,7 +243,7 @@ def test_a_run_card_that_cannot_be_written_is_found_before_scoring(
 
         raise SwinQuantError(f"{path}: cannot be the output directory: permission denied")
 
-    monkeypatch.setattr("swin_quant.score.scoring.score_model", no_pictures)
+    monkeypatch.setattr("swin_quant.verbs.evaluate.score_model", no_pictures)
     monkeypatch.setattr("swin_quant.verbs.evaluate.ensure_writable_dir", read_only)
     has(
         run("evaluate", *scoring_flags, "--checkpoint", tmp_path / calibrated.name).error(1),

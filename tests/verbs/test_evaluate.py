@@ -20,14 +20,16 @@ from swin_quant.checkpoint import load_float
 from swin_quant.config import find_config, load_config
 from swin_quant.data.preprocess import IMAGENET_MEAN, IMAGENET_STD
 from swin_quant.loading import load_for_scoring
+from swin_quant.model import Model
 from swin_quant.models import build_model
 from swin_quant.quant.policy import Rule, apply_policy, load_policy
 from swin_quant.quant.quantizer import State, named_nodes
 from swin_quant.score import scoring
 from swin_quant.score.engine import half_type, precision_of, torch_engines
-from swin_quant.score.scoring import open_labelled, score_model
+from swin_quant.score.scoring import open_labelled
 from swin_quant.verbs.calibrate import calibrate_checkpoint
 from swin_quant.verbs.calibration_result import CalibrationPlan
+from swin_quant.verbs.evaluate import score_model, scored_on
 
 
 @pytest.fixture
@@ -299,7 +301,9 @@ def test_half_types():
 
 
 def test_a_score_adds_results_to_a_copy_of_the_card(cfg, done):
-    card = score_model(done.module, cfg, done.card, [MODE1], half="none")
+    model = Model(done.module, card=done.card)
+    assert score_model(model, scored_on(cfg, model), [MODE1], World(), half="none").card == model.card
+    card = model.card
     assert [result.policy for result in card.measured()] == [None, "ft-mode1"] and done.card.results == []
     float32, int8 = card.measured()
     assert float32.pictures == int8.pictures == int8.dataset["pictures"] == 355
