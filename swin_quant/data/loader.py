@@ -15,11 +15,11 @@ from torch.utils.data import DataLoader, Dataset
 
 from swin_quant.base.compat import import_timm
 from swin_quant.base.cpu import usable_cores
-from swin_quant.base.distributed import all_sum
+from swin_quant.base.distributed import World, all_sum, gather
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.data.pictures import Pictures, UnreadablePicture
-from swin_quant.data.preprocess import Transform
-from swin_quant.data.sampling import sample
+from swin_quant.data.preprocess import Preprocess, Transform
+from swin_quant.data.sampling import Sampling, sample
 
 _FEW = 256  # pictures decoded in the time that workers take to start
 
@@ -164,44 +164,67 @@ class UnreadableLimit:
 Numbered = tuple[int, Batch]
 
 
-def calibration_batches(
-    pictures: Pictures,
-    transform: Transform,
-    wanted: int,
-    batch_size: int,
-    seed: int,
-    limit: UnreadableLimit,
-    rank: int = 0,
-    world: int = 1,
-    workers: int = 0,
-) -> Iterator[Numbered]:
-    """Yield (number, batch) for this rank's share of `wanted` seeded pictures, `batch_size` at a time.
+class DrawnBatches:
+    """A seeded sample of pictures in numbered batches, one rank's share; pictures of several sizes come one by one.
 
     Unreadable pictures are left out of their batch. When every rank has read its share, rank 0 replaces them by the
-    next readable pictures of the seeded order, in batches of their own. So any number of ranks takes the same `wanted`
-    pictures, or fewer if the data hold no more. Every rank must read all of its batches.
+    next readable pictures of the seeded order, in batches of their own. So any number of ranks takes the same pictures,
+    or fewer if the data hold no more. Every rank must read all of its batches. `size`: pictures of a batch; `count`:
+    batches of all ranks.
     """
-    sample(len(pictures), wanted, seed)  # refuses more pictures than there are
-    batches = -(-wanted // batch_size)
-    order = sample(len(pictures), len(pictures), seed)
-    mine = list(range(rank, batches, world))
-    first = [order[:wanted][number * batch_size : (number + 1) * batch_size] for number in mine]
-    missing = 0
-    for number, batch in zip(mine, limit.watched(load_batches(pictures, transform, first, workers)), strict=True):
-        missing += len(batch.unreadable)
-        yield number, batch
 
-    missing = int(all_sum(torch.tensor(missing), torch.device("cpu")))
-    spare = order[wanted:] if rank == 0 else []
-    for number in count(batches):
-        if not missing or not spare:
-            return
-        size = min(missing, batch_size)
-        batch, spare = next(limit.watched(load_batches(pictures, transform, [spare[:size]]))), spare[size:]
-        missing -= len(batch.labels)
-        yield number, batch
+    def __init__(
+        self, pictures: Pictures, transform: Transform, sampling: Sampling, world: World = World(), workers: int = 0
+    ) -> None:
+        has_one_size = not isinstance(transform, Preprocess) or transform.is_square
+        self.pictures, self.transform, self.sampling, self.workers = pictures, transform, sampling, workers
+        self.size = sampling.batch_size if has_one_size else 1
+        self.count = -(-sampling.count // self.size)
+        self.limit = UnreadableLimit(len(pictures), sampling.max_unreadable)
+        self._mine, self._is_main = range(world.rank, self.count, world.size), world.rank == 0
+        self._seen: list[tuple[int, list[int]]] = []
+
+    def __len__(self) -> int:
+        return len(self._mine)
+
+    def __iter__(self) -> Iterator[Numbered]:
+        for number, batch in self._numbered():
+            self._seen.append((number, batch.indices))
+            yield number, batch
+
+    def names(self) -> list[str]:
+        """The pictures that all ranks read, in order; every rank asks for them."""
+        return [self.pictures.names[index] for _, indices in sorted(gather(self._seen)) for index in indices]
+
+    def unreadable(self) -> list[str]:
+        """The pictures that no rank could read; every rank asks for them."""
+        self.limit.count(gather(self.limit.names))
+        return sorted(self.limit.names)
+
+    def _numbered(self) -> Iterator[Numbered]:
+        total, wanted, seed, size = len(self.pictures), self.sampling.count, self.sampling.seed, self.size
+        sample(total, wanted, seed)  # refuses more pictures than there are
+        order = sample(total, total, seed)
+        first = [order[:wanted][number * size : (number + 1) * size] for number in self._mine]
+        missing = 0
+        for number, batch in zip(self._mine, self._loaded(first, self.workers), strict=True):
+            missing += len(batch.unreadable)
+            yield number, batch
+
+        missing = int(all_sum(torch.tensor(missing), torch.device("cpu")))
+        spare = order[wanted:] if self._is_main else []
+        for number in count(self.count):
+            if not missing or not spare:
+                return
+            some = min(missing, size)
+            batch, spare = next(self._loaded([spare[:some]])), spare[some:]
+            missing -= len(batch.labels)
+            yield number, batch
+
+    def _loaded(self, indices: Sequence[Sequence[int]], workers: int = 0) -> Iterator[Batch]:
+        return self.limit.watched(load_batches(self.pictures, self.transform, indices, workers))
 
 
 def seeded_order(pictures: Pictures, seed: int) -> list[str]:
-    """The names of all pictures, unreadable ones too, in the order in which `calibration_batches` takes them."""
+    """The names of all pictures, unreadable ones too, in the order in which `DrawnBatches` takes them."""
     return [pictures.names[index] for index in sample(len(pictures), len(pictures), seed)]

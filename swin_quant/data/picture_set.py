@@ -18,7 +18,7 @@ from swin_quant.data.named import NamedPictures
 from swin_quant.data.pictures import Pictures
 from swin_quant.data.prepared import Prepared
 from swin_quant.data.sampling import sample
-from swin_quant.data.sources import holds_split, is_data_set, open_pictures
+from swin_quant.data.sources import holds_split, is_archive, is_data_set, open_pictures
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,8 @@ class PictureSet:
     and `evaluate` takes "val"; any other task takes the whole folder, or "val" if the path is no folder. Without a
     `count`, `calibrate` takes 80 pictures, `verify` and `sensitivity` 64, `search` 1,024, any other task all. A smaller
     count is drawn by `seed`, the same everywhere; `verify` and `align` spread theirs evenly, whatever the seed.
-    The rest is how they are read: `batch` at a time (None: as a task likes), in at most so many `workers`.
+    The rest is how they are read: `batch` at a time (None: as a task likes), in at most so many `workers`. `classes` of
+    the model: labels of an archive are checked against them even where none are needed.
     """
 
     path: str
@@ -42,14 +43,16 @@ class PictureSet:
     max_unreadable: float = 0.01
     zip_mode: bool = False
     cache_mode: str = "no"
+    classes: int | None = None
 
     @classmethod
     def of_config(cls, cfg: CfgNode, split: str, count: int | None = None, **how: Any) -> "PictureSet":
         """A split of the config's data path. UsageError for a model that does not take three colours."""
         check_channels(cfg)
-        data = cfg.DATA
-        reading = {"workers": data.NUM_WORKERS, "zip_mode": data.ZIP_MODE, "cache_mode": data.CACHE_MODE}
-        return cls(data.DATA_PATH, split, count, **({"seed": cfg.SEED, "batch": data.BATCH_SIZE} | reading | how))
+        data, classes = cfg.DATA, cfg.MODEL.NUM_CLASSES
+        kind = {"zip_mode": data.ZIP_MODE, "cache_mode": data.CACHE_MODE, "classes": classes, "seed": cfg.SEED}
+        reading = {"workers": data.NUM_WORKERS, "batch": data.BATCH_SIZE}
+        return cls(data.DATA_PATH, split, count, **(kind | reading | how))
 
     def of_split(self, unless_said: str) -> "PictureSet":
         """This set with a split, if it has none and its path is a data set, or a folder that holds the split."""
@@ -67,6 +70,8 @@ class PictureSet:
             opened: Pictures = NamedPictures([self.path])
         else:
             split = self.split or "val"
+            if classes is None and (self.zip_mode or is_archive(self.path, split)):
+                classes = self.classes
             opened = open_pictures(
                 self.path,
                 split,
@@ -105,6 +110,11 @@ def pictures(
     if count is not None and count < 1:
         raise UsageError(f"pictures: count {count}: must be at least 1")
     return PictureSet(str(path), split, count, seed, upright)
+
+
+def open_unlabelled(cfg: CfgNode, split: str) -> Pictures:
+    """The pictures of a config's data path, labels not needed. Folders may be flat. Raises as `open_pictures` does."""
+    return PictureSet.of_config(cfg, split, cache_mode="no").open()
 
 
 def source_of(given: Source) -> PictureSet | Iterable[Any]:

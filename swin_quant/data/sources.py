@@ -91,14 +91,6 @@ def _trained_on(data_path: str, classes: int) -> list[str]:
         return []
 
 
-def open_unlabelled(cfg: CfgNode, split: str) -> Pictures:
-    """The pictures of a config's data path, labels not needed. Folders may be flat; labels in maps are checked. Raises
-    as `open_pictures` does."""
-    data_path, zip_mode = cfg.DATA.DATA_PATH, cfg.DATA.ZIP_MODE
-    classes = cfg.MODEL.NUM_CLASSES if zip_mode or is_archive(data_path, split) else None
-    return open_pictures(data_path, split, zip_mode=zip_mode, cache_mode="no", num_classes=classes)
-
-
 def is_archive(data_path: str, split: str) -> bool:
     """Whether the split is a zip with its map, and no folder."""
     root = Path(data_path)

@@ -230,8 +230,8 @@ def calibrate_checkpoint(
     """
     from swin_quant.base.distributed import World
     from swin_quant.data.loader import default_workers
+    from swin_quant.data.picture_set import open_unlabelled
     from swin_quant.data.preprocess import augmented
-    from swin_quant.data.sources import open_unlabelled
     from swin_quant.loading import load_float_model
     from swin_quant.quant.passes.scratch import Scratch
     from swin_quant.quant.policy import apply_policy

@@ -28,12 +28,12 @@ from swin_quant.cards.records import (
 from swin_quant.checkpoint import load_float
 from swin_quant.checkpoint.opened import Checkpoint, OpenedCheckpoint, open_checkpoint
 from swin_quant.checkpoint.ranges import bits_record
-from swin_quant.data.loader import Numbered, UnreadableLimit, calibration_batches
+from swin_quant.data.loader import DrawnBatches, Numbered
 from swin_quant.data.picture_set import batches
 from swin_quant.data.pictures import Pictures
 from swin_quant.data.prepared import Prepared
-from swin_quant.data.preprocess import Preprocess, Transform
-from swin_quant.data.sampling import digest
+from swin_quant.data.preprocess import Transform
+from swin_quant.data.sampling import Sampling, digest
 from swin_quant.loading import refuse_changed_features
 from swin_quant.model import Model
 from swin_quant.models import build_model
@@ -102,23 +102,16 @@ def of_pictures(
     pictures: Pictures, transform: Transform, plan: CalibrationPlan, world: World, workers: int
 ) -> CalibrationBatches:
     """This rank's share of a seeded sample."""
-    if isinstance(transform, Preprocess) and not transform.is_square:
-        plan = replace(plan, batches=plan.pictures, batch_size=1)
-    limit = UnreadableLimit(len(pictures), plan.max_unreadable)
-    numbered = calibration_batches(
-        pictures, transform, plan.pictures, plan.batch_size, plan.seed, limit, world.rank, world.size, workers
-    )
-    tracked = track(numbered, "calibrating", len(range(world.rank, plan.batches, world.size)))
+    sampling = Sampling(plan.pictures, plan.split, plan.seed, plan.batch_size, plan.max_unreadable)
+    drawn = DrawnBatches(pictures, transform, sampling, world, workers)
 
-    def record(seen: Sequence[Numbered]) -> CalibrationRecord:
-        limit.count(gather(limit.names))
-        indices = sorted(gather([(number, batch.indices) for number, batch in seen]))
-        names = [pictures.names[index] for _, batch in indices for index in batch]
-        sampled = {"batches": plan.batches, "batch_size": plan.batch_size, "seed": plan.seed, "split": plan.split}
-        used = {"pictures_sha256": digest(names), "files": names, "unreadable": sorted(limit.names)}
+    def record(_: Sequence[Numbered]) -> CalibrationRecord:
+        unreadable, names = drawn.unreadable(), drawn.names()
+        sampled = {"batches": drawn.count, "batch_size": drawn.size, "seed": plan.seed, "split": plan.split}
+        used = {"pictures_sha256": digest(names), "files": names, "unreadable": unreadable}
         return cast("CalibrationRecord", {**sampled, "augment": plan.augment, **used})
 
-    return CalibrationBatches(tracked, plan.batch_size, record)
+    return CalibrationBatches(track(drawn, "calibrating", len(drawn)), drawn.size, record)
 
 
 def of_tensors(source: Iterable[Any], prepared: Prepared) -> CalibrationBatches:

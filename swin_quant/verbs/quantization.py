@@ -31,9 +31,10 @@ from swin_quant.checkpoint.opened import OpenedCheckpoint, made_before, open_che
 from swin_quant.cli import shared
 from swin_quant.config.load import portable_config
 from swin_quant.data.loader import seeded_order
+from swin_quant.data.picture_set import open_unlabelled
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import digest
-from swin_quant.data.sources import TRAIN, has_split, open_unlabelled
+from swin_quant.data.sources import TRAIN, has_split
 from swin_quant.model import place_of
 from swin_quant.quant import AUTO
 from swin_quant.quant.calibration import Method

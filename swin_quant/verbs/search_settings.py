@@ -19,13 +19,12 @@ from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard, versions
 from swin_quant.config.load import portable_config
 from swin_quant.config.outputs import need_logits
-from swin_quant.data.loader import UnreadableLimit, calibration_batches, default_workers
-from swin_quant.data.picture_set import batches
+from swin_quant.data.loader import DrawnBatches, default_workers
+from swin_quant.data.picture_set import batches, open_unlabelled
 from swin_quant.data.pictures import Pictures, SomePictures
 from swin_quant.data.prepared import Prepared
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import Sampling, digest, sample
-from swin_quant.data.sources import open_unlabelled
 from swin_quant.models.classifier import Classifier
 from swin_quant.quant import SEARCHED_ON
 from swin_quant.quant.policy import Policy, described, load_policy
@@ -81,18 +80,11 @@ class SearchPictures:
 
 
 def _read(pictures: Pictures, sampling: Sampling, preprocess: Preprocess, workers: int) -> list[Tensor]:
-    limit = UnreadableLimit(len(pictures), sampling.max_unreadable)
-    count = min(sampling.count, len(pictures))
-    size = sampling.batch_size if preprocess.is_square else 1
-    numbered = calibration_batches(
-        pictures, preprocess, count, size, sampling.seed, limit, workers=default_workers(workers, 1, count)
-    )
-    images = [batch.images for _, batch in numbered if len(batch.labels)]
-    if limit.names:
-        unreadable = listed(limit.names)
-        log.warning(
-            "%d pictures are unreadable, others are taken where there are more: %s", len(limit.names), unreadable
-        )
+    sampling = replace(sampling, count=min(sampling.count, len(pictures)))
+    drawn = DrawnBatches(pictures, preprocess, sampling, workers=default_workers(workers, 1, sampling.count))
+    images = [batch.images for _, batch in drawn if len(batch.labels)]
+    if lost := drawn.limit.names:
+        log.warning("%d pictures are unreadable, others are taken where there are more: %s", len(lost), listed(lost))
     return images
 
 

@@ -24,10 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from swin_quant.base.distributed import World
-    from swin_quant.data.picture_set import Source
-    from swin_quant.data.pictures import Pictures
-    from swin_quant.data.preprocess import Preprocess
-    from swin_quant.data.sampling import Sampling
+    from swin_quant.data.picture_set import PictureSet, Source
     from swin_quant.model import Model
     from swin_quant.quant.policy import Policy
     from swin_quant.report.nodes import CostRow
@@ -42,7 +39,7 @@ The logits are compared with the float model's on pictures without labels. They 
 `calibrate` draws by the same --seed, because ranges and weights suit that one. "off wins" is what SQNR gains by leaving
 a group float: begin there where accuracy drops (--off, or `disable` in a policy)."""
 PROFILE = "profile"
-COUNT, TOP, BATCH = 64, 8, 16
+COUNT, TOP, BATCH = 64, 8, 16  # a larger batch gains nothing, and the outputs of all blocks are kept in memory
 
 
 @dataclass(frozen=True)
@@ -106,8 +103,7 @@ def sensitivity(model: Model | nn.Module | str | Path, pictures: Source, policy:
     """
     from swin_quant.base.distributed import World
     from swin_quant.checkpoint.ranges import check_bits
-    from swin_quant.data.picture_set import PictureSet, batches, source_of
-    from swin_quant.data.sampling import Sampling
+    from swin_quant.data.picture_set import source_of
     from swin_quant.exported import model_of
     from swin_quant.quant.outputs import has_classes
     from swin_quant.quant.policy import load_policy
@@ -120,47 +116,30 @@ def sensitivity(model: Model | nn.Module | str | Path, pictures: Source, policy:
         raise UsageError(f"{model.name}: has no policy: name one, or calibrate the model")
     if model.is_calibrated:
         check_bits(model.module, model.card, [chosen], model.name)
-    if isinstance(pictures, PictureSet):
-        pictures = pictures.of_split("train")
-        opened = pictures.open()
-        sampling = Sampling(pictures.count or min(COUNT, len(opened)), pictures.split or "", pictures.seed + 1)
-        record = _on_pictures(model.module, chosen, opened, model.preprocess, sampling, World(device=model.device))
-    else:
-        given = (batch.images.to(model.device) for batch in batches(pictures, False, model.prepared))
-        record = _on_batches(model.module, chosen, enumerate(given))
+    record = _measured(model, chosen, pictures, World(device=model.device))
     model.card = replace(model.card, sensitivity=record)
     return Costs(record)
 
 
-def _on_pictures(
-    model: nn.Module,
-    policy: Policy,
-    pictures: Pictures,
-    preprocess: Preprocess,
-    sampling: Sampling,
-    world: World,
-    workers: int = 0,
-) -> SensitivityRecord:
-    """The costs on a seeded sample of `pictures`, the same on any number of ranks."""
-    from swin_quant.base.distributed import gather
-    from swin_quant.data.loader import UnreadableLimit, calibration_batches
-    from swin_quant.data.sampling import digest
+def _measured(model: Model, policy: Policy, pictures: PictureSet | Iterable[Any], world: World) -> SensitivityRecord:
+    """The costs on batches, or on a seeded sample of a place on disk, the same on any number of ranks."""
+    from swin_quant.data.loader import DrawnBatches, default_workers
+    from swin_quant.data.picture_set import PictureSet, batches
+    from swin_quant.data.sampling import Sampling, digest
 
-    limit = UnreadableLimit(len(pictures), sampling.max_unreadable)
-    size = sampling.batch_size if preprocess.is_square else 1
-    numbered = calibration_batches(
-        pictures, preprocess, sampling.count, size, sampling.seed, limit, world.rank, world.size, workers
-    )
-    used: list[tuple[int, list[str]]] = []
-
-    def images() -> Iterator[tuple[int, Tensor]]:
-        for number, batch in numbered:
-            used.append((number, [pictures.names[index] for index in batch.indices]))
-            yield number, batch.images.to(world.device)
-
-    record = _on_batches(model, policy, images(), -(-sampling.count // (size * world.size)))
-    names = [name for _, batch in sorted(gather(used)) for name in batch]
-    return {**record, "pictures_sha256": digest(names)}
+    if not isinstance(pictures, PictureSet):
+        given = (batch.images.to(world.device) for batch in batches(pictures, False, model.prepared))
+        return _on_batches(model.module, policy, enumerate(given))
+    pictures = pictures.of_split("train")
+    opened = pictures.open()
+    count = min(COUNT, len(opened)) if pictures.count is None else pictures.count
+    size = min(pictures.batch or BATCH, BATCH)
+    sampling = Sampling(count, pictures.split or "", pictures.seed + 1, size, pictures.max_unreadable)
+    workers = default_workers(pictures.workers, world.size, count)
+    drawn = DrawnBatches(opened, model.preprocess, sampling, world, workers)
+    images = ((number, batch.images.to(world.device)) for number, batch in drawn)
+    record = _on_batches(model.module, policy, images, len(drawn))
+    return {**record, "pictures_sha256": digest(drawn.names())}
 
 
 def _on_batches(
@@ -226,9 +205,7 @@ def _of_checkpoint(options: SensitivityOptions, world: World) -> SensitivityReco
     A checkpoint that QAT trained is compared with its own weights, nodes off.
     """
     from swin_quant.checkpoint import open_checkpoint
-    from swin_quant.data.loader import default_workers
-    from swin_quant.data.sampling import Sampling
-    from swin_quant.data.sources import open_unlabelled
+    from swin_quant.data.picture_set import PictureSet
     from swin_quant.loading import load_for_scoring
 
     if not options.checkpoint:
@@ -236,15 +213,13 @@ def _of_checkpoint(options: SensitivityOptions, world: World) -> SensitivityReco
     checkpoint, data = open_checkpoint(options.checkpoint), options.data
     cfg = shared.config_of(checkpoint, options.model, data, options.run)
     policy = options.policy.one()
-    size = min(data.batch or BATCH, BATCH)  # more gains nothing, and the outputs of all blocks are kept in memory
-    sampling = Sampling(data.pictures, data.split, cfg.SEED + 1, size, data.max_unreadable)
+    how = {"batch": data.batch, "max_unreadable": data.max_unreadable, "cache_mode": "no"}
+    pictures = PictureSet.of_config(cfg, data.split, data.pictures, **how)
     need_logits(cfg.MODEL.OUTPUT_KIND, "sensitivity")
     model, policies = load_for_scoring(cfg, checkpoint, [policy] if policy else [], world)
     if not policies:
         raise UsageError(f"{checkpoint}: is a float checkpoint: calibrate it first")
-    pictures = open_unlabelled(cfg, data.split)
-    workers = default_workers(cfg.DATA.NUM_WORKERS, world.size, sampling.count)
-    record = _on_pictures(model.module, policies[0], pictures, model.preprocess, sampling, world, workers)
+    record = _measured(model, policies[0], pictures, world)
     if model.card_file and world.is_main:
         update(model.card_file, model.card, lambda now: replace(now, sensitivity=record))
         log.info("run card: %s", model.card_file)

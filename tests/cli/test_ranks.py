@@ -144,15 +144,15 @@ def dies(victim, how):
     def before(rank):
         if rank != victim:
             return
-        from swin_quant.verbs import calibration_result
+        from swin_quant.data.loader import DrawnBatches
 
-        original = calibration_result.calibration_batches
+        original = DrawnBatches.__iter__
 
         def batches(*arguments):
             yield next(original(*arguments))
             how()
 
-        calibration_result.calibration_batches = batches
+        DrawnBatches.__iter__ = batches
 
     return before
 
@@ -195,13 +195,13 @@ def test_a_rank_that_is_killed_ends_the_other(forked, float_flags, snapshot, tmp
 KILLED_IN_CALIBRATION = """
 import os, signal, sys
 from swin_quant import cli
-from swin_quant.verbs import calibration_result
-original = calibration_result.calibration_batches
+from swin_quant.data.loader import DrawnBatches
+original = DrawnBatches.__iter__
 def batches(*arguments):
     yield next(original(*arguments))
     os.kill(os.getpid(), signal.SIGKILL)
 if os.environ["RANK"] == "0":
-    calibration_result.calibration_batches = batches
+    DrawnBatches.__iter__ = batches
 sys.exit(cli.main(sys.argv[1:]))
 """
 

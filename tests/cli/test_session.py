@@ -74,16 +74,16 @@ def test_quiet_prints_results_and_warnings_only(run, float_flags, tmp_path):
 
 def waiting_in_calibration(started):
     """A hook that lets the first batch pass, then sleeps until a signal comes."""
-    from swin_quant.verbs import calibration_result
+    from swin_quant.data.loader import DrawnBatches
 
-    original = calibration_result.calibration_batches
+    original = DrawnBatches.__iter__
 
     def batches(*arguments):
         yield next(original(*arguments))
         started.touch()
         time.sleep(600)
 
-    calibration_result.calibration_batches = batches
+    DrawnBatches.__iter__ = batches
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -132,8 +132,8 @@ def test_a_worker_process_is_no_obstacle_to_ctrl_c(fork, float_flags, tmp_path):
 @pytest.mark.slow
 def test_ctrl_c_in_a_process_of_its_own_and_a_reader_that_has_seen_enough(float_flags, tmp_path):
     """A fork cannot show start-up and the end of the interpreter. `nodes | head -1` is no error."""
-    hook = "import time, sys; from swin_quant import cli; from swin_quant.verbs import calibration_result; "
-    hook += "calibration_result.calibration_batches = lambda *_: (print('started', flush=True), time.sleep(600)); "
+    hook = "import time, sys; from swin_quant import cli; from swin_quant.data.loader import DrawnBatches; "
+    hook += "DrawnBatches.__iter__ = lambda *_: (print('started', flush=True), time.sleep(600)); "
     hook += "sys.exit(cli.main(sys.argv[1:]))"
     words = list(map(str, float_flags))
     calibrating = subprocess.Popen(

@@ -4,11 +4,12 @@ import pytest
 import torch
 from PIL import Image
 
+from swin_quant.base.distributed import World
 from swin_quant.base.errors import SwinQuantError, UsageError
-from swin_quant.data.loader import UnreadableLimit, calibration_batches
+from swin_quant.data.loader import DrawnBatches
 from swin_quant.data.pictures import Pictures, UnreadablePicture
 from swin_quant.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
-from swin_quant.data.sampling import sample
+from swin_quant.data.sampling import Sampling, sample
 
 PREPROCESS = Preprocess(2, False, "nearest", IMAGENET_MEAN, IMAGENET_STD)
 
@@ -27,9 +28,9 @@ class Numbered(Pictures):
         return Image.new("RGB", (2, 2), (index, index, index))
 
 
-def batches(pictures, count, size, share=1.0, **more):
-    limit = UnreadableLimit(len(pictures), share)
-    return list(calibration_batches(pictures, PREPROCESS, count * size, size, 5, limit, **more)), limit
+def batches(pictures, count, size, share=1.0, world=World()):
+    drawn = DrawnBatches(pictures, PREPROCESS, Sampling(count * size, "val", 5, size, share), world)
+    return list(drawn), drawn.limit
 
 
 def test_n_batches_of_b_pictures_and_not_one_more_is_opened():
@@ -41,8 +42,7 @@ def test_n_batches_of_b_pictures_and_not_one_more_is_opened():
 
 
 def test_a_number_that_batches_do_not_divide_leaves_a_shorter_one():
-    limit = UnreadableLimit(40, 1.0)
-    found = list(calibration_batches(Numbered(40), PREPROCESS, 13, 8, 5, limit))
+    found = list(DrawnBatches(Numbered(40), PREPROCESS, Sampling(13, "val", 5, 8)))
     assert [(number, len(batch.images)) for number, batch in found] == [(0, 8), (1, 5)]
     assert [index for _, batch in found for index in batch.indices] == sample(40, 13, 5)
 
@@ -50,7 +50,7 @@ def test_a_number_that_batches_do_not_divide_leaves_a_shorter_one():
 @pytest.mark.parametrize("world", [2, 3, 5])
 def test_ranks_share_the_batches(world):
     whole = dict(batches(Numbered(40), 3, 4)[0])
-    shares = [batches(Numbered(40), 3, 4, rank=rank, world=world)[0] for rank in range(world)]
+    shares = [batches(Numbered(40), 3, 4, world=World(rank, world))[0] for rank in range(world)]
     assert sorted(number for share in shares for number, _ in share) == [0, 1, 2]
     for number, batch in (item for share in shares for item in share):
         assert torch.equal(batch.images, whole[number].images)

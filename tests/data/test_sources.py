@@ -12,8 +12,9 @@ from PIL import Image
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.config import load_config
 from swin_quant.config.load import find_config
+from swin_quant.data.picture_set import open_unlabelled
 from swin_quant.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
-from swin_quant.data.sources import has_split, open_pictures, open_unlabelled
+from swin_quant.data.sources import has_split, open_pictures
 
 SHARED = Path(os.environ.get("SWIN_QUANT_SHARED", Path(__file__).parents[3] / "shared")) / "data"
 

@@ -234,10 +234,10 @@ def test_work_that_lets_no_other_thread_run_is_no_silence(forked, commands, tmp_
     """Half of the patience with the interpreter's lock held: libraries do that, and no rank may end for it."""
 
     def before(rank):
-        from swin_quant.verbs import calibration_result
+        from swin_quant.data.loader import DrawnBatches
 
         _impatient()
-        original = calibration_result.calibration_batches
+        original = DrawnBatches.__iter__
 
         def batches(*arguments):
             for number, batch in enumerate(original(*arguments)):
@@ -245,7 +245,7 @@ def test_work_that_lets_no_other_thread_run_is_no_silence(forked, commands, tmp_
                     ctypes.PyDLL(None).usleep(int(1e6 * distributed._TICK_SECONDS * distributed._SILENCE_TICKS / 2))
                 yield batch
 
-        calibration_result.calibration_batches = batches
+        DrawnBatches.__iter__ = batches
 
     ends = forked(2, *commands.words("calibrate", tmp_path / "out"), before=before)
     assert [done.code for done in ends] == [0, 0], ends
