@@ -37,7 +37,7 @@ from swin_quant.quant.sensitivity import LAYER, sensitivity
 from swin_quant.score.baseline import load_original
 from swin_quant.score.candidate import BenchCandidate, Timing, interleave
 from swin_quant.verbs.export_target import ExportTarget
-from swin_quant.verbs.search_settings import SearchPictures, SearchSettings
+from swin_quant.verbs.search_settings import SearchSettings
 
 WORKSPACE = "swin-quant-search-"  # first part of the name of a folder for exported files
 _AT_ONCE = 6  # engines in memory while they are timed in turns
@@ -156,9 +156,7 @@ class PolicyCosts:
         self.world = world_on(settings.options.device)
         self.model: Classifier = subject.network.to(self.world.device).eval()
         self.timer = PolicyTimer(settings, subject)
-        self.shown = settings.pictures or SearchPictures.of_config(
-            settings.network.cfg, settings.sampling, subject.preprocess
-        )
+        self.shown = settings.read(subject)
         self.batches = self.shown.batches
         self.pictures = sum(map(len, self.batches))
         settings.tell_if_few(self.pictures)

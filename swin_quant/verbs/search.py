@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,14 +23,13 @@ if TYPE_CHECKING:
 
     from swin_quant.base.distributed import World
     from swin_quant.checkpoint import Checkpoint
-    from swin_quant.data.picture_set import PictureSet, Source
-    from swin_quant.data.sampling import Sampling
+    from swin_quant.data.picture_set import Source
     from swin_quant.model import Model
     from swin_quant.quant.policy import Policy
     from swin_quant.quant.search import Budget, SearchResult, TriedPolicy
     from swin_quant.report.verdict import DeployVerdict
     from swin_quant.verbs.policy_costs import PolicyCosts
-    from swin_quant.verbs.search_settings import SearchPictures, SearchSettings
+    from swin_quant.verbs.search_settings import SearchSettings
 
 EXAMPLES = """examples:
   swin-quant search out/my_calib.pth --data-path imagenet --engine openvino --max-drop 0.1 --output out
@@ -209,46 +207,34 @@ def search(
     """
     from swin_quant.checkpoint.ranges import check_bits
     from swin_quant.data.picture_set import PictureSet, source_of
-    from swin_quant.data.sampling import Sampling
     from swin_quant.exported import model_of
     from swin_quant.quant.policy import load_policy
     from swin_quant.quant.search import Budget
     from swin_quant.verbs.export import file_of, refuse_changed
     from swin_quant.verbs.policy_costs import PolicyCosts
-    from swin_quant.verbs.search_settings import SearchedNetwork, SearchSettings
+    from swin_quant.verbs.search_settings import SearchedNetwork, SearchPictures, SearchSettings
 
-    model, pictures = model_of(model), source_of(pictures)
+    model, source = model_of(model), source_of(pictures)
     network = model.network
     model.need_calibrated()
     refuse_changed(model)
     base = load_policy(policy) if policy else None
     options = EngineOptions(threads=threads, float_type=float_type, device=device)
-    budget, sampling = Budget(max_drop, min_agreement, min_sqnr), Sampling(split="")  # "": nobody said which split
-    if isinstance(pictures, PictureSet):
-        pictures = pictures.of_split("train")
-        sampling = Sampling(pictures.count or SEARCHED_ON, pictures.split or "", pictures.seed + 1)
-    how = (base, budget, max_ms, batch, sampling, options, rounds, seconds)
+    budget = Budget(max_drop, min_agreement, min_sqnr)
+    how = (base, budget, max_ms, batch, options, rounds, seconds)
     card = model.card
     searched = SearchedNetwork.of_config(model.config) if card.config else SearchedNetwork.of_wrapped(network, card)
     settings = SearchSettings(searched, "", engine, Path(folder), *how)  # refuses wrong options before any work
     check_bits(model.module, model.card, [settings.start], model.name)
-    shown = _pictures_of(model, pictures, sampling)
+    if isinstance(source, PictureSet):
+        shown: PictureSet | SearchPictures = source.of_split("train")
+    else:
+        shown = SearchPictures.of_batches(source, model.prepared)
     file = file_of(model, ensure_writable_dir(folder))
     settings = replace(settings, checkpoint=str(file), pictures=shown)
     result = find_and_keep(PolicyCosts(settings, deepcopy(model)))
     _keep(model, settings, result)
     return Search(settings, result)
-
-
-def _pictures_of(model: Model, pictures: PictureSet | Iterable[Any], sampling: Sampling) -> SearchPictures:
-    """The pictures as the model takes them: a sample of a place on disk, or all batches of tensors."""
-    from swin_quant.data.picture_set import PictureSet
-    from swin_quant.verbs.search_settings import SearchPictures
-
-    if not isinstance(pictures, PictureSet):
-        return SearchPictures.of_batches(pictures, model.prepared)
-    shown = SearchPictures.drawn_from(pictures.open(), sampling, model.preprocess)
-    return replace(shown, place=Path(pictures.path).name)
 
 
 def _keep(model: Model, settings: SearchSettings, result: SearchResult) -> None:
@@ -270,10 +256,11 @@ def _keep(model: Model, settings: SearchSettings, result: SearchResult) -> None:
 
 def settings_of(options: SearchOptions, checkpoint: Checkpoint, cfg: CfgNode, world: World) -> SearchSettings:
     """The search that options ask for, of a checkpoint with that config. UsageError for impossible options."""
-    from swin_quant.data.sampling import Sampling
+    from swin_quant.data.picture_set import PictureSet
     from swin_quant.verbs.search_settings import SearchedNetwork, SearchSettings
 
     data = options.data
+    how = {"max_unreadable": data.max_unreadable, "cache_mode": "no"}
     return SearchSettings(
         SearchedNetwork.of_config(cfg),
         str(checkpoint),
@@ -283,8 +270,8 @@ def settings_of(options: SearchOptions, checkpoint: Checkpoint, cfg: CfgNode, wo
         options.budget.loss(),
         options.budget.max_ms,
         1 if data.batch is None else data.batch,
-        Sampling(data.pictures, data.split, cfg.SEED + 1, max_unreadable=data.max_unreadable),
         options.timing.engine(world),
+        pictures=PictureSet.of_config(cfg, data.split, data.pictures, **how),
         **options.timing.measuring(),
     )
 

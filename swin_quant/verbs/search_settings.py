@@ -20,11 +20,13 @@ from swin_quant.cards.card import RunCard, versions
 from swin_quant.config.load import portable_config
 from swin_quant.config.outputs import need_logits
 from swin_quant.data.loader import DrawnBatches, default_workers
-from swin_quant.data.picture_set import batches, open_unlabelled
+from swin_quant.data.picture_set import PictureSet, batches
 from swin_quant.data.pictures import Pictures, SomePictures
 from swin_quant.data.prepared import Prepared
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import Sampling, digest, sample
+from swin_quant.data.sources import TRAIN
+from swin_quant.model import Model
 from swin_quant.models.classifier import Classifier
 from swin_quant.quant import SEARCHED_ON
 from swin_quant.quant.policy import Policy, described, load_policy
@@ -43,30 +45,21 @@ _OF_IMAGES = ("DATA_PATH", "IMG_SIZE", "INTERPOLATION", "MEAN", "STD")  # keys o
 class SearchPictures:
     """Pictures that losses are measured on: batches of images [B, channels, S, S].
 
-    `names` identify the pictures: the names of all drawn ones, unreadable ones included. `place`: the
-    last part of their path, as a config keeps it. `others` reads further pictures, at most as many again; None
-    where there are none.
+    `names` identify the pictures: the names of all drawn ones, unreadable ones included. `others` reads further
+    pictures, at most as many again; None where there are none.
     """
 
     batches: list[Tensor]
     names: list[str]
-    place: str = ""
     others: Callable[[], list[Tensor]] | None = None
 
     @classmethod
-    def of_config(cls, cfg: CfgNode, sampling: Sampling, preprocess: Preprocess) -> "SearchPictures":
-        """A sample of the config's data."""
-        return cls.drawn_from(open_unlabelled(cfg, sampling.split), sampling, preprocess, cfg.DATA.NUM_WORKERS)
-
-    @classmethod
-    def drawn_from(
-        cls, pictures: Pictures, sampling: Sampling, preprocess: Preprocess, workers: int = 8
-    ) -> "SearchPictures":
-        """A sample of opened pictures. SwinQuantError, which names some, where too many of them cannot be read."""
-        images, names = _read(pictures, sampling, preprocess, workers), _drawn(pictures, sampling)
-        left = sample(len(pictures), len(pictures), sampling.seed)[sampling.count :]
-        others = partial(_read, SomePictures(pictures, left), sampling, preprocess, workers) if left else None
-        return cls(images, names, others=others)
+    def drawn(cls, pictures: PictureSet, sampling: Sampling, preprocess: Preprocess) -> "SearchPictures":
+        """A sample of a place on disk. SwinQuantError, which names some, where too many of them cannot be read."""
+        opened = pictures.open()
+        left = sample(len(opened), len(opened), sampling.seed)[sampling.count :]
+        others = partial(_read, SomePictures(opened, left), sampling, preprocess, pictures.workers) if left else None
+        return cls(_read(opened, sampling, preprocess, pictures.workers), _drawn(opened, sampling), others)
 
     @classmethod
     def of_batches(cls, source: Iterable[Any], prepared: Prepared) -> "SearchPictures":
@@ -129,9 +122,8 @@ class SearchSettings:
     """A search for a policy of the calibrated `checkpoint`: `base`, some layers of which stay float.
 
     `base` None is the engine's best built-in policy. `budget` limits the loss, `max_ms` the milliseconds of a `batch`.
-    Losses are measured on `pictures`; None: the unlabelled pictures of the config that `sampling` draws. They should
-    not be the pictures that score the result. `folder` gets the policy and the journal. UsageError for a search without
-    a limit, and for an engine that cannot be searched for.
+    Losses are measured on `pictures`, which should not be the ones that score the result. `folder` gets the policy and
+    the journal. UsageError for a search without a limit, and for an engine that cannot be searched for.
     """
 
     network: SearchedNetwork
@@ -142,13 +134,13 @@ class SearchSettings:
     budget: Budget = Budget()
     max_ms: float | None = None
     batch: int = 1
-    sampling: Sampling = Sampling(SEARCHED_ON, seed=1)
     options: EngineOptions = EngineOptions()
     rounds: int = 5
     seconds: float = 0.5
-    pictures: SearchPictures | None = None
+    pictures: PictureSet | SearchPictures = PictureSet("", TRAIN)
 
     def __post_init__(self) -> None:
+        _ = self.sampling  # refuses impossible numbers
         device = self.options.device
         run = {name: one for name, one in targets().items() if one.runs_its_export}
         fit = [name for name, one in run.items() if one.is_fast_on(device)]
@@ -234,19 +226,33 @@ class SearchSettings:
         return f"found: {' '.join(self.flags)}"
 
     @cached_property
+    def sampling(self) -> Sampling:
+        """The sample of a place on disk: another draw than the one that calibrates."""
+        place = self.pictures
+        if isinstance(place, SearchPictures):
+            return Sampling(split="")  # nobody said which split
+        count = SEARCHED_ON if place.count is None else place.count
+        return Sampling(count, place.split or "", place.seed + 1, max_unreadable=place.max_unreadable)
+
+    @cached_property
     def pictures_sha256(self) -> str:
         """The hash of the pictures' names."""
-        if self.pictures:
-            return digest(self.pictures.names)
-        return digest(_drawn(open_unlabelled(self.network.cfg, self.sampling.split), self.sampling))
+        place = self.pictures
+        return digest(place.names if isinstance(place, SearchPictures) else _drawn(place.open(), self.sampling))
+
+    def read(self, model: Model) -> SearchPictures:
+        """The pictures as the model takes them."""
+        if isinstance(self.pictures, SearchPictures):
+            return self.pictures
+        return SearchPictures.drawn(self.pictures, self.sampling, model.preprocess)
 
     def subject(self, checkpoint_sha256: str) -> dict[str, Any]:
         """Everything that results depend on, as plain data."""
-        place = {"DATA_PATH": self.pictures.place} if self.pictures else {}
+        place = Path(self.pictures.path).name if isinstance(self.pictures, PictureSet) else ""
         return {
             "checkpoint": checkpoint_sha256,
             **self.network.facts,
-            "images": self.network.facts["images"] | place,
+            "images": self.network.facts["images"] | {"DATA_PATH": place},
             "base": self.start.sha256,
             "engine": self.engine,
             "batch": self.batch,

@@ -12,6 +12,7 @@ from PIL import Image
 
 from swin_quant.base.files import Journal, sha256_of
 from swin_quant.config import find_config, load_config
+from swin_quant.data.picture_set import PictureSet
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import Sampling
 from swin_quant.quant.calibration import calibrate
@@ -130,7 +131,7 @@ def test_pictures_of_several_sizes_are_measured_one_by_one(tmp_path):
     (tmp_path / "val").mkdir()
     for name, width in (("a", 40), ("b", 60)):
         Image.new("RGB", (width, 40)).save(tmp_path / "val" / f"{name}.png")
-    found = SearchPictures.of_config(cfg, Sampling(2, "val"), Preprocess.from_config(cfg))
+    found = SearchPictures.drawn(PictureSet.of_config(cfg, "val"), Sampling(2, "val"), Preprocess.from_config(cfg))
     assert len({tuple(images.shape) for images in found.batches}) == 2
 
 
@@ -140,7 +141,7 @@ def test_what_confirms_is_none_of_what_chose(tmp_path, total, others):
     (tmp_path / "val").mkdir()
     for level in range(total):
         Image.new("RGB", (28, 28), (20 * level,) * 3).save(tmp_path / "val" / f"{level}.png")
-    found = SearchPictures.of_config(cfg, Sampling(4, "val"), Preprocess.from_config(cfg))
+    found = SearchPictures.drawn(PictureSet.of_config(cfg, "val"), Sampling(4, "val"), Preprocess.from_config(cfg))
     again = torch.cat(found.others()) if others else torch.zeros(0)
     assert (found.others is None) is (others == 0) and len(again) == others
     levels = [{round(one.mean().item(), 3) for one in images} for images in (torch.cat(found.batches), again)]
