@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from yacs.config import CfgNode
 
     from swin_quant.base.distributed import World
-    from swin_quant.checkpoint.opened import Checkpoint
+    from swin_quant.checkpoint.opened import Checkpoint, OpenedCheckpoint
     from swin_quant.data.picture_set import PictureSet
     from swin_quant.model import Model
     from swin_quant.quant.policy import Policy
@@ -149,7 +149,6 @@ def finetune(
     from swin_quant.data.picture_set import PictureSet, source_of
     from swin_quant.exported import model_of
     from swin_quant.quant.policy import load_policy
-    from swin_quant.train.run import Request
     from swin_quant.verbs.export import file_of
 
     source = source_of(pictures)
@@ -163,28 +162,19 @@ def finetune(
             raise UsageError(f"{model.name}: is a module of your own: train it in your own loop, its nodes on")
         model.need_calibrated()
         file = str(file_of(model, ensure_writable_dir(folder)))
-    opened = shared.opened(file)
-    options = QatOptions(distill, str(teacher) if teacher else None, amax=amax)
-    loading = shared.LoadingOptions(data_path=source.path, batch=batch_size)
-    cfg = shared.config_of(
-        opened,
+    options = FinetuneOptions(
+        file,
         shared.ModelOptions(cfg=str(config) if config else None),
-        loading,
-        shared.RunOptions(seed=source.seed or None),
-    )
-    changed = load_recipe(recipe).having(changes or {}, "changes")
-    how = options.change(changed, TrainingOptions(epochs=epochs), batch_size)
-    request = Request(
-        Path(folder),
-        opened,
-        options.teacher,
-        resume=resume,
-        overwrite=overwrite,
+        data=shared.ScoringOptions(data_path=source.path, batch=batch_size),
+        training=TrainingOptions(recipe, epochs=epochs, go_on=resume, overwrite=overwrite),
+        qat=QatOptions(distill, str(teacher) if teacher else None, amax=amax),
         original=str(original) if original else None,
+        run=shared.RunOptions(seed=source.seed or None),
     )
     chosen = [load_policy(policy)] if policy else []
     with called(**{"continue": "resume", "output": "folder", "batch": "batch_size"}):
-        return finetune_and_score(cfg, how, request, chosen, world_on(device))
+        start = _start(options)
+        return finetune_and_score(options, *start, Path(folder), world_on(device), chosen, changes)
 
 
 def train_quantized(
@@ -255,27 +245,21 @@ def _teacher(request: Request, recipe: Recipe, card: RunCard) -> str | None:
 
 
 def run(options: FinetuneOptions, world: World) -> None:
-    checkpoint = shared.opened(options.checkpoint)
-    cfg = shared.config_of(checkpoint, options.model, options.data, options.run, OUTPUT=options.output)
+    checkpoint, cfg = _start(options)
     finetune_and_show(options, checkpoint, cfg, shared.output_dir(options.output, cfg), world)
+
+
+def _start(options: FinetuneOptions) -> tuple[OpenedCheckpoint | None, CfgNode]:
+    checkpoint = shared.opened(options.checkpoint)
+    return checkpoint, shared.config_of(checkpoint, options.model, options.data, options.run, OUTPUT=options.output)
 
 
 def finetune_and_show(
     options: FinetuneOptions, checkpoint: Checkpoint | None, cfg: CfgNode, folder: Path, world: World
 ) -> Finetuned:
     """Fine-tune in `folder` as options say, score, and print the results."""
-    from swin_quant.checkpoint.identify import config_given
-
-    data, training, qat = options.data, options.training, options.qat
-    recipe = qat.change(load_recipe(training.recipe or DEFAULT_RECIPE), training, data.batch)
     policy = options.policy.one()
-    request = replace(
-        training.request(folder, checkpoint, data, options.replace_head),
-        teacher=qat.teacher,
-        teacher_cfg=config_given(qat.teacher_cfg, qat.teacher) if qat.teacher_cfg else None,
-        original=options.original,
-    )
-    tuned = finetune_and_score(cfg, recipe, request, [policy] if policy else [], world, data.half, not options.no_eval)
+    tuned = finetune_and_score(options, checkpoint, cfg, folder, world, [policy] if policy else [])
     scored = tuned.evaluation
     if world.is_main and scored.outputs:
         print(scored)
@@ -285,15 +269,16 @@ def finetune_and_show(
 
 
 def finetune_and_score(
+    options: FinetuneOptions,
+    checkpoint: Checkpoint | None,
     cfg: CfgNode,
-    recipe: Recipe,
-    request: Request,
-    policies: Sequence[Policy],
+    folder: Path,
     world: World,
-    half: str = "auto",
-    is_scored: bool = True,
+    policies: Sequence[Policy],
+    changes: Mapping[str, Any] | None = None,
 ) -> Finetuned:
     """Fine-tune, then score on val where there is one; the results go into the run card."""
+    from swin_quant.checkpoint.identify import config_given
     from swin_quant.data.sources import has_split
     from swin_quant.model import Model
     from swin_quant.quant.policy import policy_from_dict
@@ -303,19 +288,28 @@ def finetune_and_score(
     from swin_quant.train.run import plot
     from swin_quant.verbs.evaluate import Evaluation, score_model, scored_on
 
+    data, training, qat = options.data, options.training, options.qat
+    recipe = load_recipe(training.recipe or DEFAULT_RECIPE).having(changes or {}, "changes")
+    recipe = qat.change(recipe, training, data.batch)
+    request = replace(
+        training.request(folder, checkpoint, data, options.replace_head),
+        teacher=qat.teacher,
+        teacher_cfg=config_given(qat.teacher_cfg, qat.teacher) if qat.teacher_cfg else None,
+        original=options.original,
+    )
     with only_writer(request.folder, world):  # until the last result is in the run card
         trained = train_quantized(cfg, recipe, request, policies, world)
         file, card, policy = trained.checkpoint, trained.card, policy_from_dict(trained.card.policy, "run card")
         shared.tell_bits([policy])
         has_logits = cfg.MODEL.OUTPUT_KIND == LOGITS
-        if not is_scored or (
+        if options.no_eval or (
             trained.position.best_epoch is None if has_logits else world.size > 1 or not has_split(cfg, "val")
         ):
             return Finetuned(file, Evaluation((), card))
         baseline = find_baseline(card, [file.resolve().parent], cfg, [policy], world, request.original)
         model = Model(trained.model, card=card)
         pictures = scored_on(cfg, model, max_unreadable=request.max_unreadable)
-        scored = score_model(model, pictures, [policy], world, half, baseline)
+        scored = score_model(model, pictures, [policy], world, data.half, baseline)
         if not has_logits:
             return Finetuned(file, scored)
         if world.is_main:
