@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.files import ensure_writable_dir
 from swin_quant.base.progress import log
-from swin_quant.cards.records import VerificationRecord
 from swin_quant.cli import shared
 from swin_quant.cli.flags import Flag
 from swin_quant.report.table import print_table
-from swin_quant.score.options import EngineOptions
-from swin_quant.verbs.verify import PICTURES, Verifying, failures, verify_artifact
+from swin_quant.verbs.verify import PICTURES, VerifyOptions, failures, verify_artifact
 
 if TYPE_CHECKING:
     from swin_quant.backends.artifact import Artifact
@@ -70,7 +68,7 @@ def build_engine(
     pictures: Callable[[], Pictures] | None = None,
     checkpoint: str | None = None,
 ) -> BuiltEngine:
-    """The engine, in `folder` or beside `model`, to be compared on `pictures` with `checkpoint`: `verify_engine`.
+    """The engine, in `folder` or beside `model`, to be compared on `pictures` with `checkpoint`.
 
     The command of NVIDIA's own tool is logged first, also where TensorRT is missing. Pictures and checkpoint that
     are not there are refused before anything is built.
@@ -96,22 +94,6 @@ def build_engine(
     return BuiltEngine(*build(plan, default_output(place, gpu)), shown)
 
 
-def verify_engine(
-    built: BuiltEngine,
-    how: Verifying,
-    world: World,
-) -> list[VerificationRecord] | None:
-    """The distance of its logits from the expected ones; None where nobody asked.
-
-    Fused attention has been wrong, and silently, on GPUs that a library was not tested on (TRT#4837).
-    """
-    shown = built.pictures
-    if shown is None:
-        return None
-    how = replace(how, engines=("tensorrt",), options=EngineOptions(device="cuda"))
-    return verify_artifact(built.artifact, lambda: shown, how, world)
-
-
 def run(options: BuildEngineOptions, world: World) -> None:
     from swin_quant.backends.tensorrt.plan import BuildOptions
     from swin_quant.report.engines import products_table, verification_table
@@ -122,13 +104,9 @@ def run(options: BuildEngineOptions, world: World) -> None:
     cache = Path(options.timing_cache) if options.timing_cache else None
     batches = (options.min_batch, options.opt_batch, options.max_batch)
     wanted = BuildOptions(*batches, options.workspace, cache, options.allow_float32)
-    how = Verifying(
-        checkpoint=options.checkpoint,
-        count=options.pictures,
-        batch_size=min(place.batch, options.max_batch),
-        workers=place.workers,
-        max_unreadable=place.max_unreadable,
-    )
+    read = replace(place, batch=min(place.batch, options.max_batch))
+    engine = shared.EngineFlags(("tensorrt",))
+    how = VerifyOptions(options.model, options.checkpoint, options.pictures, engine, read)
     shown = None if options.no_verify else partial(_pictures, place)
     built = build_engine(options.model, wanted, options.output, shown, options.checkpoint)
     print_table(products_table(built.layers))
@@ -136,12 +114,15 @@ def run(options: BuildEngineOptions, world: World) -> None:
         types = " and ".join(dict.fromkeys(row.wanted for row in lost))
         log.warning("%s in the graph, not in the engine: %s", types, listed(row.name for row in lost))
     log.info("engine: %s", built.artifact.file)
-    records = verify_engine(built, how, world)  # the engine took minutes: an error here must not hide it
-    if records is None:
+    found = built.pictures
+    if found is None:
         log.warning(
             "not verified: compare it on this GPU before it is used: `swin-quant verify %s`", built.artifact.file
         )
         return
+    # Fused attention has been wrong, and silently, on GPUs that a library was not tested on (TRT#4837). The engine took
+    # minutes: an error here must not hide it.
+    records = verify_artifact(built.artifact, lambda: found, how, world)
     print_table(verification_table(records))
     if failed := failures(records):
         raise SwinQuantError(

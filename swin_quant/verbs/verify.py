@@ -19,7 +19,6 @@ from swin_quant.cli import shared
 from swin_quant.cli.output import Printed, tell
 from swin_quant.config.outputs import LOGITS, classes_of
 from swin_quant.report.table import ReportTable
-from swin_quant.score.options import EngineOptions
 
 if TYPE_CHECKING:
     from swin_quant.backends.artifact import Artifact
@@ -54,23 +53,6 @@ class VerifyOptions:
 
 
 OPTIONS = VerifyOptions
-
-
-@dataclass(frozen=True)
-class Verifying:
-    """How an artifact is verified: on `engines` (None: as `load_engines`), on `count` pictures, evenly spread.
-
-    `checkpoint`: the one that it was made from, where it is not found. `origin`: the model of a wrapped module.
-    """
-
-    engines: Sequence[str] | None = None
-    options: EngineOptions = EngineOptions()
-    checkpoint: str | None = None
-    count: int = PICTURES
-    batch_size: int = 32
-    workers: int = 0
-    max_unreadable: float = 0.01
-    origin: Model | None = None
 
 
 @dataclass(frozen=True)
@@ -109,26 +91,25 @@ def verify(
     found, source = subject_of(exported), source_of(pictures)
     if not isinstance(found, Exported):
         raise UsageError(f"{found.name}: is a model, and `verify` compares an artifact with it: export it first")
-    shown: Callable[[], Pictures] | Iterable[Any]
-    if isinstance(source, PictureSet):
-        shown, count = source.of_split("val").open, source.count or PICTURES
-    else:
-        shown, count = source, PICTURES
-    how = Verifying([engine] if engine else None, EngineOptions(device=device), count=count, origin=found.origin)
-    return Verification(verify_artifact(found.artifact, shown, how, world_on(device)))
+    engines = shared.EngineFlags((engine,) if engine else ())
+    count = source.count if isinstance(source, PictureSet) else None
+    shown = source.of_split("val").open if isinstance(source, PictureSet) else source
+    options = VerifyOptions(str(found.file), pictures=count or PICTURES, engines=engines)
+    return Verification(verify_artifact(found.artifact, shown, options, world_on(device), found.origin))
 
 
 def verify_artifact(
     artifact: Artifact,
     pictures: Callable[[], Pictures] | Iterable[Any],
-    how: Verifying,
+    options: VerifyOptions,
     world: World,
+    origin: Model | None = None,
 ) -> list[VerificationRecord]:
     """Compare the artifact with its checkpoint, and keep the records in its run card; `failures` names the engines that
     failed.
 
     SwinQuantError where the checkpoint is not found. `pictures`: batches, or a function that opens them when everything
-    else is in order.
+    else is in order; `origin`: the model of a wrapped module.
     """
     from swin_quant.data.picture_set import batches
     from swin_quant.data.pictures import Pictures
@@ -145,14 +126,16 @@ def verify_artifact(
     from swin_quant.score.baseline import engines_beside, unnamed_baseline
     from swin_quant.score.run_engines import infer, infer_batches
 
-    names = names_of_engines(artifact, how.engines)
+    place = options.place
+    names = names_of_engines(artifact, options.engines.engine or None)
     check_writable(card_path(artifact.file))  # which gets the records
     cfg = config_of(artifact)
-    origin, policies = load_origin(artifact, cfg, find_checkpoint(artifact, how.checkpoint), world, how.origin)
+    checkpoint = find_checkpoint(artifact, options.checkpoint)
+    origin, policies = load_origin(artifact, cfg, checkpoint, world, origin)
     shown = pictures() if callable(pictures) else pictures
     policies = policies if is_quantized(artifact.record["precision"]) else []
     references = engines_beside(origin.module, world.device, None, policies, unnamed_baseline(artifact.card))
-    engines = load_engines(artifact, names, how.options)
+    engines = load_engines(artifact, names, options.engines.options(world))
     everything = references | engines
     with eval_mode(origin.module):
         if isinstance(shown, Pictures):
@@ -161,10 +144,10 @@ def verify_artifact(
                 shown,
                 preprocess_of(artifact),
                 classes_of(cfg),
-                batch_size=how.batch_size,
-                workers=how.workers,
-                count=how.count,
-                max_unreadable=how.max_unreadable,
+                batch_size=place.batch,
+                workers=place.workers,
+                count=options.pictures,
+                max_unreadable=place.max_unreadable,
                 device=world.device,
             )
         else:
@@ -291,18 +274,8 @@ def verified(options: VerifyOptions, world: World) -> tuple[Artifact, list[Verif
     """The artifact that options name, and how far it is from its checkpoint; nothing is printed."""
     from swin_quant.backends.artifact import open_artifact
 
-    place = options.place
-    how = Verifying(
-        options.engines.engine or None,
-        options.engines.options(world),
-        options.checkpoint,
-        options.pictures,
-        place.batch,
-        place.workers,
-        place.max_unreadable,
-    )
     artifact = open_artifact(options.artifact)
-    return artifact, verify_artifact(artifact, place.open, how, world)
+    return artifact, verify_artifact(artifact, options.place.open, options, world)
 
 
 def run(options: VerifyOptions, world: World) -> None:
