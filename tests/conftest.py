@@ -1,6 +1,8 @@
 """Shared by all tests: few threads, seeds, tiny configs and models, and the shared data folder; for whole commands a
 micro model and a few small pictures."""
 
+import copy
+import functools
 import gc
 import importlib.util
 import json
@@ -27,6 +29,7 @@ from PIL import Image
 from swin_quant.backends import registry as backends
 from swin_quant.backends.onnx import export as onnx_export
 from swin_quant.backends.openvino import operators
+from swin_quant.base import yaml_file
 from swin_quant.base.cpu import reproducible
 from swin_quant.base.files import configs_dir
 from swin_quant.cli import main
@@ -78,6 +81,15 @@ def exported_once(tmp_path_factory):
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def parsed_once():
+    """Parse equal YAML once a session: tests read shipped configs and policies thousands of times."""
+    parse = functools.cache(yaml_file._plain)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(yaml_file, "_plain", lambda text: copy.deepcopy(parse(text)))
+        yield
+
+
 def pytest_collection_modifyitems(config, items):
     """Leave out what is not in the sample of kernels: a test that a worker skips costs as much as a quick one.
 
@@ -109,7 +121,7 @@ def few_threads():
 @pytest.fixture(autouse=True)
 def seeded():
     """Every test starts from the same random numbers, whatever ran before it."""
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)  # torch.manual_seed asks for every kind of device, 6,000 times
 
 
 @pytest.fixture(autouse=True)

@@ -64,6 +64,7 @@ def versions() -> dict[str, str | None]:
     }
 
 
+@functools.cache
 def _installed(package: str) -> str | None:
     try:
         return importlib.metadata.version(package)  # reads a file: importing timm would take seconds
