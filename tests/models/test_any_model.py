@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from families import FAMILIES, config, family
 from torch import nn
 
 from swin_quant.backends.onnx.export import OnnxOptions, export
@@ -23,35 +24,18 @@ from swin_quant.quant.policy import apply_policy, enabled_nodes, load_policy, qu
 from swin_quant.quant.quantizer import Role, named_nodes
 
 MATMULS = (Role.MATMUL_INPUT, Role.SOFTMAX_OUTPUT)
-MICRO = {
-    "resnet18": {"layers": [1, 1, 1, 1], "channels": [8, 16, 16, 16]},
-    "resnet50": {"layers": [1, 1, 1, 1], "channels": [8, 8, 8, 16]},
-    "deit_tiny_patch16_224": {"patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2},
-    "vit_small_patch16_224": {"patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "init_values": 0.1},
-    "convnext_atto": {"depths": [1, 2, 1, 1], "dims": [8, 16, 16, 16]},
-    "mobilenetv3_small_050": {},
-}
-
-
-def config(name, **options):
-    given = {"ARCHITECTURE": name, "OPTIONS": json.dumps(options)}
-    model = {"TYPE": "timm", "NAME": name, "NUM_CLASSES": 3, "DROP_PATH_RATE": 0.0, "TIMM": given}
-    return from_dict({"DATA": {"IMG_SIZE": 32}, "MODEL": model}, "test")
-
-
-def disturbed(model):
-    """Statistics of norms as in a trained model; a new model's zeros and ones would fold to nothing."""
-    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        if name.endswith("running_var"):
-            tensor.uniform_(0.5, 2.0)
-        elif name.endswith("running_mean") or tensor.dim() == 1 and tensor.is_floating_point():
-            tensor.data.add_(0.1 * torch.randn(tensor.shape))
-    return model
 
 
 @pytest.fixture(scope="module")
 def images():
     return torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(5))
+
+
+def zeroed(model):
+    """`model` without weights, to be read."""
+    for tensor in model.state_dict().values():
+        tensor.zero_()
+    return model
 
 
 MARKS = {
@@ -60,33 +44,29 @@ MARKS = {
 }
 
 
-@pytest.fixture(scope="module", params=[pytest.param(name, marks=MARKS.get(name, ())) for name in MICRO])
-def micro(request):
-    """The name, and a separate model of it."""
-    torch.manual_seed(0)
-    return request.param, disturbed(build_model(config(request.param, **MICRO[request.param])))
+@pytest.fixture(scope="module", params=[pytest.param(name, marks=MARKS.get(name, ())) for name in FAMILIES])
+def name(request):
+    return request.param
 
 
 @pytest.mark.slow
-def test_it_computes_what_timm_does_and_keeps_its_names(micro, images, tmp_path):
-    name, model = micro
+def test_it_computes_what_timm_does_and_keeps_its_names(name, images, tmp_path):
+    model = family(name)
     extra = {"img_size": 32} if name.startswith(("vit", "deit")) else {}
-    options = {key: tuple(value) if isinstance(value, list) else value for key, value in MICRO[name].items()}
+    options = {key: tuple(value) if isinstance(value, list) else value for key, value in FAMILIES[name].items()}
     theirs = import_timm().create_model(name, num_classes=3, **options, **extra).eval()
     theirs.load_state_dict(model.state_dict())
     with torch.no_grad():
         wanted = theirs(images)
         torch.testing.assert_close(model(images), wanted)
         torch.save(theirs.state_dict(), tmp_path / "theirs.pth")
-        again = build_model(config(name, **MICRO[name]))
+        again = zeroed(family(name))
         load_float(again, tmp_path / "theirs.pth")
         torch.testing.assert_close(again(images), wanted)
 
 
-def test_calibrated_folded_saved_and_read(micro, images, tmp_path):
-    name, made = micro
-    model = build_model(config(name, **MICRO[name]))
-    model.load_state_dict(made.state_dict())
+def test_calibrated_folded_saved_and_read(name, images, tmp_path):
+    model = family(name)
     with torch.no_grad():
         wanted = model(images)
         calibrate(model, [images], Method("max"))
@@ -98,7 +78,7 @@ def test_calibrated_folded_saved_and_read(micro, images, tmp_path):
         simulated = model(images)
         assert 0 < (simulated - wanted).norm() < 0.15 * wanted.norm()
         save_calibrated(model, tmp_path / "calib.pth", by_channel=True)
-        other = build_model(config(name, **MICRO[name]))
+        other = zeroed(family(name))
         apply_policy(other, policy)
         load_calibrated(other, tmp_path / "calib.pth")
         quantize(other)
@@ -106,10 +86,10 @@ def test_calibrated_folded_saved_and_read(micro, images, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in MICRO if name != "resnet50"])
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "resnet50"])
 def test_an_engine_computes_what_was_simulated(name, images, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
-    model = disturbed(build_model(config(name, **MICRO[name])))
+    model = family(name)
     calibrate(model, [images], Method("max"))
     policy = load_policy("onnxruntime")
     apply_policy(model, policy)
@@ -163,7 +143,7 @@ def test_resnet_has_a_node_at_every_product_and_addition(images):
 
 
 def test_the_residual_stream_of_a_transformer_stays_float_and_its_attention_does_not():
-    model = build_model(config("deit_tiny_patch16_224", **MICRO["deit_tiny_patch16_224"]))
+    model = family("deit_tiny_patch16_224")
     roles = {name: node.role for name, node in named_nodes(model).items()}
     block = {name.removeprefix("blocks.0."): role for name, role in roles.items() if name.startswith("blocks.0.")}
     assert [name for name, role in block.items() if role in MATMULS] == [
@@ -172,14 +152,13 @@ def test_the_residual_stream_of_a_transformer_stays_float_and_its_attention_does
     assert block["attn.matmul2_left_input_quantizer"] is Role.SOFTMAX_OUTPUT
     assert block["mlp.fc2._input_quantizer"] is Role.ONE_SIDED_INPUT
     assert sum(role is Role.RESIDUAL for role in block.values()) == 4
-    convnext = build_model(config("convnext_atto", **MICRO["convnext_atto"]))
+    convnext = family("convnext_atto")
     assert {node.role for name, node in named_nodes(convnext).items() if ".add" in name} == {Role.RESIDUAL}
     assert not any("average" in name for name in named_nodes(convnext)), "what is averaged there is float"
 
 
 def test_weights_fit_folded_or_not(images, tmp_path):
-    options = MICRO["resnet18"]
-    model = disturbed(build_model(config("resnet18", **options)))
+    model = family("resnet18")
     with torch.no_grad():
         wanted = model(images)
     save_float(model, tmp_path / "float.pth")
@@ -187,7 +166,7 @@ def test_weights_fit_folded_or_not(images, tmp_path):
     assert is_folded(model)
     save_float(model, tmp_path / "folded.pth")
     load_float(model, tmp_path / "float.pth")
-    unfolded = build_model(config("resnet18", **options))
+    unfolded = zeroed(family("resnet18"))
     load_float(unfolded, tmp_path / "folded.pth")
     with torch.no_grad():
         torch.testing.assert_close(model(images), wanted, rtol=1e-4, atol=1e-5)
@@ -195,13 +174,13 @@ def test_weights_fit_folded_or_not(images, tmp_path):
 
 
 def test_weights_of_another_model_are_one_line(tmp_path):
-    save_float(build_model(config("resnet18", **MICRO["resnet18"])), tmp_path / "float.pth")
+    save_float(family("resnet18"), tmp_path / "float.pth")
     for name, says in (
         ("resnet50", "does not fit the model: "),
         ("deit_tiny_patch16_224", "does not fit the model: "),
     ):
         with pytest.raises(SwinQuantError, match=says) as raised:
-            load_float(build_model(config(name, **MICRO[name])), tmp_path / "float.pth")
+            load_float(family(name), tmp_path / "float.pth")
         assert "\n" not in str(raised.value)
     cfg = from_dict({**_tree(), "MODEL": {**_tree()["MODEL"], "NUM_CLASSES": 5}}, "test")
     with pytest.raises(SwinQuantError, match="its head has 3 classes, MODEL.NUM_CLASSES is 5"):
@@ -210,7 +189,7 @@ def test_weights_of_another_model_are_one_line(tmp_path):
 
 
 def _tree():
-    given = {"ARCHITECTURE": "resnet18", "OPTIONS": json.dumps(MICRO["resnet18"])}
+    given = {"ARCHITECTURE": "resnet18", "OPTIONS": json.dumps(FAMILIES["resnet18"])}
     return {"DATA": {"IMG_SIZE": 32}, "MODEL": {"TYPE": "timm", "NAME": "x", "NUM_CLASSES": 3, "TIMM": given}}
 
 
@@ -282,7 +261,7 @@ def test_fused_attention_is_spelt_out(masked):
 
 
 def test_training_moves_norms_and_reaches_every_parameter():
-    model = build_model(config("resnet18", **MICRO["resnet18"]))
+    model = family("resnet18")
     before = model.bn1.running_mean.clone()
     model.train()(torch.randn(4, 3, 32, 32)).sum().backward()
     assert not torch.equal(model.bn1.running_mean, before)

@@ -1,16 +1,13 @@
 """Traced networks: their units are their blocks, give the same results alone, and passes run on them."""
 
-import json
-
 import pytest
 import torch
 import torch.nn.functional as F
+from families import family
 from torch import nn
 
 import swin_quant as sq
 from swin_quant.base.errors import SwinQuantError
-from swin_quant.config import from_dict
-from swin_quant.models import build_model
 from swin_quant.models.registry import exchanges_of, units_of
 from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.check import agreement_and_sqnr
@@ -18,12 +15,6 @@ from swin_quant.quant.passes.places import rescale
 from swin_quant.quant.passes.units import entering, walk
 from swin_quant.quant.policy import dequantize, load_policy, quantize
 
-FAMILIES = {
-    "resnet18": {"layers": [1, 1, 1, 1], "channels": [8, 16, 16, 16]},
-    "deit_tiny_patch16_224": {"patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2},
-    "convnext_atto": {"depths": [1, 2, 1, 1], "dims": [8, 16, 16, 16]},
-    "mobilenetv3_small_050": {},
-}
 PASSES = [
     {"name": "equalize", "pictures": 2, "alpha": [0.5]},
     {"name": "range_search", "pictures": 2, "rounds": 1},
@@ -33,25 +24,13 @@ PASSES = [
 ]
 
 
-def built(name):
-    torch.manual_seed(0)
-    options = {"ARCHITECTURE": name, "OPTIONS": json.dumps(FAMILIES[name])}
-    model = {"TYPE": "timm", "NAME": name, "NUM_CLASSES": 3, "DROP_PATH_RATE": 0.0, "TIMM": options}
-    network = build_model(from_dict({"DATA": {"IMG_SIZE": 32}, "MODEL": model}, "test"))
-    for key, tensor in [*network.named_parameters(), *network.named_buffers()]:
-        if key.endswith("running_var"):
-            tensor.uniform_(0.5, 2.0)
-        elif tensor.dim() == 1 and tensor.is_floating_point():
-            tensor.data.add_(0.2 * torch.randn(tensor.shape))
-    return network
+NAMES = ["resnet18", "deit_tiny_patch16_224", "convnext_atto", "mobilenetv3_small_050"]
+LAST = pytest.param(NAMES[-1], marks=pytest.mark.slow)  # it has all its blocks
 
 
-LAST = pytest.param([*FAMILIES][-1], marks=pytest.mark.slow)  # it has all its blocks
-
-
-@pytest.fixture(scope="module", params=[*[*FAMILIES][:-1], LAST])
-def family(request):
-    return request.param, built(request.param)
+@pytest.fixture(scope="module", params=[*NAMES[:-1], LAST])
+def name(request):
+    return request.param
 
 
 @pytest.fixture(scope="module")
@@ -59,9 +38,8 @@ def images():
     return torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(5))
 
 
-def test_units_are_blocks_and_what_stands_between_them(family):
-    name, model = family
-    units = list(units_of(model))
+def test_units_are_blocks_and_what_stands_between_them(name):
+    units = list(units_of(family(name)))
     blocks = {
         "resnet18": ["layer1.0", "layer2.0", "layer3.0", "layer4.0"],
         "deit_tiny_patch16_224": ["blocks.0", "blocks.1"],
@@ -72,17 +50,16 @@ def test_units_are_blocks_and_what_stands_between_them(family):
     assert units[first : first + len(blocks)] == blocks
 
 
-def test_a_walk_meets_what_the_network_itself_gives_its_units(family, images):
-    _, model = family
+def test_a_walk_meets_what_the_network_itself_gives_its_units(name, images):
+    model = family(name)
     for run in walk(model, units_of(model), [images[:2]]):
         with torch.inference_mode():
             (direct,) = entering(model, run.unit, [images[:2]])
         assert torch.equal(run.inputs[0], direct), run.name
 
 
-def test_factors_that_move_leave_the_function(family, images):
-    name, _ = family
-    model = built(name)
+def test_factors_that_move_leave_the_function(name, images):
+    model = family(name)
     calibrate(model, [images], Method("max"))  # folds norms
     with torch.no_grad():
         wanted = model(images)
@@ -95,9 +72,9 @@ def test_factors_that_move_leave_the_function(family, images):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", NAMES)
 def test_every_pass_runs_and_together_they_gain(name, images):
-    model, images = built(name), images[:4]
+    model, images = family(name), images[:4]
     few = load_policy("qdq").bits("role:gemm_weight", 5).bits("role:activation", 6)
     plain = sq.calibrate(sq.Model(model), [images], few, method="max", passes=[])
     with torch.no_grad():
