@@ -11,7 +11,6 @@ from typing import Annotated, Any, TypedDict
 
 import numpy as np
 import torch
-from torch import nn
 from yacs.config import CfgNode
 
 from swin_quant.backends.artifact import Artifact
@@ -26,6 +25,7 @@ from swin_quant.data.pictures import Pictures, SomePictures
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import digest
 from swin_quant.exported import config_of, labels_in, load_engines, one_engine, preprocess_of
+from swin_quant.model import Model
 from swin_quant.quant.policy import Policy
 from swin_quant.score.engine import Engine, engine_under
 from swin_quant.score.metrics import Guess, class_names, top_classes
@@ -65,19 +65,11 @@ def of_artifact(artifact: Artifact, engines: Sequence[str] | None, options: Engi
     return Classifying(artifact.file.name, engine, preprocess, cfg.MODEL.NUM_CLASSES, names, sha256)
 
 
-def of_model(
-    model: nn.Module,
-    name: str,
-    preprocess: Preprocess,
-    classes: int,
-    policies: Sequence[Policy],
-    sha256: str | None = None,
-    names: Sequence[str] = (),
-) -> Classifying:
+def of_model(model: Model, policies: Sequence[Policy], name: str) -> Classifying:
     """A model in torch: quantized under the first of `policies`, else in float."""
-    device = next(model.parameters()).device
-    engine = engine_under(model, device, policies[:1])
-    return Classifying(name, engine, preprocess, classes, names, sha256, device)
+    engine, record = engine_under(model.module, model.device, policies[:1]), model.card.checkpoint or model.card.source
+    sha256 = record["sha256"] if record else None
+    return Classifying(name, engine, model.preprocess, model.classes, model.class_names, sha256, model.device)
 
 
 @dataclass(frozen=True)

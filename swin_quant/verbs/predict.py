@@ -136,8 +136,7 @@ def predict(
     elif engine:
         raise UsageError(f"{model.name}: engine {engine} runs artifacts: export the model first")
     else:
-        how = (model.preprocess, model.classes, model.policies)
-        by = of_model(model.module, model.name, *how, names=model.class_names)
+        by = of_model(model, model.policies, model.name)
     with eval_mode(*network):
         found = classify(by, shown, Answers(top)).answers
     return Guesses(found, by=_model_and_engine(by))
@@ -219,16 +218,12 @@ def _of_checkpoint(options: PredictOptions, world: World) -> Classifying:
     cfg = shared.config_of(checkpoint, options.geometry)
     need_logits(cfg.MODEL.OUTPUT_KIND, "predict")
     model, policies = load_for_scoring(cfg, checkpoint, options.policy.policies(), world, options.replace_head)
-    preprocess = model.preprocess
-    made, taken = preprocess.sides, sides(cfg.DATA.IMG_SIZE)
+    made, taken = model.preprocess.sides, sides(cfg.DATA.IMG_SIZE)
     if made != taken:
         raise SwinQuantError(
             f"{checkpoint}: its run card resizes pictures to {shortest(made)}, the model takes {shortest(taken)}"
         )
-    record = model.card.checkpoint or model.card.source
-    sha256 = record["sha256"] if record else None
-    name, classes = checkpoint.file.name, cfg.MODEL.NUM_CLASSES
-    return of_model(model.module, name, preprocess, classes, policies, sha256, model.class_names)
+    return of_model(model, policies, checkpoint.file.name)
 
 
 def _write(target: str | None, by: Classifying, found: Predictions) -> None:

@@ -19,7 +19,7 @@ from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard, versions
 from swin_quant.config.load import portable_config
 from swin_quant.config.outputs import need_logits
-from swin_quant.data.loader import DrawnBatches, default_workers
+from swin_quant.data.loader import DrawnBatches, default_workers, seeded_order
 from swin_quant.data.picture_set import PictureSet, batches
 from swin_quant.data.pictures import Pictures, SomePictures
 from swin_quant.data.prepared import Prepared
@@ -59,7 +59,8 @@ class SearchPictures:
         opened = pictures.open()
         left = sample(len(opened), len(opened), sampling.seed)[sampling.count :]
         others = partial(_read, SomePictures(opened, left), sampling, preprocess, pictures.workers) if left else None
-        return cls(_read(opened, sampling, preprocess, pictures.workers), _drawn(opened, sampling), others)
+        names = seeded_order(opened, sampling.seed)[: sampling.count]
+        return cls(_read(opened, sampling, preprocess, pictures.workers), names, others)
 
     @classmethod
     def of_batches(cls, source: Iterable[Any], prepared: Prepared) -> "SearchPictures":
@@ -79,11 +80,6 @@ def _read(pictures: Pictures, sampling: Sampling, preprocess: Preprocess, worker
     if lost := drawn.limit.names:
         log.warning("%d pictures are unreadable, others are taken where there are more: %s", len(lost), listed(lost))
     return images
-
-
-def _drawn(pictures: Pictures, sampling: Sampling) -> list[str]:
-    """The names of the sample; no picture is read."""
-    return [pictures.names[i] for i in sample(len(pictures), min(sampling.count, len(pictures)), sampling.seed)]
 
 
 @dataclass(frozen=True)
@@ -237,8 +233,9 @@ class SearchSettings:
     @cached_property
     def pictures_sha256(self) -> str:
         """The hash of the pictures' names."""
-        place = self.pictures
-        return digest(place.names if isinstance(place, SearchPictures) else _drawn(place.open(), self.sampling))
+        if isinstance(self.pictures, SearchPictures):
+            return digest(self.pictures.names)
+        return digest(seeded_order(self.pictures.open(), self.sampling.seed)[: self.sampling.count])
 
     def read(self, model: Model) -> SearchPictures:
         """The pictures as the model takes them."""

@@ -188,19 +188,7 @@ def _on_batches(
 
 
 def run(options: SensitivityOptions, world: World) -> None:
-    is_csv = options.format == "csv"
-    if is_csv and PROFILE in options.kind and {PROFILE} != {*options.kind}:
-        raise UsageError("--kind profile: CSV has one table: ask for it alone")
-    record = _of_checkpoint(options, world)
-    if world.is_main:
-        found = Costs(record, options.kind, None if is_csv else options.top or None)
-        first = found.tables()[0]
-        show = partial(print_text, comma_separated(first.columns, first.rows)) if is_csv else found.show
-        tell(options.json, show, record)
-
-
-def _of_checkpoint(options: SensitivityOptions, world: World) -> SensitivityRecord:
-    """Measure the checkpoint; rank 0 writes the result to its run card, if there is one.
+    """Measure a checkpoint; rank 0 writes the result to its run card, if there is one.
 
     A checkpoint that QAT trained is compared with its own weights, nodes off.
     """
@@ -208,6 +196,9 @@ def _of_checkpoint(options: SensitivityOptions, world: World) -> SensitivityReco
     from swin_quant.data.picture_set import PictureSet
     from swin_quant.loading import load_for_scoring
 
+    is_csv = options.format == "csv"
+    if is_csv and PROFILE in options.kind and {PROFILE} != {*options.kind}:
+        raise UsageError("--kind profile: CSV has one table: ask for it alone")
     if not options.checkpoint:
         raise UsageError("nothing to measure: name a calibrated checkpoint")
     checkpoint, data = open_checkpoint(options.checkpoint), options.data
@@ -220,7 +211,12 @@ def _of_checkpoint(options: SensitivityOptions, world: World) -> SensitivityReco
     if not policies:
         raise UsageError(f"{checkpoint}: is a float checkpoint: calibrate it first")
     record = _measured(model, policies[0], pictures, world)
-    if model.card_file and world.is_main:
+    if not world.is_main:
+        return
+    if model.card_file:
         update(model.card_file, model.card, lambda now: replace(now, sensitivity=record))
         log.info("run card: %s", model.card_file)
-    return record
+    found = Costs(record, options.kind, None if is_csv else options.top or None)
+    first = found.tables()[0]
+    show = partial(print_text, comma_separated(first.columns, first.rows)) if is_csv else found.show
+    tell(options.json, show, record)
