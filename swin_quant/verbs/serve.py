@@ -8,7 +8,7 @@ import socket
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from glob import escape
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,7 +24,6 @@ from swin_quant.cards.paths import card_path
 from swin_quant.cli.flags import Flag
 from swin_quant.cli.shared import AnyDevice, ArtifactFile, ClassNames, EngineFlags, one_process
 from swin_quant.config.outputs import FEATURES, LOGITS
-from swin_quant.score.options import EngineOptions
 from swin_quant.serving.limits import ServiceLimits
 
 if TYPE_CHECKING:
@@ -89,18 +88,6 @@ class ServeOptions:
 OPTIONS = ServeOptions
 
 
-@dataclass(frozen=True)
-class Hosting:
-    """How an artifact is served. `name` None: its card's; `labels`: a file of class names, None: the model's own."""
-
-    engines: Sequence[str] | None = None
-    options: EngineOptions = field(default_factory=EngineOptions)
-    limits: ServiceLimits = field(default_factory=ServiceLimits)
-    name: str | None = None
-    labels: str | None = None
-    decoders: int = LimitFlags.decoders
-
-
 def app(
     file: str | Path,
     engine: str | None = None,
@@ -117,11 +104,12 @@ def app(
     max_megapixels, budget_megabytes.
     """
     from swin_quant.backends.artifact import open_artifact
+    from swin_quant.base.distributed import world_on
     from swin_quant.serving.app import build_app
 
-    options = EngineOptions(threads=threads, device=device)
-    how = Hosting([engine] if engine else None, options, ServiceLimits(**limits), name, labels)
-    return build_app(service_of(open_artifact(file), how))
+    engines = EngineFlags((engine,) if engine else (), threads)
+    options = ServeOptions(str(file), name=name, labels=labels, engines=engines, limits=LimitFlags(**limits))
+    return build_app(service_of(open_artifact(file), options, world_on(device)))
 
 
 def run(options: ServeOptions, world: World) -> None:
@@ -131,31 +119,23 @@ def run(options: ServeOptions, world: World) -> None:
     decoders = options.limits.decoders
     if not 1 <= decoders <= MOST_DECODERS:
         raise UsageError(f"--decoders {decoders}: must be from 1 to {MOST_DECODERS}")
-    how = Hosting(
-        options.engines.engine or None,
-        options.engines.options(world),
-        options.limits.limits(),
-        options.name,
-        options.labels,
-        decoders,
-    )
-    serve(open_artifact(options.artifact), options.host, options.port, how)
+    serve(open_artifact(options.artifact), options, world)
 
 
-def serve(artifact: Artifact, host: str, port: int, how: Hosting) -> None:
+def serve(artifact: Artifact, options: ServeOptions, world: World) -> None:
     """Serve until SIGTERM or Ctrl-C: then no more requests are taken, and those that came are answered.
 
-    `port` 0 is any free one, which is logged. SwinQuantError for an address that cannot be had.
+    ‹port› 0 is any free one, which is logged. SwinQuantError for an address that cannot be had.
     """
     from swin_quant.serving.app import build_app
 
     library("uvicorn", "serve")  # an absent library is an error before an engine is loaded
     from swin_quant.serving.server import server_of
 
-    with private_copy(artifact) as copy, _listening(host, port) as listener:
-        service = service_of(copy, how)
+    with private_copy(artifact) as copy, _listening(options.host, options.port) as listener:
+        service = service_of(copy, options, world)
         app = build_app(service)
-        server = server_of(app, how.limits, app.state.count)
+        server = server_of(app, options.limits.limits(), app.state.count)
         where = "http://{}:{}".format(*listener.getsockname()[:2])
         names = copy.file.name, service.about["engine"], where, service.model.name, where
         log.info("%s on %s: %s/v2/models/%s, pictures to %s/predict", *names)
@@ -168,7 +148,7 @@ def serve(artifact: Artifact, host: str, port: int, how: Hosting) -> None:
         log.info("stopped: all requests that had come were answered")
 
 
-def service_of(artifact: Artifact, how: Hosting) -> Service:
+def service_of(artifact: Artifact, options: ServeOptions, world: World) -> Service:
     """The artifact on its engine, every size of batch and one picture run once, so that the first client does not wait.
 
     UsageError for a classifier of pictures of any size; SwinQuantError where the engine cannot load or run it.
@@ -186,10 +166,11 @@ def service_of(artifact: Artifact, how: Hosting) -> Service:
     kind = cfg.MODEL.OUTPUT_KIND
     if kind != FEATURES and not preprocess.is_square:
         raise UsageError(f"{artifact.file}: classifies pictures of any size: only maps are served for these")
-    chosen, limits = one_engine(artifact, how.engines), how.limits
+    chosen, limits = one_engine(artifact, options.engines.engine or None), options.limits.limits()
     sizes = graphs_for(limits.max_batch) if engine_named(chosen).graph_per_shape else ()
-    options = replace(how.options, graphs=max(how.options.graphs, len(sizes)))
-    (engine,) = load_engines(artifact, [chosen], options).values()
+    how = options.engines.options(world)
+    how = replace(how, graphs=max(how.graphs, len(sizes)))
+    (engine,) = load_engines(artifact, [chosen], how).values()
     if engine.max_batch:
         sizes, limits = (), replace(limits, max_batch=min(limits.max_batch, engine.max_batch))
     preprocess(Image.new("RGB", preprocess.sides))  # imports what it needs now
@@ -197,7 +178,7 @@ def service_of(artifact: Artifact, how: Hosting) -> Service:
     for size in reversed(sizes or _prepared(engine.sizes, limits.max_batch)):
         with torch.inference_mode():
             outputs = engine(torch.zeros(size, 3, *preprocess.sides))
-    names = class_names(cfg.MODEL.NUM_CLASSES, how.labels, labels_in(artifact)) if kind == LOGITS else []
+    names = class_names(cfg.MODEL.NUM_CLASSES, options.labels, labels_in(artifact)) if kind == LOGITS else []
     about = {
         "version": __version__,
         "file": artifact.file.name,
@@ -206,8 +187,8 @@ def service_of(artifact: Artifact, how: Hosting) -> Service:
         "precision": engine.precision,
         "policy": engine.policy,
     }
-    model = described(artifact, names, how.name, parts_of(outputs)[0].shape[1])
-    return Service(model, engine, preprocess, sizes, limits, how.decoders, about)
+    model = described(artifact, names, options.name, parts_of(outputs)[0].shape[1])
+    return Service(model, engine, preprocess, sizes, limits, options.limits.decoders, about)
 
 
 def graphs_for(largest: int) -> tuple[int, ...]:

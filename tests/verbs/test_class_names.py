@@ -11,8 +11,9 @@ from PIL import Image
 
 import swin_quant as sq
 from swin_quant.backends.artifact import open_artifact
+from swin_quant.base.distributed import World
 from swin_quant.checkpoint import read_state_dict
-from swin_quant.verbs.serve import Hosting, service_of
+from swin_quant.verbs.serve import ServeOptions, service_of
 
 PETS = ["cat", "dog", "fox"]
 ORDER = [2, 0, 1]  # the classes of the permuted head's rows
@@ -132,7 +133,7 @@ def exported(run, permuted, pictures, float_flags, tmp_path):
 def test_names_reach_the_package_and_the_service(exported, tmp_path):
     folder = sq.package(sq.artifact(exported), tmp_path / "package")
     assert (folder / json.loads((folder / "package.json").read_text())["labels"]).read_text().split() == NAMES
-    assert list(service_of(open_artifact(exported), Hosting()).model.labels) == NAMES
+    assert list(service_of(open_artifact(exported), ServeOptions(str(exported)), World()).model.labels) == NAMES
 
 
 @pytest.mark.slow

@@ -19,10 +19,12 @@ from PIL import Image
 
 from swin_quant.backends.artifact import finish_artifact, open_artifact
 from swin_quant.backends.saturation import SAFE_ON
+from swin_quant.base.distributed import World
 from swin_quant.base.files import sha256_of
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import Result
 from swin_quant.cli import main
+from swin_quant.cli.shared import EngineFlags
 from swin_quant.config import load_config
 from swin_quant.config.load import portable_config
 from swin_quant.data.named import NamedPictures
@@ -442,7 +444,7 @@ def test_serve_describes_the_model_as_its_package_does(exported, tmp_path, batch
 
     from swin_quant.exported import labels_in
     from swin_quant.ship.facts import facts_of
-    from swin_quant.verbs.serve import Hosting, service_of
+    from swin_quant.verbs.serve import ServeOptions, service_of
 
     model = onnx.load(exported)
     graph = model.graph
@@ -460,7 +462,7 @@ def test_serve_describes_the_model_as_its_package_does(exported, tmp_path, batch
     onnx.save(model, file)
     finish_artifact(file, RunCard.read(exported.with_suffix(".json")), "onnx", "float32", {})
     artifact = open_artifact(file)
-    served = service_of(artifact, Hosting(["onnxruntime"])).model
+    served = service_of(artifact, ServeOptions(str(file), engines=EngineFlags(("onnxruntime",))), World()).model
     assert served == facts_of(artifact, labels_in(artifact)).served
     assert (served.name, served.batch, served.labels) == ("swin_micro", batch, ("cat", "dog", "red fox"))
     assert (served.input.type, served.input.shape) == ("float16", (3, 32, 32))
