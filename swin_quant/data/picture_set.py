@@ -46,13 +46,14 @@ class PictureSet:
     classes: int | None = None
 
     @classmethod
-    def of_config(cls, cfg: CfgNode, split: str, count: int | None = None, **how: Any) -> "PictureSet":
-        """A split of the config's data path. UsageError for a model that does not take three colours."""
+    def of_config(cls, cfg: CfgNode, split: str, **how: Any) -> "PictureSet":
+        """A split of the config's data path, the scored sample of it where `how` says no count. UsageError for a model
+        that does not take three colours."""
         check_channels(cfg)
         data, classes = cfg.DATA, cfg.MODEL.NUM_CLASSES
         kind = {"zip_mode": data.ZIP_MODE, "cache_mode": data.CACHE_MODE, "classes": classes, "seed": cfg.SEED}
-        reading = {"workers": data.NUM_WORKERS, "batch": data.BATCH_SIZE}
-        return cls(data.DATA_PATH, split, count, **(kind | reading | how))
+        reading = {"workers": data.NUM_WORKERS, "batch": data.BATCH_SIZE, "count": data.SCORED or None}
+        return cls(data.DATA_PATH, split, **(kind | reading | how))
 
     def of_split(self, unless_said: str) -> "PictureSet":
         """This set with a split, if it has none and its path is a data set, or a folder that holds the split."""

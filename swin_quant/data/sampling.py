@@ -34,7 +34,7 @@ class Sampling:
     max_unreadable: float = 0.01
 
     def __post_init__(self) -> None:
-        for field, value in (("‹pictures›", self.count), ("‹batch›", self.batch_size)):
+        for field, value in (("‹batch›", self.batch_size), ("‹pictures›", self.count)):
             if value < 1:
                 raise UsageError(f"{field} {value}: must be at least 1")
 

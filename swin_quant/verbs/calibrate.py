@@ -249,7 +249,7 @@ def calibrate_checkpoint(
     pictures = open_unlabelled(cfg, plan.split)
     transform = augmented(cfg, plan.seed) if plan.augment else None
     scratch = Scratch(path.with_suffix(".passes"), writes=world.is_main)
-    workers = default_workers(cfg.DATA.NUM_WORKERS, world.size, plan.pictures)
+    workers = default_workers(cfg.DATA.NUM_WORKERS, world.size, plan.count)
     calibrate_model(model, pictures, policy, plan, world, transform, workers, scratch=scratch)
     model.save_in(Path(output), world)
     scratch.clear()

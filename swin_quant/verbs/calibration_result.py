@@ -56,36 +56,22 @@ BATCH = 8  # pictures at a time, at most
 
 
 @dataclass(frozen=True)
-class CalibrationPlan:
-    """Which pictures calibrate, and how ranges are chosen from them: `batches` of `batch_size`, seeded from `split`."""
+class CalibrationPlan(Sampling):
+    """Which pictures calibrate, and how ranges are chosen from them."""
 
-    batches: int = CALIBRATED_ON // BATCH
+    count: int = CALIBRATED_ON
     batch_size: int = BATCH
-    split: str = "train"
-    seed: int = 0
     augment: bool = False
     method: Method = Method()
-    max_unreadable: float = 0.01
     passes: PassPlan = PassPlan()
-
-    def __post_init__(self) -> None:
-        for name, value in (("‹pictures›", self.batches), ("‹batch›", self.batch_size)):
-            if value < 1:
-                raise UsageError(f"{name} {value}: must be at least 1")
 
     @classmethod
     def of(cls, pictures: int | None = None, batch: int | None = None, **how: Any) -> "CalibrationPlan":
         """A plan for a number of pictures, in the largest batches that divide it: ranges do not depend on batches."""
         count = CALIBRATED_ON if pictures is None else pictures
-        if count < 1:
-            raise UsageError(f"‹pictures› {count}: must be at least 1")
         largest = min(batch or BATCH, BATCH)
         size = next(size for size in range(max(largest, 1), 0, -1) if count % size == 0)
-        return cls(count // size, size, **how)
-
-    @property
-    def pictures(self) -> int:
-        return self.batches * self.batch_size
+        return cls(count, batch_size=size, **how)
 
 
 @dataclass(frozen=True)
@@ -102,8 +88,7 @@ def of_pictures(
     pictures: Pictures, transform: Transform, plan: CalibrationPlan, world: World, workers: int
 ) -> CalibrationBatches:
     """This rank's share of a seeded sample."""
-    sampling = Sampling(plan.pictures, plan.split, plan.seed, plan.batch_size, plan.max_unreadable)
-    drawn = DrawnBatches(pictures, transform, sampling, world, workers)
+    drawn = DrawnBatches(pictures, transform, plan, world, workers)
 
     def record(_: Sequence[Numbered]) -> CalibrationRecord:
         unreadable, names = drawn.unreadable(), drawn.names()

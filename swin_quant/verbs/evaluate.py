@@ -213,7 +213,7 @@ def scored_on(cfg: CfgNode, model: Model, split: str = "val", max_unreadable: fl
 
     if model.preprocess != Preprocess.from_config(cfg):
         log.warning("preprocessing is that of the run card, which differs from the config: %s", model.preprocess)
-    return PictureSet.of_config(cfg, split, cfg.DATA.SCORED or None, max_unreadable=max_unreadable)
+    return PictureSet.of_config(cfg, split, max_unreadable=max_unreadable)
 
 
 def _of_artifact(

@@ -195,8 +195,7 @@ def _score_group(
     keeping = PredictionFolder(scoring.answers, whose) if scoring.answers else None
     cfg, pictures = first.cfg, scoring.pictures
     if pictures is None:
-        count = cfg.DATA.SCORED or None
-        pictures = PictureSet.of_config(cfg, scoring.split, count, max_unreadable=scoring.max_unreadable)
+        pictures = PictureSet.of_config(cfg, scoring.split, max_unreadable=scoring.max_unreadable)
     by = Labelled(prepared_by(first.artifact), classes_of(cfg), first.artifact.card.class_names)
     results = score_engines(engines, pictures, by, world, keeping)
     scored = []

@@ -172,13 +172,13 @@ def _calibrate(options: FrontDoorOptions, cfg: CfgNode, folder: Path, world: Wor
         raise UsageError("no checkpoint: name one by --resume or --pretrained")
     sample = options.calibration
     plan = CalibrationPlan(
-        sample.num_calib_batch,
-        sample.calib_batchsz,
+        sample.num_calib_batch * sample.calib_batchsz,
         sample.calib_split or "train",
         cfg.SEED,
+        sample.calib_batchsz,
+        options.data.max_unreadable,
         sample.calib_augment,
         options.ranges.method(),
-        options.data.max_unreadable,
         sample.plan(),
     )
     folder = Path(sample.calib_output_path) if sample.calib_output_path else folder

@@ -294,7 +294,7 @@ def _same_model(card: RunCard, cfg: CfgNode) -> bool:
 
 def _same_pictures(record: CalibrationRecord, card: RunCard, job: Quantization) -> bool:
     """Whether the same pictures calibrated; the data are opened only if nothing else tells."""
-    plan, count = job.plan, job.plan.pictures
+    plan, count = job.plan, job.plan.count
     if (
         card.config["DATA"]["DATA_PATH"] != Path(job.cfg.DATA.DATA_PATH).name
         or record["pictures"] > count

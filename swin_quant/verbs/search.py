@@ -260,7 +260,7 @@ def settings_of(options: SearchOptions, checkpoint: Checkpoint, cfg: CfgNode, wo
     from swin_quant.verbs.search_settings import SearchedNetwork, SearchSettings
 
     data = options.data
-    how = {"max_unreadable": data.max_unreadable, "cache_mode": "no"}
+    how = {"count": data.pictures, "max_unreadable": data.max_unreadable, "cache_mode": "no"}
     return SearchSettings(
         SearchedNetwork.of_config(cfg),
         str(checkpoint),
@@ -271,7 +271,7 @@ def settings_of(options: SearchOptions, checkpoint: Checkpoint, cfg: CfgNode, wo
         options.budget.max_ms,
         1 if data.batch is None else data.batch,
         options.timing.engine(world),
-        pictures=PictureSet.of_config(cfg, data.split, data.pictures, **how),
+        pictures=PictureSet.of_config(cfg, data.split, **how),
         **options.timing.measuring(),
     )
 

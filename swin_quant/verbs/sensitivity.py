@@ -204,8 +204,8 @@ def run(options: SensitivityOptions, world: World) -> None:
     checkpoint, data = open_checkpoint(options.checkpoint), options.data
     cfg = shared.config_of(checkpoint, options.model, data, options.run)
     policy = options.policy.one()
-    how = {"batch": data.batch, "max_unreadable": data.max_unreadable, "cache_mode": "no"}
-    pictures = PictureSet.of_config(cfg, data.split, data.pictures, **how)
+    how = {"count": data.pictures, "batch": data.batch, "max_unreadable": data.max_unreadable}
+    pictures = PictureSet.of_config(cfg, data.split, cache_mode="no", **how)
     need_logits(cfg.MODEL.OUTPUT_KIND, "sensitivity")
     model, policies = load_for_scoring(cfg, checkpoint, [policy] if policy else [], world)
     if not policies:

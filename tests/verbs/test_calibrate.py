@@ -184,7 +184,7 @@ def test_which_policy_is_calibrated_and_scored_is_said_where_none_is_named(run, 
     ).err  # fmt: skip
 
 
-PLAN = CalibrationPlan(batches=1, batch_size=4)
+PLAN = CalibrationPlan(4, batch_size=4)
 
 
 def test_the_model_returned_is_the_one_written(cfg, weights, tmp_path):
@@ -228,7 +228,7 @@ def test_refusals_come_before_the_first_forward(cfg, weights, tmp_path, monkeypa
     monkeypatch.setattr("swin_quant.verbs.calibration_result.observing", lambda *_: pytest.fail("a forward"))
     policy = load_policy("ft-mode1")
     (tmp_path / "file").write_text("x")
-    for field, told in (("batches", "pictures -1"), ("batch_size", "batch -1")):
+    for field, told in (("count", "pictures -1"), ("batch_size", "batch -1")):
         with pytest.raises(UsageError, match=told):
             CalibrationPlan(**{field: -1})
     with pytest.raises(SwinQuantError, match="it is a file"):

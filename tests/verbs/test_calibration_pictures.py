@@ -176,4 +176,4 @@ def test_too_many_broken_pictures_are_one_error(run, float_flags, own_pictures, 
 
 def test_batches_divide_the_pictures_and_hold_at_most_eight():
     plans = (CalibrationPlan.of(80, 32), CalibrationPlan.of(9, 4), CalibrationPlan.of(7), CalibrationPlan.of(12))
-    assert [(plan.batches, plan.batch_size) for plan in plans] == [(10, 8), (3, 3), (1, 7), (2, 6)]
+    assert [(plan.count, plan.batch_size) for plan in plans] == [(80, 8), (9, 3), (7, 7), (12, 6)]

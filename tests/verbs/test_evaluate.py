@@ -236,7 +236,7 @@ MODE1, MODE2, FLOAT = (load_policy(name) for name in ("ft-mode1", "ft-mode2", "f
 
 @pytest.fixture(scope="module")
 def done(cfg, weights, tmp_path_factory):
-    return calibrate_checkpoint(cfg, weights, MODE1, CalibrationPlan(batches=1), tmp_path_factory.mktemp("done"))
+    return calibrate_checkpoint(cfg, weights, MODE1, CalibrationPlan(8), tmp_path_factory.mktemp("done"))
 
 
 def test_a_float_checkpoint_has_no_policy(cfg, weights):

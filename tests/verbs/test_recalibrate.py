@@ -15,7 +15,7 @@ from swin_quant.quant.policy import Rule, load_policy
 from swin_quant.verbs.calibrate import calibrate_checkpoint
 from swin_quant.verbs.calibration_result import CalibrationPlan, recalibrate
 
-PLAN = CalibrationPlan(batches=1, batch_size=4)
+PLAN = CalibrationPlan(4, batch_size=4)
 NAME = "swin_micro_digits"
 
 

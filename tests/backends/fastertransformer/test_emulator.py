@@ -310,7 +310,7 @@ def trained(request, shared, tmp_path_factory):
     data = {"DATA.DATA_PATH": str(shared / "data" / "cifar10"), "DATA.ZIP_MODE": True}
     cfg = load_config(file.with_suffix(".yaml"), overrides=data)
     folder = tmp_path_factory.mktemp(request.param)
-    done = calibrate_checkpoint(cfg, str(file), load_policy("ft-mode1"), CalibrationPlan(batches=5), folder)
+    done = calibrate_checkpoint(cfg, str(file), load_policy("ft-mode1"), CalibrationPlan(40), folder)
     pictures = open_pictures(data["DATA.DATA_PATH"], "val", zip_mode=True, cache_mode="no")
     preprocess = Preprocess.from_config(cfg)
     return request.param, done, torch.stack([preprocess(pictures.read(i)) for i in range(0, 4992, 156)])
