@@ -13,6 +13,7 @@ from swin_quant.base.distributed import World
 from swin_quant.base.errors import UsageError
 from swin_quant.base.progress import track
 from swin_quant.config.load import check_channels
+from swin_quant.config.outputs import classes_of
 from swin_quant.data.loader import Batch
 from swin_quant.data.named import NamedPictures
 from swin_quant.data.pictures import Pictures
@@ -47,11 +48,13 @@ class PictureSet:
 
     @classmethod
     def of_config(cls, cfg: CfgNode, split: str, **how: Any) -> "PictureSet":
-        """A split of the config's data path, the scored sample of it where `how` says no count. UsageError for a model
-        that does not take three colours."""
+        """A split of the config's data path, with the config's values for each field that `how` leaves out.
+
+        UsageError for a model that does not take three colours.
+        """
         check_channels(cfg)
-        data, classes = cfg.DATA, cfg.MODEL.NUM_CLASSES
-        kind = {"zip_mode": data.ZIP_MODE, "cache_mode": data.CACHE_MODE, "classes": classes, "seed": cfg.SEED}
+        data = cfg.DATA
+        kind = {"zip_mode": data.ZIP_MODE, "cache_mode": data.CACHE_MODE, "classes": classes_of(cfg), "seed": cfg.SEED}
         reading = {"workers": data.NUM_WORKERS, "batch": data.BATCH_SIZE, "count": data.SCORED or None}
         return cls(data.DATA_PATH, split, **(kind | reading | how))
 

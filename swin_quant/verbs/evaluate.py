@@ -179,9 +179,8 @@ def score_model(
 ) -> Evaluation:
     """Score a model for float32, half precision and each policy; the results go into its card in memory.
 
-    Its nodes must be calibrated for the policies. `baseline` (`baseline_of`): the models to compare one with weights of
-    its own with. Every rank scores its share, and all return the same. `answers`: the folder of saved predictions,
-    where a run that was cut off goes on.
+    Its nodes must be calibrated for the policies. `baseline`: what `baseline_of` found. Every rank scores its share,
+    and all return the same. `answers`: the folder of saved predictions, where a run that was cut off goes on.
     """
     from swin_quant.quant.outputs import has_classes
     from swin_quant.quant.watch import eval_mode
