@@ -51,6 +51,7 @@ def run(options: DemoOptions, world: World) -> None:
 
 def run_demo(options: DemoOptions, world: World) -> list[RunCard]:
     """Train, calibrate, finetune, export and score a micro Swin; returns the cards with the results."""
+    from swin_quant.data.picture_set import PictureSet
     from swin_quant.data.sources import DIGITS
     from swin_quant.quant.policy import load_policy
     from swin_quant.train.run import Request
@@ -59,7 +60,7 @@ def run_demo(options: DemoOptions, world: World) -> list[RunCard]:
     from swin_quant.verbs.evaluate import score_model, scored_on
     from swin_quant.verbs.evaluate_artifacts import Scoring, score_artifacts, write_cards
     from swin_quant.verbs.export import export_checkpoint
-    from swin_quant.verbs.report_page import pictures_at, write_page
+    from swin_quant.verbs.report_page import write_page
     from swin_quant.verbs.train import train_float
 
     output, epochs = ensure_writable_dir(options.output), options.epochs
@@ -93,7 +94,7 @@ def run_demo(options: DemoOptions, world: World) -> list[RunCard]:
 
     atomic_write_bytes(output / "seven.png", _digit(7))
     try:
-        write_page(output / "report.html", cards, pictures_at(DIGITS, "val", zip_mode=False), PICTURES)
+        write_page(output / "report.html", cards, PictureSet(DIGITS, "val"), PICTURES)
     except UsageError as error:
         log.info("no page: %s", error)
     return list(cards.values())

@@ -83,14 +83,12 @@ def run(options: ReportOptions, world: World) -> None:
         atomic_write_bytes(ensure_writable_dir(target.parent) / target.name, table.text(form).encode())
         log.info("table: %s", target)
     if options.html:
-        from swin_quant.verbs.report_page import pictures_at, write_page
+        from swin_quant.data.picture_set import PictureSet
+        from swin_quant.verbs.report_page import write_page
 
-        opened = (
-            pictures_at(options.page.data_path, options.page.split, options.page.zip)
-            if options.page.data_path
-            else None
-        )
-        write_page(Path(options.html), read, opened, options.page.pictures)
+        place = options.page
+        pictures = PictureSet(place.data_path, place.split, zip_mode=place.zip) if place.data_path else None
+        write_page(Path(options.html), read, pictures, place.pictures)
     is_plain = options.format == "terminal"
     tell(options.json, table.show if is_plain else lambda: print_text(table.text(options.format)), table.as_data())
 

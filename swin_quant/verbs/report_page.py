@@ -2,14 +2,13 @@
 
 import base64
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 from PIL import Image
 from torch import Tensor
-from yacs.config import CfgNode
 
 from swin_quant.base.errors import SwinQuantError, UsageError, one_line
 from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir
@@ -20,9 +19,8 @@ from swin_quant.cards.records import ORIGINAL, PTQ
 from swin_quant.checkpoint import OpenedCheckpoint, open_checkpoint
 from swin_quant.config import from_dict
 from swin_quant.data.class_names import english_of, is_numbers
-from swin_quant.data.pictures import Pictures
+from swin_quant.data.picture_set import PictureSet
 from swin_quant.data.preprocess import Preprocess
-from swin_quant.data.sources import open_pictures
 from swin_quant.loading import baseline_of, load_for_scoring
 from swin_quant.report.page import page
 from swin_quant.report.page.data import Disagreement, PageData, Seen, node_summaries
@@ -33,41 +31,30 @@ from swin_quant.score.run_engines import infer
 
 MOST = 24  # pictures on the page
 SIDE = 96  # pixels of a thumbnail
-OpenFor = Callable[[CfgNode], Pictures]  # the pictures for the model of a config
 
 
-def write_page(target: Path, cards: Mapping[Path, RunCard], opened: OpenFor | None = None, count: int = 0) -> None:
-    """Write the page of `cards` as one file. `opened`: the pictures, of which `count` are compared."""
-    content = page(_page_data(cards, opened, count)).encode()
+def write_page(target: Path, cards: Mapping[Path, RunCard], pictures: PictureSet | None = None, count: int = 0) -> None:
+    """Write the page of `cards` as one file. `count` of the pictures are compared."""
+    content = page(_page_data(cards, pictures, count)).encode()
     atomic_write_bytes(ensure_writable_dir(target.parent) / target.name, content)
     log.info("page: %s, %d kB", target, len(content) // 1000)
 
 
-def pictures_at(data_path: str, split: str, zip_mode: bool) -> OpenFor:
-    """The pictures of a split, for the config of a card."""
-
-    def opened(cfg: CfgNode) -> Pictures:
-        classes = cfg.MODEL.NUM_CLASSES if zip_mode else None
-        return open_pictures(data_path, split, zip_mode=zip_mode, cache_mode="no", num_classes=classes)
-
-    return opened
-
-
-def _page_data(cards: Mapping[Path, RunCard], opened: OpenFor | None, count: int) -> list[PageData]:
+def _page_data(cards: Mapping[Path, RunCard], pictures: PictureSet | None, count: int) -> list[PageData]:
     """The data of each checkpoint that the cards name."""
     groups: dict[str, dict[Path, RunCard]] = {}
     for path, card in cards.items():
         sha = card.checkpoint["sha256"] if card.checkpoint else str(path)
         groups.setdefault(sha, {})[path] = card
-    found = [_of_checkpoint(group, opened, count) for group in groups.values()]
-    if opened is not None and not any(data.compared for data in found):
+    found = [_of_checkpoint(group, pictures, count) for group in groups.values()]
+    if pictures is not None and not any(data.compared for data in found):
         raise UsageError(
             "‹data_path›: no checkpoint with a policy, and the float model it came from, is beside the cards"
         )
     return found
 
 
-def _of_checkpoint(cards: Mapping[Path, RunCard], opened: OpenFor | None, count: int) -> PageData:
+def _of_checkpoint(cards: Mapping[Path, RunCard], pictures: PictureSet | None, count: int) -> PageData:
     """The data of one checkpoint. `cards`: its own card and those of its artifacts."""
     paths = sorted(cards, key=lambda path: cards[path].artifact is not None)
     first, together = cards[paths[0]], list(cards.values())
@@ -86,7 +73,7 @@ def _of_checkpoint(cards: Mapping[Path, RunCard], opened: OpenFor | None, count:
     except SwinQuantError as error:
         log.warning("nodes are not shown: %s", error)
         return replace(data, missing=f"{first.name}: nodes are not shown: {one_line(str(error))}")
-    return _with_disagreements(data, first, checkpoint, opened, count) if opened and not first.artifact else data
+    return _with_disagreements(data, first, checkpoint, pictures, count) if pictures and not first.artifact else data
 
 
 def _completed(card: RunCard, beside: Sequence[RunCard]) -> RunCard:
@@ -97,7 +84,7 @@ def _completed(card: RunCard, beside: Sequence[RunCard]) -> RunCard:
 
 
 def _with_disagreements(
-    data: PageData, card: RunCard, checkpoint: OpenedCheckpoint, opened: OpenFor, count: int
+    data: PageData, card: RunCard, checkpoint: OpenedCheckpoint, source: PictureSet, count: int
 ) -> PageData:
     """The data, with the pictures that the quantized model classifies otherwise than float, the worst first.
 
@@ -109,7 +96,8 @@ def _with_disagreements(
     pair = _float_and_quantized(engines, card)
     if not pair:
         return data
-    pictures, classes = opened(cfg), cfg.MODEL.NUM_CLASSES
+    classes = cfg.MODEL.NUM_CLASSES
+    pictures = replace(source, classes=classes).open()
     preprocess = Preprocess.from_dict(card.preprocess)
     seen = infer(pair, pictures, preprocess, classes, count=count)
     before, after = (seen.logits[label] for label in pair)
