@@ -200,9 +200,10 @@ class EngineFlags:
     float_type: FloatType = None
 
     def options(self, world: World) -> EngineOptions:
-        return EngineOptions(
-            threads=self.threads, float_type=self.float_type, device=world.device.type, extensions=self.extension
-        )
+        return self.on(world.device.type)
+
+    def on(self, device: str) -> EngineOptions:
+        return EngineOptions(self.threads, self.float_type, device, extensions=self.extension)
 
 
 @dataclass(frozen=True)

@@ -104,12 +104,11 @@ def app(
     max_megapixels, budget_megabytes.
     """
     from swin_quant.backends.artifact import open_artifact
-    from swin_quant.base.distributed import world_on
     from swin_quant.serving.app import build_app
 
     engines = EngineFlags((engine,) if engine else (), threads)
     options = ServeOptions(str(file), name=name, labels=labels, engines=engines, limits=LimitFlags(**limits))
-    return build_app(service_of(open_artifact(file), options, world_on(device)))
+    return build_app(service_of(open_artifact(file), options, device))
 
 
 def run(options: ServeOptions, world: World) -> None:
@@ -133,7 +132,7 @@ def serve(artifact: Artifact, options: ServeOptions, world: World) -> None:
     from swin_quant.serving.server import server_of
 
     with private_copy(artifact) as copy, _listening(options.host, options.port) as listener:
-        service = service_of(copy, options, world)
+        service = service_of(copy, options, world.device.type)
         app = build_app(service)
         server = server_of(app, options.limits.limits(), app.state.count)
         where = "http://{}:{}".format(*listener.getsockname()[:2])
@@ -148,7 +147,7 @@ def serve(artifact: Artifact, options: ServeOptions, world: World) -> None:
         log.info("stopped: all requests that had come were answered")
 
 
-def service_of(artifact: Artifact, options: ServeOptions, world: World) -> Service:
+def service_of(artifact: Artifact, options: ServeOptions, device: str = "cpu") -> Service:
     """The artifact on its engine, every size of batch and one picture run once, so that the first client does not wait.
 
     UsageError for a classifier of pictures of any size; SwinQuantError where the engine cannot load or run it.
@@ -168,7 +167,7 @@ def service_of(artifact: Artifact, options: ServeOptions, world: World) -> Servi
         raise UsageError(f"{artifact.file}: classifies pictures of any size: only maps are served for these")
     chosen, limits = one_engine(artifact, options.engines.engine or None), options.limits.limits()
     sizes = graphs_for(limits.max_batch) if engine_named(chosen).graph_per_shape else ()
-    how = options.engines.options(world)
+    how = options.engines.on(device)
     how = replace(how, graphs=max(how.graphs, len(sizes)))
     (engine,) = load_engines(artifact, [chosen], how).values()
     if engine.max_batch:

@@ -11,7 +11,6 @@ from PIL import Image
 
 import swin_quant as sq
 from swin_quant.backends.artifact import open_artifact
-from swin_quant.base.distributed import World
 from swin_quant.checkpoint import read_state_dict
 from swin_quant.verbs.serve import ServeOptions, service_of
 
@@ -133,7 +132,7 @@ def exported(run, permuted, pictures, float_flags, tmp_path):
 def test_names_reach_the_package_and_the_service(exported, tmp_path):
     folder = sq.package(sq.artifact(exported), tmp_path / "package")
     assert (folder / json.loads((folder / "package.json").read_text())["labels"]).read_text().split() == NAMES
-    assert list(service_of(open_artifact(exported), ServeOptions(str(exported)), World()).model.labels) == NAMES
+    assert list(service_of(open_artifact(exported), ServeOptions(str(exported))).model.labels) == NAMES
 
 
 @pytest.mark.slow

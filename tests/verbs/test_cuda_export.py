@@ -18,7 +18,6 @@ from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.sessions import HostSession, sizes
 from swin_quant.backends.cuda.tuning import TimedTiles, TunedFor, kernels_hash, shape_of, tiles_path, write_tiles
-from swin_quant.base.distributed import World
 from swin_quant.base.errors import UsageError
 from swin_quant.cli import main
 from swin_quant.config import load_config
@@ -312,7 +311,7 @@ def test_tiles_of_another_place_are_told_of_and_left_aside(run, file, pictures, 
 @pytest.mark.parametrize("largest", [1, 7, 8])
 def test_serve_captures_what_any_batch_needs_before_the_first_client(file, fake_gpu, monkeypatch, largest):
     ran = counted_batches(monkeypatch)
-    service = service_of(open_artifact(file), ServeOptions(str(file), limits=LimitFlags(max_batch=largest)), World())
+    service = service_of(open_artifact(file), ServeOptions(str(file), limits=LimitFlags(max_batch=largest)))
     captured = {filled_up(batch) for batch in ran}
     assert captured == {filled_up(batch) for batch in range(1, largest + 1)} and len(captured) == len(ran)
     assert service.limits.max_batch == largest
@@ -326,7 +325,7 @@ def test_the_application_is_on_the_device_that_it_is_told(file, no_gpu):
 
 def test_serve_runs_one_picture_first_where_any_batch_runs_as_it_is(file, monkeypatch):
     ran = counted_batches(monkeypatch)
-    service_of(open_artifact(file), ServeOptions(str(file)), World())
+    service_of(open_artifact(file), ServeOptions(str(file)))
     assert ran == [1]
 
 

@@ -19,7 +19,6 @@ from PIL import Image
 
 from swin_quant.backends.artifact import finish_artifact, open_artifact
 from swin_quant.backends.saturation import SAFE_ON
-from swin_quant.base.distributed import World
 from swin_quant.base.files import sha256_of
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import Result
@@ -462,7 +461,7 @@ def test_serve_describes_the_model_as_its_package_does(exported, tmp_path, batch
     onnx.save(model, file)
     finish_artifact(file, RunCard.read(exported.with_suffix(".json")), "onnx", "float32", {})
     artifact = open_artifact(file)
-    served = service_of(artifact, ServeOptions(str(file), engines=EngineFlags(("onnxruntime",))), World()).model
+    served = service_of(artifact, ServeOptions(str(file), engines=EngineFlags(("onnxruntime",)))).model
     assert served == facts_of(artifact, labels_in(artifact)).served
     assert (served.name, served.batch, served.labels) == ("swin_micro", batch, ("cat", "dog", "red fox"))
     assert (served.input.type, served.input.shape) == ("float16", (3, 32, 32))
