@@ -80,61 +80,57 @@ def dictionary(pyarrow, value, rows):
     return pyarrow.DictionaryArray.from_arrays([0] * rows, pyarrow.array([value]))
 
 
-def bombs(pyarrow, picture):
-    """A few kB each -> columns, how they are written, and the message."""
-    few, none = [picture] * 10, 2**20 + 10**5
-    long, stacked = "x" * 10**6, [f"{'x' * 10**6}{number}" for number in range(400)]
-    return {
-        "labels by dictionary": (
-            {"image": [picture] * 1000, "label": dictionary(pyarrow, long, 1000)},
-            {},
-            "more text",
-        ),
-        "labels by prefix": (
-            {"image": [picture] * 400, "label": stacked},
-            {"use_dictionary": False, "column_encoding": {"label": "DELTA_BYTE_ARRAY"}},
-            "more text",
-        ),
-        "pictures by dictionary": ({"image": dictionary(pyarrow, bytes(10**7), 100)}, {}, "more than 64 MiB"),
-        "pictures in one page": (
-            {"image": [bytes(4 * 10**7)] * 2},
-            {"use_dictionary": False},
-            "bytes unpacks to 76 MiB",
-        ),
-        "pictures of numbers": ({"image": pyarrow.array([[0] * 10**5] * 10)}, {}, "no column of pictures"),
-        "rows of nothing": (
-            {"image": pyarrow.nulls(none, pyarrow.binary()), "label": pyarrow.nulls(none, pyarrow.int32())},
-            {},
-            "more than its size",
-        ),
-        "paths beside pictures": (
-            {
-                "image": pyarrow.StructArray.from_arrays(
-                    [pyarrow.array(few), pyarrow.array([long * 20] * 10)], ["bytes", "path"]
-                )
-            },
-            {},
-            None,
-        ),
-        "lists of labels": ({"image": few, "label": [["x" * 1000] * 1000] * 10}, {}, None),
-    }
-
-
-BOMBS = (
-    "labels by dictionary",
-    "labels by prefix",
-    "pictures by dictionary",
-    "pictures in one page",
-    "pictures of numbers",
-    "rows of nothing",
-    "paths beside pictures",
-    "lists of labels",
-)
+NONE = 2**20 + 10**5
+LONG = "x" * 10**6
+# A few kB each: columns, made of pyarrow and a picture; how they are written; the message.
+BOMBS = {
+    "labels by dictionary": (
+        lambda pa, picture: {"image": [picture] * 1000, "label": dictionary(pa, LONG, 1000)},
+        {},
+        "more text",
+    ),
+    "labels by prefix": (
+        lambda pa, picture: {"image": [picture] * 400, "label": [f"{LONG}{number}" for number in range(400)]},
+        {"use_dictionary": False, "column_encoding": {"label": "DELTA_BYTE_ARRAY"}},
+        "more text",
+    ),
+    "pictures by dictionary": (
+        lambda pa, _: {"image": dictionary(pa, bytes(10**7), 100)},
+        {},
+        "more than 64 MiB",
+    ),
+    "pictures in one page": (
+        lambda *_: {"image": [bytes(4 * 10**7)] * 2},
+        {"use_dictionary": False},
+        "bytes unpacks to 76 MiB",
+    ),
+    "pictures of numbers": (lambda pa, _: {"image": pa.array([[0] * 10**5] * 10)}, {}, "no column of pictures"),
+    "rows of nothing": (
+        lambda pa, _: {"image": pa.nulls(NONE, pa.binary()), "label": pa.nulls(NONE, pa.int32())},
+        {},
+        "more than its size",
+    ),
+    "paths beside pictures": (
+        lambda pa, picture: {
+            "image": pa.StructArray.from_arrays(
+                [pa.array([picture] * 10), pa.array([LONG * 20] * 10)], ["bytes", "path"]
+            )
+        },
+        {},
+        None,
+    ),
+    "lists of labels": (
+        lambda pa, picture: {"image": [picture] * 10, "label": [["x" * 1000] * 1000] * 10},
+        {},
+        None,
+    ),
+}
 
 
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_small_file_takes_no_more_memory_than_it_should(tmp_path, pyarrow, files, name):
-    columns, options, said = bombs(pyarrow, min(files.values(), key=len))[name]
+    columns, options, said = BOMBS[name]
+    columns = columns(pyarrow, min(files.values(), key=len))
     path = tmp_path / "val.parquet"
     pyarrow.parquet.write_table(pyarrow.table(columns), path, store_schema=False, compression="zstd", **options)
     del columns
