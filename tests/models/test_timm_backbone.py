@@ -21,6 +21,11 @@ MICRO = {
     "convnext_atto": {"depths": [1, 1, 2, 1], "dims": [8, 16, 16, 16]},
     "mobilenetv3_small_050": {},
 }
+SWINS = {
+    "swin_s3_tiny_224": {"window_size": (7, 4, 2, 2)},
+    "swinv2_tiny_window8_256": {"img_size": 64, "window_size": 4},
+    "swinv2_cr_tiny_224": {"img_size": 64, "window_size": 2},
+}
 RESNET = "resnet18"
 NAMES = [
     RESNET,
@@ -58,18 +63,13 @@ def test_maps_are_those_of_features_only_at_any_size(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["logits", "features", "embedding"])
 @pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("swin_s3_tiny_224", {"window_size": (7, 4, 2, 2), "depths": (1, 1, 1, 1)}),
-        ("swinv2_tiny_window8_256", {"img_size": 64, "window_size": 4, "depths": (1, 1, 1, 1)}),
-        ("swinv2_cr_tiny_224", {"img_size": 64, "window_size": 2, "depths": (1, 1, 1, 1)}),
-    ],
+    ("name", "kind"),
+    [*((name, "logits") for name in SWINS), ("swinv2_cr_tiny_224", "features"), ("swin_s3_tiny_224", "embedding")],
 )
-def test_timms_own_files_of_its_swins_load(name, options, kind, tmp_path):
+def test_timms_own_files_of_its_swins_load(name, kind, tmp_path):
     """timm starts a stage with its patch merging, Microsoft ends it with one."""
-    options = {"img_size": 56, "embed_dim": 8, "num_heads": (1, 1, 2, 2)} | options
+    options = {"img_size": 56, "embed_dim": 8, "num_heads": (1, 1, 2, 2), "depths": (1, 1, 1, 1)} | SWINS[name]
     torch.manual_seed(1)
     expected = import_timm().create_model(name, num_classes=3, **options).eval()
     torch.save(expected.state_dict(), tmp_path / "timm.pth")

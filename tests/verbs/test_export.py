@@ -338,7 +338,7 @@ def test_what_cannot_be_made_safe_is_refused(run, calibrated, tmp_path, words, s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["openvino", "onnxruntime", "onnx"])
+@pytest.mark.parametrize("backend", ["onnxruntime", "onnx"])
 def test_an_export_on_a_cpu_that_would_saturate_names_the_remedy(run, calibrated, tmp_path, monkeypatch, backend):
     monkeypatch.setattr(saturation, "saturates", lambda engine: True)
     policy = "onnxruntime" if backend == "onnxruntime" else "cpu"

@@ -86,7 +86,6 @@ OBLONG = [
     ("swin", "cpu", PADDED, {"precision": "int8", "uint8_input": True, "top_k": 3}),
     ("swin", "cpu", PADDED, {"precision": "float"}),
     ("swinv2", "qdq", HIGH, {"precision": "int8", "batch": 2}),
-    ("swinv2", "qdq", HIGH, {"precision": "float", "batch": 2}),
 ]
 
 
