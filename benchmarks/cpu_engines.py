@@ -65,7 +65,8 @@ from swin_quant.verbs.bench_candidates import REFERENCE
 MODEL, BATCHES, ROUNDS, SECONDS = "swin_tiny_patch4_window7_224", [1, 8], 5, 1.0  # defaults
 PLUGINS = ("attention=swin_quant::Attention", "mlp=swin_quant::Mlp")
 BRANCHES = ("attention_branch=swin_quant::AttentionBranch", PLUGINS[1])
-ALL = (*BRANCHES, "patch_merging=swin_quant::PatchMerging")
+MERGING = (*BRANCHES, "patch_merging=swin_quant::PatchMerging")
+ALL = (*MERGING, "patch_embedding=swin_quant::PatchEmbedding")
 ON_MAPS = ("map_branch=swin_quant::MapBranch", PLUGINS[1])
 INT4_ROWS = [(engine, policy, small) for engine in ("openvino", "onnxruntime") for policy in ("w4a16", "w4a8")
              for small in (False, True)]  # fmt: skip
@@ -73,6 +74,7 @@ PEAK = Path(__file__).with_name("branch_peak.cpp")
 STANDIN = Path(__file__).resolve().parents[1] / "tests" / "standin" / "older_cpu.c"
 COMPILED = (
     ("cpu-operators", "bfloat16", ALL),
+    ("cpu-operators", "bfloat16", MERGING),
     ("cpu-operators", "bfloat16", BRANCHES),
     ("cpu-operators", "bfloat16", PLUGINS),
     ("cpu-operators", "bfloat16", PLUGINS[:1]),
@@ -81,7 +83,8 @@ COMPILED = (
     ("qdq", "bfloat16", PLUGINS[:1]),
 )
 NAMES = {
-    ALL: "compiled branches and merging",
+    ALL: "compiled branches, merging and embedding",
+    MERGING: "compiled branches and merging",
     BRANCHES: "compiled branches",
     PLUGINS: "compiled attention and MLP",
     PLUGINS[:1]: "compiled attention",
@@ -89,7 +92,7 @@ NAMES = {
 BY_OPERATORS = dict(
     zip(
         OPERATORS,
-        [("cpu", ()), *(("cpu-operators", plugins) for plugins in (PLUGINS[:1], PLUGINS, BRANCHES, ALL))],
+        [("cpu", ()), *(("cpu-operators", plugins) for plugins in (PLUGINS[:1], PLUGINS, BRANCHES, MERGING, ALL))],
         strict=True,
     )
 )

@@ -28,11 +28,13 @@ OPERATORS = (
     "with compiled attention and MLP",
     "with both branches compiled",
     "with branches and merging compiled",
+    "with patch embedding compiled, too",
 )
 STEPS = {
     "mlp": OPERATORS[1:3],
     "attention_branch": OPERATORS[2:4],
-    "patch_merging": OPERATORS[3:],
+    "patch_merging": OPERATORS[3:5],
+    "patch_embedding": OPERATORS[4:],
 }  # operator -> the rows without and with it
 ARCHITECTURES = {"swin_tiny_patch4_window7_224": "swin", "swinv2_tiny_patch4_window8_256": "swinv2"}
 
@@ -109,8 +111,8 @@ def measured(runs: list[Run]) -> str:
         "# operator, architecture and batch; one that was not measured, or is slower at some batch, is left out. Tiny",
         "# models, two threads, bfloat16 around int8. Attention: the fastest plain policy, and cpu-operators, or cuda",
         "# where only that was measured. MLP: beside attention. attention_branch: in its place, beside the MLP.",
-        "# patch_merging: beside these. map_branch: with the MLP, in place of the plain file, on maps that windows do",
-        "# not fill.",
+        "# patch_merging: beside these. patch_embedding: beside all. map_branch: with the MLP, in place of the plain",
+        "# file, on maps that windows do not fill.",
         "# Written by benchmarks/cpu_page.py from docs/results/cpu_engines.json.",
     ]
     for kind, operators in sorted(found.items()):

@@ -8,6 +8,7 @@
 #include "openvino/core/op_extension.hpp"
 #include "openvino/frontend/node_context.hpp"
 #include "openvino/frontend/onnx/extension/conversion.hpp"
+#include "patch_embedding.hpp"
 #include "patch_merging.hpp"
 #include "relu.hpp"
 #include "roll.hpp"
@@ -68,6 +69,10 @@ ov::OutputVector mlp(const ov::frontend::NodeContext& node) {
     return std::make_shared<swin_quant::Mlp>(inputs_of(node), norm_last, node.get_attribute<float>("epsilon"))->outputs();
 }
 
+ov::OutputVector patch_embedding(const ov::frontend::NodeContext& node) {
+    return std::make_shared<swin_quant::PatchEmbedding>(inputs_of(node), node.get_attribute<float>("epsilon"))->outputs();
+}
+
 ov::OutputVector patch_merging(const ov::frontend::NodeContext& node) {
     const auto norm_last = node.get_attribute<int64_t>("norm_last") != 0;
     return std::make_shared<swin_quant::PatchMerging>(inputs_of(node), norm_last, node.get_attribute<float>("epsilon"))
@@ -83,6 +88,7 @@ std::vector<ov::Extension::Ptr> all() {
         std::make_shared<ov::OpExtension<swin_quant::AttentionBranch>>(),
         std::make_shared<ov::OpExtension<swin_quant::MapBranch>>(),
         std::make_shared<ov::OpExtension<swin_quant::Mlp>>(),
+        std::make_shared<ov::OpExtension<swin_quant::PatchEmbedding>>(),
         std::make_shared<ov::OpExtension<swin_quant::PatchMerging>>(),
         std::make_shared<ov::frontend::onnx::ConversionExtension>("Roll", SWIN_QUANT_DOMAIN, roll),
         std::make_shared<ov::frontend::onnx::ConversionExtension>("Relu", SWIN_QUANT_DOMAIN, relu),
@@ -90,6 +96,7 @@ std::vector<ov::Extension::Ptr> all() {
         std::make_shared<ov::frontend::onnx::ConversionExtension>("AttentionBranch", SWIN_QUANT_DOMAIN, attention_branch),
         std::make_shared<ov::frontend::onnx::ConversionExtension>("MapBranch", SWIN_QUANT_DOMAIN, map_branch),
         std::make_shared<ov::frontend::onnx::ConversionExtension>("Mlp", SWIN_QUANT_DOMAIN, mlp),
+        std::make_shared<ov::frontend::onnx::ConversionExtension>("PatchEmbedding", SWIN_QUANT_DOMAIN, patch_embedding),
         std::make_shared<ov::frontend::onnx::ConversionExtension>("PatchMerging", SWIN_QUANT_DOMAIN, patch_merging),
     };
 }

@@ -19,12 +19,15 @@ TOKENS, WIDTH, HIDDEN = 101, 96, 128  # no whole tiles; a panel of 64 columns an
 
 
 def one_node(name: str, inputs: list, results: int, constants: dict, **attributes: object) -> bytes:
-    """An ONNX file of one node. inputs: (name, type); results: its type; of rank 4 for maps, else 3."""
+    """An ONNX file of one node. inputs: (name, type); results: its type; of rank 4 for maps and pictures, else 3."""
     node = helper.make_node(
         name, [one for one, _ in inputs] + list(constants), ["y"], domain="swin_quant", **attributes
     )
-    sizes = ["a", "b", *["width"] * (name == "MapBranch")]
-    shown = [helper.make_tensor_value_info(one, kind, [*sizes, f"c{one}"]) for one, kind in [*inputs, ("y", results)]]
+    ranks = {"MapBranch": (4, 4), "PatchEmbedding": (4, 3)}.get(name, (3, 3))
+    shown = [
+        helper.make_tensor_value_info(one, kind, ["a", *(f"{one}{i}" for i in range(1, rank))])
+        for (one, kind), rank in zip([*inputs, ("y", results)], [ranks[0]] * len(inputs) + [ranks[1]], strict=True)
+    ]
     opsets = [helper.make_opsetid("", 20), helper.make_opsetid("swin_quant", 1)]
     held = [numpy_helper.from_array(value, one) for one, value in constants.items()]
     graph = helper.make_graph([node], "one", shown[:-1], shown[-1:], held)
@@ -95,6 +98,15 @@ def patch_merging(x: np.ndarray, constants: dict) -> np.ndarray:
     return int8_linear(y, *of_linear)
 
 
+def patch_embedding(x: np.ndarray, constants: dict) -> np.ndarray:
+    """The result, in float64."""
+    places, filters, offsets, gain, bias = (value.astype(float) for value in constants.values())
+    side = filters.shape[-1]
+    y = x.reshape(len(x), x.shape[1], x.shape[2] // side, side, -1, side).transpose(0, 2, 4, 1, 3, 5)
+    y = y.reshape(len(x), -1, filters[0].size)[:, places.astype(int)] @ filters.reshape(len(filters), -1).T + offsets
+    return (y - y.mean(-1, keepdims=True)) / np.sqrt(y.var(-1, keepdims=True) + EPSILON) * gain + bias
+
+
 def main() -> None:
     core = openvino.Core()
     core.add_extension(sys.argv[1])
@@ -152,6 +164,19 @@ def main() -> None:
     noise = np.square(found - wanted).sum() / np.square(wanted).sum()
     if not noise < 1e-6:  # levels differ where a value lies between two
         raise SystemExit(f"patch merging is {noise:.1e} of its energy off")
+
+    constants = {"places": random.permutation(35).astype(np.int32)}
+    constants |= {"filters": random.standard_normal((WIDTH, 3, 4, 4)).astype(np.float32)}
+    constants |= {name: random.standard_normal(WIDTH).astype(np.float32) for name in ("offsets", "gain", "bias")}
+    images = random.standard_normal((3, 3, 20, 28)).astype(np.float32)
+    file = one_node("PatchEmbedding", [("x", floats)], floats, constants, epsilon=EPSILON)
+    found, wanted = (
+        core.compile_model(core.read_model(file), "CPU", EXACT)([images])[0],
+        patch_embedding(images, constants),
+    )
+    noise = np.square(found - wanted).sum() / np.square(wanted).sum()
+    if not noise < 1e-10:
+        raise SystemExit(f"patch embedding is {noise:.1e} of its energy off")
 
 
 def linear(random: np.random.Generator, number: int, inputs: int, outputs: int) -> dict:

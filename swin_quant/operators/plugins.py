@@ -95,6 +95,10 @@ def _patch_merging(x: Tensor, *constants: Tensor, norm_last: bool, epsilon: floa
     return Node((x, *constants), attributes, (batch, tokens // 4, constants[5].shape[1]))
 
 
+def _patch_embedding(x: Tensor, *constants: Tensor, epsilon: float) -> Node:
+    return Node((x, *constants), {"epsilon": epsilon}, (x.shape[0], len(constants[0]), len(constants[1])))
+
+
 CALLS: dict[str, Callable[..., Node | None]] = {
     "roll": _roll,
     "relu": _relu,
@@ -104,6 +108,7 @@ CALLS: dict[str, Callable[..., Node | None]] = {
     "map_branch": _map_branch,
     "mlp": _mlp,
     "patch_merging": _patch_merging,
+    "patch_embedding": _patch_embedding,
 }
 PLUGINS = (*CALLS, "window_partition")
 

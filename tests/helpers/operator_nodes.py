@@ -36,12 +36,12 @@ def stream(*shape, seed=1):
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32) * 2
 
 
-def one_node(op, constants, rank=3, **attributes):
-    """The file of a graph x -> y of one operator; both are of this rank."""
+def one_node(op, constants, ranks=(3, 3), **attributes):
+    """The file of a graph x -> y of one operator; `ranks`: of x and y."""
     names = ["x", *(f"c{place}" for place in range(len(constants)))]
     node = helper.make_node(op, names, ["y"], domain="swin_quant", epsilon=EPSILON, **attributes)
     held = [numpy_helper.from_array(value, name) for name, value in zip(names[1:], constants, strict=True)]
-    sizes = {end: ["a", *(f"{end}{place}" for place in range(1, rank))] for end in "xy"}
+    sizes = {end: ["a", *(f"{end}{i}" for i in range(1, rank))] for end, rank in zip("xy", ranks, strict=True)}
     ends = [helper.make_tensor_value_info(end, TensorProto.FLOAT, sizes[end]) for end in "xy"]
     opsets = [helper.make_opsetid("", 20), helper.make_opsetid("swin_quant", 1)]
     graph = helper.make_graph([node], "one", ends[:1], ends[1:], held)

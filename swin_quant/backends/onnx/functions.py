@@ -310,6 +310,15 @@ def _patch_merging(body: _Body, inputs: Sequence[str], nodes: Sequence[Node]) ->
     return normalised(y) if is_last else y, ["norm_last", "epsilon"]
 
 
+def _patch_embedding(body: _Body, inputs: Sequence[str], nodes: Sequence[Node]) -> tuple[str, list[str]]:
+    x, places, filters, offsets, *norm = inputs
+    sides = list(nodes[0].inputs[2].shape[2:])  # the patch: strides are attributes, which no tensor gives
+    y = body("Conv", x, filters, offsets, strides=sides, kernel_shape=sides)
+    y = body("Reshape", y, body.whole(0, 0, -1))
+    y = body("Gather", body("Transpose", y, perm=[0, 2, 1]), places, axis=1)
+    return body("LayerNormalization", y, *norm, refer={"epsilon": ("epsilon", "FLOAT")}), ["epsilon"]
+
+
 _BODIES: dict[str, Callable[[_Body, Sequence[str], Sequence[Node]], tuple[str, list[str]]]] = {
     "roll": _roll,
     "relu": _relu,
@@ -320,6 +329,7 @@ _BODIES: dict[str, Callable[[_Body, Sequence[str], Sequence[Node]], tuple[str, l
     "map_branch": _map_branch,
     "mlp": _mlp,
     "patch_merging": _patch_merging,
+    "patch_embedding": _patch_embedding,
 }
 
 

@@ -17,7 +17,7 @@ INT4_BITS = 4
 BRANCHES = frozenset(
     {"attention_branch", "map_branch", "mlp", "patch_merging"}
 )  # the plugins whose nodes have linears, of int8 weights
-REWRITTEN = BRANCHES | {"attention"}  # the plugins whose nodes only an architecture's rewrites make
+REWRITTEN = BRANCHES | {"attention", "patch_embedding"}  # the plugins whose nodes only an architecture's rewrites make
 
 
 @dataclass(frozen=True)

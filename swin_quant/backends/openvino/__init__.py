@@ -15,6 +15,7 @@ BACKEND = Backend(
                 "attention=swin_quant::Attention",
                 "mlp=swin_quant::Mlp",
                 "patch_merging=swin_quant::PatchMerging",
+                "patch_embedding=swin_quant::PatchEmbedding",
             ),
             are_compiled="swin_quant.backends.openvino.operators:run_here",
             tuned=(
@@ -22,6 +23,7 @@ BACKEND = Backend(
                 ("attention", "mlp"),
                 ("attention_branch", "mlp"),
                 ("attention_branch", "mlp", "patch_merging"),
+                ("attention_branch", "mlp", "patch_merging", "patch_embedding"),
                 ("map_branch", "mlp"),
             ),
         ),

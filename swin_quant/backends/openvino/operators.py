@@ -31,6 +31,7 @@ NODES = {
     "map_branch": "MapBranch",
     "mlp": "Mlp",
     "patch_merging": "PatchMerging",
+    "patch_embedding": "PatchEmbedding",
 }  # operator -> its node's name (extension.cpp)
 FAST_DEPTH = 32  # channels of a head of its kernel (attention_fast.hpp)
 FAST_TOKENS = {"attention": 64, "attention_branch": 576}  # of a window, at most
@@ -155,11 +156,11 @@ def run_all_products(artifact: Artifact) -> bool:
 
 
 def stream_in_half(model: Any) -> None:
-    """Let the branches of an OpenVINO model, which runs in bfloat16, read and write that, in place.
+    """Let our operators on the residual stream of an OpenVINO model, which runs in bfloat16, read and write that.
 
     The type of their result is that of what they read. Between two of them nothing is converted.
     """
-    ours = {(NODES[operator], DOMAIN) for operator in ("attention_branch", "map_branch", "mlp", "patch_merging")}
+    ours = {(NODES[operator], DOMAIN) for operator in NODES.keys() - {"roll", "relu", "attention"}}
     kinds = ((one, one.get_type_info()) for one in model.get_ordered_ops())
     nodes = [one for one, kind in kinds if (kind.name, kind.version_id) in ours]
     if not nodes:

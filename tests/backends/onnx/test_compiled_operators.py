@@ -140,8 +140,10 @@ def test_what_no_operator_is_compiled_for():
         *OPERATOR,
         "mlp=swin_quant::Mlp",
         "patch_merging=swin_quant::PatchMerging",
+        "patch_embedding=swin_quant::PatchEmbedding",
     )
-    assert OnnxOptions(target="openvino", int4_weights=True).compiled == tuple(OPERATOR)
+    no_linear = (*OPERATOR, "patch_embedding=swin_quant::PatchEmbedding")
+    assert OnnxOptions(target="openvino", int4_weights=True).compiled == no_linear
     for options in ({"plain": True}, {"precision": "float"}, {"target": "portable"}, {"replace": ("roll",)}):
         assert OnnxOptions(**{"target": "openvino"} | options).compiled == ()
 

@@ -99,7 +99,7 @@ def assert_is(found, wanted, x, limit=1e-6):
 
 def file_of(constants, case, scales=SCALES, norm_last=False, **changed):
     attributes = {"heads": case[0], "scales": scales, "norm_last": int(norm_last)} | cut_of(case)
-    return one_node("MapBranch", constants, rank=4, **attributes | changed)
+    return one_node("MapBranch", constants, ranks=(4, 4), **attributes | changed)
 
 
 @given_cases

@@ -5,6 +5,7 @@ from swin_quant.backends.onnx.swin.attention_operator import attention_as_operat
 from swin_quant.backends.onnx.swin.blocks import SwinNetwork
 from swin_quant.backends.onnx.swin.half import halve
 from swin_quant.backends.onnx.swin.int8_operators import merging_as_operator, mlp_as_operator
+from swin_quant.backends.onnx.swin.patch_embedding import embedding_as_operator
 from swin_quant.backends.onnx.swin.rewrites import REWRITES, restored
 
 REWRITER = Rewriter(
@@ -19,6 +20,7 @@ REWRITER = Rewriter(
         "attention": attention_as_operator,
         "mlp": mlp_as_operator,
         "patch_merging": merging_as_operator,
+        "patch_embedding": embedding_as_operator,
     },
     halve=halve,
     stem="patch_embed.proj",

@@ -85,8 +85,9 @@ class OrderedMerging(nn.Module):
 class OrderedPatchEmbed(nn.Module):
     """Patch embedding whose tokens leave in the order of windows: one transposition cuts patches and orders them."""
 
-    def __init__(self, embed: PatchEmbed, window: int) -> None:
+    def __init__(self, embed: PatchEmbed, window: int, order: Tensor) -> None:
         super().__init__()
+        self.order = order
         self.proj, self.norm = Linear(as_linear(embed.proj)), embed.norm
         self.patch, self.window = embed.proj.kernel_size[0], window
         self.stream = torch.float32

@@ -48,8 +48,8 @@ def one_constant(model: Lowered) -> None:
 def window_order(model: Lowered) -> None:
     """Tokens stay in the order of windows: no roll, partition or reverse, a gather where the order changes."""
     first = model.layers[0].blocks[0]
-    model.patch_embed = OrderedPatchEmbed(model.patch_embed, first.window)
     present = windows(first.resolution, first.window, 0)
+    model.patch_embed = OrderedPatchEmbed(model.patch_embed, first.window, present)
     if model.absolute_pos_embed is not None:
         model.absolute_pos_embed = nn.Parameter(model.absolute_pos_embed[:, present])
     following = [*(layer.blocks[0] for layer in list(model.layers)[1:]), None]

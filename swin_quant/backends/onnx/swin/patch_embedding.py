@@ -1,0 +1,69 @@
+"""Patch embedding, in floats, as one operator that gives tokens in the order of windows, for engines with a plugin."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import conv2d, layer_norm
+from torch.overrides import handle_torch_function, has_torch_function
+
+from swin_quant.backends.onnx.swin.blocks import OrderedPatchEmbed
+from swin_quant.backends.onnx.swin.int8_operators import chosen
+
+_WIDTH = 32  # what divides its channels (plugins/openvino/patch_embedding.hpp)
+
+
+def patch_embedding(x: Tensor, *constants: Tensor, epsilon: float) -> Any:
+    """The operator in torch: a convolution of patches that do not overlap, and a norm.
+
+    x: float32 [B, C, H, W]; the result: float32 [B, T, E]. constants: the patch int32 [T] of each token, row by row;
+    weight [E, C, p, p] and bias [E] of the convolution; weight and bias of the norm [E].
+    """
+    if has_torch_function((x, *constants)):
+        tensors = (x, *constants)
+        return handle_torch_function(patch_embedding, tensors, *tensors, epsilon=epsilon)
+    places, weight, bias, gain, offset = constants
+    y = conv2d(x, weight, bias, stride=weight.shape[-1]).flatten(2).transpose(1, 2)[:, places]
+    return layer_norm(y, gain.shape, gain, offset, epsilon)
+
+
+class OperatorEmbedding(nn.Module):
+    """`OrderedPatchEmbed` as one operator: float32 [B, C, S, S] -> [B, T, E]."""
+
+    operator = "patch_embedding"
+
+    def __init__(self, embed: OrderedPatchEmbed) -> None:
+        super().__init__()
+        self.norm: Any = embed.norm
+        weight = embed.proj._weight_quantizer().detach()  # [C p p, E]
+        bias = torch.zeros(weight.shape[1]) if embed.proj.bias is None else embed.proj.bias
+        self.places: Tensor
+        self.weight: Tensor
+        self.bias: Tensor
+        self.register_buffer("places", embed.order.int())
+        self.register_buffer("weight", weight.t().reshape(weight.shape[1], -1, embed.patch, embed.patch).contiguous())
+        self.register_buffer("bias", bias)
+
+    def forward(self, images: Tensor) -> Tensor:
+        constants = [self.places, self.weight, self.bias, self.norm.weight, self.norm.bias]
+        return patch_embedding(images, *constants, epsilon=self.norm.eps)
+
+
+def embedding_as_operator(model: nn.Module, is_compiled: Callable[[], bool] | None = None) -> None:
+    """Let the patch embedding call the operator, in place; errors and `is_compiled`: `chosen`.
+
+    Where it is chosen by its speed, it opens the stream of other operators: it was measured beside them.
+    """
+    embed: Any = model.patch_embed
+    faults = {"patch_embed": _fault_of(embed)}
+    has_others = any(getattr(module, "operator", None) == "mlp" for module in model.modules())
+    if chosen("patch_embedding", faults, lambda _: has_others and len(embed.norm.weight) % _WIDTH == 0, is_compiled):
+        model.patch_embed = OperatorEmbedding(embed)
+
+
+def _fault_of(embed: Any) -> str | None:
+    """The reason why the operator cannot compute a patch embedding; None if it can."""
+    if not isinstance(embed, OrderedPatchEmbed):
+        return "has tokens row by row: leave the rewrite window-order in"
+    return "has no norm: leave it out" if isinstance(embed.norm, nn.Identity) else None

@@ -1,0 +1,104 @@
+"""Patch embedding as one operator: what it computes, on plain loops and vectors, and which files have it."""
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from operator_nodes import EPSILON, as_functions, compiled, normalised, one_node, stream
+
+from swin_quant.backends.onnx.swin.patch_embedding import patch_embedding
+from swin_quant.backends.openvino import engine
+from swin_quant.score.options import EngineOptions
+
+EMBEDDING = ("patch_embedding=swin_quant::PatchEmbedding",)
+CASES = [(96, 3, 4), (64, 1, 5), (32, 4, 8), (20, 3, 4), (6, 2, 3)]  # width, channels, side of a patch
+ROWS, COLUMNS = 5, 7  # patches
+
+
+def constants(width, channels, side):
+    random = np.random.default_rng(width)
+    filters = random.standard_normal((width, channels, side, side)) / (channels**0.5 * side)
+    others = random.standard_normal((3, width))
+    return [random.permutation(ROWS * COLUMNS).astype(np.int32), *(a.astype(np.float32) for a in (filters, *others))]
+
+
+def brute_force(x, places, filters, offsets, gain, bias):
+    """In float64, patch by patch."""
+    side = filters.shape[-1]
+    corners = [(side * (place // COLUMNS), side * (place % COLUMNS)) for place in places]
+    patches = np.stack([x[:, :, row : row + side, column : column + side] for row, column in corners], 1)
+    y = np.einsum("btcij,ecij->bte", patches.astype(float), filters.astype(float)) + offsets
+    return normalised(y, gain, bias)
+
+
+def file_of(given):
+    return one_node("PatchEmbedding", given, ranks=(4, 3))
+
+
+def given_to(given, batch):
+    _, channels, side, _ = given[1].shape
+    return stream(batch, channels, ROWS * side, COLUMNS * side)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_compiled_operator_is_brute_force(case, library):
+    given = constants(*case)
+    file, wanted = file_of(given), brute_force(x := given_to(given, 9), *given)
+    for threads in (1, 2):
+        model = compiled(library, file, threads)
+        for batch in (9, 1, 0):
+            np.testing.assert_allclose(model(x[:batch]), wanted[:batch], atol=2e-4)
+    x[1] = np.nan
+    found = compiled(library, file)(x)
+    np.testing.assert_allclose(found[0], wanted[0], atol=2e-4)
+    assert np.isnan(found[1]).all()
+    if "bfloat16" in engine.float_types():
+        x = torch.from_numpy(given_to(given, 2)).bfloat16().float().numpy()
+        found = compiled(library, file, in_half=True)(x)
+        np.testing.assert_allclose(found, brute_force(x, *given), rtol=2**-7, atol=2e-3)  # plain loops cut
+
+
+@pytest.mark.parametrize("case", CASES[::2], ids=str)
+def test_the_operator_in_torch_and_its_onnx_function_are_brute_force(case):
+    given = constants(*case)
+    wanted = brute_force(x := given_to(given, 2), *given)
+    tensors = [torch.from_numpy(one) for one in (x, *given)]
+    np.testing.assert_allclose(patch_embedding(*tensors, epsilon=EPSILON), wanted, atol=2e-4)
+    for found in as_functions("patch_embedding", "PatchEmbedding", file_of(given), tensors):
+        np.testing.assert_allclose(found, wanted, atol=2e-4)
+
+
+def test_pictures_of_another_size_are_refused(library):
+    model = compiled(library, file_of(constants(*CASES[0])), threads=2)  # with one OpenVINO keeps the error
+    for shape in ((1, 3, 20, 24), (1, 3, 22, 28), (1, 2, 20, 28)):
+        with pytest.raises(RuntimeError, match="are not pictures of"):
+            model(stream(*shape))
+
+
+@pytest.mark.parametrize(
+    "place, value, said",
+    [
+        (0, lambda old: old + 1, "must be within 0 and 34"),  # reads behind the picture
+        (1, lambda old: old[:, :, :3], "its weights are"),
+        (2, lambda old: old[:9], "and must have 96 values"),
+        (3, lambda old: old.astype(np.float64), "must be a constant, not f64"),
+    ],
+)
+def test_constants_that_do_not_fit_are_refused(place, value, said, library):
+    given = constants(*CASES[0])
+    given[place] = value(given[place])
+    with pytest.raises(RuntimeError, match=said):
+        compiled(library, file_of(given))
+
+
+@pytest.mark.parametrize("kind, options", [("swin", {}), ("swinv2", {"uint8_input": True})])
+def test_a_file_with_the_operator_is_the_plain_file(kind, options, exported, with_operators):
+    """Bytes are normalised in the operator's weights."""
+    plain, own = exported(kind, "cpu", **options), exported(kind, "cpu", plugin=EMBEDDING, **options)
+    (node,) = [node for node in onnx.load(own.file).graph.node if node.op_type == "PatchEmbedding"]
+    assert len(node.input) == 6
+    images = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    if options:
+        images = (images * 50 + 128).clamp(0, 255).byte().permute(0, 2, 3, 1).contiguous()
+    wanted, found = (engine.load(one, EngineOptions(threads=1))(images) for one in (plain, own))
+    assert float((found - wanted).square().sum() / wanted.square().sum()) < 1e-4
