@@ -199,10 +199,7 @@ class EngineFlags:
     ] = ()
     float_type: FloatType = None
 
-    def options(self, world: World) -> EngineOptions:
-        return self.on(world.device.type)
-
-    def on(self, device: str) -> EngineOptions:
+    def options(self, device: str) -> EngineOptions:
         return EngineOptions(self.threads, self.float_type, device, extensions=self.extension)
 
 

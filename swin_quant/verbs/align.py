@@ -176,7 +176,7 @@ def _sides(options: AlignOptions, world: World) -> list[Side]:
     places = [place for place in (options.a, options.b) if place]
     policies = _one_each("--policy", compare.policy, len(places))
     engines = _one_each("--engine", compare.engine, len(places))
-    how = shared.EngineFlags(extension=compare.extension, float_type=compare.float_type).options(world)
+    how = shared.EngineFlags(extension=compare.extension, float_type=compare.float_type).options(world.device.type)
     return [
         open_side(
             place,

@@ -278,7 +278,7 @@ def score_files(options: EvaluateOptions, world: World) -> list[Scored]:
 
     scoring = Scoring(
         options.engines.engine or None,
-        options.engines.options(world),
+        options.engines.options(world.device.type),
         shared.OTHER_MACHINE | options.data.keys() | options.sample.keys() | options.run.keys(),
         options.checkpoint,
         options.split,

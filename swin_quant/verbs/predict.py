@@ -191,7 +191,7 @@ def _write_logits(options: PredictOptions, world: World) -> None:
         pictures.open,
         wanted.logits,
         options.engines.engine or None,
-        options.engines.options(world),
+        options.engines.options(world.device.type),
         wanted.batch,
         wanted.workers,
         place.max_unreadable,
@@ -204,7 +204,7 @@ def _of_artifact(options: PredictOptions, world: World) -> Classifying:
 
     artifact = open_artifact(options.model)
     refuse_checkpoint_flags(options.geometry, options.policy)
-    return of_artifact(artifact, options.engines.engine or None, options.engines.options(world))
+    return of_artifact(artifact, options.engines.engine or None, options.engines.options(world.device.type))
 
 
 def _of_checkpoint(options: PredictOptions, world: World) -> Classifying:

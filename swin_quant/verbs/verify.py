@@ -135,7 +135,7 @@ def verify_artifact(
     shown = pictures() if callable(pictures) else pictures
     policies = policies if is_quantized(artifact.record["precision"]) else []
     references = engines_beside(origin.module, world.device, None, policies, unnamed_baseline(artifact.card))
-    engines = load_engines(artifact, names, options.engines.options(world))
+    engines = load_engines(artifact, names, options.engines.options(world.device.type))
     everything = references | engines
     with eval_mode(origin.module):
         if isinstance(shown, Pictures):
