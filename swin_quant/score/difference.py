@@ -140,10 +140,8 @@ def compare_engines(
     source, known = source.of_split("val"), prepared.known
     opened = source.open()
     indices = sorted(source.indices(opened))
-    limit, workers = (
-        UnreadableLimit(len(indices), source.max_unreadable),
-        default_workers(source.workers, 1, len(indices)),
-    )
+    limit = UnreadableLimit(len(indices), source.max_unreadable)
+    workers = default_workers(source.workers, 1, len(indices))
     parts = chunks(indices, (source.batch or BATCH) if known.is_square else 1)
     loaded = readable_batches(opened, known, parts, limit, workers, f"comparing {', '.join(engines)}")
     return compare_outputs(engines, loaded, world.device, names)

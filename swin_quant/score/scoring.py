@@ -29,7 +29,7 @@ BATCH = 32  # pictures at a time, where nobody says
 
 @dataclass(frozen=True)
 class Labelled:
-    """The classes that labels are checked against, None where nobody says how many; and how batches are made."""
+    """How pictures become inputs, and the classes that labels are checked against; None where nobody says how many."""
 
     prepared: Prepared
     classes: int | None

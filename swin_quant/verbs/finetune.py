@@ -212,7 +212,7 @@ def train_quantized(
                 f"{request.start}: is not calibrated: run `swin-quant calibrate` first, QAT starts from there"
             )
         if request.original:
-            baseline_of(start, found, world, request.original, cfg)  # refuses another file than the original
+            baseline_of(start, found, world, request.original, cfg)  # refuses another file, and names it without a card
         model, policy = start.network, found[0]
         if not enabled_nodes(model):
             raise UsageError(f"policy {policy.name} quantizes nothing: choose another, or `swin-quant train` for float")
