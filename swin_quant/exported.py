@@ -19,7 +19,7 @@ from swin_quant.base.files import require_file, sha256_of
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.lineage import find
 from swin_quant.cards.paths import card_path
-from swin_quant.cards.records import WrappedRecord
+from swin_quant.cards.records import WrappedRecord, sha256_in
 from swin_quant.config.load import from_dict
 from swin_quant.config.outputs import FEATURES, LOGITS
 from swin_quant.config.sides import shortest, sides
@@ -325,13 +325,9 @@ def load_origin(
         return load_for_scoring(cfg, str(checkpoint), policies, world)
     if origin is None:
         raise UsageError(f"{artifact.file}: nothing to compare with: {NEEDS_MODULE}")
-    if _sha256(origin.card) != _sha256(artifact.card):
+    if sha256_in(origin.card.checkpoint) != sha256_in(artifact.card.checkpoint):
         raise UsageError(f"{artifact.file}: {origin.name} was changed since it was exported: sq.artifact(FILE, module)")
     return origin, policies
-
-
-def _sha256(card: RunCard) -> str | None:
-    return card.checkpoint["sha256"] if card.checkpoint else None
 
 
 def labels_in(artifact: Artifact) -> list[str]:

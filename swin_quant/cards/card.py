@@ -43,6 +43,7 @@ from swin_quant.cards.records import (
     TrainingRecord,
     VerificationRecord,
     WrappedRecord,
+    sha256_in,
 )
 
 FAMILY, FORMAT = "swin-quant/run-card/", 1
@@ -146,7 +147,12 @@ class RunCard:
     def original_sha256(self) -> str | None:
         """The float model that deltas compare with: the source, or the checkpoint itself if it was trained in float."""
         record = self.checkpoint if self.training and not self.is_qat else self.source
-        return record["sha256"] if record else None
+        return sha256_in(record)
+
+    @property
+    def weights_sha256(self) -> str | None:
+        """The file with the weights: the calibrated checkpoint, or the float one."""
+        return sha256_in(self.checkpoint or self.source)
 
     def measured(self) -> list[Result]:
         """The results, typed.
@@ -296,4 +302,4 @@ def with_results(card: RunCard, results: Iterable[Result]) -> RunCard:
 
 
 def _whose(card: RunCard) -> list[str | None]:
-    return [record["sha256"] if record else None for record in (card.artifact, card.checkpoint, card.source)]
+    return [sha256_in(record) for record in (card.artifact, card.checkpoint, card.source)]

@@ -17,7 +17,7 @@ from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.files import require_file, sha256_of
 from swin_quant.cards.card import RunCard, verify_checkpoint
 from swin_quant.cards.paths import card_path
-from swin_quant.cards.records import RangesRecord, SourceRecord, TrainingRecord
+from swin_quant.cards.records import RangesRecord, SourceRecord, TrainingRecord, sha256_in
 
 _MOST_STARTS = 32  # QAT after QAT; a card can name itself
 _MOST_CARDS, _LARGEST = 4096, 64 << 20
@@ -69,7 +69,7 @@ def starts(card: RunCard, folders: Sequence[Path]) -> Iterator[Start]:
             return
         before = card_of(file)
         yield Start(file, before)
-        if before is None or _source(before) != _source(card):
+        if before is None or sha256_in(before.source) != sha256_in(card.source):
             return
         card, folders = before, [file.parent]
 
@@ -92,7 +92,7 @@ def original_of(card: RunCard, folders: Sequence[Path], float_file: str | Path |
     for each in [card, *(start.card for start in chain if start.card)]:
         teacher = each.training["teacher"] if each.training else None
         for record in (each.source, teacher):
-            if record and record["sha256"] == _source(card) and (file := find(record, places)):
+            if record and record["sha256"] == sha256_in(card.source) and (file := find(record, places)):
                 return file
     return chain[-1].file if chain and _holds_original(chain[-1], card) else None
 
@@ -102,7 +102,7 @@ def _checked(card: RunCard, float_file: Path) -> Path:
         raise SwinQuantError(f"‹float› {float_file}: the run card {card.name} names no original to compare it with")
     sha256 = sha256_of(float_file)
     start = card.training["start"] if card.training else None
-    holds = sha256 == _source(card)
+    holds = sha256 == sha256_in(card.source)
     if not holds and start and sha256 == start["sha256"]:
         holds = _holds_original(Start(float_file, card_of(float_file)), card)
     if not holds:
@@ -116,12 +116,8 @@ def _checked(card: RunCard, float_file: Path) -> Path:
 def _holds_original(start: Start, card: RunCard) -> bool:
     """Whether a start has the original's weights: it is that file, or was only calibrated."""
     if start.card is None:
-        return sha256_of(start.file) == _source(card)
-    return not start.card.has_own_weights and _source(start.card) == _source(card)
-
-
-def _source(card: RunCard) -> str | None:
-    return card.source["sha256"] if card.source else None
+        return sha256_of(start.file) == sha256_in(card.source)
+    return not start.card.has_own_weights and sha256_in(start.card.source) == sha256_in(card.source)
 
 
 def original(before: RunCard | None, source: SourceRecord | None) -> SourceRecord | None:

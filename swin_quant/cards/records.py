@@ -1,6 +1,7 @@
 """The records of a run card: their annotations are its schema."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, Literal, TypedDict
@@ -360,3 +361,8 @@ class Result:
     def of(cls, record: dict[str, Any]) -> "Result":
         """A result of a card, without keys of a newer version."""
         return cls(**{key: value for key, value in record.items() if key in fields_of(cls)[0]})
+
+
+def sha256_in(record: Mapping[str, Any] | None) -> str | None:
+    """The hash in a record of a card, if there is one."""
+    return record["sha256"] if record else None

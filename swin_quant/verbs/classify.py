@@ -67,8 +67,7 @@ def of_artifact(artifact: Artifact, engines: Sequence[str] | None, options: Engi
 
 def of_model(model: Model, policies: Sequence[Policy], name: str) -> Classifying:
     """A model in torch: quantized under the first of `policies`, else in float."""
-    engine, record = engine_under(model.module, model.device, policies[:1]), model.card.checkpoint or model.card.source
-    sha256 = record["sha256"] if record else None
+    engine, sha256 = engine_under(model.module, model.device, policies[:1]), model.card.weights_sha256
     return Classifying(name, engine, model.preprocess, model.classes, model.class_names, sha256, model.device)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +12,7 @@ from swin_quant.base.files import check_writable, ensure_writable_dir, one_at_a_
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard, update, with_results
 from swin_quant.cards.paths import card_path
-from swin_quant.cards.records import Result
+from swin_quant.cards.records import Result, sha256_in
 from swin_quant.cli import shared
 from swin_quant.cli.flags import Flag, Rare, refuse_artifact_flags, refuse_checkpoint_flags
 from swin_quant.cli.output import sharding, show_cards, tell
@@ -343,8 +343,3 @@ def _with_earlier_results(card: RunCard, path: Path) -> RunCard:
         for one, other in ((earlier.source, card.source), (earlier.checkpoint, card.checkpoint))
     )
     return replace(card, results=earlier.results) if same else card
-
-
-def sha256_in(record: Mapping[str, Any] | None) -> str | None:
-    """The hash in a record of a card, if there is one."""
-    return record["sha256"] if record else None

@@ -220,9 +220,8 @@ def latency(result: Result) -> tuple[bool, float]:
 
 
 def _engine_and_weights(row: AccuracyRow) -> Hashable:
-    record = row.card.checkpoint or row.card.source  # the calibrated checkpoint, or the float one
     engine = row.quantized.engine if row.quantized else None
-    return engine, row.card.name, record["sha256"] if record else None, dataset_key(row.dataset)
+    return engine, row.card.name, row.card.weights_sha256, dataset_key(row.dataset)
 
 
 def _policy(row: AccuracyRow) -> tuple[str, str | None] | None:
