@@ -221,7 +221,15 @@ def baseline_of(
     if original and not policies and not model.is_calibrated:
         raise UsageError(f"‹float› {original}: the scored file is a float checkpoint itself: leave ‹float› out")
     if model.file and not model.card_file:
-        return _baseline_without_card(model, policies, world, original, cfg)
+        if original is None:
+            if policies:
+                log.info("no run card: its weights are taken for the float model's; after QAT give ‹float› FILE")
+            return None
+        float_model, source = load_original(cfg or model.config, original, world)
+        model.card = replace(model.card, source=source.record(), checkpoint=_file_record(model.card.source))
+        weights, own = dict(float_model.named_parameters()), dict(model.module.named_parameters())
+        same = own.keys() == weights.keys() and all(torch.equal(value, weights[name]) for name, value in own.items())
+        return None if same else Baseline(float_model)
     if original is None and not card.has_own_weights:
         return None
     if original is None and model.original is not None and (whose := whose_weights(card)):
@@ -231,20 +239,6 @@ def baseline_of(
         return unnamed_baseline(card)
     folders = [model.file.resolve().parent] if model.file else []
     return find_baseline(card, folders, cfg or model.config, policies, world, str(original) if original else None)
-
-
-def _baseline_without_card(
-    model: Model, policies: Sequence[Policy], world: World, original: str | Path | None, cfg: CfgNode | None
-) -> Baseline | None:
-    if original is None:
-        if policies:
-            log.info("no run card: its weights are taken for the float model's; after QAT give ‹float› FILE")
-        return None
-    float_model, source = load_original(cfg or model.config, original, world)
-    model.card = replace(model.card, source=source.record(), checkpoint=_file_record(model.card.source))
-    weights, own = dict(float_model.named_parameters()), dict(model.module.named_parameters())
-    same = own.keys() == weights.keys() and all(torch.equal(value, weights[name]) for name, value in own.items())
-    return None if same else Baseline(float_model)
 
 
 def _file_record(source: SourceRecord | None) -> CheckpointRecord | None:
