@@ -56,7 +56,7 @@ ROOT_KEYS = {
 
 
 # Two stages on 8 x 8 or 16 x 16 tokens: shifted windows, a mask and a patch merging, in milliseconds.
-MICRO = {"EMBED_DIM": 16, "DEPTHS": [2, 2], "NUM_HEADS": [1, 2], "WINDOW_SIZE": 4}
+MICRO = {"EMBED_DIM": 16, "DEPTHS": [2, 1], "NUM_HEADS": [1, 2], "WINDOW_SIZE": 4}
 TINY = {"DEPTHS": [2, 1], "NUM_HEADS": [1, 2]}
 MORE = {"swin": {}, "swinv2": {"PRETRAINED_WINDOW_SIZES": [0, 0]}}
 CLASSES = ("cat", "dog", "fox")

@@ -58,7 +58,7 @@ def test_a_checkpoint_a_card_and_a_table(run, float_flags, card_of, micro, tmp_p
 def test_the_file_is_a_bare_state_dict_in_fastertransformer_s_layout(calibrate, micro):
     state, _ = calibrate("--policy", "ft-mode1", "--no-eval")
     ranges = {key: value for key, value in state.items() if key.endswith("_amax")}
-    assert len(ranges) == 95  # all nodes, under any policy
+    assert len(ranges) == 72  # all nodes, under any policy
     assert all(value.dtype == torch.float32 and value.ndim == 0 and value > 0 for value in ranges.values())
     weights = torch.load(micro / "swin.pth", weights_only=True)["model"]
     # FasterTransformer does not know these, but its loaders are not strict
@@ -287,7 +287,7 @@ def test_a_long_pass_that_was_cut_off_leaves_the_model_as_it_was_and_goes_on_in_
 @pytest.mark.slow
 def test_calibrated_again_it_knows_the_passes_that_its_weights_saw(model, train):
     """Passes that only chose ranges are not listed, since their ranges are gone."""
-    few = {"name": "range_search", "pictures": 8, "rounds": 1}
+    few = {"name": "range_search", "pictures": 8, "rounds": 2}
     for passes, known in ((["equalize", few], ["equalize", "range_search"]), ([], ["equalize"])):
         sq.calibrate(model, train, "qdq", passes=passes)
         assert [one["name"] for one in model.card.calibration["passes"] if one["kept"]] == known
@@ -312,7 +312,7 @@ def test_tensors_in_batches_of_any_size_give_the_ranges_and_the_check_of_picture
     def calibrated(data, name):
         model = sq.calibrate(sq.load(micro / "swin.pth", config=micro / "swin.yaml"), data, "qdq")
         check = model.card.calibration["check"]
-        return ranges(model.save(tmp_path / f"{name}.pth")), check["pictures"], round(check["sqnr_db"], 4)
+        return ranges(model.save(tmp_path / f"{name}.pth")), check["pictures"], pytest.approx(check["sqnr_db"], abs=1e-3)
 
     expected = calibrated(sq.pictures(pictures, "train", 12), "pictures")
     for size in (1, 3, 16):

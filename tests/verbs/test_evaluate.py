@@ -156,7 +156,7 @@ def test_a_float_result_of_another_run_is_kept(run, scoring_flags, micro, tmp_pa
         (["--aprec", 4], "W8A4", "ft-mode1 A4"),
         (["--narrow-range"], "int8", "ft-mode1 narrow-range"),
         (["--saturation-safe"], "W7A8", "ft-mode1 saturation-safe"),
-        (["--off", "*mlp*"], "int8", "ft-mode1 -*mlp*"),
+        (["--off", "*attn*"], "int8", "ft-mode1 -*attn*"),
     ],
 )
 def test_a_changed_policy_is_another_result(evaluate, flags, precision, policy):
@@ -166,7 +166,7 @@ def test_a_changed_policy_is_another_result(evaluate, flags, precision, policy):
     changed, base = results[precision, policy], results["int8", "ft-mode1"]
     if "prec" in flags[0]:
         assert changed["sqnr_db"] < base["sqnr_db"] - 5
-    elif "mlp" in policy:
+    elif "attn" in policy:
         assert changed["sqnr_db"] > base["sqnr_db"]
 
 

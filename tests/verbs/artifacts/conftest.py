@@ -21,7 +21,7 @@ from swin_quant.data.preprocess import IMAGENET_MEAN, IMAGENET_STD
 from swin_quant.models import build_model
 
 # FasterTransformer's kernels need heads of 32 channels.
-GEOMETRY = {"EMBED_DIM": 32, "DEPTHS": [2, 2], "NUM_HEADS": [1, 2], "WINDOW_SIZE": 4}
+GEOMETRY = {"EMBED_DIM": 32, "DEPTHS": [2, 1], "NUM_HEADS": [1, 2], "WINDOW_SIZE": 4}
 
 
 @dataclass(frozen=True)
