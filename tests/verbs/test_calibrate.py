@@ -312,7 +312,8 @@ def test_tensors_in_batches_of_any_size_give_the_ranges_and_the_check_of_picture
     def calibrated(data, name):
         model = sq.calibrate(sq.load(micro / "swin.pth", config=micro / "swin.yaml"), data, "qdq")
         check = model.card.calibration["check"]
-        return ranges(model.save(tmp_path / f"{name}.pth")), check["pictures"], pytest.approx(check["sqnr_db"], abs=1e-3)
+        sqnr = pytest.approx(check["sqnr_db"], abs=1e-3)
+        return ranges(model.save(tmp_path / f"{name}.pth")), check["pictures"], sqnr
 
     expected = calibrated(sq.pictures(pictures, "train", 12), "pictures")
     for size in (1, 3, 16):
