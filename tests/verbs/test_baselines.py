@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import swin_quant as sq
 from swin_quant.cards.card import RunCard
 from swin_quant.cli import main
 from swin_quant.report.accuracy.rows import rows_of
@@ -143,6 +144,9 @@ def test_without_a_run_card_the_user_s_word_counts(run, runs, pictures, write_co
     assert done.code == 0 and "after QAT give --float FILE" in done.err
     assert run("evaluate", *flags, "--checkpoint", qat(runs), "--float", runs / "in" / "swin.pth").code == 0
     assert list(measured(scored)) == [FLOAT32, QAT, UNQUANTIZED]
+    model = sq.load(qat(runs), runs / "in" / "swin.yaml", sq.policy("ft-mode1").bits("role:gemm_weight", 4))
+    in_memory = sq.evaluate(model, sq.pictures(pictures, "val"), half="none", original=runs / "in" / "swin.pth")
+    assert [one.loss for one in in_memory.results] == [same(one) for one in measured(scored).values()]
     assert run("evaluate", *flags, "--checkpoint", runs / "ptq" / "swin_micro_calib.pth").code == 0
     (runs / "ptq" / "swin_micro_calib.json").unlink()
     words = ["--checkpoint", runs / "ptq" / "swin_micro_calib.pth", "--float", runs / "in" / "swin.pth"]
