@@ -10,9 +10,9 @@ candidate starts from the plain float graph of the same weights. NNCF is measure
 nncf`). Files in the working folder are not made again.
 
 --operators: instead, our file without compiled operators, with attention, and with the MLP, too; for pictures of
-another --size, height and width, with both branches: one that windows do not fill is padded. --int4: weights of 4 bits
-instead, stored as int8 and as INT4, beside float and our int8 files. --without-amx: as on a CPU that has AVX-512
-with VNNI and bfloat16, but no AMX: tests/standin/older_cpu.c hides it from every library.
+another --size, height and width, with both branches, then the rest: one that windows do not fill is padded.
+--int4: weights of 4 bits instead, stored as int8 and as INT4, beside float and our int8 files. --without-amx: as on a
+CPU that has AVX-512 with VNNI and bfloat16, but no AMX: tests/standin/older_cpu.c hides it from every library.
 ONEDNN_MAX_CPU_ISA=AVX2 or AVX2_VNNI in front: as on a CPU with vectors of 256 bits, for OpenVINO and our operators.
 --passes: passes after our files' calibration, since NNCF's default has some; they cost calibration, not latency.
 --no-torch: without torch.jit.trace and torch.compile, whose compilation takes minutes a row.
@@ -96,7 +96,10 @@ BY_OPERATORS = dict(
         strict=True,
     )
 )
-BY_OPERATORS_ON_MAPS = {OPERATORS[0]: ("cpu", ()), OPERATORS[3]: ("cpu-operators", ON_MAPS)}
+BY_OPERATORS_ON_MAPS = {OPERATORS[0]: ("cpu", ())} | {
+    name: ("cpu-operators", plugins)
+    for name, plugins in zip(OPERATORS[3:], (ON_MAPS, (*ON_MAPS, ALL[2]), (*ON_MAPS, *ALL[2:])), strict=True)
+}
 AMX = ("amx_int8", "amx_bf16")
 FIELDS = ("batch", "candidate", "p50_ms", "p90_ms", "speedup", "peak_mb", "file_mb", "int8_gemms", "all_gemms",
           "sqnr_db", "agreement", "failure")  # fmt: skip

@@ -64,6 +64,23 @@ inline void want_pictures(const ov::Node& node, const ov::Shape& shape, size_t t
                     " are not pictures of ", tokens, " tokens of ", width, " channels");
 }
 
+// The same of a map [B, H, W, width].
+inline void want_map(const ov::Node& node, const ov::Shape& shape, size_t width) {
+    OPENVINO_ASSERT(shape.size() == 4 && shape[3] == width, node.get_type_name(), ": ", shape, " are not maps of ", width,
+                    " channels");
+}
+
+// [B, ceil(H / side), ceil(W / side), width]: of x, whose height and width are its dimensions `first` and the next.
+inline ov::PartialShape shape_of_map(const ov::Node& node, const ov::PartialShape& x, size_t first, int64_t side, size_t width) {
+    if (x.rank().is_dynamic())
+        return {ov::Dimension(), ov::Dimension(), ov::Dimension(), int64_t(width)};
+    OPENVINO_ASSERT(x.size() == 4, node.get_type_name(), ": ", x, " are no maps");
+    const auto parts = [&](const ov::Dimension& size) {
+        return size.is_dynamic() ? ov::Dimension() : ov::Dimension((size.get_length() + side - 1) / side);
+    };
+    return {x[0], parts(x[first]), parts(x[first + 1]), int64_t(width)};
+}
+
 inline Linear linear_of(const ov::Tensor* inputs) {
     const auto& zero = inputs[ZERO];
     const bool is_signed = zero.get_element_type() == ov::element::i8;  // as uint8 they lie 128 higher

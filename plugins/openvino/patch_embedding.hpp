@@ -10,13 +10,14 @@
 namespace swin_quant {
 
 // x [B, C, H, W] -> [B, T, E]: the convolution of patches that do not overlap, and a norm; float32 or bfloat16, as the
-// result, with sums in float32. The other inputs are constants: the patch [T] of each result, row by row; W [E, C, p, p]
-// and bias [E] of the convolution; gain and bias of the norm [E].
+// result, with sums in float32. The other inputs are constants: W [E, C, p, p] and bias [E] of the convolution; gain and
+// bias of the norm [E]; the place [T] of the patch of each result, row by row. Without places the result is a map,
+// [B, ceil(H / p), ceil(W / p), E], with zeros beyond the edges of the pictures.
 class PatchEmbedding : public ov::op::Op {
 public:
     OPENVINO_OP("PatchEmbedding", "swin_quant");
 
-    enum Input { X, PLACES, FILTERS, OFFSETS, GAIN, BIAS, INPUTS };
+    enum Input { X, FILTERS, OFFSETS, GAIN, BIAS, PLACES, INPUTS };
 
     PatchEmbedding() = default;
     PatchEmbedding(const ov::OutputVector& inputs, float epsilon) : Op(inputs), m_epsilon(epsilon) {
@@ -25,8 +26,9 @@ public:
 
     void validate_and_infer_types() override {
         using namespace ov::element;
-        OPENVINO_ASSERT(get_input_size() == INPUTS, "PatchEmbedding: wants ", int(INPUTS), " inputs");
-        const auto &filters = get_input_partial_shape(FILTERS), &places = get_input_partial_shape(PLACES);
+        OPENVINO_ASSERT(get_input_size() == INPUTS || get_input_size() == PLACES, "PatchEmbedding: wants ", int(INPUTS),
+                        " inputs, one less for maps");
+        const auto& filters = get_input_partial_shape(FILTERS);
         OPENVINO_ASSERT(filters.is_static() && filters.size() == 4 && ov::shape_size(filters.to_shape()) > 0 &&
                             filters[2] == filters[3],
                         "PatchEmbedding: its weights are ", filters);
@@ -34,14 +36,17 @@ public:
         for (size_t i : {OFFSETS, GAIN, BIAS})
             want_constant(*this, i, {f32}, shape[0]);
         want_constant(*this, FILTERS, {f32}, ov::shape_size(shape));
-        OPENVINO_ASSERT(places.is_static() && ov::shape_size(places.to_shape()) > 0, "PatchEmbedding: its places are ", places);
-        const size_t tokens = ov::shape_size(places.to_shape());
-        want_places(*this, PLACES, tokens, tokens);
         const auto type = get_input_element_type(X);
         OPENVINO_ASSERT(type.compatible(f32) || type == bf16, "PatchEmbedding: its input cannot be ", type);
         const auto& x = get_input_partial_shape(X);
         OPENVINO_ASSERT(x.rank().is_dynamic() || (x.size() == 4 && x[1].compatible(shape[1])), "PatchEmbedding: ", x,
                         " are not pictures of ", shape[1], " channels");
+        if (get_input_size() == PLACES)
+            return set_output_type(0, type, shape_of_map(*this, x, 2, int64_t(shape[2]), shape[0]));
+        const auto& places = get_input_partial_shape(PLACES);
+        OPENVINO_ASSERT(places.is_static() && ov::shape_size(places.to_shape()) > 0, "PatchEmbedding: its places are ", places);
+        const size_t tokens = ov::shape_size(places.to_shape());
+        want_places(*this, PLACES, tokens, tokens);
         if (x.rank().is_static() && x[2].is_static() && x[3].is_static())
             want_patches(x[2].get_length(), x[3].get_length(), shape[2], tokens);
         const auto batch = x.rank().is_dynamic() ? ov::Dimension() : x[0];
@@ -63,12 +68,15 @@ public:
 
     bool evaluate(ov::TensorVector& outputs, const ov::TensorVector& inputs) const override {
         const auto &x = inputs[X].get_shape(), &filters = inputs[FILTERS].get_shape();
-        const size_t tokens = inputs[PLACES].get_size(), patch = filters[2];
+        const size_t tokens = inputs.size() > PLACES ? inputs[PLACES].get_size() : 0, patch = filters[2];
         OPENVINO_ASSERT(x.size() == 4 && x[1] == filters[1], "PatchEmbedding: ", x, " are not pictures of ", filters[1], " channels");
-        want_patches(x[2], x[3], patch, tokens);
-        outputs[0].set_shape({x[0], tokens, filters[0]});
+        const size_t down = (x[2] + patch - 1) / patch, across = (x[3] + patch - 1) / patch;
+        if (tokens)
+            want_patches(x[2], x[3], patch, tokens);
+        outputs[0].set_shape(tokens ? ov::Shape{x[0], tokens, filters[0]} : ov::Shape{x[0], down, across, filters[0]});
         const auto floats = [&](size_t i) { return inputs[i].data<const float>(); };
-        const Given given{filters[1], patch, x[2], x[3], filters[0], tokens, inputs[PLACES].data<const int32_t>(),
+        const Given given{filters[1], patch, x[2], x[3], filters[0], down * across,
+                          tokens ? inputs[PLACES].data<const int32_t>() : nullptr,
                           floats(FILTERS), floats(OFFSETS), {floats(GAIN), floats(BIAS), m_epsilon}};
         const bool is_half = inputs[X].get_element_type() == ov::element::bf16;
 #if defined(SWIN_QUANT_TARGET)
@@ -97,11 +105,20 @@ private:
             return channels * patch * patch;
         }
 
-        // The first value of the patch of a result.
+        // The first value of a patch, and the rows and columns of it that lie in the picture.
         template <typename T>
-        const T* patch_of(const T* x, size_t result) const {
-            const size_t across = columns / patch, place = size_t(places[result % tokens]);
-            return x + result / tokens * channels * rows * columns + place / across * patch * columns + place % across * patch;
+        struct Patch {
+            const T* first;
+            size_t rows, columns;
+        };
+
+        template <typename T>
+        Patch<T> patch_of(const T* x, size_t result) const {
+            const size_t across = (columns + patch - 1) / patch;
+            const size_t place = places ? size_t(places[result % tokens]) : result % tokens;
+            const size_t row = place / across * patch, column = place % across * patch;
+            return {x + result / tokens * channels * rows * columns + row * columns + column, std::min(patch, rows - row),
+                    std::min(patch, columns - column)};
         }
     };
 
@@ -110,10 +127,11 @@ private:
         const size_t length = given.length();
         for_each(y.get_size() / given.width, [&](size_t result) {
             std::vector<float> patch(length), row(given.offsets, given.offsets + given.width);
-            const auto* from = given.patch_of(static_cast<const T*>(x.data()), result);
+            const auto from = given.patch_of(static_cast<const T*>(x.data()), result);
             for (size_t i = 0; i < length; ++i) {
-                const size_t line = i / given.patch;
-                patch[i] = from[(line / given.patch * given.rows + line % given.patch) * given.columns + i % given.patch];
+                const size_t channel = i / given.patch / given.patch, down = i / given.patch % given.patch, right = i % given.patch;
+                if (down < from.rows && right < from.columns)
+                    patch[i] = from.first[(channel * given.rows + down) * given.columns + right];
             }
             for (size_t column = 0; column < given.width; ++column)
                 for (size_t i = 0; i < length; ++i)
@@ -153,16 +171,17 @@ private:
                                         float* patches, float* sums, T* result) {
         const size_t length = given.length(), width = given.width;
         for (size_t token = 0; token < count; ++token) {
-            const T* first = given.patch_of(x, from + token);
+            const auto patch = given.patch_of(x, from + token);
             float* to = patches + token * length;
             for (size_t channel = 0; channel < given.channels; ++channel)
                 for (size_t row = 0; row < given.patch; ++row, to += given.patch) {
-                    const T* line = first + (channel * given.rows + row) * given.columns;
+                    const T* line = patch.first + (channel * given.rows + row) * given.columns;
+                    const size_t inside = row < patch.rows ? patch.columns : 0;
                     size_t i = 0;
-                    for (; i + 4 <= given.patch; i += 4)
+                    for (; i + 4 <= inside; i += 4)
                         put_four(to + i, line + i);
                     for (; i < given.patch; ++i)
-                        to[i] = as_float(line[i]);
+                        to[i] = i < inside ? as_float(line[i]) : 0;
                 }
         }
         for (size_t token = 0; token < count; token += TOGETHER)

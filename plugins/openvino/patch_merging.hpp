@@ -10,13 +10,14 @@
 namespace swin_quant {
 
 // x [B, T, C] -> [B, T / 4, E]: four tokens side by side, a norm, and an int8 linear, or the norm last; float32 or bfloat16,
-// as the result. The other inputs are constants: places [T] in x of the four of each result, gain and bias of the norm
-// [4 C], or [E] with `norm_last`; what the linear takes, as of `Mlp`, W int8 [4 C, E].
+// as the result. The other inputs are constants: gain and bias of the norm [4 C], or [E] with `norm_last`; what the linear
+// takes, as of `Mlp`, W int8 [4 C, E]; places [T] in x of the four of each result. Without places, x is a map:
+// [B, H, W, C] -> [B, ceil(H / 2), ceil(W / 2), E], with zeros beyond its edges.
 class PatchMerging : public ov::op::Op {
 public:
     OPENVINO_OP("PatchMerging", "swin_quant");
 
-    enum Input { X, PLACES, GAIN, BIAS, LINEAR, INPUTS = LINEAR + OF_LINEAR };
+    enum Input { X, GAIN, BIAS, LINEAR, PLACES = LINEAR + OF_LINEAR, INPUTS };
 
     PatchMerging() = default;
     PatchMerging(const ov::OutputVector& inputs, bool norm_last, float epsilon)
@@ -26,7 +27,8 @@ public:
 
     void validate_and_infer_types() override {
         using namespace ov::element;
-        OPENVINO_ASSERT(get_input_size() == INPUTS, "PatchMerging: wants ", int(INPUTS), " inputs");
+        OPENVINO_ASSERT(get_input_size() == INPUTS || get_input_size() == PLACES, "PatchMerging: wants ", int(INPUTS),
+                        " inputs, one less for maps");
         const auto weights = weights_of(*this, LINEAR);
         const size_t in = weights[0], out = weights[1];
         OPENVINO_ASSERT(in % 4 == 0, "PatchMerging: its weights ", weights, " are not for four tokens");
@@ -34,12 +36,14 @@ public:
         want_linear(*this, LINEAR, in, out);
         for (size_t i : {GAIN, BIAS})
             want_constant(*this, i, {f32}, m_norm_last ? out : in);
+        const auto& shape = get_input_partial_shape(X);
+        if (get_input_size() == PLACES)
+            return set_output_type(0, get_input_element_type(X), shape_of_map(*this, shape, 1, 2, out));
         const auto& places = get_input_partial_shape(PLACES);
         OPENVINO_ASSERT(places.is_static() && ov::shape_size(places.to_shape()) > 0 && ov::shape_size(places.to_shape()) % 4 == 0,
                         "PatchMerging: its places are ", places);
         const size_t tokens = ov::shape_size(places.to_shape());
         want_places(*this, PLACES, tokens, tokens);
-        auto shape = get_input_partial_shape(X);
         OPENVINO_ASSERT(shape.rank().is_dynamic() || (shape.size() == 3 && shape[1].compatible(tokens)), "PatchMerging: ", shape,
                         " are not pictures of ", tokens, " tokens");
         const auto batch = shape.rank().is_dynamic() ? ov::Dimension() : shape[0];
@@ -63,10 +67,19 @@ public:
     bool evaluate(ov::TensorVector& outputs, const ov::TensorVector& inputs) const override {
         const Norm norm{inputs[GAIN].data<const float>(), inputs[BIAS].data<const float>(), m_epsilon};
         const auto linear = linear_of(&inputs[LINEAR]);
-        const size_t tokens = inputs[PLACES].get_size(), batch = inputs[X].get_shape()[0];
-        want_pictures(*this, inputs[X].get_shape(), tokens, linear.in / 4);
-        outputs[0].set_shape({batch, tokens / 4, linear.out});
-        const Given given{linear, norm, inputs[PLACES].data<const int32_t>(), tokens / 4, batch * tokens / 4};
+        const auto& shape = inputs[X].get_shape();
+        const size_t tokens = inputs.size() > PLACES ? inputs[PLACES].get_size() : 0;
+        Given given{linear, norm, nullptr, tokens / 4, 0, 1, tokens};
+        if (tokens) {
+            want_pictures(*this, shape, tokens, linear.in / 4);
+            given.places = inputs[PLACES].data<const int32_t>();
+            outputs[0].set_shape({shape[0], tokens / 4, linear.out});
+        } else {
+            want_map(*this, shape, linear.in / 4);
+            given.rows = shape[1], given.columns = shape[2], given.of_picture = (shape[1] + 1) / 2 * ((shape[2] + 1) / 2);
+            outputs[0].set_shape({shape[0], (shape[1] + 1) / 2, (shape[2] + 1) / 2, linear.out});
+        }
+        given.all = shape[0] * given.of_picture;
         const bool is_half = inputs[X].get_element_type() == ov::element::bf16;
 #if defined(SWIN_QUANT_TARGET)
         if (linear.in % (4 * WIDTHS) == 0 && linear.out % WIDTHS == 0) {
@@ -84,15 +97,29 @@ private:
         Norm norm;
         const int32_t* places;
         size_t of_picture, all;  // results
+        size_t rows, columns;    // of x, whose tokens lie row by row
+
+        static constexpr size_t BEYOND = SIZE_MAX;
+
+        // Where one of the four tokens of a result lies in its picture.
+        size_t place_of(size_t result, size_t i) const {
+            if (places)
+                return size_t(places[4 * result + i]);
+            const size_t across = (columns + 1) / 2, row = result / across * 2 + i % 2, column = result % across * 2 + i / 2;
+            return row < rows && column < columns ? row * columns + column : BEYOND;
+        }
 
         // The four tokens of a result, side by side.
         template <typename From, typename To>
         void gather(const From* x, size_t result, To* row) const {
             const size_t width = linear.in / 4;
-            x += result / of_picture * of_picture * linear.in;
-            for (size_t i = 0; i < 4; ++i) {
-                const auto* token = x + size_t(places[result % of_picture * 4 + i]) * width;
-                std::copy(token, token + width, row + i * width);
+            x += result / of_picture * rows * columns * width;
+            for (size_t i = 0; i < 4; ++i, row += width) {
+                const size_t place = place_of(result % of_picture, i);
+                if (place == BEYOND)
+                    std::fill_n(row, width, To(0));
+                else
+                    std::copy_n(x + place * width, width, row);
             }
         }
     };

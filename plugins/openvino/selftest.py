@@ -92,7 +92,7 @@ def map_branch(x: np.ndarray, constants: dict) -> np.ndarray:
 
 def patch_merging(x: np.ndarray, constants: dict) -> np.ndarray:
     """The result, in float64."""
-    places, gain, bias, *of_linear = (value.astype(float) for value in constants.values())
+    gain, bias, *of_linear, places = (value.astype(float) for value in constants.values())
     y = x[:, places.astype(int)].reshape(len(x), -1, 4 * x.shape[-1]).astype(float)
     y = (y - y.mean(-1, keepdims=True)) / np.sqrt(y.var(-1, keepdims=True) + EPSILON) * gain + bias
     return int8_linear(y, *of_linear)
@@ -100,7 +100,7 @@ def patch_merging(x: np.ndarray, constants: dict) -> np.ndarray:
 
 def patch_embedding(x: np.ndarray, constants: dict) -> np.ndarray:
     """The result, in float64."""
-    places, filters, offsets, gain, bias = (value.astype(float) for value in constants.values())
+    filters, offsets, gain, bias, places = (value.astype(float) for value in constants.values())
     side = filters.shape[-1]
     y = x.reshape(len(x), x.shape[1], x.shape[2] // side, side, -1, side).transpose(0, 2, 4, 1, 3, 5)
     y = y.reshape(len(x), -1, filters[0].size)[:, places.astype(int)] @ filters.reshape(len(filters), -1).T + offsets
@@ -156,18 +156,18 @@ def main() -> None:
     if not noise < 1e-4:
         raise SystemExit(f"the branch with attention on maps is {noise:.1e} of its energy off")
 
-    constants = {"places": random.permutation(tokens).astype(np.int32)}
-    constants |= {name: random.standard_normal(4 * width).astype(np.float32) for name in ("gain", "bias")}
+    constants = {name: random.standard_normal(4 * width).astype(np.float32) for name in ("gain", "bias")}
     constants |= {"scale": np.float32(0.03), "zero": np.int8(0)} | linear(random, 1, 4 * width, 2 * width)
+    constants |= {"places": random.permutation(tokens).astype(np.int32)}
     file = one_node("PatchMerging", [("x", floats)], floats, constants, norm_last=0, epsilon=EPSILON)
     found, wanted = core.compile_model(core.read_model(file), "CPU", EXACT)([x])[0], patch_merging(x, constants)
     noise = np.square(found - wanted).sum() / np.square(wanted).sum()
     if not noise < 1e-6:  # levels differ where a value lies between two
         raise SystemExit(f"patch merging is {noise:.1e} of its energy off")
 
-    constants = {"places": random.permutation(35).astype(np.int32)}
-    constants |= {"filters": random.standard_normal((WIDTH, 3, 4, 4)).astype(np.float32)}
+    constants = {"filters": random.standard_normal((WIDTH, 3, 4, 4)).astype(np.float32)}
     constants |= {name: random.standard_normal(WIDTH).astype(np.float32) for name in ("offsets", "gain", "bias")}
+    constants |= {"places": random.permutation(35).astype(np.int32)}
     images = random.standard_normal((3, 3, 20, 28)).astype(np.float32)
     file = one_node("PatchEmbedding", [("x", floats)], floats, constants, epsilon=EPSILON)
     found, wanted = (

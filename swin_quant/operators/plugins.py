@@ -90,13 +90,21 @@ def _mlp(x: Tensor, *constants: Tensor, norm_last: bool, epsilon: float) -> Node
 
 
 def _patch_merging(x: Tensor, *constants: Tensor, norm_last: bool, epsilon: float) -> Node:
-    batch, tokens, _ = x.shape
     attributes = {"norm_last": int(norm_last), "epsilon": epsilon}
-    return Node((x, *constants), attributes, (batch, tokens // 4, constants[5].shape[1]))
+    return Node((x, *constants), attributes, (*_merged(x, 1, 2, constants[7:], 4), constants[4].shape[1]))
 
 
 def _patch_embedding(x: Tensor, *constants: Tensor, epsilon: float) -> Node:
-    return Node((x, *constants), {"epsilon": epsilon}, (x.shape[0], len(constants[0]), len(constants[1])))
+    weight = constants[0]
+    return Node((x, *constants), {"epsilon": epsilon}, (*_merged(x, 2, weight.shape[-1], constants[4:]), len(weight)))
+
+
+def _merged(x: Tensor, first: int, side: int, places: Sequence[Tensor], each: int = 1) -> tuple[Any, ...]:
+    """Batch and tokens, `each` of so many places; without places, height and width of a map: those of x, its
+    dimensions from `first` on, by `side`."""
+    if places:
+        return x.shape[0], len(places[0]) // each
+    return x.shape[0], *((size + side - 1) // side for size in x.shape[first : first + 2])
 
 
 CALLS: dict[str, Callable[..., Node | None]] = {

@@ -297,25 +297,50 @@ def _mlp(body: _Body, inputs: Sequence[str], nodes: Sequence[Node]) -> tuple[str
 
 
 def _patch_merging(body: _Body, inputs: Sequence[str], nodes: Sequence[Node]) -> tuple[str, list[str]]:
-    x, places, gain, offset, *linear = inputs
+    x, gain, offset, *linear = inputs[:8]
 
     def normalised(y: str) -> str:
         return body("LayerNormalization", y, gain, offset, refer={"epsilon": ("epsilon", "FLOAT")})
 
     wide = body("Slice", body("Shape", linear[2]), body.whole(0), body.whole(1))
-    results = body("Div", body("Shape", places), body.whole(4))
-    y = body("Reshape", body("Gather", x, places, axis=1), body("Concat", body.whole(0), results, wide, axis=0))
+    if places := inputs[8:]:
+        results = body("Div", body("Shape", *places), body.whole(4))
+        y = body("Reshape", body("Gather", x, *places, axis=1), body("Concat", body.whole(0), results, wide, axis=0))
+    else:
+        x, rows, columns = _padded(body, x, 1, 2)
+        two = body.whole(2)
+        six = body("Concat", body.whole(0), rows, two, columns, two, body.whole(-1), axis=0)
+        four = body("Transpose", body("Reshape", x, six), perm=[0, 1, 3, 4, 2, 5])
+        y = body("Reshape", four, body("Concat", body.whole(0), rows, columns, wide, axis=0))
     is_last = nodes[0].attributes["norm_last"]
     y = _linear(body, y if is_last else normalised(y), *linear)
     return normalised(y) if is_last else y, ["norm_last", "epsilon"]
 
 
+def _padded(body: _Body, x: str, first: int, side: int) -> tuple[str, str, str]:
+    """x of rank 4 with zeros that make two of its dimensions, from `first` on, multiples of `side`; how often these
+    hold it."""
+    shape, counts, missing = body("Shape", x), [], []
+    for axis in (first, first + 1):
+        size = body("Slice", shape, body.whole(axis), body.whole(axis + 1))
+        counts.append(body("Div", body("Add", size, body.whole(side - 1)), body.whole(side)))
+        missing.append(body("Sub", body("Mul", counts[-1], body.whole(side)), size))
+    behind = [body.whole(*[0] * (2 - first))] if first < 2 else []
+    pads = body("Concat", body.whole(*[0] * (4 + first)), *missing, *behind, axis=0)
+    return body("Pad", x, pads), counts[0], counts[1]
+
+
 def _patch_embedding(body: _Body, inputs: Sequence[str], nodes: Sequence[Node]) -> tuple[str, list[str]]:
-    x, places, filters, offsets, *norm = inputs
-    sides = list(nodes[0].inputs[2].shape[2:])  # the patch: strides are attributes, which no tensor gives
+    x, filters, offsets, *norm = inputs[:5]
+    sides = list(nodes[0].inputs[1].shape[2:])  # the patch: strides are attributes, which no tensor gives
+    places = inputs[5:]
+    x = x if places else _padded(body, x, 2, sides[0])[0]
     y = body("Conv", x, filters, offsets, strides=sides, kernel_shape=sides)
-    y = body("Reshape", y, body.whole(0, 0, -1))
-    y = body("Gather", body("Transpose", y, perm=[0, 2, 1]), places, axis=1)
+    if places:
+        y = body("Transpose", body("Reshape", y, body.whole(0, 0, -1)), perm=[0, 2, 1])
+        y = body("Gather", y, *places, axis=1)
+    else:
+        y = body("Transpose", y, perm=[0, 2, 3, 1])
     return body("LayerNormalization", y, *norm, refer={"epsilon": ("epsilon", "FLOAT")}), ["epsilon"]
 
 

@@ -25,6 +25,7 @@ BACKEND = Backend(
                 ("attention_branch", "mlp", "patch_merging"),
                 ("attention_branch", "mlp", "patch_merging", "patch_embedding"),
                 ("map_branch", "mlp"),
+                ("map_branch", "mlp", "patch_merging", "patch_embedding"),
             ),
         ),
         ("cpu", "qdq", "cpu-operators", "qdq-unsigned"),

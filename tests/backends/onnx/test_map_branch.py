@@ -166,14 +166,15 @@ KINDS = [("swin", "cpu-operators", "timm"), ("swinv2", "qdq", "detection")]
 
 
 @pytest.mark.parametrize("kind, policy, windows", KINDS, ids=["swin", "swinv2"])
-def test_openvino_runs_a_backbone_of_any_size_whose_blocks_are_two_operators(
+def test_openvino_runs_a_backbone_of_any_size_whose_operators_are_compiled(
     kind, policy, windows, calibrated, with_operators, tmp_path
 ):
     more = {"PRETRAINED_WINDOW_SIZES": [0, 0]} if kind == "swinv2" else {}
     model, card = calibrated(kind, policy, **SHAPE, WINDOWS=windows, **more)
-    artifact = export(model, card, tmp_path, OnnxOptions(target="openvino", plugin=PLUGINS))
+    merging = ("patch_merging=swin_quant::PatchMerging", "patch_embedding=swin_quant::PatchEmbedding")
+    artifact = export(model, card, tmp_path, OnnxOptions(target="openvino", plugin=PLUGINS + merging))
     nodes = [node.op_type for node in onnx.load(artifact.file).graph.node if node.domain == "swin_quant"]
-    assert nodes == ["MapBranch", "Mlp"] * 3
+    assert nodes == ["PatchEmbedding", *["MapBranch", "Mlp"] * 2, "PatchMerging", "MapBranch", "Mlp"]
     own = engine.load(artifact, EngineOptions(threads=1, float_type="float32"))
     assert with_operators.name in own.details["extensions"]
     quantize(model)

@@ -19,10 +19,10 @@ def constants(width, channels, side):
     random = np.random.default_rng(width)
     filters = random.standard_normal((width, channels, side, side)) / (channels**0.5 * side)
     others = random.standard_normal((3, width))
-    return [random.permutation(ROWS * COLUMNS).astype(np.int32), *(a.astype(np.float32) for a in (filters, *others))]
+    return [*(a.astype(np.float32) for a in (filters, *others)), random.permutation(ROWS * COLUMNS).astype(np.int32)]
 
 
-def brute_force(x, places, filters, offsets, gain, bias):
+def brute_force(x, filters, offsets, gain, bias, places):
     """In float64, patch by patch."""
     side = filters.shape[-1]
     corners = [(side * (place // COLUMNS), side * (place % COLUMNS)) for place in places]
@@ -36,7 +36,7 @@ def file_of(given):
 
 
 def given_to(given, batch):
-    _, channels, side, _ = given[1].shape
+    _, channels, side, _ = given[0].shape
     return stream(batch, channels, ROWS * side, COLUMNS * side)
 
 
@@ -68,6 +68,23 @@ def test_the_operator_in_torch_and_its_onnx_function_are_brute_force(case):
         np.testing.assert_allclose(found, wanted, atol=2e-4)
 
 
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_maps_are_of_pictures_of_any_size_with_zeros_beyond_their_edges(case, library):
+    given, side = constants(*case), case[2]
+    x = given_to(given, 2)
+    x[:, :, 1 - side :], x[..., 1 - side :] = 0, 0
+    given.pop()
+    wanted = brute_force(x, *given, np.arange(ROWS * COLUMNS)).reshape(2, ROWS, COLUMNS, -1)
+    x = np.ascontiguousarray(x[:, :, : 1 - side, : 1 - side])
+    file = one_node("PatchEmbedding", given, ranks=(4, 4))
+    for batch in (2, 0):
+        np.testing.assert_allclose(compiled(library, file, threads=2)(x[:batch]), wanted[:batch], atol=2e-4)
+    tensors = [torch.from_numpy(one) for one in (x, *given)]
+    np.testing.assert_allclose(patch_embedding(*tensors, epsilon=EPSILON), wanted, atol=2e-4)
+    for found in as_functions("patch_embedding", "PatchEmbedding", file, tensors):
+        np.testing.assert_allclose(found, wanted, atol=2e-4)
+
+
 def test_pictures_of_another_size_are_refused(library):
     model = compiled(library, file_of(constants(*CASES[0])), threads=2)  # with one OpenVINO keeps the error
     for shape in ((1, 3, 20, 24), (1, 3, 22, 28), (1, 2, 20, 28)):
@@ -78,10 +95,10 @@ def test_pictures_of_another_size_are_refused(library):
 @pytest.mark.parametrize(
     "place, value, said",
     [
-        (0, lambda old: old + 1, "must be within 0 and 34"),  # reads behind the picture
-        (1, lambda old: old[:, :, :3], "its weights are"),
-        (2, lambda old: old[:9], "and must have 96 values"),
-        (3, lambda old: old.astype(np.float64), "must be a constant, not f64"),
+        (4, lambda old: old + 1, "must be within 0 and 34"),  # reads behind the picture
+        (0, lambda old: old[:, :, :3], "its weights are"),
+        (1, lambda old: old[:9], "and must have 96 values"),
+        (2, lambda old: old.astype(np.float64), "must be a constant, not f64"),
     ],
 )
 def test_constants_that_do_not_fit_are_refused(place, value, said, library):

@@ -18,15 +18,27 @@ def constants(channels, norm_last, zero, tokens=4 * 25):
     random = np.random.default_rng(channels)
     wide, out = 4 * channels, 2 * channels
     norm = random.standard_normal((2, out if norm_last else wide)).astype(np.float32)
-    return [random.permutation(tokens).astype(np.int32), *norm, *linear(random, wide, out, 0.03, zero)]
+    places = [random.permutation(tokens).astype(np.int32)] if tokens else []
+    return [*norm, *linear(random, wide, out, 0.03, zero), *places]
 
 
 def brute_force(x, constants, norm_last):
     """Products in integers, all else in float64."""
-    places, *norm = constants[:3]
+    norm, places = constants[:2], constants[7]
     y = np.concatenate([x.astype(float)[:, places[i::4]] for i in range(4)], -1)
-    y = product(y if norm_last else normalised(y, *norm), *constants[3:])
+    y = product(y if norm_last else normalised(y, *norm), *constants[2:7])
     return normalised(y, *norm) if norm_last else y
+
+
+def brute_force_of_map(x, constants, norm_last):
+    """A map with zeros around becomes tokens that lie row by row."""
+    batch, height, width, channels = x.shape
+    rows, columns = -(-height // 2), -(-width // 2)
+    whole = np.zeros((batch, 2 * rows, 2 * columns, channels))
+    whole[:, :height, :width] = x
+    places = np.arange(4 * rows * columns).reshape(rows, 2, columns, 2).transpose(0, 2, 3, 1).ravel()
+    found = brute_force(whole.reshape(batch, -1, channels), [*constants, places], norm_last)
+    return found.reshape(batch, rows, columns, -1)
 
 
 def assert_is(found, wanted, limit=1e-6):
@@ -40,7 +52,7 @@ def file_of(constants, norm_last):
 
 
 def given_to(constants, batch):
-    return stream(batch, len(constants[0]), constants[5].shape[0] // 4)
+    return stream(batch, len(constants[7]), constants[4].shape[0] // 4)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -67,6 +79,20 @@ def test_the_operator_in_torch_and_its_onnx_function_are_brute_force(case):
     tensors = [torch.from_numpy(np.asarray(one)) for one in (x, *given)]
     assert_is(patch_merging(*tensors, norm_last=norm_last, epsilon=EPSILON).numpy(), wanted)
     file = file_of(given, norm_last)
+    for found in as_functions("patch_merging", "PatchMerging", file, tensors, norm_last=int(norm_last)):
+        assert_is(found, wanted)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("size", [(6, 4), (5, 7), (1, 1)], ids=str)
+def test_maps_are_merged_with_zeros_beyond_their_edges(case, size, library):
+    given, norm_last = constants(*case, tokens=0), case[1]
+    file = one_node("PatchMerging", given, ranks=(4, 4), norm_last=int(norm_last))
+    wanted = brute_force_of_map(x := stream(3, *size, case[0]), given, norm_last)
+    for batch in (3, 0):
+        assert_is(compiled(library, file, threads=2)(x[:batch]), wanted[:batch])
+    tensors = [torch.from_numpy(np.asarray(one)) for one in (x, *given)]
+    assert_is(patch_merging(*tensors, norm_last=norm_last, epsilon=EPSILON).numpy(), wanted)
     for found in as_functions("patch_merging", "PatchMerging", file, tensors, norm_last=int(norm_last)):
         assert_is(found, wanted)
 

@@ -73,6 +73,7 @@ class OrderedMerging(nn.Module):
         super().__init__()
         self.tokens = len(present)
         self.to_neighbours = reorder(present, neighbours(merging.resolution, merged))
+        self.places: Tensor | None = getattr(self.to_neighbours, "places", torch.arange(self.tokens).int())
         self.reduction, self.norm, self.norm_first = merging.reduction, merging.norm, merging.norm_first
 
     def forward(self, x: Tensor) -> Tensor:
@@ -87,7 +88,7 @@ class OrderedPatchEmbed(nn.Module):
 
     def __init__(self, embed: PatchEmbed, window: int, order: Tensor) -> None:
         super().__init__()
-        self.order = order
+        self.order: Tensor | None = order
         self.proj, self.norm = Linear(as_linear(embed.proj)), embed.norm
         self.patch, self.window = embed.proj.kernel_size[0], window
         self.stream = torch.float32

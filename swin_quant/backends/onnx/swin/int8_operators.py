@@ -13,8 +13,9 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from swin_quant.backends.onnx.layers import Linear, Pair, StoredWeight
 from swin_quant.backends.onnx.network import set_forward
-from swin_quant.backends.onnx.swin.blocks import OrderedBlock, OrderedMerging, Reorder
+from swin_quant.backends.onnx.swin.blocks import OrderedBlock, OrderedMerging
 from swin_quant.base.errors import UsageError
+from swin_quant.models.maps import neighbours as of_map
 
 CONSTANTS = 5
 _MLP_WIDTH, _MLP_HIDDEN = 32, 64  # what divides its widths (plugins/openvino/mlp_fast.hpp)
@@ -81,22 +82,24 @@ def _fault_of_mlp(block: Any) -> str | None:
 def patch_merging(x: Tensor, *constants: Tensor, norm_last: bool, epsilon: float) -> Any:
     """The operator in torch: a norm and an int8 linear of four tokens side by side, the norm last with `norm_last`.
 
-    x: float32 [B, T, C]; the result: float32 [B, T / 4, E]. constants: the places int32 [T] in x of the four tokens of
-    each result; weight and bias of the norm [4 C], or [E] if it is last; scale and zero point of the levels that the
-    linear takes, its W int8 [4 C, E], the scales of W [E] and the bias [E].
+    x: float32 [B, T, C]; the result: float32 [B, T / 4, E]. constants: weight and bias of the norm [4 C], or [E] if it
+    is last; scale and zero point of the levels that the linear takes, its W int8 [4 C, E], the scales of W [E] and the
+    bias [E]; the places int32 [T] in x of the four tokens of each result. Without places x is a map [B, H, W, C], and
+    the result [B, ceil(H / 2), ceil(W / 2), E]: zeros lie beyond its edges.
     """
     if has_torch_function((x, *constants)):
         tensors = (x, *constants)
         return handle_torch_function(patch_merging, tensors, *tensors, norm_last=norm_last, epsilon=epsilon)
-    places, gain, offset, *linear = constants
-    y = x[:, places].reshape(len(x), len(places) // 4, -1)
+    gain, offset, *rest = constants
+    linear, places = rest[:CONSTANTS], rest[CONSTANTS:]
+    y = x[:, places[0]].reshape(len(x), len(places[0]) // 4, -1) if places else of_map(x)
     y = y if norm_last else layer_norm(y, gain.shape, gain, offset, epsilon)
     y = int8_linear(y, *linear)
     return layer_norm(y, gain.shape, gain, offset, epsilon) if norm_last else y
 
 
 class OperatorMerging(nn.Module):
-    """`OrderedMerging` as one operator: float32 [B, T, C] -> [B, T / 4, 2 C]."""
+    """`OrderedMerging`, of tokens or of a map, as one operator."""
 
     operator = "patch_merging"
 
@@ -106,14 +109,13 @@ class OperatorMerging(nn.Module):
         self.norm_last = not merging.norm_first
         self.reduction = cast("Linear", merging.reduction)
         complete(self.reduction)
-        tokens = merging.tokens
-        order = merging.to_neighbours
-        self.places: Tensor
-        self.register_buffer("places", (order.places if isinstance(order, Reorder) else torch.arange(tokens)).int())
+        self.places: Tensor | None
+        self.register_buffer("places", merging.places)
 
     def forward(self, x: Tensor) -> Tensor:
         """x: the residual stream in the order of the last block."""
-        constants = [self.places, self.norm.weight, self.norm.bias, *constants_of(self.reduction)]
+        constants = [self.norm.weight, self.norm.bias, *constants_of(self.reduction)]
+        constants += [] if self.places is None else [self.places]
         return patch_merging(x, *constants, norm_last=self.norm_last, epsilon=self.norm.eps)
 
 

@@ -5,11 +5,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import conv2d, layer_norm
+from torch.nn.functional import conv2d, layer_norm, linear
 from torch.overrides import handle_torch_function, has_torch_function
 
 from swin_quant.backends.onnx.swin.blocks import OrderedPatchEmbed
 from swin_quant.backends.onnx.swin.int8_operators import chosen
+from swin_quant.models.maps import patches
 
 _WIDTH = 32  # what divides its channels (plugins/openvino/patch_embedding.hpp)
 
@@ -17,19 +18,23 @@ _WIDTH = 32  # what divides its channels (plugins/openvino/patch_embedding.hpp)
 def patch_embedding(x: Tensor, *constants: Tensor, epsilon: float) -> Any:
     """The operator in torch: a convolution of patches that do not overlap, and a norm.
 
-    x: float32 [B, C, H, W]; the result: float32 [B, T, E]. constants: the patch int32 [T] of each token, row by row;
-    weight [E, C, p, p] and bias [E] of the convolution; weight and bias of the norm [E].
+    x: float32 [B, C, H, W]; the result: float32 [B, T, E]. constants: weight [E, C, p, p] and bias [E] of the
+    convolution; weight and bias of the norm [E]; the place int32 [T] of each token's patch, row by row. Without places
+    the result is a map [B, ceil(H / p), ceil(W / p), E]: zeros lie beyond the edges of the pictures.
     """
     if has_torch_function((x, *constants)):
         tensors = (x, *constants)
         return handle_torch_function(patch_embedding, tensors, *tensors, epsilon=epsilon)
-    places, weight, bias, gain, offset = constants
-    y = conv2d(x, weight, bias, stride=weight.shape[-1]).flatten(2).transpose(1, 2)[:, places]
+    weight, bias, gain, offset, *places = constants
+    if places:
+        y = conv2d(x, weight, bias, stride=weight.shape[-1]).flatten(2).transpose(1, 2)[:, places[0]]
+    else:
+        y = linear(patches(x, weight.shape[-1]), weight.flatten(1), bias)
     return layer_norm(y, gain.shape, gain, offset, epsilon)
 
 
 class OperatorEmbedding(nn.Module):
-    """`OrderedPatchEmbed` as one operator: float32 [B, C, S, S] -> [B, T, E]."""
+    """`OrderedPatchEmbed`, which gives tokens or a map, as one operator."""
 
     operator = "patch_embedding"
 
@@ -38,15 +43,16 @@ class OperatorEmbedding(nn.Module):
         self.norm: Any = embed.norm
         weight = embed.proj._weight_quantizer().detach()  # [C p p, E]
         bias = torch.zeros(weight.shape[1]) if embed.proj.bias is None else embed.proj.bias
-        self.places: Tensor
+        self.places: Tensor | None
         self.weight: Tensor
         self.bias: Tensor
-        self.register_buffer("places", embed.order.int())
+        self.register_buffer("places", None if embed.order is None else embed.order.int())
         self.register_buffer("weight", weight.t().reshape(weight.shape[1], -1, embed.patch, embed.patch).contiguous())
         self.register_buffer("bias", bias)
 
     def forward(self, images: Tensor) -> Tensor:
-        constants = [self.places, self.weight, self.bias, self.norm.weight, self.norm.bias]
+        constants = [self.weight, self.bias, self.norm.weight, self.norm.bias]
+        constants += [] if self.places is None else [self.places]
         return patch_embedding(images, *constants, epsilon=self.norm.eps)
 
 

@@ -16,8 +16,9 @@ from swin_quant.backends.onnx.layers import Linear
 from swin_quant.backends.onnx.network import Rewriter
 from swin_quant.backends.onnx.operators import gather
 from swin_quant.backends.onnx.swin.attention import CosineAttention, QuantizedAttention, norm
-from swin_quant.backends.onnx.swin.blocks import OrderedBlock, as_linear
-from swin_quant.backends.onnx.swin.int8_operators import mlp_as_operator
+from swin_quant.backends.onnx.swin.blocks import OrderedBlock, OrderedMerging, OrderedPatchEmbed, as_linear
+from swin_quant.backends.onnx.swin.int8_operators import merging_as_operator, mlp_as_operator
+from swin_quant.backends.onnx.swin.patch_embedding import OperatorEmbedding, embedding_as_operator
 from swin_quant.backends.onnx.swin.rewrites import scale_in_weights
 from swin_quant.backends.onnx.swin_maps.branch import branch_as_operator
 from swin_quant.base.errors import UsageError
@@ -267,11 +268,12 @@ class LoweredMapBlock(OrderedBlock):
             self.add_module(name, map_attention(child, block.cut) if name == "attn" else child)
 
 
-class MapMerge(nn.Module):
+class MapMerge(OrderedMerging):
     """Patch merging: [B, H, W, C] -> [B, ceil(H / 2), ceil(W / 2), 2C]."""
 
     def __init__(self, merging: Any) -> None:
-        super().__init__()
+        nn.Module.__init__(self)
+        self.places = None  # the map tells
         self.reduction, self.norm, self.norm_first = merging.reduction, merging.norm, merging.norm_first
 
     def forward(self, x: Tensor) -> Tensor:
@@ -279,11 +281,12 @@ class MapMerge(nn.Module):
         return self.reduction(self.norm(x)) if self.norm_first else self.norm(self.reduction(x))
 
 
-class MapPatches(nn.Module):
+class MapPatches(OrderedPatchEmbed):
     """Patch embedding: [B, in, H, W] -> [B, ceil(H / patch), ceil(W / patch), C]."""
 
     def __init__(self, embed: Any) -> None:
-        super().__init__()
+        nn.Module.__init__(self)
+        self.order = None  # row by row
         self.proj, self.norm = Linear(as_linear(embed.proj)), embed.norm
         self.patch = embed.proj.kernel_size[0]
 
@@ -299,7 +302,7 @@ class MapNetwork(nn.Module):
 
     def __init__(self, model: Any, io_type: torch.dtype) -> None:
         super().__init__()
-        if not isinstance(model.patch_embed, MapPatches):
+        if not isinstance(model.patch_embed, MapPatches | OperatorEmbedding):
             raise UsageError("maps are exported with the rewrite any-size: give it, too")
         for name, child in model.named_children():
             self.add_module(name, child)
@@ -358,6 +361,11 @@ REWRITER = Rewriter(
     {"any-size": any_size, "scale-in-weights": scale_in_weights},
     network_of,
     builds_on="any-size",
-    plugins={"map_branch": branch_as_operator, "mlp": mlp_as_operator},
+    plugins={
+        "map_branch": branch_as_operator,
+        "mlp": mlp_as_operator,
+        "patch_merging": merging_as_operator,
+        "patch_embedding": embedding_as_operator,
+    },
     translations=translations,
 )
