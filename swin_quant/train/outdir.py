@@ -27,7 +27,6 @@ _FREE = (
     *("name", "description", "patience", "save_minutes", "keep"),
     *("batch_size", "accumulation_steps", "memory", "compile"),
 )
-_LATER = ("teacher_sha256", "pictures_sha256", "preprocess")  # keys that older snapshots lack
 
 
 def settings_of(recipe: Recipe, world_size: int, seed: int, **more: Any) -> dict[str, Any]:
@@ -100,8 +99,7 @@ def resumable(folder: Path) -> Iterator[None]:
 
 
 def _compare(before: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
-    unknown = {key for key in now if key not in before and key.partition(".")[0] in _LATER}
-    differing = [key for key in {**before, **now} if before.get(key) != now.get(key) and key not in unknown]
+    differing = [key for key in {**before, **now} if before.get(key) != now.get(key)]
     if differing:
         changed = listed(f"{key} {before.get(key)!s:.80} -> {now.get(key)!s:.80}" for key in differing)
         raise UsageError(f"{folder}: its run cannot go on with other settings: {changed}; ‹overwrite› starts anew")

@@ -82,9 +82,6 @@ class Pass:
         return self.keeps_function and not self.of_ranges
 
 
-_REMOVED = {"erq"}  # passes in older cards that chose ranges
-
-
 def passes() -> dict[str, Pass]:
     """Every pass by its name."""
     return {name: importlib.import_module(f"{__name__}.{name}").PASS for name in PASSES}
@@ -92,5 +89,5 @@ def passes() -> dict[str, Pass]:
 
 def choosing_ranges(records: Sequence[Mapping[str, Any]]) -> list[str]:
     """Names of a run card's kept passes that chose ranges, to which weights were then fitted."""
-    choosing = {name for name, kind in passes().items() if kind.of_ranges} | _REMOVED
+    choosing = {name for name, kind in passes().items() if kind.of_ranges}
     return [one["name"] for one in records if one["kept"] and one["name"] in choosing]

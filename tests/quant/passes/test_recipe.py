@@ -4,7 +4,7 @@ import pytest
 
 from swin_quant.base.errors import UsageError
 from swin_quant.quant import PASSES
-from swin_quant.quant.passes import choosing_ranges, passes
+from swin_quant.quant.passes import passes
 from swin_quant.quant.passes.recipe import builtin_passes, load_passes, steps_of
 
 
@@ -93,8 +93,3 @@ def test_a_file_is_checked(text, message, tmp_path):
 def test_a_name_that_is_no_recipe_is_refused():
     with pytest.raises(UsageError, match="fast"):
         load_passes("fsat")
-
-
-def test_a_pass_of_an_older_card_that_is_gone_still_counts_as_one_that_chose_ranges():
-    records = [{"name": name, "kept": True} for name in ("bias_correction", "erq", "gptq")]
-    assert choosing_ranges(records) == ["erq", "gptq"]
