@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from swin_quant.base.compat import import_timm
 from swin_quant.base.cpu import usable_cores
 from swin_quant.checkpoint import load_float
 from swin_quant.config import from_dict
@@ -145,9 +146,15 @@ def torch_candidates(checkpoint: Path, config: Mapping[str, Any]) -> list[BenchC
 
 
 def float_model(checkpoint: str, config: Mapping[str, Any]) -> nn.Module:
-    """The float model of a checkpoint, its nodes off."""
-    model = build_model(from_dict(config, checkpoint))
+    """The float model of a checkpoint, its nodes off; timm's own module where that built it: X86InductorQuantizer finds
+    no linear in a graph that was captured before."""
+    cfg = from_dict(config, checkpoint)
+    model: nn.Module = build_model(cfg)
     load_float(model, checkpoint)
+    if cfg.MODEL.TYPE == "timm":
+        own, state = import_timm().create_model(cfg.MODEL.TIMM.ARCHITECTURE), model.state_dict()
+        own.load_state_dict({name: state[name] for name in own.state_dict()})
+        return own.eval()
     return model.eval()
 
 
@@ -184,6 +191,8 @@ def inductor_int8(checkpoint: str, config: Mapping[str, Any], bfloat16: bool) ->
         for pictures in seeded(CALIBRATION, shape[-1]).split(shape[0]):
             prepared(pictures)
         converted = convert_pt2e(prepared)
+        if not any("dequantize" in str(node.target) for node in converted.graph.nodes):
+            raise RuntimeError("PT2E quantized nothing")
         move_exported_model_to_eval(converted)
         return torch.compile(converted)
 
