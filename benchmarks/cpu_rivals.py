@@ -146,16 +146,23 @@ def torch_candidates(checkpoint: Path, config: Mapping[str, Any]) -> list[BenchC
 
 
 def float_model(checkpoint: str, config: Mapping[str, Any]) -> nn.Module:
-    """The float model of a checkpoint, its nodes off; timm's own module where that built it: X86InductorQuantizer finds
-    no linear in a graph that was captured before."""
+    """The float weights of a checkpoint in timm's own module, as a user of PyTorch has it: of ours, whose layers have
+    nodes, Inductor makes int8 products of few linears, and of a captured graph of none."""
     cfg = from_dict(config, checkpoint)
     model: nn.Module = build_model(cfg)
     load_float(model, checkpoint)
+    timm, state = import_timm(), model.state_dict()
     if cfg.MODEL.TYPE == "timm":
-        own, state = import_timm().create_model(cfg.MODEL.TIMM.ARCHITECTURE), model.state_dict()
+        own = timm.create_model(cfg.MODEL.TIMM.ARCHITECTURE)
         own.load_state_dict({name: state[name] for name in own.state_dict()})
         return own.eval()
-    return model.eval()
+    names = cfg.MODEL.NAME, cfg.MODEL.NAME.replace("_patch4", "")  # V2's
+    own = timm.create_model(next(name for name in names if timm.is_model(name)))
+    family = importlib.import_module(type(own).__module__)
+    missing, _ = own.load_state_dict(family.checkpoint_filter_fn(state, own), strict=False)  # Microsoft's names
+    if lost := [name for name in missing if not name.endswith(("attn_mask", "relative_position_index"))]:
+        raise RuntimeError(f"timm's {cfg.MODEL.NAME} lacks {lost[0]}")
+    return own.eval()
 
 
 def traced(checkpoint: str, config: Mapping[str, Any]) -> Engine:
