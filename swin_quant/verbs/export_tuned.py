@@ -46,8 +46,17 @@ def check_tunable(target: ExportTarget, policy: str | Policy | None, card: RunCa
     options, backend = target.options, target.backend
     if backend.exporting.with_operators is None:
         raise UsageError(f"‹tune›: means nothing to ‹backend› {backend.name}")
-    if target.precision == "float" or policy or target.plain or options.plugin or options.replace:
-        raise UsageError("‹tune› chooses policy and operators: leave ‹policy›, ‹plugin›, ‹replace› and ‹plain› out")
+    if (
+        target.precision == "float"
+        or policy
+        or target.plain
+        or options.plugin
+        or options.replace
+        or options.int4_weights
+    ):
+        raise UsageError(
+            "‹tune› chooses policy and operators: leave ‹policy›, ‹plugin›, ‹replace›, ‹int4_weights› and ‹plain› out"
+        )
     if not backend.is_installed:
         raise UsageError(f"‹tune› times files on {backend.name}: {backend.remedy}")
     if card and not card.config.get("MODEL"):

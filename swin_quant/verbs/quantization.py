@@ -129,8 +129,8 @@ class Quantization:
     @property
     def calibrated(self) -> Path:
         """The calibrated checkpoint, whatever its name; where it will be written, as long as there is none."""
-        is_of = lambda file: _changed(self, file) == []  # noqa: E731
-        return place_of(self.folder, self.cfg.MODEL.NAME, self.policy.to_dict(), is_of, tell=False)
+        named = self.folder, self.cfg.MODEL.NAME, self.policy.to_dict()
+        return place_of(*named, lambda file: _changed(self, file) == [], tell=False)
 
     @property
     def exported_policy(self) -> Policy | None:

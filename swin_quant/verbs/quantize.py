@@ -144,9 +144,8 @@ def quantize(
     ensure_writable_dir(folder)
     best = target.exporting.policies_for(subject.card.config)[0]
     if tune:
-        check_tunable(
-            ExportTarget.of(backend, "int8"), policy, replace(subject.card, policy=load_policy(best).to_dict())
-        )
+        wanted = ExportTarget.of(backend, "int8", {"int4_weights": int4_weights})
+        check_tunable(wanted, policy, replace(subject.card, policy=load_policy(best).to_dict()))
     named = policy if policy and policy != AUTO else best
     calibrate(subject, source, named, method=method, passes=passes, folder=folder)
     if policy == AUTO:

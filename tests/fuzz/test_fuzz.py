@@ -9,7 +9,7 @@ import pytest
 from parsers import PARSERS
 from runner import CAN_WATCH, attack
 
-CASES = 100
+CASES = 200
 
 pytestmark = pytest.mark.skipif(not CAN_WATCH, reason="memory is watched through Linux's /proc")
 

@@ -66,6 +66,7 @@ def test_the_fastest_file_is_written_and_its_card_has_the_comparison(run, calibr
         (("--for", "onnx"), "‹tune›: means nothing to ‹backend› onnx"),
         (("--for", "openvino", "--policy", "qdq"), "chooses policy and operators"),
         (("--for", "openvino", "--plain"), "chooses policy and operators"),
+        (("--for", "openvino", "--int4-weights"), "chooses policy and operators"),
         (("--for", "openvino", "--precision", "float"), "chooses policy and operators"),
     ],
 )
