@@ -1,6 +1,8 @@
 // Inputs of operators that are constants: checked, and read.
 #pragma once
 
+#include <cstring>
+
 #include "linear.hpp"
 #include "openvino/op/constant.hpp"
 #include "openvino/op/op.hpp"
@@ -79,6 +81,21 @@ inline ov::PartialShape shape_of_map(const ov::Node& node, const ov::PartialShap
         return size.is_dynamic() ? ov::Dimension() : ov::Dimension((size.get_length() + side - 1) / side);
     };
     return {x[0], parts(x[first]), parts(x[first + 1]), int64_t(width)};
+}
+
+// Plain loops store float32 as it is, and bfloat16 half to even: OpenVINO's own conversion cuts.
+inline void store(const std::vector<float>& row, float* place) {
+    std::copy(row.begin(), row.end(), place);
+}
+
+inline void store(const std::vector<float>& row, ov::bfloat16* place) {
+    std::transform(row.begin(), row.end(), place, [](float value) {
+        uint32_t bits;
+        std::memcpy(&bits, &value, sizeof(bits));
+        if (!std::isnan(value))
+            bits += 0x7fff + (bits >> 16 & 1);
+        return ov::bfloat16::from_bits(uint16_t(bits >> 16));
+    });
 }
 
 inline Linear linear_of(const ov::Tensor* inputs) {

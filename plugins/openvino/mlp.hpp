@@ -90,7 +90,7 @@ private:
             const std::vector<float> own(from, from + width);
             std::vector<float> result(width);
             compute(branch, own.data(), result.data());
-            std::copy(result.begin(), result.end(), y.data<ov::bfloat16>() + token * width);
+            store(result, y.data<ov::bfloat16>() + token * width);
         });
     }
 

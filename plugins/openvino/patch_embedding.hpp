@@ -137,7 +137,7 @@ private:
                 for (size_t i = 0; i < length; ++i)
                     row[column] += patch[i] * given.filters[column * length + i];
             normalise(given.norm, row);
-            std::copy(row.begin(), row.end(), static_cast<T*>(y.data()) + result * given.width);
+            store(row, static_cast<T*>(y.data()) + result * given.width);
         });
     }
 

@@ -134,7 +134,7 @@ private:
             row = multiplied(given.linear, row);
             if (m_norm_last)
                 normalise(given.norm, row);
-            std::copy(row.begin(), row.end(), static_cast<T*>(y.data()) + result * row.size());
+            store(row, static_cast<T*>(y.data()) + result * row.size());
         });
     }
 

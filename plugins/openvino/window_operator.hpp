@@ -135,10 +135,7 @@ private:
                 std::copy_n(x.data<const float>() + picture * size, size, own.begin());
             for (size_t window = 0; window < windows.places.size() / branch.length; ++window)
                 compute(branch, windows, window, own.data(), result.data());
-            if (is_half)
-                std::copy(result.begin(), result.end(), y.data<ov::bfloat16>() + picture * size);
-            else
-                std::copy(result.begin(), result.end(), y.data<float>() + picture * size);
+            is_half ? store(result, y.data<ov::bfloat16>() + picture * size) : store(result, y.data<float>() + picture * size);
         });
     }
 
