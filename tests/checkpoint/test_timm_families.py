@@ -1,13 +1,13 @@
 """Every family of timm's models loads from timm's own file and computes the same; weights are random.
 
-Building each takes seconds: a run takes one in eight, other draws take others, so that in CI, where each commit draws,
-all have their turn. FAMILIES=all takes each.
+Building each takes seconds: a run takes one in sixteen. FAMILIES=all takes each.
 """
 
 import os
 
 import pytest
 import torch
+from draws import drawn
 from safetensors.torch import save_file
 
 from swin_quant.base.compat import import_timm
@@ -34,8 +34,7 @@ TOO_LARGE = """
     beit_base_patch16_224 deepseek_vit_412m gemma4_vit_167m inception_resnet_v2 inception_v4 mobilenetv5_base
     naflexvit_base_patch16_parfac_gap nasnetalarge pnasnet5large qwen3_vit_88m vgg11 samvit_base_patch16_224
 """.split()  # too slow and large for a test
-DRAWS = int(os.environ.get("DRAWS") or 0)
-DRAWN = SMALLEST if os.environ.get("FAMILIES") == "all" else SMALLEST[DRAWS % 8 :: 8]
+DRAWN = SMALLEST if os.environ.get("FAMILIES") == "all" else drawn(SMALLEST, 16)
 HEADLESS = {"vit_tiny_patch16_dinov3_qkvb", "sam2_hiera_tiny"}  # without classes: they give an embedding
 
 

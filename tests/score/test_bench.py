@@ -102,7 +102,7 @@ def test_one_that_dies_is_a_row_that_says_so(report):
 
 
 @pytest.mark.slow
-def test_a_batch_above_a_fixed_engine_s_limit_or_of_another_size_is_refused(candidate):
+def test_a_batch_above_a_fixed_engine_s_limit_or_of_another_size_is_refused(candidate, engines_here):
     with pytest.raises(UsageError, match="takes pictures of 3x4x4, not 3x5x5"):
         interleave([candidate("plain")], [1], 1, 0.001, (3, 5, 5))
     with pytest.raises(UsageError, match="fixed: onnxruntime: a batch of 3 is above its limit of 2 pictures"):
@@ -110,14 +110,14 @@ def test_a_batch_above_a_fixed_engine_s_limit_or_of_another_size_is_refused(cand
 
 
 @pytest.mark.slow
-def test_an_engine_that_cannot_be_loaded_is_one_line(tmp_path):
+def test_an_engine_that_cannot_be_loaded_is_one_line(tmp_path, engines_here):
     load = partial(artifact_engine, str(tmp_path / "gone.onnx"), engine_named("onnxruntime"), EngineOptions())
     with pytest.raises(SwinQuantError, match="^gone: .*gone.onnx: no such artifact$"):
         interleave([BenchCandidate("gone", load)], [1], 1, 0.001, SHAPE)
 
 
 @pytest.mark.slow
-def test_what_an_engine_says_of_this_cpu_is_among_the_notes(candidate):
+def test_what_an_engine_says_of_this_cpu_is_among_the_notes(candidate, engines_here):
     run = partial(torch.mean, dim=(2, 3))
     careful = partial(Engine, "careful", "int8", None, run, None, {"caution": "careful: this CPU is old"})
     field = [candidate("plain"), BenchCandidate("careful", careful), BenchCandidate("careful too", careful)]

@@ -36,7 +36,7 @@ def artifact(folder):
 
 
 @pytest.mark.slow
-def test_an_artifact_is_measured_beside_its_float_models(run, artifact, pictures, tmp_path):
+def test_an_artifact_is_measured_beside_its_float_models(run, artifact, pictures, tmp_path, engines_here):
     words = ("--batch", 2, *QUICK, "--data-path", pictures, "--output", tmp_path)
     done = run("bench", artifact, *words)
     assert done.code == 0, done.err
@@ -54,7 +54,7 @@ def test_an_artifact_is_measured_beside_its_float_models(run, artifact, pictures
 
 
 @pytest.mark.slow
-def test_json_on_standard_output_says_that_the_pictures_are_noise(run, artifact):
+def test_json_on_standard_output_says_that_the_pictures_are_noise(run, artifact, engines_here):
     done = run("bench", artifact, "--batch", 1, *QUICK, "--json", "--quiet")
     assert done.code == 0, done.err
     content = json.loads(done.out)

@@ -111,7 +111,7 @@ def test_run_writes_logits(run, file, pictures, tmp_path):
 
 
 @pytest.mark.slow
-def test_predict_evaluate_and_bench(run, file, pictures):
+def test_predict_evaluate_and_bench(run, file, pictures, engines_here):
     picture = sorted((pictures / "val").rglob("*.png"))[0]
     assert run("predict", file, picture, "--device", "cpu").code == 0
     scored = run("evaluate", file, "--data-path", pictures, "--engine", "cuda", "--device", "cpu")

@@ -24,7 +24,7 @@ ROW = st.fixed_dictionaries(
 
 
 @pytest.fixture
-def quick(monkeypatch):
+def quick(monkeypatch, engines_here):
     """Two candidates, timed for a moment."""
     every = export_tuned._candidates
     some = lambda target: [one for one in every(target) if not one.plugins or "attention_branch" in one.name]  # noqa: E731

@@ -94,7 +94,9 @@ def base():
 
 
 @pytest.mark.slow
-def test_what_is_found_keeps_the_budget_and_is_the_fastest_on_the_engine(find, run, small, tmp_path, monkeypatch):
+def test_what_is_found_keeps_the_budget_and_is_the_fastest_on_the_engine(
+    find, run, small, tmp_path, monkeypatch, engines_here
+):
     """Timed on the engine itself, without built-in policies; the base policy is exported once."""
     monkeypatch.setattr(policy_search, "builtin_policies", list)
     export, exported = PolicyTimer.export, []

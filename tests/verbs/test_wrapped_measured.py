@@ -43,7 +43,7 @@ def exported(tmp_path_factory, images):
 
 
 @pytest.mark.slow
-def test_the_artifacts_of_a_wrapped_module_are_timed_beside_its_float_one(exported, images):
+def test_the_artifacts_of_a_wrapped_module_are_timed_beside_its_float_one(exported, images, engines_here):
     model, quantized, plain = exported
     rows = bench([str(quantized.file), str(plain.file)], QUICK).rows
     assert [row.precision for row in rows] == ["float32", "int8"] and rows[1].baseline == rows[0].candidate
@@ -56,7 +56,7 @@ def test_the_artifacts_of_a_wrapped_module_are_timed_beside_its_float_one(export
 
 
 @pytest.mark.slow
-def test_one_artifact_is_timed_alone_from_the_command_line(run, exported, tmp_path):
+def test_one_artifact_is_timed_alone_from_the_command_line(run, exported, tmp_path, engines_here):
     _, quantized, _ = exported
     words = ("--batch", 1, "--rounds", 1, "--seconds", 0.001, "--threads", 1)
     done = run("bench", quantized.file, *words, "--output", tmp_path)

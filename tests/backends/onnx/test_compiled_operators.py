@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from draws import drawn
 
 from swin_quant.backends.backend import ONNX_TOLERANCES
 from swin_quant.backends.onnx.export import OnnxOptions, export
@@ -72,6 +73,7 @@ def attentions(artifact):
 CASES = [("swin", 7, None), ("swinv2", 8, None)]
 SLOW_CASES = [(kind, window, None) for kind in ("swin", "swinv2") for window in (4, 7, 8, 12, 16, 24)]
 SLOW_CASES = [case for case in SLOW_CASES if case not in CASES] + [("swin", 8, 12), ("swinv2", 8, 12)]
+SLOW_CASES = drawn(SLOW_CASES, 3)
 
 
 @pytest.mark.parametrize(
