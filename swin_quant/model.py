@@ -79,7 +79,7 @@ def place_of(
     found = next((place for place in tried if place.is_file() and holds(place)), None)
     free = found or next((place for place in tried if not dependents(place)), folder / f"{own}_{len(tried)}.pth")
     if tell and free != usual and not found:
-        log.warning("%s: is kept, because %s was made from it: this calibration goes to %s",
+        log.warning("%s stays, because %s was made from it: this calibration is written to %s",
                     usual, listed(map(str, dependents(usual)), 1), free)  # fmt: skip
     return free
 

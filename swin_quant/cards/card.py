@@ -250,6 +250,8 @@ def verify_checkpoint(card: RunCard, path: str | os.PathLike[str], sha256: Calla
     if card.checkpoint is None:
         raise SwinQuantError(f"{path}: the run card {card.name} records no checkpoint to compare it with")
     actual, recorded = sha256() if sha256 else sha256_of(path), card.checkpoint["sha256"]
+    if card.artifact and actual == card.artifact.get("sha256"):
+        raise SwinQuantError(f"{path}: is an exported file: give its checkpoint, {card.checkpoint['file']}")
     if actual != recorded:
         raise SwinQuantError(
             f"{path}: is not the checkpoint of its run card: SHA-256 is {actual[:12]}..., the card has "

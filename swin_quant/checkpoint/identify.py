@@ -7,6 +7,7 @@ fit that mean different models, the user has to choose. A configuration from the
 
 import contextlib
 import functools
+import logging
 import math
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -315,15 +316,16 @@ def _from_tensors(near: Candidate, known: Geometry, settings: Mapping[str, Any],
     cfg = from_dict({"MODEL.NAME": name_of(file), **tree}, str(file), settings)
     idle = () if cfg.TEST.CROP else ("TEST.CROP_RATIO",)
     guessed = [f"{key} {value_at(cfg, key)}" for key in HOW_PREPARED if key not in (*settings, *idle, _USUAL)]
-    guesses = f"; how pictures are prepared is a guess: {', '.join(guessed)}" if guessed else ""
-    _tell(f"{file}: {unlike}, so the configuration is its own{guesses}{_beside(file)}")
+    _tell(f"{file}: {unlike}, so the configuration is its own{'' if guessed else _beside(file)}")
+    if guessed:
+        _tell(f"{file}: how pictures are prepared is a guess: {', '.join(guessed)}{_beside(file)}", logging.WARNING)
     return cfg
 
 
 @functools.cache
-def _tell(message: str) -> None:
+def _tell(message: str, level: int = logging.INFO) -> None:
     """Say it once: the steps of `quantize` ask about one file."""
-    log.info("%s", message)
+    log.log(level, "%s", message)
 
 
 def _beside(file: Path) -> str:

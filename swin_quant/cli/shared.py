@@ -292,7 +292,7 @@ class PolicyOptions:
         rules = self._rules()
         policies = [load_policy(name) for name in self.policy]
         if rules and not policies:
-            raise UsageError("options that change a policy need --policy")
+            raise UsageError("--policy: name the policy that --off, --wprec or another option changes")
         counted = Counter(policy.sha256 for policy in policies)
         if twice := [policy.name for policy in policies if counted[policy.sha256] > 1]:
             raise UsageError(f"--policy: {' and '.join(dict.fromkeys(twice))} is given twice, by its rules")

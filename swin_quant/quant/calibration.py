@@ -321,7 +321,7 @@ class BatchInvariance:
             for node, state in zip(self.nodes, before, strict=True):
                 vars(node.observer).update(state)
             if all(self.holds.values()):
-                log.info("pictures are calibrated one by one: in batches or on threads, this CPU's last bits differ")
+                log.info("calibrating one picture at a time: on this CPU the last bits depend on batch and threads")
         self.holds[tuple(images.shape)] = holds
         return outputs if holds else None
 

@@ -116,6 +116,13 @@ class ExportTarget:
         return made
 
 
+def check_policy(target: Backend, policy: Policy) -> None:
+    """UsageError for a built-in policy of other targets where `target` runs its own alone."""
+    names = target.exporting.policies
+    if target.exporting.only and is_builtin(policy) and policy.name not in names:
+        raise UsageError(f"‹policy› {policy.name}: {target.name} runs {' and '.join(names)} alone")
+
+
 def policy_for(target: str, card: RunCard | None, checkpoint: str | Path | None = None, plain: bool = False) -> Policy:
     """The policy of a target where the user names none.
 
@@ -200,7 +207,8 @@ def _instead(own: Policy, best: Policy, target: str, card: RunCard) -> Policy:
 
 def _best(fitting: Sequence[Policy], target: str, checkpoint: str | Path | None) -> Policy:
     best, *others = fitting
-    if checkpoint is None or not best.has_zero_points or open_checkpoint(checkpoint).has_zero_points:
+    opened = open_checkpoint(checkpoint) if checkpoint else None
+    if not opened or not best.has_zero_points or opened.has_zero_points or not opened.is_calibrated:
         return best
     usable = next((policy for policy in others if not policy.has_zero_points), best)
     log.warning(

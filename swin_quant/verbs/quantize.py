@@ -109,7 +109,7 @@ def quantize(
     from swin_quant.quant.policy import load_policy
     from swin_quant.verbs.calibrate import calibrate
     from swin_quant.verbs.export import export
-    from swin_quant.verbs.export_target import ExportTarget, target_of
+    from swin_quant.verbs.export_target import ExportTarget, check_policy, target_of
     from swin_quant.verbs.export_tuned import check_tunable
     from swin_quant.verbs.search import search
 
@@ -147,6 +147,7 @@ def quantize(
         wanted = ExportTarget.of(backend, "int8", {"int4_weights": int4_weights})
         check_tunable(wanted, policy, replace(subject.card, policy=load_policy(best).to_dict()))
     named = policy if policy and policy != AUTO else best
+    check_policy(target, load_policy(named))
     calibrate(subject, source, named, method=method, passes=passes, folder=folder)
     if policy == AUTO:
         searched_on = replace(place, count=None) if place else source
@@ -274,12 +275,13 @@ def steps(job: Quantization) -> list[Step]:
 
 
 def refuse_contradictions(job: Quantization) -> None:
-    """UsageError for INT4 where no file of the target, or no rule of the policy, has such weights, and for ‹tune› where
-    the target or the model cannot have it."""
+    """UsageError for a policy that the target does not run, for INT4 where no file of the target, or no rule of the
+    policy, has such weights, and for ‹tune› where the target or the model cannot have it."""
     from swin_quant.backends.onnx.options import INT4_BITS
-    from swin_quant.verbs.export_target import ExportTarget, exporter_options
+    from swin_quant.verbs.export_target import ExportTarget, check_policy, exporter_options
     from swin_quant.verbs.export_tuned import check_tunable
 
+    check_policy(job.target, job.policy)
     if job.options.int4_weights:
         exporter_options(job.target, "int8", {"int4_weights": True})
         if all(rule.bits is None or rule.bits > INT4_BITS for rule in job.policy.rules):
@@ -349,7 +351,7 @@ def finish(job: Quantization) -> Artifact:
     for number, step in enumerate(todo, 1):
         done = step.is_done()
         others = [] if done else step.changed()
-        state = ": done before" if done else f": done again, for changed: {', '.join(others)}" if others else ""
+        state = ": done before" if done else f": done again, changed: {', '.join(others)}" if others else ""
         log.info("%d/%d %s%s", number, len(todo), step.command, state)
         if not done:
             step.run(step.options())

@@ -56,7 +56,7 @@ class BudgetOptions:
     def need_policy_auto(self, policy: object) -> None:
         """UsageError for a limit beside a policy that is not searched for."""
         if self != BudgetOptions() and policy not in (AUTO, (AUTO,)):
-            raise UsageError(f"a budget is for ‹policy› {AUTO}: other policies are what they are")
+            raise UsageError(f"a budget needs ‹policy› {AUTO}, which searches for a policy that keeps it")
 
     @property
     def or_default(self) -> BudgetOptions:

@@ -224,7 +224,8 @@ def test_preprocessing_that_the_publisher_says_is_no_guess_and_is_told_once(tmp_
     config_for(said), config_for(said)
     assert heard.text.count("the configuration is its own") == 1 and "guess" not in heard.text
     config_for(folder_of(tmp_path / "silent", config=SWIN))
-    assert "how pictures are prepared is a guess: TEST.CROP" in heard.text
+    warned = [record.getMessage() for record in heard.records if record.levelname == "WARNING"]
+    assert "how pictures are prepared is a guess: TEST.CROP" in warned[-1]
 
 
 def test_a_trainers_checkpoint_has_its_processor_above(tmp_path):

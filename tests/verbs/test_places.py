@@ -48,8 +48,8 @@ def test_another_calibration_does_not_replace_what_an_artifact_was_made_of(run, 
     assert again == first and "stays" not in said  # the same result
     second, said = calibrate(*otherwise)
     assert second == str(tmp_path / f"swin_micro_calib_{otherwise[1]}.pth")
-    assert f"{first}: is kept, because " in said
-    assert f"{artifact.file.name} was made from it: this calibration goes" in said
+    assert f"{first} stays, because " in said
+    assert f"{artifact.file.name} was made from it: this calibration is written" in said
     assert sha256_of(first) == artifact.card.checkpoint["sha256"] != sha256_of(second)
     assert calibrate(*otherwise)[0] == second  # replaced: nothing was made from it, and it is the same
     other = run("export", second, *FOR, "--output", tmp_path / "other")

@@ -304,7 +304,7 @@ def test_other_pictures_at_the_same_place_are_calibrated_and_scored_on(run, word
 def test_it_is_said_why_a_calibration_is_done_again(run, words, made):
     again = run("quantize", *words, "--percentile", 99, "--opts", "DATA.INTERPOLATION", "bilinear")
     assert again.code == 0 and again.err.count("done before") == 0
-    assert "done again, for changed: the preprocessing, the percentile" in again.err
+    assert "done again, changed: the preprocessing, the percentile" in again.err
 
 
 def test_a_dry_run_prints_commands_that_exist_and_writes_nothing(run, words, tmp_path):
@@ -406,6 +406,13 @@ def test_fewer_pictures_that_can_be_read_than_asked_for_are_all_there_are(run, w
 
 def test_one_policy_is_deployed(run, words):
     assert "--policy qdq cpu: give one" in run("quantize", *words, "--policy", "qdq", "cpu").error(2)
+
+
+def test_a_policy_of_other_targets_is_refused_before_any_work(run, words, tmp_path):
+    words[words.index("onnxruntime")] = "fastertransformer"
+    refused = run("quantize", *words, "--policy", "cpu").error(2)
+    assert "--policy cpu: fastertransformer runs ft-mode1 and ft-mode2 alone" in refused
+    assert not (tmp_path / "out").exists()
 
 
 def test_two_of_one_name_would_share_a_folder(run, words):

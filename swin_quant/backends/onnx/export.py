@@ -145,7 +145,7 @@ def export(model: Classifier, card: RunCard, folder: str | Path, options: OnnxOp
     library("onnxscript", "onnx")
     folder = ensure_writable_dir(_in_text(folder))
     if options.labels and len(options.labels) != model.classes:
-        raise UsageError(f"{len(options.labels)} labels for {model.classes} classes: give one each, in order")
+        raise UsageError(f"‹labels›: {len(options.labels)} labels for {model.classes} classes: give one each, in order")
     rewriter = rewriter_of(model)
     rewrites = rewriter.chosen(options)
     choose_nodes(model, card, options)
