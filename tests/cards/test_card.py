@@ -350,7 +350,8 @@ def test_a_checkpoint_that_was_replaced_is_noticed(tmp_path):
 def test_an_exported_file_in_place_of_its_checkpoint_is_called_so(tmp_path):
     path = tmp_path / "x.onnx"
     path.write_bytes(b"graph")
-    artifact = {"backend": "onnx", "file": path.name, "sha256": hashlib.sha256(b"graph").hexdigest()}
+    sha256 = hashlib.sha256(b"graph").hexdigest()
+    artifact = dict(backend="onnx", file=path.name, sha256=sha256, precision="int8", options={}, others=[])
     made = card(checkpoint={"file": "x_calib.pth", "sha256": "0" * 64}, artifact=artifact)
     with pytest.raises(SwinQuantError, match="is an exported file: give its checkpoint, x_calib.pth"):
         verify_checkpoint(made, path)

@@ -55,12 +55,13 @@ def modules_of(model: Any, inputs: Sequence[str]) -> dict[str, str]:
     graph = infer_shapes(onnx.ModelProto.FromString(model.SerializeToString()))
     floats = {value.name for value in (*graph.value_info, *graph.output) if value.type.tensor_type.elem_type in _FLOATS}
     alive, found = set(inputs), dict[str, str]()
+    branches = _branches(model)
     moved: dict[str, str] = {}  # output of a Q/DQ pair, which may have been moved before a max pooling -> its node
     for node in model.graph.node:  # not the inferred graph's nodes, where a plugin's functions are inlined
         if not alive.intersection(node.input):
             continue
         alive.update(node.output)
-        words = node.name.split(".")[:-1]
+        words = node.name.split(".")[: -2 if (node.domain, node.op_type) in branches else -1]
         if node.op_type == "DequantizeLinear" and words and words[-1] == _INPUT:
             moved[node.output[0]] = ".".join(words)
         elif node.op_type == "MaxPool" and node.input[0] in moved:
@@ -72,6 +73,19 @@ def modules_of(model: Any, inputs: Sequence[str]) -> dict[str, str]:
             module = ".".join(words[:length])
             found.pop(module, None)  # put in anew, behind the modules that ended before
             found[module] = node.output[0]
+    return found
+
+
+def _branches(model: Any) -> set[tuple[str, str]]:
+    """Domain and name of the operators that add their input to the result: a sum that the block has, not its parts."""
+    found = set()
+    for function in model.functions:
+        makers = {name: node for node in function.node for name in node.output}
+        last = makers.get(next(iter(function.output), ""))
+        for term in last.input if last is not None and last.op_type == "Add" else ():
+            sorts = term in makers and makers[term].op_type == "Gather"  # tokens into the order of windows
+            if (makers[term].input[0] if sorts else term) == next(iter(function.input), None):
+                found.add((function.domain, function.name))
     return found
 
 

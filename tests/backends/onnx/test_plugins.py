@@ -78,6 +78,25 @@ def test_modules_of_a_file_are_found_behind_plugins(plain, plugged):
     assert {name for name in ours if "norm" in name} <= theirs.keys()
 
 
+def test_a_sum_inside_a_branch_s_operator_is_the_block_s():
+    node, opsets = onnx.helper.make_node, [onnx.helper.make_opsetid(name, 17) for name in ("", "my")]
+    bodies = {
+        "Mlp": [node("Relu", ["x"], ["y"]), node("Add", ["x", "y"], ["z"])],
+        "Branch": [node("Gather", ["x", "places"], ["y"], axis=1), node("Add", ["y", "y"], ["z"])],
+        "Merging": [node("Relu", ["x"], ["y"]), node("Add", ["y", "y"], ["z"])],
+    }
+    functions = [
+        onnx.helper.make_function("my", name, ["x", "places"], ["z"], body, opsets) for name, body in bodies.items()
+    ]
+    steps = {"a.attn.Branch": "images", "a.mlp.Mlp": "a.attn.Branch", "down.Merging": "a.mlp.Mlp"}
+    nodes = [node(name.split(".")[-1], [x, "places"], [name], name, domain="my") for name, x in steps.items()]
+    ends = [onnx.helper.make_tensor_value_info(name, 1, [1, 4]) for name in ("images", *steps)]
+    places = onnx.numpy_helper.from_array(np.arange(4), "places")
+    graph = onnx.helper.make_graph(nodes, "net", ends[:1], ends[-1:], [places], value_info=ends[1:-1])
+    model = onnx.helper.make_model(graph, opset_imports=opsets, functions=functions)
+    assert modules_of(model, ["images"]) == {"a": "a.mlp.Mlp", "down": "down.Merging"}
+
+
 @pytest.mark.slow
 def test_replacements_leave_their_operator_out_of_the_graph(plain, exported, run):
     replaced = exported("swinv2", precision="float", replace=("roll", "qkv_split", "gather", "reshape"))
