@@ -63,7 +63,8 @@ def described() -> Iterator[str]:
 def policies_by_backend() -> Iterator[str]:
     """Each built-in policy on each target of `export`, by the target's own checks of a small V1."""
     targets = {name: one for name, one in backends().items() if one.exports}
-    model = build_model(load_config(configs_dir() / "demo" / "swin_digits.yaml"))
+    small = {"MODEL.SWIN.DEPTHS": [1, 1], "MODEL.SWIN.NUM_HEADS": [1, 2]}  # two stages show all that a policy names
+    model = build_model(load_config(configs_dir() / "demo" / "swin_digits.yaml", overrides=small))
     for node in named_nodes(model).values():
         node.amax, node.bounds = 1.0, (-1.0, 1.0)
     yield "## Policies by target of `export`\n"

@@ -240,7 +240,7 @@ def test_the_package_of_docs_extending(install, run, pictures, tmp_path, monkeyp
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", ["README.md", "docs/python.md"])
-def test_the_python_of_documents(page, reader, monkeypatch, capsys):
+def test_the_python_of_documents(page, reader, monkeypatch, capsys, engines_here):
     pytest.importorskip("openvino")
     monkeypatch.chdir(reader)
     layers = torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()

@@ -39,6 +39,12 @@ def words(micro, pictures, tmp_path):
     return words_for(micro, pictures, tmp_path / "out")
 
 
+@pytest.fixture
+def quick(words):
+    """The same for TorchScript, whose export takes no seconds."""
+    return [word if word != "onnxruntime" else "torchscript" for word in words]
+
+
 @pytest.fixture(scope="module")
 def finished(micro, pictures, tmp_path_factory):
     """The folder of a run that finished."""
@@ -145,15 +151,15 @@ def test_what_changes_a_policy_is_given_to_the_commands_that_take_one(run, words
 
 
 @pytest.mark.slow
-def test_a_changed_policy_is_that_of_both_files_and_knows_what_is_done(run, words, tmp_path):
-    assert run("quantize", *words, *CHANGED).code == 0
+def test_a_changed_policy_is_that_of_both_files_and_knows_what_is_done(run, quick, tmp_path):
+    assert run("quantize", *quick, *CHANGED).code == 0
     rules = [
         RunCard.read(tmp_path / "out" / name).policy["rules"]
-        for name in ("swin_micro_calib.json", "swin_micro_w7a8_onnxruntime.json")
+        for name in ("swin_micro_calib.json", "swin_micro_w7a8.torchscript.json")
     ]
     assert rules[0] == rules[1] and rules[0][-1] == {"disable": ["layers.0.*", "*.attn.*"]}
-    assert run("quantize", *words, *CHANGED, "--dry-run").out.count("# done") == 4
-    assert run("quantize", *words, *CHANGED[:-1], "--dry-run").out.count("# done") == 0
+    assert run("quantize", *quick, *CHANGED, "--dry-run").out.count("# done") == 4
+    assert run("quantize", *quick, *CHANGED[:-1], "--dry-run").out.count("# done") == 0
 
 
 def test_a_policy_that_is_searched_for_has_nothing_to_change_yet(run, words):
@@ -358,14 +364,14 @@ def test_an_artifact_that_computes_something_else_is_not_scored(run, words, monk
 @pytest.mark.slow
 def test_of_several_each_has_its_folder_and_one_table_shows_all(run, micro, pictures, tmp_path):
     family = ["quantize", *(named(micro, kind, tmp_path) for kind in ("swin", "swinv2"))]
-    common = ["--data-path", pictures, "--device", "cpu", "--pictures", 8, "--for", "onnxruntime"]
+    common = ["--data-path", pictures, "--device", "cpu", "--pictures", 8, "--for", "torchscript"]
     common += ["--half", "none", "--output", tmp_path / "family"]
     done = run(*family, *common)
     assert done.code == 0 and "2 of 2: swinv2_micro" in done.err
     for name in ("swin_micro", "swinv2_micro"):
-        assert (tmp_path / "family" / name / f"{name}_int8_onnxruntime.json").is_file()
+        assert (tmp_path / "family" / name / f"{name}_int8.torchscript.json").is_file()
         assert f"{name}: " in done.out
-    (tmp_path / "family" / "swin_micro" / "swin_micro_int8_onnxruntime.json").unlink()
+    (tmp_path / "family" / "swin_micro" / "swin_micro_int8.torchscript.json").unlink()
     again = run(*family, *common)
     assert again.code == 0 and again.err.count("done before") == 1 + 4
 
@@ -373,7 +379,7 @@ def test_of_several_each_has_its_folder_and_one_table_shows_all(run, micro, pict
 @pytest.mark.slow
 def test_one_that_fails_does_not_stop_the_others(run, micro, pictures, tmp_path):
     good, bad = named(micro, "swin", tmp_path), named(micro, "swinv2", tmp_path, fill=float("nan"))
-    common = ["--data-path", pictures, "--device", "cpu", "--pictures", 8, "--for", "onnxruntime", "--half", "none"]
+    common = ["--data-path", pictures, "--device", "cpu", "--pictures", 8, "--for", "torchscript", "--half", "none"]
     done = run("quantize", bad, good, *common, "--output", tmp_path / "family")
     assert done.code == 1 and "going on with the next" in done.err
     assert done.err.splitlines()[-1].startswith("error: 1 of 2 checkpoints failed: swinv2_micro: ")
@@ -394,11 +400,11 @@ def test_an_engine_that_gives_up_on_one_does_not_stop_the_others(monkeypatch):
 
 
 @pytest.mark.slow
-def test_fewer_pictures_that_can_be_read_than_asked_for_are_all_there_are(run, words, pictures, tmp_path):
+def test_fewer_pictures_that_can_be_read_than_asked_for_are_all_there_are(run, quick, pictures, tmp_path):
     data = shutil.copytree(pictures, tmp_path / "data")
     count = len(train := sorted((data / "train").glob("*/*")))
     train[0].write_bytes(b"no picture")
-    words = [data if word == pictures else word for word in words]
+    words = [data if word == pictures else word for word in quick]
     words[words.index("--pictures") + 1] = count
     assert run("quantize", *words, "--max-unreadable", 0.5).code == 0
     assert run("quantize", *words, "--max-unreadable", 0.5, "--dry-run").out.count("# done") == 4
