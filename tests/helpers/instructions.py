@@ -20,9 +20,9 @@ def probes():
     launches = {one.name: one for one in program_of(spec, BATCH).launches}
     half = {one.name: one for one in program_of(replace(spec, quantized=spec.quantized - {QK}), BATCH).launches}
     return {
-        "rounded": launches["layers.0.blocks.0.attn.qkv"],  # times levels, to int8
+        "rounded": launches["layers.0.blocks.0.attn.qkv"],  # to int8
         "half": half["layers.0.blocks.0.attn.qkv"],
-        "gelu": launches["layers.0.blocks.0.mlp.fc1"],  # GELU, times levels, to int8
+        "gelu": launches["layers.0.blocks.0.mlp.fc1"],  # GELU, to int8
         "plain": launches["layers.0.blocks.0.attn"],
         "shifted": launches["layers.0.blocks.1.attn"],
     }
@@ -42,8 +42,7 @@ def instructions(file, capability=90):
     rounded, half, gelu = (each(name, "BM", "BN") for name in ("rounded", "half", "gelu"))
     return {
         "GELU, an element": gelu - rounded,
-        # Without the multiplication by levels; half takes an instruction for two elements.
-        "rounding to int8, an element": rounded - half - 1 + 0.5,
+        "rounding to int8, an element": rounded - half + 0.5,  # half takes an instruction for two elements
         "attention, a logit": each("plain", "BQ", "BKEYS"),
         "attention with a shift, a logit": each("shifted", "BQ", "BKEYS"),
     }

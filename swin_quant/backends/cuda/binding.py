@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from swin_quant.backends.cuda.program import Program, TensorRef
+from swin_quant.backends.cuda.program import Program, ScalarRef, TensorRef
 from swin_quant.backends.cuda.tuning import NO_TILES, TileTable
 
 
@@ -69,7 +69,10 @@ def bind(
             known[name] = block[at : at + buffer.nbytes].view(buffer.dtype).view(buffer.shape)
 
     def tensor(ref: TensorRef) -> Tensor:
-        return known[ref.name].view(ref.shape)
+        found = known[ref.name].view(ref.shape)
+        if ref.times is None:
+            return found
+        return found * (scalars[ref.times.name] if isinstance(ref.times, ScalarRef) else tensor(ref.times))
 
     launched = by_kernels(device)
     calls: list[Callable[[], None]] = []

@@ -105,10 +105,8 @@ class _Writer:
             "merge_quantize",
             norm if first else f"{layer}._input_quantizer",
             x=x,
-            weight=self._vector(f"{norm}.weight", wide) if first else None,
-            bias=self._vector(f"{norm}.bias", wide) if first else None,
+            **self._normed(norm if first else None, layer, wide),
             eps=self.epsilon,
-            levels=self._levels(layer),
             out=merged,
         )
         after = self._buffer(f"x{stage + 1}", self.spec.half, self.batch, side, side, channels)
@@ -160,14 +158,22 @@ class _Writer:
             "norm_quantize",
             norm or f"{layer}._input_quantizer",
             x=x,
-            weight=self._vector(f"{norm}.weight", channels) if norm else None,
-            bias=self._vector(f"{norm}.bias", channels) if norm else None,
+            **self._normed(norm, layer, channels),
             eps=self.block_epsilon,
-            levels=self._levels(layer),
             windows=windows,
             out=out,
         )
         return out
+
+    def _normed(self, norm: str | None, layer: str, channels: int) -> dict[str, Any]:
+        """The arguments of a norm whose result `layer` reads: its weight and bias hold the levels, except in
+        FasterTransformer's arithmetic."""
+        levels = self._levels(layer)
+        if norm is None:
+            return {"weight": None, "bias": None, "levels": levels}
+        times = None if self.spec.is_ft else levels
+        found = {word: replace(self._vector(f"{norm}.{word}", channels), times=times) for word in ("weight", "bias")}
+        return {**found, "levels": levels if self.spec.is_ft else None}
 
     def _norm_residual(
         self, y: TensorRef, residual: TensorRef | None, norm: str, windows: Windows, **results: Any
@@ -196,7 +202,7 @@ class _Writer:
             tokens,
             layer,
             qkv,
-            levels=self._vector(f"{layer}.levels", 3 * width) if quantized else None,
+            levels=self._vector(f"{layer}.levels", 3 * width) if quantized and not self.spec.folds(layer) else None,
             lengths=self._vector(f"{at}attn.lengths", 3 * width) if v2 else None,
             before=self._packed(f"{layer}.before", torch.float32, 2, 3 * width) if v2 and ft else None,
             head_dim=self.spec.padded_head_dim(stage),
@@ -231,7 +237,7 @@ class _Writer:
 
     def _gemm(self, kind: Kind, a: TensorRef, layer: str, out: TensorRef, head_dim: int = 32, **rest: Any) -> None:
         (rows, k), n, dtype = a.shape, out.shape[-1], self._type(layer)
-        table, biased = kind == "table", not layer.endswith(REDUCTION)
+        table, biased, times = kind == "table", not layer.endswith(REDUCTION), self._levels_behind(layer, n)
         self._launch(
             "gemm",
             layer,
@@ -239,8 +245,10 @@ class _Writer:
             products=self.spec.kind(layer),
             a=a,
             w=self._packed(f"{layer}.weight", dtype, n, k),
-            scale=self._vector(f"{layer}.scale", n) if layer in self.spec.quantized and not table else None,
-            bias=self._vector(f"{layer}.bias", n) if biased and not table else None,
+            scale=replace(self._vector(f"{layer}.scale", n), times=times)
+            if (times or layer in self.spec.quantized) and not table
+            else None,
+            bias=replace(self._vector(f"{layer}.bias", n), times=times) if biased and not table else None,
             epilogue=self._epilogue(kind, layer, head_dim),
             out=out,
             **rest,
@@ -280,6 +288,12 @@ class _Writer:
     def _levels(self, layer: str) -> ScalarRef | None:
         """The factor on a layer's input before it is rounded; None if it is not quantized."""
         return ScalarRef(f"{layer}.input_levels") if layer in self.spec.quantized else None
+
+    def _levels_behind(self, layer: str, n: int) -> TensorRef | ScalarRef | None:
+        """The levels that a layer's scale and bias hold."""
+        if not self.spec.folds(layer):
+            return None
+        return self._levels(f"{layer[:-1]}2") if layer.endswith("fc1") else self._vector(f"{layer}.levels", n)
 
     def _input_of(self, layer: str, stage: int, channels: int | None = None) -> TensorRef:
         """The input buffer of a linear in a block; `channels` defaults to the stage's."""

@@ -92,6 +92,8 @@ class Packing:
             weight, scale = self.quantized(name, layer)
             if not name.endswith("attn.proj"):  # part of attention's context scale
                 self.scalars[f"{name}.input_levels"] = self.levels(f"{name}._input_quantizer")
+        elif self.spec.folds(name):
+            scale = torch.ones(len(weight))
         if name.endswith("attn.qkv"):
             weight, bias = (
                 self.padded(weight, stage),

@@ -17,12 +17,16 @@ ALIGNMENT = 256  # bytes, as in the CUDA allocator: vector loads rely on it
 
 @dataclass(frozen=True)
 class TensorRef:
-    """A tensor by name: a buffer of the program or, if `packed`, a tensor of the network's file."""
+    """A tensor by name: a buffer of the program or, if `packed`, a tensor of the network's file.
+
+    `times`: a factor of the file that is multiplied in when the program is bound.
+    """
 
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
     packed: bool = False
+    times: "TensorRef | ScalarRef | None" = None
 
     @property
     def nbytes(self) -> int:
@@ -97,13 +101,15 @@ class Program:
     @property
     def packed(self) -> dict[str, TensorRef]:
         """Every tensor that the program takes from the network's file."""
-        return {operand.name: operand for operand in _operands(self.launches) if operand.packed}
+        stored = (operand for operand in _operands(self.launches) if operand.packed)
+        parts = (part for operand in stored for part in (operand, operand.times))
+        return {part.name: part for part in parts if isinstance(part, TensorRef)}
 
     @property
     def scalars(self) -> list[str]:
         """Every scalar that the program takes from the network's file."""
         values = (value for launch in self.launches for value in launch.arguments.values())
-        inner = (part for value in values for part in (value, *parts_of(value).values()))
+        inner = (part for value in values for part in (value, getattr(value, "times", None), *parts_of(value).values()))
         return list(dict.fromkeys(value.name for value in inner if isinstance(value, ScalarRef)))
 
     @property

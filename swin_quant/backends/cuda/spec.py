@@ -85,6 +85,13 @@ class NetworkSpec:
             if name.endswith("attn.qkv"):
                 yield from (f"{name.removesuffix('qkv')}{product}" for product in ("q k", "a v"))
 
+    def folds(self, layer: str) -> bool:
+        """Whether a layer's scale and bias hold the levels of the product that reads its result: one multiply-add then
+        makes levels of its sums."""
+        at, _, last = layer.rpartition(".")
+        read_by = {"fc1": "fc2", **({"qkv": "q k"} if self.version == 1 else {})}  # V2 normalises q and k before
+        return not self.is_ft and f"{at}.{read_by.get(last)}" in self.quantized
+
     def kind(self, product: str) -> str:
         """The type of a product's operands."""
         return self.format if product in self.quantized else self.float_type

@@ -23,9 +23,11 @@ Kind = Literal["quantize", "half", "gelu", "table", "unit", "residual"]
 class Epilogue:
     """The steps after the sums of a row. y = sums * scale + bias; then by `kind`:
 
-    - "quantize": y * levels in the type of `out`, int8 or float8 (E4M3), rounded and saturated
+    - "quantize": y * levels, or y where scale and bias hold the levels, in the type of `out`, int8 or float8 (E4M3),
+      rounded and saturated
     - "half": y in the type of `out` (half or float32)
-    - "gelu": GELU(y), exact, by erf; then as "quantize", or without levels as "half"
+    - "gelu": GELU(y), exact, by erf, as "half"; with levels, which scale and bias hold, levels * GELU(y / levels),
+      rounded and saturated
     - "table": FasterTransformer's GELU: table[n, sum in int8 + 128], without scale or bias (`gelu_table`)
     - "unit": V2's q and k, the first two thirds of the columns: y / |y| of each head (`head_dim` columns) * lengths,
       then as "quantize"; v as "quantize". Without levels as "half"
@@ -61,7 +63,7 @@ class GemmKernel(Kernel):
     out: Tensor  # [M, N]; "residual": half [B, R, R, N], rows in map order
     windows: Windows = FLAT  # "residual": the order of a's rows
     residual: Tensor | None = None  # like out; may be the same tensor
-    levels: Tensor | float | None = None  # float32 [N], or one number
+    levels: Tensor | float | None = None  # float32 [N]; "gelu": one number
     lengths: Tensor | None = None  # "unit": float32 [N]; v's are unused
     before: Tensor | None = None  # "unit": float32 [2, N], levels and step of a previous rounding to int8
     table: Tensor | None = None  # "table": int8 [N, 256]
@@ -89,11 +91,11 @@ class GemmKernel(Kernel):
             y = y if self.bias is None else y + self.bias
             y = y if residual is None else y + residual.float()
         if e.kind == "gelu":
-            y = F.gelu(y)
+            y = _gelu(y, self.levels)
         elif e.kind == "unit":
             assert self.lengths is not None
             y = _unit(y, self.lengths, self.before, e)
-        y = as_type(y if self.levels is None else y * self.levels, out.dtype)
+        y = as_type(y * self.levels if isinstance(self.levels, Tensor) else y, out.dtype)
         if rows is None:
             out.copy_(y)
         else:
@@ -110,7 +112,6 @@ class GemmKernel(Kernel):
             "PRODUCT_ROUNDS": e.product_rounds,
             "HALF_STEPS": e.half_steps,
             "HEAD": e.head_dim,
-            "ONE_LEVEL": isinstance(self.levels, float),
             **self.windows.constants(),
             "BM": t.rows,
             "BN": t.columns,
@@ -127,6 +128,12 @@ def _longest_step(operand: torch.dtype, epilogue: Epilogue, windows: Windows) ->
     """The most bytes of a step along K. Longer steps of float8 spill on 10.0 if rows are scattered to the map."""
     is_scattered = epilogue.kind == "residual" and windows.window < windows.side
     return 64 if is_scattered and operand == torch.float8_e4m3fn else LINE
+
+
+def _gelu(y: Tensor, levels: Tensor | float | None) -> Tensor:
+    """levels * GELU(y / levels); 0 for levels of 0, of a range so small that every level is 0."""
+    assert not isinstance(levels, Tensor), "GELU has one range"
+    return F.gelu(y) if levels is None else F.gelu(y / levels) * levels if levels else torch.zeros_like(y)
 
 
 def _unit(y: Tensor, lengths: Tensor, before: Tensor | None, e: Epilogue) -> Tensor:

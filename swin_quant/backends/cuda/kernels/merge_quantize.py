@@ -13,13 +13,13 @@ from swin_quant.backends.cuda.kernels.tiles import Tiles, row_tiles
 
 @dataclass(frozen=True, eq=False)
 class MergeQuantizeKernel(Kernel):
-    """out = LayerNorm(neighbours) * levels, with neighbours in the order (0, 0), (1, 0), (0, 1), (1, 1)."""
+    """`NormQuantizeKernel` of four neighbours in the order (0, 0), (1, 0), (0, 1), (1, 1)."""
 
     x: Tensor  # half [B, R, R, C]
     weight: Tensor | None  # [4C], as bias; None: no norm (V2)
     bias: Tensor | None
     eps: float
-    levels: float | None  # None: out is half
+    levels: float | None
     out: Tensor  # int8, float8 or half [B * (R / 2)^2, 4C]
 
     def reference(self) -> None:

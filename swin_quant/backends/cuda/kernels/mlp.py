@@ -22,7 +22,7 @@ class MlpKernel(Kernel):
 
     a: Tensor  # [M, C]
     w1: Tensor  # [H, C]
-    scale1: Tensor | None  # float32 [H], as bias1
+    scale1: Tensor | None  # float32 [H], as bias1; both hold the levels
     bias1: Tensor
     hidden_levels: float | None  # None: operands are half
     w: Tensor  # [C, H]

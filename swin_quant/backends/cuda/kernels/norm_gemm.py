@@ -59,7 +59,6 @@ class NormGemmKernel(Kernel):
             "PIECE": piece,
             "KIND": e.kind,
             "HEAD": e.head_dim,
-            "ONE_LEVEL": isinstance(self.levels, float),
             **self.windows.constants(),
             "BM": t.rows,
             "BN": t.columns,

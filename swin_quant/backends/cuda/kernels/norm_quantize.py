@@ -13,13 +13,13 @@ from swin_quant.backends.cuda.kernels.windows import Windows
 
 @dataclass(frozen=True, eq=False)
 class NormQuantizeKernel(Kernel):
-    """out = LayerNorm(x) * levels."""
+    """out = LayerNorm(x) * levels; without levels, weight and bias hold them, or out is half."""
 
     x: Tensor  # half [B, R, R, C]
     weight: Tensor | None  # [C], as bias; None: no norm (V2)
     bias: Tensor | None
     eps: float
-    levels: float | None  # None: out is half
+    levels: float | None
     windows: Windows
     out: Tensor  # int8, float8 or half [B * R * R, C] in window order
 

@@ -92,11 +92,13 @@ def whole_mlp(draw, dtype, side, batch, channels, v2):
         linear(draw, dtype, rows, *shape) for shape in ((2 * channels, channels), (channels, 2 * channels))
     )
     norm = norm_of(draw, channels) if v2 else {}
+    levels = 35.0 if dtype in BYTES else None
     return norm | {
         "a": first["a"],
-        **{f"{word}1": first[word] for word in ("w", "scale", "bias")},
+        "w1": first["w"],
+        **{f"{word}1": first[word] * (levels or 1.0) for word in ("scale", "bias")},
         **{word: second[word] for word in ("w", "scale", "bias")},
-        "hidden_levels": 35.0 if dtype in BYTES else None,
+        "hidden_levels": levels,
         "residual": x,
         "out": x,
     }

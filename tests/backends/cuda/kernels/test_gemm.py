@@ -43,7 +43,9 @@ def test_gemm_to_float8(run, seed, m, kind):
     """Results saturate: some sums exceed the largest value."""
     need_float8(run)
     draw = Draw(seed)
-    arguments = linear(draw, FLOAT8, m, 40, 64) | {"epilogue": Epilogue(kind), "levels": 300.0}
+    arguments = linear(draw, FLOAT8, m, 40, 64) | {"epilogue": Epilogue(kind)}
+    arguments |= {word: arguments[word] * 300.0 for word in ("scale", "bias")}
+    arguments |= {"levels": 300.0 if kind == "gelu" else None}
     assert_same(run, "gemm", ["out"], arguments | {"out": poisoned(FLOAT8, m, 40)})
     GemmKernel(**arguments | {"out": (out := poisoned(FLOAT8, m, 40))}).reference()
     assert out.float().max() == 448
@@ -72,8 +74,10 @@ def test_rounding_to_float8(run):
 def test_gemm_with_gelu(run, seed, dtype, m, to_int8):
     draw = Draw(seed)
     out = poisoned(torch.int8 if to_int8 else torch.float16, m, 64)
-    arguments = linear(draw, dtype, m, 64, 32) | {"epilogue": Epilogue("gelu"), "out": out}
-    assert_same(run, "gemm", ["out"], arguments | {"levels": 35.0 if to_int8 else None})
+    levels = 35.0 if to_int8 else None
+    arguments = linear(draw, dtype, m, 64, 32) | {"epilogue": Epilogue("gelu"), "out": out, "levels": levels}
+    arguments |= {word: arguments[word] * (levels or 1.0) for word in ("scale", "bias")}
+    assert_same(run, "gemm", ["out"], arguments)
 
 
 @few

@@ -9,42 +9,49 @@ SMALLEST_NORM = tl.constexpr(1e-12)
 
 
 @triton.jit
-def gelu(y, TYPE: tl.constexpr):
-    """y * Phi(y) = max(y, 0) - |y| * Phi(-|y|), with log2(Phi(-z)) as a polynomial, for a result of TYPE. By erf, which
-    branches, it takes 45 instructions.
+def gelu(y, levels, TYPE: tl.constexpr):
+    """levels * GELU(y / levels) for a result of TYPE; levels None is 1, and 0, of a range without values, gives 0.
+
+    GELU(x) = x * Phi(x) = max(x, 0) - |x| * Phi(-|x|), with log2(Phi(-z)) as a polynomial; by erf, which branches, it
+    takes 45 instructions. The polynomial for int8 takes z in levels, its coefficients divided by powers of them.
 
     8 instructions for float types: within 2.8e-7 * max(1, |y|) of erf's GELU. 6 for int8: within 5.5e-5, and a level is
     one of 127 of the largest value (tests/backends/cuda/kernels/test_rounding.py). Coefficients: the least largest
     error of the result. Each polynomial falls for every z > 0, so that beyond its fit the power is 0.
     """
     z = tl.abs(y)
+    step = 1.0
+    if levels is not None:
+        step = tl.where(levels > 0.0, 1.0 / levels, 0.0)
     if TYPE == tl.int8:
-        power = -2.4885463e-02 * z - 4.9882051e-01
-        power = power * z - 1.1292455e00
+        power = (-2.4885463e-02 * step * step * step) * z - 4.9882051e-01 * step * step
+        power = power * z - 1.1292455e00 * step
         power = power * z - 1.0035318e00
     else:
-        power = -4.9841497e-04 * z + 7.2495737e-03
-        power = power * z - 5.2209754e-02
-        power = power * z - 4.5961338e-01
-        power = power * z - 1.1509415e00
-        power = power * z - 1.0000187e00
+        x = z if levels is None else z * step
+        power = -4.9841497e-04 * x + 7.2495737e-03
+        power = power * x - 5.2209754e-02
+        power = power * x - 4.5961338e-01
+        power = power * x - 1.1509415e00
+        power = power * x - 1.0000187e00
     return tl.maximum(y, 0.0) - z * exp2(power)
 
 
 @triton.jit
 def finished(
     y, first, levels, lengths, before, unit_epsilon,
-    N: tl.constexpr, KIND: tl.constexpr, HEAD: tl.constexpr, ONE_LEVEL: tl.constexpr,
+    N: tl.constexpr, KIND: tl.constexpr, HEAD: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
     """y float32 [BM, BN], of the columns from `first` on, ready to be rounded to TYPE, the result's."""
     columns = first + tl.arange(0, BN)
     if KIND == "gelu":
-        y = gelu(y, TYPE)
-    if KIND == "unit":
-        y = _unit(y, first, lengths, before, unit_epsilon, N, HEAD, BM, BN)
-    if levels is not None:
-        y = y * levels if ONE_LEVEL else y * tl.load(levels + columns, mask=columns < N, other=0.0)[None, :]
+        y = gelu(y, levels, TYPE)
+    else:
+        if KIND == "unit":
+            y = _unit(y, first, lengths, before, unit_epsilon, N, HEAD, BM, BN)
+        if levels is not None:
+            y = y * tl.load(levels + columns, mask=columns < N, other=0.0)[None, :]
     return y
 
 

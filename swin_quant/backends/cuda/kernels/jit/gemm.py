@@ -12,7 +12,7 @@ from swin_quant.backends.cuda.kernels.jit.epilogue import finished
 def gemm(
     a, w, scale, bias, out, residual, levels, lengths, before, table, rows_in_all, product_levels, unit_epsilon,
     N: tl.constexpr, K: tl.constexpr, KIND: tl.constexpr, PRODUCT_ROUNDS: tl.constexpr, HALF_STEPS: tl.constexpr,
-    HEAD: tl.constexpr, ONE_LEVEL: tl.constexpr, SIDE: tl.constexpr, WINDOW: tl.constexpr, SHIFT: tl.constexpr,
+    HEAD: tl.constexpr, SIDE: tl.constexpr, WINDOW: tl.constexpr, SHIFT: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     COLUMNS: tl.constexpr = (N + BN - 1) // BN
@@ -68,6 +68,6 @@ def gemm(
                 y = y + tl.load(residual + places, mask=valid, other=0.0).to(tl.float32)
         y = finished(
             y, tl.program_id(0) % COLUMNS * BN, levels, lengths, before, unit_epsilon,
-            N, KIND, HEAD, ONE_LEVEL, BM, BN, TYPE,
+            N, KIND, HEAD, BM, BN, TYPE,
         )  # fmt: skip
         tl.store(out + places, as_type(y, TYPE), mask=valid)

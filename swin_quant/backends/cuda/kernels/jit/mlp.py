@@ -30,9 +30,7 @@ def mlp(
         y = product(tokens, w1_places + start * C, BM, BH, BC, SUM).to(tl.float32)
         if scale1 is not None:
             y = y * tl.load(scale1 + start + h)[None, :]
-        y = gelu(y + tl.load(bias1 + start + h).to(tl.float32)[None, :], OPERAND)
-        if hidden_levels is not None:
-            y = y * hidden_levels
+        y = gelu(y + tl.load(bias1 + start + h).to(tl.float32)[None, :], hidden_levels, OPERAND)
         sums = accumulated(sums, as_type(y, OPERAND), w_places + start, HIDDEN, BC, SUM)
     finish_rows(
         sums, rows, scale, bias, residual, out, norm_weight, norm_bias, None, rows_in_all, eps, None,

@@ -12,7 +12,7 @@ from swin_quant.backends.cuda.kernels.jit.parts import product, read_normed
 def norm_gemm(
     x, norm_weight, norm_bias, w, scale, bias, out, levels, lengths, rows_in_all, eps, input_levels,
     N: tl.constexpr, K: tl.constexpr, PIECE: tl.constexpr,
-    KIND: tl.constexpr, HEAD: tl.constexpr, ONE_LEVEL: tl.constexpr,
+    KIND: tl.constexpr, HEAD: tl.constexpr,
     SIDE: tl.constexpr, WINDOW: tl.constexpr, SHIFT: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
@@ -40,6 +40,6 @@ def norm_gemm(
             y = y * tl.load(scale + columns, mask=in_columns, other=0.0)[None, :]
         if bias is not None:
             y = y + tl.load(bias + columns, mask=in_columns, other=0.0).to(tl.float32)[None, :]
-        y = finished(y, first, levels, lengths, None, None, N, KIND, HEAD, ONE_LEVEL, BM, BN, out.dtype.element_ty)
+        y = finished(y, first, levels, lengths, None, None, N, KIND, HEAD, BM, BN, out.dtype.element_ty)
         valid = (rows < rows_in_all)[:, None] & in_columns[None, :]
         tl.store(out + rows[:, None] * N + columns[None, :], as_type(y, out.dtype.element_ty), mask=valid)
