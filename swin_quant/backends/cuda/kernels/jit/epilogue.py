@@ -6,6 +6,7 @@ import triton.language as tl
 from swin_quant.backends.cuda.kernels.jit.arithmetic import exp2, rounded
 
 SMALLEST_NORM = tl.constexpr(1e-12)
+LEAST_LEVELS = tl.constexpr(1e-12)  # the cube of a larger step would overflow
 
 
 @triton.jit
@@ -22,7 +23,7 @@ def gelu(y, levels, TYPE: tl.constexpr):
     z = tl.abs(y)
     step = 1.0
     if levels is not None:
-        step = tl.where(levels > 0.0, 1.0 / levels, 0.0)
+        step = 1.0 / tl.maximum(levels, LEAST_LEVELS)
     if TYPE == tl.int8:
         power = (-2.4885463e-02 * step * step * step) * z - 4.9882051e-01 * step * step
         power = power * z - 1.1292455e00 * step
