@@ -44,7 +44,8 @@ def interpret(files, images, folder, script=CHILD):
 
 @pytest.mark.slow
 def test_kernels_compute_what_their_references_do(exported, tmp_path):
-    """FasterTransformer's arithmetic to the last bit; `cuda` except for sums of floats in another order."""
+    """FasterTransformer's arithmetic to the last bit; `cuda` except for sums of floats in another order and, in int8,
+    GELU's polynomial: both move values next to a tie by a level."""
     if not importlib.util.find_spec("triton"):
         pytest.skip("Triton is not installed")
     files = {form: kept(exported(*form)[0], tmp_path / "-".join(form)) for form in FORMS}
@@ -58,7 +59,8 @@ def test_kernels_compute_what_their_references_do(exported, tmp_path):
         (bound,) = engine.run._bound.values()
         if policy.startswith("ft"):
             assert torch.equal(pooled.half(), bound.buffers["pooled"].half())
-        assert (logits - expected).abs().mean() < (0.001 if policy.startswith("ft") else 0.01)
+        bound = 0.001 if policy.startswith("ft") else 0.02 if policy == "cuda" else 0.01
+        assert (logits - expected).abs().mean() < bound
 
 
 STEPS = """
