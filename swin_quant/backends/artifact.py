@@ -39,7 +39,7 @@ class Artifact:
         if self.card.artifact is None:
             raise SwinQuantError(
                 f"{card_path(self.file)}: is the card of a checkpoint, not of an exported artifact: run `swin-quant "
-                "export`, or name a checkpoint by ‹checkpoint›; in Python sq.load(FILE)"
+                "export`, and give the file that it writes; in Python sq.load(FILE) opens a checkpoint"
             )
         return self.card.artifact
 

@@ -78,6 +78,7 @@ class _Help(argparse.RawDescriptionHelpFormatter):
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         """Indented lines are examples, with a remark in brackets behind some; the rest are paragraphs."""
         lines: list[str] = []
+        text = re.sub(r"\n {8,}\(", "   (", re.sub(r" \\\n +", " ", text))  # lines that the source had to break
         for is_example, block in groupby(text.splitlines(), lambda line: line.startswith("  ") or not line):
             for line in block if is_example else textwrap.wrap(" ".join(block), width):
                 lines += [line] if len(line) <= width else _example(line.strip(), width - 2)

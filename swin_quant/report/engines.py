@@ -135,7 +135,7 @@ def verification_table(records: Sequence[VerificationRecord]) -> ReportTable[Ver
     if "cosine" in records[0]:
         remark = f"|Δ| on {pictures} pictures, in units of the reference's mean magnitude; step: of int8, {scale}"
     else:
-        remark = f"|Δlogit| on {pictures} pictures; step: of int8 over the reference's logits, {scale}"
+        remark = f"|Δlogit| on {pictures} pictures; max/step: in int8 steps over the reference's logits, {scale}"
     return ReportTable(VERIFICATION, records, [remark])
 
 

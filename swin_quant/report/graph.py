@@ -173,8 +173,14 @@ def _findings(report: Inspection) -> Iterator[Line]:
 
 
 def _folded(lines: Iterator[Line] | list[Line], width: int, color: bool) -> str:
-    each = ((line, style) for text, style in lines for line in folded(one_line(text), width))
+    each = ((line, style) for text, style in lines for line in _indented(one_line(text), width))
     return "".join(f"{styled(line, style if color else '')}\n" for line, style in each)
+
+
+def _indented(text: str, width: int) -> list[str]:
+    """The lines of a text, all as far from the margin as its first."""
+    margin = len(text) - len(text.lstrip())
+    return [" " * margin + line for line in folded(text.lstrip(), width - margin)]
 
 
 def _counts(counts: dict[str, int]) -> str:

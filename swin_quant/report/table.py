@@ -201,11 +201,17 @@ def bullets(sentences: Iterable[str], width: int, color: bool = False) -> Iterat
 
 
 def folded(text: str, width: int) -> list[str]:
-    """Lines of at most `width` columns, broken between words; a longer word is broken where it must be."""
+    """Lines of at most `width` columns, broken between words; a longer word is broken behind a mark, such as a dot."""
     lines = text.split("\n")
     if all(cell_len(line) <= width for line in lines):
         return lines
+    text = re.sub(r"\S+", lambda word: _broken(word[0], width), text)
     return [line.plain.rstrip() for line in Text(text).wrap(_CONSOLE, max(1, width), overflow="fold")]
+
+
+def _broken(word: str, width: int) -> str:
+    end = max(word.rfind(mark, 0, width) for mark in "./_-") + 1
+    return f"{word[:end]}\n{_broken(word[end:], width)}" if len(word) > width < 2 * end else word
 
 
 def styled(text: str, style: str) -> str:

@@ -169,6 +169,8 @@ def run(options: PredictOptions, world: World) -> None:
         if world.is_main:
             print(manifest)
         return
+    if len(pictures) == 1 and (flaw := pictures.flaw(0)):
+        raise SwinQuantError(flaw)
     found = classify(by, pictures, answers)
     for why in found.unreadable.values():
         log.warning("skipped: %s", why)

@@ -135,7 +135,12 @@ def _block(rows: Sequence[AccuracyRow], marks: Sequence[str]) -> TableBlock:
             quantized.append(Line(row, mark))
     lines = _in_order([*floats.values(), *quantized])
     first = rows[0]
-    settings = {f"{one.device}, batch {one.batch_size}" for row in rows for one in row.measured if one.ms_per_picture}
+    settings = {
+        f"ms a picture on {one.device}, batch {one.batch_size}"
+        for row in rows
+        for one in row.measured
+        if one.ms_per_picture
+    }
     details = (
         COLUMN["resolution"].cell(first),
         f"{first.place}, {first.measured[-1].pictures} pictures",

@@ -88,7 +88,7 @@ def test_a_result_is_one_line_at_80_columns_and_no_footnote_outweighs_it(monkeyp
 def test_a_wide_heading_is_broken_between_two_facts(monkeypatch, capsys):
     calibrated = card(FLOAT, INT8, method="percentile")
     first, second = at(80, [calibrated], monkeypatch, capsys).splitlines()[:2]
-    assert first.endswith(" pictures,") and second == "calibrator percentile 99.99, cpu, batch 32"
+    assert first.endswith(" pictures,") and second == "calibrator percentile 99.99, ms a picture on cpu, batch 32"
 
 
 def test_batches_of_tensors_have_a_name_and_no_split(monkeypatch, capsys):

@@ -93,7 +93,8 @@ def test_broken_pictures_are_named_and_skipped(run, hand_made, own_pictures, tmp
     assert [one["picture"] for one in answer["pictures"]] == [str(file) for file in good]
     assert set(answer["unreadable"]) == {str(folder / "broken.png"), str(tmp_path / "gone.jpg")}
     line = run("predict", hand_made, folder / "broken.png").error(1)
-    assert "1 of 1 pictures are unreadable" in line and "broken.png" in line
+    assert "broken.png: " in line and "of 1 pictures" not in line
+    assert "gone.jpg: No such file" in run("predict", hand_made, tmp_path / "gone.jpg").error(1)
 
 
 @pytest.mark.parametrize(
