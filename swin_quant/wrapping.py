@@ -46,6 +46,8 @@ def wrap(
     line and the reason, gives NaN, or computes something else when captured, since its control flow depends on its
     input.
     """
+    if not isinstance(module, nn.Module):
+        raise UsageError(f"wrap takes a torch.nn.Module, not {type(module).__name__}")
     named = Inputs.of(size) if isinstance(size, Mapping) else size
     inputs = named if isinstance(named, Inputs) else None
     input_shape = named.shape if isinstance(named, Inputs) else _shape_of(named, channels)

@@ -1,5 +1,7 @@
 """Pictures for the Python functions: a place on disk, or any iterable of tensors, such as a DataLoader."""
 
+import glob
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +12,7 @@ from torch import Tensor
 from yacs.config import CfgNode
 
 from swin_quant.base.distributed import World
-from swin_quant.base.errors import UsageError
+from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.progress import track
 from swin_quant.config.load import check_channels
 from swin_quant.config.outputs import classes_of
@@ -69,6 +71,8 @@ class PictureSet:
         """The opened pictures. With `classes` they have labels, checked against that number, or matched with
         `class_names` if these are known. Raises as `open_pictures` does."""
         if self.split is None and not is_data_set(self.path):
+            if not os.path.exists(self.path) and not glob.has_magic(self.path):
+                raise SwinQuantError(f"{self.path}: no such file or folder")
             if classes is not None:
                 raise UsageError(f"{self.path}: pictures without a split have no labels: pictures(path, split)")
             opened: Pictures = NamedPictures([self.path])

@@ -169,7 +169,7 @@ def policy_for(target: str, card: RunCard | None, checkpoint: str | Path | None 
         log.info("policy %s is exported: it was scored, and %s runs it", measured[0].name, target)
         return measured[0]
     elif not fits:
-        return _instead(own, _best(offered, target, checkpoint), target, card)
+        return _instead(own, _best(offered, target, checkpoint), target)
     elif scored and own.sha256 not in scored:
         log.warning(
             "policy %s of the run card is exported, though %s was scored: ‹policy› chooses",
@@ -187,16 +187,14 @@ def policy_for(target: str, card: RunCard | None, checkpoint: str | Path | None 
     return own
 
 
-def _instead(own: Policy, best: Policy, target: str, card: RunCard) -> Policy:
+def _instead(own: Policy, best: Policy, target: str) -> Policy:
     """The best policy of a target; warns if it is not the run card's."""
     if own.sha256 != best.sha256:
-        whose = "the run card and its results" if card.results else "the run card"
         why = "in float8" if own.has_float8 else f"not for {target}"
         log.warning(
-            "policy %s of %s is %s: the file gets %s: score it by `evaluate` with ‹policy› %s, or keep the other by "
-            "‹policy› %s",
+            "policy %s of the run card is %s: the file gets %s, which was not scored: score it by `evaluate` with "
+            "‹policy› %s, or keep the other by ‹policy› %s",
             own.name,
-            whose,
             why,
             best.name,
             best.name,

@@ -262,7 +262,7 @@ def test_what_was_scored_is_what_is_exported_or_a_warning_says_what_is(own, targ
     card = RunCard("x", {}, {}, policy=load_policy(own).to_dict(), results=[SCORED | {"policy": own}])
     assert policy_for(target, card).name == gets
     text = caplog.text
-    assert (text == "") if own == gets else f"policy {own} of the run card and its results is not for {target}" in text
+    assert (text == "") if own == gets else f"policy {own} of the run card is not for {target}" in text
     assert own == gets or f"the file gets {gets}" in text and f"keep the other by policy {own}" in text
 
 

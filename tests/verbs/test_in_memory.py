@@ -157,6 +157,13 @@ def test_policies_are_built_from_others():
         sq.policy("qdq").bits("*", 9)
 
 
+def test_a_place_and_a_module_that_are_none_are_called_so(tmp_path):
+    with pytest.raises(sq.SwinQuantError, match="nowhere: no such file or folder"):
+        sq.pictures(tmp_path / "nowhere").open()
+    with pytest.raises(sq.UsageError, match="wrap takes a torch.nn.Module, not int"):
+        sq.wrap(3, 224)
+
+
 def test_what_is_wrong_is_one_sentence(model, train, val, pictures):
     with pytest.raises(sq.UsageError, match="'nothing.*' names no node of this model"):
         sq.calibrate(model, train, sq.policy("qdq").off("nothing.*"))
