@@ -6,6 +6,7 @@ import onnx
 import pytest
 import torch
 import yaml
+from draws import drawn
 
 from swin_quant.backends.artifact import open_artifact
 from swin_quant.cards.card import RunCard
@@ -81,7 +82,7 @@ def test_it_is_trained_with_its_norms(resnet, run, pictures, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ema", [0, 0.9])
+@pytest.mark.parametrize("ema", drawn([0, 0.9], 2))
 def test_ranks_validate_the_model_that_is_saved(resnet, forked, pictures, tmp_path, ema):
     """Norm statistics are averaged over both ranks, each of which has seen its own pictures."""
 

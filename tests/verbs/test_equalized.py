@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from draws import drawn
 
 import swin_quant as sq
 from swin_quant.base.errors import SwinQuantError, UsageError
@@ -138,7 +139,7 @@ def test_factors_of_another_width_are_refused_and_nothing_is_loaded(evened, unev
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy, engine", [("qdq", "onnxruntime"), ("cpu", "openvino"), ("cuda", "cuda")])
+@pytest.mark.parametrize("policy, engine", [*drawn([("qdq", "onnxruntime"), ("cpu", "openvino")], 2), ("cuda", "cuda")])
 def test_engines_compute_with_them(policy, engine, evened, tmp_path):
     model = evened(policy)
     with torch.inference_mode():
@@ -171,7 +172,7 @@ def test_convert_gives_others_the_names_that_they_know(evened, tmp_path, run):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("more", [[], ["--set", "memory.fsdp=true"]])
+@pytest.mark.parametrize("more", drawn([[], ["--set", "memory.fsdp=true"]], 2))
 def test_training_goes_on_with_them(more, evened, uneven, tmp_path, pictures, forked):
     file = evened("qdq").save(tmp_path / "evened.pth")
     (tmp_path / "recipe.yaml").write_text("epochs: 1\naugment: {crop: padded}\noptimizer: {lr: 1.0e-3}\n")

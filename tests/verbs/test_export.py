@@ -8,6 +8,7 @@ import onnx.numpy_helper
 import pytest
 import torch
 from cards_of_results import TRAINING
+from draws import drawn
 from safetensors import safe_open
 
 import swin_quant as sq
@@ -339,7 +340,7 @@ def test_what_cannot_be_made_safe_is_refused(run, calibrated, tmp_path, words, s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["onnxruntime", "onnx"])
+@pytest.mark.parametrize("backend", drawn(["onnxruntime", "onnx"], 2))
 def test_an_export_on_a_cpu_that_would_saturate_names_the_remedy(run, calibrated, tmp_path, monkeypatch, backend):
     monkeypatch.setattr(saturation, "saturates", lambda engine: True)
     policy = "onnxruntime" if backend == "onnxruntime" else "cpu"
@@ -351,7 +352,7 @@ def test_an_export_on_a_cpu_that_would_saturate_names_the_remedy(run, calibrated
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", [None, "cpu"])
+@pytest.mark.parametrize("policy", drawn([None, "cpu"], 2))
 def test_python_exports_what_is_in_memory_as_the_command_exports_its_file(run, calibrated, tmp_path, policy):
     model = sq.load(calibrated)
     before = model.nodes()

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from draws import drawn
 from torch import nn
 
 import swin_quant as sq
@@ -54,7 +55,7 @@ def test_it_is_saved_and_loaded_into_a_module_of_its_structure(model, batch, tmp
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["openvino", "onnxruntime"])
+@pytest.mark.parametrize("engine", drawn(["openvino", "onnxruntime"], 2))
 def test_it_runs_on_engines_by_the_names_of_its_inputs(engine, model, batch, tmp_path):
     runtime = pytest.importorskip("onnxruntime")
     pytest.importorskip(engine)

@@ -169,9 +169,8 @@ def test_pictures_of_another_size_are_refused(library):
         model(given_to(given, 2)[:, :35])
 
 
-@pytest.mark.parametrize(
-    "kind, policy", [pytest.param("swin", "qdq", marks=pytest.mark.kernels), ("swinv2", "cpu-operators")]
-)
+@pytest.mark.kernels
+@pytest.mark.parametrize("kind, policy", [("swin", "qdq"), ("swinv2", "cpu-operators")])
 def test_a_file_with_the_operator_is_the_plain_file(kind, policy, exported, run):
     plain, own = exported(kind, policy), exported(kind, policy, plugin=BRANCH)
     graph = onnx.load(own.file).graph

@@ -10,7 +10,7 @@ from swin_quant.verbs.verify import failures
 @pytest.mark.parametrize(
     "kind, policy",
     [
-        ("swin", "onnxruntime"),
+        pytest.param("swin", "onnxruntime", marks=pytest.mark.slow),
         pytest.param("swin", "cpu", marks=pytest.mark.slow),
         pytest.param("swinv2", "qdq", marks=pytest.mark.slow),
     ],
