@@ -119,22 +119,6 @@ def test_a_policy_without_such_weights(calibrated, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("bits", [4, 7])
-def test_weights_of_fewer_bits_in_int8_are_exact(bits, calibrated, tmp_path, run, images, sqnr):
-    """Levels of 4 to 7 bits are levels of int8."""
-    model, card = calibrated("swin", "cpu")
-    few = load_policy("cpu").and_then(Rule(nodes=("role:gemm_weight",), bits=bits))
-    artifact = export(model, card.__class__(card.name, {}, card.preprocess, policy=few.to_dict()), tmp_path)
-    tensors = {t.name: onnx.numpy_helper.to_array(t) for t in onnx.load(artifact.file).graph.initializer}
-    for name, node in weights(model).items():
-        weight = model.get_submodule(name.rpartition(".")[0]).weight.detach()
-        top = 2 ** (bits - 1) - 1
-        amax = node.range_for(weight)
-        levels = (simulate(weight, amax, -top - 1, top) / (amax / top)).round()
-        assert np.array_equal(tensors[f"{name}.values"].T, levels.numpy()), name
-
-
 def test_a_file_of_int4_is_checked_like_any_other(exported, tmp_path):
     from swin_quant.base.errors import SwinQuantError
 

@@ -5,6 +5,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from draws import drawn
 
 from swin_quant.backends.onnx.network import network
 from swin_quant.backends.onnx.options import OnnxOptions
@@ -65,7 +66,7 @@ def test_a_shared_range_of_qkv_keeps_the_scale_outside_the_weights(graph, count)
 
 
 @pytest.mark.slow
-@KINDS
+@pytest.mark.parametrize("kind", drawn(["swin", "swinv2"], 2))
 def test_fewer_operators(kind, graph, count):
     """docs/reference, section 10.4. Three blocks, one of them shifted, and a merging."""
     before, after = count(graph(kind, rewrites=frozenset())), count(graph(kind))
