@@ -244,7 +244,7 @@ class _Routes:
     async def unknown(self, request: Any, error: Any) -> Any:
         what = {
             404: f"no such place: the model is /v2/models/{self.service.model.name}, version {VERSION}",
-            405: "another method is needed here",
+            405: f"this place takes the method {(error.headers or {}).get('Allow', 'POST')}",
         }
         self.counters.request("unknown", error.status_code, 0)
         return self.json({"error": what.get(error.status_code, "no such request")}, error.status_code, error.headers)

@@ -231,7 +231,8 @@ def plot(request: Request, title: str, results: Sequence[Result] = ()) -> None:
     try:
         log.info("plot: %s", draw(request.folder, request.plot or "png", title, levels))
     except SwinQuantError as error:
-        log.log(logging.WARNING if request.plot else logging.INFO, "no plot: %s", error)
+        if not results:  # it was said at the end of the run
+            log.log(logging.WARNING if request.plot else logging.INFO, "no plot: %s", error)
 
 
 def training_record(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import errno
+import os
 import shutil
 import socket
 import sys
@@ -235,7 +237,9 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:
-        raise SwinQuantError(f"{host}:{port}: cannot be listened to: {reason(error)}") from error
+        is_taken = error.errno == errno.EADDRINUSE
+        why = f"{os.strerror(errno.EADDRINUSE)}: give another ‹port›" if is_taken else reason(error)
+        raise SwinQuantError(f"{host}:{port}: cannot be listened to: {why}") from error
     with listener:
         # Connections inherit it. asyncio does not set it for such a socket, and each answer, head and then body, would
         # wait 40 ms for the client's acknowledgement of its head.

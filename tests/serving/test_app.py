@@ -49,11 +49,12 @@ def test_health_metadata_and_unknown_places():
         found = [await client.get(place) for place in (*places, "/v2/models/other", INFER, "/")]
         return [answer.status_code for answer in found], [answer.json() for answer in found]
 
-    codes, (live, _, ready, _, model, other, *_) = with_client(service(), work)
+    codes, (live, _, ready, _, model, other, called_wrongly, _) = with_client(service(), work)
     assert codes == [200] * 5 + [404, 405, 404] and live == {"live": True} and ready == {"ready": True}
     assert model["inputs"] == [{"name": "images", "datatype": "FP32", "shape": [-1, 3, SIDE, SIDE]}]
     assert model["outputs"] == [{"name": "logits", "datatype": "FP32", "shape": [-1, 3]}]
     assert other == {"error": "no such place: the model is /v2/models/micro, version 1"}
+    assert called_wrongly == {"error": "this place takes the method POST"}
 
 
 def test_tensors_in_json_and_as_binary_data(images):

@@ -1,14 +1,17 @@
 """The tables of a run, damaged ones too, and its plot, by the text of an SVG."""
 
 import importlib.util
+import logging
 import re
 import sys
 import tracemalloc
+from types import SimpleNamespace
 
 import pytest
 
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.train.record import EPOCHS, STEPS, Record, draw, read_table
+from swin_quant.train.run import plot
 
 
 def filled(folder, epochs=3, total=0, epoch=0):
@@ -145,3 +148,12 @@ def test_chance_is_no_cliff_and_epochs_are_whole(texts):
     points = sorted(number for number in numbers if 70 < number < 90)
     assert points[-1] - points[0] >= 1.5
     assert {"1", "2", "3", "4"} <= set(found) and "1.5" not in found
+
+
+def test_a_plot_that_cannot_be_drawn_is_said_once(tmp_path, monkeypatch, caplog):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    caplog.set_level(logging.INFO, "swin_quant")
+    filled(tmp_path)
+    request, scored = SimpleNamespace(folder=tmp_path, plot=None), [SimpleNamespace(weights=None)]
+    plot(request, "x"), plot(request, "x", scored)
+    assert caplog.text.count("no plot: matplotlib") == 1

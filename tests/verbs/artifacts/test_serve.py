@@ -132,7 +132,7 @@ def test_addresses_that_cannot_be_had(run, hand_made):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         line = run("serve", hand_made, "--port", port).error(1)
-        assert f"127.0.0.1:{port}: cannot be listened to: Address already in use" in line
+        assert f"127.0.0.1:{port}: cannot be listened to: Address already in use: give another --port" in line
     assert "--port 70000: must be from 0 to 65535" in run("serve", hand_made, "--port", 70000).error(2)
     assert "--max-batch 0: must be from 1" in run("serve", hand_made, "--max-batch", 0).error(2)
     assert "--decoders 0: must be from 1" in run("serve", hand_made, "--decoders", 0).error(2)
