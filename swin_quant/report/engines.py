@@ -18,7 +18,7 @@ from swin_quant.score.difference import INT8_LEVELS
 SCHEMA = "swin-quant/bench/1"
 BENCH: tuple[Column[BenchRow], ...] = (
     figure("batch", "batch", field("batch")),
-    Column("candidate", "engine, precision, policy", field("candidate")),
+    Column("candidate", "engine, precision, policy", field("candidate"), fold=True),
     Column("engine", "", field("engine")),
     Column("precision", "", field("precision")),
     Column("policy", "", field("policy")),
@@ -65,6 +65,7 @@ def bench_notes(report: BenchReport) -> list[str]:
         f"bfloat16: {', '.join(report.bfloat16_features) or 'none known'}",
         *([f"x base: over {', '.join(bases)}, of its own engine; median of the ratios within rounds"] if bases else []),
         f"SQNR and agreement: with {report.reference}, on {report.pictures}",
+        "int8 GEMMs: of the engine's own products; those inside compiled operators are not counted",
         "peak MB: of the whole process, Python and torch included",
         *report.cautions,
         *(row.failure for row in report.rows if row.failure),
