@@ -38,7 +38,7 @@ import swin_quant as sq
 from swin_quant.backends.artifact import Artifact, open_artifact
 from swin_quant.backends.onnx.export import OnnxOptions, export
 from swin_quant.backends.openvino.engine import float_types
-from swin_quant.backends.openvino.operators import LIMIT, run_here, sources
+from swin_quant.backends.openvino.operators import LIMIT, are_faster_here, sources
 from swin_quant.backends.registry import artifact_engine, engine_named, torch_engine
 from swin_quant.base.cpu import INT8_PRODUCTS, reproducible, usable_cores, within
 from swin_quant.base.files import atomic_write_bytes, sha256_of
@@ -150,7 +150,7 @@ def main() -> None:
         rivals = [] if args.no_torch else torch_candidates(checkpoint, card.config)
         rivals += theirs(model, plain, args.work)
         candidates = [reference, *rivals, *ours(better, card, folder, not args.without_amx)]
-        if run_here(model.architecture.family.name):
+        if are_faster_here(model.architecture.family.name):
             candidates += compiled(better, card, folder)
     plan = BenchPlan(tuple(args.batch), args.rounds, args.seconds, args.threads)
     report = measure(args.model, candidates, plan, noise(16, model.input_shape))

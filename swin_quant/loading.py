@@ -13,7 +13,7 @@ from swin_quant.base.distributed import World
 from swin_quant.base.errors import SwinQuantError, UsageError, called
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
-from swin_quant.cards.lineage import original
+from swin_quant.cards.lineage import source_of_result
 from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import CheckpointRecord, SourceRecord
 from swin_quant.checkpoint import Checkpoint, Source, load_calibrated, load_float, made_before, open_checkpoint
@@ -161,7 +161,7 @@ def load_float_model(
         cfg.MODEL.NAME,
         portable_config(cfg),
         Preprocess.from_config(cfg).to_dict(),
-        original(before, source.record() if source else None),
+        source_of_result(before, source.record() if source else None),
         training=before.training if before else None,
         calibration=before.calibration if before else None,
         class_names=names_of(cfg, checkpoint, replace_head),

@@ -120,7 +120,7 @@ def _holds_original(start: Start, card: RunCard) -> bool:
     return not start.card.has_own_weights and sha256_in(start.card.source) == sha256_in(card.source)
 
 
-def original(before: RunCard | None, source: SourceRecord | None) -> SourceRecord | None:
+def source_of_result(before: RunCard | None, source: SourceRecord | None) -> SourceRecord | None:
     """The source of a result: that of the earlier work in its checkpoint (`before`), else the file that was read."""
     if before and (before.source or before.has_own_weights):
         return before.source

@@ -28,7 +28,7 @@ BATCH = 32  # pictures at a time, where nobody says
 
 
 @dataclass(frozen=True)
-class Labelled:
+class ModelInputs:
     """How pictures become inputs, and the classes that labels are checked against; None where nobody says how many."""
 
     prepared: Prepared
@@ -39,7 +39,7 @@ class Labelled:
 def score_engines(
     engines: Mapping[str, Engine],
     source: PictureSet | Iterable[Any],
-    by: Labelled,
+    by: ModelInputs,
     world: World = World(),
     save_to: PredictionFolder | None = None,
 ) -> dict[str, Result]:

@@ -10,7 +10,7 @@ from swin_quant.base.errors import UsageError
 from swin_quant.base.files import ensure_writable_dir, require_file, sha256_of
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
-from swin_quant.cards.lineage import calibrated_again, original, refuse_to_replace
+from swin_quant.cards.lineage import calibrated_again, refuse_to_replace, source_of_result
 from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import CalibrationRecord
 from swin_quant.cli.flags import Flag
@@ -94,7 +94,7 @@ def convert(
     for exchange in exchanges_of(model):  # other tools know the names of a trained network only
         take_back(model, exchange)
     before = subject.card
-    record = original(made_before(subject), source.record())
+    record = source_of_result(made_before(subject), source.record())
     ensure_writable_dir(target.parent)
     save_float(model, target, dtype)
     names, preprocess = names_of(cfg, subject, replace_head), Preprocess.from_config(cfg).to_dict()

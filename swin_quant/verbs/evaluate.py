@@ -188,7 +188,7 @@ def score_model(
     from swin_quant.score.difference import compare_engines
     from swin_quant.score.engine import half_type
     from swin_quant.score.saved_predictions import PredictionFolder
-    from swin_quant.score.scoring import Labelled, score_engines
+    from swin_quant.score.scoring import ModelInputs, score_engines
 
     engines = engines_beside(model.module, world.device, half_type(half, world.device), policies, baseline)
     with eval_mode(model.module):
@@ -197,7 +197,7 @@ def score_model(
             return Evaluation((), model.card, tuple(compare_engines(engines, pictures, model.prepared, names, world)))
         whose = {"source": sha256_in(model.card.source), "checkpoint": sha256_in(model.card.checkpoint)}
         save_to = PredictionFolder(answers, whose) if answers else None
-        by = Labelled(model.prepared, model.known_classes, model.class_names)
+        by = ModelInputs(model.prepared, model.known_classes, model.class_names)
         results = score_engines(engines, pictures, by, world, save_to)
     scored = replace(model.card, results=[])
     for result in results.values():

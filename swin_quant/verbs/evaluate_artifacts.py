@@ -50,7 +50,7 @@ from swin_quant.score.baseline import (
 from swin_quant.score.engine import HALF_TYPES, Engine, half_type
 from swin_quant.score.options import EngineOptions
 from swin_quant.score.saved_predictions import PredictionFolder, unique_names
-from swin_quant.score.scoring import Labelled, score_engines
+from swin_quant.score.scoring import ModelInputs, score_engines
 from swin_quant.verbs.bench_candidates import has_float_baseline
 from swin_quant.verbs.export import export_checkpoint
 
@@ -196,7 +196,7 @@ def _score_group(
     cfg, pictures = first.cfg, scoring.pictures
     if pictures is None:
         pictures = PictureSet.of_config(cfg, scoring.split, max_unreadable=scoring.max_unreadable)
-    by = Labelled(prepared_by(first.artifact), classes_of(cfg), first.artifact.card.class_names)
+    by = ModelInputs(prepared_by(first.artifact), classes_of(cfg), first.artifact.card.class_names)
     results = score_engines(engines, pictures, by, world, keeping)
     scored = []
     for prepared in group:

@@ -95,7 +95,7 @@ class Quantization:
         return float_type_options(self.target, engine, self.options.timing.float_type).get("float_type")
 
     @cached_property
-    def named(self) -> shared.PolicyOptions:
+    def policy_options(self) -> shared.PolicyOptions:
         """The policy of the calibration: the one that was named, else the backend's best."""
         policy = self.options.policy
         if policy.policy not in ((), (AUTO,)):
@@ -106,10 +106,10 @@ class Quantization:
 
     @cached_property
     def policy(self) -> Policy:
-        """`named`, loaded: passes round for its bits."""
-        policy = self.named.one()
+        """`policy_options`, loaded: passes round for its bits."""
+        policy = self.policy_options.one()
         assert policy is not None
-        return without_saturation(policy) if self.named.saturation_safe else policy
+        return without_saturation(policy) if self.policy_options.saturation_safe else policy
 
     @cached_property
     def plan(self) -> CalibrationPlan:
@@ -138,12 +138,12 @@ class Quantization:
         return found_before(self.search) if self.search else self.policy
 
     @property
-    def made(self) -> Artifact:
+    def artifact(self) -> Artifact:
         """SwinQuantError while there is none."""
-        if (made := artifact_of(self)) is None:
+        if (found := artifact_of(self)) is None:
             backend, checkpoint = self.options.backend, self.calibrated.name
             raise SwinQuantError(f"{self.folder}: holds no artifact of {checkpoint} for {backend}")
-        return made
+        return found
 
     @cached_property
     def calibrating(self) -> CalibrateOptions:
@@ -155,7 +155,7 @@ class Quantization:
             sample=options.sample,
             ranges=options.ranges,
             passes=options.passes,
-            policy=self.named,
+            policy=self.policy_options,
             run=options.run,
             output=str(self.folder),
             no_eval=True,
@@ -185,12 +185,12 @@ class Quantization:
 
     @property
     def exporting(self) -> ExportOptions:
-        named = shared.PolicyOptions((str(self.search.file),)) if self.search else self.named
-        named = shared.PolicyOptions() if self.options.tune else named
+        policy = shared.PolicyOptions((str(self.search.file),)) if self.search else self.policy_options
+        policy = shared.PolicyOptions() if self.options.tune else policy
         return ExportOptions(
             backend=self.options.backend,
             checkpoint=str(self.calibrated),
-            policy=named,
+            policy=policy,
             float_type=self.float_type,  # type: ignore[arg-type]  # one of its choices
             output=str(self.folder),
             onnx=OnnxFlags(int4_weights=self.options.int4_weights, tune=self.options.tune),
@@ -232,7 +232,7 @@ class Quantization:
 
     @property
     def _artifact(self) -> str:
-        return str(made.file) if (made := artifact_of(self)) else ARTIFACT
+        return str(found.file) if (found := artifact_of(self)) else ARTIFACT
 
 
 def is_calibrated(job: Quantization) -> bool:

@@ -355,7 +355,7 @@ def finish(job: Quantization) -> Artifact:
         log.info("%d/%d %s%s", number, len(todo), step.command, state)
         if not done:
             step.run(step.options())
-    return job.made
+    return job.artifact
 
 
 def verdict(job: Quantization, artifact: Artifact) -> DeployVerdict:

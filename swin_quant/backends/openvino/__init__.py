@@ -17,7 +17,7 @@ BACKEND = Backend(
                 "patch_merging=swin_quant::PatchMerging",
                 "patch_embedding=swin_quant::PatchEmbedding",
             ),
-            are_compiled="swin_quant.backends.openvino.operators:run_here",
+            are_compiled="swin_quant.backends.openvino.operators:are_faster_here",
             tuned=(
                 ("attention",),
                 ("attention", "mlp"),

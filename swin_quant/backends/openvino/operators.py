@@ -104,10 +104,10 @@ def are_default(config: Mapping[str, Any]) -> bool:
     operator = next((name for name, most in fast.items() if tokens <= most), None)
     if operator is None or family["EMBED_DIM"] != FAST_DEPTH * family["NUM_HEADS"][0]:
         return False
-    return run_here(model["TYPE"], operator)
+    return are_faster_here(model["TYPE"], operator)
 
 
-def run_here(architecture: str, operator: str = "attention") -> bool:
+def are_faster_here(architecture: str, operator: str = "attention") -> bool:
     """Whether files of an architecture have an operator here: it was measured to be faster, and the library is there.
 
     A warning says why the library is not.

@@ -287,7 +287,7 @@ def test_maps_have_the_branch_where_it_was_measured(keys, tiny_config, monkeypat
     config = portable_config(tiny_config("swin", **keys))
     for kind, wanted in (("avx512-vnni", True), ("amx", False)):  # with AMX only attention alone was measured
         monkeypatch.setattr(operators, "cpu_kind", lambda kind=kind: kind)
-        assert operators.are_default(config) is wanted and operators.run_here("swin", "map_branch") is wanted
+        assert operators.are_default(config) is wanted and operators.are_faster_here("swin", "map_branch") is wanted
 
 
 def test_what_was_measured_to_be_slower_is_no_default(tiny_config, monkeypatch):
@@ -298,7 +298,8 @@ def test_what_was_measured_to_be_slower_is_no_default(tiny_config, monkeypatch):
     times = {"1": [2.0, 1.0], "8": [9.0, 10.0]}
     monkeypatch.setattr(operators, "read_yaml", lambda *_: {"amx": {"attention": {"swin": times}}})
     assert not operators.are_default(config)
-    assert not operators.run_here("swin", "attention") and not operators.run_here("swin", "mlp")  # not measured
+    assert not operators.are_faster_here("swin", "attention")
+    assert not operators.are_faster_here("swin", "mlp")  # not measured
 
 
 def test_measured_ratios_are_for_kinds_that_are_told_apart():
