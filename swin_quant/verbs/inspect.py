@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -52,10 +53,16 @@ def run(options: InspectOptions, world: World) -> None:
     file, asked = Path(options.model), (options.engine,) if options.engine else ()
     try:
         with reading(options.model, "ONNX file"):
-            report = inspect_model(read_model(file), asked or None)
+            model = read_model(file)
+            report = inspect_model(model, asked or None)
     except SwinQuantError as error:
         named = str(error).startswith(options.model)
         raise error if named else SwinQuantError(f"{options.model}: {error}") from error
+    functions = {(one.domain, one.name) for one in model.functions}
+    calls = Counter(node.op_type for node in model.graph.node if (node.domain, node.op_type) in functions)
+    if calls:
+        shown = ", ".join(f"{name} {count}" for name, count in calls.items())
+        log.info("operators: %s: reported as their plain nodes; a compiled library runs each as one", shown)
     counts: dict[str, IntegerProducts] = {}
     try:
         counts = by_engine(file, asked)

@@ -73,7 +73,7 @@ class Quantization:
         opened = open_checkpoint(checkpoint)
         cfg = shared.config_of(opened, options.model, options.data, options.run, OUTPUT=options.output)
         opened.forget()
-        if not has_split(cfg, TRAIN) and not Path(cfg.DATA.DATA_PATH).exists():
+        if not cfg.DATA.DATA_PATH or (not has_split(cfg, TRAIN) and not Path(cfg.DATA.DATA_PATH).exists()):
             open_unlabelled(cfg, TRAIN)  # says what is missing, before the choice of a policy compiles operators
         below = Path(options.output or "output") / cfg.MODEL.NAME if several else shared.output_dir(options.output, cfg)
         job = cls(options, opened, cfg, below, world)

@@ -47,6 +47,18 @@ def test_the_table_says_what_is_int8_and_what_engines_will_not_fuse(run, model):
     assert "tensorrt: float32 body: the graph" in lines and "not recognised: no attention" in done.out
 
 
+def test_operators_that_stand_for_plain_nodes_are_named(run, model):
+    made, opsets = onnx.load(model), [helper.make_opsetid("", 20), helper.make_opsetid("mine", 1)]
+    body = [helper.make_node("MatMul", ["a", "b"], ["c"])]
+    made.functions.append(helper.make_function("mine", "Head", ["a", "b"], ["c"], body, opsets[:1]))
+    made.graph.node[-1].op_type, made.graph.node[-1].domain = "Head", "mine"
+    made.opset_import.append(opsets[1])
+    onnx.save(made, model)
+    done = run("inspect", model, "--engine", "openvino")
+    assert done.code == 0 and "1 of 2 products int8" in done.out
+    assert "operators: Head 1: reported as their plain nodes" in done.err
+
+
 def test_one_backend_alone(run, model):
     assert "tensorrt: " not in run("inspect", model, "--engine", "openvino").out
     assert "invalid choice: 'tvm'" in run("inspect", model, "--engine", "tvm").error(2)
