@@ -22,7 +22,7 @@ from swin_quant.score.options import EngineOptions
 
 SIDE = 4
 SHAPE = (3, SIDE, SIDE)
-QUICK = BenchPlan((1, 3), rounds=2, seconds=0.001, threads=1)
+QUICK = BenchPlan((3,), rounds=2, seconds=0.001, threads=1)  # a process for each candidate and batch
 
 
 def linear(path, weight, batch):
@@ -72,10 +72,9 @@ def report(candidate):
 
 
 @pytest.mark.slow
-def test_every_candidate_has_a_row_for_every_batch_in_order_which_holds_all_figures(report):
-    order = [(batch, name) for batch in (1, 3) for name in ("plain", "noisy", "broken")]
-    assert [(row.batch, row.candidate) for row in report.rows] == order
-    row = report.rows[4]
+def test_every_candidate_has_a_row_which_holds_all_figures(report):
+    assert [row.candidate for row in report.rows] == ["plain", "noisy", "broken"]
+    row = report.rows[1]
     assert (row.engine, row.precision, row.policy) == ("onnxruntime", "float32", None)
     assert 0 < row.p50_ms <= row.p90_ms and row.calls >= 2
     assert row.images_per_s == pytest.approx(3 * 1000 / row.p50_ms)
@@ -97,7 +96,7 @@ def test_accuracy_is_measured_against_the_first_candidate(report):
 @pytest.mark.slow
 def test_one_that_dies_is_a_row_that_says_so(report):
     broken = [row for row in report.rows if row.candidate == "broken"]
-    assert [row.p50_ms for row in broken] == [None, None]
+    assert [row.p50_ms for row in broken] == [None]
     assert all("broken: its process ended with signal 11 (SIGSEGV)" in row.failure for row in broken)
 
 
@@ -117,12 +116,16 @@ def test_an_engine_that_cannot_be_loaded_is_one_line(tmp_path, engines_here):
 
 
 @pytest.mark.slow
-def test_what_an_engine_says_of_this_cpu_is_among_the_notes(candidate, engines_here):
+def test_rows_are_in_the_order_of_batches_and_what_an_engine_says_of_this_cpu_is_among_the_notes(
+    candidate, engines_here
+):
     run = partial(torch.mean, dim=(2, 3))
     careful = partial(Engine, "careful", "int8", None, run, None, {"caution": "careful: this CPU is old"})
     field = [candidate("plain"), BenchCandidate("careful", careful), BenchCandidate("careful too", careful)]
     one = BenchPictures(torch.randn(1, *SHAPE), None, "one")
-    report = measure("m", field, BenchPlan((1,), 1, 0.001, 1), one)
+    report = measure("m", field, BenchPlan((1, 3), 1, 0.001, 1), one)
+    order = [(batch, candidate.name) for batch in (1, 3) for candidate in field]
+    assert [(row.batch, row.candidate) for row in report.rows] == order
     assert report.cautions == ["careful: this CPU is old"] and report.cautions[0] in bench_notes(report)
 
 
