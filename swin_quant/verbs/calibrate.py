@@ -332,13 +332,13 @@ def calibrate_and_score(
     is_scored = wanted and has_split(cfg, "val")
     if is_scored:  # pictures without fitting labels are refused now, not after the calibration
         open_labelled(cfg, "val", world, "no", names_of(cfg, checkpoint, replace_head))
-    if not policies:
-        tell_unnamed(chosen[0])
     if statistics:
         model = recalibrate(cfg, statistics, checkpoint, chosen[0], plan.method, folder, world)
     else:
         model = calibrate_checkpoint(cfg, checkpoint, chosen[0], plan, folder, world, replace_head)
     shared.tell_bits(chosen)
+    if not policies:
+        tell_unnamed(chosen[0])
     if not is_scored or half is None or model.file is None:
         if wanted and (cfg.DATA.DATA_PATH or not statistics):  # statistics need no pictures
             log.warning("not scored: %s has no val split", cfg.DATA.DATA_PATH)
