@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import traceback
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -24,7 +25,8 @@ _AGAIN_SECONDS = 0.05
 def interrupts() -> Iterator[None]:
     """Inside the context, both signals raise KeyboardInterrupt in the main thread; an ignored signal stays ignored.
 
-    The import machinery would turn an interrupt into another error, or print it and go on: there it is postponed.
+    The import machinery would turn an interrupt into another error, or print it and go on, and so would finalizers:
+    there it is postponed.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -42,7 +44,8 @@ def interrupts() -> Iterator[None]:
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
     while frame:
-        if frame.f_code.co_filename.startswith("<frozen importlib"):
+        file, name = frame.f_code.co_filename, frame.f_code.co_name
+        if file.startswith("<frozen importlib") or file == weakref.__file__ or name == "__del__":
             signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECONDS)  # comes back as SIGALRM
             return
         frame = frame.f_back

@@ -114,6 +114,17 @@ def test_an_interrupt_during_an_import_waits_for_its_end(tmp_path, number):
     assert done.stderr == "error: interrupted; nothing half-written is left\n"
 
 
+def test_an_interrupt_during_a_finalizer_waits_for_its_end(tmp_path):
+    """Python prints an exception of a finalizer and goes on: the interrupt would be lost."""
+    (tmp_path / "held.py").write_text(
+        "import os, signal, time\n"
+        "class Held:\n    def __del__(self):\n        os.kill(os.getpid(), signal.SIGINT)\n        sum(range(10**5))\n"
+        "def run():\n    Held()\n    time.sleep(30)\n"
+    )
+    done = shell(guarded("__import__('held').run()"), f"PYTHONPATH={tmp_path}:$PYTHONPATH")
+    assert done.returncode == 130 and done.stderr == "error: interrupted; nothing half-written is left\n"
+
+
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
