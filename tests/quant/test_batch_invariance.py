@@ -75,7 +75,7 @@ def test_otherwise_one_by_one_and_it_is_said_once(caplog):
     with caplog.at_level(logging.INFO, "swin_quant"):
         found(model, torch.rand(10, 4), 3, 3, 2, 2)
     assert model.sizes[3:] == [1] * 3 + [1] * 3 + [2, 1, 1] + [1] * 4
-    assert caplog.text.count("one by one") == 1
+    assert caplog.text.count("one picture at a time") == 1
 
 
 def test_one_picture_on_one_thread_is_not_tried():

@@ -345,7 +345,7 @@ def quantizing(small, pictures, tmp_path):
 
 def test_quantize_searches_on_the_way(quantizing, run):
     assert "--max-drop 0.1" in run(*quantizing, "--policy", "auto", "--dry-run").out
-    assert "a budget is for --policy auto" in run(*quantizing, "--max-drop", 1).error(2)
+    assert "a budget needs --policy auto" in run(*quantizing, "--max-drop", 1).error(2)
     assert "leave it out" in run(*quantizing, "--policy", "auto", "--saturation-safe").error(2)
     assert "--rounds is for --policy auto" in run(*quantizing, "--rounds", 1).error(2)
     assert "--rounds 0: must be at least 1" in run(*quantizing, "--policy", "auto", "--rounds", 0).error(2)

@@ -79,7 +79,7 @@ def test_finetune_is_the_command(model, train, pictures, tmp_path, in_memory):
 
 def test_both_refuse_before_any_work_in_one_line(model, file, train, tensors, tmp_path):
     checkpoint, config = file
-    with pytest.raises(sq.UsageError, match="a budget is for .*auto"):
+    with pytest.raises(sq.UsageError, match="a budget needs .*auto"):
         sq.quantize(model, tensors("train"), "onnxruntime", tmp_path, max_drop=0.1)
     with pytest.raises(sq.UsageError, match="onnxruntim.*onnxruntime"):
         sq.quantize(model, train, "onnxruntim", tmp_path)
