@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from swin_quant.backends.registry import targets
 from swin_quant.base.errors import UsageError
+from swin_quant.base.extras import library
 from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
@@ -63,6 +64,7 @@ def run_demo(options: DemoOptions, world: World) -> list[RunCard]:
     from swin_quant.verbs.report_page import write_page
     from swin_quant.verbs.train import train_float
 
+    library("sklearn.datasets", "demo")  # the digits: named before anything is trained
     output, epochs = ensure_writable_dir(options.output), options.epochs
     cfg = load_config(find_config(options.model), overrides={"DATA.DATA_PATH": DIGITS, "DATA.BATCH_SIZE": 64})
 
