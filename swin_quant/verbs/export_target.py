@@ -192,8 +192,8 @@ def _instead(own: Policy, best: Policy, target: str) -> Policy:
     if own.sha256 != best.sha256:
         why = "in float8" if own.has_float8 else f"not for {target}"
         log.warning(
-            "policy %s of the run card is %s: the file gets %s, which was not scored: score it by `evaluate` with "
-            "‹policy› %s, or keep the other by ‹policy› %s",
+            "policy %s of the run card is %s: the file gets %s: score it by `evaluate` with ‹policy› %s, or keep the "
+            "other by ‹policy› %s",
             own.name,
             why,
             best.name,

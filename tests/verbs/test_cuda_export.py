@@ -82,6 +82,8 @@ def test_export_says_what_it_made(run, wide, tmp_path):
     "flags",
     [
         ("--policy", "cuda"),
+        # Float products whose results become levels
+        ("--policy", "cuda", "--off", "*.mlp.fc1.*", "*.attn.qkv.*"),
         ("--policy", "cuda-fp8"),
         ("--policy", "ft-mode1"),
         ("--precision", "float"),
