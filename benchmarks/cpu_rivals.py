@@ -132,8 +132,13 @@ def onnxruntime_file(file: str, threads: int) -> Engine:
 
 
 def torch_candidates(checkpoint: Path, config: Mapping[str, Any]) -> list[BenchCandidate]:
-    """torch.jit.trace, which FasterTransformer's figures are relative to, and PT2E where torchao is installed."""
-    ways: dict[str, tuple[Callable[..., Engine], dict[str, Any]]] = {"torch.jit.trace float32": (traced, {})}
+    """torch.jit.trace, which FasterTransformer's figures are relative to, torch.compile, and PT2E where torchao is
+    installed."""
+    ways: dict[str, tuple[Callable[..., Engine], dict[str, Any]]] = {
+        "torch.jit.trace float32": (traced, {}),
+        "torch.compile float32": (inductor_float, {"bfloat16": False}),
+        "torch.compile bfloat16": (inductor_float, {"bfloat16": True}),
+    }
     if importlib.util.find_spec("torchao"):
         ways["torch int8 PT2E"] = inductor_int8, {"bfloat16": False}
         ways["torch int8 PT2E +bfloat16"] = inductor_int8, {"bfloat16": True}
@@ -178,6 +183,22 @@ def traced(checkpoint: str, config: Mapping[str, Any]) -> Engine:
         return compiled[shape](images)
 
     return Engine("torch.jit", "float32", None, run)
+
+
+def inductor_float(checkpoint: str, config: Mapping[str, Any], bfloat16: bool) -> Engine:
+    """The float model by torch.compile with frozen weights, for each batch."""
+    import torch._inductor.config as inductor
+
+    inductor.freezing = True
+    kind = torch.bfloat16 if bfloat16 else torch.float32
+    compiled = torch.compile(float_model(checkpoint, config).to(kind), dynamic=False)
+
+    def run(images: Tensor) -> Tensor:
+        with torch.no_grad():
+            found: Tensor = compiled(images.to(kind)).float()
+        return found
+
+    return Engine("torch.compile", "bfloat16" if bfloat16 else "float32", None, run)
 
 
 def inductor_int8(checkpoint: str, config: Mapping[str, Any], bfloat16: bool) -> Engine:
