@@ -16,7 +16,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint con
 # Keep compiled modules whatever the environment says: else each worker and each command compiles all of them again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test test-all quick-tests all-tests kernels faults releases fuzz test-cpus lint pins dist site clean
+.PHONY: help demo test test-all quick-tests all-tests kernels dry-run faults releases fuzz test-cpus lint pins dist site clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -41,6 +41,9 @@ all-tests:
 kernels: $(STAMP)  ## every test of the CUDA engine's kernels: after a change of them; CI then runs a sample
 	KERNELS=all $(PYTEST) tests/backends/cuda
 	$(BIN)/python tests/helpers/kernels_green.py
+
+dry-run: $(STAMP)  ## every step of scripts/gpu_check.sh without a GPU, a quarter of an hour; CI takes a share of them
+	PYTHON=$(BIN)/python scripts/gpu_check.sh --device cpu --seconds 1700
 
 faults: CASES ?= 96
 faults: $(STAMP)  ## CASES random faults of ranks under every launcher, and of disks (docs/results/faults.md); an hour

@@ -21,6 +21,15 @@ from shown import PARSERS
 from swin_quant.cli.commands import GROUPS
 
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "gpu_check.sh"
+# The steps of a dry run (scripts/gpu_steps.py) in shares of one to four minutes. CI takes one, by the commit's number.
+DRY_RUNS = (
+    ("essentials", "cuda_engine", "kernels", "sizes"),
+    ("accuracy", "memory", "step_time"),
+    ("score", "verify", "evaluate", "logits", "predict", "serve"),
+    ("align", "bench", "finetune", "torchrun"),
+    ("compile",),
+    ("tests",),
+)
 NOTING = """#!/bin/sh
 {{ printf '%s\\037' "$@"; echo; }} >> {notes}
 case "$*" in *gpu_environment*) echo "made with a stub" ;; esac
@@ -346,14 +355,27 @@ def test_the_wheels_folder_takes_the_place_of_wheels_alone(tmp_path):
     assert found.returncode == 2 and "--python three: a version such as 3.12" in found.stderr
 
 
+def test_every_step_has_its_turn_in_a_dry_run(check, tmp_path):
+    """DRY_RUNS are all steps of a dry run, with the ones whose files they read."""
+    assert check("--device", "cpu").code == 0
+    run = set(re.findall(r"^\| (\w+) \| +[0-9]", (tmp_path / "found" / "summary.md").read_text(), re.MULTILINE))
+    turns = set()
+    for steps in DRY_RUNS:
+        assert check("--device", "cpu", "--only", *steps).code == 0
+        turns |= set(re.findall(r"^\| (\w+) \| +[0-9]", (tmp_path / "found" / "summary.md").read_text(), re.MULTILINE))
+    assert turns == run and len(run) > 20
+
+
 @pytest.mark.slow
-def test_a_short_dry_run(tmp_path):
-    """The tests and the benchmark themselves, by the entry that a GPU's first minutes begin with."""
-    words = [SCRIPT, "--device", "cpu", "--only", "essentials", "cuda_engine"]
+def test_a_dry_run(tmp_path):
+    """By the entry that a GPU's first minutes begin with; each commit takes some of the steps, `make dry-run` all."""
+    steps = DRY_RUNS[int(os.environ.get("DRAWS") or 0) % len(DRY_RUNS)]
+    words = [SCRIPT, "--device", "cpu", "--seconds", "1700", "--only", *steps]
     given = os.environ | {"PYTHON": sys.executable, "OUT": str(tmp_path)}
     found = subprocess.run(words, capture_output=True, text=True, env=given)
     assert found.returncode == 0, found.stdout + found.stderr
-    assert "# DRY RUN of the GPU check on a CPU: 0 of 3 steps failed" in found.stdout
-    with tarfile.open(tmp_path / "gpu_check.tar.gz") as archive:
-        times = json.load(archive.extractfile("cuda_engine.json"))
-    assert {"int8", "fp16", "trace fp16"} <= set(times["rows"][0]["ms"]) and not times["not_reached"]
+    assert re.search("# DRY RUN of the GPU check on a CPU: 0 of [0-9]+ steps failed", found.stdout)
+    if "cuda_engine" in steps:
+        with tarfile.open(tmp_path / "gpu_check.tar.gz") as archive:
+            times = json.load(archive.extractfile("cuda_engine.json"))
+        assert {"int8", "fp16", "trace fp16"} <= set(times["rows"][0]["ms"]) and not times["not_reached"]

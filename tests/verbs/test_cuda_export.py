@@ -77,6 +77,19 @@ def test_export_says_what_it_made(run, wide, tmp_path):
     assert "cuda: fp8, policy cuda-fp8" in done.err and f"swin-quant verify {file}" in done.err
 
 
+def test_the_card_says_the_form_of_gelu(files):
+    """Its errors are those that tests/backends/cuda/kernels/test_rounding.py measures."""
+
+    def form(*flags):
+        return open_artifact(files(*flags)).record["options"]["gelu"]
+
+    rough, exact = "degree 3 in the exponent, within 5.5e-5", "degree 5 in the exponent, within 2.8e-7"
+    assert form("--policy", "cuda").keys() == {"int8"} and rough in form("--policy", "cuda")["int8"]
+    assert exact in form("--policy", "cuda-fp8")["fp8"] and exact in form("--precision", "float")["float16"]
+    assert form("--policy", "cuda", "--off", "layers.0.*.mlp.fc2.*").keys() == {"float16", "int8"}
+    assert "tanh form" in form("--policy", "ft-mode1")["int8"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "flags",

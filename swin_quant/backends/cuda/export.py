@@ -70,7 +70,7 @@ def export(
     file = ensure_writable_dir(folder) / f"{'_'.join(words)}.safetensors"
     card_path(file).unlink(missing_ok=True)  # without a card, an unfinished file is not taken for an export
     write_network(network, file)
-    made = asdict(options) | {"arithmetic": spec.arithmetic}
+    made = asdict(options) | {"arithmetic": spec.arithmetic, "gelu": spec.gelu()}
     card = card if options.precision == "int8" else replace(card, policy=None)
     return finish_artifact(file, card, BACKEND, precision, made)
 

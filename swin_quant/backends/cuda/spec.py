@@ -15,6 +15,12 @@ from swin_quant.score.engine import HALF_TYPES
 ARITHMETICS = ("cuda", "ft-mode1", "ft-mode2")
 LEAST_HEAD_DIM = 32  # of an int8 product; narrower heads are padded with zeros
 REDUCTION = "downsample.reduction"
+# Type of GELU's result -> its form, with the largest error over all values (kernels/jit/epilogue.py).
+_GELUS = {
+    "int8": "erf's by a polynomial of degree 3 in the exponent, within 5.5e-5",
+    "other": "erf's by a polynomial of degree 5 in the exponent, within 2.8e-7 times max(1, |x|)",
+}
+_GELU_OF_FT = "FasterTransformer's tanh form, from a table of int8 results for each channel"
 
 
 @dataclass(frozen=True)
@@ -49,6 +55,11 @@ class NetworkSpec:
     def is_ft(self) -> bool:
         """Whether it rounds where FasterTransformer's kernels do."""
         return self.arithmetic != "cuda"
+
+    def gelu(self) -> dict[str, str]:
+        """The form of GELU for each type of its results, which are operands of fc2."""
+        kinds = sorted({self.kind(layer) for layer in self.linears() if layer.endswith("mlp.fc2")})
+        return {kind: _GELU_OF_FT if self.is_ft else _GELUS.get(kind, _GELUS["other"]) for kind in kinds}
 
     def channels(self, stage: int) -> int:
         return self.geometry.embed_dim * 2**stage
