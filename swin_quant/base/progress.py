@@ -72,10 +72,11 @@ class Lines:
     _open: ClassVar[list["Lines"]] = []  # the outermost first
     _cell: ClassVar[Any] = None  # what they share in a notebook
 
-    def __init__(self, total: int | None, done: int = 0) -> None:
+    def __init__(self, total: int | None, done: int = 0, noun: str = "") -> None:
         self.total, self.before, self.start = total, done, clock()
         self.pause = NOTEBOOK_SECONDS if console.is_jupyter else LINE_SECONDS
         self.due = self.start + self.pause
+        self.noun = f" {noun}" if noun else ""
         self.line = self.share = ""
 
     def __enter__(self) -> "Lines":
@@ -98,7 +99,7 @@ class Lines:
         left = ""
         if self.total and self.before < done < self.total:
             left = f", about {_span(took * (self.total - done) / (done - self.before))} left"
-        line = f"{description}: {done}{f' of {self.total}' * bool(self.total)}, {note}{_span(took)}{left}"
+        line = f"{description}: {done}{f' of {self.total}' * bool(self.total)}{self.noun}, {note}{_span(took)}{left}"
         if not console.is_jupyter:
             log.info("%s", line)
             return
@@ -123,20 +124,21 @@ def _span(seconds: float) -> str:
     return f"{seconds:.0f} s" if minutes < 2 else f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"
 
 
-def track(items: Iterable[T], description: str, total: int | None = None, unit: int = 1) -> Iterator[T]:
-    """Yield `items` under a bar of `total` units, one `unit` a step, or with plain lines without a terminal."""
+def track(items: Iterable[T], description: str, total: int | None = None, noun: str = "") -> Iterator[T]:
+    """Yield `items` under a bar of `total` items, or with plain lines without a terminal. `noun`: their plural."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
+        TextColumn(noun),
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),
     )
     display = Progress(*columns, console=console, disable=not shows_bars(), transient=True)
-    with display as progress, Lines(total) as lines:
+    with display as progress, Lines(total, noun=noun) as lines:
         task = progress.add_task(description, total=total)
         for number, item in enumerate(items, 1):
             yield item
-            progress.advance(task, unit)
-            lines.show(description, number * unit)
+            progress.advance(task)
+            lines.show(description, number)

@@ -89,7 +89,7 @@ class PictureSet:
                 class_names=class_names,
                 rank=world.rank,
                 world=world.size,
-                track=lambda indices: track(indices, f"reading {split}", len(indices)),
+                track=lambda indices: track(indices, f"reading {split}", len(indices), "pictures"),
             )
         opened.upright = self.upright
         return opened

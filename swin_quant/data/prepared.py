@@ -75,7 +75,7 @@ class Prepared:
             known = self.known
             self.took = f"pictures: preprocessed as the run card says ({shown(known.size)}, {known.interpolation})"
             parts = chunks(range(len(pictures)), most or _PIECE if known.is_square else 1)
-            for part in track(parts, "running", len(parts)) if len(parts) > 1 else parts:
+            for part in track(parts, "running", len(parts), "batches") if len(parts) > 1 else parts:
                 yield torch.stack([known(pictures.read(index, known.upright)) for index in part])
         else:
             images = _tensor(given, self.shape)

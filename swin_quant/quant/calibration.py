@@ -216,7 +216,7 @@ def search_ranges(
         which = f"calibrator {method.name}" if method.name else "the default calibrator"
         raise UsageError(f"{which} needs histograms, and max was observed: observe again")
     wanted = calibration.largest if names is None else names
-    nodes, found = named_nodes(model), track(wanted, "searching ranges", len(wanted))
+    nodes, found = named_nodes(model), track(wanted, "searching ranges", len(wanted), "nodes")
     return {name: _search(calibration, name, nodes[name], method) for name in found}
 
 

@@ -320,7 +320,7 @@ def _one_batch(
         log.warning("%s", error)
 
     with ExitStack() as stack:
-        for candidate in track(candidates, f"loading, batch {batch}", len(candidates)):
+        for candidate in track(candidates, f"loading, batch {batch}", len(candidates), "candidates"):
             name = candidate.name
             try:
                 runner = stack.enter_context(Runner(candidate, threads))
@@ -329,7 +329,7 @@ def _one_batch(
                 runners[name] = runner
             except Crash as error:
                 fail(name, error)
-        for number in track(range(rounds), f"measuring, batch {batch}", rounds):
+        for number in track(range(rounds), f"measuring, batch {batch}", rounds, "rounds"):
             for name in rotated(list(runners), number):
                 try:
                     timings[name].rounds.append(runners[name].time(batch, shape, seconds))
@@ -337,7 +337,7 @@ def _one_batch(
                 except Crash as error:
                     fail(name, error)
         if afterwards:
-            for runner in track(list(runners.values()), "comparing logits", len(runners)):
+            for runner in track(list(runners.values()), "comparing logits", len(runners), "candidates"):
                 try:
                     afterwards(runner)
                 except Crash as error:

@@ -59,7 +59,7 @@ def readable_batches(
     title: str,
 ) -> Iterator[Batch]:
     """The readable pictures of each list of indices. SwinQuantError if too many are unreadable."""
-    return limit.watched(track(load_batches(pictures, transform, batches, workers), title, len(batches)))
+    return limit.watched(track(load_batches(pictures, transform, batches, workers), title, len(batches), "batches"))
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ def score_engines(
     seen = _Seen()
     total = len(source) if isinstance(source, Sized) else None
     given = batches(source, True, by.prepared, by.classes)
-    scores = evaluate(engines, seen.through(track(given, "scoring", total)), world.device)
+    scores = evaluate(engines, seen.through(track(given, "scoring", total, "batches")), world.device)
     if BASELINE in scores and by.classes:
         warn_of_guessing(scores[BASELINE].acc1, scores[BASELINE].pictures, by.classes)
     return results_of(engines, scores, seen.dataset, max(seen.sizes), world.device)

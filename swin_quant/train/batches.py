@@ -146,7 +146,9 @@ def decode_all(pictures: Pictures, preprocess: Preprocess, limit: UnreadableLimi
     geometry = replace(preprocess, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
     parts = chunks(range(len(pictures)), _TOGETHER)
     levels, labels = [], []
-    for batch in limit.watched(track(load_batches(pictures, geometry, parts, workers), "decoding", len(parts))):
+    for batch in limit.watched(
+        track(load_batches(pictures, geometry, parts, workers), "decoding", len(parts), "batches")
+    ):
         levels.append(batch.images.mul_(255).round_().to(torch.uint8))  # exact: these were uint8 before ToTensor
         labels.append(batch.labels)
     return SmallPictures(torch.cat(levels), torch.cat(labels), preprocess)

@@ -349,12 +349,12 @@ def bar(total: int, done: int) -> Iterator[Show]:
         TimeRemainingColumn(),
     )
     progress = Progress(*columns, console=terminal.console, disable=not terminal.shows_bars(), transient=True)
-    with progress as display, terminal.Lines(total, done) as lines:
+    with progress as display, terminal.Lines(total, done, "steps") as lines:
         task = display.add_task("", total=total, completed=done, epoch=1, loss=0.0, lr=0.0, speed=0.0)
 
         def show(position: Position, loss: float, lr: float, speed: float) -> None:
             display.update(task, completed=position.total, epoch=position.epoch + 1, loss=loss, lr=lr, speed=speed)
             note = f"loss {loss:.3f}, lr {lr:.2e}, {speed:.0f} images/s, "
-            lines.show(f"epoch {position.epoch + 1}, steps", position.total, note)
+            lines.show(f"epoch {position.epoch + 1}", position.total, note)
 
         yield show

@@ -96,7 +96,7 @@ def of_pictures(
         used = {"pictures_sha256": digest(names), "files": names, "unreadable": unreadable}
         return cast("CalibrationRecord", {**sampled, "augment": plan.augment, **used})
 
-    return CalibrationBatches(track(drawn, "calibrating", len(drawn)), drawn.size, record)
+    return CalibrationBatches(track(drawn, "calibrating", len(drawn), "batches"), drawn.size, record)
 
 
 def of_tensors(source: Iterable[Any], prepared: Prepared) -> CalibrationBatches:
@@ -104,7 +104,7 @@ def of_tensors(source: Iterable[Any], prepared: Prepared) -> CalibrationBatches:
 
     def numbered() -> Iterator[Numbered]:
         total, first = len(source) if isinstance(source, Sized) else None, 0
-        for batch in track(batches(source, labelled=False, prepared=prepared), "calibrating", total):
+        for batch in track(batches(source, labelled=False, prepared=prepared), "calibrating", total, "batches"):
             yield first, batch
             first += len(batch.images)
 

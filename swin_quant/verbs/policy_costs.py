@@ -80,7 +80,7 @@ class PolicyTimer:
         """
         names = list(policies)
         starts = range(0, len(names), _AT_ONCE - 1)
-        for first in track(starts, f"timing on {self.settings.engine}", len(starts)):
+        for first in track(starts, f"timing on {self.settings.engine}", len(starts), "groups of policies"):
             some = {name: policies[name] for name in names[first : first + _AT_ONCE - 1]}
             timings = self._interleaved(some)
             yield {name: (ratio or _ratio)(timings[name], timings[_ALL_ON]) for name in some}
@@ -331,7 +331,7 @@ class PolicyCosts:
         some = [self._there(images) for images in self.batches[: max(1, _ALONE // len(self.batches[0]))]]
 
         def bar(numbers: Iterable[int], total: int) -> Iterable[int]:
-            return track(numbers, "what each layer costs", total)
+            return track(numbers, "what each layer costs", total, "layers")
 
         found = sensitivity(self.model, list(enumerate(some)), blocks, tell=bar, kinds=(LAYER,))
         return {

@@ -162,7 +162,9 @@ def _on_batches(
             titles.append(f"measuring nodes, batch {done}{f' of {expected}' if expected else ''}")
             yield number, images
 
-    found = sensitivity(model, numbered(), blocks, stages, lambda groups, total: track(groups, titles[-1], total))
+    found = sensitivity(
+        model, numbered(), blocks, stages, lambda groups, total: track(groups, titles[-1], total, "groups")
+    )
     groups = [
         GroupRecord(
             kind=group.kind,

@@ -110,10 +110,10 @@ def test_a_notebook_has_one_bar_that_goes_when_the_work_ends(monkeypatch, second
     monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))
     monkeypatch.setattr(progress, "console", Console(file=io.StringIO(), force_jupyter=True))
     seconds(1)
-    for _ in progress.track(range(3), "outer", 3):
+    for _ in progress.track(range(3), "outer", 3, "batches"):
         list(progress.track(range(2), "in<ner", 2))
     assert len(shown) == 1 and "in&lt;ner: 1 of 2" in shown[0]["text/html"]
-    both = r'<progress value="1" max="3"><.progress> outer: 1 of 3, \d+ s, about \d+ s left; in&lt;ner: 1 of 2'
+    both = r'<progress value="1" max="3"><.progress> outer: 1 of 3 batches, \d+ s, about \d+ s left; in&lt;ner: 1 of 2'
     assert any(re.match(both, one["text/html"]) for one in changed)
     assert changed[-1] == {"text/plain": "", "text/html": ""} and not progress.Lines._open and not progress.Lines._cell
 
@@ -125,7 +125,7 @@ def test_training_says_loss_and_speed(screen, seconds):
     with bar(total=10, done=4) as show:
         for total in (5, 6):
             show(Position(epoch=2, total=total), loss=1.5, lr=1e-3, speed=12.0)
-    assert text.getvalue() == "epoch 3, steps: 6 of 10, loss 1.500, lr 1.00e-03, 12 images/s, 6 s, about 12 s left\n"
+    assert text.getvalue() == "epoch 3: 6 of 10 steps, loss 1.500, lr 1.00e-03, 12 images/s, 6 s, about 12 s left\n"
 
 
 @pytest.mark.parametrize(

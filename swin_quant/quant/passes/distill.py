@@ -128,7 +128,7 @@ def _learn(context: PassContext, images: Tensor, scale: Tensor, options: Distill
             start = learner.give(found) if found else 0
             if start:
                 log.info("distill: %d of %d iterations were done before", start, options.iterations)
-            for number in track(range(start, options.iterations), "distill", options.iterations - start):
+            for number in track(range(start, options.iterations), "distill", options.iterations - start, "steps"):
                 generator = torch.Generator().manual_seed(_PRIME * options.seed + number)
                 some = images[torch.randperm(len(images), generator=generator)[: options.batch]]
                 for x in _parts(varied(some, generator)):
