@@ -33,7 +33,7 @@ from swin_quant.backends.cuda.network import Network, pack
 from swin_quant.backends.cuda.program import Launch
 from swin_quant.backends.cuda.sessions import HostSession
 from swin_quant.backends.cuda.spec_from_policy import spec_for
-from swin_quant.backends.cuda.timing import COPIES, filled, microseconds
+from swin_quant.backends.cuda.tune import COPIES, filled, microseconds
 from swin_quant.backends.cuda.tuning import NO_TILES, TileTable, here, read_tiles
 from swin_quant.base.compat import import_timm
 from swin_quant.base.errors import SwinQuantError

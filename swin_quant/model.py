@@ -27,13 +27,13 @@ from swin_quant.data.prepared import Prepared
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.models.classifier import Classifier
 from swin_quant.quant.calibration import Calibration
-from swin_quant.quant.listing import NodeRow, list_nodes
 from swin_quant.quant.outputs import joined, named
 from swin_quant.quant.policy import Policy, policy_from_dict
 from swin_quant.quant.quantizer import named_nodes
 from swin_quant.quant.ranges import MOST
 from swin_quant.quant.statistics_file import SUFFIX, statistics_bytes
 from swin_quant.quant.watch import eval_mode
+from swin_quant.report.nodes import NodeRow, list_nodes
 from swin_quant.report.table import html_facts
 from swin_quant.score.engine import engine_under
 

@@ -39,8 +39,7 @@ OPTIONS = NodesOptions
 
 def run(options: NodesOptions, world: World) -> None:
     from swin_quant.loading import model_or_shapes
-    from swin_quant.quant.listing import list_nodes
-    from swin_quant.report.nodes import nodes_table
+    from swin_quant.report.nodes import list_nodes, nodes_table
 
     checkpoint = shared.opened(options.checkpoint)
     cfg = shared.config_of(checkpoint, options.model)

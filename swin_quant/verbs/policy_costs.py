@@ -29,11 +29,11 @@ from swin_quant.model import Model
 from swin_quant.models.classifier import Classifier
 from swin_quant.models.registry import blocks_or_units
 from swin_quant.quant.distance import Loss, Totals, distance
-from swin_quant.quant.listing import list_nodes
 from swin_quant.quant.policy import Policy, Rule, apply_policy, dequantize, enabled_nodes, quantize
 from swin_quant.quant.quantizer import named_nodes
 from swin_quant.quant.search import Unit
 from swin_quant.quant.sensitivity import LAYER, sensitivity
+from swin_quant.report.nodes import list_nodes
 from swin_quant.score.baseline import load_original
 from swin_quant.score.candidate import BenchCandidate, Timing, interleave
 from swin_quant.verbs.export_target import ExportTarget

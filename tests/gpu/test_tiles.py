@@ -7,11 +7,11 @@ import torch
 
 from swin_quant.backends.cuda.crosscompile import compile_ahead, kernel_of
 from swin_quant.backends.cuda.engine import capability_here
-from swin_quant.backends.cuda.fusions import candidates as fused_candidates
+from swin_quant.backends.cuda.fusions import candidates
 from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.planning import spec_of_config
-from swin_quant.backends.cuda.timing import best_tiles, candidates, filled
+from swin_quant.backends.cuda.tune import best_tiles, filled, tile_choices
 
 MANY = 1 << 20  # programs, so that several windows a program are tried too
 
@@ -23,11 +23,11 @@ def test_candidates_compute_the_same_and_the_best_is_no_slower(gpu, tiny_config,
     if gpu.type != "cuda":
         pytest.skip("tiles are those of Triton's kernels")
     launches = program_of(spec_of_config(tiny_config("swin", EMBED_DIM=64)), 8).launches
-    launch = next(one for one in (*launches, *fused_candidates(launches)) if one.op == op)
+    launch = next(one for one in (*launches, *candidates(launches)) if one.op == op)
     kernel = kernel_of(launch, partial(filled, device=gpu))
     prepared = kernel.prepare()
     default, results = prepared.tiles, {}
-    for tiles in candidates(launch.op, default, prepared.constants, MANY):
+    for tiles in tile_choices(launch.op, default, prepared.constants, MANY):
         kernel.out.fill_(-77)
         kernel.launch(tiles)
         results[tiles] = kernel.out.clone()

@@ -17,7 +17,7 @@ from swin_quant.backends.cuda.fusions import candidates
 from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.spec_from_policy import spec_for
-from swin_quant.backends.cuda.timing import tiles_to_try
+from swin_quant.backends.cuda.tune import tiles_to_try
 from swin_quant.backends.cuda.tuning import (
     TimedTiles,
     TunedFor,

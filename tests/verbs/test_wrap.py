@@ -139,7 +139,7 @@ def test_a_head_that_is_a_convolution_is_scored_on_pictures(pictures):
 
 
 def _nodes(model):
-    from swin_quant.quant.listing import list_nodes
+    from swin_quant.report.nodes import list_nodes
 
     return [row for row in list_nodes(model.module, (1, 3, 8, 8)) if row.enabled]
 

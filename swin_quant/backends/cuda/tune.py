@@ -4,24 +4,28 @@ The file is written again after each kernel, and its entries are not timed again
 that hangs, dies or corrupts the GPU costs only its own time.
 """
 
+import statistics
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
-from math import inf
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from math import inf, prod
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from swin_quant.backends.artifact import open_artifact
-from swin_quant.backends.cuda.crosscompile import compile_ahead
+from swin_quant.backends.cuda.crosscompile import compile_ahead, kernel_of
 from swin_quant.backends.cuda.engine import capability_here, check_gpu
 from swin_quant.backends.cuda.file import read_network
+from swin_quant.backends.cuda.floors import RESULTS
 from swin_quant.backends.cuda.fusions import candidates
 from swin_quant.backends.cuda.gpu_errors import check_launcher
+from swin_quant.backends.cuda.kernels.tiles import FILLED, Tiles, part_columns
 from swin_quant.backends.cuda.launches import program_of
-from swin_quant.backends.cuda.program import Launch
+from swin_quant.backends.cuda.program import Launch, TensorRef
 from swin_quant.backends.cuda.spec_from_policy import check_batch
-from swin_quant.backends.cuda.timing import best_tiles, tiles_to_try
 from swin_quant.backends.cuda.tuning import (
     SUFFIX,
     TimedTiles,
@@ -37,6 +41,145 @@ from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.files import ensure_writable_dir, one_at_a_time
 from swin_quant.base.progress import log
 from swin_quant.score.jobs import JobFailed, JobProcess
+
+# rows, columns, warps, stages; `inner` is the default's, and half as much.
+GEMM = (
+    (128, 128, 8, 3), (128, 64, 4, 4), (64, 128, 4, 3), (64, 64, 4, 4), (64, 32, 4, 4), (32, 64, 4, 4),
+    (32, 32, 2, 4), (128, 256, 8, 3),
+)  # fmt: skip
+INNER, LEAST_INNER = (1, 0.5), 32
+ONE_TILE = ((1, 1), (2, 1), (4, 1), (8, 1))  # warps, stages, if a window is one tile
+TRIED_WINDOWS = (2, 4, 8)  # windows a program, if enough programs remain
+# factor on the default's warps, stages: with 2, the next window is fetched meanwhile
+OF_SEVERAL = ((1, 1), (1, 2), (2, 1), (2, 2))
+SEVERAL = ((64, 32, 4, 2), (64, 64, 4, 2), (64, 64, 4, 1), (128, 32, 4, 2), (128, 64, 8, 2), (32, 64, 2, 2),
+           (128, 128, 8, 1))  # fmt: skip
+ROWS = (0.5, 1, 2)  # factors on the default's rows
+WARPS = (4, 8)
+STAGES = {
+    "norm_gemm": (1, 2, 3),
+    "gemm_norm": (1, 2, 3),
+    "mlp": (1, 2, 3),
+    "attention_norm": (1, 2),
+}  # for kernels that loop over weights
+COPIES, REPEATS, REPLAYS = 3, 10, 7
+LEVEL, NEAR, FLOAT8 = 1.0, 0.02, 0.13  # allowed difference: int8 levels, relative, and relative of float8
+FEW = 0.05  # the share of values that may differ by more
+
+
+def tile_choices(op: str, default: Tiles, constants: Mapping[str, Any], programs: int = 0) -> list[Tiles]:
+    """The tiles to try for a kernel, the default first, each once. `programs`: the number that the default has."""
+    return list(dict.fromkeys([default, *_others(op, default, constants, programs)]))
+
+
+def _others(op: str, default: Tiles, constants: Mapping[str, Any], programs: int) -> Iterator[Tiles]:
+    if op == "gemm":
+        steps = {max(LEAST_INNER, int(default.inner * factor)) for factor in INNER}
+        fit = [step for step in sorted(steps) if constants["K"] % step == 0]
+        yield from (Tiles(r, c, step, w, s) for r, c, w, s in GEMM for step in fit)
+    elif op == "attention" and constants["WINDOW"] ** 2 <= default.columns:
+        yield from (replace(default, warps=warps, stages=stages, windows=1) for warps, stages in ONE_TILE)
+        for windows in TRIED_WINDOWS:
+            if programs * default.windows >= FILLED * windows:
+                for times, stages in OF_SEVERAL:
+                    yield replace(default, warps=times * default.warps, stages=stages, windows=windows)
+    elif op == "attention":
+        yield from (Tiles(r, c, default.inner, w, s) for r, c, w, s in SEVERAL)
+    else:
+        least = 16 if op in STAGES or op == "patch_embed" else 1  # rows that a tensor core takes
+        sizes = sorted({max(least, int(default.rows * factor)) for factor in ROWS})
+        for rows in sizes:
+            inner = part_columns(constants["N"], rows) if op == "attention_norm" else default.inner
+            for stages in STAGES.get(op, (default.stages,)):
+                for warps in sorted({*WARPS, default.warps}):
+                    yield replace(default, rows=rows, inner=inner, warps=warps, stages=stages)
+
+
+def best_tiles(launch: Launch, batch: int, device: torch.device) -> tuple[TimedTiles, float]:
+    """Time a launch's candidate tiles on a GPU. Returns the fastest whose results match those of the first that runs
+    (the default if it runs), and the default's microseconds, or the fastest's if the default does not run. Raises the
+    last error if none runs."""
+    copies = [kernel_of(launch, partial(filled, device=device)) for _ in range(COPIES)]
+    default, *_ = tried = tiles_to_try(launch)
+    times: dict[Tiles, float] = {}
+    expected: list[torch.Tensor] = []
+    for tiles in tried:
+        try:
+            found = results_of(launch, tiles, device)
+            if expected and not is_same(found, expected):
+                raise RuntimeError("it computes something else than the default does")
+            expected = expected or found
+            times[tiles] = microseconds([partial(one.launch, tiles) for one in copies])
+        except Exception as error:  # the tiles do not fit on the GPU, or the compiler refuses them
+            log.debug("%s: %s: %s", launch.name, tiles, error)
+            last = error
+    if not times:
+        raise last
+    best = min(times, key=times.__getitem__)
+    return TimedTiles(launch=shape_of(launch), batch=batch, tiles=best, us=times[best]), times.get(default, times[best])
+
+
+def results_of(launch: Launch, tiles: Tiles, device: torch.device) -> list[torch.Tensor]:
+    """The results of a launch on the same random operands each time."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(0)
+        kernel = kernel_of(launch, partial(filled, device=device))
+    kernel.launch(tiles)
+    results = (getattr(kernel, word, None) for word in RESULTS)
+    return [result for result in results if result is not None]
+
+
+def is_same(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> bool:
+    """Whether all but a few values agree: sums in another order fall on the other side of a tie, which changes later
+    values."""
+    for one, other in zip(found, expected, strict=True):
+        rounding, is_int8 = FLOAT8 if other.dtype == torch.float8_e4m3fn else NEAR, other.dtype == torch.int8
+        one, other = one.float(), other.float()
+        step = LEVEL if is_int8 else NEAR * float(other[other.isfinite()].std())
+        near = torch.isclose(one, other, rtol=rounding, atol=step, equal_nan=True)
+        if (~near).float().mean() > FEW:
+            return False
+    return True
+
+
+def tiles_to_try(launch: Launch) -> list[Tiles]:
+    """The candidate tiles of a launch, the default first."""
+    prepared = kernel_of(launch).prepare()
+    return tile_choices(launch.op, prepared.tiles, prepared.constants, prod(prepared.grid))
+
+
+def filled(ref: TensorRef, device: torch.device) -> torch.Tensor:
+    """A random tensor of this shape and type."""
+    if ref.dtype in (torch.int8, torch.uint8):
+        return torch.randint(-100 if ref.dtype is torch.int8 else 0, 100, ref.shape, dtype=ref.dtype, device=device)
+    return torch.randn(ref.shape, device=device).to(ref.dtype)
+
+
+def microseconds(calls: Sequence[Callable[[], None]]) -> float:
+    """The time of one call: the median over replays of a graph that makes all calls several times, in turns.
+
+    Calls on different memory keep the caches from holding what the engine would read from memory.
+    """
+    for call in calls:
+        call()  # compiles the kernel, which a graph must not contain
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    # puts the stream back if it fails
+    with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph):
+        for _ in range(REPEATS):
+            for call in calls:
+                call()
+    graph.replay()
+    events = []
+    for _ in range(REPLAYS):  # queued back to back, so that the GPU does not wait for launches
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        first.record()
+        graph.replay()
+        last.record()
+        events.append((first, last))
+    torch.cuda.synchronize()
+    return statistics.median(1000 * first.elapsed_time(last) / (REPEATS * len(calls)) for first, last in events)
+
 
 BATCHES, SECONDS = (1, 8, 32), 300.0
 COMPILING = 0.5  # the largest share of the time

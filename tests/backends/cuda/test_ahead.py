@@ -17,7 +17,7 @@ from swin_quant.backends.cuda.estimates import LIMITS
 from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.planning import spec_of_config
-from swin_quant.backends.cuda.timing import filled, tiles_to_try
+from swin_quant.backends.cuda.tune import filled, tiles_to_try
 
 triton = pytest.importorskip("triton")
 

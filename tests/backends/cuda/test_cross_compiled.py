@@ -16,7 +16,7 @@ from swin_quant.backends.cuda.fusions import candidates
 from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.planning import spec_of_config
-from swin_quant.backends.cuda.timing import tiles_to_try
+from swin_quant.backends.cuda.tune import tiles_to_try
 from swin_quant.base.errors import UsageError
 from swin_quant.config import load_config
 from swin_quant.config.load import find_config

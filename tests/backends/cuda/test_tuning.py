@@ -7,15 +7,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from swin_quant.backends.cuda import binding, fusions, timing, tuning
+from swin_quant.backends.cuda import binding, fusions, tune, tuning
 from swin_quant.backends.cuda.binding import bind
 from swin_quant.backends.cuda.crosscompile import kernels_of, kernels_with_tiles, recorded
 from swin_quant.backends.cuda.kernels.norm_quantize import NormQuantizeKernel
 from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.planning import spec_of_config
-from swin_quant.backends.cuda.timing import candidates, tiles_to_try
-from swin_quant.backends.cuda.tune import BATCHES
+from swin_quant.backends.cuda.tune import BATCHES, tile_choices, tiles_to_try
 from swin_quant.backends.cuda.tuning import TimedTiles, TunedFor, read_tiles, shape_of, tiles_beside, tiles_path
 from swin_quant.base.errors import SwinQuantError
 
@@ -192,24 +191,24 @@ def test_the_hash_is_that_of_all_kernels(tmp_path, monkeypatch):
 
 def test_candidates_hold_the_default_and_divide_what_they_must():
     default = Tiles(128, 64, 96, 4, 3)
-    tried = candidates("gemm", default, {"K": 96})
+    tried = tile_choices("gemm", default, {"K": 96})
     assert tried[0] == default and len(set(tried)) == len(tried) > 5 and all(96 % one.inner == 0 for one in tried)
-    tried = candidates("attention", Tiles(64, 64, 32), {"WINDOW": 7})
+    tried = tile_choices("attention", Tiles(64, 64, 32), {"WINDOW": 7})
     assert {(one.rows, one.columns) for one in tried} == {(64, 64)} and len(tried) > 2
     assert {one.windows for one in tried} == {1}
     for programs, windows in ((255, {1}), (512, {1, 2, 4}), (6144, {1, 2, 4, 8})):  # at least 128 are left
-        tried = candidates("attention", Tiles(64, 64, 32), {"WINDOW": 7}, programs)
+        tried = tile_choices("attention", Tiles(64, 64, 32), {"WINDOW": 7}, programs)
         assert {one.windows for one in tried} == windows
-        again = candidates("attention", Tiles(64, 64, 32, windows=2), {"WINDOW": 7}, programs // 2)
+        again = tile_choices("attention", Tiles(64, 64, 32, windows=2), {"WINDOW": 7}, programs // 2)
         assert set(again) == set(tried) | {again[0]}  # the same, whatever the default takes
     assert {(one.warps, one.stages) for one in tried if one.windows > 1} == {(4, 1), (4, 2), (8, 1), (8, 2)}
-    tried = candidates("attention", Tiles(64, 32, 32, 4, 2), {"WINDOW": 12}, 6144)  # a program needs several tiles
+    tried = tile_choices("attention", Tiles(64, 32, 32, 4, 2), {"WINDOW": 12}, 6144)  # a program needs several tiles
     assert {one.windows for one in tried} == {1}
-    assert len({one.rows for one in candidates("attention", Tiles(64, 64, 32, 4, 2), {"WINDOW": 16})}) > 1
-    assert {(one.rows, one.stages) for one in candidates("mlp", Tiles(16, 32, 64, 4, 2), {})} > {(16, 3), (32, 1)}
-    parts = {(one.rows, one.inner) for one in candidates("attention_norm", Tiles(32, 64, 64, 4), {"N": 192})}
+    assert len({one.rows for one in tile_choices("attention", Tiles(64, 64, 32, 4, 2), {"WINDOW": 16})}) > 1
+    assert {(one.rows, one.stages) for one in tile_choices("mlp", Tiles(16, 32, 64, 4, 2), {})} > {(16, 3), (32, 1)}
+    parts = {(one.rows, one.inner) for one in tile_choices("attention_norm", Tiles(32, 64, 64, 4), {"N": 192})}
     assert parts == {(16, 32), (32, 64), (64, 64)}  # 192 has no 128
-    assert {one.columns for one in candidates("norm_quantize", Tiles(8, 512), {})} == {512}
+    assert {one.columns for one in tile_choices("norm_quantize", Tiles(8, 512), {})} == {512}
 
 
 @pytest.mark.parametrize(("wrong", "is_taken"), [(0.5, False), (0.01, True)])
@@ -231,8 +230,8 @@ def test_a_kernel_that_computes_something_else_is_not_taken_for_the_fastest(
             kernel.out.copy_(rows)
 
     monkeypatch.setattr(NormQuantizeKernel, "launch", run)
-    monkeypatch.setattr(timing, "microseconds", lambda calls: 1.0 if calls[0].args == (other,) else 2.0)
-    best, before = timing.best_tiles(launch, 2, torch.device("cpu"))
+    monkeypatch.setattr(tune, "microseconds", lambda calls: 1.0 if calls[0].args == (other,) else 2.0)
+    best, before = tune.best_tiles(launch, 2, torch.device("cpu"))
     assert (best["tiles"], best["us"], before) == ((other, 1.0, 2.0) if is_taken else (default, 2.0, 2.0))
 
 
