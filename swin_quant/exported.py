@@ -17,7 +17,7 @@ from swin_quant.base.distributed import World
 from swin_quant.base.errors import SwinQuantError, UsageError, listed, one_line
 from swin_quant.base.files import require_file, sha256_of
 from swin_quant.cards.card import RunCard
-from swin_quant.cards.lineage import find
+from swin_quant.cards.lineage import file_of_record
 from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import WrappedRecord, sha256_in
 from swin_quant.config.load import from_dict
@@ -290,7 +290,7 @@ def find_checkpoint(artifact: Artifact, file: str | Path | None = None) -> Path 
         if sha256_of(file) != record["sha256"]:
             raise SwinQuantError(f"{file}: is not the checkpoint that {artifact.file.name} was exported from")
         return Path(file)
-    return find(record, folders_of(artifact))
+    return file_of_record(record, folders_of(artifact))
 
 
 def folders_of(artifact: Artifact) -> list[Path]:

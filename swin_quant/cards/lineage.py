@@ -46,7 +46,7 @@ def card_of(checkpoint: str | Path, sha256: Callable[[], str] | None = None) -> 
     return card
 
 
-def find(record: Mapping[str, Any] | None, folders: Sequence[Path]) -> Path | None:
+def file_of_record(record: Mapping[str, Any] | None, folders: Sequence[Path]) -> Path | None:
     """The file of a card's record, at its recorded place or by name in one of `folders`; None if it is not there."""
     if record is None:
         return None
@@ -61,10 +61,10 @@ def _has_hash(path: Path, sha256: str) -> bool:
         return False
 
 
-def starts(card: RunCard, folders: Sequence[Path]) -> Iterator[Start]:
+def qat_starts(card: RunCard, folders: Sequence[Path]) -> Iterator[Start]:
     """The chain of checkpoints that QAT started from, back to the calibrated one, as far as files are found."""
     for _ in range(_MOST_STARTS):
-        file = find(card.training["start"], folders) if card.is_qat and card.training else None
+        file = file_of_record(card.training["start"], folders) if card.is_qat and card.training else None
         if file is None:
             return
         before = card_of(file)
@@ -76,7 +76,7 @@ def starts(card: RunCard, folders: Sequence[Path]) -> Iterator[Start]:
 
 def ptq_of(card: RunCard, folders: Sequence[Path]) -> Start | None:
     """The calibrated checkpoint of the card's original that QAT began with."""
-    found = list(starts(card, folders))
+    found = list(qat_starts(card, folders))
     return found[-1] if found and _holds_original(found[-1], card) else None
 
 
@@ -87,12 +87,12 @@ def original_of(card: RunCard, folders: Sequence[Path], float_file: str | Path |
     """
     if float_file is not None:
         return _checked(card, Path(float_file))
-    chain = list(starts(card, folders))
+    chain = list(qat_starts(card, folders))
     places = [*folders, *(start.file.parent for start in chain)]
     for each in [card, *(start.card for start in chain if start.card)]:
         teacher = each.training["teacher"] if each.training else None
         for record in (each.source, teacher):
-            if record and record["sha256"] == sha256_in(card.source) and (file := find(record, places)):
+            if record and record["sha256"] == sha256_in(card.source) and (file := file_of_record(record, places)):
                 return file
     return chain[-1].file if chain and _holds_original(chain[-1], card) else None
 
@@ -188,7 +188,9 @@ def _made_of(path: Path, file: Path, sha256: str) -> Path | None:
     of_artifact = (card.checkpoint or card.source) if card.artifact else None
     start = card.training["start"] if card.training else None
     needs = [of_artifact, start, card.source if card.has_own_weights else None]
-    found = [find(need, [path.parent, path.parent.parent]) for need in needs if need and need["sha256"] == sha256]
+    found = [
+        file_of_record(need, [path.parent, path.parent.parent]) for need in needs if need and need["sha256"] == sha256
+    ]
     made = card.artifact or card.checkpoint
     if made is None or not path.with_name(made["file"]).is_file():
         return None

@@ -25,7 +25,7 @@ def server_of(app: Any, limits: ServiceLimits, count: Count = lambda route, stat
     """The uvicorn server of an application, not yet running."""
     config = uvicorn.Config(
         app,
-        http=type("Limited", (Punctual,), {"seconds": limits.timeout_s, "count": staticmethod(count)}),
+        http=type("Limited", (TimedProtocol,), {"seconds": limits.timeout_s, "count": staticmethod(count)}),
         ws="none",
         log_level="error",
         access_log=False,
@@ -38,7 +38,7 @@ def server_of(app: Any, limits: ServiceLimits, count: Count = lambda route, stat
     return uvicorn.Server(config)
 
 
-class Punctual(H11Protocol):
+class TimedProtocol(H11Protocol):
     """uvicorn's HTTP/1.1 with a limit of `seconds` for the head of a request and for the client to read an answer.
 
     Otherwise a client that sends a head byte by byte, sends nothing, or reads no answer keeps its connection for ever.
@@ -48,13 +48,13 @@ class Punctual(H11Protocol):
     seconds: float
     count: Count
     transport: Any
-    head: Any = None
-    taking: Any = None
-    probe: Any = None
+    head_timer: Any = None
+    reading_timer: Any = None
+    probe_timer: Any = None
     began = 0.0
-    is_fresh = True  # no byte of the next request has come
-    came = 0  # bytes after the head, or after the last answer
-    last = b""
+    awaits_request = True  # no byte of the next request has come
+    received = 0  # bytes after the head, or after the last answer
+    ending = b""
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -70,27 +70,27 @@ class Punctual(H11Protocol):
         return self.cycle is None or bool(self.cycle.response_complete)
 
     def data_received(self, data: bytes) -> None:
-        if self.is_fresh:
+        if self.awaits_request:
             self._begin()
-            self.is_fresh = False
-        self.came += len(data)
+            self.awaits_request = False
+        self.received += len(data)
         if self.cycle and self.is_idle() and self.conn.their_state is h11.SEND_BODY:
-            if self.came > _REST:
+            if self.received > _REST:
                 self.transport.abort()
                 return
-            if self.came > _READ and not self._has_length():  # small chunks cost much: look for the last one only
+            if self.received > _READ and not self._has_length():  # small chunks cost much: look for the last one only
                 self.transport.max_size = _READ_BODY
-                self.last = (self.last + data)[-len(_LAST_CHUNK) :]
-                if self.last == _LAST_CHUNK:
+                self.ending = (self.ending + data)[-len(_LAST_CHUNK) :]
+                if self.ending == _LAST_CHUNK:
                     self.transport.close()
                 return
         cycle = self.cycle
         super().data_received(data)
         if self.cycle is not cycle:
-            self.came = len(self.cycle.body)
+            self.received = len(self.cycle.body)
         if self._has_length():
             self.transport.max_size = _READ_BODY
-        self.is_fresh = self.is_idle() and self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]
+        self.awaits_request = self.is_idle() and self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]
         self._expect_a_head()
 
     def _has_length(self) -> bool:
@@ -103,35 +103,35 @@ class Punctual(H11Protocol):
                 self.send_400_response("")
             return False
         self.cycle.keep_alive = False
-        if not self.probe and self.cycle.scope["http_version"] == "1.1":
-            self.probe = self.loop.call_later(_PROBE_S, self._ask)
+        if not self.probe_timer and self.cycle.scope["http_version"] == "1.1":
+            self.probe_timer = self.loop.call_later(_PROBE_S, self._ask)
         return True
 
     def _ask(self) -> None:
         """Send a line that every client skips; if the client has gone, its system refuses it, and writing fails."""
         if not (self.transport.is_closing() or self.cycle.response_started):
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-            self.probe = self.loop.call_later(_PROBE_S, self._ask)
+            self.probe_timer = self.loop.call_later(_PROBE_S, self._ask)
 
     def on_response_complete(self) -> None:
         self._begin()
         super().on_response_complete()
-        self.is_fresh = self.is_idle()
+        self.awaits_request = self.is_idle()
         self._expect_a_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        for timer in (self.head, self.taking, self.probe):
+        for timer in (self.head_timer, self.reading_timer, self.probe_timer):
             if timer:
                 timer.cancel()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self.taking = self.loop.call_later(self.seconds, self.transport.abort)
+        self.reading_timer = self.loop.call_later(self.seconds, self.transport.abort)
 
     def resume_writing(self) -> None:
-        if self.taking:
-            self.taking.cancel()
+        if self.reading_timer:
+            self.reading_timer.cancel()
         super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
@@ -140,17 +140,22 @@ class Punctual(H11Protocol):
         self.transport.close()
 
     def _begin(self) -> None:
-        self.began, self.came, self.transport.max_size = self.loop.time(), 0, _READ
+        self.began, self.received, self.transport.max_size = self.loop.time(), 0, _READ
         is_crowded = len(self.connections) > _CONNECTIONS
-        self.app_state = {**self.app_state, "began": self.began, "crowded": is_crowded, "came": lambda: self.came}
+        self.app_state = {
+            **self.app_state,
+            "began": self.began,
+            "crowded": is_crowded,
+            "received": lambda: self.received,
+        }
 
     def _expect_a_head(self) -> None:
         """While no request is in work, one timer runs; bytes that come meanwhile do not restart it."""
-        if not self.is_idle() and self.head:
-            self.head.cancel()
-            self.head = None
-        elif self.is_idle() and not self.head:
-            self.head = self.loop.call_later(self.seconds, self._give_up)
+        if not self.is_idle() and self.head_timer:
+            self.head_timer.cancel()
+            self.head_timer = None
+        elif self.is_idle() and not self.head_timer:
+            self.head_timer = self.loop.call_later(self.seconds, self._give_up)
 
     def _give_up(self) -> None:
         if not self.transport.is_closing():

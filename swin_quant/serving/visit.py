@@ -84,7 +84,7 @@ class Visit:
         self.request, self.limits, self.hold = request, limits, Hold(budget)
         self.clock = asyncio.get_running_loop().time
         self.deadline = state.get("began", self.clock()) + limits.timeout_s
-        self.is_crowded, self.came = state.get("crowded", False), state.get("came", int)
+        self.is_crowded, self.received = state.get("crowded", False), state.get("received", int)
 
     async def body(self) -> bytes:
         """The whole body, expanded if it is compressed. Refused if it is too large, or late."""
@@ -105,7 +105,7 @@ class Visit:
             came = 0
             async for part in self.request.stream():
                 came += len(part)
-                if self.came() > MOST_FRAMES + 2 * came:
+                if self.received() > MOST_FRAMES + 2 * came:
                     raise Refused(400, "the body comes in chunks that are too small")
                 yield part
 

@@ -14,7 +14,7 @@ from swin_quant.base.errors import SwinQuantError, UsageError, one_line
 from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
-from swin_quant.cards.lineage import find
+from swin_quant.cards.lineage import file_of_record
 from swin_quant.cards.records import ORIGINAL, PTQ
 from swin_quant.checkpoint import OpenedCheckpoint, open_checkpoint
 from swin_quant.config import from_dict
@@ -59,7 +59,7 @@ def _of_checkpoint(cards: Mapping[Path, RunCard], pictures: PictureSet | None, c
     paths = sorted(cards, key=lambda path: cards[path].artifact is not None)
     first, together = cards[paths[0]], list(cards.values())
     data = PageData(first.name, together)
-    file = next((file for path in paths if (file := find(cards[path].checkpoint, [path.parent]))), None)
+    file = next((file for path in paths if (file := file_of_record(cards[path].checkpoint, [path.parent]))), None)
     if file is None:
         return replace(data, missing=f"{first.name}: the checkpoint is not beside the card: its nodes are not shown")
     if first.policy is None:

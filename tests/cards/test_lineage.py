@@ -9,7 +9,7 @@ from cards_of_results import TRAINING
 
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.cards.card import RunCard
-from swin_quant.cards.lineage import find, original_of, ptq_of, starts
+from swin_quant.cards.lineage import file_of_record, original_of, ptq_of, qat_starts
 from swin_quant.cards.records import CheckpointRecord
 
 
@@ -108,7 +108,7 @@ def test_qat_after_qat(run):
     again = card(run, "again/x_qat.json")
     assert original_of(again, [run / "again"]) == run / "float.pth"
     (run / "float.pth").unlink()
-    assert [start.file.name for start in starts(again, [])] == ["x_qat.pth", "x_calib.pth"]
+    assert [start.file.name for start in qat_starts(again, [])] == ["x_qat.pth", "x_calib.pth"]
     assert original_of(again, []) == ptq_of(again, []).file == run / "ptq" / "x_calib.pth"
     (run / "ptq" / "x_calib.pth").unlink()
     assert original_of(again, []) is None and ptq_of(again, []) is None
@@ -137,7 +137,7 @@ def test_a_given_original_is_taken_by_its_hash(run, tmp_path):
 
 def test_what_is_no_file_is_not_found(run, tmp_path):
     fine = record(run / "float.pth")
-    assert find(fine, []) == run / "float.pth"
-    assert find({**fine, "path": str(run)}, []) is None
-    assert find({**fine, "path": "/dev/zero"}, [tmp_path]) is None
-    assert find(None, [run]) is None
+    assert file_of_record(fine, []) == run / "float.pth"
+    assert file_of_record({**fine, "path": str(run)}, []) is None
+    assert file_of_record({**fine, "path": "/dev/zero"}, [tmp_path]) is None
+    assert file_of_record(None, [run]) is None

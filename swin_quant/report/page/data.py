@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from swin_quant.cards.card import RunCard
-from swin_quant.cards.lineage import find
+from swin_quant.cards.lineage import file_of_record
 from swin_quant.checkpoint import OpenedCheckpoint, load_calibrated
 from swin_quant.config import from_dict
 from swin_quant.models import build_model
@@ -188,7 +188,7 @@ def _place(name: str, units: Sequence[str]) -> tuple[str, str]:
 
 def _statistics(card: RunCard, checkpoint: OpenedCheckpoint, names: Sequence[str]) -> dict[str, Statistics]:
     record = card.calibration.get("statistics") if card.calibration else None
-    file = find(record, [checkpoint.file.parent])
+    file = file_of_record(record, [checkpoint.file.parent])
     return read_statistics(file, names) if file else {}
 
 
