@@ -16,7 +16,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 from swin_quant import _FACE
-from swin_quant.cli import COMMANDS
+from swin_quant.cli.commands import COMMANDS
 from swin_quant.cli.session import command_of, parser_of
 
 PAGES = {

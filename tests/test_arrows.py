@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from swin_quant.backends.registry import BUILT_IN
-from swin_quant.cli import COMMANDS
+from swin_quant.cli.commands import COMMANDS
 
 PACKAGE = Path(__file__).resolve().parents[1] / "swin_quant"
 FLOORS = [

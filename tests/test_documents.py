@@ -20,7 +20,8 @@ from swin_quant.base.files import configs_dir, sha256_of
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import CheckpointRecord
 from swin_quant.checkpoint import identify
-from swin_quant.cli import GROUPS, main
+from swin_quant.cli import main
+from swin_quant.cli.commands import GROUPS
 from swin_quant.cli.session import FRONT_DOOR
 from swin_quant.config import load_config
 from swin_quant.config.load import portable_config

@@ -18,7 +18,7 @@ import pytest
 import torch
 from shown import PARSERS
 
-from swin_quant.cli import GROUPS
+from swin_quant.cli.commands import GROUPS
 
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "gpu_check.sh"
 # The steps of a dry run (scripts/gpu_steps.py) in shares of one to four minutes. CI takes one, by the commit's number.

@@ -111,7 +111,7 @@ ALL_COMMANDS = """
 import contextlib, io, sys
 import swin_quant
 from swin_quant.cli import main
-from swin_quant.cli import COMMANDS
+from swin_quant.cli.commands import COMMANDS
 assert swin_quant.__file__.startswith(sys.argv[1]), swin_quant.__file__
 for name in COMMANDS:
     with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.suppress(SystemExit):

@@ -8,8 +8,9 @@ from pathlib import Path
 from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.base.files import open_plain
 from swin_quant.base.progress import log
-from swin_quant.data.class_names import in_order
+from swin_quant.data.class_names import ILSVRC_CLASSES, fit, in_order, wnids_of
 from swin_quant.data.pictures import EXTENSIONS, MAX_BYTES, Pictures, UnreadablePicture, is_picture, printable
+from swin_quant.data.source import DataRequest, DataSource, subfolders
 
 _LONGEST = 16  # shown characters of an extension
 
@@ -142,3 +143,20 @@ class Walk:
 
 def _holds(folder: str, path: str) -> bool:
     return path == folder or path.startswith(os.path.join(folder, ""))
+
+
+def _open_wnids(files: list[Path], request: DataRequest) -> FolderPictures:
+    pictures, classes = FolderPictures(files[0], root=Path(request.place)), request.classes or ILSVRC_CLASSES
+    known = wnids_of(classes)
+    if known is None:
+        raise SwinQuantError(f"{files[0]}: there is no ImageNet of {classes} classes")
+    fit(pictures, classes, known, str(files[0]))
+    return pictures
+
+
+SOURCE = DataSource(
+    "wnids",
+    "folders named by wnid (n01440764, ...)",
+    lambda request: [request.folder] if request.prefix and subfolders(request.folder) else [],
+    _open_wnids,
+)

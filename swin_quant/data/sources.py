@@ -23,7 +23,7 @@ from swin_quant.data.zip import ZipPictures
 DIGITS = "digits"
 TRAIN = "train"
 # Files here with a SOURCE, in the order tried.
-KINDS = ("wnids", "ilsvrc", "csv_table", "shards", "parquet", "cifar", "cifar_python")
+KINDS = ("folder", "ilsvrc", "csv_table", "shards", "parquet", "cifar", "cifar_python")
 SPLITS = ("train", "val")
 _VAL_EVERY = 5  # every fifth picture of each class is for validation
 

@@ -326,8 +326,6 @@ def calibrate_and_score(
     from swin_quant.verbs.evaluate import score_model, scored_on
 
     chosen = list(policies) or [unnamed_policy(cfg)]
-    if not policies:
-        tell_unnamed(chosen[0])
     if len({tuple(rule.bits for rule in policy.rules if rule.bits) for policy in chosen}) > 1:
         raise UsageError("‹policy›: ranges depend on the bits, so policies of different bits are calibrated one by one")
     wanted = half is not None and cfg.MODEL.OUTPUT_KIND == LOGITS
@@ -339,6 +337,8 @@ def calibrate_and_score(
     else:
         model = calibrate_checkpoint(cfg, checkpoint, chosen[0], plan, folder, world, replace_head)
     shared.tell_bits(chosen)
+    if not policies:
+        tell_unnamed(chosen[0])
     if not is_scored or half is None or model.file is None:
         if wanted and (cfg.DATA.DATA_PATH or not statistics):  # statistics need no pictures
             log.warning("not scored: %s has no val split", cfg.DATA.DATA_PATH)

@@ -33,7 +33,7 @@ def run(options: CompletionOptions, world: World) -> None:
 
 def whole_parser() -> argparse.ArgumentParser:
     """All commands as one parser, groups as commands of commands."""
-    from swin_quant.cli import COMMANDS, GROUPS
+    from swin_quant.cli.commands import COMMANDS, GROUPS
     from swin_quant.cli.session import command_of
 
     parser = argparse.ArgumentParser(prog="swin-quant")

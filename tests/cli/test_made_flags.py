@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swin_quant.cli import COMMANDS
+from swin_quant.cli.commands import COMMANDS
 from swin_quant.cli.flags import Flag, Group, add_flags, options_from, words_from
 from swin_quant.cli.session import command_of, parser_of
 

@@ -5,7 +5,7 @@ import functools
 import re
 from pathlib import Path
 
-from swin_quant.cli import COMMANDS, GROUPS
+from swin_quant.cli.commands import COMMANDS, GROUPS
 from swin_quant.cli.session import FRONT_DOOR, command_of, parser_of
 
 ROOT = Path(__file__).parents[2]

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from swin_quant.cli import COMMANDS
+from swin_quant.cli.commands import COMMANDS
 
 pytest.importorskip("shtab")
 

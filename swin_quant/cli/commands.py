@@ -1,0 +1,48 @@
+"""The commands by their section in --help, each with its sentence there."""
+
+SECTIONS = {
+    "the main way": {
+        "quantize": "float checkpoint + pictures -> artifact for an engine, verified and scored, in one go",
+        "calibrate": "float checkpoint + pictures -> calibrated INT8 checkpoint + run card",
+        "evaluate": "accuracy and latency of a checkpoint or of artifacts on their engines, the float model first",
+        "export": "calibrated checkpoint -> FasterTransformer, ONNX, ONNX Runtime, OpenVINO, TensorRT, CUDA",
+        "verify": "an artifact against its checkpoint on real pictures: logits within tolerance or not",
+        "predict": "the most probable classes of pictures, from a checkpoint or an artifact; or its logits",
+        "report": "the accuracy-delta table of any number of run cards",
+    },
+    "make": {
+        "finetune": "QAT: calibrated checkpoint + pictures -> fine-tuned INT8 checkpoint + run card",
+        "train": "float training from scratch or from weights -> checkpoint + run card",
+        "convert": "a float checkpoint in another format or type: Microsoft, timm, safetensors -> .pth or .safetensors",
+    },
+    "measure": {
+        "bench": "latency, memory and agreement of artifacts on their engines, the float model on each beside them",
+        "sensitivity": "the cost of each node and group of nodes: alone, and left out; in dB, KL and agreement",
+        "search": "the policy that keeps the loss within a budget at the least measured latency, as YAML",
+        "align": "two engines, checkpoints or dumps, layer by layer: the first that differs; or one training step",
+    },
+    "deploy": {
+        "package": "ONNX artifact -> a folder that runs without torch: Python, C++, Docker, Triton, OpenVINO, KServe",
+        "serve": "an artifact over HTTP on this machine: KServe v2 protocol, dynamic batching, metrics",
+        "tensorrt build-engine": "ONNX file -> TensorRT engine for this GPU, and which layers really run in int8",
+        "cuda tune": "the fastest tiles of the CUDA engine's kernels on this GPU, in a file beside the artifact",
+    },
+    "look": {
+        "analyze": "operators, MACs, shapes, precision risks, limits and replacements, before anything is quantized",
+        "nodes": "every quantizer node: state, bits, granularity, range, shape",
+        "policies": "the built-in policies: the purpose of each, and the backends that take it",
+        "inspect": "an ONNX file: int8 products, attention patterns, what an engine will not fuse and why",
+        "cuda plan": "the most that INT8 can give on a GPU, launch by launch: computed, without the GPU",
+    },
+    "FasterTransformer": {
+        "ft export": "calibrated checkpoint -> FasterTransformer's weights, manifest and loader",
+        "ft gemms": "the int8 GEMMs of a model and batch, with the entries of FasterTransformer's tuner files",
+    },
+    "begin": {
+        "demo": "train, calibrate and score a micro Swin on handwritten digits, without downloads",
+        "doctor": "obstacles on this machine, and how to mend them; with --all everything it has",
+        "completion": "the script by which bash or zsh completes our commands and flags",
+    },
+}
+COMMANDS = {name: help for section in SECTIONS.values() for name, help in section.items()}
+GROUPS = {name.split()[0] for name in COMMANDS if " " in name}
