@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from draws import drawn
 from safetensors.torch import save_file
 from shown import DOCUMENTS, FILES, ROOT, shell_lines
 
@@ -145,7 +146,7 @@ BY_DOCUMENT = [path for path in FILES if path.name != "README.md" and any(shell_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", BY_DOCUMENT, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("path", drawn(BY_DOCUMENT, 2), ids=lambda path: str(path.relative_to(ROOT)))
 def test_what_documents_and_help_show_can_be_done(path, shelf, run, tmp_path, monkeypatch):
     pytest.importorskip("openvino")
     folder = tmp_path / "shelf"

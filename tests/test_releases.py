@@ -67,8 +67,11 @@ def test_the_latest_patch_of_each_minor_release_is_tried(script):
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="wheels of three years")
 def test_the_short_form_runs_on_a_release(script, tmp_path):
-    """The oldest, the middle or the newest of an engine: each is dear to install."""
-    ((engine, place),) = drawn(list(product(script.OLDEST, ("oldest", "middle", "newest"))), 6)
+    """The oldest, the middle or the newest of an engine, at every second commit: each is dear to install."""
+    turn = drawn(list(product(script.OLDEST, ("oldest", "middle", "newest"))), 12)
+    if not turn:
+        pytest.skip("it is another commit's turn")
+    ((engine, place),) = turn
     try:
         found = script.releases(engine)
     except ValueError:  # pip lists none

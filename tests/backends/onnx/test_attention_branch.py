@@ -183,6 +183,7 @@ def test_a_file_with_the_operator_is_the_plain_file(kind, policy, exported, run)
     assert np.abs(difference).mean() < 0.005
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("float_type", ["float32", "bfloat16"])
 def test_openvino_runs_a_file_whose_blocks_are_two_operators(float_type, exported, with_operators, exact_on):
     exact_on("openvino")

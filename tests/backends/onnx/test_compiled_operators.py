@@ -346,7 +346,7 @@ def tiles(library, tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["swin", "swinv2"])
+@pytest.mark.parametrize("kind", drawn(["swin", "swinv2"], 4))
 def test_tiles_sum_the_same_products(kind, calibrated_for, library, tiles, tmp_path):
     """Windows of 16 tokens and more, widths of 32 and 64: rows that are not whole tiles, for any batch."""
     assert self_test(operators.sources(), tiles) is None

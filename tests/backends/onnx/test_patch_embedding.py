@@ -108,9 +108,8 @@ def test_constants_that_do_not_fit_are_refused(place, value, said, library):
         compiled(library, file_of(given))
 
 
-@pytest.mark.parametrize(
-    "kind, options", [("swin", {}), pytest.param("swinv2", {"uint8_input": True}, marks=pytest.mark.kernels)]
-)
+@pytest.mark.kernels
+@pytest.mark.parametrize("kind, options", [("swin", {}), ("swinv2", {"uint8_input": True})])
 def test_a_file_with_the_operator_is_the_plain_file(kind, options, exported, with_operators):
     """Bytes are normalised in the operator's weights."""
     plain, own = exported(kind, "cpu", **options), exported(kind, "cpu", plugin=EMBEDDING, **options)

@@ -4,6 +4,7 @@ and OpenVINO."""
 import onnx
 import pytest
 import torch
+from draws import drawn
 
 from swin_quant.backends import engine_loader
 from swin_quant.backends.onnx.export import OnnxOptions, export
@@ -29,7 +30,7 @@ def backbone(request, calibrated):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["int8", "float"])
+@pytest.mark.parametrize("precision", drawn(["int8", "float"], 2))
 def test_the_file_gives_the_maps_of_the_model_at_any_size(backbone, precision, tmp_path):
     model, card = backbone
     artifact = export(model, card, tmp_path, OnnxOptions(precision=precision))
