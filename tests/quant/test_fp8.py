@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from swin_quant.base.errors import UsageError
 from swin_quant.quant import straight_through
-from swin_quant.quant.fake_quant import E4M3, fake_quant, grid, round_to_grid_, spacing
+from swin_quant.quant.fake_quant import E4M3, coarsest, fake_quant, grid, round_to_grid_, spacing
 from swin_quant.quant.passes.gptq import gptq
 from swin_quant.quant.passes.reconstruct import Rounding
 from swin_quant.quant.policy import (
@@ -102,6 +102,7 @@ def test_learned_ranges_are_the_ops_own_to_a_code():
 def test_spacing_is_the_distance_to_the_next_level():
     levels = LEVELS[LEVELS >= 0].unique()
     assert torch.equal(spacing(levels[:-1], *E4M3), levels.diff())
+    assert coarsest(*E4M3) == levels.diff().max() and coarsest(-128, 127) == 1
 
 
 def statistics_of(values):
