@@ -47,6 +47,7 @@ def test_our_engine_runs_it_with_its_optimizations(kind, options, exported, asse
     assert_quantized_alike(engine(images).numpy(), kind, "tensorrt-fp8")
 
 
+@pytest.mark.slow
 @KINDS
 @pytest.mark.parametrize(
     ("options", "floats"),

@@ -73,6 +73,7 @@ def test_engines_compute_the_same(kind, policy, engine, exported, images, fake_q
     assert np.abs(logits - fake_quant(kind, images, policy)[0]).mean() < backend.tolerances.quantized
 
 
+@pytest.mark.slow
 @ALL
 def test_the_card_and_inspect_say_what_it_is(kind, policy, exported):
     artifact = exported(kind, policy, int4_weights=True)

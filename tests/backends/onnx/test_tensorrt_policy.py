@@ -69,6 +69,7 @@ def test_residual_additions_are_float(kind, trt):
         assert "DequantizeLinear" not in {found.maker(name) for name in add.input}
 
 
+@pytest.mark.slow
 @KINDS
 @FORMATS
 def test_attention_has_the_shape_that_fuses(kind, policy, trt):
