@@ -371,3 +371,14 @@ def test_pages_of_passes_come_from_their_tables(benchmark, tmp_path, monkeypatch
     script.write(rows)  # among them passes that VARIANTS no longer has
     script.write_planted(planted, wanted)
     assert {name: (tmp_path / name).read_text() for name in names} == {name: f.read_text() for name, f in names.items()}
+
+
+@pytest.mark.parametrize(
+    ("pictures", "less", "fails"), [(16, 1.6, False), (16, 5, True), (5000, 0.9, False), (5000, 1.6, True)]
+)
+def test_noise_of_few_pictures_is_less_certain(benchmark, pictures, less, fails):
+    """A dry run scores 16 pictures, on which two good engines differed by 1.6 dB."""
+    script = benchmark("cuda_judged")
+    pair = SimpleNamespace(pictures=pictures, delta_acc1=0.0, delta_acc1_se=0.0)
+    found = script.Judged(SimpleNamespace(sqnr_db=33.0), SimpleNamespace(sqnr_db=33.0 - less), pair)
+    assert bool(script.wrong(found)) == fails
