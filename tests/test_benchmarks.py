@@ -270,7 +270,7 @@ def test_an_engine_that_answers_otherwise_is_told_of(benchmark, count, flips, sa
 
 
 def test_an_engine_that_adds_more_noise_is_told_of_whatever_top_1_is(benchmark):
-    script, (labels, batches) = benchmark("cuda_accuracy"), pictures(60)
+    script, (labels, batches) = benchmark("cuda_accuracy"), pictures(300)
     runs = [answering(labels, noise) for noise in (0.0, 0.01, 0.02)]
     found = script.judged(*runs, batches, torch.device("cpu"))
     assert script.wrong(found) == "SQNR to the float model is 6.0 dB less: 1 at most" and not found.pair.delta_acc1
