@@ -1,11 +1,9 @@
 """Judge for cuda_accuracy.py whether the engine is close enough to its reference."""
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
 MOST_APART, ERRORS, MOST_DB = 0.02, 3, 1.0  # points of top-1, standard errors, dB: see `wrong`
-ENOUGH = 256  # pictures whose noise is known to less than MOST_DB
 WIDER_DB = 3.0  # for an engine with a rounding that its reference lacks: twice the noise
 
 
@@ -38,7 +36,7 @@ def wrong(found: Judged, most_db: float = MOST_DB) -> str:
 
     Roundings on ties amplify any change of order, so pictures near a class border flip either way: more than three
     standard errors is no chance. The noise that both add to the float logits is a mean over all logits, and a sharper
-    test; of fewer pictures than ENOUGH it is less certain, by the root of their number.
+    test.
     """
     pair = found.pair
     most = max(MOST_APART, 100 / pair.pictures, ERRORS * pair.delta_acc1_se)  # one picture is the least difference
@@ -46,7 +44,6 @@ def wrong(found: Judged, most_db: float = MOST_DB) -> str:
         return f"top-1 differs by {pair.delta_acc1:+.2f} points: {most:.2f} at most"
     if None not in (found.before.sqnr_db, found.engine.sqnr_db):
         less = found.before.sqnr_db - found.engine.sqnr_db
-        bound = most_db * max(1.0, math.sqrt(ENOUGH / pair.pictures))
-        if less > bound:
-            return f"SQNR to the float model is {less:.1f} dB less: {bound:.0f} at most"
+        if less > most_db:
+            return f"SQNR to the float model is {less:.1f} dB less: {most_db:.0f} at most"
     return ""

@@ -108,7 +108,7 @@ def steps_of(place: Place) -> list[Step]:
     step("cuda_engine", "benchmarks/cuda_engine.py", "--seconds", "{seconds}", "--output", place.evidence, *engine)
 
     models, batch = (NETWORKS, 64) if on_gpu else (("swin_digits",), 8)
-    few, epochs, scored = ((), 4, 5000) if on_gpu else (("--set", "epoch_pictures=256"), 2, 16)
+    few, epochs, scored = ((), 4, 5000) if on_gpu else (("--set", "epoch_pictures=256"), 2, 64)
     engine_batch = 96 if on_gpu else 8  # one for all steps of small networks: kernels are compiled once
     digits = ("--cfg", "swin_digits", "--data-path", "digits")
     trained, trained_v2 = (
