@@ -33,7 +33,7 @@ from swin_quant.config import architecture, default_config, find_config, from_di
 from swin_quant.config.load import keys_set_in, shipped_configs
 from swin_quant.config.outputs import FEATURES, LOGITS
 from swin_quant.config.sides import clipped, map_of
-from swin_quant.config.timm import HEADS
+from swin_quant.config.timm import HEADS, named
 from swin_quant.config.values import merge, value_at
 
 
@@ -154,8 +154,8 @@ def config_for(checkpoint: Checkpoint, overrides: Mapping[str, Any] | None = Non
     if kind == FEATURES:
         weights, features = as_backbone(weights)
         overrides = features | dict(overrides)
-    if (named := _timm_config(weights)) is not None:
-        return _from_timm(named, weights, overrides)
+    if (of_timm := _timm_config(weights)) is not None:
+        return _from_timm(of_timm, weights, overrides)
     determined = _determined_geometry(weights)
     explicit = set(overrides)
     # There is no head, whatever the description says about classes
@@ -190,6 +190,9 @@ def config_given(
         own = _geometry_of(load_config(path, opts, whole=False))
         overrides = {**(overrides or {}), **_trained_window(own, overrides or {})}
         cfg = load_config(path, opts, overrides, whole=False)
+        if named(name) and "MODEL.NUM_CLASSES" not in explicit:  # the name gives ImageNet's
+            overrides |= _classes_of_head(checkpoint.weights(cfg.MODEL.WEIGHTS))
+            cfg = load_config(path, opts, overrides, whole=False)
         cfg = agreed(cfg, checkpoint, keys_set_in(path) | explicit, explicit)
     return from_dict(to_dict(cfg), str(path))
 
@@ -349,14 +352,17 @@ def _timm_config(weights: Weights) -> str | None:
     return f"timm:{name}" if isinstance(name, str) else None
 
 
-def _from_timm(named: str, weights: Weights, overrides: Mapping[str, Any]) -> CfgNode:
-    """The config of `named`, with its publisher's values and its head's classes, under `overrides`; errors of
-    `load_config`."""
-    keys = dict(published(weights.source, {"TYPE": "timm"}, overrides.keys()).keys)
+def _from_timm(name: str, weights: Weights, overrides: Mapping[str, Any]) -> CfgNode:
+    """The config of timm's model of that name, with its publisher's values and its head's classes, under
+    `overrides`; errors of `load_config`."""
+    described = published(weights.source, {"TYPE": "timm"}, overrides.keys()).keys
+    return load_config(name, overrides={**described, **_classes_of_head(weights), **overrides})
+
+
+def _classes_of_head(weights: Weights) -> dict[str, Any]:
+    """The number of classes by its key, from the head of a model of timm; nothing if no head is found."""
     heads = (weights.state.get(f"{head}.weight") for head in HEADS)
-    if classes := [len(head) for head in heads if head is not None and head.dim() > 1]:
-        keys["MODEL.NUM_CLASSES"] = classes[0]
-    return load_config(named, overrides={**keys, **overrides})
+    return next(({"MODEL.NUM_CLASSES": len(head)} for head in heads if head is not None and head.dim() > 1), {})
 
 
 def _check_footprint(cfg: CfgNode, file: Path) -> None:

@@ -68,3 +68,11 @@ def test_a_family_loads_and_computes_what_timm_computes(name, tmp_path):
         expected, given = theirs(images), ours(images)
     assert expected.std() > 0
     assert (given - expected).abs().max() < 1e-5 * max(1, expected.abs().max())
+
+
+def test_the_classes_of_a_file_are_those_of_its_head(tmp_path):
+    """The name alone gives ImageNet's 1,000."""
+    file = tmp_path / "mine.safetensors"
+    save_file(import_timm().create_model("test_resnet", num_classes=10).state_dict(), file)
+    assert config_given("timm:test_resnet", file).MODEL.NUM_CLASSES == 10
+    assert config_given("timm:test_resnet", file, ("MODEL.NUM_CLASSES", "3")).MODEL.NUM_CLASSES == 3
