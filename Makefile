@@ -12,7 +12,8 @@ TORCH := torch==2.13.0
 BIN := .venv/bin
 STAMP := .venv/.installed
 PYTEST := OMP_NUM_THREADS=1 MAKEFLAGS= $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
-PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
+# pip compiles no module: most are never imported.
+PIP := $(BIN)/python -m pip install --no-compile --disable-pip-version-check --constraint constraints.txt
 # Keep compiled modules whatever the environment says: else each worker and each command compiles all of them again.
 export PYTHONDONTWRITEBYTECODE :=
 
