@@ -12,7 +12,7 @@ from swin_quant.base.errors import SwinQuantError, is_out_of_gpu_memory, one_lin
 _Arguments = ParamSpec("_Arguments")
 _Found = TypeVar("_Found")
 _LONGEST = 200  # characters of a library's message
-_ENCRYPTED = 0x1  # bit of the general purpose flag (PKWARE APPNOTE 4.4.4)
+ENCRYPTED = 0x1  # bit of the general purpose flag (PKWARE APPNOTE 4.4.4)
 
 
 @contextmanager
@@ -110,7 +110,7 @@ def unpacked(archive: zipfile.ZipFile, name: str, limit: int) -> bytes:
     """The bytes of a member, at most `limit`. ValueError says why it cannot be had."""
     try:
         member = archive.getinfo(name)
-        if member.flag_bits & _ENCRYPTED:
+        if member.flag_bits & ENCRYPTED:
             raise ValueError("encrypted")
         if member.file_size > limit:
             raise ValueError(f"larger than {limit >> 20} MiB" if limit >> 20 else f"larger than {limit} bytes")

@@ -1,7 +1,8 @@
 """Read files of torch.save, zip or legacy: plain data, and tensors over the bytes in the file.
 
 The pickle gives a tensor's type, shape and strides; the bytes in the file bound its memory. A view of more elements
-than are stored becomes an Opaque that describes it, as does a tensor that is not dense or of no common type.
+than are stored becomes an Opaque that describes it, as does a tensor that is not dense or of no common type. Members
+of a zip are never unpacked, and its directory ends where the file ends, so that no two readers find different ones.
 """
 
 import io
@@ -9,6 +10,7 @@ import math
 import os
 import re
 import struct
+import zipfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -16,14 +18,17 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from swin_quant.checkpoint import pickled, stored_zip
+from swin_quant.base.reading import ENCRYPTED, opened, unpacked
+from swin_quant.checkpoint import pickled
 from swin_quant.checkpoint.pickled import Known, Malformed, Opaque
-from swin_quant.checkpoint.stored_zip import Compressed
 
 Shape: TypeAlias = tuple[int, ...]
 _ZIP = b"PK\x03\x04"
 _LEGACY, _PROTOCOL = 0x1950A86A20F9469CFC6C, 1001  # torch/serialization.py, before version 1.6
-_MAX_PICKLE = 16 << 20
+_MAX_PICKLE, _MAX_DIRECTORY = 16 << 20, 4 << 20
+# The end of a zip: record and locator of Zip64, then the record of 22 bytes (PKWARE's APPNOTE, 4.3.14 to 4.3.16);
+# signatures, and of each record the size and offset of the directory.
+_ENDS = struct.Struct("<4s36x2Q 4s16x 4s8x2LH")
 MAX_DIMENSIONS = 64  # torch's limit
 
 _STORAGES: dict[str, torch.dtype] = {
@@ -68,6 +73,10 @@ class Script(Exception):
     """A TorchScript archive, which is code."""
 
 
+class Compressed(Exception):
+    """A zip with a member that is packed or encrypted."""
+
+
 @dataclass(frozen=True)
 class _Storage:
     """Bytes, as a tensor [n] uint8, and the name of their type."""
@@ -80,14 +89,14 @@ class _Storage:
         return _STORAGES.get(self.name)
 
 
-def read_torch(file: io.BufferedIOBase) -> Any:
-    """The content of a file of torch.save, tensors on the CPU. Raises Malformed, Damaged, Foreign or Script."""
+def read_torch(file: io.BufferedReader) -> Any:
+    """The content of a file of torch.save, tensors on the CPU. Raises a ValueError, Foreign, Script or Compressed."""
     head = file.read(len(_ZIP))
     file.seek(0)
     find = _Names()
     try:
         content = _read_zip(file, find) if head == _ZIP else _read_legacy(file, find)
-    except Malformed:
+    except ValueError:
         if not find.foreign:
             raise
     if find.foreign:
@@ -95,47 +104,66 @@ def read_torch(file: io.BufferedIOBase) -> Any:
     return content
 
 
-def _read_zip(file: io.BufferedIOBase, find: "_Names") -> Any:
-    try:
-        members = stored_zip.members(file)
-    except Compressed as error:
-        _check_script(error.names)
-        raise
-    _check_script(members)
+def _read_zip(file: io.BufferedReader, find: "_Names") -> Any:
+    archive = _stored(file)
+    members = archive.NameToInfo
     root = next((name.removesuffix("data.pkl") for name in members if re.fullmatch(r"[^/]*/data\.pkl", name)), None)
     if root is None:
         raise Malformed("no data.pkl")
-    if members[f"{root}data.pkl"].size > _MAX_PICKLE:
+    if members[f"{root}data.pkl"].file_size > _MAX_PICKLE:
         raise Malformed("its pickle is too large")
-    checked: set[str] = set()
+    unread = dict.fromkeys(members)
 
-    def text(name: str) -> bytes:
-        checked.add(root + name)
-        return stored_zip.read(file, members[root + name])
+    def content(name: str) -> bytes:
+        unread.pop(name, None)
+        return unpacked(archive, name, archive.getinfo(name).file_size)
 
-    def fetch(name: str, key: str, size: int) -> _Storage:
-        member = members[f"{root}data/{key}"]
-        if member.size != size:
-            raise Malformed(f"storage {key} is of {member.size} bytes, not {size}")
+    def fetch(kind: str, key: str, size: int) -> _Storage:
+        stored = content(f"{root}data/{key}")
+        if len(stored) != size:
+            raise Malformed(f"storage {key} is of {len(stored)} bytes, not {size}")
         data = torch.empty(size, dtype=torch.uint8)
-        stored_zip.read_into(file, member, data.numpy().data)
-        checked.add(member.name)
-        return _Storage(data, name)
+        data.numpy().data[:] = stored
+        return _Storage(data, kind)
 
-    if f"{root}byteorder" in members and text("byteorder") != b"little":
+    if f"{root}byteorder" in unread and content(f"{root}byteorder") != b"little":
         raise Malformed("its numbers are big-endian")
-    content = pickled.load(io.BytesIO(text("data.pkl")), find, _Storages(fetch))
-    for name in members.keys() - checked:  # torch ignores the checksums in its own files
-        stored_zip.read(file, members[name])
-    return content
+    found = pickled.load(io.BytesIO(content(f"{root}data.pkl")), find, _Storages(fetch))
+    for name in [*unread]:  # torch ignores the checksums in its own files
+        content(name)
+    return found
 
 
-def _check_script(names: Iterable[str]) -> None:
-    if any(name.endswith("/constants.pkl") for name in names):
+def _stored(file: io.BufferedReader) -> zipfile.ZipFile:
+    """The zip `file`, whose members are its own bytes, each once. ValueError, Script or Compressed for any other."""
+    size = os.fstat(file.fileno()).st_size
+    _check_directory(file, size)
+    archive = opened(file)
+    members = archive.infolist()
+    if any(member.filename.endswith("/constants.pkl") for member in members):
         raise Script
+    kinds = {(one.compress_type, one.flag_bits & ENCRYPTED, one.compress_size - one.file_size) for one in members}
+    if kinds - {(zipfile.ZIP_STORED, 0, 0)}:
+        raise Compressed
+    if len(archive.NameToInfo) < len(members) or sum(member.file_size for member in members) > size:
+        raise Malformed("two members in one place")
+    return archive
 
 
-def _read_legacy(file: io.BufferedIOBase, find: "_Names") -> Any:
+def _check_directory(file: io.BufferedReader, size: int) -> None:
+    """Malformed unless a directory of a bounded size lies right before the end record, or before the Zip64 one."""
+    file.seek(max(0, size - _ENDS.size))
+    of64, length64, start64, locator, of32, length, start, comment = _ENDS.unpack(file.read().rjust(_ENDS.size))
+    if of32 != b"PK\x05\x06" or comment:
+        raise Malformed("no end record at the end")
+    end = size - 22
+    if (of64, locator) == (b"PK\x06\x06", b"PK\x06\x07"):
+        end, length, start = size - _ENDS.size, length64, start64
+    if start + length != end or length > _MAX_DIRECTORY:
+        raise Malformed("its directory is not before its end")
+
+
+def _read_legacy(file: io.BufferedReader, find: "_Names") -> Any:
     """Five pickles (mark, protocol, system, content, keys of storages), then each storage: number of elements,
     bytes."""
     left = os.fstat(file.fileno()).st_size

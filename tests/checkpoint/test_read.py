@@ -201,7 +201,7 @@ def test_a_flipped_bit_in_the_weights_is_refused(tmp_path):
     data[data.find(STATE["a.weight"].numpy().tobytes()) + 4003] ^= 0x40
     path.write_bytes(data)
     assert not torch.equal(torch.load(path, weights_only=True)["a.weight"], STATE["a.weight"]), "torch notices now"
-    refused(path, "damaged", "checksum")
+    refused(path, "damaged", "Bad CRC-32")
 
 
 @pytest.mark.parametrize("protocol", [2, 4])
