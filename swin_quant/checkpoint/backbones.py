@@ -15,7 +15,7 @@ from torch import Tensor
 
 from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.base.progress import log
-from swin_quant.checkpoint.names import to_microsoft
+from swin_quant.checkpoint.names import renamed, to_microsoft
 from swin_quant.checkpoint.opened import Weights
 from swin_quant.config.outputs import DETECTION, EACH
 
@@ -66,15 +66,9 @@ def as_backbone(weights: Weights) -> tuple[Weights, dict[str, Any]]:
 
 def from_openmmlab(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A Swin of OpenMMLab under Microsoft's names, the neighbours of patch merging in its order."""
-    renamed: dict[str, Tensor] = {}
-    for key, tensor in state.items():
-        for pattern, to in _OPENMMLAB:
-            key = re.sub(pattern, to, key)
-        if key in renamed:
-            raise SwinQuantError(f"two keys of the checkpoint become {key} without OpenMMLab's names")
-        renamed[key] = tensor
-    norms_all = {key for key in renamed if _MERGED.fullmatch(key) and _reads_all(renamed, key)}
-    return {key: _reordered(value) if key in norms_all else value for key, value in renamed.items()}
+    found = renamed(state, "OpenMMLab", *_OPENMMLAB)
+    norms_all = {key for key in found if _MERGED.fullmatch(key) and _reads_all(found, key)}
+    return {key: _reordered(value) if key in norms_all else value for key, value in found.items()}
 
 
 def _reads_all(state: Mapping[str, Tensor], key: str) -> bool:

@@ -87,7 +87,7 @@ _TRANSFORMERS = (  # pattern in a key -> its replacement; applied in this order,
     (r"\.intermediate\.dense\.", ".mlp.fc1."),
     (r"(\.blocks\.\d+)\.output\.dense\.", r"\1.mlp.fc2."),
 )
-_QUERY = re.compile(r"(.*\.attn\.)q\.(weight|bias)")
+_PART = re.compile(r"(.*\.attn\.)[qkv]\.(weight|bias)")
 
 
 def without_inserted(state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -104,14 +104,14 @@ def to_microsoft(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], str]:
     found: list[str] = []
     while used := [wrapper for wrapper in WRAPPERS if wrapper.used_by(state)]:
         found += [wrapper.name for wrapper in used]
-        state = _renamed(state, used[0].name, (used[0].pattern, used[0].to))
+        state = renamed(state, used[0].name, (used[0].pattern, used[0].to))
     for convention in CONVENTIONS:
         if convention.used_by(state):
             found.append(convention.name)
-            state = _renamed(state, convention.name, (convention.pattern, convention.to))
+            state = renamed(state, convention.name, (convention.pattern, convention.to))
     if any(map(_TRANSFORMERS_SEEN.match, state)):
         found.append("transformers")
-        state = _from_transformers(state)
+        state = _joined(renamed(state, "transformers", *_TRANSFORMERS))
     if is_mindspore(state):
         found.append(MINDSPORE)
         state = from_mindspore(state)
@@ -122,15 +122,15 @@ def to_microsoft(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], str]:
     return state, " + ".join(dict.fromkeys(found)) or "microsoft"
 
 
-def _renamed(state: dict[str, Tensor], convention: str, *table: tuple[str, str | Replacement]) -> dict[str, Tensor]:
-    """`state` with every pattern of `table` replaced in its keys."""
-    renamed: dict[str, Tensor] = {}
+def renamed(state: Mapping[str, Tensor], convention: str, *table: tuple[str, str | Replacement]) -> dict[str, Tensor]:
+    """`state` with every pattern of `table` replaced in its keys. SwinQuantError for two keys that become one."""
+    found: dict[str, Tensor] = {}
     for key, tensor in state.items():
         key = _replaced(key, table)
-        if key in renamed:
+        if key in found:
             raise SwinQuantError(f"two keys of the checkpoint become {key} without {convention}'s names")
-        renamed[key] = tensor
-    return renamed
+        found[key] = tensor
+    return found
 
 
 def _replaced(key: str, table: Iterable[tuple[str, str | Replacement]]) -> str:
@@ -139,24 +139,28 @@ def _replaced(key: str, table: Iterable[tuple[str, str | Replacement]]) -> str:
     return key
 
 
-def _from_transformers(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The state_dict under Microsoft's names, with q, k and v joined. SwinQuantError for a q without its k and v."""
-    renamed = _renamed(state, "transformers", *_TRANSFORMERS)
-    for query in [match for match in map(_QUERY.fullmatch, renamed) if match]:
-        _join(renamed, *query.groups())
-    return renamed
+def _joined(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The state_dict with q, k and v of each attention as one qkv. SwinQuantError for one without the others."""
+    found: dict[str, Tensor] = {}
+    for key, tensor in state.items():
+        match = _PART.fullmatch(key)
+        if match is None:
+            found[key] = tensor
+        elif f"{match[1]}qkv.{match[2]}" not in found:
+            found |= _join(state, *match.groups())
+    return found
 
 
-def _join(state: dict[str, Tensor], attention: str, kind: str) -> None:
-    """Put q, k and v of one attention together, its weights or its biases."""
-    parts = {part: state.pop(f"{attention}{part}.{kind}") for part in "qkv" if f"{attention}{part}.{kind}" in state}
+def _join(state: Mapping[str, Tensor], attention: str, kind: str) -> dict[str, Tensor]:
+    """q, k and v of one attention together, its weights or its biases."""
+    names = {part: f"{attention}{part}.{kind}" for part in "qkv"}
+    parts = {part: state[name] for part, name in names.items() if name in state}
     if kind == "bias" and [*parts] == ["q", "v"] and f"{attention}logit_scale" in state:
-        state[f"{attention}q_bias"], state[f"{attention}v_bias"] = parts["q"], parts["v"]
-        return
+        return {f"{attention}{part}_bias": x for part, x in parts.items()}
     forms = {(part.shape, part.dtype) for part in parts.values()}
     if len(parts) < 3 or len(forms) > 1 or not parts["q"].ndim:
         raise SwinQuantError(f"q, k and v of {attention}qkv.{kind} are not three tensors of one shape and type")
-    state[f"{attention}qkv.{kind}"] = torch.cat([*parts.values()])
+    return {f"{attention}qkv.{kind}": torch.cat([*parts.values()])}
 
 
 MINDSPORE = "MindSpore"
@@ -199,9 +203,9 @@ def from_mindspore(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
     SwinQuantError where a q, k or v is missing, or two names become one.
     """
-    parts = PARTS[family_in(state)]
-    table = [_word(theirs, ours) for all_theirs, ours in (*parts, *WORDS) for theirs in all_theirs]
-    return _joined(_renamed({key: x for key, x in state.items() if not _DERIVED.search(key)}, MINDSPORE, *table))
+    words = (*PARTS[family_in(state)], *WORDS)
+    table = [_word(theirs, ours) for all_theirs, ours in words for theirs in all_theirs]
+    return _joined(renamed({key: x for key, x in state.items() if not _DERIVED.search(key)}, MINDSPORE, *table))
 
 
 def to_mindspore(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -227,20 +231,3 @@ def to_mindspore(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _word(old: str, new: str) -> tuple[str, str]:
     """The pattern and replacement that put `new` in place of the whole words `old` of a key."""
     return rf"(^|\.){re.escape(old)}(?=\.|$)", rf"\g<1>{new}"
-
-
-def _joined(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """q, k and v of every attention as one qkv."""
-    found: dict[str, Tensor] = {}
-    for key, tensor in state.items():
-        split = re.fullmatch(r"(.*\.attn\.)([qkv])\.(weight|bias)", key)
-        if split is None:
-            found[key] = tensor
-        elif split[2] == "q":
-            names = [f"{split[1]}{part}.{split[3]}" for part in "qkv"]
-            if missing := [name for name in names if name not in state]:
-                raise SwinQuantError(f"{missing[0]}: is missing beside {key}")
-            found[f"{split[1]}qkv.{split[3]}"] = torch.cat([state[name] for name in names])
-        elif f"{split[1]}q.{split[3]}" not in state:
-            raise SwinQuantError(f"{split[1]}q.{split[3]}: is missing beside {key}")
-    return found
