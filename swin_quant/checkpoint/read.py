@@ -12,11 +12,11 @@ from torch import Tensor
 
 from swin_quant.base.errors import SwinQuantError, first_line, listed
 from swin_quant.base.files import open_plain, parts_of, place_of, reason, sha256_of
+from swin_quant.base.pickled import Opaque
 from swin_quant.base.progress import log
 from swin_quant.base.reading import reads
 from swin_quant.cards.records import SourceRecord
 from swin_quant.checkpoint.mindspore import looks_like_ckpt, read_ckpt
-from swin_quant.checkpoint.pickled import Opaque
 from swin_quant.checkpoint.roots import choose_set, is_tensor, sets_in
 from swin_quant.checkpoint.torch_file import MAX_DIMENSIONS, TYPES, Compressed, Foreign, Script, read_torch
 

@@ -16,8 +16,8 @@ from typing import Any
 from torch import Tensor
 
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
+from swin_quant.base.pickled import Opaque
 from swin_quant.base.progress import log
-from swin_quant.checkpoint.pickled import Opaque
 from swin_quant.checkpoint.unsupported import larger_model
 from swin_quant.config.timm import HEADS
 

@@ -18,9 +18,9 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from swin_quant.base import pickled
+from swin_quant.base.pickled import Known, Malformed, Opaque
 from swin_quant.base.reading import ENCRYPTED, opened, unpacked
-from swin_quant.checkpoint import pickled
-from swin_quant.checkpoint.pickled import Known, Malformed, Opaque
 
 Shape: TypeAlias = tuple[int, ...]
 _ZIP = b"PK\x03\x04"

@@ -1,6 +1,7 @@
 """CIFAR-10 and CIFAR-100 in their authors' binary version: records of labels and 3 x 32 x 32 bytes."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,34 +15,50 @@ from swin_quant.data.source import DataRequest, DataSource
 
 SIDE = 32
 PIXELS = 3 * SIDE * SIDE
-VAL = ("val", "test", "validation")
+_VAL = ("val", "test", "validation")
 _MAX_RECORDS = 1_000_000
 
 
 @dataclass(frozen=True)
-class _Form:
-    """CIFAR-10 or CIFAR-100: folder, files, file of names, and the number of label bytes before a picture, of which the
-    last counts."""
+class CifarForm:
+    """CIFAR-10 or CIFAR-100: its folder, training files, test file, file of class names, and number of classes.
+
+    `labels`: in a binary batch the bytes before a picture, of which the last is the label. `keys`: in a pickled one the
+    keys of its labels and of the class names; its folder is known by the file of names.
+    """
 
     folder: str
     train: tuple[str, ...]
     test: str
     names: str
-    labels: int
     classes: int
+    labels: int = 0
+    keys: tuple[str, ...] = ()
 
 
+_TEN = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
 _FORMS = (
-    _Form(
-        "cifar-10-batches-bin",
-        tuple(f"data_batch_{n}.bin" for n in range(1, 6)),
-        "test_batch.bin",
-        "batches.meta.txt",
-        1,
-        10,
-    ),
-    _Form("cifar-100-binary", ("train.bin",), "test.bin", "fine_label_names.txt", 2, 100),
+    CifarForm("cifar-10-batches-bin", _TEN, "test_batch.bin", "batches.meta.txt", 10, labels=1),
+    CifarForm("cifar-100-binary", ("train.bin",), "test.bin", "fine_label_names.txt", 100, labels=2),
 )
+
+
+def batches_of(request: DataRequest, forms: Sequence[CifarForm]) -> list[Path]:
+    """The files of a split at a place, or in CIFAR's own folder there; none for a folder of splits."""
+    if not os.path.isdir(request.place) or request.folder.is_dir():
+        return []
+    for form in forms:
+        for folder in (Path(request.place), Path(request.place, form.folder)):
+            is_there = any((folder / name).is_file() for name in (form.train[0], form.test))
+            if is_there and (not form.keys or (folder / form.names).is_file()):
+                wanted = (form.test,) if request.split in _VAL else form.train if request.split == "train" else ()
+                return [folder / name for name in wanted]
+    return []
+
+
+def form_of(file: Path, forms: Sequence[CifarForm]) -> CifarForm:
+    """The form that has a file of this name."""
+    return next(form for form in forms if file.name in (*form.train, form.test))
 
 
 class CifarPictures(Pictures):
@@ -53,8 +70,9 @@ class CifarPictures(Pictures):
         SwinQuantError: a missing or truncated batch, or a label that is no class.
     """
 
-    def __init__(self, files: list[Path], form: _Form) -> None:
-        self._form, self._record = form, form.labels + PIXELS
+    def __init__(self, files: list[Path]) -> None:
+        self._form = form = form_of(files[0], _FORMS)
+        self._record = form.labels + PIXELS
         self._places: list[tuple[Path, int]] = []
         self.names, self.labels = [], []
         for file in files:
@@ -105,27 +123,9 @@ class CifarPictures(Pictures):
         return labels
 
 
-def _detect(request: DataRequest) -> tuple[list[Path], _Form] | None:
-    for form in _FORMS:
-        for folder in (Path(request.place), Path(request.place, form.folder)):
-            if any((folder / name).is_file() for name in (form.train[0], form.test)):
-                wanted = [form.test] if request.split in VAL else list(form.train) if request.split == "train" else []
-                return [folder / name for name in wanted], form
-    return None
-
-
-def _find(request: DataRequest) -> list[Path]:
-    if not os.path.isdir(request.place) or request.folder.is_dir():
-        return []
-    if found := _detect(request):
-        return found[0]
-    return []
-
-
-def _open(files: list[Path], request: DataRequest) -> CifarPictures:
-    found = _detect(request)
-    assert found is not None  # `_find` has just found them
-    return CifarPictures(files, found[1])
-
-
-SOURCE = DataSource("cifar", "CIFAR's binary batches (data_batch_1.bin, ...)", _find, _open)
+SOURCE = DataSource(
+    "cifar",
+    "CIFAR's binary batches (data_batch_1.bin, ...)",
+    lambda request: batches_of(request, _FORMS),
+    lambda files, request: CifarPictures(files),
+)

@@ -36,8 +36,8 @@ class Known:
     make: Callable[..., Any]
 
 
-class Attributes(dict[str, Any]):
-    """A stand-in for an object with nothing but attributes, as argparse.Namespace."""
+class Attributes(dict[Any, Any]):
+    """A stand-in for an object that is kept: its attributes by name, or the parts of its state by number."""
 
 
 def load(
@@ -196,9 +196,10 @@ def _fill(m: _Machine, flat: list[Any]) -> None:
 
 def _build(m: _Machine) -> None:
     """Set attributes on a stand-in that keeps them; other objects drop them."""
-    attributes = m.stack.pop()
+    state = m.stack.pop()
     if isinstance(m.stack[-1], Attributes):
-        m.charge(_expect(dict, attributes), 0)
+        attributes = dict(enumerate(state)) if isinstance(state, tuple) else _expect(dict, state)
+        m.charge(attributes, 0)
         m.stack[-1].update(attributes)
 
 
