@@ -9,8 +9,8 @@ import numpy as np
 from PIL import Image
 
 from swin_quant.base.errors import SwinQuantError
-from swin_quant.base.files import open_plain, read_lines, reason
-from swin_quant.data.pictures import Pictures, UnreadablePicture
+from swin_quant.base.files import open_plain, read_lines
+from swin_quant.data.pictures import Pictures, bytes_of
 from swin_quant.data.source import DataRequest, DataSource
 
 SIDE = 32
@@ -91,14 +91,7 @@ class CifarPictures(Pictures):
     def open(self, index: int) -> Image.Image:
         """Return one picture, 32 x 32, RGB. Raises UnreadablePicture."""
         path, number = self._places[index]
-        try:
-            with open_plain(path) as file:
-                file.seek(number * self._record + self._form.labels)
-                data = file.read(PIXELS)
-        except OSError as error:
-            raise UnreadablePicture(f"{self.names[index]}: {reason(error)}") from error
-        if len(data) < PIXELS:
-            raise UnreadablePicture(f"{self.names[index]}: {path} is shorter than it was")
+        data = bytes_of(self.names[index], path, number * self._record + self._form.labels, PIXELS)
         return Image.fromarray(np.frombuffer(data, np.uint8).reshape(3, SIDE, SIDE).transpose(1, 2, 0).copy())
 
     def _read_labels(self, path: Path) -> list[int]:

@@ -6,10 +6,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from swin_quant.base.errors import SwinQuantError, listed
-from swin_quant.base.files import open_plain
 from swin_quant.base.progress import log
 from swin_quant.data.class_names import ILSVRC_CLASSES, fit, in_order, wnids_of
-from swin_quant.data.pictures import EXTENSIONS, MAX_BYTES, Pictures, UnreadablePicture, is_picture, printable
+from swin_quant.data.pictures import EXTENSIONS, Pictures, bytes_of, is_picture, printable
 from swin_quant.data.source import DataRequest, DataSource, subfolders
 
 _LONGEST = 16  # shown characters of an extension
@@ -57,15 +56,8 @@ class FolderPictures(Pictures):
         self.class_names = [printable(name) for name in classes]
 
     def open(self, index: int) -> bytes:
-        """Return the bytes of one file. Raises UnreadablePicture, also for a special file, or one over 64 MiB."""
-        try:
-            with open_plain(self.folder / self._files[index]) as file:
-                data = file.read(MAX_BYTES + 1)
-        except OSError as error:
-            raise UnreadablePicture(f"{self.names[index]}: {error.strerror}") from error
-        if len(data) > MAX_BYTES:
-            raise UnreadablePicture(f"{self.names[index]}: larger than {MAX_BYTES >> 20} MiB")
-        return data
+        """Return the bytes of one file. Raises UnreadablePicture."""
+        return bytes_of(self.names[index], self.folder / self._files[index])
 
 
 class Walk:

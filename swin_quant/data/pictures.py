@@ -10,12 +10,14 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from io import BytesIO
+from pathlib import Path
 from typing import cast
 
 import numpy as np
 from PIL import Image, ImageOps
 
 from swin_quant.base.errors import SwinQuantError
+from swin_quant.base.files import open_plain, reason
 
 # Only these decoders see the bytes; files with other extensions are left out. All of them tell a picture's size before
 # they allocate memory for it. PIL's other decoders run programs (EPS, WMF), unpack nested files at once (ICO, ICNS,
@@ -108,6 +110,24 @@ class SomePictures(Pictures):
 
     def open(self, index: int) -> bytes | Image.Image:
         return self.whole.open(self.indices[index])
+
+
+def bytes_of(name: str, path: Path, start: int = 0, size: int | None = None) -> bytes:
+    """The bytes of the picture `name`: `size` of a file from `start` on, or the whole file.
+
+    Raises UnreadablePicture, also for a special file, and for over 64 MiB.
+    """
+    try:
+        with open_plain(path) as file:
+            file.seek(start)
+            data = file.read(MAX_BYTES + 1 if size is None else min(size, MAX_BYTES + 1))
+    except OSError as error:
+        raise UnreadablePicture(f"{name}: {reason(error)}") from error
+    if len(data) > MAX_BYTES:
+        raise UnreadablePicture(f"{name}: larger than {MAX_BYTES >> 20} MiB")
+    if size is not None and len(data) < size:
+        raise UnreadablePicture(f"{name}: {path} is shorter than it was")
+    return data
 
 
 def is_picture(name: str) -> bool:

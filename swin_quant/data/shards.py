@@ -12,7 +12,7 @@ from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.base.files import open_plain, reason
 from swin_quant.base.progress import log
 from swin_quant.data.class_names import classed
-from swin_quant.data.pictures import MAX_BYTES, Pictures, UnreadablePicture, is_picture, printable
+from swin_quant.data.pictures import Pictures, bytes_of, is_picture, printable
 from swin_quant.data.source import DataRequest, DataSource, files_of
 
 _MAX_LABEL_BYTES = 64
@@ -67,19 +67,9 @@ class ShardPictures(Pictures):
         )
 
     def open(self, index: int) -> bytes:
-        """Return the bytes of one member. Raises UnreadablePicture, also when it is over 64 MiB."""
+        """Return the bytes of one member. Raises UnreadablePicture."""
         member = self._members[index]
-        if member.size > MAX_BYTES:
-            raise UnreadablePicture(f"{self.names[index]}: larger than {MAX_BYTES >> 20} MiB")
-        try:
-            with open_plain(self._shards[member.shard]) as file:
-                file.seek(member.start)
-                data = file.read(member.size)
-        except OSError as error:
-            raise UnreadablePicture(f"{self.names[index]}: {reason(error)}") from error
-        if len(data) < member.size:
-            raise UnreadablePicture(f"{self.names[index]}: its shard is shorter than it was")
-        return data
+        return bytes_of(self.names[index], self._shards[member.shard], member.start, member.size)
 
 
 def listed_shards(shards: Sequence[Path]) -> str:
