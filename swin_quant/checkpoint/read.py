@@ -1,6 +1,5 @@
 """Read the tensors of a weights file that somebody else wrote, without running any code in it."""
 
-import json
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -11,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from swin_quant.base.errors import SwinQuantError, first_line, listed
-from swin_quant.base.files import open_plain, parts_of, place_of, reason, sha256_of
+from swin_quant.base.files import open_plain, parts_of, place_of, require_file, sha256_of
 from swin_quant.base.pickled import Opaque
 from swin_quant.base.progress import log
 from swin_quant.base.reading import reads
@@ -84,8 +83,7 @@ def read_state_dict(
     if looks_like_ckpt(path, head):
         kind, content = "ckpt", read_ckpt(path)
     elif path.suffix == ".safetensors" or _has_header(head):
-        kind, content = "safetensors", _read_safetensors(path, head)
-        notes["metadata"] = _metadata(path)
+        kind, (content, notes["metadata"]) = "safetensors", _read_safetensors(path, head)
     elif head.startswith((_ZIP, _PICKLE)):
         kind, content = "pth", read_pickled(path)
     else:
@@ -112,16 +110,9 @@ def _read_parts(
 
 
 def _sniff(path: Path) -> bytes:
-    if not path.exists():
-        raise SwinQuantError(f"{path}: no such checkpoint")
-    if not path.is_file():
-        kind = "a directory" if path.is_dir() else "not a regular file"
-        raise SwinQuantError(f"{path}: is {kind}: give the checkpoint file")
-    try:
-        with open_plain(path) as file:
-            head = file.read(_SNIFFED)
-    except OSError as error:
-        raise SwinQuantError(f"{path}: the checkpoint cannot be read: {reason(error)}") from error
+    require_file(path, "checkpoint")
+    with open_plain(path) as file:
+        head = file.read(_SNIFFED)
     if not head:
         raise SwinQuantError(f"{path}: is empty (0 bytes): download or copy it again")
     for pattern, advice in _NOT_WEIGHTS:
@@ -135,22 +126,17 @@ def _has_header(head: bytes) -> bool:
     return head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= _MAX_HEADER
 
 
-def _read_safetensors(path: Path, head: bytes) -> dict[str, Tensor]:
-    from safetensors.torch import load_file
+def _read_safetensors(path: Path, head: bytes) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors and the metadata of a file."""
+    from safetensors import safe_open
 
     if len(head) < 8 or int.from_bytes(head[:8], "little") > _MAX_HEADER:
         raise SwinQuantError(f"{path}: is cut short or not a safetensors file (its header is too large)")
     try:
-        return load_file(path)
+        with safe_open(path, "pt") as file:
+            return {key: file.get_tensor(key) for key in file.keys()}, file.metadata() or {}
     except Exception as error:  # SafetensorError, and torch's errors for types and shapes that it lacks
         raise SwinQuantError(f"{path}: is cut short or not a safetensors file ({first_line(error, 160)})") from error
-
-
-def _metadata(path: Path) -> dict[str, str]:
-    """The metadata of a safetensors file that was read."""
-    with open_plain(path) as file:
-        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-    return dict(header.get("__metadata__") or {})
 
 
 @reads("checkpoint")
@@ -159,8 +145,6 @@ def read_pickled(path: Path) -> Any:
     try:
         with open_plain(path) as file:
             return read_torch(file)
-    except OSError as error:
-        raise SwinQuantError(f"{path}: the checkpoint cannot be read: {reason(error)}") from error
     except Foreign as error:
         names = listed(f"{name!r:.100}" for name in error.names)
         problem = f"asks for {names}, which could run code, and was refused: save only the model's state_dict"
