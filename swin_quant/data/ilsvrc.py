@@ -22,15 +22,15 @@ from swin_quant.data.folder import FolderPictures, Walk
 from swin_quant.data.pictures import printable
 from swin_quant.data.source import DataRequest, DataSource, subfolders
 
-PICTURE = re.compile(r"ILSVRC2012_val_([0-9]{8})\.(?:JPEG|jpeg|jpg|JPG|png)")
+PICTURE = re.compile(r"ILSVRC2012_val_[0-9]{8}\.(?:JPEG|jpeg|jpg|JPG|png)")
 # Each line begins with a wnid, in published order
 _WORDS = ("synset_words.txt", "LOC_synset_mapping.txt", "synsets.txt")
 _SPLITS = ("val", "validation")
 _MAX_META_BYTES, _MAX_INFLATED_BYTES = 8 << 20, 32 << 20
 _COMPRESSED = 15  # miCOMPRESSED of MAT files
 
-Labels = Callable[[str, int], str]
-"""Maps a picture's (stem, number) to its wnid; KeyError if it has none."""
+Labels = dict[str, str]
+"""The stem of a picture's name -> its wnid."""
 
 
 class IlsvrcPictures(FolderPictures):
@@ -55,10 +55,9 @@ class IlsvrcPictures(FolderPictures):
         index = {wnid: number for number, wnid in enumerate(self.class_names)}
         self.labels = []
         for name in self._files:
-            try:
-                wnid = labels(name.partition(".")[0], int(PICTURE.fullmatch(name)[1]))  # type: ignore[index]
-            except KeyError as error:
-                raise SwinQuantError(f"{path}: has no label for {name}") from error
+            wnid = labels.get(name.partition(".")[0])
+            if wnid is None:
+                raise SwinQuantError(f"{path}: has no label for {name}")
             if wnid not in index:
                 raise SwinQuantError(f"{path}: {name}: {printable(wnid)[:40]!r} is none of ImageNet's 1000 wnids")
             self.labels.append(index[wnid])
@@ -85,14 +84,13 @@ def _numbered_names(path: Path, places: list[Path], order: list[str]) -> Labels:
         if not re.fullmatch("[0-9]{1,4}", label) or int(label) >= len(order):
             raise SwinQuantError(f"{path}, line {number}: expected a name and a number from 0 to {len(order) - 1}")
         found[Path(name.strip()).name.partition(".")[0]] = order[int(label)]
-    return lambda stem, number: found[stem]
+    return found
 
 
 def _solution(path: Path, places: list[Path], order: list[str]) -> Labels:
     """Kaggle's lines: the stem, a comma, the wnid and its box."""
     rows = [line.replace(",", " ").split() for line in _lines(path)]
-    found = {row[0]: row[1] for row in rows if len(row) > 1}
-    return lambda stem, number: found[stem]
+    return {row[0]: row[1] for row in rows if len(row) > 1}
 
 
 def _line_by_line(path: Path, places: list[Path], order: list[str]) -> Labels:
@@ -111,8 +109,7 @@ def _ground_truth(path: Path, places: list[Path], order: list[str]) -> Labels:
 
 
 def _at(wnids: list[str]) -> Labels:
-    numbered = dict(enumerate(wnids, 1))
-    return lambda stem, number: numbered[number]
+    return {f"ILSVRC2012_val_{number:08d}": wnid for number, wnid in enumerate(wnids, 1)}
 
 
 def _lines(path: Path) -> list[str]:

@@ -47,7 +47,7 @@ class Input:
         """Why `given` cannot be this input, or empty."""
         if tuple(given.shape[1:]) != self.shape or given.dim() == 0 or given.is_floating_point() != self.is_float:
             wanted = ", ".join(map(str, ("B", *self.shape)))
-            return f"{self.name} is {_said(given)}: must be {self.type} [{wanted}]"
+            return f"{self.name} is {said(given)}: must be {self.type} [{wanted}]"
         if not self.is_float and given.numel() and (largest := int(given.long().abs().max())) > _LARGEST:
             return f"{self.name} holds {largest}: the largest is {_LARGEST}"
         return ""
@@ -68,7 +68,7 @@ class Inputs:
                 raise UsageError(f"input {name!r:.60}: must be the name of an argument")
             if not isinstance(given, Tensor) or given.dim() == 0 or given.dtype not in _NAMES or not len(given):
                 kinds = " or ".join(TYPES)
-                raise UsageError(f"input {name} is {_said(given)}: give an example of one or more: {kinds} [B, ...]")
+                raise UsageError(f"input {name} is {said(given)}: give an example of one or more: {kinds} [B, ...]")
             values = given[0].flatten().tolist() if not given.is_floating_point() else []
             example = values[:1] if len(set(values)) == 1 else values
             found.append(Input(name, tuple(given.shape[1:]), _NAMES[given.dtype], tuple(map(int, example))))
@@ -107,7 +107,7 @@ class Inputs:
         if isinstance(given, Tensor) and tuple(given.shape[1:]) == self.shape and given.dtype is torch.float32:
             return given
         if not isinstance(given, Mapping):
-            raise UsageError(f"inputs are {_said(given)}: give a mapping of {listed(self.names, 8)}")
+            raise UsageError(f"inputs are {said(given)}: give a mapping of {listed(self.names, 8)}")
         if missing := [name for name in self.names if name not in given]:
             raise UsageError(f"inputs lack {listed(missing, 8)}: give {listed(self.names, 8)}")
         if unknown := [str(name) for name in given if name not in self.names]:
@@ -149,9 +149,10 @@ def _tensor(one: Input, given: Any) -> Tensor:
     try:
         return given if isinstance(given, Tensor) else torch.as_tensor(np.asarray(given))
     except (TypeError, ValueError, RuntimeError):
-        raise UsageError(f"input {one.name} is {_said(given)}: give a tensor") from None
+        raise UsageError(f"input {one.name} is {said(given)}: give a tensor") from None
 
 
-def _said(given: Any) -> str:
+def said(given: Any) -> str:
+    """The type and shape of an array or tensor; of anything else its class."""
     shape = getattr(given, "shape", None)
     return type(given).__name__ if shape is None else f"{str(given.dtype).removeprefix('torch.')} {list(shape)}"

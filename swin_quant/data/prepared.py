@@ -13,7 +13,7 @@ from torch import Tensor
 from swin_quant.base.errors import UsageError
 from swin_quant.base.progress import log, track
 from swin_quant.config.sides import shown
-from swin_quant.data.inputs import Inputs
+from swin_quant.data.inputs import Inputs, said
 from swin_quant.data.named import pictures_of
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import chunks
@@ -68,7 +68,7 @@ class Prepared:
             yield self.inputs.pack(given)
             return
         whole = f", {', '.join(map(str, self.known.sides))}, 3]" if self.takes_pixels else None
-        if whole and _kind(given).startswith("uint8 [") and _kind(given).endswith(whole):
+        if whole and said(given).startswith("uint8 [") and said(given).endswith(whole):
             self.took = "pixels of the file's size: taken as they are"
             yield torch.as_tensor(given)
         elif pictures := pictures_of(given):
@@ -95,20 +95,13 @@ def _tensor(given: Any, shape: tuple[int, ...] | None) -> Tensor:
         with contextlib.suppress(TypeError, RuntimeError):  # numpy's types that torch lacks; shapes that differ
             tensors = [torch.as_tensor(item) for item in items]
             return tensors[0] if items is not given else torch.stack(tensors)
-    came = " and ".join(sorted({_kind(item) for item in items})) or "empty"
+    came = " and ".join(sorted({said(item) for item in items})) or "empty"
     came = came if items is not given else f"a list of {came}" if items else "an empty list"
     wanted = ", ".join(map(str, shape)) if shape else "3, H, W"
     raise UsageError(
         f"images are {came}: give float [B, {wanted}], preprocessed, or pictures: files, folders, PIL's, uint8 "
         "[B, H, W, 3] or a list of one of these"
     )
-
-
-def _kind(item: Any) -> str:
-    shape = getattr(item, "shape", None)
-    if shape is None:
-        return type(item).__name__
-    return f"{str(item.dtype).removeprefix('torch.')} {list(shape)}"
 
 
 def fault(
@@ -121,8 +114,7 @@ def fault(
     shape, channels = list(images.shape), wanted[0] if wanted else 3 if preprocess else None
     if wanted and len(wanted) != 3:
         if tuple(shape[1:]) != wanted or not images.is_floating_point():
-            actual = f"{str(images.dtype).removeprefix('torch.')} {shape}"
-            return f"inputs are {actual}: must be float [B, {', '.join(map(str, wanted))}]"
+            return f"inputs are {said(images)}: must be float [B, {', '.join(map(str, wanted))}]"
         return ""
     if images.dim() != 4:
         return f"images {shape}: must be [B, {channels or 'channels'}, H, W]; one picture is images[None]"
