@@ -131,14 +131,7 @@ def load_for_scoring(
     names = [] if card else names_of(cfg, checkpoint, replace_head)
     checkpoint.forget()
     if card is None:
-        card = RunCard(
-            cfg.MODEL.NAME,
-            portable_config(cfg),
-            Preprocess.from_config(cfg).to_dict(),
-            source.record(),
-            policy=policies[0].to_dict() if policies else None,
-            class_names=names,
-        )
+        card = _card(cfg, source.record(), policy=policies[0].to_dict() if policies else None, class_names=names)
     return Model(module.to(world.device), card=card, file=checkpoint.file), policies
 
 
@@ -157,10 +150,8 @@ def load_float_model(
     if checkpoint is None:
         log.warning("no checkpoint: these are random weights, good for timing only")
     refuse_changed_features(str(checkpoint), before, cfg)
-    card = RunCard(
-        cfg.MODEL.NAME,
-        portable_config(cfg),
-        Preprocess.from_config(cfg).to_dict(),
+    card = _card(
+        cfg,
         source_of_result(before, source.record() if source else None),
         training=before.training if before else None,
         calibration=before.calibration if before else None,
@@ -169,6 +160,11 @@ def load_float_model(
     if checkpoint:
         checkpoint.forget()
     return Model(module.to(world.device), card=card), source
+
+
+def _card(cfg: CfgNode, source: SourceRecord | None, **known: Any) -> RunCard:
+    """The run card of a model of `cfg` with weights from `source`."""
+    return RunCard(cfg.MODEL.NAME, portable_config(cfg), Preprocess.from_config(cfg).to_dict(), source, **known)
 
 
 def giving(card: RunCard, cfg: CfgNode) -> RunCard:

@@ -2,8 +2,8 @@
 
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -141,19 +141,6 @@ _TRAINING_ONLY = re.compile(
 )
 
 
-@dataclass
-class _Faults:
-    """How a file differs from a model, by kind; `unfit` holds `key (reason)`."""
-
-    missing: list[str] = field(default_factory=list)
-    unexpected: list[str] = field(default_factory=list)
-    unfit: list[str] = field(default_factory=list)
-
-    def __str__(self) -> str:
-        kinds = (("missing", self.missing), ("unexpected", self.unexpected), ("unfit", self.unfit))
-        return "; ".join(f"{len(keys)} {kind}: {listed(keys, 3)}" for kind, keys in kinds if keys)
-
-
 def _assign(model: nn.Module, weights: Mapping[str, Tensor], ranges: Mapping[str, Tensor]) -> None:
     model.load_state_dict(weights, strict=False)  # absent keys are derived or replaced, as was checked
     assign_ranges(model, ranges)
@@ -175,10 +162,11 @@ def _checked_weights(
         wanted |= {key: torch.empty(factors.channels)} if key in stored else {}
     if resizes:
         stored = _at_model_size(_without_foreign(stored, wanted, path), wanted, _grids(model), read.source)
-    faults = _compare(stored, wanted)
-    if str(faults):
-        diagnosis = _diagnosis(faults, stored, wanted, can_replace=replace_head is not None)
-        raise SwinQuantError(f"{path}: does not fit the model: {diagnosis}{faults}")
+    faults = {kind: keys for kind, keys in _compare(stored, wanted).items() if keys}
+    if faults:
+        diagnosis = _diagnosis(sum(faults.values(), []), stored, wanted, can_replace=replace_head is not None)
+        shown = "; ".join(f"{len(keys)} {kind}: {listed(keys, 3)}" for kind, keys in faults.items())
+        raise SwinQuantError(f"{path}: does not fit the model: {diagnosis}{shown}")
     for key, value in stored.items():
         if not torch.isfinite(value.float()).all():  # in the model's type
             raise SwinQuantError(f"{path}: {key} holds NaN or Inf: the checkpoint is broken, use another one")
@@ -219,20 +207,21 @@ def _at_model_size(
     return {key: value for key, value in found.items() if key not in stale}
 
 
-def _compare(stored: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> _Faults:
-    faults = _Faults()
-    faults.missing = [key for key in wanted if key not in stored and not _is_derived(key)]
+def _compare(stored: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> dict[str, list[str]]:
+    """How a file differs from a model, by kind: keys, or `key (reason)`."""
+    missing = [key for key in wanted if key not in stored and not _is_derived(key)]
+    unexpected, unfit = [], []
     for key, value in stored.items():
         if key not in wanted:
-            faults.unexpected.append(key)
+            unexpected.append(key)
         elif value.shape != wanted[key].shape:
-            faults.unfit.append(f"{key} (is {list(value.shape)}, must be {list(wanted[key].shape)})")
+            unfit.append(f"{key} (is {list(value.shape)}, must be {list(wanted[key].shape)})")
         elif _is_derived(key):
             if not _equal(value, wanted[key].cpu()):
-                faults.unfit.append(f"{key} (other values: another window, image size or pretrained window)")
+                unfit.append(f"{key} (other values: another window, image size or pretrained window)")
         elif not value.is_floating_point() and wanted[key].is_floating_point():
-            faults.unfit.append(f"{key} (is {value.dtype}, must be floating point)")
-    return faults
+            unfit.append(f"{key} (is {value.dtype}, must be floating point)")
+    return {"missing": missing, "unexpected": unexpected, "unfit": unfit}
 
 
 def _is_derived(key: str) -> bool:
@@ -255,12 +244,14 @@ def _equal(value: Tensor, reference: Tensor) -> bool:
     return torch.allclose(value.double(), reference.double(), rtol=0.0, atol=rounding)
 
 
-def _diagnosis(faults: _Faults, stored: Mapping[str, Tensor], wanted: Mapping[str, Tensor], can_replace: bool) -> str:
+def _diagnosis(
+    faults: Sequence[str], stored: Mapping[str, Tensor], wanted: Mapping[str, Tensor], can_replace: bool
+) -> str:
     """The reason for the faults as a sentence, if the shapes show it; else empty."""
     file, model = geometry(stored), geometry(wanted)
     if model and (not file or unsupported_kind(stored)):
         return f"it is {described(stored)}; "
-    if all(key.split(" ")[0] in _head() for key in (*faults.missing, *faults.unexpected, *faults.unfit)):
+    if all(key.split(" ")[0] in _head() for key in faults):
         theirs, ours = file.get("NUM_CLASSES", _classes(stored)), model.get("NUM_CLASSES", _classes(wanted) or 0)
         advice = ": pass ‹replace_head› to load the rest and initialise a new head" if can_replace else ""
         if theirs:

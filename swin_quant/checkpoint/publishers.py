@@ -177,15 +177,7 @@ ARGUMENTS: Table = {
 # Microsoft's configuration tree: the section of the model's TYPE, and dotted keys beside it.
 MICROSOFT: Table = {
     **{key.upper(): rule for key, rule in {**ARGUMENTS, **_SAME}.items() if isinstance(rule, Sets)},
-    "DATA.IMG_SIZE": Sets("DATA.IMG_SIZE"),
-    "DATA.INTERPOLATION": Sets("DATA.INTERPOLATION"),
-    "DATA.MEAN": Sets("DATA.MEAN", entries),
-    "DATA.STD": Sets("DATA.STD", entries),
-    "TEST.CROP": Sets("TEST.CROP"),
-    "TEST.CROP_RATIO": Sets("TEST.CROP_RATIO"),
-    "TEST.SHAPE": Sets("TEST.SHAPE"),
-    "MODEL.TYPE": Sets("MODEL.TYPE"),
-    "MODEL.NUM_CLASSES": Sets("MODEL.NUM_CLASSES"),
+    **{key: Sets(key, entries) for key in (*HOW_PREPARED, "DATA.IMG_SIZE", "MODEL.TYPE", "MODEL.NUM_CLASSES")},
     "NORM_BEFORE_MLP": Only((None, "ln")),
     **_each(
         IGNORED,

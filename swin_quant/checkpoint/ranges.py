@@ -181,38 +181,31 @@ def checked_ranges(model: nn.Module, state: Mapping[str, Tensor], path: Path) ->
     range without a node is a fault, but for a captured network: an earlier version gave more of it nodes.
     """
     nodes, gone, is_captured = named_nodes(model), [], hasattr(model, "products")
-    stored = {key.removesuffix(SUFFIX): value for key, value in state.items() if key.endswith(SUFFIX)}
-    ends = {key.removesuffix(BOUNDS): value for key, value in state.items() if key.endswith(BOUNDS)}
     faults: dict[str, list[str]] = defaultdict(list)
     on = {name: node.setting for name, node in nodes.items() if node.setting.enabled}
-    faults["missing"] = [name for name in on if name not in stored]
-    without = [name for name, setting in on.items() if not setting.symmetric and name not in ends]
+    faults["missing"] = [name for name in on if name + SUFFIX not in state]
+    without = [name for name, setting in on.items() if not setting.symmetric and name + BOUNDS not in state]
     faults["without the lower end that a zero point needs (_bounds)"] = without
     ranges: dict[str, Tensor] = {}
-    for name, value in stored.items():
-        if name not in nodes and is_captured:
+    for key, value in state.items():
+        if not is_range(key):
+            continue
+        name, are_ends = key.rpartition(".")[0], key.endswith(BOUNDS)
+        node = nodes.get(name)
+        if node is None and is_captured:
             gone.append(name)
-            continue
-        if name not in nodes:
-            faults["of no node of this model"].append(name)
-            continue
-        if fault := _fault(value, _rows(model, name, nodes[name])):
-            faults[fault].append(name)
-        else:
-            ranges[name + SUFFIX] = value.float().reshape(()) if value.numel() == 1 else value.float()
-    for name, value in ends.items():
-        if name not in nodes and is_captured:
-            continue
-        if name not in nodes or nodes[name].role is Role.GEMM_WEIGHT:
+        elif are_ends and (node is None or node.role is Role.GEMM_WEIGHT):
             faults["of no activation of this model (_bounds)"].append(name)
-        elif fault := _fault_of_ends(value):
+        elif node is None:
+            faults["of no node of this model"].append(name)
+        elif fault := _fault_of_ends(value) if are_ends else _fault(value, _rows(model, name, node)):
             faults[fault].append(name)
         else:
-            ranges[name + BOUNDS] = value.float()
+            ranges[key] = value.float().reshape(()) if value.numel() == 1 else value.float()
     if text := "; ".join(f"{len(names)} {fault}: {listed(names)}" for fault, names in faults.items() if names):
         raise SwinQuantError(f"{path}: its ranges (_amax) cannot be used: {text}; calibrate the model again")
     if gone:
-        log.info("%s: ranges of no node of this model, left out: %s", path, listed(gone, 3))
+        log.info("%s: ranges of no node of this model, left out: %s", path, listed(dict.fromkeys(gone), 3))
     return ranges
 
 

@@ -219,7 +219,9 @@ class ParquetPictures(Pictures):
         with reading(self._paths[number], "Parquet file"):
             column = _pictures_in(self._file(number))
             assert column is not None  # the file was opened with it
-            most = min(_MAX_GROUP_BYTES, self._room(number, group, column))
+            chunk = self._file(number).metadata.row_group(group).column(column.number)
+            stored = min(chunk.total_compressed_size, self._paths[number].stat().st_size)
+            most = min(_MAX_GROUP_BYTES, _FREE_BYTES + _TIMES * stored)
             for values in self._values(number, [group], column):
                 total += values.nbytes
                 if total > most:
@@ -266,11 +268,6 @@ class ParquetPictures(Pictures):
         for batch in file.iter_batches(rows, row_groups=list(groups), columns=[column.path]):
             values = batch.column(0)
             yield values.flatten()[0] if hasattr(values, "flatten") else values
-
-    def _room(self, number: int, group: int, column: _Column) -> int:
-        """The most bytes that a row group may unpack to."""
-        chunk = self._file(number).metadata.row_group(group).column(column.number)
-        return _FREE_BYTES + _TIMES * min(chunk.total_compressed_size, self._paths[number].stat().st_size)
 
 
 def _pictures_in(file: Any) -> _Column | None:

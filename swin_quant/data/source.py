@@ -1,6 +1,7 @@
 """A kind of data set: its prefix, how its files are found, and how they are opened."""
 
 import glob
+import math
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -90,10 +91,7 @@ def _braces(place: str) -> Iterator[str]:
     """The expansions of `{0000..0009}` and `{a,b}`, in order, as in webdataset's names of shards."""
     parts = re.split(r"\{([^{}]*)\}", place)
     choices = [_choices(part, place) if index % 2 else [part] for index, part in enumerate(parts)]
-    count = 1
-    for each in choices:
-        count *= len(each)
-    if count > _MAX_FILES:
+    if (count := math.prod(map(len, choices))) > _MAX_FILES:
         raise UsageError(f"{place}: stands for {count:,} files: at most {_MAX_FILES:,}")
     return map("".join, product(*choices))
 
