@@ -14,22 +14,15 @@ from swin_quant.base.compat import import_timm
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.checkpoint import OpenedCheckpoint, Source, Weights, load_float, save_calibrated, save_float
 from swin_quant.checkpoint.identify import config_for
-from swin_quant.config import architecture, from_dict, load_config
+from swin_quant.config import architecture, load_config
 from swin_quant.config.load import shipped_configs
 from swin_quant.models import build_model
 from swin_quant.models.windows import relative_coords_table
 from swin_quant.quant.quantizer import named_nodes
+from tests.helpers.settings import small_config as config
 
 SHIPPED = shipped_configs()
 TABLES = ("relative_position_index", "attn_mask", "relative_coords_table")
-
-
-def config(kind="swin", image=32, classes=10, **keys):
-    keys = {"PATCH_SIZE": 2, "EMBED_DIM": 16, "DEPTHS": [2, 2], "NUM_HEADS": [1, 2], "WINDOW_SIZE": 4, **keys}
-    if kind == "swinv2":
-        keys.setdefault("PRETRAINED_WINDOW_SIZES", [0] * len(keys["DEPTHS"]))
-    tree = {"DATA": {"IMG_SIZE": image}, "MODEL": {"TYPE": kind, "NUM_CLASSES": classes, kind.upper(): keys}}
-    return from_dict(tree, "test")
 
 
 def on_meta(cfg):
@@ -324,23 +317,8 @@ def test_timms_files_are_identified(tmp_path, name, kind, window):
 
 
 def test_the_card_beside_it_comes_first(tmp_path, run, micro, pictures):
-    run(
-        "calibrate",
-        "--cfg",
-        micro / "swin.yaml",
-        "--checkpoint",
-        micro / "swin.pth",
-        "--data-path",
-        pictures,
-        "--output",
-        tmp_path,
-        "--policy",
-        "ft-mode1",
-        "--pictures",
-        2,
-        "--batch",
-        2,
-    )
+    more = "--policy ft-mode1 --pictures 2 --batch 2 --data-path".split()
+    run("calibrate", micro / "swin.pth", "--cfg", micro / "swin.yaml", "--output", tmp_path, *more, pictures)
     file = tmp_path / "swin_micro_calib.pth"
     assert config_for(file).TEST.CROP is False, "the card's, which no tensor tells"
     assert config_for(file, {"DATA.BATCH_SIZE": 3}).DATA.BATCH_SIZE == 3

@@ -7,25 +7,18 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from swin_quant.base.compat import import_timm
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.checkpoint import load_calibrated, load_float, save_calibrated, save_float
-from swin_quant.config import from_dict
 from swin_quant.models import build_model
 from swin_quant.quant.quantizer import named_nodes
-from tests.helpers.settings import change
+from tests.helpers.settings import change, small_config
 
 SHARED = Path(os.environ.get("SWIN_QUANT_SHARED", Path(__file__).parents[3] / "shared")) / "checkpoints"
-GEOMETRY = {"PATCH_SIZE": 2, "EMBED_DIM": 16, "DEPTHS": [2, 2], "NUM_HEADS": [1, 2], "WINDOW_SIZE": 4}
 
 
-def model(kind="swin", *, classes=10, image=32, seed=0, **geometry):
+def model(kind="swin", *, seed=0, **keys):
     torch.manual_seed(seed)
-    geometry = {**GEOMETRY, **geometry}
-    if kind == "swinv2":
-        geometry.setdefault("PRETRAINED_WINDOW_SIZES", [0] * len(geometry["DEPTHS"]))
-    tree = {"DATA": {"IMG_SIZE": image}, "MODEL": {"TYPE": kind, "NUM_CLASSES": classes, kind.upper(): geometry}}
-    return build_model(from_dict(tree, "test"))
+    return build_model(small_config(kind, **keys))
 
 
 def calibrated(kind="swin", seed=1):
@@ -78,23 +71,6 @@ def test_every_container_loads_bit_for_bit(tmp_path, kind):
         assert not equal(made, source)
         assert load_float(made, tmp_path / name).path == tmp_path / name
         assert equal(made, source), name
-
-
-@pytest.mark.parametrize(
-    ("name", "kind", "window"), [("swin_tiny_patch4_window7_224", "swin", 7), ("swinv2_tiny_window8_256", "swinv2", 8)]
-)
-def test_timms_weights_give_timms_logits(tmp_path, name, kind, window):
-    sizes = {"embed_dim": 16, "depths": (2, 2), "num_heads": (1, 2), "num_classes": 10, "img_size": 4 * window}
-    torch.manual_seed(3)
-    theirs = import_timm().create_model(name, **sizes, window_size=window, patch_size=2).eval()
-    for parameter in theirs.parameters():
-        torch.nn.init.normal_(parameter, std=0.2)
-    ours = model(kind, image=4 * window, WINDOW_SIZE=window)
-    source = load_float(ours, save(theirs.state_dict(), tmp_path / "timm.pth"))
-    assert source.format == "pth, timm names"
-    pictures = torch.randn(2, 3, 4 * window, 4 * window)
-    with torch.no_grad():
-        torch.testing.assert_close(ours(pictures), theirs(pictures), rtol=1e-5, atol=1e-5)
 
 
 def test_half_precision_becomes_float32(tmp_path):
@@ -244,20 +220,6 @@ def test_float_loading_ignores_ranges_and_forgets_the_models(tmp_path):
     load_float(made, tmp_path / "x_calib.pth")
     assert torch.equal(made.head.weight, source.head.weight)
     assert all(node.amax is None for node in named_nodes(made).values())
-
-
-@pytest.mark.parametrize("kind", ["swin", "swinv2"])
-def test_a_calibrated_file_brings_every_range(tmp_path, kind):
-    source = calibrated(kind)
-    save_calibrated(source, tmp_path / "x_calib.pth")
-    made = model(kind)
-    load_calibrated(made, tmp_path / "x_calib.pth")
-    assert equal(made, source)
-    # FasterTransformer's QAT files wrap the same content
-    save({"model": state_of(source), "epoch": 3}, tmp_path / "ckpt_epoch_3.pth")
-    made = model(kind)
-    load_calibrated(made, tmp_path / "ckpt_epoch_3.pth")
-    assert equal(made, source)
 
 
 def test_ranges_of_one_element_and_per_channel_weights(tmp_path):

@@ -14,12 +14,12 @@ from swin_quant.base.compat import import_timm
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.checkpoint.identify import config_for, config_given
 from swin_quant.checkpoint.publishers import MICROSOFT, PROCESSOR, TIMM, TRANSFORMERS, Sets
-from swin_quant.config import from_dict, to_dict
+from swin_quant.config import to_dict
 from swin_quant.config.values import leaves, value_at
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.models import build_model
+from tests.helpers.settings import small_config as cfg_of
 
-KEYS = {"PATCH_SIZE": 2, "EMBED_DIM": 16, "DEPTHS": [2, 2], "NUM_HEADS": [1, 2], "WINDOW_SIZE": 4}
 SWIN = {
     "model_type": "swin",
     "image_size": 32,
@@ -33,12 +33,6 @@ SWIN = {
 VIT = {"image_processor_type": "ViTImageProcessor", "size": {"height": 32, "width": 32}}
 ARGUMENTS = {"img_size": 32, "patch_size": 2, "embed_dim": 16, "depths": [2, 2], "num_heads": [1, 2], "window_size": 4}
 TABLES = ("relative_position_index", "attn_mask", "relative_coords_table")
-
-
-def cfg_of(kind="swin", **keys):
-    keys = KEYS | ({"PRETRAINED_WINDOW_SIZES": [0, 0]} if kind == "swinv2" else {}) | keys
-    tree = {"DATA": {"IMG_SIZE": 32}, "MODEL": {"TYPE": kind, "NUM_CLASSES": 10, kind.upper(): keys}}
-    return from_dict(tree, "test")
 
 
 def trained(kind="swin", **keys):

@@ -25,7 +25,7 @@ def shape(image, window, kind="swin", **more):
     return {"IMG_SIZE": image, "PATCH_SIZE": 2, "WINDOW_SIZE": window, "DEPTHS": [2, 2], "NUM_HEADS": [1, 2], **more}
 
 
-@pytest.mark.parametrize(("image", "window"), [(32, 4), (64, 4), (64, 8), (24, 6)])
+@pytest.mark.parametrize(("image", "window"), [(32, 8), (32, 4), (64, 4), (64, 8), (24, 6)])
 @pytest.mark.parametrize("kind", NAMES)
 def test_timms_weights_at_another_size_give_timms_logits(kind, image, window, tiny_model, tmp_path, caplog):
     sizes = {"embed_dim": 16, "depths": (2, 2), "num_heads": (1, 2), "num_classes": 10, "patch_size": 2}
@@ -39,7 +39,7 @@ def test_timms_weights_at_another_size_give_timms_logits(kind, image, window, ti
     module = importlib.import_module(type(resized).__module__)
     resized.load_state_dict(module.checkpoint_filter_fn(dict(state), resized))
     ours = tiny_model(kind, EMBED_DIM=16, **shape(image, window, kind))
-    load_float(ours, tmp_path / "timm.pth")
+    assert load_float(ours, tmp_path / "timm.pth").format == "pth, timm names"
     pictures = torch.randn(2, 3, image, image)
     with torch.no_grad():
         torch.testing.assert_close(ours(pictures), resized(pictures), rtol=1e-5, atol=1e-5)

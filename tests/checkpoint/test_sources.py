@@ -17,18 +17,15 @@ from swin_quant.checkpoint import load_float, read_weights
 from swin_quant.checkpoint.identify import config_for
 from swin_quant.checkpoint.sources import local_file, name_of
 from swin_quant.cli import main
-from swin_quant.config import from_dict
 from swin_quant.models import build_model
+from tests.helpers.settings import small_config
 
 TIMM = "swin_tiny_patch4_window7_224.ms_in1k"
 REVISION = "0123456789" * 4
 
 
 def model(window=4, image=32, kind="swin"):
-    keys = {"PATCH_SIZE": 2, "EMBED_DIM": 16, "DEPTHS": [2, 2], "NUM_HEADS": [1, 2], "WINDOW_SIZE": window}
-    keys |= {"PRETRAINED_WINDOW_SIZES": [0, 0]} if kind == "swinv2" else {}
-    tree = {"DATA": {"IMG_SIZE": image}, "MODEL": {"TYPE": kind, "NUM_CLASSES": 10, kind.upper(): keys}}
-    return build_model(from_dict(tree, "test"))
+    return build_model(small_config(kind, image, WINDOW_SIZE=window))
 
 
 def weights(made=None):

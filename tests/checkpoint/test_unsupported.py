@@ -11,8 +11,8 @@ from swin_quant.checkpoint import load_float, read_weights
 from swin_quant.checkpoint.identify import config_for
 from swin_quant.checkpoint.names import to_microsoft
 from swin_quant.checkpoint.unsupported import described, unsupported_kind
-from swin_quant.config import from_dict
 from swin_quant.models import build_model
+from tests.helpers.settings import small_config
 
 
 @functools.cache
@@ -112,10 +112,8 @@ def test_commands_and_functions_say_it(tmp_path):
     torch.save({"layer1.0.conv1.weight": torch.zeros(1), "layer1.0.bn1.weight": torch.zeros(1)}, file)
     with pytest.raises(SwinQuantError, match=f"^{file}: is a ResNet, no Swin; if timm has the model, say which: "):
         config_for(file)
-    tree = {"PATCH_SIZE": 2, "EMBED_DIM": 16, "DEPTHS": [1], "NUM_HEADS": [1], "WINDOW_SIZE": 4}
-    model = build_model(from_dict({"DATA": {"IMG_SIZE": 32}, "MODEL": {"SWIN": tree}}, "test"))
     with pytest.raises(SwinQuantError, match="does not fit the model: it is a ResNet, no Swin; "):
-        load_float(model, file)
+        load_float(build_model(small_config()), file)
 
 
 def test_lightnings_prefix_is_taken_off(tmp_path):
