@@ -46,6 +46,7 @@ from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import Result
 from swin_quant.checkpoint import load_calibrated, load_float
 from swin_quant.checkpoint.identify import config_for
+from swin_quant.checkpoint.mindspore import ckpt_of
 from swin_quant.checkpoint.names import to_mindspore
 from swin_quant.checkpoint.opened import open_checkpoint
 from swin_quant.cli.flags import add_flags, options_from
@@ -143,27 +144,9 @@ def safe_tensors() -> list[Files]:
 
 
 def ckpts() -> list[Files]:
-    """MindSpore's messages of (tag, (dims, type, content)), each with its length before it."""
-
-    def field(number: int, data: bytes) -> bytes:
-        size, prefix = len(data), bytearray([number << 3 | 2])
-        while size > 127:
-            prefix.append(size & 127 | 128)
-            size >>= 7
-        return bytes([*prefix, size]) + data
-
-    def one(name: str, tensor: torch.Tensor) -> bytes:
-        dims = b"".join(b"\x08" + bytes([size & 127 | 128, size >> 7]) for size in tensor.shape)
-        kind = {torch.float32: b"Float32", torch.float16: b"Float16"}[tensor.dtype]
-        content = dims + field(2, kind) + field(3, tensor.numpy().tobytes())
-        return field(1, field(1, name.encode()) + field(2, content))
-
     state = {key: value for key, value in model().state_dict().items() if not key.endswith(("_amax", "index", "mask"))}
-    named = to_mindspore(state)
-    return [
-        {"x.ckpt": b"".join(one(key, value.to(kind).contiguous()) for key, value in named.items())}
-        for kind in (torch.float32, torch.float16)
-    ]
+    kinds = (torch.float32, torch.float16)
+    return [{"x.ckpt": ckpt_of({key: x.to(kind) for key, x in to_mindspore(state).items()})} for kind in kinds]
 
 
 def dumps() -> list[Files]:
