@@ -87,7 +87,7 @@ def pictures_of(cfg, data_path: str, split: str) -> Pictures:
     """A split; for scoring digits, which are few, with moved copies."""
     from swin_quant.data.sources import open_pictures
 
-    found = open_pictures(data_path, split, zip_mode=True, cache_mode="no", num_classes=cfg.MODEL.NUM_CLASSES)
+    found = open_pictures(data_path, split, zip_mode=True, num_classes=cfg.MODEL.NUM_CLASSES)
     return MovedDigits(found) if data_path == DIGITS and split == "val" else found
 
 

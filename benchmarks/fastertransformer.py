@@ -145,7 +145,7 @@ def changes(stored: Stored, model: Swin) -> dict[str, Callable]:
 
 def pictures(card: RunCard, data_path: str, zipped: bool, count: int) -> tuple[Tensor, Tensor]:
     """The first pictures of val and their labels."""
-    found = open_pictures(data_path, "val", zip_mode=zipped, cache_mode="no")
+    found = open_pictures(data_path, "val", zip_mode=zipped)
     preprocess = Preprocess.from_dict(card.preprocess)
     chosen = range(0, len(found), max(len(found) // count, 1))[:count]
     return torch.stack([preprocess(found.read(i)) for i in chosen]), torch.tensor([found.labels[i] for i in chosen])

@@ -60,7 +60,7 @@ def scored(name: str, data_path: Path, count: int) -> list[list[str]]:
     cfg = load_config(ROOT / "examples" / "checkpoints" / f"{name}.yaml")
     model = build_model(cfg).eval()
     load_float(model, ROOT / "examples" / "checkpoints" / f"{name}.safetensors")
-    preprocess, where = Preprocess.from_config(cfg), {"zip_mode": True, "cache_mode": "no", "num_classes": 10}
+    preprocess, where = Preprocess.from_config(cfg), {"zip_mode": True, "num_classes": 10}
     train, val = (open_pictures(str(data_path), split, **where) for split in ("train", "val"))
     calibrating = load_batches(train, preprocess, chunks(sample(len(train), 80, 0), 8))
     calibration = observe(model, [batch.images for batch in calibrating])

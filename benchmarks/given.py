@@ -51,7 +51,7 @@ def folders_of(data: Path, target: Path) -> Path:
     for split, count in COUNTS.items():
         if (target / split).exists():
             continue
-        pictures = open_pictures(str(data), split, zip_mode=True, cache_mode="no", num_classes=10)
+        pictures = open_pictures(str(data), split, zip_mode=True, num_classes=10)
         names = (data / "classes.txt").read_text().split()
         left = dict.fromkeys(range(10), count // 10)
         for index, label in enumerate(pictures.labels):

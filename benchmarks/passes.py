@@ -247,7 +247,7 @@ def pictures(shared: Path, file: Path, split: str, count: int | None, seed: int 
         from swin_quant.data.sources import open_pictures
 
         cfg = load_config(file.with_suffix(".yaml"))
-        opened = open_pictures(str(shared / "data/cifar10"), split, zip_mode=True, cache_mode="no", num_classes=10)
+        opened = open_pictures(str(shared / "data/cifar10"), split, zip_mode=True, num_classes=10)
         indices = list(range(len(opened))) if count is None else sample(len(opened), count, seed)
         batches = list(load_batches(opened, Preprocess.from_config(cfg), chunks(indices, 200)))
         _cache[key] = torch.cat([b.images for b in batches]), torch.cat([b.labels for b in batches])

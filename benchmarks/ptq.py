@@ -133,7 +133,7 @@ def rows_of_bits(config: Path, weights: Path, data: Path, policy: str) -> list[l
     cfg = load_config(config)
     model = build_model(cfg)
     load_float(model, weights)
-    pictures = open_pictures(str(data), "train", zip_mode=True, cache_mode="no", num_classes=10)
+    pictures = open_pictures(str(data), "train", zip_mode=True, num_classes=10)
     chosen = sample(len(pictures), 2048, 0)
     seen, others = (
         list(load_batches(pictures, Preprocess.from_config(cfg), chunks(indices, 8)))

@@ -105,7 +105,7 @@ def choose(args: argparse.Namespace) -> list[list[str]]:
         cfg = load_config(ROOT / "examples" / "checkpoints" / f"{name}.yaml")
         model = build_model(cfg)
         load_float(model, ROOT / "examples" / "checkpoints" / f"{name}.safetensors")
-        pictures = open_pictures(str(args.data_path), "train", zip_mode=True, cache_mode="no", num_classes=10)
+        pictures = open_pictures(str(args.data_path), "train", zip_mode=True, num_classes=10)
         picked = sample(len(pictures), 2048, 0)
         seen, others = (
             list(load_batches(pictures, Preprocess.from_config(cfg), chunks(indices, size)))

@@ -170,7 +170,7 @@ class PlaceOfPictures(SplitOptions):
             )
         if not self.data_path:
             return NamedPictures(list(self.images))
-        return open_pictures(self.data_path, self.split, zip_mode=self.zip, cache_mode="no", num_classes=classes)
+        return open_pictures(self.data_path, self.split, zip_mode=self.zip, num_classes=classes)
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,9 @@ from swin_quant.data.loader import Batch
 from swin_quant.data.named import NamedPictures
 from swin_quant.data.pictures import Pictures
 from swin_quant.data.prepared import Prepared
-from swin_quant.data.sampling import sample
+from swin_quant.data.sampling import sample, shard
 from swin_quant.data.sources import holds_split, is_archive, is_data_set, open_pictures
+from swin_quant.data.zip import ZipPictures
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,9 @@ class PictureSet:
     and `evaluate` takes "val"; any other task takes the whole folder, or "val" if the path is no folder. Without a
     `count`, `calibrate` takes 80 pictures, `verify` and `sensitivity` 64, `search` 1,024, any other task all. A smaller
     count is drawn by `seed`, the same everywhere; `verify` and `align` spread theirs evenly, whatever the seed.
-    The rest is how they are read: `batch` at a time (None: as a task likes), in at most so many `workers`. `classes` of
-    the model: labels of an archive are checked against them even where none are needed.
+    The rest is how they are read: `batch` at a time (None: as a task likes), in at most `workers`; `cache_mode`: an
+    archive's bytes to hold in memory from the start, no, this rank's part, or full. `classes` of the model: labels
+    of an archive are checked against them even where none are needed.
     """
 
     path: str
@@ -81,16 +83,13 @@ class PictureSet:
             if classes is None and (self.zip_mode or is_archive(self.path, split)):
                 classes = self.classes
             opened = open_pictures(
-                self.path,
-                split,
-                zip_mode=self.zip_mode,
-                cache_mode=self.cache_mode,
-                num_classes=classes,
-                class_names=class_names,
-                rank=world.rank,
-                world=world.size,
-                track=lambda indices: track(indices, f"reading {split}", len(indices), "pictures"),
+                self.path, split, zip_mode=self.zip_mode, num_classes=classes, class_names=class_names
             )
+            if isinstance(opened, ZipPictures):
+                every = range(len(opened))
+                shares = {"no": every[:0], "part": shard(every, world.rank, world.size), "full": every}
+                share = shares[self.cache_mode]
+                opened.hold(track(share, f"reading {split}", len(share), "pictures"))
         opened.upright = self.upright
         return opened
 

@@ -2,7 +2,7 @@
 
 import importlib
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -34,12 +34,8 @@ def open_pictures(
     split: str,
     *,
     zip_mode: bool = False,
-    cache_mode: str = "part",
     num_classes: int | None = None,
     class_names: Sequence[str] = (),
-    rank: int = 0,
-    world: int = 1,
-    track: Callable[[Sequence[int]], Iterable[int]] = iter,
 ) -> Pictures:
     """Open one split of `data_path`: class folders, a zip and its map, the digits, or one of KINDS.
 
@@ -51,7 +47,6 @@ def open_pictures(
         class_names: the model's, if known: labels are matched by name (`class_names.fit`). Otherwise the training
             pictures' names at the same place.
         zip_mode: the data must be a zip; without it, `is_archive` decides.
-        cache_mode, rank, world, track: see ZipPictures.
 
     Raises:
         UsageError: no data path, or ‹zip› for a folder.
@@ -64,7 +59,7 @@ def open_pictures(
         pictures: Pictures = DigitsPictures(split)
     elif zip_mode or is_archive(data_path, split):
         _find(Path(data_path), split, True, labelled)
-        pictures = ZipPictures(Path(data_path), split, num_classes, cache_mode, rank, world, track)
+        pictures = ZipPictures(Path(data_path), split, num_classes)
     elif found := _detect(request := _request(data_path, split, num_classes)):
         source, files = found
         pictures = source.open(files, request)

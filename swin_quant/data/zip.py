@@ -1,22 +1,21 @@
 """Pictures in a zip archive with a map file of labels, read without extracting (FasterTransformer spec, 2.6)."""
 
+import contextlib
 import io
 import os
 import re
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.files import open_plain, read_bounded, read_lines
 from swin_quant.base.reading import opened, unpacked
 from swin_quant.data.class_names import CLASSES_FILE, MAX_CLASSES
 from swin_quant.data.pictures import EXTENSIONS, MAX_BYTES, Pictures, UnreadablePicture, is_picture, printable
-from swin_quant.data.sampling import shard
 
-CACHE_MODES = ("no", "part", "full")
 MAX_MAP_BYTES = 1 << 30  # twice the map of ImageNet-22k
 
 
@@ -28,27 +27,12 @@ class ZipPictures(Pictures):
 
     Args:
         num_classes: labels must be below it; None takes any label.
-        cache_mode: bytes to hold in memory from the start: `no`, `part` (the pictures whose index % world == rank),
-            `full`. Other pictures are read when needed.
-        track: wraps the indices being preloaded, for a progress bar.
 
     Raises:
         SwinQuantError: an archive or map that cannot be used; the message names file and line.
-        UsageError: an unknown cache mode.
     """
 
-    def __init__(
-        self,
-        root: Path,
-        split: str,
-        num_classes: int | None = None,
-        cache_mode: str = "part",
-        rank: int = 0,
-        world: int = 1,
-        track: Callable[[Sequence[int]], Iterable[int]] = iter,
-    ) -> None:
-        if cache_mode not in CACHE_MODES:
-            raise UsageError(f"‹cache_mode› {cache_mode}: choose one of {', '.join(CACHE_MODES)}")
+    def __init__(self, root: Path, split: str, num_classes: int | None = None) -> None:
         self.path = root / f"{split}.zip"
         self._archive: zipfile.ZipFile | None = None
         self._owner = 0  # id of the process that opened the archive
@@ -57,9 +41,12 @@ class ZipPictures(Pictures):
         names, count = root / CLASSES_FILE, num_classes or max(self.labels) + 1
         named = os.path.lexists(names)
         self.class_names = read_lines(names, "list of class names") if named else list(map(str, range(count)))
-        shares = {"no": [], "part": shard(range(len(self)), rank, world), "full": range(len(self))}
-        for index in track(shares[cache_mode]):
-            self._preload(index)
+
+    def hold(self, indices: Iterable[int]) -> None:
+        """Read the bytes of these pictures into memory; all others are read when needed."""
+        for index in indices:
+            with contextlib.suppress(UnreadablePicture):  # counted when the picture is read
+                self._cache[index] = self._member(self.names[index])
 
     def open(self, index: int) -> bytes:
         """Return the bytes of one member. Raises UnreadablePicture, also when encrypted or over 64 MiB."""
@@ -84,12 +71,6 @@ class ZipPictures(Pictures):
             return unpacked(self._opened(), name, MAX_BYTES)
         except ValueError as error:
             raise UnreadablePicture(f"{name}: {error}") from error
-
-    def _preload(self, index: int) -> None:
-        try:
-            self._cache[index] = self._member(self.names[index])
-        except UnreadablePicture:
-            pass  # counted when the picture is read
 
 
 def _read_map(path: Path, archive: zipfile.ZipFile, num_classes: int | None) -> tuple[list[str], list[int]]:

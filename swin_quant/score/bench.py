@@ -174,7 +174,7 @@ def _row(
 def load_pictures(file: str, data_path: str, split: str, zip_mode: bool, count: int) -> BenchPictures:
     """`count` pictures of a data set, evenly spread over it, prepared as the card of `file` says."""
     preprocess = Preprocess.from_dict(RunCard.read(card_path(file)).preprocess)
-    source = open_pictures(data_path, split, zip_mode=zip_mode, cache_mode="no")
+    source = open_pictures(data_path, split, zip_mode=zip_mode)
     count = min(count, len(source))
     batch = next(load_batches(source, preprocess, [evenly(len(source), count)]))
     if not batch.indices:

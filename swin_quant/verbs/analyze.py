@@ -227,7 +227,7 @@ def _pictures(place: LookedAtOptions, cfg: CfgNode) -> Tensor:
     from swin_quant.data.sampling import sample
     from swin_quant.data.sources import open_pictures
 
-    opened = open_pictures(str(place.data_path), "val", zip_mode=place.zip, cache_mode="no")
+    opened = open_pictures(str(place.data_path), "val", zip_mode=place.zip)
     indices = sample(len(opened), min(place.pictures, len(opened)), cfg.SEED)
     (batch,) = load_batches(opened, Preprocess.from_config(cfg), [indices])
     if not len(batch.images):

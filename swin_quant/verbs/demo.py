@@ -106,7 +106,7 @@ def _digit(wanted: int) -> bytes:
     """A picture of that digit, which training never saw, for requests to the service."""
     from swin_quant.data.sources import DIGITS, open_pictures
 
-    pictures, file = open_pictures(DIGITS, "val", cache_mode="no"), BytesIO()
+    pictures, file = open_pictures(DIGITS, "val"), BytesIO()
     pictures.read(list(pictures.labels).index(wanted)).save(file, "PNG")
     return file.getvalue()
 

@@ -82,7 +82,7 @@ def test_an_augmented_picture_is_the_same_in_any_batch_and_order(archive):
 
 
 def test_workers_read_an_archive_that_the_parent_has_open(archive):
-    pictures = ZipPictures(archive, "val", cache_mode="no")
+    pictures = ZipPictures(archive, "val")
     expected = torch.stack([PREPROCESS(pictures.read(index)) for index in range(9)])
     batches = load_batches(pictures, PREPROCESS, [[index] for index in range(9)], workers=2)
     assert torch.equal(torch.cat([batch.images for batch in batches]), expected)
@@ -103,7 +103,7 @@ def test_no_batches_and_an_empty_batch_are_fine():
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_source_that_breaks_is_one_line_and_not_a_bad_picture(archive, workers):
-    pictures = ZipPictures(archive, "val", cache_mode="no")
+    pictures = ZipPictures(archive, "val")
     (archive / "val.zip").unlink()
     pictures.__dict__.update(pictures.__getstate__())  # like an unpickled copy: no open file
     with pytest.raises(SwinQuantError, match=r"^\S*val\.zip: no such file; .*$"):

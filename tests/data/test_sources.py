@@ -131,7 +131,7 @@ def test_pictures_without_classes_serve_where_labels_do_not_matter(tmp_path):
 
 @pytest.mark.skipif(not (SHARED / "cifar10").is_dir(), reason="CIFAR-10 is not here")
 def test_cifar10_is_read_from_its_archive():
-    pictures = open_pictures(str(SHARED / "cifar10"), "val", zip_mode=True, cache_mode="no", num_classes=10)
+    pictures = open_pictures(str(SHARED / "cifar10"), "val", zip_mode=True, num_classes=10)
     assert len(pictures) == 5000 and np.bincount(pictures.labels).tolist() == [500] * 10
     for index in range(0, 5000, 250):
         assert pictures.read(index).size == (32, 32)

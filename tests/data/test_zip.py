@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.base.distributed import World
+from swin_quant.base.errors import SwinQuantError
+from swin_quant.data import picture_set
 from swin_quant.data.pictures import UnreadablePicture
 from swin_quant.data.zip import ZipPictures
 
@@ -37,11 +39,12 @@ def greys(pictures: ZipPictures) -> list[int]:
     return [pictures.read(index).getpixel((0, 0))[0] for index in range(len(pictures))]
 
 
-@pytest.mark.parametrize("cache_mode", ["no", "part", "full"])
-def test_members_are_read_in_the_order_of_the_map_and_nothing_is_extracted(tmp_path, cache_mode):
+@pytest.mark.parametrize("held", [[], [1], [0, 1, 2]])
+def test_members_are_read_in_the_order_of_the_map_and_nothing_is_extracted(tmp_path, held):
     members = {"a/1.png": png(10), "b/猫.PNG": png(20), "unlisted.png": png(30), "c.png": png(40)}
     archive(tmp_path, members, "c.png\t7\nb/猫.PNG\t0\na/1.png\t7\n")
-    pictures = ZipPictures(tmp_path, "val", cache_mode=cache_mode, rank=1, world=2)
+    pictures = ZipPictures(tmp_path, "val")
+    pictures.hold(held)
     assert pictures.names == ["c.png", "b/猫.PNG", "a/1.png"]
     assert pictures.labels == [7, 0, 7]
     assert [pictures.open(index) for index in range(3)] == [png(40), png(20), png(10)]
@@ -158,9 +161,10 @@ def patch_headers(path: Path, local: int, central: int, value: bytes) -> None:
 
 
 def unreadable(root: Path, reason: str) -> None:
-    for cache_mode in ("no", "full"):  # preloading must not end the run either
-        with pytest.raises(UnreadablePicture, match=f"a.png: {reason}"):
-            ZipPictures(root, "val", cache_mode=cache_mode).read(0)
+    pictures = ZipPictures(root, "val")
+    pictures.hold([0])  # this must not end the run either
+    with pytest.raises(UnreadablePicture, match=f"a.png: {reason}"):
+        pictures.read(0)
 
 
 def test_members_that_are_encrypted_or_declare_too_much_are_unreadable(tmp_path):
@@ -173,7 +177,7 @@ def test_members_that_are_encrypted_or_declare_too_much_are_unreadable(tmp_path)
 def test_a_member_that_unpacks_to_more_than_it_declares_costs_no_memory(tmp_path):
     archive(tmp_path, {"a.png": bytes(100 << 20)})
     patch_headers(tmp_path / "val.zip", 22, 24, (10).to_bytes(4, "little"))
-    pictures = ZipPictures(tmp_path, "val", cache_mode="no")
+    pictures = ZipPictures(tmp_path, "val")
     tracemalloc.start()
     try:
         with pytest.raises(UnreadablePicture, match=r"a\.png: "):
@@ -196,10 +200,11 @@ def test_unusual_compression_and_corruption_are_unreadable(tmp_path):
 @pytest.mark.parametrize(
     ("cache_mode", "held"), [("no", lambda i: False), ("part", lambda i: i % 2 == 1), ("full", lambda i: True)]
 )
-def test_the_cache_holds_this_ranks_share_with_any_number_of_pictures(tmp_path, count, cache_mode, held):
+def test_the_cache_holds_this_ranks_share_with_any_number_of_pictures(tmp_path, count, cache_mode, held, monkeypatch):
     archive(tmp_path, {f"{i}.png": png(i) for i in range(count)})
     tracked = []
-    opened = ZipPictures(tmp_path, "val", None, cache_mode, 1, 2, lambda share: tracked.append(list(share)) or share)
+    monkeypatch.setattr(picture_set, "track", lambda share, *how: tracked.append(list(share)) or share)
+    opened = picture_set.PictureSet(str(tmp_path), "val", cache_mode=cache_mode).open(world=World(1, 2))
     pictures = pickle.loads(pickle.dumps(opened))  # the copy has no open file, only its cache
     (tmp_path / "val.zip").unlink()
     for index in range(count):
@@ -209,11 +214,6 @@ def test_the_cache_holds_this_ranks_share_with_any_number_of_pictures(tmp_path, 
             with pytest.raises(SwinQuantError, match=r"val\.zip: no such file"):
                 pictures.read(index)
     assert tracked == [[index for index in range(count) if held(index)]]
-
-
-def test_an_unknown_cache_mode_is_refused(tmp_path):
-    with pytest.raises(UsageError, match="cache_mode some: choose one of no, part, full"):
-        ZipPictures(archive(tmp_path, {"a.png": png(0)}), "val", cache_mode="some")
 
 
 def test_class_names_come_from_classes_txt_if_there_is_one(tmp_path):

@@ -311,7 +311,7 @@ def trained(request, shared, tmp_path_factory):
     cfg = load_config(file.with_suffix(".yaml"), overrides=data)
     folder = tmp_path_factory.mktemp(request.param)
     done = calibrate_checkpoint(cfg, str(file), load_policy("ft-mode1"), CalibrationPlan(40), folder)
-    pictures = open_pictures(data["DATA.DATA_PATH"], "val", zip_mode=True, cache_mode="no")
+    pictures = open_pictures(data["DATA.DATA_PATH"], "val", zip_mode=True)
     preprocess = Preprocess.from_config(cfg)
     return request.param, done, torch.stack([preprocess(pictures.read(i)) for i in range(0, 4992, 156)])
 
