@@ -44,13 +44,13 @@ def is_calibrated(state: Mapping[str, Tensor]) -> bool:
 
 @reads("checkpoint")
 def read_weights(
-    checkpoint: str | os.PathLike[str], weights: str = "", sha256: Callable[[], str] | None = None
+    checkpoint: str | os.PathLike[str], weights: str = "", hash_of: Callable[[Path], str] = sha256_of
 ) -> Weights:
     """The weights of a file; SwinQuantError as in `read_state_dict`.
 
     `weights`: the set to take from a file that holds several (`roots`); a file of ours holds one.
     """
-    raw, source = read_state_dict(local_file(checkpoint), weights, sha256)
+    raw, source = read_state_dict(local_file(checkpoint), weights, hash_of)
     raw = without_inserted(raw)
     calibrated = is_calibrated(raw)
     ours = calibrated or card_path(source.path).exists()
@@ -110,7 +110,7 @@ class OpenedCheckpoint:
         if self._given is not None:
             return self._given
         if asked not in self._read:
-            self._read[asked] = read_weights(self.file, asked, lambda: self.sha256)
+            self._read[asked] = read_weights(self.file, asked, lambda file: self.sha256)
         return self._read[asked]
 
     def forget(self) -> None:

@@ -65,18 +65,18 @@ class Source:
 
 @reads("checkpoint")
 def read_state_dict(
-    path: str | os.PathLike[str], weights: str = "", sha256: Callable[[], str] | None = None
+    path: str | os.PathLike[str], weights: str = "", hash_of: Callable[[Path], str] = sha256_of
 ) -> tuple[dict[str, Tensor], Source]:
     """The tensors of a .pth, .safetensors or MindSpore .ckpt file, by the names in it, on the CPU, in their own types.
 
     A .pth may be a bare state_dict or nest one, or several, beside an optimizer, an epoch, a configuration; `weights`
     chooses as in `roots`. Errors (one line each): no such file, a directory, empty, a web page or text, cut short or
     damaged (checksums included), code or foreign classes (never executed), no tensors, an entry that is not dense.
-    Where `path` is an index, the tensors are those of the files that it names. `sha256`: gives the hash of the file.
+    Where `path` is an index, the tensors are those of the files that it names. `hash_of`: gives the hash of the file.
     """
     path = Path(path)
     if path.is_file() and (parts := parts_of(path)):
-        return _read_parts(path, parts, sha256)
+        return _read_parts(path, parts, hash_of)
     head = _sniff(path)
     notes: dict[str, Any] = {}
     content: Any
@@ -91,12 +91,11 @@ def read_state_dict(
     state, taken, several = _unwrap(path, content, weights)
     for part in (content, *filter(lambda value: isinstance(value, Mapping), content.values())):  # or one level deeper
         notes |= {key: part[key] for key in _NOTES if key not in notes and isinstance(part.get(key), Mapping | str)}
-    digest = sha256() if sha256 else sha256_of(path)
-    return state, Source(path, digest, kind, notes=notes, weights=taken, several=several)
+    return state, Source(path, hash_of(path), kind, notes=notes, weights=taken, several=several)
 
 
 def _read_parts(
-    index: Path, parts: Mapping[Path, list[str]], sha256: Callable[[], str] | None
+    index: Path, parts: Mapping[Path, list[str]], hash_of: Callable[[Path], str]
 ) -> tuple[dict[str, Tensor], Source]:
     if absent := [part.name for part in parts if not part.is_file()]:
         raise SwinQuantError(f"{index}: names {listed(absent, 3)}, which must lie beside it: download or copy it, too")
@@ -106,7 +105,7 @@ def _read_parts(
         if unlike := {*keys} ^ state.keys():
             raise SwinQuantError(f"{part}: holds other tensors than {index.name} says: {listed(sorted(unlike), 3)}")
         found |= state
-    return found, replace(source, path=index, sha256=sha256() if sha256 else sha256_of(index))
+    return found, replace(source, path=index, sha256=hash_of(index))
 
 
 def _sniff(path: Path) -> bytes:

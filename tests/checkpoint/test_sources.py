@@ -24,8 +24,8 @@ TIMM = "swin_tiny_patch4_window7_224.ms_in1k"
 REVISION = "0123456789" * 4
 
 
-def model(window=4, image=32, kind="swin"):
-    return build_model(small_config(kind, image, WINDOW_SIZE=window))
+def model(kind="swin"):
+    return build_model(small_config(kind))
 
 
 def weights(made=None):
@@ -80,13 +80,6 @@ def test_a_name_of_timm_comes_from_the_cache_with_its_preparation(cache):
     assert load_float(build_model(cfg), f"timm:{TIMM}").path == folder / "model.safetensors"
 
 
-def test_weights_alone_in_the_cache_have_timms_own_preparation(cache):
-    """`timm.create_model(..., pretrained=True)` fetches no config.json."""
-    cached(cache, f"timm/{TIMM}", {"model.safetensors": weights(model(7, 28))})
-    cfg = config_for(f"timm:{TIMM}", {"DATA.IMG_SIZE": 28})
-    assert (cfg.TEST.CROP, cfg.TEST.CROP_RATIO, cfg.DATA.INTERPOLATION) == (True, 0.9, "bicubic")
-
-
 def test_a_repository_of_transformers_says_what_its_tensors_do_not(cache, caplog):
     caplog.set_level(logging.INFO, "swin_quant")
     config = {"model_type": "swinv2", "image_size": 32, "window_size": 4, "pretrained_window_sizes": [6, 6]}
@@ -98,14 +91,6 @@ def test_a_repository_of_transformers_says_what_its_tensors_do_not(cache, caplog
     assert (cfg.DATA.IMG_SIZE, cfg.TEST.CROP, cfg.DATA.INTERPOLATION) == (32, False, "bilinear")
     assert cfg.DATA.MEAN == [0.5] * 3 and cfg.MODEL.NAME == "mine"
     assert "the configuration is its own" in caplog.text and "guess" not in caplog.text
-
-
-def test_a_processor_that_crops(cache):
-    processor = {"size": {"shortest_edge": 40}, "crop_size": {"height": 32, "width": 32}, "do_center_crop": True}
-    files = {"config.json": {"model_type": "swin", "image_size": 32}, "preprocessor_config.json": processor}
-    cached(cache, "me/mine", files | {"model.safetensors": weights()})
-    cfg = config_for("hf:me/mine")
-    assert (cfg.TEST.CROP, cfg.TEST.CROP_RATIO) == (True, 0.8)
 
 
 @pytest.mark.parametrize("name", ["hf:me/mine", "{folder}"])
@@ -217,14 +202,6 @@ def test_folders_of_training_are_named_with_the_command(tmp_path, given, files, 
     with pytest.raises(SwinQuantError) as caught:
         sq.load(folder / given, config=tmp_path / "any.yaml")
     assert f"`python -m {command} '{folder}' OUT.pth`" in str(caught.value)
-
-
-def test_a_description_of_another_file_means_nothing(tmp_path, caplog):
-    files = {"config.json": {"model_type": "swinv2", "image_size": 64}, "mine.safetensors": weights()}
-    file = snapshot(tmp_path / "my-swin", files) / "mine.safetensors"
-    with pytest.raises(UsageError, match="leave DATA.IMG_SIZE open"):
-        config_for(file)
-    assert "config.json: describes another model than mine.safetensors is, and is left unread" in caplog.text
 
 
 @pytest.mark.parametrize(

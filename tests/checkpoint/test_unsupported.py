@@ -7,7 +7,7 @@ import torch
 
 from swin_quant.base.compat import import_timm, import_torchvision
 from swin_quant.base.errors import SwinQuantError
-from swin_quant.checkpoint import load_float, read_weights
+from swin_quant.checkpoint import load_float
 from swin_quant.checkpoint.identify import config_for
 from swin_quant.checkpoint.names import to_microsoft
 from swin_quant.checkpoint.unsupported import described, unsupported_kind
@@ -114,10 +114,3 @@ def test_commands_and_functions_say_it(tmp_path):
         config_for(file)
     with pytest.raises(SwinQuantError, match="does not fit the model: it is a ResNet, no Swin; "):
         load_float(build_model(small_config()), file)
-
-
-def test_lightnings_prefix_is_taken_off(tmp_path):
-    state = {f"model.{key}": value for key, value in {"norm.weight": torch.ones(1), "head.bias": torch.ones(1)}.items()}
-    torch.save({"state_dict": state}, tmp_path / "x.ckpt")
-    read = read_weights(tmp_path / "x.ckpt")
-    assert set(read.state) == {"norm.weight", "head.bias"} and "Lightning" in read.source.format
