@@ -15,7 +15,7 @@ from torch import Tensor
 
 from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.base.progress import log
-from swin_quant.checkpoint.names import renamed, to_microsoft
+from swin_quant.checkpoint.names import below, renamed, to_microsoft
 from swin_quant.checkpoint.opened import Weights
 from swin_quant.config.outputs import DETECTION, EACH
 
@@ -43,7 +43,7 @@ def as_backbone(weights: Weights) -> tuple[Weights, dict[str, Any]]:
     if len(found) > 1:
         raise SwinQuantError(f"{weights.source.path}: holds several backbones, under {listed(found)}: save one alone")
     prefix = found[0] if found else ""
-    state = {key.removeprefix(prefix): value for key, value in weights.state.items() if key.startswith(prefix)}
+    state = below(weights.state, prefix)
     norms = {key: match for key in weights.state if (match := _STATE_NORM.fullmatch(key))}
     if beside := [key for key in weights.state if not key.startswith(prefix) and key not in norms]:
         log.info("%s: the backbone is %s*, left out: %s", weights.source.path, prefix, listed(beside, 3))

@@ -11,7 +11,7 @@ shortcuts; its q, k and v are apart, too.
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from torch import Tensor
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.config.defaults import families
 
+Entry = TypeVar("Entry")
 Replacement: TypeAlias = Callable[[re.Match[str]], str]
 
 
@@ -88,6 +89,11 @@ _TRANSFORMERS = (  # pattern in a key -> its replacement; applied in this order,
     (r"(\.blocks\.\d+)\.output\.dense\.", r"\1.mlp.fc2."),
 )
 _PART = re.compile(r"(.*\.attn\.)[qkv]\.(weight|bias)")
+
+
+def below(entries: Mapping[str, Entry], prefix: str) -> dict[str, Entry]:
+    """The entries under a prefix, by the rest of their keys."""
+    return {key.removeprefix(prefix): value for key, value in entries.items() if key.startswith(prefix)}
 
 
 def without_inserted(state: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -18,6 +18,7 @@ from torch import Tensor
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.pickled import Opaque
 from swin_quant.base.progress import log
+from swin_quant.checkpoint.names import below
 from swin_quant.checkpoint.unsupported import larger_model
 from swin_quant.config.timm import HEADS
 
@@ -95,6 +96,7 @@ def _same_model(one: str, other: str) -> bool:
 
 
 def _splits(key: str) -> Iterator[tuple[str, str]]:
+    """Each prefix of a key that ends in a dot, beginning with the empty one, and the rest."""
     parts = key.split(".")
     return ((".".join([*parts[:at], ""]), ".".join(parts[at:])) for at in range(len(parts)))
 
@@ -106,8 +108,7 @@ def _head_of(state: Mapping[str, Tensor], root: str) -> bool:
 
 def _above(root: str) -> list[str]:
     """The root, then each shorter prefix, down to the empty one."""
-    parts = root.split(".")[:-1]
-    return [".".join([*parts[:at], ""]) if at else "" for at in range(len(parts), -1, -1)]
+    return [prefix for prefix, _ in _splits(root)][::-1]
 
 
 def _below(
@@ -115,7 +116,7 @@ def _below(
 ) -> FoundModel:
     """The entries under one of `roots`, and entries beside it with the model's own names."""
     shapes = {key: tuple(value.shape) for key, value in state.items()}
-    sets = {r[:-1]: {key.removeprefix(r): shapes[key] for key in state if key.startswith(r)} for r in roots}
+    sets = {root[:-1]: below(shapes, root) for root in roots}
     name, user_chose = choose_set(file, sets, asked)
     root, several = f"{name}." if name else "", len(roots) > 1
     if not root:

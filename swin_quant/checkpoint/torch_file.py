@@ -169,14 +169,13 @@ def _read_legacy(file: io.BufferedReader, find: "_Names") -> Any:
     left = os.fstat(file.fileno()).st_size
     stream = io.BytesIO(file.read(_MAX_PICKLE))
     storages: dict[str, _Storage] = {}
-    widths: dict[str, int] = {}
 
     def reserve(name: str, key: str, size: int) -> _Storage:
         nonlocal left
         left -= size
         if left < 0:
             raise Malformed("its storages are larger than the file")
-        storages[key], widths[key] = _Storage(torch.empty(size, dtype=torch.uint8), name), _width(name)
+        storages[key] = _Storage(torch.empty(size, dtype=torch.uint8), name)
         return storages[key]
 
     mark = pickled.load(stream, find)
@@ -190,9 +189,9 @@ def _read_legacy(file: io.BufferedReader, find: "_Names") -> Any:
         raise Malformed("the keys of its storages are others")
     file.seek(stream.tell())
     for key in keys:
-        data = storages[key].data
+        data, width = storages[key].data, _width(storages[key].name)
         header = file.read(8)
-        fits = len(header) == 8 and struct.unpack("<q", header)[0] * widths[key] == len(data)
+        fits = len(header) == 8 and struct.unpack("<q", header)[0] * width == len(data)
         if not fits or file.readinto(data.numpy().data) != len(data):
             raise Malformed(f"storage {key} is cut short")
     return content

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from swin_quant.base.errors import listed
 from swin_quant.checkpoint.geometry import geometry
+from swin_quant.checkpoint.names import below
 
 _OPENMMLAB = "a Swin of OpenMMLab"
 # Name of a model -> patterns that must all be found in its keys. The first that fits is taken.
@@ -67,8 +68,8 @@ def unsupported_kind(state: Mapping[str, Tensor]) -> str | None:
         return f"{kind} whose backbone is {backbone}: only classifiers are supported{advice}"
     if geometry(state):
         return None
-    if (inner := _prefix(state)) is not None and geometry(_below(state, inner)):
-        return f"{_swin(_below(state, inner))} under {inner}: save that part alone, without the {inner} of its keys"
+    if (prefix := _prefix(state)) is not None and geometry(inner := below(state, prefix)):
+        return f"{_swin(inner)} under {prefix}: save that part alone, without the {prefix} of its keys"
     what = _named(_OTHERS, keys)
     return f"{what}, no Swin" if what else None
 
@@ -93,16 +94,12 @@ def _backbone(state: Mapping[str, Tensor]) -> str:
     prefix = _prefix(state)
     if prefix is None:
         return "not known to us"
-    inner = _below(state, prefix)
+    inner = below(state, prefix)
     return _swin(inner) if geometry(inner) else _named(_RELATIVES | _OTHERS, "\n".join(inner)) or "not known to us"
 
 
 def _prefix(state: Mapping[str, Tensor]) -> str | None:
     return next((match[1] for match in map(_BACKBONE.match, state) if match), None)
-
-
-def _below(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
 
 
 def _swin(state: Mapping[str, Tensor]) -> str:
