@@ -62,9 +62,9 @@ def load(
     (a side, or height and width) and `window` give a float model another size, with its positions interpolated.
     SwinQuantError for a file that is no Swin, is damaged, or fits no config or several (they are named).
     """
-    wanted: dict[str, Any] = {"MODEL.OUTPUT_KIND": output_kind} if output_kind else {}
     sizes = {"DATA.IMG_SIZE": img_size, "MODEL.SWIN.WINDOW_SIZE": window, "MODEL.SWINV2.WINDOW_SIZE": window}
-    wanted |= {key: value for key, value in {"MODEL.WEIGHTS": weights, **sizes}.items() if value is not None}
+    asked: dict[str, Any] = {"MODEL.OUTPUT_KIND": output_kind or None, "MODEL.WEIGHTS": weights, **sizes}
+    wanted = {key: value for key, value in asked.items() if value is not None}
     wanted |= {f"MODEL.FEATURES.{key.upper()}": value for key, value in features.items()}
     if isinstance(checkpoint, nn.Module):
         raise UsageError(f"{type(checkpoint).__name__}: is a module, no file: give sq.wrap(module, SIZE)")

@@ -9,7 +9,7 @@ import os
 import re
 import struct
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -64,17 +64,20 @@ class IlsvrcPictures(FolderPictures):
 
 
 def _labels(folder: Path, places: list[Path], order: list[str]) -> tuple[Path, Labels]:
-    for name, read in _FORMS.items():
-        for path in (place / name for place in places):
-            if path.is_file():
-                return path, read(path, places, order)
-    raise SwinQuantError(f"{folder}: no labels of its pictures: put one of {', '.join(_FORMS)} beside it")
+    path = _first(_FORMS, places)
+    if path is None:
+        raise SwinQuantError(f"{folder}: no labels of its pictures: put one of {', '.join(_FORMS)} beside it")
+    return path, _FORMS[path.name](path, places, order)
+
+
+def _first(names: Iterable[str], places: list[Path]) -> Path | None:
+    """The first of these files that lies in one of the places."""
+    return next((place / name for name in names for place in places if (place / name).is_file()), None)
 
 
 def _numbered_names(path: Path, places: list[Path], order: list[str]) -> Labels:
     """Lines of a name and a number from 0: an index into synset_words.txt, else into the sorted wnids."""
-    words = next((place / name for place in places for name in _WORDS if (place / name).is_file()), None)
-    if words:
+    if words := _first(_WORDS, places):
         order = [line.split()[0] for line in read_lines(words, "list of wnids")]
         if len(order) != ILSVRC_CLASSES or not all(map(is_wnid, order)):
             raise SwinQuantError(f"{words}: is no list of 1000 wnids, one a line")
@@ -126,18 +129,15 @@ _FORMS: dict[str, Callable[[Path, list[Path], list[str]], Labels]] = {
 
 def _devkit_ids(truth: Path, places: list[Path]) -> dict[str, str]:
     """The wnid of each ILSVRC2012_ID, from the devkit's own table."""
-    readers = {"meta.mat": _matlab, "map_clsloc.txt": _text}
-    for name, read in readers.items():
-        for path in (place / name for place in places):
-            if path.is_file():
-                found = {number: wnid for number, wnid in read(path) if is_wnid(wnid)}
-                if missing := [n for n in range(1, ILSVRC_CLASSES + 1) if str(n) not in found]:
-                    raise SwinQuantError(f"{path}: has no wnid of ILSVRC2012_ID {missing[0]}")
-                return found
-    raise SwinQuantError(
-        f"{truth}: numbers classes by the devkit's ids, not by sorted wnids: put the devkit's {' or '.join(readers)} "
-        "beside it"
-    )
+    readers: dict[str, Callable[[Path], Iterable[tuple[str, str]]]] = {"meta.mat": _matlab, "map_clsloc.txt": _text}
+    path = _first(readers, places)
+    if path is None:
+        ids = "numbers classes by the devkit's ids, not by sorted wnids"
+        raise SwinQuantError(f"{truth}: {ids}: put the devkit's {' or '.join(readers)} beside it")
+    found = {number: wnid for number, wnid in readers[path.name](path) if is_wnid(wnid)}
+    if missing := [n for n in range(1, ILSVRC_CLASSES + 1) if str(n) not in found]:
+        raise SwinQuantError(f"{path}: has no wnid of ILSVRC2012_ID {missing[0]}")
+    return found
 
 
 def _text(path: Path) -> Iterator[tuple[str, str]]:
