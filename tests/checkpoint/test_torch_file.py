@@ -96,16 +96,8 @@ def tensor(elements=1, size=(1,), stride=(1,), offset=0, kind="Float", key="0") 
     storage = b"(" + text("storage") + global_of(f"torch.{kind}Storage") + text(key) + text("cpu") + number(elements)
     shape = [b"(" + b"".join(map(number, numbers)) + b"t" for numbers in (size, stride)]
     rest = b"\x89" + global_of("collections.OrderedDict") + b")R"
-    return (
-        global_of("torch._utils._rebuild_tensor_v2")
-        + b"("
-        + storage
-        + b"tQ"
-        + number(offset)
-        + b"".join(shape)
-        + rest
-        + b"tR"
-    )
+    rebuilt = global_of("torch._utils._rebuild_tensor_v2")
+    return b"".join([rebuilt, b"(", storage, b"tQ", number(offset), *shape, rest, b"tR"])
 
 
 def entry(value: bytes, key="w") -> bytes:
@@ -160,8 +152,8 @@ def doubled(one: bytes) -> bytes:
 
 
 def after(one: bytes, rest: bytes) -> bytes:
-    """The result of `rest` when `one` is at place 0 of the memo."""
-    return one + b"q\x000" + rest
+    """An archive with the result of `rest` when `one` is at place 0 of the memo."""
+    return packed(entry(one + b"q\x000" + rest))
 
 
 def encrypted(content: bytes) -> bytes:
@@ -182,6 +174,9 @@ def shared_by(count: int) -> bytes:
     return buffer.getvalue()
 
 
+STORAGE = b"(" + text("storage") + global_of("torch.FloatStorage") + text("0") + text("cpu") + number(2)
+LISTED = b"](" + b"N" * 10_000 + b"e"
+MADE_OF_IT = b"h\x00\x85R"
 NAMES = b"".join(b"h\x00" + text(str(number)) + b"\x930" for number in range(500))
 DOUBLED = {tuple: doubled(b"__\x86"), list: doubled(b"](__e")}
 STORED = [("data/0", bytes(4))]
@@ -211,42 +206,24 @@ HOSTILE = {
     "a set that hashes for ever": (packed(entry(global_of("builtins.set") + b"]\x85R")), "no tensors"),
     "lists that double": (packed(entry(DOUBLED[list])), "too many"),
     "pairs that are one long list": (
-        packed(
-            entry(
-                after(
-                    b"](" + b"N" * 8000 + b"e",
-                    global_of("collections.OrderedDict") + b"](" + b"h\x00" * 8000 + b"e\x85R",
-                )
-            )
-        ),
+        after(LISTED, global_of("collections.OrderedDict") + b"](" + b"h\x00" * 8000 + b"e\x85R"),
         "too many values",
     ),
     "one list in many sets": (
-        packed(
-            entry(after(b"](" + b"N" * 10_000 + b"e", b"(" + (global_of("builtins.set") + b"h\x00\x85R") * 5000 + b"l"))
-        ),
+        after(LISTED, b"(" + (global_of("builtins.set") + MADE_OF_IT) * 5000 + b"l"),
         "too many values",
     ),
     "one list in many sizes": (
-        packed(
-            entry(after(b"](" + b"N" * 10_000 + b"e", b"(" + (global_of("torch.Size") + b"h\x00\x85R") * 5000 + b"l"))
-        ),
+        after(LISTED, b"(" + (global_of("torch.Size") + MADE_OF_IT) * 5000 + b"l"),
         "too many values",
     ),
     "letters as sizes": (packed(entry(global_of("torch.Size") + text("7" * 100) + b"\x85R")), "a str where"),
-    "one long key many times": (
-        packed(entry(after(b"(" + b"N" * 20_000 + b"t", b"}" + b"h\x00Ns" * 5000))),
-        "no plain value",
-    ),
-    "one long name many times": (packed(entry(after(text("a" * 1_000_000), NAMES + b"N"))), "too many letters"),
+    "one long key many times": (after(b"(" + b"N" * 20_000 + b"t", b"}" + b"h\x00Ns" * 5000), "no plain value"),
+    "one long name many times": (after(text("a" * 1_000_000), NAMES + b"N"), "too many letters"),
     "five thousand tensors in each other": (
-        packed(
-            entry(
-                after(
-                    global_of("torch._tensor._rebuild_from_type_v2"),
-                    b"h\x00" + b"(h\x00N" * 5000 + b")" + b"Nt" * 5000 + b"R",
-                )
-            )
+        after(
+            global_of("torch._tensor._rebuild_from_type_v2"),
+            b"h\x00" + b"(h\x00N" * 5000 + b")" + b"Nt" * 5000 + b"R",
         ),
         "a tensor that is none",
     ),
@@ -258,19 +235,7 @@ HOSTILE = {
     "no end": (packed(b"\x80\x02}"), "damaged"),
     "a persistent id in text": (packed(entry(b"Pabc\n")), "PERSID"),
     "a persistent id with a tensor in it": (
-        packed(
-            entry(
-                b"("
-                + text("storage")
-                + global_of("torch.FloatStorage")
-                + text("0")
-                + text("cpu")
-                + number(2)
-                + tensor(2, (2,))
-                + b"tQ"
-            ),
-            [("data/0", bytes(8))],
-        ),
+        packed(entry(STORAGE + tensor(2, (2,)) + b"tQ"), [("data/0", bytes(8))]),
         "Boolean value of Tensor",
     ),
     "an object of a class": (packed(b"\x80\x02(ios\nsystem\n."), "INST"),
