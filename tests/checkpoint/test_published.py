@@ -30,7 +30,8 @@ SWIN = {
     "window_size": 4,
     "id2label": {str(i): f"class {i}" for i in range(10)},
 }
-VIT = {"image_processor_type": "ViTImageProcessor", "size": {"height": 32, "width": 32}}
+SQUARE = {"height": 32, "width": 32}
+VIT = {"image_processor_type": "ViTImageProcessor", "size": SQUARE}
 ARGUMENTS = {"img_size": 32, "patch_size": 2, "embed_dim": 16, "depths": [2, 2], "num_heads": [1, 2], "window_size": 4}
 TABLES = ("relative_position_index", "attn_mask", "relative_coords_table")
 
@@ -94,41 +95,26 @@ def test_pixels_are_rescaled_and_normalised_as_the_processor_does(tmp_path, said
     torch.testing.assert_close(prepared(file, image), levels(pixels), rtol=1e-5, atol=2e-5)
 
 
+def processor_of(kind, size, **more):
+    return {"image_processor_type": kind, "size": size, **more}
+
+
+VITS, CONVNEXTS = "ViTImageProcessor", "ConvNextImageProcessor"
+OLD = {"feature_extractor_type": "ConvNextFeatureExtractor", "crop_pct": 0.8}
 FRAMES = {
-    "an int is a square": ({"size": 32}, (32, 32), None),
-    "height and width": ({"size": {"height": 32, "width": 32}}, (32, 32), None),
-    "shorter side and crop": ({"size": {"shortest_edge": 40}, "do_center_crop": True, "crop_size": 32}, 40, 32),
-    "an odd shorter side": (
-        {"size": {"shortest_edge": 37}, "do_center_crop": True, "crop_size": {"height": 32, "width": 32}},
-        37,
-        32,
-    ),
+    "an int is a square": (processor_of(VITS, 32), (32, 32), None),
+    "height and width": (processor_of(VITS, SQUARE), (32, 32), None),
+    "shorter side and crop": (processor_of(VITS, {"shortest_edge": 40}, do_center_crop=True, crop_size=32), 40, 32),
+    "an odd shorter side": (processor_of(VITS, {"shortest_edge": 37}, do_center_crop=True, crop_size=SQUARE), 37, 32),
     "squashed, then cropped": (
-        {"image_processor_type": "DeiTImageProcessor", "size": {"height": 40, "width": 40}, "crop_size": 32},
+        processor_of("DeiTImageProcessor", {"height": 40, "width": 40}, crop_size=32),
         (40, 40),
         32,
     ),
-    "an int is a shorter side": (
-        {"image_processor_type": "BitImageProcessor", "size": 36, "crop_size": {"height": 32, "width": 32}},
-        36,
-        32,
-    ),
-    "ConvNext's share": ({"image_processor_type": "ConvNextImageProcessor", "size": {"shortest_edge": 32}}, 36, 32),
-    "ConvNext's own share": (
-        {
-            "feature_extractor_type": "ConvNextFeatureExtractor",
-            "image_processor_type": None,
-            "size": 32,
-            "crop_pct": 0.8,
-        },
-        40,
-        32,
-    ),
-    "a fast one": (
-        {"image_processor_type": "ViTImageProcessorFast", "size": {"height": 32, "width": 32}},
-        (32, 32),
-        None,
-    ),
+    "an int is a shorter side": (processor_of("BitImageProcessor", 36, crop_size=SQUARE), 36, 32),
+    "ConvNext's share": (processor_of(CONVNEXTS, {"shortest_edge": 32}), 36, 32),
+    "ConvNext's own share": (processor_of(None, 32, **OLD), 40, 32),
+    "a fast one": (processor_of(f"{VITS}Fast", SQUARE), (32, 32), None),
 }
 
 
