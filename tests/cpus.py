@@ -42,8 +42,7 @@ SHORT = [
     "quant/test_calibration.py::test_an_overflow_names_the_first_module",
     "backends/onnx/test_export.py::test_every_level_of_every_node_is_fake_quant_s",
     "backends/fastertransformer/test_emulator.py::test_a_picture_s_features_do_not_depend_on_its_batch",
-    "backends/test_openvino.py::test_the_result_is_that_of_the_formulas",
-    "backends/test_onnxruntime.py::test_the_result_is_that_of_the_formulas",
+    "backends/test_onnx_engines.py::test_the_result_is_that_of_the_formulas",
 ]
 
 

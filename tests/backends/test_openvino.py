@@ -2,7 +2,6 @@
 
 import gc
 import signal
-import sys
 
 import numpy as np
 import pytest
@@ -10,7 +9,7 @@ import torch
 
 from swin_quant.backends import engine_loader
 from swin_quant.backends.openvino import engine as openvino
-from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.base.errors import UsageError
 from swin_quant.score.options import EngineOptions
 
 
@@ -22,13 +21,6 @@ def load():
 @pytest.fixture
 def images():
     return torch.randn(3, 3, 8, 8)
-
-
-@pytest.mark.parametrize("int8", [True, False])
-def test_the_result_is_that_of_the_formulas(load, small_net, artifact_of, images, int8):
-    net = small_net(int8=int8)
-    engine = load(artifact_of(net, "int8" if int8 else "float32"), EngineOptions(threads=1))
-    assert np.abs(engine(images).numpy() - net(images)).max() < 1e-3
 
 
 @pytest.mark.slow
@@ -54,22 +46,6 @@ def test_results_do_not_change_under_the_caller(load, small_net, artifact_of, im
     assert torch.equal(first, kept)
 
 
-@pytest.mark.parametrize("batch", ["batch", 4], ids=["any batch", "fixed batch"])
-def test_it_reports_which_products_run_in_int8(load, small_net, artifact_of, images, batch):
-    engine = load(artifact_of(small_net(batch=batch)), EngineOptions(threads=1))
-    engine(images)
-    details = dict(engine.details)
-    assert (details["int8_gemms"], details["all_gemms"]) == (3, 5)
-    eight = {name for name, kind in details["gemms"].items() if kind == "int8"}
-    assert eight == {"fc1.MatMul", "fc2.MatMul", "attn.qk"}
-    assert details["library"].startswith("openvino ") and (details["threads"], details["float_type"]) == (1, "float32")
-
-
-def test_a_float_file_runs_nothing_in_int8(load, small_net, artifact_of):
-    details = load(artifact_of(small_net(int8=False), "float32"), EngineOptions(threads=1)).details
-    assert set(details["gemms"].values()) == {"float32"} and details["all_gemms"] == 5
-
-
 def test_under_a_limit_without_half_types_there_is_float32_alone(monkeypatch):
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
     assert openvino.float_types() == ["float32"]
@@ -89,6 +65,7 @@ def test_bfloat16_is_said_and_is_coarser(load, small_net, artifact_of, images):
 def test_float32_is_the_default_whatever_the_library_prefers(load, small_net, artifact_of):
     engine = load(artifact_of(small_net(int8=False), "float32"), EngineOptions())
     assert engine.precision == "float32" and engine.details["float_type"] == "float32"
+    assert set(engine.details["gemms"].values()) == {"float32"} and engine.details["all_gemms"] == 5
 
 
 def test_compiled_graphs_are_kept_for_the_latest_sizes_of_batch_only(load, small_net, artifact_of, images):
@@ -100,46 +77,7 @@ def test_compiled_graphs_are_kept_for_the_latest_sizes_of_batch_only(load, small
     assert list(graphs.compiled) == [(2, 3, 8, 8), (1, 3, 8, 8)]
 
 
-def test_a_fixed_batch_takes_fewer_pictures_and_not_more(load, small_net, artifact_of, images):
-    net = small_net(batch=4)
-    engine = load(artifact_of(net), EngineOptions())
-    assert np.abs(engine(images).numpy() - net(images)).max() < 1e-3
-    with pytest.raises(UsageError, match="a batch of 6 is above its limit of 4 pictures"):
-        engine(torch.cat([images, images]))
-
-
-@pytest.mark.parametrize(
-    "options, text", [({"optimize": False}, "always rewrites"), ({"device": "cuda"}, "not on cuda")]
-)
-def test_what_it_has_not_is_refused(load, small_net, artifact_of, options, text):
-    with pytest.raises(UsageError, match=text):
-        load(artifact_of(small_net()), EngineOptions(**options))
-
-
 def test_a_type_that_the_cpu_has_not_is_refused(load, small_net, artifact_of, monkeypatch):
     monkeypatch.setattr(openvino, "float_types", lambda: ["float32"])
     with pytest.raises(UsageError, match="this CPU does not run bfloat16: choose float32"):
         load(artifact_of(small_net()), EngineOptions(float_type="bfloat16"))
-
-
-def test_what_the_library_refuses_is_one_line(load, small_net, artifact_of):
-    import onnx
-    from onnx import TensorProto, helper
-
-    artifact = artifact_of(small_net(int8=False), "float32")
-    model = onnx.load(artifact.file)
-    model.graph.node[-1].output[0] = "before"
-    model.graph.initializer.append(helper.make_tensor("square", TensorProto.FLOAT, [1, 1], [1.0]))
-    model.graph.node.append(helper.make_node("Det", ["square"], ["one"]))  # an operator that it lacks
-    model.graph.node.append(helper.make_node("Add", ["before", "one"], ["logits"]))
-    artifact.file.write_bytes(model.SerializeToString())
-    with pytest.raises(SwinQuantError, match="openvino cannot load it: ") as caught:
-        load(artifact, EngineOptions())
-    assert "\n" not in str(caught.value) and "Det" in str(caught.value)
-
-
-def test_a_missing_library_names_the_extra(load, small_net, artifact_of, monkeypatch):
-    artifact = artifact_of(small_net())
-    monkeypatch.setitem(sys.modules, "openvino", None)
-    with pytest.raises(UsageError, match=r"pip install .* -e '\.\[openvino\]'"):
-        load(artifact, EngineOptions())
