@@ -22,6 +22,11 @@ def net(small_net):
     return small_net()
 
 
+@pytest.fixture
+def model(net):
+    return net.proto()
+
+
 def refusal(path):
     """The message of a refusal: one line that begins with the file."""
     with pytest.raises(SwinQuantError) as caught:
@@ -49,9 +54,6 @@ def test_a_good_file_says_what_it_is(small_net, write_onnx, opset, batch, expect
     assert (file.channels, file.sizes, file.opset, file.quantizers) == (3, (8, 8), opset, 4)
     assert file.gemms == ("fc1.MatMul", "fc2.MatMul", "attn.qk", "attn.av", "head")
     assert file.metadata == {"made by": "us"} and file.parts == ()
-
-
-def test_a_float16_file_is_read(small_net, write_onnx):
     assert open_onnx(write_onnx(small_net(dtype=np.float16).proto())).dtype == "float16"
 
 
@@ -73,35 +75,30 @@ def test_a_file_beyond_the_limit_is_refused_unread(tmp_path):
 
 
 @pytest.mark.parametrize("opset", [16, 22])
-def test_an_opset_out_of_range_is_refused(net, write_onnx, opset):
-    model = net.proto()
+def test_an_opset_out_of_range_is_refused(model, write_onnx, opset):
     model.opset_import[0].version = opset
     assert f"is of opset {opset}: must be 17 to 21" in refusal(write_onnx(model))
 
 
-def test_a_file_format_that_onnx_does_not_know_is_refused(net, write_onnx):
-    model = net.proto()
+def test_a_file_format_that_onnx_does_not_know_is_refused(model, write_onnx):
     model.ir_version = onnx.IR_VERSION + 1
     assert f"is of file format (IR) {onnx.IR_VERSION + 1}, and onnx " in refusal(write_onnx(model))
 
 
-def test_an_engine_that_is_older_than_a_file_says_so_without_a_place_in_its_sources(net, write_onnx):
-    model = net.proto()
+def test_an_engine_that_is_older_than_a_file_says_so_without_a_place_in_its_sources(model, write_onnx):
     model.ir_version = 99
     with pytest.raises(Exception, match="Unsupported") as caught:
         pytest.importorskip("onnxruntime").InferenceSession(str(write_onnx(model)))
     assert re.fullmatch(r"Unsupported model IR version: 99, max supported IR version: \d+", first_line(caught.value))
 
 
-def test_operators_of_others_are_refused(net, write_onnx):
-    model = net.proto()
+def test_operators_of_others_are_refused(model, write_onnx):
     model.opset_import.add(domain="evil", version=1)
     node(model, "attn.qk").domain = "evil"
     assert "node attn.qk is evil.MatMul" in refusal(write_onnx(model))
 
 
-def test_operators_inside_a_branch_are_looked_at_too(net, write_onnx):
-    model = net.proto()
+def test_operators_inside_a_branch_are_looked_at_too(model, write_onnx):
     model.opset_import.add(domain="evil", version=1)
     inner = helper.make_graph([helper.make_node("Run", [], ["o"], name="hidden", domain="evil")], "b", [], [])
     model.graph.node.append(helper.make_node("If", ["c"], ["unused"], then_branch=inner, else_branch=inner))
@@ -109,8 +106,7 @@ def test_operators_inside_a_branch_are_looked_at_too(net, write_onnx):
 
 
 @pytest.mark.parametrize("where", ["raw", "typed"])
-def test_a_tensor_larger_than_its_data_is_refused(net, write_onnx, where):
-    model = net.proto()
+def test_a_tensor_larger_than_its_data_is_refused(model, write_onnx, where):
     weight = tensor(model, "fc1.bias")
     if where == "typed":
         values = numpy_helper.to_array(weight).tolist()
@@ -121,23 +117,20 @@ def test_a_tensor_larger_than_its_data_is_refused(net, write_onnx, where):
     assert "tensor fc1.bias declares 1099511627776, 1048576, which is not what it holds" in refusal(write_onnx(model))
 
 
-def test_negative_sizes_and_unknown_types_are_refused(net, write_onnx):
-    model = net.proto()
-    tensor(model, "fc1.bias").dims[:] = [-16]
-    assert "tensor fc1.bias has a negative size" in refusal(write_onnx(model))
-    model = net.proto()
-    tensor(model, "fc1.bias").data_type = 77
-    assert "tensor fc1.bias is of no known type" in refusal(write_onnx(model))
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        (lambda bias: bias.dims.__setitem__(0, -16), "has a negative size"),
+        (lambda bias: setattr(bias, "data_type", 77), "is of no known type"),
+        (lambda bias: bias.dims.extend([1] * 69), "has 70 dimensions"),
+    ],
+)
+def test_a_tensor_that_cannot_be_is_refused(model, write_onnx, change, said):
+    change(tensor(model, "fc1.bias"))
+    assert f"tensor fc1.bias {said}" in refusal(write_onnx(model))
 
 
-def test_a_tensor_of_many_dimensions_is_refused(net, write_onnx):
-    model = net.proto()
-    tensor(model, "fc1.bias").dims[:] = [1] * 69 + [16]
-    assert "tensor fc1.bias has 70 dimensions" in refusal(write_onnx(model))
-
-
-def test_what_the_graph_would_allocate_is_bounded(net, write_onnx):
-    model = net.proto()
+def test_what_the_graph_would_allocate_is_bounded(model, write_onnx):
     model.graph.initializer.append(numpy_helper.from_array(np.array([2**20, 2**20]), "bomb"))
     model.graph.node.insert(0, helper.make_node("ConstantOfShape", ["bomb"], ["boom"]))
     assert "tensor boom would have 1.1e+12 elements" in refusal(write_onnx(model))
@@ -154,56 +147,58 @@ def external(model, name, **place):
     return data
 
 
-def test_external_data_in_the_folder_is_read(net, write_onnx, tmp_path):
-    model = net.proto()
+def test_external_data_in_the_folder_is_read(model, write_onnx, tmp_path):
     data = external(model, "fc1.bias", location="x.data", offset=4, length=64)
     (tmp_path / "x.data").write_bytes(b"skip" + data)
     assert open_onnx(write_onnx(model)).parts == (tmp_path / "x.data",)
 
 
 @pytest.mark.parametrize("location", ["/etc/passwd", "../x.data", "sub/x.data", "link.data", "", ".", "a\0b", "..\\x"])
-def test_external_data_elsewhere_is_refused(net, write_onnx, tmp_path, location):
+def test_external_data_elsewhere_is_refused(model, write_onnx, tmp_path, location):
     folder = tmp_path / "folder"
     (folder / "sub").mkdir(parents=True)
     for place in (tmp_path / "x.data", folder / "sub" / "x.data"):
         place.write_bytes(bytes(64))
     os.symlink(tmp_path / "x.data", folder / "link.data")
-    model = net.proto()
     external(model, "fc1.bias", location=location, length=64)
     assert "external data must be a file of the same folder" in refusal(write_onnx(model, "folder/x.onnx"))
 
 
-@pytest.mark.parametrize("place", [{"length": 64, "offset": 1}, {"length": 32}, {"length": "x"}, {"offset": -64}])
-def test_external_data_must_hold_the_tensor(net, write_onnx, tmp_path, place):
-    model = net.proto()
-    external(model, "fc1.bias", location="x.data", **place)
+@pytest.mark.parametrize(
+    "place, said",
+    [
+        ({"length": 64, "offset": 1}, ""),
+        ({"length": 32}, ""),
+        ({"length": "x"}, ""),
+        ({"offset": -64}, ""),
+        ({"location": "gone.data"}, " is in 'gone.data', which is missing"),
+    ],
+)
+def test_external_data_must_hold_the_tensor(model, write_onnx, tmp_path, place, said):
+    external(model, "fc1.bias", **{"location": "x.data"} | place)
     (tmp_path / "x.data").write_bytes(bytes(64))
-    assert "tensor fc1.bias" in refusal(write_onnx(model))
+    assert f"tensor fc1.bias{said}" in refusal(write_onnx(model))
 
 
-def test_missing_external_data_is_named(net, write_onnx):
-    model = net.proto()
-    external(model, "fc1.bias", location="gone.data")
-    assert "is in 'gone.data', which is missing" in refusal(write_onnx(model))
+def behind(model, kind, source="q.scale", **attributes):
+    """Let a quantizer read a scale behind another node."""
+    model.graph.node.insert(0, helper.make_node(kind, [source], ["made"], **attributes))
+    node(model, "q._quantizer.Q").input[1] = "made"
 
 
-def test_a_missing_scale_names_its_node(net, write_onnx):
-    model = net.proto()
+def test_a_missing_scale_names_its_node(model, write_onnx):
     node(model, "q._quantizer.Q").input[1] = "nowhere"
     text = refusal(write_onnx(model))
     assert "node q._quantizer.Q (QuantizeLinear)" in text and "its scale 'nowhere' is missing" in text
 
 
-def test_a_computed_scale_is_refused(net, write_onnx):
-    model = net.proto()
-    model.graph.node.insert(0, helper.make_node("Neg", ["q.scale"], ["computed"]))
-    node(model, "q._quantizer.Q").input[1] = "computed"
-    assert "its scale 'computed' is computed, not constant" in refusal(write_onnx(model))
+def test_a_computed_scale_is_refused(model, write_onnx):
+    behind(model, "Neg")
+    assert "its scale 'made' is computed, not constant" in refusal(write_onnx(model))
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, np.nan, np.inf])
-def test_a_scale_must_be_finite_and_positive(net, write_onnx, value):
-    model = net.proto()
+def test_a_scale_must_be_finite_and_positive(model, write_onnx, value):
     tensor(model, "q.scale").CopyFrom(numpy_helper.from_array(np.float32(value), "q.scale"))
     assert "node q._quantizer.Q (QuantizeLinear): its scale 'q.scale' must be finite" in refusal(write_onnx(model))
 
@@ -274,12 +269,10 @@ def test_a_scale_is_that_of_the_graph_around_where_it_is_cast(net, write_onnx):
 
 
 @pytest.mark.parametrize("value, to", [(1e-50, TensorProto.FLOAT), (1e-9, TensorProto.FLOAT16)])
-def test_a_scale_that_is_zero_behind_its_cast_is_refused(net, write_onnx, value, to):
-    model = net.proto()
+def test_a_scale_that_is_zero_behind_its_cast_is_refused(model, write_onnx, value, to):
     model.graph.initializer.append(numpy_helper.from_array(np.float64(value), "fine"))
-    model.graph.node.insert(0, helper.make_node("Cast", ["fine"], ["zero"], to=to))
-    node(model, "q._quantizer.Q").input[1] = "zero"
-    assert "its scale 'zero' must be finite and above zero" in refusal(write_onnx(model))
+    behind(model, "Cast", "fine", to=to)
+    assert "its scale 'made' must be finite and above zero" in refusal(write_onnx(model))
 
 
 def test_scales_that_many_nodes_share_are_read_once(net, write_onnx):
@@ -296,17 +289,14 @@ def test_scales_that_many_nodes_share_are_read_once(net, write_onnx):
     assert time.process_time() - started < 2
 
 
-def test_a_scale_may_be_a_constant_or_the_cast_of_one(net, write_onnx):
-    model = net.proto()
+def test_a_scale_may_be_a_constant_or_the_cast_of_one(model, write_onnx):
+    behind(model, "Cast", "c", to=TensorProto.FLOAT)
     model.graph.node.insert(0, helper.make_node("Constant", [], ["c"], value=numpy_helper.from_array(np.float16(0.25))))
-    model.graph.node.insert(1, helper.make_node("Cast", ["c"], ["wide"], to=TensorProto.FLOAT))
-    node(model, "q._quantizer.Q").input[1] = "wide"
     assert open_onnx(write_onnx(model)).quantizers == 4
 
 
 @pytest.mark.parametrize("shape, text", [([1, 3, 8, "w"], "[1, 3, 8, ?]"), ([1, 3, "h", "w"], "[1, 3, ?, ?]")])
-def test_inputs_must_be_of_one_size(net, write_onnx, shape, text):
-    model = net.proto()
+def test_inputs_must_be_of_one_size(model, write_onnx, shape, text):
     model.graph.input[0].CopyFrom(helper.make_tensor_value_info("images", TensorProto.FLOAT, shape))
     assert text in refusal(write_onnx(model))
 
@@ -321,14 +311,12 @@ def test_inputs_must_be_of_one_size(net, write_onnx, shape, text):
         ("no name", TensorProto.INT64, ["batch"], "is [?]: one of several must be"),
     ],
 )
-def test_a_second_input_that_no_batch_can_fill_is_refused(net, write_onnx, name, kind, shape, says):
-    model = net.proto()
+def test_a_second_input_that_no_batch_can_fill_is_refused(model, write_onnx, name, kind, shape, says):
     model.graph.input.append(helper.make_tensor_value_info(name, kind, shape))
     assert says in refusal(write_onnx(model))
 
 
-def test_several_inputs_are_described_as_one_row(net, write_onnx):
-    model = net.proto()
+def test_several_inputs_are_described_as_one_row(model, write_onnx):
     model.graph.input.append(helper.make_tensor_value_info("more", TensorProto.INT64, ["batch", 2]))
     file = open_onnx(write_onnx(model))
     first = file.inputs.parts[0]
@@ -339,14 +327,12 @@ def test_several_inputs_are_described_as_one_row(net, write_onnx):
     assert given[first.name].shape == (3, *first.shape)
 
 
-def test_a_graph_whose_shapes_contradict_is_refused(net, write_onnx):
-    model = net.proto()
+def test_a_graph_whose_shapes_contradict_is_refused(model, write_onnx):
     node(model, "attn.qk").input[1] = "head.weight"
     assert "its graph makes no sense" in refusal(write_onnx(model))
 
 
-def test_names_cannot_write_to_the_terminal(net, write_onnx):
-    model = net.proto()
+def test_names_cannot_write_to_the_terminal(model, write_onnx):
     node(model, "q._quantizer.Q").input[1] = "\x1b[31mred\n"
     assert "\x1b" not in refusal(write_onnx(model))
 
@@ -366,8 +352,7 @@ def test_damaged_files_are_refused_or_read_never_more(small_net, tmp_path_factor
         assert str(error).startswith(f"{path}: ")
 
 
-def test_any_opset_can_be_read_for_inspection(net, write_onnx):
-    model = net.proto()
+def test_any_opset_can_be_read_for_inspection(model, write_onnx):
     model.opset_import[0].version = 11
     assert len(read_model(write_onnx(model)).graph.node) == len(model.graph.node)
 

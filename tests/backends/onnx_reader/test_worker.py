@@ -16,8 +16,8 @@ from swin_quant.base.errors import SwinQuantError
 
 
 @pytest.fixture
-def net(small_net):
-    return small_net()
+def model(small_net):
+    return small_net().proto()
 
 
 @pytest.fixture
@@ -55,27 +55,27 @@ def add(model: ModelProto) -> bytes:
 
 
 @pytest.mark.parametrize("outputs", [1, 10**9])
-def test_a_graph_that_ends_the_library_is_refused_in_one_line(net, refusal, outputs):
-    said = refusal(split(net.proto(), outputs))
+def test_a_graph_that_ends_the_library_is_refused_in_one_line(model, refusal, outputs):
+    said = refusal(split(model, outputs))
     assert said.startswith("its graph makes no sense: ")
     if outputs == 1:
         assert "does not survive it (signal SIGABRT)" in said
 
 
-def test_the_next_graph_is_none_the_worse(net):
+def test_the_next_graph_is_none_the_worse(model):
     with pytest.raises(InferenceError, match="SIGABRT"):
-        infer(split(net.proto(), 1).SerializeToString(), strict=True)
-    known = ModelProto.FromString(infer(add(net.proto()), strict=True)).graph.value_info
+        infer(split(model, 1).SerializeToString(), strict=True)
+    known = ModelProto.FromString(infer(add(model), strict=True)).graph.value_info
     assert [value.name for value in known] == ["h"]
 
 
-def test_a_graph_that_ends_the_library_can_be_inspected(net, write_onnx):
-    report = inspect_model(read_model(write_onnx(split(net.proto(), 1))))
+def test_a_graph_that_ends_the_library_can_be_inspected(model, write_onnx):
+    report = inspect_model(read_model(write_onnx(split(model, 1))))
     assert report.opset == 20 and report.gemms
 
 
-def test_a_forked_process_has_a_worker_of_its_own(net):
-    request = add(net.proto())
+def test_a_forked_process_has_a_worker_of_its_own(model):
+    request = add(model)
     answers = {infer(request, strict=True)}
     reading, writing = os.pipe()
     if not (child := os.fork()):
@@ -113,8 +113,7 @@ def test_a_tensor_inside_a_function_is_looked_at_too(refusal):
     assert "declares 1099511627776, which is not what it holds" in refusal(model, read_model)
 
 
-def test_sparse_constants_are_refused(net, refusal):
-    model = net.proto()
+def test_sparse_constants_are_refused(model, refusal):
     values, places = (
         numpy_helper.from_array(np.ones(1, np.float32), "v"),
         numpy_helper.from_array(np.zeros(1, np.int64)),
@@ -125,8 +124,7 @@ def test_sparse_constants_are_refused(net, refusal):
 
 
 @pytest.mark.parametrize("where", ["name of a node", "key of metadata", "location of data"])
-def test_text_that_is_not_utf8_is_refused(net, refusal, where):
-    model = net.proto()
+def test_text_that_is_not_utf8_is_refused(model, refusal, where):
     if where == "name of a node":
         model.graph.node[0].name = "mark"
     elif where == "key of metadata":
@@ -161,8 +159,7 @@ def test_a_file_that_is_cut_short_is_refused(refusal, content):
     assert refusal(content) == "is not an ONNX file: it is cut short"
 
 
-def test_the_check_of_the_bytes_takes_what_protobuf_writes(net):
-    model = net.proto()
+def test_the_check_of_the_bytes_takes_what_protobuf_writes(model):
     node = NodeProto(
         name="é",
         op_type="x",
@@ -172,8 +169,7 @@ def test_the_check_of_the_bytes_takes_what_protobuf_writes(net):
     check_wire(model.SerializeToString(), ModelProto.DESCRIPTOR)
 
 
-def test_a_hard_link_is_no_external_data(net, refusal, tmp_path):
-    model = net.proto()
+def test_a_hard_link_is_no_external_data(model, refusal, tmp_path):
     tensor = next(tensor for tensor in model.graph.initializer if tensor.name == "fc1.bias")
     (tmp_path / "x.data").write_bytes(tensor.raw_data)
     tensor.ClearField("raw_data")
@@ -186,8 +182,7 @@ def test_a_hard_link_is_no_external_data(net, refusal, tmp_path):
     assert open_onnx(tmp_path / "x.onnx").parts == (tmp_path / "x.data",)
 
 
-def test_a_scale_of_text_is_refused(net, refusal):
-    model = net.proto()
+def test_a_scale_of_text_is_refused(model, refusal):
     scale = next(tensor for tensor in model.graph.initializer if tensor.name == "q.scale")
     scale.CopyFrom(helper.make_tensor("q.scale", TensorProto.STRING, [], [b"x"]))
     assert "its scale 'q.scale' is not a number" in refusal(model)
