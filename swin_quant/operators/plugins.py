@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ _SECONDS = 600
 
 @dataclass(frozen=True)
 class Node:
-    """A node to write: inputs, attributes (numbers and lists of numbers), and the shape of its one output."""
+    """A node to write: inputs, attributes (numbers, truth values, and several numbers), and the shape of its output."""
 
     inputs: tuple[Tensor, ...]
     attributes: Mapping[str, Any]
@@ -67,36 +67,20 @@ def _layer_norm(
 
 def _attention(levels: Tensor, constant: Tensor, heads: int, scales: Sequence[float]) -> Node:
     *tokens, channels = levels.shape
-    return Node((levels, constant), {"heads": heads, "scales": list(scales)}, (*tokens, channels // 3))
+    return Node((levels, constant), {"heads": heads, "scales": scales}, (*tokens, channels // 3))
 
 
-def _attention_branch(
-    x: Tensor, *constants: Tensor, heads: int, scales: Sequence[float], norm_last: bool, epsilon: float
-) -> Node:
-    attributes = {"heads": heads, "scales": list(scales), "norm_last": int(norm_last), "epsilon": epsilon}
+def _of_its_shape(x: Tensor, *constants: Tensor, **attributes: Any) -> Node:
     return Node((x, *constants), attributes, tuple(x.shape))
 
 
-def _map_branch(
-    x: Tensor, *constants: Tensor, window: Sequence[int], shift: Sequence[int], pad_first: bool, **given: Any
-) -> Node:
-    node = _attention_branch(x, *constants, **given)
-    cut = {"window": list(window), "shift": list(shift), "pad_first": int(pad_first)}
-    return replace(node, attributes={**node.attributes, **cut})
-
-
-def _mlp(x: Tensor, *constants: Tensor, norm_last: bool, epsilon: float) -> Node:
-    return Node((x, *constants), {"norm_last": int(norm_last), "epsilon": epsilon}, tuple(x.shape))
-
-
-def _patch_merging(x: Tensor, *constants: Tensor, norm_last: bool, epsilon: float) -> Node:
-    attributes = {"norm_last": int(norm_last), "epsilon": epsilon}
+def _patch_merging(x: Tensor, *constants: Tensor, **attributes: Any) -> Node:
     return Node((x, *constants), attributes, (*_merged(x, 1, 2, constants[7:], 4), constants[4].shape[1]))
 
 
-def _patch_embedding(x: Tensor, *constants: Tensor, epsilon: float) -> Node:
+def _patch_embedding(x: Tensor, *constants: Tensor, **attributes: Any) -> Node:
     weight = constants[0]
-    return Node((x, *constants), {"epsilon": epsilon}, (*_merged(x, 2, weight.shape[-1], constants[4:]), len(weight)))
+    return Node((x, *constants), attributes, (*_merged(x, 2, weight.shape[-1], constants[4:]), len(weight)))
 
 
 def _merged(x: Tensor, first: int, side: int, places: Sequence[Tensor], each: int = 1) -> tuple[Any, ...]:
@@ -112,9 +96,9 @@ CALLS: dict[str, Callable[..., Node | None]] = {
     "relu": _relu,
     "layer_norm": _layer_norm,
     "attention": _attention,
-    "attention_branch": _attention_branch,
-    "map_branch": _map_branch,
-    "mlp": _mlp,
+    "attention_branch": _of_its_shape,
+    "map_branch": _of_its_shape,
+    "mlp": _of_its_shape,
     "patch_merging": _patch_merging,
     "patch_embedding": _patch_embedding,
 }
@@ -170,10 +154,11 @@ Made = Callable[[Plugin, Node], Tensor]
 
 def symbolic(plugin: Plugin, node: Node) -> Tensor:
     """A tensor with a shape and no values, which torch's ONNX exporter writes as a node of the plugin's domain."""
+    plain = {name: list(one) if isinstance(one, tuple) else one for name, one in node.attributes.items()}
     return torch.onnx.ops.symbolic(
         f"{plugin.domain}::{plugin.name}",
         node.inputs,
-        dict(node.attributes),
+        {name: int(one) if isinstance(one, bool) else one for name, one in plain.items()},
         dtype=node.inputs[0].dtype,
         shape=node.shape,
         version=1,

@@ -12,13 +12,14 @@ if TYPE_CHECKING:
 _END = 2**62
 _FLOAT, _INT8 = 1, 3  # onnx.TensorProto's numbers
 _HAS_GELU = 20  # the first opset that does
+_MERGED = [0, 1, 3, 2, 4, 5]  # of [B, H / h, h, W / w, w, C]: the places of a window side by side, or back
 
 
 class _Body:
-    """The nodes of a function, in order."""
+    """The nodes of the function that `calls` share, in order."""
 
-    def __init__(self, opset: int) -> None:
-        self.opset = opset
+    def __init__(self, opset: int, calls: Sequence[Node]) -> None:
+        self.opset, self.calls, self.attributes = opset, calls, calls[0].attributes
         self.nodes: list[NodeProto] = []
 
     def __call__(
@@ -36,67 +37,90 @@ class _Body:
         self.nodes.append(node)
         return out
 
+    def whole(self, *values: int) -> str:
+        """These whole numbers, as a list."""
+        return self("Constant", value_ints=list(values))
+
+    def number(self, value: float) -> str:
+        """A scalar, float32 or int64."""
+        return self("Constant", value_int=value) if isinstance(value, int) else self("Constant", value_float=value)
+
+    def given(self, attribute: str, kind: str) -> str:
+        """An attribute of the function: INT, INTS or FLOATS."""
+        return self("Constant", refer={f"value_{kind.lower()}": (attribute, kind)})
+
+    def at(self, values: str, place: int) -> str:
+        """One of several values, as a list."""
+        return self("Slice", values, self.whole(place), self.whole(place + 1))
+
+    def size(self, x: str, dimension: int) -> str:
+        return self.at(self("Shape", x), dimension)
+
+    def norm(self, x: str, gain: str, offset: str) -> str:
+        return self("LayerNormalization", x, gain, offset, refer={"epsilon": ("epsilon", "FLOAT")})
+
+    def normed(self, x: str, norm: Sequence[str], inner: Callable[[str], str]) -> str:
+        """`inner` of x with its norm (gain and offset) before it, or behind it with `norm_last`."""
+        if self.attributes["norm_last"]:
+            return self.norm(inner(x), *norm)
+        return inner(self.norm(x, *norm))
+
+    def linear(self, y: str, scale: str, zero: str, weight: str, scales: str, bias: str) -> str:
+        y = self("DequantizeLinear", self("QuantizeLinear", y, scale, zero), scale, zero)
+        product = self("MatMul", y, self("DequantizeLinear", weight, scales, axis=1))
+        return self("Add", product, self("Unsqueeze", bias, self.whole(0)))  # as `keep_integer` has it
+
     def gelu(self, x: str) -> str:
         if self.opset >= _HAS_GELU:
             return self("Gelu", x)
-        erf = self("Erf", self("Div", x, self("Constant", value_float=2**0.5)))
-        both = self("Mul", x, self("Add", erf, self("Constant", value_float=1.0)))
-        return self("Mul", both, self("Constant", value_float=0.5))
-
-    def whole(self, *values: int) -> str:
-        return self("Constant", value_ints=list(values))
+        erf = self("Erf", self("Div", x, self.number(2**0.5)))
+        return self("Mul", self("Mul", x, self("Add", erf, self.number(1.0))), self.number(0.5))
 
 
-def _roll(body: _Body, inputs: Sequence[str], nodes: Sequence[Node]) -> tuple[str, list[str]]:
-    dims = nodes[0].attributes["dims"]
-    if other := next((node.attributes["dims"] for node in nodes if node.attributes["dims"] != dims), None):
+def _roll(body: _Body, x: str) -> str:
+    dims = body.attributes["dims"]
+    if other := next((call.attributes["dims"] for call in body.calls if call.attributes["dims"] != dims), None):
         raise UsageError(
             f"‹plugin› roll: this model rolls dimensions {dims} and {other}, and a function of ONNX joins along fixed "
             "ones: use ‹replace› roll"
         )
-    x = inputs[0]
-    shifts = body("Constant", refer={"value_ints": ("shifts", "INTS")})
-    shape = body("Shape", x)
+    shifts, shape = body.given("shifts", "INTS"), body("Shape", x)
     for place, dim in enumerate(dims):
         axis = body.whole(dim)
-        shift = body("Slice", shifts, body.whole(place), body.whole(place + 1))
-        length = body("Slice", shape, axis, body.whole(dim + 1))
+        shift, length = body.at(shifts, place), body("Slice", shape, axis, body.whole(dim + 1))
         cut = body("Mod", body("Neg", shift), length)
         head = body("Slice", x, cut, body.whole(_END), axis)
         x = body("Concat", head, body("Slice", x, body.whole(0), cut, axis), axis=dim)
-    return x, ["shifts", "dims"]
+    return x
 
 
-def _relu(body: _Body, inputs: Sequence[str], nodes: Sequence[Node]) -> tuple[str, list[str]]:
-    return body("Relu", *inputs), []
+def _relu(body: _Body, x: str) -> str:
+    return body("Relu", x)
 
 
-def _layer_norm(body: _Body, inputs: Sequence[str], nodes: Sequence[Node]) -> tuple[str, list[str]]:
-    refer = {"axis": ("axis", "INT"), "epsilon": ("epsilon", "FLOAT")}
-    return body("LayerNormalization", *inputs, refer=refer), ["axis", "epsilon"]
+def _layer_norm(body: _Body, *inputs: str) -> str:
+    return body("LayerNormalization", *inputs, refer={"axis": ("axis", "INT"), "epsilon": ("epsilon", "FLOAT")})
 
 
-def _window_partition(body: _Body, inputs: Sequence[str], nodes: Sequence[Node]) -> tuple[str, list[str]]:
-    (x,) = inputs
-    window = body("Reshape", body("Constant", refer={"value_int": ("window", "INT")}), body.whole(1))
+def _window_partition(body: _Body, x: str) -> str:
+    window = body("Reshape", body.given("window", "INT"), body.whole(1))
     shape = body("Shape", x)
-    batch, height, width, channels = (body("Slice", shape, body.whole(i), body.whole(i + 1)) for i in range(4))
+    batch, height, width, channels = (body.at(shape, place) for place in range(4))
     rows, columns = body("Div", height, window), body("Div", width, window)
     six = body("Concat", batch, rows, window, columns, window, channels, axis=0)
-    x = body("Transpose", body("Reshape", x, six), perm=[0, 1, 3, 2, 4, 5])
-    return body("Reshape", x, body("Concat", body.whole(-1), body("Mul", window, window), channels, axis=0)), ["window"]
+    x = body("Transpose", body("Reshape", x, six), perm=_MERGED)
+    return body("Reshape", x, body("Concat", body.whole(-1), body("Mul", window, window), channels, axis=0))
 
 
 class _Scales:
     """The attribute `scales` of a function, and rounding by one of them."""
 
     def __init__(self, body: _Body) -> None:
-        self.body = body
-        self.all = body("Constant", refer={"value_floats": ("scales", "FLOATS")})
-        self.ends = body("Constant", value_float=-128.0), body("Constant", value_float=127.0)
+        self.body, self.all = body, body.given("scales", "FLOATS")
+        self.ends = body.number(-128.0), body.number(127.0)
 
     def at(self, place: int) -> str:
-        return self.body("Gather", self.all, self.body("Constant", value_int=place))
+        return self.body("Gather", self.all, self.body.number(place))
 
     def levels(self, x: str, place: int) -> str:
         return self.body("Clip", self.body("Round", self.body("Div", x, self.at(place))), *self.ends)
@@ -105,13 +129,12 @@ class _Scales:
         return self.body("Mul", self.levels(x, place), self.at(place))
 
 
-def _attention(body: _Body, inputs: Sequence[str], nodes: Sequence[Node]) -> tuple[str, list[str]]:
-    x, constant = inputs
+def _attention(body: _Body, x: str, constant: str) -> str:
     scales = _Scales(body)
-    is_rounded = body("Greater", body("Size", scales.all), body("Constant", value_int=4))
+    is_rounded = body("Greater", body("Size", scales.all), body.number(4))
     parts = [lambda part, i=i: body("Mul", body("Cast", part, to=_FLOAT), scales.at(i)) for i in range(3)]
     x = _attended(body, x, parts, constant, lambda y: body("Where", is_rounded, scales.rounded(y, 3), y))
-    return body("Cast", scales.levels(x, -1), to=_INT8), ["heads", "scales"]
+    return body("Cast", scales.levels(x, -1), to=_INT8)
 
 
 def _attended(
@@ -119,15 +142,15 @@ def _attended(
 ) -> str:
     """softmax(q k^T + constant) v [B, T, C]. x: q, k and v [B, T, 3C], of which `parts` make floats; `rounded`: the
     softmax."""
-    heads = body("Reshape", body("Constant", refer={"value_int": ("heads", "INT")}), body.whole(1))
-    batch, tokens, channels = (body("Slice", body("Shape", x), body.whole(i), body.whole(i + 1)) for i in range(3))
-    rounds, length = (body("Slice", body("Shape", constant), body.whole(i), body.whole(i + 1)) for i in range(2))
+    heads = body("Reshape", body.given("heads", "INT"), body.whole(1))
+    batch, tokens, channels = (body.size(x, dimension) for dimension in range(3))
+    rounds, length = (body.size(constant, dimension) for dimension in range(2))
     windows, any_number = body("Div", rounds, heads), body.whole(-1)
     depth = body("Div", channels, body("Mul", heads, body.whole(3)))
     six = body("Concat", any_number, windows, length, body.whole(3), heads, depth, axis=0)
     x = body("Transpose", body("Reshape", x, six), perm=[3, 0, 1, 4, 2, 5])
     x = body("Reshape", x, body("Concat", body.whole(3), any_number, rounds, length, depth, axis=0))
-    q, k, v = (part(body("Gather", x, body("Constant", value_int=i))) for i, part in enumerate(parts))
+    q, k, v = (part(body("Gather", x, body.number(i))) for i, part in enumerate(parts))
     logits = body("Add", body("MatMul", q, body("Transpose", k, perm=[0, 1, 3, 2])), constant)
     shares = rounded(body("Softmax", logits, axis=-1))
     five = body("Concat", any_number, windows, heads, length, depth, axis=0)
@@ -135,68 +158,65 @@ def _attended(
     return body("Reshape", x, body("Concat", batch, tokens, body("Mul", heads, depth), axis=0))
 
 
-def _linear(body: _Body, y: str, scale: str, zero: str, weight: str, scales: str, bias: str) -> str:
-    y = body("DequantizeLinear", body("QuantizeLinear", y, scale, zero), scale, zero)
-    product = body("MatMul", y, body("DequantizeLinear", weight, scales, axis=1))
-    return body("Add", product, body("Unsqueeze", bias, body.whole(0)))  # as `keep_integer` has it
-
-
-def _attention_branch(body: _Body, inputs: Sequence[str], nodes: Sequence[Node]) -> tuple[str, list[str]]:
-    x, places, gain, offset, *linears = inputs[:14]
-    table, index, regions, *lengths = inputs[14:]
-
-    def normalised(y: str) -> str:
-        return body("LayerNormalization", y, gain, offset, refer={"epsilon": ("epsilon", "FLOAT")})
-
-    is_last = nodes[0].attributes["norm_last"]
+def _attention_branch(body: _Body, x: str, places: str, gain: str, offset: str, *constants: str) -> str:
+    linears, (table, index, regions, *lengths) = constants[:10], constants[10:]
     x = body("Gather", x, places, axis=1)
-    y = _inside_windows(body, x if is_last else normalised(x), linears, (table, index, regions), lengths, nodes)
-    y = body("Add", x, normalised(y) if is_last else y)
-    return y, ["heads", "scales", "norm_last", "epsilon"]
+
+    def inner(y: str) -> str:
+        return _inside_windows(body, y, linears, (table, index, regions), lengths)
+
+    return body("Add", x, body.normed(x, (gain, offset), inner))
 
 
 def _inside_windows(
-    body: _Body,
-    y: str,
-    linears: Sequence[str],
-    constants: tuple[str, str, str],
-    lengths: Sequence[str],
-    nodes: Sequence[Node],
+    body: _Body, y: str, linears: Sequence[str], constants: tuple[str, str, str], lengths: Sequence[str]
 ) -> str:
     """proj(attention(qkv(y))) for tokens [B, T, C] window by window. constants: biases, their index, regions."""
     scales = _Scales(body)
     table, index, regions = constants
-    y = _linear(body, y, *linears[:5])
+    y = body.linear(y, *linears[:5])
     y = _of_lengths(body, y, *lengths) if lengths else y
     regions = body("Cast", regions, to=_FLOAT)
     own, seen = (body("Unsqueeze", regions, body.whole(1, axis)) for axis in (3, 2))
-    mask = body("Where", body("Equal", own, seen), *(body("Constant", value_float=value) for value in (0.0, -100.0)))
-    length = body("Slice", body("Shape", index), body.whole(0), body.whole(1))
+    mask = body("Where", body("Equal", own, seen), *(body.number(value) for value in (0.0, -100.0)))
+    length = body.size(index, 0)
     constant = body("Add", body("Gather", table, index, axis=1), mask)
     constant = body("Reshape", constant, body("Concat", body.whole(-1), length, length, axis=0))
-    is_rounded = len(nodes[0].attributes["scales"]) > 3
+    is_rounded = len(body.attributes["scales"]) > 3
     parts = [lambda part, i=i: scales.rounded(part, i) for i in range(3)]
     y = _attended(body, y, parts, constant, lambda shares: scales.rounded(shares, 3) if is_rounded else shares)
-    return _linear(body, y, *linears[5:])
+    return body.linear(y, *linears[5:])
+
+
+def _of_lengths(body: _Body, y: str, lengths: str) -> str:
+    """q, k and v [B, T, 3C] with each head's q normalised to `lengths` [heads], and its k to 1."""
+    lengths = body("Concat", lengths, body("Div", lengths, lengths), axis=0)
+    channels = body("Slice", body("Shape", y), body.whole(2), body.whole(3))
+    of_qk = body("Mul", body("Div", channels, body.whole(3)), body.whole(2))
+    qk, v = body("Slice", y, body.whole(0), of_qk, body.whole(2)), body("Slice", y, of_qk, channels, body.whole(2))
+    shape = body("Concat", body.whole(0, 0), body("Shape", lengths), body.whole(-1), axis=0)
+    heads = body("Reshape", qk, shape)
+    size = body("Sqrt", body("ReduceSum", body("Mul", heads, heads), body.whole(-1), keepdims=1))
+    size = body("Max", size, body.number(1e-12))
+    heads = body("Mul", heads, body("Div", body("Unsqueeze", lengths, body.whole(1)), size))
+    return body("Concat", body("Reshape", heads, body("Shape", qk)), v, axis=2)
 
 
 class _Cut:
     """The cut of maps like `x` [B, H, W, C] into the windows of a function's attributes (`models.maps.Cut`)."""
 
-    def __init__(self, body: _Body, x: str, pad_first: bool) -> None:
-        self.body, self.pad_first = body, pad_first
+    def __init__(self, body: _Body, x: str) -> None:
+        self.body, self.pad_first = body, body.attributes["pad_first"]
         shape = body("Shape", x)
-        self.batch, height, width, self.channels = (
-            body("Slice", shape, body.whole(i), body.whole(i + 1)) for i in range(4)
-        )
+        self.batch, height, width, self.channels = (body.at(shape, place) for place in range(4))
         self.sizes = height, width
         self.window, self.shift = (self._pair(name) for name in ("window", "shift"))
         self.whole = [self._whole(size, side) for size, side in zip(self.sizes, self.window, strict=True)]
         self.counts = [body("Div", size, side) for size, side in zip(self.whole, self.window, strict=True)]
 
     def _pair(self, name: str) -> list[str]:
-        both = self.body("Constant", refer={"value_ints": (name, "INTS")})
-        return [self.body("Slice", both, self.body.whole(i), self.body.whole(i + 1)) for i in range(2)]
+        both = self.body.given(name, "INTS")
+        return [self.body.at(both, place) for place in range(2)]
 
     def _whole(self, size: str, side: str) -> str:
         body = self.body
@@ -208,10 +228,8 @@ class _Cut:
         return self.body("Pad", x, self.body("Concat", none, none, none, none, none, below, right, none, axis=0))
 
     def _rolled(self, x: str, back: bool) -> str:
-        body = self.body
-        for axis, (size, by) in enumerate(
-            zip(self.whole if self.pad_first else self.sizes, self.shift, strict=True), 1
-        ):
+        body, sizes = self.body, self.whole if self.pad_first else self.sizes
+        for axis, (size, by) in enumerate(zip(sizes, self.shift, strict=True), 1):
             at, along = body("Mod", body("Neg", by) if back else by, size), body.whole(axis)
             behind = body("Slice", x, at, body.whole(_END), along)
             x = body("Concat", behind, body("Slice", x, body.whole(0), at, along), axis=axis)
@@ -220,7 +238,7 @@ class _Cut:
     def _blocks(self, x: str, channels: str) -> str:
         (rows, columns), (high, wide), body = self.counts, self.window, self.body
         six = body("Concat", body.whole(-1), rows, high, columns, wide, channels, axis=0)
-        return body("Transpose", body("Reshape", x, six), perm=[0, 1, 3, 2, 4, 5])
+        return body("Transpose", body("Reshape", x, six), perm=_MERGED)
 
     def tokens(self, x: str) -> str:
         """[B, H, W, C] -> [B, T, C], window by window."""
@@ -232,7 +250,7 @@ class _Cut:
         """The inverse of `tokens`."""
         (rows, columns), (high, wide), body = self.counts, self.window, self.body
         six = body("Concat", self.batch, rows, columns, high, wide, self.channels, axis=0)
-        x = body("Transpose", body("Reshape", tokens, six), perm=[0, 1, 3, 2, 4, 5])
+        x = body("Transpose", body("Reshape", tokens, six), perm=_MERGED)
         x = body("Reshape", x, body("Concat", self.batch, *self.whole, self.channels, axis=0))
         inside = body.whole(0, 0), body("Concat", *self.sizes, axis=0), body.whole(1, 2)
         if self.pad_first:
@@ -245,65 +263,38 @@ class _Cut:
         bands = []
         for size, side, by in zip(self.whole, self.window, self.shift, strict=True):
             scalar = body("Squeeze", size, body.whole(0))
-            places = body("Range", *(body("Constant", value_int=0), scalar, body("Constant", value_int=1)))
+            places = body("Range", body.number(0), scalar, body.number(1))
             parts = [body("GreaterOrEqual", places, body("Sub", size, end)) for end in (side, by)]
             bands.append(body("Add", *(body("Cast", part, to=_FLOAT) for part in parts)))
-        down = body("Mul", body("Unsqueeze", bands[0], body.whole(1)), body("Constant", value_float=3.0))
+        down = body("Mul", body("Unsqueeze", bands[0], body.whole(1)), body.number(3.0))
         numbers = body("Add", down, body("Unsqueeze", bands[1], body.whole(0)))
-        return body("Reshape", self._blocks(numbers, body.whole(1)), body("Concat", *(
-            body("Mul", *both) for both in (self.counts, self.window)
-        ), axis=0))  # fmt: skip
+        windows = self._blocks(numbers, body.whole(1))
+        sizes = [body("Mul", *both) for both in (self.counts, self.window)]
+        return body("Reshape", windows, body("Concat", *sizes, axis=0))
 
 
-def _map_branch(body: _Body, inputs: Sequence[str], nodes: Sequence[Node]) -> tuple[str, list[str]]:
-    x, gain, offset, *linears = inputs[:13]
-    table, index, *lengths = inputs[13:]
+def _map_branch(body: _Body, x: str, gain: str, offset: str, *constants: str) -> str:
+    linears, (table, index, *lengths) = constants[:10], constants[10:]
+    cut = _Cut(body, x)
 
-    def normalised(y: str) -> str:
-        return body("LayerNormalization", y, gain, offset, refer={"epsilon": ("epsilon", "FLOAT")})
+    def inner(y: str) -> str:
+        tokens, regions = cut.tokens(y), cut.regions()
+        return cut.map(_inside_windows(body, tokens, linears, (table, index, regions), lengths))
 
-    is_last = nodes[0].attributes["norm_last"]
-    cut = _Cut(body, x, bool(nodes[0].attributes["pad_first"]))
-    y = cut.tokens(x if is_last else normalised(x))
-    y = cut.map(_inside_windows(body, y, linears, (table, index, cut.regions()), lengths, nodes))
-    y = body("Add", x, normalised(y) if is_last else y)
-    return y, ["heads", "scales", "norm_last", "epsilon", "window", "shift", "pad_first"]
+    return body("Add", x, body.normed(x, (gain, offset), inner))
 
 
-def _of_lengths(body: _Body, y: str, lengths: str) -> str:
-    """q, k and v [B, T, 3C] with each head's q normalised to `lengths` [heads], and its k to 1."""
-    lengths = body("Concat", lengths, body("Div", lengths, lengths), axis=0)
-    channels = body("Slice", body("Shape", y), body.whole(2), body.whole(3))
-    of_qk = body("Mul", body("Div", channels, body.whole(3)), body.whole(2))
-    qk, v = body("Slice", y, body.whole(0), of_qk, body.whole(2)), body("Slice", y, of_qk, channels, body.whole(2))
-    shape = body("Concat", body.whole(0, 0), body("Shape", lengths), body.whole(-1), axis=0)
-    heads = body("Reshape", qk, shape)
-    size = body("Sqrt", body("ReduceSum", body("Mul", heads, heads), body.whole(-1), keepdims=1))
-    size = body("Max", size, body("Constant", value_float=1e-12))
-    heads = body("Mul", heads, body("Div", body("Unsqueeze", lengths, body.whole(1)), size))
-    return body("Concat", body("Reshape", heads, body("Shape", qk)), v, axis=2)
+def _mlp(body: _Body, x: str, gain: str, offset: str, *linears: str) -> str:
+    def inner(y: str) -> str:
+        return body.linear(body.gelu(body.linear(y, *linears[:5])), *linears[5:])
+
+    return body("Add", x, body.normed(x, (gain, offset), inner))
 
 
-def _mlp(body: _Body, inputs: Sequence[str], nodes: Sequence[Node]) -> tuple[str, list[str]]:
-    x, *norm = inputs[:3]
-
-    def normalised(y: str) -> str:
-        return body("LayerNormalization", y, *norm, refer={"epsilon": ("epsilon", "FLOAT")})
-
-    is_last = nodes[0].attributes["norm_last"]
-    y = _linear(body, x if is_last else normalised(x), *inputs[3:8])
-    y = _linear(body, body.gelu(y), *inputs[8:])
-    return body("Add", x, normalised(y) if is_last else y), ["norm_last", "epsilon"]
-
-
-def _patch_merging(body: _Body, inputs: Sequence[str], nodes: Sequence[Node]) -> tuple[str, list[str]]:
-    x, gain, offset, *linear = inputs[:8]
-
-    def normalised(y: str) -> str:
-        return body("LayerNormalization", y, gain, offset, refer={"epsilon": ("epsilon", "FLOAT")})
-
-    wide = body("Slice", body("Shape", linear[2]), body.whole(0), body.whole(1))
-    if places := inputs[8:]:
+def _patch_merging(body: _Body, x: str, gain: str, offset: str, *constants: str) -> str:
+    linear, places = constants[:5], constants[5:]
+    wide = body.size(linear[2], 0)
+    if places:
         results = body("Div", body("Shape", *places), body.whole(4))
         y = body("Reshape", body("Gather", x, *places, axis=1), body("Concat", body.whole(0), results, wide, axis=0))
     else:
@@ -312,9 +303,7 @@ def _patch_merging(body: _Body, inputs: Sequence[str], nodes: Sequence[Node]) ->
         six = body("Concat", body.whole(0), rows, two, columns, two, body.whole(-1), axis=0)
         four = body("Transpose", body("Reshape", x, six), perm=[0, 1, 3, 4, 2, 5])
         y = body("Reshape", four, body("Concat", body.whole(0), rows, columns, wide, axis=0))
-    is_last = nodes[0].attributes["norm_last"]
-    y = _linear(body, y if is_last else normalised(y), *linear)
-    return normalised(y) if is_last else y, ["norm_last", "epsilon"]
+    return body.normed(y, (gain, offset), lambda y: body.linear(y, *linear))
 
 
 def _padded(body: _Body, x: str, first: int, side: int) -> tuple[str, str, str]:
@@ -322,7 +311,7 @@ def _padded(body: _Body, x: str, first: int, side: int) -> tuple[str, str, str]:
     hold it."""
     shape, counts, missing = body("Shape", x), [], []
     for axis in (first, first + 1):
-        size = body("Slice", shape, body.whole(axis), body.whole(axis + 1))
+        size = body.at(shape, axis)
         counts.append(body("Div", body("Add", size, body.whole(side - 1)), body.whole(side)))
         missing.append(body("Sub", body("Mul", counts[-1], body.whole(side)), size))
     behind = [body.whole(*[0] * (2 - first))] if first < 2 else []
@@ -330,10 +319,8 @@ def _padded(body: _Body, x: str, first: int, side: int) -> tuple[str, str, str]:
     return body("Pad", x, pads), counts[0], counts[1]
 
 
-def _patch_embedding(body: _Body, inputs: Sequence[str], nodes: Sequence[Node]) -> tuple[str, list[str]]:
-    x, filters, offsets, *norm = inputs[:5]
-    sides = list(nodes[0].inputs[1].shape[2:])  # the patch: strides are attributes, which no tensor gives
-    places = inputs[5:]
+def _patch_embedding(body: _Body, x: str, filters: str, offsets: str, gain: str, offset: str, *places: str) -> str:
+    sides = list(body.calls[0].inputs[1].shape[2:])  # the patch: strides are attributes, which no tensor gives
     x = x if places else _padded(body, x, 2, sides[0])[0]
     y = body("Conv", x, filters, offsets, strides=sides, kernel_shape=sides)
     if places:
@@ -341,10 +328,10 @@ def _patch_embedding(body: _Body, inputs: Sequence[str], nodes: Sequence[Node]) 
         y = body("Gather", y, *places, axis=1)
     else:
         y = body("Transpose", y, perm=[0, 2, 3, 1])
-    return body("LayerNormalization", y, *norm, refer={"epsilon": ("epsilon", "FLOAT")}), ["epsilon"]
+    return body.norm(y, gain, offset)
 
 
-_BODIES: dict[str, Callable[[_Body, Sequence[str], Sequence[Node]], tuple[str, list[str]]]] = {
+_BODIES: dict[str, Callable[..., str]] = {
     "roll": _roll,
     "relu": _relu,
     "layer_norm": _layer_norm,
@@ -358,17 +345,17 @@ _BODIES: dict[str, Callable[[_Body, Sequence[str], Sequence[Node]], tuple[str, l
 }
 
 
-def function_of(plugin: Plugin, nodes: Sequence[Node], opset: int) -> "FunctionProto":
+def function_of(plugin: Plugin, calls: Sequence[Node], opset: int) -> "FunctionProto":
     """The function that all nodes of a plugin call. UsageError if one function cannot stand for all of them."""
     import onnx
 
-    body = _Body(opset)
-    inputs = [f"x{place}" for place in range(len(nodes[0].inputs))]
-    output, attributes = _BODIES[plugin.operator](body, inputs, nodes)
+    body = _Body(opset, calls)
+    inputs = [f"x{place}" for place in range(len(calls[0].inputs))]
+    output = _BODIES[plugin.operator](body, *inputs)
     opsets = [onnx.helper.make_opsetid("", opset)]
     doc = f"{plugin.operator}: what it computes, for engines that have no plugin for it"
     return onnx.helper.make_function(
-        plugin.domain, plugin.name, inputs, [output], body.nodes, opsets, attributes, doc_string=doc
+        plugin.domain, plugin.name, inputs, [output], body.nodes, opsets, list(body.attributes), doc_string=doc
     )
 
 

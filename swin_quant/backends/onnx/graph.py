@@ -70,7 +70,7 @@ def _fits_17(node: "ir.Node") -> bool:
     if node.op_type in REDUCTIONS:
         return all(value is None or value.const_value is not None for value in node.inputs[1:])
     if node.op_type == "Split" and "num_outputs" in node.attributes:  # opset 17 splits into equal parts alone
-        axis = node.attributes["axis"].as_int() if "axis" in node.attributes else 0
+        axis = node.attributes.get_int("axis", 0)
         size = node.inputs[0].shape[axis] if node.inputs[0] is not None and node.inputs[0].shape is not None else None
         return isinstance(size, int) and size % len(node.outputs) == 0
     try:

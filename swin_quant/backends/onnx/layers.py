@@ -56,20 +56,24 @@ def levels(weight: Tensor, node: Quantizer) -> tuple[Tensor, Tensor]:
 
 
 class StoredWeight(nn.Module):
-    """A weight as the file stores it: int8 or float8 [in, out] and its scale: 0-dim, [out], or [in / block, out]."""
+    """A weight [out, ...] as the file stores it, with outputs in dimension `dim`: int8 or float8, and its scale.
 
-    def __init__(self, weight: Tensor, node: Quantizer) -> None:
+    The scale is 0-dim or [out]; for blocks of values [in, out] it is [in / block, out].
+    """
+
+    def __init__(self, weight: Tensor, node: Quantizer, dim: int = 1) -> None:
         super().__init__()
         values, scale = levels(weight, node)
         if node.setting.block:
             scale = (node.range_for(weight)[:, :: node.setting.block].detach() / node.setting.levels[1]).T.contiguous()
         self.values: Tensor
         self.scale: Tensor
-        self.register_buffer("values", values.T.contiguous())
+        self.register_buffer("values", values.movedim(0, dim).contiguous())
         self.register_buffer("scale", scale)
+        self.dim = 0 if node.setting.block else dim
 
     def forward(self) -> Tensor:
-        return dequantize(self.values, self.scale, 0 if self.scale.dim() > 1 else 1)
+        return dequantize(self.values, self.scale, self.dim)
 
     def scale_outputs(self, factors: Tensor) -> None:
         """Multiply column j by `factors[j]`, float [out]; no value is rounded again."""
@@ -85,23 +89,6 @@ class StoredWeight(nn.Module):
             doublings = (torch.finfo(torch.float16).tiny / self.scale).log2().ceil()
             factors = torch.where(self.scale < SMALLEST_SCALE, doublings, 0).exp2()
             self.values, self.scale = (self.values.float() / factors).to(self.values.dtype), self.scale * factors
-
-
-class KeptWeight(nn.Module):
-    """A weight [out, ...] as the file stores it, with outputs in dimension `dim`: int8 or float8, and its scale, 0-dim
-    or [out]."""
-
-    def __init__(self, weight: Tensor, node: Quantizer, dim: int) -> None:
-        super().__init__()
-        values, scale = levels(weight, node)
-        self.values: Tensor
-        self.scale: Tensor
-        self.register_buffer("values", values.movedim(0, dim).contiguous())
-        self.register_buffer("scale", scale)
-        self.dim = dim
-
-    def forward(self) -> Tensor:
-        return dequantize(self.values, self.scale, self.dim)
 
 
 class FloatWeight(nn.Module):
@@ -128,7 +115,7 @@ class Product(nn.Module):
         weight, node, bias = layer.weight.detach(), layer._weight_quantizer, layer.effective_bias()
         self._input_quantizer = lowered(layer._input_quantizer)
         self._aftergemm_quantizer = lowered(layer._aftergemm_quantizer)
-        self._weight_quantizer = KeptWeight(weight, node, layer.stored_dim) if node.setting.enabled else None
+        self._weight_quantizer = StoredWeight(weight, node, layer.stored_dim) if node.setting.enabled else None
         self.weight: Tensor
         self.bias: Tensor | None
         if not node.setting.enabled:

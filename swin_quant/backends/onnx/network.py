@@ -138,6 +138,38 @@ def names_of_ends(options: OnnxOptions) -> list[str]:
 
 
 @dataclass(frozen=True)
+class OperatorRewrite:
+    """Lets parts of a rewritten model call a plugin's operator (`operators/plugins`).
+
+    `find`: model -> the modules that have such a part, by the part's name.
+    `fault`: the reason why the operator cannot compute a module's part; None if it can.
+    `is_fast`: whether the compiled operator is fast for it; asked only where there is no fault.
+    `change`: lets the module call the operator, in place, by a new part that has the operator's name as `operator`.
+    """
+
+    find: Callable[[Any], Mapping[str, Any]]
+    fault: Callable[[Any], str | None]
+    is_fast: Callable[[Any], bool]
+    change: Callable[[Any], None]
+
+    def apply(self, model: nn.Module, plugin: str, is_compiled: Callable[[str], bool] | None = None) -> None:
+        """Change all modules, in place. UsageError for one that the operator cannot compute.
+
+        With `is_compiled`, asked where it matters, only those for which the compiled operator is fast.
+        """
+        found = self.find(model)
+        faults = {name: self.fault(module) for name, module in found.items()}
+        if is_compiled:
+            found = {name: module for name, module in found.items() if not faults[name] and self.is_fast(module)}
+            if not found or not is_compiled(plugin):
+                return
+        for name, module in found.items():
+            if faults[name]:
+                raise UsageError(f"‹plugin› {plugin}: {name} {faults[name]}")
+            self.change(module)
+
+
+@dataclass(frozen=True)
 class Rewriter:
     """The rewrites of an architecture, which its `Architecture` finds as REWRITER in a module.
 
@@ -147,8 +179,7 @@ class Rewriter:
     `builds_on`: the first rewrite, which all the others need.
     `constants`: rewrites that store computable values, for targets that want that.
     `unfused`: rewrites for targets that fuse no attention. `for_half`: rewrites that float16 needs.
-    `plugins`: operator -> the change that makes calls of a plugin's operator (`operators/plugins`). Its second argument
-    is as that of `apply`; modules that it makes have the operator's name as `operator`.
+    `plugins`: operator -> the change that makes calls of a plugin's operator.
     `halve`: makes a rewritten model float16, except the layers around the nodes in `beyond_half`.
     `stem`: the float convolution without padding that reads the pictures, into which their normalisation can be folded.
     `restore`: (model, names of rewrites) -> module -> the function that undoes the rewrites in the module's tensor, or
@@ -162,7 +193,7 @@ class Rewriter:
     constants: frozenset[str] = frozenset()
     unfused: frozenset[str] = frozenset()
     for_half: frozenset[str] = frozenset()
-    plugins: Mapping[str, Callable[[nn.Module, Callable[[], bool] | None], None]] = field(default_factory=dict)
+    plugins: Mapping[str, OperatorRewrite] = field(default_factory=dict)
     halve: Callable[[Any, Iterable[str]], None] | None = None
     stem: str | None = None
     restore: Callable[[Any, Collection[str]], Mapping[str, Restore | None]] | None = None
@@ -210,7 +241,7 @@ class Rewriter:
                     rewrite(model)
         for operator, change in self.plugins.items():
             if operator in plugged:
-                change(model, partial(is_compiled, operator) if is_compiled else None)
+                change.apply(model, operator, is_compiled)
 
 
 class Cast(nn.Module):

@@ -25,6 +25,9 @@ def finish_pairs(graph: "ir.Graph", unsigned: bool, zero_points: bool) -> None:
     fit_biases(graph)
     if zero_points:
         make_unsigned(graph, shared=unsigned)
+    for name, value in list(graph.initializers.items()):
+        if not value.uses() and not value.is_graph_output():
+            del graph.initializers[name]
 
 
 def share_pairs(graph: "ir.Graph") -> None:
@@ -40,7 +43,6 @@ def share_pairs(graph: "ir.Graph") -> None:
             pair = [[reader for reader, _ in one.outputs[0].uses()][0] for one in (node, kept)]
             pair[0].outputs[0].replace_all_uses_with(pair[1].outputs[0])
             graph.remove([pair[0], node], safe=True)
-    _drop_unread(graph)
 
 
 def fit_biases(graph: "ir.Graph") -> None:
@@ -67,7 +69,7 @@ def fit_biases(graph: "ir.Graph") -> None:
         now = np.maximum(was, least if was.ndim else least.max()).astype(was.dtype)
         if values.dtype == np.int8 and (now > was).any():
             shape = [1] * values.ndim
-            shape[weight.attributes["axis"].as_int() if "axis" in weight.attributes else 1] = -1
+            shape[weight.attributes.get_int("axis", 1)] = -1
             values = np.rint(values * (was / now).reshape(shape if was.ndim else ())).astype(np.int8)
             levels.const_value, scale.const_value = ir.tensor(values), ir.tensor(now)
 
@@ -115,14 +117,13 @@ def pad_in_convolutions(graph: "ir.Graph") -> None:
             reader.attributes["pads"] = ir.AttrInt64s("pads", both)
         pad.outputs[0].replace_all_uses_with(source)
         graph.remove(pad, safe=True)
-    _drop_unread(graph)
 
 
 def _zeros_around(node: "ir.Node") -> list[int] | None:
     """The zeros that a padding adds at the start of each spatial dimension, then at the end of each."""
     if node.op_type != "Pad" or len(node.inputs) > 3 or node.outputs[0].is_graph_output():
         return None
-    mode = node.attributes["mode"].as_string() if "mode" in node.attributes else "constant"
+    mode = node.attributes.get_string("mode", "constant")
     amounts, *fill = node.inputs[1:]
     if mode != "constant" or any(one is not None and one.const_value is None for one in (amounts, *fill)):
         return None
@@ -135,11 +136,10 @@ def _zeros_around(node: "ir.Node") -> list[int] | None:
 
 def _pads_of(convolution: "ir.Node") -> list[int] | None:
     """The zeros that a convolution adds by itself; None if it finds them by its size."""
-    attributes = convolution.attributes
-    if "auto_pad" in attributes and attributes["auto_pad"].as_string() != "NOTSET":
+    if convolution.attributes.get_string("auto_pad", "NOTSET") != "NOTSET":
         return None
-    if "pads" in attributes:
-        return [*attributes["pads"].as_ints()]
+    if "pads" in convolution.attributes:
+        return [*convolution.attributes["pads"].as_ints()]
     weight = convolution.inputs[1]
     return [0] * 2 * (len(weight.shape) - 2) if weight is not None and weight.shape is not None else None
 
@@ -154,7 +154,7 @@ def keep_reduced(graph: "ir.Graph") -> None:
     import onnx_ir as ir
 
     for node in list(graph):
-        keeps = node.attributes["keepdims"].as_int() if "keepdims" in node.attributes else 1
+        keeps = node.attributes.get_int("keepdims", 1)
         if node.op_type not in REDUCTIONS or keeps or len(node.inputs) < 2 or node.inputs[1] is None:
             continue
         result = node.outputs[0]
@@ -180,18 +180,12 @@ def gather_in_a_row(graph: "ir.Graph") -> None:
 
     for node in list(graph):
         data, table = (*node.inputs, None, None)[:2]
-        if (
-            node.op_type != "Gather"
-            or data is None
-            or table is None
-            or table.const_value is None
-            or not _variable(node)
-        ):
+        if node.op_type != "Gather" or data is None or data.shape is None or not _variable(node):
             continue
-        if data.shape is None:
+        if table is None or table.const_value is None:
             continue
         indices = constant(table).numpy()
-        axis = node.attributes["axis"].as_int() if "axis" in node.attributes else 0
+        axis = node.attributes.get_int("axis", 0)
         behind = [size if isinstance(size, int) else -1 for size in data.shape[axis + 1 :]]
         if indices.ndim < 2 or axis < 0 or behind.count(-1) > 1:
             continue
@@ -209,7 +203,6 @@ def gather_in_a_row(graph: "ir.Graph") -> None:
         spread.outputs[0].type, spread.outputs[0].shape, result.shape = result.type, result.shape, None
         node.replace_input_with(1, one_row)
         graph.insert_after(node, spread)
-    _drop_unread(graph)
 
 
 def _is_crossed(node: "ir.Node") -> bool:
@@ -245,11 +238,10 @@ def make_unsigned(graph: "ir.Graph", shared: bool) -> None:
                 one.replace_input_with(2, middle)
     if middle.uses():
         graph.register_initializer(middle)
-    _drop_unread(graph)
 
 
 def _is_ceiled(node: "ir.Node") -> bool:
-    return node.op_type == "MaxPool" and "ceil_mode" in node.attributes and node.attributes["ceil_mode"].as_int() == 1
+    return node.op_type == "MaxPool" and node.attributes.get_int("ceil_mode", 0) == 1
 
 
 def _joins(value: "ir.Value | None") -> bool:
@@ -298,16 +290,13 @@ def keep_integer(graph: "ir.Graph") -> None:
     import onnx_ir as ir
 
     for node in graph:
-        if node.op_type != "Add" or not all(map(_is_dequantized, _factors(node))):
+        if node.op_type != "Add" or not all(map(_dequantizer, _factors(node))):
             continue
         for bias in node.inputs:
-            if (
-                bias is not None
-                and bias.is_initializer()
-                and len(bias.uses()) == 1
-                and constant(bias).numpy().ndim == 1
-            ):
-                bias.const_value = ir.tensor(constant(bias).numpy()[None], name=bias.name)
+            if bias is None or not bias.is_initializer() or len(bias.uses()) > 1:
+                continue
+            if (values := constant(bias).numpy()).ndim == 1:
+                bias.const_value = ir.tensor(values[None], name=bias.name)
                 bias.shape = ir.Shape(constant(bias).shape)
 
 
@@ -315,10 +304,6 @@ def _factors(addition: "ir.Node") -> "list[ir.Value | None]":
     """Both inputs of the product that an addition reads; [None] if it reads no product."""
     makers = [value.producer() for value in addition.inputs if value is not None]
     return next((list(maker.inputs) for maker in makers if maker is not None and maker.op_type == "MatMul"), [None])
-
-
-def _is_dequantized(value: "ir.Value | None") -> bool:
-    return _dequantizer(value) is not None
 
 
 def _dequantizer(value: "ir.Value | None") -> "ir.Node | None":
@@ -338,9 +323,3 @@ def _only_reader(value: "ir.Value") -> "ir.Node | None":
     """The only operator that reads a value; None if several do, or if the value is an output of the graph."""
     readers = [reader for reader, _ in value.uses()]
     return readers[0] if len(readers) == 1 and not value.is_graph_output() else None
-
-
-def _drop_unread(graph: "ir.Graph") -> None:
-    for name, value in list(graph.initializers.items()):
-        if not value.uses() and not value.is_graph_output():
-            del graph.initializers[name]

@@ -1,11 +1,11 @@
 """Swin V1 and V2 as exported: attention in the one shape that engines fuse, tokens in the order of windows."""
 
 from swin_quant.backends.onnx.network import Rewriter
-from swin_quant.backends.onnx.swin.attention_operator import attention_as_operator, branch_as_operator
+from swin_quant.backends.onnx.swin.attention_operator import ATTENTION, ATTENTION_BRANCH
 from swin_quant.backends.onnx.swin.blocks import SwinNetwork
 from swin_quant.backends.onnx.swin.half import halve
-from swin_quant.backends.onnx.swin.int8_operators import merging_as_operator, mlp_as_operator
-from swin_quant.backends.onnx.swin.patch_embedding import embedding_as_operator
+from swin_quant.backends.onnx.swin.int8_operators import MLP, PATCH_MERGING
+from swin_quant.backends.onnx.swin.patch_embedding import PATCH_EMBEDDING
 from swin_quant.backends.onnx.swin.rewrites import REWRITES, restored
 
 REWRITER = Rewriter(
@@ -16,11 +16,11 @@ REWRITER = Rewriter(
     unfused=frozenset({"windows-apart"}),
     for_half=frozenset({"fusible-attention", "window-order"}),
     plugins={
-        "attention_branch": branch_as_operator,
-        "attention": attention_as_operator,
-        "mlp": mlp_as_operator,
-        "patch_merging": merging_as_operator,
-        "patch_embedding": embedding_as_operator,
+        "attention_branch": ATTENTION_BRANCH,
+        "attention": ATTENTION,
+        "mlp": MLP,
+        "patch_merging": PATCH_MERGING,
+        "patch_embedding": PATCH_EMBEDDING,
     },
     halve=halve,
     stem="patch_embed.proj",

@@ -1,26 +1,25 @@
 """Window attention, alone or with the rest of its branch of a block, as one operator on int8 values, for plugins."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import layer_norm
-from torch.overrides import handle_torch_function, has_torch_function
 
 from swin_quant.backends.onnx.layers import Linear, Pair
-from swin_quant.backends.onnx.network import set_forward
+from swin_quant.backends.onnx.network import OperatorRewrite, set_forward
 from swin_quant.backends.onnx.operators import dequantize, quantize
 from swin_quant.backends.onnx.swin.attention import AsHeads, CosineAttention, QuantizedAttention, norm
 from swin_quant.backends.onnx.swin.blocks import OrderedBlock, Reorder
 from swin_quant.backends.onnx.swin.int8_operators import (
     CONSTANTS,
-    chosen,
-    complete,
-    constants_of,
+    NormAndLinears,
     fault_around,
     fault_of,
+    holders,
     int8_linear,
+    plugged,
 )
 
 _ROUNDED = tuple(f"matmul_{tensor}_input_quantizer" for tensor in "qkva")
@@ -30,14 +29,13 @@ MASKED = -100.0  # what a logit of two tokens of different regions has added
 _ROUNDED_V2 = tuple(f"mha_{tensor}_input_quantizer" for tensor in "qk") + _ROUNDED[2:]
 
 
-def attention(levels: Tensor, constant: Tensor, heads: int, scales: Sequence[float]) -> Any:
+@plugged
+def attention(levels: Tensor, constant: Tensor, heads: int, scales: Sequence[float]) -> Tensor:
     """The operator in torch: softmax(q k^T + constant) v in each window, int8 [B, T, C].
 
     levels: int8 [B, T, 3C], q, k and v side by side, tokens window by window. constant: float32 [nW * heads, L, L];
     window i adds that of i modulo nW. scales: of q, k, v, of the softmax if it is rounded to int8, and of the result.
     """
-    if has_torch_function((levels, constant)):
-        return handle_torch_function(attention, (levels, constant), levels, constant, heads, scales)
     of_q, of_k, of_v, *of_softmax, of_result = scales
     batch, tokens, channels = levels.shape
     windows, length, depth = constant.shape[0] // heads, constant.shape[-1], channels // (3 * heads)
@@ -100,25 +98,18 @@ class OperatorAttention(nn.Module):
         return (x * torch.where(self.of_values, 1.0, gain / norm(x))).flatten(2)
 
 
-def attention_as_operator(model: nn.Module, is_compiled: Callable[[], bool] | None = None) -> None:
-    """Let every attention of a rewritten model call the operator, in place (errors and `is_compiled`: `chosen`)."""
-    found: dict[str, Any] = {
-        f"{name}.attn": parent
-        for name, parent in model.named_modules()
-        if isinstance(getattr(parent, "attn", None), QuantizedAttention)
-    }
-    faults = {name: _fault_of_attention(parent.attn) for name, parent in found.items()}
-    for name in chosen("attention", faults, lambda name: is_fast(found[name].attn, _TOKENS_ALONE), is_compiled):
-        found[name].attn = OperatorAttention(found[name].attn)
-
-
 def _scales_of(attn: QuantizedAttention) -> list[float]:
     """The scales of q, k, v, of the softmax if it is rounded, and of the result."""
     return [float(node.scale) for node in _nodes(attn) if isinstance(node, Pair)]
 
 
-def is_fast(attn: Any, tokens: int = _TOKENS) -> bool:
-    """Whether the compiled operator is fast for its heads, and for windows of at most so many tokens."""
+def is_fast_branch(block: Any) -> bool:
+    """Whether the compiled operator is fast for the attention of a block."""
+    return _is_fast(block.attn, _TOKENS)
+
+
+def _is_fast(attn: Any, tokens: int) -> bool:
+    """Whether its kernel is fast for so many channels of a head, and for windows of at most so many `tokens`."""
     channels = attn.proj._weight_quantizer.values.shape[0]
     return channels == _DEPTH * attn.heads and attn.length <= tokens
 
@@ -144,9 +135,10 @@ def _fault_of_attention(attn: QuantizedAttention) -> str | None:
     return None
 
 
+@plugged
 def attention_branch(
     x: Tensor, *constants: Tensor, heads: int, scales: Sequence[float], norm_last: bool, epsilon: float
-) -> Any:
+) -> Tensor:
     """The operator in torch: x, in another order, plus its branch, which has its norm behind `proj` with `norm_last`.
 
     x: float32 [B, T, C], as the result. constants: the places int32 [T] in x of the tokens, window by window; weight
@@ -156,10 +148,6 @@ def attention_branch(
     not see each other; for V2 the length [heads] to which q is normalised, when k has 1.
     scales: of q, k, v, and of the softmax if it is rounded to int8.
     """
-    if has_torch_function((x, *constants)):
-        tensors: tuple[Tensor, ...] = (x, *constants)
-        given: dict[str, Any] = {"heads": heads, "scales": scales, "norm_last": norm_last, "epsilon": epsilon}
-        return handle_torch_function(attention_branch, tensors, *tensors, **given)
     places, gain, offset, *linears = constants[: 3 + 2 * CONSTANTS]
     table, index, regions, *lengths = constants[3 + 2 * CONSTANTS :]
     x = x[:, places]
@@ -191,19 +179,13 @@ def inside_windows(
     return int8_linear(y, *proj)
 
 
-class WindowConstants(nn.Module):
+class WindowConstants(NormAndLinears):
     """The norm, the linears and the attention of a block's first branch as constants."""
 
     def __init__(self, block: OrderedBlock) -> None:
-        super().__init__()
         attn: Any = block.attn
-        self.norm: Any = block.norm1
-        self.norm_last, self.heads = block.norm_last, attn.heads
-        self.scales = _scales_of(attn)[:-1]
-        self.qkv: Linear = attn.qkv
-        self.proj: Linear = attn.proj
-        complete(self.qkv)
-        complete(self.proj)
+        super().__init__(block.norm1, block.norm_last, qkv=attn.qkv, proj=attn.proj)
+        self.heads, self.scales = attn.heads, _scales_of(attn)[:-1]
         self.table: Tensor
         self.index: Tensor
         self.register_buffer("table", attn.table)
@@ -212,15 +194,13 @@ class WindowConstants(nn.Module):
         self.lengths: Tensor | None
         self.register_buffer("lengths", of_q)
 
-    def constants(self, *own: Tensor) -> list[Tensor]:
+    def constants(self, *own: Tensor | None) -> list[Tensor]:
         """All of them, with the operator's `own` before the lengths of V2's q."""
-        around = [self.norm.weight, self.norm.bias, *constants_of(self.qkv), *constants_of(self.proj)]
-        return [*around, self.table, self.index, *own, *([] if self.lengths is None else [self.lengths])]
+        return super().constants(self.table, self.index, *own, self.lengths)
 
     @property
     def attributes(self) -> dict[str, Any]:
-        given = {"heads": self.heads, "scales": self.scales, "norm_last": self.norm_last}
-        return given | {"epsilon": self.norm.eps}
+        return {"heads": self.heads, "scales": self.scales} | super().attributes
 
 
 class OperatorAttentionBranch(WindowConstants):
@@ -255,16 +235,6 @@ def regions_of(mask: Tensor | None, length: int) -> Tensor:
     return torch.stack([row.unique(return_inverse=True)[1] for row in first]).to(torch.uint8)
 
 
-def branch_as_operator(model: nn.Module, is_compiled: Callable[[], bool] | None = None) -> None:
-    """Let the first branch of every block call the operator, in place; errors and `is_compiled`: `chosen`."""
-    found = {f"{name}.attn": block for name, block in model.named_modules() if isinstance(block, OrderedBlock)}
-    faults = {name: fault_of_branch(block) for name, block in found.items()}
-    for name in chosen("attention_branch", faults, lambda name: is_fast(found[name].attn), is_compiled):
-        block = found[name]
-        block.attn, block.to_windows = OperatorAttentionBranch(block), nn.Identity()
-        set_forward(block, lambda self, x: self.attn(x), "attended")
-
-
 def fault_of_branch(block: Any) -> str | None:
     """The reason why the operator cannot compute the branch of a block; None if it can."""
     around = (block.layernorm_input1_quantizer, block.add1_local_input_quantizer, block.add1_residual_input_quantizer)
@@ -276,3 +246,21 @@ def fault_of_branch(block: Any) -> str | None:
         return "has its position bias and mask in one constant: export it without ‹rewrites› of your own"
     is_other = attn.mask is not None and not torch.equal(mask_of(regions_of(attn.mask, attn.length)), attn.mask.float())
     return "has a mask that is not one of regions" if is_other else None
+
+
+def _call_attention(block: Any) -> None:
+    block.attn = OperatorAttention(block.attn)
+
+
+def _call_branch(block: Any) -> None:
+    block.attn, block.to_windows = OperatorAttentionBranch(block), nn.Identity()
+    set_forward(block, lambda self, x: self.attn(x), "attended")
+
+
+ATTENTION = OperatorRewrite(
+    holders("attn", kind=QuantizedAttention),
+    lambda block: _fault_of_attention(block.attn),
+    lambda block: _is_fast(block.attn, _TOKENS_ALONE),
+    _call_attention,
+)
+ATTENTION_BRANCH = OperatorRewrite(holders("attn", OrderedBlock), fault_of_branch, is_fast_branch, _call_branch)

@@ -3,83 +3,40 @@
 Their int8 linears have five constants each.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, cast
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, layer_norm
-from torch.overrides import handle_torch_function, has_torch_function
+from torch.overrides import wrap_torch_function
 
 from swin_quant.backends.onnx.layers import Linear, Pair, StoredWeight
-from swin_quant.backends.onnx.network import set_forward
+from swin_quant.backends.onnx.network import OperatorRewrite, set_forward
 from swin_quant.backends.onnx.swin.blocks import OrderedBlock, OrderedMerging
-from swin_quant.base.errors import UsageError
 from swin_quant.models.maps import neighbours as of_map
 
 CONSTANTS = 5
 _MLP_WIDTH, _MLP_HIDDEN = 32, 64  # what divides its widths (plugins/openvino/mlp_fast.hpp)
 _MERGING_WIDTH = 32  # what divides the channels of its tokens (plugins/openvino/patch_merging.hpp)
+plugged: Callable[[Callable[..., Any]], Callable[..., Any]] = wrap_torch_function(lambda *inputs, **_: inputs)
 
 
-def mlp(x: Tensor, *constants: Tensor, norm_last: bool, epsilon: float) -> Any:
+@plugged
+def mlp(x: Tensor, *constants: Tensor, norm_last: bool, epsilon: float) -> Tensor:
     """The operator in torch: x + fc2(gelu(fc1(norm(x)))), or x + norm(fc2(gelu(fc1(x)))) with `norm_last`.
 
     x: float32 [..., C], as the result. constants: weight and bias of the norm [C]; scale and zero point of the levels
     that fc1 takes, its W int8 [C, H], the scales of W [H] and the bias [H]; the same for fc2, W int8 [H, C].
     """
-    if has_torch_function((x, *constants)):
-        tensors = (x, *constants)
-        return handle_torch_function(mlp, tensors, *tensors, norm_last=norm_last, epsilon=epsilon)
     gain, offset, *linears = constants
     y = x if norm_last else layer_norm(x, x.shape[-1:], gain, offset, epsilon)
     y = int8_linear(gelu(int8_linear(y, *linears[:CONSTANTS])), *linears[CONSTANTS:])
     return x + (layer_norm(y, x.shape[-1:], gain, offset, epsilon) if norm_last else y)
 
 
-class OperatorMlp(nn.Module):
-    """The norm, the MLP and the addition of a block as one operator: float32 [B, T, C] -> [B, T, C]."""
-
-    operator = "mlp"
-
-    def __init__(self, block: OrderedBlock) -> None:
-        super().__init__()
-        self.norm: Any = block.norm2
-        self.norm_last = block.norm_last
-        self.fc1: Linear
-        self.fc2: Linear
-        for name in ("fc1", "fc2"):
-            linear = getattr(block.mlp, name)
-            complete(linear)
-            self.add_module(name, linear)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x: the residual stream."""
-        constants = [self.norm.weight, self.norm.bias, *constants_of(self.fc1), *constants_of(self.fc2)]
-        return mlp(x, *constants, norm_last=self.norm_last, epsilon=self.norm.eps)
-
-
-def mlp_as_operator(model: nn.Module, is_compiled: Callable[[], bool] | None = None) -> None:
-    """Let the second branch of every block call the operator, in place; errors and `is_compiled`: `chosen`."""
-    found = {f"{name}.mlp": block for name, block in model.named_modules() if isinstance(block, OrderedBlock)}
-    faults = {name: _fault_of_mlp(block) for name, block in found.items()}
-    for name in chosen("mlp", faults, lambda name: _is_fast_mlp(found[name].mlp), is_compiled):
-        found[name].mlp = OperatorMlp(found[name])
-        set_forward(found[name], lambda self, x: self.mlp(self.attended(x)))
-
-
-def _is_fast_mlp(layer: Any) -> bool:
-    width, hidden = layer.fc1._weight_quantizer.values.shape
-    return not (width % _MLP_WIDTH or hidden % _MLP_HIDDEN)
-
-
-def _fault_of_mlp(block: Any) -> str | None:
-    """The reason why the operator cannot compute the branch of a block; None if it can."""
-    around = (block.layernorm_input2_quantizer, block.add2_local_input_quantizer, block.add2_residual_input_quantizer)
-    return fault_around(around) or fault_of(block.mlp.fc1) or fault_of(block.mlp.fc2)
-
-
-def patch_merging(x: Tensor, *constants: Tensor, norm_last: bool, epsilon: float) -> Any:
+@plugged
+def patch_merging(x: Tensor, *constants: Tensor, norm_last: bool, epsilon: float) -> Tensor:
     """The operator in torch: a norm and an int8 linear of four tokens side by side, the norm last with `norm_last`.
 
     x: float32 [B, T, C]; the result: float32 [B, T / 4, E]. constants: weight and bias of the norm [4 C], or [E] if it
@@ -87,52 +44,12 @@ def patch_merging(x: Tensor, *constants: Tensor, norm_last: bool, epsilon: float
     bias [E]; the places int32 [T] in x of the four tokens of each result. Without places x is a map [B, H, W, C], and
     the result [B, ceil(H / 2), ceil(W / 2), E]: zeros lie beyond its edges.
     """
-    if has_torch_function((x, *constants)):
-        tensors = (x, *constants)
-        return handle_torch_function(patch_merging, tensors, *tensors, norm_last=norm_last, epsilon=epsilon)
     gain, offset, *rest = constants
     linear, places = rest[:CONSTANTS], rest[CONSTANTS:]
     y = x[:, places[0]].reshape(len(x), len(places[0]) // 4, -1) if places else of_map(x)
     y = y if norm_last else layer_norm(y, gain.shape, gain, offset, epsilon)
     y = int8_linear(y, *linear)
     return layer_norm(y, gain.shape, gain, offset, epsilon) if norm_last else y
-
-
-class OperatorMerging(nn.Module):
-    """`OrderedMerging`, of tokens or of a map, as one operator."""
-
-    operator = "patch_merging"
-
-    def __init__(self, merging: OrderedMerging) -> None:
-        super().__init__()
-        self.norm: Any = merging.norm
-        self.norm_last = not merging.norm_first
-        self.reduction = cast("Linear", merging.reduction)
-        complete(self.reduction)
-        self.places: Tensor | None
-        self.register_buffer("places", merging.places)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x: the residual stream in the order of the last block."""
-        constants = [self.norm.weight, self.norm.bias, *constants_of(self.reduction)]
-        constants += [] if self.places is None else [self.places]
-        return patch_merging(x, *constants, norm_last=self.norm_last, epsilon=self.norm.eps)
-
-
-def merging_as_operator(model: nn.Module, is_compiled: Callable[[], bool] | None = None) -> None:
-    """Let every patch merging call the operator, in place; errors and `is_compiled`: `chosen`."""
-    found: dict[str, Any] = {
-        f"{name}.downsample": stage
-        for name, stage in model.named_modules()
-        if isinstance(getattr(stage, "downsample", None), OrderedMerging)
-    }
-    faults = {name: fault_of(stage.downsample.reduction) for name, stage in found.items()}
-    for name in chosen("patch_merging", faults, lambda name: _is_fast_merging(found[name].downsample), is_compiled):
-        found[name].downsample = OperatorMerging(found[name].downsample)
-
-
-def _is_fast_merging(merging: Any) -> bool:
-    return merging.reduction._weight_quantizer.values.shape[0] % (4 * _MERGING_WIDTH) == 0
 
 
 def int8_linear(y: Tensor, scale: Tensor, zero: Tensor, weight: Tensor, scales: Tensor, bias: Tensor) -> Tensor:
@@ -142,22 +59,63 @@ def int8_linear(y: Tensor, scale: Tensor, zero: Tensor, weight: Tensor, scales: 
     return levels * scale @ (weight * scales) + bias
 
 
-def complete(linear: Linear) -> None:
-    """Give a linear all its constants, in place: a zero point, a scale for each column, a bias."""
-    node: Any = linear._input_quantizer
-    weight: Any = linear._weight_quantizer
-    kind = torch.int8 if node.zero_point is None else torch.uint8
-    node.register_buffer("zero", torch.tensor(node.zero_point or 0, dtype=kind))
-    weight.scale = weight.scale.expand(weight.values.shape[1]).contiguous()
-    if linear.bias is None:
-        linear.bias = torch.zeros_like(weight.scale)
+class NormAndLinears(nn.Module):
+    """A norm and int8 linears as the constants of an operator."""
+
+    def __init__(self, norm: nn.Module, norm_last: bool, **linears: Any) -> None:
+        """`linears`: the layers by their names in the trained module. Each is given all its constants."""
+        super().__init__()
+        self.norm: Any = norm
+        self.norm_last, self.linears = norm_last, tuple(linears)
+        for name, linear in linears.items():
+            node, weight = linear._input_quantizer, linear._weight_quantizer
+            kind = torch.int8 if node.zero_point is None else torch.uint8
+            node.register_buffer("zero", torch.tensor(node.zero_point or 0, dtype=kind))
+            weight.scale = weight.scale.expand(weight.values.shape[1]).contiguous()
+            if linear.bias is None:
+                linear.bias = torch.zeros_like(weight.scale)
+            self.add_module(name, linear)
+
+    def constants(self, *own: Tensor | None) -> list[Tensor]:
+        """All of them, then the operator's `own`, if there."""
+        found = [self.norm.weight, self.norm.bias]
+        for name in self.linears:
+            linear: Any = self.get_submodule(name)
+            node, weight = linear._input_quantizer, linear._weight_quantizer
+            found += [node.scale, node.zero, weight.values, weight.scale, linear.bias]
+        return found + [one for one in own if one is not None]
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        return {"norm_last": self.norm_last, "epsilon": self.norm.eps}
 
 
-def constants_of(linear: Linear) -> list[Tensor]:
-    """The constants of a complete linear, as `int8_linear` takes them."""
-    node: Any = linear._input_quantizer
-    weight: Any = linear._weight_quantizer
-    return [node.scale, node.zero, weight.values, weight.scale, linear.bias]
+class OperatorMlp(NormAndLinears):
+    """The norm, the MLP and the addition of a block as one operator: float32 [B, T, C] -> [B, T, C]."""
+
+    operator = "mlp"
+
+    def __init__(self, block: OrderedBlock) -> None:
+        super().__init__(block.norm2, block.norm_last, fc1=block.mlp.fc1, fc2=block.mlp.fc2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: the residual stream."""
+        return mlp(x, *self.constants(), **self.attributes)
+
+
+class OperatorMerging(NormAndLinears):
+    """`OrderedMerging`, of tokens or of a map, as one operator."""
+
+    operator = "patch_merging"
+
+    def __init__(self, merging: OrderedMerging) -> None:
+        super().__init__(merging.norm, not merging.norm_first, reduction=merging.reduction)
+        self.places: Tensor | None
+        self.register_buffer("places", merging.places)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: the residual stream in the order of the last block."""
+        return patch_merging(x, *self.constants(self.places), **self.attributes)
 
 
 def fault_of(linear: Linear) -> str | None:
@@ -179,21 +137,39 @@ def fault_around(nodes: Iterable[Any]) -> str | None:
     return "rounds more than the inputs of its linears: choose ‹policy› qdq or cuda" if rounds else None
 
 
-def chosen(
-    plugin: str,
-    faults: Mapping[str, str | None],
-    is_fast: Callable[[str], bool],
-    is_compiled: Callable[[], bool] | None,
-) -> list[str]:
-    """The modules that call the operator of `plugin`, by name: all of `faults`, name -> why it cannot, None if it can.
+def _fault_of_mlp(block: Any) -> str | None:
+    around = (block.layernorm_input2_quantizer, block.add2_local_input_quantizer, block.add2_residual_input_quantizer)
+    return fault_around(around) or fault_of(block.mlp.fc1) or fault_of(block.mlp.fc2)
 
-    UsageError for one that cannot. With `is_compiled`, asked where it matters, only those with which the compiled
-    operator `is_fast`.
-    """
-    if is_compiled:
-        fast = [name for name, fault in faults.items() if not fault and is_fast(name)]
-        return fast if fast and is_compiled() else []
-    for name, fault in faults.items():
-        if fault:
-            raise UsageError(f"‹plugin› {plugin}: {name} {fault}")
-    return list(faults)
+
+def _is_fast_mlp(block: Any) -> bool:
+    width, hidden = block.mlp.fc1._weight_quantizer.values.shape
+    return not (width % _MLP_WIDTH or hidden % _MLP_HIDDEN)
+
+
+def _call_mlp(block: Any) -> None:
+    block.mlp = OperatorMlp(block)
+    set_forward(block, lambda self, x: self.mlp(self.attended(x)))
+
+
+def _call_merging(stage: Any) -> None:
+    stage.downsample = OperatorMerging(stage.downsample)
+
+
+def holders(part: str, holder: type = nn.Module, kind: type = nn.Module) -> Callable[[nn.Module], dict[str, Any]]:
+    """For `OperatorRewrite.find`: the modules of type `holder` with a `part` of a kind."""
+
+    def find(model: nn.Module) -> dict[str, Any]:
+        modules = [(name, one) for name, one in model.named_modules() if isinstance(one, holder)]
+        return {f"{name}.{part}": one for name, one in modules if isinstance(getattr(one, part, None), kind)}
+
+    return find
+
+
+MLP = OperatorRewrite(holders("mlp", OrderedBlock), _fault_of_mlp, _is_fast_mlp, _call_mlp)
+PATCH_MERGING = OperatorRewrite(
+    holders("downsample", kind=OrderedMerging),
+    lambda stage: fault_of(stage.downsample.reduction),
+    lambda stage: stage.downsample.reduction._weight_quantizer.values.shape[0] % (4 * _MERGING_WIDTH) == 0,
+    _call_merging,
+)

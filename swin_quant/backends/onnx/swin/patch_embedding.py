@@ -1,30 +1,27 @@
 """Patch embedding, in floats, as one operator that gives tokens in the order of windows, for engines with a plugin."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, layer_norm, linear
-from torch.overrides import handle_torch_function, has_torch_function
 
+from swin_quant.backends.onnx.network import OperatorRewrite
 from swin_quant.backends.onnx.swin.blocks import OrderedPatchEmbed
-from swin_quant.backends.onnx.swin.int8_operators import chosen
+from swin_quant.backends.onnx.swin.int8_operators import plugged
 from swin_quant.models.maps import patches
 
 _WIDTH = 32  # what divides its channels (plugins/openvino/patch_embedding.hpp)
 
 
-def patch_embedding(x: Tensor, *constants: Tensor, epsilon: float) -> Any:
+@plugged
+def patch_embedding(x: Tensor, *constants: Tensor, epsilon: float) -> Tensor:
     """The operator in torch: a convolution of patches that do not overlap, and a norm.
 
     x: float32 [B, C, H, W]; the result: float32 [B, T, E]. constants: weight [E, C, p, p] and bias [E] of the
     convolution; weight and bias of the norm [E]; the place int32 [T] of each token's patch, row by row. Without places
     the result is a map [B, ceil(H / p), ceil(W / p), E]: zeros lie beyond the edges of the pictures.
     """
-    if has_torch_function((x, *constants)):
-        tensors = (x, *constants)
-        return handle_torch_function(patch_embedding, tensors, *tensors, epsilon=epsilon)
     weight, bias, gain, offset, *places = constants
     if places:
         y = conv2d(x, weight, bias, stride=weight.shape[-1]).flatten(2).transpose(1, 2)[:, places[0]]
@@ -56,20 +53,20 @@ class OperatorEmbedding(nn.Module):
         return patch_embedding(images, *constants, epsilon=self.norm.eps)
 
 
-def embedding_as_operator(model: nn.Module, is_compiled: Callable[[], bool] | None = None) -> None:
-    """Let the patch embedding call the operator, in place; errors and `is_compiled`: `chosen`.
-
-    Where it is chosen by its speed, it opens the stream of other operators: it was measured beside them.
-    """
-    embed: Any = model.patch_embed
-    faults = {"patch_embed": _fault_of(embed)}
-    has_others = any(getattr(module, "operator", None) == "mlp" for module in model.modules())
-    if chosen("patch_embedding", faults, lambda _: has_others and len(embed.norm.weight) % _WIDTH == 0, is_compiled):
-        model.patch_embed = OperatorEmbedding(embed)
-
-
-def _fault_of(embed: Any) -> str | None:
-    """The reason why the operator cannot compute a patch embedding; None if it can."""
-    if not isinstance(embed, OrderedPatchEmbed):
+def _fault_of(model: Any) -> str | None:
+    if not isinstance(model.patch_embed, OrderedPatchEmbed):
         return "has tokens row by row: leave the rewrite window-order in"
-    return "has no norm: leave it out" if isinstance(embed.norm, nn.Identity) else None
+    return "has no norm: leave it out" if isinstance(model.patch_embed.norm, nn.Identity) else None
+
+
+def _is_fast(model: Any) -> bool:
+    """Where it is chosen by its speed, it opens the stream of other operators: it was measured beside them."""
+    has_others = any(getattr(module, "operator", None) == "mlp" for module in model.modules())
+    return has_others and len(model.patch_embed.norm.weight) % _WIDTH == 0
+
+
+def _call(model: Any) -> None:
+    model.patch_embed = OperatorEmbedding(model.patch_embed)
+
+
+PATCH_EMBEDDING = OperatorRewrite(lambda model: {"patch_embed": model}, _fault_of, _is_fast, _call)

@@ -14,13 +14,12 @@ from torch import Tensor, nn
 
 from swin_quant.backends.onnx.layers import Linear
 from swin_quant.backends.onnx.network import Rewriter
-from swin_quant.backends.onnx.operators import gather
 from swin_quant.backends.onnx.swin.attention import CosineAttention, QuantizedAttention, norm
 from swin_quant.backends.onnx.swin.blocks import OrderedBlock, OrderedMerging, OrderedPatchEmbed, as_linear
-from swin_quant.backends.onnx.swin.int8_operators import merging_as_operator, mlp_as_operator
-from swin_quant.backends.onnx.swin.patch_embedding import OperatorEmbedding, embedding_as_operator
+from swin_quant.backends.onnx.swin.int8_operators import MLP, PATCH_MERGING
+from swin_quant.backends.onnx.swin.patch_embedding import PATCH_EMBEDDING, OperatorEmbedding
 from swin_quant.backends.onnx.swin.rewrites import scale_in_weights
-from swin_quant.backends.onnx.swin_maps.branch import branch_as_operator
+from swin_quant.backends.onnx.swin_maps.branch import MAP_BRANCH
 from swin_quant.base.errors import UsageError
 from swin_quant.config.outputs import FEATURES
 from swin_quant.models.maps import Cut, neighbours, patches
@@ -237,8 +236,8 @@ class MapAttention(QuantizedAttention):
 
     def constant(self, mask: Tensor | None) -> Tensor:
         """[heads, L, L], or [nW * heads, L, L] with a mask."""
-        bias = self.table if self.index is None else gather(self.table, self.index)
-        return bias if mask is None else (bias + mask[:, None]).flatten(0, 1)
+        bias = self.addend()
+        return bias if mask is None else self.layout.addend(bias, mask[:, None])
 
 
 class MapCosineAttention(MapAttention, CosineAttention):
@@ -362,10 +361,10 @@ REWRITER = Rewriter(
     network_of,
     builds_on="any-size",
     plugins={
-        "map_branch": branch_as_operator,
-        "mlp": mlp_as_operator,
-        "patch_merging": merging_as_operator,
-        "patch_embedding": embedding_as_operator,
+        "map_branch": MAP_BRANCH,
+        "mlp": MLP,
+        "patch_merging": PATCH_MERGING,
+        "patch_embedding": PATCH_EMBEDDING,
     },
     translations=translations,
 )
