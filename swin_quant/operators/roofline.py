@@ -4,7 +4,7 @@ Williams et al., "Roofline: an insightful visual performance model", 2009: a cal
 arithmetic at the peak, and as its bytes at the bandwidth.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -109,23 +109,17 @@ def _block_of(module: str, names: Sequence[str]) -> str:
 
 def _limit(block: str, calls: Sequence[Call], machine: Machine) -> Limit:
     width = _WIDTHS[machine.float_type] / TRACED
-    sums: Mapping[str, list[float]] = {key: [] for key in ("float", "int8", "fused", "fused_int8", "compute")}
-    for call in calls:
-        compute, memory = _us(call, machine.float_tflops, width, machine)
-        sums["float"].append(max(compute, memory))
-        if call.macs:
-            sums["int8"].append(max(_us(call, machine.int8_tops, 1 / TRACED, machine)))
-            sums["fused"].append(max(compute, memory))
-            sums["fused_int8"].append(sums["int8"][-1])
-            sums["compute"].append(max(compute, memory) if compute >= memory else 0.0)
-        else:
-            sums["int8"].append(max(compute, memory))
-    total = {key: sum(values) for key, values in sums.items()}
-    bound = "compute" if 2 * total["compute"] >= total["fused"] and total["fused"] else "memory"
+    floats = [_us(call, machine.float_tflops, width, machine) for call in calls]
+    int8 = [
+        max(_us(call, machine.int8_tops, 1 / TRACED, machine)) if call.macs else max(both)
+        for call, both in zip(calls, floats, strict=True)
+    ]
+    products = [(both, after) for call, both, after in zip(calls, floats, int8, strict=True) if call.macs]
+    fused, fused_int8 = sum(max(both) for both, _ in products), sum(after for _, after in products)
+    by_compute = sum(compute for (compute, memory), _ in products if compute >= memory)
+    bound = "compute" if 2 * by_compute >= fused and fused else "memory"
     macs, moved = sum(call.macs for call in calls), sum(call.bytes for call in calls)
-    return Limit(
-        block, macs, int(moved * width), total["float"], total["int8"], total["fused"], total["fused_int8"], bound
-    )
+    return Limit(block, macs, int(moved * width), sum(map(max, floats)), sum(int8), fused, fused_int8, bound)
 
 
 def _us(call: Call, tera: float, width: float, machine: Machine) -> tuple[float, float]:

@@ -14,9 +14,10 @@ import numpy as np
 
 from swin_quant.backends.onnx_reader.checks import check_operators, graphs, infer_shapes, label, nodes, shown
 from swin_quant.backends.onnx_reader.file import GEMMS, naming, read_model
-from swin_quant.base.errors import SwinQuantError, UsageError, listed
+from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.extras import library
 from swin_quant.base.reading import reads
+from swin_quant.operators.analysis import WIDE_WEIGHTS, told
 from swin_quant.operators.trace import Call, Shape
 from swin_quant.quant.advice import Advice
 from swin_quant.quant.calibration import LARGEST_HALF
@@ -178,19 +179,11 @@ def by_file(path: Path) -> Iterator[Advice]:
                 dead[shown(name)] = gone
             if (middle := float(np.median(size))) > 0 and (times := float(size.max()) / middle) > UNREACHED:
                 wide[shown(name)] = times
-    if broken:
-        yield Advice(
-            "not-finite", f"{len(broken)} tensors hold NaN or infinity: {listed(broken, 2)}", tuple(broken), True
-        )
-    if over := [name for name, value in largest.items() if value > LARGEST_HALF]:
-        text = f"{len(over)} tensors exceed the largest float16: {listed(over, 2)}"
-        yield Advice("weights-beyond-half", text, tuple(over), True)
-    if dead:
-        text = f"dead output channels (weights of 0) in {len(dead)} products: {_most(dead)}"
-        yield Advice("dead-channels", text, tuple(dead))
-    if wide:
-        text = f"output channels of {len(wide)} weights stand out, {_most(wide)} times the median"
-        yield Advice("outlier-weights", f"{text}: take a range for each channel, not one for the tensor", tuple(wide))
+    yield from told("not-finite", "{count} tensors hold NaN or infinity: {some}", broken, warns=True)
+    over = [name for name, value in largest.items() if value > LARGEST_HALF]
+    yield from told("weights-beyond-half", "{count} tensors exceed the largest float16: {some}", over, warns=True)
+    yield from told("dead-channels", "dead output channels (weights of 0) in {count} products: {most}", dead)
+    yield from told("outlier-weights", WIDE_WEIGHTS, wide)
     yield from _of_types(model, {name for name, tensor in floats.items() if tensor.data_type == _HALF})
     yield from _of_scales(model, held)
 
@@ -207,9 +200,8 @@ def _of_types(model: Any, half: set[str]) -> Iterator[Advice]:
             half.update(node.output)
             if node.op_type in _OF_HALF and to is None:
                 risky.append(label(node))
-    if risky:
-        text = f"{len(risky)} norms, sums and softmaxes compute in float16, whose squares overflow beyond 256"
-        yield Advice("norm-variance", f"{text}: {listed(risky, 2)}", tuple(risky), True)
+    text = "{count} norms, sums and softmaxes compute in float16, whose squares overflow beyond 256: {some}"
+    yield from told("norm-variance", text, risky, warns=True)
 
 
 def _of_scales(model: Any, held: Mapping[str, Any]) -> Iterator[Advice]:
@@ -220,9 +212,10 @@ def _of_scales(model: Any, held: Mapping[str, Any]) -> Iterator[Advice]:
         if node.op_type == "DequantizeLinear" and len(node.input) > 1 and node.input[1] in held
         if not held[node.input[1]].dims and node.input[0] in held and len(held[node.input[0]].dims) > 1
     ]
-    if whole:
-        text = f"{len(whole)} weights have one scale for the whole tensor: {listed(whole, 2)}"
-        yield Advice("tensor-scales", f"{text}; one for each output channel costs engines nothing", tuple(whole))
+    text = (
+        "{count} weights have one scale for the whole tensor: {some}; one for each output channel costs engines nothing"
+    )
+    yield from told("tensor-scales", text, whole)
 
 
 def _multiplies(node: Any) -> bool:
@@ -238,8 +231,3 @@ def _channels(node: Any) -> int:
 def _values(tensor: Any, path: Path) -> Any:
     onnx = library("onnx", "onnx")
     return onnx.numpy_helper.to_array(tensor, base_dir=str(path.parent)).astype(np.float32, copy=False)
-
-
-def _most(found: Mapping[str, float]) -> str:
-    name = max(found, key=found.__getitem__)
-    return f"{name} most, {found[name]:.4g}"
