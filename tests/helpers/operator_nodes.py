@@ -4,9 +4,12 @@ from functools import cache
 
 import numpy as np
 import onnx
+import pytest
+import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from swin_quant.backends.onnx.functions import function_of
+from swin_quant.backends.openvino.engine import float_types
 from swin_quant.backends.openvino.operators import stream_in_half
 from swin_quant.operators.plugins import Node, Plugin
 
@@ -64,21 +67,41 @@ def compiled(library, file, threads=1, in_half=False):
     core = core_with(str(library))
     read = core.read_model(file)
     if in_half:
+        if "bfloat16" not in float_types():
+            pytest.skip("no bfloat16")
         stream_in_half(read)
     settings = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "bf16" if in_half else "f32"}
     model = core.compile_model(read, "CPU", settings)
     return lambda x: model([x])[0]
 
 
-def as_functions(plugin, op, file, tensors, **attributes):
-    """What ONNX Runtime makes of the file with the operator's ONNX function, without the library, in each opset."""
+def without_library(operator, op, file, arrays, **attributes):
+    """The results of an operator in torch, and of the file with its ONNX function on ONNX Runtime, in each opset."""
     import onnxruntime
 
+    tensors = [torch.from_numpy(np.asarray(one)) for one in arrays]
+    attributes |= {"epsilon": EPSILON}
+    yield operator(*tensors, **attributes).numpy()
     for opset in (17, 20):
         model = onnx.ModelProto.FromString(file)
         model.opset_import[0].version, model.ir_version = opset, 8
-        node = Node(tuple(tensors), {"epsilon": EPSILON, **attributes}, ())
-        model.functions.append(function_of(Plugin(plugin, "swin_quant", op), [node], opset))
+        plugin, node = Plugin(operator.__name__, "swin_quant", op), Node(tuple(tensors), attributes, ())
+        model.functions.append(function_of(plugin, [node], opset))
         onnx.checker.check_model(model, full_check=True)
         session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-        yield session.run(None, {"x": tensors[0].numpy()})[0]
+        yield session.run(None, {"x": arrays[0]})[0]
+
+
+def assert_near(found, wanted, base=0.0, limit=1e-6):
+    """But for levels of values that lie between two: `limit` is the share of the energy of what is added to `base`.
+
+    One of 256 levels that is wrong everywhere costs 1e-5. A kernel of attention has 1e-4: its exponentials are rounded
+    to 8 bits.
+    """
+    assert found.shape == wanted.shape
+    assert np.square(found - wanted).sum() <= limit * np.square(wanted - base).sum()
+
+
+def in_bfloat16(array):
+    """The array, float32, rounded to bfloat16."""
+    return torch.from_numpy(array).bfloat16().float().numpy()

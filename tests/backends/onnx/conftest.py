@@ -91,6 +91,22 @@ def run():
     return call
 
 
+@pytest.fixture
+def optimized(tmp_path):
+    """optimized(file, level="ENABLE_ALL", batch=None) -> the graph that ONNX Runtime makes of a file on loading."""
+
+    def load(file, level="ENABLE_ALL", batch=None):
+        settings = onnxruntime.SessionOptions()
+        settings.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, f"ORT_{level}")
+        settings.optimized_model_filepath, settings.log_severity_level = str(tmp_path / "optimized.onnx"), 3
+        if batch:
+            settings.add_free_dimension_override_by_name("batch", batch)
+        onnxruntime.InferenceSession(str(file), settings, providers=["CPUExecutionProvider"])
+        return onnx.load(tmp_path / "optimized.onnx").graph
+
+    return load
+
+
 @pytest.fixture(scope="session")
 def fake_quant(calibrated):
     """fake_quant(kind, images, policy="qdq") -> logits of the trained model in torch: quantized, and float."""

@@ -5,8 +5,7 @@ from itertools import product
 import numpy as np
 import onnx
 import pytest
-import torch
-from operator_nodes import EPSILON, as_functions, compiled, linear, normalised, one_node, stream
+from operator_nodes import assert_near, compiled, in_bfloat16, linear, normalised, one_node, stream, without_library
 from operator_nodes import product as int8_product
 
 from swin_quant.backends.onnx.swin.attention_operator import attention_branch
@@ -74,10 +73,8 @@ def brute_force(x, constants, heads, scales, norm_last):
     return x + (normalised(y, *norm) if norm_last else y)
 
 
-def assert_is(found, wanted, x, constants, limit=1e-6):
-    """`limit`: of the branch's energy. 1e-4 for the kernel: its exponentials are rounded to 8 bits."""
-    assert found.shape == wanted.shape
-    assert np.square(found - wanted).sum() <= limit * np.square(wanted - x[:, constants[0]]).sum()
+def assert_is(found, wanted, x, constants, limit):
+    assert_near(found, wanted, x[:, constants[0]], limit)
 
 
 def file_of(constants, heads, scales=SCALES, norm_last=False):
@@ -120,12 +117,10 @@ def test_the_compiled_operator_is_brute_force(case, is_rounded, library):
 
 
 def test_a_stream_in_bfloat16(library):
-    if "bfloat16" not in engine.float_types():
-        pytest.skip("no bfloat16")
     for case in list(CASES.values())[1:3]:
         given = constants(*case)
-        x = torch.from_numpy(given_to(given, 2)).bfloat16().float().numpy()
-        wanted = torch.from_numpy(brute_force(x, given, case[0], SCALES, False)).bfloat16().float().numpy()
+        x = in_bfloat16(given_to(given, 2))
+        wanted = in_bfloat16(brute_force(x, given, case[0], SCALES, False))
         assert_is(compiled(library, file_of(given, case[0]), in_half=True)(x), wanted, x, given, 1e-4)
 
 
@@ -136,10 +131,8 @@ def test_the_operator_in_torch_and_its_onnx_function_are_brute_force(case):
         x = given_to(given, 2)
         wanted = brute_force(x, given, heads, scales, norm_last)
         how = {"heads": heads, "scales": scales, "norm_last": int(norm_last)}
-        tensors = [torch.from_numpy(np.asarray(one)) for one in (x, *given)]
-        assert_is(attention_branch(*tensors, **how, epsilon=EPSILON).numpy(), wanted, x, given, 1e-5)
         file = file_of(given, heads, scales, norm_last)
-        for found in as_functions("attention_branch", "AttentionBranch", file, tensors, **how):
+        for found in without_library(attention_branch, "AttentionBranch", file, (x, *given), **how):
             assert_is(found, wanted, x, given, 1e-5)
 
 
@@ -171,26 +164,24 @@ def test_pictures_of_another_size_are_refused(library):
 
 @pytest.mark.kernels
 @pytest.mark.parametrize("kind, policy", [("swin", "qdq"), ("swinv2", "cpu-operators")])
-def test_a_file_with_the_operator_is_the_plain_file(kind, policy, exported, run):
+def test_a_file_with_the_operator_is_the_plain_file(kind, policy, exported, run, images):
     plain, own = exported(kind, policy), exported(kind, policy, plugin=BRANCH)
     graph = onnx.load(own.file).graph
     nodes = [node for node in graph.node if node.op_type == "AttentionBranch"]
     assert len(nodes) == 3 and own.record["options"]["plugin"] == list(BRANCH)
     held = {one.name for one in graph.initializer}
     assert all(len(node.input) == 17 + (kind == "swinv2") and set(node.input[1:]) <= held for node in nodes)
-    images = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     difference = run(own.file, images)["logits"] - run(plain.file, images)["logits"]
     assert np.abs(difference).mean() < 0.005
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("float_type", ["float32", "bfloat16"])
-def test_openvino_runs_a_file_whose_blocks_are_two_operators(float_type, exported, with_operators, exact_on):
+def test_openvino_runs_a_file_whose_blocks_are_two_operators(float_type, exported, with_operators, exact_on, images):
     exact_on("openvino")
     if float_type not in engine.float_types():
         pytest.skip(f"no {float_type}")
     options = EngineOptions(threads=1, float_type=float_type)
-    images = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     both = {"plugin": (*BRANCH, "mlp=swin_quant::Mlp")}
     plain, own = (engine.load(exported("swinv2", "cpu-operators", **one), options) for one in ({}, both))
     assert with_operators.name in own.details["extensions"]

@@ -27,46 +27,29 @@ def test_openvino(kind, exported, images, assert_quantized_alike, exact_on):
     assert_quantized_alike(compiled(images.numpy())[0], kind)
 
 
-def test_engines_fold_what_the_small_file_looks_up(exported, tmp_path):
+def test_engines_fold_what_the_small_file_looks_up(exported, optimized, count):
     """Once loaded, ONNX Runtime's graph has no tables, masks or sums of them: only shift and merging gather."""
-    import onnxruntime
-
-    settings = onnxruntime.SessionOptions()
-    settings.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
-    settings.optimized_model_filepath, settings.log_severity_level = str(tmp_path / "folded.onnx"), 3
-    onnxruntime.InferenceSession(str(exported("swin").file), settings, providers=["CPUExecutionProvider"])
-    ops = [node.op_type for node in onnx.load(tmp_path / "folded.onnx").graph.node]
-    assert ops.count("Gather") == 2 and "Cast" not in ops
+    ops = count(optimized(exported("swin").file, "ENABLE_BASIC"))
+    assert ops["Gather"] == 2 and "Cast" not in ops
 
 
 @pytest.mark.parametrize("precision", ["int8", pytest.param("float", marks=pytest.mark.kernels)])
-def test_gelu_is_one_operator_of_onnx_runtime_at_the_default_opset(precision, exported, tmp_path):
+def test_gelu_is_one_operator_of_onnx_runtime_at_the_default_opset(precision, exported, optimized, count):
     """The exporter's own order of it stays five operators."""
-    import onnxruntime
-
-    settings = onnxruntime.SessionOptions()
-    settings.optimized_model_filepath, settings.log_severity_level = str(tmp_path / "optimized.onnx"), 3
     file = exported("swin", precision=precision).file
-    onnxruntime.InferenceSession(str(file), settings, providers=["CPUExecutionProvider"])
-    ops = [node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node]
+    ops = count(optimized(file))
     assert onnx.load(file).opset_import[0].version == 17
-    assert ops.count("Gelu") + ops.count("BiasGelu") == 3 and "Erf" not in ops  # one in each block
+    assert ops["Gelu"] + ops["BiasGelu"] == 3 and "Erf" not in ops  # one in each block
 
 
 @pytest.mark.slow
 @KINDS
-def test_whoever_fixes_the_batch_keeps_every_integer_product(kind, exported, tmp_path):
+def test_whoever_fixes_the_batch_keeps_every_integer_product(kind, exported, optimized, count):
     """In a user's own session that sets only the batch, ONNX Runtime merged such linears into float Gemms."""
-    import onnxruntime
 
     def products(file, batch=None):
-        settings = onnxruntime.SessionOptions()
-        settings.optimized_model_filepath, settings.log_severity_level = str(tmp_path / "optimized.onnx"), 3
-        if batch:
-            settings.add_free_dimension_override_by_name("batch", batch)
-        onnxruntime.InferenceSession(str(file), settings, providers=["CPUExecutionProvider"])
-        ops = [node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node]
-        return sum(ops.count(op) for op in ("MatMulIntegerToFloat", "QLinearMatMul", "QGemm"))
+        ops = count(optimized(file, batch=batch))
+        return sum(ops[op] for op in ("MatMulIntegerToFloat", "QLinearMatMul", "QGemm"))
 
     symbolic = products(exported(kind).file)
     assert symbolic >= 12

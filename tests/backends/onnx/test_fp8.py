@@ -13,7 +13,6 @@ from swin_quant.backends.onnx.export import OnnxOptions, export
 from swin_quant.backends.onnx.network import network
 from swin_quant.backends.onnx_reader.inspect import inspect_model
 from swin_quant.base.errors import UsageError
-from swin_quant.data.preprocess import Preprocess
 from swin_quant.quant.layer import weighted_layers
 from swin_quant.quant.policy import apply_policy, load_policy
 
@@ -87,9 +86,8 @@ def test_a_small_row_of_q_leaves_its_layer_float16(largest, calibrated, caplog):
     layer = model.get_submodule("layers.0.blocks.1.attn.qkv")
     with torch.no_grad():
         layer.weight[3] *= largest / layer.weight[3].abs().max()
-    preprocess = Preprocess(32, False, "bicubic", (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
     full, half = (
-        network(model, OnnxOptions(float_type=floats), preprocess).get_submodule("layers.0.blocks.1.attn.qkv")
+        network(model, OnnxOptions(float_type=floats), None).get_submodule("layers.0.blocks.1.attn.qkv")
         for floats in ("float32", "float16")
     )
     assert half.dtype == torch.float16 and "stay float32" not in caplog.text

@@ -10,11 +10,9 @@ from cards_of_results import CALIBRATION
 from swin_quant.backends.onnx.export import OnnxOptions, export
 from swin_quant.backends.onnx.layers import SMALLEST_SCALE
 from swin_quant.backends.onnx.network import network
-from swin_quant.data.preprocess import Preprocess
 from swin_quant.quant.policy import Rule, apply_policy, load_policy, quantize
 
 pytestmark = pytest.mark.slow  # an export for each case
-PREPROCESS = Preprocess(32, False, "bicubic", (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
 KINDS = pytest.mark.parametrize("kind", ["swin", "swinv2"])
 FLOAT, HALF = onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16
 # The last four normalise V2's q and k
@@ -86,7 +84,7 @@ def test_what_overflows_stays_float32(kind, node, calibrated):
     model, _ = calibrated(kind)
     name = f"{BLOCK}.attn.{node}_quantizer" if "." not in node and not node.endswith("quantizer") else f"{BLOCK}.{node}"
     model.get_submodule(name)  # raises if there is no such node
-    exported = network(model, OnnxOptions(float_type="float16"), PREPROCESS, [name])
+    exported = network(model, OnnxOptions(float_type="float16"), None, [name])
     wide, half = WIDE[node]
     if node == "layernorm_input1_quantizer":  # V1: of the residual stream; V2: of attention's output
         wide = {"attn.proj"} if kind == "swinv2" else wide
@@ -113,7 +111,7 @@ def test_a_layer_with_a_scale_that_float16_holds_badly_stays_float32_and_is_name
     model, _ = calibrated("swin")
     layer = model.get_submodule(f"{BLOCK}.mlp.fc1")
     layer._input_quantizer.amax = 127 * scale
-    exported = network(model, OnnxOptions(float_type="float16"), PREPROCESS)
+    exported = network(model, OnnxOptions(float_type="float16"), None)
     assert exported.get_submodule(f"{BLOCK}.mlp.fc1").dtype == torch.float32
     assert exported.get_submodule(f"{BLOCK}.mlp.fc2").dtype == torch.float16
     assert f"1 layers stay float32, because float16 cannot hold their scales: {BLOCK}.mlp.fc1" in caplog.text
@@ -131,7 +129,7 @@ def test_a_pair_of_no_layer_whose_scale_float16_holds_badly_rounds_as_the_traine
     model, _ = calibrated("swin", "tensorrt")
     rule = Rule(enable=(f"{BLOCK}.{node}",), amax=127 * scale)
     apply_policy(model, load_policy("tensorrt").and_then(rule))
-    pair = network(model, OnnxOptions(float_type="float16"), PREPROCESS).get_submodule(f"{BLOCK}.{node}")
+    pair = network(model, OnnxOptions(float_type="float16"), None).get_submodule(f"{BLOCK}.{node}")
     assert f"1 nodes round in float32, because float16 cannot hold their scales: {BLOCK}.{node}" in caplog.text
     values = (torch.randn(1000) * 60 * scale).half()
     quantize(model)

@@ -6,9 +6,18 @@ from math import erf
 import numpy as np
 import onnx
 import pytest
-import torch
 from onnx import helper, numpy_helper
-from operator_nodes import EPSILON, as_functions, compiled, linear, normalised, one_node, product, stream
+from operator_nodes import (
+    assert_near,
+    compiled,
+    in_bfloat16,
+    linear,
+    normalised,
+    one_node,
+    product,
+    stream,
+    without_library,
+)
 
 from swin_quant.backends.onnx.swin.int8_operators import mlp
 from swin_quant.backends.onnx_reader.checks import check_scales
@@ -36,12 +45,6 @@ def brute_force(x, constants, norm_last):
     return x + (normalised(y, *norm) if norm_last else y)
 
 
-def assert_is(found, wanted, x):
-    """But for levels of values that lie between two: one of 256 that is wrong everywhere costs 1e-5 of the energy."""
-    assert found.shape == wanted.shape
-    assert np.square(found - wanted).sum() <= 1e-6 * np.square(wanted - x).sum()
-
-
 def file_of(constants, norm_last):
     return one_node("Mlp", constants, norm_last=int(norm_last))
 
@@ -63,7 +66,7 @@ def test_the_compiled_operator_is_brute_force_but_for_ties(case, norm_last, libr
         model = compiled(library, file_of(given, norm_last), threads)
         for shape in SHAPES:
             x = stream(*shape, case[0])
-            assert_is(model(x), brute_force(x, given, norm_last), x)
+            assert_near(model(x), brute_force(x, given, norm_last), x)
     x[:] = np.nan
     both = np.concatenate([stream(2, 7, case[0])[:1], np.full((1, 7, case[0]), np.nan, np.float32)])
     assert np.isnan(found := model(both))[1].all() and np.isfinite(found[0]).all()
@@ -72,13 +75,11 @@ def test_the_compiled_operator_is_brute_force_but_for_ties(case, norm_last, libr
 @pytest.mark.parametrize("norm_last", [False, True])
 def test_a_stream_in_bfloat16(norm_last, library):
     """The engine lets the operator read and write what lies around it: only both ends are rounded."""
-    if "bfloat16" not in engine.float_types():
-        pytest.skip("no bfloat16")
     given = constants(*CASES[0])
     model = compiled(library, file_of(given, norm_last), in_half=True)
-    x = torch.from_numpy(stream(3, 101, 96)).bfloat16().float().numpy()
-    wanted = torch.from_numpy(brute_force(x, given, norm_last)).bfloat16().float().numpy()
-    assert_is(model(x), wanted, x)
+    x = in_bfloat16(stream(3, 101, 96))
+    wanted = in_bfloat16(brute_force(x, given, norm_last))
+    assert_near(model(x), wanted, x)
 
 
 @pytest.mark.parametrize("norm_last", [False, True])
@@ -86,14 +87,13 @@ def test_a_stream_in_bfloat16(norm_last, library):
 def test_the_operator_in_torch_and_its_onnx_function_are_brute_force(case, norm_last):
     given, x = constants(*case), stream(2, 7, case[0])
     wanted = brute_force(x, given, norm_last)
-    tensors = [torch.from_numpy(np.asarray(one)) for one in (x, *given)]
-    assert_is(mlp(*tensors, norm_last=norm_last, epsilon=EPSILON).numpy(), wanted, x)
-    for found in as_functions("mlp", "Mlp", file_of(given, norm_last), tensors, norm_last=int(norm_last)):
-        assert_is(found, wanted, x)
+    file, arrays = file_of(given, norm_last), (x, *given)
+    for found in without_library(mlp, "Mlp", file, arrays, norm_last=int(norm_last)):
+        assert_near(found, wanted, x)
 
 
 @pytest.mark.parametrize("kind, policy", [pytest.param("swin", "qdq", marks=pytest.mark.kernels), ("swinv2", "cpu")])
-def test_a_file_with_the_operator_is_the_plain_file(kind, policy, exported, run, tmp_path):
+def test_a_file_with_the_operator_is_the_plain_file(kind, policy, exported, run, images):
     plain, own = exported(kind, policy), exported(kind, policy, plugin=MLP)
     graph = onnx.load(own.file).graph
     nodes = [node for node in graph.node if node.op_type == "Mlp"]
@@ -103,7 +103,6 @@ def test_a_file_with_the_operator_is_the_plain_file(kind, policy, exported, run,
     assert {helper.get_node_attr_value(node, "norm_last") for node in nodes} == {int(kind == "swinv2")}
     zero = numpy_helper.to_array(held[nodes[0].input[9]])
     assert zero.dtype == (np.uint8 if policy == "cpu" else np.int8)
-    images = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     difference = run(own.file, images)["logits"] - run(plain.file, images)["logits"]
     assert np.abs(difference).mean() < 0.005
 
@@ -117,11 +116,10 @@ def test_whoever_fixes_the_batch_keeps_the_integer_products_of_the_function(expo
 
 
 @pytest.mark.parametrize("float_type", ["float32", "bfloat16"])
-def test_openvino_runs_a_file_with_the_operator(float_type, exported, with_operators):
+def test_openvino_runs_a_file_with_the_operator(float_type, exported, with_operators, images):
     if float_type not in engine.float_types():
         pytest.skip(f"no {float_type}")
     options = EngineOptions(threads=1, float_type=float_type)
-    images = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     plain, own = (engine.load(exported("swinv2", "cpu", **one), options) for one in ({}, {"plugin": MLP}))
     assert with_operators.name in own.details["extensions"]
     wanted, found = plain(images), own(images)

@@ -3,8 +3,7 @@
 import numpy as np
 import onnx
 import pytest
-import torch
-from operator_nodes import EPSILON, as_functions, compiled, normalised, one_node, stream
+from operator_nodes import compiled, in_bfloat16, normalised, one_node, stream, without_library
 
 from swin_quant.backends.onnx.swin.patch_embedding import patch_embedding
 from swin_quant.backends.openvino import engine
@@ -53,7 +52,7 @@ def test_the_compiled_operator_is_brute_force(case, library):
     np.testing.assert_allclose(found[0], wanted[0], atol=2e-4)
     assert np.isnan(found[1]).all()
     if "bfloat16" in engine.float_types():
-        x = torch.from_numpy(given_to(given, 2)).bfloat16().float().numpy()
+        x = in_bfloat16(given_to(given, 2))
         found = compiled(library, file, in_half=True)(x)
         np.testing.assert_allclose(found, brute_force(x, *given), rtol=2**-8, atol=2e-4)
 
@@ -62,9 +61,7 @@ def test_the_compiled_operator_is_brute_force(case, library):
 def test_the_operator_in_torch_and_its_onnx_function_are_brute_force(case):
     given = constants(*case)
     wanted = brute_force(x := given_to(given, 2), *given)
-    tensors = [torch.from_numpy(one) for one in (x, *given)]
-    np.testing.assert_allclose(patch_embedding(*tensors, epsilon=EPSILON), wanted, atol=2e-4)
-    for found in as_functions("patch_embedding", "PatchEmbedding", file_of(given), tensors):
+    for found in without_library(patch_embedding, "PatchEmbedding", file_of(given), (x, *given)):
         np.testing.assert_allclose(found, wanted, atol=2e-4)
 
 
@@ -79,9 +76,7 @@ def test_maps_are_of_pictures_of_any_size_with_zeros_beyond_their_edges(case, li
     file = one_node("PatchEmbedding", given, ranks=(4, 4))
     for batch in (2, 0):
         np.testing.assert_allclose(compiled(library, file, threads=2)(x[:batch]), wanted[:batch], atol=2e-4)
-    tensors = [torch.from_numpy(one) for one in (x, *given)]
-    np.testing.assert_allclose(patch_embedding(*tensors, epsilon=EPSILON), wanted, atol=2e-4)
-    for found in as_functions("patch_embedding", "PatchEmbedding", file, tensors):
+    for found in without_library(patch_embedding, "PatchEmbedding", file, (x, *given)):
         np.testing.assert_allclose(found, wanted, atol=2e-4)
 
 
@@ -110,12 +105,11 @@ def test_constants_that_do_not_fit_are_refused(place, value, said, library):
 
 @pytest.mark.kernels
 @pytest.mark.parametrize("kind, options", [("swin", {}), ("swinv2", {"uint8_input": True})])
-def test_a_file_with_the_operator_is_the_plain_file(kind, options, exported, with_operators):
+def test_a_file_with_the_operator_is_the_plain_file(kind, options, exported, with_operators, images):
     """Bytes are normalised in the operator's weights."""
     plain, own = exported(kind, "cpu", **options), exported(kind, "cpu", plugin=EMBEDDING, **options)
     (node,) = [node for node in onnx.load(own.file).graph.node if node.op_type == "PatchEmbedding"]
     assert len(node.input) == 6
-    images = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     if options:
         images = (images * 50 + 128).clamp(0, 255).byte().permute(0, 2, 3, 1).contiguous()
     wanted, found = (engine.load(one, EngineOptions(threads=1))(images) for one in (plain, own))

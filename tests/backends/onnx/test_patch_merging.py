@@ -3,8 +3,17 @@
 import numpy as np
 import onnx
 import pytest
-import torch
-from operator_nodes import EPSILON, as_functions, compiled, linear, normalised, one_node, product, stream
+from operator_nodes import (
+    assert_near,
+    compiled,
+    in_bfloat16,
+    linear,
+    normalised,
+    one_node,
+    product,
+    stream,
+    without_library,
+)
 
 from swin_quant.backends.onnx.swin.int8_operators import patch_merging
 from swin_quant.backends.openvino import engine
@@ -41,12 +50,6 @@ def brute_force_of_map(x, constants, norm_last):
     return found.reshape(batch, rows, columns, -1)
 
 
-def assert_is(found, wanted, limit=1e-6):
-    """But for levels of values that lie between two, and results between two numbers of bfloat16 (limit 2e-5)."""
-    assert found.shape == wanted.shape
-    assert np.square(found - wanted).sum() <= limit * np.square(wanted).sum()
-
-
 def file_of(constants, norm_last):
     return one_node("PatchMerging", constants, norm_last=int(norm_last))
 
@@ -63,24 +66,22 @@ def test_the_compiled_operator_is_brute_force_but_for_ties(case, library):
     for threads in (1, 2):
         model = compiled(library, file, threads)
         for batch in (9, 1, 0):
-            assert_is(model(x[:batch]), wanted[:batch])
+            assert_near(model(x[:batch]), wanted[:batch])
     x[1] = np.nan
-    assert_is(model(x)[0], wanted[0])
+    assert_near(model(x)[0], wanted[0])
     if "bfloat16" in engine.float_types():
-        x = torch.from_numpy(given_to(given, 2)).bfloat16().float().numpy()
-        found = compiled(library, file, in_half=True)(x)
-        assert_is(found, torch.from_numpy(brute_force(x, given, norm_last)).bfloat16().float().numpy(), 2e-5)
+        x = in_bfloat16(given_to(given, 2))
+        wanted = in_bfloat16(brute_force(x, given, norm_last))
+        assert_near(compiled(library, file, in_half=True)(x), wanted, limit=2e-5)  # between two numbers of bfloat16
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_operator_in_torch_and_its_onnx_function_are_brute_force(case):
     given, norm_last = constants(*case), case[1]
     wanted = brute_force(x := given_to(given, 2), given, norm_last)
-    tensors = [torch.from_numpy(np.asarray(one)) for one in (x, *given)]
-    assert_is(patch_merging(*tensors, norm_last=norm_last, epsilon=EPSILON).numpy(), wanted)
-    file = file_of(given, norm_last)
-    for found in as_functions("patch_merging", "PatchMerging", file, tensors, norm_last=int(norm_last)):
-        assert_is(found, wanted)
+    file, arrays = file_of(given, norm_last), (x, *given)
+    for found in without_library(patch_merging, "PatchMerging", file, arrays, norm_last=int(norm_last)):
+        assert_near(found, wanted)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -90,18 +91,15 @@ def test_maps_are_merged_with_zeros_beyond_their_edges(case, size, library):
     file = one_node("PatchMerging", given, ranks=(4, 4), norm_last=int(norm_last))
     wanted = brute_force_of_map(x := stream(3, *size, case[0]), given, norm_last)
     for batch in (3, 0):
-        assert_is(compiled(library, file, threads=2)(x[:batch]), wanted[:batch])
-    tensors = [torch.from_numpy(np.asarray(one)) for one in (x, *given)]
-    assert_is(patch_merging(*tensors, norm_last=norm_last, epsilon=EPSILON).numpy(), wanted)
-    for found in as_functions("patch_merging", "PatchMerging", file, tensors, norm_last=int(norm_last)):
-        assert_is(found, wanted)
+        assert_near(compiled(library, file, threads=2)(x[:batch]), wanted[:batch])
+    for found in without_library(patch_merging, "PatchMerging", file, (x, *given), norm_last=int(norm_last)):
+        assert_near(found, wanted)
 
 
 @pytest.mark.parametrize("kind, policy", [pytest.param("swin", "qdq", marks=pytest.mark.kernels), ("swinv2", "cpu")])
-def test_a_file_with_the_operator_is_the_plain_file(kind, policy, exported, with_operators):
+def test_a_file_with_the_operator_is_the_plain_file(kind, policy, exported, with_operators, images):
     plain, own = exported(kind, policy), exported(kind, policy, plugin=MERGING)
     nodes = [node for node in onnx.load(own.file).graph.node if node.op_type == "PatchMerging"]
     assert len(nodes) == 1 and len(nodes[0].input) == 9
-    images = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     wanted, found = (engine.load(one, EngineOptions(threads=1))(images) for one in (plain, own))
     assert float((found - wanted).square().sum() / wanted.square().sum()) < 1e-4

@@ -16,7 +16,6 @@ from swin_quant.models.maps import Cut, neighbours, patches
 from swin_quant.quant.policy import dequantize, quantize
 from swin_quant.score.difference import difference_of_outputs
 
-PREPROCESS = Preprocess(32, False, "bicubic", (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
 SIZES = [(32, 32), (41, 60), (9, 77), (4, 4)]
 SHAPE = {"IMG_SIZE": 32, "WINDOW_SIZE": 4, "DEPTHS": [2, 1], "NUM_HEADS": [1, 2], "OUTPUT_KIND": "features"}
 KINDS = [("swin", "cpu", "timm"), ("swinv2", "qdq", "detection")]
@@ -25,8 +24,7 @@ KINDS = [("swin", "cpu", "timm"), ("swinv2", "qdq", "detection")]
 @pytest.fixture(scope="session", params=KINDS, ids=lambda given: given[0])
 def backbone(request, calibrated):
     kind, policy, windows = request.param
-    more = {"PRETRAINED_WINDOW_SIZES": [0, 0]} if kind == "swinv2" else {}
-    return calibrated(kind, policy, **SHAPE, WINDOWS=windows, **more)
+    return calibrated(kind, policy, **SHAPE, WINDOWS=windows)
 
 
 @pytest.mark.slow
@@ -52,7 +50,7 @@ def test_the_file_gives_the_maps_of_the_model_at_any_size(backbone, precision, t
 
 def test_what_is_exported_computes_what_was_trained(backbone):
     model, _ = backbone
-    lowered, images = network(model, OnnxOptions(), PREPROCESS), torch.randn(2, 3, 21, 38)
+    lowered, images = network(model, OnnxOptions(), None), torch.randn(2, 3, 21, 38)
     quantize(model)
     with torch.inference_mode():
         found, expected = lowered(images), model(images)
@@ -76,9 +74,9 @@ def test_operators_are_the_models_own_code(window, shift):
 def test_what_cannot_be_exported_is_one_line(backbone):
     model, _ = backbone
     with pytest.raises(UsageError, match="rewrite any-size"):
-        network(model, OnnxOptions(rewrites=frozenset()), PREPROCESS)
+        network(model, OnnxOptions(rewrites=frozenset()), None)
     with pytest.raises(UsageError, match="float16: this architecture has no rewrites that set types"):
-        network(model, OnnxOptions(precision="float", float_type="float16"), PREPROCESS)
+        network(model, OnnxOptions(precision="float", float_type="float16"), None)
 
 
 # Windows that need padding; a window that is higher than the map.
@@ -93,8 +91,7 @@ OBLONG = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "policy", "keys", "options"), OBLONG, ids=lambda given: str(given)[:24])
 def test_a_classifier_of_pictures_that_are_not_square(kind, policy, keys, options, calibrated, tmp_path):
-    more = {"PRETRAINED_WINDOW_SIZES": [0, 0]} if kind == "swinv2" else {}
-    (model, card), precision = calibrated(kind, policy, **keys, **more), options["precision"]
+    (model, card), precision = calibrated(kind, policy, **keys), options["precision"]
     artifact = export(model, card, tmp_path, OnnxOptions(**options))
     sizes = [one.dim_value for one in onnx.load(artifact.file).graph.input[0].type.tensor_type.shape.dim]
     assert sizes[1:] == ([*keys["IMG_SIZE"], 3] if options.get("uint8_input") else [3, *keys["IMG_SIZE"]])
