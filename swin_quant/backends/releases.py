@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.files import configs_dir
+from swin_quant.base.schema import checked
 from swin_quant.base.yaml_file import read_yaml
 from swin_quant.config.outputs import FEATURES
 
@@ -31,7 +32,7 @@ class ReleaseFault:
     """A fault of the releases `below` one, or of the minor `releases`, with files that have the facts in `when`."""
 
     why: str
-    when: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    when: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     below: str | None = None
     releases: tuple[str, ...] = ()
 
@@ -64,20 +65,13 @@ class EngineReleases:
 @cache
 def known() -> Mapping[str, EngineReleases]:
     """Engine -> what is known of its releases."""
-    content = read_yaml(configs_dir() / "releases.yaml", "table of releases")
-    return {
-        engine: EngineReleases(one["oldest"], (*_untried(one), *map(_fault, one["faults"])))
-        for engine, one in content.items()
-    }
+    file = configs_dir() / "releases.yaml"
+    found = checked(dict[str, EngineReleases], read_yaml(file, "table of releases"), str(file))
+    return {engine: replace(one, faults=(_untried(one.oldest), *one.faults)) for engine, one in found.items()}
 
 
-def _untried(entry: Mapping[str, Any]) -> tuple[ReleaseFault]:
-    return (ReleaseFault("is older than all that were tried", below=entry["oldest"]),)
-
-
-def _fault(entry: Mapping[str, Any]) -> ReleaseFault:
-    when = {fact: tuple(values) for fact, values in entry["when"].items()}
-    return ReleaseFault(entry["why"], when, entry.get("below"), tuple(entry.get("releases", ())))
+def _untried(oldest: str) -> ReleaseFault:
+    return ReleaseFault("is older than all that were tried", below=oldest)
 
 
 def facts(card: RunCard, precision: str, options: Mapping[str, Any]) -> dict[str, Any]:

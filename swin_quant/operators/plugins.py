@@ -103,6 +103,9 @@ CALLS: dict[str, Callable[..., Node | None]] = {
     "patch_embedding": _patch_embedding,
 }
 PLUGINS = (*CALLS, "window_partition")
+# What OpenVINO's compiled attention is fast for (plugins/openvino/attention_fast.hpp)
+FAST_DEPTH = 32  # channels of a head
+FAST_TOKENS = {"attention": 64, "attention_branch": 576}  # of a window, at most
 
 
 @dataclass(frozen=True)
@@ -131,10 +134,9 @@ def plugins_of(specs: Sequence[str], replaced: Sequence[str] = ()) -> dict[str, 
             raise UsageError(f"‹plugin› {plugin.operator}: is replaced as well: leave it out of ‹replace›")
         if plugin.domain.split(".")[0] in ("pkg", "local") or plugin.domain in _TAKEN:
             raise UsageError(f"‹plugin› {spec}: the domain {plugin.domain} is not yours: choose another")
-        if clash := next(
-            (one for one in found.values() if (one.domain, one.name) == (plugin.domain, plugin.name)), None
-        ):
-            raise UsageError(f"‹plugin› {spec}: {clash.operator} is {plugin.domain}::{plugin.name} already")
+        taken = {(one.domain, one.name): one.operator for one in found.values()}
+        if clash := taken.get((plugin.domain, plugin.name)):
+            raise UsageError(f"‹plugin› {spec}: {clash} is {plugin.domain}::{plugin.name} already")
         found[plugin.operator] = plugin
     return found
 

@@ -9,7 +9,7 @@ import copy
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -187,23 +187,17 @@ class Recorder(TorchFunctionMode):
         inputs, outputs = tensors_in([list(args), kwargs]), tensors_in([out])
         name = operator_name(func, args)
         computes = any(all(tensor is not other for other in inputs) for tensor in outputs)  # not dropout in evaluation
-        if computes and name and name not in HOUSEKEEPING and not _is_attribute(func, name):
-            costs = self.costs
-            module = self.stack[-1] if self.stack else ""
-            into, out_of = _shapes(inputs), _shapes(outputs)
-            self.calls.append(
-                Call(name, module, into, out_of, costs.macs, costs.parameters, costs.activations, costs.weights)
-            )
+        # A property such as `x.data` or `x.grad` computes nothing, except a transposition.
+        is_attribute = getattr(func, "__name__", "") in ("__get__", "__set__") and name != "transpose"
+        if computes and name and name not in HOUSEKEEPING and not is_attribute:
+            module, costs = self.stack[-1] if self.stack else "", self.costs
+            of_costs = (costs.macs, costs.parameters, costs.activations, costs.weights)
+            self.calls.append(Call(name, module, _shapes(inputs), _shapes(outputs), *of_costs))
         return out
 
 
 def _shapes(tensors: Sequence[Tensor]) -> tuple[Shape, ...]:
     return tuple(tuple(map(int, tensor.shape)) for tensor in tensors)
-
-
-def _is_attribute(func: Callable[..., Any], name: str) -> bool:
-    """Whether this is a property such as `x.data` or `x.grad`, which compute nothing except transpositions."""
-    return getattr(func, "__name__", "") in ("__get__", "__set__") and name != "transpose"
 
 
 def trace(
@@ -216,12 +210,7 @@ def trace(
     model = on_meta(model).eval()
     stack: list[str] = []
     recorder = Recorder(CostCounter(model), stack)
-    with ExitStack() as contexts:
-        contexts.enter_context(_naming(model, stack))
-        contexts.enter_context(torch.no_grad())
-        contexts.enter_context(torch.device("meta"))
-        contexts.enter_context(recorder)
-        contexts.enter_context(inside())
+    with _naming(model, stack), torch.no_grad(), torch.device("meta"), recorder, inside():
         pictures = torch.empty(tuple(images), dtype=torch.float32, device="meta")
         recorder.calls.clear()
         try:

@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -18,6 +17,7 @@ from swin_quant.backends.onnx.layers import takes_offset
 from swin_quant.backends.onnx.network import check_ends, names_of_ends, network, pictures_of, rewriter_of, set_forward
 from swin_quant.backends.onnx.operators import translations
 from swin_quant.backends.onnx.options import FP8_OPSET, INT4_BITS, OPSETS, OnnxOptions
+from swin_quant.backends.onnx.pairs import constant
 from swin_quant.backends.onnx_reader import metadata
 from swin_quant.backends.releases import RUNS_ON, requirements
 from swin_quant.backends.saturation import SAFE_ON, safe_on
@@ -47,15 +47,10 @@ ONE_FILE_LIMIT = (1 << 31) - (1 << 20)  # protobuf's 2 GB, less 1 MB for the gra
 
 def store(model: "ModelProto", file: Path) -> list[Path]:
     """Write `file` atomically; returns the files beside it. Weights moved into `<file>.data` are cut from `model`."""
-    others = []
-    if _weight_bytes(model) > ONE_FILE_LIMIT:
-        others.append(_split_off(model, file.with_name(file.name + ".data")))
+    is_large = sum(len(tensor.raw_data) for tensor in model.graph.initializer) > ONE_FILE_LIMIT
+    others = [_split_off(model, file.with_name(file.name + ".data"))] if is_large else []
     atomic_write_bytes(file, model.SerializeToString())
     return others
-
-
-def _weight_bytes(model: "ModelProto") -> int:
-    return sum(len(tensor.raw_data) for tensor in model.graph.initializer)
 
 
 def _split_off(model: "ModelProto", data: Path) -> Path:
@@ -72,12 +67,6 @@ def _split_off(model: "ModelProto", data: Path) -> Path:
     return data
 
 
-def _block(values: "ir.TensorProtocol", scale: "ir.TensorProtocol | None") -> int:
-    """How many values [in, out] share a scale [in / block, out]; 0 if a scale is for a whole column or tensor."""
-    shape = scale.shape.numpy() if scale is not None else ()
-    return values.shape.numpy()[0] // shape[0] if len(shape) > 1 else 0
-
-
 def store_int4(model: "ir.Model", nodes: Collection[str]) -> None:
     """Store the levels, -8 to 7, of these weight nodes as INT4, in place.
 
@@ -88,15 +77,14 @@ def store_int4(model: "ir.Model", nodes: Collection[str]) -> None:
 
     for name in nodes:
         value = model.graph.initializers[f"{name}.values"]
-        if value.const_value is None:
-            raise ValueError(f"{name}: its levels are not in the graph")
-        value.const_value = ir.Tensor(value.const_value.numpy().astype(ml_dtypes.int4), name=value.name)
+        levels = constant(value).numpy()
+        value.const_value = ir.Tensor(levels.astype(ml_dtypes.int4), name=value.name)
         value.type = ir.TensorType(ir.DataType.INT4)
         for reader, _ in list(value.uses()):
             zero_point = reader.inputs[2] if len(reader.inputs) > 2 else None
-            scale = reader.inputs[1]
-            if block := _block(value.const_value, scale.const_value if scale is not None else None):
-                reader.attributes["block_size"] = ir.AttrInt64("block_size", block)
+            scale = constant(reader.inputs[1]).numpy()
+            if scale.ndim > 1:  # [in / block, out]
+                reader.attributes["block_size"] = ir.AttrInt64("block_size", len(levels) // len(scale))
             reader.resize_inputs(2)
             if zero_point is not None and not zero_point.uses():
                 del model.graph.initializers[str(zero_point.name)]
@@ -270,7 +258,13 @@ def to_onnx(
     """
     replacing, plugging = Replacing(chosen(options.replace)), Plugging(plugins_of(options.plugin, options.replace))
     if options.replace or options.plugin:
-        _run_inside(model, (replacing, plugging))
+        kind = type(model)
+
+        def forward(self: nn.Module, images: Tensor) -> Any:
+            with replacing, plugging:
+                return kind.forward(self, images)
+
+        set_forward(model, forward)
     open_sizes = {} if options.batch else {0: torch.export.Dim("batch")}
     if any_size and not options.uint8_input:
         open_sizes |= {2: torch.export.Dim("height", min=4), 3: torch.export.Dim("width", min=4)}
@@ -302,19 +296,6 @@ def to_onnx(
     proto.ir_version = _IR_VERSIONS[opset]
     proto.producer_name, proto.producer_version = "swin_quant", __version__
     return proto
-
-
-def _run_inside(model: nn.Module, contexts: Iterable[AbstractContextManager[Any]]) -> None:
-    """Let the forward of `model` run inside contexts, in place."""
-    kind = type(model)
-
-    def forward(self: nn.Module, images: Tensor) -> Any:
-        with ExitStack() as stack:
-            for context in contexts:
-                stack.enter_context(context)
-            return kind.forward(self, images)
-
-    set_forward(model, forward)
 
 
 def recorded_options(options: OnnxOptions, rewrites: Iterable[str]) -> dict[str, Any]:

@@ -91,21 +91,24 @@ def translations(opset: int) -> dict[Any, Callable[..., Any]]:
 
     op: Any = opset18  # its stubs know no symbolic value
 
+    def constant(value: Any, kind: Any = None) -> Any:
+        return op.Constant(value=from_array(np.asarray(value, kind)))
+
     def pair(x: Any, scale: Any, zero_point: int | None = None, format: str = "int8") -> Any:
-        held = np.zeros((), ml_dtypes.float8_e4m3fn if format == FP8 else np.int8)
-        zero = op.Constant(value=from_array(held if zero_point is None else np.asarray(np.uint8(zero_point))))
+        kind = ml_dtypes.float8_e4m3fn if format == FP8 else np.int8
+        zero = constant(0, kind) if zero_point is None else constant(zero_point, np.uint8)
         return op.DequantizeLinear(op.QuantizeLinear(x, scale, zero), scale, zero)
 
     def stored(values: Any, scale: Any, axis: int = 1) -> Any:
         if values.dtype == ir.DataType.FLOAT8E4M3FN:  # the default zero point is 0, of the type of the values
             return op.DequantizeLinear(values, scale, axis=axis) if scale.shape else op.DequantizeLinear(values, scale)
         if len(scale.shape) == 0:
-            return op.DequantizeLinear(values, scale, op.Constant(value=from_array(np.zeros((), np.int8))))
-        zeros = op.Constant(value=from_array(np.zeros(tuple(scale.shape), np.int8)))
+            return op.DequantizeLinear(values, scale, constant(0, np.int8))
+        zeros = constant(np.zeros(tuple(scale.shape), np.int8))
         return op.DequantizeLinear(values, scale, zeros, axis=axis)
 
     def rounded(x: Any, scale: Any) -> Any:
-        zeros = op.Constant(value=from_array(np.zeros(tuple(scale.shape), np.int8)))
+        zeros = constant(np.zeros(tuple(scale.shape), np.int8))
         return op.QuantizeLinear(x, scale, zeros, axis=-1)
 
     def taken(x: Any, places: Any) -> Any:
@@ -132,7 +135,7 @@ def translations(opset: int) -> dict[Any, Callable[..., Any]]:
 
     def places(ordered: Any, values: Any, out_int32: bool = False, right: bool = False, side: str | None = None) -> Any:
         below = op.LessOrEqual if right or side == "right" else op.Less
-        axes = [op.Constant(value=from_array(np.array([axis]))) for axis in (-2, -1)]
+        axes = [constant([axis]) for axis in (-2, -1)]
         smaller = below(op.Unsqueeze(ordered, axes[0]), op.Unsqueeze(values, axes[1]))
         kind = ir.DataType.INT32 if out_int32 else ir.DataType.INT64
         return op.ReduceSum(op.Cast(smaller, to=kind), axes[1], keepdims=0)
@@ -140,11 +143,11 @@ def translations(opset: int) -> dict[Any, Callable[..., Any]]:
     def running(x: Any, dim: int, least: bool = False) -> Any:
         axis, kind = dim % len(x.shape), x.dtype.numpy()
         last = [one for one in range(len(x.shape)) if one != axis] + [axis]
-        zero, one, before, behind = (op.Constant(value=from_array(np.array(n))) for n in (0, 1, [-2], [-1]))
+        zero, one, before, behind = map(constant, (0, 1, [-2], [-1]))
         order = op.Range(zero, op.Squeeze(op.Shape(x, start=axis, end=axis + 1)), one)
         seen = op.GreaterOrEqual(op.Unsqueeze(order, behind), op.Unsqueeze(order, before))
         ends = np.iinfo(kind) if np.issubdtype(kind, np.integer) else np.finfo(kind)
-        unseen = op.Constant(value=from_array(np.array(ends.max if least else ends.min, kind)))
+        unseen = constant(ends.max if least else ends.min, kind)
         spread = op.Where(seen, op.Unsqueeze(op.Transpose(x, perm=last), before), unseen)
         most, place = (op.ReduceMin, op.ArgMin) if least else (op.ReduceMax, op.ArgMax)
         found = most(spread, behind, keepdims=0), place(spread, axis=-1, keepdims=0, select_last_index=1)

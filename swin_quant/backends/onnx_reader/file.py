@@ -303,22 +303,27 @@ def _checked(path: Path, model: Any) -> OnnxFile:
     )
 
 
+def _given(value: Any) -> tuple[int, list[Any], str]:
+    """TensorProto's number of an input's type, its sizes, None for an open one, and both in words."""
+    kind = value.type.tensor_type
+    sizes = [size.dim_value if size.HasField("dim_value") else None for size in kind.shape.dim]
+    given = ", ".join("?" if size is None else str(size) for size in sizes)
+    return kind.elem_type, sizes, f"its input {shown(value.name)} is [{given}]"
+
+
 def _inputs(values: Sequence[Any]) -> tuple[Inputs, int | None]:
     """Several inputs, and the batch that all are for; None if it is open."""
     onnx = library("onnx", "onnx")
     types: dict[int, TypeName] = {getattr(onnx.TensorProto, word): name for word, name in _INPUT_TYPES.items()}
     parts, batches = list[Input](), set[int | None]()
     for value in values:
-        kind = value.type.tensor_type
-        sizes: list[Any] = [size.dim_value if size.HasField("dim_value") else None for size in kind.shape.dim]
-        if kind.elem_type not in types or not sizes or None in sizes[1:] or not value.name.isidentifier():
-            given = ", ".join("?" if size is None else str(size) for size in sizes)
+        kind, sizes, given = _given(value)
+        if kind not in types or not sizes or None in sizes[1:] or not value.name.isidentifier():
             raise SwinQuantError(
-                f"its input {shown(value.name)} is [{given}]: one of several must be [batch, ...] of fixed sizes, "
-                f"{' or '.join(types.values())}"
+                f"{given}: one of several must be [batch, ...] of fixed sizes, {' or '.join(types.values())}"
             )
         batches.add(sizes[0])
-        parts.append(Input(value.name, tuple(sizes[1:]), types[kind.elem_type]))
+        parts.append(Input(value.name, tuple(sizes[1:]), types[kind]))
     if len(batches) > 1:
         raise SwinQuantError("its inputs are for batches of several sizes")
     return Inputs(tuple(parts)), batches.pop()
@@ -330,22 +335,20 @@ def _input(value: Any, maps: bool) -> tuple[str, int | None, int, tuple[int, ...
     Height and width may both be open, too, in a file whose outputs are `maps`: their sizes are None.
     """
     onnx = library("onnx", "onnx")
-    kind = value.type.tensor_type
-    sizes: list[Any] = [size.dim_value if size.HasField("dim_value") else None for size in kind.shape.dim]
+    kind, sizes, given = _given(value)
     known = (("FLOAT", "float32"), ("FLOAT16", "float16"), ("UINT8", PIXELS))
     names = {getattr(onnx.TensorProto, name): type_ for name, type_ in known}
     is_open = maps and sizes[2:] == [None, None]
-    pixels = names.get(kind.elem_type) == PIXELS
+    pixels = names.get(kind) == PIXELS
     fits = len(sizes) == 4 if pixels else len(sizes) >= 2
-    if kind.elem_type not in names or not fits or None in (sizes[1:2] if is_open else sizes[1:]):
-        given = ", ".join("?" if size is None else str(size) for size in sizes)
+    if kind not in names or not fits or None in (sizes[1:2] if is_open else sizes[1:]):
         raise SwinQuantError(
-            f"its input {shown(value.name)} is [{given}]: must be [batch, channels, ...] of fixed sizes, float32 or "
-            "float16, or [batch, height, width, channels], uint8"
+            f"{given}: must be [batch, channels, ...] of fixed sizes, float32 or float16, or [batch, height, width, "
+            "channels], uint8"
         )
     if pixels:
         return PIXELS, sizes[0], sizes[3], tuple(sizes[1:3])
-    return names[kind.elem_type], sizes[0], sizes[1], None if is_open else tuple(sizes[2:])
+    return names[kind], sizes[0], sizes[1], None if is_open else tuple(sizes[2:])
 
 
 def _preprocess_in(metadata: Mapping[str, str]) -> Preprocess:

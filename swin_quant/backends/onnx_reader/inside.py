@@ -4,16 +4,19 @@ The exporter names an operator and its output `<module>.<operator>`: a module's 
 """
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
+from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.onnx_reader.checks import infer_shapes
-from swin_quant.backends.onnx_reader.file import MAX_FILE_BYTES, OnnxFile, read_model
+from swin_quant.backends.onnx_reader.file import MAX_FILE_BYTES, OnnxFile, read_model, verified
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.extras import library
 
@@ -89,6 +92,24 @@ def _branches(model: Any) -> set[tuple[str, str]]:
     return found
 
 
-def of_images(tensor: Tensor, images: Tensor, batch: int | None) -> Tensor:
-    """The rows of a file's output that belong to `images`, without the zeros that filled up a fixed `batch`."""
-    return tensor[: len(tensor) * len(images) // batch] if batch and tensor.dim() else tensor
+def inside(
+    artifact: Artifact, start: Callable[[OnnxFile, OpenedUp], Callable[[Tensor], Mapping[str, np.ndarray]]]
+) -> Callable[[Tensor], dict[str, Tensor]]:
+    """A function from images [B, 3, S, S] to the output of each module, float32, by its name.
+
+    `start` loads a copy of the file in which every module's output is a graph output, and gives the function from
+    images to these outputs by name; fusions stop at them.
+    """
+    file = verified(artifact)
+    with opened_up(file) as copy:
+        run = start(file, copy)
+
+    def of_modules(images: Tensor) -> dict[str, Tensor]:
+        found = run(images)
+        outputs = {module: torch.from_numpy(found[name]).float() for module, name in copy.tensors.items()}
+        if not (batch := file.batch):
+            return outputs
+        # Without the rows of the zeros that filled up a fixed batch
+        return {name: x[: len(x) * len(images) // batch] if x.dim() else x for name, x in outputs.items()}
+
+    return of_modules

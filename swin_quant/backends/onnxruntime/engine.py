@@ -7,13 +7,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from swin_quant.backends.artifact import Artifact, Details, policy_of
+from swin_quant.backends.onnx_reader import inside as reader
 from swin_quant.backends.onnx_reader.checks import first_line, nodes
 from swin_quant.backends.onnx_reader.file import OnnxFile, as_input, as_output, read_model, verified
-from swin_quant.backends.onnx_reader.inside import of_images, opened_up
+from swin_quant.backends.onnx_reader.inside import OpenedUp
 from swin_quant.backends.onnxruntime import SKIP_QDQ
 from swin_quant.backends.releases import refuse_wrong
 from swin_quant.backends.saturation import exact_kernels, warn
@@ -91,12 +91,15 @@ def _session(
 
 
 def _run(session: Any, file: OnnxFile, images: Tensor) -> Output:
+    return as_output(_outputs(session, file, list(file.outputs), images), images)
+
+
+def _outputs(session: Any, file: OnnxFile, names: list[str], images: Tensor) -> list[Any]:
     given = as_input(file, images)
     try:
-        found = session.run(list(file.outputs), given)
+        return session.run(names, given)
     except Exception as error:
         raise SwinQuantError(f"{file.path}: {NAME} cannot run it: {first_line(error)}") from error
-    return as_output(found, images)
 
 
 def _known(session: Any, file: OnnxFile, options: EngineOptions) -> dict[str, Any]:
@@ -145,21 +148,11 @@ def _name(node: Any) -> str:
 
 
 def inside(artifact: Artifact, options: EngineOptions) -> Callable[[Tensor], dict[str, Tensor]]:
-    """A function from images [B, 3, S, S] to the output of each module, float32, by its name.
+    """`onnx_reader.inside.inside` on ONNX Runtime."""
 
-    It runs a copy of the file in which every module's output is a graph output; fusions stop at these.
-    """
-    file = verified(artifact)
-    with opened_up(file) as copy:
+    def start(file: OnnxFile, copy: OpenedUp) -> Callable[[Tensor], Mapping[str, Any]]:
         session = _session(copy.file, options, exact_kernels(NAME, artifact))
-    names = list(dict.fromkeys(copy.tensors.values()))
+        names = list(dict.fromkeys(copy.tensors.values()))
+        return lambda images: dict(zip(names, _outputs(session, file, names, images), strict=True))
 
-    def run(images: Tensor) -> dict[str, Tensor]:
-        try:
-            outputs = session.run(names, as_input(file, images))
-        except Exception as error:
-            raise SwinQuantError(f"{file.path}: {NAME} cannot run it: {first_line(error)}") from error
-        found = {name: torch.from_numpy(output).float() for name, output in zip(names, outputs, strict=True)}
-        return {module: of_images(found[tensor], images, file.batch) for module, tensor in copy.tensors.items()}
-
-    return run
+    return reader.inside(artifact, start)

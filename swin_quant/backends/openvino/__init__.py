@@ -3,20 +3,23 @@
 from swin_quant.backends.backend import ONNX_TOLERANCES, Backend, OnnxTarget, Saturation, onnx_target
 from swin_quant.base.extras import installing
 
+DOMAIN = "swin_quant"  # of our operators' nodes
+# Operator -> its node's name (plugins/openvino/extension.cpp), in the order in which they take what they can
+COMPILED = {
+    "attention_branch": "AttentionBranch",
+    "map_branch": "MapBranch",
+    "attention": "Attention",
+    "mlp": "Mlp",
+    "patch_merging": "PatchMerging",
+    "patch_embedding": "PatchEmbedding",
+}
 BACKEND = Backend(
     name="openvino",
     exports=onnx_target(
         OnnxTarget(
             "openvino",
             int4=True,
-            compiled=(
-                "attention_branch=swin_quant::AttentionBranch",
-                "map_branch=swin_quant::MapBranch",
-                "attention=swin_quant::Attention",
-                "mlp=swin_quant::Mlp",
-                "patch_merging=swin_quant::PatchMerging",
-                "patch_embedding=swin_quant::PatchEmbedding",
-            ),
+            compiled=tuple(f"{operator}={DOMAIN}::{node}" for operator, node in COMPILED.items()),
             are_compiled="swin_quant.backends.openvino.operators:are_faster_here",
             tuned=(
                 ("attention",),

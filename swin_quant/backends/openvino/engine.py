@@ -8,13 +8,13 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from swin_quant.backends.artifact import Artifact, Details, policy_of
+from swin_quant.backends.onnx_reader import inside as reader
 from swin_quant.backends.onnx_reader.checks import first_line
 from swin_quant.backends.onnx_reader.file import OnnxFile, as_input, as_output, verified
-from swin_quant.backends.onnx_reader.inside import of_images, opened_up
+from swin_quant.backends.onnx_reader.inside import OpenedUp
 from swin_quant.backends.openvino.operators import LIMIT, libraries_of, run_plain, stream_in_half
 from swin_quant.backends.releases import refuse_wrong
 from swin_quant.backends.saturation import warn
@@ -246,21 +246,16 @@ def _products(layer: Any, sources: set[str]) -> Iterator[tuple[str, str]]:
 
 
 def inside(artifact: Artifact, options: EngineOptions) -> Callable[[Tensor], dict[str, Tensor]]:
-    """A function from images [B, 3, S, S] to the output of each module, float32, by its name.
+    """`onnx_reader.inside.inside` on OpenVINO."""
 
-    It runs a copy of the file in which every module's output is a graph output; fusions stop at these.
-    """
-    file = verified(artifact)
-    with opened_up(file) as copy:
+    def start(file: OnnxFile, copy: OpenedUp) -> Callable[[Tensor], Mapping[str, Any]]:
         _, graphs = _opened(artifact, copy.file, options.float_type or "float32", options)
         graphs.request(file.shape(file.batch or 1))  # weights are in memory once a graph is compiled
 
-    def run(images: Tensor) -> dict[str, Tensor]:
-        request = graphs.fed(images)
-        found = {}
-        for module, tensor in copy.tensors.items():
-            output = torch.from_numpy(request.get_tensor(tensor).data.copy()).float()
-            found[module] = of_images(output, images, file.batch)
-        return found
+        def run(images: Tensor) -> Mapping[str, Any]:
+            request = graphs.fed(images)
+            return {name: request.get_tensor(name).data.copy() for name in copy.tensors.values()}
 
-    return run
+        return run
+
+    return reader.inside(artifact, start)

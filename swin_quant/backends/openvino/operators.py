@@ -9,6 +9,7 @@ from typing import Any
 
 from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.onnx_reader.file import read_model
+from swin_quant.backends.openvino import COMPILED, DOMAIN
 from swin_quant.base.cpu import within
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.extras import library as installed
@@ -16,25 +17,13 @@ from swin_quant.base.files import plugins_dir
 from swin_quant.base.progress import log
 from swin_quant.base.yaml_file import read_yaml
 from swin_quant.config.outputs import FEATURES
-from swin_quant.operators.plugins import compiled, plugins_of
+from swin_quant.operators.plugins import FAST_DEPTH, FAST_TOKENS, compiled, plugins_of
 
-DOMAIN = "swin_quant"
 LIMIT = "ONEDNN_MAX_CPU_ISA"  # an environment variable: the instructions that OpenVINO may use
 # What a CPU has for int8, the best first -> its kind, which build.sh knows.
 KINDS = {"amx_int8": "amx", "avx512_vnni": "avx512-vnni", "avx_vnni": "avx-vnni", "avx2": "avx2"}
 SWITCH = "SWIN_QUANT_OPERATORS"  # an environment variable: 0 compiles and loads nothing
-NODES = {
-    "roll": "Roll",
-    "relu": "Relu",
-    "attention": "Attention",
-    "attention_branch": "AttentionBranch",
-    "map_branch": "MapBranch",
-    "mlp": "Mlp",
-    "patch_merging": "PatchMerging",
-    "patch_embedding": "PatchEmbedding",
-}  # operator -> its node's name (extension.cpp)
-FAST_DEPTH = 32  # channels of a head of its kernel (attention_fast.hpp)
-FAST_TOKENS = {"attention": 64, "attention_branch": 576}  # of a window, at most
+NODES = COMPILED | {"roll": "Roll", "relu": "Relu"}
 # Operator -> the one whose measurements hold for it on CPUs where it has none. On maps the same kernel replaces more
 # nodes: pads and rolls, too.
 _MEASURED_AS = {"map_branch": "attention_branch"}
@@ -160,7 +149,7 @@ def stream_in_half(model: Any) -> None:
 
     The type of their result is that of what they read. Between two of them nothing is converted.
     """
-    ours = {(NODES[operator], DOMAIN) for operator in NODES.keys() - {"roll", "relu", "attention"}}
+    ours = {(COMPILED[operator], DOMAIN) for operator in COMPILED.keys() - {"attention"}}
     kinds = ((one, one.get_type_info()) for one in model.get_ordered_ops())
     nodes = [one for one, kind in kinds if (kind.name, kind.version_id) in ours]
     if not nodes:

@@ -39,14 +39,13 @@ LAYERS = ".layers.json"  # the ending of the report's file, behind the engine's 
 
 @dataclass(frozen=True)
 class EngineLayer:
-    """One layer of an engine. `nodes`: the ONNX nodes in it; `inputs`, `outputs`: the types of its tensors."""
+    """One layer of an engine. `nodes`: the ONNX nodes in it; `inputs`: the types of the tensors that it reads."""
 
     name: str
     kind: str
     kernel: str
     nodes: tuple[str, ...]
     inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
     weights: str | None
 
     @property
@@ -125,7 +124,7 @@ def _row(gemm: Gemm, layer: EngineLayer | None) -> LayerRow:
 
 def _layer(entry: Mapping[str, Any] | str) -> EngineLayer:
     if isinstance(entry, str):  # engines built without detailed verbosity have names alone
-        return EngineLayer(entry, "", "", _names(entry), (), (), None)
+        return EngineLayer(entry, "", "", _names(entry), (), None)
     weights = entry.get("Weights")
     kind = weights.get("Type") if isinstance(weights, dict) else None
     return EngineLayer(
@@ -134,7 +133,6 @@ def _layer(entry: Mapping[str, Any] | str) -> EngineLayer:
         kernel=str(entry.get("TacticName", "")),
         nodes=tuple(_NODE.findall(str(entry.get("Metadata", "")))) or _names(str(entry.get("Name", ""))),
         inputs=_tensor_types(entry.get("Inputs", ())),
-        outputs=_tensor_types(entry.get("Outputs", ())),
         weights=_first(_TYPES, kind) if kind else None,
     )
 

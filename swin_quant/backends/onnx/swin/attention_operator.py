@@ -21,10 +21,9 @@ from swin_quant.backends.onnx.swin.int8_operators import (
     int8_linear,
     plugged,
 )
+from swin_quant.operators.plugins import FAST_DEPTH, FAST_TOKENS
 
 _ROUNDED = tuple(f"matmul_{tensor}_input_quantizer" for tensor in "qkva")
-_DEPTH = 32  # channels of a head (plugins/openvino/attention_fast.hpp)
-_TOKENS_ALONE, _TOKENS = 64, 576  # of a window, for attention alone and for its branch
 MASKED = -100.0  # what a logit of two tokens of different regions has added
 _ROUNDED_V2 = tuple(f"mha_{tensor}_input_quantizer" for tensor in "qk") + _ROUNDED[2:]
 
@@ -105,13 +104,13 @@ def _scales_of(attn: QuantizedAttention) -> list[float]:
 
 def is_fast_branch(block: Any) -> bool:
     """Whether the compiled operator is fast for the attention of a block."""
-    return _is_fast(block.attn, _TOKENS)
+    return _is_fast(block.attn, FAST_TOKENS["attention_branch"])
 
 
 def _is_fast(attn: Any, tokens: int) -> bool:
     """Whether its kernel is fast for so many channels of a head, and for windows of at most so many `tokens`."""
     channels = attn.proj._weight_quantizer.values.shape[0]
-    return channels == _DEPTH * attn.heads and attn.length <= tokens
+    return channels == FAST_DEPTH * attn.heads and attn.length <= tokens
 
 
 def _nodes(attn: QuantizedAttention) -> list[Any]:
@@ -260,7 +259,7 @@ def _call_branch(block: Any) -> None:
 ATTENTION = OperatorRewrite(
     holders("attn", kind=QuantizedAttention),
     lambda block: _fault_of_attention(block.attn),
-    lambda block: _is_fast(block.attn, _TOKENS_ALONE),
+    lambda block: _is_fast(block.attn, FAST_TOKENS["attention"]),
     _call_attention,
 )
 ATTENTION_BRANCH = OperatorRewrite(holders("attn", OrderedBlock), fault_of_branch, is_fast_branch, _call_branch)

@@ -45,7 +45,7 @@ class OrderedBlock(nn.Module):
 
     def __init__(self, block: WindowBlock, present: Tensor) -> None:
         super().__init__()
-        self.order = windows(block.resolution, block.window, block.shift)
+        self.order = order_of(block)
         self.to_windows = reorder(present, self.order)
         self.norm_last = isinstance(block, SwinV2Block)
         for name, child in block.named_children():
@@ -139,6 +139,11 @@ def windows(side: int, window: int, shift: int) -> Tensor:
     """Window by window, after rolling the map up and left by `shift`."""
     numbers = torch.roll(rows(side).view(1, side, side, 1), (-shift, -shift), dims=(1, 2))
     return window_partition(numbers, window).flatten()
+
+
+def order_of(block: WindowBlock) -> Tensor:
+    """The order of the tokens that leave a block."""
+    return windows(block.resolution, block.window, block.shift)
 
 
 def moves(present: Tensor, wanted: Tensor) -> Tensor | None:

@@ -58,28 +58,25 @@ def halve(model: Swin, beyond_half: Iterable[str]) -> None:
         model.absolute_pos_embed.data = model.absolute_pos_embed.data.to(stream)
 
 
-def _blocks(model: Swin) -> dict[str, OrderedBlock]:
-    return {name: module for name, module in model.named_modules() if isinstance(module, OrderedBlock)}
-
-
 def _stream_nodes(model: Swin) -> set[str]:
     """The nodes on the residual stream, which V1's norms read, too; V2's norms read the branches."""
     found = set()
-    for name, block in _blocks(model).items():
-        nodes = _STREAM if block.norm_last else (*_STREAM, *_NORM_INPUTS.values())
-        found |= {f"{name}.{node}" for node in nodes}
+    for name, block in model.named_modules():
+        if isinstance(block, OrderedBlock):
+            nodes = _STREAM if block.norm_last else (*_STREAM, *_NORM_INPUTS.values())
+            found |= {f"{name}.{node}" for node in nodes}
     return found
 
 
 def _linear_nodes(model: Swin, name: str) -> set[str]:
     """The nodes on a linear's input and output."""
     found = {f"{name}._input_quantizer", f"{name}._aftergemm_quantizer"}
-    for prefix, block in _blocks(model).items():
-        layer = name.removeprefix(prefix + ".")
-        if layer in _RESULTS:
-            found |= {f"{prefix}.{node}" for node in _RESULTS[layer]}
-            if block.norm_last and layer in _NORM_INPUTS:
-                found.add(f"{prefix}.{_NORM_INPUTS[layer]}")
+    block, _, layer = name.rpartition(".")
+    block, _, part = block.rpartition(".")
+    if nodes := _RESULTS.get(f"{part}.{layer}"):
+        found |= {f"{block}.{node}" for node in nodes}
+        if (norm := _NORM_INPUTS.get(f"{part}.{layer}")) and model.get_submodule(block).norm_last:
+            found.add(f"{block}.{norm}")
     return found
 
 

@@ -14,7 +14,13 @@ from torch import Tensor, nn
 
 from swin_quant.backends.onnx.network import Restore
 from swin_quant.backends.onnx.swin.attention import QuantizedAttention, fusible
-from swin_quant.backends.onnx.swin.blocks import OrderedBlock, OrderedMerging, OrderedPatchEmbed, windows
+from swin_quant.backends.onnx.swin.blocks import (
+    OrderedBlock,
+    OrderedMerging,
+    OrderedPatchEmbed,
+    order_of,
+    windows,
+)
 from swin_quant.models.layers import Swin, WindowBlock
 from swin_quant.models.swin_v2 import SwinV2Block
 
@@ -58,7 +64,7 @@ def window_order(model: Lowered) -> None:
             layer.blocks[index] = OrderedBlock(block, present)
             present = layer.blocks[index].order
         if then is not None:
-            merged = windows(then.resolution, then.window, then.shift)
+            merged = order_of(then)
             layer.downsample = OrderedMerging(layer.downsample, present, merged)
             present = merged
 
@@ -114,25 +120,17 @@ def _unscaled(factor: float, x: Tensor) -> Tensor:
 
 def _orders(model: Swin) -> dict[str, Restore | None]:
     """The modules whose tokens are in the order of windows; not attention, whose tokens always are."""
-    found: dict[str, Restore | None] = {}
-    blocks = dict(_restored_blocks(model))
-    first = next(iter(blocks.values()))
-    order = windows(first.resolution, first.window, 0)
-    found |= _everywhere("patch_embed", model.patch_embed, order)
-    stages = [list(stage.blocks) for stage in model.layers]
-    for name, block in blocks.items():
-        order = windows(block.resolution, block.window, block.shift)
-        found |= _everywhere(name, block, order)
-    for number, stage in enumerate(model.layers):
-        if number + 1 < len(stages):
-            after = stages[number + 1][0]
-            order = windows(after.resolution, after.window, after.shift)
-            found |= _everywhere(f"layers.{number}.downsample", stage.get_submodule("downsample"), order)
-        else:
-            last = stages[number][-1]
-            order = windows(last.resolution, last.window, last.shift)
-        found[f"layers.{number}"] = partial(_in_rows, torch.argsort(order))
-    return found | {"norm": partial(_in_rows, torch.argsort(order))}
+    stages: list[Any] = list(model.layers)
+    first = stages[0].blocks[0]
+    found = _everywhere("patch_embed", model.patch_embed, windows(first.resolution, first.window, 0))
+    for name, block in _restored_blocks(model):
+        found |= _everywhere(name, block, order_of(block))
+    for number, stage in enumerate(stages[:-1]):
+        downsample, order = f"layers.{number}.downsample", order_of(stages[number + 1].blocks[0])
+        found |= _everywhere(downsample, stage.downsample, order)
+        found[f"layers.{number}"] = found[downsample]
+    last = partial(_in_rows, torch.argsort(order_of(stages[-1].blocks[-1])))
+    return found | {f"layers.{len(stages) - 1}": last, "norm": last}
 
 
 def _everywhere(name: str, part: nn.Module, order: Tensor) -> dict[str, Restore | None]:

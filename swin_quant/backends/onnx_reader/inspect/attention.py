@@ -30,14 +30,15 @@ _TO_PRODUCT = _EITHER_SIDE | {"Dropout"}
 
 @dataclass(frozen=True)
 class Attention:
-    """One attention. `between`: the nodes from Q K^T to the softmax, in order. Sizes are None if not fixed."""
+    """One attention: Q K^T, the nodes from there to the softmax, in order, and the product with V.
+
+    Sizes are None if not fixed.
+    """
 
     name: str
     block: str | None
     scores: "NodeProto"
     between: list["NodeProto"]
-    softmax: "NodeProto"
-    after: list["NodeProto"]
     product: "NodeProto"
     head_size: int | None
     tokens: int | None
@@ -58,17 +59,16 @@ def find_attention(graph: Graph) -> tuple[list[Attention], list["NodeProto"]]:
     found: list[Attention] = []
     strange: list[NodeProto] = []
     for softmax in (node for node in graph.nodes if node.op_type == "Softmax"):
-        before, after = _back_to_matmul(graph, softmax), _on_to_matmul(graph, softmax)
-        if before is None or after is None:
+        before, product = _back_to_matmul(graph, softmax), _on_to_matmul(graph, softmax)
+        if before is None or product is None:
             strange.append(softmax)
             continue
         between, scores = before
-        follow, product = after
         block = next(filter(None, map(graph.block, (softmax, scores, product, *between))), None)
         shape = graph.shapes.get(scores.input[0], ())
         head_size, tokens = (shape[-1], shape[-2]) if len(shape) >= 2 else (None, None)
         name = f"{block}.attn" if block else f"attention {len(found)}"
-        found.append(Attention(name, block, scores, between, softmax, follow, product, head_size, tokens))
+        found.append(Attention(name, block, scores, between, product, head_size, tokens))
     return found, strange
 
 
@@ -92,16 +92,17 @@ def _back_to_matmul(graph: Graph, softmax: "NodeProto") -> tuple[list["NodeProto
     return walk(softmax.input[0])
 
 
-def _on_to_matmul(graph: Graph, softmax: "NodeProto") -> tuple[list["NodeProto"], "NodeProto"] | None:
-    path: list[NodeProto] = []
-    node = softmax
-    while len(users := graph.consumers.get(node.output[0], [])) == 1 and len(path) < _REACH:
-        node = users[0]
+def _on_to_matmul(graph: Graph, node: "NodeProto") -> "NodeProto | None":
+    """The matmul that alone reads a softmax."""
+    for _ in range(_REACH):
+        users = graph.consumers.get(node.output[0], [])
+        if len(users) != 1:
+            return None
+        (node,) = users
         if node.op_type == "MatMul":
-            return path, node
+            return node
         if node.op_type not in _TO_PRODUCT:
             return None
-        path.append(node)
     return None
 
 
