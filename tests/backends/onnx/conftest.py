@@ -11,6 +11,7 @@ import torch
 
 from swin_quant.backends.onnx.export import OnnxOptions, export
 from swin_quant.backends.saturation import saturates
+from swin_quant.base.errors import UsageError
 from swin_quant.cards.card import RunCard
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.quant.calibration import Method, calibrate
@@ -22,6 +23,10 @@ OWN = {
     "zero point behind attention": load_policy("qdq").asymmetric("*.attn.proj._input_quantizer"),
     "softmax of one block not rounded": load_policy("qdq").off("layers.0.blocks.0.attn.matmul_a_input_quantizer"),
     "tensorrt, softmax up to 1": load_policy("tensorrt").and_then(Rule(nodes=("role:softmax_output",), amax=1.0)),
+    **{
+        f"cpu, weights of {bits} bits": load_policy("cpu").and_then(Rule(nodes=("role:gemm_weight",), bits=bits))
+        for bits in (7, 4)
+    },
     "w4a16, blocks": load_policy("w4a16").and_then(Rule(nodes=("role:gemm_weight",), block=16)),
 }
 SHALLOW = {"DEPTHS": [2, 1], "NUM_HEADS": [1, 2]}
@@ -65,6 +70,19 @@ def exported(calibrated, tmp_path_factory):
         return made[given]
 
     return make
+
+
+@pytest.fixture
+def assert_refused(calibrated, tmp_path):
+    """assert_refused(says, kind="swin", policy="qdq", option=value ...): the export is refused, and writes nothing."""
+
+    def check(says, kind="swin", policy="qdq", **options):
+        model, card = calibrated(kind, policy)
+        with pytest.raises(UsageError, match=says) as caught:
+            export(model, card, tmp_path, OnnxOptions(**options))
+        assert "\n" not in str(caught.value) and not list(tmp_path.iterdir())
+
+    return check
 
 
 @pytest.fixture(scope="session")

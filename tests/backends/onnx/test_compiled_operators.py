@@ -66,6 +66,11 @@ def pictures(count, side, seed=3):
     return torch.randn(count, 3, side, side, generator=torch.Generator().manual_seed(seed))
 
 
+def missing():
+    """The library of operators, where none can be compiled."""
+    raise SwinQuantError("no C++ compiler is installed")
+
+
 def attentions(artifact):
     return sum(node.op_type in ("Attention", "AttentionBranch") for node in onnx.load(artifact.file).graph.node)
 
@@ -154,9 +159,6 @@ def test_a_file_runs_as_plain_nodes_where_the_library_is_not_to_be_had(file, wit
     images = pictures(3, 28)
     wanted = engine.load(file, EngineOptions(threads=1))(images)
 
-    def missing():
-        raise SwinQuantError("no C++ compiler is installed")
-
     monkeypatch.setattr(operators, "library", missing)
     for _ in range(2):  # said once
         found = engine.load(file, EngineOptions(threads=1))
@@ -203,9 +205,6 @@ def test_a_file_whose_products_all_run_in_operators_is_not_said_to_saturate(
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "")
     monkeypatch.setattr(operators, "library", lambda: with_operators)  # else one for AVX2 is compiled
     assert caution("openvino", file) is None and "saturate at 16 bits" in caution("openvino", partly)
-
-    def missing():
-        raise SwinQuantError("no C++ compiler is installed")
 
     monkeypatch.setattr(operators, "library", missing)
     assert "saturate at 16 bits" in caution("openvino", file)

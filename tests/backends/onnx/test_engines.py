@@ -10,13 +10,18 @@ import pytest
 from swin_quant.backends.openvino.engine import _core
 
 KINDS = pytest.mark.parametrize("kind", ["swin", "swinv2"])
+# ONNX Runtime's remedy for CPUs whose int8 products saturate: it turns weights and their zero points into uint8.
+EXACT = {"session.x64quantprecision": "1"}
 
 
 @pytest.mark.slow
 @KINDS
-@pytest.mark.parametrize("level", ["ENABLE_BASIC", "ENABLE_EXTENDED", "ENABLE_ALL"])
-def test_onnx_runtime_at_every_level(kind, level, exported, run, images, assert_quantized_alike):
-    assert_quantized_alike(run(exported(kind).file, images, level)["logits"], kind)
+@pytest.mark.parametrize(
+    ("level", "entries"),
+    [("ENABLE_BASIC", {}), ("ENABLE_EXTENDED", {}), ("ENABLE_ALL", {}), ("ENABLE_ALL", EXACT)],
+)
+def test_onnx_runtime_at_every_level(kind, level, entries, exported, run, images, assert_quantized_alike):
+    assert_quantized_alike(run(exported(kind).file, images, level, entries)["logits"], kind)
 
 
 @pytest.mark.parametrize("kind", ["swin", pytest.param("swinv2", marks=pytest.mark.slow)])

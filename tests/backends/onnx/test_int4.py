@@ -98,26 +98,9 @@ def test_weights_of_more_bits_beside_them_stay_int8(calibrated, tmp_path, run, i
     assert np.isfinite(run(artifact.file, images)["logits"]).all()
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"opset": 20}, "opset 20: ‹int4_weights› needs 21"),
-        ({"precision": "float"}, "not with precision float"),
-        ({"target": "tensorrt"}, "not with target tensorrt"),
-    ],
-)
-def test_what_cannot_be(options, says):
-    with pytest.raises(UsageError) as error:
-        OnnxOptions(int4_weights=True, **options)
-    assert says.replace("‹", "").replace("›", "") in str(error.value)
-
-
 @pytest.mark.slow
-def test_a_policy_without_such_weights(calibrated, tmp_path):
-    model, card = calibrated("swin", "qdq")
-    with pytest.raises(UsageError, match="policy qdq has no weights of 4 bits"):
-        export(model, card, tmp_path, OnnxOptions(int4_weights=True))
-    assert not list(tmp_path.iterdir())
+def test_a_policy_without_such_weights(assert_refused):
+    assert_refused("policy qdq has no weights of 4 bits", int4_weights=True)
 
 
 def test_a_file_of_int4_is_checked_like_any_other(exported, tmp_path):

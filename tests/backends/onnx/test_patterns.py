@@ -122,21 +122,24 @@ NETWORKS = {
 }
 
 
+def calibrated(network, policy):
+    """The network of that name, calibrated, and the pictures."""
+    torch.manual_seed(0)
+    x = torch.randn(8, 3, 16, 16)
+    return sq.calibrate(sq.wrap(NETWORKS[network](), 16, name="network"), [x], policy, passes=[]), x
+
+
 @pytest.mark.parametrize("network", NETWORKS)
 def test_openvino_computes_what_fake_quant_does(network, tmp_path):
     pytest.importorskip("openvino")
-    torch.manual_seed(0)
-    x = torch.randn(8, 3, 16, 16)
-    model = sq.calibrate(sq.wrap(NETWORKS[network](), 16, name="network"), [x], "qdq", passes=[])
+    model, x = calibrated(network, "qdq")
     wanted = model(x)
     found = sq.export(model, "openvino", tmp_path).load()(x)
     assert 20 * torch.log10(wanted.norm() / (found - wanted).norm()) > 40, "it was 6 to 31 dB"
 
 
 def test_convolutions_add_the_zeros_so_that_onnxruntime_runs_all_in_int8(tmp_path):
-    torch.manual_seed(0)
-    x = torch.randn(8, 3, 16, 16)
-    model = sq.calibrate(sq.wrap(Padded(), 16, name="padded"), [x], "onnxruntime", passes=[])
+    model, _ = calibrated("zeros around", "onnxruntime")
     artifact = sq.export(model, "onnxruntime", tmp_path)
     nodes = onnx.load(artifact.file).graph.node
     assert "Pad" not in {node.op_type for node in nodes}
@@ -153,8 +156,7 @@ def test_convolutions_add_the_zeros_so_that_onnxruntime_runs_all_in_int8(tmp_pat
 )
 def test_an_engine_says_how_it_runs_a_transposed_convolution(engine, policy, type_, tmp_path):
     pytest.importorskip(engine)
-    torch.manual_seed(0)
-    model = sq.calibrate(sq.wrap(Upsampled(), 16, name="up"), [torch.randn(8, 3, 16, 16)], policy, passes=[])
+    model, _ = calibrated("transposed", policy)
     found = sq.export(model, engine, tmp_path).load().details["gemms"]
     plain = ("0.Conv", "6.Conv")  # OpenVINO gives the transposed ones names of its own
     assert [kind for name, kind in found.items() if name.partition("/")[0] not in plain] == [type_] * 2
@@ -163,9 +165,7 @@ def test_an_engine_says_how_it_runs_a_transposed_convolution(engine, policy, typ
 @pytest.mark.parametrize("policy", ["qdq", "qdq-unsigned"])
 def test_transposed_convolutions_are_right_however_often_openvino_compiles_them(policy, tmp_path):
     openvino = pytest.importorskip("openvino")
-    torch.manual_seed(0)
-    x = torch.randn(8, 3, 16, 16)
-    model = sq.calibrate(sq.wrap(Upsampled(), 16, name="up"), [x], policy, passes=[])
+    model, x = calibrated("transposed", policy)
     wanted, file = model(x), sq.export(model, "openvino", tmp_path).file
     core = openvino.Core()
     for _ in range(8):  # with int8 inputs nineteen compilations in twenty were wrong

@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-from copy import deepcopy
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ import torch
 from draws import drawn
 from operator_nodes import core_with
 
-from swin_quant.backends.onnx.export import OnnxOptions, export
+from swin_quant.backends.onnx.export import OnnxOptions
 from swin_quant.backends.onnx.swin.attention_operator import attention
 from swin_quant.backends.onnx_reader.checks import first_line
 from swin_quant.backends.onnx_reader.file import open_onnx
@@ -30,6 +29,8 @@ SPECS = (
     "layer_norm=my.domain::Norm",
     "window_partition=my.domain::Windows",
 )
+ATTENTION = "attention=my::Attention"
+NO_OPERATORS = "its graph has no operators for replace or other plugins"
 IMAGES = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(5))
 
 
@@ -111,16 +112,18 @@ def test_replacements_leave_their_operator_out_of_the_graph(plain, exported, run
     "options, said",
     [
         ({"plugin": ("roll:my.Roll",)}, "must be OPERATOR=DOMAIN::NAME"),
-        (
-            {"plugin": ("gelu=my::Gelu",)},
-            "'gelu'; did you mean relu",
-        ),
+        ({"plugin": ("gelu=my::Gelu",)}, "'gelu'; did you mean relu"),
         ({"plugin": ("roll=my::Op", "relu=my::Op")}, "roll is my::Op already"),
         ({"plugin": ("roll=my::A", "roll=my::B")}, "is named twice"),
         ({"plugin": ("roll=ai.onnx::Roll",)}, "the domain ai.onnx is not yours"),
         ({"plugin": ("roll=my::Roll",), "replace": ("roll",)}, "is replaced as well"),
         ({"replace": ("rol",)}, "'rol'; did you mean roll"),
         ({"replace": ("dft",)}, "'dft': there are pool1d"),
+        (
+            {"plugin": (ATTENTION, "roll=my::Roll")},
+            "attention: its graph has no operators for replace or other plugins",
+        ),
+        ({"plugin": (ATTENTION,), "float_type": "float16"}, "not in float16"),
     ],
 )
 def test_names_that_are_malformed_or_clash(options, said):
@@ -129,11 +132,8 @@ def test_names_that_are_malformed_or_clash(options, said):
 
 
 @pytest.mark.slow
-def test_a_plugin_without_a_node(calibrated, tmp_path):
-    model, card = calibrated("swin")
-    with pytest.raises(UsageError, match="plugin relu: the model never calls it"):
-        export(model, card, tmp_path, OnnxOptions(precision="float", plugin=("relu=my::Relu",)))
-    assert not list(tmp_path.iterdir())
+def test_a_plugin_without_a_node(assert_refused):
+    assert_refused("plugin relu: the model never calls it", precision="float", plugin=("relu=my::Relu",))
 
 
 @pytest.mark.slow
@@ -203,40 +203,6 @@ def test_attention_as_one_operator_on_int8(attending, run, request):
     }
     difference = run(own.file, IMAGES)["logits"] - run(plain.file, IMAGES)["logits"]
     assert np.abs(difference).mean() < 0.005
-
-
-@pytest.mark.parametrize(
-    "kind, policy, options, said",
-    [
-        ("swin", "cpu", {}, "has a float node or a zero point: choose policy qdq or cuda"),
-        ("swin", "zero points", {}, "has a float node or a zero point"),
-        ("swin", "ft-mode1", {}, "also rounds its logits or the result of qkv"),
-        ("swinv2", "ft-mode1", {}, "also rounds its logits or the result of qkv"),
-        ("swin", "qdq", {"precision": "float"}, "has a float node"),
-        ("swin", "zero point behind attention", {"target": "tensorrt", "float_type": "float32"}, "has a float node"),
-        ("swin", "qdq", {"rewrites": frozenset({"fusible-attention", "window-order"})}, "its scale outside of its"),
-    ],
-)
-def test_attention_that_the_operator_does_not_compute(kind, policy, options, said, calibrated, tmp_path):
-    model, card = calibrated(kind, policy)
-    with pytest.raises(UsageError, match=said):
-        export(model, card, tmp_path, OnnxOptions(plugin=("attention=my::Attention",), **options))
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    "options, said",
-    [
-        (
-            {"plugin": ("attention=my::Attention", "roll=my::Roll")},
-            "attention: its graph has no operators for replace or other plugins",
-        ),
-        ({"plugin": ("attention=my::Attention",), "float_type": "float16"}, "not in float16"),
-    ],
-)
-def test_attention_is_alone_and_float32(options, said):
-    with pytest.raises(UsageError, match=said):
-        OnnxOptions(**options)
 
 
 @pytest.mark.slow
@@ -337,20 +303,41 @@ NOT_ALL_INT8 = "has a float node.*: choose policy qdq or cuda"
 ROUNDS_MORE = "rounds more than the inputs of its linears: choose policy qdq or cuda"
 
 
+FIRST = "layers.0.blocks.0.attn"
+WITH_SCALES = {"rewrites": frozenset({"fusible-attention", "window-order"})}
+FULL = {"target": "tensorrt", "float_type": "float32"}
+
+
 @pytest.mark.parametrize(
-    ("operator", "policy", "options", "said"),
+    ("operator", "kind", "policy", "options", "said"),
     [
-        ("attention_branch", "ft-mode1", {}, "attention_branch: layers.0.blocks.0.attn .*: choose policy qdq or"),
-        ("attention_branch", "cpu", {}, "layers.0.blocks.0.attn has a float node or a zero point: choose policy"),
-        ("attention_branch", "w4a8", INT4, "attention_branch: takes int8 weights: leave int4_weights out"),
-        ("mlp", "ft-mode1", {}, f"layers.0.blocks.0.mlp {ROUNDS_MORE}"),
-        ("mlp", "qdq", {"precision": "float"}, NOT_ALL_INT8),
-        ("mlp", "w4a8", INT4, "mlp: takes int8 weights: leave int4_weights out"),
-        ("patch_merging", "ft-mode1", {}, "layers.0.downsample rounds more than the inputs of its linears"),
+        ("attention", "swin", "cpu", {}, "has a float node or a zero point: choose policy qdq or cuda"),
+        ("attention", "swin", "zero points", {}, "has a float node or a zero point"),
+        ("attention", "swin", "ft-mode1", {}, "also rounds its logits or the result of qkv"),
+        ("attention", "swinv2", "ft-mode1", {}, "also rounds its logits or the result of qkv"),
+        ("attention", "swin", "qdq", {"precision": "float"}, "has a float node"),
+        ("attention", "swin", "zero point behind attention", FULL, "has a float node"),
+        ("attention", "swin", "qdq", WITH_SCALES, "its scale outside of its"),
+        (
+            "attention_branch",
+            "swin",
+            "ft-mode1",
+            {},
+            "attention_branch: layers.0.blocks.0.attn .*: choose policy qdq or",
+        ),
+        (
+            "attention_branch",
+            "swin",
+            "cpu",
+            {},
+            "layers.0.blocks.0.attn has a float node or a zero point: choose policy",
+        ),
+        ("attention_branch", "swin", "w4a8", INT4, "attention_branch: takes int8 weights: leave int4_weights out"),
+        ("mlp", "swin", "ft-mode1", {}, f"layers.0.blocks.0.mlp {ROUNDS_MORE}"),
+        ("mlp", "swin", "qdq", {"precision": "float"}, NOT_ALL_INT8),
+        ("mlp", "swin", "w4a8", INT4, "mlp: takes int8 weights: leave int4_weights out"),
+        ("patch_merging", "swin", "ft-mode1", {}, "layers.0.downsample rounds more than the inputs of its linears"),
     ],
 )
-def test_what_an_operator_does_not_compute_is_refused(operator, policy, options, said, calibrated, tmp_path):
-    model, card = calibrated("swin", policy)
-    with pytest.raises(UsageError, match=said):
-        export(deepcopy(model), card, tmp_path, OnnxOptions(plugin=(f"{operator}=my::Own",), **options))
-    assert not list(tmp_path.iterdir())
+def test_what_an_operator_does_not_compute_is_refused(operator, kind, policy, options, said, assert_refused):
+    assert_refused(said, kind, policy, plugin=(f"{operator}=my::Own",), **options)

@@ -7,10 +7,10 @@ import onnx
 import pytest
 import torch
 
-from swin_quant.backends.onnx.export import OnnxOptions, export
+from swin_quant.backends.onnx.export import export
 from swin_quant.backends.onnx_reader.inspect import inspect_model
 from swin_quant.backends.registry import engines
-from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.base.errors import SwinQuantError
 from swin_quant.quant.policy import enabled_nodes
 from swin_quant.score.options import EngineOptions
 
@@ -67,18 +67,14 @@ def _alone(pair):
 
 @pytest.mark.kernels
 @KINDS
-@pytest.mark.parametrize("level", ["DISABLE_ALL", "ENABLE_ALL"])
-def test_onnx_runtime_agrees(kind, level, exported, run, images, assert_quantized_alike, exact_on):
-    if level == "ENABLE_ALL":
+@pytest.mark.parametrize(
+    ("level", "entries"),
+    [("DISABLE_ALL", {}), ("ENABLE_ALL", {}), ("ENABLE_ALL", {"session.x64quantprecision": "1"})],
+)
+def test_onnx_runtime_agrees(kind, level, entries, exported, run, images, assert_quantized_alike, exact_on):
+    if level == "ENABLE_ALL" and not entries:
         exact_on("onnxruntime")
-    assert_quantized_alike(run(exported(kind, POLICY).file, images, level)["logits"], kind, POLICY)
-
-
-@pytest.mark.kernels
-@KINDS
-def test_onnx_runtime_can_avoid_saturation(kind, exported, run, images, assert_quantized_alike):
-    precise = {"session.x64quantprecision": "1"}
-    assert_quantized_alike(run(exported(kind, POLICY).file, images, "ENABLE_ALL", precise)["logits"], kind, POLICY)
+    assert_quantized_alike(run(exported(kind, POLICY).file, images, level, entries)["logits"], kind, POLICY)
 
 
 @pytest.mark.kernels
@@ -129,11 +125,8 @@ def test_the_saturation_safe_way_holds(calibrated, tmp_path):
     assert made.record["options"]["saturation_safe"] == ["onnxruntime", "openvino"]
 
 
-def test_tensorrt_refuses_them_by_name(calibrated, tmp_path):
-    model, card = calibrated("swin", POLICY)
-    with pytest.raises(UsageError, match=r"tensorrt takes no zero points.*layers.0.blocks.0.*without") as caught:
-        export(model, card, tmp_path, OnnxOptions(target="tensorrt"))
-    assert "\n" not in str(caught.value) and not list(tmp_path.iterdir())
+def test_tensorrt_refuses_them_by_name(assert_refused):
+    assert_refused(r"tensorrt takes no zero points.*layers.0.blocks.0.*without", policy=POLICY, target="tensorrt")
 
 
 def test_a_range_without_lower_end_is_refused(calibrated, tmp_path):

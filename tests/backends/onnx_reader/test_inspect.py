@@ -385,35 +385,3 @@ def test_hostile_graphs_end_in_one_error_or_a_report():
     for number in range(3000):
         x = d.add("Identity", [x], f"i{number}")
     assert len(inspect_model(d.model(d.linear(x, "fc", CHANNELS, 8))).gemms) == 1
-
-
-@pytest.fixture(scope="module")
-def exports(tmp_path_factory, tiny_model, use_policy):
-    """Our export of a random tiny model of either version, for TensorRT."""
-    from swin_quant.backends.onnx.export import OnnxOptions, export
-    from swin_quant.cards.card import RunCard
-    from swin_quant.quant.calibration import Method, calibrate
-    from swin_quant.quant.policy import load_policy
-
-    made = {}
-    for kind, more in (("swin", {}), ("swinv2", {"PRETRAINED_WINDOW_SIZES": [0]})):
-        model = use_policy(tiny_model(kind, EMBED_DIM=32, DEPTHS=[2], NUM_HEADS=[2], WINDOW_SIZE=4, **more), "qdq")
-        calibrate(model, [torch.randn(2, 3, 32, 32)], Method("max"))
-        card = RunCard(kind, {}, {}, policy=load_policy("qdq").to_dict())
-        folder = tmp_path_factory.mktemp(kind)
-        made[kind] = onnx.load(export(model, card, folder, OnnxOptions(target="tensorrt")).file)
-    return made
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["swin", "swinv2"])
-def test_every_block_of_our_export_is_int8_and_fusible(exports, kind):
-    report = inspect_model(exports[kind])
-    blocks = {name: gemms for name, gemms in report.blocks.items() if ".blocks." in name}
-    assert len(blocks) == len(report.verdicts) == 2
-    assert all(len(gemms) == 6 and all(gemm.int8 for gemm in gemms) for gemms in blocks.values())
-    assert all(gemm.weight == "per-channel" for gemm in report.gemms if gemm.int8 and gemm.kind == "linear")
-    assert {verdict.pattern for verdict in report.verdicts} == {"fusible int8"}
-    assert report.unrecognised == []
-    assert report.body == "float16" and not [f for f in report.findings if f.backend == "tensorrt"]
-    assert {gemm.name for gemm in report.gemms if not gemm.int8} == {"patch_embed.proj", "head"}
