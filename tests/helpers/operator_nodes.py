@@ -35,6 +35,25 @@ def normalised(y, gain, bias):
     return (y - y.mean(-1, keepdims=True)) / np.sqrt(y.var(-1, keepdims=True) + EPSILON) * gain + bias
 
 
+def attended(q, k, v, added, lengths, scales):
+    """softmax(q k^T + added) v in float64, for q, k and v [..., heads, L, D]; with `lengths` q and k are normalised.
+
+    All three are rounded to int8 by their scales, and the softmax by a fourth.
+    """
+
+    def rounded(y, scale):
+        return np.clip(np.round(y / scale), -128, 127) * scale
+
+    if lengths:
+        q = q / np.linalg.norm(q, axis=-1, keepdims=True) * lengths[0].astype(float)[:, None, None]
+        k = k / np.linalg.norm(k, axis=-1, keepdims=True)
+    q, k, v = (rounded(part, scale) for part, scale in zip((q, k, v), scales, strict=False))
+    logits = q @ k.swapaxes(-2, -1) + added
+    shares = np.exp(logits - logits.max(-1, keepdims=True))
+    shares /= shares.sum(-1, keepdims=True)
+    return (rounded(shares, scales[3]) if len(scales) > 3 else shares) @ v
+
+
 def stream(*shape, seed=1):
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32) * 2
 

@@ -5,7 +5,17 @@ from itertools import product
 import numpy as np
 import onnx
 import pytest
-from operator_nodes import assert_near, compiled, in_bfloat16, linear, normalised, one_node, stream, without_library
+from operator_nodes import (
+    assert_near,
+    attended,
+    compiled,
+    in_bfloat16,
+    linear,
+    normalised,
+    one_node,
+    stream,
+    without_library,
+)
 from operator_nodes import product as int8_product
 
 from swin_quant.backends.onnx.swin.attention_operator import attention_branch
@@ -48,28 +58,13 @@ def brute_force(x, constants, heads, scales, norm_last):
     linears = constants[3:13]
     table, index, regions, *lengths = constants[13:]
     length, width = len(index), x.shape[-1]
-    depth = width // heads
-
-    def rounded(y, scale):
-        return np.clip(np.round(y / scale), -128, 127)
-
     x = x.astype(float)[:, places]
-    y = int8_product(x if norm_last else normalised(x, *norm), *linears[:5]).reshape(
-        len(x), -1, length, 3, heads, depth
-    )
-    q, k, v = (y[:, :, :, part] for part in range(3))
-    if lengths:
-        q = q / np.linalg.norm(q, axis=-1, keepdims=True) * lengths[0].astype(float)[:, None]
-        k = k / np.linalg.norm(k, axis=-1, keepdims=True)
-    q, k, v = (rounded(part, scale) * scale for part, scale in zip((q, k, v), scales, strict=False))
-    logits = np.einsum("bwihd,bwjhd->bwhij", q, k) + table.astype(float)[:, index]
-    seen = regions[np.arange(y.shape[1]) % len(regions)]
-    logits -= 100.0 * (seen[:, :, None] != seen[:, None])[:, None]
-    shares = np.exp(logits - logits.max(-1, keepdims=True))
-    shares /= shares.sum(-1, keepdims=True)
-    if len(scales) > 3:
-        shares = rounded(shares, scales[3]) * scales[3]
-    y = int8_product(np.einsum("bwhij,bwjhd->bwihd", shares, v).reshape(x.shape), *linears[5:])
+    y = int8_product(x if norm_last else normalised(x, *norm), *linears[:5])
+    qkv = y.reshape(len(x), -1, length, 3, heads, width // heads).transpose(3, 0, 1, 4, 2, 5)
+    seen = regions[np.arange(qkv.shape[2]) % len(regions)]
+    added = table.astype(float)[:, index] - 100.0 * (seen[:, :, None] != seen[:, None])[:, None]
+    y = attended(*qkv, added, lengths, scales).swapaxes(2, 3)
+    y = int8_product(y.reshape(x.shape), *linears[5:])
     return x + (normalised(y, *norm) if norm_last else y)
 
 

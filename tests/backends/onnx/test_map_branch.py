@@ -6,6 +6,7 @@ import pytest
 import torch
 from operator_nodes import (
     assert_near,
+    attended,
     compiled,
     in_bfloat16,
     linear,
@@ -62,9 +63,6 @@ def brute_force(x, constants, heads, scales, norm_last, window, shift, pad_first
     (batch, height, width, channels), (high, wide) = x.shape, window
     depth = channels // heads
 
-    def rounded(y, scale):
-        return np.clip(np.round(y / scale), -128, 127)
-
     def rolled(array):
         missing = [(0, 0), (0, -height % high), (0, -width % wide), (0, 0)]
         steps = [lambda y: np.pad(y, missing), lambda y: np.roll(y, [-by for by in shift], (1, 2))]
@@ -84,18 +82,11 @@ def brute_force(x, constants, heads, scales, norm_last, window, shift, pad_first
         for left in range(0, tokens.shape[1], wide):
             at = slice(top, top + high), slice(left, left + wide)
             own = product(y[:, at[0], at[1]].reshape(batch, -1, channels), *linears[:5])
-            q, k, v = own.reshape(batch, -1, 3, heads, depth).transpose(2, 0, 3, 1, 4)
-            if lengths:
-                q = q / np.linalg.norm(q, axis=-1, keepdims=True) * lengths[0].astype(float)[:, None, None]
-                k = k / np.linalg.norm(k, axis=-1, keepdims=True)
-            q, k, v = (rounded(part, scale) * scale for part, scale in zip((q, k, v), scales, strict=False))
+            qkv = own.reshape(batch, -1, 3, heads, depth).transpose(2, 0, 3, 1, 4)
             seen = regions[at].flatten() if any(shift) else np.zeros(high * wide)
-            logits = q @ k.swapaxes(-2, -1) + table.astype(float)[:, index] - 100.0 * (seen[:, None] != seen)
-            shares = np.exp(logits - logits.max(-1, keepdims=True))
-            shares /= shares.sum(-1, keepdims=True)
-            if len(scales) > 3:
-                shares = rounded(shares, scales[3]) * scales[3]
-            own = product((shares @ v).transpose(0, 2, 1, 3).reshape(batch, -1, channels), *linears[5:])
+            added = table.astype(float)[:, index] - 100.0 * (seen[:, None] != seen)
+            own = attended(*qkv, added, lengths, scales).transpose(0, 2, 1, 3)
+            own = product(own.reshape(batch, -1, channels), *linears[5:])
             there = tokens[at].flatten()
             result[:, there[there > 0] - 1] = own[:, there > 0]
     result = result.reshape(x.shape)
