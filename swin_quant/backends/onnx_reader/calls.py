@@ -93,10 +93,7 @@ def _counted(model: Any, batch: int) -> CountedGraph:
     sizes_of = {name: _bytes(known[name].elem_type, shape) for name, shape in shapes.items()}
     shapes |= {name: shape for name, (shape, _) in weights.items()}
     read: set[str] = set()
-    calls = []
-    for node in nodes(graph):
-        if node.op_type != "Constant":
-            calls.append(_call(node, shapes, sizes_of, weights, read))
+    calls = [_call(node, shapes, sizes_of, weights, read) for node in nodes(graph) if node.op_type != "Constant"]
     depending = tuple(f"{node.op_type} ({label(node)})" for node in nodes(graph) if node.op_type in DEPENDING)
     images = shapes[inputs[0].name]
     return CountedGraph(tuple(calls), parameters, open_batch, images, depending)

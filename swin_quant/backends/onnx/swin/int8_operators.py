@@ -19,6 +19,7 @@ from swin_quant.models.maps import neighbours as of_map
 CONSTANTS = 5
 _MLP_WIDTH, _MLP_HIDDEN = 32, 64  # what divides its widths (plugins/openvino/mlp_fast.hpp)
 _MERGING_WIDTH = 32  # what divides the channels of its tokens (plugins/openvino/patch_merging.hpp)
+# Lets a mode, such as that of plugins, take the calls of a function.
 plugged: Callable[[Callable[..., Any]], Callable[..., Any]] = wrap_torch_function(lambda *inputs, **_: inputs)
 
 
