@@ -16,7 +16,7 @@ from torch import Tensor, fx, nn
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.data.inputs import Inputs
 from swin_quant.models.capture import CONSTANT, capture, packet
-from swin_quant.models.captured_layers import batch_dim, call_instead, put, quantized_layers
+from swin_quant.models.captured_layers import batch_dim, call_instead, quantized_layers
 from swin_quant.models.classifier import Classifier
 from swin_quant.models.cuts import WHOLE, chain, channel_dim, taken_out
 from swin_quant.models.placement import SIZES, Place, foldable, output_role, places, products, word_of
@@ -108,11 +108,10 @@ def _taken_apart(graph: fx.Graph, root: nn.Module) -> tuple[str, ...]:
     for region in found:
         own = root.get_submodule(region.name)
         if len(region.nodes) > 1 or str(region.nodes[0].target) != region.name:
-            parent, _, name = region.name.rpartition(".")
             inner = taken_out(graph, region)
             part = CapturedPart(own, inner)
             _give_constants(part, inner, root)
-            setattr(root.get_submodule(parent), name, part)
+            root.set_submodule(region.name, part)
     return tuple(region.name for region in found) or WHOLE
 
 
@@ -209,7 +208,7 @@ def _call_norms(graph: fx.Graph, root: nn.Module) -> None:
                 setattr(plain, key, value)
             for below, child in norm.named_children():
                 plain.add_module(below, child)
-            put(root, name, plain)
+            root.set_submodule(name, plain)
         call_instead(graph, node, name)
     graph.eliminate_dead_code()
 

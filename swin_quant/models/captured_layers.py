@@ -60,7 +60,7 @@ def quantized_layers(graph: fx.Graph, root: nn.Module, stem: bool) -> dict[str, 
         ours._input_quantizer.role = input_role(source, root)
         ours._input_quantizer.batch_dim = batch_dim(source)
         ours._aftergemm_quantizer.batch_dim = batch_dim(node)
-        put(root, name, ours)
+        root.set_submodule(name, ours)
         if name != node.target:
             call_instead(graph, node, name)
     graph.eliminate_dead_code()
@@ -72,12 +72,6 @@ def batch_dim(node: fx.Node) -> int:
     value = node.meta.get("val")
     shape = value.shape if isinstance(value, Tensor) else ()
     return next((dim for dim, extent in enumerate(shape) if isinstance(extent, torch.SymInt)), 0)
-
-
-def put(root: nn.Module, name: str, module: nn.Module) -> None:
-    """Set the module `name`."""
-    parent, _, own = name.rpartition(".")
-    root.get_submodule(parent).add_module(own, module)
 
 
 def call_instead(graph: fx.Graph, node: fx.Node, name: str) -> None:

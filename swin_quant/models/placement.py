@@ -10,7 +10,7 @@ Each product of the network is listed with its kind, its nodes, and the reason i
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -57,14 +57,6 @@ _TRANSPOSED = "convtranspose"
 _LAYERS = frozenset("linear conv1d conv2d conv3d convtranspose1d convtranspose2d convtranspose3d lstm gru".split())
 _MODULES = (nn.Linear, nn.modules.conv._ConvNd, nn.RNNBase)
 _INT8 = frozenset("linear conv1d conv2d conv3d matmul bmm".split())
-# Reasons why a product has no nodes: the first one that applies counts.
-_REASONS: tuple[tuple[str, Callable[["_Float"], bool]], ...] = (
-    ("no int8 kind of it", lambda product: product.kind not in _INT8),
-    ("reads the pictures, left float", lambda product: product.reads_pictures),
-    ("a factor is no activation", lambda product: product.kind in _MATMULS),
-    ("its weight depends on the pictures", lambda product: product.weight_depends),
-    ("its weight is a constant, shared or computed", lambda product: True),
-)
 
 
 @dataclass(frozen=True)
@@ -216,19 +208,6 @@ def owner_of(node: fx.Node) -> str:
 
 
 @dataclass(frozen=True)
-class _Float:
-    """The facts that decide why a product has no nodes."""
-
-    kind: str
-    reads_pictures: bool = False
-    weight_depends: bool = False
-
-    @property
-    def reason(self) -> str:
-        return next(reason for reason, holds in _REASONS if holds(self))
-
-
-@dataclass(frozen=True)
 class Multiplication:
     """A multiplying operation: its kind, and its multiplications for a picture.
 
@@ -265,6 +244,19 @@ def coverage(products: Sequence[Multiplication], enabled: Collection[str]) -> Co
     return Coverage(len(done), len(products), sum(one.multiplications for one in done) / max(total, 1), dict(left))
 
 
+def _reason(kind: str, reads_pictures: bool = False, weight_depends: bool = False) -> str:
+    """Why a product has no nodes."""
+    if kind not in _INT8:
+        return "no int8 kind of it"
+    if reads_pictures:
+        return "reads the pictures, left float"
+    if kind in _MATMULS:
+        return "a factor is no activation"
+    if weight_depends:
+        return "its weight depends on the pictures"
+    return "its weight is a constant, shared or computed"
+
+
 def products(graph: fx.Graph, root: nn.Module, pictures: int) -> Iterator[Multiplication]:
     """The products of a graph with nodes, captured with this many pictures."""
     for node in graph.nodes:
@@ -276,19 +268,17 @@ def products(graph: fx.Graph, root: nn.Module, pictures: int) -> Iterator[Multip
             nodes = tuple(f"{node.target}.{part}" for part in ("_input_quantizer", "_weight_quantizer"))
             yield Multiplication(kind, _of_layer(kind, node, module.weight, pictures), nodes)
         elif isinstance(module, _MODULES):
-            reason = _Float(kind, reads_pictures=True).reason
+            reason = _reason(kind, reads_pictures=True)
             yield Multiplication(kind, _of_layer(kind, node, next(module.parameters()), pictures), reason=reason)
         elif kind in _LAYERS:
             weight = node.args[1].meta if isinstance(node.args[1], fx.Node) else {}
             reads = source_of(cast(fx.Node, node.args[0]), root).op == "placeholder"
-            reason = _Float(kind, reads, bool(weight.get("depends"))).reason
+            reason = _reason(kind, reads, bool(weight.get("depends")))
             yield Multiplication(kind, _of_layer(kind, node, weight.get("val"), pictures), reason=reason)
         elif kind in _MATMULS:
-            nodes = tuple(
-                str(one.target) for one in node.args[:2] if isinstance(one, fx.Node) and _is_quantizer(one, root)
-            )
+            nodes = tuple(str(one.target) for one in _inputs(node) if _is_quantizer(one, root))
             whole = len(nodes) == 2
-            reason = "" if whole else _Float(kind).reason
+            reason = "" if whole else _reason(kind)
             yield Multiplication(kind, _of_matmul(node, pictures), nodes if whole else (), reason)
 
 

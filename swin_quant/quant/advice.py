@@ -70,12 +70,8 @@ def advise(findings: Findings) -> list[Advice]:
 
 def _dead(f: Findings) -> Iterator[Advice]:
     if dead := f.calibration.dead:
-        yield Advice(
-            "dead",
-            f"{len(dead)} nodes saw only zeros (a branch that does nothing): {listed(dead, 2)}",
-            tuple(dead),
-            True,
-        )
+        text = f"{len(dead)} nodes saw only zeros (a branch that does nothing): {listed(dead, 2)}"
+        yield Advice("dead", text, tuple(dead), True)
 
 
 def _alike(f: Findings) -> Iterator[Advice]:
@@ -89,13 +85,9 @@ def _beyond_half(f: Findings) -> Iterator[Advice]:
     if beyond := f.calibration.beyond_half:
         largest = f.calibration.largest
         worst = max(beyond, key=largest.__getitem__)
-        yield Advice(
-            "beyond-half",
-            f"{len(beyond)} nodes exceed the largest float16 (65504), {worst} most, with {largest[worst]:.4g}: a "
-            "float16 engine overflows there",
-            tuple(beyond),
-            True,
-        )
+        most = f"{worst} most, with {largest[worst]:.4g}: a float16 engine overflows there"
+        text = f"{len(beyond)} nodes exceed the largest float16 (65504), {most}"
+        yield Advice("beyond-half", text, tuple(beyond), True)
 
 
 def _signal(f: Findings) -> Iterator[Advice]:
@@ -132,11 +124,6 @@ def _clipped_by(own: Range, node: Quantizer, statistics: Statistics) -> float:
     return float(beyond / max(statistics.counts.sum(), 1))
 
 
-def _width(found: Range, node: Quantizer) -> float:
-    low, high = found.ends_on(node)
-    return high - low
-
-
 def clipped_share(statistics: Statistics, amax: float) -> float:
     """The share of values with a magnitude above `amax`; values are taken as spread evenly inside their bin."""
     position = amax / statistics.width
@@ -167,14 +154,12 @@ def _clipped(f: Findings) -> Iterator[Advice]:
         share = _clipped_by(own, node, statistics)
         if share <= (0.0 if node.setting.format == FP8 else CLIPPED):
             continue
-        found = {
-            method: search(method, statistics, node, f.method.percentile, bounded=not node.setting.symmetric)
-            for method in methods
-        }
+        bounded = not node.setting.symmetric
+        found = {method: search(method, statistics, node, f.method.percentile, bounded) for method in methods}
         kept = {
-            method: sqnr_db(statistics, *wider.on_grid_of(node))
-            for method, wider in found.items()
-            if _width(wider, node) > _width(own, node)
+            method: sqnr_db(statistics, *other.on_grid_of(node))
+            for method, other in found.items()
+            if other.width_on(node) > own.width_on(node)
         }
         best = max(kept, key=kept.__getitem__, default=None)
         if best and kept[best] > sqnr_db(statistics, *own.on_grid_of(node)) + CLIPPED_DB:
@@ -183,18 +168,14 @@ def _clipped(f: Findings) -> Iterator[Advice]:
     if shares:
         worst = sorted(shares, key=shares.__getitem__, reverse=True)
         which = max(better, key=better.__getitem__)
+        percent = 100 * shares[worst[0]]
+        most = f"{percent:.1f} %" if percent >= 0.1 else f"{percent:.2g} %"  # one decimal would round it to 0
         yield Advice(
             "clipped",
-            f"clipping in {_counted(worst, 'range')}: up to {_percent(shares[worst[0]])} of their nodes' values: "
-            f"{listed(worst, 2)}; ‹calibrator› {which} clips less and is nearer to float",
+            f"clipping in {_counted(worst, 'range')}: up to {most} of their nodes' values: {listed(worst, 2)}; "
+            f"‹calibrator› {which} clips less and is nearer to float",
             tuple(worst),
         )
-
-
-def _percent(share: float) -> str:
-    """A share in percent, with two digits if one decimal would round it to 0."""
-    percent = 100 * share
-    return f"{percent:.1f} %" if percent >= 0.1 else f"{percent:.2g} %"
 
 
 def _outliers(f: Findings) -> Iterator[Advice]:

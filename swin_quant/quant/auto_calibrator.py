@@ -102,7 +102,7 @@ def _others(ranges: _Ranges, name: str, node: Quantizer, present: str) -> Iterat
     seen = [ranges[present][name].ends_on(node)]
     for method in ranges:
         ends = ranges[method][name].ends_on(node)
-        width = max(ends[1] - ends[0], 1e-30)
+        width = max(ranges[method][name].width_on(node), 1e-30)
         if all(max(abs(a - b) for a, b in zip(ends, other, strict=True)) > _SAME * width for other in seen):
             seen.append(ends)
             yield method

@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import cast
 
 from torch import Tensor
 
@@ -34,13 +35,7 @@ class Loss:
 
     def record(self) -> LossRecord:
         """The figures for a run card."""
-        return {
-            "sqnr_db": self.sqnr_db,
-            "kl": self.kl,
-            "agreement": self.agreement,
-            "drop": self.drop,
-            "drop_error": self.drop_error,
-        }
+        return cast(LossRecord, asdict(self))
 
     @property
     def figures(self) -> str:

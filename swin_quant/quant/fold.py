@@ -52,8 +52,7 @@ def fold(model: nn.Module) -> None:
         weight, bias = _product(cast(Tensor, layer.weight), cast("Tensor | None", layer.bias), parts, norm.eps)
         layer.weight = nn.Parameter(weight)
         layer.bias = nn.Parameter(bias)
-        parent, _, own = name.rpartition(".")
-        setattr(model.get_submodule(parent), own, Folded(norm))
+        model.set_submodule(name, Folded(norm))
 
 
 def unfolding(model: nn.Module) -> Callable[[], None]:
@@ -63,8 +62,7 @@ def unfolding(model: nn.Module) -> Callable[[], None]:
 
     def undo() -> None:
         for name, norm, _ in parts:
-            parent, _, own = name.rpartition(".")
-            setattr(model.get_submodule(parent), own, norm)
+            model.set_submodule(name, norm)
         for layer, weight, bias in weights:
             layer.weight, layer.bias = weight, bias
 

@@ -19,7 +19,7 @@ from torch import nn
 
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.files import sha256_of_data, shipped_files
-from swin_quant.base.schema import Must, checked, one_of, within
+from swin_quant.base.schema import Must, checked, one_of, plain, within
 from swin_quant.base.yaml_file import read_yaml, shipped_or_file
 from swin_quant.quant.fake_quant import FORMATS, FP8, TINY_AMAX
 from swin_quant.quant.quantizer import Quantizer, Role, State, named_nodes
@@ -106,8 +106,7 @@ class Policy:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, as in a policy file; `policy_from_dict` reads it back."""
-        keys = [{key: value for key, value in asdict(rule).items() if value not in (None, ())} for rule in self.rules]
-        rules = [{key: list(v) if isinstance(v, tuple) else v for key, v in rule.items()} for rule in keys]
+        rules = [{key: v for key, v in plain(asdict(rule)).items() if v not in (None, [])} for rule in self.rules]
         return {"name": self.name, "description": self.description, "rules": rules}
 
     def and_then(self, *rules: Rule) -> "Policy":

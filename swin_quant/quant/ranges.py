@@ -56,6 +56,11 @@ class Range:
         """Lower and upper end on the grid of `node`."""
         return (-self.amax, self.amax) if node.setting.symmetric or self.bounds is None else self.bounds
 
+    def width_on(self, node: Quantizer) -> float:
+        """The distance of both ends on the grid of `node`."""
+        low, high = self.ends_on(node)
+        return high - low
+
     def on_grid_of(self, node: Quantizer) -> tuple[float, int, int]:
         """The arguments amax, qmin and qmax of `fake_quant` for this range on the grid of `node`."""
         qmin, qmax = node.setting.levels

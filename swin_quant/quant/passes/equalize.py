@@ -22,7 +22,7 @@ from swin_quant.quant.layer import channels_last
 from swin_quant.quant.passes import CheckedOptions, Pass, PassContext
 from swin_quant.quant.passes.improve_units import gain_db, note_of
 from swin_quant.quant.passes.places import Exchange, Part, recentre, rescale
-from swin_quant.quant.passes.trial import Trial, copied, enabled_in, restore
+from swin_quant.quant.passes.trial import Trial, Values, enabled_in, restore, state_of, weights_in
 from swin_quant.quant.passes.units import UnitRun, UpTo, inside, through
 from swin_quant.quant.quantizer import Quantizer, Role
 from swin_quant.quant.watch import watching
@@ -48,19 +48,20 @@ class EqualizeOptions(CheckedOptions):
 
 @dataclass(frozen=True)
 class Spread:
-    """The channels of an exchange. `low` and `high`: smallest and largest value of each channel of the scaled side,
-    [channels].
+    """The channels of the exchange `place`. `low` and `high`: smallest and largest value of each channel of the scaled
+    side, [channels].
 
     `answer`: the sizes of the partner's channels; `columns`: the largest magnitude of the weights that read each
     channel. `level`: the size of the median channel relative to its peers or partner, in the head where it is farthest
     from 1.
     """
 
+    place: Exchange
     low: Tensor
     high: Tensor
     answer: Tensor | None
     columns: Tensor | None
-    level: float = 1.0
+    level: float
 
     @property
     def middle(self) -> Tensor:
@@ -69,6 +70,22 @@ class Spread:
     def size(self, centred: bool) -> Tensor:
         """The largest magnitude of each channel."""
         return (self.high - self.low) / 2 if centred else torch.maximum(-self.low, self.high)
+
+    @property
+    def times(self) -> float:
+        """The largest channel's size relative to the median channel's, or to the partner's if heads share factors.
+
+        If larger: the same ratio for the weights that read a channel, or for the level of all channels.
+        """
+        size, answer = self.size(False), self.answer
+        shown = _times(size, answer if self.place.heads and answer is not None else size)
+        columns = 1.0 if self.columns is None else _times(self.columns, self.columns)
+        return max(shown, columns, self.level, 1 / self.level)
+
+    @property
+    def stands_out(self) -> bool:
+        """Whether a channel is an outlier; the limit is doubled if a cure costs a multiplication."""
+        return self.times > (2 * OUTLIER if self.place.exit else OUTLIER)
 
 
 @dataclass(frozen=True)
@@ -133,28 +150,25 @@ def _equalize_units(context: PassContext, options: EqualizeOptions, gains: dict[
     own = [exchange for exchange in open_exchanges(context) if not exchange.stream]
     for step in context.walk(options.pictures):
         places = [exchange for exchange in own if inside(exchange.scaled.name, step.name)]
-        spreads = _spreads(context.model, step.unit, places, step.inputs) if places else []
+        spreads = _spreads(context.model, step.unit, places, step.inputs)
         if options.only_outliers and len(context.units) == 1:  # each trial runs the whole network: minutes, not seconds
-            pairs = [(one, spread) for one, spread in zip(places, spreads, strict=True) if stands_out(one, spread)]
-            places, spreads = [one for one, _ in pairs], [spread for _, spread in pairs]
-        if places and (not options.only_outliers or any(map(stands_out, places, spreads))):
-            gains[step.name] = gains.get(step.name, 0.0) + _equalize(context, step, places, spreads, options)
+            spreads = [spread for spread in spreads if spread.stands_out]
+        if any(spread.stands_out or not options.only_outliers for spread in spreads):
+            gains[step.name] = gains.get(step.name, 0.0) + _equalize(context, step, spreads, options)
 
 
 def _equalize_streams(context: PassContext, options: EqualizeOptions) -> float:
     """Equalize each residual stream by the output of the last unit; returns the gain there in dB. All readers of a
     stream share a factor a channel, and a unit's own output does not show the gain of later units."""
     places = [exchange for exchange in open_exchanges(context) if exchange.stream]
-    if not places:
-        return 0.0
     images = context.first(options.pictures)
     spreads = _spreads(context.model, context.model, places, images)
-    if options.only_outliers and not any(map(stands_out, places, spreads)):
+    if not any(spread.stands_out or not options.only_outliers for spread in spreads):
         return 0.0
     # The unit with float's whole output
     behind = next((place.exit for place in places if place.exit), [*context.units][-1])
     whole = UpTo(context.model, context.model.get_submodule(behind))
-    return _equalize(context, UnitRun("", whole, images, through(whole, images), whole), places, spreads, options)
+    return _equalize(context, UnitRun("", whole, images, through(whole, images), whole), spreads, options)
 
 
 def open_exchanges(context: PassContext) -> list[Exchange]:
@@ -164,22 +178,6 @@ def open_exchanges(context: PassContext) -> list[Exchange]:
     return [exchange for exchange in context.exchanges if not (closed and exchange.exit)]
 
 
-def outlier(place: Exchange, spread: Spread) -> float:
-    """The largest channel's size relative to the median channel's, or to the partner's if heads share factors.
-
-    If larger: the same ratio for the weights that read a channel, or for the level of all channels.
-    """
-    size, answer = spread.size(False), spread.answer
-    shown = _times(size, answer if place.heads and answer is not None else size)
-    columns = 1.0 if spread.columns is None else _times(spread.columns, spread.columns)
-    return max(shown, columns, spread.level, 1 / spread.level)
-
-
-def stands_out(place: Exchange, spread: Spread) -> bool:
-    """Whether a channel is an outlier; the limit is doubled if a cure costs a multiplication."""
-    return outlier(place, spread) > (2 * OUTLIER if place.exit else OUTLIER)
-
-
 def _times(size: Tensor, like: Tensor) -> float:
     median = like[like > 0].median().item() if (like > 0).any() else 0.0
     return size.max().item() / median if median else 1.0
@@ -187,54 +185,49 @@ def _times(size: Tensor, like: Tensor) -> float:
 
 def outliers(context: PassContext, pictures: int = 32) -> dict[str, float]:
     """Outlier channels that an exchange could cure, as the ratio of their size, by the module that shows them."""
-    places = open_exchanges(context)
-    spreads = _spreads(context.model, context.model, places, context.first(pictures)) if places else []
-    named = zip(places, spreads, strict=True)
     found: dict[str, float] = {}
-    for exchange, spread in named:
-        name = exchange.scaled.name
-        if stands_out(exchange, spread):
-            found[name] = max(outlier(exchange, spread), found.get(name, 0.0))
+    for spread in _spreads(context.model, context.model, open_exchanges(context), context.first(pictures)):
+        name = spread.place.scaled.name
+        if spread.stands_out:
+            found[name] = max(spread.times, found.get(name, 0.0))
     return found
 
 
-def _equalize(
-    context: PassContext, step: UnitRun, places: Sequence[Exchange], spreads: Sequence[Spread], options: EqualizeOptions
-) -> float:
+def _equalize(context: PassContext, step: UnitRun, spreads: Sequence[Spread], options: EqualizeOptions) -> float:
     """Choose the change at each place of a unit; returns the gain at its output in dB, NaN if that is not finite."""
-    trial, unit = Trial(step, context.method.name), step.unit
+    trial = Trial(step, context.method.name)
     if not trial.nodes:
         return 0.0
-    original = copied(unit)
-    plain = [Choice()] * len(places)
+    original = weights_in(state_of(step.unit))
+    plain = (Choice(),) * len(spreads)
 
     def error(choices: Sequence[Choice]) -> float:
-        _apply(context.model, unit, original, places, spreads, choices)
+        _apply(context.model, step.unit, original, spreads, choices)
         return trial.error()
 
-    found = {tuple(plain): error(plain)}
+    found = {plain: error(plain)}
     for alpha in options.alpha:  # all at once: one place may hide another
         for centred in (False, True):
-            together = tuple(Choice(centred and place.offset is not None, alpha) for place in places)
+            together = tuple(Choice(centred and spread.place.offset is not None, alpha) for spread in spreads)
             found.setdefault(together, error(together))
     best = min(found, key=found.__getitem__)
-    for index, place in enumerate(places):
-        for choice in _choices(place, options.alpha):
+    for index, spread in enumerate(spreads):
+        for choice in _choices(spread.place, options.alpha):
             other = (*best[:index], choice, *best[index + 1 :])
             if other not in found:
                 found[other] = error(other)
             if found[other] < found[best] * _BETTER:
                 best = other
-    before, after = found[tuple(plain)], found[best]
+    before, after = found[plain], found[best]
+    places = [spread.place for spread in spreads]
     better = after < before * _BETTER and _holds_elsewhere(context, step, places, original, best)
-    _apply(context.model, unit, original, places, spreads, best if better else tuple(plain))
+    _apply(context.model, step.unit, original, spreads, best if better else plain)
     return gain_db(before, after) if better or after == math.inf else 0.0
 
 
 def _holds_elsewhere(
-    context: PassContext, step: UnitRun, places: Sequence[Exchange], original: Mapping[str, Tensor],
-    choices: Sequence[Choice],
-) -> bool:  # fmt: skip
+    context: PassContext, step: UnitRun, places: Sequence[Exchange], original: Values, choices: Sequence[Choice]
+) -> bool:
     """Whether `choices` do no harm on pictures that gave neither factors nor ranges: each half judges the other's. A
     channel that these pictures hardly show gets a factor by which it leaves its range on all others."""
     middle = len(step.inputs) // 2
@@ -250,7 +243,7 @@ def _holds_elsewhere(
         restore(step.unit, original)
         spreads = _spreads(context.model, step.unit, places, given.inputs)
         before += trial.error()
-        _apply(context.model, step.unit, original, places, spreads, choices)
+        _apply(context.model, step.unit, original, spreads, choices)
         after += trial.error()
     return after <= before * _WORSE
 
@@ -266,20 +259,19 @@ def _choices(place: Exchange, alphas: Sequence[float]) -> Iterator[Choice]:
 
 @torch.no_grad()
 def _apply(
-    model: nn.Module, unit: nn.Module, original: Mapping[str, Tensor], places: Sequence[Exchange],
-    spreads: Sequence[Spread], choices: Sequence[Choice],
-) -> None:  # fmt: skip
+    model: nn.Module, unit: nn.Module, original: Values, spreads: Sequence[Spread], choices: Sequence[Choice]
+) -> None:
     """Change the unit's original parameters by `choices`."""
     restore(unit, original)
-    for exchange, spread, choice in zip(places, spreads, choices, strict=True):
+    for spread, choice in zip(spreads, choices, strict=True):
         if choice.centred:
-            recentre(model, exchange, spread.middle)
+            recentre(model, spread.place, spread.middle)
         if choice.alpha is not None:
-            rescale(model, exchange, _factors(model, exchange, spread, choice))
+            rescale(model, spread.place, _factors(model, spread, choice.centred, choice.alpha))
 
 
-def _factors(model: nn.Module, exchange: Exchange, spread: Spread, choice: Choice) -> Tensor:
-    size, alpha = spread.size(choice.centred), choice.alpha or 0.0
+def _factors(model: nn.Module, spread: Spread, centred: bool, alpha: float) -> Tensor:
+    size, exchange = spread.size(centred), spread.place
     if exchange.heads and spread.answer is not None:
         each = _heads(model, exchange, size, spread.answer)
         return factors(each, None, 1.0, relative=False).repeat_interleave(len(size) // len(each))
@@ -305,9 +297,14 @@ def _columns(model: nn.Module, exchange: Exchange) -> Tensor | None:
 
 
 def _spreads(model: nn.Module, unit: nn.Module, places: Sequence[Exchange], inputs: Sequence[Tensor]) -> list[Spread]:
+    if not places:
+        return []
     parts = [part for place in places for part in (place.scaled, place.partner, *place.peers, *place.also) if part]
     modules = {part.name: model.get_submodule(part.name) for part in parts}
-    owners = {name: _owner(model, name, module) for name, module in modules.items()}
+    owners = {  # the modules whose channels these are; for a quantizer, its layer
+        name: model.get_submodule(name.rpartition(".")[0]) if isinstance(module, Quantizer) else module
+        for name, module in modules.items()
+    }
     low: dict[str, Tensor] = {}
     high: dict[str, Tensor] = {}
 
@@ -341,13 +338,8 @@ def _spreads(model: nn.Module, unit: nn.Module, places: Sequence[Exchange], inpu
         answer = size(place.partner) if place.partner else None
         least = torch.stack([cut(part, low) for part in (place.scaled, *place.also)]).amin(0)
         most = torch.stack([cut(part, high) for part in (place.scaled, *place.also)]).amax(0)
-        spreads.append(Spread(least, most, answer, _columns(model, place), level(place, answer)))
+        spreads.append(Spread(place, least, most, answer, _columns(model, place), level(place, answer)))
     return spreads
-
-
-def _owner(model: nn.Module, name: str, module: nn.Module) -> nn.Module:
-    """The module whose channels these are; for a quantizer, its layer."""
-    return model.get_submodule(name.rpartition(".")[0]) if isinstance(module, Quantizer) else module
 
 
 PASS = Pass(run, EqualizeOptions, keeps_function=True)

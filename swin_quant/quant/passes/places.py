@@ -5,9 +5,9 @@ Names are patterns over dotted names, as in the registry of models: a star stand
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -79,7 +79,9 @@ def found(exchanges: tuple[Exchange, ...], model: nn.Module) -> Iterator[Exchang
         before = tuple(part for part in one.before if part.name in parameters)
         after = tuple(part for part in one.after if part.name in parameters)
         offset = one.offset if one.offset and one.offset.name in parameters else None
-        if not all(_has_bias(modules.get(layer)) for layer in one.into):
+        if not all(
+            isinstance(layer, QuantizedLayer) and layer.bias is not None for layer in map(modules.get, one.into)
+        ):
             offset = None
         if before or offset:
             yield replace(one, before=before, after=after, offset=offset)
@@ -100,33 +102,13 @@ def _by_name(exchanges: tuple[Exchange, ...], model: nn.Module) -> Iterator[Exch
                 yield _named(exchange, words)
 
 
-def _named(exchange: Exchange, words: tuple[str, ...]) -> Exchange:
-    def part(one: Part) -> Part:
-        return replace(one, name=filled(one.name, words))
-
-    return replace(
-        exchange,
-        scaled=part(exchange.scaled),
-        before=tuple(map(part, exchange.before)),
-        after=tuple(map(part, exchange.after)),
-        partner=part(exchange.partner) if exchange.partner else None,
-        offset=part(exchange.offset) if exchange.offset else None,
-        into=tuple(filled(layer, words) for layer in exchange.into),
-        heads=filled(exchange.heads, words) if exchange.heads else None,
-        peers=tuple(map(part, exchange.peers)),
-        also=tuple(map(part, exchange.also)),
-    )
-
-
-def _has_bias(layer: nn.Module | None) -> bool:
-    return isinstance(layer, QuantizedLayer) and layer.bias is not None
-
-
-def along(values: Tensor, tensor: Tensor, dim: int) -> Tensor:
-    """`values` [channels] in a shape that multiplies `tensor` along `dim`."""
-    shape = [1] * tensor.dim()
-    shape[dim] = -1
-    return values.to(tensor.dtype).view(shape)
+def _named(one: Any, words: tuple[str, ...]) -> Any:
+    """An exchange, or a part of one, with the words in place of the stars of its names."""
+    if isinstance(one, Exchange | Part):
+        return replace(one, **{field.name: _named(getattr(one, field.name), words) for field in fields(one)})
+    if isinstance(one, tuple):
+        return tuple(_named(each, words) for each in one)
+    return filled(one, words) if isinstance(one, str) else one
 
 
 @torch.no_grad()
@@ -135,7 +117,7 @@ def rescale(model: nn.Module, exchange: Exchange, factors: Tensor) -> None:
     for parts, each in ((exchange.before, 1 / factors), (exchange.after, factors)):
         for part in parts:
             values = part.cut(model.get_parameter(part.name))
-            values.mul_(along(each, values, part.dim))
+            values.transpose(part.dim, -1).mul_(each.to(values.dtype))
     if exchange.exit is not None:
         leaving = cast(ChannelFactors, model.get_submodule(exchange.exit))
         before = next(model.parameters()).new_ones(len(factors)) if leaving.weight is None else leaving.weight

@@ -20,10 +20,10 @@ from swin_quant.quant.layer import QuantizedLayer
 from swin_quant.quant.passes import CheckedOptions, Pass, PassContext
 from swin_quant.quant.passes.improve_units import gain_db, improve_units, note_of
 from swin_quant.quant.passes.targets import Targets, channel_weights, targets_of
-from swin_quant.quant.passes.trial import AMAX, BOUNDS, Values, enabled_in, state_of
+from swin_quant.quant.passes.trial import RANGES, Values, enabled_in, ranges_in, state_of
 from swin_quant.quant.passes.units import UnitRun
 from swin_quant.quant.quantizer import Quantizer
-from swin_quant.quant.ranges import weight_range
+from swin_quant.quant.range_methods import mse
 
 _FACTORS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.1, 1.2, 1.35)
 _BETTER = 0.999  # share of the error before: a smaller gain may be chance
@@ -37,13 +37,12 @@ def search_ranges(unit: nn.Module, targets: Targets, rounds: int, together: bool
     `together`: all nodes choose at once, not one after another. Each rank tries a part, and all choose the same.
     """
     least = from_main(targets.cost(unit, targets.training))  # ranks with other kernels must choose the same
-    layers = {part._weight_quantizer: part for part in unit.modules() if isinstance(part, QuantizedLayer)}
+    weights = {part._weight_quantizer: part.weight for part in unit.modules() if isinstance(part, QuantizedLayer)}
     nodes = [node for node in enabled_in(unit) if node.setting.amax is None]
     turn = _together if together else _in_turn
 
     def tried(node: Quantizer, finer: int) -> list[Tensor]:
-        layer = layers.get(node)
-        return list(_candidates(node, None if layer is None else layer.weight, finer))
+        return list(_candidates(node, weights.get(node), finer))
 
     for finer in range(rounds):
         least = turn(unit, targets, nodes, partial(tried, finer=finer), least)
@@ -52,7 +51,7 @@ def search_ranges(unit: nn.Module, targets: Targets, rounds: int, together: bool
 def _in_turn(unit: nn.Module, targets: Targets, nodes: Sequence[Quantizer], tried: Tried, least: float) -> float:
     """Node after node, each with the choices of those before it. The ranks share the ranges of a node."""
     for node in nodes:
-        before, candidates = _range(node), from_main(tried(node))
+        before, candidates = node.range.clone(), from_main(tried(node))
         errors = shared_out(candidates, partial(_error, unit, targets, node))
         best, least = _best(errors, least)
         _give(node, before if best is None else candidates[best])
@@ -62,7 +61,7 @@ def _in_turn(unit: nn.Module, targets: Targets, nodes: Sequence[Quantizer], trie
 def _together(unit: nn.Module, targets: Targets, nodes: Sequence[Quantizer], tried: Tried, least: float) -> float:
     """Each node with the old ranges of all others; all keep their old ranges if the choices together are no better. The
     ranks share the nodes."""
-    before = [_range(node) for node in nodes]
+    before = [node.range.clone() for node in nodes]
     candidates = from_main([tried(node) for node in nodes])
 
     def choice(number: int) -> int | None:
@@ -96,19 +95,14 @@ def _error(unit: nn.Module, targets: Targets, node: Quantizer, candidate: Tensor
 
 def _candidates(node: Quantizer, weight: Tensor | None, finer: int) -> Iterator[Tensor]:
     """Ranges around a node's own, closer in each round."""
-    start = _range(node)
+    start = node.range.clone()
     if weight is not None:
         start = node.range_for(weight.detach())
-        least = weight_range("mse", weight, node)
-        if least is not None and not finer:
+        if not finer:
             yield start
-            start = least
+            start = mse.of_weight(weight, *node.setting.levels, node.setting.per_channel)
             yield start
     yield from (start * factor**0.5**finer for factor in _FACTORS)
-
-
-def _range(node: Quantizer) -> Tensor:
-    return node.range.clone()
 
 
 def _give(node: Quantizer, value: Tensor) -> None:
@@ -141,23 +135,18 @@ def run(context: PassContext, options: RangeSearchOptions) -> str:
     def improve(step: UnitRun, inputs: Sequence[Tensor], number: int) -> Values:
         return _found(step.unit, targets_of(step, inputs, weights.get(step.name)), options)
 
-    gains = improve_units("range_search", context, images, options, (AMAX, BOUNDS), improve)
+    gains = improve_units("range_search", context, images, options, RANGES, improve)
     return note_of(gains, len(context.units))
 
 
 def _found(unit: nn.Module, targets: Targets, options: RangeSearchOptions) -> Values:
     """The unit's new ranges and its `gain` in dB: 0 if they stay unchanged, NaN if something was not finite."""
-    before = _of_ranges(state_of(unit))
+    before = ranges_in(state_of(unit))
     error = from_main(targets.cost(unit, targets.judging))
     search_ranges(unit, targets, options.rounds, options.together)
     after = from_main(targets.cost(unit, targets.judging))
-    kept = _of_ranges(state_of(unit)) if after < error else before
+    kept = ranges_in(state_of(unit)) if after < error else before
     return {**kept, "gain": torch.tensor(gain_db(error, after))}
-
-
-def _of_ranges(state: Values) -> Values:
-    """The ranges in a unit's state."""
-    return {name: value for name, value in state.items() if name.endswith((AMAX, BOUNDS))}
 
 
 PASS = Pass(run, RangeSearchOptions, keeps_function=True, of_ranges=True)

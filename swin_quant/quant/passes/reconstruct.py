@@ -28,7 +28,7 @@ from swin_quant.quant.passes.targets import Targets, channel_weights, picture_gr
 from swin_quant.quant.passes.trial import Values, enabled_in, give_state, state_of
 from swin_quant.quant.passes.units import UnitRun
 from swin_quant.quant.quantizer import Role, State
-from swin_quant.quant.ranges import weight_range
+from swin_quant.quant.range_methods import mse
 
 _PRIME = 7919  # each unit has its own random numbers, so that a resumed pass gives the same bits
 _LOW, _HIGH = -0.1, 1.1  # the ends of the stretched sigmoid
@@ -80,9 +80,8 @@ def _improved(unit: nn.Module, targets: Targets, options: ReconstructOptions, nu
     """The unit's new state and its `gain` in dB: 0 if it stays unchanged, NaN if something was not finite."""
     before = state_of(unit)
     generator = torch.Generator(targets.quantized_inputs.device).manual_seed(_PRIME * options.seed + number)
-    plan = TrainingPlan(options.iterations, options.batch, options.drop)
     error, after = targets.cost(unit, targets.judging), math.inf
-    if 0 < error < math.inf and train_unit(unit, targets, plan, generator):
+    if 0 < error < math.inf and train_unit(unit, targets, options, generator):
         after = targets.cost(unit, targets.judging)
     if after < error:
         return {**state_of(unit), "gain": torch.tensor(gain_db(error, after))}
@@ -144,14 +143,9 @@ def rounding_of(layer: QuantizedLayer) -> Rounding:
     error. A range that was chosen with the weight stays."""
     node, weight = layer._weight_quantizer, layer.weight.detach()
     ends = node.setting.levels
-    candidates = [node.range_for(weight).detach(), weight_range("mse", weight, node)]
-    errors = [
-        torch.inf if amax is None else (quantize_dequantize(weight, amax, *ends) - weight).square().sum().item()
-        for amax in candidates
-    ]
-    amax = candidates[errors.index(min(errors))]
-    assert amax is not None
-    return Rounding.of(weight, amax, *ends)
+    candidates = [node.range_for(weight).detach(), mse.of_weight(weight, *ends, node.setting.per_channel)]
+    errors = [(quantize_dequantize(weight, amax, *ends) - weight).square().sum().item() for amax in candidates]
+    return Rounding.of(weight, candidates[errors.index(min(errors))], *ends)
 
 
 # Shares of the iterations: weights are pulled to levels from the first on, and are at levels from the second on
@@ -162,35 +156,26 @@ _ROUNDING_RATE, _RANGE_RATE, _FLOAT_RATE = 0.03, 0.01, 1e-3
 _SMALLEST = 1e-3  # the least range, relative to its start: a range of zero could not grow again
 
 
-@dataclass(frozen=True)
-class TrainingPlan:
-    """`iterations` of `batch` pictures each; `drop`: the share of values taken from float."""
-
-    iterations: int
-    batch: int
-    drop: float
-
-
 @torch.enable_grad()
-def train_unit(unit: nn.Module, targets: Targets, plan: TrainingPlan, generator: torch.Generator) -> bool:
+def train_unit(unit: nn.Module, targets: Targets, options: ReconstructOptions, generator: torch.Generator) -> bool:
     """Train `unit` and leave its weights on the grids of their nodes. False if a loss was not finite."""
     scale = targets.cost(unit, targets.training)
-    batches = _batches(len(targets.training), plan.batch, generator)
+    batches = _batches(len(targets.training), options.batch, generator)
 
     def coin(x: Tensor) -> Tensor:
-        return random_mask(x.shape, plan.drop, generator)
+        return random_mask(x.shape, options.drop, generator)
 
     trained = _Trained(unit)
     with ExitStack() as hooks:
-        if plan.drop:
+        if options.drop:
             for node in trained.nodes:
                 hooks.enter_context(_replacing(node, lambda x, y: torch.where(coin(x), x, y)))
         soft = hooks.enter_context(ExitStack())
         for layer, rounding in trained.roundings.items():
             soft.enter_context(_replacing(layer._weight_quantizer, partial(_soft, rounding)))
         try:
-            for number, rows in zip(range(plan.iterations), batches, strict=False):
-                done = number / plan.iterations
+            for number, rows in zip(range(options.iterations), batches, strict=False):
+                done = number / options.iterations
                 if done >= _ROUNDED and trained.is_soft:
                     soft.close()
                     trained.round()

@@ -21,7 +21,7 @@ from swin_quant.quant.ranges import keeping_ranges
 _VALUES = 1024  # values of a batch and node
 _CANDIDATES = 2.0 ** (torch.arange(-36, 1) / 4)  # shares of the largest magnitude, over nine octaves
 Values = dict[str, Tensor]
-AMAX, BOUNDS = "._amax", "._bounds"  # endings of ranges' names
+RANGES = _AMAX, _BOUNDS = "._amax", "._bounds"  # endings of ranges' names
 
 
 class Trial:
@@ -129,15 +129,10 @@ def quantized(unit: nn.Module, inputs: Sequence[Tensor]) -> list[Tensor]:
 
 @torch.no_grad()
 def restore(unit: nn.Module, parameters: Mapping[str, Tensor]) -> None:
-    """Give the unit's parameters the values from `copied`."""
+    """Give the unit's parameters the values from `state_of`."""
     give_factors(unit, parameters)
     for name, parameter in unit.named_parameters():
         parameter.copy_(parameters[name])
-
-
-def copied(unit: nn.Module) -> dict[str, Tensor]:
-    """Copies of a unit's parameters."""
-    return {name: parameter.detach().clone() for name, parameter in unit.named_parameters()}
 
 
 @contextmanager
@@ -161,24 +156,26 @@ def state_of(module: nn.Module) -> Values:
     """Weights and ranges by name, copied."""
     values: dict[str, Tensor | None] = dict(module.named_parameters())
     for name, node in _nodes(module).items():
-        values |= {name + AMAX: node.amax, name + BOUNDS: node.bounds}
+        values |= {name + _AMAX: node.amax, name + _BOUNDS: node.bounds}
     return {name: value.detach().clone() for name, value in values.items() if value is not None}
 
 
 def weights_in(state: Values) -> Values:
     """The weights in a state."""
-    return {name: value for name, value in state.items() if not name.endswith((AMAX, BOUNDS))}
+    return {name: value for name, value in state.items() if not name.endswith(RANGES)}
+
+
+def ranges_in(state: Values) -> Values:
+    """The ranges in a state."""
+    return {name: value for name, value in state.items() if name.endswith(RANGES)}
 
 
 @torch.no_grad()
 def give_state(module: nn.Module, state: Mapping[str, Tensor]) -> None:
     """Restore a state of `module` from `state_of`."""
-    nodes = _nodes(module)
-    give_factors(module, state)
-    for name, parameter in module.named_parameters():
-        parameter.copy_(state[name])
-    for name, node in nodes.items():
-        node.amax, node.bounds = state.get(name + AMAX), state.get(name + BOUNDS)
+    restore(module, state)
+    for name, node in _nodes(module).items():
+        node.amax, node.bounds = state.get(name + _AMAX), state.get(name + _BOUNDS)
 
 
 @contextmanager
