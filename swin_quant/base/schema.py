@@ -86,6 +86,13 @@ def check_fields(record: Any) -> None:
         object.__setattr__(record, name, value)  # it may be frozen; lists are tuples now, and 1 is 1.0 for a float
 
 
+class SelfChecked:
+    """A dataclass that checks its fields when it is made (`check_fields`)."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
 def fields_of(kind: Any) -> tuple[dict[str, Any], set[str]]:
     """The keys that a record has in plain data, with their types, and those of them that may be absent.
 

@@ -2,15 +2,14 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import cast
 
+import numpy as np
 from torch import Tensor
 
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.cards.costs import LossRecord
-
-FIGURES = 7  # the length of `distance`'s result
 
 
 @dataclass(frozen=True)
@@ -46,28 +45,22 @@ class Loss:
         )
 
 
-@dataclass
-class Totals:
-    """Sums of `distance` over batches."""
+def loss_of(batches: Sequence[Sequence[float]]) -> Loss:
+    """The loss over batches, from the `distance` of each."""
+    signal, noise, divergence, agreeing, regret, squares, pictures = summed(batches)
+    return Loss(
+        decibels(signal, noise),
+        max(0.0, divergence / pictures),
+        100 * agreeing / pictures,
+        100 * regret / pictures,
+        100 * math.sqrt(max(0.0, squares - regret**2 / pictures)) / pictures,
+    )
 
-    values: list[float] = field(default_factory=lambda: [0.0] * FIGURES)
 
-    def add(self, values: Sequence[float]) -> None:
-        self.values = [old + new for old, new in zip(self.values, values, strict=True)]
-
-    @property
-    def pictures(self) -> int:
-        return int(self.values[-1])
-
-    def loss(self) -> Loss:
-        signal, noise, divergence, agreeing, regret, squares, pictures = self.values
-        return Loss(
-            decibels(signal, noise),
-            max(0.0, divergence / pictures),
-            100 * agreeing / pictures,
-            100 * regret / pictures,
-            100 * math.sqrt(max(0.0, squares - regret**2 / pictures)) / pictures,
-        )
+def summed(batches: Sequence[Sequence[float]]) -> list[float]:
+    """Each figure's sum over batches, in their order."""
+    total: list[float] = np.sum(batches, axis=0).tolist()
+    return total
 
 
 def distance(logits: Tensor, expected: Tensor) -> list[float]:

@@ -89,12 +89,9 @@ def _left(context: PassContext, exchanged: bool) -> list[OutlierChannels]:
 
     def lose(name: str, module: nn.Module, inputs: tuple[Any, ...], y: Tensor) -> None:
         node, y = nodes[name], y.detach()[..., ~large[name]].float()
-        (signal, wrong), ranged = (
-            rest[name],
-            node.amax is not None and (node.setting.symmetric or node.bounds is not None),
-        )
-        more = noise(simulate(y, node.range_for(), *node.grid).double() if ranged else y, y.double())
-        rest[name] = signal + more[0], wrong + more[1]
+        ranged = node.amax is not None and (node.setting.symmetric or node.bounds is not None)
+        signal, wrong = noise(simulate(y, node.range_for(), *node.grid).double() if ranged else y, y.double())
+        rest[name] = rest[name][0] + signal, rest[name][1] + wrong
 
     _see(context, wide, lose)
     found = [

@@ -26,6 +26,7 @@ from swin_quant.quant.quantizer import NO_RANGE, Quantizer
 from swin_quant.quant.range_methods import RANGE_METHODS
 from swin_quant.quant.statistics import Statistics
 
+_LEAST = 1e-3  # relative to a range's start
 MOST = 1024  # pictures; with more, uncertainty is no concern
 _SHARE = 0.9  # share of nodes whose ranges are at most as uncertain as the total figure
 _SLOWEST, _FASTEST = 0.25, 1.0  # uncertainty shrinks with this power of the number of pictures; a mean's with 0.5
@@ -93,6 +94,15 @@ def keeping_ranges(nodes: Iterable[Quantizer]) -> Iterator[None]:
     finally:
         for node, amax, bounds in before:
             node.amax, node.bounds = amax, bounds
+
+
+def least_learned(node: Quantizer) -> Tensor:
+    """The least width of a learned range, 0-dim: a thousandth of its start, for a range of zero could not grow again.
+
+    The width is amax, or the largest of several; with a zero point, the distance between both ends.
+    """
+    held = node.range.detach().abs()
+    return _LEAST * (held.max() if node.setting.symmetric else held.sum())
 
 
 def search(method: str, statistics: Statistics, node: Quantizer, percentile: float, bounded: bool = True) -> Range:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from swin_quant.base.distributed import gather
 from swin_quant.base.errors import SwinQuantError
-from swin_quant.quant.distance import FIGURES, Loss, Totals, decibels, distance, noise
+from swin_quant.quant.distance import Loss, decibels, distance, loss_of, noise, summed
 from swin_quant.quant.policy import ROLES, dequantize, enabled_nodes, quantize
 from swin_quant.quant.quantizer import Quantizer, Role, State
 from swin_quant.quant.watch import eval_mode, watching
@@ -132,26 +132,22 @@ def _result(
     groups: list[Group],
     blocks: list[str],
 ) -> Sensitivity:
-    rows = sorted(gather(mine), key=lambda row: row[0])
-    batches = len(rows)
-    if not batches:
+    rows = [row for _, row in sorted(gather(mine), key=lambda row: row[0])]
+    if not rows:
         raise SwinQuantError("there was no picture to measure with: check ‹data_path› and ‹pictures›")
-    sums = [Totals() for _ in range(1 + len(blocks) + 2 * len(groups))]
-    for _, row in rows:
-        for one, values in zip(sums, row, strict=True):
-            one.add(values)
-    overall, depth, pairs = sums[0], sums[1 : 1 + len(blocks)], sums[1 + len(blocks) :]
-    losses = [one.loss() for one in pairs]
+    overall, *others = zip(*rows, strict=True)  # each with a list of figures for every batch
+    depth, pairs = others[: len(blocks)], others[len(blocks) :]
+    losses = [loss_of(one) for one in pairs]
     units = len(blocks) + 1  # the rest after the last block counts as one more
     return Sensitivity(
-        overall.pictures,
-        overall.loss(),
+        int(summed(overall)[-1]),
+        loss_of(overall),
         tuple(
             GroupLoss(kind, name, names, alone, without)
             for (kind, name, names), alone, without in zip(groups, losses[::2], losses[1::2], strict=True)
         ),
-        {block: decibels(*one.values[:2]) for block, one in zip(blocks, depth, strict=True)},
-        sum(gather([computed])) / (units * batches),
+        {block: decibels(*summed(one)) for block, one in zip(blocks, depth, strict=True)},
+        sum(gather([computed])) / (units * len(rows)),
     )
 
 
@@ -177,7 +173,7 @@ class _Batch:
 
     def profile(self) -> list[list[float]]:
         pairs = zip(self.quantized, self.floats, strict=True)
-        return [[*noise(one.double(), other.double()), *[0.0] * (FIGURES - 2)] for one, other in pairs]
+        return [list(noise(one.double(), other.double())) for one, other in pairs]
 
     def both(self, names: Sequence[str]) -> list[list[float]]:
         """The sums of `distance` with only these nodes quantized, and with all others."""

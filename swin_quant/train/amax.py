@@ -17,12 +17,11 @@ from swin_quant.quant.layer import QuantizedLayer, weighted_layers
 from swin_quant.quant.policy import enabled_nodes, refuse_blocks
 from swin_quant.quant.quantizer import Quantizer, Role, named_nodes
 from swin_quant.quant.range_methods import RANGE_METHODS
-from swin_quant.quant.ranges import weight_range
+from swin_quant.quant.ranges import least_learned, weight_range
 from swin_quant.quant.watch import eval_mode, watching
 from swin_quant.train.recipe import Ranges
 
 Images = Callable[[], Iterable[Tensor]]
-_SMALLEST = 1e-3  # the least learned range, relative to its start: a range of zero could not grow again
 
 
 class RangeKeeper:
@@ -43,7 +42,7 @@ class RangeKeeper:
         self.before = {name: _size(node).clone() for name, node in enabled_nodes(model).items()}
         if recipe.initial == "reestimated":
             self.reestimate()
-        self.least = {node: _SMALLEST * _width(node) for node in self.nodes.values()}
+        self.least = {node: least_learned(node) for node in self.nodes.values()}
         if recipe.mode == "learned":
             for node in self.nodes.values():
                 node.learn_range()
@@ -149,12 +148,6 @@ def clipped_shares(model: nn.Module, images: Iterable[Tensor]) -> dict[str, floa
 
 def _chosen(node: Quantizer, recipe: Ranges) -> bool:
     return recipe.weights if node.role is Role.GEMM_WEIGHT else recipe.activations and node.setting.amax is None
-
-
-def _width(node: Quantizer) -> Tensor:
-    """amax, or the largest of several; for a range with a zero point, the distance between its ends."""
-    held = node.range.detach().abs()
-    return held.max() if node.setting.symmetric else held.sum()
 
 
 def _size(node: Quantizer) -> Tensor:

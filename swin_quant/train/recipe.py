@@ -12,7 +12,7 @@ from yacs.config import CfgNode
 
 from swin_quant.base.errors import UsageError
 from swin_quant.base.files import shipped_files
-from swin_quant.base.schema import check_fields, checked, one_of, plain, unknown_key, within
+from swin_quant.base.schema import SelfChecked, checked, one_of, plain, unknown_key, within
 from swin_quant.base.yaml_file import read_yaml, shipped_or_file
 from swin_quant.config.sides import sides
 from swin_quant.quant import CALIBRATORS
@@ -24,15 +24,8 @@ Positive = Annotated[float, within(above=0)]
 Weight = Annotated[float, within(least=0)]
 
 
-class Section:
-    """A group of values, checked when it is made."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-
-
 @dataclass(frozen=True)
-class Optimizer(Section):
+class Optimizer(SelfChecked):
     """`lr` holds for `lr_batch` pictures a step and scales with the actual number; without `lr_batch` it does not
     scale.
 
@@ -53,7 +46,7 @@ class Optimizer(Section):
 
 
 @dataclass(frozen=True)
-class Schedule(Section):
+class Schedule(SelfChecked):
     """The share of the LR at every step: a linear warm-up from `warmup_from`, then a cosine down to `end`."""
 
     name: Literal["cosine", "constant"] = "cosine"
@@ -63,7 +56,7 @@ class Schedule(Section):
 
 
 @dataclass(frozen=True)
-class Augmentation(Section):
+class Augmentation(SelfChecked):
     """Random changes to training pictures. `crop` padded crops after adding `padding` pixels on each side, for small
     pictures; resized is timm's random resized crop."""
 
@@ -85,7 +78,7 @@ class Augmentation(Section):
 
 
 @dataclass(frozen=True)
-class Distillation(Section):
+class Distillation(SelfChecked):
     """Weights of the parts of a distilled loss; 0 leaves a part out. `compat` ft: FasterTransformer's KL
     (docs/reference, section 2.4)."""
 
@@ -101,7 +94,7 @@ class Distillation(Section):
 
 
 @dataclass(frozen=True)
-class Ranges(Section):
+class Ranges(SelfChecked):
     """Ranges in QAT: `frozen`, `learned`, or `reestimated` every `every_epochs` until the share `until` of the run.
 
     `weights` and `activations` choose the ranges that are learned or re-estimated; the rest stay frozen. `initial`:
@@ -120,7 +113,7 @@ class Ranges(Section):
 
 
 @dataclass(frozen=True)
-class Memory(Section):
+class Memory(SelfChecked):
     """Ways to train a model larger than its GPU. `fsdp` shards it over ranks by FSDP2, `offload` keeps weights and
     optimizer state on the CPU, `checkpointing` recomputes a block's activations instead of keeping them."""
 
@@ -130,7 +123,7 @@ class Memory(Section):
 
 
 @dataclass(frozen=True)
-class Recipe(Section):
+class Recipe(SelfChecked):
     """How a model is trained.
 
     `epoch_pictures`: pictures of an epoch, different ones each time; None: all. `batch_size` is for one rank and one

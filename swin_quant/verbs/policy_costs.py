@@ -28,7 +28,7 @@ from swin_quant.exported import on_its_device
 from swin_quant.model import Model
 from swin_quant.models.classifier import Classifier
 from swin_quant.models.registry import blocks_or_units
-from swin_quant.quant.distance import Loss, Totals, distance
+from swin_quant.quant.distance import Loss, distance, loss_of
 from swin_quant.quant.policy import Policy, Rule, apply_policy, dequantize, enabled_nodes, quantize
 from swin_quant.quant.quantizer import named_nodes
 from swin_quant.quant.search import Unit
@@ -341,14 +341,13 @@ class PolicyCosts:
 
     def _loss(self, policy: Policy, batches: Sequence[Tensor], expected: Sequence[Tensor]) -> LossRecord:
         apply_policy(self.model, policy)
-        totals = Totals()
         if enabled_nodes(self.model):
             quantize(self.model)
         with torch.inference_mode():
-            for images, logits in zip(batches, expected, strict=True):
-                totals.add(distance(self.model(self._there(images)), logits))
+            pairs = zip(batches, expected, strict=True)
+            found = [distance(self.model(self._there(images)), logits) for images, logits in pairs]
         dequantize(self.model)
-        return totals.loss().record()
+        return loss_of(found).record()
 
     def _kinds(self) -> dict[str, list[str]]:
         """Layers of equal name and equal shapes, which cost the same on any engine."""

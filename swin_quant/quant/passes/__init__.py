@@ -8,7 +8,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from swin_quant.base.schema import check_fields
 from swin_quant.quant import PASSES
 from swin_quant.quant.calibration import Method
 from swin_quant.quant.passes.places import Exchange
@@ -54,21 +53,13 @@ class PassContext:
 
 
 @dataclass(frozen=True)
-class CheckedOptions:
-    """Base of a pass's options, which check themselves by their annotations (UsageError)."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-
-
-@dataclass(frozen=True)
 class Pass:
     """A way to improve a calibrated network.
 
     `run(context, options)` changes its network and returns a note of half a line; `options` are a frozen dataclass with
-    defaults, which checks itself (UsageError). `keeps_function`: the float network computes the same. `of_ranges`: it
-    chooses ranges, which must not be observed again; after a pass that keeps the function and chooses none, they are.
-    `judges_itself`: it keeps only changes that improve logits or classes on held-out pictures.
+    defaults, which checks itself (`SelfChecked`). `keeps_function`: the float network computes the same. `of_ranges`:
+    it chooses ranges, which must not be observed again; after a pass that keeps the function and chooses none, they
+    are. `judges_itself`: it keeps only changes that improve logits or classes on held-out pictures.
     """
 
     run: Callable[[PassContext, Any], str]

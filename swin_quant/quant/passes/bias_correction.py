@@ -13,15 +13,15 @@ from typing import Annotated, Any, cast
 import torch
 from torch import Tensor, nn
 
-from swin_quant.base.schema import within
+from swin_quant.base.schema import SelfChecked, within
 from swin_quant.quant.layer import QuantizedLayer, channels_last
-from swin_quant.quant.passes import CheckedOptions, Pass, PassContext
+from swin_quant.quant.passes import Pass, PassContext
 from swin_quant.quant.passes.trial import quantizing
 from swin_quant.quant.watch import watching
 
 
 @dataclass(frozen=True)
-class BiasOptions(CheckedOptions):
+class BiasOptions(SelfChecked):
     """`pictures`: the number to measure on."""
 
     pictures: Annotated[int, within(least=1)] = 64

@@ -19,20 +19,20 @@ import torch
 from torch import Tensor, nn
 
 from swin_quant.base.progress import log, track
-from swin_quant.base.schema import within
+from swin_quant.base.schema import SelfChecked, within
 from swin_quant.quant.outputs import has_classes, rows
-from swin_quant.quant.passes import CheckedOptions, Pass, PassContext
+from swin_quant.quant.passes import Pass, PassContext
 from swin_quant.quant.passes.scratch import key_of
 from swin_quant.quant.passes.trial import Values, enabled_in, give_state, state_of
 from swin_quant.quant.passes.units import given_by
 from swin_quant.quant.policy import quantizing
 from swin_quant.quant.quantizer import Role
+from swin_quant.quant.ranges import least_learned
 
 _VALUES = 1_300_000  # values of pictures at a time, to bound the activations: 8 pictures of 3 x 224 x 224
 _HELD_OUT = 0.25  # share of the pictures
 _PRIME = 7919  # each iteration has its own random numbers, so that a resumed pass gives the same bits
 _KEPT_EVERY = 20  # iterations
-_SMALLEST = 1e-3  # the least range, relative to its start
 _MOVED = 8  # pictures move by up to side / this
 _JUDGES = 2**40  # a seed that no iteration has
 _BETAS, _EPSILON = (0.9, 0.999), 1e-8  # Adam's
@@ -40,7 +40,7 @@ _MIXED = 0.5  # this share of pictures gets up to this share of another
 
 
 @dataclass(frozen=True)
-class DistillOptions(CheckedOptions):
+class DistillOptions(SelfChecked):
     """At most `pictures`; `iterations` of `batch` pictures each. Adam's rates at the start: `range_rate`, relative to a
     range; `weight_rate`, relative to the root of a weight's mean square; `float_rate` for biases and norms. `classes`:
     0 counts the logits, 1 the divergence of class probabilities, values between both. Maps and embeddings have no
@@ -168,10 +168,10 @@ class _Learner:
             node for node in enabled_in(model) if node.setting.amax is None and node.role is not Role.GEMM_WEIGHT
         ]
         floats = [each for each in model.parameters() if each.requires_grad]
+        self.least = [least_learned(node) for node in self.nodes]
         for node in self.nodes:
             node.learn_range()
         ranges = [node.range for node in self.nodes]
-        self.least = [_SMALLEST * each.detach().abs().sum() for each in ranges]
         self.parameters: list[Tensor] = [*ranges, *floats]
         self.rates = [options.range_rate * _size(each) for each in ranges]
         self.rates += [options.weight_rate * _size(each) if each.dim() > 1 else options.float_rate for each in floats]

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from swin_quant.base.errors import listed
-from swin_quant.base.schema import counted, within
+from swin_quant.base.schema import SelfChecked, counted, within
 from swin_quant.quant.layer import channels_last
-from swin_quant.quant.passes import CheckedOptions, Pass, PassContext
+from swin_quant.quant.passes import Pass, PassContext
 from swin_quant.quant.passes.improve_units import gain_db, note_of
 from swin_quant.quant.passes.places import Exchange, Part, recentre, rescale
 from swin_quant.quant.passes.trial import Trial, Values, enabled_in, restore, state_of, weights_in
@@ -38,7 +38,7 @@ _SMALLEST = 2.0**-12  # of the largest channel: the least size that channels cou
 
 
 @dataclass(frozen=True)
-class EqualizeOptions(CheckedOptions):
+class EqualizeOptions(SelfChecked):
     """`alpha`: the strengths to try; `pictures` to measure on; `only_outliers`: skip units without outlier channels."""
 
     alpha: Annotated[tuple[Annotated[float, within(least=0, most=1)], ...], counted(1, 64)] = (0.5, 0.7)

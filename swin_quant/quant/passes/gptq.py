@@ -11,10 +11,10 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from swin_quant.base.schema import within
+from swin_quant.base.schema import SelfChecked, within
 from swin_quant.quant.calibration import Method
 from swin_quant.quant.fake_quant import round_to_grid_
-from swin_quant.quant.passes import CheckedOptions, Pass, PassContext
+from swin_quant.quant.passes import Pass, PassContext
 from swin_quant.quant.passes.layerwise import Problem, solve_layers
 from swin_quant.quant.passes.ridge import corrected, damped
 from swin_quant.quant.quantizer import Quantizer
@@ -73,7 +73,7 @@ def _factor(hessian: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class GptqOptions(CheckedOptions):
+class GptqOptions(SelfChecked):
     """`damp` is added to the variance of every input, as a share of their mean."""
 
     pictures: Annotated[int, within(least=1)] = 256

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from swin_quant.base.distributed import from_main, shared_out
-from swin_quant.base.schema import within
+from swin_quant.base.schema import SelfChecked, within
 from swin_quant.quant.layer import QuantizedLayer
-from swin_quant.quant.passes import CheckedOptions, Pass, PassContext
+from swin_quant.quant.passes import Pass, PassContext
 from swin_quant.quant.passes.improve_units import gain_db, improve_units, note_of
 from swin_quant.quant.passes.targets import Targets, channel_weights, targets_of
 from swin_quant.quant.passes.trial import RANGES, Values, enabled_in, ranges_in, state_of
@@ -114,7 +114,7 @@ def _give(node: Quantizer, value: Tensor) -> None:
 
 
 @dataclass(frozen=True)
-class RangeSearchOptions(CheckedOptions):
+class RangeSearchOptions(SelfChecked):
     """`pictures`: a quarter of them judges; `rounds` through the nodes of a unit; `weighted` and `seed` as in
     `reconstruct`; `together`: the nodes of a unit choose at once, not one after another."""
 

@@ -19,23 +19,24 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor, nn
 
-from swin_quant.base.schema import within
+from swin_quant.base.schema import SelfChecked, within
 from swin_quant.quant.fake_quant import TINY_AMAX, quantize_dequantize, spacing
 from swin_quant.quant.layer import QuantizedLayer
-from swin_quant.quant.passes import CheckedOptions, Pass, PassContext
+from swin_quant.quant.passes import Pass, PassContext
 from swin_quant.quant.passes.improve_units import gain_db, improve_units, note_of
 from swin_quant.quant.passes.targets import Targets, channel_weights, picture_gradients, targets_of
 from swin_quant.quant.passes.trial import Values, enabled_in, give_state, state_of
 from swin_quant.quant.passes.units import UnitRun
 from swin_quant.quant.quantizer import Role, State
 from swin_quant.quant.range_methods import mse
+from swin_quant.quant.ranges import least_learned
 
 _PRIME = 7919  # each unit has its own random numbers, so that a resumed pass gives the same bits
 _LOW, _HIGH = -0.1, 1.1  # the ends of the stretched sigmoid
 
 
 @dataclass(frozen=True)
-class ReconstructOptions(CheckedOptions):
+class ReconstructOptions(SelfChecked):
     """At most `pictures`, with their mirror images if both together are no more (`mirror`); `iterations` a unit, of
     `batch` pictures each; `drop`: the share of values taken from float; `weighted`: weight errors by their effect on
     the logits; `rank`: draws a picture of the directions in which its errors add up (0: none)."""
@@ -153,7 +154,6 @@ _WARM, _ROUNDED = 0.2, 0.8
 _PULL, _STEEP, _FLAT = 0.01, 20.0, 2.0  # AdaRound's
 # Adam's rates at the start; a range's is relative to the range
 _ROUNDING_RATE, _RANGE_RATE, _FLOAT_RATE = 0.03, 0.01, 1e-3
-_SMALLEST = 1e-3  # the least range, relative to its start: a range of zero could not grow again
 
 
 @torch.enable_grad()
@@ -202,9 +202,9 @@ class _Trained:
         floating = [parameter for parameter in unit.parameters() if parameter.dim() == 1 and parameter.requires_grad]
         for node in activations:
             node.state = State.QUANTIZE
+        self.least = [least_learned(node) for node in self.nodes]
         for node in self.nodes:
             node.learn_range()
-        self.least = [_SMALLEST * node.range.detach().abs().sum() for node in self.nodes]
         self.variables = [rounding.variable.requires_grad_() for rounding in self.roundings.values()]
         rated = [(self.variables, _ROUNDING_RATE), (floating, _FLOAT_RATE)]
         rated += [([node.range], _RANGE_RATE * node.range.detach().abs().max().item()) for node in self.nodes]

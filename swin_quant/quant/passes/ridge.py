@@ -11,15 +11,15 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from swin_quant.base.schema import counted, within
-from swin_quant.quant.passes import CheckedOptions, Pass, PassContext
+from swin_quant.base.schema import SelfChecked, counted, within
+from swin_quant.quant.passes import Pass, PassContext
 from swin_quant.quant.passes.layerwise import ErrorForm, Problem, solve_layers
 
 DAMPS = (0.01, 0.1, 1.0, 10.0)
 
 
 @dataclass(frozen=True)
-class RidgeOptions(CheckedOptions):
+class RidgeOptions(SelfChecked):
     """`damp`: values of lambda to try, as shares of the inputs' mean variance."""
 
     pictures: Annotated[int, within(least=1)] = 256

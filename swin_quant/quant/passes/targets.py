@@ -103,6 +103,12 @@ def root_times_signs(logits: Tensor, signs: Tensor) -> Tensor:
     return root - p * root.sum(1, keepdim=True)
 
 
+def _draw(logits: Tensor, classes: bool, generator: torch.Generator, count: int = 1) -> Tensor:
+    """`count` draws of A r for each row: [count, B, classes]. Without classes, A is the identity."""
+    signs = torch.randint(0, 2, (count, *logits.shape), generator=generator).to(logits) * 2 - 1
+    return torch.stack([root_times_signs(logits.detach(), each) for each in signs]) if classes else signs
+
+
 def channel_weights(model: nn.Module, units: Sequence[str], images: Sequence[Tensor], seed: int) -> dict[str, Tensor]:
     """The diagonal of F over the channels of each unit's output [..., channels], by unit: float32, with mean 1.
 
@@ -124,9 +130,7 @@ def channel_weights(model: nn.Module, units: Sequence[str], images: Sequence[Ten
         for batch in images:
             x = batch.clone().requires_grad_()
             logits = rows(model(x))
-            signs = torch.randint(0, 2, logits.shape, generator=generator).to(logits) * 2 - 1
-            felt = root_times_signs(logits.detach(), signs) if classes else signs
-            torch.autograd.grad((logits * felt).sum(), x)
+            torch.autograd.grad((logits * _draw(logits, classes, generator)[0]).sum(), x)
     return {name: _relative(total).float() for name, total in sums.items()}
 
 
@@ -149,10 +153,7 @@ def picture_gradients(model: nn.Module, unit: str, images: Sequence[Tensor], ran
         with torch.inference_mode(False), torch.enable_grad(), without_gradients(model):
             for batch in images:
                 logits = rows(model(batch.clone()))
-                shape = (rank, *logits.shape)
-                signs = torch.randint(0, 2, shape, generator=generator).to(logits) * 2 - 1
-                felt = [root_times_signs(logits.detach(), each) if classes else each for each in signs]
-                y = leaf.pop()
+                y, felt = leaf.pop(), _draw(logits, classes, generator, rank)
                 draws = [torch.autograd.grad((logits * each).sum(), y, retain_graph=True)[0] for each in felt]
                 found.append(torch.stack(draws, dim=1).bfloat16())
     finally:
