@@ -152,9 +152,7 @@ def _of_maps(
 
 def swin_of_maps(cfg: CfgNode) -> MapSwin:
     """Swin V1 of a config on maps, weights as initialised for training."""
-    model = _of_maps(cfg, swin.block_of, SwinMapBlock, SwinMapMerging)
-    model.apply(initialise)
-    return model
+    return _of_maps(cfg, swin.block_of, SwinMapBlock, SwinMapMerging).apply(initialise)
 
 
 def swin_v2_of_maps(cfg: CfgNode) -> MapSwin:

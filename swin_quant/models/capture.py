@@ -66,7 +66,8 @@ def capture(
             if decompose:
                 program = program.run_decompositions({})
         except Exception as error:  # a forward pass may raise anything on fake tensors
-            raise SwinQuantError(f"{what}: cannot be captured{_place(error)}: {_reason(error)}") from error
+            place = _last_of_users(traceback.extract_tb(error.__traceback__))
+            raise SwinQuantError(f"{what}: cannot be captured{place}: {_reason(error)}") from error
     graph = _on_attributes(program, module, what, outputs, named)
     for value in (node.meta["val"] for node in graph.nodes if node.op == "placeholder"):
         if is_concrete_int(value.shape[0]):
@@ -146,11 +147,6 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
-
-
-def _place(error: BaseException) -> str:
-    """The last line of the user's code in a traceback."""
-    return _last_of_users(traceback.extract_tb(error.__traceback__))
 
 
 def _fixed_at(value: Tensor) -> str:

@@ -98,8 +98,7 @@ class CapturedPart(nn.Module):
         self._run = _compiled(graph, root)
 
     def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self._run(self, x)
-        return result
+        return self._run(self, x)
 
 
 def _taken_apart(graph: fx.Graph, root: nn.Module) -> tuple[str, ...]:
@@ -141,8 +140,7 @@ def _compiled(graph: fx.Graph, root: nn.Module) -> Callable[..., Tensor]:
     code = graph.python_code("self")
     scope = dict(code.globals)
     exec(compile(code.src, f"<forward of {type(root).__name__}>", "exec"), scope)  # fx's own text of its graph
-    forward: Callable[..., Tensor] = scope["forward"]
-    return forward
+    return scope["forward"]
 
 
 def captured(

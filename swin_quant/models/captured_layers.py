@@ -130,8 +130,7 @@ def _owner(node: fx.Node, layer: Any, kind: str) -> QuantizedLayer:
     bias = getattr(layer, "bias", None)
     ours = _made(_OURS[kind], layer.weight, bias is not None, how, mode)
     ours.weight, ours.bias = layer.weight, bias
-    trained: QuantizedLayer = ours.train(layer.training)
-    return trained
+    return ours.train(layer.training)
 
 
 def _how(node: fx.Node) -> tuple[Any, ...]:
@@ -170,8 +169,7 @@ def _with_copies(ours: Any, name: str, layer: Any, weight: Callable[..., Tensor]
     own = {key: value for key, value in layer._parameters.items() if value is not None}
     lenders = {key: Lender((f"{name}.{key}",), functions[key]) for key in own}
     ours.borrow(lenders, {f"{name}.{key}": value for key, value in own.items()})
-    trained: Borrowed = ours.train(layer.training)
-    return trained
+    return ours.train(layer.training)
 
 
 def _free_name(root: nn.Module, parent: str, own: str, first: int) -> str:

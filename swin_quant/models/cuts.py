@@ -37,7 +37,7 @@ def chain(graph: fx.Graph, root: nn.Module) -> list[Region]:
 
     Empty if the run has less than half of the graph's layers.
     """
-    nodes = _operations(graph)
+    nodes = [node for node in graph.nodes if node.op.startswith("call_")]
     layers = [node.op == "call_module" and word_of(node, root) in LAYERS for node in nodes]
     starts: dict[int, list[Region]] = {}
     for region in _eligible(graph, nodes, layers, root):
@@ -60,10 +60,6 @@ def chain(graph: fx.Graph, root: nn.Module) -> list[Region]:
         return []
     with_layers = [number for number, region in enumerate(best) if held(region)]
     return best[with_layers[0] : with_layers[-1] + 1]
-
-
-def _operations(graph: fx.Graph) -> list[fx.Node]:
-    return [node for node in graph.nodes if node.op.startswith("call_")]
 
 
 def _eligible(graph: fx.Graph, nodes: list[fx.Node], layers: list[bool], root: nn.Module) -> Iterator[Region]:

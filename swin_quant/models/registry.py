@@ -78,17 +78,14 @@ def padded_of(model: nn.Module) -> list[str]:
     """The modules that see zeros beside tokens in maps of some sizes; none for a network with its own units."""
     if own_units(model):
         return []
-    return [name for pattern in architecture_of(model).padded for name in matching(model, pattern)]
+    return list(matching(model, *architecture_of(model).padded))
 
 
 def units_of(model: nn.Module) -> dict[str, nn.Module]:
     """The modules that the forward pass runs one after another, by name, in order."""
     if own := own_units(model):
         return {name: model.get_submodule(name) for name in own}
-    patterns = architecture_of(model).units
-    return {
-        name: module for name, module in model.named_modules() if any(matched(p, name) is not None for p in patterns)
-    }
+    return matching(model, *architecture_of(model).units)
 
 
 def blocks_or_units(model: nn.Module) -> dict[str, nn.Module]:
@@ -101,15 +98,13 @@ def blocks_or_units(model: nn.Module) -> dict[str, nn.Module]:
 
 def own_units(model: nn.Module) -> tuple[str, ...]:
     """The names of the units that a captured network found in itself; none for any other network."""
-    own: tuple[str, ...] = getattr(model, "own_units", ())
-    return own
+    return getattr(model, "own_units", ())
 
 
 def _exchanges(model: nn.Module) -> tuple[Exchange, ...]:
     """The exchanges that a model may have, by patterns."""
     if own_units(model):
-        own: tuple[Exchange, ...] = getattr(model, "own_exchanges", ())
-        return own
+        return getattr(model, "own_exchanges", ())
     architecture = architecture_of(model)
     pairs = tuple(of_norm(norm, linears) for norm, linears in architecture.pairs)
     streams = None if _gives_maps(model) else architecture.streams  # maps are the stream itself
@@ -134,11 +129,10 @@ def _within_one(exchange: Exchange, units: tuple[str, ...]) -> bool:
     return any(all(inside(name, unit) for name in names) for unit in units)
 
 
-def matching(model: nn.Module, pattern: str | None) -> dict[str, nn.Module]:
-    """Modules by name that match a pattern, in the model's order; none without a pattern."""
-    if pattern is None:
-        return {}
-    return {name: module for name, module in model.named_modules() if matched(pattern, name) is not None}
+def matching(model: nn.Module, *patterns: str | None) -> dict[str, nn.Module]:
+    """Modules by name that match one of the patterns, in the model's order; None matches nothing."""
+    wanted = [pattern for pattern in patterns if pattern is not None]
+    return {name: part for name, part in model.named_modules() if any(matched(one, name) is not None for one in wanted)}
 
 
 @cache

@@ -89,13 +89,8 @@ def block_of(g: Geometry, stage: int, index: int, drop_path: float, kind: type[S
     return kind(attn, g, stage, index, drop_path)
 
 
-def swin(geometry: Geometry) -> Swin:
-    """Swin V1 of a geometry, weights as initialised for training."""
-    return Swin(geometry, block_of, SwinPatchMerging)
-
-
 def _build(cfg: CfgNode) -> Swin:
-    return swin(geometry_of(cfg)).apply(initialise)
+    return Swin(geometry_of(cfg), block_of, SwinPatchMerging).apply(initialise)
 
 
 _ATTN = "layers.*.blocks.*.attn"

@@ -132,13 +132,8 @@ def block_of(
     return kind(attn, g, stage, index, drop_path)
 
 
-def swin_v2(geometry: Geometry) -> Swin:
-    """Swin V2 of a geometry, weights as initialised for training."""
-    return Swin(geometry, block_of, SwinV2PatchMerging)
-
-
 def _build(cfg: CfgNode) -> Swin:
-    return start(swin_v2(geometry_of(cfg)))
+    return start(Swin(geometry_of(cfg), block_of, SwinV2PatchMerging))
 
 
 def start(model: Swin) -> Swin:

@@ -125,8 +125,7 @@ def _made(timm: Any, name: str, size: int | tuple[int, int], options: dict[str, 
     problem: Exception | None = None
     for more in ({"img_size": size, **rates}, rates, {"drop_rate": cfg.MODEL.DROP_RATE}, {}):
         try:
-            module: nn.Module = timm.create_model(name, **{**more, **options})
-            return module
+            return timm.create_model(name, **{**more, **options})
         except TypeError as error:  # an unknown option, or a wrong value
             problem = error
             if not any(f"'{key}'" in str(error) for key in more if key not in options):

@@ -216,15 +216,14 @@ def search_ranges(
         which = f"calibrator {method.name}" if method.name else "the default calibrator"
         raise UsageError(f"{which} needs histograms, and max was observed: observe again")
     wanted = calibration.largest if names is None else names
-    nodes, found = named_nodes(model), track(wanted, "searching ranges", len(wanted), "nodes")
-    return {name: _search(calibration, name, nodes[name], method) for name in found}
-
-
-def _search(calibration: Calibration, name: str, node: Quantizer, method: Method) -> Range:
-    chosen = method.for_node(name, node.setting.bits)
-    if chosen == "max":
-        return Range(calibration.largest[name], calibration.ends.get(name))
-    return search(chosen, calibration.statistics[name], node, method.percentile)
+    nodes, found = named_nodes(model), {}
+    for name in track(wanted, "searching ranges", len(wanted), "nodes"):
+        chosen = method.for_node(name, nodes[name].setting.bits)
+        if chosen == "max":
+            found[name] = Range(calibration.largest[name], calibration.ends.get(name))
+        else:
+            found[name] = search(chosen, calibration.statistics[name], nodes[name], method.percentile)
+    return found
 
 
 def _reduce(observers: dict[str, ActivationObserver], pictures: int, device: torch.device) -> int:

@@ -81,29 +81,27 @@ def check_ranges(
         return check
     if len(calibration.statistics) < len(calibration.largest):  # `max` keeps no histograms
         calibration = observe(model, [batch.images for batch in batches], method.alone("mse"))
+
+    def sqnr_with(ranges: Mapping[str, Range]) -> float:
+        with keeping_ranges(nodes.values()):
+            for name, found in ranges.items():
+                found.give(nodes[name])
+            return _compared(model, batches)[1]
+
     ranges: dict[str, dict[str, Range]] = {}
     others: dict[str, float] = {}
     for name in methods_for(enabled_nodes(model).values()):
         if any(method.for_node(place, node.setting.bits) != name for place, node in nodes.items()):
             ranges[name] = search_ranges(model, calibration, method.alone(name), nodes)
-            others[name] = _sqnr_with(ranges[name], nodes, model, batches)
+            others[name] = sqnr_with(ranges[name])
     check = replace(check, others=others)
     if check.better:
         suspects = _suspects(nodes, calibration, ranges[check.better])
         better = {name: ranges[check.better][name] for name in suspects}
-        mended = _sqnr_with(better, nodes, model, batches) if suspects else sqnr
+        mended = sqnr_with(better) if suspects else sqnr
         if mended - sqnr >= (others[check.better] - sqnr) / 2:
             check = replace(check, at_fault=suspects)
     return check
-
-
-def _sqnr_with(
-    ranges: Mapping[str, Range], nodes: Mapping[str, Quantizer], model: nn.Module, batches: Sequence[CheckBatch]
-) -> float:
-    with keeping_ranges(nodes.values()):
-        for name, found in ranges.items():
-            found.give(nodes[name])
-        return _compared(model, batches)[1]
 
 
 def _suspects(nodes: Mapping[str, Quantizer], calibration: Calibration, ranges: Mapping[str, Range]) -> list[str]:

@@ -59,8 +59,7 @@ def loss_of(batches: Sequence[Sequence[float]]) -> Loss:
 
 def summed(batches: Sequence[Sequence[float]]) -> list[float]:
     """Each figure's sum over batches, in their order."""
-    total: list[float] = np.sum(batches, axis=0).tolist()
-    return total
+    return np.sum(batches, axis=0).tolist()
 
 
 def distance(logits: Tensor, expected: Tensor) -> list[float]:

@@ -32,8 +32,7 @@ class Folded(nn.Module):
 
 def norms_of(model: nn.Module) -> Mapping[str, str]:
     """Maps the name of a norm to the layer that it can be folded into; empty by default."""
-    found: Mapping[str, str] = getattr(model, "foldable", {})
-    return found
+    return getattr(model, "foldable", {})
 
 
 def is_folded(model: nn.Module) -> bool:

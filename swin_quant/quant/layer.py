@@ -119,8 +119,7 @@ class QuantConv(QuantizedLayer):
         self.add_nodes()
 
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        result: Tensor = self._conv_forward(x, weight, bias)
-        return result
+        return self._conv_forward(x, weight, bias)
 
     def aligned(self, bias: Tensor) -> Tensor:
         return bias.view(-1, *[1] * (self.weight.dim() - 2))

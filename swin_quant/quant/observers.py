@@ -84,8 +84,7 @@ class ActivationObserver:
         self.pictures = 1
         self.lowest = self.highest = 0.0
         self.peaks: list[float] = []  # the largest magnitude in each picture
-        self.below = Histogram.empty(device) if histogram else None
-        self.above = Histogram.empty(device) if histogram else None
+        self.histograms = [Histogram.empty(device) for _ in range(2)] if histogram else []  # below zero, and others
         self.values_per_picture = values_per_picture
 
     def __call__(self, x: Tensor) -> None:
@@ -100,18 +99,14 @@ class ActivationObserver:
         low, high = min(least), max(most)
         self.peaks += map(max, (-end for end in least), most)
         self.lowest, self.highest = min(self.lowest, low), max(self.highest, high)
-        if self.below is not None and self.above is not None:
-            add_sides(self.below, self.above, _subset(by_picture, self.values_per_picture), low, high)
+        if self.histograms:
+            below, above = self.histograms
+            add_sides(below, above, _subset(by_picture, self.values_per_picture), low, high)
 
     @property
     def largest(self) -> float:
         """The largest magnitude."""
         return max(-self.lowest, self.highest)
-
-    @property
-    def histograms(self) -> list[Histogram]:
-        """The histograms of both sides, or none."""
-        return [side for side in (self.below, self.above) if side is not None]
 
     def statistics(self) -> Statistics:
         """The statistics so far, for a range search."""

@@ -191,8 +191,7 @@ class _Batch:
 
     def _forward(self, begin: int) -> Tensor:
         self.computed += len(self.parts) + 1 - begin
-        logits: Tensor = self.model(self.images)
-        return logits
+        return self.model(self.images)
 
     def _note(self, name: str, *_: object) -> None:
         """Note how many blocks have run at a node's first call."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from swin_quant.base.schema import SelfChecked, within
 from swin_quant.quant.layer import QuantizedLayer, channels_last
 from swin_quant.quant.passes import Pass, PassContext
-from swin_quant.quant.passes.trial import quantizing
+from swin_quant.quant.passes.trial import quantized_layers, quantizing
 from swin_quant.quant.watch import watching
 
 
@@ -30,11 +30,7 @@ class BiasOptions(SelfChecked):
 @torch.no_grad()
 def run(context: PassContext, options: BiasOptions) -> str:
     """Correct the bias of every layer that has one and whose weight is quantized."""
-    layers = {
-        name: layer
-        for name, layer in context.model.named_modules()
-        if isinstance(layer, QuantizedLayer) and layer._weight_quantizer.setting.enabled and layer.shiftable().any()
-    }
+    layers = {name: layer for name, layer in quantized_layers(context.model).items() if layer.shiftable().any()}
     errors = {}
     for name, layer in layers.items():
         with quantizing(layer):

@@ -5,6 +5,7 @@ whose output gets no better stays unchanged.
 """
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -16,7 +17,7 @@ from swin_quant.base.errors import listed
 from swin_quant.quant.layer import QuantizedLayer
 from swin_quant.quant.passes import PassContext
 from swin_quant.quant.passes.improve_units import gain_db, note_of
-from swin_quant.quant.passes.trial import give_state, quantized, quantizing, squared_error, state_of
+from swin_quant.quant.passes.trial import give_state, quantized, quantized_layers, quantizing, squared_error, state_of
 from swin_quant.quant.passes.units import UnitRun, entering, through
 from swin_quant.quant.watch import watching
 
@@ -98,18 +99,13 @@ def solve_layers(context: PassContext, pictures: int, solve: Solve) -> str:
 
 def _running(unit: nn.Module, batches: Sequence[Tensor]) -> list[str]:
     """The layers of a unit with quantized weights, in running order, without convolutions of several groups."""
-    layers = {
-        name: layer
-        for name, layer in unit.named_modules()
-        if isinstance(layer, QuantizedLayer) and layer._weight_quantizer.setting.enabled
-    }
     order: dict[str, None] = {}
 
     def look(name: str, layer: nn.Module, inputs: tuple[Any, ...], y: Any) -> None:
         if cast(QuantizedLayer, layer).columns(inputs[0]) is not None:
             order[name] = None
 
-    with watching(layers, look):
+    with watching(quantized_layers(unit), look):
         through(unit, [batch[:1] for batch in batches[:1]])
     return list(order)
 
@@ -152,8 +148,7 @@ class _TokenSums:
     dx: Tensor
 
     def __add__(self, other: "_TokenSums") -> "_TokenSums":
-        return _TokenSums(self.tokens + other.tokens, self.x + other.x, self.d + other.d,
-                     self.xx + other.xx, self.dx + other.dx)  # fmt: skip
+        return _TokenSums(*map(operator.add, vars(self).values(), vars(other).values()))
 
     def form(self, centred: bool) -> ErrorForm:
         x, d, xx, dx = (each / max(self.tokens, 1) for each in (self.x, self.d, self.xx, self.dx))

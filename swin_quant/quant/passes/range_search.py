@@ -6,7 +6,7 @@ unit, on the outputs of the quantized units before it. A channel's error is weig
 2022: Hessian guided metric, alternating search.)
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
@@ -28,55 +28,74 @@ from swin_quant.quant.range_methods import mse
 _FACTORS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.1, 1.2, 1.35)
 _BETTER = 0.999  # share of the error before: a smaller gain may be chance
 
-Tried = Callable[[Quantizer], list[Tensor]]
-
 
 def search_ranges(unit: nn.Module, targets: Targets, rounds: int, together: bool) -> None:
     """Give the nodes of the quantized unit ranges with a smaller error on the training pictures.
 
     `together`: all nodes choose at once, not one after another. Each rank tries a part, and all choose the same.
     """
-    least = from_main(targets.cost(unit, targets.training))  # ranks with other kernels must choose the same
-    weights = {part._weight_quantizer: part.weight for part in unit.modules() if isinstance(part, QuantizedLayer)}
-    nodes = [node for node in enabled_in(unit) if node.setting.amax is None]
-    turn = _together if together else _in_turn
-
-    def tried(node: Quantizer, finer: int) -> list[Tensor]:
-        return list(_candidates(node, weights.get(node), finer))
-
+    search = _Search(unit, targets)
     for finer in range(rounds):
-        least = turn(unit, targets, nodes, partial(tried, finer=finer), least)
+        search.together(finer) if together else search.in_turn(finer)
 
 
-def _in_turn(unit: nn.Module, targets: Targets, nodes: Sequence[Quantizer], tried: Tried, least: float) -> float:
-    """Node after node, each with the choices of those before it. The ranks share the ranges of a node."""
-    for node in nodes:
-        before, candidates = node.range.clone(), from_main(tried(node))
-        errors = shared_out(candidates, partial(_error, unit, targets, node))
-        best, least = _best(errors, least)
-        _give(node, before if best is None else candidates[best])
-    return least
+class _Search:
+    """The nodes of a unit whose ranges are searched, closer to their own in each round, `finer`; and the `least` error
+    so far."""
 
+    def __init__(self, unit: nn.Module, targets: Targets) -> None:
+        self.unit, self.targets = unit, targets
+        self.weights = {
+            part._weight_quantizer: part.weight for part in unit.modules() if isinstance(part, QuantizedLayer)
+        }
+        self.nodes = [node for node in enabled_in(unit) if node.setting.amax is None]
+        self.least = from_main(self.error())  # ranks with other kernels must choose the same
 
-def _together(unit: nn.Module, targets: Targets, nodes: Sequence[Quantizer], tried: Tried, least: float) -> float:
-    """Each node with the old ranges of all others; all keep their old ranges if the choices together are no better. The
-    ranks share the nodes."""
-    before = [node.range.clone() for node in nodes]
-    candidates = from_main([tried(node) for node in nodes])
+    def error(self) -> float:
+        return self.targets.cost(self.unit, self.targets.training)
 
-    def choice(number: int) -> int | None:
-        best, _ = _best([_error(unit, targets, nodes[number], each) for each in candidates[number]], least)
-        _give(nodes[number], before[number])
-        return best
+    def error_with(self, node: Quantizer, candidate: Tensor) -> float:
+        _give(node, candidate)
+        return self.error()
 
-    for number, best in enumerate(shared_out(range(len(nodes)), choice)):
-        _give(nodes[number], before[number] if best is None else candidates[number][best])
-    error = from_main(targets.cost(unit, targets.training))
-    if error < least:
-        return error
-    for node, value in zip(nodes, before, strict=True):
-        _give(node, value)
-    return least
+    def in_turn(self, finer: int) -> None:
+        """Node after node, each with the choices of those before it. The ranks share the ranges of a node."""
+        for node in self.nodes:
+            before, candidates = node.range.clone(), from_main(list(self.candidates(node, finer)))
+            best, self.least = _best(shared_out(candidates, partial(self.error_with, node)), self.least)
+            _give(node, before if best is None else candidates[best])
+
+    def together(self, finer: int) -> None:
+        """Each node with the old ranges of all others; all keep their old ranges if the choices together are no better.
+        The ranks share the nodes."""
+        nodes, before = self.nodes, [node.range.clone() for node in self.nodes]
+        candidates = from_main([list(self.candidates(node, finer)) for node in nodes])
+
+        def choice(number: int) -> int | None:
+            best, _ = _best([self.error_with(nodes[number], each) for each in candidates[number]], self.least)
+            _give(nodes[number], before[number])
+            return best
+
+        for number, best in enumerate(shared_out(range(len(nodes)), choice)):
+            _give(nodes[number], before[number] if best is None else candidates[number][best])
+        error = from_main(self.error())
+        if error < self.least:
+            self.least = error
+        else:
+            for node, value in zip(nodes, before, strict=True):
+                _give(node, value)
+
+    def candidates(self, node: Quantizer, finer: int) -> Iterator[Tensor]:
+        """Ranges around a node's own, closer in each round."""
+        start = node.range.clone()
+        if node in self.weights:
+            weight = self.weights[node].detach()
+            start = node.range_for(weight)
+            if not finer:
+                yield start
+                start = mse.of_weight(weight, *node.setting.levels, node.setting.per_channel)
+                yield start
+        yield from (start * factor**0.5**finer for factor in _FACTORS)
 
 
 def _best(errors: Sequence[float], least: float) -> tuple[int | None, float]:
@@ -86,23 +105,6 @@ def _best(errors: Sequence[float], least: float) -> tuple[int | None, float]:
         if error < least * _BETTER:
             best, least = number, error
     return best, least
-
-
-def _error(unit: nn.Module, targets: Targets, node: Quantizer, candidate: Tensor) -> float:
-    _give(node, candidate)
-    return targets.cost(unit, targets.training)
-
-
-def _candidates(node: Quantizer, weight: Tensor | None, finer: int) -> Iterator[Tensor]:
-    """Ranges around a node's own, closer in each round."""
-    start = node.range.clone()
-    if weight is not None:
-        start = node.range_for(weight.detach())
-        if not finer:
-            yield start
-            start = mse.of_weight(weight, *node.setting.levels, node.setting.per_channel)
-            yield start
-    yield from (start * factor**0.5**finer for factor in _FACTORS)
 
 
 def _give(node: Quantizer, value: Tensor) -> None:

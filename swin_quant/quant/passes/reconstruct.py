@@ -25,7 +25,7 @@ from swin_quant.quant.layer import QuantizedLayer
 from swin_quant.quant.passes import Pass, PassContext
 from swin_quant.quant.passes.improve_units import gain_db, improve_units, note_of
 from swin_quant.quant.passes.targets import Targets, channel_weights, picture_gradients, targets_of
-from swin_quant.quant.passes.trial import Values, enabled_in, give_state, state_of
+from swin_quant.quant.passes.trial import Values, enabled_in, give_state, quantized_layers, state_of
 from swin_quant.quant.passes.units import UnitRun
 from swin_quant.quant.quantizer import Role, State
 from swin_quant.quant.range_methods import mse
@@ -197,8 +197,7 @@ class _Trained:
     def __init__(self, unit: nn.Module) -> None:
         activations = [node for node in enabled_in(unit) if node.role is not Role.GEMM_WEIGHT]
         self.nodes = [node for node in activations if node.setting.amax is None]
-        layers = [part for part in unit.modules() if isinstance(part, QuantizedLayer)]
-        self.roundings = {layer: rounding_of(layer) for layer in layers if layer._weight_quantizer.setting.enabled}
+        self.roundings = {layer: rounding_of(layer) for layer in quantized_layers(unit).values()}
         floating = [parameter for parameter in unit.parameters() if parameter.dim() == 1 and parameter.requires_grad]
         for node in activations:
             node.state = State.QUANTIZE

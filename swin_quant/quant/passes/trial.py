@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from swin_quant.quant.fake_quant import TINY_AMAX, UNUSED_AMAX, quantize_dequantize
 from swin_quant.quant.fold import unfolding
-from swin_quant.quant.layer import give_factors
+from swin_quant.quant.layer import QuantizedLayer, give_factors
 from swin_quant.quant.passes.units import UnitRun, through
 from swin_quant.quant.policy import apply_settings
 from swin_quant.quant.quantizer import Quantizer, Role, State, named_nodes
@@ -47,10 +47,8 @@ class Trial:
             return squared_error(through(self.unit, self.judged.inputs), self.judged.outputs)
 
     def _set_ranges(self) -> None:
-        for layer in self.unit.modules():
-            node = getattr(layer, "_weight_quantizer", None)
-            if isinstance(node, Quantizer) and node.setting.enabled:
-                node.amax = _alive(layer.weight.detach().abs().max())  # type: ignore[operator]
+        for layer in quantized_layers(self.unit).values():
+            layer._weight_quantizer.amax = _alive(layer.weight.detach().abs().max())
         for node in self.nodes:
             if isinstance(node.observer, _Sample):
                 node.observer.set_range(node, self.method)
@@ -106,6 +104,12 @@ def _alive(amax: Tensor) -> Tensor:
 def enabled_in(unit: nn.Module) -> list[Quantizer]:
     """The enabled nodes of a unit; they keep their names in the network."""
     return [module for module in unit.modules() if isinstance(module, Quantizer) and module.setting.enabled]
+
+
+def quantized_layers(unit: nn.Module) -> dict[str, QuantizedLayer]:
+    """The layers of a unit whose weights are quantized, by their names in it."""
+    layers = {name: layer for name, layer in unit.named_modules() if isinstance(layer, QuantizedLayer)}
+    return {name: layer for name, layer in layers.items() if layer._weight_quantizer.setting.enabled}
 
 
 @contextmanager
