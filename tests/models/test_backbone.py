@@ -11,15 +11,14 @@ from swin_quant.quant.policy import apply_policy, load_policy, quantize
 from swin_quant.quant.quantizer import named_nodes
 
 TIMM = {"swin": "swin_tiny_patch4_window7_224", "swinv2": "swinv2_tiny_window8_256"}
-V1 = {"IMG_SIZE": 32, "WINDOW_SIZE": 4, "DEPTHS": [2, 2], "NUM_HEADS": [1, 2]}
-SHAPE = {"swin": V1, "swinv2": V1 | {"PRETRAINED_WINDOW_SIZES": [0, 0]}}
+SHAPE = {"IMG_SIZE": 32, "WINDOW_SIZE": 4, "DEPTHS": [2, 2], "NUM_HEADS": [1, 2]}
 SIZES = [(32, 32), (48, 80), (34, 46), (10, 70), (4, 4)]
 
 
 @pytest.fixture(scope="session")
 def tiny_backbone(tiny_model):
     """make("swin" | "swinv2", KEY=value ...) -> a random backbone of two stages for 32 x 32, window 4, patch 2."""
-    return lambda kind="swin", **keys: tiny_model(kind, OUTPUT_KIND="features", **SHAPE[kind], **keys)
+    return lambda kind="swin", **keys: tiny_model(kind, OUTPUT_KIND="features", **SHAPE, **keys)
 
 
 @pytest.fixture(scope="session", params=["swin", "swinv2"])
@@ -63,7 +62,7 @@ def test_maps_are_those_of_timm(beside_timm, size):
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
 def test_at_the_trained_size_maps_are_those_of_the_classifier(kind, tiny_backbone, tiny_model):
     backbone = tiny_backbone(kind)
-    classifier = tiny_model(kind, **SHAPE[kind])
+    classifier = tiny_model(kind, **SHAPE)
     state = classifier.state_dict()
     missing = backbone.load_state_dict({k: v for k, v in state.items() if not k.startswith(("head", "norm"))}, False)
     assert all("relative" in key for key in missing.missing_keys)

@@ -14,19 +14,11 @@ CONFIGS = sorted(path for folder in ("swin", "swinv2") for path in (configs_dir(
 LINEAR = ("_input_quantizer", "_weight_quantizer", "_aftergemm_quantizer")
 BLOCK = {
     **{f"{linear}.{node}": "12" for linear in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2") for node in LINEAR},
-    "attn.matmul_q_input_quantizer": "12",
-    "attn.matmul_k_input_quantizer": "12",
-    "attn.matmul_v_input_quantizer": "12",
-    "attn.matmul_a_input_quantizer": "12",
+    **{f"attn.matmul_{operand}_input_quantizer": "12" for operand in "qkva"},
     "attn.softmax_input_quantizer": "12",
-    "attn.mha_q_input_quantizer": "2",
-    "attn.mha_k_input_quantizer": "2",
-    "layernorm_input1_quantizer": "12",
-    "layernorm_input2_quantizer": "12",
-    "add1_local_input_quantizer": "12",
-    "add1_residual_input_quantizer": "12",
-    "add2_local_input_quantizer": "12",
-    "add2_residual_input_quantizer": "12",
+    **{f"attn.mha_{operand}_input_quantizer": "2" for operand in "qk"},
+    **{f"layernorm_input{number}_quantizer": "12" for number in (1, 2)},
+    **{f"add{number}_{side}_input_quantizer": "12" for number in (1, 2) for side in ("local", "residual")},
 }
 
 # docs/reference, section 1.2: config: stage resolutions, window in use, nW, stages whose odd blocks have a mask.
@@ -152,7 +144,7 @@ def expected_keys(version, width, depths, heads, window, classes):
 
 @pytest.mark.parametrize(("kind", "version"), [("swin", 1), ("swinv2", 2)])
 def test_float_keys_and_shapes_are_those_of_the_spec(kind, version, tiny_model):
-    model = tiny_model(kind, DEPTHS=[1, 1], NUM_HEADS=[1, 2], **extra(kind, 2))
+    model = tiny_model(kind, DEPTHS=[1, 1], NUM_HEADS=[1, 2])
     keys = {key: tuple(value.shape) for key, value in model.state_dict().items()}
     assert keys == expected_keys(version, 32, [1, 1], [1, 2], 4, 10)
 
@@ -167,10 +159,6 @@ def test_calibrated_keys_are_added_to_the_float_ones(kind, tiny_model):
     after = model.state_dict()
     assert set(after) - before == {f"{name}._amax" for name in nodes}
     assert all(after[f"{name}._amax"].shape == () for name in nodes)
-
-
-def extra(kind, stages):
-    return {"PRETRAINED_WINDOW_SIZES": [0] * stages} if kind == "swinv2" else {}
 
 
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])

@@ -1,4 +1,4 @@
-"""Parts that both versions share, and the types of tensors in a model."""
+"""Parts that both versions share, the types of tensors, and whole models: as graphs, and without pictures."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from torch import nn
 from swin_quant.base.compat import import_timm
 from swin_quant.models.layers import DropPath, LayerNorm
 from swin_quant.quant.calibration import Method, calibrate
-from swin_quant.quant.policy import quantize
+from swin_quant.quant.policy import enabled_nodes, quantize
 from swin_quant.quant.quantizer import named_nodes
 
 KINDS = pytest.mark.parametrize("kind", ["swin", "swinv2"])
@@ -95,3 +95,63 @@ def test_drop_path_draws_what_timm_s_draws():
     torch.manual_seed(1)
     assert torch.equal(dropped, theirs(x)) and 10 < sum(bool(row.any()) for row in dropped) < 60
     assert ours.eval()(x) is x and DropPath(0.0)(x) is x
+
+
+@pytest.fixture(scope="module")
+def quantized(tiny_model, use_policy):
+    """make(kind, policy) -> a shallow quantized model: two stages, with shift, mask and merging."""
+
+    def make(kind, policy):
+        model = tiny_model(kind)
+        calibrate(model, [torch.randn(2, 3, 32, 32)], Method("max"))
+        use_policy(model, policy)
+        quantize(model)
+        return model
+
+    return make
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "policy"), [("swin", "qdq"), ("swinv2", "ft-mode1")])
+def test_export_serves_any_batch(kind, policy, quantized):
+    model = quantized(kind, policy)
+    batch = torch.export.Dim("batch")
+    program = torch.export.export(model, (torch.randn(2, 3, 32, 32),), dynamic_shapes=({0: batch},))
+    ops = [str(node.target) for node in program.graph.nodes]
+    assert sum("fake_quant" in op for op in ops) == len(enabled_nodes(model)) > 0
+    exported = program.module()
+    for size in (1, 3, 5):
+        x = torch.randn(size, 3, 32, 32)
+        with torch.no_grad():
+            assert torch.equal(exported(x), model(x))
+
+
+@pytest.mark.slow
+@KINDS
+def test_compile_makes_one_graph(kind, quantized):
+    torch._dynamo.reset()
+    model = quantized(kind, "ft-mode1")
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    x = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        assert torch.equal(compiled(x), model(x))
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("policy", ["float", "ft-mode1", "qdq"])
+@KINDS
+def test_no_picture_gives_no_logits_and_zero_gradients(tiny_model, use_policy, kind, policy, checkpointing):
+    model = tiny_model(kind, DROP_PATH_RATE=0.2)
+    calibrate(model, [torch.randn(2, 3, 32, 32), torch.empty(0, 3, 32, 32)], Method("max"))
+    use_policy(model, policy)
+    for node in enabled_nodes(model).values():
+        node.learn_range()
+    quantize(model)
+    for stage in model.layers:
+        stage.checkpointing = checkpointing
+    for mode in (model.train(), model.eval()):
+        logits = mode(torch.empty(0, 3, 32, 32))
+        assert logits.shape == (0, 10) and logits.dtype == torch.float32
+        model.zero_grad()
+        logits.sum().backward()
+        assert all(torch.equal(p.grad, torch.zeros_like(p)) for p in model.parameters())

@@ -25,8 +25,7 @@ class Windows(nn.Module):
 def model(request, tiny_model):
     if request.param == "wrapped":
         return sq.wrap(Windows(), 32)
-    more = {"PRETRAINED_WINDOW_SIZES": [0, 0]} if request.param == "swinv2" else {}
-    return sq.Model(tiny_model(request.param, IMG_SIZE=32, WINDOW_SIZE=4, DEPTHS=[1, 1], NUM_HEADS=[1, 2], **more))
+    return sq.Model(tiny_model(request.param, IMG_SIZE=32, WINDOW_SIZE=4, DEPTHS=[1, 1], NUM_HEADS=[1, 2]))
 
 
 def test_another_size_is_refused_in_words(model):

@@ -201,7 +201,7 @@ def test_a_stream_that_a_policy_leaves_uneven_is_warned_of(tiny_model):
     """V2's last stream takes a multiplication to even out, which FasterTransformer's kernels lack."""
     named = {}
     for policy in ("ft-mode1", "qdq"):
-        model = tiny_model("swinv2", DEPTHS=[1, 1], NUM_HEADS=[1, 2], PRETRAINED_WINDOW_SIZES=[0, 0])
+        model = tiny_model("swinv2", DEPTHS=[1, 1], NUM_HEADS=[1, 2])
         model.layers[0].downsample.norm.weight.data[3] *= 100
         apply_policy(model, load_policy(policy))
         images = torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(0))

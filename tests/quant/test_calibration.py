@@ -19,22 +19,18 @@ from swin_quant.quant.calibration import (
 )
 from swin_quant.quant.fake_quant import UNUSED_AMAX
 from swin_quant.quant.layer import QuantLinear
-from swin_quant.quant.policy import quantize
+from swin_quant.quant.policy import dequantize, quantize
 from swin_quant.quant.quantizer import Role, State, named_nodes
+from swin_quant.quant.watch import watching
 from tests.helpers.settings import change
 
 KINDS = pytest.mark.parametrize("kind", ["swin", "swinv2"])
 METHODS = ("max", "percentile", "mse", "entropy")
 
 SMALL = {"DEPTHS": [1, 1], "NUM_HEADS": [1, 2]}
-SHORT = {"DEPTHS": [2, 1], "NUM_HEADS": [1, 2]}
 # Windows of 49 tokens and few channels: sizes that no vector register or cache block divides.
 ODD = {"WINDOW_SIZE": 7, "EMBED_DIM": 24, "DEPTHS": [2, 1], "NUM_HEADS": [2, 4]}
 PATCHES = {"patch 2": {"IMG_SIZE": 28, "PATCH_SIZE": 2}, "patch 4": {"IMG_SIZE": 56, "PATCH_SIZE": 4}}
-
-
-def stages(kind, keys):
-    return keys | ({"PRETRAINED_WINDOW_SIZES": [0] * len(keys["DEPTHS"])} if kind == "swinv2" else {})
 
 
 def ranges(model):
@@ -49,20 +45,12 @@ def ends(model):
 
 def observed_tensors(model, images):
     """Every node's input, by hooks on the float model; independent of observers."""
-    seen, hooks = {}, []
-    for name, node in named_nodes(model).items():
-
-        def hook(module, inputs, name=name):
-            seen[name] = inputs[0].detach().clone()
-
+    seen, nodes = {}, named_nodes(model)
+    for node in nodes.values():
         node.state = State.CALIBRATE  # an enabled node shows the product before the bias
-        hooks.append(node.register_forward_pre_hook(hook))
-    with torch.no_grad():
+    with torch.no_grad(), watching(nodes, lambda name, node, inputs, y: seen.update({name: inputs[0].clone()})):
         model(images)
-    for hook in hooks:
-        hook.remove()
-    for node in named_nodes(model).values():
-        node.state = State.OFF
+    dequantize(model)
     return seen
 
 
@@ -70,32 +58,15 @@ def observed_tensors(model, images):
 @pytest.mark.parametrize("patch", PATCHES)
 def test_batch_1_and_batch_32_count_the_same(kind, patch, tiny_model):
     """To the bit: a picture's numbers must not depend on the pictures around it."""
-    model = tiny_model(kind, **stages(kind, ODD | PATCHES[patch]))
+    model = tiny_model(kind, **(ODD | PATCHES[patch]))
     images = torch.randn(32, 3, model.geometry.image_size, model.geometry.image_size)
-    one, five, all_at_once = (observe(model, images.split(batch)) for batch in (1, 5, 32))
-    assert one.pictures == five.pictures == all_at_once.pictures == 32
-    for name, largest in all_at_once.largest.items():
-        assert one.largest[name] == five.largest[name] == largest, name
-        counts = [found.statistics[name].counts.tolist() for found in (one, five, all_at_once)]
-        assert counts[0] == counts[1] == counts[2], name
-
-
-@pytest.mark.slow
-@KINDS
-def test_batch_1_and_batch_32_give_the_same_ranges(kind, tiny_model):
-    model = tiny_model(kind, **stages(kind, SMALL))
-    images = torch.randn(32, 3, 32, 32)
-    found = []
-    for batch in (1, 32):
-        calibration = observe(model, images.split(batch))
-        found.append({})
-        for method in METHODS:
-            set_ranges(model, calibration, Method(method))
-            found[-1] |= {(name, method): amax for name, amax in (ranges(model) | ends(model)).items()}
-    nodes = named_nodes(model)
-    activations = [name for name, node in nodes.items() if node.role is not Role.GEMM_WEIGHT]
-    assert len(found[0]) == len(METHODS) * (len(nodes) + len(activations))
-    assert found[0] == found[1]
+    one, five, whole = (observe(model, images.split(batch)) for batch in (1, 5, 32))
+    for other in (one, five):
+        assert other.pictures == whole.pictures == 32 and other.peaks == whole.peaks
+        assert other.largest == whole.largest and other.ends == whole.ends
+        for name, statistics in whole.statistics.items():
+            pairs = zip((statistics, *statistics.sides), (found := other.statistics[name], *found.sides), strict=True)
+            assert all(x.width == y.width and x.counts.tolist() == y.counts.tolist() for x, y in pairs), name
 
 
 @KINDS
@@ -136,7 +107,7 @@ def test_a_subset_is_a_good_stand_in_for_everything(tiny_model):
 
 @pytest.mark.slow
 def test_several_methods_on_one_observation_are_those_of_separate_calibrations(tiny_model):
-    model = tiny_model("swinv2", **stages("swinv2", SMALL))
+    model = tiny_model("swinv2", **SMALL)
     images = torch.randn(4, 3, 32, 32)
     calibration = observe(model, [images])
     for method in METHODS:
@@ -148,31 +119,20 @@ def test_several_methods_on_one_observation_are_those_of_separate_calibrations(t
 
 @pytest.mark.slow
 @KINDS
-def test_methods_differ_and_none_is_above_max(kind, tiny_model):
-    model = tiny_model(kind, **stages(kind, SMALL))
+def test_methods_differ_weights_take_their_maximum_and_no_range_is_above_max(kind, tiny_model):
+    model = tiny_model(kind, **SMALL)
     calibration = observe(model, [torch.randn(4, 3, 32, 32)])
     found = {}
     for method in METHODS:
-        set_ranges(model, calibration, Method(method))
+        set_ranges(model, calibration, Method(method, percentile=50.0))
         found[method] = ranges(model)
-    for name, largest in found["max"].items():
-        assert all(0 < found[method][name] <= largest for method in METHODS)
+        for name, node in named_nodes(model).items():
+            assert node.amax.shape == () and node.amax.dtype == torch.float32 and 0 < node.amax <= found["max"][name]
+            if node.role is Role.GEMM_WEIGHT:
+                assert node.amax == model.get_submodule(name.rpartition(".")[0]).weight.abs().max()
     activations = [name for name in found["max"] if not name.endswith("_weight_quantizer")]
     for method in ("percentile", "mse", "entropy"):
         assert sum(found[method][name] < found["max"][name] for name in activations) > len(activations) / 2
-
-
-@pytest.mark.slow
-@KINDS
-def test_every_node_gets_a_0_dim_float32_range_and_weights_their_maximum(kind, tiny_model):
-    model = tiny_model(kind, **stages(kind, SMALL))
-    calibration = observe(model, [torch.randn(2, 3, 32, 32)])
-    for method in METHODS:
-        set_ranges(model, calibration, Method(method, percentile=50.0))
-        for name, node in named_nodes(model).items():
-            assert node.amax.shape == () and node.amax.dtype == torch.float32 and 0 < node.amax < torch.inf
-            if node.role is Role.GEMM_WEIGHT:
-                assert node.amax == model.get_submodule(name.rpartition(".")[0]).weight.abs().max()
 
 
 def test_bits_of_a_node_decide_its_mse_range(tiny_model):
@@ -189,7 +149,7 @@ def test_bits_of_a_node_decide_its_mse_range(tiny_model):
 
 @KINDS
 def test_ranges_are_those_of_the_float_model_even_if_it_was_quantizing(kind, tiny_model, use_policy):
-    model = tiny_model(kind, **stages(kind, SHORT))
+    model = tiny_model(kind)
     images = torch.randn(4, 3, 32, 32)
     calibrate(model, [images])
     first = ranges(model)
@@ -211,14 +171,16 @@ def assert_calibration_left_no_trace(model):
 
 @pytest.mark.parametrize("training", [True, False])
 def test_states_and_mode_are_restored(training, tiny_model):
-    model = tiny_model("swin", DROP_PATH_RATE=0.5, DROP_RATE=0.5, **SHORT).train(training)
+    model = tiny_model("swin", DROP_PATH_RATE=0.5, DROP_RATE=0.5).train(training)
     images = torch.randn(2, 3, 32, 32)
     calibrate(model, [images])
     assert model.training == training and all(module.training == training for module in model.modules())
     assert_calibration_left_no_trace(model)
     first = ranges(model)
+    model.layers[0].eval()  # the user froze it
     calibrate(model, [images])
     assert ranges(model) == first  # nothing was dropped, even in training mode
+    assert model.training == training and not any(module.training for module in model.layers[0].modules())
 
 
 def broken_loader(images):
@@ -226,16 +188,9 @@ def broken_loader(images):
     raise OSError("the disk is gone")
 
 
-def test_a_part_that_the_user_froze_is_frozen_behind_a_calibration(tiny_model):
-    model = tiny_model("swin", **SHORT).train()
-    model.layers[0].eval()
-    calibrate(model, [torch.randn(2, 3, 32, 32)])
-    assert model.training and not any(module.training for module in model.layers[0].modules())
-
-
 @pytest.mark.parametrize("training", [True, False])
 def test_states_and_mode_are_restored_after_any_failure(training, tiny_model):
-    model = tiny_model("swin", **SHORT).train(training)
+    model = tiny_model().train(training)
     images = torch.randn(2, 3, 32, 32)
     with pytest.raises(OSError, match="the disk is gone"):
         observe(model, broken_loader(images))
@@ -250,14 +205,14 @@ def test_states_and_mode_are_restored_after_any_failure(training, tiny_model):
 
 @pytest.mark.parametrize("batches", [[], [torch.empty(0, 3, 32, 32)]], ids=["no batch", "empty batch"])
 def test_no_picture_is_an_error(batches, tiny_model):
-    model = tiny_model("swin", **SHORT)
+    model = tiny_model()
     with pytest.raises(SwinQuantError, match="no picture"):
         calibrate(model, batches)
     assert all(node.amax is None for node in named_nodes(model).values())
 
 
 def test_empty_batches_change_nothing(tiny_model):
-    model = tiny_model("swin", **SHORT)
+    model = tiny_model()
     images = torch.randn(2, 3, 32, 32)
     calibrate(model, [images])
     first = ranges(model)
@@ -268,7 +223,7 @@ def test_empty_batches_change_nothing(tiny_model):
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("name", ["patch_embed.proj.bias", "layers.1.blocks.0.mlp.fc2.weight", "head.weight"])
 def test_a_weight_that_is_not_finite_is_named(name, value, tiny_model):
-    model = tiny_model("swin", **SHORT)
+    model = tiny_model()
     check_weights(model)
     model.get_parameter(name).data.view(-1)[-1] = value
     with pytest.raises(SwinQuantError, match=rf"weight {name} holds"):
@@ -280,19 +235,15 @@ def test_pictures_that_are_not_finite_are_to_blame(value, tiny_model):
     images = torch.randn(2, 3, 32, 32)
     images[1, 0, 5, 5] = value
     with pytest.raises(SwinQuantError, match="the input pictures"):
-        observe(tiny_model("swin", **SHORT), [images])
+        observe(tiny_model(), [images])
 
 
 def first_overflow(model, images):
     """The first module to finish with a result that is not finite."""
-    finished, hooks = [], []
-    for name, module in model.named_modules():
-        if name:
-            hooks.append(module.register_forward_hook(lambda m, i, o, name=name: finished.append((name, o))))
-    with torch.no_grad():
+    finished, modules = [], dict(model.named_modules())
+    del modules[""]
+    with torch.no_grad(), watching(modules, lambda name, module, inputs, y: finished.append((name, y))):
         model(images)
-    for hook in hooks:
-        hook.remove()
     return next(name for name, output in finished if not output.isfinite().all())
 
 
@@ -320,7 +271,7 @@ OVERFLOWS = {
 @pytest.mark.parametrize("case", OVERFLOWS)
 def test_an_overflow_names_the_first_module(kind, case, tiny_model):
     scales, expected = OVERFLOWS[case]
-    model = tiny_model(kind, **stages(kind, SHORT))
+    model = tiny_model(kind)
     for name, scale in scales.items():
         parameter = model.get_parameter(name).data
         parameter.copy_(parameter.sign() * (parameter.abs() * scale).clamp(max=3e38))
@@ -335,7 +286,7 @@ def test_an_overflow_names_the_first_module(kind, case, tiny_model):
 
 
 def test_an_overflow_inside_attention_names_its_node(tiny_model):
-    model = tiny_model("swin", **SHORT)
+    model = tiny_model()
     model.layers[0].blocks[1].attn.qkv.weight.data *= 1e25
     with pytest.raises(
         SwinQuantError, match=r"module layers\.0\.blocks\.1\.attn\.softmax_input_quantizer is the first"
@@ -344,7 +295,7 @@ def test_an_overflow_inside_attention_names_its_node(tiny_model):
 
 
 def test_a_later_batch_may_be_the_bad_one(tiny_model):
-    model = tiny_model("swin", **SHORT)
+    model = tiny_model()
     model.layers[1].blocks[0].mlp.fc1.weight.data *= 1e30
     model.layers[1].blocks[0].mlp.fc2.weight.data *= 1e-30
     good = torch.randn(2, 3, 32, 32)
@@ -357,7 +308,7 @@ def test_a_later_batch_may_be_the_bad_one(tiny_model):
 @pytest.mark.slow
 def test_dead_nodes_are_listed_and_get_a_positive_range(tiny_config):
     """A new V2 adds nothing in its branches: exactly their operands are zero."""
-    model = build_model(tiny_config("swinv2", **stages("swinv2", SMALL)))
+    model = build_model(tiny_config("swinv2", **SMALL))
     images = torch.randn(2, 3, 32, 32)
     zero = {name for name, x in observed_tensors(model, images).items() if not x.any()}
     assert zero == {name for name in named_nodes(model) if "local_input" in name}
@@ -369,7 +320,7 @@ def test_dead_nodes_are_listed_and_get_a_positive_range(tiny_config):
 
 
 def test_a_dead_weight_is_listed_too(tiny_model):
-    model = tiny_model("swin", **SHORT)
+    model = tiny_model()
     model.layers[1].blocks[0].mlp.fc2.weight.data.zero_()
     model.layers[1].blocks[0].mlp.fc2.bias.data.zero_()
     dead = calibrate(model, [torch.randn(2, 3, 32, 32)]).dead
@@ -385,7 +336,7 @@ def test_no_node_of_a_trained_like_model_is_dead(tiny_model):
 
 
 def test_values_beyond_float16_are_reported(tiny_model):
-    model = tiny_model("swin", **SHORT)
+    model = tiny_model()
     model.layers[0].blocks[0].mlp.fc1.weight.data *= 1e6
     model.layers[0].blocks[0].mlp.fc2.weight.data *= 1e-6
     beyond = calibrate(model, [torch.randn(2, 3, 32, 32)]).beyond_half
@@ -399,18 +350,17 @@ def test_a_sum_that_overflows_float16_is_beyond_it_though_neither_part_is():
 
 
 def test_logits_do_not_change_while_observing(tiny_model):
-    model = tiny_model("swin")
+    model = tiny_model()
     images = torch.randn(4, 3, 32, 32)
     logits = []
-    hook = model.register_forward_hook(lambda m, i, o: logits.append(o.clone()))
-    calibrate(model, [images])
-    hook.remove()
+    with watching({"": model}, lambda name, model, inputs, y: logits.append(y.clone())):
+        calibrate(model, [images])
     with torch.no_grad():
         assert torch.allclose(logits[0], model(images), atol=1e-5)
 
 
 def test_observing_takes_no_gradients_and_leaves_trainable_weights(tiny_model):
-    model = tiny_model("swin", **SHORT)
+    model = tiny_model()
     calibrate(model, [torch.randn(2, 3, 32, 32)])
     assert all(p.grad is None and p.requires_grad for p in model.parameters())
     assert not any(node.amax.requires_grad or node.amax.is_inference() for node in named_nodes(model).values())
@@ -466,7 +416,7 @@ def test_the_float_models_logits_of_each_batch_are_given(tiny_model, monkeypatch
 
 
 def test_layers_of_a_model_are_all_seen(tiny_model):
-    model = tiny_model("swin")
+    model = tiny_model()
     calibration = observe(model, [torch.randn(1, 3, 32, 32)])
     layers = sum(isinstance(module, QuantLinear) for module in model.modules())
     assert len(calibration.largest) == len(calibration.statistics) == len(named_nodes(model)) - layers

@@ -13,7 +13,6 @@ from tests.helpers.settings import change
 KINDS = pytest.mark.parametrize("kind", ["swin", "swinv2"])
 FAULTY = "layers.0.blocks.0.mlp.fc2._input_quantizer"
 SMALL = {"EMBED_DIM": 16, "DEPTHS": [1, 1], "NUM_HEADS": [1, 2], "WINDOW_SIZE": 4}
-MORE = {"swin": {}, "swinv2": {"PRETRAINED_WINDOW_SIZES": [0, 0]}}
 
 
 @pytest.fixture
@@ -21,7 +20,7 @@ def subject(tiny_model):
     """subject(kind, bits, method) -> a tiny model calibrated under ft-mode1, its observations, and its batches."""
 
     def make(kind="swin", bits=8, method="percentile"):
-        model = tiny_model(kind, **SMALL, **MORE[kind])
+        model = tiny_model(kind, **SMALL)
         apply_policy(model, load_policy("ft-mode1").and_then(Rule(nodes=("role:activation",), bits=bits)))
         images = torch.randn(12, 3, 32, 32).split(5)
         with observing(model, Method(method)) as observation:

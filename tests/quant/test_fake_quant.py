@@ -22,8 +22,8 @@ def onnx(x, amax, bits, narrow):
 
 
 def test_grids():
-    assert [grid(8), grid(8, True), grid(4), grid(2), grid(2, True)] == [
-        (-128, 127), (-127, 127), (-8, 7), (-2, 1), (-1, 1),
+    assert [grid(8), grid(8, True), grid(4), grid(2), grid(2, True), grid(8, format="fp8")] == [
+        (-128, 127), (-127, 127), (-8, 7), (-2, 1), (-1, 1), (-448, 448),
     ]  # fmt: skip
     assert all(is_symmetric(*grid(bits, narrow)) for bits in (2, 4, 8) for narrow in (False, True))
     assert not is_symmetric(-100, 155) and not is_symmetric(-129, 126)

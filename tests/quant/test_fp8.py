@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from swin_quant.base.errors import UsageError
 from swin_quant.quant import straight_through
-from swin_quant.quant.fake_quant import E4M3, coarsest, fake_quant, grid, round_to_grid_, spacing
+from swin_quant.quant.fake_quant import E4M3, coarsest, fake_quant, round_to_grid_, spacing
 from swin_quant.quant.passes.gptq import gptq
 from swin_quant.quant.passes.reconstruct import Rounding
 from swin_quant.quant.policy import (
@@ -210,10 +210,6 @@ def test_the_fp8_policies(kind, tiny_model):
     assert {name.rpartition(".")[2] for name in left} == {"matmul_a_input_quantizer"}
     apply_policy(model, load_policy("tensorrt-fp8").and_then(Rule(nodes=("*.fc1.*",), format="int8")))
     assert precision_of(model) == "mixed"
-
-
-def test_grids():
-    assert grid(8, format="fp8") == (-448, 448) and grid(8) == (-128, 127)
 
 
 @pytest.mark.kernels

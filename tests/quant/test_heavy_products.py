@@ -2,10 +2,11 @@
 
 import pytest
 import torch
+from pass_contexts import logits
 
 from swin_quant.quant.calibration import calibrate
 from swin_quant.quant.check import agreement_and_sqnr
-from swin_quant.quant.policy import dequantize, quantize
+from swin_quant.quant.watch import watching
 from tests.heavy_products import plant_in_merging, plant_in_mlp
 
 IMAGES = torch.randn(24, 3, 32, 32, generator=torch.Generator().manual_seed(5))
@@ -14,23 +15,16 @@ IMAGES = torch.randn(24, 3, 32, 32, generator=torch.Generator().manual_seed(5))
 def given_and_gives(model, layer):
     """Inputs and outputs, [tokens, channels] each."""
     seen = []
-    hook = layer.register_forward_hook(lambda _, x, y: seen.append((x[0].flatten(0, -2), y.flatten(0, -2))))
-    with torch.inference_mode():
+    with torch.inference_mode(), watching({"": layer}, lambda name, layer, inputs, y: seen.extend([inputs[0], y])):
         logits = model(IMAGES)
-    hook.remove()
-    return *(x.clone() for x in seen[0]), logits
+    return *(x.flatten(0, -2).clone() for x in seen), logits
 
 
 def worth(model, policy, use_policy):
     """SQNR of the logits in dB under a policy."""
     use_policy(model, policy)
     calibrate(model, IMAGES.split(8))
-    with torch.inference_mode():
-        expected = model(IMAGES)
-        quantize(model)
-        found = model(IMAGES)
-    dequantize(model)
-    return agreement_and_sqnr(found, expected)[1]
+    return agreement_and_sqnr(logits(model, IMAGES), model(IMAGES).detach())[1]
 
 
 @pytest.fixture

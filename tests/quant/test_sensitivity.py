@@ -11,11 +11,11 @@ from swin_quant.models.registry import blocks_of, stages_of
 from swin_quant.quant.calibration import calibrate
 from swin_quant.quant.policy import apply_policy, enabled_nodes, load_policy, quantize
 from swin_quant.quant.quantizer import State, named_nodes
-from swin_quant.quant.sensitivity import BLOCK, LAYER, NODE, ROLE, STAGE, sensitivity
+from swin_quant.quant.sensitivity import BLOCK, LAYER, NODE, ROLE, STAGE, recorded, replayed, sensitivity
+from swin_quant.quant.watch import watching
 
 KINDS = pytest.mark.parametrize("kind", ["swin", "swinv2"])
 SMALL = {"EMBED_DIM": 16, "DEPTHS": [1, 2], "NUM_HEADS": [1, 2], "WINDOW_SIZE": 4}
-MORE = {"swin": {}, "swinv2": {"PRETRAINED_WINDOW_SIZES": [0, 0]}}
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def subject(tiny_model):
 
     def make(kind):
         torch.manual_seed(0)
-        model, images = tiny_model(kind, **SMALL, **MORE[kind]), torch.randn(9, 3, 32, 32)
+        model, images = tiny_model(kind, **SMALL), torch.randn(9, 3, 32, 32)
         policy = load_policy("ft-mode1").bits("role:activation", 4)
         apply_policy(model, policy)
         calibrate(model, [images])
@@ -126,20 +126,14 @@ def test_every_node_is_measured_and_the_model_left_as_it_was(measured):
 
 def test_the_profile_is_the_error_of_each_block(measured):
     model, policy, batches, found = measured("swinv2")
-    outputs = {name: [[], []] for name in blocks_of(model)}
-    for state, which in ((None, 0), (State.QUANTIZE, 1)):
-        apply_policy(model, policy)
-        if state:
-            quantize(model)
-        hooks = [
-            block.register_forward_hook(lambda *seen, name=name, which=which: outputs[name][which].append(seen[-1]))
-            for name, block in blocks_of(model).items()
-        ]
+    seen = {name: [] for name in blocks_of(model)}
+    apply_policy(model, policy)
+    with watching(blocks_of(model), lambda name, block, inputs, y: seen[name].append(y)):
         logits(model, batches)
-        for hook in hooks:
-            hook.remove()
-    for name, (floats, quantized) in outputs.items():
-        x, y = (torch.cat(each).double().numpy() for each in (floats, quantized))
+        quantize(model)
+        logits(model, batches)
+    for name, outputs in seen.items():
+        x, y = (torch.cat(each).double().numpy() for each in (outputs[: len(batches)], outputs[len(batches) :]))
         assert found.profile[name] == pytest.approx(10 * np.log10((x**2).sum() / ((y - x) ** 2).sum()))
     apply_policy(model, policy)
 
@@ -177,3 +171,24 @@ def test_a_node_that_costs_nothing_is_infinitely_good_alone(tiny_model):
     layer._weight_quantizer.amax = torch.tensor(1.0)
     (group,) = [group for group in sensitivity(model, [(0, images)], blocks_of(model)).groups if group.kind == NODE]
     assert group.alone.sqnr_db == pytest.approx(math.inf) or group.alone.sqnr_db > 100
+
+
+def test_the_rest_from_every_block_on_is_the_whole(tiny_model):
+    model, images = tiny_model(), torch.randn(3, 3, 32, 32)
+    blocks = list(blocks_of(model).values())
+    calls = []
+    for number, block in enumerate(blocks):
+        block.attn.register_forward_hook(lambda *_, number=number: calls.append(number))
+    with torch.inference_mode():
+        with recorded(blocks) as outputs:
+            expected = model(images)
+        for begin in range(len(blocks) + 1):
+            calls.clear()
+            with replayed(blocks, outputs[:begin]):
+                assert torch.equal(model(images), expected)
+            assert calls == list(range(begin, len(blocks)))
+        changed = [output + 1 for output in outputs[:1]]
+        with replayed(blocks, changed):
+            assert not torch.equal(model(images), expected)
+        assert torch.equal(model(images), expected)
+    assert all("forward" not in vars(block) for block in blocks)

@@ -17,8 +17,7 @@ def made(tiny_model, use_policy):
     """make(recipe, policy, kind) -> a calibrated model with its nodes on, and its keeper."""
 
     def make(policy="ft-mode1", kind="swin", bits=None, percentile=99.0, **recipe):
-        stages = {"PRETRAINED_WINDOW_SIZES": [0, 0]} if kind == "swinv2" else {}
-        model = tiny_model(kind, DEPTHS=[2, 1], NUM_HEADS=[1, 2], **stages)
+        model = tiny_model(kind)
         calibrate(model, IMAGES, Method("percentile", percentile))
         use_policy(model, policy)
         for node in enabled_nodes(model).values():

@@ -53,8 +53,7 @@ def job(tiny_model, tmp_path):
     """make(recipe, kind, folder, **fields of Job) -> a new job of three steps an epoch."""
 
     def make(recipe=RECIPE, kind="swin", folder=None, **fields):
-        stages = {"PRETRAINED_WINDOW_SIZES": [0, 0]} if kind == "swinv2" else {}
-        keys = {"IMG_SIZE": 16, "NUM_CLASSES": 2, "EMBED_DIM": 16, "DEPTHS": [1, 1], "NUM_HEADS": [1, 2], **stages}
+        keys = {"IMG_SIZE": 16, "NUM_CLASSES": 2, "EMBED_DIM": 16, "DEPTHS": [1, 1], "NUM_HEADS": [1, 2]}
         model = tiny_model(kind, **keys, DROP_PATH_RATE=0.2)
         world = World()
         batches = TrainingBatches(Stripes(14, 1), recipe, PREPROCESS, 2, 5, world, 0)

@@ -38,7 +38,7 @@ RECIPE = Recipe(compile=True)
 def test_a_compiled_step_of_qat_has_the_gradients_of_an_eager_one(tiny_model, monkeypatch):
     """Traced forward and backward, as the compiler gets it; generating code is torch's part and would take a minute."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager", fullgraph=True))
-    keys = {"IMG_SIZE": 16, "EMBED_DIM": 16, "DEPTHS": [1, 1], "NUM_HEADS": [1, 2], "PRETRAINED_WINDOW_SIZES": [0, 0]}
+    keys = {"IMG_SIZE": 16, "EMBED_DIM": 16, "DEPTHS": [1, 1], "NUM_HEADS": [1, 2]}
     model = tiny_model("swinv2", **keys, DROP_PATH_RATE=0.0)
     images = torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(1))
     apply_policy(model, load_policy("ft-mode2"))

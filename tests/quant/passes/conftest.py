@@ -12,7 +12,6 @@ from swin_quant.quant.passes.scratch import Scratch
 from swin_quant.quant.policy import apply_policy, load_policy
 
 SMALL = {"EMBED_DIM": 16, "DEPTHS": [1, 1], "NUM_HEADS": [1, 2]}
-MORE = {"swin": {}, "swinv2": {"PRETRAINED_WINDOW_SIZES": [0, 0]}}
 
 
 @pytest.fixture(scope="session")
@@ -22,7 +21,7 @@ def images():
 
 @pytest.fixture(scope="session")
 def small(tiny_model):
-    return lambda kind="swin", **keys: tiny_model(kind, **SMALL, **MORE[kind], **keys)
+    return lambda kind="swin", **keys: tiny_model(kind, **SMALL, **keys)
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ from torch import nn
 import swin_quant as sq
 from swin_quant.quant.layer import QuantizedLayer
 from swin_quant.quant.policy import quantize
+from swin_quant.quant.watch import watching
 
 
 class Depthwise(nn.Module):
@@ -38,17 +39,12 @@ def means(module, x):
     """float64 [channels] of every layer's product, by hooks."""
     found = {}
 
-    def look(name, y):
+    def look(name, layer, inputs, y):
         found[name] = y.double().mean([dim for dim in range(y.dim()) if dim != (1 if y.dim() == 4 else y.dim() - 1)])
 
     layers = {name: part for name, part in module.named_modules() if isinstance(part, QuantizedLayer)}
-    hooks = [
-        layer.register_forward_hook(lambda part, given, y, name=name: look(name, y)) for name, layer in layers.items()
-    ]
-    with torch.no_grad():
+    with torch.no_grad(), watching(layers, look):
         module(x)
-    for hook in hooks:
-        hook.remove()
     return found
 
 

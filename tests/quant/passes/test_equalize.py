@@ -14,22 +14,19 @@ from swin_quant.quant.layer import made_factors
 from swin_quant.quant.passes import PassContext
 from swin_quant.quant.passes.equalize import EqualizeOptions, factors, outliers, run
 from swin_quant.quant.passes.places import rescale
-from swin_quant.quant.policy import dequantize, quantize
+from swin_quant.quant.policy import quantizing
 from tests.outliers import plant
 
 PLACES = [("swin", "norms"), ("swin", "v"), ("swin", "qk"), ("swinv2", "v"), ("swinv2", "heads"), ("swinv2", "stream")]
 
 
-SHALLOW = {
-    "swin": {"DEPTHS": [1, 1], "NUM_HEADS": [1, 2]},
-    "swinv2": {"DEPTHS": [1, 1], "NUM_HEADS": [1, 2], "PRETRAINED_WINDOW_SIZES": [0, 0]},
-}
+SHALLOW = {"DEPTHS": [1, 1], "NUM_HEADS": [1, 2]}
 
 
 @pytest.fixture
 def shallow(tiny_model):
     """A block and a patch merging, and a block: three units."""
-    return lambda kind: tiny_model(kind, **SHALLOW[kind])
+    return lambda kind: tiny_model(kind, **SHALLOW)
 
 
 @pytest.fixture
@@ -40,28 +37,21 @@ def images():
 @pytest.fixture
 def make_context():
     def make(model, images):
-        return PassContext(
-            model,
-            images.split(8),
-            units=units_of(model),
-            exchanges=exchanges_of(model),
-            fixed=norms_without_weights(model),
-        )
+        places = {"exchanges": exchanges_of(model), "fixed": norms_without_weights(model)}
+        return PassContext(model, images.split(8), units=units_of(model), **places)
 
     return make
 
 
+@torch.inference_mode()
 def logits(model, images):
-    with torch.inference_mode():
-        return model(images)
+    return model(images)
 
 
 def worth(model, images, expected):
     calibrate(model, images.split(8))
-    quantize(model)
-    found = logits(model, images)
-    dequantize(model)
-    return agreement_and_sqnr(found, expected)[1]
+    with quantizing(model):
+        return agreement_and_sqnr(logits(model, images), expected)[1]
 
 
 def test_factors_balance_both_sides_at_half_strength():
@@ -196,7 +186,7 @@ def test_the_last_stage_is_evened_out_where_a_multiplication_more_is_no_matter(
 
 @pytest.mark.parametrize("keys", [{"PATCH_NORM": False}, {"APE": True}])
 def test_a_stream_begins_with_whatever_the_config_has(keys, tiny_model, images, use_policy):
-    model = use_policy(tiny_model("swinv2", **SHALLOW["swinv2"], **keys), "qdq")
+    model = use_policy(tiny_model("swinv2", **SHALLOW, **keys), "qdq")
     expected = logits(model, images)
     for stage, stream in enumerate(each for each in exchanges_of(model) if each.stream):
         rescale(model, stream, torch.rand(model.layers[stage].blocks[0].norm1.weight.shape) + 0.5)

@@ -1,7 +1,11 @@
-"""GPTQ in a network: weights are on their nodes' grids and stay there for every reader."""
+"""GPTQ: columns are rounded as in the textbook, and a network's weights are on their nodes' grids and stay there."""
+
+from itertools import product
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from pass_contexts import logits
 
 from swin_quant.base.errors import UsageError
@@ -12,12 +16,13 @@ from swin_quant.quant.check import agreement_and_sqnr
 from swin_quant.quant.fake_quant import fake_quant
 from swin_quant.quant.layer import weighted_layers
 from swin_quant.quant.passes import PassContext
+from swin_quant.quant.passes.gptq import gptq, nearest, nearest_where_better, row_errors
 from swin_quant.quant.passes.recipe import steps_of
 from swin_quant.quant.passes.run import run_passes
 from swin_quant.quant.policy import Rule, apply_policy, enabled_nodes, load_policy
+from tests.helpers.rounding_problem import problem
 
-STAGES = {"DEPTHS": [1, 1], "NUM_HEADS": [1, 2]}
-SMALL = {"swin": STAGES, "swinv2": STAGES | {"PRETRAINED_WINDOW_SIZES": [0, 0]}}
+SMALL = {"DEPTHS": [1, 1], "NUM_HEADS": [1, 2]}
 FORMATS = [("qdq", 4, 4), ("qdq", 2, 8), ("ft-mode1", 8, 8), ("ft-mode1", 4, 8)]
 
 
@@ -45,7 +50,7 @@ def on_grid(layer):
 def test_weights_lie_on_the_grid_and_stay_there_in_a_file(
     kind, policy, weights, activations, tiny_model, images, tmp_path
 ):
-    model = tiny_model(kind, **SMALL[kind])
+    model = tiny_model(kind, **SMALL)
     context = ready(model, images, policy, weights, activations, narrow=weights == 4)
     before = {name: layer.weight.detach().clone() for name, layer in weighted_layers(model).items()}
     steps = steps_of([{"name": "gptq", "pictures": 16}])
@@ -54,7 +59,7 @@ def test_weights_lie_on_the_grid_and_stay_there_in_a_file(
     changed = [layer for name, layer in weighted_layers(model).items() if not torch.equal(layer.weight, before[name])]
     assert len(changed) > 3 and all(map(on_grid, changed))
     save_calibrated(model, tmp_path / "x.pth")
-    again = tiny_model(kind, seed=1, **SMALL[kind])
+    again = tiny_model(kind, seed=1, **SMALL)
     apply_policy(again, load_policy(policy))
     for name, node in enabled_nodes(model).items():
         again.get_submodule(name).setting = node.setting
@@ -65,7 +70,7 @@ def test_weights_lie_on_the_grid_and_stay_there_in_a_file(
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
 def test_logits_come_nearer_to_float_on_other_pictures(kind, tiny_model, images):
-    model, other = tiny_model(kind, **SMALL[kind]), torch.randn(16, 3, 32, 32)
+    model, other = tiny_model(kind, **SMALL), torch.randn(16, 3, 32, 32)
     with torch.inference_mode():
         expected = model(other)
     context = ready(model, images)
@@ -76,7 +81,7 @@ def test_logits_come_nearer_to_float_on_other_pictures(kind, tiny_model, images)
 
 @pytest.mark.slow
 def test_the_original_and_the_ranges_of_activations_stay(tiny_model, images):
-    model = tiny_model("swin", **SMALL["swin"])
+    model = tiny_model("swin", **SMALL)
     context = ready(model, images)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     run_passes(context, steps_of(["gptq"]), lambda: None)
@@ -89,7 +94,7 @@ def test_the_original_and_the_ranges_of_activations_stay(tiny_model, images):
 def test_twice_the_same(tiny_model, images):
     states = []
     for _ in range(2):
-        model = tiny_model("swinv2", **SMALL["swinv2"])
+        model = tiny_model("swinv2", **SMALL)
         run_passes(ready(model, images), steps_of(["gptq"]), lambda: None)
         states.append(model.state_dict())
     assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
@@ -98,3 +103,67 @@ def test_twice_the_same(tiny_model, images):
 def test_a_pass_behind_which_ranges_are_found_again_is_refused_behind_it():
     with pytest.raises(UsageError, match="equalize after gptq.*put it before"):
         steps_of(["gptq", "equalize"])
+
+
+SEEDS = st.integers(0, 2**31)
+
+
+def scales(weight, qmax):
+    return weight.abs().amax(1, keepdim=True) / qmax
+
+
+@given(SEEDS, st.integers(2, 8), st.integers(1, 30), st.floats(0, 3))
+def test_no_row_is_worse_than_rounded_to_nearest(seed, bits, columns, mixing):
+    weight, hessian = problem(seed, columns=columns, mixing=mixing)
+    qmax = 2 ** (bits - 1) - 1
+    scale = scales(weight, qmax)
+    found = nearest_where_better(gptq(*(mine := (weight, hessian, scale, -qmax - 1, qmax))), *mine)
+    assert found.min() >= -qmax - 1 and found.max() <= qmax and torch.equal(found, found.round())
+    plain = nearest(weight, scale, -qmax - 1, qmax)
+    errors = [row_errors(weight - levels * scale, hessian) for levels in (found, plain)]
+    assert (errors[0] <= errors[1] * (1 + 1e-9)).all()
+
+
+@given(SEEDS, st.floats(0, 3))
+def test_unclipped_rows_stay_within_their_bound(seed, mixing):
+    """With H = R R^T, R upper triangular, a row's error is |(w - q) R|^2, and GPTQ, which goes backwards through it
+    (Babai's nearest plane), leaves at most half a step times R_jj in each term."""
+    weight, hessian = problem(seed, mixing=mixing)
+    order = hessian.diagonal().argsort(descending=True)
+    scale = scales(weight, 7)
+    found = gptq(weight, hessian, scale, -(10**6), 10**6)
+    upper = torch.linalg.cholesky(hessian[order][:, order].flip(0, 1)).flip(0, 1)
+    bound = (scale / 2).square().flatten() * upper.diagonal().square().sum()
+    assert (row_errors(weight - found * scale, hessian) <= bound * (1 + 1e-9)).all()
+
+
+@pytest.mark.parametrize("block", [1, 5, 128])
+def test_it_is_the_textbook_s_with_an_inverse_for_each_column(block, monkeypatch):
+    monkeypatch.setattr("swin_quant.quant.passes.gptq.BLOCK", block)
+    weight, hessian = problem(3)
+    scale = scales(weight, 7)
+    rest, left, expected = weight.clone(), hessian.diagonal().argsort(descending=True).tolist(), torch.zeros(5, 12)
+    while left:
+        inverse = torch.linalg.inv(hessian[left][:, left])
+        level = (rest[:, left[0]] / scale[:, 0]).round().clamp(-8, 7)
+        error = (rest[:, left[0]] - level * scale[:, 0]) / inverse[0, 0]
+        rest[:, left] -= torch.outer(error, inverse[0])
+        expected[:, left.pop(0)] = level.float()
+    assert torch.equal(gptq(weight, hessian, scale, -8, 7).float(), expected)
+
+
+@given(SEEDS)
+def test_of_all_combinations_none_is_better_where_columns_do_not_correlate(seed):
+    weight, hessian = problem(seed, rows=2, columns=3)
+    hessian = torch.diag(hessian.diagonal())
+    scale = scales(weight, 1)
+    levels = torch.tensor(list(product(range(-2, 2), repeat=3)), dtype=torch.float64)
+    best = [row_errors(row - levels * step, hessian).min() for row, step in zip(weight, scale, strict=True)]
+    found = gptq(weight, hessian, scale, -2, 1)
+    assert torch.allclose(row_errors(weight - found * scale, hessian), torch.stack(best))
+
+
+def test_what_has_no_inverse_is_refused():
+    weight, _ = problem(0)
+    with pytest.raises(torch.linalg.LinAlgError):
+        gptq(weight, torch.zeros(12, 12).double(), scales(weight, 7), -8, 7)

@@ -15,13 +15,7 @@ from swin_quant.quant.passes.ridge import RidgeOptions, corrected, ridge, run
 from swin_quant.quant.policy import apply_policy, load_policy
 from swin_quant.quant.quantizer import named_nodes
 
-STAGES = {"DEPTHS": [1, 1], "NUM_HEADS": [1, 2]}
-SMALL = {"swin": STAGES, "swinv2": STAGES | {"PRETRAINED_WINDOW_SIZES": [0, 0]}}
-
-
-@pytest.fixture
-def images():
-    return torch.randn(32, 3, 32, 32, generator=torch.Generator().manual_seed(7))
+SMALL = {"DEPTHS": [1, 1], "NUM_HEADS": [1, 2]}
 
 
 @given(st.integers(0, 2**31), st.floats(1e-4, 10))
@@ -55,7 +49,7 @@ def test_as_much_is_solved_for_as_other_pictures_confirm():
 
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
 def test_logits_come_nearer_to_float_on_other_pictures(kind, tiny_model, images):
-    model, other = tiny_model(kind, **SMALL[kind]), torch.randn(16, 3, 32, 32)
+    model, other = tiny_model(kind, **SMALL), torch.randn(16, 3, 32, 32)
     with torch.inference_mode():
         expected = model(other)
     apply_policy(model, load_policy("qdq").bits("role:activation", 4))
@@ -69,7 +63,7 @@ def test_logits_come_nearer_to_float_on_other_pictures(kind, tiny_model, images)
 @pytest.mark.parametrize("count", [2, 3, 8, 24])
 def test_of_few_pictures_some_are_left_to_judge_by(count, tiny_model, images):
     """Fewer than four batches: with no judging pictures, weights would silently stay float's."""
-    model = tiny_model("swin", **SMALL["swin"])
+    model = tiny_model("swin", **SMALL)
     apply_policy(model, load_policy("qdq").bits("role:activation", 3))
     calibrate(model, images.split(8))
     before = {name: value.clone() for name, value in model.named_parameters() if name.endswith("weight")}
@@ -79,7 +73,7 @@ def test_of_few_pictures_some_are_left_to_judge_by(count, tiny_model, images):
 
 
 def test_of_one_picture_it_is_said_that_none_is_left_to_judge_by(tiny_model, images, use_policy):
-    model = use_policy(tiny_model("swin", **SMALL["swin"]), "qdq")
+    model = use_policy(tiny_model("swin", **SMALL), "qdq")
     calibrate(model, images.split(8))
     assert "one picture: none is left to judge" in run(
         PassContext(model, [images[:1]], units=units_of(model)), RidgeOptions()
@@ -87,7 +81,7 @@ def test_of_one_picture_it_is_said_that_none_is_left_to_judge_by(tiny_model, ima
 
 
 def test_ranges_of_weights_follow_them_and_those_of_activations_stay(tiny_model, images, use_policy):
-    model = use_policy(tiny_model("swin", **SMALL["swin"]), "ft-mode1")
+    model = use_policy(tiny_model("swin", **SMALL), "ft-mode1")
     calibrate(model, images.split(8))
     before = {name: node.amax for name, node in named_nodes(model).items()}
     run(PassContext(model, images.split(4), units=units_of(model)), RidgeOptions())
@@ -99,7 +93,7 @@ def test_ranges_of_weights_follow_them_and_those_of_activations_stay(tiny_model,
 
 
 def test_inputs_of_zeros_have_no_solution_and_their_unit_is_left_and_named(tiny_model, images, use_policy):
-    model = use_policy(tiny_model("swin", **SMALL["swin"]), "qdq")
+    model = use_policy(tiny_model("swin", **SMALL), "qdq")
     torch.nn.init.zeros_(model.layers[0].blocks[0].norm1.weight)
     torch.nn.init.zeros_(model.layers[0].blocks[0].norm1.bias)
     calibrate(model, images.split(8))
@@ -110,7 +104,7 @@ def test_inputs_of_zeros_have_no_solution_and_their_unit_is_left_and_named(tiny_
 
 
 def test_what_is_not_a_number_changes_nothing(tiny_model, images, use_policy):
-    model = use_policy(tiny_model("swin", **SMALL["swin"]), "qdq")
+    model = use_policy(tiny_model("swin", **SMALL), "qdq")
     calibrate(model, images.split(8))
     before = {name: value.clone() for name, value in model.state_dict().items()}
     note = run(PassContext(model, [images[:8] * torch.nan], units=units_of(model)), RidgeOptions())

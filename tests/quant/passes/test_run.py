@@ -1,8 +1,8 @@
-"""A harmful pass is taken back, unless it measured the logits itself on held-out pictures."""
+"""Passes: a harmful one is taken back, unless it measured the logits itself; and what all that learn have in common."""
 
 import pytest
 import torch
-from pass_contexts import Step, same
+from pass_contexts import Step, same, sqnr
 
 from swin_quant.models.registry import exchanges_of, units_of
 from swin_quant.quant.calibration import calibrate
@@ -46,3 +46,29 @@ def test_a_unit_that_is_not_finite_is_left_as_it_was_and_named(name, tiny_model,
     (step,) = steps_of([{"name": name, "iterations": 1} if name == "reconstruct" else name])
     assert step.kind.run(context, step.options).endswith("; not finite, and left as they were: layers.1.blocks.0")
     assert same(unit.state_dict(), before)
+
+
+@pytest.mark.parametrize("pictures", [torch.zeros(3, 3, 32, 32), torch.ones(1, 3, 32, 32)])
+@pytest.mark.parametrize(("name", "iterations", "lost"), [("distill", 2, 0.1), ("reconstruct", 3, 0.6)])
+def test_one_picture_and_constant_ones_do_no_harm(name, iterations, lost, pictures, small, use_policy):
+    """Of reconstruction, a loss of more than half a dB is taken back."""
+    model = use_policy(small(), "ft-mode1")
+    calibrate(model, [pictures])
+    context = PassContext(model, [pictures], units=units_of(model))
+    before = sqnr(context, pictures)
+    run_passes(context, steps_of([{"name": name, "iterations": iterations}]), lambda: None)
+    assert sqnr(context, pictures) > before - lost
+
+
+@pytest.mark.parametrize(
+    ("name", "iterations", "pictures"),
+    [("distill", 1, 24), pytest.param("reconstruct", 4, 16, marks=pytest.mark.slow)],
+)
+def test_a_seed_gives_the_same_bits_and_another_one_others(name, iterations, pictures, make_context):
+    states = []
+    for seed in (0, 0, 1):
+        context = make_context(pictures=pictures)
+        (step,) = steps_of([{"name": name, "iterations": iterations, "batch": 8, "seed": seed}])
+        step.kind.run(context, step.options)
+        states.append(context.model.state_dict())
+    assert same(states[0], states[1]) and not same(states[0], states[2])

@@ -49,7 +49,7 @@ def test_draws_of_a_picture_have_the_whole_matrix_of_the_closed_form():
 
 
 def test_parameters_ask_for_gradients_as_before(tiny_model):
-    model = tiny_model("swinv2", DEPTHS=[1, 1], NUM_HEADS=[1, 2], PRETRAINED_WINDOW_SIZES=[0, 0])
+    model = tiny_model("swinv2", DEPTHS=[1, 1], NUM_HEADS=[1, 2])
     frozen = model.patch_embed.proj.weight.requires_grad_(False)
     with torch.inference_mode():
         images = [torch.randn(2, 3, 32, 32), torch.randn(1, 3, 32, 32)]
