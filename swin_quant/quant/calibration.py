@@ -24,6 +24,7 @@ from swin_quant.quant.fold import fold
 from swin_quant.quant.layer import weighted_layers
 from swin_quant.quant.observers import ActivationObserver, NonFiniteError
 from swin_quant.quant.outputs import rows
+from swin_quant.quant.policy import dequantize
 from swin_quant.quant.quantizer import Quantizer, Role, State, named_nodes
 from swin_quant.quant.range_methods import RANGE_METHODS
 from swin_quant.quant.ranges import Range, method_for, search
@@ -169,8 +170,7 @@ def observing(model: nn.Module, method: Method = Method()) -> Iterator[Observati
     nodes = named_nodes(model)
     activations = {name: node for name, node in nodes.items() if node.role is not Role.GEMM_WEIGHT}
     observation = Observation(model, activations, method)
-    for node in nodes.values():
-        node.state = State.OFF
+    dequantize(model)
     try:
         for name, node in activations.items():
             node.state, node.observer = State.CALIBRATE, observation.observers[name]
@@ -261,24 +261,18 @@ def check_weights(model: nn.Module) -> None:
 
 
 def first_non_finite(model: nn.Module, images: Tensor) -> str:
-    """Run again with nodes off, and name the first module whose output is not finite."""
+    """Run again with nodes off, which they stay, and name the first module whose output is not finite."""
     if not images.isfinite().all():
         return "the input pictures hold NaN or infinity: check the preprocessing (mean, std)"
     found: list[str] = []
-    states = {node: node.state for node in model.modules() if isinstance(node, Quantizer)}
-    for node in states:
-        node.state = State.OFF
 
     def check(name: str, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
         if not rows(output).isfinite().all():
             found.append(name)
 
-    try:
-        with watching({name: module for name, module in model.named_modules() if name}, check):
-            model(images)
-    finally:
-        for node, state in states.items():
-            node.state = state
+    dequantize(model)
+    with watching({name: module for name, module in model.named_modules() if name}, check):
+        model(images)
     first = found[0] if found else "an attention matmul"
     return f"module {first} is the first whose output holds NaN or infinity: the weights overflow on these pictures"
 

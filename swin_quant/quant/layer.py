@@ -121,9 +121,6 @@ class QuantConv(QuantizedLayer):
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return self._conv_forward(x, weight, bias)
 
-    def aligned(self, bias: Tensor) -> Tensor:
-        return bias.view(-1, *[1] * (self.weight.dim() - 2))
-
 
 class QuantConv1d(QuantConv, nn.Conv1d):
     """x: [B, in, L], y: [B, out, L']."""
