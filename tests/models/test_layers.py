@@ -6,10 +6,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from swin_quant.base.compat import import_timm
-from swin_quant.models.layers import DropPath, LayerNorm
+from swin_quant.models.layers import DropPath, LayerNorm, WindowBlock
 from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.policy import enabled_nodes, quantize
 from swin_quant.quant.quantizer import named_nodes
+from swin_quant.quant.watch import watching
 
 KINDS = pytest.mark.parametrize("kind", ["swin", "swinv2"])
 
@@ -28,30 +29,22 @@ def test_layer_norm_computes_in_float32_and_answers_in_the_type_of_its_parameter
 def types_seen(model, x):
     """Types of blocks' inputs and outputs, LayerNorms' outputs, and softmax's inputs."""
     seen = {"residual": set(), "norm": set(), "softmax": set()}
-
-    def note(where, pick):
-        return lambda module, inputs, output: seen[where].add(pick(inputs, output).dtype)
-
-    hooks = []
-    for name, module in model.named_modules():
-        if ".blocks." in name and name.split(".")[-2] == "blocks":
-            hooks += [module.register_forward_hook(note("residual", lambda i, o: o))]
-            hooks += [module.register_forward_hook(note("residual", lambda i, o: i[0]))]
-        if isinstance(module, nn.LayerNorm):
-            hooks += [module.register_forward_hook(note("norm", lambda i, o: o))]
     softmax = torch.Tensor.softmax
+
+    def look(name, module, inputs, y):
+        if isinstance(module, WindowBlock):
+            seen["residual"] |= {inputs[0].dtype, y.dtype}
+        if isinstance(module, nn.LayerNorm):
+            seen["norm"].add(y.dtype)
 
     def watched(self, *args, **kwargs):
         result = softmax(self, *args, **kwargs)
         seen["softmax"].add(result.dtype)
         return result
 
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, watching(dict(model.named_modules()), look):
         patch.setattr(torch.Tensor, "softmax", watched)
-        logits = model(x)
-    for hook in hooks:
-        hook.remove()
-    return seen, logits
+        return seen, model(x)
 
 
 @KINDS
