@@ -22,10 +22,10 @@ from pages import save
 
 from swin_quant.backends.registry import artifact_engine, engine_named, torch_engine
 from swin_quant.base.cpu import reproducible, usable_cores
+from swin_quant.base.files import json_text
 from swin_quant.cards.card import RunCard, versions
 from swin_quant.cards.paths import card_path
 from swin_quant.report.engines import bench_data
-from swin_quant.report.table import json_text
 from swin_quant.score.bench import BenchPlan, BenchReport, load_pictures, measure
 from swin_quant.score.candidate import BenchCandidate
 from swin_quant.score.engine import Engine

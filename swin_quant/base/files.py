@@ -204,10 +204,15 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def json_text(value: Any) -> str:
+    """`value` as indented JSON (RFC 8259), keys in their order. Infinity and NaN become null; ASCII, since a file's
+    name may be no valid Unicode."""
+    return json.dumps(finite(value), indent=2, allow_nan=False) + "\n"
+
+
 def write_json(path: str | os.PathLike[str], value: Any) -> None:
-    """Write `value` atomically as indented JSON, keys in their order; NaN and infinity become null."""
-    text = json.dumps(finite(value), indent=2, allow_nan=False)  # ASCII: a file's name may be no valid Unicode
-    atomic_write_bytes(path, (text + "\n").encode())
+    """Write the `json_text` of `value` atomically."""
+    atomic_write_bytes(path, json_text(value).encode())
 
 
 def read_bounded(path: str | os.PathLike[str], what: str, limit: int) -> bytes:

@@ -30,12 +30,8 @@ def reading(path: str | os.PathLike[str], what: str) -> Iterator[None]:
         raise SwinQuantError(f"{os.fspath(path)}: {_fault(error, what)}") from error
 
 
-def _first(path: Any, *more: Any, **named: Any) -> Any:
-    return path
-
-
 def reads(
-    what: str, path_of: Callable[..., Any] = _first
+    what: str, path_of: Callable[..., Any] = lambda path, *more, **named: path
 ) -> Callable[[Callable[_Arguments, _Found]], Callable[_Arguments, _Found]]:
     """Decorate a function to run inside `reading`; `path_of`: the file's path in its arguments, by default the
     first."""

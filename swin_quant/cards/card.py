@@ -144,6 +144,11 @@ class RunCard:
         return any(not one.get("keeps_features", True) for one in self.kept_passes)
 
     @property
+    def start(self) -> CheckpointRecord | None:
+        """The checkpoint that training began with; None if nothing was trained, or from random weights."""
+        return self.training["start"] if self.training else None
+
+    @property
     def original_sha256(self) -> str | None:
         """The float model that deltas compare with: the source, or the checkpoint itself if it was trained in float."""
         record = self.checkpoint if self.training and not self.is_qat else self.source
@@ -190,15 +195,12 @@ class RunCard:
 
     def with_verification(self, record: VerificationRecord) -> "RunCard":
         """A card that also holds `record`, instead of an older one for the same engine, precision and reference."""
-        identity = itemgetter("engine", "precision", "policy", "reference")
-        kept = [old for old in self.verification if identity(old) != identity(record)]
-        return dataclasses.replace(self, verification=[*kept, finite(record)])
+        newest = _newest(self.verification, record, "engine", "precision", "policy", "reference")
+        return dataclasses.replace(self, verification=newest)
 
     def with_search(self, record: TriedPolicies) -> "RunCard":
         """A card that also holds `record`, instead of an older search for the same engine and batch."""
-        identity = itemgetter("engine", "batch")
-        kept = [old for old in self.searches if identity(old) != identity(record)]
-        return dataclasses.replace(self, searches=[*kept, finite(record)])
+        return dataclasses.replace(self, searches=_newest(self.searches, record, "engine", "batch"))
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the card to `path`, atomically."""
@@ -226,6 +228,12 @@ class RunCard:
 @functools.cache  # a command may read a card more than once
 def _warn_of_newer(path: str, keys: tuple[str, ...]) -> None:
     log.warning("%s: kept as it is, but not understood, since a newer swin-quant wrote it: %s", path, listed(keys))
+
+
+def _newest(records: Iterable[Any], record: Any, *keys: str) -> list[Any]:
+    """The records, with `record` in place of an older one with the same values of `keys`."""
+    identity = itemgetter(*keys)
+    return [*(old for old in records if identity(old) != identity(record)), finite(record)]
 
 
 def _measure_the_same(one: Result, other: Result) -> bool:

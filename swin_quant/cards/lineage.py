@@ -64,7 +64,7 @@ def _has_hash(path: Path, sha256: str) -> bool:
 def qat_starts(card: RunCard, folders: Sequence[Path]) -> Iterator[Start]:
     """The chain of checkpoints that QAT started from, back to the calibrated one, as far as files are found."""
     for _ in range(_MOST_STARTS):
-        file = file_of_record(card.training["start"], folders) if card.is_qat and card.training else None
+        file = file_of_record(card.start, folders) if card.is_qat else None
         if file is None:
             return
         before = card_of(file)
@@ -101,9 +101,8 @@ def _checked(card: RunCard, float_file: Path) -> Path:
     if card.source is None:
         raise SwinQuantError(f"‹float› {float_file}: the run card {card.name} names no original to compare it with")
     sha256 = sha256_of(float_file)
-    start = card.training["start"] if card.training else None
     holds = sha256 == sha256_in(card.source)
-    if not holds and start and sha256 == start["sha256"]:
+    if not holds and sha256 == sha256_in(card.start):
         holds = _holds_original(Start(float_file, card_of(float_file)), card)
     if not holds:
         raise SwinQuantError(
@@ -186,8 +185,7 @@ def _made_of(path: Path, file: Path, sha256: str) -> Path | None:
     except (OSError, SwinQuantError):  # some other JSON
         return None
     of_artifact = (card.checkpoint or card.source) if card.artifact else None
-    start = card.training["start"] if card.training else None
-    needs = [of_artifact, start, card.source if card.has_own_weights else None]
+    needs = [of_artifact, card.start, card.source if card.has_own_weights else None]
     found = [
         file_of_record(need, [path.parent, path.parent.parent]) for need in needs if need and need["sha256"] == sha256
     ]

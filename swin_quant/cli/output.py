@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swin_quant.base.files import atomic_write_bytes
+from swin_quant.base.files import atomic_write_bytes, json_text
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
 from swin_quant.report.table import (
@@ -15,7 +15,6 @@ from swin_quant.report.table import (
     WIDE,
     ReportTable,
     html_table,
-    json_text,
     print_fitted,
     print_text,
     screen_width,

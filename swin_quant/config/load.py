@@ -7,7 +7,7 @@ Shipped files are found by name; a file inherits from the files that its BASE na
 import difflib
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,13 +15,12 @@ from yacs.config import CfgNode
 
 from swin_quant.base.errors import UsageError, listed
 from swin_quant.base.files import configs_dir
-from swin_quant.base.schema import Must, checked, one_of, within
+from swin_quant.base.schema import Must, checked, one_of, plain, within
 from swin_quant.base.yaml_file import read_yaml
 from swin_quant.config import outputs, timm
 from swin_quant.config.defaults import BUILT_IN, architecture, default_config, families
 from swin_quant.config.family import check_values
 from swin_quant.config.sides import SIZE
-from swin_quant.config.timm import named
 from swin_quant.config.values import leaves, merge
 
 _SHIPPED = ("swin", "swinv2", "demo")
@@ -39,13 +38,17 @@ def load_config(
     the key and the file, `--opts` or the command line. Unless `whole`, the tree is neither checked nor frozen.
     """
     cfg = default_config()
-    for file, tree in layers(Path(path), (), []):
+    for file, tree in layers(Path(path)):
         merge(cfg, tree, str(file))
     merge(cfg, keys_and_values(opts), "‹opts›")
     merge(cfg, overrides or {}, "command line")
-    if whole:
-        check_geometry(cfg, str(path))
-        cfg.freeze()
+    return _whole(cfg, str(path)) if whole else cfg
+
+
+def _whole(cfg: CfgNode, source: str) -> CfgNode:
+    """The tree, checked and frozen."""
+    check_geometry(cfg, source)
+    cfg.freeze()
     return cfg
 
 
@@ -58,8 +61,8 @@ def keys_and_values(opts: Sequence[str]) -> dict[str, str]:
 
 def keys_set_in(path: str | Path) -> set[str]:
     """The dotted keys that a configuration file and its BASE files set; for `timm:NAME`, the keys of the model."""
-    keys = {key for _, tree in layers(Path(path), (), []) for key, _ in leaves(tree)} - {"BASE"}
-    return {key for key in keys if key.startswith("MODEL.")} if named(path) else keys
+    keys = {key for _, tree in layers(Path(path)) for key, _ in leaves(tree)} - {"BASE"}
+    return {key for key in keys if key.startswith("MODEL.")} if timm.named(path) else keys
 
 
 def from_dict(mapping: Mapping[str, Any], source: str, overrides: Mapping[str, Any] | None = None) -> CfgNode:
@@ -70,15 +73,13 @@ def from_dict(mapping: Mapping[str, Any], source: str, overrides: Mapping[str, A
     cfg = default_config()
     merge(cfg, mapping, source)
     merge(cfg, overrides or {}, "command line")
-    check_geometry(cfg, source)
-    cfg.freeze()
-    return cfg
+    return _whole(cfg, source)
 
 
 def to_dict(cfg: CfgNode) -> dict[str, Any]:
     """The tree as plain dicts, lists, numbers and strings, for JSON."""
-    plain = {key: to_dict(value) if isinstance(value, CfgNode) else value for key, value in cfg.items()}
-    return {key: list(value) if isinstance(value, tuple) else value for key, value in plain.items()}
+    found: dict[str, Any] = plain(cfg)
+    return found
 
 
 def portable_config(cfg: CfgNode) -> dict[str, Any]:
@@ -94,12 +95,8 @@ def portable_config(cfg: CfgNode) -> dict[str, Any]:
     return data
 
 
-def _spelt(pattern: str) -> Callable[[str], bool]:
-    return lambda text: re.fullmatch(pattern, text) is not None
-
-
-_FILE = _spelt(r"(?!\.{1,2}$)[^/\\\x00-\x1f\ud800-\udfff]{1,200}")
-_FOLDER = _spelt(r"[^\x00-\x1f\ud800-\udfff]{0,200}")
+_FILE = re.compile(r"(?!\.{1,2}$)[^/\\\x00-\x1f\ud800-\udfff]{1,200}")
+_FOLDER = re.compile(r"[^\x00-\x1f\ud800-\udfff]{0,200}")
 _Rate = Annotated[float, within(least=0, below=1)]
 _KINDS: dict[str, Any] = {
     "DATA.INTERPOLATION": Annotated[str, one_of(("bicubic", "bilinear", "lanczos", "nearest"))],
@@ -111,9 +108,13 @@ _KINDS: dict[str, Any] = {
     "MODEL.DROP_RATE": _Rate,
     "MODEL.DROP_PATH_RATE": _Rate,
     "MODEL.LABEL_SMOOTHING": _Rate,
-    "MODEL.NAME": Annotated[str, Must(_FILE, "a name for a file: no slashes, 1 to 200 characters")],
+    "MODEL.NAME": Annotated[
+        str, Must(lambda text: bool(_FILE.fullmatch(text)), "a name for a file: no slashes, 1 to 200 characters")
+    ],
     **outputs.KINDS,
-    "TAG": Annotated[str, Must(_FOLDER, "a name for a folder: up to 200 characters of UTF-8")],
+    "TAG": Annotated[
+        str, Must(lambda text: bool(_FOLDER.fullmatch(text)), "a name for a folder: up to 200 characters of UTF-8")
+    ],
 }
 
 
@@ -151,8 +152,14 @@ def shipped_configs() -> dict[str, Path]:
     return {file.stem: file for file in files}
 
 
-def layers(path: Path, above: tuple[Path, ...], read: list[Path]) -> Iterator[tuple[Path, Mapping[Any, Any]]]:
-    """Yield (file, content) in merge order: the files of BASE, recursively, then the file itself."""
+def layers(
+    path: Path, above: tuple[Path, ...] = (), read: list[Path] | None = None
+) -> Iterator[tuple[Path, Mapping[Any, Any]]]:
+    """Yield (file, content) in merge order: the files of BASE, recursively, then the file itself.
+
+    `above`: the files whose BASE leads here; `read`: all files so far.
+    """
+    read = [] if read is None else read
     if (name := timm.named(path)) is not None:
         yield path, timm.tree_of(name)
         return

@@ -4,8 +4,8 @@ yacs would evaluate text, and accept None for any key; here text is read as the 
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from functools import cache
+from functools import cache, reduce
+from operator import getitem
 from types import GenericAlias
 from typing import Annotated, Any
 
@@ -36,25 +36,16 @@ def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield prefix + key, value
 
 
-@dataclass(frozen=True)
-class _Keys:
-    """Every key with its type, and the names of sections."""
-
-    types: Mapping[str, Any]
-    sections: frozenset[str]
-
-
 @cache
-def _keys(known: tuple[str, ...]) -> _Keys:
-    """The keys of the tree with the sections of the `known` families."""
+def _keys(known: tuple[str, ...]) -> tuple[dict[str, Any], set[str]]:
+    """Every key of the tree with its type, and the names of sections, among them those of the `known` families."""
     optional = {
         f"MODEL.{families()[name].section}.{key}": v for name in known for key, v in families()[name].optional.items()
     }
     examples = dict(leaves(defaults())) | _EXAMPLES | optional
-    types = {
-        key: _kind(value) | None if key in (*_OPTIONAL, *optional) else _kind(value) for key, value in examples.items()
-    } | {_SIZE: int | list[int]}
-    return _Keys(types, frozenset(key.rsplit(".", n)[0] for key in types for n in range(1, key.count(".") + 1)))
+    types = {key: _kind(value) for key, value in examples.items()} | {_SIZE: int | list[int]}
+    types |= {key: types[key] | None for key in (*_OPTIONAL, *optional)}
+    return types, {key.rsplit(".", n)[0] for key in types for n in range(1, key.count(".") + 1)}
 
 
 def _kind(example: Any) -> Any:
@@ -67,32 +58,26 @@ def _kind(example: Any) -> Any:
 
 def value_at(cfg: CfgNode, place: str) -> Any:
     """The value of a dotted key."""
-    node = cfg
-    for name in place.split("."):
-        node = node[name]
-    return node
+    return reduce(getitem, place.split("."), cfg)
 
 
 def merge(cfg: CfgNode, tree: Mapping[Any, Any], source: str, prefix: str = "") -> None:
     """Write `tree` into `cfg`: nested sections or dotted keys, every key known and every value of its key's type."""
-    known = _keys(tuple(families()))
+    types, known_sections = _keys(tuple(families()))
     for name, value in tree.items():
         key = f"{prefix}{name}"
-        if key in known.sections and isinstance(value, Mapping):
+        if key in known_sections and isinstance(value, Mapping):
             merge(cfg, value, source, f"{key}.")
-        elif key in known.sections:
+        elif key in known_sections:
             raise UsageError(f"{source}: {key} is a section of keys, not {show(value)}")
         elif key == "BASE" and isinstance(value, list) and not any(value):
             continue
         elif key == "BASE":
             raise UsageError(f"{source}: BASE works only in a YAML file")
-        elif key not in known.types:
-            hint = did_you_mean(key.upper(), [*known.types, *sorted(known.sections)])
+        elif key not in types:
+            hint = did_you_mean(key.upper(), [*types, *sorted(known_sections)])
             raise UsageError(f"{source}: unknown key {show(key)[1:-1]}{hint}")
         else:
             *sections, leaf = key.split(".")
-            node = cfg
-            for section in sections:
-                node = node[section]
-            found = checked(known.types[key], value, source, key, text=True, error=UsageError)
-            node[leaf] = shortest(found) if key == _SIZE else found
+            found = checked(types[key], value, source, key, text=True, error=UsageError)
+            reduce(getitem, sections, cfg)[leaf] = shortest(found) if key == _SIZE else found

@@ -8,9 +8,9 @@ from typing import Any
 
 from swin_quant.backends.tensorrt.layers import LayerReport, LayerRow
 from swin_quant.base.errors import one_line
-from swin_quant.base.files import finite
+from swin_quant.base.files import finite, json_text
 from swin_quant.cards.records import VerificationRecord
-from swin_quant.report.table import Column, ReportTable, comma_separated, field, figure, json_text, markdown, records
+from swin_quant.report.table import Column, ReportTable, comma_separated, field, figure, markdown, records
 from swin_quant.score.alignment import Aligned, Differences
 from swin_quant.score.bench import BenchReport, BenchRow
 from swin_quant.score.difference import INT8_LEVELS

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -191,6 +191,13 @@ MARKS = {SUPPORTED: "yes", REPLACED: "other", UNSUPPORTED: "no", NOT_KNOWN: "?"}
 _STYLES = {SUPPORTED: "green", REPLACED: "", UNSUPPORTED: "red", NOT_KNOWN: "yellow"}
 _LEGEND = "yes: has it; other: computes it by other operators of its own; no: has it not; ?: not known, by our tables"
 
+
+def _same(row: Checked) -> str:
+    if not row.calls:
+        return "not called for"
+    return "equal to the bit" if row.difference == 0 else f"differs by {row.difference:.2g} at most"
+
+
 OPERATORS: tuple[Column[Operator], ...] = (
     Column("name", "operator", field("name"), fold=True),
     figure("calls", "calls", field("calls")),
@@ -213,14 +220,8 @@ CHECKED: tuple[Column[Checked], ...] = (
     Column("name", "replacement", field("name")),
     Column("what", "what", field("what"), fold=True),
     figure("calls", "calls", field("calls")),
-    Column("difference", "output", lambda row: _same(row)),
+    Column("difference", "output", _same),
 )
-
-
-def _same(row: Checked) -> str:
-    if not row.calls:
-        return "not called for"
-    return "equal to the bit" if row.difference == 0 else f"differs by {row.difference:.2g} at most"
 
 
 @dataclass(frozen=True)
@@ -245,11 +246,9 @@ def sections(analysis: Analysis, full: bool = False) -> Iterator[ReportSection]:
     """All sections in order. `full` adds the sources, and the replacement of every operator that a target replaces."""
     moved = f"MB: read and written by calls in {analysis.types}, one at a time, weights too; a view moves nothing"
     yield ReportSection("operators", ReportTable(OPERATORS, analysis.operators, [moved]))
-    yield ReportSection(
-        "targets",
-        _targets(analysis, " " if full else "\n"),
-        [*_unknown(analysis), *(_details(analysis) if full else ())],
-    )
+    unknown = unknown_everywhere(analysis.statuses)
+    known = [f"known to none of the tables: {', '.join(unknown)}"] if unknown else []
+    yield ReportSection("targets", _targets(analysis, full), [*known, *(_details(analysis) if full else ())])
     if analysis.depending:
         depends = f"control flow or shapes depend on data: {listed(analysis.depending)}"
     else:
@@ -303,28 +302,20 @@ def analysis_markdown(analysis: Analysis) -> str:
     return "".join(parts)
 
 
-def _targets(analysis: Analysis, between: str) -> ReportTable[TargetRow]:
+def _targets(analysis: Analysis, full: bool) -> ReportTable[TargetRow]:
     rows = [TargetRow(one.name, one.calls, dict(analysis.statuses[one.name])) for one in analysis.operators]
-    columns: list[Column[TargetRow]] = [Column("name", "operator", field("name"), fold=True)]
-    for key, title in analysis.titles.items():
-        columns.append(
-            Column(key, _broken(title, between), _mark(key), style=lambda row, key=key: _STYLES[row.of[key].kind])  # type: ignore[misc]
-        )
+    columns = [Column[TargetRow]("name", "operator", field("name"), fold=True)]
+    columns += [_target(key, title if full else _broken(title)) for key, title in analysis.titles.items()]
     return ReportTable(columns, rows, [_LEGEND])
 
 
-def _broken(title: str, between: str) -> str:
+def _target(key: str, title: str) -> Column[TargetRow]:
+    return Column(key, title, lambda row: MARKS[row.of[key].kind], style=lambda row: _STYLES[row.of[key].kind])
+
+
+def _broken(title: str) -> str:
     """A title with a word on each line, which makes seven columns fit; Markdown has no lines in cells."""
-    return title if between == " " else re.sub(r" |(?<=[a-z])(?=[A-Z])", between, title)
-
-
-def _mark(key: str) -> Callable[[TargetRow], str]:
-    return lambda row: MARKS[row.of[key].kind]
-
-
-def _unknown(analysis: Analysis) -> list[str]:
-    found = unknown_everywhere(analysis.statuses)
-    return [f"known to none of the tables: {', '.join(found)}"] if found else []
+    return re.sub(r" |(?<=[a-z])(?=[A-Z])", "\n", title)
 
 
 def _details(analysis: Analysis) -> Iterator[str]:

@@ -9,6 +9,7 @@ from swin_quant.backends.cuda.estimates import REACHED
 from swin_quant.backends.cuda.floors import Floor
 from swin_quant.backends.cuda.fusions import APART
 from swin_quant.backends.cuda.planning import ESTIMATED, FP16, INT8, PLANNED, CudaPlan, StaticLaunch, StaticPlan
+from swin_quant.base.files import json_text
 from swin_quant.report.table import (
     Column,
     ReportTable,
@@ -17,7 +18,6 @@ from swin_quant.report.table import (
     field,
     figure,
     folded,
-    json_text,
     markdown,
     terminal,
 )

@@ -6,7 +6,6 @@ Columns say which value of a row they show and how. Text for people is rounded; 
 import csv
 import html
 import io
-import json
 import os
 import re
 import shutil
@@ -21,7 +20,6 @@ from rich.console import Console
 from rich.text import Text
 
 from swin_quant.base.errors import one_line
-from swin_quant.base.files import finite
 
 Row = TypeVar("Row")
 Value: TypeAlias = str | int | float | None
@@ -319,11 +317,6 @@ def comma_separated(columns: Sequence[Column[Row]], rows: Sequence[Row]) -> str:
 def records(columns: Sequence[Column[Row]], rows: Sequence[Row]) -> list[dict[str, Value]]:
     """A mapping for each row; a missing value is None."""
     return [{column.key: column.value(row) for column in columns} for row in rows]
-
-
-def json_text(content: Any) -> str:
-    """JSON (RFC 8259), indented. Infinity and NaN become null; ASCII, since a file's name may be no valid Unicode."""
-    return json.dumps(finite(content), indent=2, allow_nan=False) + "\n"
 
 
 def _no_formula(value: Value) -> Value:

@@ -1,5 +1,6 @@
 """The end of a run in three lines: the file to deploy, its cost in accuracy and gain in time, the next command."""
 
+import math
 import shlex
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -8,10 +9,10 @@ from typing import Any
 from swin_quant.backends.registry import targets
 from swin_quant.base.errors import command_lines
 from swin_quant.cards.card import RunCard
-from swin_quant.cards.records import ORIGINAL, PTQ, QAT, Result
+from swin_quant.cards.records import ORIGINAL, PTQ, QAT
 from swin_quant.quant.search import SearchResult
 from swin_quant.report.accuracy.footnotes import is_simulated
-from swin_quant.report.accuracy.rows import AccuracyRow, is_float, latency, rows_of
+from swin_quant.report.accuracy.rows import latency, rows_of
 from swin_quant.report.table import NARROW, folded, html_facts
 
 FLOAT = "the float model"
@@ -99,12 +100,11 @@ def speed_in_words(ms: float | None, float_ms: float | None, float_type: str | N
 
 def of_artifact(card: RunCard, file: Path, checkpoint: Path, data_path: str) -> DeployVerdict | None:
     """The verdict on an artifact by the results in its card, on its fastest engine; None where it was not scored."""
-    rows = [row for row in rows_of([card]) if row.quantized and not is_float(row.quantized)]
-    rows = [row for row in rows if not is_simulated(_result(row).engine)]
+    rows = [row for row in rows_of([card]) if row.is_quantized and not is_simulated(row.result.engine)]
     if not rows:
         return None
-    row = min(rows, key=lambda row: latency(_result(row)))
-    result, own = _result(row), row.own
+    row = min(rows, key=lambda row: latency(row.result))
+    result, own = row.result, row.own
     delta, error = row.delta("acc1"), row.delta_acc1_se
     float_ms, float_type = (own.ms_per_picture, own.precision) if own else (None, None)
     ms = result.ms_per_picture
@@ -149,7 +149,8 @@ def of_search(result: SearchResult, checkpoint: str, engine: str, float_type: st
     is_slow = bool(found.ms and beside and beside <= found.ms)
     drop = loss_in_words(-loss.drop, loss.drop_error, result.pictures).replace("points", "expected points")
     speed = speed_in_words(found.ms, beside, float_type, engine) if found.ms else "no latency was measured"
-    summary = f"{drop}, {_decibels(loss.sqnr_db)}; {speed}"
+    sqnr = "equal logits" if loss.sqnr_db == math.inf else f"SQNR {loss.sqnr_db:.1f} dB"
+    summary = f"{drop}, {sqnr}; {speed}"
     keeps_float = result.is_float or is_slow
     words = {"checkpoint": checkpoint, "target": engine, "policy": result.file, "folder": result.file.parent}
     then = _command(_EXPORT_FLOAT if keeps_float else _EXPORT_FOUND, **words)
@@ -170,8 +171,7 @@ def of_training(card: RunCard, file: Path) -> DeployVerdict | None:
     original = next((one for one in measured if one.weights == ORIGINAL and one.precision == "float32"), None)
     names = {"float32": original, "PTQ": ptq, "QAT": qat}
     figures = ", ".join(f"{name} {one.acc1:.2f}" for name, one in names.items() if one) + " % top-1"
-    start = card.training["start"] if card.training else None
-    deploy = file
+    deploy, start = file, card.start
     if ptq is None or qat.delta_ptq is None or qat.delta_ptq_se is None:
         said = loss_in_words(qat.delta_acc1, qat.delta_acc1_se, qat.pictures)
     else:
@@ -205,12 +205,3 @@ def _against_ptq(delta: float, error: float, pictures: int) -> tuple[str, bool]:
 
 def _command(template: str, **words: object) -> str:
     return template.format(**{key: shlex.quote(str(word)) for key, word in words.items()})
-
-
-def _result(row: AccuracyRow) -> Result:
-    assert row.quantized is not None, "rows without a result were left out"
-    return row.quantized
-
-
-def _decibels(sqnr: float) -> str:
-    return "equal logits" if sqnr == float("inf") else f"SQNR {sqnr:.1f} dB"

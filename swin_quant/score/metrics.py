@@ -258,13 +258,17 @@ class Guess:
     probability: float
 
 
-def top_classes(logits: Tensor, names: Sequence[str], count: int = 5) -> list[list[Guess]]:
-    """The `count` most probable classes (all, if there are fewer) of each row of logits [N, classes]; best first."""
+def likeliest(logits: Tensor, count: int) -> list[list[tuple[int, float]]]:
+    """The `count` most probable classes (all, if there are fewer) of each row of logits [N, classes], with their
+    probabilities; best first."""
     best = logits.double().softmax(1).topk(min(count, logits.shape[1]), dim=1)
-    return [
-        [Guess(index, names[index], probability) for index, probability in zip(indices, probabilities, strict=True)]
-        for indices, probabilities in zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    ]
+    rows = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    return [list(zip(*row, strict=True)) for row in rows]
+
+
+def top_classes(logits: Tensor, names: Sequence[str], count: int = 5) -> list[list[Guess]]:
+    """The `likeliest` classes with their names."""
+    return [[Guess(index, names[index], share) for index, share in row] for row in likeliest(logits, count)]
 
 
 def class_names(classes: int, labels: str | None = None, carried: Sequence[str] = ()) -> list[str]:

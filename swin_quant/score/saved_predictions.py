@@ -10,8 +10,6 @@ from dataclasses import dataclass, fields, replace
 from pathlib import PurePath
 from typing import Annotated, Any, TypedDict
 
-from torch import Tensor
-
 from swin_quant.base.distributed import World, gather
 from swin_quant.base.files import sha256_of_data, write_json
 from swin_quant.base.progress import log
@@ -20,7 +18,7 @@ from swin_quant.base.shards import Sharding, Shards
 from swin_quant.data.loader import Batch, UnreadableLimit
 from swin_quant.data.pictures import Pictures
 from swin_quant.score.engine import Engine
-from swin_quant.score.metrics import Score, Sums, scores_of, tally
+from swin_quant.score.metrics import Score, Sums, likeliest, scores_of, tally
 from swin_quant.score.run_engines import EngineOutput
 
 SCHEMA = "swin-quant/answer-shards/1"
@@ -106,8 +104,8 @@ def _score_file(
 
     def watch(batch: Batch, outputs: Mapping[str, EngineOutput]) -> None:
         for key, output in outputs.items():
-            for place, best in zip(batch.indices, _best(output.logits), strict=True):
-                rows[place][key] = best
+            for place, best in zip(batch.indices, likeliest(output.logits, TOP), strict=True):
+                rows[place][key] = [{"index": index, "probability": share} for index, share in best]
 
     sums = tally(engines, load(list(rows)), world.device, watch=watch)
     first = next(iter(engines))
@@ -119,14 +117,6 @@ def _score_file(
         "unreadable": [pictures.names[place] for place in lost],
     }
     shards.write(number, list(rows.values()), _columns(engines), facts)
-
-
-def _best(logits: Tensor) -> list[list[dict[str, Any]]]:
-    best = logits.double().softmax(1).topk(min(TOP, logits.shape[1]), dim=1)
-    return [
-        [{"index": index, "probability": share} for index, share in zip(indices, shares, strict=True)]
-        for indices, shares in zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    ]
 
 
 def _columns(engines: Mapping[str, Engine]) -> list[tuple[str, Any]]:

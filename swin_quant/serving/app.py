@@ -5,7 +5,7 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -16,6 +16,7 @@ from swin_quant.base.progress import log
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.quant.outputs import Output, parts_of
 from swin_quant.score.engine import Run
+from swin_quant.score.metrics import top_classes
 from swin_quant.serving import picture, protocol
 from swin_quant.serving.limits import ByteBudget, Hold, Refused, ServiceLimits
 from swin_quant.serving.queues import Batcher, Lane
@@ -290,10 +291,8 @@ class _Routes:
         found = await visit.until_answered(self._predicted(visit, await visit.body(), request.headers))
         (logits,) = parts_of(found)[0]
         protocol.check_finite(logits)
-        best = logits.double().softmax(0).topk(min(int(top), len(logits)))
-        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        classes = [{"index": index, "name": model.labels[index], "probability": share} for index, share in pairs]
-        return self.json({"model": model.name, "classes": classes})
+        (best,) = top_classes(logits[None], model.labels, int(top))
+        return self.json({"model": model.name, "classes": [asdict(one) for one in best]})
 
     async def _inferred(self, visit: Visit, body: bytes, headers: dict[str, str]) -> tuple[bytes, dict[str, str]]:
         service, hold, size = self.service, visit.hold, len(body)

@@ -1,7 +1,6 @@
 """Write a package: the whole folder or nothing, and never in place of a folder that is no package."""
 
 import contextlib
-import json
 import os
 import secrets
 import shutil
@@ -11,7 +10,7 @@ from swin_quant.backends.openvino.engine import without_functions
 from swin_quant.backends.openvino.operators import sources
 from swin_quant.base import __version__
 from swin_quant.base.errors import SwinQuantError, UsageError
-from swin_quant.base.files import configs_dir, ensure_writable_dir, finite, read_json, reason, sha256_of
+from swin_quant.base.files import configs_dir, ensure_writable_dir, json_text, read_json, reason, sha256_of
 from swin_quant.cards.card import without_paths
 from swin_quant.ship.facts import MODEL, OPERATORS, SCHEMA, PackageFacts
 from swin_quant.ship.texts import Serving, kserve, openvino_model_server, readme, requirements, settings, triton
@@ -79,8 +78,8 @@ def _fill(folder: Path, facts: PackageFacts, serving: Serving) -> None:
         model.write_bytes(without_functions(model))
     shutil.copytree(configs_dir() / "package", folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(*_NOT_COPIED))
     texts = {
-        "preprocess.json": _json(facts.preprocessing()),
-        "card.json": _json(without_paths(facts.artifact.card)),
+        "preprocess.json": json_text(facts.preprocessing()),
+        "card.json": json_text(without_paths(facts.artifact.card)),
         "README.md": readme(facts, __version__),
         "requirements.txt": requirements(facts),
         "cpp/settings.h": settings(facts),
@@ -94,7 +93,7 @@ def _fill(folder: Path, facts: PackageFacts, serving: Serving) -> None:
         (folder / name).write_text(text, encoding="utf-8", errors="backslashreplace")  # a card may hold any characters
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     hashes = {path.relative_to(folder).as_posix(): sha256_of(path) for path in files}
-    (folder / MANIFEST).write_text(_json({**facts.manifest(), "files": hashes}))
+    (folder / MANIFEST).write_text(json_text({**facts.manifest(), "files": hashes}))
 
 
 def _add_operators(folder: Path, model: Path, library: Path) -> None:
@@ -105,7 +104,3 @@ def _add_operators(folder: Path, model: Path, library: Path) -> None:
     for file in sources().iterdir():
         if file.suffix in (".hpp", ".cpp", ".sh"):
             shutil.copyfile(file, folder / file.name)
-
-
-def _json(content: object) -> str:
-    return json.dumps(finite(content), indent=2) + "\n"

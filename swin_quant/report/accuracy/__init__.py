@@ -12,6 +12,7 @@ from typing import Any
 from rich.cells import cell_len
 
 from swin_quant.base.errors import UsageError, did_you_mean
+from swin_quant.base.files import json_text
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import ORIGINAL, UNQUANTIZED, Result
 from swin_quant.report.accuracy.footnotes import Footnote, footnotes, is_simulated, numbered
@@ -41,7 +42,6 @@ from swin_quant.report.table import (
     folded,
     grid,
     html_table,
-    json_text,
     markdown,
     print_fitted,
     records,
@@ -70,8 +70,7 @@ class Line:
 
     @property
     def result(self) -> Result:
-        assert self.row.quantized is not None, "a line has a result"
-        return self.row.quantized
+        return self.row.result
 
     @property
     def is_baseline(self) -> bool:
@@ -97,12 +96,12 @@ class TableBlock:
 
     def columns(self, width: int | None = None) -> list[Column[Line]]:
         """The columns that fit into `width`; None: all."""
-        chosen = BLOCK_COLUMNS
-        for number in range(len(_EXTRA) + 1):
-            chosen = tuple(one for one in BLOCK_COLUMNS if one.key not in _EXTRA[:number])
-            if width is None or total(widths_of(shown(chosen, self.lines), self.lines)) <= width:
+        columns = shown(BLOCK_COLUMNS, self.lines)
+        for extra in _EXTRA:
+            if width is None or total(widths_of(columns, self.lines)) <= width:
                 break
-        return shown(chosen, self.lines)
+            columns = [column for column in columns if column.key != extra]
+        return columns
 
 
 def blocks_of(rows: Sequence[AccuracyRow], marks: Mapping[int, str]) -> list[TableBlock]:
@@ -117,7 +116,7 @@ def blocks_of(rows: Sequence[AccuracyRow], marks: Mapping[int, str]) -> list[Tab
 def blocks_legend(blocks: Sequence[TableBlock]) -> list[str]:
     """The meaning of the figures in the blocks."""
     lines = [line for block in blocks for line in block.lines]
-    found = [LEGEND] if any(BLOCK_COLUMNS_BY_KEY["delta_acc1"].value(line) is not None for line in lines) else []
+    found = [LEGEND] if any(_delta(line) is not None for line in lines) else []
     weights = dict.fromkeys(line.row.weights for line in lines)
     return found + [text for key, text in _WEIGHTS_LEGEND.items() if key in weights]
 
@@ -129,10 +128,10 @@ def _block(rows: Sequence[AccuracyRow], marks: Sequence[str]) -> TableBlock:
         for base in (row.float32, row.half, *row.others):
             if base:
                 _keep(floats, Line(replace(row, quantized=base, policy=None), "" if row.quantized else mark))
-        if row.quantized and is_float(row.quantized):
-            _keep(floats, Line(row, mark))
-        elif row.quantized:
+        if row.is_quantized:
             quantized.append(Line(row, mark))
+        elif row.quantized:
+            _keep(floats, Line(row, mark))
     lines = _in_order([*floats.values(), *quantized])
     first = rows[0]
     settings = {
@@ -171,6 +170,10 @@ def _in_order(lines: Sequence[Line]) -> list[Line]:
     return sorted(lines, key=place)
 
 
+def _delta(line: Line) -> float | None:
+    return None if line.is_baseline else line.row.delta("acc1")
+
+
 def _ms(line: Line) -> str:
     return "sim." if is_simulated(line.result.engine) else f"{line.result.ms_per_picture:.2f}"
 
@@ -183,7 +186,7 @@ BLOCK_COLUMNS: tuple[Column[Line], ...] = (
     Column(
         "delta_acc1",
         "Δ acc@1",
-        lambda line: None if line.is_baseline else line.row.delta("acc1"),
+        _delta,
         show=lambda line: delta_with_error(line.row, 2),
         style=lambda line: delta_style(line.row),
         blank="",
@@ -193,7 +196,6 @@ BLOCK_COLUMNS: tuple[Column[Line], ...] = (
     Column("ms", "ms", field("result", "ms_per_picture"), show=_ms, right=True),
     Column("verified", "verified", field("row", "verified"), may_lack=True, blank=""),
 )
-BLOCK_COLUMNS_BY_KEY = {column.key: column for column in BLOCK_COLUMNS}
 _EXTRA = ("acc5", "sqnr_db")  # left out of a narrow terminal, in this order
 
 
@@ -312,13 +314,9 @@ def _as_csv(table: AccuracyTable) -> str:
     return comma_separated([*(table.columns or COLUMNS), texts], table.rows)
 
 
-def _as_json(table: AccuracyTable) -> str:
-    return json_text(table.as_data())
-
-
 FORMATS: dict[str, Callable[[AccuracyTable], str]] = {
     "terminal": _on_terminal,
     "markdown": _as_markdown,
     "csv": _as_csv,
-    "json": _as_json,
+    "json": lambda table: json_text(table.as_data()),
 }

@@ -55,6 +55,17 @@ class AccuracyRow:
     others: tuple[Result, ...] = ()
 
     @property
+    def result(self) -> Result:
+        """`quantized`, of a row that has one."""
+        assert self.quantized is not None, "the row has no result"
+        return self.quantized
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether `quantized` is there and no float."""
+        return self.quantized is not None and not is_float(self.quantized)
+
+    @property
     def measured(self) -> list[Result]:
         """The results that the row has among float32, half, quantized."""
         return [result for result in (self.float32, self.half, self.quantized) if result]
@@ -75,13 +86,12 @@ class AccuracyRow:
     @property
     def calibrator(self) -> str | None:
         """The methods that found the ranges, each with its percentile if it has one."""
-        record = self.card.calibration
-        if record is None or self.quantized is None or is_float(self.quantized):
+        if self.card.calibration is None or not self.is_quantized:
             return None
-        if self.quantized.calibrator:
-            return self.quantized.calibrator
+        if self.result.calibrator:
+            return self.result.calibrator
         ranges = self.card.training.get("ranges") if self.card.training else None
-        if ranges and ranges["activations"] and self.quantized.weights != PTQ:
+        if ranges and ranges["activations"] and self.result.weights != PTQ:
             return ranges["activations"]
         return self.calibrated_by
 
@@ -142,10 +152,11 @@ def rows_of(cards: Iterable[RunCard]) -> list[AccuracyRow]:
     """
     rows = [row for card in cards for row in _rows_of_card(card)]
     known = {_measurement(row, row.card.checkpoint) for row in rows if row.weights is None}
-    rows = [row for row in rows if not _is_ptq(row) or _measurement(row, _start(row.card)) not in known]
+    rows = [row for row in rows if not _is_ptq(row) or _measurement(row, row.card.start) not in known]
     names, fastest = told_apart(policy for row in rows if (policy := _policy(row))), _fastest(rows)
     called = {None: None} | names
-    return [replace(row, own=_own(row, fastest), policy=called[_policy(row)]) for row in rows]
+    own = (fastest.get(_engine_and_weights(row)) if row.is_quantized else None for row in rows)
+    return [replace(row, own=one, policy=called[_policy(row)]) for row, one in zip(rows, own, strict=True)]
 
 
 def is_float(result: Result) -> bool:
@@ -195,10 +206,6 @@ def _is_ptq(row: AccuracyRow) -> bool:
     return row.weights == "PTQ" and row.quantized is not None and row.quantized.calibrator is None
 
 
-def _start(card: RunCard) -> CheckpointRecord | None:
-    return card.training["start"] if card.training else None
-
-
 def _fastest(rows: Iterable[AccuracyRow]) -> dict[Hashable, Result]:
     """The fastest float result of each engine, with the same weights on the same pictures."""
     found: dict[Hashable, Result] = {}
@@ -207,11 +214,6 @@ def _fastest(rows: Iterable[AccuracyRow]) -> dict[Hashable, Result]:
             key = _engine_and_weights(row)
             found[key] = min(found.get(key, row.quantized), row.quantized, key=latency)
     return found
-
-
-def _own(row: AccuracyRow, fastest: Mapping[Hashable, Result]) -> Result | None:
-    is_quantized = row.quantized is not None and not is_float(row.quantized)
-    return fastest.get(_engine_and_weights(row)) if is_quantized else None
 
 
 def latency(result: Result) -> tuple[bool, float]:
