@@ -7,16 +7,14 @@ that runs here, and aligned on 16 pictures of `val`: the float files and the qua
 the float model, the INT8 files against that quantized model. The CUDA engine runs the references of its kernels.
 """
 
-import argparse
 import json
-import subprocess
-import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from pages import place
+from pages import EXAMPLES, RESULTS, line_of, place, script_parser, swin_quant
 
-ROOT = Path(__file__).resolve().parents[1]
+output_of = partial(swin_quant, returned=True)
 
 
 @dataclass(frozen=True)
@@ -65,19 +63,19 @@ TITLES = """| A | B | tensors | worst, dB | at | largest fall at | from, to dB |
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("--data-path", type=Path, required=True)
     parser.add_argument("--models", nargs="+", choices=tuple(MODELS), default=tuple(MODELS))
     parser.add_argument("--work", type=Path, default=Path("out/align"))
     args = parser.parse_args()
     for name in args.models:
         lines = aligned(name, ["--data-path", args.data_path, "--zip"], args.work)
-        place(ROOT / "docs" / "results" / "align.md", HEADING, name, TITLES + "\n".join(lines))
+        place(RESULTS / "align.md", HEADING, name, TITLES + "\n".join(lines))
 
 
 def aligned(name: str, pictures: list, work: Path) -> list[str]:
     """The table lines of a model."""
-    checkpoint = ROOT / "examples" / "checkpoints" / f"{name}.safetensors"
+    checkpoint = EXAMPLES / f"{name}.safetensors"
     folder = work / name
     swin_quant("calibrate", checkpoint, *pictures, "--pictures", 80, "--no-eval", "--output", folder)
     calibrated = folder / f"{name}_calib.pth"
@@ -86,18 +84,18 @@ def aligned(name: str, pictures: list, work: Path) -> list[str]:
     for number, row in enumerate(MODELS[name]):
         fake, made = f"fake-quant {row.policy}", folder / str(number)
         if row.policy not in shown:
-            found = swin_quant("align", calibrated, calibrated, "--policy", "float", row.policy, *compare)
+            found = output_of("align", calibrated, calibrated, "--policy", "float", row.policy, *compare)
             lines.append(line("torch float32", fake, found))
             shown.add(row.policy)
         if row.float32:
             words = ["--for", row.engine, "--precision", "float", *row.flags, "--output", made / "float"]
-            file = swin_quant("export", checkpoint, *words).strip().splitlines()[-1]
-            found = swin_quant("align", checkpoint, file, "--engine", row.engine, *compare)
+            file = output_of("export", checkpoint, *words).strip().splitlines()[-1]
+            found = output_of("align", checkpoint, file, "--engine", row.engine, *compare)
             precision = "float16" if row.engine in HALF else "float32"
             lines.append(line("torch float32", f"{row.engine} {precision}{row.note}", found))
         words = ["--for", row.engine, "--policy", row.policy, *row.flags, "--output", made]
-        file = swin_quant("export", calibrated, *words).strip().splitlines()[-1]
-        found = swin_quant("align", calibrated, file, "--policy", row.policy, "--engine", row.engine, *compare)
+        file = output_of("export", calibrated, *words).strip().splitlines()[-1]
+        found = output_of("align", calibrated, file, "--policy", row.policy, "--engine", row.engine, *compare)
         lines.append(line(fake, f"{row.engine} INT8{row.note or policy_of(row)}", found))
     return lines
 
@@ -118,14 +116,7 @@ def line(a: str, b: str, text: str) -> str:
              *((f"{worst['sqnr_db']:.1f}", worst["name"]) if worst else ("equal", "-")),
              fall or "-", behind, f"{rows['logits']['sqnr_db']:.1f}" if "logits" in rows else "equal",
              f"{found['first'] or 'none'} ({found['below_db']:g})"]  # fmt: skip
-    return "| " + " | ".join(map(str, cells)) + " |"
-
-
-def swin_quant(*words: object) -> str:
-    """Run a command and return its output."""
-    command = [sys.executable, "-m", "swin_quant", *map(str, words), "--quiet"]
-    print(" ".join(command), flush=True)
-    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    return line_of(cells)
 
 
 if __name__ == "__main__":

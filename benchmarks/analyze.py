@@ -5,11 +5,8 @@
 Only shapes: there are no weights, so no precision risks; limits are computed from the machine's peaks.
 """
 
-import argparse
-from pathlib import Path
-
 import torch
-from pages import save
+from pages import RESULTS, save, script_parser
 
 from swin_quant.base.compat import import_timm
 from swin_quant.config import load_config
@@ -19,12 +16,12 @@ from swin_quant.operators.roofline import load_machine
 from swin_quant.report.graph import analysis_markdown
 from swin_quant.verbs.analyze import MACHINE, analyze_checkpoint
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "results" / "analyze.md"
+PAGE = RESULTS / "analyze.md"
 OURS = ("swin_tiny_patch4_window7_224", "swinv2_tiny_patch4_window8_256")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("--machine", default=MACHINE)
     parser.add_argument("--timm", nargs="*", default=["resnet50"], help="models of timm, at 224 pixels")
     args = parser.parse_args()

@@ -23,7 +23,7 @@ import sys
 import time
 from pathlib import Path
 
-from pages import cpu, place, save
+from pages import cpu, line_of, place, save, script_parser
 from sweep import markdown, sweep, time_again
 
 from swin_quant.base.cpu import reproducible
@@ -52,7 +52,7 @@ SWEEP = (
 
 def main() -> None:
     reproducible()
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("what", choices=("accuracy", "latency", "sweep"))
     parser.add_argument("models", nargs="*", metavar="CHECKPOINT|timm:NAME|tv:NAME|hf:TYPE|FILE.py:NAME")
     parser.add_argument("--data-path", help="for accuracy; for sweep: a folder of JPEGs, else noise")
@@ -126,7 +126,7 @@ def _row(result: Result) -> str:
     delta = "" if result.delta_acc1 is None else f"{result.delta_acc1:+.2f} ± {result.delta_acc1_se or 0:.2f}"
     agreement, sqnr = (f"{x:.{digits}f}" if x else "" for x, digits in ((result.agreement, 2), (result.sqnr_db, 1)))
     cells = (result.engine, result.precision, result.policy or "", f"{result.acc1:.2f}", delta, agreement, sqnr)
-    return f"| {' | '.join(cells)} |"
+    return line_of(cells)
 
 
 def _run(*words: str) -> None:

@@ -14,14 +14,14 @@ from pathlib import Path
 from statistics import median
 
 import torch
-from pages import cpu, place
+from pages import RESULTS, cpu, place, script_parser
 
 import swin_quant as sq
 from swin_quant.backends.artifact import open_artifact
 from swin_quant.base.compat import import_timm
 from swin_quant.score.difference import difference_of_outputs
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "results" / "backbones.md"
+PAGE = RESULTS / "backbones.md"
 MODELS = {
     "swin_tiny_patch4_window7_224": "swin_tiny_patch4_window7_224",
     "swinv2_tiny_patch4_window8_256": "swinv2_tiny_window8_256",
@@ -53,7 +53,7 @@ SECTIONS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("what", choices=tuple(SECTIONS))
     parser.add_argument("--models", nargs="+", choices=tuple(MODELS), default=tuple(MODELS))
     parser.add_argument("--sizes", nargs="+", default=SIZES)

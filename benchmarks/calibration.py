@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from pages import script_parser
 from torch import Tensor
 
 from swin_quant.base.cpu import reproducible
@@ -50,7 +51,7 @@ CASES: dict[str, Case] = {
 
 def main() -> None:
     reproducible()
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("--cfg", default="swin_tiny_patch4_window7_224")
     parser.add_argument("--data-path", default="")
     parser.add_argument("--split", default="val")

@@ -33,6 +33,7 @@ from pathlib import Path
 import torch
 from cpu_page import OPERATORS, Run, record
 from cpu_rivals import CALIBRATION, nncf_candidates, own_quantization, seeded, torch_candidates
+from pages import script_parser
 
 import swin_quant as sq
 from swin_quant.backends.artifact import Artifact, open_artifact
@@ -107,7 +108,7 @@ FIELDS = ("batch", "candidate", "p50_ms", "p90_ms", "speedup", "peak_mb", "file_
 
 def main() -> None:
     reproducible()
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("--model", default=MODEL)
     parser.add_argument("--work", type=Path, help="out/cpu_engines/MODEL, unless given")
     parser.add_argument("--batch", type=int, nargs="+", default=BATCHES)

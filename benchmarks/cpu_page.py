@@ -6,14 +6,14 @@
 """
 
 import json
-from pathlib import Path
 from typing import Any
+
+from pages import RESULTS, ROOT, line_of
 
 from swin_quant.backends.openvino.operators import KINDS
 from swin_quant.base.files import atomic_write_bytes
 
-ROOT = Path(__file__).resolve().parents[1]
-DATA = ROOT / "docs" / "results" / "cpu_engines.json"
+DATA = RESULTS / "cpu_engines.json"
 PAGE = DATA.with_suffix(".md")
 MEASURED = ROOT / "plugins" / "openvino" / "measured.yaml"
 NNCF = "openvino int8 NNCF"
@@ -145,7 +145,7 @@ def _one_by_one(runs: list[Run]) -> str:
                 str(batch),
                 *(f"{ms[name]:.1f}" if name in ms else "-" for name in OPERATORS),
             ]
-            lines.append("| " + " | ".join(cells) + " |")
+            lines.append(line_of(cells))
     return "\n".join(lines) + "\n"
 
 
@@ -155,7 +155,7 @@ def _table(runs: list[Run], batch: int) -> str:
         min((row["p50_ms"] for name, row in rows.items() if name.startswith(NNCF)), default=None) for rows in by_run
     ]
     head = ["file", *(title for run in runs for title in (f"{_machine(run)}: ms", "x", *_peak_title(run))), "dB"]
-    lines = ["| " + " | ".join(head) + " |", "|---" + "|---:" * (len(head) - 1) + "|"]
+    lines = [line_of(head), "|---" + "|---:" * (len(head) - 1) + "|"]
     for name in dict.fromkeys(name for rows in by_run for name in rows):
         cells = [name]
         for run, rows, bar in zip(runs, by_run, bars, strict=True):

@@ -14,7 +14,6 @@ float models of examples/checkpoints, and DIR is then their data: of `digits`, r
 are scored. With `--models`, on a GPU, or with `--output`, it writes a page of its own.
 """
 
-import argparse
 import sys
 import tempfile
 import time
@@ -37,12 +36,11 @@ from cuda_files import (
     shown,
 )
 from cuda_judged import MOST_DB, WIDER_DB, Judged, judged, wrong
+from pages import EXAMPLES, RESULTS, line_of, place, script_parser, versions_here
 
-ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "results" / "cuda_accuracy.md"
-FOLDER = ROOT / "examples" / "checkpoints"
+PAGE = RESULTS / "cuda_accuracy.md"
 MODELS = [
-    f"{FOLDER / name}.yaml={FOLDER / name}.safetensors" for name in ("swin_micro_cifar10", "swinv2_micro_cifar10")
+    f"{EXAMPLES / name}.yaml={EXAMPLES / name}.safetensors" for name in ("swin_micro_cifar10", "swinv2_micro_cifar10")
 ]
 JUDGED = (FLOAT, "cuda", "cuda-fp8", BFLOAT, BYTES, "ft-mode1", "ft-mode2")
 SOFTMAX_FORMS = ("cuda, softmax half", "cuda, softmax int8")
@@ -200,7 +198,7 @@ def taken_apart(given: tuple[Path, Path], args) -> Iterator[tuple[list[str], str
 
 
 def table(columns: tuple[str, ...], rows: list[list[str]]) -> str:
-    lines = [f"| {' | '.join(row)} |" for row in (columns, *rows)]
+    lines = [line_of(row) for row in (columns, *rows)]
     return "\n".join([lines[0], "|---" * len(columns) + "|", *lines[1:]])
 
 
@@ -237,7 +235,7 @@ SECTIONS = {"val": of_val, "train": of_train, "softmax": of_softmax, "rounding":
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("--data-path", required=True)
     parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=list(SECTIONS), help="of the page")
     parser.add_argument("--pictures", type=int, default=5000, help="of val")
@@ -253,8 +251,6 @@ def main() -> None:
         parser.error("--models: each is CFG=FILE")
     if args.device == "cuda" or args.models != MODELS or args.output:
         return one_page(args)
-    from pages import place
-
     wrong = []
     for name in args.sections:
         made = SECTIONS[name](args)
@@ -267,7 +263,6 @@ def main() -> None:
 def one_page(args) -> None:
     """Write a page for a GPU, or for other models. SystemExit with the differences, if there are any."""
     import torch
-    from pages import versions_here
 
     from swin_quant.backends.cuda.engine import capability_here, check_gpu
     from swin_quant.base.errors import SwinQuantError

@@ -18,7 +18,6 @@ Writes cuda_engine.md and cuda_engine.json after each result. `--device cpu` is 
 models: it measures no GPU. The candidates are in cuda_candidates.py.
 """
 
-import argparse
 import hashlib
 import importlib.util
 import os
@@ -34,7 +33,7 @@ import torch
 from cuda_candidates import INPUTS, LAUNCHES, OURS, Job, Place, Timed, measure
 from cuda_report import COMPILED, TUNED, Report, Row, named, sources_hash
 from cuda_timing import REPLAYS
-from pages import versions_here
+from pages import script_parser, versions_here
 
 from swin_quant.backends.cuda.choose_fusions import fused_program
 from swin_quant.backends.cuda.crosscompile import compile_ahead
@@ -80,7 +79,7 @@ PACKAGES = ("torch", "triton", "timm", "torchao", "tensorrt")  # times depend on
 
 def main() -> None:
     started = time.monotonic()
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("--models", nargs="+", default=MODELS)
     parser.add_argument("--batch", type=int, nargs="+", default=[32, 1, 8, 64])
     parser.add_argument("--seconds", type=float, default=480)

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 
-from pages import read_table, write_table
+from pages import RESULTS, ROOT, read_table, script_parser, write_table
 
 from swin_quant.backends.cuda.crosscompile import OLDEST_FLOAT8, KernelCall, kernels_of
 from swin_quant.backends.cuda.fusions import candidates
@@ -30,11 +30,10 @@ from swin_quant.base.files import read_json, sha256_of_data, write_json
 from swin_quant.config import load_config
 from swin_quant.config.load import find_config
 
-ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 from tests.helpers.compiled_kernels import TARGETS, CompiledKernel, cross_compile, kernel_faults  # noqa: E402
 
-PAGE = ROOT / "docs" / "results" / "cuda_kernels.md"
+PAGE = RESULTS / "cuda_kernels.md"
 MODELS = (
     "swin_tiny_patch4_window7_224",
     "swin_base_patch4_window7_224",
@@ -72,7 +71,7 @@ Row = tuple[str, KernelCall, list[CompiledKernel | None]]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("--batch", type=int, nargs="+", default=BATCHES)
     parser.add_argument("--models", nargs="*", default=MODELS)
     parser.add_argument("--attention", nargs="*", default=WIDER)

@@ -5,11 +5,9 @@
 Nothing is run: shapes and peaks are enough.
 """
 
-import argparse
 from collections.abc import Iterator
-from pathlib import Path
 
-from pages import save
+from pages import RESULTS, save, script_parser
 
 from swin_quant.backends.cuda.choose_fusions import CACHE_BYTES_US
 from swin_quant.backends.cuda.fusions import ALL, APART
@@ -20,7 +18,7 @@ from swin_quant.operators.roofline import load_machine
 from swin_quant.report.plan import fusion_table, plan_table
 from swin_quant.report.table import Column, ReportTable, figure, markdown
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "results" / "cuda_plan.md"
+PAGE = RESULTS / "cuda_plan.md"
 MODELS = (
     "swin_tiny_patch4_window7_224",
     "swin_small_patch4_window7_224",
@@ -36,7 +34,7 @@ HEAD = f"""# What the CUDA engine can at best give
 `python benchmarks/cuda_plan.py` writes this page: **{PLANNED}**. Each launch of the engine takes at least as long as
 its bytes at the GPU's bandwidth, its products at the peak of their type, and a launch inside a CUDA graph. Peaks come
 from data sheets (`configs/machines`), and no kernel reaches them; every tensor counts as read or written once, which
-from pages import save
+from pages import RESULTS, save, script_parser
 caches can undercut. A sum is therefore a limit, not a forecast. The engine fuses launches where [estimates from
 compiled kernels](cuda_static.md) say less, and where it has none, where this model does, with two limits for kernels
 whose programs have whole rows: fewer programs than multiprocessors leave the rest idle, and each program reads all
@@ -110,7 +108,7 @@ def page(gpus: list[str], batches: list[int]) -> Iterator[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("--gpus", nargs="+", default=["h200", "a100"])
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 32])
     args = parser.parse_args()

@@ -5,14 +5,12 @@
 Nothing is run: shapes and peaks are enough. Only a GPU shows the outcome.
 """
 
-import argparse
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 
-from pages import save
+from pages import RESULTS, save, script_parser
 
 from swin_quant.backends.cuda.choose_fusions import CACHE_BYTES_US, chosen, modelled_us
 from swin_quant.backends.cuda.export import LARGEST_BATCH
@@ -37,7 +35,7 @@ from swin_quant.config import load_config
 from swin_quant.config.load import find_config
 from swin_quant.operators.roofline import Machine, load_machine
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "results" / "cuda_predictions.md"
+PAGE = RESULTS / "cuda_predictions.md"
 CASES = {
     ("Swin-T", 1): "swin_tiny_patch4_window7_224",
     ("Swin-T", 32): "swin_tiny_patch4_window7_224",
@@ -239,7 +237,7 @@ apart.
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("--gpu", default="h200")
     args = parser.parse_args()
     save(PAGE, "\n".join(page(args.gpu)) + "\n")

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TypedDict
 
 from cuda_candidates import LAUNCHES, PLAIN, Job, Timed
+from pages import ROOT, line_of
 
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.files import read_json, write_json
 from swin_quant.base.schema import checked
 
 NAME = "cuda_engine"
-ROOT = Path(__file__).resolve().parents[1]
 SOURCES = (
     *("swin_quant/backends", "swin_quant/models", "swin_quant/quant"),
     *("benchmarks/cuda_candidates.py", "benchmarks/cuda_timing.py"),
@@ -164,7 +164,7 @@ def table(rows: Collection[Row]) -> Iterator[str]:
             best_torch(row),
         ]
         cells += [shown(row.ms[other] / ours if ours and other in row.ms else None, 2) for other in ratios.values()]
-        yield f"| {' | '.join(cells)} |"
+        yield line_of(cells)
 
 
 def best_torch(row: Row) -> str:

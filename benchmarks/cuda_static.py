@@ -17,9 +17,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from importlib.metadata import version
 from math import prod
-from pathlib import Path
 
-from pages import write_table
+from pages import RESULTS, ROOT, script_parser, write_table
 
 from swin_quant.backends.cuda.counts import (
     FILE,
@@ -44,11 +43,10 @@ from swin_quant.config.load import find_config
 from swin_quant.operators.roofline import load_machine
 from swin_quant.report.plan import static_columns, static_rows
 
-ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 from tests.helpers.instructions import instructions, probes  # noqa: E402
 
-PAGE = ROOT / "docs" / "results" / "cuda_static.md"
+PAGE = RESULTS / "cuda_static.md"
 COUNTS = configs_dir() / FILE
 MODELS = (
     "swin_tiny_patch4_window7_224",
@@ -73,7 +71,7 @@ Job = tuple[str, Launch, int]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("--models", nargs="+", default=MODELS)
     parser.add_argument("--precisions", nargs="+", default=PRECISIONS)
     parser.add_argument("--batches", nargs="+", type=int, default=BATCHES)

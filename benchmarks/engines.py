@@ -6,13 +6,11 @@ The micro Swin V1 and V2 of DIR/checkpoints are calibrated on DIR/data/cifar10, 
 scored on the 5,000 pictures of `val` beside the float model, all by the command line.
 """
 
-import argparse
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
-RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"
+from pages import RESULTS, script_parser, swin_quant
+
 MICRO = ("swin_micro_cifar10", "swinv2_micro_cifar10")
 # Exports: folder -> flags. FasterTransformer has one mode for V2.
 EXPORTS = {
@@ -25,7 +23,7 @@ EXPORTS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("--shared", type=Path, required=True)
     parser.add_argument("--work", type=Path, default=Path("out/engines"))
     args = parser.parse_args()
@@ -45,21 +43,13 @@ def scored(name: str, shared: Path, folder: Path) -> list[Path]:
     for place, flags in EXPORTS.items():
         if place == "ft2" and name.startswith("swinv2"):
             continue
-        done = swin_quant("export", "--checkpoint", calibrated, *flags, "--output", folder / place)
+        done = swin_quant("export", "--checkpoint", calibrated, *flags, "--output", folder / place, returned=True)
+        print(done, flush=True)
         artifacts.append(Path(done.strip().splitlines()[-1]))
     for artifact in artifacts:
         swin_quant("verify", artifact, "--checkpoint", calibrated, *pictures)
     swin_quant("evaluate", *artifacts, "--checkpoint", calibrated, *pictures, "--batch", "200")
     return [artifact.with_suffix(".json") for artifact in artifacts]
-
-
-def swin_quant(*words: object) -> str:
-    """Run a command and return its output."""
-    command = [sys.executable, "-m", "swin_quant", *map(str, words), "--quiet"]
-    print(" ".join(command), flush=True)
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    print(done.stdout, flush=True)
-    return done.stdout
 
 
 if __name__ == "__main__":

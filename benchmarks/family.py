@@ -8,21 +8,19 @@ that folder, whose names get `reference` instead of `cifar10`. A user with Image
 goes on where it stopped when it is run again. This runs it twice: the second time must find every step done.
 """
 
-import argparse
 import subprocess
 import sys
 from pathlib import Path
 
-from pages import save
+from pages import RESULTS, ROOT, save, script_parser
 
-ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "results" / "family.md"
+PAGE = RESULTS / "family.md"
 FAMILY = ("swin_micro_cifar10", "swinv2_micro_cifar10", "resnet_micro_cifar10")
 REFERENCES = ("swin_micro_cifar10", "swinv2_micro_cifar10")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("--data-path", type=Path, required=True)
     parser.add_argument("--reference", type=Path)
     parser.add_argument("--passes", default="best")

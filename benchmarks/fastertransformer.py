@@ -7,7 +7,6 @@ pictures of `val` are compared with those of the same emulator with one thing ch
 the most that it can be. Nothing here ran on a GPU.
 """
 
-import argparse
 import copy
 import tempfile
 from collections.abc import Callable, Iterator
@@ -17,7 +16,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import torch
-from pages import save
+from pages import RESULTS, save, script_parser
 from torch import Tensor
 
 from swin_quant.backends.artifact import open_artifact
@@ -35,7 +34,6 @@ from swin_quant.quant.policy import load_policy
 from swin_quant.score.engine import torch_engines
 from swin_quant.verbs.export import export_checkpoint
 
-RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"
 BATCH = 100
 TANH, SOFTMAX, MERGE = torch.Tensor.tanh, torch.Tensor.softmax, Emulator.merge
 Run = Callable[[Tensor], Tensor]
@@ -179,7 +177,7 @@ def rows(checkpoint: str, data_path: str, zipped: bool, count: int) -> Iterator[
 
 def main() -> None:
     reproducible()
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("checkpoints", nargs="+", metavar="CHECKPOINT")
     parser.add_argument("--data-path", required=True)
     parser.add_argument("--zip", action="store_true")

@@ -7,13 +7,11 @@ every policy, int8 and float8. All policies are scored on the same pictures of `
 model on a core.
 """
 
-import argparse
 from pathlib import Path
 
-from pages import save
+from pages import EXAMPLES, RESULTS, batches_of, cifar10, float_model, line_of, save, script_parser
 
-ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "results" / "fp8.md"
+PAGE = RESULTS / "fp8.md"
 MODELS = ("swin_micro_cifar10", "swinv2_micro_cifar10")
 BY_PERCENTILE = ("qdq", "tensorrt", "tensorrt-fp8", "cuda-fp8", "tensorrt, fixed", "cuda-fp8, in int8")
 BY_MAX = ("tensorrt", "tensorrt-fp8")
@@ -46,25 +44,17 @@ def scored(name: str, data_path: Path, count: int) -> list[list[str]]:
     """The rows of a model."""
     import torch
 
-    from swin_quant.checkpoint import load_float
-    from swin_quant.config import load_config
-    from swin_quant.data.loader import load_batches
-    from swin_quant.data.preprocess import Preprocess
-    from swin_quant.data.sampling import chunks, sample
-    from swin_quant.data.sources import open_pictures
-    from swin_quant.models import build_model
+    from swin_quant.data.sampling import sample
     from swin_quant.quant.calibration import Method, observe, set_ranges
     from swin_quant.score.engine import torch_engines
     from swin_quant.score.metrics import evaluate
 
-    cfg = load_config(ROOT / "examples" / "checkpoints" / f"{name}.yaml")
-    model = build_model(cfg).eval()
-    load_float(model, ROOT / "examples" / "checkpoints" / f"{name}.safetensors")
-    preprocess, where = Preprocess.from_config(cfg), {"zip_mode": True, "num_classes": 10}
-    train, val = (open_pictures(str(data_path), split, **where) for split in ("train", "val"))
-    calibrating = load_batches(train, preprocess, chunks(sample(len(train), 80, 0), 8))
+    cfg, model = float_model(EXAMPLES / f"{name}.yaml", EXAMPLES / f"{name}.safetensors")
+    model.eval()
+    train, val = (cifar10(data_path, split) for split in ("train", "val"))
+    calibrating = batches_of(train, cfg, sample(len(train), 80, 0), 8)
     calibration = observe(model, [batch.images for batch in calibrating])
-    shown = list(load_batches(val, preprocess, chunks(range(0, len(val), max(1, len(val) // count))[:count], 100)))
+    shown = batches_of(val, cfg, range(0, len(val), max(1, len(val) // count))[:count], 100)
     rows = []
     for method, names in (("percentile", BY_PERCENTILE), ("max", BY_MAX)):
         set_ranges(model, calibration, Method(method))
@@ -85,12 +75,12 @@ def scored(name: str, data_path: Path, count: int) -> list[list[str]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("--data-path", type=Path, required=True)
     parser.add_argument("--pictures", type=int, default=5000)
     args = parser.parse_args()
     rows = [row for name in MODELS for row in scored(name, args.data_path, args.pictures)]
-    table = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|", *(f"| {' | '.join(row)} |" for row in rows)]
+    table = [line_of(COLUMNS), "|---" * len(COLUMNS) + "|", *(line_of(row) for row in rows)]
     save(PAGE, "\n".join([HEAD.format(pictures=args.pictures), *table, ""]))
 
 

@@ -7,7 +7,6 @@ classes. Each case (benchmarks/given_cases.py) runs in a process and a folder of
 checkout, and with `--before` by that of another one, of an older commit. Warnings count as said: a case shows the last.
 """
 
-import argparse
 import json
 import os
 import re
@@ -16,16 +15,15 @@ import sys
 import tempfile
 from pathlib import Path
 
-from pages import save
+from pages import RESULTS, ROOT, cifar10, line_of, save, script_parser
 
-ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "results" / "given.md"
+PAGE = RESULTS / "given.md"
 CASES = ROOT / "benchmarks" / "given_cases.py"
 COUNTS = {"train": 320, "val": 500}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("--data-path", type=Path, required=True)
     parser.add_argument("--before", type=Path, help="a checkout of an older commit")
     parser.add_argument("--case", nargs="+", help="these alone; nothing is written")
@@ -46,12 +44,10 @@ def main() -> None:
 
 def folders_of(data: Path, target: Path) -> Path:
     """Pictures in folders named by class, spread evenly over the classes."""
-    from swin_quant.data.sources import open_pictures
-
     for split, count in COUNTS.items():
         if (target / split).exists():
             continue
-        pictures = open_pictures(str(data), split, zip_mode=True, num_classes=10)
+        pictures = cifar10(data, split)
         names = (data / "classes.txt").read_text().split()
         left = dict.fromkeys(range(10), count // 10)
         for index, label in enumerate(pictures.labels):
@@ -87,7 +83,7 @@ def page(rows: list[list[str]], trees: list[Path]) -> str:
     commits = [commit(tree) for tree in trees]
     head = ["kind", "case", *(f"{column} ({commit})" for column, commit in zip(columns, commits, strict=True))]
     table = [head, ["---"] * len(head), *rows]
-    text = "\n".join(f"| {' | '.join(row)} |" for row in table)
+    text = "\n".join(line_of(row) for row in table)
     return f"""# What the tool is given
 
 Files, pictures and folders as people have them, and how the tool answers. The model is the example `swin_micro_cifar10`

@@ -15,18 +15,18 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from pages import save
+from pages import EXAMPLES, RESULTS, ROOT, float_model, save, script_parser
 
-ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "results" / "hard.md"
+PAGE = RESULTS / "hard.md"
 MODELS = ("swin_micro_cifar10", "swinv2_micro_cifar10")
 SHARE = 0.03
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("--data-path", type=Path, required=True)
     parser.add_argument("--work", type=Path, default=Path("out/hard"))
     parser.add_argument("--scale", type=int, nargs="+", default=[30, 100])
@@ -41,11 +41,10 @@ def main() -> None:
             ways = {"cpu": [], "auto": ["--policy", "auto", "--max-drop", str(args.max_drop)]}
             for way, words in ways.items():
                 folder = checkpoint.parent / way
-                if way == "auto" and not folder.exists():  # same calibration: `quantize` finds that step done
-                    folder.mkdir()
-                    for file in (checkpoint.parent / "cpu").glob("*_calib.*"):
-                        shutil.copy(file, folder)
-                card = quantized(checkpoint, config, args.data_path, folder, words)
+                if way == "auto":
+                    take_calibration(checkpoint.parent / "cpu", folder)
+                words = ["--for", "openvino", "--batch", 8, *words]
+                card = quantized(checkpoint, config, args.data_path, folder, words, "*_openvino.json")
                 rows += rows_of(name, scale, way, card)
                 if way == "auto":
                     found += floats_of(name, scale, json.loads((folder / f"{name}_calib.json").read_text()))
@@ -56,17 +55,13 @@ def planted(name: str, scale: int, work: Path) -> tuple[Path, Path]:
     """The checkpoint with hidden units `scale` times as large, and its config, as files."""
     import torch
 
-    from swin_quant.checkpoint import load_float
-    from swin_quant.config import load_config
-    from swin_quant.models import build_model
     from swin_quant.models.layers import Mlp
 
-    config = ROOT / "examples" / "checkpoints" / f"{name}.yaml"
+    config = EXAMPLES / f"{name}.yaml"
     file = work / f"{name}_{scale}" / f"{name}.pth"
     if file.exists():
         return file, config
-    model = build_model(load_config(config))
-    load_float(model, config.with_suffix(".safetensors"))
+    _, model = float_model(config, config.with_suffix(".safetensors"))
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for mlp in model.modules():
@@ -81,13 +76,21 @@ def planted(name: str, scale: int, work: Path) -> tuple[Path, Path]:
     return file, config
 
 
-def quantized(checkpoint: Path, config: Path, data: Path, folder: Path, words: list[str]) -> dict:
-    """The card of the artifact from `swin-quant quantize`, with its results."""
+def take_calibration(made: Path, folder: Path) -> None:
+    """Begin a new folder with an earlier calibration: `quantize` finds that step done."""
+    if not folder.exists():
+        folder.mkdir()
+        for file in made.glob("*_calib.*"):
+            shutil.copy(file, folder)
+
+
+def quantized(checkpoint: Path, config: Path, data: Path, folder: Path, words: Sequence[object], cards: str) -> dict:
+    """The card of the artifact from `swin-quant quantize`, with its results; `cards`: a pattern of their names."""
     command = [sys.executable, "-m", "swin_quant", "quantize", checkpoint, "--cfg", config, "--data-path", data]
-    command += ["--zip", "--for", "openvino", "--output", folder, "--half", "none", "--batch", 8, *words]
+    command += ["--zip", "--output", folder, "--half", "none", *words]
     done = subprocess.run(list(map(str, command)), cwd=ROOT)
-    cards = [json.loads(file.read_text()) for file in sorted(folder.glob("*_openvino.json"))]
-    made = [card for card in cards if card.get("artifact")]
+    found = [json.loads(file.read_text()) for file in sorted(folder.glob(cards))]
+    made = [card for card in found if card.get("artifact")]
     if done.returncode or not made:
         raise SystemExit(f"{' '.join(map(str, command))} ended with {done.returncode}")
     return made[-1]

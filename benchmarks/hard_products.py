@@ -11,19 +11,17 @@ fastertransformer` in mode 1 and with `--policy auto`, and is scored on the emul
 
 import argparse
 import json
-import shutil
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
-from pages import save
+from hard import quantized, take_calibration
+from pages import EXAMPLES, RESULTS, ROOT, save, script_parser
 
-ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-PAGE = ROOT / "docs" / "results" / "hard_products.md"
+PAGE = RESULTS / "hard_products.md"
 NAME = "swin_micro_cifar10"
-CONFIG = ROOT / "examples" / "checkpoints" / f"{NAME}.yaml"
+CONFIG = EXAMPLES / f"{NAME}.yaml"
 PICTURES = 128  # to find the least important units, and the size of products
 
 HEAD = """
@@ -40,7 +38,7 @@ turns off the int8 products of fc2 and of patch merging. Written by `python benc
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("--data-path", type=Path, required=True)
     parser.add_argument("--work", type=Path, default=Path("out/hard_products"))
     parser.add_argument("--mlp", type=float, nargs="*", default=[0.1])
@@ -53,11 +51,11 @@ def main() -> None:
         ways = {"ft-mode1": ["ft-mode1"], "auto": ["auto", "--max-drop", str(args.max_drop)]}
         for way, words in ways.items():
             folder = checkpoint.parent / way
-            if way == "auto" and not folder.exists():  # same calibration: `quantize` finds that step done
-                folder.mkdir()
-                for file in (checkpoint.parent / "ft-mode1").glob(f"{NAME}_calib.*"):
-                    shutil.copy(file, folder)
-            rows += rows_of(title, way, quantized(checkpoint, args.data_path, folder, words))
+            if way == "auto":
+                take_calibration(checkpoint.parent / "ft-mode1", folder)
+            words = ["--for", "fastertransformer", "--policy", *words]
+            card = quantized(checkpoint, CONFIG, args.data_path, folder, words, f"{NAME}_int8_*.json")
+            rows += rows_of(title, way, card)
         found.append(found_of(title, json.loads((folder / f"{NAME}_calib.json").read_text())))
     write(rows, found, args)
 
@@ -105,29 +103,6 @@ def planted(place: str, much: float, data: Path, work: Path) -> Path:
     file.parent.mkdir(parents=True, exist_ok=True)
     torch.save({"model": {k: v for k, v in model.module.state_dict().items() if not k.endswith("_amax")}}, file)
     return file
-
-
-def quantized(checkpoint: Path, data: Path, folder: Path, words: list[str]) -> dict:
-    """The card of the artifact from `swin-quant quantize`, with its results."""
-    command = [
-        sys.executable,
-        "-m",
-        "swin_quant",
-        "quantize",
-        checkpoint,
-        "--cfg",
-        CONFIG,
-        "--data-path",
-        data,
-        "--zip",
-    ]
-    command += ["--for", "fastertransformer", "--output", folder, "--half", "none", "--policy", *words]
-    done = subprocess.run(list(map(str, command)), cwd=ROOT)
-    cards = [json.loads(file.read_text()) for file in sorted(folder.glob(f"{NAME}_int8_*.json"))]
-    made = [card for card in cards if card.get("artifact")]
-    if done.returncode or not made:
-        raise SystemExit(f"{' '.join(map(str, command))} ended with {done.returncode}")
-    return made[-1]
 
 
 def rows_of(title: str, way: str, card: dict) -> list[str]:

@@ -14,14 +14,14 @@ import time
 from pathlib import Path
 
 import torch
+from pages import RESULTS, ROOT
 
 from swin_quant.backends.openvino.operators import cpu_kind, sources
 from swin_quant.base.cpu import reproducible
 from swin_quant.base.files import atomic_write_bytes
 from swin_quant.cards.card import versions
 
-ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "results" / "int8_gemm.md"
+PAGE = RESULTS / "int8_gemm.md"
 RESULTS, BEST_OF = 500_000, 9
 
 

@@ -6,18 +6,16 @@ docs/results/integer_operators.md.
 Each linear is a graph of its own, with random numbers; the forms take turns, call by call.
 """
 
-import argparse
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import onnx
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
-from pages import cpu, place
+from pages import RESULTS, cpu, place, script_parser
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "results" / "integer_operators.md"
+PAGE = RESULTS / "integer_operators.md"
 FORMS = {  # form -> its operators between the float input and the float product
     "Q/DQ": ("QuantizeLinear", "DequantizeLinear", "MatMul"),
     "MatMulInteger": ("QuantizeLinear", "MatMulInteger", "Cast", "Mul"),
@@ -119,7 +117,7 @@ def milliseconds(batch: int, is_open: bool, rounds: int, threads: int) -> dict[s
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--threads", type=int, default=1)

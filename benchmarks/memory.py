@@ -7,12 +7,11 @@ Counted as in step_memory.py, on tensors without values, for AdamW and the froze
 also runs, and its peak stands beside the count.
 """
 
-import argparse
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from pages import save, versions_here
+from pages import save, script_parser, versions_here
 from step_memory import checkpointed_bytes, saved_bytes, state_bytes
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -35,7 +34,7 @@ MODELS = (
 
 def main() -> None:
     reproducible()
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("--models", nargs="+", default=MODELS)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--ranks", type=int, default=4)

@@ -11,15 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from pages import place
+from pages import EXAMPLES, RESULTS, place, script_parser
 
 import swin_quant as sq
 from swin_quant.data.loader import load_batches
 from swin_quant.data.sampling import chunks
 from swin_quant.quant.policy import dequantize, quantize
 
-ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "results" / "onnx_exact.md"
+PAGE = RESULTS / "onnx_exact.md"
 MODELS = ("swin_micro_cifar10", "swinv2_micro_cifar10")
 POLICY, BATCH = "tensorrt", 100
 FORMS = {
@@ -38,7 +37,7 @@ with what the file was made from, float or fake-quantized, in torch. Written by 
 
 def measured(name: str, args: argparse.Namespace) -> Iterator[list[str]]:
     """The rows of a model."""
-    weights = ROOT / "examples" / "checkpoints" / f"{name}.safetensors"
+    weights = EXAMPLES / f"{name}.safetensors"
     model = sq.load(weights, config=weights.with_suffix(".yaml"))
     sq.calibrate(model, sq.pictures(args.data_path, "train", 80), POLICY)
     shown = sq.pictures(args.data_path, "val", args.pictures)
@@ -67,7 +66,7 @@ def sqnr_db(exact: torch.Tensor, found: torch.Tensor) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("--data-path", type=Path, required=True)
     parser.add_argument("--models", nargs="+", default=MODELS)
     parser.add_argument("--pictures", type=int, default=500)

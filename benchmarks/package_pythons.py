@@ -3,7 +3,6 @@
 python benchmarks/package_pythons.py PYTHON ... [--work out/package_pythons] [--output docs/results/releases.md]
 """
 
-import argparse
 import functools
 import os
 import shutil
@@ -11,8 +10,8 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from pages import place
-from releases import HEAD, OLDEST, PAGE, PICTURES, ROOT
+from pages import EXAMPLES, place, script_parser
+from releases import HEAD, OLDEST, PAGE, PICTURES
 
 
 def tried(interpreters: Sequence[str], work: Path) -> Iterator[str]:
@@ -22,7 +21,7 @@ def tried(interpreters: Sequence[str], work: Path) -> Iterator[str]:
     import swin_quant as sq
     from swin_quant.score.bench import noise
 
-    weights = ROOT / "examples" / "checkpoints" / "swin_micro_cifar10.safetensors"
+    weights = EXAMPLES / "swin_micro_cifar10.safetensors"
     model = sq.calibrate(sq.load(weights), [noise(PICTURES, (3, 32, 32)).images], "qdq", method="max", passes=[])
     picture, environment = work / "grey.png", work / "environment"
     Image.new("RGB", (50, 40), "grey").save(picture)
@@ -47,7 +46,7 @@ def tried(interpreters: Sequence[str], work: Path) -> Iterator[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("pythons", nargs="+", help="interpreters")
     parser.add_argument("--work", type=Path, default=Path("out/package_pythons"))
     parser.add_argument("--output", type=Path, default=PAGE)

@@ -1,19 +1,71 @@
-"""Pages of results: sections that several runs write, each replacing the one with its title; tables as data in a CSV
-beside the page; and the conditions of figures."""
+"""What scripts share: their parser, their places, commands of ours, rows of tables; and pages of results.
 
+A page has sections that several runs write, each replacing the one with its title, tables as data in a CSV beside it,
+and the conditions of its figures.
+"""
+
+import argparse
 import csv
 import io
 import re
 import subprocess
+import sys
 import time
 from collections.abc import Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-
-import torch
+from typing import Any
 
 from swin_quant.base.files import atomic_write_bytes
 from swin_quant.cards.card import versions
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS, EXAMPLES = ROOT / "docs" / "results", ROOT / "examples" / "checkpoints"
+
+
+def script_parser(docstring: str | None) -> argparse.ArgumentParser:
+    """The parser of a script, whose `--help` shows its docstring as it is."""
+    return argparse.ArgumentParser(description=docstring, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+
+def swin_quant(*words: object, returned: bool = False) -> str:
+    """Run a command of ours, with `--quiet`; its output is printed or, if wanted, `returned`."""
+    command = [sys.executable, "-m", "swin_quant", *map(str, words), "--quiet"]
+    print(" ".join(command), flush=True)
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE if returned else None, text=True).stdout
+
+
+def float_model(config: Path, weights: Path) -> tuple[Any, Any]:
+    """The tree of a config, and its model with the weights of a float checkpoint."""
+    from swin_quant.checkpoint import load_float
+    from swin_quant.config import load_config
+    from swin_quant.models import build_model
+
+    cfg = load_config(config)
+    model = build_model(cfg)
+    load_float(model, weights)
+    return cfg, model
+
+
+def cifar10(folder: Path, split: str) -> Any:
+    """The pictures of a split, from zip files and maps."""
+    from swin_quant.data.sources import open_pictures
+
+    return open_pictures(str(folder), split, zip_mode=True, num_classes=10)
+
+
+def batches_of(pictures: Any, cfg: Any, indices: Sequence[int], size: int) -> list[Any]:
+    """Batches of the pictures with these indices, prepared as the config says."""
+    from swin_quant.data.loader import load_batches
+    from swin_quant.data.preprocess import Preprocess
+    from swin_quant.data.sampling import chunks
+
+    return list(load_batches(pictures, Preprocess.from_config(cfg), chunks(indices, size)))
+
+
+def line_of(cells: Iterable[object]) -> str:
+    """A line of a pipe table."""
+    return f"| {' | '.join(map(str, cells))} |"
 
 
 def place(page: Path, heading: str, title: str, text: str) -> None:
@@ -94,6 +146,8 @@ def cpu() -> str:
 
 def versions_here() -> str:
     """The versions that times and accuracy on a GPU depend on, in one line, and the date."""
+    import torch
+
     driver = _first_line("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
     commit = _first_line("git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD")
     return (

@@ -11,7 +11,6 @@ of train: goes on from docs/results/planted.csv and writes it and its page; dele
 --training: 256 pictures of train calibrate and 512 others score, for choosing passes; kept in training.json.
 """
 
-import argparse
 import json
 import logging
 import sys
@@ -23,11 +22,10 @@ from pathlib import Path
 from statistics import fmean
 
 import torch
-from pages import read_table, write_table
+from pages import EXAMPLES, RESULTS, ROOT, batches_of, cifar10, read_table, script_parser, write_table
 
-ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-PAGE = ROOT / "docs" / "results" / "passes.md"
+PAGE = RESULTS / "passes.md"
 PLANTED_PAGE = PAGE.with_name("planted.md")
 MICRO = ("swinv2_micro_cifar10", "swin_micro_cifar10")
 POLICIES = ("ft-mode1", "ft-mode2", "qdq", "tensorrt-centred", "onnxruntime", "cpu")
@@ -92,7 +90,7 @@ GOAL_DB = 0.5  # a cured model may be this far below the unplanted one
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("--shared", type=Path, required=True)
     parser.add_argument("--work", type=Path, default=Path("out/passes"))
     parser.add_argument("--reference", action="store_true")
@@ -126,7 +124,7 @@ def main() -> None:
 
 
 def accuracy_rows(shared: Path, models: Sequence[str], reference: bool, training: bool) -> list:
-    places = {"example": (ROOT / "examples" / "checkpoints", "safetensors")}
+    places = {"example": (EXAMPLES, "safetensors")}
     if reference:
         places["reference"] = (shared / "checkpoints", "pth")
     wanted = dict.fromkeys(
@@ -200,7 +198,7 @@ def stressed(
     from swin_quant.score.difference import difference
     from tests.outliers import plant
 
-    file = ROOT / "examples" / "checkpoints" / f"{kind}_micro_cifar10.safetensors"
+    file = EXAMPLES / f"{kind}_micro_cifar10.safetensors"
     shown, _ = pictures(shared, file, "train", 256, seed=1)
     model = sq.load(file, file.with_suffix(".yaml"))
     with torch.inference_mode():
@@ -241,15 +239,11 @@ def pictures(shared: Path, file: Path, split: str, count: int | None, seed: int 
     key = (split, count, seed)
     if key not in _cache:
         from swin_quant.config import load_config
-        from swin_quant.data.loader import load_batches
-        from swin_quant.data.preprocess import Preprocess
-        from swin_quant.data.sampling import chunks, sample
-        from swin_quant.data.sources import open_pictures
+        from swin_quant.data.sampling import sample
 
-        cfg = load_config(file.with_suffix(".yaml"))
-        opened = open_pictures(str(shared / "data/cifar10"), split, zip_mode=True, num_classes=10)
+        opened = cifar10(shared / "data/cifar10", split)
         indices = list(range(len(opened))) if count is None else sample(len(opened), count, seed)
-        batches = list(load_batches(opened, Preprocess.from_config(cfg), chunks(indices, 200)))
+        batches = batches_of(opened, load_config(file.with_suffix(".yaml")), indices, 200)
         _cache[key] = torch.cat([b.images for b in batches]), torch.cat([b.labels for b in batches])
     return _cache[key]
 

@@ -16,15 +16,14 @@ import sys
 import time
 from pathlib import Path
 
-from pages import save
+from pages import RESULTS, ROOT, save, script_parser
 
-ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "results" / "passes_cost.md"
+PAGE = RESULTS / "passes_cost.md"
 MODEL = "swin_tiny_patch4_window7_224"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("--data-path", required=True)
     parser.add_argument("--pictures", type=int, default=128)
     parser.add_argument("--policy", default="qdq")

@@ -12,7 +12,6 @@ fullsize: randomly initialised Swin-T and SwinV2-T on the pictures of DIR/data/i
 memory of the whole process, including the import of torch.
 """
 
-import argparse
 import json
 import os
 import sys
@@ -21,10 +20,8 @@ import time
 from pathlib import Path
 
 import torch
-from pages import save
+from pages import EXAMPLES, RESULTS, batches_of, cifar10, float_model, line_of, save, script_parser
 
-ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "docs" / "results"
 CALIBRATORS = ("max", "percentile", "mse", "entropy")
 MICRO = ("swin_micro_cifar10", "swinv2_micro_cifar10")
 FULL = ("swin_tiny_patch4_window7_224", "swinv2_tiny_patch4_window8_256")
@@ -33,7 +30,7 @@ BITS = ((8, 8), (8, 7), (8, 6), (8, 5), (8, 4), (4, 8), (4, 4))  # bits of weigh
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("what", choices=("accuracy", "bits", "fullsize"))
     parser.add_argument("--shared", type=Path, required=True)
     parser.add_argument("--work", type=Path, default=Path("out/ptq"))
@@ -44,7 +41,7 @@ def main() -> None:
 def models(shared: Path) -> dict[str, tuple[Path, Path]]:
     """Configuration and weights by title; the better trained models first."""
     folders = {
-        "example": (ROOT / "examples" / "checkpoints", "safetensors"),
+        "example": (EXAMPLES, "safetensors"),
         "reference": (shared / "checkpoints", "pth"),
     }
     return {
@@ -96,13 +93,13 @@ def bits(shared: Path, work: Path) -> None:
     better_trained = [files for title, files in models(shared).items() if "example" in title]
     for config, weights in better_trained:
         for policy in ("ft-mode1", "qdq"):
-            lines += [f"## {config.stem}, {policy}", "", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+            lines += [f"## {config.stem}, {policy}", "", line_of(head), "|---" * len(head) + "|"]
             kept = work / "bits" / f"{config.stem} {policy}.json"  # of a run that was cut off
             if not kept.exists():
                 kept.parent.mkdir(parents=True, exist_ok=True)
                 kept.write_text(json.dumps(rows_of_bits(config, weights, shared / "data" / "cifar10", policy)))
             for row in json.loads(kept.read_text()):
-                lines.append(f"| {' | '.join(row)} |")
+                lines.append(line_of(row))
                 print(lines[-1], flush=True)
             lines.append("")
     save(RESULTS / "calibrators.md", "\n".join(lines))
@@ -118,27 +115,16 @@ default calibrator and the limits in `swin_quant/quant/check.py`; no picture of 
 
 
 def rows_of_bits(config: Path, weights: Path, data: Path, policy: str) -> list[list[str]]:
-    from swin_quant.checkpoint import load_float
-    from swin_quant.config import load_config
-    from swin_quant.data.loader import load_batches
-    from swin_quant.data.preprocess import Preprocess
-    from swin_quant.data.sampling import chunks, sample
-    from swin_quant.data.sources import open_pictures
-    from swin_quant.models import build_model
+    from swin_quant.data.sampling import sample
     from swin_quant.quant.calibration import Method, observe, set_ranges
     from swin_quant.quant.check import PICTURES
     from swin_quant.quant.policy import Rule, apply_policy, dequantize, load_policy, quantize
     from swin_quant.score.difference import difference
 
-    cfg = load_config(config)
-    model = build_model(cfg)
-    load_float(model, weights)
-    pictures = open_pictures(str(data), "train", zip_mode=True, num_classes=10)
+    cfg, model = float_model(config, weights)
+    pictures = cifar10(data, "train")
     chosen = sample(len(pictures), 2048, 0)
-    seen, others = (
-        list(load_batches(pictures, Preprocess.from_config(cfg), chunks(indices, 8)))
-        for indices in (chosen[:80], chosen[1024:])
-    )
+    seen, others = (batches_of(pictures, cfg, indices, 8) for indices in (chosen[:80], chosen[1024:]))
     labels = torch.cat([batch.labels for batch in others])
 
     def logits(batches: list) -> torch.Tensor:

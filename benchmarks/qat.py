@@ -8,18 +8,13 @@ with the float model as the teacher. A finished QAT run is not repeated, an inte
 the finished runs in --work again, whichever version made them.
 """
 
-import argparse
 import json
 import resource
-import subprocess
-import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from pages import save
+from pages import EXAMPLES, RESULTS, line_of, save, script_parser, swin_quant
 
-ROOT = Path(__file__).resolve().parents[1]
 MICRO = ("swin_micro_cifar10", "swinv2_micro_cifar10")
 INTRODUCTION = """# QAT on CIFAR-10, micro Swin V1 and V2
 
@@ -35,13 +30,13 @@ MODES = {"PTQ mode 1": "ft-mode1", "PTQ mode 2": "ft-mode2"}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("--shared", type=Path, required=True)
     parser.add_argument("--work", type=Path, default=Path("out/qat"))
     parser.add_argument("--models", nargs="+", default=MICRO)
     parser.add_argument("--bits", nargs="+", default=["8,8", "4,8", "4,4"])
     parser.add_argument("--score", action="store_true", help="train nothing: score the runs that are there")
-    parser.add_argument("--output", type=Path, default=ROOT / "docs" / "results" / "qat_cifar10.md")
+    parser.add_argument("--output", type=Path, default=RESULTS / "qat_cifar10.md")
     args = parser.parse_args()
     rows = []
     for name in args.models:
@@ -61,7 +56,7 @@ class Run:
 
     def __init__(self, data: Path, work: Path, name: str, weights: str, activations: str) -> None:
         self.name, self.bits = name, f"w{weights}a{activations}"
-        config, self.float = (ROOT / "examples" / "checkpoints" / f"{name}.{end}" for end in ("yaml", "safetensors"))
+        config, self.float = (EXAMPLES / f"{name}.{end}" for end in ("yaml", "safetensors"))
         self.data = ["--cfg", config, "--data-path", data, "--zip", "--half", "none"]
         self.precision = [] if self.bits == "w8a8" else ["--wprec", weights, "--aprec", activations]
         self.folder = work / name / self.bits
@@ -129,14 +124,14 @@ def table(rows: list[dict[str, Any]]) -> str:
     for way in WAYS:
         figures += [f"QAT {way}", f"{way}, unquantized"]
     head = ["model", "bits", "float", *figures, *(f"won back, {way}" for way in WAYS), f"minutes, {' / '.join(WAYS)}"]
-    lines = [INTRODUCTION, markdown(head), "|" + "---|" * len(head)]
+    lines = [INTRODUCTION, line_of(head), "|" + "---|" * len(head)]
     for found in rows:
         ptq = found["PTQ mode 1"]
         lost = -ptq["delta_acc1"] if -ptq["delta_acc1"] > 2 * ptq["delta_acc1_se"] else None
         won = [f"{1 + found[f'QAT {way}']['delta_acc1'] / lost:.0%}" if lost else "" for way in WAYS]
         cells = [found["model"], found["bits"], f"{found['float']['acc1']:.2f}"]
         cells += [*(figure(found[title]) for title in figures), *won, " / ".join(found["minutes"])]
-        lines.append(markdown(cells))
+        lines.append(line_of(cells))
     return "\n".join(lines) + "\n"
 
 
@@ -144,20 +139,10 @@ def figure(result: dict[str, Any]) -> str:
     return f"{result['acc1']:.2f}<br>{result['delta_acc1']:+.2f} ± {result['delta_acc1_se']:.2f}"
 
 
-def markdown(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
 def cpu_seconds() -> float:
     """CPU time of all commands so far."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
-
-
-def swin_quant(*words: object) -> None:
-    command = [sys.executable, "-m", "swin_quant", *map(str, words), "--quiet"]
-    print(" ".join(command), flush=True)
-    subprocess.run(command, check=True)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from pages import save, versions_here
+from pages import save, script_parser, versions_here
 from step_memory import saved_bytes, state_bytes
 from torch import Tensor, nn
 
@@ -36,7 +36,7 @@ MODES = ("float", "frozen", "learned")
 
 def main() -> None:
     reproducible()
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("--models", nargs="+", default=["swin_digits", "swinv2_digits"])
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--steps", type=int, default=5)

@@ -9,7 +9,6 @@ same file on the installed ONNX Runtime with optimizations off. Rows lie in the 
 judge` is the process of a release. It takes an hour on two cores.
 """
 
-import argparse
 import csv
 import functools
 import json
@@ -24,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[1]  # not of `pages`, whose imports the process of a release does not see
 PAGE = ROOT / "docs" / "results" / "releases.md"
 MODELS = {"V1": "swin", "V2": "swinv2", "ViT": "vit", "ResNet": "resnet"}
 FORMS = {  # form -> backend and options of `export`
@@ -318,7 +317,7 @@ def _lines_of(engine: str, packages: Path, files: Path, names: Sequence[str]) ->
 
 def page(rows: Sequence[Row], where: Path) -> None:
     """Write the tables, an engine a section, and all rows beside them."""
-    from pages import cpu, place  # not at the top: they import torch, which the process of a release does not see
+    from pages import cpu, place
 
     with where.with_suffix(".csv").open("w", newline="") as stream:
         writer = csv.DictWriter(stream, [one.name for one in fields(Row)], lineterminator="\n")
@@ -359,7 +358,9 @@ def _integer(rows: Sequence[Row]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    from pages import script_parser
+
+    parser = script_parser(__doc__)
     parser.add_argument("--form", choices=("whole", "short"), default="whole")
     parser.add_argument("--engines", nargs="+", choices=tuple(OLDEST), default=tuple(OLDEST))
     parser.add_argument("--only", nargs="+", help="of the releases that were not tried yet these alone")

@@ -6,7 +6,6 @@ CPU seconds of the whole command, including its start, on as many cards in one f
 checkpoint and footnotes: two float results, and two quantized ones.
 """
 
-import argparse
 import dataclasses
 import json
 import resource
@@ -14,6 +13,8 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+from pages import script_parser
 
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import Result
@@ -29,7 +30,7 @@ FLOAT = Result("torch", "float32", None, DATASET, 5000, 80.0, 98.0, None, 32, "c
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("--cards", type=int, nargs="+", default=(100, 400, 3000))
     args = parser.parse_args()
     print("| cards | " + " | ".join(FORMS) + " |\n" + "|---:" * (1 + len(FORMS)) + "|")

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from pages import save
+from pages import EXAMPLES, RESULTS, ROOT, save, script_parser, swin_quant
 
 from swin_quant.backends.registry import artifact_engine, engine_named, torch_engine
 from swin_quant.base.cpu import reproducible, usable_cores
@@ -32,7 +32,6 @@ from swin_quant.score.engine import Engine
 from swin_quant.score.options import EngineOptions
 from swin_quant.verbs.bench_candidates import REFERENCE
 
-ROOT = Path(__file__).resolve().parents[1]
 MICRO = ("swin_micro_cifar10", "swinv2_micro_cifar10")
 WAYS = {"plain": [], "safe": ["--saturation-safe"]}
 OPENVINO = {"AVX2 with VNNI": "AVX2_VNNI", "AVX-512 without VNNI": "AVX512_CORE", "AVX2": "AVX2"}
@@ -42,7 +41,7 @@ FAKE_QUANT, OWN = "torch fake-quant", "onnxruntime, default session"
 
 def main() -> None:
     reproducible()
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("--data-path", type=Path, required=True)
     parser.add_argument("--pictures", type=int, default=1000)
     parser.add_argument("--work", type=Path, default=Path("out/saturation"))
@@ -50,7 +49,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--threads", type=int, default=usable_cores())
     parser.add_argument("--no-latency", action="store_true")
-    parser.add_argument("--output", type=Path, default=ROOT / "docs" / "results" / "saturation.md")
+    parser.add_argument("--output", type=Path, default=RESULTS / "saturation.md")
     parser.add_argument("--one", nargs=2, metavar=("MODEL", "ENGINE"), help=argparse.SUPPRESS)  # for the child process
     args = parser.parse_args()
     if args.one:
@@ -98,7 +97,7 @@ def older_cpu(work: Path) -> Path | None:
 
 def prepare(model: str, args: argparse.Namespace) -> None:
     """Calibrate and export whatever is missing."""
-    source, data = ROOT / "examples" / "checkpoints" / model, ["--data-path", args.data_path, "--zip"]
+    source, data = EXAMPLES / model, ["--data-path", args.data_path, "--zip"]
     calibrated = args.work / f"{model}_calib.pth"
     if not calibrated.with_suffix(".json").exists():
         told = ["--policy", "cpu", "--no-eval", "--output", args.work]
@@ -184,10 +183,6 @@ def heading(args: argparse.Namespace) -> str:
         f"Latency {ways}. {used['cpu']}, torch {used['torch']}. Written by `python benchmarks/saturation.py`.\n\n"
         f"| {' | '.join(columns)} |\n|{'---|' * 3}{'---:|' * 8}\n"
     )
-
-
-def swin_quant(*words: object) -> None:
-    subprocess.run([sys.executable, "-m", "swin_quant", *map(str, words), "--quiet"], check=True)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ picture: a lost answer, or another client's, ends the run. Plain calls decode, p
 thread, a picture at a time.
 """
 
-import argparse
 import http.client
 import itertools
 import json
@@ -21,10 +20,13 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from io import BytesIO
 
 import numpy as np
 import torch
+from pages import script_parser
 from PIL import Image
 
 import swin_quant as sq
@@ -35,7 +37,7 @@ PICTURES, MEGABYTES, PATIENCE = 64, 1, 5
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("artifact")
     parser.add_argument("--engine")
     parser.add_argument("--clients", type=int, nargs="+", default=(1, 4, 16))
@@ -56,20 +58,27 @@ def main() -> None:
     seconds = plain(engine, preprocess, pictures, args.seconds)
     print(f"| plain calls | {row(seconds, sum(seconds))} | - |")
     del engine
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    words = ["--engine", args.engine] if args.engine else []
-    command = [sys.executable, "-m", "swin_quant", "serve", args.artifact, "--port", str(port), "--quiet", *words,
-               "--max-batch", str(args.max_batch), "--delay-us", str(args.delay_us),
-               "--max-megabytes", str(MEGABYTES), "--timeout-s", str(PATIENCE)]  # fmt: skip
-    server = subprocess.Popen(command)
-    try:
-        wait(port, server)
+    limits = {"--max-batch": args.max_batch, "--delay-us": args.delay_us, "--max-megabytes": MEGABYTES}
+    with served(args.artifact, args.engine, limits | {"--timeout-s": PATIENCE}) as (port, _):
         for _ in range(args.hanging):
             threading.Thread(target=hang, args=(port,), daemon=True).start()
         for clients in args.clients:
             print(load(port, clients, args.seconds, args.bad, pictures, expected), flush=True)
+
+
+@contextmanager
+def served(artifact: str, engine: str | None, limits: dict[str, int]) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
+    """The port of a service that is ready, and its process, which is ended afterwards."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    words = ["--engine", engine] if engine else []
+    words += [str(word) for limit in limits.items() for word in limit]
+    command = [sys.executable, "-m", "swin_quant", "serve", artifact, "--port", str(port), "--quiet", *words]
+    server = subprocess.Popen(command)
+    try:
+        wait(port, server)
+        yield port, server
     finally:
         server.send_signal(signal.SIGTERM)
         print(f"\nended with {server.wait(120)}")

@@ -16,7 +16,6 @@ Memory is that of the service and its processes, above its value before the firs
 20 ms. A good picture that is refused or lost, or gets another's answer, ends the run; with `--lenient` it is counted.
 """
 
-import argparse
 import contextlib
 import http.client
 import itertools
@@ -25,7 +24,6 @@ import multiprocessing
 import signal
 import socket
 import struct
-import subprocess
 import sys
 import threading
 import time
@@ -37,14 +35,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pages import script_parser
 from PIL import Image
-from serve import wait
+from serve import jpeg, served
 
 HEALTH_S, PATIENCE, PAGE = 0.05, 10, 4096
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("artifact")
     parser.add_argument("--engine")
     parser.add_argument("--clients", type=int, default=2)
@@ -54,22 +53,13 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", help="of the kinds that the list below the table names")
     parser.add_argument("--lenient", action="store_true", help="go on when a good picture is refused")
     args = parser.parse_args()
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    words = ["--engine", args.engine] if args.engine else []
-    command = [sys.executable, "-m", "swin_quant", "serve", args.artifact, "--port", str(port), "--quiet",
-               "--timeout-s", str(PATIENCE), *words]  # fmt: skip
-    server = subprocess.Popen(command)
-    switch = multiprocessing.get_context("spawn").Event()
-    stop = multiprocessing.get_context("spawn").Event()
-    answers = multiprocessing.get_context("spawn").Queue()
-    enemy = multiprocessing.get_context("spawn").Process(
-        target=attack, args=(port, args.every, args.only, switch, stop, answers)
-    )
-    try:
-        wait(port, server)
-        enemy.start()
+    context = multiprocessing.get_context("spawn")
+    switch, stop, answers = context.Event(), context.Event(), context.Queue()
+    with contextlib.ExitStack() as stack:
+        port, server = stack.enter_context(served(args.artifact, args.engine, {"--timeout-s": PATIENCE}))
+        stack.callback(switch.set)
+        stack.callback(stop.set)  # before the switch
+        context.Process(target=attack, args=(port, args.every, args.only, switch, stop, answers)).start()
         answers.get()  # the bombs are ready
         pictures = [jpeg(seed) for seed in range(16)]
         expected = [ask(port, picture)[1] for picture in pictures]
@@ -87,11 +77,6 @@ def main() -> None:
             print(row("with" if with_bombs else "without", [one], args.seconds, idle), flush=True)
         for with_bombs, name in ((False, "**all without**"), (True, "**all with**")):
             print(row(name, found[with_bombs], args.seconds * args.rounds, idle))
-    finally:
-        stop.set()
-        switch.set()
-        server.send_signal(signal.SIGTERM)
-        print(f"\nended with {server.wait(120)}")
     counts: dict[str, Counter[str]] = {}
     for kind, status in iter(answers.get, None):
         counts.setdefault(kind, Counter())[status] += 1
@@ -184,11 +169,6 @@ def memory(pid: int) -> int:
             _, resident, shared, *_ = map(int, Path(f"/proc/{one}/statm").read_text().split())
             total += (resident - shared) * PAGE
     return total
-
-
-def jpeg(seed: int) -> bytes:
-    pixels = np.random.default_rng(seed).integers(0, 256, (8, 8, 3)).astype(np.uint8)
-    return encoded(Image.fromarray(pixels).resize((500, 375), Image.Resampling.BICUBIC), "JPEG", quality=90)
 
 
 def encoded(image: Image.Image, kind: str, **how: Any) -> bytes:

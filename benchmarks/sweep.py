@@ -22,6 +22,7 @@ import numpy as np
 import onnx
 import torch
 from cpu_rivals import nncf_quantized
+from pages import line_of
 from PIL import Image
 from sweep_models import built, everything
 from torch import Tensor, nn
@@ -169,7 +170,7 @@ def _row(row: Swept) -> str:
         f"{row.seconds:.0f}",
         row.error.replace("|", "/"),
     )
-    return f"| {' | '.join(map(str, cells))} |"
+    return line_of(cells)
 
 
 def _child(model: str, part: Path, data_path: str | None) -> None:

@@ -9,7 +9,6 @@ names: all micro networks. `networks.py` has the configurations, also those at f
 20 GB.
 """
 
-import argparse
 import json
 import logging
 import time
@@ -19,7 +18,7 @@ from typing import Any
 
 import torch
 from networks import FULL, NETWORKS, built, is_there
-from pages import place, read_table
+from pages import place, read_table, script_parser
 from sweep import sqnr
 from torch import Tensor
 
@@ -44,7 +43,7 @@ ENGINES = ("openvino", "onnxruntime")
 def main() -> None:
     reproducible()
     logging.disable(logging.WARNING)
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--work", type=Path, default=Path("out/swins"))
     parser.add_argument("--engines", nargs="*", choices=ENGINES, default=list(ENGINES), help="none: no files")

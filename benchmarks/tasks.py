@@ -8,7 +8,6 @@ distances in each cell, as in FCOS) and one for pixels are trained. Each network
 whole, under the policy that a wrapped module gets by default. Needs torchmetrics and pycocotools.
 """
 
-import argparse
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from pages import cpu, place
+from pages import EXAMPLES, cpu, line_of, place, script_parser
 from swins import HEADING
 from torch import Tensor, nn
 
@@ -28,7 +27,7 @@ from swin_quant.data.sources import open_pictures
 from swin_quant.verbs.calibrate import WRAPPED
 
 SIDE, CELL, CLASSES = 64, 8, 10
-CHECKPOINT = Path(__file__).parents[1] / "examples" / "checkpoints" / "swin_micro_cifar10.safetensors"
+CHECKPOINT = EXAMPLES / "swin_micro_cifar10.safetensors"
 ENGINES = ("openvino", "onnxruntime")
 
 
@@ -220,11 +219,11 @@ def row(name: str, module: nn.Module, figure: Callable[..., str], scenes: Mappin
         for engine in ENGINES:
             run = sq.export(model, engine, work / engine).load(threads=1)
             cells.append(figure(run(images), targets, masks))
-    return f"| {' | '.join(cells)} |"
+    return line_of(cells)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("place", metavar="CIFAR10")
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--pictures", type=int, default=400)

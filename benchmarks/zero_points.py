@@ -19,10 +19,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pages import save
+from pages import EXAMPLES, RESULTS, batches_of, cifar10, float_model, line_of, save, script_parser, swin_quant
 
-ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "results" / "zero_points.md"
+PAGE = RESULTS / "zero_points.md"
 MODELS = ("swin_micro_cifar10", "swinv2_micro_cifar10")
 FC2, SOFTMAX = "*.mlp.fc2._input_quantizer", "*.attn.matmul_a_input_quantizer"
 ALL = ("role:gemm_input",)
@@ -48,7 +47,7 @@ WAYS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("what", choices=("choose", "accuracy", "saturation", "latency"))
     parser.add_argument("--data-path", type=Path, required=True)
     parser.add_argument("--work", type=Path, default=Path("out/zero_points"))
@@ -89,28 +88,17 @@ def choose(args: argparse.Namespace) -> list[list[str]]:
     """Calibrate on 80 training pictures, and score 1,024 others by fake-quant."""
     import torch
 
-    from swin_quant.checkpoint import load_float
-    from swin_quant.config import load_config
-    from swin_quant.data.loader import load_batches
-    from swin_quant.data.preprocess import Preprocess
-    from swin_quant.data.sampling import chunks, sample
-    from swin_quant.data.sources import open_pictures
-    from swin_quant.models import build_model
+    from swin_quant.data.sampling import sample
     from swin_quant.quant.calibration import Method, observe, set_ranges
     from swin_quant.quant.policy import apply_policy, dequantize, quantize
     from swin_quant.score.difference import difference
 
     rows = []
     for name in args.model:
-        cfg = load_config(ROOT / "examples" / "checkpoints" / f"{name}.yaml")
-        model = build_model(cfg)
-        load_float(model, ROOT / "examples" / "checkpoints" / f"{name}.safetensors")
-        pictures = open_pictures(str(args.data_path), "train", zip_mode=True, num_classes=10)
+        cfg, model = float_model(EXAMPLES / f"{name}.yaml", EXAMPLES / f"{name}.safetensors")
+        pictures = cifar10(args.data_path, "train")
         picked = sample(len(pictures), 2048, 0)
-        seen, others = (
-            list(load_batches(pictures, Preprocess.from_config(cfg), chunks(indices, size)))
-            for indices, size in ((picked[:80], 8), (picked[1024:], 64))
-        )
+        seen, others = batches_of(pictures, cfg, picked[:80], 8), batches_of(pictures, cfg, picked[1024:], 64)
 
         def logits(model=model, others=others):
             with torch.inference_mode():
@@ -133,7 +121,7 @@ def choose(args: argparse.Namespace) -> list[list[str]]:
 
 def prepare(args: argparse.Namespace, name: str, engine: str) -> dict[str, Path]:
     """The exported file of each way; each is made once, as is the calibrated checkpoint."""
-    source, data = ROOT / "examples" / "checkpoints" / name, ["--data-path", args.data_path, "--zip"]
+    source, data = EXAMPLES / name, ["--data-path", args.data_path, "--zip"]
     calibrated = args.work / f"{name}_calib.pth"
     if not calibrated.with_suffix(".json").exists():
         told = ["--policy", "qdq", "--no-eval", "--output", args.work]
@@ -271,15 +259,11 @@ def write_page(work: Path) -> None:
     for what, (title, words, columns) in SECTIONS.items():
         kept = work / f"{what}.json"
         if kept.exists():
-            lines += [f"## {title}", "", words, "", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
-            lines += [f"| {' | '.join(row)} |" for row in json.loads(kept.read_text())] + [""]
+            lines += [f"## {title}", "", words, "", line_of(columns), "|---" * len(columns) + "|"]
+            lines += [line_of(row) for row in json.loads(kept.read_text())] + [""]
         elif title in before:
             lines += [f"## {before[title].rstrip()}", ""]
     save(PAGE, "\n".join(lines))
-
-
-def swin_quant(*words: object) -> None:
-    subprocess.run([sys.executable, "-m", "swin_quant", *map(str, words), "--quiet"], check=True)
 
 
 if __name__ == "__main__":
