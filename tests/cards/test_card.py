@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
-from cards_of_results import CALIBRATION, TRAINING
+from cards_of_results import ARTIFACT, CALIBRATION, TRAINING, VERIFICATION
 
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.cards.card import SCHEMA, RunCard, verify_checkpoint, versions
@@ -180,15 +180,7 @@ def test_a_wrong_value_is_refused_by_its_key(tmp_path, key):
     ],
 )
 def test_options_of_an_artifact_that_are_read_again_have_types(tmp_path, option, value):
-    artifact = {
-        "backend": "onnx",
-        "file": "x.onnx",
-        "sha256": "a" * 64,
-        "precision": "int8",
-        "options": {},
-        "others": [],
-    }
-    content = card(artifact=artifact | {"options": {"own": [1], "batch": None, "target": "openvino"}}).to_dict()
+    content = card(artifact=ARTIFACT | {"options": {"own": [1], "batch": None, "target": "openvino"}}).to_dict()
     (tmp_path / "x.json").write_text(json.dumps(content))
     assert RunCard.read(tmp_path / "x.json").artifact["options"]["own"] == [1]
     content["artifact"]["options"][option] = value
@@ -255,33 +247,14 @@ def test_what_a_newer_version_added_is_kept_and_warned_of_in_one_line(tmp_path, 
 
 
 def test_a_card_of_a_newer_format_says_to_update(tmp_path):
-    refused(
-        tmp_path / "x.json",
-        {**written(tmp_path / "x.json"), "schema": "swin-quant/run-card/2"},
-        "format 2",
-        "update",
-        "format 1",
-    )
+    newer = {**written(tmp_path / "x.json"), "schema": "swin-quant/run-card/2"}
+    refused(tmp_path / "x.json", newer, "format 2", "update", "format 1")
     refused(tmp_path / "x.json", {"schema": "swin-quant/run-card/10", "all": "else"}, "format 10", "update")
     refused(tmp_path / "x.json", {"schema": "other/run-card/2"}, "is not a run card")
 
 
 def test_a_newer_verification_takes_the_place_of_one_of_the_same_engine_and_reference(tmp_path):
-    record = {
-        "engine": "openvino",
-        "precision": "int8",
-        "policy": "qdq",
-        "reference": "torch fake-quant",
-        "pictures": 64,
-        "pictures_sha256": "0" * 64,
-        "mean": 0.01,
-        "max": 0.1,
-        "step": 0.05,
-        "agreement": 100.0,
-        "sqnr_db": float("inf"),
-        "tolerance": 0.1,
-        "passed": True,
-    }
+    record = VERIFICATION | {"sqnr_db": float("inf")}
     card = RunCard("x", {}, {}).with_verification(record).with_verification({**record, "engine": "onnxruntime"})
     card = card.with_verification({**record, "mean": 0.2, "passed": False})
     card.write(tmp_path / "x.json")
@@ -350,8 +323,7 @@ def test_a_checkpoint_that_was_replaced_is_noticed(tmp_path):
 def test_an_exported_file_in_place_of_its_checkpoint_is_called_so(tmp_path):
     path = tmp_path / "x.onnx"
     path.write_bytes(b"graph")
-    sha256 = hashlib.sha256(b"graph").hexdigest()
-    artifact = dict(backend="onnx", file=path.name, sha256=sha256, precision="int8", options={}, others=[])
+    artifact = ARTIFACT | {"sha256": hashlib.sha256(b"graph").hexdigest()}
     made = card(checkpoint={"file": "x_calib.pth", "sha256": "0" * 64}, artifact=artifact)
     with pytest.raises(SwinQuantError, match="is an exported file: give its checkpoint, x_calib.pth"):
         verify_checkpoint(made, path)

@@ -136,12 +136,6 @@ class Case:
         return self.ended is not None and self.run.codes() is not None
 
 
-def try_cases(cases, patience):
-    """Run all cases at once."""
-    while not all([case.step(patience) for case in cases]):
-        time.sleep(0.02)
-
-
 @pytest.fixture
 def undisturbed(start, commands, tmp_path):
     """undisturbed(command) -> the results of a run without faults, and its time."""

@@ -96,5 +96,13 @@ def png(seed=0, size=(20, 24)):
     return file.getvalue()
 
 
+def body_of(images, **more):
+    """A request in JSON."""
+    array = np.asarray(images)
+    kind = "UINT8" if array.dtype == np.uint8 else "FP32"
+    tensor = {"name": "images", "datatype": kind, "shape": list(array.shape), "data": array.ravel().tolist()}
+    return {"inputs": [tensor], **more}
+
+
 INFER = "/v2/models/micro/infer"
 FLAT = {"name": "images", "datatype": "FP32", "shape": [1, 3, SIDE, SIDE], "data": [0.0] * 3 * SIDE**2}

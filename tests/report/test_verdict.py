@@ -8,21 +8,16 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from cards_of_results import CIFAR, TRAINING, card_of
+from cards_of_results import INT8, OWN, TORCH, TRAINING, card_of
 
 from swin_quant.backends.registry import targets
-from swin_quant.cards.records import ORIGINAL, PTQ, QAT, Result
+from swin_quant.cards.records import ORIGINAL, PTQ, QAT
 from swin_quant.cli.session import command_of, parser_of
 from swin_quant.quant.distance import Loss
 from swin_quant.quant.policy import load_policy
 from swin_quant.quant.search import SearchResult, TriedPolicy
 from swin_quant.report.verdict import FLOAT, of_artifact, of_search, of_training
 
-TORCH = Result("torch", "float32", None, CIFAR, 5000, 80.0, 98.0, None, 32, "cpu", ms_per_picture=0.5)
-OWN = dataclasses.replace(TORCH, engine="openvino", ms_per_picture=1.4, delta_acc1=0.0, delta_acc1_se=0.0)
-INT8 = dataclasses.replace(
-    OWN, precision="int8", policy="openvino", acc1=79.9, ms_per_picture=0.7, delta_acc1=80 - 80.1, delta_acc1_se=0.1
-)
 FILE, CHECKPOINT = Path("my out/x_int8_openvino.onnx"), Path("my out/x_calib.pth")
 
 

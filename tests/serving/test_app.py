@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from served import FLAT, INFER, NAMES, PREPROCESS, SIDE, Means, logits_of, png, posted, service, with_client
+from served import FLAT, INFER, NAMES, PREPROCESS, SIDE, Means, body_of, logits_of, png, posted, service, with_client
 
 from swin_quant.serving import protocol
 from swin_quant.serving.app import build_app
@@ -27,14 +27,6 @@ def batched(engine, work, **options):
         return found
 
     return asyncio.run(go())
-
-
-def body_of(images, **more):
-    """A request in JSON."""
-    array = np.asarray(images)
-    kind = "UINT8" if array.dtype == np.uint8 else "FP32"
-    tensor = {"name": "images", "datatype": kind, "shape": list(array.shape), "data": array.ravel().tolist()}
-    return {"inputs": [tensor], **more}
 
 
 @pytest.fixture

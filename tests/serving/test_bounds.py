@@ -16,24 +16,14 @@ import pytest
 import torch
 from PIL import Image
 
-from swin_quant.backends.description import GraphEnd, ModelDescription
-from swin_quant.data.preprocess import Preprocess
 from swin_quant.serving.limits import Refused, ServiceLimits
 
 pytest.importorskip("uvicorn")
-pytest.importorskip("starlette")
-pytest.importorskip("prometheus_client")
-from served import listening  # noqa: E402
+from served import INFER, MODEL, PREPROCESS, listening  # noqa: E402
 
 from swin_quant.serving import picture, protocol, server, visit  # noqa: E402
 from swin_quant.serving.app import Service, build_app  # noqa: E402
 from swin_quant.serving.protocol import parse  # noqa: E402
-
-SIDE = 16
-PREPROCESS = Preprocess(SIDE, False, "bilinear", (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-LOGITS = GraphEnd("logits", "float32", (3,))
-MODEL = ModelDescription("micro", GraphEnd("images", "float32", (3, SIDE, SIDE)), (LOGITS,), ("a", "b", "c"))
-INFER = "/v2/models/micro/infer"
 
 
 def encoded(image, kind, **how):

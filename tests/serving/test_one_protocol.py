@@ -9,7 +9,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from served import LOGITS, MODEL, NAMES, PREPROCESS, SIDE, Means, listening, logits_of, posted, with_client
+from served import (
+    INFER,
+    LOGITS,
+    MODEL,
+    NAMES,
+    PREPROCESS,
+    SIDE,
+    Means,
+    body_of,
+    listening,
+    logits_of,
+    posted,
+    with_client,
+)
 
 from swin_quant.backends.description import ANY, GraphEnd, ModelDescription
 from swin_quant.serving.app import Service, build_app
@@ -174,11 +187,7 @@ def test_a_client_of_a_backbone_gets_every_map_for_pictures_of_any_size(client, 
 def test_pictures_of_two_sizes_that_wait_together_are_answered_each_with_its_maps():
     shapes = [(2, 3, 16, 24), (1, 3, 32, 8), (1, 3, 16, 24)]
     given = [torch.randn(shape, generator=torch.Generator().manual_seed(7)) for shape in shapes]
-    bodies = [
-        {"inputs": [{"name": "images", "datatype": "FP32", "shape": [*one.shape], "data": one.flatten().tolist()}]}
-        for one in given
-    ]
-    answers = posted(service_of(MAPS), *[(f"{PLACE}/infer", {"json": body}) for body in bodies], at_once=True)
+    answers = posted(service_of(MAPS), *[(INFER, {"json": body_of(one)}) for one in given], at_once=True)
     for images, answer in zip(given, answers, strict=True):
         for output, due in zip(answer.json()["outputs"], maps_of(images), strict=True):
             assert output["shape"] == list(due.shape)
@@ -201,7 +210,7 @@ def test_a_request_that_a_backbone_cannot_answer_is_refused_in_a_line(change, wh
     one = {"name": "images", "datatype": "FP32", "shape": [1, 3, 8, 8], "data": [0.0] * 192}
     body = {"inputs": [one | {key: change[key] for key in change if key == "shape"}]}
     body |= {key: change[key] for key in change if key == "outputs"}
-    refused, picture = posted(service_of(MAPS), (f"{PLACE}/infer", {"json": body}), ("/predict", {"content": b""}))
+    refused, picture = posted(service_of(MAPS), (INFER, {"json": body}), ("/predict", {"content": b""}))
     assert refused.status_code == 400 and why in refused.json()["error"]
     assert picture.json()["error"] == f"the model gives features0, features1, no classes: ask {PLACE}/infer"
 
@@ -264,13 +273,12 @@ def test_the_configuration_that_serve_answers_is_that_of_a_package(client, batch
 
 
 def test_statistics_as_triton_s():
-    images = torch.randn(3, 3, SIDE, SIDE)
-    body = {"inputs": [{"name": "images", "datatype": "FP32", "shape": [3, 3, SIDE, SIDE], "data": images.tolist()}]}
+    body = body_of(torch.randn(3, 3, SIDE, SIDE))
 
     async def work(http):
         before = (await http.get(f"{PLACE}/stats")).json()
         for given in (body, body, {}):
-            await http.post(f"{PLACE}/infer", json=given)
+            await http.post(INFER, json=given)
         return before, *[(await http.get(place)).json() for place in (f"{PLACE}/stats", "/v2/models/stats")]
 
     before, after, every = with_client(service_of(MODEL), work)

@@ -3,6 +3,7 @@
 import dataclasses
 
 from cards_of_results import CIFAR as DATASET
+from cards_of_results import VERIFICATION
 from cards_of_results import card_of as card
 
 from swin_quant.cards.records import Result
@@ -103,11 +104,7 @@ def test_a_latency_that_is_not_there_is_explained():
 
 
 def test_a_verification_is_a_word_in_its_row_and_a_failure_is_told_with_its_figures():
-    record = {
-        **{"engine": "onnxruntime", "precision": "int8", "policy": "qdq", "reference": "torch fake-quant"},
-        **{"pictures": 64, "pictures_sha256": "0" * 64, "mean": 0.0123, "max": 0.5, "step": 0.05},
-        **{"agreement": 98.4, "sqnr_db": 40.0, "tolerance": 0.1, "passed": True},
-    }
+    record = VERIFICATION | {"engine": "onnxruntime"}
     against_float = {**record, "reference": "torch float32", "tolerance": None, "passed": None}
     verified = card(FLOAT, INT8).with_verification(record).with_verification(against_float)
     assert said(verified) == [] and [row.verified for row in rows_of([verified])] == ["yes"]

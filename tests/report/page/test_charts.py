@@ -2,15 +2,11 @@
 
 import dataclasses
 
-from cards_of_results import CIFAR, card_of
+from cards_of_results import INT8, OWN, TORCH, card_of
 
-from swin_quant.cards.records import Result
 from swin_quant.report.page.charts import accuracy_and_latency
 from swin_quant.report.page.data import PageData
 
-TORCH = Result("torch", "float32", None, CIFAR, 5000, 80.0, 98.0, None, 32, "cpu", ms_per_picture=0.5)
-OWN = dataclasses.replace(TORCH, engine="openvino", ms_per_picture=1.4)
-INT8 = dataclasses.replace(OWN, precision="int8", policy="cpu", ms_per_picture=0.7)
 SIMULATED = dataclasses.replace(INT8, engine="torch fake-quant", ms_per_picture=9.0)
 
 

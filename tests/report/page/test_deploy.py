@@ -5,22 +5,17 @@ import html
 import re
 
 import pytest
-from cards_of_results import CIFAR, card_of
+from cards_of_results import ARTIFACT, INT8, OWN, TORCH, card_of
 
-from swin_quant.cards.records import Result
 from swin_quant.report.page import page
 from swin_quant.report.page.data import PageData
 from swin_quant.report.verdict import of_card
 
 pytest.importorskip("vl_convert")
-TORCH = Result("torch", "float32", None, CIFAR, 5000, 80.0, 98.0, None, 32, "cpu", ms_per_picture=0.5)
-OWN = dataclasses.replace(TORCH, engine="openvino", ms_per_picture=1.4)
-INT8 = dataclasses.replace(OWN, precision="int8", policy="cpu", ms_per_picture=0.7, delta_acc1=0.1, delta_acc1_se=0.2)
 
 
 def test_what_to_deploy_stands_first_with_the_names_of_files_alone():
-    record = {"backend": "onnx", "precision": "int8", "file": "x<1>_int8_openvino.onnx", "sha256": "1" * 64,
-              "others": [], "options": {"target": "openvino"}}  # fmt: skip
+    record = {**ARTIFACT, "file": "x<1>_int8_openvino.onnx", "options": {"target": "openvino"}}
     scored = dataclasses.replace(card_of(TORCH, OWN, INT8), artifact=record)
     written = page([PageData("x", [scored, card_of(TORCH)])])
     verdict = of_card(scored)
