@@ -93,6 +93,14 @@ class SelfChecked:
         check_fields(self)
 
 
+def check_limits(record: Any, ranges: Mapping[str, tuple[float, float]]) -> None:
+    """UsageError unless each of these options of a record is from the least to the most of its range."""
+    for name, (least, most) in ranges.items():
+        value = getattr(record, name)
+        if not least <= value <= most:
+            raise UsageError(f"‹{name}› {value}: must be from {least} to {most}")
+
+
 def fields_of(kind: Any) -> tuple[dict[str, Any], set[str]]:
     """The keys that a record has in plain data, with their types, and those of them that may be absent.
 

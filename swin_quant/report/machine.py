@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from swin_quant.report.table import Column, ReportTable, field, folded, html_facts, html_table, styled, terminal
+from swin_quant.report.table import Column, ReportTable, bullets, field, html_facts, html_table, styled, terminal
 
 _MARKS = {"good": "ok", "missing": "-", "caution": "!"}
 _STYLES = {"good": "", "missing": "dim", "caution": "yellow"}
@@ -66,9 +66,7 @@ class MachineFacts:
     def _remedies(self, heading: str, state: str, width: int, color: bool) -> Iterator[str]:
         if due := [one for one in self.found if one.state == state and (one.remedy or state == "caution")]:
             yield from ("", styled(heading, "bold" * color))
-            for one in due:
-                first, *rest = folded(f"{one.name}: {_due(one)}", width - 2)
-                yield from (f"* {first}", *(f"  {line}" for line in rest))
+            yield from bullets((f"{one.name}: {_due(one)}" for one in due), width)
 
 
 def _due(fact: MachineFact) -> str:

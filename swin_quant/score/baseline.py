@@ -15,10 +15,9 @@ from yacs.config import CfgNode
 
 from swin_quant.base.distributed import World
 from swin_quant.base.errors import SwinQuantError
-from swin_quant.base.files import sha256_of
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
-from swin_quant.cards.lineage import Start, original_of, ptq_of
+from swin_quant.cards.lineage import Start, file_of_record, original_of, ptq_of
 from swin_quant.cards.records import ORIGINAL, PTQ, QAT, UNQUANTIZED
 from swin_quant.checkpoint import Source, load_calibrated, load_float
 from swin_quant.checkpoint.ranges import check_bits, origins
@@ -127,8 +126,7 @@ def _found_again(model: Classifier, start: Start) -> str | None:
     None if no bits have changed, if there are no statistics, or if passes chose the ranges.
     """
     record = start.card.calibration if start.card else None
-    kept = record.get("statistics") if record else None
-    if start.card is None or record is None or kept is None or choosing_ranges(record.get("passes", [])):
+    if start.card is None or record is None or choosing_ranges(record.get("passes", [])):
         return None
     made, nodes = origins(model, start.card), named_nodes(model)
     wrong = [
@@ -136,8 +134,7 @@ def _found_again(model: Classifier, start: Start) -> str | None:
         for name, node in nodes.items()
         if node.setting.enabled and made[name].bits not in (None, node.setting.bits)
     ]
-    file = start.file.with_name(kept["file"])
-    if not wrong or not file.is_file() or sha256_of(file) != kept["sha256"]:
+    if not wrong or (file := file_of_record(record.get("statistics"), [start.file.parent])) is None:
         return None
     names = [name for name, node in nodes.items() if node.role is not Role.GEMM_WEIGHT]
     calibration, method = read_calibration(file, names, record["pictures"]), Method()

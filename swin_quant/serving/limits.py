@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from swin_quant.base.errors import UsageError
+from swin_quant.base.schema import check_limits
 
 # The least and the most of each field of ServiceLimits.
 _RANGES = {
@@ -40,10 +41,7 @@ class ServiceLimits:
     budget_megabytes: float = 1024
 
     def __post_init__(self) -> None:
-        for name, (least, most) in _RANGES.items():
-            value = getattr(self, name)
-            if not least <= value <= most:
-                raise UsageError(f"‹{name}› {value}: must be from {least} to {most}")
+        check_limits(self, _RANGES)
         if self.budget_megabytes < _BODIES * self.max_megabytes:
             needed = f"{_BODIES} times ‹max_megabytes›, {_BODIES * self.max_megabytes:g}"
             raise UsageError(f"‹budget_megabytes› {self.budget_megabytes}: must be at least {needed}")

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from enum import Enum
 from typing import Any
 
 import h11
@@ -38,6 +39,15 @@ def server_of(app: Any, limits: ServiceLimits, count: Count = lambda route, stat
     return uvicorn.Server(config)
 
 
+class ConnectionState(Enum):
+    """The progress of a connection's current request."""
+
+    QUIET = "no byte of it has come"
+    HEAD = "its head is coming"
+    WORK = "the application has it; its body may still be coming"
+    REST = "it is answered, and its body is still coming"
+
+
 class TimedProtocol(H11Protocol):
     """uvicorn's HTTP/1.1 with a limit of `seconds` for the head of a request and for the client to read an answer.
 
@@ -52,7 +62,6 @@ class TimedProtocol(H11Protocol):
     reading_timer: Any = None
     probe_timer: Any = None
     began = 0.0
-    awaits_request = True  # no byte of the next request has come
     received = 0  # bytes after the head, or after the last answer
     ending = b""
 
@@ -61,20 +70,25 @@ class TimedProtocol(H11Protocol):
         self._begin()
         if len(self.connections) > _CONNECTIONS:
             others: Any = self.connections - {self}
-            silent = [one for one in others if one.is_idle() and not one.transport.is_closing()]
+            silent = [one for one in others if one.state is not ConnectionState.WORK and not one.transport.is_closing()]
             if silent:
                 min(silent, key=lambda one: one.began).transport.close()
         self._expect_a_head()
 
-    def is_idle(self) -> bool:
-        return self.cycle is None or bool(self.cycle.response_complete)
+    @property
+    def state(self) -> ConnectionState:
+        if self.cycle and not self.cycle.response_complete:
+            return ConnectionState.WORK
+        if self.cycle and self.conn.their_state is h11.SEND_BODY:
+            return ConnectionState.REST
+        is_quiet = self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]
+        return ConnectionState.QUIET if is_quiet else ConnectionState.HEAD
 
     def data_received(self, data: bytes) -> None:
-        if self.awaits_request:
+        if self.state is ConnectionState.QUIET:
             self._begin()
-            self.awaits_request = False
         self.received += len(data)
-        if self.cycle and self.is_idle() and self.conn.their_state is h11.SEND_BODY:
+        if self.state is ConnectionState.REST:
             if self.received > _REST:
                 self.transport.abort()
                 return
@@ -90,7 +104,6 @@ class TimedProtocol(H11Protocol):
             self.received = len(self.cycle.body)
         if self._has_length():
             self.transport.max_size = _READ_BODY
-        self.awaits_request = self.is_idle() and self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]
         self._expect_a_head()
 
     def _has_length(self) -> bool:
@@ -98,8 +111,8 @@ class TimedProtocol(H11Protocol):
 
     def eof_received(self) -> bool:  # type: ignore[override]  # asyncio: True keeps the connection
         """A client that sends no more waits for its answer, or has gone: a probe finds out."""
-        if self.is_idle() or self.cycle.more_body:
-            if not self.is_idle() or self.conn.trailing_data[0]:
+        if self.state is not ConnectionState.WORK or self.cycle.more_body:
+            if self.state is ConnectionState.WORK or self.conn.trailing_data[0]:
                 self.send_400_response("")
             return False
         self.cycle.keep_alive = False
@@ -116,7 +129,6 @@ class TimedProtocol(H11Protocol):
     def on_response_complete(self) -> None:
         self._begin()
         super().on_response_complete()
-        self.awaits_request = self.is_idle()
         self._expect_a_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -151,11 +163,11 @@ class TimedProtocol(H11Protocol):
 
     def _expect_a_head(self) -> None:
         """While no request is in work, one timer runs; bytes that come meanwhile do not restart it."""
-        if not self.is_idle() and self.head_timer:
+        if self.state is not ConnectionState.WORK:
+            self.head_timer = self.head_timer or self.loop.call_later(self.seconds, self._give_up)
+        elif self.head_timer:
             self.head_timer.cancel()
             self.head_timer = None
-        elif self.is_idle() and not self.head_timer:
-            self.head_timer = self.loop.call_later(self.seconds, self._give_up)
 
     def _give_up(self) -> None:
         if not self.transport.is_closing():

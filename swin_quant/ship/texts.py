@@ -12,8 +12,8 @@ from typing import Any
 
 from swin_quant.backends.description import ANY, GraphEnd, ModelDescription
 from swin_quant.backends.saturation import exact_session
-from swin_quant.base.errors import UsageError
 from swin_quant.base.files import configs_dir
+from swin_quant.base.schema import check_limits
 from swin_quant.ship.facts import PackageFacts
 
 _BATCHING = """\
@@ -114,10 +114,7 @@ class Serving:
     instances: int = 1
 
     def __post_init__(self) -> None:
-        for name, least in (("max_batch", 1), ("instances", 1), ("delay_us", 0)):
-            value = getattr(self, name)
-            if not least <= value <= (MOST if least else 10**7):
-                raise UsageError(f"‹{name}› {value}: must be from {least} to {MOST if least else 10**7}")
+        check_limits(self, {"max_batch": (1, MOST), "instances": (1, MOST), "delay_us": (0, 10**7)})
 
 
 def triton(facts: PackageFacts, serving: Serving) -> str:

@@ -23,7 +23,7 @@ from swin_quant.data.picture_set import PictureSet
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.loading import baseline_of, load_for_scoring
 from swin_quant.report.page import page
-from swin_quant.report.page.data import Disagreement, PageData, Seen, node_summaries
+from swin_quant.report.page.data import Disagreement, PageData, node_summaries
 from swin_quant.score.baseline import engines_beside
 from swin_quant.score.engine import Engine
 from swin_quant.score.metrics import class_names, top_classes
@@ -112,8 +112,8 @@ def _with_disagreements(
             picture=seen.names[at],
             label=english_of(own[label]) if 0 <= (label := int(seen.labels[at])) < len(own) else "no label",
             thumbnail=_thumbnail(pictures.read(index[seen.names[at]], preprocess.upright)),
-            float_sees=_seen(before[at], names),
-            quantized_sees=_seen(after[at], names),
+            float_sees=top_classes(before[at][None], names)[0],
+            quantized_sees=top_classes(after[at][None], names)[0],
             kl=float(divergences[rank]),
         )
         for rank in order
@@ -148,8 +148,3 @@ def _thumbnail(picture: Image.Image) -> str:
     buffer = io.BytesIO()
     small.save(buffer, "JPEG", quality=85)
     return base64.b64encode(buffer.getvalue()).decode()
-
-
-def _seen(logits: Tensor, names: Sequence[str]) -> Seen:
-    (best,) = top_classes(logits[None], names)
-    return Seen([guess.name for guess in best], [100 * guess.probability for guess in best])

@@ -253,11 +253,8 @@ def render(cards: Sequence[RunCard], form: str = "terminal") -> str:
 def as_html(cards: Sequence[RunCard]) -> str:
     """The blocks of `cards` as HTML."""
     found, remarks = AccuracyTable.of(cards).blocks()
-    last = len(found) - 1
-    return "".join(
-        html_table(_table_of(block, remarks if number == last else ()), _heading(block))
-        for number, block in enumerate(found)
-    )
+    tables = (_table_of(block, remarks if block is found[-1] else ()) for block in found)
+    return "".join(html_table(table, _heading(block)) for table, block in zip(tables, found, strict=True))
 
 
 def _table_of(block: TableBlock, remarks: Sequence[str] = (), width: int | None = None) -> ReportTable[Line]:

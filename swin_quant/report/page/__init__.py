@@ -10,14 +10,15 @@ from typing import Any
 from swin_quant.base.errors import one_line
 from swin_quant.base.extras import library
 from swin_quant.base.files import finite
-from swin_quant.cards.card import RunCard
+from swin_quant.cards.card import RunCard, without_paths
 from swin_quant.cards.costs import TriedPolicies
 from swin_quant.report.accuracy import as_html
 from swin_quant.report.page import charts
 from swin_quant.report.page.charts import asset
-from swin_quant.report.page.data import Disagreement, NodeSummary, PageData, Seen
+from swin_quant.report.page.data import Disagreement, NodeSummary, PageData
 from swin_quant.report.table import Column, ReportTable, html_table
 from swin_quant.report.verdict import DeployVerdict, of_card
+from swin_quant.score.metrics import Guess
 
 MOST_NODES = 2000  # rows that a browser sorts within a second
 _SNIPPET = "window.vegaEmbed = vegaEmbed;"  # makes the library visible to the page's own script
@@ -221,9 +222,8 @@ def _pictures(data: PageData) -> str:
 
 
 def _picture(one: Disagreement) -> str:
-    def listed(who: str, seen: Seen) -> str:
-        each = zip(seen.names, seen.percent, strict=True)
-        lines = "".join(f"<li>{_text(name)} {percent:.1f} %</li>" for name, percent in each)
+    def listed(who: str, seen: Sequence[Guess]) -> str:
+        lines = "".join(f"<li>{_text(guess.name)} {100 * guess.probability:.1f} %</li>" for guess in seen)
         return f"<div><b>{who}</b><ol>{lines}</ol></div>"
 
     return (
@@ -234,15 +234,8 @@ def _picture(one: Disagreement) -> str:
 
 
 def _card(card: RunCard) -> str:
-    content = json.dumps(finite(_without_paths(card.to_dict())), indent=1, ensure_ascii=False)
+    content = json.dumps(finite(without_paths(card)), indent=1, ensure_ascii=False)
     return f"<details><summary>{_text(_file(card))}</summary><pre>{html.escape(content)}</pre></details>"
-
-
-def _without_paths(value: Any) -> Any:
-    """A copy without `path`s, which mean something on this machine alone."""
-    if isinstance(value, dict):
-        return {key: _without_paths(each) for key, each in value.items() if key != "path"}
-    return [_without_paths(each) for each in value] if isinstance(value, list) else value
 
 
 def _json(content: Mapping[str, Any]) -> str:

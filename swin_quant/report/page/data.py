@@ -23,6 +23,7 @@ from swin_quant.quant.quantizer import Quantizer, Role, named_nodes
 from swin_quant.quant.ranges import Range, range_of
 from swin_quant.quant.statistics import Statistics, sqnr_db
 from swin_quant.quant.statistics_file import read_statistics
+from swin_quant.score.metrics import Guess
 
 
 @dataclass(frozen=True)
@@ -63,22 +64,15 @@ class NodeSummary:
 
 
 @dataclass(frozen=True)
-class Seen:
-    """The classes that a network finds most probable for a picture: names and percent, best first."""
-
-    names: Sequence[str]
-    percent: Sequence[float]
-
-
-@dataclass(frozen=True)
 class Disagreement:
-    """A picture that the float and the quantized model classify differently; `thumbnail` is a JPEG in base64."""
+    """A picture that the float and the quantized model classify differently, with the classes that each finds most
+    probable, best first; `thumbnail` is a JPEG in base64."""
 
     picture: str
     label: str
     thumbnail: str
-    float_sees: Seen
-    quantized_sees: Seen
+    float_sees: Sequence[Guess]
+    quantized_sees: Sequence[Guess]
     kl: float
 
 
