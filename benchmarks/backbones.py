@@ -9,12 +9,12 @@ Random weights at full size, seeded pictures. Each command replaces its section 
 """
 
 import argparse
-import time
+from functools import partial
 from pathlib import Path
 from statistics import median
 
 import torch
-from pages import RESULTS, cpu, place, script_parser
+from pages import RESULTS, cpu, in_turns, place, script_parser
 
 import swin_quant as sq
 from swin_quant.backends.artifact import open_artifact
@@ -144,14 +144,11 @@ def latency(name: str, args: argparse.Namespace) -> list[dict[str, str]]:
     torch.set_num_threads(2)
     rows = []
     for size in args.sizes:
-        images, taken = padded(pictures(size)), {key: [] for key in runs}
-        for _ in range(args.rounds + 2):
-            for key, run in runs.items():
-                start = time.perf_counter()
-                with torch.inference_mode():
-                    run(images)
-                taken[key].append(1000 * (time.perf_counter() - start))
-        rows.append({"model": name, "picture": size, **{key: f"{median(ms[2:]):.0f}" for key, ms in taken.items()}})
+        images = padded(pictures(size))
+        with torch.inference_mode():
+            taken = in_turns({key: partial(run, images) for key, run in runs.items()}, args.rounds + 2)
+        ms = {key: f"{1000 * median(seconds[2:]):.0f}" for key, seconds in taken.items()}
+        rows.append({"model": name, "picture": size, **ms})
     return rows
 
 

@@ -13,10 +13,11 @@ import multiprocessing
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
-from pages import script_parser
+from pages import in_turns, script_parser
 from torch import Tensor
 
 from swin_quant.base.cpu import reproducible
@@ -59,13 +60,8 @@ def main() -> None:
     args = parser.parse_args()
 
     model, batches = prepare(args)
-    seconds: dict[str, list[float]] = {name: [] for name in CASES}
     forward(model, batches[:1])
-    for _ in range(args.rounds):
-        for name, case in CASES.items():
-            start = time.perf_counter()
-            case(model, batches)
-            seconds[name].append(time.perf_counter() - start)
+    seconds = in_turns({name: partial(case, model, batches) for name, case in CASES.items()}, args.rounds)
     memory = {name: peak_memory(name, args) for name in CASES}
 
     source = "real pictures" if args.data_path else "random pictures"

@@ -33,7 +33,7 @@ from pathlib import Path
 import torch
 from cpu_page import OPERATORS, Run, record
 from cpu_rivals import CALIBRATION, nncf_candidates, own_quantization, seeded, torch_candidates
-from pages import script_parser
+from pages import older_cpu, script_parser
 
 import swin_quant as sq
 from swin_quant.backends.artifact import Artifact, open_artifact
@@ -72,7 +72,6 @@ ON_MAPS = ("map_branch=swin_quant::MapBranch", PLUGINS[1])
 INT4_ROWS = [(engine, policy, small) for engine in ("openvino", "onnxruntime") for policy in ("w4a16", "w4a8")
              for small in (False, True)]  # fmt: skip
 PEAK = Path(__file__).with_name("branch_peak.cpp")
-STANDIN = Path(__file__).resolve().parents[1] / "tests" / "standin" / "older_cpu.c"
 COMPILED = (
     ("cpu-operators", "bfloat16", ALL),
     ("cpu-operators", "bfloat16", MERGING),
@@ -174,11 +173,8 @@ def hide_amx(folder: Path) -> None:
     """Start this program again with AMX hidden from CPUID, unless it is hidden; SystemExit if that cannot be done."""
     if os.environ.get("OLDER_CPU") == "vnni":
         return
-    library = (folder / "older_cpu.so").resolve()
-    hidden = os.environ | {"OLDER_CPU": "vnni", "LD_PRELOAD": str(library)}
     try:
-        subprocess.run(["cc", "-O1", "-shared", "-fPIC", str(STANDIN), "-o", str(library)], check=True)
-        subprocess.run(["true"], env=hidden, check=True)
+        hidden = os.environ | older_cpu(folder, "vnni")
     except (OSError, subprocess.CalledProcessError) as error:
         raise SystemExit(f"--without-amx: CPUID cannot be changed here: {error}") from error
     sys.stdout.flush()

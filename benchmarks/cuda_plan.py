@@ -34,7 +34,6 @@ HEAD = f"""# What the CUDA engine can at best give
 `python benchmarks/cuda_plan.py` writes this page: **{PLANNED}**. Each launch of the engine takes at least as long as
 its bytes at the GPU's bandwidth, its products at the peak of their type, and a launch inside a CUDA graph. Peaks come
 from data sheets (`configs/machines`), and no kernel reaches them; every tensor counts as read or written once, which
-from pages import RESULTS, save, script_parser
 caches can undercut. A sum is therefore a limit, not a forecast. The engine fuses launches where [estimates from
 compiled kernels](cuda_static.md) say less, and where it has none, where this model does, with two limits for kernels
 whose programs have whole rows: fewer programs than multiprocessors leave the rest idle, and each program reads all

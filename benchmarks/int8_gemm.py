@@ -22,7 +22,7 @@ from swin_quant.base.files import atomic_write_bytes
 from swin_quant.cards.card import versions
 
 PAGE = RESULTS / "int8_gemm.md"
-RESULTS, BEST_OF = 500_000, 9
+NUMBERS, BEST_OF = 500_000, 9  # of a result
 
 
 def main() -> None:
@@ -52,7 +52,7 @@ def ours(line: str, peak: float) -> tuple[int, int, float, float]:
 
 def of_onednn(inputs: int, columns: int) -> float:
     """GMAC/s."""
-    tokens = RESULTS // columns
+    tokens = NUMBERS // columns
     x = torch.randint(0, 256, (tokens, inputs), dtype=torch.uint8)
     weight = torch.randint(-127, 128, (columns, inputs), dtype=torch.int8)
     packed = torch.ops.onednn.qlinear_prepack(weight, list(x.shape))

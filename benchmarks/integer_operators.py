@@ -8,12 +8,13 @@ Each linear is a graph of its own, with random numbers; the forms take turns, ca
 
 import time
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import onnx
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
-from pages import RESULTS, cpu, place, script_parser
+from pages import RESULTS, cpu, in_turns, place, script_parser
 
 PAGE = RESULTS / "integer_operators.md"
 FORMS = {  # form -> its operators between the float input and the float product
@@ -105,13 +106,8 @@ def milliseconds(batch: int, is_open: bool, rounds: int, threads: int) -> dict[s
         sessions = {form: session(graph(form, size, tokens, inputs, outputs), threads) for form in FORMS}
         answers = {form: one.run(None, {"x": images})[0] for form, one in sessions.items()}
         assert np.allclose(answers["Q/DQ"], answers["MatMulInteger"], atol=1e-3), "the forms do not compute the same"
-        taken: dict[str, list[float]] = {form: [] for form in FORMS}
-        for _ in range(rounds):
-            for form, one in sessions.items():
-                start = time.perf_counter()
-                one.run(None, {"x": images})
-                taken[form].append(time.perf_counter() - start)
-        for form, seconds in taken.items():
+        calls = {form: partial(one.run, None, {"x": images}) for form, one in sessions.items()}
+        for form, seconds in in_turns(calls, rounds).items():
             total[form] += 1000 * count * min(seconds)
     return total
 

@@ -7,11 +7,12 @@ and the conditions of its figures.
 import argparse
 import csv
 import io
+import os
 import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,29 @@ def batches_of(pictures: Any, cfg: Any, indices: Sequence[int], size: int) -> li
     from swin_quant.data.sampling import chunks
 
     return list(load_batches(pictures, Preprocess.from_config(cfg), chunks(indices, size)))
+
+
+def in_turns(runs: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    """Seconds of each call, all of a round in turns: what slows the machine down slows all alike."""
+    taken: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(rounds):
+        for name, run in runs.items():
+            start = time.perf_counter()
+            run()
+            taken[name].append(time.perf_counter() - start)
+    return taken
+
+
+def older_cpu(folder: Path, kind: str) -> dict[str, str]:
+    """The environment that imitates an older CPU, for all libraries of a process.
+
+    OSError or CalledProcessError where the library for it cannot be built, or does not work.
+    """
+    source, library = ROOT / "tests" / "standin" / "older_cpu.c", (folder / "older_cpu.so").resolve()
+    subprocess.run(["cc", "-O1", "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
+    environment = {"OLDER_CPU": kind, "LD_PRELOAD": str(library)}
+    subprocess.run(["true"], env=os.environ | environment, check=True)
+    return environment
 
 
 def line_of(cells: Iterable[object]) -> str:

@@ -14,11 +14,11 @@ import json
 import os
 import subprocess
 import sys
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import torch
-from pages import EXAMPLES, RESULTS, ROOT, save, script_parser, swin_quant
+from pages import EXAMPLES, RESULTS, older_cpu, save, script_parser, swin_quant
 
 from swin_quant.backends.registry import artifact_engine, engine_named, torch_engine
 from swin_quant.base.cpu import reproducible, usable_cores
@@ -55,11 +55,11 @@ def main() -> None:
     if args.one:
         print(json_text(bench_data(measured(*args.one, args))))
         return
-    library = older_cpu(args.work)
+    args.work.mkdir(parents=True, exist_ok=True)
     rows = []
     for model in MICRO:
         prepare(model, args)
-        for engine, cpu, environment in imitations(library):
+        for engine, cpu, environment in imitations(args.work):
             told = [sys.executable, __file__, *sys.argv[1:], "--one", model, engine]
             print(model, engine, cpu, flush=True)
             done = subprocess.run(told, env=os.environ | environment, check=True, stdout=subprocess.PIPE, text=True)
@@ -70,29 +70,17 @@ def main() -> None:
     save(args.output, heading(args) + "".join(f"| {' | '.join(row)} |\n" for row in rows))
 
 
-def imitations(library: Path | None) -> list[tuple[str, str, dict[str, str]]]:
-    """Engine, CPU, and the environment that imitates it."""
+@cache
+def imitations(work: Path) -> list[tuple[str, str, dict[str, str]]]:
+    """Engine, CPU, and the environment that imitates it, if that works here."""
     found = [(FAKE_QUANT, "any", {}), ("openvino", "this one", {})]
     found += [("openvino", cpu, {"ONEDNN_MAX_CPU_ISA": isa}) for cpu, isa in OPENVINO.items()]
     found.append(("onnxruntime", "this one", {}))
-    kinds = ONNXRUNTIME if library else {}
-    return found + [
-        ("onnxruntime", cpu, {"OLDER_CPU": kind, "LD_PRELOAD": str(library)}) for cpu, kind in kinds.items()
-    ]
-
-
-def older_cpu(work: Path) -> Path | None:
-    """The library that imitates an older CPU, if it can be built and works here."""
-    work.mkdir(parents=True, exist_ok=True)
-    library = (work / "older_cpu.so").resolve()
-    source = ROOT / "tests" / "standin" / "older_cpu.c"
     try:
-        subprocess.run(["cc", "-O1", "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
-        subprocess.run(["true"], env={"OLDER_CPU": "avx2", "LD_PRELOAD": str(library)}, check=True)
+        return found + [("onnxruntime", cpu, older_cpu(work, kind)) for cpu, kind in ONNXRUNTIME.items()]
     except (OSError, subprocess.CalledProcessError) as error:
         print(f"ONNX Runtime is not run on older CPUs: {error}")
-        return None
-    return library
+        return found
 
 
 def prepare(model: str, args: argparse.Namespace) -> None:
