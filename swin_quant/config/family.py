@@ -13,10 +13,6 @@ from swin_quant.base.errors import UsageError
 from swin_quant.base.schema import checked
 
 
-def _anything_goes(cfg: CfgNode, source: str) -> None:
-    """Accepts every value."""
-
-
 @dataclass(frozen=True)
 class Family:
     """The configuration and checkpoint keys of a family of models.
@@ -30,7 +26,7 @@ class Family:
 
     name: str
     defaults: Mapping[str, Any]
-    check: Callable[[CfgNode, str], None] = _anything_goes
+    check: Callable[[CfgNode, str], None] = lambda cfg, source: None
     optional: Mapping[str, Any] = field(default_factory=dict)
     derived: tuple[str, ...] = ()
     head: tuple[str, ...] = ("head.weight", "head.bias")

@@ -209,8 +209,7 @@ def search_table(result: SearchResult, budget: str, what: str) -> ReportTable[Tr
         remarks.append("no latency was measured: the kernels of this engine do not run here")
     if layers := [f"{unit.name} ({unit.sqnr_db:.1f} dB alone)" for unit in result.left_float]:
         remarks.append(f"float: {listed(layers)}; that costs {result.cost_ms:+.3f} ms (each in {result.file})")
-    style = {True: "bold", False: ""}
-    return ReportTable(_TRIED, result.candidates, remarks, style=lambda row: style[row.is_found])
+    return ReportTable(_TRIED, result.candidates, remarks, style=lambda row: "bold" * row.is_found)
 
 
 def search_data(result: SearchResult) -> dict[str, Any]:

@@ -30,19 +30,17 @@ _NUMBER, _BINARY_NUMBER = 64, 12  # bytes of memory for a number while it is wri
 Handler = Callable[[Any, Visit], Awaitable[Any]]
 
 
+@dataclass
 class Durations:
     """How often something ran, and for how long in all."""
 
-    def __init__(self, count: int = 0, ns: int = 0) -> None:
-        self.count, self.ns = count, ns
+    count: int = 0
+    ns: int = 0
 
     def add(self, seconds: float, count: int = 1) -> None:
         """`count` times of so many seconds each."""
         self.count += count
         self.ns += round(seconds * 1e9) * count
-
-    def to_dict(self) -> dict[str, int]:
-        return {"count": self.count, "ns": self.ns}
 
 
 class ModelStatistics:
@@ -82,16 +80,16 @@ class ModelStatistics:
             "cache_hit": none,
             "cache_miss": none,
         }
-        unknown = {"compute_input": none.to_dict(), "compute_output": none.to_dict()}
+        unknown = {"compute_input": asdict(none), "compute_output": asdict(none)}
         sizes = sorted(self.batches.items())
-        by_size = [{"batch_size": size, "compute_infer": one.to_dict(), **unknown} for size, one in sizes]
+        by_size = [{"batch_size": size, "compute_infer": asdict(one), **unknown} for size, one in sizes]
         about = {
             "name": self.name,
             "version": self.version,
             "last_inference": self.last_ms,
             "inference_count": self.pictures,
             "execution_count": sum(one.count for one in self.batches.values()),
-            "inference_stats": {name: one.to_dict() for name, one in times.items()},
+            "inference_stats": {name: asdict(one) for name, one in times.items()},
             "batch_stats": by_size,
         }
         return {"model_stats": [about]}

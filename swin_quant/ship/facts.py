@@ -94,6 +94,8 @@ class PackageFacts:
     def manifest(self) -> dict[str, Any]:
         """package.json without the hashes of the files."""
         record = self.artifact.record
+        # The OpenVINO that the compiled operators are for: another one may crash.
+        openvino = library("openvino", "openvino").__version__ if self.library else None
         return {
             "schema": SCHEMA,
             "name": self.served.name,
@@ -109,13 +111,8 @@ class PackageFacts:
             "outputs": [end.to_dict() for end in self.served.outputs],
             "extras": [end.name for end in self.served.outputs if end.name not in self.file.outputs],
             "labels": f"{self.folder}/labels.txt" if self.served.labels else None,
-            **(_operators() if self.library else {}),
+            **({"operators": OPERATORS, "operators_for": openvino} if openvino else {}),
         }
-
-
-def _operators() -> dict[str, str]:
-    """The folder of compiled operators, and the OpenVINO that their library is for: another one may crash."""
-    return {"operators": OPERATORS, "operators_for": library("openvino", "openvino").__version__}
 
 
 @reads("artifact", lambda artifact, *_: artifact.file)

@@ -114,7 +114,7 @@ def node_summaries(card: RunCard, checkpoint: OpenedCheckpoint, artifacts: Seque
         row, column = _place(name, units)
         found = statistics.get(name)
         weight = layers[name].weight.detach() if name in layers else None
-        known = _range(node)
+        known = None if node.amax is None else range_of(node)
         bins = _bins_of_statistics(found) if found else None
         sqnr, clipped = None, None
         if weight is not None:
@@ -192,10 +192,6 @@ def _costs(card: RunCard) -> dict[str, float]:
         return {}
     found = {group["name"]: group["without"]["sqnr_db"] for group in record["groups"] if group["kind"] == "node"}
     return {name: sqnr - overall for name, sqnr in found.items() if sqnr is not None}
-
-
-def _range(node: Quantizer) -> Range | None:
-    return None if node.amax is None else range_of(node)
 
 
 def _quality(statistics: Statistics, known: Range, node: Quantizer) -> tuple[float | None, float | None]:
