@@ -45,14 +45,12 @@ class _Located(TypedDict, total=False):
     path: str
 
 
-class _MaybeWeights(TypedDict, total=False):
-    """`weights`: the set that was taken, from a file that holds several."""
-
+class _Source(_Located, total=False):
     weights: str
 
 
-class SourceRecord(_Located, _MaybeWeights):
-    """The float checkpoint that a run began with."""
+class SourceRecord(_Source):
+    """The float checkpoint that a run began with. `weights`: the set that was taken, of a file that holds several."""
 
     file: FileName
     sha256: Sha256
@@ -87,16 +85,15 @@ class _SearchRecord(TypedDict):
     dead_nodes: list[str]
 
 
-class _MaybeMaps(TypedDict, total=False):
-    """`keeps_features`: the float maps of stages stay the same at any picture size, too."""
-
+class _Pass(TypedDict, total=False):
     keeps_features: bool
 
 
-class PassRecord(_MaybeMaps):
+class PassRecord(_Pass):
     """A pass after the calibration: the logits' SQNR in dB and top-1 agreement in percent with float, [before, after].
 
-    `kept`: it was not taken back. `keeps_function`: the float network computes the same as before the pass.
+    `kept`: it was not taken back. `keeps_function`: the float network computes the same as before the pass;
+    `keeps_features`: so do the maps of its stages, at any picture size.
     """
 
     name: str
@@ -150,12 +147,6 @@ class _CalibrationRecord(SearchRecord):
     beyond_half: list[str]
 
 
-class _MaybeClasses(TypedDict, total=False):
-    """`classes`: how many its logits are of, 0 where it gives something else; older cards lack it."""
-
-    classes: int
-
-
 class InputRecord(TypedDict):
     """One of several inputs of a wrapped module. `shape`: without the batch; `example`: the values of whole numbers,
     or one for all."""
@@ -166,16 +157,17 @@ class InputRecord(TypedDict):
     example: list[int]
 
 
-class _MaybeInputs(TypedDict, total=False):
-    """`inputs`: several by name; `shape` is then that of one row with all of them."""
-
+class _Wrapped(TypedDict, total=False):
+    classes: int
     inputs: list[InputRecord]
 
 
-class WrappedRecord(_MaybeClasses, _MaybeInputs):
-    """How a user's module was captured: the arguments of `wrap`. `shape`: one input, without the batch.
+class WrappedRecord(_Wrapped):
+    """How a user's module was captured: the arguments of `wrap`. `shape`: one input, without the batch; of several
+    `inputs` by name, one row with all of them.
 
-    `output`: None for several names, too. `outputs`: the names of the tensors that it gives.
+    `output`: None for several names, too. `outputs`: the names of the tensors that it gives. `classes`: how many its
+    logits are of, 0 where it gives something else; older cards lack it.
     """
 
     shape: list[int]
@@ -280,23 +272,20 @@ class ArtifactRecord(_Tuned):
     others: list[CheckpointRecord]
 
 
-class _Found(TypedDict, total=False):
-    """`cosine`: the mean over pictures of the cosine between the outputs, if they are no logits.
-
-    `int8_products`: how many of the `quantized_products` of an ONNX file the engine runs in int8, by its own graph.
-    """
-
+class _Verification(TypedDict, total=False):
     cosine: float
     int8_products: int
     quantized_products: int
 
 
-class VerificationRecord(_Found):
+class VerificationRecord(_Verification):
     """How far the logits of an artifact on one engine are from those of its checkpoint, on the same pictures.
 
     `mean` and `max` are of |Δlogit|; `step` is what int8 would resolve over the reference's logits, their amax / 127;
     `agreement` (top-1) is in percent, SQNR in dB (None if equal). `tolerance` is of the mean; None: not a criterion.
-    An embedding or maps have `cosine` in place of agreement, and differences in units of their mean magnitude.
+    An embedding or maps have `cosine` (the mean over pictures) in place of agreement, and differences in units of their
+    mean magnitude. `int8_products`: how many of the `quantized_products` of an ONNX file the engine runs in int8, by
+    its own graph.
     """
 
     engine: str
