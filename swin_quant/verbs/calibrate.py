@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -28,13 +28,11 @@ if TYPE_CHECKING:
 
     from swin_quant.base.distributed import World
     from swin_quant.checkpoint.opened import Checkpoint
-    from swin_quant.data.picture_set import PictureSet, Source
-    from swin_quant.data.pictures import Pictures
-    from swin_quant.data.preprocess import Transform
+    from swin_quant.data.picture_set import Source
     from swin_quant.model import Model
     from swin_quant.quant.passes.scratch import Scratch
     from swin_quant.quant.policy import Policy
-    from swin_quant.verbs.calibration_result import CalibrationPlan
+    from swin_quant.verbs.calibration_result import CalibrationBatches, CalibrationPlan
 
 EXAMPLES = """examples:
   swin-quant calibrate swin_tiny_patch4_window7_224.pth --data-path imagenet --policy ft-mode1 --output out
@@ -113,76 +111,57 @@ def calibrate(
     from swin_quant.quant.passes.scratch import Scratch
     from swin_quant.quant.passes.trial import all_or_nothing
     from swin_quant.quant.policy import load_policy
-    from swin_quant.verbs.calibration_result import CalibrationPlan
+    from swin_quant.verbs.calibration_result import CalibrationPlan, of_pictures, of_tensors
 
     model, pictures = model_of(model), source_of(pictures)
-    chosen = policy or unnamed_policy(model.config if model.card.config else None)
+    chosen = load_policy(policy) if policy else unnamed_policy(model.config if model.card.config else None)
     if policy is None:
-        tell_unnamed(chosen)  # type: ignore[arg-type]
+        tell_unnamed(chosen)
     if isinstance(passes, str):
         steps = PassPlan.of(load_passes(passes))
     else:
-        steps = PassPlan(steps_of([] if passes is None else passes), automatic=passes is None)
+        steps = PassPlan(steps_of(passes or ()), automatic=passes is None)
     with called(calibrator="method"):
-        how = Method(method, percentile, exact)
-    opened: Pictures | Iterable[Any]
-    plan = CalibrationPlan(method=how, passes=steps)
+        plan = CalibrationPlan(method=Method(method, percentile, exact), passes=steps)
+    world = World(device=model.device)
     if isinstance(pictures, PictureSet):
-        opened, plan = _opened(model, pictures, plan)
+        pictures = pictures.of_split("train")
+        opened = pictures.open()
+        if pictures.upright not in (None, model.preprocess.upright):
+            log.warning(
+                "%s: calibration and the run card turn pictures differently: set DATA.UPRIGHT of its config, or "
+                "`upright` of its preprocess",
+                model.name,
+            )
+        count = min(len(opened), CALIBRATED_ON) if pictures.count is None else pictures.count
+        place = {"split": pictures.split or "", "seed": pictures.seed}
+        plan = CalibrationPlan.of(count, **place, method=plan.method, passes=steps)
+        batches = of_pictures(opened, model.preprocess, plan, world)
     else:
-        opened = pictures
+        batches = of_tensors(pictures, model.prepared)
     scratch = Scratch(Path(folder) / f"{model.name}_calib.passes") if folder is not None else Scratch()
     with all_or_nothing(model.module):
-        calibrate_model(model, opened, load_policy(chosen), plan, World(device=model.device), scratch=scratch)
+        calibrate_model(model, batches, chosen, plan, world, scratch)
     scratch.clear()
     return model
 
 
-def _opened(model: Model, pictures: PictureSet, plan: CalibrationPlan) -> tuple[Pictures, CalibrationPlan]:
-    from swin_quant.verbs.calibration_result import CalibrationPlan
-
-    pictures = pictures.of_split("train")
-    opened = pictures.open()
-    if pictures.upright not in (None, model.preprocess.upright):
-        log.warning(
-            "%s: calibration and the run card turn pictures differently: set DATA.UPRIGHT of its config, or `upright` "
-            "of its preprocess",
-            model.name,
-        )
-    count = min(len(opened), CALIBRATED_ON) if pictures.count is None else pictures.count
-    split, seed = pictures.split or "", pictures.seed
-    return opened, CalibrationPlan.of(count, split=split, seed=seed, method=plan.method, passes=plan.passes)
-
-
 def calibrate_model(
-    model: Model,
-    pictures: Pictures | Iterable[Any],
-    policy: Policy,
-    plan: CalibrationPlan,
-    world: World,
-    transform: Transform | None = None,
-    workers: int = 0,
-    *,
-    scratch: Scratch,
-) -> Model:
-    """`calibrate` by `plan`, the same ranges on any number of ranks; pictures that are no tensors go through
-    `transform` (None: the model's preprocessing) in `workers` processes. An error may leave the model half changed."""
+    model: Model, batches: CalibrationBatches, policy: Policy, plan: CalibrationPlan, world: World, scratch: Scratch
+) -> None:
+    """`calibrate` on `batches`, the same ranges on any number of ranks. An error may leave the model half changed."""
     from swin_quant.data.class_names import stated
-    from swin_quant.data.pictures import Pictures
     from swin_quant.quant.policy import apply_policy
-    from swin_quant.verbs.calibration_result import calibrated_on, of_pictures, of_tensors
+    from swin_quant.verbs.calibration_result import calibrated_on
 
     source = _source(model)  # before passes change its weights
     before = model.card if model.card.has_own_weights or model.card.calibration else None
     apply_policy(model.module, policy)
     passes = plan.passes.for_model(model.module)
     names = model.class_names
-    if isinstance(pictures, Pictures):
-        batches = of_pictures(pictures, transform or model.preprocess, plan, world, workers)
+    if batches.class_names and not names:
         with contextlib.suppress(UsageError):  # it need not say how many classes it has
-            names = names or (stated(pictures.class_names, model.classes) if pictures.class_names else [])
-    else:
-        batches = of_tensors(pictures, model.prepared)
+            names = stated(batches.class_names, model.classes)
     result = calibrated_on(model.module, batches, plan.method)
     if model.original is None and not model.card.config:
         model.original = copy.deepcopy(model.module)
@@ -197,7 +176,6 @@ def calibrate_model(
     )
     model.calibration, model.file = result.calibration, None
     model.examples = result.images[0][1][:KEPT].cpu() if model.card.wrapped and result.images else None
-    return model
 
 
 def _source(model: Model) -> SourceRecord | None:
@@ -235,6 +213,7 @@ def calibrate_checkpoint(
     from swin_quant.loading import load_float_model
     from swin_quant.quant.passes.scratch import Scratch
     from swin_quant.quant.policy import apply_policy
+    from swin_quant.verbs.calibration_result import of_pictures
 
     world = world or World()
     check_channels(cfg)
@@ -247,10 +226,10 @@ def calibrate_checkpoint(
     apply_policy(model.module, policy)
     plan.passes.for_model(model.module)  # refused before pictures are looked for
     pictures = open_unlabelled(cfg, plan.split)
-    transform = augmented(cfg, plan.seed) if plan.augment else None
-    scratch = Scratch(path.with_suffix(".passes"), writes=world.is_main)
+    transform = augmented(cfg, plan.seed) if plan.augment else model.preprocess
     workers = default_workers(cfg.DATA.NUM_WORKERS, world.size, plan.count)
-    calibrate_model(model, pictures, policy, plan, world, transform, workers, scratch=scratch)
+    scratch = Scratch(path.with_suffix(".passes"), writes=world.is_main)
+    calibrate_model(model, of_pictures(pictures, transform, plan, world, workers), policy, plan, world, scratch)
     model.save_in(Path(output), world)
     scratch.clear()
     return model
@@ -274,15 +253,9 @@ def run(options: CalibrateOptions, world: World) -> None:
         raise UsageError(f"{idle[0]}: the pictures are those of --statistics: leave it out")
     if statistics and not checkpoint and not options.model.cfg:
         checkpoint = shared.opened(str(calibrated_beside(statistics)))
-    kind = options.output_kind
-    cfg = shared.config_of(
-        checkpoint, options.model, options.data, options.run, OUTPUT=options.output, MODEL__OUTPUT_KIND=kind
-    )
-    plan = plan_of(options, cfg)
-    folder, half = shared.output_dir(options.output, cfg), None if options.no_eval else options.data.half
-    calibrate_and_score(
-        cfg, checkpoint, options.policy.policies(), plan, folder, world, half, options.replace_head, statistics
-    )
+    keys = {"OUTPUT": options.output, "MODEL__OUTPUT_KIND": options.output_kind}
+    cfg = shared.config_of(checkpoint, options.model, options.data, options.run, **keys)
+    calibrate_and_score(options, checkpoint, cfg, plan_of(options, cfg), shared.output_dir(options.output, cfg), world)
 
 
 def plan_of(options: CalibrateOptions, cfg: CfgNode) -> CalibrationPlan:
@@ -302,20 +275,16 @@ def plan_of(options: CalibrateOptions, cfg: CfgNode) -> CalibrationPlan:
 
 
 def calibrate_and_score(
-    cfg: CfgNode,
+    options: CalibrateOptions,
     checkpoint: Checkpoint | None,
-    policies: Sequence[Policy],
+    cfg: CfgNode,
     plan: CalibrationPlan,
     folder: Path,
     world: World,
-    half: str | None = "auto",
-    replace_head: bool = False,
-    statistics: str | None = None,
 ) -> tuple[Model, RunCard | None]:
     """The calibrated model, saved in `folder`, and the card with its score on the val split.
 
-    The first of `policies` calibrates, all are scored; none: the model's own. `half` None scores nothing. `statistics`:
-    the file in which ranges are searched anew, in place of pictures.
+    The first policy of the options calibrates, all are scored; none: the model's own.
     """
     from swin_quant.checkpoint.class_names import names_of
     from swin_quant.cli.output import show_cards
@@ -325,33 +294,35 @@ def calibrate_and_score(
     from swin_quant.verbs.calibration_result import recalibrate
     from swin_quant.verbs.evaluate import score_model, scored_on
 
-    chosen = list(policies) or [unnamed_policy(cfg)]
-    if len({tuple(rule.bits for rule in policy.rules if rule.bits) for policy in chosen}) > 1:
+    named, replace_head = options.policy.policies(), options.replace_head
+    policies = named or [unnamed_policy(cfg)]
+    if len({tuple(rule.bits for rule in policy.rules if rule.bits) for policy in policies}) > 1:
         raise UsageError("‹policy›: ranges depend on the bits, so policies of different bits are calibrated one by one")
-    wanted = half is not None and cfg.MODEL.OUTPUT_KIND == LOGITS
+    wanted = not options.no_eval and cfg.MODEL.OUTPUT_KIND == LOGITS
     is_scored = wanted and has_split(cfg, "val")
     if is_scored:  # pictures without fitting labels are refused now, not after the calibration
         open_labelled(cfg, "val", world, "no", names_of(cfg, checkpoint, replace_head))
-    if statistics:
-        model = recalibrate(cfg, statistics, checkpoint, chosen[0], plan.method, folder, world)
+    if options.statistics:
+        model = recalibrate(cfg, options.statistics, checkpoint, policies[0], plan.method, folder, world)
     else:
-        model = calibrate_checkpoint(cfg, checkpoint, chosen[0], plan, folder, world, replace_head)
-    shared.tell_bits(chosen)
-    if not policies:
-        tell_unnamed(chosen[0])
-    if not is_scored or half is None or model.file is None:
-        if wanted and (cfg.DATA.DATA_PATH or not statistics):  # statistics need no pictures
+        model = calibrate_checkpoint(cfg, checkpoint, policies[0], plan, folder, world, replace_head)
+    shared.tell_bits(policies)
+    if not named:
+        tell_unnamed(policies[0])
+    if not is_scored:
+        if wanted and (cfg.DATA.DATA_PATH or not options.statistics):  # statistics need no pictures
             log.warning("not scored: %s has no val split", cfg.DATA.DATA_PATH)
         return model, None
+    file = model.checkpoint
     try:
         # A QAT checkpoint that is calibrated again is compared with its original.
-        baseline = find_baseline(model.card, [model.file.resolve().parent], cfg, chosen, world)
+        baseline = find_baseline(model.card, [file.resolve().parent], cfg, policies, world)
         pictures = scored_on(cfg, model, max_unreadable=plan.max_unreadable)
-        score_model(model, pictures, chosen, world, half, baseline)
+        score_model(model, pictures, policies, world, options.data.half, baseline)
     except SwinQuantError as error:
         raise SwinQuantError(f"the checkpoint is calibrated and saved, but scoring it failed: {error}") from error
     if world.is_main:
-        model.card.write(model.file.with_suffix(".json"))
+        model.card.write(file.with_suffix(".json"))
         show_cards([model.card])
     return model, model.card
 

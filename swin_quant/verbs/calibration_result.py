@@ -77,15 +77,16 @@ class CalibrationPlan(Sampling):
 @dataclass(frozen=True)
 class CalibrationBatches:
     """This rank's numbered batches to calibrate on; `size` pictures a number. `record`: the run card's part on the
-    batches that were seen."""
+    batches that were seen. `class_names`: those of the pictures."""
 
     batches: Iterable[Numbered]
     size: int
     record: Callable[[Sequence[Numbered]], CalibrationRecord]
+    class_names: Sequence[str] = ()
 
 
 def of_pictures(
-    pictures: Pictures, transform: Transform, plan: CalibrationPlan, world: World, workers: int
+    pictures: Pictures, transform: Transform, plan: CalibrationPlan, world: World, workers: int = 0
 ) -> CalibrationBatches:
     """This rank's share of a seeded sample."""
     drawn = DrawnBatches(pictures, transform, plan, world, workers)
@@ -96,7 +97,8 @@ def of_pictures(
         used = {"pictures_sha256": digest(names), "files": names, "unreadable": unreadable}
         return cast("CalibrationRecord", {**sampled, "augment": plan.augment, **used})
 
-    return CalibrationBatches(track(drawn, "calibrating", len(drawn), "batches"), drawn.size, record)
+    shown = track(drawn, "calibrating", len(drawn), "batches")
+    return CalibrationBatches(shown, drawn.size, record, pictures.class_names)
 
 
 def of_tensors(source: Iterable[Any], prepared: Prepared) -> CalibrationBatches:
@@ -120,7 +122,6 @@ def of_tensors(source: Iterable[Any], prepared: Prepared) -> CalibrationBatches:
     return CalibrationBatches(numbered(), 1, record)
 
 
-_NOWHERE = Scratch()
 _SHOWN = 5  # lines of advice on the screen, beside warnings
 
 
@@ -139,7 +140,12 @@ class CalibrationResult:
     outlier_channels: Sequence[OutlierChannels] = ()
 
     def improved(
-        self, model: nn.Module, plan: PassPlan, world: World, before: RunCard | None = None, scratch: Scratch = _NOWHERE
+        self,
+        model: nn.Module,
+        plan: PassPlan,
+        world: World,
+        before: RunCard | None = None,
+        scratch: Scratch = Scratch(),
     ) -> "CalibrationResult":
         """The result behind the passes of `plan`, recorded with the passes that the weights have seen `before`.
 
@@ -169,7 +175,7 @@ class CalibrationResult:
             )
         return replace(self, record={**self.record, "passes": earlier}) if earlier else self
 
-    def checked(self, model: nn.Module, policy: Policy, world: World = World()) -> CalibrationRecord:
+    def checked(self, model: nn.Module, policy: Policy, world: World) -> CalibrationRecord:
         """The record, with the cost of the ranges under `policy`, which is applied, and advice, which is also
         logged."""
         check = check_ranges(model, self.calibration, self.method, self.some)

@@ -165,7 +165,7 @@ def run(options: FrontDoorOptions, world: World) -> None:
 
 
 def _calibrate(options: FrontDoorOptions, cfg: CfgNode, folder: Path, world: World) -> tuple[Model, RunCard | None]:
-    from swin_quant.verbs.calibrate import calibrate_and_score
+    from swin_quant.verbs.calibrate import CalibrateOptions, calibrate_and_score
     from swin_quant.verbs.calibration_result import CalibrationPlan
 
     if not options.checkpoint:
@@ -182,9 +182,10 @@ def _calibrate(options: FrontDoorOptions, cfg: CfgNode, folder: Path, world: Wor
         sample.plan(),
     )
     folder = Path(sample.calib_output_path) if sample.calib_output_path else folder
-    half = None if options.no_eval else options.data.half
-    policies = options.policy.policies()
-    return calibrate_and_score(cfg, options.checkpoint, policies, plan, folder, world, half, options.replace_head)
+    verb_options = CalibrateOptions(
+        replace_head=options.replace_head, data=options.data, policy=options.policy, no_eval=options.no_eval
+    )
+    return calibrate_and_score(verb_options, options.checkpoint, cfg, plan, folder, world)
 
 
 def _evaluate(options: FrontDoorOptions, folder: Path, world: World) -> RunCard:
