@@ -30,6 +30,11 @@ class Done:
     out: str
     err: str
 
+    def ok(self) -> "Done":
+        """Itself, after a success."""
+        assert self.code == 0, self
+        return self
+
     def error(self, code: int) -> str:
         """The one line of a failure with this exit code."""
         assert self.code == code, self
@@ -133,9 +138,10 @@ def fork(tmp_path_factory):
 
 @pytest.fixture
 def forked(fork):
-    """forked(world, command, ..., before=None) -> the end of each rank; `before(rank)` runs in each."""
+    """forked(world, command, ..., before=None, code=None) -> the end of each rank, with exit code `code` if that is
+    given; `before(rank)` runs in each."""
 
-    def go(world, *words, before=None) -> list[Done]:
+    def go(world, *words, before=None, code=None) -> list[Done]:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -143,7 +149,9 @@ def forked(fork):
         ranks = [common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world)]
         hooks = [before and functools.partial(before, rank) for rank in range(world)]
         children = [fork(words, ranks[rank] if world > 1 else None, hooks[rank]) for rank in range(world)]
-        return [child.wait() for child in children]
+        ends = [child.wait() for child in children]
+        assert code is None or {done.code for done in ends} == {code}, ends
+        return ends
 
     return go
 

@@ -1,5 +1,8 @@
 """Input for verbs: a micro model in memory, its pictures as data sets and as tensors, a checkpoint of digits."""
 
+import itertools
+import shutil
+
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -11,6 +14,7 @@ from swin_quant.config import find_config, load_config
 from swin_quant.data.loader import load_batches
 from swin_quant.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from swin_quant.models import build_model
+from swin_quant.train import loop
 from tests.helpers.known_times import with_known_times
 from tests.outliers import plant
 
@@ -77,17 +81,33 @@ def planted(micro, tmp_path):
 
 
 @pytest.fixture
+def own_calibrated(calibrated, tmp_path):
+    """A copy of the calibrated checkpoint and its card, which a run may add to."""
+    return shutil.copytree(calibrated.parent, tmp_path / "calibrated") / calibrated.name
+
+
+@pytest.fixture
 def calibrate(run, float_flags, card_of, tmp_path):
     """calibrate(flags ...) -> (state_dict, card) of a calibration with `float_flags` and these."""
 
     def go(*flags, out="out", name="swin_micro"):
-        done = run("calibrate", *float_flags, "--output", tmp_path / out, *flags)
-        assert done.code == 0, done
+        run("calibrate", *float_flags, "--output", tmp_path / out, *flags).ok()
         path = tmp_path / out / f"{name}_calib.pth"
         verify_checkpoint(RunCard.read(path.with_suffix(".json")), path)
         return torch.load(path, weights_only=True), card_of(path)
 
     return go
+
+
+@pytest.fixture(scope="session")
+def stopped_at():
+    """stopped_at(step) -> the agreement of a training's ranks on a step's end, if a stop is asked for at that step."""
+
+    def make(step):
+        agree, steps = loop._agree, itertools.count(1)
+        return lambda loss, asked, due, world: agree(loss, next(steps) == step or asked, due, world)
+
+    return make
 
 
 @pytest.fixture

@@ -1,5 +1,4 @@
-"""Advice and calibrator auto as a user meets them: on the screen, in the run card, in the report, with several
-ranks."""
+"""Advice and calibrator auto as a user meets them: on the screen, in the run card, in the report, and on engines."""
 
 import pytest
 from PIL import Image
@@ -28,15 +27,6 @@ def test_auto_is_recorded_node_by_node_and_exported(run, float_flags, scoring_fl
     anew = run("calibrate", *again[:4], "--calibrator", "max", "--policy", "ft-mode1", "--output", tmp_path / "again",
                "--no-eval", "--device", "cpu")  # fmt: skip
     assert anew.code == 0 and "node_methods" not in card_of(tmp_path / "again" / FILE)["calibration"], anew
-
-
-@pytest.mark.slow
-def test_auto_chooses_alike_on_any_number_of_ranks(run, forked, float_flags, card_of, tmp_path):
-    flags = [*float_flags, "--pictures", 9, "--batch", 3, "--policy", "qdq", "--calibrator", "auto", "--no-eval"]
-    assert run("calibrate", *flags, "--output", tmp_path / "one").code == 0
-    assert [done.code for done in forked(2, "calibrate", *flags, "--output", tmp_path / "two")] == [0, 0]
-    one, two = (tmp_path / folder / FILE for folder in ("one", "two"))
-    assert one.read_bytes() == two.read_bytes() and card_of(one)["calibration"] == card_of(two)["calibration"]
 
 
 def test_one_picture_and_pictures_that_are_all_alike(run, float_flags, card_of, tmp_path):

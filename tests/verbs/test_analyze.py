@@ -11,8 +11,7 @@ import swin_quant as sq
 
 def test_the_report_fits_80_columns_and_says_what_it_computed(run, micro, pictures):
     words = ("--cfg", micro / "swin.yaml", "--data-path", pictures, "--pictures", "2", "--check-replacements")
-    done = run("analyze", micro / "swin.pth", *words)
-    assert done.code == 0, done
+    done = run("analyze", micro / "swin.pth", *words).ok()
     assert max(map(len, done.out.splitlines())) <= 80
     assert done.out.startswith("swin_micro, pictures 1 x 3 x 32 x 32: ")
     text = " ".join(done.out.split())

@@ -37,8 +37,7 @@ def resnet(tmp_path_factory):
 def test_calibrate_score_export_verify_finetune(resnet, run, pictures, tmp_path):
     data = ("--data-path", pictures, "--device", "cpu")
     words = ("--pictures", 8, "--batch", 4, "--policy", "cpu", "--half", "none", "--output", tmp_path)
-    done = run("calibrate", resnet / "resnet.pth", "--cfg", resnet / "resnet.yaml", *words, *data)
-    assert done.code == 0, done.err
+    done = run("calibrate", resnet / "resnet.pth", "--cfg", resnet / "resnet.yaml", *words, *data).ok()
     calibrated = tmp_path / "micro_calib.pth"
     card = RunCard.read(tmp_path / "micro_calib.json")
     assert card.config["MODEL"]["TIMM"]["ARCHITECTURE"] == "resnet18"
@@ -51,11 +50,9 @@ def test_calibrate_score_export_verify_finetune(resnet, run, pictures, tmp_path)
     done = run("evaluate", calibrated, *data, "--half", "none", "--policy", "qdq", "tensorrt")
     assert done.code == 0 and "tensorrt" in done.out, done.err
     for backend in ("openvino", "onnxruntime"):
-        done = run("export", calibrated, "--for", backend, "--check", "--output", tmp_path / backend)
-        assert done.code == 0, done.err
+        done = run("export", calibrated, "--for", backend, "--check", "--output", tmp_path / backend).ok()
         file = done.out.strip()
-        done = run("verify", file, *data)
-        assert done.code == 0, done.err + done.out
+        done = run("verify", file, *data).ok()
         kinds = [node.op_type for node in onnx.load(file).graph.node]
         assert kinds.count("Conv") == 13 and "BatchNormalization" not in kinds
         names = {tensor.name for tensor in onnx.load(file).graph.initializer}
@@ -65,8 +62,7 @@ def test_calibrate_score_export_verify_finetune(resnet, run, pictures, tmp_path)
     assert before < sum(node.op_type == "DequantizeLinear" for node in onnx.load(file).graph.node)
 
     done = run("finetune", calibrated, *data, "--output", tmp_path / "qat", "--epochs", 1, "--batch", 4, "--set",
-               "amax.mode=learned", "optimizer.lr=1e-3", "augment.crop=padded", "--half", "none")  # fmt: skip
-    assert done.code == 0, done.err
+               "amax.mode=learned", "optimizer.lr=1e-3", "augment.crop=padded", "--half", "none").ok()  # fmt: skip
     trained = RunCard.read(next((tmp_path / "qat").glob("*.json")))
     assert trained.training and {"float32", "int8"} <= {result["precision"] for result in trained.results}
 
@@ -74,8 +70,7 @@ def test_calibrate_score_export_verify_finetune(resnet, run, pictures, tmp_path)
 @pytest.mark.slow
 def test_it_is_trained_with_its_norms(resnet, run, pictures, tmp_path):
     words = ("--recipe", "micro_resnet", "--epochs", 1, "--batch", 4, "--output", tmp_path, "--half", "none")
-    done = run("train", "--cfg", resnet / "resnet.yaml", "--data-path", pictures, "--device", "cpu", *words)
-    assert done.code == 0, done.err
+    run("train", "--cfg", resnet / "resnet.yaml", "--data-path", pictures, "--device", "cpu", *words).ok()
     state = torch.load(tmp_path / "micro.pth", weights_only=True)["model"]
     start = torch.load(resnet / "resnet.pth", weights_only=True)["model"]
     assert not torch.equal(state["bn1.running_mean"], start["bn1.running_mean"])
@@ -99,8 +94,7 @@ def test_ranks_validate_the_model_that_is_saved(resnet, forked, pictures, tmp_pa
 
     words = ("--recipe", "micro_resnet", "--epochs", 1, "--batch", 4, "--set", f"ema={ema}", "--no-eval")
     data = ("--cfg", resnet / "resnet.yaml", "--data-path", pictures, "--device", "cpu", "--output", tmp_path)
-    ends = forked(2, "train", *data, *words, before=note)
-    assert [done.code for done in ends] == [0, 0], ends
+    forked(2, "train", *data, *words, before=note, code=0)
     one, two = (torch.load(tmp_path / f"rank{rank}.pth") for rank in range(2))
     assert all(torch.equal(value, two[key]) for key, value in one.items())
     saved = torch.load(tmp_path / "micro.pth")["model"]
@@ -108,8 +102,7 @@ def test_ranks_validate_the_model_that_is_saved(resnet, forked, pictures, tmp_pa
 
 
 def test_nodes_of_a_model_that_timm_knows(run):
-    done = run("nodes", "--cfg", "timm:resnet18", "--policy", "qdq")
-    assert done.code == 0, done.err
+    done = run("nodes", "--cfg", "timm:resnet18", "--policy", "qdq").ok()
     assert "layer4.1.add1_right_input_quantizer" in done.out and "conv1._weight_quantizer" in done.out
 
 
@@ -127,17 +120,16 @@ def test_a_checkpoint_that_says_nothing_of_itself_asks_for_its_name(resnet, run,
 def test_a_backbone_is_scored_and_learns_from_its_float_self_without_labels(resnet, run, pictures, tmp_path):
     data = ("--data-path", pictures, "--device", "cpu", "--half", "none")
     kind = ("--cfg", resnet / "resnet.yaml", "--output-kind", "features", "--policy", "cpu", "--output", tmp_path)
-    done = run("calibrate", resnet / "resnet.pth", *kind, "--pictures", 8, "--batch", 4, *data)
-    assert done.code == 0, done.err
-    done = run("evaluate", tmp_path / "micro_calib.pth", *data, "--json", "-")
-    assert done.code == 0, done.err
+    done = run("calibrate", resnet / "resnet.pth", *kind, "--pictures", 8, "--batch", 4, *data).ok()
+    done = run("evaluate", tmp_path / "micro_calib.pth", *data, "--json", "-").ok()
     (score,) = json.loads(done.out)
     assert score["sqnr_db"] > 10 and score["policy"] == "cpu"
     says = run("evaluate", tmp_path / "micro_calib.pth", *data, "--answers", tmp_path / "answers").error(2)
     assert "--answers is for classifiers" in says and not (tmp_path / "answers").exists()
     recipe = ("--recipe", "micro_w8a8", "--epochs", 1, "--set", "epoch_pictures=8", "batch_size=4", "precision=O0")
-    done = run("finetune", tmp_path / "micro_calib.pth", *recipe, "--freeze-stages", 1, *data, "--output", tmp_path)
-    assert done.code == 0, done.err
+    done = run(
+        "finetune", tmp_path / "micro_calib.pth", *recipe, "--freeze-stages", 1, *data, "--output", tmp_path
+    ).ok()
     assert "SQNR" in done.out
     trained, before = (torch.load(tmp_path / f"micro_{kind}.pth") for kind in ("qat", "calib"))
     same = {key for key, value in before.items() if torch.equal(trained[key], value)}
@@ -145,8 +137,7 @@ def test_a_backbone_is_scored_and_learns_from_its_float_self_without_labels(resn
 
 
 def test_analyze_takes_it_by_its_name_and_by_its_checkpoint(resnet, run):
-    done = run("analyze", resnet / "resnet.pth", "--cfg", resnet / "resnet.yaml", "--json")
-    assert done.code == 0, done.err
+    done = run("analyze", resnet / "resnet.pth", "--cfg", resnet / "resnet.yaml", "--json").ok()
     report = json.loads(done.out)
     assert {one["name"]: one["calls"] for one in report["operators"]}["conv2d"] == 13
     says = run("analyze", "--cfg", "timm:resnet18", "--target", "tvm").error(2)
@@ -155,6 +146,5 @@ def test_analyze_takes_it_by_its_name_and_by_its_checkpoint(resnet, run):
 
 def test_it_is_calibrated_without_a_word_on_policy(resnet, run, pictures, tmp_path):
     words = ("--cfg", resnet / "resnet.yaml", "--data-path", pictures, "--pictures", 2, "--no-eval")
-    done = run("calibrate", resnet / "resnet.pth", *words, "--output", tmp_path)
-    assert done.code == 0, done.err
+    run("calibrate", resnet / "resnet.pth", *words, "--output", tmp_path).ok()
     assert RunCard.read(tmp_path / "micro_calib.json").policy["name"] == "qdq"

@@ -227,8 +227,7 @@ def test_an_artifact_in_a_sibling_folder_is_verified_against_qat_s_own_weights(r
 
 def test_ptq_and_qat_of_one_original_stand_in_one_table(run, runs):
     cards = [runs / "ptq" / "swin_micro_calib.json", qat(runs).with_suffix(".json")]
-    done = run("report", *cards, "--json")
-    assert done.code == 0
+    done = run("report", *cards, "--json").ok()
     table = json.loads(done.out)
     assert [(row["weights"], row["policy"]) for row in table["rows"]] == [
         (None, "ft-mode1 W4"), ("QAT", "ft-mode1 W4"), ("QAT weights, unquantized", None)]  # fmt: skip

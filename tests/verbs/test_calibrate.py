@@ -27,12 +27,9 @@ from swin_quant.verbs.calibration_result import CalibrationPlan
 
 
 def test_a_checkpoint_a_card_and_a_table(run, float_flags, card_of, micro, tmp_path):
-    done = run("calibrate", *float_flags, "--policy", "ft-mode1", "--output", tmp_path)
-    assert done.code == 0 and sorted(f.name for f in tmp_path.iterdir()) == [
-        "swin_micro_calib.json",
-        "swin_micro_calib.pth",
-        "swin_micro_calib.stats.npz",
-    ]
+    done = run("calibrate", *float_flags, "--policy", "ft-mode1", "--output", tmp_path).ok()
+    written = ["swin_micro_calib.json", "swin_micro_calib.pth", "swin_micro_calib.stats.npz"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == written
     assert "float32" in done.out and "int8" in done.out and "swin_micro_calib.pth" in done.err
     card = card_of(tmp_path / "swin_micro_calib.pth")
     assert card["source"]["file"] == "swin.pth" and card["policy"]["name"] == "ft-mode1"
@@ -43,15 +40,11 @@ def test_a_checkpoint_a_card_and_a_table(run, float_flags, card_of, micro, tmp_p
     assert card["calibration"] | {"files": 0, "pictures_sha256": 0} == {
         **{"method": "percentile", "percentile": 99.99, "exact": False, "batches": 2, "batch_size": 4, "seed": 0},
         **{"split": "train", "augment": False, "pictures": 8, "pictures_sha256": 0, "files": 0, "unreadable": []},
-        "dead_nodes": [],
-        "beyond_half": [],
-        "advice": [],
+        **{"dead_nodes": [], "beyond_half": [], "advice": []},
         **{"bits": 8, "other_bits": {}, "methods": {"8": "percentile"}, "statistics": statistics},
     }
-    assert [(r["precision"], r["policy"], r["pictures"]) for r in card["results"]] == [
-        ("float32", None, 7),
-        ("int8", "ft-mode1", 7),
-    ]
+    results = [(result["precision"], result["policy"], result["pictures"]) for result in card["results"]]
+    assert results == [("float32", None, 7), ("int8", "ft-mode1", 7)]
     assert str(micro) not in str(card) and str(tmp_path) not in str(card)  # cards travel between machines
 
 
@@ -177,11 +170,9 @@ def test_policies_of_different_bits_are_not_calibrated_together(run, float_flags
 
 
 def test_which_policy_is_calibrated_and_scored_is_said_where_none_is_named(run, float_flags, tmp_path):
-    done = run("calibrate", *float_flags, "--pictures", 2, "--no-eval", "--output", tmp_path)
-    assert "policy ft-mode1, because none is named (FasterTransformer int8-mode 1" in done.err
-    assert "because none is named" not in run(
-        "calibrate", *float_flags, "--pictures", 2, "--no-eval", "--policy", "ft-mode1", "--output", tmp_path
-    ).err  # fmt: skip
+    words = ["calibrate", *float_flags, "--pictures", 2, "--no-eval", "--output", tmp_path]
+    assert "policy ft-mode1, because none is named (FasterTransformer int8-mode 1" in run(*words).err
+    assert "because none is named" not in run(*words, "--policy", "ft-mode1").err
 
 
 PLAN = CalibrationPlan(4, batch_size=4)
@@ -201,11 +192,9 @@ def test_the_model_returned_is_the_one_written(cfg, weights, tmp_path):
 
 def test_the_policy_changes_no_byte_of_the_checkpoint(cfg, weights, tmp_path):
     """docs/reference, section 1.5: the saved file is the same for modes 1 and 2."""
-    files = [
-        calibrate_checkpoint(cfg, weights, load_policy(name), PLAN, tmp_path / name).checkpoint.read_bytes()
-        for name in ("ft-mode1", "ft-mode2", "qdq", "float")
-    ]
-    assert len(set(files)) == 1
+    named = {name: load_policy(name) for name in ("ft-mode1", "ft-mode2", "qdq", "float")}
+    done = [calibrate_checkpoint(cfg, weights, policy, PLAN, tmp_path / name) for name, policy in named.items()]
+    assert len({model.checkpoint.read_bytes() for model in done}) == 1
 
 
 def test_the_original_stays_the_float_file_through_another_calibration(cfg, weights, tmp_path):
@@ -244,20 +233,10 @@ def ranges(path):
 
 
 @pytest.mark.slow
-def test_a_file_is_the_one_that_the_command_writes(model, train, micro, pictures, tmp_path, run):
+def test_a_file_is_the_one_that_the_command_writes(model, train, tmp_path, run, float_flags):
     sq.calibrate(model, train, "ft-mode1").save(tmp_path / "face.pth")
-    flags = [
-        "--cfg",
-        micro / "swin.yaml",
-        "--checkpoint",
-        micro / "swin.pth",
-        "--data-path",
-        pictures,
-        "--device",
-        "cpu",
-    ]
-    sample = ["--pictures", 8, "--batch", 2, "--no-eval", "--policy", "ft-mode1"]
-    assert run("calibrate", *flags, *sample, "--output", tmp_path).code == 0
+    sample = ["--batch", 2, "--no-eval", "--policy", "ft-mode1"]
+    run("calibrate", *float_flags, *sample, "--output", tmp_path).ok()
     assert (tmp_path / "face.pth").read_bytes() == (tmp_path / "swin_micro_calib.pth").read_bytes()
     ours, theirs = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("face", "swin_micro_calib"))
     assert ours["calibration"]["files"] == theirs["calibration"]["files"]

@@ -42,8 +42,7 @@ def test_shards_are_scored_as_their_folder_is(run, micro, flags, pictures, tmp_p
     tables = []
     for number, place in enumerate((pictures, tmp_path, f"wds:{tmp_path}/{{split}}-{{0000..0000}}.tar")):
         words = ["--data-path", place, "--output", tmp_path / str(number), "--quiet", "--json"]
-        done = run("evaluate", micro / "swin.pth", *flags, *words)
-        assert done.code == 0, done.err
+        done = run("evaluate", micro / "swin.pth", *flags, *words).ok()
         tables.append(re.findall(r'"(?:acc1|acc5|loss)": ([0-9.]+)', done.out))
     assert len(tables[0]) >= 2 and tables[0] == tables[1] == tables[2]
     broken = run("evaluate", micro / "swin.pth", *flags, "--data-path", f"wds:{tmp_path}/{{a,b}}.tar")
@@ -144,8 +143,7 @@ def test_odd_pictures_are_used_and_broken_ones_are_counted_and_named(run, float_
         for name, data in (whole | broken).items():
             (own_pictures / split / "cat" / name).write_bytes(data)
     flags = ["--data-path", own_pictures, "--max-unreadable", 0.2, "--pictures", 16, "--policy", "ft-mode1"]
-    done = run("calibrate", *float_flags, *flags, "--output", tmp_path / "out")
-    assert done.code == 0, done
+    done = run("calibrate", *float_flags, *flags, "--output", tmp_path / "out").ok()
     card = card_of(tmp_path / "out" / "swin_micro_calib.pth")
     files = set(card["calibration"]["files"])  # all 16 readable pictures of 18
     assert len(files) == 16 and {f"cat/{name}" for name in whole} < files

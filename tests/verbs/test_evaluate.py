@@ -3,7 +3,6 @@ records."""
 
 import dataclasses
 import json
-import math
 import shutil
 
 import numpy as np
@@ -33,20 +32,11 @@ from swin_quant.verbs.evaluate import score_model, scored_on
 
 
 @pytest.fixture
-def own_calibrated(calibrated, tmp_path):
-    """A copy of the calibrated checkpoint and its card, which a run may add to."""
-    folder = tmp_path / "calibrated"
-    shutil.copytree(calibrated.parent, folder)
-    return folder / calibrated.name
-
-
-@pytest.fixture
 def evaluate(run, scoring_flags, card_of, own_calibrated):
     """evaluate(flags ...) -> the card of `own_calibrated` after an evaluation with these flags."""
 
     def go(*flags):
-        done = run("evaluate", *scoring_flags, "--checkpoint", own_calibrated, *flags)
-        assert done.code == 0, done
+        run("evaluate", *scoring_flags, "--checkpoint", own_calibrated, *flags).ok()
         return card_of(own_calibrated)
 
     return go
@@ -85,10 +75,9 @@ def test_a_float_checkpoint_against_arithmetic(run, scoring_flags, micro, pictur
 def test_the_policy_of_the_card_is_the_default(evaluate, own_calibrated, card_of):
     before = card_of(own_calibrated)
     after = evaluate("--batch", 4)  # with the batch of the calibration's scores
+    assert all(r["ms_per_picture"] > 0 for r in after["results"]) and 0 <= after["results"][1]["delta_acc1_se"] < 100
     assert [without_time(r) for r in after["results"]] == [without_time(r) for r in before["results"]]
-    assert {key: value for key, value in after.items() if key != "results"} == {
-        key: value for key, value in before.items() if key != "results"
-    }
+    assert {**after, "results": None} == {**before, "results": None}
 
 
 def test_several_policies_in_one_pass_equal_separate_runs(run, scoring_flags, own_calibrated, card_of, tmp_path):
@@ -114,10 +103,8 @@ def test_a_new_result_replaces_the_one_of_its_identity_and_no_other(evaluate):
     assert [r["policy"] for r in second["results"]] == [None, "ft-mode1", "ft-mode2"]
     assert [r["batch_size"] for r in second["results"]] == [3, 3, 128]
     third = evaluate("--split", "train")
-    assert [(r["dataset"]["split"], r["policy"]) for r in third["results"]][3:] == [
-        ("train", None),
-        ("train", "ft-mode1"),
-    ]
+    others = [(r["dataset"]["split"], r["policy"]) for r in third["results"]][3:]
+    assert others == [("train", None), ("train", "ft-mode1")]
 
 
 def test_what_another_process_measured_meanwhile_stays(evaluate, own_calibrated, card_of, monkeypatch):
@@ -178,10 +165,7 @@ def test_per_tensor_weights(evaluate):
 
 def test_quantizing_nothing_is_the_float_model(evaluate, own_calibrated):
     before = own_calibrated.read_bytes()
-    assert [r["precision"] for r in evaluate("--policy", "float")["results"]] == [
-        "float32",
-        "int8",
-    ]
+    assert [r["precision"] for r in evaluate("--policy", "float")["results"]] == ["float32", "int8"]
     assert own_calibrated.read_bytes() == before
 
 
@@ -196,11 +180,6 @@ def test_preprocessing_is_that_of_the_card(run, scoring_flags, own_calibrated, c
     done = run("evaluate", *scoring_flags, "--checkpoint", own_calibrated, "--opts", "DATA.INTERPOLATION", "nearest")
     assert done.code == 0 and "preprocessing is that of the run card" in done.err
     assert card_of(own_calibrated)["preprocess"]["interpolation"] == "bicubic"
-
-
-def test_latency_and_standard_error_are_recorded(evaluate):
-    result = by_engine(evaluate("--batch", 2))["int8", "ft-mode1"]
-    assert result["ms_per_picture"] > 0 and math.isfinite(result["delta_acc1_se"]) and result["delta_acc1_se"] >= 0
 
 
 def test_two_policies_of_one_name_are_both_scored_and_told_apart(run, scoring_flags, own_calibrated, card_of, tmp_path):
@@ -319,24 +298,15 @@ def test_labelled_pictures_have_the_model_s_number_of_classes(cfg):
         open_labelled(eleven, "val", World())
 
 
-def test_figures_are_those_of_the_command(model, train, val, pictures, tmp_path, run):
+def test_figures_are_those_of_the_command(model, train, val, tmp_path, run, scoring_flags):
     file = sq.calibrate(model, train, "qdq").save(tmp_path / "x.pth")
     found = sq.evaluate(model, val, half="none", batch_size=4)
-    flags = ["--cfg", model_config(model, tmp_path), "--checkpoint", file, "--data-path", pictures, "--half", "none"]
-    assert run("evaluate", *flags, "--device", "cpu", "--batch", 4).code == 0
+    run("evaluate", *scoring_flags, "--checkpoint", file, "--batch", 4).ok()
     for ours, theirs in zip(found.results, RunCard.read(tmp_path / "x.json").measured(), strict=True):
         for field in ("precision", "policy", "pictures", "acc1", "acc5", "loss", "agreement", "sqnr_db", "delta_acc1"):
             assert getattr(ours, field) == getattr(theirs, field), field
     assert found.float32.delta_acc1 is None and found.quantized.policy == "qdq"
     assert "Δ acc@1" in str(found)
-
-
-def model_config(model, folder):
-    import yaml
-
-    path = folder / "config.yaml"
-    path.write_text(yaml.safe_dump(model.card.config))
-    return path
 
 
 @pytest.mark.slow

@@ -47,8 +47,7 @@ def weights(file):
 @pytest.mark.slow
 @pytest.mark.parametrize("amax", ["frozen", "learned", "reestimated"])
 def test_qat_leaves_a_calibrated_checkpoint_its_card_and_logs(run, qat_flags, tmp_path, calibrated, card_of, amax):
-    done = run("finetune", *qat_flags, "--amax", amax, "--json", tmp_path / "told.json")
-    assert done.code == 0, done
+    done = run("finetune", *qat_flags, "--amax", amax, "--json", tmp_path / "told.json").ok()
     out = tmp_path / "out"
     (verdict,) = json.loads((tmp_path / "told.json").read_text())["verdicts"]
     assert verdict["delta_ptq_se"] is not None and f"deploy: {verdict['deploy']}" in done.out
@@ -112,8 +111,7 @@ def test_what_was_measured_after_training_is_measured_of_the_file(run, qat_flags
 def test_weights_that_train_in_half_are_float32_to_whoever_looks_at_them(run, qat_flags, tmp_path, amax):
     """Weights are float32 after an epoch, while ranges are settled, and in the file; ranges never were half."""
     flags = ["--amp-opt-level", "O3", "--amax", amax, "--epochs", 1, "--set", "ema=0.9", "amax.until=1"]
-    done = run("finetune", *qat_flags, *flags)
-    assert done.code == 0, done
+    run("finetune", *qat_flags, *flags).ok()
     trained = weights(tmp_path / "out" / f"{NAME}_qat.pth")
     assert {value.dtype for value in trained.values() if value.is_floating_point()} == {torch.float32}
     ranges = torch.cat([value.flatten() for key, value in trained.items() if key.endswith("_amax")])
@@ -125,8 +123,7 @@ def test_ranks_that_train_half_weights_keep_summing_gradients(run, forked, qat_f
     """They do after each reader of the weights: the average after every step, the ranges after every epoch."""
     flags = ["--amp-opt-level", "O3", "--amax", "learned", "--set", "ema=0.9", "--no-eval"]
     assert run("finetune", *qat_flags, *flags, "--accumulation-steps", 2, "--output", tmp_path / "one").code == 0
-    ends = forked(2, "finetune", *qat_flags, *flags, "--output", tmp_path / "two")
-    assert [done.code for done in ends] == [0, 0], ends
+    forked(2, "finetune", *qat_flags, *flags, "--output", tmp_path / "two", code=0)
     one, two = (read_table(tmp_path / name / "steps.csv") for name in ("one", "two"))
     assert [float(row["grad_norm"]) for row in two] == pytest.approx([float(row["grad_norm"]) for row in one], rel=0.1)
 
@@ -154,8 +151,7 @@ def test_fastertransformers_command_calibrates_trains_and_scores(run, ft_flags, 
     monkeypatch.chdir(tmp_path)
     teach = ["--distill", "--teacher", micro / "swin.pth", "--num-epochs", 1, "--qat-lr", 1e-4]
     teach += ["--batch-size", 4, "--amp-opt-level", "O0", "--calib-output-path", tmp_path / "calib"]
-    done = run("main.py", "--calib", "--train", "--eval", *ft_flags, "--policy", "ft-mode2", *teach)
-    assert done.code == 0, done
+    done = run("main.py", "--calib", "--train", "--eval", *ft_flags, "--policy", "ft-mode2", *teach).ok()
     training = card_of(tmp_path / "output" / NAME / "default" / f"{NAME}_qat.pth")["training"]
     assert training["start"]["file"] == f"{NAME}_calib.pth" and training["recipe"]["optimizer"]["lr"] == 1e-4
     assert (training["recipe"]["distill"]["compat"], training["recipe"]["distill"]["weight"]) == ("ft", 10000.0)
@@ -204,18 +200,12 @@ def test_a_teacher_without_distill_is_not_dropped_silently(run, scoring_flags, c
 
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["ft-mode1", "qdq"])
-def test_qat_that_is_cut_off_goes_on_to_the_same_bits(run, qat_flags, tmp_path, monkeypatch, policy):
+def test_qat_that_is_cut_off_goes_on_to_the_same_bits(run, stopped_at, qat_flags, tmp_path, monkeypatch, policy):
     """Also with ranges by row, which the calibrated file does not have."""
     words = ["finetune", *qat_flags, "--policy", policy, "--no-eval"]
     assert run(*words, "--output", tmp_path / "whole").code == 0
     with monkeypatch.context() as patch:
-        agree, calls = loop._agree, []
-
-        def stop(loss, asked, due, world):
-            calls.append(1)
-            return agree(loss, asked or len(calls) == 8, due, world)
-
-        patch.setattr(loop, "_agree", stop)
+        patch.setattr(loop, "_agree", stopped_at(8))
         assert run(*words, "--output", tmp_path / "cut").code == 130
     done = run(*words, "--output", tmp_path / "cut", "--continue")
     assert done.code == 0 and "damaged" not in done.err, done
@@ -229,8 +219,7 @@ def test_qat_over_two_ranks(run, forked, qat_flags, tmp_path, card_of):
     assert (
         run("finetune", *qat_flags, *flags, "--accumulation-steps", 2, "--output", tmp_path / "out" / "one").code == 0
     )
-    ends = forked(2, "finetune", *qat_flags, *flags, "--output", tmp_path / "out" / "two")
-    assert [done.code for done in ends] == [0, 0], ends
+    forked(2, "finetune", *qat_flags, *flags, "--output", tmp_path / "out" / "two", code=0)
     one, two = (card_of(tmp_path / "out" / tag / f"{NAME}_qat.pth")["training"] for tag in ("one", "two"))
     for a, b in zip(one["epochs"], two["epochs"], strict=True):
         assert a["acc1"] == b["acc1"] and a["train_loss"] == pytest.approx(b["train_loss"], rel=1e-4)
@@ -241,8 +230,7 @@ def test_qat_over_two_ranks(run, forked, qat_flags, tmp_path, card_of):
 def test_more_ranks_than_pictures(forked, qat_flags, tmp_path, card_of):
     """The sample for ranges has batches of 8 pictures, val has 7: of 9 ranks, one or two get none."""
     flags = ["--batch", 1, "--amax", "reestimated", "--set", "amax.batches=1", "amax.until=1", "--epochs", 1]
-    ends = forked(9, "finetune", *qat_flags, *flags)
-    assert [done.code for done in ends] == [0] * 9, ends
+    forked(9, "finetune", *qat_flags, *flags, code=0)
     card = card_of(tmp_path / "out" / f"{NAME}_qat.pth")
     assert card["training"]["world"] == 9 and card["results"][0]["pictures"] == 7
     assert card["training"]["epochs"][0]["clipped_share"] > 0
@@ -255,8 +243,7 @@ def test_a_sharded_rank_without_a_picture_does_not_hang_the_other(forked, qat_fl
         file.unlink()
     ranges = ["--amax", "reestimated", "--set", "amax.batches=2", "amax.until=1"]
     flags = ["--data-path", own_pictures, "--epochs", 1, "--fsdp", *ranges]
-    ends = forked(2, "finetune", *qat_flags, *flags)
-    assert [done.code for done in ends] == [0, 0], ends
+    forked(2, "finetune", *qat_flags, *flags, code=0)
     card = card_of(tmp_path / "out" / f"{NAME}_qat.pth")
     assert card["results"][0]["pictures"] == 1 and card["training"]["epochs"][0]["clipped_share"] > 0
 

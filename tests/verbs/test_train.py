@@ -10,7 +10,9 @@ import torch
 from pass_contexts import same
 
 from swin_quant.checkpoint import read_state_dict
+from swin_quant.train import loop
 from swin_quant.train.record import read_table
+from swin_quant.train.snapshot import Snapshots
 
 NAME = "swin_micro"
 
@@ -21,8 +23,7 @@ def weights(file):
 
 def test_float_training_with_half_weights_is_scored(run, float_run, tmp_path, card_of):
     words = [word for word in float_run if word != "--no-eval"]
-    done = run(*words, "--amp-opt-level", "O3", "--epochs", 1, "--set", "ema=0", "--output", tmp_path / "out")
-    assert done.code == 0, done
+    run(*words, "--amp-opt-level", "O3", "--epochs", 1, "--set", "ema=0", "--output", tmp_path / "out").ok()
     (result,) = card_of(tmp_path / "out" / f"{NAME}.pth")["results"]
     assert result["precision"] == "float32"
 
@@ -32,8 +33,7 @@ def test_float_training_leaves_a_checkpoint_that_can_be_calibrated(run, float_ru
     file = tmp_path / "out" / f"{NAME}.pth"
     card = card_of(file)
     assert card["source"] is None and card["policy"] is None and card["training"]["recipe"]["ema"] == 0.9
-    done = run("calibrate", *float_flags, "--checkpoint", file, "--no-eval", "--output", tmp_path / "calib")
-    assert done.code == 0, done
+    run("calibrate", *float_flags, "--checkpoint", file, "--no-eval", "--output", tmp_path / "calib").ok()
 
 
 def test_without_a_recipe_the_config_decides(run, float_run, tmp_path, card_of):
@@ -54,8 +54,6 @@ def wait_for_rows(file, count):
 
 def slow_down():
     """A hook that makes each step from the eighth on take half a second, so that a kill hits the middle."""
-    from swin_quant.train import loop
-
     original, calls = loop._agree, []
 
     def agree(*arguments):
@@ -87,8 +85,7 @@ def test_killed_in_the_middle_and_resumed_it_ends_as_if_it_had_not_been(run, for
 @pytest.mark.slow
 def test_two_ranks_train_as_one_with_twice_the_accumulation(run, forked, float_run, tmp_path):
     assert run(*float_run, "--accumulation-steps", 2, "--output", tmp_path / "one").code == 0
-    ends = forked(2, *float_run, "--output", tmp_path / "two")
-    assert [done.code for done in ends] == [0, 0], ends
+    forked(2, *float_run, "--output", tmp_path / "two", code=0)
     tables = [read_table(tmp_path / name / "steps.csv") for name in ("one", "two")]
     for one, two in zip(*tables, strict=True):
         assert float(one["loss"]) == pytest.approx(float(two["loss"]), rel=1e-5)
@@ -97,59 +94,45 @@ def test_two_ranks_train_as_one_with_twice_the_accumulation(run, forked, float_r
 
 
 @pytest.mark.slow
-def test_fsdp_trains_the_same_and_goes_on(run, forked, float_run, tmp_path):
+def test_fsdp_trains_the_same_and_goes_on(run, forked, stopped_at, float_run, tmp_path):
     flags = [*float_run, "--set", "ema=0", "save_minutes=1e-9"]
     assert run(*flags, "--accumulation-steps", 2, "--output", tmp_path / "one").code == 0
 
     def stop(rank):
-        from swin_quant.train import loop
+        loop._agree = stopped_at(4)
 
-        original, calls = loop._agree, []
-
-        def agree(loss, asked, due, world):
-            calls.append(1)
-            return original(loss, asked or len(calls) == 4, due, world)
-
-        loop._agree = agree
-
-    ends = forked(2, *flags, "--fsdp", "--output", tmp_path / "two", before=stop)
-    assert [done.code for done in ends] == [130, 130], ends
-    ends = forked(2, *flags, "--fsdp", "--output", tmp_path / "two", "--continue")
-    assert [done.code for done in ends] == [0, 0], ends
+    forked(2, *flags, "--fsdp", "--output", tmp_path / "two", before=stop, code=130)
+    forked(2, *flags, "--fsdp", "--output", tmp_path / "two", "--continue", code=0)
     one, two = (weights(tmp_path / name / f"{NAME}.pth") for name in ("one", "two"))
     assert all(torch.allclose(one[key], two[key], rtol=1e-3, atol=1e-5) for key in one)
 
 
 @pytest.mark.slow
-def test_an_interrupted_rank_waits_until_the_main_one_has_saved(forked, float_run, tmp_path):
+def test_an_interrupted_rank_waits_until_the_main_one_has_saved(forked, stopped_at, float_run, tmp_path):
     """A rank that ends takes the others with it after a second; this save takes longer."""
 
     def stop(rank):
-        from swin_quant.train import loop
-        from swin_quant.train.snapshot import Snapshots
-
-        agree, save = loop._agree, Snapshots.save
-        loop._agree = lambda loss, asked, due, world: agree(loss, True, due, world)
+        save = Snapshots.save
+        loop._agree = stopped_at(1)
         Snapshots.save = lambda *words: (time.sleep(3), save(*words))
 
-    ends = forked(2, *float_run, "--output", tmp_path / "out", before=stop)
-    assert [done.code for done in ends] == [130, 130], ends
+    forked(2, *float_run, "--output", tmp_path / "out", before=stop, code=130)
     assert list(tmp_path.glob("out/**/snapshots/*"))
 
 
 @pytest.mark.slow
 def test_a_folder_with_another_run_is_refused_and_left_alone(run, float_run, tmp_path, snapshot):
-    words = [*float_run, "--output", tmp_path / "out"]
+    words, file = [*float_run, "--output", tmp_path / "out"], tmp_path / "out" / f"{NAME}.pth"
     assert run(*words).code == 0
-    before = snapshot(tmp_path / "out")
+    before, trained = snapshot(tmp_path / "out"), weights(file)
     assert "holds another run" in run(*words).error(2)
     line = run(*words, "--continue", "--lr", 0.5).error(2)
     assert "other settings: optimizer.lr 0.001 -> 0.5" in line
     assert snapshot(tmp_path / "out") == before
     assert run(*words, "--continue").code == 0  # a complete run stays as it is
-    assert same(weights(tmp_path / "out" / f"{NAME}.pth"), weights_of(before, tmp_path))
+    assert same(weights(file), trained)
     assert run(*words, "--overwrite", "--lr", 0.5).code == 0
-    assert not same(weights(tmp_path / "out" / f"{NAME}.pth"), weights_of(before, tmp_path))
+    assert not same(weights(file), trained)
 
 
 def test_results_without_a_snapshot_to_go_on_from_are_not_lost(run, float_run, tmp_path, snapshot):
@@ -166,19 +149,11 @@ def test_results_without_a_snapshot_to_go_on_from_are_not_lost(run, float_run, t
     assert kept == snapshot(tmp_path / "out")
 
 
-def weights_of(files, tmp_path):
-    file = tmp_path / "before.pth"
-    file.write_bytes(files[f"{NAME}.pth"])
-    return weights(file)
-
-
 @pytest.mark.slow
 def test_a_loss_that_is_no_number_keeps_the_last_good_snapshot(run, fork, float_run, tmp_path):
     words = [*float_run, "--output", tmp_path / "out", "--set", "save_minutes=1e-9"]
 
     def poison():
-        from swin_quant.train import loop
-
         original, calls = loop._Run._loss, []
 
         def loss(*arguments):
