@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from yacs.config import CfgNode
 
     from swin_quant.base.distributed import World
+    from swin_quant.model import Model
+    from swin_quant.quant.policy import Policy
 
 EXAMPLES = """examples:
   swin-quant demo
@@ -54,11 +56,11 @@ def run_demo(options: DemoOptions, world: World) -> list[RunCard]:
     """Train, calibrate, finetune, export and score a micro Swin; returns the cards with the results."""
     from swin_quant.data.picture_set import PictureSet
     from swin_quant.data.sources import DIGITS
+    from swin_quant.loading import load_for_scoring
     from swin_quant.quant.policy import load_policy
     from swin_quant.train.run import Request
     from swin_quant.verbs.calibrate import calibrate_checkpoint
     from swin_quant.verbs.calibration_result import CalibrationPlan
-    from swin_quant.verbs.evaluate import score_model, scored_on
     from swin_quant.verbs.evaluate_artifacts import Scoring, score_artifacts, write_cards
     from swin_quant.verbs.export import export_checkpoint
     from swin_quant.verbs.report_page import write_page
@@ -86,10 +88,10 @@ def run_demo(options: DemoOptions, world: World) -> list[RunCard]:
     four_bits = _train_four_bits(cfg, trained.checkpoint, output / FOUR_BITS, min(epochs, FOUR_BIT_EPOCHS), world)
 
     log.info("5. score float32, bfloat16, both INT8 modes, four bits and the engines on pictures apart from training")
-    score_model(done, scored_on(cfg, done), policies, world)
-    done.card.write(card_path(done.checkpoint))
-    cards = {card_path(done.checkpoint): done.card}
-    cards |= _score_checkpoints(four_bits, cfg, world)
+    cards = {card_path(done.checkpoint): _score(done, cfg, policies, world)}
+    for file in four_bits:
+        model, own = load_for_scoring(cfg, str(file), [], world)
+        cards[card_path(file)] = _score(model, cfg, own, world)
     scored = score_artifacts(artifacts, Scoring(overrides={"DATA.DATA_PATH": DIGITS}), world)
     write_cards(scored)
     cards |= {card_path(one.file): one.card for one in scored}
@@ -128,15 +130,11 @@ def _train_four_bits(cfg: CfgNode, checkpoint: Path, folder: Path, epochs: int, 
     return [done.checkpoint, tuned.checkpoint]
 
 
-def _score_checkpoints(files: Sequence[Path], cfg: CfgNode, world: World) -> dict[Path, RunCard]:
-    """The cards of calibrated checkpoints, each under its own policy."""
-    from swin_quant.loading import baseline_of, load_for_scoring
+def _score(model: Model, cfg: CfgNode, policies: Sequence[Policy], world: World) -> RunCard:
+    """The card of a calibrated checkpoint with its results, written beside it."""
+    from swin_quant.loading import baseline_of
     from swin_quant.verbs.evaluate import score_model, scored_on
 
-    cards: dict[Path, RunCard] = {}
-    for file in files:
-        model, policies = load_for_scoring(cfg, str(file), [], world)
-        score_model(model, scored_on(cfg, model), policies, world, baseline=baseline_of(model, policies, world))
-        model.card.write(card_path(file))
-        cards[card_path(file)] = model.card
-    return cards
+    score_model(model, scored_on(cfg, model), policies, world, baseline=baseline_of(model, policies, world))
+    model.card.write(card_path(model.checkpoint))
+    return model.card

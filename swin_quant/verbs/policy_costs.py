@@ -42,6 +42,32 @@ from swin_quant.verbs.search_settings import SearchSettings
 WORKSPACE = "swin-quant-search-"  # first part of the name of a folder for exported files
 _AT_ONCE = 6  # engines in memory while they are timed in turns
 _ALL_ON, _FLOAT = "all", "float"
+_LEARNED_FROM = ("train", "")  # splits of training pictures; "": unknown, and perhaps one
+# The factor from the drop on training pictures to that on unseen ones, of which a network is less sure: on the hard
+# models of docs/results/hard.md under eight policies, 1.0 to 2.0 times as many val as training pictures changed class.
+_UNSEEN = 2.0
+_ALONE = 64  # pictures on which each layer is measured alone
+
+
+def _ms(timing: Timing) -> float:
+    """Milliseconds of the best round: other work on the machine makes calls slower, never faster."""
+    if not timing.rounds:
+        raise SwinQuantError(f"{timing.candidate}: was not timed")
+    return min(map(median, timing.rounds))
+
+
+def _ratio(timing: Timing, base: Timing) -> float:
+    return _ms(timing) / _ms(base)
+
+
+def beyond_chance(timing: Timing, base: Timing) -> float:
+    """The ratio of the best rounds; 1 where rounds disagree which of both is the faster.
+
+    On a busy machine the differences of layers drown in noise, which would otherwise choose among them.
+    """
+    best = _ratio(timing, base)
+    each = [median(theirs) / median(ours) for theirs, ours in zip(timing.rounds, base.rounds, strict=True)]
+    return best if min(best, *each) > 1 or max(best, *each) < 1 else 1.0
 
 
 @dataclass(frozen=True)
@@ -72,7 +98,7 @@ class PolicyTimer:
         return _ms(timings[_ALL_ON]), _ms(timings[_FLOAT])
 
     def ratios(
-        self, policies: Mapping[str, Policy], ratio: Callable[[Timing, Timing], float] | None = None
+        self, policies: Mapping[str, Policy], ratio: Callable[[Timing, Timing], float] = _ratio
     ) -> Iterator[dict[str, float]]:
         """Name -> milliseconds relative to the base policy's, by the best rounds or by `ratio`.
 
@@ -83,7 +109,7 @@ class PolicyTimer:
         for first in track(starts, f"timing on {self.settings.engine}", len(starts), "groups of policies"):
             some = {name: policies[name] for name in names[first : first + _AT_ONCE - 1]}
             timings = self._interleaved(some)
-            yield {name: (ratio or _ratio)(timings[name], timings[_ALL_ON]) for name in some}
+            yield {name: ratio(timings[name], timings[_ALL_ON]) for name in some}
 
     def _interleaved(self, policies: Mapping[str, Policy | None]) -> dict[str, Timing]:
         """The base policy and these, in turns."""
@@ -105,33 +131,6 @@ class PolicyTimer:
                 raise SwinQuantError(f"{settings.engine} could not be timed: {timing.failure}")
         return {timing.candidate: timing for timing in timings}
 
-
-def _ms(timing: Timing) -> float:
-    """Milliseconds of the best round: other work on the machine makes calls slower, never faster."""
-    if not timing.rounds:
-        raise SwinQuantError(f"{timing.candidate}: was not timed")
-    return min(map(median, timing.rounds))
-
-
-def _ratio(timing: Timing, base: Timing) -> float:
-    return _ms(timing) / _ms(base)
-
-
-def beyond_chance(timing: Timing, base: Timing) -> float:
-    """The ratio of the best rounds; 1 where rounds disagree which of both is the faster.
-
-    On a busy machine the differences of layers drown in noise, which would otherwise choose among them.
-    """
-    best = _ratio(timing, base)
-    each = [median(theirs) / median(ours) for theirs, ours in zip(timing.rounds, base.rounds, strict=True)]
-    return best if min(best, *each) > 1 or max(best, *each) < 1 else 1.0
-
-
-_LEARNED_FROM = ("train", "")  # splits of training pictures; "": unknown, and perhaps one
-# The factor from the drop on training pictures to that on unseen ones, of which a network is less sure: on the hard
-# models of docs/results/hard.md under eight policies, 1.0 to 2.0 times as many val as training pictures changed class.
-_UNSEEN = 2.0
-_ALONE = 64  # pictures on which each layer is measured alone
 
 _Ms = Annotated[float, within(above=0)]
 Shown = Callable[[], tuple[Sequence[Tensor], Sequence[Tensor]]]
@@ -224,9 +223,7 @@ class PolicyCosts:
 
     def loss_of_others(self, policy: Policy) -> Loss | None:
         """The loss on as many other pictures, by which nothing was chosen; None where there are none."""
-        if self.shown.others is None:
-            return None
-        return self._remembered("losses of others", policy, lambda: self._others)
+        return self._remembered("losses of others", policy, lambda: self._others) if self.has_others else None
 
     @property
     def has_others(self) -> bool:
@@ -262,23 +259,20 @@ class PolicyCosts:
         return [name for name, node in named_nodes(self.model).items() if not node.setting.enabled]
 
     def costs(self, policies: Sequence[Policy]) -> dict[str, float]:
-        """Policy name -> milliseconds, or the number of nodes left float where no latency is measured."""
-        if self.settings.is_timed:
-            return self.milliseconds(policies)
-        return {policy.name: self.float_cost - self.nodes_on(policy) for policy in policies}
+        """Policy name -> milliseconds of a batch on the engine, timed together, in turns; the number of nodes left
+        float where no latency is measured."""
+        on = {policy.sha256: self.nodes_on(policy) for policy in policies}
+        if not self.settings.is_timed:
+            return {policy.name: self.float_cost - on[policy.sha256] for policy in policies}
+        missing = {p.sha256: p for p in policies if on[p.sha256] and self._known_ms(p.sha256) is None}
+        for ratios in self.timer.ratios(missing):
+            self.journal.keep({f"ms {sha256}": ratio * self.base_ms for sha256, ratio in ratios.items()}, _Ms)
+        return {p.name: self._known_ms(p.sha256) or 0.0 if on[p.sha256] else self.float_ms for p in policies}
 
     @property
     def float_cost(self) -> float:
         """The cost of the float model."""
         return self.float_ms if self.settings.is_timed else len(named_nodes(self.model))
-
-    def milliseconds(self, policies: Sequence[Policy]) -> dict[str, float]:
-        """Policy name -> milliseconds of a batch on the engine; timed together, in turns."""
-        some = {policy.sha256: policy for policy in policies if self.nodes_on(policy)}
-        missing = {sha256: policy for sha256, policy in some.items() if self._known_ms(sha256) is None}
-        for ratios in self.timer.ratios(missing):
-            self.journal.keep({f"ms {sha256}": ratio * self.base_ms for sha256, ratio in ratios.items()}, _Ms)
-        return {p.name: self._known_ms(p.sha256) or 0.0 if p.sha256 in some else self.float_ms for p in policies}
 
     @property
     def base_ms(self) -> float:

@@ -330,10 +330,7 @@ def _search(job: Quantization, options: SearchOptions) -> None:
 def refuse_useless(settings: SearchSettings, found: SearchResult, checkpoint: str, target: Backend) -> None:
     """SwinQuantError where a search kept no budget, or left every layer float."""
     if not found.met:
-        raise SwinQuantError(
-            f"the budget cannot be met ({settings.limits}): the best that was found is {found.file} "
-            f"({found.found.figures})"
-        )
+        raise SwinQuantError(f"{settings.unmet(found.file)} ({found.found.figures})")
     if found.is_float:
         raise SwinQuantError(
             f"within the budget ({settings.limits}) every layer stays float: loosen it, or deploy the float model: "

@@ -218,14 +218,13 @@ def search(
     network = model.network
     model.need_calibrated()
     refuse_changed(model)
-    base = load_policy(policy) if policy else None
-    options = EngineOptions(threads=threads, float_type=float_type, device=device)
-    budget = Budget(max_drop, min_agreement, min_sqnr)
-    how = (base, budget, max_ms, batch, options, rounds, seconds)
     card = model.card
     searched = SearchedNetwork.of_config(model.config) if card.config else SearchedNetwork.of_wrapped(network, card)
+    base, budget = load_policy(policy) if policy else None, Budget(max_drop, min_agreement, min_sqnr)
+    options = EngineOptions(threads=threads, float_type=float_type, device=device)
+    how = (base, budget, max_ms, batch, options, rounds, seconds)
     settings = SearchSettings(searched, "", engine, Path(folder), *how)  # refuses wrong options before any work
-    check_bits(model.module, model.card, [settings.start], model.name)
+    check_bits(model.module, card, [settings.start], model.name)
     if isinstance(source, PictureSet):
         shown: PictureSet | SearchPictures = source.of_split("train")
     else:
@@ -247,11 +246,7 @@ def _keep(model: Model, settings: SearchSettings, result: SearchResult) -> None:
         apply_policy(model.module, result.policy)
         model.card = replace(model.card, policy=result.policy.to_dict())
     else:
-        log.warning(
-            "the budget cannot be met (%s): the best that was found is %s; the model keeps its policy",
-            settings.limits,
-            result.file,
-        )
+        log.warning("%s; the model keeps its policy", settings.unmet(result.file))
 
 
 def settings_of(options: SearchOptions, checkpoint: Checkpoint, cfg: CfgNode, world: World) -> SearchSettings:
@@ -311,7 +306,7 @@ def run(options: SearchOptions, world: World) -> None:
 
     tell(options.json, show, search_data(result) | {"verdicts": [found.verdict.to_dict()]})
     if not result.met:
-        raise SwinQuantError(f"the budget cannot be met ({settings.limits}): the best that was found is {result.file}")
+        raise SwinQuantError(settings.unmet(result.file))
 
 
 def _loaded(options: SearchOptions, world: World) -> PolicyCosts:

@@ -180,18 +180,13 @@ class SearchSettings:
         return load_policy(self.backend.exporting.policies_for(self.network.facts.get("config", {}))[0])
 
     @property
-    def name(self) -> str:
-        """The name of the files that are written."""
-        return f"{self.network.name}_auto_{self.engine}"
-
-    @property
     def file(self) -> Path:
         """The file of the policy that is found; the journal lies beside it."""
-        return self.folder / f"{self.name}.yaml"
+        return self.folder / f"{self.network.name}_auto_{self.engine}.yaml"
 
     @property
     def journal(self) -> Path:
-        return self.folder / f"{self.name}.journal.json"
+        return self.file.with_suffix(".journal.json")
 
     def tell_if_few(self, pictures: int) -> None:
         """Warn where so many pictures may show no difference and still hide the drop of the budget."""
@@ -209,6 +204,10 @@ class SearchSettings:
         """The limits in words."""
         limits = [str(self.budget)] if str(self.budget) else []
         return ", ".join([*limits, f"at most {self.max_ms:g} ms"] if self.max_ms is not None else limits)
+
+    def unmet(self, file: Path) -> str:
+        """Say that no policy keeps the limits, not even the one in `file`."""
+        return f"the budget cannot be met ({self.limits}): the best that was found is {file}"
 
     @property
     def flags(self) -> list[str]:
