@@ -134,8 +134,8 @@ def calibrate(
                 model.name,
             )
         count = min(len(opened), CALIBRATED_ON) if pictures.count is None else pictures.count
-        place = {"split": pictures.split or "", "seed": pictures.seed}
-        plan = CalibrationPlan.of(count, **place, method=plan.method, passes=steps)
+        split, seed = pictures.split or "", pictures.seed
+        plan = CalibrationPlan.of(count, split=split, seed=seed, method=plan.method, passes=steps)
         batches = of_pictures(opened, model.preprocess, plan, world)
     else:
         batches = of_tensors(pictures, model.prepared)
