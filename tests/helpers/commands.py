@@ -22,6 +22,11 @@ from swin_quant.cli import main
 from swin_quant.cli.session import FRONT_DOOR
 
 
+def command(*words) -> None:
+    """Run a command that succeeds: for fixtures of a module or a session, which cannot have `run`."""
+    assert main([*map(str, words)]) == 0
+
+
 @dataclass(frozen=True)
 class Done:
     """The end of a command."""

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands import command
 
 import swin_quant as sq
 from swin_quant.cards.card import RunCard
-from swin_quant.cli import main
+from swin_quant.config import load_config
+from swin_quant.models import build_model
 from swin_quant.report.accuracy.rows import rows_of
 
 ENGINES = ["--engine", "torchscript"]
@@ -34,10 +36,6 @@ def _runs(tmp_path_factory, micro, calibrated, pictures) -> Path:
 
 def flags_of(root, pictures):
     return ["--cfg", root / "in" / "swin.yaml", "--data-path", pictures, "--device", "cpu", "--half", "none"]
-
-
-def command(*words):
-    assert main([str(word) for word in words]) == 0
 
 
 @pytest.fixture
@@ -134,9 +132,6 @@ def test_another_file_than_the_original_is_refused(evaluate, runs, micro, run, p
 
 
 def test_without_a_run_card_the_user_s_word_counts(run, runs, pictures, write_config, randomise, tmp_path):
-    from swin_quant.config import load_config
-    from swin_quant.models import build_model
-
     qat(runs).with_suffix(".json").unlink()
     flags = [*flags_of(runs, pictures), "--policy", "ft-mode1", "--wprec", 4, "--output", tmp_path / "eval"]
     scored = tmp_path / "eval" / "swin_micro_eval.pth"
@@ -178,10 +173,7 @@ def test_qat_of_qat_and_its_calibration_keep_the_original(run, runs, pictures, c
     source = card_of(runs / "ptq" / "swin_micro_calib.pth")["source"]["sha256"]
     for file in (again, runs / "new" / "swin_micro_calib.pth"):
         assert card_of(file)["source"]["sha256"] == source
-    assert (
-        run("convert", "--cfg", runs / "in" / "swin.yaml", "--checkpoint", again, "--to", runs / "c.safetensors").code
-        == 0
-    )
+    run("convert", "--cfg", runs / "in" / "swin.yaml", "--checkpoint", again, "--to", runs / "c.safetensors").ok()
     assert RunCard.read(runs / "c.json").is_qat and card_of(runs / "c.safetensors")["source"]["sha256"] == source
 
 

@@ -5,11 +5,11 @@ import shutil
 
 import pytest
 import torch
+from commands import command
 from pass_contexts import CutOff, Step, same
 from PIL import Image
 
 from swin_quant.base.distributed import World
-from swin_quant.cli import main
 from swin_quant.config import load_config
 from swin_quant.models import build_model
 from swin_quant.quant import AUTO
@@ -325,7 +325,7 @@ def changed_once(request, write_config, randomise, pictures, tmp_path_factory):
     torch.save({"model": state}, folder / "planted.pth")
     words = ["calibrate", folder / "planted.pth", "--cfg", config, "--data-path", pictures, "--pictures", 8]
     words += ["--batch", 4, "--half", "none", "--no-eval", "--policy", "ft-mode1", "--passes", "fast"]
-    assert main([*map(str, words), "--output", str(folder)]) == 0
+    command(*words, "--output", folder)
     return folder / f"{kind}_micro_calib.pth"
 
 

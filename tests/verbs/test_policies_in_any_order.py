@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from commands import command
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swin_quant.checkpoint import read_state_dict
-from swin_quant.cli import main
 from swin_quant.config import load_config
 from swin_quant.loading import load_for_scoring
 from swin_quant.quant.policy import Rule, load_policy
@@ -46,10 +46,6 @@ def checkpoints(scoring_flags, float_flags, tmp_path_factory):
         command("finetune", *scoring_flags, *start, *how, "--output", root / name)
         made[name] = root / name / "swin_micro_qat.pth", bits
     return made
-
-
-def command(*words):
-    assert main([str(word) for word in words]) == 0
 
 
 @pytest.fixture(scope="module")

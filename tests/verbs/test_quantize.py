@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands import command
 
 from swin_quant.backends.artifact import open_artifact
 from swin_quant.base.files import sha256_of
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import CheckpointRecord
-from swin_quant.cli import main
 from swin_quant.cli.session import command_of, parser_of
 from swin_quant.config import load_config
 from swin_quant.config.load import portable_config
@@ -49,7 +49,7 @@ def quick(words):
 def finished(micro, pictures, tmp_path_factory):
     """The folder of a run that finished."""
     folder = tmp_path_factory.mktemp("quantize") / "out"
-    assert main(["quantize", *map(str, words_for(micro, pictures, folder)), "--quiet"]) == 0
+    command("quantize", *words_for(micro, pictures, folder), "--quiet")
     return folder
 
 
@@ -97,7 +97,7 @@ def test_it_goes_on_where_it_was_cut_off(run, words, made, tmp_path):
 
 def exported_otherwise(folder, *words):
     told = ["--for", "onnxruntime", "--output", folder, "--quiet", *words]
-    assert main(["export", *map(str, [folder / "swin_micro_calib.pth", *told])]) == 0
+    command("export", folder / "swin_micro_calib.pth", *told)
 
 
 @pytest.mark.slow
@@ -128,11 +128,7 @@ def test_the_commands_are_given_what_was_asked_for(run, words, tmp_path):
     told = planned(run, *words, "--policy", tmp_path / "my own.yaml", *asked)
     calibrate, export, verify, evaluate = (options for _, options in told)
     assert calibrate["policy"] == export["policy"] == [str(tmp_path / "my own.yaml")]
-    assert calibrate["cfg"] and (calibrate["calibrator"], calibrate["split"], calibrate["seed"]) == (
-        "mse",
-        "val",
-        3,
-    )
+    assert calibrate["cfg"] and (calibrate["calibrator"], calibrate["split"], calibrate["seed"]) == ("mse", "val", 3)
     assert (calibrate["img_size"], calibrate["window"], calibrate["weights"]) == ("32", 4, "raw")
     assert calibrate["batch"] == evaluate["batch"] == 4 and (evaluate["half"], verify["threads"]) == ("none", 1)
 
@@ -243,9 +239,8 @@ def in_bfloat16(write_config, randomise, pictures, tmp_path_factory):
     torch.save({"model": randomise(build_model(load_config(config))).state_dict()}, folder / "swin.pth")
     words = words_for(folder, pictures, folder / "out")
     words[words.index("onnxruntime")] = "cuda"
-    words = [*map(str, words), "--float-type", "bfloat16"]
-    assert main(["quantize", *words, "--quiet"]) == 0
-    return words
+    command("quantize", *words, "--float-type", "bfloat16", "--quiet")
+    return [*words, "--float-type", "bfloat16"]
 
 
 def test_floats_that_an_engine_takes_from_its_file_are_those_of_the_export(run, in_bfloat16):
@@ -289,8 +284,8 @@ def test_torch_computes_on_the_device_that_is_asked_for(run, words, monkeypatch)
     """The printed commands name it, and where it is missing no step begins."""
     for looks in ("torch.cuda.is_available", "torch.cuda.device_count"):
         monkeypatch.setattr(looks, lambda: 0)
-    for command in run("quantize", *words, "--dry-run").out.splitlines():
-        assert ("--device cpu" in command) == (command.split()[1] != "export")
+    for line in run("quantize", *words, "--dry-run").out.splitlines():
+        assert ("--device cpu" in line) == (line.split()[1] != "export")
     on_gpu = [word if word != "cpu" else "cuda" for word in words]
     assert "device cuda" in run("quantize", *on_gpu).error(2)
 

@@ -8,11 +8,11 @@ import shutil
 import pytest
 import torch
 import yaml
+from commands import command
 
 import swin_quant as sq
 from swin_quant.base.files import read_journal
 from swin_quant.cards.card import RunCard
-from swin_quant.cli import main
 from swin_quant.config import load_config
 from swin_quant.models import build_model
 from swin_quant.quant.policy import load_policy
@@ -41,7 +41,7 @@ def calibrated(tmp_path_factory, write_config, randomise, pictures):
         config = write_config(folder, kind, DEPTHS=[1], NUM_HEADS=[2], **pretrained)
         torch.save({"model": randomise(build_model(load_config(config))).state_dict()}, folder / "x.pth")
         words = ["--cfg", config, "--data-path", pictures, "--no-eval", "--device", "cpu", "--output", folder]
-        assert main([str(word) for word in ("calibrate", folder / "x.pth", "--pictures", 8, *words)]) == 0
+        command("calibrate", folder / "x.pth", "--pictures", 8, *words)
         found = ["search", folder / f"{kind}_micro_calib.pth", "--data-path", pictures, "--engine", "onnxruntime"]
         fast = ["--rounds", 1, "--seconds", 0.01, "--pictures", 8, "--device", "cpu", "--threads", 1]
         return folder, [*found, *fast]

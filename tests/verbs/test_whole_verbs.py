@@ -79,16 +79,16 @@ def test_finetune_is_the_command(model, train, pictures, tmp_path, in_memory):
 
 def test_both_refuse_before_any_work_in_one_line(model, file, train, tensors, tmp_path):
     checkpoint, config = file
-    with pytest.raises(sq.UsageError, match="a budget needs .*auto"):
-        sq.quantize(model, tensors("train"), "onnxruntime", tmp_path, max_drop=0.1)
-    with pytest.raises(sq.UsageError, match="onnxruntim.*onnxruntime"):
-        sq.quantize(model, train, "onnxruntim", tmp_path)
-    with pytest.raises(sq.UsageError, match="is a float model: sq.calibrate it first"):
-        sq.finetune(model, train.path, tmp_path)
-    with pytest.raises(sq.UsageError, match="train and val of a place on disk"):
-        sq.finetune(model, train, tmp_path)
-    with pytest.raises(sq.UsageError, match="your own loop"):
-        sq.finetune(sq.wrap(nn.Sequential(nn.Flatten(), nn.Linear(12, 3)), 2), train.path, tmp_path)
-    with pytest.raises(sq.UsageError, match="changes: .*optimizer.rl.*optimizer.lr"):
-        sq.finetune(checkpoint, train.path, tmp_path, changes={"optimizer.rl": 1}, config=config)
+    own, place, batches = sq.wrap(nn.Sequential(nn.Flatten(), nn.Linear(12, 3)), 2), train.path, tensors("train")
+    changed = {"changes": {"optimizer.rl": 1}, "config": config}
+    for says, call in (
+        ("a budget needs .*auto", lambda: sq.quantize(model, batches, "onnxruntime", tmp_path, max_drop=0.1)),
+        ("onnxruntim.*onnxruntime", lambda: sq.quantize(model, train, "onnxruntim", tmp_path)),
+        ("is a float model: sq.calibrate it first", lambda: sq.finetune(model, place, tmp_path)),
+        ("train and val of a place on disk", lambda: sq.finetune(model, train, tmp_path)),
+        ("your own loop", lambda: sq.finetune(own, place, tmp_path)),
+        ("changes: .*optimizer.rl.*optimizer.lr", lambda: sq.finetune(checkpoint, place, tmp_path, **changed)),
+    ):
+        with pytest.raises(sq.UsageError, match=says):
+            call()
     assert not list(tmp_path.iterdir())
