@@ -12,6 +12,7 @@ from swin_quant.base.files import ensure_writable_dir
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.lineage import original_of
+from swin_quant.cards.records import RangesRecord
 from swin_quant.cli import shared
 from swin_quant.cli.flags import Flag, Rare
 from swin_quant.cli.output import show_cards
@@ -223,8 +224,9 @@ def train_quantized(
         model, position, record, named = run_training(model, cfg, recipe, request, world, start.class_names, policy)
         if start.card.training and "ranges" in start.card.training:  # one learned before was not calibrated
             now, before = record["ranges"], start.card.training["ranges"]
-            kinds: tuple[Literal["weights", "activations"], ...] = ("weights", "activations")
-            record["ranges"] = {kind: now[kind] or before[kind] for kind in kinds}  # type: ignore[typeddict-item]
+            record["ranges"] = RangesRecord(
+                weights=now["weights"] or before["weights"], activations=now["activations"] or before["activations"]
+            )
         card = start.card.with_new_weights(policy=policy.to_dict(), training=record, class_names=named)
         if world.is_main:
             card = save_with_card(model, path, card, by_channel=True)

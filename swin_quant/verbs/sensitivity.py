@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,9 +22,10 @@ from swin_quant.quant import GROUP_KINDS
 from swin_quant.report.table import ReportTable, comma_separated, print_text
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
     from swin_quant.base.distributed import World
+    from swin_quant.data.loader import Numbered
     from swin_quant.data.picture_set import PictureSet, Source
     from swin_quant.model import Model
     from swin_quant.quant.policy import Policy
@@ -122,49 +124,39 @@ def sensitivity(model: Model | nn.Module | str | Path, pictures: Source, policy:
 
 
 def _measured(model: Model, policy: Policy, pictures: PictureSet | Iterable[Any], world: World) -> SensitivityRecord:
-    """The costs on batches, or on a seeded sample of a place on disk, the same on any number of ranks."""
+    """The costs on batches, or on a seeded sample of a place on disk, the same on any number of ranks; the model is
+    left under `policy`, nodes off."""
     from swin_quant.data.loader import DrawnBatches, default_workers
     from swin_quant.data.picture_set import PictureSet, batches
     from swin_quant.data.sampling import Sampling, digest
-
-    if not isinstance(pictures, PictureSet):
-        given = (batch.images.to(world.device) for batch in batches(pictures, False, model.prepared))
-        return _on_batches(model.module, policy, enumerate(given))
-    pictures = pictures.of_split("train")
-    opened = pictures.open()
-    count = min(COUNT, len(opened)) if pictures.count is None else pictures.count
-    size = min(pictures.batch or BATCH, BATCH)
-    sampling = Sampling(count, pictures.split or "", pictures.seed + 1, size, pictures.max_unreadable)
-    workers = default_workers(pictures.workers, world.size, count)
-    drawn = DrawnBatches(opened, model.preprocess, sampling, world, workers)
-    images = ((number, batch.images.to(world.device)) for number, batch in drawn)
-    record = _on_batches(model.module, policy, images, len(drawn))
-    return {**record, "pictures_sha256": digest(drawn.names())}
-
-
-def _on_batches(
-    model: nn.Module, policy: Policy, batches: Iterable[tuple[int, Tensor]], expected: int | None = None
-) -> SensitivityRecord:
-    """The costs on (number, images [B, channels, S, S]), so many batches `expected`; the model is left under `policy`,
-    nodes off."""
     from swin_quant.models.classifier import Architecture
     from swin_quant.models.registry import blocks_or_units, stages_of
     from swin_quant.quant.policy import apply_policy
     from swin_quant.quant.sensitivity import sensitivity
 
-    apply_policy(model, policy)
-    known = isinstance(getattr(model, "architecture", None), Architecture)  # a model of the user's own has no stages
-    blocks, stages = blocks_or_units(model), list(stages_of(model)) if known else []
-    titles: list[str] = []
+    drawn = None
+    if isinstance(pictures, PictureSet):
+        pictures = pictures.of_split("train")
+        opened = pictures.open()
+        count = min(COUNT, len(opened)) if pictures.count is None else pictures.count
+        size = min(pictures.batch or BATCH, BATCH)
+        sampling = Sampling(count, pictures.split or "", pictures.seed + 1, size, pictures.max_unreadable)
+        workers = default_workers(pictures.workers, world.size, count)
+        drawn = DrawnBatches(opened, model.preprocess, sampling, world, workers)
+        given: Iterable[Numbered] = drawn
+    else:
+        given = enumerate(batches(pictures, False, model.prepared))
+    module = model.module
+    apply_policy(module, policy)
+    known = isinstance(getattr(module, "architecture", None), Architecture)  # a model of the user's own has no stages
+    blocks, stages = blocks_or_units(module), list(stages_of(module)) if known else []
+    started, expected = itertools.count(1), "" if drawn is None else f" of {len(drawn)}"
 
-    def numbered() -> Iterator[tuple[int, Tensor]]:
-        for done, (number, images) in enumerate(batches, 1):
-            titles.append(f"measuring nodes, batch {done}{f' of {expected}' if expected else ''}")
-            yield number, images
+    def bar(groups: Iterable[int], total: int) -> Iterable[int]:
+        return track(groups, f"measuring nodes, batch {next(started)}{expected}", total, "groups")
 
-    found = sensitivity(
-        model, numbered(), blocks, stages, lambda groups, total: track(groups, titles[-1], total, "groups")
-    )
+    images = ((number, batch.images.to(world.device)) for number, batch in given)
+    found = sensitivity(module, images, blocks, stages, bar)
     groups = [
         GroupRecord(
             kind=group.kind,
@@ -175,18 +167,19 @@ def _on_batches(
         )
         for group in found.groups
     ]
-    record: SensitivityRecord = {
-        "policy": policy.name,
-        "policy_sha256": policy.sha256,
-        "pictures": found.pictures,
-        "pictures_sha256": None,  # tensors have no names
-        "overall": found.overall.record(),
-        "groups": groups,
-        "profile": dict(found.profile),
-        "forwards": found.forwards,
-    }
-    plain: SensitivityRecord = finite(record)
-    return plain
+    record: SensitivityRecord = finite(
+        SensitivityRecord(
+            policy=policy.name,
+            policy_sha256=policy.sha256,
+            pictures=found.pictures,
+            pictures_sha256=None if drawn is None else digest(drawn.names()),  # tensors have no names
+            overall=found.overall.record(),
+            groups=groups,
+            profile=dict(found.profile),
+            forwards=found.forwards,
+        )
+    )
+    return record
 
 
 def run(options: SensitivityOptions, world: World) -> None:

@@ -67,7 +67,7 @@ class TrainingOptions:
         pairs = [pair.partition("=") for pair in self.set]
         if bad := [key for key, sign, _ in pairs if not sign]:
             raise UsageError(f"--set takes KEY=VALUE, but got {bad[0]}")
-        flags = {
+        keys = {
             "epochs": self.epochs,
             "batch_size": batch,
             "accumulation_steps": self.accumulation_steps,
@@ -78,12 +78,11 @@ class TrainingOptions:
             "compile": self.compile or None,
             "memory.fsdp": self.fsdp or None,
             "memory.offload": self.offload or None,
+            "schedule.name": self.schedule,
+            "schedule.warmup_epochs": 0 if self.schedule == _CONSTANT else None,
             **more,
         }
-        flags = {key: value for key, value in flags.items() if value is not None}
-        if self.schedule:
-            flags |= {"schedule.name": self.schedule}
-            flags |= {"schedule.warmup_epochs": 0} if self.schedule == _CONSTANT else {}
+        flags = {key: value for key, value in keys.items() if value is not None}
         if self.drop_path:
             flags["augment.drop_path"] = None if self.drop_path == _OF_CONFIG else self.drop_path
         return recipe.having({key: value for key, _, value in pairs}, "--set").having(flags, "command line")

@@ -121,12 +121,14 @@ def planned(run, *words):
     return [(name, vars(parser_of(name, command_of(name)).parse(rest))) for _, name, *rest in told]
 
 
-def test_the_commands_are_given_what_was_asked_for(run, words, tmp_path):
+def test_a_dry_run_prints_commands_that_are_given_what_was_asked_for_and_writes_nothing(run, words, tmp_path):
     (tmp_path / "my own.yaml").write_text("name: mine\nrules:\n  - enable: ['role:gemm_input', 'role:gemm_weight']\n")
     asked = ["--calibrator", "mse", "--split", "val", "--seed", 3, "--half", "none", "--threads", 1, "--batch", 4]
     asked += ["--img-size", 32, "--window", 4, "--weights", "raw"]
     told = planned(run, *words, "--policy", tmp_path / "my own.yaml", *asked)
+    assert [name for name, _ in told] == ["calibrate", "export", "verify", "evaluate"]
     calibrate, export, verify, evaluate = (options for _, options in told)
+    assert not (tmp_path / "out").exists()
     assert calibrate["policy"] == export["policy"] == [str(tmp_path / "my own.yaml")]
     assert calibrate["cfg"] and (calibrate["calibrator"], calibrate["split"], calibrate["seed"]) == ("mse", "val", 3)
     assert (calibrate["img_size"], calibrate["window"], calibrate["weights"]) == ("32", 4, "raw")
@@ -305,11 +307,6 @@ def test_it_is_said_why_a_calibration_is_done_again(run, words, made):
     again = run("quantize", *words, "--percentile", 99, "--opts", "DATA.INTERPOLATION", "bilinear")
     assert again.code == 0 and again.err.count("done before") == 0
     assert "done again, changed: the preprocessing, the percentile" in again.err
-
-
-def test_a_dry_run_prints_commands_that_exist_and_writes_nothing(run, words, tmp_path):
-    assert [name for name, _ in planned(run, *words)] == ["calibrate", "export", "verify", "evaluate"]
-    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow
