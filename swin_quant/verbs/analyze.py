@@ -121,8 +121,7 @@ def analyze(
         images = (1, 3, *model.preprocess.sides)
     if isinstance(images, Tensor) and isinstance(model, Model):
         images = model.prepared(images)
-    pictures = images if isinstance(images, Tensor) else None
-    shape = tuple(images.shape) if isinstance(images, Tensor) else tuple(images)
+    pictures, shape = (images, tuple(images.shape)) if isinstance(images, Tensor) else (None, tuple(images))
     if len(shape) != 4:
         raise UsageError(f"images of shape {shape}: must be [B, 3, H, W]")
     module, peaks = model.module if isinstance(model, Model) else model, load_machine(machine)

@@ -140,17 +140,9 @@ def search_record(settings: SearchSettings, result: SearchResult) -> TriedPolici
 
 
 def _chosen_and_shown(measured: PolicyCosts, units: Sequence[Unit]) -> dict[str, frozenset[str]]:
-    """Policy name -> the names of the units that it leaves float: choices for the limits, then steps to show."""
-    steps = [prefix(units, round(share * len(units))) for share in _STEPS]
-    found: dict[str, frozenset[str]] = {}
-    for off in [*_choices(measured, units), *steps]:
-        found.setdefault(measured.policy(off).name, off)
-    return found
-
-
-def _choices(measured: PolicyCosts, units: Sequence[Unit]) -> list[frozenset[str]]:
-    """Names of units that stay float: a choice for the loss if that is limited, and one for the time."""
-    settings, found = measured.settings, []
+    """Policy name -> the names of the units that it leaves float: a choice for the loss if that is limited, one for the
+    time, then steps to show."""
+    settings, found = measured.settings, list[frozenset[str]]()
 
     def milliseconds(off: frozenset[str]) -> float:
         policy = measured.policy(off)
@@ -161,7 +153,11 @@ def _choices(measured: PolicyCosts, units: Sequence[Unit]) -> list[frozenset[str
     if settings.max_ms is not None:
         count = within_time(units, settings.max_ms, milliseconds)
         found.append(prefix(units, fastest(units) if count is None else count))
-    return found
+    found += [prefix(units, round(share * len(units))) for share in _STEPS]
+    named: dict[str, frozenset[str]] = {}
+    for off in found:
+        named.setdefault(measured.policy(off).name, off)
+    return named
 
 
 def _within_loss(measured: PolicyCosts, units: Sequence[Unit], most: float = math.inf) -> frozenset[str]:
