@@ -40,7 +40,14 @@ def spoil(context, options):
     return "spoiled"
 
 
+TWO_BLOCKS = {"EMBED_DIM": 16, "DEPTHS": [1, 1], "NUM_HEADS": [1, 2]}
+IMAGES = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(1))
 HALVE, SPOIL = (Step(Pass(run, type(None), keeps_function=True)) for run in (halve, spoil))
+
+
+@pytest.fixture
+def model(tiny_model, use_policy):
+    return use_policy(tiny_model("swin", **TWO_BLOCKS), "qdq")
 
 
 def test_pictures_of_all_ranks_come_together_in_the_order_of_their_batches(ranks):
@@ -61,18 +68,16 @@ def test_channels_that_stand_out_still_were_not_evened_out_unasked():
 
 
 @pytest.mark.parametrize("steps", [(HALVE, SPOIL), (SPOIL, HALVE)])
-def test_one_taken_back_leaves_what_was_seen_behind_the_other(steps, tiny_model, use_policy):
-    model = use_policy(tiny_model("swin", EMBED_DIM=16, DEPTHS=[1, 1], NUM_HEADS=[1, 2]), "qdq")
-    images = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(1))
-    first = calibrate(model, [images], Method())
-    found, records = improve(model, first, [(0, images)], Method(), PassPlan(steps))
+def test_one_taken_back_leaves_what_was_seen_behind_the_other(steps, model):
+    first = calibrate(model, [IMAGES], Method())
+    found, records = improve(model, first, [(0, IMAGES)], Method(), PassPlan(steps))
     assert [one["kept"] for one in records] == [step is HALVE for step in steps]
-    anew = calibrate(model, [images], Method())
+    anew = calibrate(model, [IMAGES], Method())
     assert found.largest == anew.largest and found.largest != first.largest
 
 
 @pytest.mark.slow
-def test_calibrator_auto_chooses_in_front_of_a_pass_that_gives_ranges(tiny_model, use_policy):
+def test_calibrator_auto_chooses_in_front_of_a_pass_that_gives_ranges(model):
     """If it chose after the pass, its choice would replace the pass's ranges."""
     given = {}
 
@@ -82,9 +87,8 @@ def test_calibrator_auto_chooses_in_front_of_a_pass_that_gives_ranges(tiny_model
             given[name] = node.range.clone()
         return "wider"
 
-    model = use_policy(tiny_model("swin", EMBED_DIM=16, DEPTHS=[1, 1], NUM_HEADS=[1, 2]), "qdq")
-    images, method = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(1)), Method(AUTO)
-    found = CalibrationResult(calibrate(model, [images], method), {}, method, [], [(0, images)])
+    method = Method(AUTO)
+    found = CalibrationResult(calibrate(model, [IMAGES], method), {}, method, [], [(0, IMAGES)])
     step = Step(Pass(widen, type(None), keeps_function=True, of_ranges=True, judges_itself=True))
     record = found.improved(model, PassPlan((HALVE, step)), World()).record
     assert [one["kept"] for one in record["passes"]] == [True, True]
@@ -92,11 +96,10 @@ def test_calibrator_auto_chooses_in_front_of_a_pass_that_gives_ranges(tiny_model
 
 
 @pytest.mark.parametrize("least, cured", [(equalize._BETTER, True), (0.0, False)])
-def test_what_equalize_does_not_cure_stands_out_still(least, cured, tiny_model, use_policy, monkeypatch):
+def test_what_equalize_does_not_cure_stands_out_still(least, cured, model, monkeypatch):
     """Outliers are reported where equalize found no improvement, and only at enabled nodes: float ones lose nothing by
     them."""
     monkeypatch.setattr(equalize, "_BETTER", least)
-    model = use_policy(tiny_model("swin", EMBED_DIM=16, DEPTHS=[1, 1], NUM_HEADS=[1, 2]), "qdq")
     plant(model, "norms", 100)
     images = torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(1))
     first = calibrate(model, [images], Method())
@@ -113,13 +116,11 @@ def test_what_equalize_does_not_cure_stands_out_still(least, cured, tiny_model, 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [None, AUTO])
 def test_a_network_in_training_mode_is_improved_as_out_of_it_and_stays_in_it(name, tiny_model, use_policy):
-    images, method = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(1)), Method(name)
-    found = []
+    method, found = Method(name), []
     for training in (False, True):
-        model = tiny_model("swin", EMBED_DIM=16, DEPTHS=[1, 1], NUM_HEADS=[1, 2], DROP_RATE=0.5, DROP_PATH_RATE=0.5)
-        use_policy(model, "qdq").train(training)
+        model = use_policy(tiny_model("swin", **TWO_BLOCKS, DROP_RATE=0.5, DROP_PATH_RATE=0.5), "qdq").train(training)
         model.layers[0].eval()
-        first = CalibrationResult(calibrate(model, [images], method), {}, method, [], [(0, images)])
+        first = CalibrationResult(calibrate(model, [IMAGES], method), {}, method, [], [(0, IMAGES)])
         found.append((first.improved(model, PassPlan(steps_of(["gptq"])), World()).method, state_of(model)))
         assert model.training is model.layers[1].training is training and not model.layers[0].training
     (method, state), (again, other) = found
