@@ -5,11 +5,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
 from commands import command
 
 import swin_quant as sq
 from swin_quant.cards.card import RunCard
+from swin_quant.checkpoint import save_float
 from swin_quant.config import load_config
 from swin_quant.models import build_model
 from swin_quant.report.accuracy.rows import rows_of
@@ -150,8 +150,7 @@ def test_without_a_run_card_the_user_s_word_counts(run, runs, pictures, write_co
 
     config = write_config(tmp_path, "swin")
     config.write_text(config.read_text().replace("NUM_CLASSES: 3", "NUM_CLASSES: 4"))
-    state = randomise(build_model(load_config(config))).state_dict()
-    torch.save({"model": {key: value for key, value in state.items() if "_amax" not in key}}, tmp_path / "four.pth")
+    save_float(randomise(build_model(load_config(config))), tmp_path / "four.pth")
     refused = run("evaluate", *flags, "--checkpoint", qat(runs), "--float", tmp_path / "four.pth")
     *_, line = refused.err.splitlines()
     assert refused.code == 1 and line.startswith("error")

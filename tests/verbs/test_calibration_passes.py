@@ -10,6 +10,7 @@ from pass_contexts import CutOff, Step, same
 from PIL import Image
 
 from swin_quant.base.distributed import World
+from swin_quant.checkpoint import save_float
 from swin_quant.config import load_config
 from swin_quant.models import build_model
 from swin_quant.quant import AUTO
@@ -322,8 +323,7 @@ def changed_once(request, write_config, randomise, pictures, tmp_path_factory):
     kind, folder = request.param, tmp_path_factory.mktemp("changed")
     config = write_config(folder, kind, EMBED_DIM=32, DEPTHS=[1, 1])  # head sizes that FasterTransformer supports
     model = plant(randomise(build_model(load_config(config))), "v", 100)
-    state = {key: value for key, value in model.state_dict().items() if not key.endswith("_amax")}
-    torch.save({"model": state}, folder / "planted.pth")
+    save_float(model, folder / "planted.pth")
     words = ["calibrate", folder / "planted.pth", "--cfg", config, "--data-path", pictures, "--pictures", 8]
     words += ["--batch", 4, "--half", "none", "--no-eval", "--policy", "ft-mode1", "--passes", "fast"]
     command(*words, "--output", folder)

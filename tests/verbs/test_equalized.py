@@ -6,6 +6,7 @@ from draws import drawn
 
 import swin_quant as sq
 from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.checkpoint import save_float
 from swin_quant.config import load_config
 from swin_quant.models import build_model
 from swin_quant.quant.layer import made_factors
@@ -108,7 +109,7 @@ def uneven(tmp_path_factory, write_config, randomise):
     with torch.no_grad():
         module.layers[-1].blocks[0].norm1.weight[3] *= 30
         module.head.weight[:, 3] = 0
-    torch.save({"model": {k: v for k, v in module.state_dict().items() if not k.endswith("_amax")}}, folder / "v2.pth")
+    save_float(module, folder / "v2.pth")
     return folder / "v2.pth", config
 
 
