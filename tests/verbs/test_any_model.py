@@ -43,9 +43,7 @@ def test_calibrate_score_export_verify_finetune(resnet, run, pictures, tmp_path)
     assert card.config["MODEL"]["TIMM"]["ARCHITECTURE"] == "resnet18"
     assert [result["precision"] for result in card.results] == ["float32", "int8"]
     keys = torch.load(calibrated, weights_only=True)
-    assert (
-        "conv1.bias" in keys and "conv1._weight_quantizer._amax" in keys and not any("running" in key for key in keys)
-    )
+    assert {"conv1.bias", "conv1._weight_quantizer._amax"} <= keys.keys() and not any("running" in key for key in keys)
 
     done = run("evaluate", calibrated, *data, "--half", "none", "--policy", "qdq", "tensorrt")
     assert done.code == 0 and "tensorrt" in done.out, done.err
