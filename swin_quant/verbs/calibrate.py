@@ -120,7 +120,7 @@ def calibrate(
     if isinstance(passes, str):
         steps = PassPlan.of(load_passes(passes))
     else:
-        steps = PassPlan(steps_of(passes or ()), automatic=passes is None)
+        steps = PassPlan(steps_of(() if passes is None else passes), automatic=passes is None)
     with called(calibrator="method"):
         plan = CalibrationPlan(method=Method(method, percentile, exact), passes=steps)
     world = World(device=model.device)
