@@ -132,10 +132,16 @@ class _Parser(argparse.ArgumentParser):
 
 
 def command_of(name: str) -> ModuleType:
-    """The module of a command: its docstring, EXAMPLES, OPTIONS (a dataclass) and `run(options, world)`."""
+    """The module of a command: its docstring, EXAMPLES, dataclass of options and `run(options, world)`."""
     if name not in (*COMMANDS, FRONT_DOOR):
         raise UsageError(f"no command {name!r:.60}{offered(name, COMMANDS)}")
     return importlib.import_module(f"swin_quant.verbs.{re.sub('[- ]', '_', name)}")
+
+
+def options_of(command: ModuleType) -> type:
+    """The dataclass of a command's options: the one that its `run` is annotated with."""
+    kind: type = getattr(command, command.run.__annotations__["options"])
+    return kind
 
 
 def parser_of(name: str, command: ModuleType, rare: bool = False) -> _Parser:
@@ -147,7 +153,7 @@ def parser_of(name: str, command: ModuleType, rare: bool = False) -> _Parser:
         formatter_class=_Help,
         allow_abbrev=False,
     )
-    add_flags(parser, command.OPTIONS, getattr(command, "WORDS", {}), rare or name == FRONT_DOOR)
+    add_flags(parser, options_of(command), getattr(command, "WORDS", {}), rare or name == FRONT_DOOR)
     parser.add_argument("--help-all", action="store_true", help="show this message with the flags that few need")
     parser.add_argument("--verbose", action="store_true", help="more messages, and tracebacks of errors")
     parser.add_argument("--quiet", action="store_true", help="only results, warnings and errors")
@@ -196,6 +202,6 @@ def run(name: str, arguments: Sequence[str]) -> int:
     with speaking(words_of(parser, command)):
         with process_group(getattr(args, "device", "cpu"), getattr(args, "local_rank", None)) as world:
             with memory_errors_named():
-                command.run(options_from(args, command.OPTIONS), world)
+                command.run(options_from(args, options_of(command)), world)
             sys.stdout.flush()  # flushed before this rank waits for the other ranks
     return 0

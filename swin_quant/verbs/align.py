@@ -81,9 +81,6 @@ class AlignOptions:
     device: shared.AnyDevice = "auto"
 
 
-OPTIONS = AlignOptions
-
-
 def align(
     a: Compared,
     b: Compared,

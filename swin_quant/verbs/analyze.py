@@ -68,9 +68,6 @@ class AnalyzeOptions:
     json: shared.Json = None
 
 
-OPTIONS = AnalyzeOptions
-
-
 @dataclass(frozen=True)
 class Analyzed(Printed):
     """The analysis of a model; printed, it is the report of `swin-quant analyze`. `found` holds it as data."""

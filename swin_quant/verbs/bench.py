@@ -77,9 +77,6 @@ class BenchOptions:
     ] = "cpu"
 
 
-OPTIONS = BenchOptions
-
-
 def bench(
     paths: Sequence[str],
     plan: BenchPlan,

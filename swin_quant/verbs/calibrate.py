@@ -77,9 +77,6 @@ class CalibrateOptions:
     random_weights: Annotated[bool, Rare("without a checkpoint: time untrained weights")] = False
 
 
-OPTIONS = CalibrateOptions
-
-
 def calibrate(
     model: Model | nn.Module | str | Path,
     pictures: Source,

@@ -24,9 +24,6 @@ class CompletionOptions:
     shell: Annotated[Literal["bash", "zsh", "tcsh"], Flag(place=True)]
 
 
-OPTIONS = CompletionOptions
-
-
 def run(options: CompletionOptions, world: World) -> None:
     print(library("shtab", "completion").complete(whole_parser(), options.shell))
 
@@ -34,7 +31,7 @@ def run(options: CompletionOptions, world: World) -> None:
 def whole_parser() -> argparse.ArgumentParser:
     """All commands as one parser, groups as commands of commands."""
     from swin_quant.cli.commands import COMMANDS, GROUPS
-    from swin_quant.cli.session import command_of
+    from swin_quant.cli.session import command_of, options_of
 
     parser = argparse.ArgumentParser(prog="swin-quant")
     places = {"": parser.add_subparsers()}
@@ -42,5 +39,5 @@ def whole_parser() -> argparse.ArgumentParser:
         places[group] = places[""].add_parser(group, help=f"commands of {group}").add_subparsers()
     for name, meaning in COMMANDS.items():
         group, _, last = name.rpartition(" ")
-        add_flags(places[group].add_parser(last, help=meaning), command_of(name).OPTIONS)
+        add_flags(places[group].add_parser(last, help=meaning), options_of(command_of(name)))
     return parser

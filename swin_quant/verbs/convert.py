@@ -47,9 +47,6 @@ class ConvertOptions:
     dtype: Annotated[Literal["float32", "float16", "bfloat16"], Flag("type of the weights")] = "float32"
 
 
-OPTIONS = ConvertOptions
-
-
 def run(options: ConvertOptions, world: World) -> None:
     import torch
 

@@ -49,9 +49,6 @@ class PlanOptions:
     device: shared.OnlyCpu = "cpu"
 
 
-OPTIONS = PlanOptions
-
-
 @dataclass(frozen=True)
 class Planned(Printed):
     """The least possible latency of the CUDA engine, planned and not measured. `found` has all figures as data."""

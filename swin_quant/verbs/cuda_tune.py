@@ -30,9 +30,6 @@ class TuneOptions:
     to: Annotated[str | None, Flag("the file (default: beside the artifact, NAME.GPU.tiles.json)", "FILE")] = None
 
 
-OPTIONS = TuneOptions
-
-
 def run(options: TuneOptions, world: World) -> None:
     shared.one_process(world, "cuda tune")
     from swin_quant.backends.cuda.tune import tune

@@ -44,9 +44,6 @@ class DemoOptions:
     epochs: Annotated[int, Flag("epochs of the float training", "N", least=1)] = 6
 
 
-OPTIONS = DemoOptions
-
-
 def run(options: DemoOptions, world: World) -> None:
     one_process(world, "the demo")
     show_cards(run_demo(options, world))

@@ -69,9 +69,6 @@ class DoctorOptions:
     json: Json = None
 
 
-OPTIONS = DoctorOptions
-
-
 def run(options: DoctorOptions, world: World) -> None:
     if not world.is_main:
         return

@@ -83,9 +83,6 @@ class EvaluateOptions:
     no_own_float: Annotated[bool, Rare("do not score the float form on the engine beside an artifact")] = False
 
 
-OPTIONS = EvaluateOptions
-
-
 @dataclass(frozen=True)
 class Evaluation:
     """Results on one list of pictures, the float model's first; printed, it is the accuracy-delta table.

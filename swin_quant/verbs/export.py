@@ -121,9 +121,6 @@ class ExportOptions(TargetOptions):
     onnx: OnnxFlags = OnnxFlags()
 
 
-OPTIONS = ExportOptions
-
-
 def run(options: ExportOptions, world: World) -> None:
     from swin_quant.backends.saturation import at_risk, warn
 

@@ -92,9 +92,6 @@ class FinetuneOptions:
     json: shared.Json = None
 
 
-OPTIONS = FinetuneOptions
-
-
 @dataclass(frozen=True)
 class Finetuned:
     """The checkpoint that QAT wrote, and its results; printed, the accuracy-delta table and the verdict."""

@@ -27,8 +27,5 @@ class FtExportOptions(export.TargetOptions):
     fix_gelu_bias: Annotated[bool, Rare("undo the op's misreading of more than 4096 biases (Swin-L)")] = False
 
 
-OPTIONS = FtExportOptions
-
-
 def run(options: FtExportOptions, world: World) -> None:
     export.run(export.ExportOptions(backend="fastertransformer", **vars(options)), world)

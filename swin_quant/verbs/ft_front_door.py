@@ -128,9 +128,6 @@ class FrontDoorOptions:
         return [WORDS.get(flag, flag) for flag in given if flag != "--amp-opt-level"]
 
 
-OPTIONS = FrontDoorOptions
-
-
 def run(options: FrontDoorOptions, world: World) -> None:
     _refuse(options)
     options = _in_our_words(options)

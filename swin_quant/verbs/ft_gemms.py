@@ -30,9 +30,6 @@ class GemmsOptions:
     write: Annotated[str | None, Flag("write the fastest entry of each shape in the --tuned files", "FILE")] = None
 
 
-OPTIONS = GemmsOptions
-
-
 def run(options: GemmsOptions, world: World) -> None:
     from swin_quant.backends.fastertransformer.tuner import fastest, gemm_shapes, read_tuned, write_tuned
     from swin_quant.models.geometry import geometry_of

@@ -40,9 +40,6 @@ class InspectOptions:
     json: shared.Json = None
 
 
-OPTIONS = InspectOptions
-
-
 def run(options: InspectOptions, world: World) -> None:
     from swin_quant.backends.onnx_reader.file import read_model
     from swin_quant.backends.onnx_reader.inspect import inspect_model

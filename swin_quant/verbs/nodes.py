@@ -34,9 +34,6 @@ class NodesOptions:
     device: shared.OnlyCpu = "cpu"
 
 
-OPTIONS = NodesOptions
-
-
 def run(options: NodesOptions, world: World) -> None:
     from swin_quant.loading import model_or_shapes
     from swin_quant.report.nodes import list_nodes, nodes_table

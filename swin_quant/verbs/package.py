@@ -45,9 +45,6 @@ class PackageOptions:
     servers: ServerOptions = ServerOptions()
 
 
-OPTIONS = PackageOptions
-
-
 def run(options: PackageOptions, world: World) -> None:
     from swin_quant.exported import artifact
 

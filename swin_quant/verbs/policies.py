@@ -30,9 +30,6 @@ class PoliciesOptions:
     json: shared.Json = None
 
 
-OPTIONS = PoliciesOptions
-
-
 def policy(name_or_path: str) -> Policy:
     """A built-in policy by name, or one from a YAML file; UsageError names the file and what is wrong in it."""
     from swin_quant.quant.policy import Policy, load_policy

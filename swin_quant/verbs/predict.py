@@ -78,9 +78,6 @@ class PredictOptions:
     device: Annotated[Literal["auto", "cpu", "cuda"], Flag("default: a GPU if any")] = "auto"
 
 
-OPTIONS = PredictOptions
-
-
 class Guesses(dict[str, "list[Guess]"], Printed):
     """The most probable classes of each picture, by its name; printed, it is the table of `swin-quant predict`.
 

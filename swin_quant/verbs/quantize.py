@@ -52,7 +52,6 @@ EXAMPLES = """examples:
 
 The policy is the backend's best where none is named; auto is found by `search`. A step whose result lies in the output
 folder is not done again. Several checkpoints have a folder each below --output."""
-OPTIONS = QuantizeOptions
 
 
 @dataclass(frozen=True)

@@ -57,9 +57,6 @@ class ReportOptions:
     json: shared.Json = None
 
 
-OPTIONS = ReportOptions
-
-
 def run(options: ReportOptions, world: World) -> None:
     from swin_quant.report.accuracy import AccuracyTable
 

@@ -119,9 +119,6 @@ class SearchOptions:
     json: shared.Json = None
 
 
-OPTIONS = SearchOptions
-
-
 @dataclass(frozen=True)
 class Search(Printed):
     """The result of a search; false where the budget cannot be met. Printed, it is the table of `swin-quant search`."""

@@ -70,9 +70,6 @@ class SensitivityOptions:
     json: shared.Json = None
 
 
-OPTIONS = SensitivityOptions
-
-
 @dataclass(frozen=True)
 class Costs(Printed):
     """The costs of every node and group; printed, it is the table of `swin-quant sensitivity`."""

@@ -87,9 +87,6 @@ class ServeOptions:
     device: AnyDevice = "auto"
 
 
-OPTIONS = ServeOptions
-
-
 def app(
     file: str | Path,
     engine: str | None = None,

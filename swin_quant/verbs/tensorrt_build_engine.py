@@ -49,9 +49,6 @@ class BuildEngineOptions:
     device: shared.AnyDevice = "auto"
 
 
-OPTIONS = BuildEngineOptions
-
-
 @dataclass(frozen=True)
 class BuiltEngine:
     """An engine, in which type each of its layers runs, and the pictures to compare it on: None where nobody asked."""

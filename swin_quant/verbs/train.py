@@ -123,9 +123,6 @@ class TrainOptions:
     output: shared.Output = None
 
 
-OPTIONS = TrainOptions
-
-
 def train_float(cfg: CfgNode, recipe: Recipe, request: Request, world: World) -> Trained:
     """Train `cfg`'s model from scratch, or from the weights of `request.start`; writes <NAME>.pth and its run card."""
     import torch

@@ -52,9 +52,6 @@ class VerifyOptions:
     device: shared.AnyDevice = "auto"
 
 
-OPTIONS = VerifyOptions
-
-
 @dataclass(frozen=True)
 class Verification(Printed):
     """How far the logits of an artifact are from its checkpoint's; printed, it is the table of `swin-quant verify`."""

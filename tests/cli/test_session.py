@@ -174,7 +174,7 @@ def test_out_of_memory_says_what_to_lower_in_the_words_of_the_command(run, float
 
     monkeypatch.setattr("swin_quant.verbs.calibrate.calibrate_checkpoint", much)
     assert run("calibrate", *float_flags).error(1) == f"error: out of {memory}: lower --batch\n"
-    monkeypatch.setattr("swin_quant.verbs.policies.run", much)
+    monkeypatch.setattr("swin_quant.verbs.policies.screen_width", much)
     assert run("policies").error(1) == f"error: out of {memory}\n"
 
 

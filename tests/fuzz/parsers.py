@@ -236,10 +236,10 @@ def reports() -> list[Files]:
 
 def make_report(folder: Path) -> None:
     parser = ArgumentParser()
-    add_flags(parser, report.OPTIONS)
+    add_flags(parser, report.ReportOptions)
     for words in (*(["--format", form] for form in FORMATS), ["--json", "-"]):
         with contextlib.redirect_stdout(io.StringIO()):
-            report.run(options_from(parser.parse_args([str(folder), *words]), report.OPTIONS), World())
+            report.run(options_from(parser.parse_args([str(folder), *words]), report.ReportOptions), World())
 
 
 def shipped(kind: str) -> list[Files]:

@@ -25,8 +25,8 @@ def swin_quant_report(*arguments) -> None:
 
 def asked(arguments):
     parser = argparse.ArgumentParser()
-    add_flags(parser, report.OPTIONS)
-    return options_from(parser.parse_args([str(argument) for argument in arguments]), report.OPTIONS)
+    add_flags(parser, report.ReportOptions)
+    return options_from(parser.parse_args([str(argument) for argument in arguments]), report.ReportOptions)
 
 
 def refused(*arguments, kind=SwinQuantError) -> str:
