@@ -209,8 +209,8 @@ def preprocess_of(artifact: Artifact) -> Preprocess:
 def load_engines(artifact: Artifact, names: Sequence[str] | None, options: EngineOptions) -> dict[str, Engine]:
     """The artifact on each named engine, by `path on engine`: two folders may hold files with one name.
 
-    `names` None: the engine that it was exported for, else every installed one that takes it. UsageError for an engine
-    that does not take this kind of artifact, or is not installed.
+    Without `names`: the engine that it was exported for, else every installed one that takes it. UsageError for an
+    engine that does not take this kind of artifact, or is not installed.
     """
     policy = _policy_of(artifact)
     sha256 = policy.sha256 if policy else None
@@ -229,13 +229,13 @@ def on_its_device(name: str, options: EngineOptions) -> EngineOptions:
     return replace(options, device=engine_named(name).home or options.device)
 
 
-def names_of_engines(artifact: Artifact, names: Sequence[str] | None) -> list[str]:
+def names_of_engines(artifact: Artifact, names: Sequence[str] | None = None) -> list[str]:
     """The engines that `load_engines` loads."""
     kind = artifact.record["backend"]
     able = {backend.name: backend for backend in takers(kind)}
     if not able:
         raise SwinQuantError(f"{card_path(artifact.file)}: artifact.backend is {kind!r:.40}: no engine runs that")
-    if names is None:
+    if not names:
         target = artifact.record["options"].get("target")
         if has_float8(artifact):
             able = {name: backend for name, backend in able.items() if backend.float8}
@@ -269,7 +269,7 @@ def _policy_of(artifact: Artifact) -> Policy | None:
     return policy_from_dict(policy, str(card_path(artifact.file))) if policy else None
 
 
-def one_engine(artifact: Artifact, names: Sequence[str] | None) -> str:
+def one_engine(artifact: Artifact, names: Sequence[str]) -> str:
     """The named engine, by default the first installed one; UsageError for several."""
     found = names_of_engines(artifact, names)
     if names and len(found) > 1:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from types import UnionType
@@ -61,7 +61,7 @@ class Flag:
     help: str | Callable[[], str] = ""
     metavar: str | None = None
     name: str | None = None
-    choices: Sequence[Any] | Callable[[], Sequence[Any]] = ()
+    choices: Iterable[Any] | Callable[[], Iterable[Any]] = ()
     place: bool = False
     or_flag: bool = False
     optional: str | None = None

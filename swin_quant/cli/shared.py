@@ -30,10 +30,6 @@ if TYPE_CHECKING:
     from swin_quant.quant.policy import Policy, Rule
 
 
-def backend_names() -> list[str]:
-    return list(targets())
-
-
 DEFAULT_BATCH = 32  # pictures at a time, without a config's value
 HIDDEN = Flag(argparse.SUPPRESS)  # without a place in --help
 OTHER_MACHINE = {"DATA.DATA_PATH": "", "DATA.ZIP_MODE": False}  # instead of a card's values, which name no folder here
@@ -41,7 +37,7 @@ OTHER_MACHINE = {"DATA.DATA_PATH": "", "DATA.ZIP_MODE": False}  # instead of a c
 Calibrated = Annotated[str | None, Flag("calibrated checkpoint", "CHECKPOINT", or_flag=True)]
 MadeFrom = Annotated[str | None, Flag("the checkpoint that was exported (default: looked for)", "FILE")]
 ArtifactFile = Annotated[str, Flag("exported file; its run card lies beside it", "ARTIFACT", place=True)]
-TargetName = Annotated[str, Flag("backend that will run it", name="--for", choices=backend_names)]
+TargetName = Annotated[str, Flag("backend that will run it", name="--for", choices=targets)]
 Int4Weights = Annotated[bool, Rare("store weights of at most 4 bits as INT4 (policies w4a16, w4a8)")]
 Tune = Annotated[bool, Flag("openvino: try files, keep the fastest (minutes)")]
 ClassNames = Annotated[str | None, Flag("class names, one a line (default: the model's, ImageNet's)", "FILE")]

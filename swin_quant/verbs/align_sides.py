@@ -136,7 +136,7 @@ def of_model(
 
 def of_artifact(artifact: Artifact, engine: str | None = None, options: EngineOptions = EngineOptions()) -> Side:
     """An artifact on its engine: logits of the file as it is, all else of a copy that gives more (`Backend.inside`)."""
-    name = one_engine(artifact, [engine] if engine else None)
+    name = one_engine(artifact, [engine] if engine else [])
     options = on_its_device(name, options)
     ((label, loaded),) = load_engines(artifact, [name], options).items()
     inner = engine_named(name).inside

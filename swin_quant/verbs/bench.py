@@ -102,16 +102,16 @@ def run(options: BenchOptions, world: World) -> None:
     from swin_quant.score.bench import BenchPlan, load_pictures
 
     shared.one_process(world, "bench")
-    how, place = options.measuring, options.comparing
-    threads = usable_cores() if how.threads is None else how.threads
-    plan = BenchPlan(tuple(dict.fromkeys(how.batch)), how.rounds, how.seconds, threads)
+    timed, place = options.measuring, options.comparing
+    threads = usable_cores() if timed.threads is None else timed.threads
+    plan = BenchPlan(tuple(dict.fromkeys(timed.batch)), timed.rounds, timed.seconds, threads)
     if options.output:
         ensure_writable_dir(options.output)
     shown = None
     if place.data_path:
         shown = load_pictures(options.files[0], place.data_path, place.split, place.zip, place.pictures)
-    kinds = (options.engine or None, options.float_type or None)
-    report = bench(options.files, plan, shown, *kinds, options.checkpoint, world.device.type)
+    how = options.engine, options.float_type, options.checkpoint, world.device.type
+    report = bench(options.files, plan, shown, *how)
     if options.output:
         for name, write in BENCH_FILES.items():
             atomic_write_bytes(f"{options.output}/{name}", write(report).encode())

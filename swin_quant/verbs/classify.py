@@ -4,7 +4,7 @@ Parquet files hold some thousand rows each, are shared among ranks, and a run th
 """
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
@@ -13,13 +13,14 @@ import numpy as np
 import torch
 from yacs.config import CfgNode
 
-from swin_quant.backends.artifact import Artifact
+from swin_quant.backends.artifact import Artifact, open_artifact
 from swin_quant.base.distributed import World, gather
 from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir, sha256_of_data, write_json
 from swin_quant.base.progress import log
 from swin_quant.base.schema import within
 from swin_quant.base.shards import Sharding, Shards
+from swin_quant.cli.shared import EngineFlags, PictureOptions
 from swin_quant.config.outputs import FEATURES, LOGITS, classes_of, need_logits
 from swin_quant.data.pictures import Pictures, SomePictures
 from swin_quant.data.preprocess import Preprocess
@@ -29,7 +30,6 @@ from swin_quant.model import Model
 from swin_quant.quant.policy import Policy
 from swin_quant.score.engine import Engine, engine_under
 from swin_quant.score.metrics import Guess, class_names, top_classes
-from swin_quant.score.options import EngineOptions
 from swin_quant.score.run_engines import Inferred, infer
 
 SHARDS_SCHEMA = "swin-quant/prediction-shards/1"
@@ -56,11 +56,11 @@ class Predictions:
     unreadable: dict[str, str]
 
 
-def of_artifact(artifact: Artifact, engines: Sequence[str] | None, options: EngineOptions) -> Classifying:
+def of_artifact(artifact: Artifact, engines: EngineFlags, device: str) -> Classifying:
     """An artifact on one engine."""
     cfg, preprocess = config_of(artifact), preprocess_of(artifact)
     need_logits(cfg.MODEL.OUTPUT_KIND, "predict")
-    (engine,) = load_engines(artifact, [one_engine(artifact, engines)], options).values()
+    (engine,) = load_engines(artifact, [one_engine(artifact, engines.engine)], engines.options(device)).values()
     names, sha256 = labels_in(artifact), artifact.record["sha256"]
     return Classifying(artifact.file.name, engine, preprocess, cfg.MODEL.NUM_CLASSES, names, sha256)
 
@@ -81,7 +81,7 @@ class Answers:
     workers: int = 0
 
 
-def classify(by: Classifying, pictures: Pictures, wanted: Answers = Answers()) -> Predictions:
+def classify(by: Classifying, pictures: Pictures, wanted: Answers) -> Predictions:
     """The classes of each picture by name: from the file of labels, else as `class_names` says."""
     names = class_names(by.classes, wanted.labels, by.names)
     inferred = infer(
@@ -170,42 +170,33 @@ def _columns() -> list[tuple[str, Any]]:
     return [("picture", pyarrow.string()), ("classes", pyarrow.list_(guess)), ("unreadable", pyarrow.string())]
 
 
-def write_logits(
-    artifact: Artifact,
-    pictures: Callable[[], Pictures],
-    folder: str | Path,
-    engines: Sequence[str] | None,
-    options: EngineOptions,
-    batch_size: int = 32,
-    workers: int = 0,
-    max_unreadable: float = 0.01,
-) -> Path:
+def write_logits(file: str, place: PictureOptions, engines: EngineFlags, folder: str, device: str) -> None:
     """Write <ARTIFACT>_logits.npz into `folder`: names [N], logits float32 [N, classes], top1 and labels int64 [N].
 
     An embedding is `embedding`, float32 [N, channels], in <ARTIFACT>_embedding.npz. Maps are `features0` to `features3`
     by stage, [N, C, h, w], in <ARTIFACT>_features.npz; where pictures have several sizes, those of picture 7 are
     `features0_7`, [C, h, w].
-    It runs on one of `engines`. Pictures that cannot be read are left out.
+    Pictures that cannot be read are left out.
     """
-    name = one_engine(artifact, engines)
-    cfg, shown = config_of(artifact), pictures()
+    artifact = open_artifact(file)
+    name = one_engine(artifact, engines.engine)
+    cfg, shown = config_of(artifact), place.open()
     kind = cfg.MODEL.OUTPUT_KIND
     target = ensure_writable_dir(folder) / f"{artifact.file.stem}_{kind}.npz"
     inferred = infer(
-        load_engines(artifact, [name], options),
+        load_engines(artifact, [name], engines.options(device)),
         shown,
         preprocess_of(artifact),
         classes_of(cfg),
-        batch_size=batch_size,
-        workers=workers,
-        max_unreadable=max_unreadable,
+        batch_size=place.batch,
+        workers=place.workers,
+        max_unreadable=place.max_unreadable,
     )
     if inferred.unreadable:
         log.warning("left out, unreadable: %s", listed(inferred.unreadable))
     arrays = _maps(inferred, cfg) if kind == FEATURES else _logits(inferred, kind)
     atomic_write_bytes(target, _npz(inferred, arrays))
     log.info("%d pictures, %s: %s", len(inferred.names), name, target)
-    return target
 
 
 def _logits(inferred: Inferred, kind: str) -> dict[str, np.ndarray]:

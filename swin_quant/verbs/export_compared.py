@@ -63,7 +63,7 @@ def check_export(artifact: Artifact, model: Classifier) -> str:
 
     The reference is fake-quant for a quantized artifact, else float32. SwinQuantError beyond `verify`'s tolerance.
     """
-    name = names_of_engines(artifact, None)[0]
+    name = names_of_engines(artifact)[0]
     record, policy = artifact.record, artifact.card.policy
     policies = [policy_from_dict(policy, artifact.card.name)] if policy and is_quantized(record["precision"]) else []
     reference = engine_under(model, torch.device("cpu"), policies)

@@ -9,21 +9,14 @@ from torch import nn
 
 from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.backend import Backend, function
-from swin_quant.backends.registry import takers, targets
+from swin_quant.backends.registry import takers, target_named
 from swin_quant.backends.saturation import at_risk, safe_on, without_saturation
-from swin_quant.base.errors import UsageError, listed, offered
+from swin_quant.base.errors import UsageError, listed
 from swin_quant.base.files import ensure_writable_dir, place_of, sha256_of
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
 from swin_quant.checkpoint.opened import open_checkpoint
 from swin_quant.quant.policy import Policy, builtin_policies, described, is_builtin, load_policy, policy_from_dict
-
-
-def target_of(name: str) -> Backend:
-    """The backend of that name; UsageError where none exports."""
-    if name not in targets():
-        raise UsageError(f"‹backend› {name!r:.60}{offered(name, targets())}")
-    return targets()[name]
 
 
 def engine_for(target: Backend) -> str | None:
@@ -84,7 +77,7 @@ class ExportTarget:
         cls, name: str, precision: str, values: Mapping[str, Any] | None = None, saturation_safe: bool = False
     ) -> "ExportTarget":
         """UsageError for a backend that is none, and for options that it lacks."""
-        backend, given = target_of(name), values or {}
+        backend, given = target_named(name), values or {}
         options = exporter_options(backend, precision, given)
         return cls(backend, precision, options, saturation_safe, bool(given.get("plain")))
 
@@ -133,7 +126,7 @@ def policy_for(target: str, card: RunCard | None, checkpoint: str | Path | None 
     zero points lacks one end of each range, and gets the best policy without zero points. `plain`: the best is that of
     a file without compiled operators.
     """
-    exports = target_of(target).exporting
+    exports = target_named(target).exporting
     best_first = exports.policies if plain or card is None else exports.policies_for(card.config)
     fitting = [name for name in best_first if name in builtin_policies()]
     own = policy_from_dict(card.policy, card.name) if card and card.policy else None

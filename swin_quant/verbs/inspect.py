@@ -27,16 +27,14 @@ EXAMPLES = """examples:
   swin-quant inspect some_swin_of_timm.onnx                                 (any ONNX file)"""
 
 
-def _engines() -> list[str]:
-    return list(engines_for("onnx"))
-
-
 @dataclass(frozen=True)
 class InspectOptions:
     """The file to inspect, and the engine to ask."""
 
     model: Annotated[str, Flag(metavar="MODEL.onnx", place=True)]
-    engine: Annotated[str | None, Flag("only what this engine will not fuse (default: all)", choices=_engines)] = None
+    engine: Annotated[
+        str | None, Flag("only what this engine will not fuse (default: all)", choices=partial(engines_for, "onnx"))
+    ] = None
     json: shared.Json = None
 
 

@@ -17,7 +17,6 @@ from swin_quant.cli.output import Printed, sharding, tell
 from swin_quant.config.outputs import need_logits
 from swin_quant.config.sides import shortest, sides
 from swin_quant.report.table import ReportTable
-from swin_quant.score.options import EngineOptions
 
 if TYPE_CHECKING:
     from swin_quant.base.distributed import World
@@ -129,7 +128,7 @@ def predict(
         shown = SomePictures(shown, images.indices(shown))
     network = [] if isinstance(model, Exported) else [model.module]
     if isinstance(model, Exported):
-        by = of_artifact(model.artifact, [engine] if engine else None, EngineOptions(device=device))
+        by = of_artifact(model.artifact, shared.EngineFlags((engine,) if engine else ()), device)
     elif engine:
         raise UsageError(f"{model.name}: engine {engine} runs artifacts: export the model first")
     else:
@@ -142,11 +141,17 @@ def predict(
 def run(options: PredictOptions, world: World) -> None:
     from swin_quant.data.named import NamedPictures
     from swin_quant.exported import is_checkpoint
-    from swin_quant.verbs.classify import Answers, classify, classify_shards
+    from swin_quant.verbs.classify import Answers, classify, classify_shards, write_logits
 
     wanted = options.answers
     if wanted.logits:
-        _write_logits(options, world)
+        shared.one_process(world, "predict --logits")
+        if is_checkpoint(options.model):
+            raise UsageError(f"--logits: {options.model} is a checkpoint: export it, then name the artifact")
+        place = shared.PictureOptions(
+            **vars(options.place), images=options.images, batch=wanted.batch, workers=wanted.workers
+        )
+        write_logits(options.model, place, options.engines, wanted.logits, world.device.type)
         return
     if options.place != PlaceOptions():
         raise UsageError("--data-path, --zip, --split, --max-unreadable: are for --logits: name the pictures")
@@ -174,36 +179,13 @@ def run(options: PredictOptions, world: World) -> None:
     _write(options.json, by, found)
 
 
-def _write_logits(options: PredictOptions, world: World) -> None:
-    from swin_quant.backends.artifact import open_artifact
-    from swin_quant.exported import is_checkpoint
-    from swin_quant.verbs.classify import write_logits
-
-    wanted, place = options.answers, options.place
-    shared.one_process(world, "predict --logits")
-    if is_checkpoint(options.model):
-        raise UsageError(f"--logits: {options.model} is a checkpoint: export it, then name the artifact")
-    pictures = shared.PictureOptions(place.data_path, place.zip, place.split, options.images)
-    assert wanted.logits is not None
-    write_logits(
-        open_artifact(options.model),
-        pictures.open,
-        wanted.logits,
-        options.engines.engine or None,
-        options.engines.options(world.device.type),
-        wanted.batch,
-        wanted.workers,
-        place.max_unreadable,
-    )
-
-
 def _of_artifact(options: PredictOptions, world: World) -> Classifying:
     from swin_quant.backends.artifact import open_artifact
     from swin_quant.verbs.classify import of_artifact
 
     artifact = open_artifact(options.model)
     refuse_checkpoint_flags(options.geometry, options.policy)
-    return of_artifact(artifact, options.engines.engine or None, options.engines.options(world.device.type))
+    return of_artifact(artifact, options.engines, world.device.type)
 
 
 def _of_checkpoint(options: PredictOptions, world: World) -> Classifying:

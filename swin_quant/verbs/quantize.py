@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from swin_quant.backends.backend import Backend
-from swin_quant.backends.registry import takers
+from swin_quant.backends.registry import takers, target_named
 from swin_quant.base.errors import SwinQuantError, UsageError, memory_errors_named, one_line
 from swin_quant.base.files import ensure_writable_dir
 from swin_quant.base.progress import log
@@ -108,11 +108,11 @@ def quantize(
     from swin_quant.quant.policy import load_policy
     from swin_quant.verbs.calibrate import calibrate
     from swin_quant.verbs.export import export
-    from swin_quant.verbs.export_target import ExportTarget, check_policy, target_of
+    from swin_quant.verbs.export_target import ExportTarget, check_policy
     from swin_quant.verbs.export_tuned import check_tunable
     from swin_quant.verbs.search import search
 
-    source, target = source_of(pictures), target_of(backend)
+    source, target = source_of(pictures), target_named(backend)
     budget, place = BudgetOptions(max_drop, min_agreement, min_sqnr, max_ms), None
     if isinstance(source, PictureSet):
         place = source

@@ -164,7 +164,7 @@ def service_of(artifact: Artifact, options: ServeOptions, device: str = "cpu") -
     kind = cfg.MODEL.OUTPUT_KIND
     if kind != FEATURES and not preprocess.is_square:
         raise UsageError(f"{artifact.file}: classifies pictures of any size: only maps are served for these")
-    chosen, limits = one_engine(artifact, options.engines.engine or None), options.limits.limits()
+    chosen, limits = one_engine(artifact, options.engines.engine), options.limits.limits()
     sizes = graphs_for(limits.max_batch) if engine_named(chosen).graph_per_shape else ()
     how = options.engines.options(device)
     how = replace(how, graphs=max(how.graphs, len(sizes)))

@@ -124,7 +124,7 @@ def verify_artifact(
     from swin_quant.score.run_engines import infer, infer_batches
 
     place = options.place
-    names = names_of_engines(artifact, options.engines.engine or None)
+    names = names_of_engines(artifact, options.engines.engine)
     check_writable(card_path(artifact.file))  # which gets the records
     cfg = config_of(artifact)
     checkpoint = find_checkpoint(artifact, options.checkpoint)
