@@ -36,7 +36,7 @@ class Done:
     err: str
 
     def ok(self) -> "Done":
-        """Itself, after a success."""
+        """The end itself, after checking that it is no failure."""
         assert self.code == 0, self
         return self
 

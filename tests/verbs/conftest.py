@@ -84,6 +84,14 @@ def own_calibrated(calibrated, tmp_path):
     return shutil.copytree(calibrated.parent, tmp_path / "calibrated") / calibrated.name
 
 
+def own(calibrated, tmp_path):
+    """A copy of the calibrated file, with all that lies beside it, that a test may damage."""
+    for file in calibrated.parent.iterdir():
+        if file.is_file():
+            shutil.copy(file, tmp_path)
+    return tmp_path / calibrated.name
+
+
 @pytest.fixture
 def calibrate(run, float_flags, card_of, tmp_path):
     """calibrate(flags ...) -> (state_dict, card) of a calibration with `float_flags` and these."""

@@ -170,11 +170,6 @@ def test_a_step_needs_images_labels_and_a_float_model(tiny_model, images, labels
 # In Python
 
 
-@pytest.fixture
-def model(micro):
-    return sq.load(micro / "swin.pth", config=micro / "swin.yaml")
-
-
 def test_models_are_sides(model, micro, pictures):
     other = sq.load(micro / "swin.pth", config=micro / "swin.yaml")
     other.module.head.weight.data *= 1.5

@@ -38,8 +38,7 @@ def artifact(folder):
 @pytest.mark.slow
 def test_an_artifact_is_measured_beside_its_float_models(run, artifact, pictures, tmp_path, engines_here):
     words = ("--batch", 2, *QUICK, "--data-path", pictures, "--output", tmp_path)
-    done = run("bench", artifact, *words)
-    assert done.code == 0, done.err
+    done = run("bench", artifact, *words).ok()
     rows = list(csv.DictReader((tmp_path / "bench.csv").open()))
     names = [row["candidate"] for row in rows]
     assert names[:2] == ["torch float32", "onnxruntime float32"] and names[2].startswith("onnxruntime int8 ")
@@ -55,8 +54,7 @@ def test_an_artifact_is_measured_beside_its_float_models(run, artifact, pictures
 
 @pytest.mark.slow
 def test_json_on_standard_output_says_that_the_pictures_are_noise(run, artifact, engines_here):
-    done = run("bench", artifact, "--batch", 1, *QUICK, "--json", "--quiet")
-    assert done.code == 0, done.err
+    done = run("bench", artifact, "--batch", 1, *QUICK, "--json", "--quiet").ok()
     content = json.loads(done.out)
     assert content["schema"] == "swin-quant/bench/1" and "noise" in content["pictures"]
     assert [row["batch"] for row in content["rows"]] == [1, 1, 1]

@@ -33,8 +33,7 @@ def test_other_bits_are_refused_and_the_statistics_find_them(run, scoring_flags,
     line = run("evaluate", *scoring_flags, "--checkpoint", of_8_bits / f"{NAME}.pth", *four).error(2)
     assert "found by mse for 8 bits" in line and "ft-mode1 A4 has 4" in line and "from statistics" in line
     again = ["--cfg", scoring_flags[1], "--statistics", of_8_bits / f"{NAME}.stats.npz", "--calibrator", "mse", *four]
-    done = run("calibrate", *again, "--output", tmp_path / "again", "--device", "cpu", "--no-eval")
-    assert done.code == 0, done
+    run("calibrate", *again, "--output", tmp_path / "again", "--device", "cpu", "--no-eval").ok()
     direct = [*float_flags, "--calibrator", "mse", *four, "--no-eval", "--output", tmp_path / "direct"]
     assert run("calibrate", *direct).code == 0
     file = tmp_path / "again" / f"{NAME}.pth"

@@ -39,8 +39,7 @@ def scored(run, scoring_flags, tmp_path):
 
     def results(checkpoint, *flags):
         output = tmp_path / f"scored{next(numbers)}"
-        done = run("evaluate", checkpoint, *scoring_flags, *flags, "--output", output)
-        assert done.code == 0, done.err
+        run("evaluate", checkpoint, *scoring_flags, *flags, "--output", output).ok()
         (card,) = (json.loads(file.read_text()) for file in output.glob("*_eval.json"))
         return [(result["pictures"], result["acc1"], round(result["loss"], 4)) for result in card["results"]]
 
@@ -85,8 +84,7 @@ def test_names_go_all_the_way(run, permuted, pictures, float_flags, scoring_flag
         assert {guess["index"]: guess["name"] for guess in json.loads(done.out)["pictures"][0]["classes"]} == dict(
             enumerate(NAMES)
         )
-    done = run("evaluate", exported, "--data-path", pictures, "--half", "none")
-    assert done.code == 0, done.err
+    run("evaluate", exported, "--data-path", pictures, "--half", "none").ok()
     in_float = [result for result in card_of(exported)["results"] if result["engine"] == "torch"]
     assert [(result["pictures"], result["acc1"], round(result["loss"], 4)) for result in in_float] == scored(permuted)
     model = sq.load(calibrated)
@@ -141,8 +139,7 @@ def test_names_reach_the_page(run, permuted, micro, pictures, tmp_path):
     sq.calibrate(model, sq.pictures(pictures, "train", 8), sq.policy("qdq").bits("*", 2), passes=[])
     sq.evaluate(model, pictures, half="none")
     model.save(tmp_path / "out" / "few.pth")
-    done = run("report", tmp_path / "out" / "few.json", "--html", tmp_path / "x.html", "--data-path", pictures)
-    assert done.code == 0, done.err
+    run("report", tmp_path / "out" / "few.json", "--html", tmp_path / "x.html", "--data-path", pictures).ok()
     shown = (tmp_path / "x.html").read_text().partition('<div class="pictures">')[2]
     assert shown and all(name in shown for name in NAMES)
 
@@ -150,8 +147,7 @@ def test_names_reach_the_page(run, permuted, micro, pictures, tmp_path):
 @pytest.mark.slow
 def test_a_new_head_has_the_names_of_the_folders_that_it_was_trained_on(run, pictures, float_flags, card_of, tmp_path):
     flags = ["--data-path", pictures, "--device", "cpu", "--epochs", 1, "--batch", 4, "--no-eval"]
-    done = run("train", "--cfg", float_flags[1], *flags, "--set", "augment.crop=padded", "--output", tmp_path)
-    assert done.code == 0, done.err
+    run("train", "--cfg", float_flags[1], *flags, "--set", "augment.crop=padded", "--output", tmp_path).ok()
     (file,) = tmp_path.glob("*.pth")
     assert card_of(file)["class_names"] == PETS
     model = sq.calibrate(file, sq.pictures(pictures, "train", 4), "qdq", passes=[])

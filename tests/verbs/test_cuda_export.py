@@ -106,8 +106,7 @@ def test_the_card_says_the_form_of_gelu(files):
 )
 def test_verify_finds_every_form_to_be_the_model(run, files, wide, pictures, flags):
     words = ("--checkpoint", wide, "--data-path", pictures, "--pictures", 4, "--device", "cpu")
-    done = run("verify", files(*flags), *words)
-    assert done.code == 0, done.err
+    done = run("verify", files(*flags), *words).ok()
     assert "cuda (emulated)" in done.out + done.err
 
 
@@ -118,8 +117,7 @@ def test_check_runs_it_before_it_leaves_the_house(run, wide, tmp_path):
 
 
 def test_run_writes_logits(run, file, pictures, tmp_path):
-    done = run("predict", file, "--engine", "cuda", "--data-path", pictures, "--device", "cpu", "--logits", tmp_path)
-    assert done.code == 0, done.err
+    run("predict", file, "--engine", "cuda", "--data-path", pictures, "--device", "cpu", "--logits", tmp_path).ok()
     (written,) = tmp_path.glob("*_logits.npz")
     arrays = dict(np.load(written))
     assert arrays["logits"].shape == (7, 3) and np.isfinite(arrays["logits"]).all()
@@ -367,8 +365,7 @@ def test_what_is_served_has_the_tiles_that_were_timed(file, fake_gpu):
 @pytest.mark.slow
 def test_align_by_layers(run, file, wide, pictures):
     words = ("--policy", "cuda", "--data-path", pictures, "--pictures", 3, "--device", "cpu", "--json", "--quiet")
-    done = run("align", wide, file, *words)
-    assert done.code == 0, done.err
+    done = run("align", wide, file, *words).ok()
     found = json.loads(done.out)
     names = {row["name"] for row in found["tensors"]}
     assert found["first"] is None and {"patch_embed", "layers.0.blocks.1.mlp.fc2._input_quantizer", "logits"} <= names

@@ -34,8 +34,7 @@ def toy(install, tmp_path):
 def test_from_a_float_checkpoint_to_onnx_runtime(toy, run, pictures, tmp_path):
     data = ("--data-path", pictures, "--device", "cpu")
     words = ("--pictures", 8, "--batch", 4, "--policy", "qdq", "--output", tmp_path)
-    done = run("calibrate", "--cfg", toy, "--checkpoint", tmp_path / "toy.pth", *words, *data)
-    assert done.code == 0, done.err
+    run("calibrate", "--cfg", toy, "--checkpoint", tmp_path / "toy.pth", *words, *data).ok()
     calibrated = tmp_path / "toy_calib.pth"
     card = RunCard.read(tmp_path / "toy_calib.json")
     assert card.config["MODEL"]["TOY"] == {"HIDDEN": 24} and "a wrapper's names" in card.source["format"]
@@ -43,8 +42,7 @@ def test_from_a_float_checkpoint_to_onnx_runtime(toy, run, pictures, tmp_path):
 
     for backend in ("onnx", "openvino"):
         out = tmp_path / backend
-        done = run("export", "--checkpoint", calibrated, "--for", backend, "--check", "--output", out)
-        assert done.code == 0, done.err
+        done = run("export", "--checkpoint", calibrated, "--for", backend, "--check", "--output", out).ok()
         file = done.out.strip()
         assert run("verify", file, *data).code == 0
         operators = [node.op_type for node in onnx.load(file).graph.node]

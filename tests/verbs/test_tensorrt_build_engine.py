@@ -58,8 +58,7 @@ def trt(monkeypatch):
 
 @pytest.mark.slow
 def test_from_an_export_to_an_engine_that_scores_like_the_model(run, trt, exported, onnx_file):
-    done = run(*BUILD, onnx_file, "--max-batch", 16, "--no-verify")
-    assert done.code == 0, done
+    done = run(*BUILD, onnx_file, "--max-batch", 16, "--no-verify").ok()
     assert "trtexec --onnx=" in done.err and "--maxShapes=images:16x3x32x32" in done.err
     engine = load(open_artifact(onnx_file.with_name(f"{onnx_file.stem}_sm89.engine")), EngineOptions(device="cuda"))
     model, _ = exported
@@ -140,8 +139,7 @@ def test_an_engine_is_verified_when_it_is_built(run, trt, calibrated_export, pic
         "--pictures",
         4,
     )
-    done = run(*words, "--opt-batch", 2, "--max-batch", 2)
-    assert done.code == 0, done
+    run(*words, "--opt-batch", 2, "--max-batch", 2).ok()
     engine = tmp_path / "swin_micro_fp8_tensorrt_sm89.engine"
     records = RunCard.read(engine.with_suffix(".json")).verification
     assert [record["passed"] for record in records] == [True, None] and records[0]["pictures"] == 4

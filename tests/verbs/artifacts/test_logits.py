@@ -9,8 +9,7 @@ def logits(run, tmp_path):
     """logits(artifact and flags ...) -> the arrays that were written."""
 
     def go(*words):
-        done = run("predict", *words, "--logits", tmp_path / "out")
-        assert done.code == 0, done.err
+        run("predict", *words, "--logits", tmp_path / "out").ok()
         (written,) = (tmp_path / "out").glob("*_logits.npz")
         return dict(np.load(written))  # allow_pickle is off
 

@@ -16,8 +16,7 @@ def predict(run):
     """predict(words ...) -> the JSON on standard output."""
 
     def go(*words):
-        done = run("predict", *words, "--json", "-")
-        assert done.code == 0, done.err
+        done = run("predict", *words, "--json", "-").ok()
         return json.loads(done.out)
 
     return go

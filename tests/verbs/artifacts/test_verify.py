@@ -33,8 +33,7 @@ def records(artifact):
 
 @pytest.mark.slow
 def test_every_engine_against_fake_quant_and_float(verify, exports):
-    done = verify(exports.onnx)
-    assert done.code == 0, done.err
+    done = verify(exports.onnx).ok()
     found = records(exports.onnx)
     assert [(r["engine"], r["reference"], r["passed"]) for r in found] == [
         ("onnxruntime", "torch fake-quant", True), ("onnxruntime", "torch float32", None),
