@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from swin_quant import __version__
 from swin_quant.cli import guard
 
 LOUD = "print(chr(10).join(map(str, range(20_000))))"
@@ -165,7 +164,3 @@ def test_names_that_lead_nowhere(run, tmp_path, words, says):
     line = run(*(word.format(**places) for word in words)).error(1)
     assert re.search(says, line, re.IGNORECASE), line
     assert (tmp_path / "there.pth").read_bytes() == b"precious" and not (tmp_path / "out").exists()
-
-
-def test_version(run):
-    assert run("--version").out == f"{__version__}\n"

@@ -1,5 +1,6 @@
 """Several processes: the same ranges and figures as one, every picture once, and all end when one fails."""
 
+import inspect
 import itertools
 import os
 import resource
@@ -12,62 +13,68 @@ import time
 
 import numpy as np
 import pytest
+from commands import after_one_batch, meeting
 from PIL import Image
 
 from swin_quant.base import distributed
 from swin_quant.base.errors import SwinQuantError
 
 
-def same_results(one, two):
-    assert one["calibration"] == two["calibration"]
-    for a, b in zip(one["results"], two["results"], strict=True):
-        for key in ("pictures", "acc1", "acc5", "agreement", "delta_acc1", "delta_acc1_se", "unreadable", "dataset"):
-            assert a[key] == b[key], (key, a, b)
-        assert a["loss"] == pytest.approx(b["loss"], rel=1e-6)
+@pytest.fixture
+def both(run, forked, card_of, tmp_path):
+    """both(flags ...) -> the ends of two ranks, and the run cards of a calibration on one rank and on two, which write
+    the same bytes and figures."""
+
+    def go(*flags):
+        run("calibrate", *flags, "--output", tmp_path / "one").ok()
+        ends = forked(2, "calibrate", *flags, "--output", tmp_path / "two")
+        assert [done.code for done in ends] == [0, 0], ends
+        files = [tmp_path / folder / "swin_micro_calib.pth" for folder in ("one", "two")]
+        assert files[0].read_bytes() == files[1].read_bytes()
+        one, two = map(card_of, files)
+        assert one["calibration"] == two["calibration"] and one["checkpoint"] == two["checkpoint"]
+        for a, b in zip(one["results"], two["results"], strict=True):
+            for key in (
+                "pictures",
+                "acc1",
+                "acc5",
+                "agreement",
+                "delta_acc1",
+                "delta_acc1_se",
+                "unreadable",
+                "dataset",
+            ):
+                assert a[key] == b[key], (key, a, b)
+            assert a["loss"] == pytest.approx(b["loss"], rel=1e-6)
+        return ends, one, two
+
+    return go
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [["--calibrator", "percentile", "--exact-histogram"], ["--calibrator", "max"]])
-def test_two_ranks_give_the_ranges_and_figures_of_one(run, forked, float_flags, card_of, tmp_path, how):
+def test_two_ranks_give_the_ranges_and_figures_of_one(both, float_flags, how):
     """3 batches and 7 pictures of val: the ranks' shares are unequal in both passes."""
-    flags = [*float_flags, "--pictures", 9, "--batch", 3, "--policy", "ft-mode2", *how]
-    assert run("calibrate", *flags, "--output", tmp_path / "one").code == 0
-    ends = forked(2, "calibrate", *flags, "--output", tmp_path / "two")
-    assert [done.code for done in ends] == [0, 0], ends
-    files = [tmp_path / folder / "swin_micro_calib.pth" for folder in ("one", "two")]
-    assert files[0].read_bytes() == files[1].read_bytes()
-    same_results(*map(card_of, files))
-    assert card_of(files[1])["results"][0]["pictures"] == 7
+    ends, _, two = both(*float_flags, "--pictures", 9, "--batch", 3, "--policy", "ft-mode2", *how)
+    assert two["results"][0]["pictures"] == 7
     assert "ft-mode2" in ends[0].out or "int8" in ends[0].out
     assert ends[1].out == "" and ends[1].err == ""  # only rank 0 prints
 
 
 @pytest.mark.slow
-def test_unreadable_pictures_are_replaced_by_the_same_ones_on_any_number_of_ranks(
-    run, forked, float_flags, card_of, own_pictures, tmp_path
-):
+def test_unreadable_pictures_are_replaced_by_the_same_ones_on_any_number_of_ranks(both, float_flags, own_pictures):
     for broken in ("train/cat/00.png", "train/fox/05.png", "val/dog/01.png"):
         (own_pictures / broken).write_bytes(b"")
-    flags = [*float_flags, "--data-path", own_pictures, "--max-unreadable", 0.5]
-    assert run("calibrate", *flags, "--output", tmp_path / "one").code == 0
-    assert [done.code for done in forked(2, "calibrate", *flags, "--output", tmp_path / "two")] == [0, 0]
-    one, two = (card_of(tmp_path / folder / "swin_micro_calib.pth") for folder in ("one", "two"))
-    same_results(one, two)
-    assert one["checkpoint"] == two["checkpoint"]  # path and SHA-256
+    _, one, two = both(*float_flags, "--data-path", own_pictures, "--max-unreadable", 0.5)
     assert one["calibration"]["pictures"] == 8 == len(set(one["calibration"]["files"]))
     assert two["results"][0]["pictures"] == 6 and two["results"][0]["unreadable"] == 1
 
 
 @pytest.mark.slow
-def test_a_rank_without_any_picture(run, forked, float_flags, card_of, own_pictures, tmp_path):
+def test_a_rank_without_any_picture(both, float_flags, own_pictures):
     for file in sorted((own_pictures / "val").rglob("*.png"))[1:]:
         file.unlink()
-    flags = [*float_flags, "--data-path", own_pictures, "--pictures", 4]
-    assert run("calibrate", *flags, "--output", tmp_path / "one").code == 0
-    assert [done.code for done in forked(2, "calibrate", *flags, "--output", tmp_path / "two")] == [0, 0]
-    one, two = (card_of(tmp_path / folder / "swin_micro_calib.pth") for folder in ("one", "two"))
-    assert one["checkpoint"] == two["checkpoint"]
-    same_results(one, two)
+    _, _, two = both(*float_flags, "--data-path", own_pictures, "--pictures", 4)
     assert two["results"][0]["pictures"] == 1 and two["calibration"]["pictures"] == 4
 
 
@@ -115,14 +122,11 @@ def wide(tmp_path):
 
 
 @pytest.mark.slow
-def test_ranks_agree_on_whether_pictures_are_of_several_sizes(run, forked, float_flags, wide, tmp_path):
+def test_ranks_agree_on_whether_pictures_are_of_several_sizes(both, forked, float_flags, wide, tmp_path):
     """Each rank sees a single size: neither may wait alone for the other, or concatenate maps of different sizes."""
     flags = [*float_flags, "--data-path", wide((40, 24), (32, 48)), "--output-kind", "features", "--pictures", 2,
              "--policy", "qdq", "--no-eval", "--opts", "TEST.SHAPE", "whole"]  # fmt: skip
-    assert run("calibrate", *flags, "--output", tmp_path / "one").code == 0
-    assert [done.code for done in forked(2, "calibrate", *flags, "--output", tmp_path / "two")] == [0, 0]
-    one, two = ((tmp_path / folder / "swin_micro_calib.pth").read_bytes() for folder in ("one", "two"))
-    assert one == two
+    both(*flags)
     refused = forked(2, "calibrate", *flags[:-3], "--passes", "fast", *flags[-3:], "--output", tmp_path / "three")
     assert [done.code for done in refused] == [2, 2] and "needs pictures of one size" in refused[0].err
 
@@ -141,17 +145,8 @@ def dies(victim, how):
     """A hook that makes rank `victim` end in the middle of calibration."""
 
     def before(rank):
-        if rank != victim:
-            return
-        from swin_quant.data.loader import DrawnBatches
-
-        original = DrawnBatches.__iter__
-
-        def batches(*arguments):
-            yield next(original(*arguments))
-            how()
-
-        DrawnBatches.__iter__ = batches
+        if rank == victim:
+            after_one_batch(how)
 
     return before
 
@@ -191,16 +186,12 @@ def test_a_rank_that_is_killed_ends_the_other(forked, float_flags, snapshot, tmp
     assert snapshot(tmp_path / "out") == {}
 
 
-KILLED_IN_CALIBRATION = """
+KILLED_IN_CALIBRATION = f"""
 import os, signal, sys
 from swin_quant import cli
-from swin_quant.data.loader import DrawnBatches
-original = DrawnBatches.__iter__
-def batches(*arguments):
-    yield next(original(*arguments))
-    os.kill(os.getpid(), signal.SIGKILL)
+{inspect.getsource(after_one_batch)}
 if os.environ["RANK"] == "0":
-    DrawnBatches.__iter__ = batches
+    after_one_batch(lambda: os.kill(os.getpid(), signal.SIGKILL))
 sys.exit(cli.main(sys.argv[1:]))
 """
 
@@ -208,9 +199,7 @@ sys.exit(cli.main(sys.argv[1:]))
 @pytest.mark.slow
 def test_rank_0_that_is_killed_ends_the_other_with_one_line(float_flags, tmp_path):
     """In separate processes without torchrun: torch's C++ side must not print its stack traces either."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
+    common = meeting(2)
     words = [*map(str, float_flags), "--output", str(tmp_path / "out"), "--quiet"]
     ranks = [
         subprocess.Popen(

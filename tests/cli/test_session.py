@@ -8,6 +8,7 @@ import time
 
 import pytest
 import torch
+from commands import after_one_batch
 
 from swin_quant import __version__
 from swin_quant.cli import main
@@ -72,27 +73,13 @@ def test_quiet_prints_results_and_warnings_only(run, float_flags, tmp_path):
     assert weights.code == 0  # a calibrated checkpoint can be calibrated again
 
 
-def waiting_in_calibration(started):
-    """A hook that lets the first batch pass, then sleeps until a signal comes."""
-    from swin_quant.data.loader import DrawnBatches
-
-    original = DrawnBatches.__iter__
-
-    def batches(*arguments):
-        yield next(original(*arguments))
-        started.touch()
-        time.sleep(600)
-
-    DrawnBatches.__iter__ = batches
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_calibration_leaves_no_half_written_file(fork, float_flags, snapshot, tmp_path, number):
     out, started = tmp_path / "out", tmp_path / "started"
     out.mkdir()
     (out / "swin_micro_calib.pth").write_bytes(b"older")
     words = ["calibrate", *float_flags, "--output", out]
-    child = fork(words, before=lambda: waiting_in_calibration(started))
+    child = fork(words, before=lambda: after_one_batch(lambda: started.touch() or time.sleep(600)))
     for _ in range(3000):  # up to a minute; the check below fails for a child that never begins
         if started.exists():
             break

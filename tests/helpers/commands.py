@@ -101,6 +101,31 @@ class Child:
         pytest.fail(f"still running after {seconds} s: {Path(self.folder, 'err').read_text()}")
 
 
+def after_one_batch(do) -> None:
+    """Let calibration in this process take one batch, then call `do`."""
+    from swin_quant.data.loader import DrawnBatches
+
+    original = DrawnBatches.__iter__
+
+    def batches(*arguments):
+        yield next(original(*arguments))
+        do()
+
+    DrawnBatches.__iter__ = batches
+
+
+def free_port() -> str:
+    """A port on which nobody listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+def meeting(world: int) -> dict[str, str]:
+    """The environment that a launcher gives all ranks; each needs its RANK, too."""
+    return {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+
+
 @pytest.fixture
 def fork(tmp_path_factory):
     """fork(words, environment, before) -> Child that calls before() and then `swin-quant words`.
@@ -147,10 +172,7 @@ def forked(fork):
     given; `before(rank)` runs in each."""
 
     def go(world, *words, before=None, code=None) -> list[Done]:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        common = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        common = meeting(world)
         ranks = [common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world)]
         hooks = [before and functools.partial(before, rank) for rank in range(world)]
         children = [fork(words, ranks[rank] if world > 1 else None, hooks[rank]) for rank in range(world)]
@@ -166,8 +188,8 @@ def ranks():
     """ranks(function) -> the result of function(world) on each of two ranks, or the text of its SwinQuantError."""
     context = multiprocessing.get_context("fork")  # a fork has torch imported
 
-    def work(function, rank, port, queue):
-        os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    def work(function, rank, common, queue):
+        os.environ |= common | {"RANK": str(rank)}
         try:
             with process_group("cpu") as world:
                 result = function(world)
@@ -178,11 +200,8 @@ def ranks():
         queue.put((rank, result))
 
     def go(function):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        queue = context.Queue()
-        processes = [context.Process(target=work, args=(function, rank, port, queue)) for rank in range(2)]
+        common, queue = meeting(2), context.Queue()
+        processes = [context.Process(target=work, args=(function, rank, common, queue)) for rank in range(2)]
         for process in processes:
             process.start()
         results = dict(queue.get(timeout=600) for _ in processes)

@@ -1,6 +1,5 @@
 """swin-quant report: which cards it takes, where it writes the table, and the input that it refuses."""
 
-import argparse
 import csv
 import dataclasses
 import json
@@ -8,32 +7,26 @@ import json
 import pytest
 
 from swin_quant.base.distributed import World
-from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import Result
-from swin_quant.cli.flags import add_flags, options_from
-from swin_quant.verbs import report
+from swin_quant.verbs.report import ReportOptions
+from swin_quant.verbs.report import run as run_report
 
 DATASET = {"name": "cifar10", "split": "val", "pictures": 5000, "sha256": "1" * 64}
 FLOAT = Result("torch", "float32", None, DATASET, 5000, 70.8, 98.12, None, 32, "cpu")
 INT8 = dataclasses.replace(FLOAT, engine="torch fake-quant", precision="int8", policy="ft-mode1", acc1=70.34)
 
 
-def swin_quant_report(*arguments) -> None:
-    report.run(asked(arguments), World())
+@pytest.fixture
+def report(run):
+    """report(arguments ...) -> what it printed, and its messages."""
+    return lambda *words: run("report", *words).ok()
 
 
-def asked(arguments):
-    parser = argparse.ArgumentParser()
-    add_flags(parser, report.ReportOptions)
-    return options_from(parser.parse_args([str(argument) for argument in arguments]), report.ReportOptions)
-
-
-def refused(*arguments, kind=SwinQuantError) -> str:
-    with pytest.raises(kind) as caught:
-        swin_quant_report(*arguments)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+@pytest.fixture
+def refused(run):
+    """refused(arguments ..., code=1) -> the line of the failure."""
+    return lambda *words, code=1: run("report", *words).error(code)
 
 
 def write(path, *results, name="swin_micro"):
@@ -44,77 +37,71 @@ def write(path, *results, name="swin_micro"):
     return path
 
 
-def test_the_table_is_printed(tmp_path, capsys):
-    swin_quant_report(write(tmp_path / "a.json", FLOAT, INT8), write(tmp_path / "b.json", FLOAT, INT8, name="other"))
-    out = capsys.readouterr().out
+def test_the_table_is_printed(report, tmp_path):
+    out = report(write(tmp_path / "a.json", FLOAT, INT8), write(tmp_path / "b.json", FLOAT, INT8, name="other")).out
     assert "swin_micro" in out and "other" in out and out.count("-0.46") == 2
 
 
 @pytest.mark.parametrize(("form", "start"), [("markdown", "**swin_micro: "), ("csv", "name,")])
-def test_a_format_is_printed(tmp_path, capsys, form, start):
-    swin_quant_report(write(tmp_path / "card.json", FLOAT, INT8), "--format", form)
-    assert capsys.readouterr().out.startswith(start)
+def test_a_format_is_printed(report, tmp_path, form, start):
+    assert report(write(tmp_path / "card.json", FLOAT, INT8), "--format", form).out.startswith(start)
 
 
-def test_a_folder_gets_the_table_in_every_form(tmp_path, capsys):
-    card = write(tmp_path / "card.json", FLOAT, INT8)
-    swin_quant_report(card, "--output", tmp_path / "table", "--json")
-    folder = tmp_path / "table"
+def test_a_folder_gets_the_table_in_every_form(report, tmp_path):
+    card, folder = write(tmp_path / "card.json", FLOAT, INT8), tmp_path / "table"
+    printed = report(card, "--output", folder, "--json").out
     assert sorted(file.name for file in folder.iterdir()) == ["accuracy.csv", "accuracy.json", "accuracy.md"]
-    assert (folder / "accuracy.json").read_text() == capsys.readouterr().out  # --json prints that instead of the table
+    assert (folder / "accuracy.json").read_text() == printed  # --json prints that instead of the table
     assert (folder / "accuracy.md").read_text().startswith("**swin_micro: ")
     with open(folder / "accuracy.csv", newline="") as file:
         assert next(csv.DictReader(file))["quantized_acc1"] == "70.34"
 
 
-def test_json_in_a_file_comes_beside_the_table(tmp_path, capsys):
-    swin_quant_report(write(tmp_path / "card.json", FLOAT, INT8), "--json", tmp_path / "t.json")
-    assert json.loads((tmp_path / "t.json").read_text())["rows"] and "70.34" in capsys.readouterr().out
+def test_json_in_a_file_comes_beside_the_table(report, tmp_path):
+    printed = report(write(tmp_path / "card.json", FLOAT, INT8), "--json", tmp_path / "t.json").out
+    assert json.loads((tmp_path / "t.json").read_text())["rows"] and "70.34" in printed
 
 
-def test_a_directory_gives_its_cards_and_nothing_else(tmp_path, capsys):
+def test_a_directory_gives_its_cards_and_nothing_else(report, tmp_path):
     write(tmp_path / "a.json", FLOAT, INT8)
     (tmp_path / "other.json").write_text('{"schema": "somebody/else"}')
     (tmp_path / "broken.json").write_text("{")
     (tmp_path / "list.json").write_text("[]")
     (tmp_path / "deeper").mkdir()
     write(tmp_path / "deeper" / "b.json", FLOAT, INT8, name="deeper")
-    swin_quant_report(tmp_path, "--json")
-    assert [row["name"] for row in json.loads(capsys.readouterr().out)["rows"]] == ["swin_micro"]
+    assert [row["name"] for row in json.loads(report(tmp_path, "--json").out)["rows"]] == ["swin_micro"]
 
 
-def test_a_card_given_twice_counts_once(tmp_path, capsys):
-    swin_quant_report(write(tmp_path / "a.json", FLOAT, INT8), tmp_path, "--json")
-    assert len(json.loads(capsys.readouterr().out)["rows"]) == 1
+def test_a_card_given_twice_counts_once(report, tmp_path):
+    done = report(write(tmp_path / "a.json", FLOAT, INT8), tmp_path, "--json")
+    assert len(json.loads(done.out)["rows"]) == 1
 
 
-def test_cards_without_results_are_left_out_and_named(tmp_path, capsys, caplog):
+def test_cards_without_results_are_left_out_and_named(report, refused, tmp_path):
     empty = [write(tmp_path / name) for name in ("empty.json", "void.json")]
     for arguments in (empty, [tmp_path]):
         message = refused(*arguments)
         assert "empty.json" in message and "void.json" in message and "no result: run `swin-quant evaluate`" in message
     full = write(tmp_path / "a.json", FLOAT, INT8)
     for arguments in ([full, *empty], [tmp_path]):
-        caplog.clear()
-        with caplog.at_level("WARNING", "swin_quant"):
-            swin_quant_report(*arguments)
-        assert "70.34" in capsys.readouterr().out
-        (warning,) = caplog.messages
-        assert warning.startswith("left out: ") and "empty.json" in warning and "void.json" in warning
+        done = report(*arguments)
+        (warning,) = done.err.splitlines()
+        assert "70.34" in done.out
+        assert warning.startswith("warning: left out: ") and "empty.json" in warning and "void.json" in warning
 
 
-def test_json_of_another_kind_beside_a_card_is_left_out_and_named(tmp_path, capsys, caplog):
+def test_json_of_another_kind_beside_a_card_is_left_out_and_named(report, refused, tmp_path):
     """`swin-quant report out/*.json`, where a search left its journal."""
     card, journal = write(tmp_path / "a.json", FLOAT, INT8), tmp_path / "a.journal.json"
     journal.write_text('{"subject": {}, "entries": {}}')
-    swin_quant_report(card, journal)
-    assert "ft-mode1" in capsys.readouterr().out and str(journal) in caplog.text
+    done = report(card, journal)
+    assert "ft-mode1" in done.out and str(journal) in done.err
     assert "schema" in refused(journal)
     journal.write_text("{")
     assert str(journal) in refused(card, journal), "a damaged file may be a card"
 
 
-def test_bad_cards_are_refused_by_file_and_key(tmp_path):
+def test_bad_cards_are_refused_by_file_and_key(refused, tmp_path):
     good = json.loads(write(tmp_path / "a.json", FLOAT, INT8).read_text())
     good["results"][0]["acc1"] = "high"
     (tmp_path / "a.json").write_text(json.dumps(good))
@@ -126,24 +113,24 @@ def test_bad_cards_are_refused_by_file_and_key(tmp_path):
     assert "no run card" in refused(tmp_path) and "missing.json" in refused(tmp_path / "missing.json")
 
 
-def test_a_card_of_another_version_is_not_silently_left_out_of_a_directory(tmp_path):
+def test_a_card_of_another_version_is_not_silently_left_out_of_a_directory(refused, tmp_path):
     write(tmp_path / "a.json", FLOAT, INT8)
     (tmp_path / "b.json").write_text('{"schema": "swin-quant/run-card/9"}')
     assert "b.json" in refused(tmp_path)
 
 
-def test_a_table_never_replaces_a_run_card(tmp_path):
+def test_a_table_never_replaces_a_run_card(refused, tmp_path):
     card, bystander = write(tmp_path / "a.json", FLOAT, INT8), write(tmp_path / "b.json", FLOAT)
     before = card.read_bytes(), bystander.read_bytes()
     for target in (card, bystander):
-        assert "would overwrite" in refused(card, "--json", target, kind=UsageError)
+        assert "would overwrite" in refused(card, "--json", target, code=2)
     (tmp_path / "out").mkdir()
     write(tmp_path / "out" / "accuracy.json", FLOAT)
-    assert "would overwrite" in refused(card, "--output", tmp_path / "out", kind=UsageError)
+    assert "would overwrite" in refused(card, "--output", tmp_path / "out", code=2)
     assert (card.read_bytes(), bystander.read_bytes()) == before
 
 
-def test_an_output_that_cannot_be_written(tmp_path):
+def test_an_output_that_cannot_be_written(refused, tmp_path):
     card = write(tmp_path / "a.json", FLOAT, INT8)
     assert "cannot be the output directory" in refused(card, "--output", card)
     assert "does not exist" in refused(card, "--json", tmp_path / "nowhere" / "t.json")
@@ -151,18 +138,17 @@ def test_an_output_that_cannot_be_written(tmp_path):
 
 
 def test_only_the_first_rank_prints(tmp_path, capsys):
-    report.run(asked([write(tmp_path / "a.json", FLOAT)]), World(rank=1, size=2))
+    run_report(ReportOptions((str(write(tmp_path / "a.json", FLOAT)),)), World(rank=1, size=2))
     assert capsys.readouterr().out == ""
 
 
-def test_columns_are_those_that_are_asked_for_in_that_order(tmp_path, capsys):
+def test_columns_are_those_that_are_asked_for_in_that_order(report, refused, tmp_path):
     card = write(tmp_path / "card.json", FLOAT, INT8)
     chosen = ("policy", "delta_acc1", "acc1")
-    swin_quant_report(card, "--columns", *chosen, "--format", "csv", "--output", tmp_path / "table")
-    assert next(csv.reader(capsys.readouterr().out.splitlines())) == [*chosen, "notes"]
+    done = report(card, "--columns", *chosen, "--format", "csv", "--output", tmp_path / "table")
+    assert next(csv.reader(done.out.splitlines())) == [*chosen, "notes"]
     (row,) = json.loads((tmp_path / "table" / "accuracy.json").read_text())["rows"]
     assert list(row) == list(chosen) and row["delta_acc1"] == pytest.approx(-0.46)
-    swin_quant_report(card, "--columns", *chosen)
-    first, second, *_ = capsys.readouterr().out.splitlines()
+    first, second, *_ = report(card, "--columns", *chosen).out.splitlines()
     assert first.split() == ["policy", "Δ", "acc@1", "acc@1"] and second.split() == ["ft-mode1", "-0.460", "70.800"]
-    assert "did you mean policy" in refused(card, "--columns", "polcy", kind=UsageError)
+    assert "did you mean policy" in refused(card, "--columns", "polcy", code=2)

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from commands import free_port
 from shown import ROOT
 
 from swin_quant.backends.artifact import finish_artifact
@@ -35,9 +36,7 @@ def served(fork):
     """start(file, words ...) -> the address of its service once it is ready, the port and the process."""
 
     def start(file, *words, begin=fork):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         child = begin(["serve", file, "--port", port, "--threads", 1, *words])
         address = f"http://127.0.0.1:{port}"
         end = time.monotonic() + 120
