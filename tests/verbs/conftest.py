@@ -5,11 +5,13 @@ import shutil
 
 import pytest
 import torch
+import yaml
 from torch.utils.data import DataLoader, TensorDataset
 
 import swin_quant as sq
 from swin_quant.cards.card import RunCard, verify_checkpoint
 from swin_quant.checkpoint import load_float, save_float
+from swin_quant.cli import main
 from swin_quant.config import find_config, load_config
 from swin_quant.data.loader import load_batches
 from swin_quant.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
@@ -66,6 +68,22 @@ def weights(cfg, randomise, tmp_path_factory):
     path = tmp_path_factory.mktemp("weights") / "weights.pth"
     save_float(randomise(build_model(cfg)), path)
     return str(path)
+
+
+@pytest.fixture(scope="session")
+def wide(tmp_path_factory, pictures, randomise):
+    """micro_calib.pth, beside micro.yaml and micro.pth: heads of 32 channels, as FasterTransformer's kernels and the
+    CUDA engine's need."""
+    folder = tmp_path_factory.mktemp("wide")
+    sizes = {"EMBED_DIM": 32, "DEPTHS": [2, 1], "NUM_HEADS": [1, 2], "WINDOW_SIZE": 4}
+    model = {"TYPE": "swin", "NAME": "micro", "NUM_CLASSES": 3, "SWIN": sizes}
+    config = folder / "micro.yaml"
+    config.write_text(yaml.safe_dump({"DATA": {"IMG_SIZE": 32}, "MODEL": model, "TEST": {"CROP": False}}))
+    torch.save({"model": randomise(build_model(load_config(config))).state_dict()}, folder / "micro.pth")
+    words = ["calibrate", "--cfg", config, "--checkpoint", folder / "micro.pth", "--data-path", pictures]
+    words += [*"--pictures 8 --batch 4 --policy ft-mode1 --no-eval --device cpu --quiet --output".split(), folder]
+    assert main([str(word) for word in words]) == 0
+    return folder / "micro_calib.pth"
 
 
 @pytest.fixture

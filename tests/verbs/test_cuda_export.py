@@ -20,28 +20,11 @@ from swin_quant.backends.cuda.sessions import HostSession, sizes
 from swin_quant.backends.cuda.tuning import TimedTiles, TunedFor, kernels_hash, shape_of, tiles_path, write_tiles
 from swin_quant.base.errors import UsageError
 from swin_quant.cli import main
-from swin_quant.config import load_config
-from swin_quant.models import build_model
 from swin_quant.quant.policy import load_policy
 from swin_quant.score import candidate
 from swin_quant.score.candidate import Identity, Runner
 from swin_quant.score.options import EngineOptions
 from swin_quant.verbs.serve import LimitFlags, ServeOptions, private_copy, service_of
-
-
-@pytest.fixture(scope="session")
-def wide(tmp_path_factory, pictures, randomise):
-    """A calibrated checkpoint whose channel counts int8 products accept."""
-    folder = tmp_path_factory.mktemp("wide")
-    sizes = {"EMBED_DIM": 32, "DEPTHS": [2, 2], "NUM_HEADS": [1, 2], "WINDOW_SIZE": 4}
-    model = {"TYPE": "swin", "NAME": "micro", "NUM_CLASSES": 3, "SWIN": sizes}
-    config = folder / "micro.yaml"
-    config.write_text(yaml.safe_dump({"DATA": {"IMG_SIZE": 32}, "MODEL": model, "TEST": {"CROP": False}}))
-    torch.save({"model": randomise(build_model(load_config(config))).state_dict()}, folder / "micro.pth")
-    words = ["calibrate", "--cfg", config, "--checkpoint", folder / "micro.pth", "--data-path", pictures]
-    words += [*"--pictures 8 --batch 4 --policy ft-mode1 --no-eval --device cpu --quiet --output".split(), folder]
-    assert main([str(word) for word in words]) == 0
-    return folder / "micro_calib.pth"
 
 
 @pytest.fixture(scope="session")

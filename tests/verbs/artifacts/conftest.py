@@ -9,19 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-import yaml
 from PIL import Image
 
 from swin_quant.backends.artifact import finish_artifact
 from swin_quant.cards.card import RunCard
 from swin_quant.cli import main
-from swin_quant.config import load_config
 from swin_quant.data.preprocess import IMAGENET_MEAN, IMAGENET_STD
-from swin_quant.models import build_model
-
-# FasterTransformer's kernels need heads of 32 channels.
-GEOMETRY = {"EMBED_DIM": 32, "DEPTHS": [2, 1], "NUM_HEADS": [1, 2], "WINDOW_SIZE": 4}
 
 
 @dataclass(frozen=True)
@@ -40,24 +33,15 @@ class Exports:
 
 
 @pytest.fixture(scope="session")
-def _exports(tmp_path_factory, pictures, randomise) -> Exports:
-    folder = tmp_path_factory.mktemp("exports")
-    model = {"TYPE": "swin", "NAME": "micro", "NUM_CLASSES": 3, "SWIN": GEOMETRY}
-    config = folder / "micro.yaml"
-    config.write_text(yaml.safe_dump({"DATA": {"IMG_SIZE": 32}, "MODEL": model, "TEST": {"CROP": False}}))
-    torch.save({"model": randomise(build_model(load_config(config))).state_dict()}, folder / "micro.pth")
-
-    def command(*words):
-        assert main([*map(str, words), "--quiet"]) == 0
-
-    calibration = ("--pictures", 8, "--batch", 4, "--policy", "ft-mode1", "--no-eval")
-    command("calibrate", "--cfg", config, "--checkpoint", folder / "micro.pth", "--data-path", pictures, *calibration,
-            "--device", "cpu", "--output", folder)  # fmt: skip
-    checkpoint = folder / "micro_calib.pth"
-    command("export", "--checkpoint", checkpoint, "--for", "fastertransformer", "--output", folder / "ft")
-    command("export", "--checkpoint", checkpoint, "--for", "onnx", "--policy", "qdq", "--output", folder / "onnx")
+def _exports(wide) -> Exports:
+    folder = wide.parent
+    for words in (
+        ("fastertransformer", "--output", folder / "ft"),
+        ("onnx", "--policy=qdq", "--output", folder / "onnx"),
+    ):
+        assert main(["export", str(wide), "--for", *map(str, words), "--quiet"]) == 0
     (ft,), (onnx,) = (folder / "ft").glob("*.safetensors"), (folder / "onnx").glob("*.onnx")
-    return Exports(checkpoint, onnx, ft, config)
+    return Exports(wide, onnx, ft, folder / "micro.yaml")
 
 
 @pytest.fixture

@@ -13,8 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import yaml
+from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
 from swin_quant.backends.artifact import finish_artifact, open_artifact
@@ -47,9 +49,6 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 @pytest.fixture(scope="session")
 def exported(tmp_path_factory, micro) -> Path:
     """A small ONNX classifier of 32 x 32 pictures, for any batch, with class names in the file."""
-    import onnx
-    from onnx import TensorProto, helper, numpy_helper
-
     random = np.random.default_rng(0)
     weights = {"matrix": random.standard_normal((48, 3)), "bias": random.standard_normal(3)}
     nodes = [
@@ -79,6 +78,19 @@ def packaged(tmp_path_factory, exported) -> Path:
     folder = tmp_path_factory.mktemp("packaged") / "package"
     assert main(["package", str(exported), "--output", str(folder), "--quiet"]) == 0
     return folder
+
+
+@pytest.fixture
+def remade(exported, tmp_path):
+    """remade(model, precision, options, FIELD=value ...) -> an artifact like `exported`, with another model or card."""
+
+    def make(model=None, precision="float32", options=None, **card):
+        file = tmp_path / "means.onnx"
+        onnx.save(model or onnx.load(exported), file)
+        card = replace(RunCard.read(exported.with_suffix(".json")), **card)
+        return finish_artifact(file, card, "onnx", precision, options or {})
+
+    return make
 
 
 def alone(*words, before=""):
@@ -112,19 +124,16 @@ def test_infer_gives_our_logits_without_torch_and_without_us(_exports, run, pict
     np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), ours)
     lines = done.stdout.splitlines()
     assert [line.split(": ")[0] for line in lines] == list(map(str, files))
-    names = ("cat", "dog", "red fox")
     best = [line.split(": ")[1].split("%")[0].rsplit(" ", 1)[0] for line in lines]
-    assert best == [names[row.argmax()] for row in ours]
+    assert best == [("cat", "dog", "red fox")[row.argmax()] for row in ours]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("target", "other"), [("openvino", "onnxruntime"), ("onnxruntime", "openvino")])
-def test_infer_runs_the_engine_that_the_file_was_exported_for(run, exported, pictures, tmp_path, target, other):
+def test_infer_runs_the_engine_that_the_file_was_exported_for(run, remade, pictures, tmp_path, target, other):
     """The other engine is there, too, and of no use."""
     pytest.importorskip(target), pytest.importorskip(other)
-    file = Path(shutil.copy(exported, tmp_path))
-    finish_artifact(file, RunCard.read(exported.with_suffix(".json")), "onnx", "float32", {"target": target})
-    assert run("package", file, "--output", tmp_path / "package").code == 0
+    run("package", remade(options={"target": target}).file, "--output", tmp_path / "package").ok()
     useless = f"""
 import importlib.machinery, sys, types
 sys.modules[{other!r}] = types.ModuleType({other!r})
@@ -170,15 +179,13 @@ def test_what_is_in_it(packaged, exported):
     }  # fmt: skip
 
 
-def test_its_run_card_can_be_reported_and_names_no_place_of_the_machine(run, exported, tmp_path):
-    file = Path(shutil.copy(exported, tmp_path / "means.onnx"))
+def test_its_run_card_can_be_reported_and_names_no_place_of_the_machine(run, remade, tmp_path):
     source = {"file": "swin.pth", "sha256": "0" * 64, "format": "pth", "path": str(tmp_path / "swin.pth")}
-    card = replace(RunCard.read(exported.with_suffix(".json")), source=source)
+    made = remade(source=source)
     data = {"name": "animals", "split": "val", "pictures": 7, "sha256": None}
     result = Result("ONNX Runtime", "float32", None, data, 7, 50.0, 100.0, 0.7, 1, "cpu")
-    made = finish_artifact(file, card, "onnx", "float32", {})
-    made.card.with_result(result).write(file.with_suffix(".json"))
-    assert run("package", file, "--output", tmp_path / "package").code == 0
+    made.card.with_result(result).write(made.file.with_suffix(".json"))
+    run("package", made.file, "--output", tmp_path / "package").ok()
     assert str(tmp_path) not in (tmp_path / "package" / "card.json").read_text()
     done = run("report", tmp_path / "package" / "card.json")
     assert done.code == 0 and "swin micro" in done.out
@@ -197,15 +204,11 @@ onnxruntime.InferenceSession = spy
 @pytest.mark.parametrize(
     ("safe", "engines"), [([], "onnxruntime and openvino"), (["onnxruntime"], "openvino"), (None, None)]
 )
-def test_a_package_saturates_no_more_than_our_engine_does(run, exported, pictures, tmp_path, safe, engines):
+def test_a_package_saturates_no_more_than_our_engine_does(run, remade, pictures, tmp_path, safe, engines):
     """It sets the engine's options for any CPU, and names a risk that no option avoids."""
     pytest.importorskip("onnxruntime")
-    file = Path(shutil.copy(exported, tmp_path / "means.onnx"))
-    options = {} if safe is None else {SAFE_ON: safe}
-    finish_artifact(
-        file, RunCard.read(exported.with_suffix(".json")), "onnx", "int8" if engines else "float32", options
-    )
-    assert run("package", file, "--output", tmp_path / "package").code == 0
+    made = remade(None, "int8" if engines else "float32", {} if safe is None else {SAFE_ON: safe})
+    run("package", made.file, "--output", tmp_path / "package").ok()
     text = " ".join((tmp_path / "package" / "README.md").read_text().split())
     assert (f"saturate at 16 bits in {engines}:" in text) if engines else ("saturate" not in text)
     setting = "session.x64quantprecision"
@@ -217,17 +220,12 @@ def test_a_package_saturates_no_more_than_our_engine_does(run, exported, picture
         assert done.returncode == 0 and done.stdout.splitlines()[0] == "1", done.stderr
 
 
-def test_names_that_no_text_can_hold_are_escaped(run, exported, tmp_path):
+def test_names_that_no_text_can_hold_are_escaped(run, exported, remade, tmp_path):
     """Class names in the file and the policy's name in the card may both come from a stranger."""
-    import onnx
-
-    model, file = onnx.load(exported), tmp_path / "means.onnx"
+    model = onnx.load(exported)
     (labels,) = [entry for entry in model.metadata_props if entry.key == "swin_quant.labels"]
     labels.value = json.dumps(["cat", "d\ud800g", "red\nfox"])
-    onnx.save(model, file)
-    card = replace(RunCard.read(exported.with_suffix(".json")), policy={"name": "q\ud800"})
-    finish_artifact(file, card, "onnx", "float32", {})
-    assert run("package", file, "--output", tmp_path / "package").code == 0
+    run("package", remade(model, policy={"name": "q\ud800"}).file, "--output", tmp_path / "package").ok()
     about = json.loads((tmp_path / "package" / "package.json").read_text())
     assert (tmp_path / "package" / about["labels"]).read_text() == "cat\nd\\ud800g\nred\\nfox\n"
     assert "q\\ud800" in (tmp_path / "package" / "README.md").read_text()
@@ -435,12 +433,9 @@ def test_triton_s_configuration_is_one_of_its_schema(packaged):
 
 
 @pytest.mark.parametrize("batch", [None, 4])
-def test_serve_describes_the_model_as_its_package_does(exported, tmp_path, batch):
+def test_serve_describes_the_model_as_its_package_does(exported, remade, batch):
     """With every output beside logits, float16 in, and a fixed batch."""
-    onnx = pytest.importorskip("onnx")
     pytest.importorskip("starlette")
-    from onnx import TensorProto, helper
-
     from swin_quant.exported import labels_in
     from swin_quant.ship.facts import facts_of
     from swin_quant.verbs.serve import ServeOptions, service_of
@@ -457,11 +452,8 @@ def test_serve_describes_the_model_as_its_package_does(exported, tmp_path, batch
         graph.output.append(helper.make_tensor_value_info(name, kind, ["batch", width]))
     for value in (*graph.input, *graph.output) if batch else ():
         value.type.tensor_type.shape.dim[0].dim_value = batch
-    file = tmp_path / "all.onnx"
-    onnx.save(model, file)
-    finish_artifact(file, RunCard.read(exported.with_suffix(".json")), "onnx", "float32", {})
-    artifact = open_artifact(file)
-    served = service_of(artifact, ServeOptions(str(file), engines=EngineFlags(("onnxruntime",)))).model
+    artifact = remade(model)
+    served = service_of(artifact, ServeOptions(str(artifact.file), engines=EngineFlags(("onnxruntime",)))).model
     assert served == facts_of(artifact, labels_in(artifact)).served
     assert (served.name, served.batch, served.labels) == ("swin_micro", batch, ("cat", "dog", "red fox"))
     assert (served.input.type, served.input.shape) == ("float16", (3, 32, 32))
@@ -530,30 +522,21 @@ def test_what_other_servers_are_told(packaged):
     assert service["spec"]["predictor"]["model"]["modelFormat"] == {"name": "triton", "version": "2"}
 
 
-def test_a_file_of_a_type_that_no_server_is_told_of(run, exported, tmp_path):
-    import onnx
-
-    model, file = onnx.load(exported), tmp_path / "double.onnx"
+def test_a_file_of_a_type_that_no_server_is_told_of(run, exported, remade, tmp_path):
+    model = onnx.load(exported)
     model.graph.node[-1].output[0] = "single"
-    model.graph.node.append(onnx.helper.make_node("Cast", ["single"], ["logits"], to=onnx.TensorProto.DOUBLE))
-    model.graph.output[0].type.tensor_type.elem_type = onnx.TensorProto.DOUBLE
-    onnx.save(model, file)
-    finish_artifact(file, RunCard.read(exported.with_suffix(".json")), "onnx", "float32", {})
-    line = run("package", file, "--output", tmp_path / "package").error(2)
+    model.graph.node.append(helper.make_node("Cast", ["single"], ["logits"], to=TensorProto.DOUBLE))
+    model.graph.output[0].type.tensor_type.elem_type = TensorProto.DOUBLE
+    line = run("package", remade(model).file, "--output", tmp_path / "package").error(2)
     assert "output 'logits': only those of float32, float16" in line and not (tmp_path / "package").exists()
 
 
-def test_a_file_for_one_size_of_batch(run, exported, tmp_path):
+def test_a_file_for_one_size_of_batch(run, exported, remade, tmp_path):
     """No server may batch it, and infer.py pads its batches."""
-    import onnx
-
     model = onnx.load(exported)
     for value in (*model.graph.input, *model.graph.output):
         value.type.tensor_type.shape.dim[0].dim_value = 4
-    file = tmp_path / "four.onnx"
-    onnx.save(model, file)
-    finish_artifact(file, RunCard.read(exported.with_suffix(".json")), "onnx", "float32", {})
-    assert run("package", file, "--output", tmp_path / "package").code == 0
+    run("package", remade(model).file, "--output", tmp_path / "package").ok()
     text = (tmp_path / "package" / "models" / "swin_micro" / "config.pbtxt").read_text()
     assert "max_batch_size: 0" in text and "dims: [ 4, 3, 32, 32 ]" in text and "dynamic_batching" not in text
     assert "for batches of 4 alone" in (tmp_path / "package" / "README.md").read_text()
