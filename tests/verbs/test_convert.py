@@ -10,10 +10,17 @@ from swin_quant.base.files import sha256_of
 from swin_quant.checkpoint import read_state_dict
 
 
+@pytest.fixture
+def convert(run, micro, tmp_path):
+    """convert(checkpoint, name, flags ...): write a checkpoint to a file of that name."""
+    return lambda checkpoint, name, *flags: run(
+        "convert", "--cfg", micro / "swin.yaml", checkpoint, "--to", tmp_path / name, *flags
+    )
+
+
 @pytest.mark.parametrize("name", ["small.safetensors", "small.pth"])
-def test_half_precision_weights_are_the_rounded_ones(run, micro, tmp_path, name):
-    run("convert", "--cfg", micro / "swin.yaml", "--checkpoint", micro / "swin.pth", "--to", tmp_path / name,
-        "--dtype", "float16").ok()  # fmt: skip
+def test_half_precision_weights_are_the_rounded_ones(convert, micro, tmp_path, name):
+    convert(micro / "swin.pth", name, "--dtype", "float16").ok()
     state, _ = read_state_dict(tmp_path / name)
     original, _ = read_state_dict(micro / "swin.pth")
     assert state.keys() == original.keys()
@@ -23,66 +30,67 @@ def test_half_precision_weights_are_the_rounded_ones(run, micro, tmp_path, name)
     assert card["checkpoint"]["file"] == name and card["results"] == []
 
 
-def test_timm_reads_what_safetensors_reads(run, micro, tmp_path):
-    file = tmp_path / "weights.safetensors"
-    assert run("convert", "--cfg", micro / "swin.yaml", "--checkpoint", micro / "swin.pth", "--to", file).code == 0
-    assert "layers.0.blocks.0.attn.qkv.weight" in safetensors.torch.load_file(file)
+def test_timm_reads_what_safetensors_reads(convert, micro, tmp_path):
+    convert(micro / "swin.pth", "weights.safetensors").ok()
+    assert "layers.0.blocks.0.attn.qkv.weight" in safetensors.torch.load_file(tmp_path / "weights.safetensors")
 
 
-def test_the_source_is_never_overwritten(run, micro, tmp_path):
+def test_the_source_is_never_overwritten(convert, micro, tmp_path):
     file = tmp_path / "x.pth"
     file.write_bytes((micro / "swin.pth").read_bytes())
-    done = run("convert", "--cfg", micro / "swin.yaml", "--checkpoint", file, "--to", file)
-    assert "is the checkpoint that is read" in done.error(2)
+    assert "is the checkpoint that is read" in convert(file, "x.pth").error(2)
     assert file.read_bytes() == (micro / "swin.pth").read_bytes()
 
 
-def test_the_run_card_of_the_source_is_never_overwritten(run, micro, tmp_path):
-    run("convert", "--cfg", micro / "swin.yaml", micro / "swin.pth", "--to", tmp_path / "x.pth").ok()
+def test_the_run_card_of_the_source_is_never_overwritten(run, convert, micro, tmp_path):
+    convert(micro / "swin.pth", "x.pth").ok()
     card = (tmp_path / "x.json").read_bytes()
     done = run("convert", tmp_path / "x.pth", "--to", tmp_path / "x.safetensors")
     assert "x.json is the run card of" in done.error(2)
     assert (tmp_path / "x.json").read_bytes() == card and not (tmp_path / "x.safetensors").exists()
 
 
-def test_an_unknown_format_is_refused(run, micro, tmp_path):
-    done = run("convert", "--cfg", micro / "swin.yaml", "--checkpoint", micro / "swin.pth", "--to", tmp_path / "x.bin")
-    assert "must end in .pth or .safetensors" in done.error(2)
+def test_an_unknown_format_is_refused(convert, micro):
+    assert "must end in .pth or .safetensors" in convert(micro / "swin.pth", "x.bin").error(2)
 
 
-def test_a_weight_beyond_float16_is_named(run, micro, tmp_path):
+def test_a_weight_beyond_float16_is_named(convert, micro, tmp_path):
     state, _ = read_state_dict(micro / "swin.pth")
     state["head.weight"][0, 0] = 1e6
     big = tmp_path / "big.pth"
     torch.save({"model": state}, big)
-    done = run("convert", "--cfg", micro / "swin.yaml", "--checkpoint", big, "--to", tmp_path / "x.safetensors",
-               "--dtype", "float16")  # fmt: skip
+    done = convert(big, "x.safetensors", "--dtype", "float16")
     assert "head.weight does not fit into torch.float16" in done.error(1)
     assert not (tmp_path / "x.safetensors").exists()
 
 
+@pytest.fixture
+def after_passes(run, float_flags, tmp_path):
+    """after_passes(passes, flags ...) -> x.pth, converted from what these passes calibrated."""
+
+    def made(passes, *flags):
+        (tmp_path / "mine.yaml").write_text(f"passes: {passes}\n")
+        words = ["--pictures", 4, "--passes", tmp_path / "mine.yaml", "--no-eval", "--output", tmp_path]
+        run("calibrate", *float_flags, *words, *flags).ok()
+        run("convert", tmp_path / "swin_micro_calib.pth", "--to", tmp_path / "x.pth").ok()
+        return tmp_path / "x.pth"
+
+    return made
+
+
 @pytest.mark.slow
-def test_corrected_weights_are_no_float_baseline_of_themselves(run, micro, pictures, tmp_path):
+def test_corrected_weights_are_no_float_baseline_of_themselves(run, after_passes, scoring_flags, tmp_path):
     """The original of both files is the float file that was calibrated."""
-    (tmp_path / "mine.yaml").write_text("passes: [gptq]\n")
-    told = ["--cfg", micro / "swin.yaml", "--data-path", pictures, "--device", "cpu"]
-    passes = ["--pictures", 4, "--passes", tmp_path / "mine.yaml", "--policy", "qdq", "--wprec", 4, "--no-eval"]
-    assert run("calibrate", micro / "swin.pth", *told, *passes, "--output", tmp_path).code == 0
-    assert run("convert", tmp_path / "swin_micro_calib.pth", "--to", tmp_path / "x.pth").code == 0
-    done = run("evaluate", tmp_path / "x.pth", *told, "--half", "none")
+    done = run("evaluate", after_passes("[gptq]", "--policy", "qdq", "--wprec", 4), *scoring_flags)
     assert done.code == 0 and "corrected float32" in done.out, done
     results = json.loads((tmp_path / "x.json").read_text())["results"]
     assert [result["weights"] for result in results] == ["original", "ptq"]
 
 
 @pytest.mark.slow
-def test_what_its_weights_saw_stays_known(run, micro, pictures, tmp_path):
+def test_what_its_weights_saw_stays_known(after_passes, micro, card_of):
     """The card keeps `equalize` even though logits equal the original's, since maps of stages may not."""
-    (tmp_path / "mine.yaml").write_text("passes: [equalize, {name: range_search, pictures: 4, rounds: 1}]\n")
-    told = ["--cfg", micro / "swin.yaml", "--data-path", pictures, "--device", "cpu", "--no-eval", "--pictures", 4]
-    passes = ["--passes", tmp_path / "mine.yaml", "--policy", "cpu"]
-    assert run("calibrate", micro / "swin.pth", *told, *passes, "--output", tmp_path).code == 0
-    assert run("convert", tmp_path / "swin_micro_calib.pth", "--to", tmp_path / "x.pth").code == 0
-    card = json.loads((tmp_path / "x.json").read_text())
+    passes = "[equalize, {name: range_search, pictures: 4, rounds: 1}]"
+    card = card_of(after_passes(passes, "--policy", "cpu"))
     assert [one["name"] for one in card["calibration"]["passes"]] == ["equalize"]
     assert card["source"]["sha256"] == sha256_of(micro / "swin.pth")

@@ -1,6 +1,7 @@
 """`export`: every target, from one calibrated file or from memory; impossible exports are refused in one line."""
 
 import json
+import shutil
 
 import onnx
 import onnx.numpy_helper
@@ -21,6 +22,19 @@ from swin_quant.cards.card import RunCard
 from swin_quant.exported import labels_in
 from swin_quant.quant.policy import Rule, load_policy
 from swin_quant.verbs.export_target import policy_for
+
+
+@pytest.fixture
+def under(tmp_path):
+    """under(checkpoint, policy) -> a copy of a calibrated file whose run card has that policy."""
+
+    def copied(checkpoint, policy):
+        copy, card = tmp_path / checkpoint.name, json.loads(checkpoint.with_suffix(".json").read_text())
+        shutil.copy(checkpoint, copy)
+        copy.with_suffix(".json").write_text(json.dumps(card | {"policy": policy}))
+        return copy
+
+    return copied
 
 
 def exported(done):
@@ -120,11 +134,8 @@ def test_changes_need_a_policy_and_go_with_no_float(run, calibrated, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_fastertransformer_takes_the_mode_of_the_card(run, write_config, pictures, tmp_path):
-    config = write_config(tmp_path, "swin", EMBED_DIM=32)  # the kernels need heads of 32 channels
-    words = ("--cfg", config, "--random-weights", "--data-path", pictures, "--pictures", 4, "--device", "cpu")
-    assert run("calibrate", *words, "--policy", "ft-mode2", "--no-eval", "--output", tmp_path).code == 0
-    words = ("--checkpoint", tmp_path / "swin_micro_calib.pth", "--for", "fastertransformer", "--sm", 75, "--check")
+def test_fastertransformer_takes_the_mode_of_the_card(run, under, wide, tmp_path):
+    words = (under(wide, load_policy("ft-mode2").to_dict()), "--for", "fastertransformer", "--sm", 75, "--check")
     done = run("export", *words, "--output", tmp_path / "new")
     artifact = exported(done)
     assert artifact.record["options"]["sm"] == 75 and artifact.card.policy["name"] == "ft-mode2"
@@ -193,11 +204,9 @@ def test_what_means_nothing_is_refused_before_anything_is_written(run, calibrate
     assert not list((tmp_path / "new").glob("*"))
 
 
-def test_fastertransformer_needs_one_of_its_policies(run, own, tmp_path):
-    card = json.loads(own.with_suffix(".json").read_text())
-    card["policy"] = load_policy("qdq").to_dict()
-    own.with_suffix(".json").write_text(json.dumps(card))
-    error = run("export", "--checkpoint", own, "--for", "fastertransformer", "--output", tmp_path / "new").error(2)
+def test_fastertransformer_needs_one_of_its_policies(run, under, calibrated, tmp_path):
+    own = under(calibrated, load_policy("qdq").to_dict())
+    error = run("export", own, "--for", "fastertransformer", "--output", tmp_path / "new").error(2)
     assert "needs the policy ft-mode1 or ft-mode2, the run card's is qdq: give --policy" in error
 
 
@@ -262,10 +271,8 @@ MINE = {"name": "cpu", "rules": [{"enable": ["*.fc1._input_quantizer", "*.fc1._w
 
 
 @pytest.mark.slow
-def test_a_policy_of_the_user_s_that_bears_a_built_in_name_is_not_taken_for_that(run, own, tmp_path):
-    card = json.loads(own.with_suffix(".json").read_text())
-    own.with_suffix(".json").write_text(json.dumps(card | {"policy": MINE}))
-    words = ("--checkpoint", own, "--for", "openvino", "--output", tmp_path / "new")
+def test_a_policy_of_the_user_s_that_bears_a_built_in_name_is_not_taken_for_that(run, under, calibrated, tmp_path):
+    words = ("--checkpoint", under(calibrated, MINE), "--for", "openvino", "--output", tmp_path / "new")
     done = run("export", *words)
     assert exported(done).card.policy["rules"] == MINE["rules"]
     assert "not the built-in cpu: --policy cpu takes that one" in done.err and "cpu (mine " in done.err
@@ -283,14 +290,9 @@ def test_a_model_keeps_the_policy_that_it_was_trained_under(target, stays, caplo
         assert "ft-mode1 stays" in caplog.messages[0] and "cpu best" in caplog.messages[0]
 
 
-def test_a_changed_mode_is_not_fastertransformer_s_whatever_its_name(run, write_config, pictures, tmp_path):
-    config = write_config(tmp_path, "swin", EMBED_DIM=32)
-    words = ("--cfg", config, "--random-weights", "--data-path", pictures, "--pictures", 4, "--device", "cpu")
-    theirs = tmp_path / "theirs.yaml"
-    theirs.write_text("name: ft-mode1\nrules:\n  - enable: 'role:gemm_input'\n")
-    assert run("calibrate", *words, "--policy", theirs, "--no-eval", "--output", tmp_path).code == 0
-    words = ("--checkpoint", tmp_path / "swin_micro_calib.pth", "--for", "fastertransformer")
-    error = run("export", *words, "--output", tmp_path / "new").error(2)
+def test_a_changed_mode_is_not_fastertransformer_s_whatever_its_name(run, under, wide, tmp_path):
+    theirs = under(wide, {"name": "ft-mode1", "rules": [{"enable": ["role:gemm_input"]}]})
+    error = run("export", theirs, "--for", "fastertransformer", "--output", tmp_path / "new").error(2)
     assert "policy ft-mode1 (mine " in error and "it differs in" in error
 
 

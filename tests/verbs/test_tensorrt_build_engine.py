@@ -77,10 +77,8 @@ def test_from_an_export_to_an_engine_that_scores_like_the_model(run, trt, export
 def test_products_that_fall_back_are_said(run, trt, onnx_file):
     import onnx
 
-    node = next(
-        node.name for node in onnx.load(onnx_file).graph.node if node.op_type == "MatMul" and "fc1" in node.name
-    )
-    trt.FALLBACK.add(node)
+    products = [node.name for node in onnx.load(onnx_file).graph.node if node.op_type == "MatMul"]
+    trt.FALLBACK.add(next(name for name in products if "fc1" in name))
     done = run(*BUILD, onnx_file, "--no-verify")
     assert "int8 in the graph, not in the engine: layers.0.blocks.0.mlp.fc1" in done.err
     report = json.loads(onnx_file.with_name(f"{onnx_file.stem}_sm89.layers.json").read_text())
@@ -128,17 +126,7 @@ def calibrated_export(calibrated, tmp_path_factory):
 
 @pytest.mark.slow
 def test_an_engine_is_verified_when_it_is_built(run, trt, calibrated_export, pictures, tmp_path):
-    words = (
-        "tensorrt",
-        "build-engine",
-        calibrated_export,
-        "--output",
-        tmp_path,
-        "--data-path",
-        pictures,
-        "--pictures",
-        4,
-    )
+    words = (*BUILD, calibrated_export, "--output", tmp_path, "--data-path", pictures, "--pictures", 4)
     run(*words, "--opt-batch", 2, "--max-batch", 2).ok()
     engine = tmp_path / "swin_micro_fp8_tensorrt_sm89.engine"
     records = RunCard.read(engine.with_suffix(".json")).verification
@@ -154,9 +142,7 @@ def test_an_engine_that_computes_something_else_is_told_and_its_card_knows(
     """Fused attention did this on one GPU: no error, wrong logits (TRT#4837)."""
     honest = Session.__call__
     monkeypatch.setattr(Session, "__call__", lambda self, images: honest(self, images).flip(1))
-    done = run(
-        "tensorrt", "build-engine", calibrated_export, "--output", tmp_path, "--data-path", pictures, "--pictures", 4
-    )
+    done = run(*BUILD, calibrated_export, "--output", tmp_path, "--data-path", pictures, "--pictures", 4)
     assert done.code == 1
     assert "verification failed: tensorrt: mean |Δlogit| against torch fake-quant" in done.err.splitlines()[-1]
     records = RunCard.read(tmp_path / "swin_micro_fp8_tensorrt_sm89.json").verification
@@ -168,9 +154,7 @@ def test_an_engine_that_could_not_be_compared_is_not_hidden(run, trt, calibrated
     """Building took minutes, so layers and path are printed before the pictures are read."""
     for file in (own_pictures / "val").rglob("*.png"):
         file.write_bytes(b"")
-    done = run(
-        "tensorrt", "build-engine", calibrated_export, "--output", tmp_path / "made", "--data-path", own_pictures
-    )
+    done = run(*BUILD, calibrated_export, "--output", tmp_path / "made", "--data-path", own_pictures)
     assert done.code == 1 and "of 7 pictures are unreadable" in done.err.splitlines()[-1]
     engine = tmp_path / "made" / "swin_micro_fp8_tensorrt_sm89.engine"
     assert engine.exists() and f"engine: {engine}" in done.err and "* products: " in done.out
