@@ -132,7 +132,10 @@ class _Parser(argparse.ArgumentParser):
 
 
 def command_of(name: str) -> ModuleType:
-    """The module of a command: its docstring, EXAMPLES, dataclass of options and `run(options, world)`."""
+    """The module of a command: its docstring, EXAMPLES, dataclass of options and `run(options, world)`.
+
+    A `run(options)` is for the first rank alone.
+    """
     if name not in (*COMMANDS, FRONT_DOOR):
         raise UsageError(f"no command {name!r:.60}{offered(name, COMMANDS)}")
     return importlib.import_module(f"swin_quant.verbs.{re.sub('[- ]', '_', name)}")
@@ -202,6 +205,10 @@ def run(name: str, arguments: Sequence[str]) -> int:
     with speaking(words_of(parser, command)):
         with process_group(getattr(args, "device", "cpu"), getattr(args, "local_rank", None)) as world:
             with memory_errors_named():
-                command.run(options_from(args, options_of(command)), world)
+                options = options_from(args, options_of(command))
+                if "world" in command.run.__annotations__:
+                    command.run(options, world)
+                elif world.is_main:
+                    command.run(options)
             sys.stdout.flush()  # flushed before this rank waits for the other ranks
     return 0

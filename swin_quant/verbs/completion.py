@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from swin_quant.base.extras import library
 from swin_quant.cli.flags import Flag, add_flags
-
-if TYPE_CHECKING:
-    from swin_quant.base.distributed import World
 
 EXAMPLES = """examples:
   swin-quant completion bash > ~/.local/share/bash-completion/completions/swin-quant
@@ -24,7 +21,7 @@ class CompletionOptions:
     shell: Annotated[Literal["bash", "zsh", "tcsh"], Flag(place=True)]
 
 
-def run(options: CompletionOptions, world: World) -> None:
+def run(options: CompletionOptions) -> None:
     print(library("shtab", "completion").complete(whole_parser(), options.shell))
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from swin_quant.backends.registry import engines
 from swin_quant.backends.releases import faults_of
@@ -27,16 +27,11 @@ from swin_quant.cli.shared import Json
 from swin_quant.report.machine import MachineFact, MachineFacts
 from swin_quant.report.table import print_fitted
 
-if TYPE_CHECKING:
-    from swin_quant.base.distributed import World
-
 EXAMPLES = """examples:
   swin-quant doctor
   swin-quant doctor --all
   swin-quant doctor --json machine.json                            (for a bug report)"""
 _MISMATCH = "torchvision::nms does not exist"
-_CPU_WHEELS = "https://download.pytorch.org/whl/cpu"
-_OWN = "swin-quant"
 # Capability names of torch.cpu.get_capabilities, x86 and ARM.
 _CPU: Mapping[str, Mapping[str, str]] = {
     "int8": {
@@ -57,7 +52,6 @@ _CPU: Mapping[str, Mapping[str, str]] = {
 }
 # Type -> the first compute capability whose tensor cores multiply it (NVIDIA's CUDA programming guide).
 _GPU = {"float16": 70, "int8": 75, "bfloat16": 80, "fp8": 89}
-_CHECK = "import torchvision"
 _REQUIRED = "pip install -c constraints.txt -e . in the checkout"
 
 
@@ -69,9 +63,7 @@ class DoctorOptions:
     json: Json = None
 
 
-def run(options: DoctorOptions, world: World) -> None:
-    if not world.is_main:
-        return
+def run(options: DoctorOptions) -> None:
     found, rest = doctor(), "" if options.all else "\nEverything else: swin-quant doctor --all\n"
 
     def show() -> None:
@@ -110,7 +102,7 @@ def _torchvision() -> tuple[str, ...]:
     version = _version("torchvision")
     if version is None:
         return "torchvision", "not installed", "caution", f"timm needs it: {_REQUIRED}"
-    failed = _fails(_CHECK)
+    failed = _fails("import torchvision")
     if failed is None:
         return "torchvision", version
     if _MISMATCH not in failed:
@@ -132,8 +124,8 @@ def mismatch_remedy(version: str) -> str:
     return (
         "swin-quant helps itself, but `import torchvision`, `timm` and `transformers` fail in a script of your own. "
         f"Install the CPU build of the same version: {sys.executable} -m pip install --force-reinstall --no-deps "
-        f"--index-url {_CPU_WHEELS} torchvision=={plain}. Where nothing can be installed, begin the script with `from "
-        "swin_quant.base.compat import import_timm` and `import_timm()`"
+        f"--index-url https://download.pytorch.org/whl/cpu torchvision=={plain}. Where nothing can be installed, begin "
+        "the script with `from swin_quant.base.compat import import_timm` and `import_timm()`"
     )
 
 
@@ -171,7 +163,7 @@ def _importable(name: str, package: str, remedy: str) -> tuple[str, ...]:
 def _extras() -> Iterator[tuple[str, ...]]:
     """The optional parts of the package, as its metadata have them."""
     parts: dict[str, list[str]] = {}
-    for requirement in importlib.metadata.requires(_OWN) or []:
+    for requirement in importlib.metadata.requires("swin-quant") or []:
         if found := re.match(r"""([\w.-]+)[^;]*;.*\bextra == ["']([\w-]+)["']""", requirement):
             parts.setdefault(found[2], []).append(found[1])
     for extra, packages in parts.items():

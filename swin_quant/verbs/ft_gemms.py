@@ -11,7 +11,6 @@ from swin_quant.cli.shared import ModelOptions, config_of, opened
 
 if TYPE_CHECKING:
     from swin_quant.backends.fastertransformer.tuner import Tuned, TunedGemm
-    from swin_quant.base.distributed import World
 
 EXAMPLES = """examples:
   swin-quant ft gemms --cfg swin_tiny_patch4_window7_224 --batch 32
@@ -30,7 +29,7 @@ class GemmsOptions:
     write: Annotated[str | None, Flag("write the fastest entry of each shape in the --tuned files", "FILE")] = None
 
 
-def run(options: GemmsOptions, world: World) -> None:
+def run(options: GemmsOptions) -> None:
     from swin_quant.backends.fastertransformer.tuner import fastest, gemm_shapes, read_tuned, write_tuned
     from swin_quant.models.geometry import geometry_of
 
@@ -39,10 +38,9 @@ def run(options: GemmsOptions, world: World) -> None:
     cfg = config_of(opened(options.checkpoint), options.model, DATA__BATCH_SIZE=options.batch)
     shapes = gemm_shapes(geometry_of(cfg), options.batch)
     tuned = fastest([read_tuned(path) for path in options.tuned])
-    if world.is_main:
-        _print(shapes, {gemm: tuned.get(gemm.key) for gemm in shapes})
-        if options.write:
-            write_tuned(options.write, tuned.values())
+    _print(shapes, {gemm: tuned.get(gemm.key) for gemm in shapes})
+    if options.write:
+        write_tuned(options.write, tuned.values())
 
 
 def _print(shapes: list[TunedGemm], tuned: dict[TunedGemm, Tuned | None]) -> None:

@@ -18,7 +18,6 @@ from swin_quant.cli.output import tell
 from swin_quant.report.table import print_fitted
 
 if TYPE_CHECKING:
-    from swin_quant.base.distributed import World
     from swin_quant.report.graph import IntegerProducts
 
 EXAMPLES = """examples:
@@ -38,13 +37,11 @@ class InspectOptions:
     json: shared.Json = None
 
 
-def run(options: InspectOptions, world: World) -> None:
+def run(options: InspectOptions) -> None:
     from swin_quant.backends.onnx_reader.file import read_model
     from swin_quant.backends.onnx_reader.inspect import inspect_model
     from swin_quant.report.graph import by_engine, inspection_text
 
-    if not world.is_main:
-        return
     file, asked = Path(options.model), (options.engine,) if options.engine else ()
     try:
         with reading(options.model, "ONNX file"):

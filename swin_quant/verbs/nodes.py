@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from swin_quant.cli import shared
 from swin_quant.cli.flags import Flag
 from swin_quant.cli.output import tell
 from swin_quant.report.table import comma_separated, print_table, print_text, records
-
-if TYPE_CHECKING:
-    from swin_quant.base.distributed import World
 
 EXAMPLES = """examples:
   swin-quant nodes --cfg swin_tiny_patch4_window7_224 --policy ft-mode2
@@ -34,7 +31,7 @@ class NodesOptions:
     device: shared.OnlyCpu = "cpu"
 
 
-def run(options: NodesOptions, world: World) -> None:
+def run(options: NodesOptions) -> None:
     from swin_quant.loading import model_or_shapes
     from swin_quant.report.nodes import list_nodes, nodes_table
 
@@ -42,8 +39,6 @@ def run(options: NodesOptions, world: World) -> None:
     cfg = shared.config_of(checkpoint, options.model)
     model = model_or_shapes(cfg, checkpoint, options.policy.one())
     rows = list_nodes(model, (1, *model.input_shape))
-    if not world.is_main:
-        return
     table = nodes_table(rows)
     is_csv = options.format == "csv"
     show = partial(print_text, comma_separated(table.columns, rows)) if is_csv else partial(print_table, table)

@@ -11,7 +11,6 @@ from swin_quant.cli.output import tell
 from swin_quant.report.table import NARROW, folded, screen_width
 
 if TYPE_CHECKING:
-    from swin_quant.base.distributed import World
     from swin_quant.quant.policy import Policy
 
 EXAMPLES = """examples:
@@ -39,7 +38,7 @@ def policy(name_or_path: str) -> Policy:
     return load_policy(name_or_path)
 
 
-def run(options: PoliciesOptions, world: World) -> None:
+def run(options: PoliciesOptions) -> None:
     from swin_quant.quant.policy import builtin_policies, load_policy
 
     policies = {name: load_policy(name) for name in builtin_policies()}
@@ -54,5 +53,4 @@ def run(options: PoliciesOptions, world: World) -> None:
             for line in folded(" ".join(policy.description.split()), room):
                 print(_INDENT + line)
 
-    if world.is_main:
-        tell(options.json, show, [{**policy.to_dict(), "for": taken[name]} for name, policy in policies.items()])
+    tell(options.json, show, [{**policy.to_dict(), "for": taken[name]} for name, policy in policies.items()])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.extras import library
@@ -17,9 +17,6 @@ from swin_quant.cli.flags import Flag
 from swin_quant.cli.output import tell
 from swin_quant.report import FORMATS, SUFFIXES
 from swin_quant.report.table import print_text
-
-if TYPE_CHECKING:
-    from swin_quant.base.distributed import World
 
 EXAMPLES = """examples:
   swin-quant report out/swin_tiny_patch4_window7_224_calib.json
@@ -57,11 +54,9 @@ class ReportOptions:
     json: shared.Json = None
 
 
-def run(options: ReportOptions, world: World) -> None:
+def run(options: ReportOptions) -> None:
     from swin_quant.report.accuracy import AccuracyTable
 
-    if not world.is_main:
-        return
     read = read_cards(map(Path, options.cards))
     cards = with_results(read)
     if options.page.data_path and not options.html:

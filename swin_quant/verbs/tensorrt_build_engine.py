@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,7 +17,6 @@ from swin_quant.verbs.verify import PICTURES, VerifyOptions, failures, verify_ar
 if TYPE_CHECKING:
     from swin_quant.backends.artifact import Artifact
     from swin_quant.backends.tensorrt.layers import LayerReport
-    from swin_quant.backends.tensorrt.plan import BuildOptions
     from swin_quant.base.distributed import World
     from swin_quant.data.pictures import Pictures
 
@@ -49,23 +46,8 @@ class BuildEngineOptions:
     device: shared.AnyDevice = "auto"
 
 
-@dataclass(frozen=True)
-class BuiltEngine:
-    """An engine, in which type each of its layers runs, and the pictures to compare it on: None where nobody asked."""
-
-    artifact: Artifact
-    layers: LayerReport
-    pictures: Pictures | None = None
-
-
-def build_engine(
-    model: str | Path,
-    options: BuildOptions,
-    folder: str | None = None,
-    pictures: Callable[[], Pictures] | None = None,
-    checkpoint: str | None = None,
-) -> BuiltEngine:
-    """The engine, in `folder` or beside `model`, to be compared on `pictures` with `checkpoint`.
+def build_engine(options: BuildEngineOptions) -> tuple[Artifact, LayerReport, Pictures | None]:
+    """The engine, in which type each of its layers runs, and the pictures to compare it on: None where nobody asked.
 
     The command of NVIDIA's own tool is logged first, also where TensorRT is missing. Pictures and checkpoint that
     are not there are refused before anything is built.
@@ -73,64 +55,56 @@ def build_engine(
     from swin_quant.backends.artifact import open_artifact
     from swin_quant.backends.tensorrt import host
     from swin_quant.backends.tensorrt.build import build
-    from swin_quant.backends.tensorrt.plan import SUFFIX, default_output, make_plan
+    from swin_quant.backends.tensorrt.plan import SUFFIX, BuildOptions, default_output, make_plan
     from swin_quant.exported import find_checkpoint, no_checkpoint
 
-    model = Path(model)
-    artifact = open_artifact(model)
-    plan = make_plan(artifact, options)
-    place = Path(folder) / model.name if folder else model
-    log.info("the same by NVIDIA's tool: %s", plan.trtexec(place.with_suffix(SUFFIX)))
-    host.tensorrt()
-    gpu = host.find_gpu()
-    shown = pictures() if pictures else None
-    if shown is not None and find_checkpoint(artifact, checkpoint) is None:
-        raise SwinQuantError(f"{model}: nothing to compare the engine with: {no_checkpoint(artifact)}, or ‹no_verify›")
-    if folder:
-        ensure_writable_dir(folder)
-    return BuiltEngine(*build(plan, default_output(place, gpu)), shown)
-
-
-def run(options: BuildEngineOptions, world: World) -> None:
-    from swin_quant.backends.tensorrt.plan import BuildOptions
-    from swin_quant.report.engines import products_table, verification_table
-
-    place = options.place
-    if not world.is_main:
-        return
     cache = Path(options.timing_cache) if options.timing_cache else None
     batches = (options.min_batch, options.opt_batch, options.max_batch)
     wanted = BuildOptions(*batches, options.workspace, cache, options.allow_float32)
-    read = replace(place, batch=min(place.batch, options.max_batch))
+    model, shown = Path(options.model), None
+    artifact = open_artifact(model)
+    plan = make_plan(artifact, wanted)
+    place = Path(options.output) / model.name if options.output else model
+    log.info("the same by NVIDIA's tool: %s", plan.trtexec(place.with_suffix(SUFFIX)))
+    host.tensorrt()
+    gpu = host.find_gpu()
+    if not options.no_verify:
+        if not options.place.data_path and not options.place.images:
+            raise UsageError(
+                "the engine is verified on real pictures: give --data-path DIR or --images PLACE ..., or --no-verify"
+            )
+        shown = options.place.open()
+        if find_checkpoint(artifact, options.checkpoint) is None:
+            why = no_checkpoint(artifact)
+            raise SwinQuantError(f"{model}: nothing to compare the engine with: {why}, or ‹no_verify›")
+    if options.output:
+        ensure_writable_dir(options.output)
+    return *build(plan, default_output(place, gpu)), shown
+
+
+def run(options: BuildEngineOptions, world: World) -> None:
+    from swin_quant.report.engines import products_table, verification_table
+
+    if not world.is_main:
+        return
+    place = replace(options.place, batch=min(options.place.batch, options.max_batch))
     engine = shared.EngineFlags(("tensorrt",))
-    how = VerifyOptions(options.model, options.checkpoint, options.pictures, engine, read)
-    shown = None if options.no_verify else partial(_pictures, place)
-    built = build_engine(options.model, wanted, options.output, shown, options.checkpoint)
-    print_table(products_table(built.layers))
-    if lost := built.layers.lost:
+    how = VerifyOptions(options.model, options.checkpoint, options.pictures, engine, place)
+    artifact, layers, pictures = build_engine(options)
+    print_table(products_table(layers))
+    if lost := layers.lost:
         types = " and ".join(dict.fromkeys(row.wanted for row in lost))
         log.warning("%s in the graph, not in the engine: %s", types, listed(row.name for row in lost))
-    log.info("engine: %s", built.artifact.file)
-    found = built.pictures
-    if found is None:
-        log.warning(
-            "not verified: compare it on this GPU before it is used: `swin-quant verify %s`", built.artifact.file
-        )
+    log.info("engine: %s", artifact.file)
+    if pictures is None:
+        log.warning("not verified: compare it on this GPU before it is used: `swin-quant verify %s`", artifact.file)
         return
     # Fused attention has been wrong, and silently, on GPUs that a library was not tested on (TRT#4837). The engine took
     # minutes: an error here must not hide it.
-    records = verify_artifact(built.artifact, lambda: found, how, world)
+    records = verify_artifact(artifact, lambda: pictures, how, world)
     print_table(verification_table(records))
     if failed := failures(records):
         raise SwinQuantError(
-            f"{built.artifact.file}: verification failed: {'; '.join(failed)}: do not use this engine: build it with "
+            f"{artifact.file}: verification failed: {'; '.join(failed)}: do not use this engine: build it with "
             "another TensorRT, or from an export with precision float, which tells whose fault it is"
         )
-
-
-def _pictures(place: shared.PictureOptions) -> Pictures:
-    if not place.data_path and not place.images:
-        raise UsageError(
-            "the engine is verified on real pictures: give --data-path DIR or --images PLACE ..., or --no-verify"
-        )
-    return place.open()

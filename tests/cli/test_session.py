@@ -5,12 +5,14 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 
 import pytest
 import torch
-from commands import after_one_batch
+from commands import Done, after_one_batch
 
 from swin_quant import __version__
+from swin_quant.base.distributed import World
 from swin_quant.cli import main
 from swin_quant.cli.commands import COMMANDS
 
@@ -163,6 +165,12 @@ def test_out_of_memory_says_what_to_lower_in_the_words_of_the_command(run, float
     assert run("calibrate", *float_flags).error(1) == f"error: out of {memory}: lower --batch\n"
     monkeypatch.setattr("swin_quant.verbs.policies.screen_width", much)
     assert run("policies").error(1) == f"error: out of {memory}\n"
+
+
+def test_what_only_prints_is_done_by_the_first_rank(run, monkeypatch):
+    one_of_two = nullcontext(World(rank=1, size=2))
+    monkeypatch.setattr("swin_quant.base.distributed.process_group", lambda *_: one_of_two)
+    assert run("policies") == Done(0, "", "")
 
 
 def test_a_group_of_commands_and_a_command_say_how_they_are_called(capsys):

@@ -239,7 +239,7 @@ def make_report(folder: Path) -> None:
     add_flags(parser, report.ReportOptions)
     for words in (*(["--format", form] for form in FORMATS), ["--json", "-"]):
         with contextlib.redirect_stdout(io.StringIO()):
-            report.run(options_from(parser.parse_args([str(folder), *words]), report.ReportOptions), World())
+            report.run(options_from(parser.parse_args([str(folder), *words]), report.ReportOptions))
 
 
 def shipped(kind: str) -> list[Files]:

@@ -6,11 +6,8 @@ import json
 
 import pytest
 
-from swin_quant.base.distributed import World
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import Result
-from swin_quant.verbs.report import ReportOptions
-from swin_quant.verbs.report import run as run_report
 
 DATASET = {"name": "cifar10", "split": "val", "pictures": 5000, "sha256": "1" * 64}
 FLOAT = Result("torch", "float32", None, DATASET, 5000, 70.8, 98.12, None, 32, "cpu")
@@ -135,11 +132,6 @@ def test_an_output_that_cannot_be_written(refused, tmp_path):
     assert "cannot be the output directory" in refused(card, "--output", card)
     assert "does not exist" in refused(card, "--json", tmp_path / "nowhere" / "t.json")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json"]
-
-
-def test_only_the_first_rank_prints(tmp_path, capsys):
-    run_report(ReportOptions((str(write(tmp_path / "a.json", FLOAT)),)), World(rank=1, size=2))
-    assert capsys.readouterr().out == ""
 
 
 def test_columns_are_those_that_are_asked_for_in_that_order(report, refused, tmp_path):
