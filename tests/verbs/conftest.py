@@ -1,7 +1,9 @@
 """Input for verbs: a micro model in memory, its pictures as data sets and as tensors, a checkpoint of digits."""
 
 import itertools
+import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -71,10 +73,10 @@ def weights(cfg, randomise, tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def wide(tmp_path_factory, pictures, randomise):
+def calibrated_32(tmp_path_factory, pictures, randomise):
     """micro_calib.pth, beside micro.yaml and micro.pth: heads of 32 channels, as FasterTransformer's kernels and the
     CUDA engine's need."""
-    folder = tmp_path_factory.mktemp("wide")
+    folder = tmp_path_factory.mktemp("calibrated_32")
     sizes = {"EMBED_DIM": 32, "DEPTHS": [2, 1], "NUM_HEADS": [1, 2], "WINDOW_SIZE": 4}
     model = {"TYPE": "swin", "NAME": "micro", "NUM_CLASSES": 3, "SWIN": sizes}
     config = folder / "micro.yaml"
@@ -108,6 +110,18 @@ def own(calibrated, tmp_path):
         if file.is_file():
             shutil.copy(file, tmp_path)
     return tmp_path / calibrated.name
+
+
+@pytest.fixture
+def with_card(card_of, tmp_path):
+    """with_card(file, KEY=value ...) -> a copy of a checkpoint or an artifact whose run card has these values."""
+
+    def copied(file, **changes):
+        copy = Path(shutil.copy(file, tmp_path))
+        copy.with_suffix(".json").write_text(json.dumps(card_of(file) | changes))
+        return copy
+
+    return copied
 
 
 @pytest.fixture

@@ -1,9 +1,7 @@
 """The CUDA engine from the command line without a GPU: emulated, or refused in one line that names what is missing."""
 
 import json
-import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,14 +26,14 @@ from swin_quant.verbs.serve import LimitFlags, ServeOptions, private_copy, servi
 
 
 @pytest.fixture(scope="session")
-def files(wide, tmp_path_factory):
+def files(calibrated_32, tmp_path_factory):
     """The files that `export --for cuda` writes for the calibrated micro model, by its flags."""
     made, folder = {}, tmp_path_factory.mktemp("cuda")
 
     def make(*flags):
         if flags not in made:
             out = folder / str(len(made))
-            words = ["export", wide, "--for", "cuda", *flags, "--output", out, "--quiet"]
+            words = ["export", calibrated_32, "--for", "cuda", *flags, "--output", out, "--quiet"]
             assert main([str(word) for word in words]) == 0
             (made[flags],) = out.glob("*.safetensors")
         return made[flags]
@@ -53,8 +51,8 @@ def no_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
 
-def test_export_says_what_it_made(run, wide, tmp_path):
-    done = run("export", wide, "--for", "cuda", "--policy", "cuda-fp8", "--output", tmp_path)
+def test_export_says_what_it_made(run, calibrated_32, tmp_path):
+    done = run("export", calibrated_32, "--for", "cuda", "--policy", "cuda-fp8", "--output", tmp_path)
     (file,) = tmp_path.glob("*.safetensors")
     assert done.code == 0 and done.out.strip() == str(file) and file.name.endswith("_fp8_cuda.safetensors")
     assert "cuda: fp8, policy cuda-fp8" in done.err and f"swin-quant verify {file}" in done.err
@@ -87,15 +85,15 @@ def test_the_card_says_the_form_of_gelu(files):
         ("--policy", "cuda", "--uint8-input"),
     ],
 )
-def test_verify_finds_every_form_to_be_the_model(run, files, wide, pictures, flags):
-    words = ("--checkpoint", wide, "--data-path", pictures, "--pictures", 4, "--device", "cpu")
+def test_verify_finds_every_form_to_be_the_model(run, files, calibrated_32, pictures, flags):
+    words = ("--checkpoint", calibrated_32, "--data-path", pictures, "--pictures", 4, "--device", "cpu")
     done = run("verify", files(*flags), *words).ok()
     assert "cuda (emulated)" in done.out + done.err
 
 
-def test_check_runs_it_before_it_leaves_the_house(run, wide, tmp_path):
+def test_check_runs_it_before_it_leaves_the_house(run, calibrated_32, tmp_path):
     flags = ("--for", "cuda", "--policy", "cuda", "--uint8-input", "--check", "--output", tmp_path)
-    done = run("export", wide, *flags)
+    done = run("export", calibrated_32, *flags)
     assert done.code == 0 and "check: cuda against" in done.err
 
 
@@ -117,23 +115,23 @@ def test_predict_evaluate_and_bench(run, file, pictures, engines_here):
 
 
 @pytest.mark.parametrize("command", ["evaluate", "predict", "predict --logits", "verify", "bench", "align"])
-def test_without_a_gpu_that_is_asked_for(run, file, wide, pictures, no_gpu, command, tmp_path):
+def test_without_a_gpu_that_is_asked_for(run, file, calibrated_32, pictures, no_gpu, command, tmp_path):
     data = ("--data-path", pictures)
     words = {
         "evaluate": (file, *data),
         "predict": (file, pictures / "val"),
         "predict --logits": (file, *data, "--logits", tmp_path),
-        "verify": (file, "--checkpoint", wide, *data),
+        "verify": (file, "--checkpoint", calibrated_32, *data),
         "bench": (file,),
-        "align": (wide, file, "--policy", "cuda", *data),
+        "align": (calibrated_32, file, "--policy", "cuda", *data),
     }
     message = run(command.split()[0], *words[command], "--device", "cuda").error(2)
     assert "finds no GPU" in message or "no GPU" in message
 
 
-def test_policies_and_flags_that_it_does_not_run(run, wide, tmp_path):
+def test_policies_and_flags_that_it_does_not_run(run, calibrated_32, tmp_path):
     def refused(*flags):
-        message = run("export", wide, "--for", "cuda", *flags, "--output", tmp_path / "x").error(2)
+        message = run("export", calibrated_32, "--for", "cuda", *flags, "--output", tmp_path / "x").error(2)
         assert not list(tmp_path.rglob("*.safetensors"))
         return message
 
@@ -151,18 +149,16 @@ def test_policies_and_flags_that_it_does_not_run(run, wide, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["embedding", "features"])
-def test_a_model_that_is_no_classifier(run, wide, tmp_path, kind):
+def test_a_model_that_is_no_classifier(run, calibrated_32, tmp_path, kind):
     words = ("--for", "cuda", "--policy", "cuda", "--output-kind", kind, "--quiet", "--output", tmp_path)
     said = "error: the CUDA engine runs Swin V1 and V2 as classifiers only: export to another backend\n"
-    assert run("export", wide, *words).error(2) == said and not list(tmp_path.iterdir())
+    assert run("export", calibrated_32, *words).error(2) == said and not list(tmp_path.iterdir())
 
 
-def test_a_stream_beyond_float16(run, wide, tmp_path):
+def test_a_stream_beyond_float16(run, calibrated_32, card_of, with_card, tmp_path):
     """Float16 is refused by what the calibration recorded in the card; without a type bfloat16 is taken."""
-    node, card = "layers.1.blocks.0.add2_residual_input_quantizer", json.loads(wide.with_suffix(".json").read_text())
-    card["calibration"]["beyond_half"] = [node]
-    checkpoint, out = shutil.copy(wide, tmp_path), tmp_path / "out"
-    (tmp_path / wide.with_suffix(".json").name).write_text(json.dumps(card))
+    node, out = "layers.1.blocks.0.add2_residual_input_quantizer", tmp_path / "out"
+    checkpoint = with_card(calibrated_32, calibration=card_of(calibrated_32)["calibration"] | {"beyond_half": [node]})
     words = ("export", checkpoint, "--for", "cuda", "--policy", "cuda", "--output", out)
     said = run(*words, "--float-type", "float16").error(1)
     assert f"values beyond float16 (65504) in {node}, which" in said and "give --float-type bfloat16" in said
@@ -170,14 +166,13 @@ def test_a_stream_beyond_float16(run, wide, tmp_path):
     found = run(*words)
     assert found.code == 0 and f"in {node}: the residual stream is bfloat16" in found.err
     (made,) = out.glob("*.json")
-    assert json.loads(made.read_text())["artifact"]["options"]["float_type"] == "bfloat16"
+    assert card_of(made)["artifact"]["options"]["float_type"] == "bfloat16"
 
 
-def test_a_run_card_without_a_batch(run, file, pictures, tmp_path):
-    copy, out = Path(shutil.copy(file, tmp_path)), tmp_path / "out"
-    card = json.loads(file.with_suffix(".json").read_text())
-    del card["artifact"]["options"]["batch"]
-    copy.with_suffix(".json").write_text(json.dumps(card))
+def test_a_run_card_without_a_batch(run, file, card_of, with_card, pictures, tmp_path):
+    record, out = card_of(file)["artifact"], tmp_path / "out"
+    del record["options"]["batch"]
+    copy = with_card(file, artifact=record)
     words = ("--data-path", pictures, "--device", "cpu", "--logits", out)
     assert f"{copy}: its run card names no batch that it takes; export again" in run("predict", copy, *words).error(1)
     assert not list(out.glob("*"))
@@ -213,15 +208,15 @@ REFUSED = [(command, policy) for command in ("evaluate", "predict", "verify", "a
 
 
 @pytest.mark.parametrize(("command", "policy"), [*REFUSED, ("bench", "cuda")])
-def test_a_gpu_that_is_too_old(run, files, wide, pictures, snapshot, monkeypatch, tmp_path, command, policy):
+def test_a_gpu_that_is_too_old(run, files, calibrated_32, pictures, snapshot, monkeypatch, tmp_path, command, policy):
     gpu, capability, said = OLD[policy]
     file, output = files("--policy", policy), ("--output", tmp_path)
     words = {
         "evaluate": ("--data-path", pictures),
         "predict": (pictures / "val", *output),
-        "verify": ("--checkpoint", wide, "--data-path", pictures),
-        "bench": ("--checkpoint", wide, "--quiet", *output),
-        "align": (wide, "--policy", "cuda", "--data-path", pictures),
+        "verify": ("--checkpoint", calibrated_32, "--data-path", pictures),
+        "bench": ("--checkpoint", calibrated_32, "--quiet", *output),
+        "align": (calibrated_32, "--policy", "cuda", "--data-path", pictures),
         "cuda tune": (),
     }
     found = {
@@ -346,9 +341,9 @@ def test_what_is_served_has_the_tiles_that_were_timed(file, fake_gpu):
 
 
 @pytest.mark.slow
-def test_align_by_layers(run, file, wide, pictures):
+def test_align_by_layers(run, file, calibrated_32, pictures):
     words = ("--policy", "cuda", "--data-path", pictures, "--pictures", 3, "--device", "cpu", "--json", "--quiet")
-    done = run("align", wide, file, *words).ok()
+    done = run("align", calibrated_32, file, *words).ok()
     found = json.loads(done.out)
     names = {row["name"] for row in found["tensors"]}
     assert found["first"] is None and {"patch_embed", "layers.0.blocks.1.mlp.fc2._input_quantizer", "logits"} <= names

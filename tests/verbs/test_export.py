@@ -1,7 +1,6 @@
 """`export`: every target, from one calibrated file or from memory; impossible exports are refused in one line."""
 
 import json
-import shutil
 
 import onnx
 import onnx.numpy_helper
@@ -22,19 +21,6 @@ from swin_quant.cards.card import RunCard
 from swin_quant.exported import labels_in
 from swin_quant.quant.policy import Rule, load_policy
 from swin_quant.verbs.export_target import policy_for
-
-
-@pytest.fixture
-def under(tmp_path):
-    """under(checkpoint, policy) -> a copy of a calibrated file whose run card has that policy."""
-
-    def copied(checkpoint, policy):
-        copy, card = tmp_path / checkpoint.name, json.loads(checkpoint.with_suffix(".json").read_text())
-        shutil.copy(checkpoint, copy)
-        copy.with_suffix(".json").write_text(json.dumps(card | {"policy": policy}))
-        return copy
-
-    return copied
 
 
 def exported(done):
@@ -134,9 +120,10 @@ def test_changes_need_a_policy_and_go_with_no_float(run, calibrated, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_fastertransformer_takes_the_mode_of_the_card(run, under, wide, tmp_path):
-    words = (under(wide, load_policy("ft-mode2").to_dict()), "--for", "fastertransformer", "--sm", 75, "--check")
-    done = run("export", *words, "--output", tmp_path / "new")
+def test_fastertransformer_takes_the_mode_of_the_card(run, with_card, calibrated_32, tmp_path):
+    checkpoint = with_card(calibrated_32, policy=load_policy("ft-mode2").to_dict())
+    words = ("--for", "fastertransformer", "--sm", 75, "--check", "--output", tmp_path / "new")
+    done = run("export", checkpoint, *words)
     artifact = exported(done)
     assert artifact.record["options"]["sm"] == 75 and artifact.card.policy["name"] == "ft-mode2"
     with safe_open(artifact.file, "pt") as weights:
@@ -204,8 +191,8 @@ def test_what_means_nothing_is_refused_before_anything_is_written(run, calibrate
     assert not list((tmp_path / "new").glob("*"))
 
 
-def test_fastertransformer_needs_one_of_its_policies(run, under, calibrated, tmp_path):
-    own = under(calibrated, load_policy("qdq").to_dict())
+def test_fastertransformer_needs_one_of_its_policies(run, with_card, calibrated, tmp_path):
+    own = with_card(calibrated, policy=load_policy("qdq").to_dict())
     error = run("export", own, "--for", "fastertransformer", "--output", tmp_path / "new").error(2)
     assert "needs the policy ft-mode1 or ft-mode2, the run card's is qdq: give --policy" in error
 
@@ -271,8 +258,8 @@ MINE = {"name": "cpu", "rules": [{"enable": ["*.fc1._input_quantizer", "*.fc1._w
 
 
 @pytest.mark.slow
-def test_a_policy_of_the_user_s_that_bears_a_built_in_name_is_not_taken_for_that(run, under, calibrated, tmp_path):
-    words = ("--checkpoint", under(calibrated, MINE), "--for", "openvino", "--output", tmp_path / "new")
+def test_a_policy_of_the_user_s_that_bears_a_built_in_name_is_not_taken_for_that(run, with_card, calibrated, tmp_path):
+    words = ("--checkpoint", with_card(calibrated, policy=MINE), "--for", "openvino", "--output", tmp_path / "new")
     done = run("export", *words)
     assert exported(done).card.policy["rules"] == MINE["rules"]
     assert "not the built-in cpu: --policy cpu takes that one" in done.err and "cpu (mine " in done.err
@@ -290,8 +277,8 @@ def test_a_model_keeps_the_policy_that_it_was_trained_under(target, stays, caplo
         assert "ft-mode1 stays" in caplog.messages[0] and "cpu best" in caplog.messages[0]
 
 
-def test_a_changed_mode_is_not_fastertransformer_s_whatever_its_name(run, under, wide, tmp_path):
-    theirs = under(wide, {"name": "ft-mode1", "rules": [{"enable": ["role:gemm_input"]}]})
+def test_a_changed_mode_is_not_fastertransformer_s_whatever_its_name(run, with_card, calibrated_32, tmp_path):
+    theirs = with_card(calibrated_32, policy={"name": "ft-mode1", "rules": [{"enable": ["role:gemm_input"]}]})
     error = run("export", theirs, "--for", "fastertransformer", "--output", tmp_path / "new").error(2)
     assert "policy ft-mode1 (mine " in error and "it differs in" in error
 

@@ -33,15 +33,15 @@ class Exports:
 
 
 @pytest.fixture(scope="session")
-def _exports(wide) -> Exports:
-    folder = wide.parent
+def _exports(calibrated_32) -> Exports:
+    folder = calibrated_32.parent
     for words in (
         ("fastertransformer", "--output", folder / "ft"),
         ("onnx", "--policy=qdq", "--output", folder / "onnx"),
     ):
-        assert main(["export", str(wide), "--for", *map(str, words), "--quiet"]) == 0
+        assert main(["export", str(calibrated_32), "--for", *map(str, words), "--quiet"]) == 0
     (ft,), (onnx,) = (folder / "ft").glob("*.safetensors"), (folder / "onnx").glob("*.onnx")
-    return Exports(wide, onnx, ft, folder / "micro.yaml")
+    return Exports(calibrated_32, onnx, ft, folder / "micro.yaml")
 
 
 @pytest.fixture

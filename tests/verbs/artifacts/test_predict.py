@@ -118,12 +118,9 @@ def test_a_pattern_without_a_picture(run, hand_made):
     assert "nothing*.png: no picture there" in run("predict", hand_made, "nothing*.png").error(2)
 
 
-def test_a_checkpoint_whose_card_is_of_another_size(run, exports, pictures):
-    path = exports.checkpoint.with_suffix(".json")
-    card = json.loads(path.read_text())
-    card["preprocess"]["size"] = 64
-    path.write_text(json.dumps(card))
-    line = run("predict", exports.checkpoint, pictures).error(1)
+def test_a_checkpoint_whose_card_is_of_another_size(run, exports, card_of, with_card, pictures):
+    file = with_card(exports.checkpoint, preprocess=card_of(exports.checkpoint)["preprocess"] | {"size": 64})
+    line = run("predict", file, pictures).error(1)
     assert "its run card resizes pictures to 64, the model takes 32" in line
 
 
