@@ -195,10 +195,8 @@ def _add(
 ) -> None:
     flag = _flag_of(field, note)
     flag = words.get(flag, flag)
-    is_required = field.default is MISSING and field.default_factory is MISSING
+    is_required = field.default is MISSING
     default = None if is_required else field.default
-    if field.default_factory is not MISSING:
-        default = field.default_factory()
     how: dict[str, Any] = {"default": default, "help": _help(note, default), "dest": field.name}
     several = get_origin(kind) is tuple
     if kind is bool:

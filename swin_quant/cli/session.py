@@ -205,7 +205,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
     with speaking(words_of(parser, command)):
         with process_group(getattr(args, "device", "cpu"), getattr(args, "local_rank", None)) as world:
             with memory_errors_named():
-                options = options_from(args, options_of(command))
+                options: Any = options_from(args, options_of(command))
                 if "world" in command.run.__annotations__:
                     command.run(options, world)
                 elif world.is_main:

@@ -194,17 +194,15 @@ def export(
 
     model, target = model_of(model), ExportTarget.of(backend, precision, options, saturation_safe)
     asked = load_policy(policy) if policy else None
-    network = model.network
     if tune:
         check_tunable(target, asked, model.card)
-        _need_ranges(model, tried_policies(target)[0])
-        file = file_of(model, ensure_writable_dir(folder))
-        return Exported(write_fastest(target, deepcopy(network).cpu().eval(), model.card, file, folder))
-    used = target.policy(model.card, model.file, asked)
+    used = tried_policies(target)[0] if tune else target.policy(model.card, model.file, asked)
     _need_ranges(model, used)
     file = file_of(model, ensure_writable_dir(folder))
+    module = deepcopy(model.network).cpu().eval()  # the caller's keeps its policy and its place
+    if tune:
+        return Exported(write_fastest(target, module, model.card, file, folder))
     check_bits(model.module, model.card, [used], model.name)
-    module = deepcopy(network).cpu().eval()  # the caller's keeps its policy and its place
     apply_policy(module, used)
     made = target.write(module, model.card, file, folder, used)
     if model.card.wrapped and compared:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from swin_quant.model import Model
     from swin_quant.report.engines import AnswerRow
     from swin_quant.score.metrics import Guess
-    from swin_quant.verbs.classify import Classifying, Predictions
+    from swin_quant.verbs.classify import Classifying
 
 SCHEMA = "swin-quant/predictions/1"
 EXAMPLES = """examples:
@@ -176,7 +176,18 @@ def run(options: PredictOptions, world: World) -> None:
     found = classify(by, pictures, answers)
     for why in found.unreadable.values():
         log.warning("skipped: %s", why)
-    _write(options.json, by, found)
+    content: dict[str, Any] = {
+        "schema": SCHEMA,
+        "model": by.name,
+        "engine": by.engine.name,
+        "precision": by.engine.precision,
+        "policy": by.engine.policy,
+        "pictures": [
+            {"picture": name, "classes": [asdict(guess) for guess in top]} for name, top in found.answers.items()
+        ],
+        "unreadable": found.unreadable,
+    }
+    tell(options.json, Guesses(found.answers, _model_and_engine(by)).show, content)
 
 
 def _of_artifact(options: PredictOptions, world: World) -> Classifying:
@@ -205,17 +216,3 @@ def _of_checkpoint(options: PredictOptions, world: World) -> Classifying:
             f"{checkpoint}: its run card resizes pictures to {shortest(made)}, the model takes {shortest(taken)}"
         )
     return of_model(model, policies, checkpoint.file.name)
-
-
-def _write(target: str | None, by: Classifying, found: Predictions) -> None:
-    answers = found.answers.items()
-    content: dict[str, Any] = {
-        "schema": SCHEMA,
-        "model": by.name,
-        "engine": by.engine.name,
-        "precision": by.engine.precision,
-        "policy": by.engine.policy,
-        "pictures": [{"picture": name, "classes": [asdict(guess) for guess in top]} for name, top in answers],
-        "unreadable": found.unreadable,
-    }
-    tell(target, Guesses(found.answers, _model_and_engine(by)).show, content)
