@@ -3,7 +3,6 @@
 Parquet files hold some thousand rows each, are shared among ranks, and a run that was cut off goes on.
 """
 
-import io
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from yacs.config import CfgNode
 from swin_quant.backends.artifact import Artifact, open_artifact
 from swin_quant.base.distributed import World, gather
 from swin_quant.base.errors import SwinQuantError, listed
-from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir, sha256_of_data, write_json
+from swin_quant.base.files import ensure_writable_dir, sha256_of_data, write_json
 from swin_quant.base.progress import log
 from swin_quant.base.schema import within
 from swin_quant.base.shards import Sharding, Shards
@@ -31,6 +30,7 @@ from swin_quant.quant.policy import Policy
 from swin_quant.score.engine import Engine, engine_under
 from swin_quant.score.metrics import Guess, class_names, top_classes
 from swin_quant.score.run_engines import Inferred, infer
+from swin_quant.verbs.align_sides import write_arrays
 
 SHARDS_SCHEMA = "swin-quant/prediction-shards/1"
 
@@ -195,7 +195,7 @@ def write_logits(file: str, place: PictureOptions, engines: EngineFlags, folder:
     if inferred.unreadable:
         log.warning("left out, unreadable: %s", listed(inferred.unreadable))
     arrays = _maps(inferred, cfg) if kind == FEATURES else _logits(inferred, kind)
-    atomic_write_bytes(target, _npz(inferred, arrays))
+    write_arrays(target, {"names": np.array(inferred.names), "labels": inferred.labels.numpy(), **arrays})
     log.info("%d pictures, %s: %s", len(inferred.names), name, target)
 
 
@@ -213,9 +213,3 @@ def _maps(inferred: Inferred, cfg: CfgNode) -> dict[str, np.ndarray]:
         alike = len({map_.shape for map_ in maps}) == 1
         arrays |= {name: np.stack(maps)} if alike else {f"{name}_{number}": map_ for number, map_ in enumerate(maps)}
     return arrays
-
-
-def _npz(inferred: Inferred, arrays: dict[str, np.ndarray]) -> memoryview:
-    content = io.BytesIO()
-    np.savez(content, names=np.array(inferred.names), labels=inferred.labels.numpy(), **arrays)  # type: ignore[arg-type]  # a name may be allow_pickle, to mypy
-    return content.getbuffer()

@@ -162,7 +162,18 @@ def policy_for(target: str, card: RunCard | None, checkpoint: str | Path | None 
         log.info("policy %s is exported: it was scored, and %s runs it", measured[0].name, target)
         return measured[0]
     elif not fits:
-        return _instead(own, _best(offered, target, checkpoint), target)
+        best = _best(offered, target, checkpoint)
+        if own.sha256 != best.sha256:
+            log.warning(
+                "policy %s of the run card is %s: the file gets %s: score it by `evaluate` with ‹policy› %s, or keep "
+                "the other by ‹policy› %s",
+                own.name,
+                "in float8" if own.has_float8 else f"not for {target}",
+                best.name,
+                best.name,
+                own.name,
+            )
+        return best
     elif scored and own.sha256 not in scored:
         log.warning(
             "policy %s of the run card is exported, though %s was scored: ‹policy› chooses",
@@ -178,22 +189,6 @@ def policy_for(target: str, card: RunCard | None, checkpoint: str | Path | None 
             fitting[0],
         )
     return own
-
-
-def _instead(own: Policy, best: Policy, target: str) -> Policy:
-    """The best policy of a target; warns if it is not the run card's."""
-    if own.sha256 != best.sha256:
-        why = "in float8" if own.has_float8 else f"not for {target}"
-        log.warning(
-            "policy %s of the run card is %s: the file gets %s: score it by `evaluate` with ‹policy› %s, or keep the "
-            "other by ‹policy› %s",
-            own.name,
-            why,
-            best.name,
-            best.name,
-            own.name,
-        )
-    return best
 
 
 def _best(fitting: Sequence[Policy], target: str, checkpoint: str | Path | None) -> Policy:

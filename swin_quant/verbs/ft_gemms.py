@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from swin_quant.base.errors import UsageError
 from swin_quant.cli.flags import Flag
 from swin_quant.cli.shared import ModelOptions, config_of, opened
-
-if TYPE_CHECKING:
-    from swin_quant.backends.fastertransformer.tuner import Tuned, TunedGemm
 
 EXAMPLES = """examples:
   swin-quant ft gemms --cfg swin_tiny_patch4_window7_224 --batch 32
@@ -38,16 +35,11 @@ def run(options: GemmsOptions) -> None:
     cfg = config_of(opened(options.checkpoint), options.model, DATA__BATCH_SIZE=options.batch)
     shapes = gemm_shapes(geometry_of(cfg), options.batch)
     tuned = fastest([read_tuned(path) for path in options.tuned])
-    _print(shapes, {gemm: tuned.get(gemm.key) for gemm in shapes})
-    if options.write:
-        write_tuned(options.write, tuned.values())
-
-
-def _print(shapes: list[TunedGemm], tuned: dict[TunedGemm, Tuned | None]) -> None:
     print(f"{'stage':>5}  {'layer':<13} {'m':>9} {'n':>6} {'k':>6}  algorithm")
     for gemm in shapes:
-        entry = tuned[gemm]
+        entry = tuned.get(gemm.key)
         note = f"{entry.algo_id}, {entry.exec_time:g} ms" if entry else "not tuned"
         print(f"{gemm.stage:>5}  {gemm.layer:<13} {gemm.m:>9} {gemm.n:>6} {gemm.k:>6}  {note}")
-    known = sum(entry is not None for entry in tuned.values())
-    print(f"{len(shapes)} shapes, {known} tuned")
+    print(f"{len(shapes)} shapes, {sum(gemm.key in tuned for gemm in shapes)} tuned")
+    if options.write:
+        write_tuned(options.write, tuned.values())

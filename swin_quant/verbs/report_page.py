@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from PIL import Image
 from torch import Tensor
+from torch.nn.functional import kl_div
 
 from swin_quant.base.errors import SwinQuantError, UsageError, one_line
 from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir
@@ -102,7 +103,8 @@ def _with_disagreements(
     seen = infer(pair, pictures, preprocess, classes, count=count)
     before, after = (seen.logits[label] for label in pair)
     other = (before.argmax(1) != after.argmax(1)).nonzero().flatten()
-    divergences = _divergence(before[other], after[other])
+    p, q = (logits[other].double().log_softmax(1) for logits in (before, after))
+    divergences = kl_div(q, p, reduction="none", log_target=True).sum(1)  # in nats
     order = divergences.argsort(descending=True, stable=True)[:MOST].tolist()
     names = class_names(classes, None, card.class_names or pictures.class_names)
     own = names if is_numbers(pictures.class_names) else pictures.class_names
@@ -133,12 +135,6 @@ def _float_and_quantized(engines: Mapping[str, Engine], card: RunCard) -> dict[s
     if not first or not last or engines[first[0]].weights not in (None, ORIGINAL):
         return {}
     return {label: engines[label] for label in (first[0], last[-1])}
-
-
-def _divergence(before: Tensor, after: Tensor) -> Tensor:
-    """Kullback-Leibler divergence in nats of softmax(`after`) from softmax(`before`), [N]."""
-    p, q = before.double().log_softmax(1), after.double().log_softmax(1)
-    return (p.exp() * (p - q)).sum(1)
 
 
 def _thumbnail(picture: Image.Image) -> str:
