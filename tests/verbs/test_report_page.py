@@ -21,15 +21,20 @@ def facts_of(text):
     return json.loads(found)
 
 
-def written(run, *words):
-    done = run("report", *words).ok()
-    return done
+@pytest.fixture
+def page(run, tmp_path):
+    """page(arguments ...) -> the text of the page that a report writes."""
+
+    def written(*words):
+        run("report", *words, "--html", tmp_path / "page.html").ok()
+        return (tmp_path / "page.html").read_text()
+
+    return written
 
 
 @pytest.mark.slow
-def test_every_node_with_the_figures_of_its_file(run, own, tmp_path):
-    written(run, own.with_suffix(".json"), "--html", tmp_path / "page.html")
-    text = (tmp_path / "page.html").read_text()
+def test_every_node_with_the_figures_of_its_file(page, own, tmp_path):
+    text = page(own.with_suffix(".json"))
     facts = facts_of(text)
     stored = torch.load(own, weights_only=True)
     stored = stored.get("model", stored)
@@ -46,14 +51,13 @@ def test_every_node_with_the_figures_of_its_file(run, own, tmp_path):
 
 
 @pytest.mark.slow
-def test_nothing_is_fetched_and_nothing_but_its_own_scripts_runs(run, own, tmp_path):
+def test_nothing_is_fetched_and_nothing_but_its_own_scripts_runs(page, own, tmp_path):
     card = json.loads(own.with_suffix(".json").read_text())
     evil = "</script><script>alert(1)</script><img src=x onerror=alert(1)>"
     card["calibration"]["advice"] = [{"kind": "dead", "text": evil, "nodes": []}]
     card["results"][-1]["note"] = evil
     own.with_suffix(".json").write_text(json.dumps(card))
-    written(run, own.with_suffix(".json"), "--html", tmp_path / "page.html")
-    text = (tmp_path / "page.html").read_text()
+    text = page(own.with_suffix(".json"))
     assert len(re.findall(r"<script", text)) == 3 and "<img src=x" not in text and "&lt;img src=x" in text
     assert "default-src 'none'" in text and str(tmp_path) not in text
     markup = re.sub(r"<script>.*?</script>", "", text, flags=re.DOTALL)
@@ -61,9 +65,9 @@ def test_nothing_is_fetched_and_nothing_but_its_own_scripts_runs(run, own, tmp_p
 
 
 @pytest.mark.slow
-def test_pictures_that_the_quantized_model_sees_otherwise(run, own, pictures, tmp_path):
+def test_pictures_that_the_quantized_model_sees_otherwise(page, own, pictures, tmp_path):
     """The page shows as many as the agreement in the card's result implies."""
-    written(run, own.with_suffix(".json"), "--html", tmp_path / "page.html", "--data-path", pictures)
+    text = page(own.with_suffix(".json"), "--data-path", pictures)
     result = json.loads(own.with_suffix(".json").read_text())["results"][-1]
     otherwise = round(result["pictures"] * (1 - result["agreement"] / 100))
     text = (tmp_path / "page.html").read_text()
@@ -72,14 +76,13 @@ def test_pictures_that_the_quantized_model_sees_otherwise(run, own, pictures, tm
 
 
 @pytest.mark.slow
-def test_a_checkpoint_that_is_gone_and_two_runs_that_differ(run, own, tmp_path):
+def test_a_checkpoint_that_is_gone_and_two_runs_that_differ(page, own, tmp_path):
     card = json.loads(own.with_suffix(".json").read_text())
     card["calibration"]["seed"] = 77
     card["checkpoint"]["sha256"] = "0" * 64
     (tmp_path / "other.json").write_text(json.dumps(card))
     own.unlink()
-    written(run, own.with_suffix(".json"), tmp_path / "other.json", "--html", tmp_path / "page.html")
-    text = (tmp_path / "page.html").read_text()
+    text = page(own.with_suffix(".json"), tmp_path / "other.json")
     assert "the checkpoint is not beside the card" in text and facts_of(text)["nodes"] == []
     assert re.search(r"calibration\.seed</td><td[^>]*>0</td><td[^>]*>77</td>", text)
 
@@ -108,22 +111,22 @@ def test_without_the_library_it_says_what_installs_it(run, own, tmp_path, monkey
 
 
 @pytest.mark.slow
-def test_curves_of_two_runs_stand_in_one_chart(run, own, tmp_path):
+def test_curves_of_two_runs_stand_in_one_chart(page, own, tmp_path):
     """Both have the same model and file name; the time tells them apart."""
     card = json.loads(own.with_suffix(".json").read_text())
     for number, day in enumerate(("2026-01-01", "2026-01-02")):
         epochs = [{"epoch": at, "train_loss": 3.0 - at - number} for at in range(3)]
         one = {**card, "created": f"{day}T00:00:00+00:00", "training": {**TRAINING, "epochs": epochs}}
         (tmp_path / f"{number}.json").write_text(json.dumps(one))
-    written(run, tmp_path / "0.json", tmp_path / "1.json", "--html", tmp_path / "page.html")
-    drawn = facts_of((tmp_path / "page.html").read_text())["charts"]["training-chart"]["data"]["values"]
+    facts = facts_of(page(tmp_path / "0.json", tmp_path / "1.json"))
+    drawn = facts["charts"]["training-chart"]["data"]["values"]
     lines = {name: [one["value"] for one in drawn if one["run"] == name] for name in {one["run"] for one in drawn}}
     assert sorted(lines.values()) == [[2.0, 1.0, 0.0], [3.0, 2.0, 1.0]]
     assert all("2026-01-0" in name for name in lines)
 
 
 @pytest.mark.slow
-def test_what_a_search_tried_is_drawn_once_for_each_engine(run, own, tmp_path):
+def test_what_a_search_tried_is_drawn_once_for_each_engine(page, own, tmp_path):
     """The card of an artifact repeats that of its checkpoint."""
     card = RunCard.read(own.with_suffix(".json"))
     loss = {"sqnr_db": 30.0, "kl": 0.01, "agreement": 99.0, "drop": 0.1}
@@ -136,8 +139,7 @@ def test_what_a_search_tried_is_drawn_once_for_each_engine(run, own, tmp_path):
     card = card.with_search({**record, "batch": 8, "met": False}).with_search({**record, "batch": 8})
     card.with_search({**record, "batch": 1}).write(own.with_suffix(".json"))
     shutil.copy(own.with_suffix(".json"), tmp_path / "again.json")
-    written(run, own.with_suffix(".json"), tmp_path / "again.json", "--html", tmp_path / "page.html")
-    facts = facts_of((tmp_path / "page.html").read_text())
+    facts = facts_of(page(own.with_suffix(".json"), tmp_path / "again.json"))
     drawn = {place: spec for place, spec in facts["charts"].items() if place.startswith("search-chart")}
     assert [spec["title"]["text"] for spec in drawn.values()] == [
         "Policies tried for onnxruntime, batch 8, 8 pictures", "Policies tried for onnxruntime, batch 1, 8 pictures"

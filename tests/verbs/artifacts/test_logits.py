@@ -42,15 +42,3 @@ def test_where_it_cannot_write(run, hand_made, pictures, tmp_path):
     (tmp_path / "file").write_text("")
     assert "cannot be the output directory" in run(*words, tmp_path / "file").error(1)
     assert (tmp_path / "file").read_text() == ""
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (("--data-path", "x"), "are for --logits: name the pictures"),
-        ((), "no pictures: name files"),
-        (("--logits", "out"), "no pictures: give"),
-    ],
-)
-def test_what_is_for_logits_alone(run, hand_made, words, says):
-    assert says in run("predict", hand_made, *words).error(2)

@@ -99,23 +99,26 @@ def test_broken_pictures_are_named_and_skipped(run, hand_made, own_pictures, tmp
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["{hand}", "--top", "0"], "--top 0: must be at least 1"),
-        (["{hand}", "--policy", "qdq"], "--policy is not for artifacts"),
-        (["{hand}", "--engine", "onnxruntime", "openvino"], "give one"),
-        (["{hand}", "--labels", "{two}"], "has 2 names, the model 3 classes"),
-        (["{checkpoint}", "--engine", "openvino"], "--engine is not for checkpoints"),
-        (["{checkpoint}", "--threads", "2"], "--threads is not for checkpoints"),
+        ("{hand} {all} --top 0", "--top 0: must be at least 1"),
+        ("{hand} {all} --policy qdq", "--policy is not for artifacts"),
+        ("{hand} {all} --engine onnxruntime openvino", "give one"),
+        ("{hand} {all} --labels {two}", "has 2 names, the model 3 classes"),
+        ("{checkpoint} {all} --engine openvino", "--engine is not for checkpoints"),
+        ("{checkpoint} {all} --threads 2", "--threads is not for checkpoints"),
+        ("{hand} nothing*.png", "nothing*.png: no picture there"),
+        ("{hand} {all} --shard 2", "--shard: is for --output"),
+        ("{hand} {all} --output x --json", "choose one"),
+        ("{hand} {all} --output x --shard 0", "--shard 0: must be at least 1"),
+        ("{hand} --data-path x", "are for --logits: name the pictures"),
+        ("{hand}", "no pictures: name files"),
+        ("{hand} --logits out", "no pictures: give"),
     ],
 )
-def test_flags_that_do_not_fit(run, exports, hand_made, pictures, tmp_path, flags, message):
+def test_flags_that_do_not_fit(run, exports, hand_made, pictures, tmp_path, monkeypatch, flags, message):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "two.txt").write_text("a\nb\n")
-    places = {"hand": hand_made, "checkpoint": exports.checkpoint, "two": tmp_path / "two.txt"}
-    model, *words = [flag.format(**places) for flag in flags]
-    assert message in run("predict", model, pictures, *words).error(2)
-
-
-def test_a_pattern_without_a_picture(run, hand_made):
-    assert "nothing*.png: no picture there" in run("predict", hand_made, "nothing*.png").error(2)
+    places = {"hand": hand_made, "checkpoint": exports.checkpoint, "all": pictures, "two": "two.txt"}
+    assert message in run("predict", *flags.format(**places).split()).error(2)
 
 
 def test_a_checkpoint_whose_card_is_of_another_size(run, exports, card_of, with_card, pictures):

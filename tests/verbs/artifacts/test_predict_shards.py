@@ -72,16 +72,3 @@ def test_shards_of_something_else_are_not_touched(run, hand_made, many, tmp_path
     before = place.read_bytes()
     message = run(*words, *(["--top", 1] if what == "other options" else [])).error(2)
     assert "is not of this model, these pictures and options" in message and place.read_bytes() == before
-
-
-@pytest.mark.parametrize(
-    ("flags", "says"),
-    [
-        (["--shard", 2], "--shard: is for --output"),
-        (["--output", "x", "--json"], "choose one"),
-        (["--output", "x", "--shard", 0], "--shard 0: must be at least 1"),
-    ],
-)
-def test_flags_that_do_not_fit(run, hand_made, many, tmp_path, monkeypatch, flags, says):
-    monkeypatch.chdir(tmp_path)
-    assert says in run("predict", hand_made, many, *flags).error(2)
