@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,7 +18,6 @@ from swin_quant.report.table import print_table
 
 if TYPE_CHECKING:
     from swin_quant.base.distributed import World
-    from swin_quant.score.bench import BenchPictures, BenchPlan, BenchReport
 
 EXAMPLES = """examples:
   swin-quant bench out/my_int8_openvino.onnx
@@ -77,41 +75,26 @@ class BenchOptions:
     ] = "cpu"
 
 
-def bench(
-    paths: Sequence[str],
-    plan: BenchPlan,
-    pictures: BenchPictures | None = None,
-    engines: Sequence[str] | None = None,
-    float_types: Sequence[str] | None = None,
-    checkpoint: str | None = None,
-    device: str = "cpu",
-) -> BenchReport:
-    """Measure artifacts and checkpoints of one model beside its float baselines; see `bench_candidates`."""
-    from swin_quant.score.bench import measure, noise
-    from swin_quant.verbs.bench_candidates import bench_candidates
-
-    with TemporaryDirectory(prefix="swin-quant-bench-") as workspace:
-        found = bench_candidates(paths, engines, float_types, checkpoint, Path(workspace), plan.threads, device)
-        log.info("candidates: %s", ", ".join(candidate.name for candidate in found.candidates))
-        shown = pictures or noise(64, found.shape)
-        return measure(found.card.name, found.candidates, plan, shown, found.has_classes)
-
-
 def run(options: BenchOptions, world: World) -> None:
     from swin_quant.report.engines import BENCH_FILES, bench_data, bench_table
-    from swin_quant.score.bench import BenchPlan, load_pictures
+    from swin_quant.score.bench import BenchPlan, load_pictures, measure, noise
+    from swin_quant.verbs.bench_candidates import bench_candidates
 
     shared.one_process(world, "bench")
-    timed, place = options.measuring, options.comparing
-    threads = usable_cores() if timed.threads is None else timed.threads
-    plan = BenchPlan(tuple(dict.fromkeys(timed.batch)), timed.rounds, timed.seconds, threads)
+    how, place = options.measuring, options.comparing
+    threads = usable_cores() if how.threads is None else how.threads
+    plan = BenchPlan(tuple(dict.fromkeys(how.batch)), how.rounds, how.seconds, threads)
     if options.output:
         ensure_writable_dir(options.output)
     shown = None
     if place.data_path:
         shown = load_pictures(options.files[0], place.data_path, place.split, place.zip, place.pictures)
-    how = options.engine, options.float_type, options.checkpoint, world.device.type
-    report = bench(options.files, plan, shown, *how)
+    asked = options.files, options.engine, options.float_type, options.checkpoint
+    with TemporaryDirectory(prefix="swin-quant-bench-") as workspace:
+        found = bench_candidates(*asked, Path(workspace), threads, world.device.type)
+        log.info("candidates: %s", ", ".join(candidate.name for candidate in found.candidates))
+        shown = shown or noise(64, found.shape)
+        report = measure(found.card.name, found.candidates, plan, shown, found.has_classes)
     if options.output:
         for name, write in BENCH_FILES.items():
             atomic_write_bytes(f"{options.output}/{name}", write(report).encode())

@@ -18,11 +18,7 @@ from swin_quant.cli.shared import ModelOptions, ReplaceHead, config_of, one_proc
 from swin_quant.config.load import portable_config
 
 if TYPE_CHECKING:
-    import torch
-    from yacs.config import CfgNode
-
     from swin_quant.base.distributed import World
-    from swin_quant.checkpoint.opened import Checkpoint
 
 EXAMPLES = """examples:
   swin-quant convert timm_swin_tiny.safetensors --to swin_tiny.pth
@@ -48,32 +44,24 @@ class ConvertOptions:
 
 
 def run(options: ConvertOptions, world: World) -> None:
-    import torch
-
-    one_process(world, "convert")
-    if not (checkpoint := opened(options.checkpoint)):
-        raise UsageError("no checkpoint: name the one to read")
-    cfg = config_of(checkpoint, options.model)
-    convert(cfg, checkpoint, options.to, getattr(torch, options.dtype), options.replace_head)
-    log.info("checkpoint: %s", options.to)
-    log.info("run card: %s", card_path(options.to))
-
-
-def convert(
-    cfg: CfgNode, checkpoint: Checkpoint, target: Path, dtype: torch.dtype, replace_head: bool = False
-) -> RunCard:
-    """Write the weights of `checkpoint` to `target`, as `dtype`, in the format of its suffix; returns the new card.
+    """Write the weights in the format of the target's suffix.
 
     How they were trained, or corrected by passes, and from which original, stays known; results stay with the
     other file.
     """
-    from swin_quant.checkpoint import load_float, made_before, open_checkpoint, save_float
+    import torch
+
+    from swin_quant.checkpoint import load_float, made_before, save_float
     from swin_quant.checkpoint.class_names import names_of
     from swin_quant.data.preprocess import Preprocess
     from swin_quant.models import build_model
     from swin_quant.models.registry import exchanges_of
     from swin_quant.quant.passes.places import take_back
 
+    one_process(world, "convert")
+    if not (checkpoint := opened(options.checkpoint)):
+        raise UsageError("no checkpoint: name the one to read")
+    cfg, target = config_of(checkpoint, options.model), options.to
     if target.suffix not in FORMATS:
         raise UsageError(f"‹to› {target}: must end in {' or '.join(FORMATS)}")
     resnet = cfg.MODEL.TYPE == "timm" and cfg.MODEL.TIMM.ARCHITECTURE.startswith("resnet")
@@ -86,22 +74,22 @@ def convert(
         raise UsageError(f"‹to› {target}: {card_path(target)} is the run card of {checkpoint}; give another name")
     refuse_to_replace(target)
     model = build_model(cfg)
-    subject = open_checkpoint(checkpoint)
-    source = load_float(model, subject, replace_head=replace_head)
+    source = load_float(model, checkpoint, replace_head=options.replace_head)
     for exchange in exchanges_of(model):  # other tools know the names of a trained network only
         take_back(model, exchange)
-    before = subject.card
-    record = source_of_result(made_before(subject), source.record())
+    before = checkpoint.card
+    record = source_of_result(made_before(checkpoint), source.record())
     ensure_writable_dir(target.parent)
-    save_float(model, target, dtype)
-    names, preprocess = names_of(cfg, subject, replace_head), Preprocess.from_config(cfg).to_dict()
+    save_float(model, target, getattr(torch, options.dtype))
+    names, preprocess = names_of(cfg, checkpoint, options.replace_head), Preprocess.from_config(cfg).to_dict()
     card = RunCard(cfg.MODEL.NAME, portable_config(cfg), preprocess, record, class_names=names)
     if before:
         training = calibrated_again(before) if before.is_qat else before.training
         card = replace(card, preprocess=before.preprocess, training=training, calibration=_passes_of(before))
     card = replace(card, checkpoint={"file": target.name, "sha256": sha256_of(target)})
     card.write(card_path(target))
-    return card
+    log.info("checkpoint: %s", target)
+    log.info("run card: %s", card_path(target))
 
 
 def _passes_of(card: RunCard) -> CalibrationRecord | None:

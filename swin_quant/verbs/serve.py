@@ -111,21 +111,15 @@ def app(
 
 
 def run(options: ServeOptions, world: World) -> None:
+    """Serve until SIGTERM or Ctrl-C: then no more requests are taken, and those that came are answered."""
     from swin_quant.backends.artifact import open_artifact
+    from swin_quant.serving.app import build_app
 
     one_process(world, "serve")
     decoders = options.limits.decoders
     if not 1 <= decoders <= MOST_DECODERS:
         raise UsageError(f"--decoders {decoders}: must be from 1 to {MOST_DECODERS}")
-    serve(open_artifact(options.artifact), options, world)
-
-
-def serve(artifact: Artifact, options: ServeOptions, world: World) -> None:
-    """Serve until SIGTERM or Ctrl-C: then no more requests are taken, and those that came are answered.
-
-    ‹port› 0 is any free one, which is logged. SwinQuantError for an address that cannot be had.
-    """
-    from swin_quant.serving.app import build_app
+    artifact = open_artifact(options.artifact)
 
     library("uvicorn", "serve")  # an absent library is an error before an engine is loaded
     from swin_quant.serving.server import server_of

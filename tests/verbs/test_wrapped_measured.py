@@ -1,6 +1,7 @@
 """`bench` and `align` of a wrapped module, which no file builds: artifacts beside each other, and beside the model."""
 
 import csv
+import json
 import math
 
 import pytest
@@ -8,11 +9,8 @@ import torch
 from torch import nn
 
 import swin_quant as sq
-from swin_quant.base.errors import UsageError
-from swin_quant.score.bench import BenchPlan
-from swin_quant.verbs.bench import bench
 
-QUICK = BenchPlan((1,), 1, 0.001, 1)
+QUICK = ("--batch", 1, "--rounds", 1, "--seconds", 0.001, "--threads", 1)
 
 
 class Net(nn.Module):
@@ -43,31 +41,28 @@ def exported(tmp_path_factory, images):
 
 
 @pytest.mark.slow
-def test_the_artifacts_of_a_wrapped_module_are_timed_beside_its_float_one(exported, images, engines_here):
+def test_the_artifacts_of_a_wrapped_module_are_timed_beside_its_float_one(run, exported, engines_here):
     model, quantized, plain = exported
-    rows = bench([str(quantized.file), str(plain.file)], QUICK).rows
-    assert [row.precision for row in rows] == ["float32", "int8"] and rows[1].baseline == rows[0].candidate
+    one, other = json.loads(run("bench", quantized.file, plain.file, *QUICK, "--json").ok().out)["rows"]
+    assert [one["precision"], other["precision"]] == ["float32", "int8"] and other["baseline"] == one["candidate"]
     noise = torch.randn(64, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-    one, other = (torch.cat([part.flatten(1) for part in model(noise).values()], 1), None)
     with torch.inference_mode():
-        other = torch.cat([part.flatten(1) for part in plain.load()(noise).values()], 1)
-    sqnr = 10 * math.log10(float(other.square().sum() / (one - other).square().sum()))
-    assert rows[1].sqnr_db == pytest.approx(sqnr, abs=0.5) and rows[1].agreement is None and rows[1].p50_ms > 0
+        found, exact = (torch.cat([part.flatten(1) for part in of(noise).values()], 1) for of in (model, plain.load()))
+    sqnr = 10 * math.log10(float(exact.square().sum() / (found - exact).square().sum()))
+    assert other["sqnr_db"] == pytest.approx(sqnr, abs=0.5) and other["agreement"] is None and other["p50_ms"] > 0
 
 
 @pytest.mark.slow
 def test_one_artifact_is_timed_alone_from_the_command_line(run, exported, tmp_path, engines_here):
     _, quantized, _ = exported
-    words = ("--batch", 1, "--rounds", 1, "--seconds", 0.001, "--threads", 1)
-    run("bench", quantized.file, *words, "--output", tmp_path).ok()
+    run("bench", quantized.file, *QUICK, "--output", tmp_path).ok()
     (row,) = csv.DictReader((tmp_path / "bench.csv").open())
     assert row["candidate"].startswith("onnxruntime int8") and not row["baseline"] and float(row["p50_ms"]) > 0
 
 
-def test_the_checkpoint_of_a_wrapped_module_is_refused(images, tmp_path):
+def test_the_checkpoint_of_a_wrapped_module_is_refused(run, images, tmp_path):
     file = sq.calibrate(sq.wrap(Net(), 8, channels=1, name="net"), [images]).save(tmp_path / "net.pth")
-    with pytest.raises(UsageError, match="net: is a wrapped module, which only Python builds: bench what it exports"):
-        bench([str(file)], QUICK)
+    assert "net: is a wrapped module, which only Python builds: bench what it exports" in run("bench", file).error(2)
 
 
 @pytest.mark.slow
