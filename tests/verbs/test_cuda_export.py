@@ -114,19 +114,32 @@ def test_predict_evaluate_and_bench(run, file, pictures, engines_here):
     assert timed.code == 0 and "cuda int8 cuda" in timed.out, timed.out
 
 
-@pytest.mark.parametrize("command", ["evaluate", "predict", "predict --logits", "verify", "bench", "align"])
-def test_without_a_gpu_that_is_asked_for(run, file, calibrated_32, pictures, no_gpu, command, tmp_path):
+@pytest.fixture
+def on_gpu(run, calibrated_32, pictures, tmp_path):
+    """on_gpu(command, file) -> the line with which a command on an artifact and a GPU is refused."""
     data = ("--data-path", pictures)
     words = {
-        "evaluate": (file, *data),
-        "predict": (file, pictures / "val"),
-        "predict --logits": (file, *data, "--logits", tmp_path),
-        "verify": (file, "--checkpoint", calibrated_32, *data),
-        "bench": (file,),
-        "align": (calibrated_32, file, "--policy", "cuda", *data),
+        "evaluate": data,
+        "predict": (pictures / "val", "--output", tmp_path),
+        "predict --logits": (*data, "--logits", tmp_path),
+        "verify": ("--checkpoint", calibrated_32, *data),
+        "bench": ("--checkpoint", calibrated_32, "--quiet", "--output", tmp_path),
+        "align": (calibrated_32, "--policy", "cuda", *data),
+        "cuda tune": (),
     }
-    message = run(command.split()[0], *words[command], "--device", "cuda").error(2)
-    assert "finds no GPU" in message or "no GPU" in message
+
+    def refused(command, file):
+        device = () if command == "cuda tune" else ("--device", "cuda")
+        line = run(*command.removesuffix(" --logits").split(), file, *words[command], *device).error(2)
+        assert not list(tmp_path.iterdir())
+        return line
+
+    return refused
+
+
+@pytest.mark.parametrize("command", ["evaluate", "predict", "predict --logits", "verify", "bench", "align"])
+def test_without_a_gpu_that_is_asked_for(on_gpu, file, no_gpu, command):
+    assert "no GPU" in on_gpu(command, file)
 
 
 def test_policies_and_flags_that_it_does_not_run(run, calibrated_32, tmp_path):
@@ -208,17 +221,9 @@ REFUSED = [(command, policy) for command in ("evaluate", "predict", "verify", "a
 
 
 @pytest.mark.parametrize(("command", "policy"), [*REFUSED, ("bench", "cuda")])
-def test_a_gpu_that_is_too_old(run, files, calibrated_32, pictures, snapshot, monkeypatch, tmp_path, command, policy):
+def test_a_gpu_that_is_too_old(on_gpu, files, snapshot, monkeypatch, command, policy):
     gpu, capability, said = OLD[policy]
-    file, output = files("--policy", policy), ("--output", tmp_path)
-    words = {
-        "evaluate": ("--data-path", pictures),
-        "predict": (pictures / "val", *output),
-        "verify": ("--checkpoint", calibrated_32, "--data-path", pictures),
-        "bench": ("--checkpoint", calibrated_32, "--quiet", *output),
-        "align": (calibrated_32, "--policy", "cuda", "--data-path", pictures),
-        "cuda tune": (),
-    }
+    file = files("--policy", policy)
     found = {
         "is_available": True,
         "device_count": 1,
@@ -230,9 +235,8 @@ def test_a_gpu_that_is_too_old(run, files, calibrated_32, pictures, snapshot, mo
         monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
     monkeypatch.setattr(torch.nn.Module, "to", lambda self, *_: self)  # the model beside it stays on the CPU
     monkeypatch.setattr(candidate, "Runner", InThisProcess)
-    before, device = snapshot(file.parent), () if command == "cuda tune" else ("--device", "cuda")
-    assert f"{gpu}: {said}" in run(*command.split(), file, *words[command], *device).error(2)
-    assert not list(tmp_path.iterdir()) and snapshot(file.parent) == before
+    before = snapshot(file.parent)
+    assert f"{gpu}: {said}" in on_gpu(command, file) and snapshot(file.parent) == before
 
 
 def test_memory_that_is_not_there(run, file, pictures, tmp_path, monkeypatch):

@@ -142,18 +142,15 @@ def test_a_policy_of_the_user_s(run, nodes, micro, tmp_path):
     assert len(on) == 2 * 4 + 1 and all(name.endswith("_weight_quantizer") for name in on)
     assert {(row["bits"], row["granularity"]) for row in on.values()} == {(3, "per-channel")}
     path.write_text("name: mine\nrules:\n  - enable: layers.9.*\n")
-    line = run("nodes", "--cfg", micro / "swin.yaml", "--policy", path).error(2)
+    words = ("nodes", "--cfg", micro / "swin.yaml", "--policy", path)
+    line = run(*words).error(2)
     assert "policy mine: rule 1" in line and "layers.9.*" in line
     path.write_text("name: mine\nrules:\n  - enable: '*'\n    disable: '*.qkv.*'\n")
-    assert "both enables and disables" in run("nodes", "--cfg", micro / "swin.yaml", "--policy", path).error(2)
+    assert "both enables and disables" in run(*words).error(2)
     path.write_text("name: mine\nrulez: []\n")
-    assert "rulez" in run("nodes", "--cfg", micro / "swin.yaml", "--policy", path).error(2)
-
-
-def test_one_policy_at_a_time(run, micro):
-    assert "--policy qdq ft-mode1: give one" in run(
-        "nodes", "--cfg", micro / "swin.yaml", "--policy", "qdq", "ft-mode1"
-    ).error(2)
+    assert "rulez" in run(*words).error(2)
+    line = run(*words[:-1], "qdq", "ft-mode1").error(2)
+    assert "--policy qdq ft-mode1: give one" in line
 
 
 def test_pictures_of_any_number_of_channels(nodes):

@@ -6,6 +6,7 @@ import shutil
 import sys
 from pathlib import Path
 
+import onnx
 import pytest
 import torch
 
@@ -75,8 +76,6 @@ def test_from_an_export_to_an_engine_that_scores_like_the_model(run, trt, export
 
 
 def test_products_that_fall_back_are_said(run, trt, onnx_file):
-    import onnx
-
     products = [node.name for node in onnx.load(onnx_file).graph.node if node.op_type == "MatMul"]
     trt.FALLBACK.add(next(name for name in products if "fc1" in name))
     done = run(*BUILD, onnx_file, "--no-verify")
