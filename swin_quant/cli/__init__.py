@@ -48,20 +48,14 @@ def _main(arguments: Sequence[str]) -> int:
 def _usage(group: str = "") -> str:
     prog = f"swin-quant {group}".strip()
     width, columns = max(map(len, COMMANDS)), shutil.get_terminal_size((_WIDE, 0)).columns
-    indent, lines = " " * (width + 4), []
+    prefix, indent, lines = f"{group} " if group else "", " " * (width + 4), []
     for title, commands in SECTIONS.items():
-        shown = {name: help for name, help in commands.items() if name.startswith(f"{group} " if group else "")}
-        heads = {f"  {name:<{width}}  ": help for name, help in shown.items()}
         entries = [
-            textwrap.fill(h, columns, initial_indent=head, subsequent_indent=indent) for head, h in heads.items()
+            textwrap.fill(f"  {name:<{width}}  {meaning}", columns, subsequent_indent=indent)
+            for name, meaning in commands.items()
+            if name.startswith(prefix)
         ]
-        lines += [f"{title}:", *entries, ""] if shown else []
-    return "\n".join(
-        [
-            "swin-quant: Swin Transformer V1 and V2 to INT8, with accuracy that was measured",
-            "",
-            f"usage: {prog} COMMAND [options]      {prog} COMMAND --help",
-            "",
-            *lines[:-1],
-        ]
-    )
+        lines += [f"{title}:", *entries, ""] if entries else []
+    about = "swin-quant: Swin Transformer V1 and V2 to INT8, with accuracy that was measured"
+    usage = f"usage: {prog} COMMAND [options]      {prog} COMMAND --help"
+    return "\n".join([about, "", usage, "", *lines[:-1]])

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -54,9 +54,7 @@ from swin_quant.score.options import EngineOptions
 from swin_quant.verbs.verify import is_quantized
 
 FLOAT_BELOW, QUANTIZED_BELOW, MIXED_BELOW = 60.0, 30.0, 15.0  # dB: two float sides, two quantized ones, one of each
-MINDSPORE = "mindspore"
 _PARAMETERS = ("weights", "gradients", "update")  # groups whose tensors are named as parameters are
-_Renaming: TypeAlias = "Callable[[Trace], Trace]"
 
 
 class Alignment(Differences, Printed):
@@ -193,7 +191,7 @@ def dump(side: Side, file: str | Path, images: Tensor | None = None, names: str 
     `images`: None of a side that was dumped. `names`: parameters get our names, or MindSpore's.
     """
     trace = side.dumped or {} if images is None else {IMAGES: images, **side.trace(images)}
-    trace = _renamed(trace, to_mindspore) if names == MINDSPORE else trace
+    trace = _renamed(trace, to_mindspore) if names == "mindspore" else trace
     write_arrays(file, to_arrays(trace))
     log.info("%s: %d tensors", file, len(trace))
 
@@ -263,7 +261,7 @@ def _alignment(a: Side, b: Side, tally: Tally, pictures: int, below: float | Non
     return Alignment(a.name, b.name, rows, below, pictures, (len(only[0]), len(only[1])))
 
 
-def _renamed(trace: Trace, rename: _Renaming) -> Trace:
+def _renamed(trace: Trace, rename: Callable[[Trace], Trace]) -> Trace:
     """The trace with each group of parameters renamed as a whole."""
     found = dict(trace)
     for group in _PARAMETERS:

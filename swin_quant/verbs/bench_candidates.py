@@ -18,7 +18,7 @@ from swin_quant.cards.records import PTQ, QAT
 from swin_quant.config import from_dict
 from swin_quant.config.outputs import LOGITS, need_logits
 from swin_quant.config.sides import sides
-from swin_quant.exported import config_of, find_checkpoint, names_of_engines, on_its_device
+from swin_quant.exported import CHECKPOINTS, config_of, find_checkpoint, names_of_engines, on_its_device
 from swin_quant.score.baseline import whose_weights
 from swin_quant.score.candidate import BenchCandidate
 from swin_quant.score.engine import EAGER
@@ -29,7 +29,6 @@ from swin_quant.verbs.verify import is_quantized
 FLOAT32 = "float32"
 REFERENCE = f"{EAGER} {FLOAT32}"  # the candidate whose logits are the reference
 _CHANGED_WEIGHTS = {QAT: ", QAT weights", PTQ: ", corrected weights"}  # ends the names of float candidates
-_CHECKPOINTS = (".pth", ".pt", ".safetensors")
 
 
 @dataclass(frozen=True)
@@ -181,7 +180,7 @@ def _opened(paths: Sequence[str]) -> tuple[list[Artifact], list[str]]:
             raise SwinQuantError(f"{path}: no such file")
         if card.is_file() and RunCard.read(card).artifact is None:
             checkpoints.append(path)
-        elif not card.is_file() and Path(path).suffix in _CHECKPOINTS:
+        elif not card.is_file() and Path(path).suffix in CHECKPOINTS:
             raise UsageError(
                 f"{path}: has no run card {card.name} beside it: calibrate it, or bench what it exports to"
             )

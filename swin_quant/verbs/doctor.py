@@ -294,10 +294,8 @@ def _folders() -> Iterator[tuple[str, ...]]:
 
 def _version(package: str) -> str | None:
     """The version of the distribution that a module comes from; None if it is not known."""
-    for distribution in _distributions().get(package, [package]):
-        if _is_there(distribution):
-            return importlib.metadata.version(distribution)
-    return None
+    there = filter(_is_there, _distributions().get(package, [package]))
+    return next(map(importlib.metadata.version, there), None)
 
 
 @cache
