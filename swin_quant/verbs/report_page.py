@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 from PIL import Image
-from torch import Tensor
 from torch.nn.functional import kl_div
 
 from swin_quant.base.errors import SwinQuantError, UsageError, one_line
