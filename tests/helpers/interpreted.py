@@ -44,7 +44,7 @@ def _receive(pipe):
 
 
 def _serve(requests, answers):
-    from swin_quant.backends.cuda.kernels.kernel import kernel_class
+    from swin_quant.backends.cuda.kernels import KERNELS
 
     while True:
         try:
@@ -53,7 +53,7 @@ def _serve(requests, answers):
             return
         try:
             tiles = arguments.pop("tiles", None)
-            kernel_class(operation)(**arguments).launch(tiles)
+            KERNELS[operation](**arguments).launch(tiles)
             answer = {name: arguments[name] for name in outputs}, None
         except Exception:
             answer = None, traceback.format_exc()

@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis import strategies as st
 
 from swin_quant.backends.cuda.engine import OLDEST
+from swin_quant.backends.cuda.kernels import KERNELS
 from swin_quant.backends.cuda.kernels.attention import bias_row
-from swin_quant.backends.cuda.kernels.kernel import kernel_class
 from swin_quant.backends.cuda.kernels.windows import Windows
 from swin_quant.backends.cuda.tuning import kernels_hash
 from swin_quant.quant.fake_quant import FP8
@@ -79,7 +79,7 @@ def both(run, operation, outputs, arguments, widened=()):
     """(kernel's, reference's results) by output. `widened`: outputs that the reference gives unrounded."""
     got = run(operation, outputs, {name: clone(value) for name, value in arguments.items()} | shared(arguments))
     arguments = dict(arguments) | {name: arguments[name].float() for name in widened}
-    kernel_class(operation)(**without_tiles(arguments)).reference()
+    KERNELS[operation](**without_tiles(arguments)).reference()
     return [(got[name], arguments[name]) for name in outputs]
 
 
@@ -171,7 +171,7 @@ def of_ties(arguments):
     low, high = (torch.empty(arguments["out"].shape) for _ in range(2))
     for out, factor in ((low, 1 - TIE), (high, 1 + TIE)):
         moved = {"qkv": qkv, "out": out, "softmax_levels": levels * factor}
-        kernel_class("attention")(**without_tiles(arguments) | moved).reference()
+        KERNELS["attention"](**without_tiles(arguments) | moved).reference()
     return low - high
 
 

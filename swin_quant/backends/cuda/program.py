@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from swin_quant.backends.cuda.kernels.kernel import Kernel, kernel_class
+from swin_quant.backends.cuda.kernels import KERNELS
+from swin_quant.backends.cuda.kernels.kernel import Kernel
 
 ALIGNMENT = 256  # bytes, as in the CUDA allocator: vector loads rely on it
 
@@ -42,7 +43,7 @@ class ScalarRef:
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel: `op` is its module in `kernels`, `name` the part of the network that it computes.
+    """One kernel: `op` is its name in `KERNELS`, `name` the part of the network that it computes.
 
     `arguments` go to the kernel by name: operands, scalars (also as fields of a dataclass) and constants. `operations`
     counts those of its matrix products, two a multiply-add; `products` is their operand type ("" without products).
@@ -76,7 +77,7 @@ class Launch:
             inner = {word: found(part) for word, part in parts_of(value).items() if isinstance(part, ScalarRef)}
             return replace(value, **inner) if inner else value
 
-        return kernel_class(self.op)(**{word: found(value) for word, value in self.arguments.items()})
+        return KERNELS[self.op](**{word: found(value) for word, value in self.arguments.items()})
 
 
 @dataclass(frozen=True)

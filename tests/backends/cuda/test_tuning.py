@@ -10,7 +10,7 @@ import torch
 from swin_quant.backends.cuda import binding, fusions, tune, tuning
 from swin_quant.backends.cuda.binding import bind
 from swin_quant.backends.cuda.crosscompile import kernels_of, kernels_with_tiles, recorded
-from swin_quant.backends.cuda.kernels.norm_quantize import NormQuantizeKernel
+from swin_quant.backends.cuda.kernels.rows import NormQuantizeKernel
 from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.planning import spec_of_config

@@ -1,14 +1,19 @@
-"""Window attention in one kernel: logits, position bias, shift mask, softmax, and the sum over values."""
+"""Window attention in one kernel: logits, position bias, shift mask, softmax, and the sum over values.
+
+Alone, and with the rest of its branch: projection, residual and norm.
+"""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from swin_quant.backends.cuda.kernels.arithmetic import as_type, rounded
 from swin_quant.backends.cuda.kernels.call import PreparedLaunch
+from swin_quant.backends.cuda.kernels.gemm_norm import GemmNormKernel
 from swin_quant.backends.cuda.kernels.kernel import Kernel
-from swin_quant.backends.cuda.kernels.tiles import Tiles, attention_tiles, least_step
+from swin_quant.backends.cuda.kernels.tiles import Tiles, attention_norm_tiles, attention_tiles, least_step
 from swin_quant.backends.cuda.kernels.windows import Windows
 
 MASKED = -100.0  # added to the logit of two tokens that only the cyclic shift brought together
@@ -87,19 +92,60 @@ class AttentionKernel(Kernel):
         t = tiles or attention_tiles(length, head_dim, pictures, windows * self.heads)
         t = t.holding(columns=least_step(self.qkv.element_size()))
         arguments = self.values(windows_in_all=windows if t.windows > 1 else None)
-        constants = {
-            **self.windows.constants(),
-            "HEADS": self.heads,
-            "D": head_dim,
-            "BIAS_ROW": self.position_bias.stride(1),
-            "ONE_SCALE": isinstance(self.logits_scale, float),
-            "BQ": t.rows,
-            "BKEYS": t.columns,
-            "WINDOWS": t.windows,
-        }
+        constants = {**_constants(self, head_dim, t), "WINDOWS": t.windows}
         grid = (-(-pictures // t.windows) * self.windows.count * self.heads, -(-length // t.rows))
         options = {"enable_fp_fusion": False} if self.product_levels is not None else {}
         return PreparedLaunch("attention.attention", grid, arguments, constants, t, options)
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionNormKernel(Kernel):
+    """`AttentionKernel`, with a context [M, heads * d] of w's type, then `GemmNormKernel`; the arguments are theirs."""
+
+    qkv: Tensor
+    windows: Windows
+    heads: int
+    logits_scale: Tensor | float
+    position_bias: Tensor
+    w: Tensor  # [N, heads * d]; N must be a multiple of 32
+    scale: Tensor | None
+    bias: Tensor | None
+    residual: Tensor | None
+    out: Tensor
+    norm_weight: Tensor
+    norm_bias: Tensor
+    eps: float
+    softmax_levels: float | None = None
+    context_scale: float = 1.0
+    levels: float | None = None
+    out_quantized: Tensor | None = None
+    post: bool = False
+
+    def reference(self) -> None:
+        context = torch.empty(len(self.qkv), self.w.shape[1], dtype=self.w.dtype, device=self.qkv.device)
+        self.part(AttentionKernel, out=context).reference()
+        self.part(GemmNormKernel, a=context).reference()
+
+    def prepare(self, tiles: Tiles | None = None) -> PreparedLaunch:
+        m, (n, k), length = self.qkv.shape[0], self.w.shape, self.windows.tokens
+        t = (tiles or attention_norm_tiles(length, n)).holding(columns=least_step(self.qkv.element_size()))
+        t = t.dividing(inner=n)
+        constants = {"N": n, "POST": self.post, **_constants(self, k // self.heads, t), "BN": t.inner}
+        grid = (m // length, -(-length // t.rows))
+        return PreparedLaunch("attention.attention_norm", grid, self.values(rows_in_all=m), constants, t)
+
+
+def _constants(kernel: AttentionKernel | AttentionNormKernel, head_dim: int, t: Tiles) -> dict[str, Any]:
+    """The constants of one head's attention."""
+    return {
+        **kernel.windows.constants(),
+        "HEADS": kernel.heads,
+        "D": head_dim,
+        "BIAS_ROW": kernel.position_bias.stride(1),
+        "ONE_SCALE": isinstance(kernel.logits_scale, float),
+        "BQ": t.rows,
+        "BKEYS": t.columns,
+    }
 
 
 def _softmax(logits: Tensor, epsilon: float) -> Tensor:

@@ -8,8 +8,7 @@ from torch import Tensor
 from swin_quant.backends.cuda.kernels.call import PreparedLaunch
 from swin_quant.backends.cuda.kernels.gemm import Epilogue, GemmKernel
 from swin_quant.backends.cuda.kernels.kernel import Kernel
-from swin_quant.backends.cuda.kernels.norm_quantize import NormQuantizeKernel
-from swin_quant.backends.cuda.kernels.norm_residual import NormResidualKernel
+from swin_quant.backends.cuda.kernels.rows import NormQuantizeKernel, NormResidualKernel
 from swin_quant.backends.cuda.kernels.tiles import Tiles, gemm_norm_tiles, least_step
 from swin_quant.backends.cuda.kernels.windows import Windows, whole_map
 

@@ -1,6 +1,5 @@
 """The base of every kernel: its arguments, a reference in plain torch, and its launch."""
 
-import importlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
 from typing import Any
@@ -36,10 +35,3 @@ class Kernel(ABC):
         """A kernel of class `kind` with this kernel's arguments of the same names, and `more`."""
         words = (field.name for field in fields(kind) if hasattr(self, field.name))
         return kind(**{word: getattr(self, word) for word in words} | more)
-
-
-def kernel_class(op: str) -> type[Kernel]:
-    """The class in the module `op` of this package: NormGemmKernel for "norm_gemm"."""
-    module = importlib.import_module(f"{__package__}.{op}")
-    found: type[Kernel] = getattr(module, op.title().replace("_", "") + "Kernel")
-    return found

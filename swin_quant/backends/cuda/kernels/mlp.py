@@ -8,7 +8,7 @@ from torch import Tensor
 from swin_quant.backends.cuda.kernels.call import PreparedLaunch
 from swin_quant.backends.cuda.kernels.gemm import Epilogue, GemmKernel
 from swin_quant.backends.cuda.kernels.kernel import Kernel
-from swin_quant.backends.cuda.kernels.norm_residual import NormResidualKernel
+from swin_quant.backends.cuda.kernels.rows import NormResidualKernel
 from swin_quant.backends.cuda.kernels.tiles import Tiles, least_step, mlp_tiles
 from swin_quant.backends.cuda.kernels.windows import whole_map
 

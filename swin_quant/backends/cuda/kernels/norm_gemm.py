@@ -8,8 +8,7 @@ from torch import Tensor
 from swin_quant.backends.cuda.kernels.call import ALL_REGISTERS, PreparedLaunch
 from swin_quant.backends.cuda.kernels.gemm import Epilogue, GemmKernel
 from swin_quant.backends.cuda.kernels.kernel import Kernel
-from swin_quant.backends.cuda.kernels.merge_quantize import MergeQuantizeKernel
-from swin_quant.backends.cuda.kernels.norm_quantize import NormQuantizeKernel
+from swin_quant.backends.cuda.kernels.rows import MergeQuantizeKernel, NormQuantizeKernel
 from swin_quant.backends.cuda.kernels.tiles import REGISTERS, Tiles, column_groups, least_step, norm_gemm_tiles
 from swin_quant.backends.cuda.kernels.windows import Windows
 

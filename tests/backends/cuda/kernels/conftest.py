@@ -8,7 +8,7 @@ from hypothesis import currently_in_test_context, reject
 from interpreted import Interpreter
 from kernel_runs import FLOAT8, NO_FLOAT8, has_float8
 
-from swin_quant.backends.cuda.kernels.kernel import kernel_class
+from swin_quant.backends.cuda.kernels import KERNELS
 
 
 @pytest.fixture(scope="session")
@@ -26,7 +26,7 @@ def on_gpu(operation, outputs, arguments):
     for name, value in arguments.items():  # shared tensors stay shared
         moved |= {other: moved[name] for other in outputs if arguments[other] is value}
     tiles = moved.pop("tiles", None)
-    kernel_class(operation)(**moved).launch(tiles)
+    KERNELS[operation](**moved).launch(tiles)
     return {name: moved[name].cpu() for name in outputs}
 
 

@@ -8,11 +8,13 @@ import torch
 from swin_quant.backends.artifact import open_artifact
 from swin_quant.backends.cuda.kernels.attention import AttentionKernel
 from swin_quant.backends.cuda.kernels.gemm import Epilogue, GemmKernel, gelu_table
-from swin_quant.backends.cuda.kernels.merge_quantize import MergeQuantizeKernel
-from swin_quant.backends.cuda.kernels.norm_quantize import NormQuantizeKernel
-from swin_quant.backends.cuda.kernels.norm_residual import NormResidualKernel
 from swin_quant.backends.cuda.kernels.patch_embed import PatchEmbedKernel
-from swin_quant.backends.cuda.kernels.pool import PoolKernel
+from swin_quant.backends.cuda.kernels.rows import (
+    MergeQuantizeKernel,
+    NormQuantizeKernel,
+    NormResidualKernel,
+    PoolKernel,
+)
 from swin_quant.backends.cuda.kernels.windows import Windows, whole_map
 from swin_quant.backends.fastertransformer.emulator import BLOCK_EPSILON, EPSILON, Emulator
 from swin_quant.backends.fastertransformer.export import FasterTransformerOptions, export

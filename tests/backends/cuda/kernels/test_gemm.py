@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from kernel_runs import FLOAT8, HALVES, Draw, assert_same, few, linear, maps, need_float8, operands, poisoned, seeds
 
 from swin_quant.backends.cuda.kernels.gemm import Epilogue, GemmKernel, gelu_table
-from swin_quant.backends.cuda.kernels.norm_quantize import NormQuantizeKernel
+from swin_quant.backends.cuda.kernels.rows import NormQuantizeKernel
 from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.kernels.windows import Windows
 from swin_quant.backends.cuda.spec_from_policy import LARGEST_HEAD_DIM
