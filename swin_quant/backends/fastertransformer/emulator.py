@@ -16,7 +16,7 @@ from torch import Tensor
 
 from swin_quant.backends.fastertransformer.gelu_bias import as_read, shifted
 from swin_quant.backends.fastertransformer.interface import is_default_scale
-from swin_quant.backends.fastertransformer.limits import computed_rows, is_fused
+from swin_quant.backends.fastertransformer.limits import computed_rows
 from swin_quant.backends.fastertransformer.manifest import Stored
 from swin_quant.backends.fastertransformer.slots import head_dim
 from swin_quant.backends.fastertransformer.weights import REDUCTION, Scales
@@ -215,7 +215,7 @@ class Emulator:
         case, self.device = stored.case, torch.device(device)
         self.version, self.int8_mode = case.form.version, case.int8_mode
         self.picture = (case.g.in_chans, case.g.image_size, case.g.image_size)
-        self.fused = is_fused(case.g, case.form.sm) if fused is None else fused
+        self.fused = case.fused if fused is None else fused
         reader = Reader(stored, self.fused, self.device, misread)
         self.blocks = [[reader.block(i, j) for j in range(depth)] for i, depth in enumerate(case.g.depths)]
         self.mergings = [reader.merging(i) for i in range(len(case.g.depths) - 1)]

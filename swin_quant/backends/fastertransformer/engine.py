@@ -11,19 +11,16 @@ from torch import Tensor
 
 from swin_quant.backends.artifact import Artifact, Details, policy_of
 from swin_quant.backends.fastertransformer.emulator import Emulator
-from swin_quant.backends.fastertransformer.limits import is_fused
 from swin_quant.backends.fastertransformer.manifest import Stored, read_export
-from swin_quant.backends.fastertransformer.slots import trt_side
 from swin_quant.base.errors import UsageError
 from swin_quant.score.engine import Engine
 from swin_quant.score.options import EngineOptions
 
 NAME = "FasterTransformer (emulated)"
-ATTENTION = {"auto": None, "fused": True, "unfused": False}
 
 
-def load(artifact: Artifact, options: EngineOptions = EngineOptions(), attention: str = "auto") -> Engine:
-    """An engine from the exported files alone. `attention`: auto (as the target GPU runs it), fused or unfused.
+def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine:
+    """An engine from the exported files alone. Attention is fused or not as on the target GPU.
 
     UsageError for a float export, and for a float type other than float16; SwinQuantError for a changed or
     contradictory file.
@@ -42,18 +39,18 @@ def load(artifact: Artifact, options: EngineOptions = EngineOptions(), attention
         )
     if options.threads:
         torch.set_num_threads(options.threads)
-    fused = _fused(stored, attention)
+    emulator = Emulator(stored, device=options.device)
     return Engine(
         name=NAME,
         precision="int8",
         policy=policy_of(artifact),
-        run=Emulator(stored, fused, options.device),
+        run=emulator,
         max_batch=stored.manifest["arguments"]["max_batch"],
         details=Details(
             {
                 "sm": stored.case.form.sm,
                 "int8_mode": stored.case.int8_mode,
-                "attention": "fused" if fused else "unfused",
+                "attention": "fused" if emulator.fused else "unfused",
                 "float_type": "float16",
             },
             partial(_gemms, stored),
@@ -68,17 +65,6 @@ def _gemms(stored: Stored) -> dict[str, str]:
     blocks = [name.removesuffix("qkv") for name in linears if name.endswith("qkv")]
     products = {f"{at}{product}": "int8" for at in blocks for product in ("q k", "a v")}
     return {"patch_embed.proj": "float16", **linears, **products, "head": "float32"}
-
-
-def _fused(stored: Stored, attention: str) -> bool:
-    if attention not in ATTENTION:
-        raise UsageError(f"attention {attention!r}: must be {', '.join(ATTENTION)}")
-    g, form = stored.case.g, stored.case.form
-    wanted = ATTENTION[attention]
-    fused = is_fused(g, form.sm) if wanted is None else wanted
-    if fused and not all(trt_side(g, form, stage) for stage in range(len(g.depths))):
-        raise UsageError("attention fused: the kernels are for heads of 32 channels and windows of up to 256 tokens")
-    return fused
 
 
 def inside(artifact: Artifact, options: EngineOptions) -> Callable[[Tensor], dict[str, Tensor]]:

@@ -9,7 +9,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -136,31 +136,25 @@ def summary(differences: Sequence[Difference]) -> list[str]:
 
 @dataclass(frozen=True)
 class FasterTransformerOptions:
-    """Options of the export. `sm`: the target's compute capability (80 for 8.0). `kind`: int8, float16 or float32.
+    """Options of the export. `precision`: int8 or float, in this `float_type`. `sm`: the target's compute capability
+    (80 for 8.0). `batch`: the most pictures that the op takes.
 
-    `max_batch`: the most pictures that the op takes. `fix_gelu_bias`: store fc1's biases of more than 4096 channels so
-    that the GELU kernel, which misreads them, gets the right ones; the TensorRT plugin cuts off three of them. `check`:
-    read the export back and compare it with the model.
+    `fix_gelu_bias`: store fc1's biases of more than 4096 channels so that the GELU kernel, which misreads them, gets
+    the right ones; the TensorRT plugin cuts off three of them. `check`: read the export back and compare it with the
+    model.
     """
 
+    precision: str = "int8"
+    float_type: str = "float16"
     sm: int = 80
-    kind: str = "int8"
-    max_batch: int = 128
+    batch: int = 128
     fix_gelu_bias: bool = False
     check: bool = False
 
-
-def options_of(
-    precision: str = "int8",
-    float_type: str = "float16",
-    sm: int = 80,
-    batch: int = 128,
-    fix_gelu_bias: bool = False,
-    check: bool = False,
-) -> FasterTransformerOptions:
-    """Options from the flags of `swin-quant export`: `kind` joins precision and float type."""
-    kind = precision if precision == "int8" else float_type
-    return FasterTransformerOptions(sm, kind, batch, fix_gelu_bias, check)
+    @property
+    def kind(self) -> str:
+        """int8, float16 or float32."""
+        return self.precision if self.precision == "int8" else self.float_type
 
 
 def export(
@@ -196,7 +190,13 @@ def export(
     for warning in warnings_of(case):
         log.warning("%s", warning)
     card = card if case.form.int8 else replace(card, policy=None)
-    made = {key: value for key, value in asdict(options).items() if key != "check"} | {"int8_mode": case.int8_mode}
+    made = {
+        "sm": options.sm,
+        "kind": options.kind,
+        "max_batch": options.batch,
+        "fix_gelu_bias": options.fix_gelu_bias,
+        "int8_mode": case.int8_mode,
+    }
     artifact = finish_artifact(file, card, BACKEND, options.kind, made, [folder / part.name for part in others])
     if options.check:
         for line in (*summary(check(artifact, model)), *misreading(artifact)):
@@ -211,7 +211,7 @@ def _case(model: Swin, card: RunCard, options: FasterTransformerOptions) -> Case
         policy = policy_from_dict(card.policy, f"run card {card.name}") if card.policy else None
         mode = int8_mode_of(model, policy)
     form = Form(version_of(model), options.kind, options.sm, options.fix_gelu_bias)
-    case = Case(model.geometry, form, mode, options.max_batch)
+    case = Case(model.geometry, form, mode, options.batch)
     check_limits(case)
     return case
 

@@ -9,6 +9,7 @@ from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from swin_quant.backends.fastertransformer.slots import hidden_channels
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.files import atomic_write_bytes, read_bounded
 from swin_quant.base.reading import reads
@@ -49,7 +50,7 @@ def gemm_shapes(g: Geometry, batch: int) -> list[TunedGemm]:
     shapes = []
     for stage in range(len(g.depths)):
         c, m = g.embed_dim * 2**stage, batch * g.resolution(stage) ** 2
-        hidden = int(c * g.mlp_ratio)
+        hidden = hidden_channels(g, stage)
         of_stage = {"qkv": (3 * c, c), "proj": (c, c), "fc1": (hidden, c), "fc2": (c, hidden)}
         shapes += [TunedGemm(stage, layer, m, n, k) for layer, (n, k) in of_stage.items()]
         if stage < len(g.depths) - 1:

@@ -6,7 +6,7 @@ double and stored as float32; the fused factors are products of stored entries.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,16 +57,13 @@ BY_VERSION = {  # V1 never reads its two
 WEIGHTS = {"attn.qkv": 72, "attn.proj": 73, "mlp.fc1": 74, "mlp.fc2": 75, REDUCTION: 76}
 GEMMS = {"attn.qkv": 77, "attn.proj": 78, "mlp.fc1": 79, "mlp.fc2": 80, "q k": 81, "a v": 82, REDUCTION: 83}
 FUSED = {"q k": 85, "a": 86, "a v": 87}
+_OF_LOGITS = {1: ("matmul_q", "matmul_k"), 2: ("mha_q", "mha_k")}
 
-# The operands of attention's products, and the node of their result.
-_Q, _K, _V, _A = (f"attn.matmul_{x}_input_quantizer" for x in "qkva")
-_PRODUCTS = {
-    1: {"q k": (_Q, _K, "attn.softmax_input_quantizer"), "a v": (_A, _V, "attn.proj._input_quantizer")},
-    2: {
-        "q k": ("attn.mha_q_input_quantizer", "attn.mha_k_input_quantizer", "attn.softmax_input_quantizer"),
-        "a v": (_A, _V, "attn.proj._input_quantizer"),
-    },
-}
+
+def _products(version: int) -> dict[str, tuple[str, str, str]]:
+    """The operands of attention's products, and the node of their result."""
+    q, k, a, v = (f"attn.{x}_input_quantizer" for x in (*_OF_LOGITS[version], "matmul_a", "matmul_v"))
+    return {"q k": (q, k, "attn.softmax_input_quantizer"), "a v": (a, v, "attn.proj._input_quantizer")}
 
 
 def version_of(model: Swin) -> int:
@@ -92,20 +89,26 @@ class WeightSource:
     @torch.no_grad()
     def __call__(self, slot: Slot) -> Tensor:
         """The tensor in float32 and in `slot.source`'s shape."""
-        special: dict[str, Callable[[Slot], Tensor]] = {
-            "attn.qkv.bias": self._qkv_bias,
-            "attn.relative_position_bias": self._relative_position_bias,
-            "attn.trt_relative_position_bias": self._relative_position_bias,
-            "attn.logit_scale": self._logit_scale,
-            "attn_mask": self._mask,
-            "trt_attn_mask": self._mask,
-            "amaxList": self._amax_list,
-            "h_amaxList": self._amax_list,
-        }
-        if slot.layout == "empty":
-            return torch.empty(slot.source)
-        tensor = special[slot.part](slot) if slot.part in special else self.model.get_parameter(slot.name)
-        return tensor.detach().float().cpu()
+        return torch.empty(slot.source) if slot.layout == "empty" else self._tensor(slot).detach().float().cpu()
+
+    def _tensor(self, slot: Slot) -> Tensor:
+        match slot.part:
+            case "attn.qkv.bias":
+                return self._attention(slot).qkv.effective_bias()
+            case "attn.relative_position_bias" | "attn.trt_relative_position_bias":
+                return self._attention(slot).relative_position_bias()
+            case "attn.logit_scale":
+                scale = self._attention(slot).logit_scale.float()
+                return (scale.half() if self.int8 else scale).clamp(max=LARGEST_LOGIT_SCALE).float().exp()
+            case "attn_mask" | "trt_attn_mask":
+                g = (
+                    self.model.geometry
+                )  # not a block's own mask: a stage of one block has none, but the plugin needs one
+                return attention_mask(g.resolution(slot.in_stage), g.window_in_use(slot.in_stage), g.window // 2)
+            case "amaxList" | "h_amaxList":
+                return amax_list(self._ranges_of_block(slot.in_stage, slot.in_block), self.version)
+            case _:
+                return self.model.get_parameter(slot.name)
 
     def weight_range(self, slot: Slot) -> float:
         """The weight's amax, for the slot of a kernel."""
@@ -114,23 +117,6 @@ class WeightSource:
     def _attention(self, slot: Slot) -> Any:
         """The block's WindowAttention; in version 2 WindowAttentionV2."""
         return self.model.layers[slot.in_stage].blocks[slot.in_block].attn
-
-    def _qkv_bias(self, slot: Slot) -> Tensor:
-        return self._attention(slot).qkv.effective_bias()
-
-    def _relative_position_bias(self, slot: Slot) -> Tensor:
-        return self._attention(slot).relative_position_bias()
-
-    def _logit_scale(self, slot: Slot) -> Tensor:
-        scale = self._attention(slot).logit_scale.float()
-        return (scale.half() if self.int8 else scale).clamp(max=LARGEST_LOGIT_SCALE).float().exp()
-
-    def _mask(self, slot: Slot) -> Tensor:
-        g = self.model.geometry  # not a block's own mask: a stage of one block has none, but the plugin needs one
-        return attention_mask(g.resolution(slot.in_stage), g.window_in_use(slot.in_stage), g.window // 2)
-
-    def _amax_list(self, slot: Slot) -> Tensor:
-        return amax_list(self._ranges_of_block(slot.in_stage, slot.in_block), self.version)
 
     def _ranges_of_block(self, stage: int, block: int) -> dict[str, float]:
         of_stage, of_block = f"layers.{stage}.", f"layers.{stage}.blocks.{block}."
@@ -173,8 +159,8 @@ def from_stored(slot: Slot, stored: Tensor, g: Geometry) -> Tensor:
 def amax_list(ranges: Mapping[str, float], version: int) -> Tensor:
     """float32 [96]. `ranges`: |amax| by node of the block and of its stage's `downsample`, which the last stage
     lacks."""
-    values = [0.0] * AMAX_LIST
-    for node, base in (QUADS | BY_VERSION[version]).items():
+    values, quads, products = [0.0] * AMAX_LIST, QUADS | BY_VERSION[version], _products(version)
+    for node, base in quads.items():
         if node in ranges:
             a = ranges[node]
             values[base : base + 4] = [a, a / 127, a / 127 / 127, 127 / a]
@@ -185,12 +171,10 @@ def amax_list(ranges: Mapping[str, float], version: int) -> Tensor:
             )
             values[index] = weight
             values[GEMMS[layer]] = given * weight / (127 * result)
-    for product, (left, right, output) in _PRODUCTS[version].items():
+    for product, (left, right, output) in products.items():
         values[GEMMS[product]] = ranges[left] * ranges[right] / (127 * ranges[output])
     stored = torch.tensor(values, dtype=torch.float64).float()
-    quads = QUADS | BY_VERSION[version]
-    nodes = (*_PRODUCTS[version]["q k"][:2], *_PRODUCTS[version]["a v"])
-    q, k, attention, v, context = (stored[quads[node]] for node in nodes)
+    q, k, attention, v, context = (stored[quads[node]] for node in (*products["q k"][:2], *products["a v"]))
     stored[FUSED["q k"]] = (q * k).double() / (127 * 127)  # a float32 product divided in double, as NumPy 1 does
     stored[FUSED["a"]] = 127 / attention.double()
     stored[FUSED["a v"]] = (attention * v).double() / (127 * context.double())

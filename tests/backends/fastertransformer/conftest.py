@@ -45,8 +45,9 @@ def card():
 def exported(tmp_path, calibrated, card):
     """exported("swin", mode=1, sm=80, ...) -> the artifact, opened again, and its model."""
 
-    def make(version="swin", mode=1, **options):
+    def make(version="swin", mode=1, kind="int8", **options):
         model = calibrated(version)
+        options |= {} if kind == "int8" else {"precision": "float", "float_type": kind}
         made = export(model, card(mode), tmp_path / f"{version}{mode}", FasterTransformerOptions(**options))
         return open_artifact(made.file), model
 

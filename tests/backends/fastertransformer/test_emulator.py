@@ -316,20 +316,18 @@ def trained(request, shared, tmp_path_factory):
     return request.param, done, torch.stack([preprocess(pictures.read(i)) for i in range(0, 4992, 156)])
 
 
-@pytest.mark.parametrize("attention", ["fused", "unfused"])
+@pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("mode", [1, 2])
-def test_a_trained_model_on_real_pictures(trained, tmp_path, attention, mode):
+def test_a_trained_model_on_real_pictures(trained, tmp_path, fused, mode):
     """docs/reference, section 8: mean |logit difference| between INT8 op and fake-quant model below 0.1."""
     kind, done, pictures = trained
     if kind == "swinv2" and mode == 2:
         pytest.skip("the kernels have no mode 2 for V2")
     policy = load_policy(f"ft-mode{mode}")
     card = RunCard(kind, {}, {}, policy=policy.to_dict())
-    engine = load(
-        open_artifact(export(done.module, card, tmp_path, FasterTransformerOptions()).file), attention=attention
-    )
+    emulator = Emulator(read_export(export(done.module, card, tmp_path)), fused)
     fake = torch_engines(done.module, torch.device("cpu"), None, [policy])[f"int8 ft-mode{mode}"]
     with torch.inference_mode():
-        expected, got = fake(pictures), engine(pictures)
+        expected, got = fake(pictures), emulator(pictures)
     assert (got - expected).abs().mean() < 0.04  # measured 0.014 to 0.019
     assert (got.argmax(1) == expected.argmax(1)).float().mean() >= 0.95

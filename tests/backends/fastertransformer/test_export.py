@@ -311,10 +311,8 @@ def test_engine_options_that_the_kernels_do_not_have(exported):
     artifact, _ = exported("swin")
     with pytest.raises(UsageError, match="float_type bfloat16"):
         load(artifact, EngineOptions(float_type="bfloat16"))
-    with pytest.raises(UsageError, match="attention 'flash'"):
-        load(artifact, attention="flash")
     with pytest.raises(UsageError, match="takes pictures of 3 x 8 x 8, not 3 x 16 x 16"):
         load(artifact)(torch.zeros(1, 3, 16, 16))
-    artifact, _ = exported("swin", max_batch=2)
+    artifact, _ = exported("swin", batch=2)
     with pytest.raises(UsageError, match="above its limit of 2 pictures"):
         load(artifact)(torch.zeros(3, 3, 8, 8))

@@ -164,4 +164,4 @@ def test_values_beyond_float16(calibrated, card, tmp_path):
     overflowing = replace(card(), calibration=record)
     with pytest.raises(SwinQuantError, match=f"beyond float16 .* in {node}"):
         export(calibrated(), overflowing, tmp_path)
-    export(calibrated(), overflowing, tmp_path, FasterTransformerOptions(kind="float32"))
+    export(calibrated(), overflowing, tmp_path, FasterTransformerOptions("float", "float32"))
