@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,6 +32,31 @@ SECONDS = {
         "bench": 14, "finetune": 14, "torchrun": 18, "memory": 9, "step_time": 14, "compile": 65, "tests": 26,
     },
 }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The work of a device. `engine_batch` is one for all steps of small networks: kernels are compiled once."""
+
+    models: tuple[str, ...]
+    batch: int
+    few: tuple[str, ...]
+    epochs: int
+    scored: int
+    engine_batch: int
+
+
+WORK = {
+    "cuda": Sizes(NETWORKS, 64, (), 4, 5000, 96),
+    "cpu": Sizes(("swin_digits",), 8, ("--set", "epoch_pictures=256"), 2, 64, 8),
+}
+DIGITS = ("--cfg", "swin_digits", "--data-path", "digits")
+EXPORTS = {  # policy, kind of the file, flags
+    "export": ("cuda", "int8", ()),
+    "export_bfloat16": ("cuda", "int8", ("--float-type", "bfloat16")),
+    "export_uint8": ("cuda", "int8_uint8", ("--uint8-input",)),
+    "export_fp8": ("cuda-fp8", "fp8", ()),
+}
 
 
 @dataclass(frozen=True)
@@ -70,107 +96,136 @@ class Place:
     pictures: "Path | None"
     facts: list[str] = field(default_factory=list)
 
+    @property
+    def on_gpu(self) -> bool:
+        return self.device == "cuda"
+
+    @property
+    def sizes(self) -> Sizes:
+        return WORK[self.device]
+
+    @property
+    def trained(self) -> Path:
+        return self.work / "train/swin_micro_digits.pth"
+
+    @property
+    def trained_v2(self) -> Path:
+        return self.work / "train_v2/swinv2_micro_digits.pth"
+
+    @property
+    def calibrated(self) -> Path:
+        return self.work / "calib/swin_micro_digits_calib.pth"
+
+    def exported(self, name: str) -> Path:
+        """The file that a step of EXPORTS writes."""
+        return self.work / name / f"swin_micro_digits_{EXPORTS[name][1]}_cuda.safetensors"
+
     def lacks(self, what: str) -> str:
         """The line that says so, or ""."""
         return next((line for line in self.facts if line.startswith(f"no {what}")), "")
 
+    def step(self, name: str, *command: object, needs: str = "", skipped: str = "") -> Step:
+        least = SECONDS[self.device].get(name, 0)
+        return Step(name, (self.python, *map(str, command)), least, tuple(needs.split()), skipped)
+
+    def swin_quant(self, name: str, *command: object, needs: str = "", skipped: str = "") -> Step:
+        return self.step(name, "-m", "swin_quant", *command, "--device", self.device, needs=needs, skipped=skipped)
+
+    def pytest(self, name: str, *files: str, several: bool = False) -> Step:
+        """With `several`, in several processes, where there is a GPU and pytest-xdist."""
+        many = several and self.on_gpu and not self.lacks("pytest-x")
+        processes = ("-n", os.cpu_count(), "--maxprocesses", 12) if many else ()
+        return self.step(name, "-m", "pytest", "-m", "gpu", "-rA", "-p", "no:cacheprovider", *processes, *files)
+
 
 def steps_of(place: Place) -> list[Step]:
     """Every step; the first one prints the facts about this machine."""
-    device, work, least = place.device, place.work, SECONDS[place.device]
-    on_gpu, steps = device == "cuda", []
+    groups = (what_is_wrong, accuracy, exports, deployed, finetuning)
+    return [step for group in groups for step in group(place) if step.name in SECONDS[place.device]]
 
-    def step(name: str, *command: object, needs: str = "", skipped: str = "") -> None:
-        if name in least:
-            words = (place.python, *map(str, command))
-            steps.append(Step(name, words, least[name], tuple(needs.split()), skipped))
 
-    def swin_quant(name: str, *command: object, needs: str = "", skipped: str = "") -> None:
-        step(name, "-m", "swin_quant", *command, "--device", device, needs=needs, skipped=skipped)
-
-    def pytest(name: str, *files: str, several: bool = False) -> None:
-        many = (
-            ("-n", os.cpu_count(), "--maxprocesses", 12) if several and on_gpu and not place.lacks("pytest-x") else ()
-        )
-        step(name, "-m", "pytest", "-m", "gpu", "-rA", "-p", "no:cacheprovider", *many, *files)
-
-    def ignored(*files: str) -> list[str]:
-        return [f"--ignore={file}" for file in files]
-
-    step("environment", "scripts/gpu_environment.py", device)
+def what_is_wrong(place: Place) -> Iterator[Step]:
+    """Facts, kernels and arithmetic; then the engine's times, the first that would be missed."""
+    yield place.step("environment", "scripts/gpu_environment.py", place.device)
     # Each process compiles the kernels that it launches. These are compiled on all cores, with pytest-xdist or without.
-    step("compile_ahead", "benchmarks/cuda_engine.py", "--only-compile", "--seconds", "{seconds}", "--models", *AHEAD,
-         "--batch", 8)  # fmt: skip
-    pytest("kernels", "tests/backends/cuda", *FIRST, *ignored(*SIZES), several=True)
-    pytest("sizes", *SIZES, several=True)
-    pytest("essentials", *ESSENTIALS)
-    engine = () if on_gpu else ("--device", "cpu", "--models", "swin_digits", "--batch", 2)
-    step("cuda_engine", "benchmarks/cuda_engine.py", "--seconds", "{seconds}", "--output", place.evidence, *engine)
+    yield place.step("compile_ahead", "benchmarks/cuda_engine.py", "--only-compile", "--seconds", "{seconds}",
+                     "--models", *AHEAD, "--batch", 8)  # fmt: skip
+    yield place.pytest("kernels", "tests/backends/cuda", *FIRST, *_ignored(*SIZES), several=True)
+    yield place.pytest("sizes", *SIZES, several=True)
+    yield place.pytest("essentials", *ESSENTIALS)
+    engine = () if place.on_gpu else ("--device", "cpu", "--models", "swin_digits", "--batch", 2)
+    yield place.step("cuda_engine", "benchmarks/cuda_engine.py", "--seconds", "{seconds}", "--output", place.evidence,
+                     *engine)  # fmt: skip
 
-    models, batch = (NETWORKS, 64) if on_gpu else (("swin_digits",), 8)
-    few, epochs, scored = ((), 4, 5000) if on_gpu else (("--set", "epoch_pictures=256"), 2, 64)
-    engine_batch = 96 if on_gpu else 8  # one for all steps of small networks: kernels are compiled once
-    digits = ("--cfg", "swin_digits", "--data-path", "digits")
-    trained, trained_v2 = (
-        work / name / f"{model}_micro_digits.pth" for name, model in (("train", "swin"), ("train_v2", "swinv2"))
-    )
-    calibrated = work / "calib/swin_micro_digits_calib.pth"
-    training = ("--data-path", "digits", "--recipe", "digits", *few, "--epochs", epochs)
-    swin_quant("train", "train", "--cfg", "swin_digits", *training, "--output", trained.parent)
-    elsewhere = f"it is for accuracy on the digits, which is scored on {place.pictures}" if place.pictures else ""
-    swin_quant("train_v2", "train", "--cfg", "swinv2_digits", *training, "--output", trained_v2.parent,
-               skipped=elsewhere)  # fmt: skip
-    swin_quant("calibrate", "calibrate", *digits, "--checkpoint", trained, "--policy", "ft-mode1", "--output",
-               calibrated.parent, needs="train")  # fmt: skip
-    swin_quant("score", "evaluate", *digits, "--checkpoint", calibrated, "--policy", "ft-mode1", "ft-mode2", "qdq",
-               needs="calibrate")  # fmt: skip
-    own = ("digits", "--models", f"swin_digits={trained}", f"swinv2_digits={trained_v2}")
+
+def accuracy(place: Place) -> Iterator[Step]:
+    """Networks trained on digits, calibrated, and scored under every policy."""
+    sizes, pictures = place.sizes, place.pictures
+    training = ("--data-path", "digits", "--recipe", "digits", *sizes.few, "--epochs", sizes.epochs)
+    yield place.swin_quant("train", "train", "--cfg", "swin_digits", *training, "--output", place.trained.parent)
+    elsewhere = f"it is for accuracy on the digits, which is scored on {pictures}" if pictures else ""
+    yield place.swin_quant("train_v2", "train", "--cfg", "swinv2_digits", *training, "--output",
+                           place.trained_v2.parent, skipped=elsewhere)  # fmt: skip
+    yield place.swin_quant("calibrate", "calibrate", *DIGITS, "--checkpoint", place.trained, "--policy", "ft-mode1",
+                           "--output", place.calibrated.parent, needs="train")  # fmt: skip
+    yield place.swin_quant("score", "evaluate", *DIGITS, "--checkpoint", place.calibrated, "--policy", "ft-mode1",
+                           "ft-mode2", "qdq", needs="calibrate")  # fmt: skip
+    own = ("digits", "--models", f"swin_digits={place.trained}", f"swinv2_digits={place.trained_v2}")
     # Later steps reuse the kernels that it compiles in parallel.
-    step("accuracy", "benchmarks/cuda_accuracy.py", "--device", device, "--data-path",
-         *((place.pictures,) if place.pictures else own), "--pictures", scored, "--batch", engine_batch, "--forms",
-         *FORMS, "--output", place.evidence / "cuda_accuracy.md",
-         needs="" if place.pictures else "train train_v2")  # fmt: skip
+    yield place.step("accuracy", "benchmarks/cuda_accuracy.py", "--device", place.device, "--data-path",
+                     *((pictures,) if pictures else own), "--pictures", sizes.scored, "--batch", sizes.engine_batch,
+                     "--forms", *FORMS, "--output", place.evidence / "cuda_accuracy.md",
+                     needs="" if pictures else "train train_v2")  # fmt: skip
 
-    no_float8 = place.lacks("float8")
-    made = {
-        "export": ("cuda", "int8", ()),
-        "export_bfloat16": ("cuda", "int8", ("--float-type", "bfloat16")),
-        "export_uint8": ("cuda", "int8_uint8", ("--uint8-input",)),
-        "export_fp8": ("cuda-fp8", "fp8", ()),
-    }
-    files = {name: work / name / f"swin_micro_digits_{kind}_cuda.safetensors" for name, (_, kind, _) in made.items()}
-    for name, (policy, _, flags) in made.items():
-        step(name, "-m", "swin_quant", "export", calibrated, "--for", "cuda", "--policy", policy, *flags, "--output",
-             work / name, needs="calibrate", skipped=no_float8 if name == "export_fp8" else "")  # fmt: skip
-    if no_float8:
-        del files["export_fp8"]
-    deployed, uint8 = files["export"], files["export_uint8"]
-    on_digits = ("--data-path", "digits", "--batch", engine_batch)
-    swin_quant("verify", "verify", deployed, "--checkpoint", calibrated, *on_digits, "--pictures", engine_batch,
-               needs="calibrate export")  # fmt: skip
-    swin_quant("evaluate", "evaluate", *files.values(), "--checkpoint", calibrated, *on_digits,
-               needs=" ".join(("calibrate", *files)))  # fmt: skip
-    swin_quant("logits", "predict", deployed, *on_digits, "--logits", work / "logits", needs="export")
-    swin_quant("predict", "predict", uint8, "docs/images/report.png", needs="export_uint8")
+
+def exports(place: Place) -> Iterator[Step]:
+    """The calibrated network in every form of the CUDA engine."""
+    for name, (policy, _, flags) in EXPORTS.items():
+        yield place.step(name, "-m", "swin_quant", "export", place.calibrated, "--for", "cuda", "--policy", policy,
+                         *flags, "--output", place.work / name, needs="calibrate",
+                         skipped=place.lacks("float8") if name == "export_fp8" else "")  # fmt: skip
+
+
+def deployed(place: Place) -> Iterator[Step]:
+    """The commands that take an exported file."""
+    int8, uint8, batch = place.exported("export"), place.exported("export_uint8"), place.sizes.engine_batch
+    on_digits = ("--data-path", "digits", "--batch", batch)
+    forms = [name for name in EXPORTS if not (name == "export_fp8" and place.lacks("float8"))]
+    yield place.swin_quant("verify", "verify", int8, "--checkpoint", place.calibrated, *on_digits, "--pictures", batch,
+                           needs="calibrate export")  # fmt: skip
+    yield place.swin_quant("evaluate", "evaluate", *map(place.exported, forms), "--checkpoint", place.calibrated,
+                           *on_digits, needs=" ".join(("calibrate", *forms)))  # fmt: skip
+    yield place.swin_quant("logits", "predict", int8, *on_digits, "--logits", place.work / "logits", needs="export")
+    yield place.swin_quant("predict", "predict", uint8, "docs/images/report.png", needs="export_uint8")
     # One picture at a time, with the kernels that `predict` has compiled.
-    step("serve", "benchmarks/serve.py", uint8, "--clients", 2, "--seconds", 1, "--hanging", 1, "--max-batch", 1,
-         needs="export_uint8", skipped=place.lacks("server"))  # fmt: skip
-    swin_quant("align", "align", calibrated, deployed, "--policy", "cuda", "--data-path", "digits", "--pictures", 8,
-               needs="calibrate export")  # fmt: skip
-    step("tune", "-m", "swin_quant", "cuda", "tune", deployed, "--batch", engine_batch, "--seconds", "{seconds}",
-         needs="export")  # fmt: skip
+    yield place.step("serve", "benchmarks/serve.py", uint8, "--clients", 2, "--seconds", 1, "--hanging", 1,
+                     "--max-batch", 1, needs="export_uint8", skipped=place.lacks("server"))  # fmt: skip
+    yield place.swin_quant("align", "align", place.calibrated, int8, "--policy", "cuda", "--data-path", "digits",
+                           "--pictures", 8, needs="calibrate export")  # fmt: skip
+    yield place.step("tune", "-m", "swin_quant", "cuda", "tune", int8, "--batch", batch, "--seconds", "{seconds}",
+                     needs="export")  # fmt: skip
     # The GPU needs no more threads, and in a dry run several would wait for each other on a busy CPU.
-    swin_quant("bench", "bench", deployed, "--checkpoint", calibrated, "--batch", engine_batch, "--rounds", 2,
-               "--seconds", 0.2, "--threads", 1, needs="calibrate export")  # fmt: skip
-    qat = (*digits, *few, "--checkpoint", calibrated, "--teacher", trained, "--epochs", 1)
-    swin_quant("finetune", "finetune", *qat, "--amax", "learned", "--amp-opt-level", "O1", "--output", work / "qat",
-               needs="train calibrate")  # fmt: skip
-    step("torchrun", "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", 1, "-m", "swin_quant",
-         "finetune", *qat, "--output", work / "rank", "--device", device, needs="train calibrate")  # fmt: skip
-    step("memory", "benchmarks/memory.py", "--device", device, "--models", *models, "--batch", batch, "--output",
-         place.evidence / "memory.md")  # fmt: skip
-    step("step_time", "benchmarks/qat_step.py", "--models", models[0], "--batch", batch, "--precision", "O0", "O1",
-         "--output", place.evidence / "step_time.md")  # fmt: skip
-    swin_quant("compile", "finetune", *qat, "--compile", "--output", work / "compile", needs="train calibrate")
-    pytest("tests", "tests/gpu", *ignored(*FIRST, *ESSENTIALS))  # last, with all the time that is left
-    return steps
+    yield place.swin_quant("bench", "bench", int8, "--checkpoint", place.calibrated, "--batch", batch, "--rounds", 2,
+                           "--seconds", 0.2, "--threads", 1, needs="calibrate export")  # fmt: skip
+
+
+def finetuning(place: Place) -> Iterator[Step]:
+    """Training with quantization, its memory and time; then the other tests, with all the time that is left."""
+    sizes, work = place.sizes, place.work
+    qat = (*DIGITS, *sizes.few, "--checkpoint", place.calibrated, "--teacher", place.trained, "--epochs", 1)
+    yield place.swin_quant("finetune", "finetune", *qat, "--amax", "learned", "--amp-opt-level", "O1", "--output",
+                           work / "qat", needs="train calibrate")  # fmt: skip
+    yield place.step("torchrun", "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", 1, "-m",
+                     "swin_quant", "finetune", *qat, "--output", work / "rank", "--device", place.device,
+                     needs="train calibrate")  # fmt: skip
+    yield place.step("memory", "benchmarks/memory.py", "--device", place.device, "--models", *sizes.models,
+                     "--batch", sizes.batch, "--output", place.evidence / "memory.md")  # fmt: skip
+    yield place.step("step_time", "benchmarks/qat_step.py", "--models", sizes.models[0], "--batch", sizes.batch,
+                     "--precision", "O0", "O1", "--output", place.evidence / "step_time.md")  # fmt: skip
+    yield place.swin_quant("compile", "finetune", *qat, "--compile", "--output", work / "compile",
+                           needs="train calibrate")  # fmt: skip
+    yield place.pytest("tests", "tests/gpu", *_ignored(*FIRST, *ESSENTIALS))
+
+
+def _ignored(*files: str) -> list[str]:
+    return [f"--ignore={file}" for file in files]
