@@ -145,6 +145,11 @@ def start(model: Swin) -> Swin:
     return model
 
 
+def version_of(model: Swin) -> int:
+    """The Swin version, 1 or 2."""
+    return 2 if isinstance(model.layers[0].blocks[0].attn, WindowAttentionV2) else 1
+
+
 def streams(model: nn.Module) -> Iterator[Exchange]:
     """The residual stream of each stage, with its writers and readers. The last one ends in `norm`, which compares
     channels and multiplies the factors back."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from math import inf, prod
 
 from swin_quant.backends.cuda.crosscompile import kernel_of
-from swin_quant.backends.cuda.estimates import counts_of, estimate_of
+from swin_quant.backends.cuda.estimates import counts_of, estimate_of, read_by_program
 from swin_quant.backends.cuda.floors import floor_of, gpu_of
 from swin_quant.backends.cuda.fusions import FUSIONS, Row, candidates, fused
 from swin_quant.backends.cuda.launches import program_of
@@ -83,20 +83,12 @@ def modelled_us(launch: Launch, machine: Machine) -> float:
     if launch.op not in FUSED:
         return floor.us
     try:
-        programs, weights = programs_of(launch)
+        prepared = kernel_of(launch).prepare()
     except SwinQuantError:  # the network is narrower than the tiles
         return inf
-    sms = gpu_of(machine).sms
+    sms, programs = gpu_of(machine).sms, prod(prepared.grid)
     if launch.op == "attention_norm" and 2 * programs < sms:
         return inf
     idle = max(1.0, sms / programs)
+    weights = read_by_program(launch, prepared.constants)
     return max(floor.us, floor.compute_us * idle, weights * max(1.0, programs / sms) / CACHE_BYTES_US)
-
-
-def programs_of(launch: Launch) -> tuple[int, float]:
-    """The number of programs of a fused kernel with its default tiles, and the bytes of weights that each reads."""
-    prepared = kernel_of(launch).prepare()
-    c = prepared.constants
-    groups = -(-c["N"] // c["BN"]) // c["GROUP"] if "GROUP" in c else 1  # programs that share the columns of w
-    weights = sum(launch.operands[word].nbytes for word in ("w", "w1") if word in launch.operands)
-    return prod(prepared.grid), weights / groups

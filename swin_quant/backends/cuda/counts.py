@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from swin_quant.backends.cuda.crosscompile import kernel_of
+from swin_quant.backends.cuda.crosscompile import compiled, kernel_of, recorded, tool, usage
 from swin_quant.backends.cuda.kernels.call import PreparedLaunch
 from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.program import Launch
@@ -44,8 +44,6 @@ def count(launch: Launch, capability: int, tiles: Tiles | None = None) -> Kernel
 
     UsageError for float8 on a GPU that has none.
     """
-    from swin_quant.backends.cuda.crosscompile import compiled, recorded, tool, usage
-
     prepared = kernel_of(launch).prepare(tiles)
     with recorded() as calls:
         prepared.run()

@@ -9,7 +9,7 @@ from swin_quant.backends.artifact import Artifact, finish_artifact
 from swin_quant.backends.cuda.file import write_network
 from swin_quant.backends.cuda.network import pack
 from swin_quant.backends.cuda.spec import REDUCTION, NetworkSpec
-from swin_quant.backends.cuda.spec_from_policy import check_batch, nodes_of, spec_for
+from swin_quant.backends.cuda.spec_from_policy import check_batch, nodes_of, spec_for, values_of
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.files import ensure_writable_dir
 from swin_quant.base.progress import log
@@ -100,5 +100,4 @@ def _in_half(spec: NetworkSpec) -> set[str]:
     found = {node for product in halves for node in nodes_of(product, spec.version)}
     if not spec.is_ft:
         found |= {f"{layer}._aftergemm_quantizer" for layer in spec.linears() if layer.endswith(REDUCTION)}
-    of_attention = (product.removesuffix("q k") for product in spec.quantized if product.endswith("q k"))
-    return found - {f"{at}matmul_v_input_quantizer" for at in of_attention}  # q, k and v are one tensor
+    return found - values_of(spec.quantized)

@@ -39,14 +39,12 @@ class _Writer:
         g = self.g
         sides = g.image_size, g.image_size
         shape = (self.batch, *sides, g.in_chans) if self.spec.pixels else (self.batch, g.in_chans, *sides)
-        images = self._buffer("images", torch.uint8 if self.spec.pixels else self.spec.half, *shape)
+        images = TensorRef("images", torch.uint8 if self.spec.pixels else self.spec.half, shape)
         x = self._patch_embed(images)
+        write_block = self._block_v1 if self.spec.version == 1 else self._block_v2
         for stage, depth in enumerate(g.depths):
             for block in range(depth):
-                at, windows = f"layers.{stage}.blocks.{block}.", self._windows(stage, g.shift(stage, block))
-                self._block_v1(x, stage, at, windows) if self.spec.version == 1 else self._block_v2(
-                    x, stage, at, windows
-                )
+                write_block(x, stage, f"layers.{stage}.blocks.{block}.", self._windows(stage, g.shift(stage, block)))
             if stage < len(g.depths) - 1:
                 x = self._merging(x, stage)
         logits = self._head(x)
@@ -55,7 +53,7 @@ class _Writer:
     def _patch_embed(self, images: TensorRef) -> TensorRef:
         g, at = self.g, "patch_embed"
         taps, tokens = g.in_chans * g.patch_size**2, self._tokens(0) // self.batch
-        x = self._buffer("x0", self.spec.half, self.batch, g.resolution(0), g.resolution(0), g.embed_dim)
+        x = TensorRef("x0", self.spec.half, (self.batch, g.resolution(0), g.resolution(0), g.embed_dim))
         self._launch(
             "patch_embed",
             f"{at}.proj",
@@ -87,11 +85,11 @@ class _Writer:
         """x + norm1(attention(x)), then x + norm2(mlp(x)), in place."""
         y, fc1 = (self._tokens(stage), self.spec.channels(stage)), f"{at}mlp.fc1"
         tokens = self._norm_quantize(x, stage, f"{at}attn.qkv", windows)
-        branch = self._buffer(f"{at}attn.proj.output", self.spec.half, *y)
+        branch = TensorRef(f"{at}attn.proj.output", self.spec.half, y)
         self._gemm("half", self._attention(tokens, stage, at, windows), f"{at}attn.proj", branch)
         tokens = self._input_of(fc1, stage)
         self._norm_residual(branch, x, f"{at}norm1", windows, out=x, levels=self._levels(fc1), out_quantized=tokens)
-        branch = self._buffer(f"{at}mlp.fc2.output", self.spec.half, *y)
+        branch = TensorRef(f"{at}mlp.fc2.output", self.spec.half, y)
         self._gemm("half", self._fc1(tokens, stage, at), f"{at}mlp.fc2", branch)
         self._norm_residual(branch, x, f"{at}norm2", self._windows(stage), out=x)
 
@@ -100,7 +98,7 @@ class _Writer:
         layer, norm = f"layers.{stage}.{REDUCTION}", f"layers.{stage}.downsample.norm"
         wide, channels, tokens = 4 * self.spec.channels(stage), self.spec.channels(stage + 1), self._tokens(stage + 1)
         first, side = self.spec.version == 1, self.g.resolution(stage + 1)
-        merged = self._buffer(f"{layer}.input", self._type(layer), tokens, wide)
+        merged = TensorRef(f"{layer}.input", self._type(layer), (tokens, wide))
         self._launch(
             "merge_quantize",
             norm if first else f"{layer}._input_quantizer",
@@ -109,20 +107,19 @@ class _Writer:
             eps=self.epsilon,
             out=merged,
         )
-        after = self._buffer(f"x{stage + 1}", self.spec.half, self.batch, side, side, channels)
+        after = TensorRef(f"x{stage + 1}", self.spec.half, (self.batch, side, side, channels))
         if first:
             self._gemm("half", merged, layer, replace(after, shape=(tokens, channels)))
         else:
-            reduced = self._buffer(
-                f"{layer}.output", torch.float32 if self.spec.is_ft else self.spec.half, tokens, channels
-            )
+            dtype = torch.float32 if self.spec.is_ft else self.spec.half
+            reduced = TensorRef(f"{layer}.output", dtype, (tokens, channels))
             self._gemm("half", merged, layer, reduced)
             self._norm_residual(reduced, None, norm, self._windows(stage + 1), out=after)
         return after
 
     def _head(self, x: TensorRef) -> TensorRef:
         channels, classes = self.spec.channels(len(self.g.depths) - 1), self.g.classes
-        pooled = self._buffer("pooled", torch.float32, self.batch, channels)
+        pooled = TensorRef("pooled", torch.float32, (self.batch, channels))
         self._launch(
             "pool",
             "norm",
@@ -134,7 +131,7 @@ class _Writer:
             out=pooled,
             half_steps=self.spec.is_ft,
         )
-        logits = self._buffer("logits", torch.float32, self.batch, classes)
+        logits = TensorRef("logits", torch.float32, (self.batch, classes))
         self._launch(
             "gemm",
             "head",
@@ -196,7 +193,7 @@ class _Writer:
         heads, width, rows = self.g.heads[stage], self.spec.attention_width(stage), self._tokens(stage)
         layer, length, v2, ft = f"{at}attn.qkv", windows.tokens, self.spec.version == 2, self.spec.is_ft
         quantized, weighs = (f"{at}attn.{product}" in self.spec.quantized for product in ("q k", "a v"))
-        qkv = self._buffer(f"{layer}.output", self.spec.operand if quantized else self.spec.half, rows, 3 * width)
+        qkv = TensorRef(f"{layer}.output", self.spec.operand if quantized else self.spec.half, (rows, 3 * width))
         self._gemm(
             "unit" if v2 else "quantize" if quantized else "half",
             tokens,
@@ -237,7 +234,9 @@ class _Writer:
 
     def _gemm(self, kind: Kind, a: TensorRef, layer: str, out: TensorRef, head_dim: int = 32, **rest: Any) -> None:
         (rows, k), n, dtype = a.shape, out.shape[-1], self._type(layer)
-        table, biased, times = kind == "table", not layer.endswith(REDUCTION), self._levels_behind(layer, n)
+        table, times = kind == "table", self._levels_behind(layer, n)
+        scaled = (times or layer in self.spec.quantized) and not table
+        biased = not (layer.endswith(REDUCTION) or table)
         self._launch(
             "gemm",
             layer,
@@ -245,10 +244,8 @@ class _Writer:
             products=self.spec.kind(layer),
             a=a,
             w=self._packed(f"{layer}.weight", dtype, n, k),
-            scale=replace(self._vector(f"{layer}.scale", n), times=times)
-            if (times or layer in self.spec.quantized) and not table
-            else None,
-            bias=replace(self._vector(f"{layer}.bias", n), times=times) if biased and not table else None,
+            scale=replace(self._vector(f"{layer}.scale", n), times=times) if scaled else None,
+            bias=replace(self._vector(f"{layer}.bias", n), times=times) if biased else None,
             epilogue=self._epilogue(kind, layer, head_dim),
             out=out,
             **rest,
@@ -297,12 +294,8 @@ class _Writer:
 
     def _input_of(self, layer: str, stage: int, channels: int | None = None) -> TensorRef:
         """The input buffer of a linear in a block; `channels` defaults to the stage's."""
-        return self._buffer(
-            f"{layer}.input", self._type(layer), self._tokens(stage), channels or self.spec.channels(stage)
-        )
-
-    def _buffer(self, name: str, dtype: torch.dtype, *shape: int) -> TensorRef:
-        return TensorRef(name, dtype, shape)
+        shape = self._tokens(stage), channels or self.spec.channels(stage)
+        return TensorRef(f"{layer}.input", self._type(layer), shape)
 
     def _packed(self, name: str, dtype: torch.dtype, *shape: int) -> TensorRef:
         return TensorRef(name, dtype, shape, packed=True)

@@ -10,7 +10,7 @@ loads are taken to hit the L2 cache, where the launch before has written and oth
 
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from math import prod
 
 SCHEDULERS = 4  # of a multiprocessor; a warp stays with one of them
@@ -112,9 +112,6 @@ class Counts:
     tensor: float
     operations: float
     serial: float
-
-    def to_dict(self) -> dict[str, float]:
-        return asdict(self)
 
 
 def counted(sass: str, trips: Sequence[int], capability: int) -> Counts:

@@ -11,7 +11,7 @@ from swin_quant.backends.cuda.spec import NetworkSpec
 from swin_quant.base.errors import UsageError, listed
 from swin_quant.config.outputs import LOGITS
 from swin_quant.models.layers import LayerNorm, Swin
-from swin_quant.models.swin_v2 import WindowAttentionV2
+from swin_quant.models.swin_v2 import version_of
 from swin_quant.quant import INT8_MODES
 from swin_quant.quant.fake_quant import FP8
 from swin_quant.quant.layer import made_factors
@@ -23,11 +23,6 @@ LARGEST_WINDOW = 32  # 1024 tokens: the most products whose int8 sums are exact 
 LARGEST_HEAD_DIM = 128
 ADDRESSED = 2**31 - 1
 CHANNELS = 32  # products of bytes take channels in multiples of this
-
-
-def version_of(model: Swin) -> int:
-    """The Swin version, 1 or 2."""
-    return 2 if isinstance(model.layers[0].blocks[0].attn, WindowAttentionV2) else 1
 
 
 def spec_for(
@@ -118,7 +113,7 @@ def _of_nodes(model: Swin, plain: NetworkSpec) -> NetworkSpec:
             return replace(plain, arithmetic=name, quantized=frozenset(plain.products()))
     quantized = frozenset(product for product in plain.products() if _is_quantized(product, enabled, version))
     known = {node for product in quantized for node in nodes_of(product, version)}
-    if others := [name for name in enabled if name not in known | _values(quantized, enabled)]:
+    if others := [name for name in enabled if name not in known | values_of(quantized)]:
         raise UsageError(
             f"the CUDA engine rounds operands of products and nothing else: it cannot quantize "
             f"{listed(others, 2)}; give ‹policy› cuda, or ft-mode1 for FasterTransformer's arithmetic"
@@ -137,10 +132,10 @@ def nodes_of(product: str, version: int) -> tuple[str, ...]:
     return f"{product}._input_quantizer", f"{product}._weight_quantizer"
 
 
-def _values(quantized: frozenset[str], enabled: Mapping[str, Quantizer]) -> set[str]:
-    """Nodes of values that are stored in bytes though their product is half: q, k and v are one tensor."""
+def values_of(quantized: frozenset[str]) -> set[str]:
+    """Nodes of values that are stored in bytes even if their product is half: q, k and v are one tensor."""
     of_attention = (product.removesuffix("q k") for product in quantized if product.endswith("q k"))
-    return {f"{at}matmul_v_input_quantizer" for at in of_attention} & enabled.keys()
+    return {f"{at}matmul_v_input_quantizer" for at in of_attention}
 
 
 def _is_quantized(product: str, enabled: Mapping[str, Quantizer], version: int) -> bool:

@@ -31,7 +31,7 @@ from swin_quant.backends.fastertransformer.limits import (
 )
 from swin_quant.backends.fastertransformer.manifest import Stored, make_manifest, manifest_name, read_export
 from swin_quant.backends.fastertransformer.slots import HEAD, Form, Slot, slots
-from swin_quant.backends.fastertransformer.weights import WeightSource, stored_form, version_of
+from swin_quant.backends.fastertransformer.weights import WeightSource, stored_form
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir, reason, sha256_of, write_json
 from swin_quant.base.progress import log
@@ -40,6 +40,7 @@ from swin_quant.cards.paths import card_path
 from swin_quant.checkpoint import save_calibrated, save_float
 from swin_quant.config.outputs import LOGITS
 from swin_quant.models.layers import Swin
+from swin_quant.models.swin_v2 import version_of
 from swin_quant.quant.policy import policy_from_dict
 
 # The largest relative error of storing: half a unit in the last place. Kernels are rounded to float16 before int8.

@@ -5,7 +5,6 @@ A block has 96 floats from which its kernels take every scale (docs/reference, s
 double and stored as float32; the fused factors are products of stored entries.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,12 +24,11 @@ from swin_quant.backends.fastertransformer.layouts import (
 from swin_quant.backends.fastertransformer.slots import AMAX_LIST, KERNELS, PACKED, Slot
 from swin_quant.models.geometry import Geometry
 from swin_quant.models.layers import Swin
-from swin_quant.models.swin_v2 import WindowAttentionV2
+from swin_quant.models.swin_v2 import LARGEST_LOGIT_SCALE, version_of
 from swin_quant.models.windows import attention_mask
 from swin_quant.quant.quantizer import named_nodes
 
 DTYPES = {"int8": torch.int8, "float16": torch.float16, "float32": torch.float32}
-LARGEST_LOGIT_SCALE = math.log(100.0)
 REDUCTION = "downsample.reduction"
 
 QUADS = {
@@ -64,11 +62,6 @@ def _products(version: int) -> dict[str, tuple[str, str, str]]:
     """The operands of attention's products, and the node of their result."""
     q, k, a, v = (f"attn.{x}_input_quantizer" for x in (*_OF_LOGITS[version], "matmul_a", "matmul_v"))
     return {"q k": (q, k, "attn.softmax_input_quantizer"), "a v": (a, v, "attn.proj._input_quantizer")}
-
-
-def version_of(model: Swin) -> int:
-    """The Swin version, 1 or 2."""
-    return 2 if isinstance(model.layers[0].blocks[0].attn, WindowAttentionV2) else 1
 
 
 def ranges_of(model: Swin) -> dict[str, float]:
