@@ -32,7 +32,7 @@ from swin_quant.backends.cuda.counts import (
 )
 from swin_quant.backends.cuda.crosscompile import OLDEST_FLOAT8, kernel_of
 from swin_quant.backends.cuda.estimates import LAUNCHING, REACHED
-from swin_quant.backends.cuda.fusions import candidates
+from swin_quant.backends.cuda.fusions import with_fusions
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.planning import ESTIMATED, FP8, FP16, INT8, StaticPlan, spec_of_config, static_plan
 from swin_quant.backends.cuda.program import Launch
@@ -105,10 +105,9 @@ def jobs(args: argparse.Namespace) -> Iterator[Job]:
                             yield key, launch, capability
 
 
-def launches_of(model: str, precision: str, batch: int) -> tuple[Launch, ...]:
+def launches_of(model: str, precision: str, batch: int) -> list[Launch]:
     """The launches of a model without fusions, and every launch that fusions can make of them."""
-    found = program_of(spec_of_config(load_config(find_config(model)), precision), batch).launches
-    return *found, *candidates(found)
+    return with_fusions(program_of(spec_of_config(load_config(find_config(model)), precision), batch).launches)
 
 
 def count_missing(wanted: list[Job], workers: int) -> None:

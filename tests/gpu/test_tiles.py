@@ -7,7 +7,7 @@ import torch
 
 from swin_quant.backends.cuda.crosscompile import compile_ahead, kernel_of
 from swin_quant.backends.cuda.engine import capability_here
-from swin_quant.backends.cuda.fusions import candidates
+from swin_quant.backends.cuda.fusions import with_fusions
 from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.planning import spec_of_config
@@ -23,7 +23,7 @@ def test_candidates_compute_the_same_and_the_best_is_no_slower(gpu, tiny_config,
     if gpu.type != "cuda":
         pytest.skip("tiles are those of Triton's kernels")
     launches = program_of(spec_of_config(tiny_config("swin", EMBED_DIM=64)), 8).launches
-    launch = next(one for one in (*launches, *candidates(launches)) if one.op == op)
+    launch = next(one for one in with_fusions(launches) if one.op == op)
     kernel = kernel_of(launch, partial(filled, device=gpu))
     prepared = kernel.prepare()
     default, results = prepared.tiles, {}

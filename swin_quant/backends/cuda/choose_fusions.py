@@ -13,7 +13,7 @@ from math import inf, prod
 from swin_quant.backends.cuda.crosscompile import kernel_of
 from swin_quant.backends.cuda.estimates import counts_of, estimate_of, read_by_program
 from swin_quant.backends.cuda.floors import floor_of, gpu_of
-from swin_quant.backends.cuda.fusions import FUSIONS, Row, candidates, fused
+from swin_quant.backends.cuda.fusions import FUSIONS, Row, fused, with_fusions
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.program import Launch, Program
 from swin_quant.backends.cuda.spec import NetworkSpec
@@ -36,7 +36,7 @@ def fused_program(spec: NetworkSpec, batch: int, machine: Machine | None, tuned:
     if machine is None:
         return program
     launches = program.launches
-    times = tuned.times_of((*launches, *candidates(launches)), batch)
+    times = tuned.times_of(with_fusions(launches), batch)
     modelled = model_of(launches, machine)
 
     def us(launch: Launch) -> float:
@@ -48,7 +48,7 @@ def fused_program(spec: NetworkSpec, batch: int, machine: Machine | None, tuned:
 def model_of(launches: Sequence[Launch], machine: Machine) -> Callable[[Launch], float]:
     """Microseconds of one of these launches, or of a fusion of them: estimated if the counts of all are at hand, else
     by floors. An estimate cannot be compared with a floor."""
-    counts = counts_of((*launches, *candidates(launches)), machine)
+    counts = counts_of(with_fusions(launches), machine)
     if counts is None:
         return lambda launch: modelled_us(launch, machine)
     return lambda launch: estimate_of(launch, counts[launch.name], machine).us

@@ -193,3 +193,8 @@ def candidates(launches: Sequence[Launch]) -> Iterator[Launch]:
         for fusion in FUSIONS:
             if fusion.fits(launches[at:]):
                 yield fusion.merged(launches[at : at + len(fusion.patterns)])
+
+
+def with_fusions(launches: Sequence[Launch]) -> list[Launch]:
+    """These launches, and every launch that some fusion could make of them."""
+    return [*launches, *candidates(launches)]

@@ -20,7 +20,7 @@ from swin_quant.backends.cuda.crosscompile import compile_ahead, kernel_of
 from swin_quant.backends.cuda.engine import capability_here, check_gpu
 from swin_quant.backends.cuda.file import read_network
 from swin_quant.backends.cuda.floors import RESULTS
-from swin_quant.backends.cuda.fusions import candidates
+from swin_quant.backends.cuda.fusions import with_fusions
 from swin_quant.backends.cuda.gpu_errors import check_launcher
 from swin_quant.backends.cuda.kernels.tiles import FILLED, Tiles, part_columns
 from swin_quant.backends.cuda.launches import program_of
@@ -231,7 +231,7 @@ def tune(
     ensure_writable_dir(file.parent)
     lists = {batch: program_of(spec, batch).launches for batch in batches}
     wanted = {
-        (shape_of(one), batch): one for batch, found in lists.items() for one in (*found, *candidates(found))
+        (shape_of(one), batch): one for batch, found in lists.items() for one in with_fusions(found)
     }  # fused launches too, so that measured times decide
     launches = program_of(spec, 1).launches
     before = timed_before(file, place, launches)

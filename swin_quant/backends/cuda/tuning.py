@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict
 
 from swin_quant.backends.cuda.crosscompile import kernel_of
-from swin_quant.backends.cuda.fusions import candidates
+from swin_quant.backends.cuda.fusions import with_fusions
 from swin_quant.backends.cuda.kernels.tiles import MOST_WARPS, Tiles
 from swin_quant.backends.cuda.program import Launch, ScalarRef, TensorRef, parts_of
 from swin_quant.base.errors import SwinQuantError
@@ -142,7 +142,7 @@ def read_timed(path: Path, place: TunedFor, launches: Sequence[Launch] = ()) -> 
         )
     if file["kernels"] != place.kernels:
         raise SwinQuantError(f"{path}: was tuned for other kernels than these: run `swin-quant cuda tune` again")
-    run = {shape_of(launch): launch for launch in (*launches, *candidates(launches))}
+    run = {shape_of(launch): launch for launch in with_fusions(launches)}
     for number, one in enumerate(file["timed"]):
         if (one["tiles"] is None) != (one["us"] is None):
             raise SwinQuantError(f"{path}: timed[{number}]: has tiles or time alone: run `swin-quant cuda tune` again")

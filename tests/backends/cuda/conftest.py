@@ -1,6 +1,7 @@
 """Calibrated micro models of each version under any policy, and their exports to the engine."""
 
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,10 @@ import torch
 
 from swin_quant.backends.artifact import open_artifact
 from swin_quant.backends.cuda.export import CudaOptions, export
+from swin_quant.backends.cuda.launches import program_of
+from swin_quant.backends.cuda.planning import spec_of_config
 from swin_quant.cards.card import RunCard
+from swin_quant.config import find_config, load_config
 from swin_quant.quant.calibration import calibrate
 from swin_quant.quant.policy import apply_policy, load_policy
 
@@ -41,6 +45,19 @@ def pytest_collection_modifyitems(config, items):
         compiles = item.path.parent == HERE and item.path.name in COMPILING and item.get_closest_marker("slow")
         if (in_kernels or compiles) and not is_chosen(item.nodeid):
             item.add_marker(skip)
+
+
+def spec_of_model(name, precision="int8"):
+    """The spec of a shipped configuration in int8, fp8, float or FasterTransformer's arithmetic."""
+    spec = spec_of_config(load_config(find_config(name)), "int8" if precision.startswith("ft") else precision)
+    if precision.startswith("ft"):
+        return replace(spec, arithmetic=precision, quantized=frozenset(spec.products()))
+    return spec
+
+
+def launches_of(name, precision="int8", batch=32):
+    """The launches of a shipped configuration, none fused."""
+    return program_of(spec_of_model(name, precision), batch).launches
 
 
 def pictures(count, size=8, seed=1):

@@ -17,12 +17,9 @@ from swin_quant.backends.cuda.counts import (
     write_counts,
 )
 from swin_quant.backends.cuda.crosscompile import kernel_of
-from swin_quant.backends.cuda.launches import program_of
-from swin_quant.backends.cuda.planning import spec_of_config
 from swin_quant.backends.cuda.sass import counted
 from swin_quant.base.errors import SwinQuantError
-from swin_quant.config import load_config
-from swin_quant.config.load import find_config
+from tests.backends.cuda.conftest import launches_of
 
 LOOP = """
         /*0000*/                   S2R R0, SR_TID.X ;
@@ -43,9 +40,8 @@ LOOP = """
 """
 
 
-def launch_of(layer, batch=32, precision="int8"):
-    spec = spec_of_config(load_config(find_config("swin_tiny_patch4_window7_224")), precision)
-    return next(one for one in program_of(spec, batch).launches if one.name == layer)
+def launch_of(layer):
+    return next(one for one in launches_of("swin_tiny_patch4_window7_224") if one.name == layer)
 
 
 @given(st.integers(1, 50))

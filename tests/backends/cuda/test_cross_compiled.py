@@ -12,14 +12,12 @@ from compiled_kernels import TARGETS, CompiledKernel, cross_compile, kernel_faul
 from kernel_runs import DRAWS
 
 from swin_quant.backends.cuda.crosscompile import OLDEST_FLOAT8, KernelCall, compiled, kernels_of, kernels_with_tiles
-from swin_quant.backends.cuda.fusions import candidates
+from swin_quant.backends.cuda.fusions import candidates, with_fusions
 from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.launches import program_of
-from swin_quant.backends.cuda.planning import spec_of_config
 from swin_quant.backends.cuda.tune import tiles_to_try
 from swin_quant.base.errors import UsageError
-from swin_quant.config import load_config
-from swin_quant.config.load import find_config
+from tests.backends.cuda.conftest import launches_of, spec_of_model
 
 pytest.importorskip("triton")
 KERNELS = {
@@ -27,13 +25,6 @@ KERNELS = {
     "attention_norm",
 }  # fmt: skip
 MODELS = ("swin_tiny_patch4_window7_224", "swinv2_tiny_patch4_window8_256")
-
-
-def spec_of_model(name, precision="int8"):
-    if not precision.startswith("ft"):
-        return spec_of_config(load_config(find_config(name)), precision)
-    spec = spec_of_model(name)
-    return replace(spec, arithmetic=precision, quantized=frozenset(spec.products()))
 
 
 def assert_fine(call, capability, is_tried=False):
@@ -45,8 +36,7 @@ def assert_fine(call, capability, is_tried=False):
 
 
 def assert_all_fine(model, precision, capability):
-    launches = program_of(spec_of_model(model, precision), 32).launches
-    for call in kernels_of([*launches, *candidates(launches)]):
+    for call in kernels_of(with_fusions(launches_of(model, precision))):
         assert_fine(call, capability)
 
 
@@ -73,7 +63,7 @@ def kernels():
     """One of each kind: the largest, from the last stage."""
     found = {}
     for name in MODELS:
-        launches = program_of(spec_of_model(name), 32).launches
+        launches = launches_of(name)
         for call in kernels_of(launches):
             constants = dict(call.constants)
             found[call.name, constants.get("KIND"), dict(call.types).get("a"), constants.get("WINDOW") == 8] = call
@@ -130,8 +120,7 @@ def test_what_once_spilled_does_not(model, precision, name, sides, capability):
     compiler's own choice of registers; 64 rows with 4 warps. In half precision the widest, two of which exceed a
     program's shared memory with 32 rows and the next weights fetched ahead. In float8 64 rows of 256 channels in parts
     of 64 or with V2's norm, and steps of 128 in a projection."""
-    launches = program_of(spec_of_model(model, precision), 32).launches
-    found = [call for call in kernels_of([*launches, *candidates(launches)]) if call.name == name]
+    found = [call for call in kernels_of(with_fusions(launches_of(model, precision))) if call.name == name]
     *_, call = (call for call in found if sides.items() <= dict(call.constants).items())  # a shifted one by default
     assert_fine(call, capability)
 
@@ -176,7 +165,7 @@ def test_shapes_that_the_script_has_not_compile(model, precision, capability):
 @pytest.mark.parametrize("capability", [80, 90])
 def test_the_head_of_one_picture_compiles(capability):
     """One row: Triton makes the number of rows a constant."""
-    call = kernels_of(program_of(spec_of_model(MODELS[0]), 1).launches)[-1]
+    call = kernels_of(launches_of(MODELS[0], batch=1))[-1]
     assert dict(call.constants)["rows_in_all"] == 1
     assert_fine(call, capability)
 
@@ -196,11 +185,7 @@ def test_the_head_of_one_picture_compiles(capability):
 def test_tiles_of_other_batches_compile(model, precision, batch, capability):
     """Single and fused: with few rows, tiles are smaller, so that there are enough programs. Batch 32 is compiled
     elsewhere."""
-    spec = spec_of_model(model, precision)
-    usual, others = (
-        kernels_of([*launches, *candidates(launches)])
-        for launches in (program_of(spec, n).launches for n in (32, batch))
-    )
+    usual, others = (kernels_of(with_fusions(launches_of(model, precision, n))) for n in (32, batch))
     known = {(call.types, call.constants, call.options) for call in usual}
     for call in others:
         if (call.types, call.constants, call.options) not in known:
@@ -225,9 +210,8 @@ def test_tiles_of_other_batches_compile(model, precision, batch, capability):
 )
 def test_several_windows_a_program_compile(model, precision, windows, capability):
     """As the tuner tries them, with and without a shift. A candidate that spilled would have to be left out there."""
-    launches = program_of(spec_of_model(model, precision), 32).launches
     tried = {}
-    for launch in (one for one in launches if one.op == "attention"):
+    for launch in (one for one in launches_of(model, precision) if one.op == "attention"):
         for tiles in tiles_to_try(launch):
             if tiles.windows == windows:
                 tried[launch.arguments["windows"].shift > 0, tiles.warps, tiles.stages] = launch, tiles
@@ -246,7 +230,7 @@ def test_several_windows_a_program_compile(model, precision, windows, capability
 )
 def test_no_two_warps_compute_the_same(op, sides, again):
     """Eight warps with 64 rows did: products and GELU were computed twice."""
-    launches = [one for one in candidates(program_of(spec_of_model(MODELS[0]), 32).launches) if one.op == op]
+    launches = [one for one in candidates(launches_of(MODELS[0])) if one.op == op]
     launch, call = next(
         (one, call) for one in launches for call in kernels_of([one]) if sides.items() <= dict(call.constants).items()
     )
@@ -258,8 +242,7 @@ def test_no_two_warps_compute_the_same(op, sides, again):
 @pytest.mark.parametrize("op", ["attention", "attention_norm"])
 def test_the_position_bias_of_a_window_of_7_is_loaded_in_vectors(op):
     """Rows of 49 halves start at any address: each value was one load, 25 a thread."""
-    launches = program_of(spec_of_model(MODELS[0]), 32).launches
-    call = next(call for call in kernels_of([*launches, *candidates(launches)]) if call.name == op)
+    call = next(call for call in kernels_of(with_fusions(launches_of(MODELS[0]))) if call.name == op)
     _, made = compiled(call, 80)
     loads = re.findall(r"ld\.global\S*", made.asm["ptx"])
     assert loads and not [load for load in loads if load.endswith((".b16", ".b8"))], loads
@@ -268,10 +251,8 @@ def test_the_position_bias_of_a_window_of_7_is_loaded_in_vectors(op):
 @pytest.fixture(scope="module")
 def of_float8():
     """Products of SwinV2-T in float8, one of each kind, single and fused."""
-    launches = program_of(spec_of_model(MODELS[1], "fp8"), 32).launches
-    kinds = {
-        (call.name, dict(call.constants).get("KIND")): call for call in kernels_of([*launches, *candidates(launches)])
-    }
+    found = kernels_of(with_fusions(launches_of(MODELS[1], "fp8")))
+    kinds = {(call.name, dict(call.constants).get("KIND")): call for call in found}
     return [call for call in kinds.values() if "*fp8e4nv" in (dict(call.types).get("w"), dict(call.types).get("qkv"))]
 
 
@@ -289,7 +270,7 @@ def test_sums_of_float8_are_added_up_in_float32_after_each_tile(op):
     """Hopper's tensor cores keep 14 bits of a sum. Float8 probabilities, and windows of several tiles of keys."""
     spec = spec_of_model("swinv2_tiny_patch4_window16_256", "fp8")
     launches = program_of(replace(spec, quantized=frozenset(spec.products())), 32).launches
-    call = next(call for call in kernels_of([*launches, *candidates(launches)]) if call.name == op)
+    call = next(call for call in kernels_of(with_fusions(launches)) if call.name == op)
     for capability in (89, 90, 100, 120):
         assert_fine(call, capability)
     _, made = compiled(call, 90)
@@ -311,9 +292,8 @@ def forms():
 
 def of_each_form(spec):
     """One launched kernel for each distinct set of constants and operand types in a network."""
-    launches = program_of(spec, 32).launches
     found = {}
-    for call in kernels_of([*launches, *candidates(launches)]):
+    for call in kernels_of(with_fusions(program_of(spec, 32).launches)):
         rounding = (dict(call.constants).get(word) for word in ("KIND", "PRODUCT_ROUNDS", "HALF_STEPS", "POST"))
         found.setdefault((call.name, *rounding, call.types), call)
     return found.values()
@@ -361,7 +341,7 @@ def test_the_last_norm_of_v2_with_factors_in_front_spills_nowhere():
 @pytest.mark.parametrize(("model", "most"), [(MODELS[0], 4), ("swin_large_patch4_window12_384_22kto1k_finetune", 18)])
 def test_a_picture_is_pooled_in_few_steps(model, most):
     """Each step waits for the one before, in a program that has a multiprocessor to itself: there were 13 and 72."""
-    (call,) = kernels_of([one for one in program_of(spec_of_model(model), 32).launches if one.op == "pool"])
+    (call,) = kernels_of([one for one in launches_of(model) if one.op == "pool"])
     constants = dict(call.constants)
     assert -(-constants["TOKENS"] // constants["ROWS"]) <= most
     assert_fine(call, 86)

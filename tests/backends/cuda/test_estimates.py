@@ -10,15 +10,11 @@ from swin_quant.backends.cuda.counts import CountsFile, KernelCounts, key_of
 from swin_quant.backends.cuda.crosscompile import kernel_of
 from swin_quant.backends.cuda.estimates import LAUNCHING, REACHED, clock_ghz, counts_of, estimate_of, resident_programs
 from swin_quant.backends.cuda.floors import floor_of
-from swin_quant.backends.cuda.launches import program_of
-from swin_quant.backends.cuda.planning import spec_of_config
 from swin_quant.backends.cuda.sass import Counts
-from swin_quant.config import load_config
-from swin_quant.config.load import find_config
 from swin_quant.operators.roofline import gpus, load_machine
+from tests.backends.cuda.conftest import launches_of
 
-SPEC = spec_of_config(load_config(find_config("swin_tiny_patch4_window7_224")))
-LAUNCHES = program_of(SPEC, 32).launches
+LAUNCHES = launches_of("swin_tiny_patch4_window7_224")
 QKV = next(one for one in LAUNCHES if one.name == "layers.0.blocks.0.attn.qkv")  # 784 x 3 tiles of 128 x 128
 NOTHING = Counts(0, 0, 0, 0, 0, 0, 0, 0)
 H200 = load_machine("h200")

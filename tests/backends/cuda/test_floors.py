@@ -7,8 +7,7 @@ import torch
 
 from swin_quant.backends.cuda.choose_fusions import CACHE_BYTES_US
 from swin_quant.backends.cuda.floors import bytes_of, floor_of, gpu_of
-from swin_quant.backends.cuda.launches import program_of
-from swin_quant.backends.cuda.planning import cuda_plan, spec_of_config
+from swin_quant.backends.cuda.planning import cuda_plan
 from swin_quant.backends.cuda.program import Launch, TensorRef
 from swin_quant.base.errors import UsageError
 from swin_quant.config import load_config
@@ -16,6 +15,7 @@ from swin_quant.config.load import find_config
 from swin_quant.models import build_model
 from swin_quant.operators.roofline import GpuFacts, Machine, load_machine
 from swin_quant.operators.trace import trace
+from tests.backends.cuda.conftest import launches_of
 
 ROOT = Path(__file__).parents[3]
 GPU = Machine("by hand", "here", "float16", 1.0, 4.0, 1.0, GpuFacts(90, 2, fp8_tflops=2.0, launch_us=1.0))
@@ -66,10 +66,8 @@ MODELS = (
 @pytest.fixture(scope="module")
 def attentions():
     """Attention launches of int8 models, unfused, at batch 1 and 32."""
-    programs = [
-        program_of(spec_of_config(load_config(find_config(name))), batch) for name in MODELS for batch in (1, 32)
-    ]
-    return [one for program in programs for one in program.launches if one.op == "attention"]
+    lists = [launches_of(name, batch=batch) for name in MODELS for batch in (1, 32)]
+    return [one for launches in lists for one in launches if one.op == "attention"]
 
 
 @pytest.mark.parametrize(

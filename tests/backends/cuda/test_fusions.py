@@ -13,17 +13,15 @@ from swin_quant.backends.cuda.binding import bind
 from swin_quant.backends.cuda.choose_fusions import chosen, fused_program, modelled_us
 from swin_quant.backends.cuda.estimates import counts_of, estimate_of
 from swin_quant.backends.cuda.floors import bytes_of
-from swin_quant.backends.cuda.fusions import CHOICES, FUSIONS, candidates, fused, merged, rows
+from swin_quant.backends.cuda.fusions import CHOICES, FUSIONS, candidates, fused, merged, rows, with_fusions
 from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.network import pack
 from swin_quant.backends.cuda.planning import spec_of_config
 from swin_quant.backends.cuda.spec_from_policy import spec_for
 from swin_quant.backends.cuda.tuning import TileTable, shape_of
-from swin_quant.config import load_config
-from swin_quant.config.load import find_config
 from swin_quant.operators.roofline import load_machine
-from tests.backends.cuda.conftest import HEADS_OF_24, pictures
+from tests.backends.cuda.conftest import HEADS_OF_24, launches_of, pictures, spec_of_model
 from tests.backends.cuda.test_program import overlapping
 
 MODELS = {"swin": "swin_tiny_patch4_window7_224", "swinv2": "swinv2_tiny_patch4_window8_256"}
@@ -31,7 +29,7 @@ FORMS = [("swin", "int8"), ("swinv2", "int8"), ("swin", "float"), ("swinv2", "fl
 
 
 def full_size(kind, batch, precision="int8"):
-    return program_of(spec_of_config(load_config(find_config(MODELS[kind])), precision), batch)
+    return program_of(spec_of_model(MODELS[kind], precision), batch)
 
 
 def of_block(launches, block):
@@ -73,10 +71,8 @@ def test_three_launches_a_block():
 )  # fmt: skip
 def test_half_precision_can_be_fused_wherever_int8_can(model):
     """int8 is compared with it."""
-    cfg = load_config(find_config(model))
     int8, half = (
-        {(one.op, one.name) for one in candidates(program_of(spec_of_config(cfg, precision), 1).launches)}
-        for precision in ("int8", "float")
+        {(one.op, one.name) for one in candidates(launches_of(model, precision, 1))} for precision in ("int8", "float")
     )
     assert int8 == half and {op for op, _ in half} == {"norm_gemm", "gemm_norm", "attention_norm", "mlp"}
 
@@ -111,7 +107,7 @@ def test_by_counts_no_choice_of_fusions_is_faster():
     """The choice is the least sum of estimates: less than nothing fused, all fused, or any one kind of fusion."""
     spec, machine = full_size_spec(), load_machine("h200")
     launches = program_of(spec, 32).launches
-    counts = counts_of((*launches, *candidates(launches)), machine)
+    counts = counts_of(with_fusions(launches), machine)
     assert counts, "the kernels changed: run benchmarks/cuda_static.py"
 
     def us(program):
@@ -123,7 +119,7 @@ def test_by_counts_no_choice_of_fusions_is_faster():
 
 
 def full_size_spec():
-    return spec_of_config(load_config(find_config(MODELS["swin"])))
+    return spec_of_model(MODELS["swin"])
 
 
 def test_no_other_choice_is_cheaper_by_the_model():
@@ -162,7 +158,7 @@ def test_what_a_gpu_refused_is_not_chosen_and_the_rest_goes_by_its_times():
     """A kernel that failed in timing once left the choice to the model, which could choose that very kernel."""
     spec, machine = full_size_spec(), load_machine("h200")
     launches = program_of(spec, 8).launches
-    times = {shape_of(one): {8: (Tiles(16), 1.0)} for one in (*launches, *candidates(launches))}
+    times = {shape_of(one): {8: (Tiles(16), 1.0)} for one in with_fusions(launches)}
     refused = {shape_of(one) for one in candidates(launches) if one.op == "mlp"}
     found = fused_program(spec, 8, machine, TileTable(times | dict.fromkeys(refused, {8: (None, inf)}))).launches
     assert {one.op for one in found} >= {"norm_gemm", "attention_norm"} and "mlp" not in {one.op for one in found}

@@ -6,13 +6,11 @@ import pytest
 import torch
 
 from swin_quant.backends.cuda.network import pack
-from swin_quant.backends.cuda.planning import spec_of_config
 from swin_quant.backends.cuda.spec import spec_of
 from swin_quant.backends.cuda.spec_from_policy import check_batch, check_geometry, spec_for
 from swin_quant.base.errors import SwinQuantError, UsageError
-from swin_quant.config import find_config, load_config
 from swin_quant.quant.policy import Rule, apply_policy, load_policy
-from tests.backends.cuda.conftest import MICRO
+from tests.backends.cuda.conftest import MICRO, spec_of_model
 
 
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
@@ -136,7 +134,7 @@ def test_weights_beyond_float16(calibrated):
     ],
 )
 def test_no_tensor_is_larger_than_kernels_can_address(name, values):
-    spec = spec_of_config(load_config(find_config(name)))
+    spec = spec_of_model(name)
     most = (2**31 - 1) // values
     check_batch(spec, most)
     assert most >= 256  # an export's default

@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from swin_quant.backends.cuda import binding, fusions, tune, tuning
+from swin_quant.backends.cuda import binding, tune, tuning
 from swin_quant.backends.cuda.binding import bind
 from swin_quant.backends.cuda.crosscompile import kernels_of, kernels_with_tiles, recorded
+from swin_quant.backends.cuda.fusions import with_fusions
 from swin_quant.backends.cuda.kernels.rows import NormQuantizeKernel
 from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.launches import program_of
@@ -114,8 +115,7 @@ def of_both(tiny_config):
     every = []
     for kind, more in (("swin", {}), ("swinv2", {"PRETRAINED_WINDOW_SIZES": [0, 0]})):
         cfg = tiny_config(kind, EMBED_DIM=96, DEPTHS=[2, 1], NUM_HEADS=[3, 6], **more)
-        alone = program_of(spec_of_config(cfg), 8).launches
-        every += [*alone, *fusions.candidates(alone)]
+        every += with_fusions(program_of(spec_of_config(cfg), 8).launches)
     return every
 
 

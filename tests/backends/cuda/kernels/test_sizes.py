@@ -12,15 +12,13 @@ import torch
 from kernel_runs import BYTES, LARGEST_WEIGHT, SQUARES, Draw, assert_near, attention_moves, both, poisoned
 
 from swin_quant.backends.cuda.crosscompile import kernel_of
-from swin_quant.backends.cuda.fusions import FUSIONS, candidates
+from swin_quant.backends.cuda.fusions import FUSIONS, with_fusions
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.planning import spec_of_config
 from swin_quant.backends.cuda.program import ScalarRef, TensorRef
 from swin_quant.backends.cuda.spec_from_policy import LARGEST_HEAD_DIM
 from swin_quant.backends.cuda.tuning import shape_of
-from swin_quant.config import load_config
-from swin_quant.config.load import find_config
-from tests.backends.cuda.conftest import MICRO, MORE
+from tests.backends.cuda.conftest import MICRO, MORE, spec_of_model
 
 BATCH = 8
 MODELS = ("swin_tiny_patch4_window7_224", "swin_base_patch4_window7_224", "swinv2_tiny_patch4_window8_256")
@@ -38,12 +36,11 @@ MOVED_LEVELS = 100  # times NEAR: how far they move an int8 result
 @cache
 def launches_of(model, precision):
     """The launches, one for each shape."""
-    return distinct(spec_of_config(load_config(find_config(model)), precision), BATCH)
+    return distinct(spec_of_model(model, precision), BATCH)
 
 
 def distinct(spec, batch):
-    launches = program_of(spec, batch).launches
-    return list({shape_of(one): one for one in (*launches, *candidates(launches))}.values())
+    return list({shape_of(one): one for one in with_fusions(program_of(spec, batch).launches)}.values())
 
 
 def operands(launch, draw):

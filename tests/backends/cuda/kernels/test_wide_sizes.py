@@ -5,9 +5,7 @@ Only a GPU runs them, beside those of `test_sizes`. Batches are small: reference
 
 import pytest
 
-from swin_quant.backends.cuda.planning import spec_of_config
-from swin_quant.config import load_config
-from swin_quant.config.load import find_config
+from tests.backends.cuda.conftest import spec_of_model
 from tests.backends.cuda.kernels.test_sizes import FUSED, check, distinct
 
 ATTENTION = {"attention", "attention_norm"}
@@ -25,7 +23,7 @@ CASES = (  # model, batch, precision, kernels
 
 def launches():
     for model, batch, precision, ops in CASES:
-        for launch in distinct(spec_of_config(load_config(find_config(model)), precision), batch):
+        for launch in distinct(spec_of_model(model, precision), batch):
             if launch.op in ops:
                 yield pytest.param(launch, id=f"{precision} {model}: {launch.name}, {launch.op}")
 
