@@ -33,48 +33,37 @@ def assert_attention(run, arguments, tiled=False):
     assert_near(run, got, exact, moves=attention_moves(arguments, tiled))
 
 
-@pytest.mark.parametrize("int8", [False, True])
-@few
-@given(seed=seeds, m=maps, batch=st.integers(1, 3), heads=st.integers(1, 2))
-def test_attention_of_int8(run, seed, m, batch, heads, int8):
-    draw = Draw(seed)
-    arguments = windowed(draw, torch.int8, m, heads, batch)
-    arguments["out"] = poisoned(torch.int8, batch * m[0] ** 2, 32 * heads)
-    levels = {"softmax_levels": 127.0, "context_scale": 1 / 127} if int8 else {"context_scale": 1.0}
-    assert_attention(run, arguments | levels)
+HOW = {  # the type of q, k and v, and the levels of probabilities
+    "int8": (torch.int8, {"softmax_levels": 127.0, "context_scale": 1 / 127}),
+    "int8 and half": (torch.int8, {"context_scale": 1.0}),
+    "float8": (FLOAT8, {"context_scale": 1.0}),
+    "float8 in all": (FLOAT8, {"softmax_levels": 448.0, "context_scale": 1 / 448}),
+    "half": (torch.float16, {}),
+    "fastertransformer": (torch.int8, FT_LOGITS | {"softmax_levels": 127.0, "context_scale": 1 / 127}),
+}
 
 
-@few
-@given(seed=seeds, m=maps, batch=st.integers(1, 3), probabilities=st.booleans())
-def test_attention_of_float8(run, seed, m, batch, probabilities):
-    need_float8(run)
-    arguments = windowed(Draw(seed), FLOAT8, m, 2, batch) | {"out": poisoned(FLOAT8, batch * m[0] ** 2, 64)}
-    arguments["context_scale"] = 1.0
-    levels = {"softmax_levels": 448.0, "context_scale": 1 / 448} if probabilities else {}
-    assert_attention(run, arguments | levels, tiled=probabilities)
-
-
-@few
-@given(seed=seeds, m=maps, batch=st.integers(1, 3))
-def test_attention_of_half(run, seed, m, batch):
-    out = poisoned(torch.float16, batch * m[0] ** 2, 64)
-    assert_attention(run, windowed(Draw(seed), torch.float16, m, 2, batch) | {"out": out})
-
-
-@pytest.mark.parametrize("d", [64, LARGEST_HEAD_DIM])
-@pytest.mark.parametrize("how", ["int8", "int8 and half", "float8", "half", "fastertransformer"])
-@few
-@given(seed=seeds, m=maps, batch=st.integers(1, 3))
-def test_attention_of_wide_heads(run, seed, m, batch, how, d):
-    dtype = {"half": torch.float16, "float8": FLOAT8}.get(how, torch.int8)
+def of_windows(run, seed, how, m, heads, batch, d=32):
+    """The arguments of attention, `how` as in HOW."""
+    dtype, levels = HOW[how]
     if dtype == FLOAT8:
         need_float8(run)
-    arguments = windowed(Draw(seed), dtype, m, 2, batch, d) | {"out": poisoned(dtype, batch * m[0] ** 2, 2 * d)}
-    if how in ("int8", "fastertransformer"):
-        arguments |= {"softmax_levels": 127.0, "context_scale": 1 / 127}
+    return windowed(Draw(seed), dtype, m, heads, batch, d) | {
+        "out": poisoned(dtype, batch * m[0] ** 2, heads * d),
+        **levels,
+    }
+
+
+@pytest.mark.parametrize("d", [32, 64, LARGEST_HEAD_DIM])
+@pytest.mark.parametrize("how", HOW)
+@few
+@given(seed=seeds, m=maps, batch=st.integers(1, 3), heads=st.integers(1, 2))
+def test_attention(run, seed, m, batch, heads, how, d):
+    """As FasterTransformer's unfused kernels, logits go through int8."""
+    arguments = of_windows(run, seed, how, m, heads, batch, d)
     if how == "fastertransformer":
-        arguments |= FT_LOGITS | {"logits_scale": d**-0.5}
-    assert_attention(run, arguments)
+        arguments["logits_scale"] = d**-0.5
+    assert_attention(run, arguments, tiled=how == "float8 in all")
 
 
 @pytest.mark.parametrize("m", SHIFTED)
@@ -106,14 +95,8 @@ def test_attention_of_several_windows_a_program(run, seed, m, batch, windows, si
     """Equal to the bit to one window a program, also if their number does not divide, and if a window is two tiles."""
     if is_exact(run) and not interprets_bounds():
         pytest.skip("Triton 3.6 does not interpret a loop whose bounds are values of NumPy 2.4")
-    dtype = {"half": torch.float16, "float8": FLOAT8}.get(how, torch.int8)
-    if dtype == FLOAT8:
-        need_float8(run)
-    out = poisoned(dtype, batch * m[0] ** 2, 64)
-    arguments = windowed(Draw(seed), dtype, m, 2, batch) | {"out": out.clone()}
-    if how in ("int8", "fastertransformer"):
-        arguments |= {"softmax_levels": 127.0, "context_scale": 1 / 127}
-    arguments |= {"tiles": Tiles(side, side, windows=windows)} | (FT_LOGITS if how == "fastertransformer" else {})
+    arguments = of_windows(run, seed, how, m, 2, batch) | {"tiles": Tiles(side, side, windows=windows)}
+    out = arguments["out"].clone()
     assert_attention(run, arguments, tiled=m[1] ** 2 > side)
     if is_exact(run):
         one, several = (
@@ -121,14 +104,6 @@ def test_attention_of_several_windows_a_program(run, seed, m, batch, windows, si
             for n in (1, windows)
         )
         assert torch.equal(one.float(), several.float())
-
-
-@few
-@given(seed=seeds, m=maps, batch=st.integers(1, 3))
-def test_attention_of_fastertransformer(run, seed, m, batch):
-    """Its unfused kernels: logits through int8."""
-    arguments = windowed(Draw(seed), torch.int8, m, 1, batch) | {"out": poisoned(torch.int8, batch * m[0] ** 2, 32)}
-    assert_attention(run, arguments | FT_LOGITS | {"softmax_levels": 127.0, "context_scale": 1 / 127})
 
 
 @pytest.mark.slow
