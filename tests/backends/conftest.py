@@ -1,16 +1,50 @@
-"""A small attention network written twice: as an ONNX graph, float or with Q/DQ, and in NumPy."""
+"""A small attention network written twice: as an ONNX graph, float or with Q/DQ, and in NumPy; and micro Swins."""
 
+from copy import deepcopy
 from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
+import torch
 
 from swin_quant.backends.artifact import finish_artifact
 from swin_quant.cards.card import RunCard
+from swin_quant.quant.calibration import calibrate
+from swin_quant.quant.policy import apply_policy, load_policy
 
 SIDE, PATCH, DIM, HIDDEN, CLASSES = 8, 2, 8, 16, 5
 SCALES = {"fc1": 4 / 127, "fc2": 3 / 127, "q": 5 / 127, "k": 10 / 127}
 LARGEST = 63  # the largest level of weights and of k: larger ones saturate on CPUs without VNNI (saturation.py)
+
+# Two stages, windows of 2 on 4 x 4 and 2 x 2 tokens: shifted and plain blocks, a mask and a patch merging.
+MICRO = {"IMG_SIZE": 8, "DEPTHS": [2, 1], "NUM_HEADS": [1, 2], "WINDOW_SIZE": 2, "NUM_CLASSES": 5}
+MORE = {"swin": {}, "swinv2": {"PRETRAINED_WINDOW_SIZES": [0, 0]}}
+
+
+def pictures(count, size=8, seed=1):
+    return torch.randn(count, 3, size, size, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.fixture(scope="session")
+def calibrated(tiny_model):
+    """make("swin" | "swinv2", policy, KEY=value ...) -> a random micro model with ranges and a policy applied.
+
+    `policy` is a built-in name, or a policy.
+    """
+    made = {}
+
+    def make(kind="swin", policy="ft-mode1", **keys):
+        which = kind, repr(keys)
+        if which not in made:
+            model = tiny_model(kind, **(MICRO | MORE[kind] | keys))
+            apply_policy(model, load_policy("ft-mode1"))
+            calibrate(model, [pictures(8, model.input_shape[1])])
+            made[which] = model
+        model = deepcopy(made[which])
+        apply_policy(model, load_policy(policy) if isinstance(policy, str) else policy)
+        return model
+
+    return make
 
 
 @dataclass

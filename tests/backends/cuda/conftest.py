@@ -1,6 +1,5 @@
-"""Calibrated micro models of each version under any policy, and their exports to the engine."""
+"""Shipped configurations as launches, and exports of calibrated micro models to the engine."""
 
-from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,14 +12,10 @@ from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.planning import spec_of_config
 from swin_quant.cards.card import RunCard
 from swin_quant.config import find_config, load_config
-from swin_quant.quant.calibration import calibrate
-from swin_quant.quant.policy import apply_policy, load_policy
+from swin_quant.quant.policy import load_policy
 
-# Two stages, windows of 2 on 4 x 4 and 2 x 2 tokens: shifted and plain blocks, a mask and a patch merging.
-MICRO = {"IMG_SIZE": 8, "DEPTHS": [2, 1], "NUM_HEADS": [1, 2], "WINDOW_SIZE": 2, "NUM_CLASSES": 5}
 # Four heads of 24 channels and eight, in windows of 8 on 16 x 16 and 8 x 8 tokens.
 HEADS_OF_24 = {"IMG_SIZE": 32, "EMBED_DIM": 96, "NUM_HEADS": [4, 8], "WINDOW_SIZE": 8}
-MORE = {"swin": {}, "swinv2": {"PRETRAINED_WINDOW_SIZES": [0, 0]}}
 
 HERE = Path(__file__).parent
 COMPILING = {
@@ -60,30 +55,10 @@ def launches_of(name, precision="int8", batch=32):
     return program_of(spec_of_model(name, precision), batch).launches
 
 
-def pictures(count, size=8, seed=1):
-    return torch.randn(count, 3, size, size, generator=torch.Generator().manual_seed(seed))
-
-
 @pytest.fixture(scope="session")
-def calibrated(tiny_model):
-    """make("swin" | "swinv2", policy, KEY=value ...) -> a random micro model with ranges and a policy applied.
-
-    `policy` is a built-in name, or a policy.
-    """
-    made = {}
-
-    def make(kind="swin", policy="cuda", **keys):
-        which = kind, repr(keys)
-        if which not in made:
-            model = tiny_model(kind, **(MICRO | MORE[kind] | keys))
-            apply_policy(model, load_policy("ft-mode1"))
-            calibrate(model, [pictures(8, model.input_shape[1])])
-            made[which] = model
-        model = deepcopy(made[which])
-        apply_policy(model, load_policy(policy) if isinstance(policy, str) else policy)
-        return model
-
-    return make
+def calibrated(calibrated):
+    """The same with the engine's own policy by default."""
+    return lambda kind="swin", policy="cuda", **keys: calibrated(kind, policy, **keys)
 
 
 @pytest.fixture

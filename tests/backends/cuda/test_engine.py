@@ -15,7 +15,7 @@ from swin_quant.cards.card import RunCard
 from swin_quant.operators.roofline import load_machine
 from swin_quant.quant.policy import apply_policy, dequantize, load_policy, quantize
 from swin_quant.score.options import EngineOptions
-from tests.backends.cuda.conftest import pictures
+from tests.backends.conftest import pictures
 
 FT = [("swin", "ft-mode1"), ("swin", "ft-mode2"), ("swinv2", "ft-mode1")]
 
@@ -195,17 +195,28 @@ def test_a_device_that_is_none(device):
 
 
 @pytest.fixture
-def h100(monkeypatch):
+def gpu_is(monkeypatch):
+    """gpu_is(name, capability, sms): torch finds this GPU."""
+
+    def found(name, capability, sms=1):
+        answers = {
+            "is_available": True,
+            "current_device": 1,
+            "get_device_name": name,
+            "get_device_capability": divmod(capability, 10),
+            "get_device_properties": SimpleNamespace(multi_processor_count=sms),
+        }
+        for question, answer in answers.items():
+            monkeypatch.setattr(torch.cuda, question, lambda *_, answer=answer: answer)
+
+    return found
+
+
+@pytest.fixture
+def h100(gpu_is, monkeypatch):
     """An H100 for torch and Triton; its driver's only answer can be replaced."""
     triton = pytest.importorskip("triton")
-    found = {
-        "is_available": True,
-        "get_device_capability": (9, 0),
-        "current_device": 1,
-        "get_device_name": "NVIDIA H100",
-    }
-    for name, value in found.items():
-        monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
+    gpu_is("NVIDIA H100", 90)
     driver = SimpleNamespace(get_current_device=lambda: 1)
     monkeypatch.setattr(triton.runtime.driver, "_active", driver)
     return driver
@@ -257,84 +268,58 @@ def test_it_stays_on_the_gpu_that_was_current(exported, h100, monkeypatch):
     assert loaded.run.device == torch.device("cuda", 1)
 
 
-def test_a_gpu_that_is_too_old(exported, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (7, 5))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "Tesla T4")
-    with pytest.raises(UsageError, match="Tesla T4: is of compute capability 7.5, and the CUDA engine needs 8.0"):
+@pytest.mark.parametrize(
+    ("gpu", "capability", "policy", "said"),
+    [
+        ("Tesla T4", 75, "cuda", "7.5, and the CUDA engine needs 8.0 or above$"),
+        ("NVIDIA A10", 86, "cuda-fp8", "8.6, and float8 needs 8.9 or above: export with policy cuda, in int8$"),
+    ],
+)
+def test_a_gpu_that_is_too_old(exported, gpu_is, gpu, capability, policy, said):
+    gpu_is(gpu, capability)
+    with pytest.raises(UsageError, match=f"^{gpu}: is of compute capability {said}"):
+        load(exported(policy=policy)[0], EngineOptions(device="cuda"))
+
+
+def test_kernels_are_not_interpreted_on_a_gpu(exported, gpu_is, monkeypatch):
+    gpu_is("NVIDIA H100", 90)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    with pytest.raises(UsageError, match="TRITON_INTERPRET is set"):
         load(exported()[0], EngineOptions(device="cuda"))
 
 
-def test_kernels_are_not_interpreted_on_a_gpu(exported, monkeypatch):
-    artifact = exported()[0]
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    with pytest.raises(UsageError, match="TRITON_INTERPRET is set"):
-        load(artifact, EngineOptions(device="cuda"))
+KNOWN = [
+    ("NVIDIA A100-SXM4-40GB", 80, 108, "a100"),
+    ("NVIDIA A100-PCIE-40GB", 80, 108, "a100"),
+    ("NVIDIA A100-SXM4-80GB", 80, 108, "a100_80gb"),
+    ("NVIDIA A100 80GB PCIe", 80, 108, "a100_80gb"),
+    ("NVIDIA A10", 86, 72, "a10"),
+    ("NVIDIA L4", 89, 58, "l4"),
+    ("NVIDIA L40S", 89, 142, "l40s"),
+    ("NVIDIA H100 80GB HBM3", 90, 132, "h100"),
+    ("NVIDIA H200", 90, 132, "h200"),
+    ("NVIDIA B200", 100, 148, "b200"),
+    ("NVIDIA GeForce RTX 4090", 89, 128, "rtx4090"),
+    ("NVIDIA GeForce RTX 5090", 120, 170, "rtx5090"),
+]
+OTHER = [
+    ("NVIDIA L40", 89, 142, "l40s"),
+    ("NVIDIA RTX 4000 SFF Ada Generation", 89, 48, "l4"),
+    ("NVIDIA RTX A1000", 86, 18, "a10"),
+    ("NVIDIA A100X", 80, 108, "a100"),
+    ("NVIDIA B300", 103, 148, "b200"),
+    ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 120, 188, "rtx5090"),
+]
 
 
-@pytest.fixture
-def gpu_is(monkeypatch):
-    """gpu_is(name, capability, sms): torch finds this GPU."""
-
-    def found(name, capability, sms):
-        monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: name)
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: divmod(capability, 10))
-        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *_: SimpleNamespace(multi_processor_count=sms))
-
-    return found
-
-
-@pytest.mark.parametrize(
-    ("gpu", "capability", "sms", "machine"),
-    [
-        ("NVIDIA A100-SXM4-40GB", 80, 108, "a100"),
-        ("NVIDIA A100-PCIE-40GB", 80, 108, "a100"),
-        ("NVIDIA A100-SXM4-80GB", 80, 108, "a100_80gb"),
-        ("NVIDIA A100 80GB PCIe", 80, 108, "a100_80gb"),
-        ("NVIDIA A10", 86, 72, "a10"),
-        ("NVIDIA L4", 89, 58, "l4"),
-        ("NVIDIA L40S", 89, 142, "l40s"),
-        ("NVIDIA H100 80GB HBM3", 90, 132, "h100"),
-        ("NVIDIA H200", 90, 132, "h200"),
-        ("NVIDIA B200", 100, 148, "b200"),
-        ("NVIDIA GeForce RTX 4090", 89, 128, "rtx4090"),
-        ("NVIDIA GeForce RTX 5090", 120, 170, "rtx5090"),
-    ],
-)
+@pytest.mark.parametrize(("gpu", "capability", "sms", "machine"), KNOWN + OTHER)
 def test_whose_peaks_a_gpu_is_taken_to_have(gpu_is, caplog, gpu, capability, sms, machine):
-    gpu_is(gpu, capability, sms)
-    with caplog.at_level("INFO"):
-        assert machine_here() == load_machine(machine) and not caplog.messages
-
-
-@pytest.mark.parametrize(
-    ("gpu", "capability", "sms", "machine"),
-    [
-        ("NVIDIA L40", 89, 142, "l40s"),
-        ("NVIDIA RTX 4000 SFF Ada Generation", 89, 48, "l4"),
-        ("NVIDIA RTX A1000", 86, 18, "a10"),
-        ("NVIDIA A100X", 80, 108, "a100"),
-        ("NVIDIA B300", 103, 148, "b200"),
-        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 120, 188, "rtx5090"),
-    ],
-)
-def test_the_nearest_known_gpu_is_named(gpu_is, caplog, gpu, capability, sms, machine):
-    """By compute capability, then multiprocessors."""
+    """For another GPU, those of the nearest by compute capability, then multiprocessors, which is named."""
     gpu_is(gpu, capability, sms)
     with caplog.at_level("INFO"):
         assert machine_here() == load_machine(machine)
     said = f"{gpu}: no file of configs/machines is for it; fusions and floors are those of the nearest, {machine}"
-    assert caplog.messages == [said]
-
-
-def test_a_gpu_without_float8(exported, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (8, 6))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "NVIDIA A10")
-    message = "NVIDIA A10: is of compute capability 8.6, and float8 needs 8.9 or above: export with"
-    with pytest.raises(UsageError, match=message):
-        load(exported(policy="cuda-fp8")[0], EngineOptions(device="cuda"))
+    assert caplog.messages == ([said] if (gpu, capability, sms, machine) in OTHER else [])
 
 
 def test_an_artifact_of_another_backend(exported):

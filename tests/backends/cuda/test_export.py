@@ -10,7 +10,7 @@ from swin_quant.cards.card import RunCard
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.quant.calibration import calibrate
 from swin_quant.quant.policy import apply_policy, load_policy, quantize
-from tests.backends.cuda.conftest import MICRO, pictures
+from tests.backends.conftest import MICRO, pictures
 
 CALIBRATION = {
     "method": "max", "percentile": None, "exact": False, "batches": 1, "batch_size": 1, "seed": 0, "split": "train",

@@ -1,9 +1,5 @@
 """Fusions: the resulting launch lists, the choice for a GPU, and whole networks with all fusions."""
 
-import importlib.util
-import os
-import subprocess
-import sys
 from math import inf
 
 import pytest
@@ -21,7 +17,9 @@ from swin_quant.backends.cuda.planning import spec_of_config
 from swin_quant.backends.cuda.spec_from_policy import spec_for
 from swin_quant.backends.cuda.tuning import TileTable, shape_of
 from swin_quant.operators.roofline import load_machine
-from tests.backends.cuda.conftest import HEADS_OF_24, launches_of, pictures, spec_of_model
+from tests.backends.conftest import pictures
+from tests.backends.cuda.conftest import HEADS_OF_24, launches_of, spec_of_model
+from tests.backends.cuda.test_interpreted import interpret
 from tests.backends.cuda.test_program import overlapping
 
 MODELS = {"swin": "swin_tiny_patch4_window7_224", "swinv2": "swinv2_tiny_patch4_window8_256"}
@@ -218,11 +216,7 @@ for file in sys.argv[2:]:
 @pytest.mark.parametrize(("kind", "keys"), [("swin", {}), ("swinv2", {}), ("swin", HEADS_OF_24)])
 def test_networks_by_fused_kernels(exported, tmp_path, kind, keys):
     """Interpreted: equal to unfused networks, except sums of norms in another order, which move a tie now and then."""
-    if not importlib.util.find_spec("triton"):
-        pytest.skip("Triton is not installed")
     artifact, model = exported(kind, keys=keys)
-    torch.save(pictures(2, model.input_shape[1], seed=4), tmp_path / "images.pt")
-    words = [sys.executable, "-c", CHILD, str(tmp_path / "images.pt"), str(artifact.file)]
-    subprocess.run(words, check=True, env=os.environ | {"TRITON_INTERPRET": "1"}, timeout=600)
+    interpret([artifact.file], pictures(2, model.input_shape[1], seed=4), tmp_path, CHILD)
     apart, together = torch.load(f"{artifact.file}.found")
     torch.testing.assert_close(together, apart, rtol=0, atol=5e-3)

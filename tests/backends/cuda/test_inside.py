@@ -9,7 +9,7 @@ from swin_quant.base.errors import SwinQuantError
 from swin_quant.quant.policy import apply_policy, load_policy
 from swin_quant.score.options import EngineOptions
 from swin_quant.verbs.align_sides import compare, of_artifact, of_model
-from tests.backends.cuda.conftest import pictures
+from tests.backends.conftest import pictures
 
 
 @pytest.fixture

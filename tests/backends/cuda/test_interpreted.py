@@ -1,6 +1,5 @@
 """Whole networks by the kernels themselves, in Triton's interpreter, in a separate process."""
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -10,7 +9,8 @@ import torch
 
 from swin_quant.backends.artifact import open_artifact
 from swin_quant.backends.cuda.engine import load
-from tests.backends.cuda.conftest import HEADS_OF_24, pictures
+from tests.backends.conftest import pictures
+from tests.backends.cuda.conftest import HEADS_OF_24
 
 FORMS = [("swin", "ft-mode1"), ("swin", "ft-mode2"), ("swinv2", "ft-mode1"), ("swin", "cuda"), ("swinv2", "cuda")]
 FORMS += [("swin", "cuda-fp8"), ("swinv2", "tensorrt-fp8")]
@@ -37,6 +37,8 @@ def kept(artifact, folder):
 
 
 def interpret(files, images, folder, script=CHILD):
+    """Run the script on these pictures and exports, with Triton's interpreter; it writes FILE.found for each."""
+    pytest.importorskip("triton")
     torch.save(images, folder / "images.pt")
     words = [sys.executable, "-c", script, str(folder / "images.pt"), *map(str, files)]
     subprocess.run(words, check=True, env=os.environ | {"TRITON_INTERPRET": "1"}, timeout=600)
@@ -46,8 +48,6 @@ def interpret(files, images, folder, script=CHILD):
 def test_kernels_compute_what_their_references_do(exported, tmp_path):
     """FasterTransformer's arithmetic to the last bit; `cuda` except for sums of floats in another order and, in int8,
     GELU's polynomial: both move values next to a tie by a level."""
-    if not importlib.util.find_spec("triton"):
-        pytest.skip("Triton is not installed")
     files = {form: kept(exported(*form)[0], tmp_path / "-".join(form)) for form in FORMS}
     images = pictures(2, seed=4)
     interpret(files.values(), images, tmp_path)
@@ -101,8 +101,6 @@ def test_heads_of_24_channels(exported, tmp_path, kind):
 
     Sums of floats over 96 channels have another order: a value on a tie may become its neighbour, except in integers.
     """
-    if not importlib.util.find_spec("triton"):
-        pytest.skip("Triton is not installed")
     forms = {
         "cuda": ("cuda", {}),
         "ft-mode1": ("ft-mode1", {}),

@@ -20,7 +20,7 @@ from swin_quant.backends.cuda.spec_from_policy import spec_for
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.operators.roofline import load_machine
-from tests.backends.cuda.conftest import pictures
+from tests.backends.conftest import pictures
 
 PREPROCESS = Preprocess(size=8, crop=False, interpolation="bicubic", mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
 

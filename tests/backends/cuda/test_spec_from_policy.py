@@ -10,7 +10,8 @@ from swin_quant.backends.cuda.spec import spec_of
 from swin_quant.backends.cuda.spec_from_policy import check_batch, check_geometry, spec_for
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.quant.policy import Rule, apply_policy, load_policy
-from tests.backends.cuda.conftest import MICRO, spec_of_model
+from tests.backends.conftest import MICRO
+from tests.backends.cuda.conftest import spec_of_model
 
 
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])

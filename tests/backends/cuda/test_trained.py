@@ -1,10 +1,6 @@
 """The trained checkpoints of a checkout, run by the kernels: equal to fake-quant and FasterTransformer's emulator with
 the same ranges."""
 
-import importlib.util
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -20,7 +16,7 @@ from swin_quant.config import load_config
 from swin_quant.models import build_model
 from swin_quant.quant.calibration import calibrate
 from swin_quant.quant.policy import apply_policy, dequantize, load_policy, quantize
-from tests.backends.cuda.test_interpreted import CHILD
+from tests.backends.cuda.test_interpreted import interpret
 
 FOLDER = Path(__file__).parents[3] / "examples" / "checkpoints"
 FORMS = {"swin": ("cuda", "ft-mode1", "ft-mode2"), "swinv2": ("cuda", "ft-mode1")}
@@ -37,15 +33,12 @@ def digits(count):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", FORMS)
 def test_trained_networks_by_interpreted_kernels(kind, tmp_path):
-    if not importlib.util.find_spec("triton"):
-        pytest.skip("Triton is not installed")
     model = build_model(load_config(FOLDER / f"{kind}_micro_cifar10.yaml"))
     load_float(model, FOLDER / f"{kind}_micro_cifar10.safetensors")
     apply_policy(model, load_policy("ft-mode1"))
     pictures = digits(9)
     calibrate(model, [pictures[:8]])
     images = pictures[8:]
-    torch.save(images, tmp_path / "images.pt")
     files, expected, noise = {}, {}, {}
     for policy in FORMS[kind]:
         apply_policy(model, load_policy(policy))
@@ -60,8 +53,7 @@ def test_trained_networks_by_interpreted_kernels(kind, tmp_path):
                 expected[policy] = model(images)
                 dequantize(model)
                 noise[policy] = (model(images) - expected[policy]).abs().mean()
-    words = [sys.executable, "-c", CHILD, str(tmp_path / "images.pt"), *map(str, files.values())]
-    subprocess.run(words, check=True, env=os.environ | {"TRITON_INTERPRET": "1"}, timeout=600)
+    interpret(files.values(), images, tmp_path)
     for policy, file in files.items():
         name, logits, pooled = torch.load(f"{file}.found")
         assert name == "cuda (interpreted)"

@@ -1,11 +1,8 @@
 """The references, chained as an engine chains kernels, against FasterTransformer's emulator: part by part, exactly."""
 
-import functools
-
 import pytest
 import torch
 
-from swin_quant.backends.artifact import open_artifact
 from swin_quant.backends.cuda.kernels.attention import AttentionKernel
 from swin_quant.backends.cuda.kernels.gemm import Epilogue, GemmKernel, gelu_table
 from swin_quant.backends.cuda.kernels.patch_embed import PatchEmbedKernel
@@ -17,35 +14,24 @@ from swin_quant.backends.cuda.kernels.rows import (
 )
 from swin_quant.backends.cuda.kernels.windows import Windows, whole_map
 from swin_quant.backends.fastertransformer.emulator import BLOCK_EPSILON, EPSILON, Emulator
-from swin_quant.backends.fastertransformer.export import FasterTransformerOptions, export
+from swin_quant.backends.fastertransformer.export import export
 from swin_quant.backends.fastertransformer.manifest import read_export
 from swin_quant.backends.fastertransformer.weights import REDUCTION
 from swin_quant.cards.card import RunCard
-from swin_quant.quant.calibration import calibrate
-from swin_quant.quant.policy import apply_policy, load_policy
+from swin_quant.quant.policy import load_policy
 
-# Two stages, windows of 2 on 4 x 4 and 2 x 2 tokens: shifted and plain blocks, a mask and a patch merging.
-MICRO = {"IMG_SIZE": 8, "DEPTHS": [2, 1], "NUM_HEADS": [1, 2], "WINDOW_SIZE": 2, "NUM_CLASSES": 5, "EMBED_DIM": 32}
-MORE = {"swin": {}, "swinv2": {"PRETRAINED_WINDOW_SIZES": [0, 0]}}
 NO_NORM = (None, None)
 
 
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory, tiny_model):
-    """exported("swin", mode) -> what an export of a calibrated micro model stores."""
+@pytest.fixture
+def stored(tmp_path, calibrated):
+    """stored("swin", mode) -> what an export of a calibrated micro model stores."""
 
-    @functools.cache
-    def calibrated(kind):
-        model = tiny_model(kind, **(MICRO | MORE[kind]))
-        apply_policy(model, load_policy("ft-mode1"))
-        calibrate(model, [torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(1))])
-        return model
-
-    @functools.cache
     def make(kind, mode):
-        card = RunCard("micro", {}, {}, policy=load_policy(f"ft-mode{mode}").to_dict())
-        made = export(calibrated(kind), card, tmp_path_factory.mktemp(kind), FasterTransformerOptions())
-        return read_export(open_artifact(made.file))
+        policy = load_policy(f"ft-mode{mode}")
+        return read_export(
+            export(calibrated(kind, policy), RunCard("micro", {}, {}, policy=policy.to_dict()), tmp_path)
+        )
 
     return make
 
@@ -184,8 +170,8 @@ class Chain:
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize(("kind", "mode"), [("swin", 1), ("swin", 2), ("swinv2", 1)])
 @torch.inference_mode()
-def test_every_part_equals_the_emulator(exported, kind, mode, fused):
-    emulator = Emulator(exported(kind, mode), fused=fused)
+def test_every_part_equals_the_emulator(stored, kind, mode, fused):
+    emulator = Emulator(stored(kind, mode), fused=fused)
     chain = Chain(emulator)
     images = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(2))
     x = emulator.embed(images)

@@ -18,7 +18,8 @@ from swin_quant.backends.cuda.planning import spec_of_config
 from swin_quant.backends.cuda.program import ScalarRef, TensorRef
 from swin_quant.backends.cuda.spec_from_policy import LARGEST_HEAD_DIM
 from swin_quant.backends.cuda.tuning import shape_of
-from tests.backends.cuda.conftest import MICRO, MORE, spec_of_model
+from tests.backends.conftest import MICRO, MORE
+from tests.backends.cuda.conftest import spec_of_model
 
 BATCH = 8
 MODELS = ("swin_tiny_patch4_window7_224", "swin_base_patch4_window7_224", "swinv2_tiny_patch4_window8_256")
