@@ -91,7 +91,7 @@ def with_half_bias(stored: Stored, model: Swin) -> Stored:
     tensors = dict(stored.tensors)
     for slot in stored.entries:
         if slot.part.endswith("relative_position_bias") and slot.layout != "empty":
-            half = copy.deepcopy(model.layers[slot.stage].blocks[slot.block].attn).half()
+            half = copy.deepcopy(model.layers[slot.place[0]].blocks[slot.place[1]].attn).half()
             with torch.no_grad():
                 tensors[slot.name] = half.relative_position_bias().half()
     return replace(stored, tensors=tensors)

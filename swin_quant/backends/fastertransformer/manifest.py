@@ -86,13 +86,8 @@ def make_manifest(name: str, file: str, case: Case) -> Manifest:
 
 def _entry(slot: Slot) -> dict[str, Any]:
     said = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(slot).items()}
-    parts = ("part", "stage", "block")
-    return {
-        "key": slot.key,
-        "name": slot.name,
-        "field": slot.field,
-        **{k: v for k, v in said.items() if k not in parts},
-    }
+    del said["part"], said["place"]  # the name says both
+    return {"key": slot.key, "name": slot.name, "field": slot.field, **said}
 
 
 def read_manifest(path: Path) -> tuple[Manifest, Case]:

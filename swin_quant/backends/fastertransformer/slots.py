@@ -80,13 +80,12 @@ class Slot:
     """One tensor of the list. `shape` is the op's, `source` the shape before the layout.
 
     `container` is the type whose storage holds the bytes of `dtype`: an int8 kernel fills the first half of a float16
-    tensor with as many elements. `stage` and `block` are None for tensors outside of them.
+    tensor with as many elements. `place`: the stage and block of a tensor, as far as it is in them.
     """
 
     index: int
     part: str
-    stage: int | None
-    block: int | None
+    place: tuple[int, ...]
     dtype: str
     container: str | None
     shape: tuple[int, ...]
@@ -95,29 +94,15 @@ class Slot:
     device: str
 
     @property
-    def in_stage(self) -> int:
-        """The stage of a tensor that has one."""
-        if self.stage is None:
-            raise ValueError(f"{self.part} is of no stage")
-        return self.stage
-
-    @property
-    def in_block(self) -> int:
-        """The block of a tensor that has one."""
-        if self.block is None:
-            raise ValueError(f"{self.part} is of no block")
-        return self.block
-
-    @property
     def name(self) -> str:
         """The name in a checkpoint, such as layers.0.blocks.1.attn.qkv.weight."""
-        stage = "" if self.stage is None else f"layers.{self.stage}."
-        return stage + ("" if self.block is None else f"blocks.{self.block}.") + self.part
+        outer = zip(("layers", "blocks"), self.place, strict=False)
+        return "".join(f"{kind}.{number}." for kind, number in outer) + self.part
 
     @property
     def field(self) -> str:
         """The TensorRT plugin's field, such as attention_qkv_kernel_0_1."""
-        return "_".join([FIELDS[self.part], *(str(n) for n in (self.stage, self.block) if n is not None)])
+        return "_".join([FIELDS[self.part], *map(str, self.place)])
 
     @property
     def key(self) -> str:
@@ -152,18 +137,18 @@ def windows(g: Geometry, stage: int) -> int:
     return (g.resolution(stage) // g.window_in_use(stage)) ** 2
 
 
-def _entries(g: Geometry, form: Form) -> Iterator[tuple[str, int | None, int | None, tuple[int, ...]]]:
-    """Part, stage, block and shape before the layout, in order."""
+def _entries(g: Geometry, form: Form) -> Iterator[tuple[str, tuple[int, ...], tuple[int, ...]]]:
+    """Part, place and shape before the layout, in order."""
     absent = set() if form.int8 else {"amaxList", "h_amaxList"}
     absent |= set() if form.version == 2 else {"attn.logit_scale"}
     for stage, depth in enumerate(g.depths):
         shapes = _block_shapes(g, form, stage)
         for block in range(depth):
-            yield from ((part, stage, block, shapes[part]) for part in BLOCK if part not in absent)
-        yield from ((part, stage, None, shape) for part, shape in _stage_shapes(g, form, stage).items())
+            yield from ((part, (stage, block), shapes[part]) for part in BLOCK if part not in absent)
+        yield from ((part, (stage,), shape) for part, shape in _stage_shapes(g, form, stage).items())
     c, last = g.embed_dim, g.embed_dim * 2 ** (len(g.depths) - 1)
     of_model = [(c, g.in_chans, g.patch_size, g.patch_size), (c,), (c,), (c,), (last,), (last,)]
-    yield from ((part, None, None, shape) for part, shape in zip(MODEL, of_model, strict=True))
+    yield from ((part, (), shape) for part, shape in zip(MODEL, of_model, strict=True))
 
 
 def _block_shapes(g: Geometry, form: Form, stage: int) -> dict[str, tuple[int, ...]]:
@@ -183,10 +168,8 @@ def _stage_shapes(g: Geometry, form: Form, stage: int) -> dict[str, tuple[int, .
     return dict(zip(STAGE, [*merging, mask, mask if trt_side(g, form, stage) else EMPTY], strict=True))
 
 
-def _slot(
-    index: int, part: str, stage: int | None, block: int | None, source: tuple[int, ...], g: Geometry, form: Form
-) -> Slot:
-    slot = Slot(index, part, stage, block, form.kind, None, source, source, "row-major", "cuda")
+def _slot(index: int, part: str, place: tuple[int, ...], source: tuple[int, ...], g: Geometry, form: Form) -> Slot:
+    slot = Slot(index, part, place, form.kind, None, source, source, "row-major", "cuda")
     if form.int8:
         on_host = part == "h_amaxList" or source == EMPTY
         wide = part in ("amaxList", "h_amaxList") or (source == EMPTY and part in MERGING)
@@ -194,8 +177,8 @@ def _slot(
         slot = replace(slot, dtype=dtype, device="cpu" if on_host else "cuda")
     if source == EMPTY:
         return replace(slot, layout="empty")
-    if part in PACKED and stage is not None:
-        side = trt_side(g, form, stage)
+    if part in PACKED:
+        side = trt_side(g, form, place[0])
         return replace(slot, layout="trt-packed", shape=(source[0], side, side))
     if form.int8 and part in KERNELS:
         shape = source if index == 0 else (math.prod(source),)  # the op takes the head width from the first

@@ -97,9 +97,9 @@ class WeightSource:
                 g = (
                     self.model.geometry
                 )  # not a block's own mask: a stage of one block has none, but the plugin needs one
-                return attention_mask(g.resolution(slot.in_stage), g.window_in_use(slot.in_stage), g.window // 2)
+                return attention_mask(g.resolution(slot.place[0]), g.window_in_use(slot.place[0]), g.window // 2)
             case "amaxList" | "h_amaxList":
-                return amax_list(self._ranges_of_block(slot.in_stage, slot.in_block), self.version)
+                return amax_list(self._ranges_of_block(*slot.place), self.version)
             case _:
                 return self.model.get_parameter(slot.name)
 
@@ -109,7 +109,8 @@ class WeightSource:
 
     def _attention(self, slot: Slot) -> Any:
         """The block's WindowAttention; in version 2 WindowAttentionV2."""
-        return self.model.layers[slot.in_stage].blocks[slot.in_block].attn
+        stage, block = slot.place
+        return self.model.layers[stage].blocks[block].attn
 
     def _ranges_of_block(self, stage: int, block: int) -> dict[str, float]:
         of_stage, of_block = f"layers.{stage}.", f"layers.{stage}.blocks.{block}."
@@ -130,7 +131,7 @@ def stored_form(slot: Slot, source: WeightSource, g: Geometry) -> Tensor:
     elif slot.layout == "gelu-shifted":
         tensor = gelu_bias.shifted(tensor)
     elif slot.layout == "head-interleaved":
-        tensor = interleave_heads(tensor, g.heads[slot.in_stage])
+        tensor = interleave_heads(tensor, g.heads[slot.place[0]])
         tensor = tensor.t() if tensor.dim() == 2 else tensor
     return tensor.reshape(slot.shape).contiguous()
 
@@ -145,7 +146,7 @@ def from_stored(slot: Slot, stored: Tensor, g: Geometry) -> Tensor:
     if slot.layout == "gelu-shifted":
         return gelu_bias.as_read(stored, *slot.source)
     if slot.layout == "head-interleaved":
-        return separate_heads(stored.t() if stored.dim() == 2 else stored, g.heads[slot.in_stage])
+        return separate_heads(stored.t() if stored.dim() == 2 else stored, g.heads[slot.place[0]])
     return stored
 
 
