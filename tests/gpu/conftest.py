@@ -30,6 +30,14 @@ def gpu() -> torch.device:
 
 
 @pytest.fixture(scope="session")
+def cuda(gpu) -> torch.device:
+    """The first GPU, for what a CPU has not: queues, graphs, compiled kernels."""
+    if gpu.type != "cuda":
+        pytest.skip("it is a GPU's")
+    return gpu
+
+
+@pytest.fixture(scope="session")
 def images():
     return torch.randn(16, 3, 32, 32, generator=torch.Generator().manual_seed(1))
 

@@ -24,19 +24,17 @@ def test_the_networks_that_a_gpu_is_given_have_all_fusions(calibrated, kind, pre
 
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
 @pytest.mark.parametrize("precision", ["int8", "float"])
-def test_fused_kernels_compute_what_the_others_do(calibrated, gpu, images, kind, precision):
-    if gpu.type != "cuda":
-        pytest.skip("kernels are a GPU's")
+def test_fused_kernels_compute_what_the_others_do(calibrated, cuda, images, kind, precision):
     model = calibrated(kind, "cuda")
     network = pack(model, spec_for(model, precision))
     tensors = {name: tensor.cuda() for name, tensor in network.tensors.items()}
     program = program_of(network.spec, len(images))
     found = []
     for one in (program, fused(program, rows(program.launches, FUSIONS))):
-        bound = bind(one, tensors, network.scalars, gpu)
+        bound = bind(one, tensors, network.scalars, cuda)
         bound.images.copy_(images)
         bound()
         found.append(bound.logits.cpu())
     torch.testing.assert_close(found[1], found[0], rtol=0, atol=0.02 * found[0].std().item())
-    chosen = GraphSession(network, gpu, len(images), machine=machine_here())(images.cuda()).cpu()
+    chosen = GraphSession(network, cuda, len(images), machine=machine_here())(images.cuda()).cpu()
     torch.testing.assert_close(chosen, found[0], rtol=0, atol=0.02 * found[0].std().item())

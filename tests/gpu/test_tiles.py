@@ -19,12 +19,10 @@ MANY = 1 << 20  # programs, so that several windows a program are tried too
 @pytest.mark.parametrize(
     "op", ["norm_quantize", "gemm", "attention", "norm_gemm", "gemm_norm", "attention_norm", "mlp"]
 )
-def test_candidates_compute_the_same_and_the_best_is_no_slower(gpu, tiny_config, op):
-    if gpu.type != "cuda":
-        pytest.skip("tiles are those of Triton's kernels")
+def test_candidates_compute_the_same_and_the_best_is_no_slower(cuda, tiny_config, op):
     launches = program_of(spec_of_config(tiny_config("swin", EMBED_DIM=64)), 8).launches
     launch = next(one for one in with_fusions(launches) if one.op == op)
-    kernel = kernel_of(launch, partial(filled, device=gpu))
+    kernel = kernel_of(launch, partial(filled, device=cuda))
     prepared = kernel.prepare()
     default, results = prepared.tiles, {}
     for tiles in tile_choices(launch.op, default, prepared.constants, MANY):
@@ -36,23 +34,19 @@ def test_candidates_compute_the_same_and_the_best_is_no_slower(gpu, tiny_config,
     for result in results.values():  # sums in another order may cross a tie, rarely
         torch.testing.assert_close(result.float(), expected, rtol=5e-3, atol=step, equal_nan=True)
         assert (result == results[default]).float().mean() > 0.97
-    best, before = best_tiles(launch, 8, gpu)
+    best, before = best_tiles(launch, 8, cuda)
     assert 0 < best["us"] <= before and best["tiles"] in results
 
 
-def test_a_launch_knows_what_is_put_into_memory(gpu, tiny_config):
+def test_a_launch_knows_what_is_put_into_memory(cuda, tiny_config):
     """Its spills decide whether it gets all registers."""
-    if gpu.type != "cuda":
-        pytest.skip("there are no registers to count")
     launches = program_of(spec_of_config(tiny_config("swin", EMBED_DIM=96)), 8).launches
     launch = next(one for one in launches if one.op == "norm_quantize")
-    prepared = kernel_of(launch, partial(filled, device=gpu)).prepare(Tiles(64, 128))  # 64 values a thread
+    prepared = kernel_of(launch, partial(filled, device=cuda)).prepare(Tiles(64, 128))  # 64 values a thread
     assert [prepared.spilled({"maxnreg": registers}) > 0 for registers in (32, 255)] == [True, False]
 
 
-def test_launches_find_what_was_compiled_ahead(gpu, tiny_config, tmp_path, monkeypatch):
-    if gpu.type != "cuda":
-        pytest.skip("there is no compute capability to compile for")
+def test_launches_find_what_was_compiled_ahead(cuda, tiny_config, tmp_path, monkeypatch):
     triton = pytest.importorskip("triton")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     launches = program_of(spec_of_config(tiny_config("swin", EMBED_DIM=96)), 3).launches
@@ -61,6 +55,6 @@ def test_launches_find_what_was_compiled_ahead(gpu, tiny_config, tmp_path, monke
     hits = []
     monkeypatch.setattr(triton.knobs.compilation, "listener", lambda **said: hits.append(said["cache_hit"]))
     for launch in launches:
-        kernel_of(launch, partial(filled, device=gpu)).launch()
+        kernel_of(launch, partial(filled, device=cuda)).launch()
     torch.cuda.synchronize()
     assert hits and all(hits)

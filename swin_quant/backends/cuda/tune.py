@@ -29,9 +29,7 @@ from swin_quant.backends.cuda.spec_from_policy import check_batch
 from swin_quant.backends.cuda.tuning import (
     SUFFIX,
     TimedTiles,
-    TunedFor,
     here,
-    read_timed,
     shape_of,
     tiles_path,
     timed_before,
@@ -263,7 +261,8 @@ def tune(
                 log.info("%s, batch %d: %.1f µs, by default %.1f", launch.name, batch, timed[-1]["us"], default)
             if timed:  # a GPU that runs nothing gets no file
                 with one_at_a_time(file.parent):  # another process may tune for other batches
-                    known = {(one["launch"], one["batch"]): one for one in _held(file, place, launches)} | known
+                    held = timed_before(file, place, launches, is_told=False)  # a file for another GPU was told of
+                    known = {(one["launch"], one["batch"]): one for one in held} | known
                     write_tiles(file, place, list(known.values()))
     finally:
         process.close()
@@ -271,13 +270,6 @@ def tune(
         raise SwinQuantError(f"{artifact.file}: no kernel could be timed on {place.gpu}: see the warnings above")
     left = len(todo) - len(timed) - failed
     return TuneReport(file, place.gpu, timed, default_us, len(wanted) - len(todo), failed, left)
-
-
-def _held(file: Path, place: TunedFor, launches: Sequence[Launch]) -> list[TimedTiles]:
-    try:
-        return read_timed(file, place, launches)
-    except SwinQuantError:  # no file yet, or one for another GPU
-        return []
 
 
 def time_kernel(job: tuple[Launch, int]) -> tuple[TimedTiles, float]:

@@ -191,14 +191,16 @@ def tiles_beside(artifact: Path, place: TunedFor, launches: Sequence[Launch]) ->
     return NO_TILES
 
 
-def timed_before(path: Path, place: TunedFor, launches: Sequence[Launch]) -> list[TimedTiles]:
-    """The entries of a file that tuning can continue from; none, with a warning, if the file is for another place."""
+def timed_before(path: Path, place: TunedFor, launches: Sequence[Launch], is_told: bool = True) -> list[TimedTiles]:
+    """The entries of a file that tuning can continue from; none, with a warning if `is_told`, if the file is for
+    another place."""
     if not path.is_file():
         return []
     try:
         return read_timed(path, place, launches)
     except SwinQuantError as error:
-        log.warning("%s; it is replaced", error)
+        if is_told:
+            log.warning("%s; it is replaced", error)
         return []
 
 

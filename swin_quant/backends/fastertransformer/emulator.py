@@ -111,6 +111,10 @@ class Norm:
     weight: Tensor
     bias: Tensor
 
+    def __call__(self, x: Tensor, epsilon: float) -> Tensor:
+        """float32 [..., C] of a float16 or float32 x."""
+        return layer_norm(x, self.weight, self.bias, epsilon)
+
 
 @dataclass(frozen=True)
 class Block:
@@ -244,7 +248,7 @@ class Emulator:
             if stage < len(self.mergings):
                 x = self.merge(x, self.mergings[stage])
                 visit(f"layers.{stage}.downsample", x)
-        x = _normed(self.norm, EPSILON)(x).half()
+        x = self.norm(x, EPSILON).half()
         visit("norm", x)
         return x.flatten(1, 2).mean(1, dtype=torch.float32).half()
 
@@ -255,28 +259,27 @@ class Emulator:
         patch = kernel.shape[-1]
         x = images.half().float().reshape(batch, channels, side // patch, patch, side // patch, patch)
         x = F.linear(x.permute(0, 2, 4, 1, 3, 5).flatten(3), kernel.flatten(1)).half() + self.patch.bias
-        return _normed(self.patch_norm, EPSILON)(x).half()
+        return self.patch_norm(x, EPSILON).half()
 
     def block(self, x: Tensor, b: Block) -> Tensor:
         """One block on the residual stream, float16 [B, R, R, C]."""
         s, epsilon = b.scales, BLOCK_EPSILON[self.version]
-        first, second = (_normed(norm, epsilon) for norm in (b.norm1, b.norm2))
-        before = first(x) if self.version == 1 else x.float()
+        before = b.norm1(x, epsilon) if self.version == 1 else x.float()
         y = self._attention(to_int8(before * s.levels("attn.qkv._input_quantizer")), b)
         y = to_int8(int8_gemm(y, b.proj.kernel) * s.gemm("attn.proj"))
         step = s.step("attn.proj._aftergemm_quantizer")
         levels = s.levels("mlp.fc1._input_quantizer")
         if self.version == 1:
             after = x + (y * step).half() + b.proj.bias
-            x, y = _where_computed(after, x), _where_computed(to_int8(second(after) * levels), y)
+            x, y = _where_computed(after, x), _where_computed(to_int8(b.norm2(after, epsilon) * levels), y)
         else:
-            given = first(y.half() * as_half(step) + b.proj.bias) + x.float()
+            given = b.norm1(y.half() * as_half(step) + b.proj.bias, epsilon) + x.float()
             x, y = given.half(), to_int8(given * levels)
         y = look_up(b.gelu, to_int8(int8_gemm(y, b.fc1.kernel) * s.gemm("mlp.fc1")))
         sums, step = int8_gemm(y, b.fc2.kernel), s.step("mlp.fc2._aftergemm_quantizer")
         if self.version == 2:
             y = to_int8(sums * s.gemm("mlp.fc2")).half() * as_half(step) + b.fc2.bias
-            return (second(y) + x.float()).half()
+            return (b.norm2(y, epsilon) + x.float()).half()
         if self.int8_mode == 1:
             y = to_int8(sums * s.gemm("mlp.fc2")) * step
         else:
@@ -287,14 +290,13 @@ class Emulator:
         """float16 [B, R, R, C] -> [B, R / 2, R / 2, 2C]; neighbours in the order (0, 0), (1, 0), (0, 1), (1, 1)."""
         s = m.scales
         x = torch.cat([x[:, row::2, column::2] for column in (0, 1) for row in (0, 1)], dim=-1)
-        normed = _normed(m.norm, EPSILON)
         levels = s.levels(f"{REDUCTION}._input_quantizer")
-        x = to_int8((normed(x) if self.version == 1 else x.float()) * levels)
+        x = to_int8((m.norm(x, EPSILON) if self.version == 1 else x.float()) * levels)
         sums = int8_gemm(x, m.reduction)
         if self.version == 1 and self.int8_mode == 2:
             return (sums * (1 / levels * (s.weight(REDUCTION) / 127))).half()
         x = to_int8(sums * s.gemm(REDUCTION)) * s.step(f"{REDUCTION}._aftergemm_quantizer")
-        return x.half() if self.version == 1 else normed(x).half()
+        return x.half() if self.version == 1 else m.norm(x, EPSILON).half()
 
     def _attention(self, x: Tensor, b: Block) -> Tensor:
         """int8 tokens -> int8 context, both in map order."""
@@ -312,10 +314,6 @@ def _where_computed(new: Tensor, old: Tensor) -> Tensor:
     if computed == rows:
         return new
     return torch.where((torch.arange(rows, device=new.device) < computed).view_as(new[..., :1]), new, old)
-
-
-def _normed(norm: Norm, epsilon: float) -> Callable[[Tensor], Tensor]:
-    return lambda x: layer_norm(x, norm.weight, norm.bias, epsilon)
 
 
 def as_half(value: float) -> float:

@@ -83,23 +83,22 @@ def test_tiles_of_another_place_are_refused_and_left_aside_by_the_engine(written
     assert tiles_beside(artifact, HERE, []).known and not tiles_beside(path.with_name("none.pth"), HERE, []).known
 
 
+def entry(batch=1, **tiles):
+    """A file's change to one entry with these tiles, by default of one row."""
+    return {"timed": [{"launch": "x", "batch": batch, "tiles": tiles or {"rows": 1}, "us": 1.0}]}
+
+
 @pytest.mark.parametrize(
     "change, said",
     [
         ({"schema": "swin-quant/tiles/0"}, "is no tiles file of this version"),
-        ({"timed": [{"launch": "x", "batch": 0, "tiles": {"rows": 1}, "us": 1.0}]}, r"timed\[0\].batch is 0"),
-        ({"timed": [{"launch": "x", "batch": 1, "tiles": {"lines": 1}, "us": 1.0}]}, r"timed\[0\].tiles"),
-        ({"timed": [{"launch": "x", "batch": 1, "tiles": {"rows": "1"}, "us": 1.0}]}, r"timed\[0\].tiles.rows"),
-        ({"timed": [{"launch": "x", "batch": 1, "tiles": {"rows": 48}, "us": 1.0}]}, "must be powers of two"),
-        ({"timed": [{"launch": "x", "batch": 1, "tiles": {"rows": 64, "warps": 64}, "us": 1.0}]}, "warps at most 32"),
-        (
-            {"timed": [{"launch": "x", "batch": 1, "tiles": {"rows": 64, "windows": 3}, "us": 1.0}]},
-            "warps and windows",
-        ),
-        (
-            {"timed": [{"launch": "x", "batch": 1, "tiles": {"rows": 64, "windows": 0}, "us": 1.0}]},
-            "warps and windows",
-        ),
+        (entry(batch=0), r"timed\[0\].batch is 0"),
+        (entry(lines=1), r"timed\[0\].tiles"),
+        (entry(rows="1"), r"timed\[0\].tiles.rows"),
+        (entry(rows=48), "must be powers of two"),
+        (entry(rows=64, warps=64), "warps at most 32"),
+        (entry(rows=64, windows=3), "warps and windows"),
+        (entry(rows=64, windows=0), "warps and windows"),
     ],
 )
 def test_a_damaged_file_is_one_line(written, change, said):
@@ -245,15 +244,6 @@ def test_attention_is_tried_with_several_windows_a_program(launches):
         assert 1 in windows and max(windows) == most and tried[0].windows == max(1, batch // 32), batch
         for call in kernels_with_tiles([(launch, one) for one in tried]):
             assert dict(call.constants)["WINDOWS"] in {one.windows for one in tried}
-
-
-def test_what_is_compiled_is_what_the_launch_list_needs(launches):
-    pytest.importorskip("triton")
-    found = kernels_of(launches(2))
-    assert {call.name for call in found} >= {"gemm", "attention", "norm_quantize", "merge_quantize", "pool"}
-    assert all(
-        dict(call.types)["a"] == "*i8" for call in found if call.name == "gemm" and "scale" not in dict(call.constants)
-    )
 
 
 @pytest.mark.parametrize("arithmetic", ["cuda", "ft-mode1"])
