@@ -165,12 +165,16 @@ class _Config:
         return self._cache
 
 
-class Builder:
+class _Logged:
     __slots__ = ("_logger",)
 
     def __init__(self, logger: ILogger) -> None:
         assert isinstance(logger, ILogger)
         self._logger = logger
+
+
+class Builder(_Logged):
+    __slots__ = ()
 
     def create_network(self, flags: int = 0) -> _Network:
         wanted = 1 << 1 if _major() == 10 else 0
@@ -199,12 +203,8 @@ class Builder:
         return memoryview(MAGIC + json.dumps(head).encode() + b"\n" + network.model)
 
 
-class Runtime:
-    __slots__ = ("_logger",)
-
-    def __init__(self, logger: ILogger) -> None:
-        assert isinstance(logger, ILogger)
-        self._logger = logger
+class Runtime(_Logged):
+    __slots__ = ()
 
     def deserialize_cuda_engine(self, serialized_engine: bytes) -> "ICudaEngine | None":
         if not serialized_engine.startswith(MAGIC):

@@ -64,13 +64,15 @@ class Fusion:
         )
 
 
+def _norm(norm: Mapping[str, Any]) -> dict[str, Any]:
+    return {"norm_weight": norm["weight"], "norm_bias": norm["bias"], "eps": norm["eps"]}
+
+
 def _norm_gemm(norm: Mapping[str, Any], linear: Mapping[str, Any]) -> dict[str, Any]:
     left = ("a", "before", "windows", "residual")
     return {
         "x": norm["x"],
-        "norm_weight": norm["weight"],
-        "norm_bias": norm["bias"],
-        "eps": norm["eps"],
+        **_norm(norm),
         "input_levels": norm["levels"],
         "windows": norm["windows"],
         **{word: value for word, value in linear.items() if word not in left},
@@ -87,9 +89,7 @@ def _gemm_norm(linear: Mapping[str, Any], norm: Mapping[str, Any]) -> dict[str, 
     return {
         **{word: linear[word] for word in ("a", "w", "scale", "bias")},
         **{word: stream[word] for word in ("windows", "residual", "out")},
-        "norm_weight": norm["weight"],
-        "norm_bias": norm["bias"],
-        "eps": norm["eps"],
+        **_norm(norm),
         "levels": norm.get("levels"),
         "out_quantized": norm.get("out_quantized") if post else norm["out"],
         "post": post,
@@ -102,7 +102,7 @@ def _attention_norm(attention: Mapping[str, Any], linear: Mapping[str, Any], nor
 
 
 def _mlp(fc1: Mapping[str, Any], fc2: Mapping[str, Any], norm: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    made = {
+    return {
         "a": fc1["a"],
         "w1": fc1["w"],
         "scale1": fc1["scale"],
@@ -110,8 +110,8 @@ def _mlp(fc1: Mapping[str, Any], fc2: Mapping[str, Any], norm: Mapping[str, Any]
         "hidden_levels": fc1["levels"],
         **{word: fc2[word] for word in ("w", "scale", "bias")},
         **{word: (norm or fc2)[word] for word in ("residual", "out")},
+        **(_norm(norm) if norm else {}),
     }
-    return made | ({"norm_weight": norm["weight"], "norm_bias": norm["bias"], "eps": norm["eps"]} if norm else {})
 
 
 PROLOGUE = Fusion("norm1 into qkv", (_NORM1, _QKV), "norm_gemm", _norm_gemm, {1: 1536, 2: 1536})

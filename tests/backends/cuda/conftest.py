@@ -10,6 +10,9 @@ from swin_quant.backends.artifact import open_artifact
 from swin_quant.backends.cuda.export import CudaOptions, export
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.planning import spec_of_config
+from swin_quant.backends.fastertransformer.emulator import Emulator
+from swin_quant.backends.fastertransformer.export import export as export_ft
+from swin_quant.backends.fastertransformer.manifest import read_export
 from swin_quant.cards.card import RunCard
 from swin_quant.config import find_config, load_config
 from swin_quant.quant.policy import load_policy
@@ -59,6 +62,17 @@ def launches_of(name, precision="int8", batch=32):
 def calibrated(calibrated):
     """The same with the engine's own policy by default."""
     return lambda kind="swin", policy="cuda", **keys: calibrated(kind, policy, **keys)
+
+
+@pytest.fixture
+def emulator_of(tmp_path):
+    """emulator_of(model, policy, ...) -> FasterTransformer's emulator on an export of the model under this policy."""
+
+    def make(model, policy, **how):
+        card = RunCard("micro", {}, {}, policy=load_policy(policy).to_dict())
+        return Emulator(read_export(export_ft(model, card, tmp_path / f"{policy}-ft")), **how)
+
+    return make
 
 
 @pytest.fixture

@@ -7,9 +7,6 @@ import torch
 
 from swin_quant.backends.cuda.engine import load, machine_here
 from swin_quant.backends.cuda.gpu_errors import gpu_errors
-from swin_quant.backends.fastertransformer.emulator import Emulator
-from swin_quant.backends.fastertransformer.export import export as export_ft
-from swin_quant.backends.fastertransformer.manifest import read_export
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.cards.card import RunCard
 from swin_quant.operators.roofline import load_machine
@@ -71,11 +68,10 @@ def test_int8_with_a_bfloat16_stream(exported, kind):
 
 
 @pytest.mark.parametrize(("kind", "policy"), FT)
-def test_it_computes_what_fastertransformer_does_exactly(exported, tmp_path, kind, policy):
+def test_it_computes_what_fastertransformer_does_exactly(exported, emulator_of, kind, policy):
     """Features are equal to the bit; the head after them has its own order of sums."""
     artifact, model = exported(kind, policy)
-    card = RunCard("micro", {}, {}, policy=load_policy(policy).to_dict())
-    emulator = Emulator(read_export(export_ft(model, card, tmp_path / "ft")), fused=True, misread=False)
+    emulator = emulator_of(model, policy, fused=True, misread=False)
     engine, images = load(artifact), pictures(4, seed=3)
     logits = engine(images)
     (bound,) = engine.run._bound.values()

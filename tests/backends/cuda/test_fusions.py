@@ -26,8 +26,25 @@ MODELS = {"swin": "swin_tiny_patch4_window7_224", "swinv2": "swinv2_tiny_patch4_
 FORMS = [("swin", "int8"), ("swinv2", "int8"), ("swin", "float"), ("swinv2", "float")]
 
 
+SPEC, H200 = spec_of_model(MODELS["swin"]), load_machine("h200")
+
+
 def full_size(kind, batch, precision="int8"):
     return program_of(spec_of_model(MODELS[kind], precision), batch)
+
+
+def all_fused(program):
+    return fused(program, rows(program.launches, FUSIONS))
+
+
+def timed(launches, us, batch=8):
+    """Times of these launches for a table."""
+    return {shape_of(one): {batch: (Tiles(16), us)} for one in launches}
+
+
+def by_times(times, batch=8):
+    """The launches of Swin-T that an H200 with these times runs."""
+    return fused_program(SPEC, batch, H200, TileTable(times)).launches
 
 
 def of_block(launches, block):
@@ -50,7 +67,7 @@ def test_fused_launches_move_what_the_floors_say_and_compute_the_same(kind, prec
 
 
 def test_three_launches_a_block():
-    v1, v2 = (fused(p := full_size(kind, 32), rows(p.launches, FUSIONS)).launches for kind in MODELS)
+    v1, v2 = (all_fused(full_size(kind, 32)).launches for kind in MODELS)
     assert of_block(v1, "layers.1.blocks.0") == [
         "norm_gemm: layers.1.blocks.0.norm1 + attn.qkv",
         "attention_norm: layers.1.blocks.0.attn + attn.proj + norm2",
@@ -76,48 +93,41 @@ def test_half_precision_can_be_fused_wherever_int8_can(model):
 
 
 def test_merging_is_one_launch():
-    whole = fused(p := full_size("swin", 32), rows(p.launches, FUSIONS)).launches
-    merging = [f"{one.op}: {one.name}" for one in whole if "downsample" in one.name]
+    program = full_size("swin", 32)
+    merging = [f"{one.op}: {one.name}" for one in all_fused(program).launches if "downsample" in one.name]
     assert merging[0] == "norm_gemm: layers.0.downsample.norm + reduction" and len(merging) == 4
-    machine = load_machine("h200")
-    by_choice = merged(chosen(p.launches, lambda launch: modelled_us(launch, machine)))
+    by_choice = merged(chosen(program.launches, lambda launch: modelled_us(launch, H200)))
     assert merging[0] in [f"{one.op}: {one.name}" for one in by_choice]
 
 
 def test_the_model_of_floors_chooses_by_shape_and_gpu():
     """With few programs a tile, or weights that are read too often, launches stay unfused."""
-    spec = full_size_spec()
 
     def ops(batch, gpu):
-        launches, machine = program_of(spec, batch).launches, load_machine(gpu)
+        launches, machine = program_of(SPEC, batch).launches, load_machine(gpu)
         return [(one.op, one.name) for one in merged(chosen(launches, lambda launch: modelled_us(launch, machine)))]
 
     large, one = ops(32, "h200"), ops(1, "h200")
     stages = [{op for op, name in large if f"layers.{stage}." in name} for stage in range(4)]
     assert "mlp" in stages[0] and "mlp" not in stages[3]
     assert "attention_norm" in stages[2] and "attention_norm" not in stages[3] | {op for op, _ in one}
-    assert len(one) < len(program_of(spec, 1).launches) and len(large) < len(program_of(spec, 32).launches)
+    assert len(one) < len(program_of(SPEC, 1).launches) and len(large) < len(program_of(SPEC, 32).launches)
     assert large != ops(32, "rtx4090")
-    assert fused_program(spec, 32, None).launches == program_of(spec, 32).launches
+    assert fused_program(SPEC, 32, None).launches == program_of(SPEC, 32).launches
 
 
 def test_by_counts_no_choice_of_fusions_is_faster():
     """The choice is the least sum of estimates: less than nothing fused, all fused, or any one kind of fusion."""
-    spec, machine = full_size_spec(), load_machine("h200")
-    launches = program_of(spec, 32).launches
-    counts = counts_of(with_fusions(launches), machine)
+    launches = program_of(SPEC, 32).launches
+    counts = counts_of(with_fusions(launches), H200)
     assert counts, "the kernels changed: run benchmarks/cuda_static.py"
 
     def us(program):
-        return sum(estimate_of(one, counts[one.name], machine).us for one in program)
+        return sum(estimate_of(one, counts[one.name], H200).us for one in program)
 
-    best = us(fused_program(spec, 32, machine).launches)
+    best = us(fused_program(SPEC, 32, H200).launches)
     assert best < min(us(launches), us(merged(rows(launches, FUSIONS))))
     assert all(best <= us(merged(rows(launches, fusions))) for fusions in CHOICES.values())
-
-
-def full_size_spec():
-    return spec_of_model(MODELS["swin"])
 
 
 def test_no_other_choice_is_cheaper_by_the_model():
@@ -141,35 +151,28 @@ def test_no_other_choice_is_cheaper_by_the_model():
 
 def test_times_overrule_the_model():
     """Only if every launch that the program could consist of was timed."""
-    spec, machine = full_size_spec(), load_machine("h200")
-    launches = program_of(spec, 8).launches
-    by_model = len(fused_program(spec, 8, machine).launches)
-    slow = {shape_of(one): {8: (Tiles(16), 900.0)} for one in candidates(launches)}
-    apart = {shape_of(one): {8: (Tiles(16), 1.0)} for one in launches}
-    assert len(fused_program(spec, 8, machine, TileTable(slow | apart)).launches) == len(launches)
-    assert len(fused_program(spec, 8, machine, TileTable(slow)).launches) == by_model < len(launches)
-    quick = {shape: {8: (Tiles(16), 0.1)} for shape in slow}
-    assert len(fused_program(spec, 8, machine, TileTable(apart | quick)).launches) < by_model
+    launches = program_of(SPEC, 8).launches
+    by_model = len(by_times({}))
+    apart, slow, quick = timed(launches, 1.0), timed(candidates(launches), 900.0), timed(candidates(launches), 0.1)
+    assert len(by_times(slow | apart)) == len(launches)
+    assert len(by_times(slow)) == by_model < len(launches)
+    assert len(by_times(apart | quick)) < by_model
 
 
 def test_what_a_gpu_refused_is_not_chosen_and_the_rest_goes_by_its_times():
     """A kernel that failed in timing once left the choice to the model, which could choose that very kernel."""
-    spec, machine = full_size_spec(), load_machine("h200")
-    launches = program_of(spec, 8).launches
-    times = {shape_of(one): {8: (Tiles(16), 1.0)} for one in with_fusions(launches)}
-    refused = {shape_of(one) for one in candidates(launches) if one.op == "mlp"}
-    found = fused_program(spec, 8, machine, TileTable(times | dict.fromkeys(refused, {8: (None, inf)}))).launches
-    assert {one.op for one in found} >= {"norm_gemm", "attention_norm"} and "mlp" not in {one.op for one in found}
-    assert TileTable(dict.fromkeys(refused, {8: (None, inf)})).tiles_for(next(candidates(launches)), 8) is None
+    launches = program_of(SPEC, 8).launches
+    refused = {shape_of(one): {8: (None, inf)} for one in candidates(launches) if one.op == "mlp"}
+    ops = {one.op for one in by_times(timed(with_fusions(launches), 1.0) | refused)}
+    assert ops >= {"norm_gemm", "attention_norm"} and "mlp" not in ops
+    assert TileTable(refused).tiles_for(next(candidates(launches)), 8) is None
 
 
 def test_times_of_two_batches_are_not_compared():
     """A batch that was tuned in part, since time ran out, does not count: the complete one next to it does."""
-    spec, machine = full_size_spec(), load_machine("h200")
-    launches = program_of(spec, 4).launches
-    apart = {shape_of(one): {1: (Tiles(16), 1.0)} for one in launches}
-    fused = {shape_of(one): {1: (Tiles(16), 900.0), 8: (Tiles(16), 0.1)} for one in candidates(launches)}
-    assert len(fused_program(spec, 4, machine, TileTable(apart | fused)).launches) == len(launches)
+    launches = program_of(SPEC, 4).launches
+    whole = {shape_of(one): {1: (Tiles(16), 900.0), 8: (Tiles(16), 0.1)} for one in candidates(launches)}
+    assert len(by_times(timed(launches, 1.0, batch=1) | whole, 4)) == len(launches)
 
 
 def test_fastertransformers_arithmetic_and_odd_widths_are_left_alone(calibrated, tiny_config):
@@ -192,7 +195,7 @@ def test_a_network_with_fusions_equals_one_without(calibrated, kind, precision):
     model = calibrated(kind)
     network = pack(model, spec_for(model, precision))
     program = program_of(network.spec, 3)
-    whole = fused(program, rows(program.launches, FUSIONS))
+    whole = all_fused(program)
     assert {"norm_gemm", "attention_norm", "mlp"} <= {one.op for one in whole.launches}
     assert torch.equal(logits_of(whole, network, pictures(3)), logits_of(program, network, pictures(3)))
 
@@ -201,13 +204,13 @@ CHILD = """
 import sys, torch
 from pathlib import Path
 from swin_quant.backends.cuda.file import read_network
-from tests.backends.cuda.test_fusions import FUSIONS, fused, logits_of, program_of, rows
+from tests.backends.cuda.test_fusions import all_fused, logits_of, program_of
 
 torch.set_num_threads(1)
 for file in sys.argv[2:]:
     network, images = read_network(Path(file)), torch.load(sys.argv[1])
     program = program_of(network.spec, len(images))
-    both = [logits_of(one, network, images) for one in (program, fused(program, rows(program.launches, FUSIONS)))]
+    both = [logits_of(one, network, images) for one in (program, all_fused(program))]
     torch.save(both, f"{file}.found")
 """
 

@@ -5,9 +5,6 @@ import torch
 
 from swin_quant.backends.cuda.export import export
 from swin_quant.backends.cuda.inside import inside
-from swin_quant.backends.fastertransformer.emulator import Emulator
-from swin_quant.backends.fastertransformer.export import export as export_ft
-from swin_quant.backends.fastertransformer.manifest import read_export
 from swin_quant.base.distributed import World
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.cards.card import RunCard
@@ -74,13 +71,11 @@ def test_out_of_memory_names_the_batch(exported, monkeypatch, what):
 
 
 @pytest.mark.parametrize(("kind", "policy"), [("swin", "ft-mode1"), ("swin", "ft-mode2"), ("swinv2", "ft-mode1")])
-def test_of_fastertransformer_the_residual_stream(exported, tmp_path, kind, policy):
+def test_of_fastertransformer_the_residual_stream(exported, emulator_of, kind, policy):
     """After each part equal to the emulator's to the bit, with shapes as in the model."""
     artifact, model = exported(kind, policy)
-    card = RunCard("micro", {}, {}, policy=load_policy(policy).to_dict())
-    emulator = Emulator(read_export(export_ft(model, card, tmp_path / "ft")), fused=True, misread=False)
     images, expected, shapes = pictures(2), {}, {}
-    emulator.features(images, expected.__setitem__)
+    emulator_of(model, policy, fused=True, misread=False).features(images, expected.__setitem__)
     found = inside(artifact, EngineOptions())(images)
     parts = ["patch_embed", "layers.0.blocks.0", "layers.0.blocks.1", "layers.0.downsample", "layers.1.blocks.0"]
     assert list(found) == parts

@@ -7,9 +7,6 @@ import pytest
 import torch
 
 from swin_quant.backends.cuda.export import CudaOptions, export
-from swin_quant.backends.fastertransformer.emulator import Emulator
-from swin_quant.backends.fastertransformer.export import export as export_ft
-from swin_quant.backends.fastertransformer.manifest import read_export
 from swin_quant.cards.card import RunCard
 from swin_quant.checkpoint import load_float
 from swin_quant.config import load_config
@@ -32,7 +29,7 @@ def digits(count):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", FORMS)
-def test_trained_networks_by_interpreted_kernels(kind, tmp_path):
+def test_trained_networks_by_interpreted_kernels(emulator_of, kind, tmp_path):
     model = build_model(load_config(FOLDER / f"{kind}_micro_cifar10.yaml"))
     load_float(model, FOLDER / f"{kind}_micro_cifar10.safetensors")
     apply_policy(model, load_policy("ft-mode1"))
@@ -45,8 +42,7 @@ def test_trained_networks_by_interpreted_kernels(kind, tmp_path):
         card = RunCard("micro", {}, {}, policy=load_policy(policy).to_dict())
         files[policy] = export(model, card, tmp_path / policy, CudaOptions()).file
         if policy.startswith("ft"):
-            exported = export_ft(model, card, tmp_path / f"{policy}-ft")
-            expected[policy] = Emulator(read_export(exported), fused=True, misread=False).features(images)
+            expected[policy] = emulator_of(model, policy, fused=True, misread=False).features(images)
         else:
             quantize(model)
             with torch.inference_mode():

@@ -7,12 +7,8 @@ import torch.nn.functional as F
 from swin_quant.backends.cuda.kernels.attention import AttentionKernel
 from swin_quant.backends.cuda.kernels.gemm import Epilogue, GemmKernel
 from swin_quant.backends.cuda.kernels.windows import Windows
-from swin_quant.backends.fastertransformer.emulator import Emulator, _unfused_softmax, to_int8
-from swin_quant.backends.fastertransformer.export import export
-from swin_quant.backends.fastertransformer.manifest import read_export
-from swin_quant.cards.card import RunCard
+from swin_quant.backends.fastertransformer.emulator import _unfused_softmax, to_int8
 from swin_quant.models.windows import attention_mask, window_partition
-from swin_quant.quant.policy import load_policy
 
 MAPS = [(4, 2, 0), (4, 2, 1), (6, 3, 1), (14, 7, 3), (7, 7, 0), (16, 8, 4), (24, 12, 6), (32, 16, 8), (48, 24, 12)]
 
@@ -51,10 +47,9 @@ def test_unit_vectors_are_those_of_normalize():
 
 
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
-def test_unfused_attention_of_fastertransformer_is_the_emulators(calibrated, tmp_path, kind):
+def test_unfused_attention_of_fastertransformer_is_the_emulators(calibrated, emulator_of, kind):
     """To the bit. The engine runs the fused one, which tests of whole networks compare."""
-    card = RunCard("micro", {}, {}, policy=load_policy("ft-mode1").to_dict())
-    emulator = Emulator(read_export(export(calibrated(kind, "ft-mode1"), card, tmp_path)), fused=False)
+    emulator = emulator_of(calibrated(kind, "ft-mode1"), "ft-mode1", fused=False)
     for side, blocks in zip((4, 2), emulator.blocks, strict=True):
         for b in blocks:
             a, s, windows = b.attn, b.scales, Windows(side, b.window, b.shift)
