@@ -6,7 +6,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swin_quant.backends.artifact import open_artifact
 from swin_quant.backends.fastertransformer.emulator import EXACT_PRODUCTS, Emulator, gelu_table, int8_gemm, look_up
 from swin_quant.backends.fastertransformer.engine import load
 from swin_quant.backends.fastertransformer.export import FasterTransformerOptions, export
@@ -191,6 +190,13 @@ def by_hand(block, x, version, mode, fused, fc1_bias=misread, lost=0):
     return out
 
 
+def assert_by_hand(got, expected, block):
+    """All are equal on this CPU. On another, the sums of a norm may round one value to the next integer."""
+    got, expected = got.float().numpy(), expected.astype(f32)
+    step = amax(block.mlp.fc2, "_aftergemm") / 127
+    assert np.mean(got == expected) > 0.99 and np.abs(got - expected).max() < 4 * step
+
+
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize(("kind", "mode"), [("swin", 1), ("swin", 2), ("swinv2", 1)])
 def test_a_block_computed_by_hand(exported, kind, mode, fused):
@@ -201,11 +207,8 @@ def test_a_block_computed_by_hand(exported, kind, mode, fused):
         x = torch.randn(1, side, side, channels, generator=torch.Generator().manual_seed(side)).half()
         block = model.layers[stage].blocks[index]
         assert (block.shift > 0) == (stage == 0)
-        expected = by_hand(block, x[0].numpy(), version, mode, fused).astype(f32)
-        got = emulator.block(x, emulator.blocks[stage][index])[0].float().numpy()
-        # All are equal on this CPU. On another, the sums of a norm may round one value to the next integer.
-        step = amax(block.mlp.fc2, "_aftergemm") / 127
-        assert np.mean(got == expected) > 0.99 and np.abs(got - expected).max() < 4 * step
+        expected = by_hand(block, x[0].numpy(), version, mode, fused)
+        assert_by_hand(emulator.block(x, emulator.blocks[stage][index])[0], expected, block)
 
 
 @pytest.mark.parametrize("fix", [False, True])
@@ -213,33 +216,28 @@ def test_a_block_computed_by_hand(exported, kind, mode, fused):
 def test_a_wide_block_computed_by_hand(calibrated, card, tmp_path, kind, fix):
     """4352 hidden channels: the bias is misread, or stored so that it is read rightly."""
     model = calibrated(kind, MLP_RATIO=68.0)  # 64 * 68
-    stored = read_export(
-        open_artifact(export(model, card(), tmp_path, FasterTransformerOptions(fix_gelu_bias=fix)).file)
-    )
+    stored = read_export(export(model, card(), tmp_path, FasterTransformerOptions(fix_gelu_bias=fix)))
     x = torch.randn(1, 2, 2, 64).half()
     block = model.layers[1].blocks[0]
     expected = by_hand(block, x[0].numpy(), int(kind == "swinv2") + 1, 1, True, np.array if fix else misread)
-    got = Emulator(stored).block(x, Emulator(stored).blocks[1][0])[0].float().numpy()
-    assert np.mean(got == expected) > 0.99
-    assert np.abs(got - expected.astype(f32)).max() < 4 * amax(block.mlp.fc2, "_aftergemm") / 127
-    images = torch.randn(2, 3, 8, 8)
-    assert torch.equal(Emulator(stored)(images), Emulator(stored, misread=False)(images)) is fix  # what block 0 reads
+    emulator, images = Emulator(stored), torch.randn(2, 3, 8, 8)
+    assert_by_hand(emulator.block(x, emulator.blocks[1][0])[0], expected, block)
+    assert torch.equal(emulator(images), Emulator(stored, misread=False)(images)) is fix  # what block 0 reads
 
 
 @pytest.mark.parametrize("batch", [1, 2, 4])
 def test_rows_that_the_kernel_leaves_out(calibrated, card, tmp_path, batch):
     """9 tokens of 64 channels a picture, in fours: one kernel block for each whole four of the batch."""
     model = calibrated("swin", IMG_SIZE=12, WINDOW_SIZE=3)
-    emulator = Emulator(read_export(open_artifact(export(model, card(), tmp_path).file)))
+    emulator = Emulator(read_export(export(model, card(), tmp_path)))
     x = torch.randn(batch, 3, 3, 64).half()
     block = model.layers[1].blocks[0]
-    got = emulator.block(x, emulator.blocks[1][0]).float().numpy()
+    got = emulator.block(x, emulator.blocks[1][0])
     lost = 9 * batch - sum(4 for _ in range(9 * batch // 4))
     assert lost == {1: 1, 2: 2, 4: 0}[batch]
     for i, picture in enumerate(x.numpy()):
-        expected = by_hand(block, picture, 1, 1, True, lost=lost if i == batch - 1 else 0).astype(f32)
-        assert np.mean(got[i] == expected) > 0.99
-        assert np.abs(got[i] - expected).max() < 4 * amax(block.mlp.fc2, "_aftergemm") / 127
+        expected = by_hand(block, picture, 1, 1, True, lost=lost if i == batch - 1 else 0)
+        assert_by_hand(got[i], expected, block)
 
 
 @pytest.mark.parametrize(("kind", "mode"), [("swin", 1), ("swin", 2), ("swinv2", 1)])
