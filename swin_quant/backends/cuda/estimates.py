@@ -6,7 +6,7 @@ and the launch itself.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -64,9 +64,6 @@ class Estimate:
     def bound(self) -> str:
         """The bound that decides."""
         return max(self.bounds, key=lambda name: self.bounds[name] / REACHED[name].likely)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "bound": self.bound}
 
 
 def counts_of(

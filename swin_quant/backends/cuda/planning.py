@@ -198,7 +198,7 @@ class StaticPlan:
                         "op": one.launch.op,
                         "floor": asdict(one.floor) | {"us": one.floor.us},
                         "counts": asdict(one.counts),
-                        "estimate": one.estimate.to_dict(),
+                        "estimate": asdict(one.estimate) | {"bound": one.estimate.bound},
                     }
                     for one in found
                 ]

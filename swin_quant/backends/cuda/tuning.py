@@ -124,7 +124,7 @@ NO_TILES = TileTable({})
 
 def write_tiles(path: Path, place: TunedFor, timed: Sequence[TimedTiles]) -> None:
     """Write the file whole, or not at all."""
-    plain = [{**one, "tiles": one["tiles"].to_dict() if one["tiles"] else None} for one in timed]
+    plain = [{**one, "tiles": asdict(one["tiles"]) if one["tiles"] else None} for one in timed]
     write_json(path, {"schema": SCHEMA, **asdict(place), "timed": plain})
 
 

@@ -8,9 +8,8 @@ import torch
 from swin_quant.backends.cuda.engine import load, machine_here
 from swin_quant.backends.cuda.gpu_errors import gpu_errors
 from swin_quant.base.errors import SwinQuantError, UsageError
-from swin_quant.cards.card import RunCard
 from swin_quant.operators.roofline import load_machine
-from swin_quant.quant.policy import apply_policy, dequantize, load_policy, quantize
+from swin_quant.quant.policy import dequantize, load_policy, quantize
 from swin_quant.score.options import EngineOptions
 from tests.backends.conftest import pictures
 
@@ -132,14 +131,10 @@ def test_pictures_with_a_gradient_leave_nothing_behind(exported):
 
 
 @pytest.mark.parametrize(("channels", "heads"), [(32, [2, 4]), (96, [4, 8]), (64, [1, 2]), (96, [1, 2]), (128, [1, 2])])
-def test_heads_of_other_widths_and_positions(calibrated, exported, tmp_path, channels, heads):
+def test_heads_of_other_widths_and_positions(exported, channels, heads):
     """Heads of 16 and 24 channels are padded to 32, of 96 to 128; an absolute position embedding is added."""
-    from swin_quant.backends.cuda.export import export
-
     for kind in ("swin", "swinv2"):
-        model = calibrated(kind, EMBED_DIM=channels, NUM_HEADS=heads, APE=True)
-        artifact = export(model, RunCard(kind, {}, {}, policy=load_policy("cuda").to_dict()), tmp_path)
-        apply_policy(model, load_policy("cuda"))
+        artifact, model = exported(kind, keys={"EMBED_DIM": channels, "NUM_HEADS": heads, "APE": True})
         expected = fake_quant(model, pictures(2))
         dequantize(model)
         with torch.inference_mode():

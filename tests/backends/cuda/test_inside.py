@@ -3,11 +3,9 @@
 import pytest
 import torch
 
-from swin_quant.backends.cuda.export import export
 from swin_quant.backends.cuda.inside import inside
 from swin_quant.base.distributed import World
 from swin_quant.base.errors import SwinQuantError
-from swin_quant.cards.card import RunCard
 from swin_quant.quant.policy import load_policy
 from swin_quant.score.options import EngineOptions
 from swin_quant.verbs.align_sides import compare, of_artifact, of_model
@@ -48,9 +46,8 @@ def test_a_layer_that_differs_is_found(exported, sides):
     assert found.first.name == "layers.0.blocks.1.mlp.fc2._input_quantizer"
 
 
-def test_narrow_heads_lose_their_zeros(calibrated, tmp_path):
-    model = calibrated("swinv2", NUM_HEADS=[2, 4])
-    found = inside(export(model, RunCard("narrow", {}, {}), tmp_path), EngineOptions())(pictures(2))
+def test_narrow_heads_lose_their_zeros(exported):
+    found = inside(exported("swinv2", keys={"NUM_HEADS": [2, 4]})[0], EngineOptions())(pictures(2))
     at = "layers.0.blocks.0.attn."
     assert found[f"{at}mha_k_input_quantizer"].shape == (8, 2, 16, 4)
     assert found[f"{at}proj._input_quantizer"].shape == (8, 4, 32)

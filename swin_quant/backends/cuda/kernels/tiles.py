@@ -1,7 +1,6 @@
 """The part of a result that one program computes: a tuner's choice, or the defaults below."""
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 
@@ -56,9 +55,6 @@ class Tiles:
             if not (have := getattr(self, side)) or size % have:
                 raise SwinQuantError(f"{side} {have}: {size} must be whole tiles")
         return self
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def power_of_two(least: int) -> int:
