@@ -17,20 +17,7 @@ import sysconfig
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-NEEDED = (
-    "torch",
-    "timm",
-    "yacs",
-    "termcolor",
-    "numpy",
-    "rich",
-    "safetensors",
-    "PIL",
-    "yaml",
-    "sklearn",
-    "pytest",
-    "hypothesis",
-)
+NEEDED = "torch timm yacs termcolor numpy rich safetensors PIL yaml sklearn pytest hypothesis".split()
 BY_ALL = {"torch", "timm", "yacs", "termcolor", "numpy", "rich", "yaml"}
 SOME = {  # what a few steps need, and what is done without it
     "pytest-xdist": (("xdist",), "kernels of tests are compiled one after another"),
