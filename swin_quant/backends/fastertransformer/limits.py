@@ -40,13 +40,11 @@ class Case:
         return is_fused(self.g, self.form.sm)
 
     @property
-    def tokens(self) -> int:
-        return self.g.window**2
-
-    @property
     def lost_rows(self) -> list[int]:
         """Stages in which V1 loses rows if the batch is no multiple of four."""
-        return stages_with_lost_rows(self.g, 1) if self.form.version == 1 else []
+        stages = range(len(self.g.depths)) if self.form.version == 1 else ()
+        rows = {stage: self.g.resolution(stage) ** 2 for stage in stages}
+        return [stage for stage, count in rows.items() if computed_rows(count, self.g.embed_dim * 2**stage) < count]
 
     @property
     def widest(self) -> int:
@@ -116,7 +114,7 @@ INT8: tuple[Limit, ...] = (
         "ft-mode1",
     ),
     (
-        lambda c: c.fused and c.tokens > LARGEST,
+        lambda c: c.fused and c.g.window**2 > LARGEST,
         "WINDOW_SIZE {window} on sm {sm}: the fused attention would run without its position bias, which is packed for "
         "at most 256 tokens; only GPUs that run it unfused (‹sm› 89, 90) can run this model",
     ),
@@ -233,9 +231,3 @@ def check_finite(name: str, tensor: Tensor) -> None:
 def computed_rows(rows: int, channels: int) -> int:
     """The number of a batch's rows that the kernel computes, counted from the first."""
     return rows // ROWS * ROWS if channels <= WIDEST else rows
-
-
-def stages_with_lost_rows(g: Geometry, batch: int) -> list[int]:
-    """The stages of a V1 in which a batch of this many pictures loses rows."""
-    rows = {stage: batch * g.resolution(stage) ** 2 for stage in range(len(g.depths))}
-    return [stage for stage, count in rows.items() if computed_rows(count, g.embed_dim * 2**stage) < count]
