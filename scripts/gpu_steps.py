@@ -10,7 +10,7 @@ TABLES = "cuda_engine.json"
 NETWORKS = ("swin_tiny_patch4_window7_224", "swin_base_patch4_window7_224")
 AHEAD = (*NETWORKS, "swinv2_tiny_patch4_window8_256", "swin_digits")  # of the tests of sizes, and of `align`
 FORMS = ("cuda", "cuda-fp8", "cuda, bfloat16", "cuda, uint8", "ft-mode1", "ft-mode2")
-SIZES = ("tests/backends/cuda/kernels/test_sizes.py", "tests/backends/cuda/kernels/test_wide_sizes.py")
+SIZES = "tests/backends/cuda/kernels/test_sizes.py"
 FIRST = ("tests/gpu/test_cuda_engine.py", "tests/gpu/test_fusions.py", "tests/gpu/test_tiles.py")
 ESSENTIALS = ("tests/gpu/test_ranks.py", "tests/gpu/test_arithmetic.py")  # test_ranks.py alone uses NCCL
 
@@ -150,8 +150,8 @@ def what_is_wrong(place: Place) -> Iterator[Step]:
     # Each process compiles the kernels that it launches. These are compiled on all cores, with pytest-xdist or without.
     yield place.step("compile_ahead", "benchmarks/cuda_engine.py", "--only-compile", "--seconds", "{seconds}",
                      "--models", *AHEAD, "--batch", 8)  # fmt: skip
-    yield place.pytest("kernels", "tests/backends/cuda", *FIRST, *_ignored(*SIZES), several=True)
-    yield place.pytest("sizes", *SIZES, several=True)
+    yield place.pytest("kernels", "tests/backends/cuda", *FIRST, *_ignored(SIZES), several=True)
+    yield place.pytest("sizes", SIZES, several=True)
     yield place.pytest("essentials", *ESSENTIALS)
     engine = () if place.on_gpu else ("--device", "cpu", "--models", "swin_digits", "--batch", 2)
     yield place.step("cuda_engine", "benchmarks/cuda_engine.py", "--seconds", "{seconds}", "--output", place.evidence,

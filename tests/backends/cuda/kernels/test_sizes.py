@@ -1,11 +1,11 @@
 """Every launch of deployed networks, fused and single, against its reference.
 
-Large operands take other tiles, warps and stages than small ones. Only a GPU runs these tests, in a separate step of
-scripts/gpu_check.sh; the interpreter runs the same check on small networks.
+Large operands take other tiles, warps and stages than small ones: also the widest network, pictures of 384, and windows
+of 12, 16 and 24. Only a GPU runs these tests, in a separate step of scripts/gpu_check.sh; the interpreter runs the same
+check on small networks.
 """
 
 from dataclasses import replace
-from functools import cache
 
 import pytest
 import torch
@@ -21,8 +21,6 @@ from swin_quant.backends.cuda.tuning import shape_of
 from tests.backends.conftest import MICRO, MORE
 from tests.backends.cuda.conftest import spec_of_model
 
-BATCH = 8
-MODELS = ("swin_tiny_patch4_window7_224", "swin_base_patch4_window7_224", "swinv2_tiny_patch4_window8_256")
 PRECISIONS = ("int8", "float")
 FUSED = {fusion.op for fusion in FUSIONS}
 OUTPUTS = ("out", "out_quantized")
@@ -32,12 +30,6 @@ NUMBERS = {"eps": 1e-5, "scale": 1.0, "levels": LEVELS, "input_levels": LEVELS, 
 # than the reference's.
 MOVED = 8
 MOVED_LEVELS = 100  # times NEAR: how far they move an int8 result
-
-
-@cache
-def launches_of(model, precision):
-    """The launches, one for each shape."""
-    return distinct(spec_of_model(model, precision), BATCH)
 
 
 def distinct(spec, batch):
@@ -123,16 +115,38 @@ def test_launches_of_small_networks_with_wide_heads(run, tiny_config, kind, prec
         check(run, launch)
 
 
+ATTENTION = {"attention", "attention_norm"}
+OF_MAPS = {"patch_embed", "merge_quantize", "pool"}  # kernels whose addresses depend on the picture's size
+PLAIN = {"gemm", "norm_quantize"}
+LARGE, AT_384 = "swin_large_patch4_window7_224_22kto1k_finetune", "swin_base_patch4_window12_384_finetune"
+WINDOW_16, WINDOW_24 = "swinv2_tiny_patch4_window16_256", "swinv2_base_patch4_window12to24_192to384_22kto1k_ft"
+DEPLOYED = ("swin_tiny_patch4_window7_224", "swin_base_patch4_window7_224", "swinv2_tiny_patch4_window8_256")
+# Model, batch, precision, kernels (None: each). Batches of wide networks are small: references of attention keep all
+# logits.
+WIDE = (
+    (LARGE, 2, "int8", FUSED | ATTENTION | OF_MAPS | PLAIN),
+    (LARGE, 2, "float", FUSED),
+    (AT_384, 1, "int8", ATTENTION | OF_MAPS),
+    *((model, 1, precision, ATTENTION) for model in (WINDOW_16, WINDOW_24) for precision in PRECISIONS),
+)
+CASES = (*((model, 8, precision, None) for precision in PRECISIONS for model in DEPLOYED), *WIDE)
+
+
+def launches_of(cases):
+    for model, batch, precision, ops in cases:
+        for launch in distinct(spec_of_model(model, precision), batch):
+            if ops is None or launch.op in ops:
+                yield pytest.param(launch, id=f"{precision} {model}: {launch.name}, {launch.op}")
+
+
+def test_every_large_window_is_among_them():
+    found = [case.values[0] for case in launches_of(WIDE)]
+    assert {launch.arguments["windows"].window for launch in found if launch.op == "attention"} >= {7, 12, 16, 24}
+    assert {launch.op for launch in found} >= FUSED | ATTENTION | OF_MAPS | PLAIN
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("run", ["gpu"], indirect=True)
-@pytest.mark.parametrize(
-    "launch",
-    [
-        pytest.param(launch, id=f"{precision} {model}: {launch.name}, {launch.op}")
-        for precision in PRECISIONS
-        for model in MODELS
-        for launch in launches_of(model, precision)
-    ],
-)
+@pytest.mark.parametrize("launch", [*launches_of(CASES)])
 def test_launches_of_networks(run, launch):
     check(run, launch)
