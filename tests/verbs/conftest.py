@@ -99,13 +99,8 @@ def planted(micro, tmp_path):
 
 
 @pytest.fixture
-def own_calibrated(calibrated, tmp_path):
-    """A copy of the calibrated checkpoint and its card, which a run may add to."""
-    return shutil.copytree(calibrated.parent, tmp_path / "calibrated") / calibrated.name
-
-
 def own(calibrated, tmp_path):
-    """A copy of the calibrated file, with all that lies beside it, that a test may damage."""
+    """A copy of the calibrated file, with all that lies beside it, which a test may add to or damage."""
     for file in calibrated.parent.iterdir():
         if file.is_file():
             shutil.copy(file, tmp_path)

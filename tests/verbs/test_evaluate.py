@@ -32,12 +32,12 @@ from swin_quant.verbs.evaluate import score_model, scored_on
 
 
 @pytest.fixture
-def evaluate(run, scoring_flags, card_of, own_calibrated):
-    """evaluate(flags ...) -> the card of `own_calibrated` after an evaluation with these flags."""
+def evaluate(run, scoring_flags, card_of, own):
+    """evaluate(flags ...) -> the card of `own` after an evaluation with these flags."""
 
     def go(*flags):
-        run("evaluate", *scoring_flags, "--checkpoint", own_calibrated, *flags).ok()
-        return card_of(own_calibrated)
+        run("evaluate", *scoring_flags, "--checkpoint", own, *flags).ok()
+        return card_of(own)
 
     return go
 
@@ -72,23 +72,23 @@ def test_a_float_checkpoint_against_arithmetic(run, scoring_flags, micro, pictur
     assert float32["ms_per_picture"] > 0
 
 
-def test_the_policy_of_the_card_is_the_default(evaluate, own_calibrated, card_of):
-    before = card_of(own_calibrated)
+def test_the_policy_of_the_card_is_the_default(evaluate, own, card_of):
+    before = card_of(own)
     after = evaluate("--batch", 4)  # with the batch of the calibration's scores
     assert all(r["ms_per_picture"] > 0 for r in after["results"]) and 0 <= after["results"][1]["delta_acc1_se"] < 100
     assert [without_time(r) for r in after["results"]] == [without_time(r) for r in before["results"]]
     assert {**after, "results": None} == {**before, "results": None}
 
 
-def test_several_policies_in_one_pass_equal_separate_runs(run, scoring_flags, own_calibrated, card_of, tmp_path):
+def test_several_policies_in_one_pass_equal_separate_runs(run, scoring_flags, own, card_of, tmp_path):
     policies = ["ft-mode1", "ft-mode2", "qdq", "float"]
     apart = {}
     for policy in policies:
-        path = shutil.copy(own_calibrated, tmp_path / f"{policy}.pth")  # without card
+        path = shutil.copy(own, tmp_path / f"{policy}.pth")  # without card
         assert run("evaluate", *scoring_flags, "--checkpoint", path, "--policy", policy, "--output", tmp_path).code == 0
         apart |= by_engine(json.loads((tmp_path / "swin_micro_eval.json").read_text()))
-    run("evaluate", *scoring_flags, "--checkpoint", own_calibrated, "--policy", *policies)
-    together = by_engine(card_of(own_calibrated))
+    run("evaluate", *scoring_flags, "--checkpoint", own, "--policy", *policies)
+    together = by_engine(card_of(own))
     assert set(together) == {("float32", None), ("int8", "ft-mode1"), ("int8", "ft-mode2"), ("int8", "qdq")}
     assert {key: without_time(value) for key, value in together.items()} == {
         key: without_time(value) for key, value in apart.items()
@@ -107,8 +107,8 @@ def test_a_new_result_replaces_the_one_of_its_identity_and_no_other(evaluate):
     assert others == [("train", None), ("train", "ft-mode1")]
 
 
-def test_what_another_process_measured_meanwhile_stays(evaluate, own_calibrated, card_of, monkeypatch):
-    path, before = own_calibrated.with_suffix(".json"), card_of(own_calibrated)
+def test_what_another_process_measured_meanwhile_stays(evaluate, own, card_of, monkeypatch):
+    path, before = own.with_suffix(".json"), card_of(own)
     theirs = {**before["results"][0], "engine": "openvino"}
     score = scoring.score_engines
 
@@ -163,10 +163,10 @@ def test_per_tensor_weights(evaluate):
     assert results["int8", "qdq per-tensor"]["sqnr_db"] != rows["int8", "qdq"]["sqnr_db"]
 
 
-def test_quantizing_nothing_is_the_float_model(evaluate, own_calibrated):
-    before = own_calibrated.read_bytes()
+def test_quantizing_nothing_is_the_float_model(evaluate, own):
+    before = own.read_bytes()
     assert [r["precision"] for r in evaluate("--policy", "float")["results"]] == ["float32", "int8"]
-    assert own_calibrated.read_bytes() == before
+    assert own.read_bytes() == before
 
 
 def test_a_user_s_policy(evaluate, tmp_path):
@@ -176,34 +176,34 @@ def test_a_user_s_policy(evaluate, tmp_path):
     assert 0 < result["sqnr_db"] < 25 or result["sqnr_db"] < 0
 
 
-def test_preprocessing_is_that_of_the_card(run, scoring_flags, own_calibrated, card_of):
-    done = run("evaluate", *scoring_flags, "--checkpoint", own_calibrated, "--opts", "DATA.INTERPOLATION", "nearest")
+def test_preprocessing_is_that_of_the_card(run, scoring_flags, own, card_of):
+    done = run("evaluate", *scoring_flags, "--checkpoint", own, "--opts", "DATA.INTERPOLATION", "nearest")
     assert done.code == 0 and "preprocessing is that of the run card" in done.err
-    assert card_of(own_calibrated)["preprocess"]["interpolation"] == "bicubic"
+    assert card_of(own)["preprocess"]["interpolation"] == "bicubic"
 
 
-def test_two_policies_of_one_name_are_both_scored_and_told_apart(run, scoring_flags, own_calibrated, card_of, tmp_path):
+def test_two_policies_of_one_name_are_both_scored_and_told_apart(run, scoring_flags, own, card_of, tmp_path):
     """A file called `cpu` beside ours: in the pass, the card and the table, and when either is scored again."""
     path = tmp_path / "theirs.yaml"
     path.write_text("name: cpu\nrules:\n  - enable: ['role:gemm_weight', 'role:gemm_input']\n  - disable: '*.mlp.*'\n")
     mine = load_policy(str(path)).sha256
-    go = ["evaluate", *scoring_flags, "--checkpoint", own_calibrated, "--policy"]
+    go = ["evaluate", *scoring_flags, "--checkpoint", own, "--policy"]
     done = run(*go, "cpu", path)
     assert done.code == 0 and f"cpu (mine {mine[:6]})" in done.out
-    both = [r for r in card_of(own_calibrated)["results"] if r["policy"] == "cpu"]
+    both = [r for r in card_of(own)["results"] if r["policy"] == "cpu"]
     assert [r["policy_sha256"] for r in both] == [load_policy("cpu").sha256, mine]
     assert both[0]["sqnr_db"] != both[1]["sqnr_db"]
     for again in (path, "cpu"):
         assert run(*go, again).code == 0
-        found = [r for r in card_of(own_calibrated)["results"] if r["policy"] == "cpu"]
+        found = [r for r in card_of(own)["results"] if r["policy"] == "cpu"]
         assert [without_time(r) for r in found] == [without_time(r) for r in both]
-    assert f"cpu (mine {mine[:6]})" in run("report", own_calibrated.with_suffix(".json")).out
+    assert f"cpu (mine {mine[:6]})" in run("report", own.with_suffix(".json")).out
     shutil.copy(path, tmp_path / "copy.yaml")
     assert "is given twice, by its rules" in run(*go, path, tmp_path / "copy.yaml").error(2)
 
 
-def test_what_was_measured_before_is_shown_only_where_it_is_asked_for(own_calibrated, run, scoring_flags):
-    go = ["evaluate", *scoring_flags, "--checkpoint", own_calibrated, "--policy"]
+def test_what_was_measured_before_is_shown_only_where_it_is_asked_for(own, run, scoring_flags):
+    go = ["evaluate", *scoring_flags, "--checkpoint", own, "--policy"]
     assert run(*go, "qdq").code == 0
     now, whole = run(*go, "cpu").out, run(*go, "cpu", "--all").out
     assert "cpu" in now and "qdq" not in now and "qdq" in whole

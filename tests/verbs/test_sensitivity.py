@@ -16,14 +16,14 @@ from swin_quant.verbs.sensitivity import Costs
 
 
 @pytest.fixture
-def words(own_calibrated, pictures):
-    return ["sensitivity", own_calibrated, "--data-path", pictures, "--pictures", 6, "--device", "cpu"]
+def words(own, pictures):
+    return ["sensitivity", own, "--data-path", pictures, "--pictures", 6, "--device", "cpu"]
 
 
-def test_table_csv_json_and_card_agree(run, words, own_calibrated, tmp_path):
+def test_table_csv_json_and_card_agree(run, words, own, tmp_path):
     done = run(*words, "--top", 3, "--json", tmp_path / "x.json").ok()
     record = json.loads((tmp_path / "x.json").read_text())
-    assert RunCard.read(own_calibrated.with_suffix(".json")).sensitivity == record
+    assert RunCard.read(own.with_suffix(".json")).sensitivity == record
     assert record["pictures"] == 6 and record["policy"] == "ft-mode1"
     nodes = [group for group in record["groups"] if group["kind"] == "node"]
     assert len(nodes) == 3 * 16 + 3  # counted from docs/reference, as in test_nodes.py
@@ -37,10 +37,10 @@ def test_table_csv_json_and_card_agree(run, words, own_calibrated, tmp_path):
     assert float(first["gain_db"]) == pytest.approx(worst["without"]["sqnr_db"] - record["overall"]["sqnr_db"])
 
 
-def test_nodes_are_judged_by_other_pictures_than_calibrated(run, words, own_calibrated):
+def test_nodes_are_judged_by_other_pictures_than_calibrated(run, words, own):
     """The seed is the calibration's."""
     assert run(*words, "--kind", "role").code == 0
-    card = RunCard.read(own_calibrated.with_suffix(".json"))
+    card = RunCard.read(own.with_suffix(".json"))
     assert card.sensitivity["pictures"] == 6
     assert card.sensitivity["pictures_sha256"] != digest(card.calibration["files"][:6])
 
@@ -54,9 +54,9 @@ def test_only_the_kinds_that_are_asked_for(run, words):
 
 
 @pytest.mark.slow
-def test_the_error_through_the_depth_as_table_csv_and_in_python(run, words, own_calibrated):
+def test_the_error_through_the_depth_as_table_csv_and_in_python(run, words, own):
     rows = list(csv.DictReader(io.StringIO(run(*words, "--kind", "profile", "--format", "csv").out)))
-    record = RunCard.read(own_calibrated.with_suffix(".json")).sensitivity
+    record = RunCard.read(own.with_suffix(".json")).sensitivity
     assert {row["block"]: pytest.approx(float(row["sqnr_db"])) for row in rows} == record["profile"]
     assert [row["block"] for row in rows] == ["layers.0.blocks.0", "layers.0.blocks.1", "layers.1.blocks.0"]
     table = run(*words, "--kind", "profile").out
@@ -66,10 +66,10 @@ def test_the_error_through_the_depth_as_table_csv_and_in_python(run, words, own_
 
 
 @pytest.mark.slow
-def test_python_measures_what_the_command_measures(run, words, own_calibrated, model, train, pictures):
+def test_python_measures_what_the_command_measures(run, words, own, model, train, pictures):
     with pytest.raises(sq.UsageError, match="no policy"):
         sq.sensitivity(model, train)
-    model, some = sq.load(own_calibrated), sq.pictures(pictures, "train", 6)
+    model, some = sq.load(own), sq.pictures(pictures, "train", 6)
     costs = sq.sensitivity(model, some)
     assert costs.record == model.card.sensitivity == json.loads(run(*words, "--json").out)
     assert costs.rows("stage")[0].name in str(costs) and "<table>" in costs._repr_html_()
@@ -80,11 +80,11 @@ def test_python_measures_what_the_command_measures(run, words, own_calibrated, m
     assert again.card.sensitivity is None and again.card.searches == []
 
 
-def test_flags_are_what_is_measured(run, own_calibrated, pictures, monkeypatch):
+def test_flags_are_what_is_measured(run, own, pictures, monkeypatch):
     told, policies, measured = [], [], sensitivity._measured
     monkeypatch.setattr(loader, "DrawnBatches", lambda *asked: told.append(asked) or 1 / 0)
     monkeypatch.setattr(sensitivity, "_measured", lambda *asked: policies.append(asked[1].name) or measured(*asked))
-    words = ["sensitivity", own_calibrated, "--data-path", pictures, "--device", "cpu"]
+    words = ["sensitivity", own, "--data-path", pictures, "--device", "cpu"]
     given = ["--pictures", 5, "--split", "val", "--batch", 3, "--seed", 7, "--max-unreadable", 0.5, "--policy", "qdq"]
     run(*words, *given, "--off", "*.attn.*")
     run(*words, "--batch", 99)
@@ -94,13 +94,13 @@ def test_flags_are_what_is_measured(run, own_calibrated, pictures, monkeypatch):
 
 
 @pytest.mark.slow
-def test_two_ranks_measure_the_same(forked, words, own_calibrated, run, tmp_path):
+def test_two_ranks_measure_the_same(forked, words, own, run, tmp_path):
     one = json.loads(run(*words, "--batch", 2, "--json").out)
     forked(2, *words, "--batch", 2, "--json", tmp_path / "two.json", "--quiet", code=0)
     assert json.loads((tmp_path / "two.json").read_text()) == one
 
 
-def test_wrong_input_is_one_line(run, words, micro, pictures, own_calibrated, tmp_path):
+def test_wrong_input_is_one_line(run, words, micro, pictures, own, tmp_path):
     rest = ["--data-path", pictures]
     assert "calibrate it first" in run("sensitivity", micro / "swin.pth", "--cfg", micro / "swin.yaml", *rest).error(2)
     assert "--policy qdq float: give one" in run(*words, "--policy", "qdq", "float").error(2)
