@@ -100,6 +100,7 @@ def calibrate(
     as it was. SwinQuantError for NaN or infinity in weights or activations, naming the module.
     """
     from swin_quant.base.distributed import World
+    from swin_quant.data.loader import default_workers
     from swin_quant.data.picture_set import PictureSet, source_of
     from swin_quant.exported import model_of
     from swin_quant.quant.calibration import Method
@@ -131,9 +132,10 @@ def calibrate(
                 model.name,
             )
         count = min(len(opened), CALIBRATED_ON) if pictures.count is None else pictures.count
-        split, seed = pictures.split or "", pictures.seed
-        plan = CalibrationPlan.of(count, split=split, seed=seed, method=plan.method, passes=steps)
-        batches = of_pictures(opened, model.preprocess, plan, world)
+        how = {"split": pictures.split or "", "seed": pictures.seed, "max_unreadable": pictures.max_unreadable}
+        plan = CalibrationPlan.of(count, **how, method=plan.method, passes=steps)
+        workers = default_workers(pictures.workers, world.size, count)
+        batches = of_pictures(opened, model.preprocess, plan, world, workers)
     else:
         batches = of_tensors(pictures, model.prepared)
     scratch = Scratch(Path(folder) / f"{model.name}_calib.passes") if folder is not None else Scratch()

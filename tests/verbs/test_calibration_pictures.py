@@ -5,12 +5,15 @@ import re
 import shutil
 import tarfile
 import zipfile
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+import swin_quant as sq
+from swin_quant.base.errors import SwinQuantError
 from swin_quant.verbs.calibration_result import CalibrationPlan
 
 
@@ -166,6 +169,17 @@ def test_too_many_broken_pictures_are_one_error(run, float_flags, own_pictures, 
     saved = sorted(file.name for file in (tmp_path / "out").iterdir())
     kept = [f"swin_micro_calib.{end}" for end in ("json", "pth", "stats.npz")] if split == "val" else []
     assert saved == kept and ("calibrated and saved" in line) is bool(kept)
+
+
+def test_python_keeps_the_limit_of_broken_pictures(model, own_pictures):
+    """Also more broken pictures than the command's default allows."""
+    broken = sorted((own_pictures / "train").rglob("*.png"))[0]
+    broken.write_bytes(b"")
+    some = sq.pictures(own_pictures)
+    with pytest.raises(SwinQuantError, match="1 of 12 pictures are unreadable"):
+        sq.calibrate(model, some)
+    record = sq.calibrate(model, replace(some, max_unreadable=0.2)).card.calibration
+    assert record["unreadable"] == [f"{broken.parent.name}/{broken.name}"]
 
 
 def test_batches_divide_the_pictures_and_hold_at_most_eight():
