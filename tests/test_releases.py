@@ -70,7 +70,7 @@ def test_the_short_form_runs_on_a_release(script, tmp_path):
     """The oldest, the middle or the newest of an engine, at every second commit: each is dear to install."""
     turn = drawn(list(product(script.OLDEST, ("oldest", "middle", "newest"))), 12)
     if not turn:
-        pytest.skip("it is another commit's turn")
+        pytest.skip("it is another commit's turn; this one takes a share of the dry run of the GPU check")
     ((engine, place),) = turn
     try:
         found = script.releases(engine)
