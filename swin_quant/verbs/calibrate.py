@@ -132,8 +132,9 @@ def calibrate(
                 model.name,
             )
         count = min(len(opened), CALIBRATED_ON) if pictures.count is None else pictures.count
-        how = {"split": pictures.split or "", "seed": pictures.seed, "max_unreadable": pictures.max_unreadable}
-        plan = CalibrationPlan.of(count, **how, method=plan.method, passes=steps)
+        how: dict[str, Any] = {"split": pictures.split or "", "seed": pictures.seed}
+        how |= {"max_unreadable": pictures.max_unreadable, "method": plan.method, "passes": steps}
+        plan = CalibrationPlan.of(count, **how)
         workers = default_workers(pictures.workers, world.size, count)
         batches = of_pictures(opened, model.preprocess, plan, world, workers)
     else:
