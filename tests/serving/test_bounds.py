@@ -14,6 +14,7 @@ from urllib.request import Request, urlopen
 import numpy as np
 import pytest
 import torch
+from draws import drawn
 from PIL import Image
 
 from swin_quant.serving.limits import Refused, ServiceLimits
@@ -135,7 +136,7 @@ def test_a_picture_that_is_dear_is_refused_by_its_header_in_our_words(body, stat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["JPEG", "WEBP", "PNG"])
+@pytest.mark.parametrize("kind", drawn(["JPEG", "WEBP", "PNG"], 3))
 def test_a_large_picture_is_decoded_apart_bit_by_bit_as_here(monkeypatch, kind):
     """The picture is also turned as its EXIF says, where the model asks for it."""
     pixels = np.random.default_rng(0).integers(0, 256, (90, 70, 3)).astype(np.uint8)

@@ -6,6 +6,7 @@ import shutil
 import pytest
 import torch
 from commands import command
+from draws import drawn
 from pass_contexts import CutOff, Step, same
 from PIL import Image
 
@@ -317,7 +318,7 @@ def test_ranges_of_a_reconstruction_are_for_its_bits_and_come_from_pictures(
     assert "ranges were chosen by reconstruct" in again.error(2)
 
 
-@pytest.fixture(params=["swin", "swinv2"], scope="module")
+@pytest.fixture(params=drawn(["swin", "swinv2"], 2), scope="module")
 def changed_once(request, write_config, randomise, pictures, tmp_path_factory):
     """A calibrated checkpoint with equalized channels and corrected biases; its original is planted.pth."""
     kind, folder = request.param, tmp_path_factory.mktemp("changed")

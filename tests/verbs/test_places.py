@@ -2,6 +2,7 @@
 verified."""
 
 import pytest
+from draws import drawn
 
 import swin_quant as sq
 from swin_quant.backends.artifact import open_artifact
@@ -31,14 +32,14 @@ def made_of(card):
 
 
 OTHERWISE = [
-    ("--policy", "qdq", "--calibrator", "max"),
-    ("--policy", "cpu", "--pictures", 4),
-    ("--policy", "qdq", "--passes", "fast"),
+    (".", ("--policy", "qdq", "--calibrator", "max")),
+    ("below/it", ("--policy", "cpu", "--pictures", 4)),
+    ("../beside", ("--policy", "qdq", "--passes", "fast")),
 ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("below", "otherwise"), list(zip([".", "below/it", "../beside"], OTHERWISE, strict=True)))
+@pytest.mark.parametrize(("below", "otherwise"), drawn(OTHERWISE, 3))
 def test_another_calibration_does_not_replace_what_an_artifact_was_made_of(run, calibrate, tmp_path, otherwise, below):
     first, _ = calibrate("--policy", "qdq")
     exported = run("export", first, *FOR, "--output", tmp_path / below)

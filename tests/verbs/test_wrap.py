@@ -5,6 +5,7 @@ from collections import OrderedDict
 
 import pytest
 import torch
+from draws import drawn
 from torch import nn
 
 import swin_quant as sq
@@ -291,7 +292,8 @@ def test_a_policy_is_not_searched_for_where_there_are_no_logits_or_nothing_was_w
         sq.search(sq.Model(nn.Linear(3, 4)), [x], "onnxruntime", tmp_path, max_drop=1)
 
 
-@pytest.mark.parametrize("engine", ["onnxruntime", pytest.param("openvino", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", drawn(["onnxruntime", "openvino"], 2))
 def test_unnamed_the_policy_uses_the_whole_grid_behind_relu(engine, tmp_path):
     pytest.importorskip(engine)
     torch.manual_seed(0)

@@ -24,7 +24,8 @@ def test_onnx_runtime_at_every_level(kind, level, entries, exported, run, images
     assert_quantized_alike(run(exported(kind).file, images, level, entries)["logits"], kind)
 
 
-@pytest.mark.parametrize("kind", ["swin", pytest.param("swinv2", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["swin", "swinv2"])
 def test_openvino(kind, exported, images, assert_quantized_alike, exact_on):
     pytest.importorskip("openvino")
     exact_on("openvino")

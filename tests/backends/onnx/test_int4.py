@@ -103,6 +103,7 @@ def test_a_policy_without_such_weights(assert_refused):
     assert_refused("policy qdq has no weights of 4 bits", int4_weights=True)
 
 
+@pytest.mark.slow
 def test_a_file_of_int4_is_checked_like_any_other(exported, tmp_path):
     from swin_quant.base.errors import SwinQuantError
 

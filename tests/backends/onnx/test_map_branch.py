@@ -157,7 +157,7 @@ def test_attributes_that_do_not_fit_are_refused(change, said, library):
 
 
 SHAPE = {"IMG_SIZE": 28, "WINDOW_SIZE": 7, "DEPTHS": [2, 1], "NUM_HEADS": [1, 2], "OUTPUT_KIND": "features"}
-KINDS = [("swin", "cpu-operators", "timm"), ("swinv2", "qdq", "detection")]
+KINDS = [("swin", "cpu-operators", "timm"), pytest.param("swinv2", "qdq", "detection", marks=pytest.mark.slow)]
 
 
 @pytest.mark.parametrize("kind, policy, windows", KINDS, ids=["swin", "swinv2"])

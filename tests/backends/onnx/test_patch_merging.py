@@ -96,7 +96,13 @@ def test_maps_are_merged_with_zeros_beyond_their_edges(case, size, library):
         assert_near(found, wanted)
 
 
-@pytest.mark.parametrize("kind, policy", [pytest.param("swin", "qdq", marks=pytest.mark.kernels), ("swinv2", "cpu")])
+@pytest.mark.parametrize(
+    "kind, policy",
+    [
+        pytest.param("swin", "qdq", marks=pytest.mark.kernels),
+        pytest.param("swinv2", "cpu", marks=pytest.mark.slow),
+    ],
+)
 def test_a_file_with_the_operator_is_the_plain_file(kind, policy, exported, with_operators, images):
     plain, own = exported(kind, policy), exported(kind, policy, plugin=MERGING)
     nodes = [node for node in onnx.load(own.file).graph.node if node.op_type == "PatchMerging"]

@@ -19,6 +19,7 @@ def test_every_quantized_product_is_an_integer_one_in_plain_sessions(kind, polic
         assert (found.quantized, found.integer, found.floats) == (products, products, ())
 
 
+@pytest.mark.slow
 def test_a_file_that_runs_in_float_is_not_called_int8(exported, tmp_path):
     """Biases of one dimension: what ONNX Runtime made of a fixed batch, and what is said of it."""
     model = onnx.load(exported("swin", "onnxruntime", batch=2).file)

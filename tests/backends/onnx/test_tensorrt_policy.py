@@ -116,6 +116,7 @@ def test_inspect_finds_every_block_quantized_and_fusible(kind, policy, format, e
     assert float8 == (format == "float8") and report.to_dict()[f"{format}_gemms"] == len(own) == len(report.gemms) - 2
 
 
+@pytest.mark.slow
 @KINDS
 @FORMATS
 def test_dequantized_q_and_k_feed_the_product_which_a_transposition_comes_before(kind, policy, trt):

@@ -14,6 +14,7 @@ from swin_quant.report.verdict import of_card
 pytest.importorskip("vl_convert")
 
 
+@pytest.mark.slow
 def test_what_to_deploy_stands_first_with_the_names_of_files_alone():
     record = {**ARTIFACT, "file": "x<1>_int8_openvino.onnx", "options": {"target": "openvino"}}
     scored = dataclasses.replace(card_of(TORCH, OWN, INT8), artifact=record)

@@ -92,6 +92,7 @@ def test_an_embedding_of_what_was_calibrated_as_a_classifier(exports, pictures, 
     assert "predict is about logits, and this model gives embedding" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_where_there_are_no_logits_what_is_about_them_is_refused(exports, pictures, tmp_path, capsys):
     scoring = ["--cfg", str(exports.config), "--opts", "MODEL.OUTPUT_KIND", "features", "--data-path", str(pictures)]
     answers = ["--answers", str(tmp_path / "answers"), "--half", "none"]
