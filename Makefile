@@ -9,6 +9,8 @@ TORCH_INDEX ?=
 WORKERS ?= 2
 
 TORCH := torch==2.13.0
+# OpenMMLab's libraries, which tests compare with; they ask for OpenCV's build with windows, the extra dev has the other.
+PUBLISHERS := mmpretrain mmengine mmcv-lite
 BIN := .venv/bin
 STAMP := .venv/.installed
 PYTEST := OMP_NUM_THREADS=1 MAKEFLAGS= $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
@@ -17,7 +19,7 @@ PIP := $(BIN)/python -m pip install --no-compile --disable-pip-version-check --c
 # Keep compiled modules whatever the environment says: else each worker and each command compiles all of them again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test test-all quick-tests all-tests kernels dry-run faults releases fuzz test-cpus lint pins dist site clean
+.PHONY: help demo test test-all nightly quick-tests all-tests kernels dry-run faults releases fuzz test-cpus lint pins dist site clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -38,6 +40,10 @@ quick-tests:
 
 all-tests:
 	$(PYTEST)
+
+nightly: $(STAMP)  ## what is too slow for CI, or needs what CI does not install (ray)
+	$(PIP) --quiet --no-build-isolation --editable '.[ray]'
+	$(PYTEST) tests/nightly
 
 kernels: $(STAMP)  ## every test of the CUDA engine's kernels: after a change of them; CI then runs a sample
 	KERNELS=all $(PYTEST) tests/backends/cuda
@@ -93,6 +99,7 @@ $(STAMP): pyproject.toml constraints.txt swin_quant/base/__init__.py
 	$(PIP) --no-deps $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(TORCH)
 	$(PIP) hatchling
 	$(PIP) --no-build-isolation --editable '.[dev]'
+	$(PIP) --no-deps $(PUBLISHERS)
 	touch $@
 
 dist: $(STAMP)  ## sdist and wheel, checked, in dist/

@@ -18,7 +18,7 @@ else:
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-OF_DEVELOPERS = ("dev", "docs", "notebooks", "ray", "release", "test-hf")
+OF_DEVELOPERS = ("dev", "docs", "notebooks", "ray", "release")
 PIN = re.compile(r'(?P<name>[\w.-]+)==[\w.]+(?P<marker> ; python_version (<|>=) "3\.11")?')
 
 
