@@ -23,11 +23,24 @@ from swin_quant.checkpoint.unsupported import larger_model
 from swin_quant.config.timm import HEADS
 
 _WRAPPER = re.compile(r"((_orig_mod|module|model|net|network|_?model_ema|ema_model|ema|teacher|student)\.)*")
-_OF_A_SWIN = re.compile(
-    r"(patch_embed|absolute_pos_embed|layers[._]\d+\.(blocks\.\d+|downsample)|norm\.|"
-    r"(swin(v2)?\.)?(embeddings\.|layernorm\.|encoder\.layers\.\d+\.blocks\.\d+\.(attention|layernorm_|interm|output)))"
-)
-_BLOCK = re.compile(r"(swin(v2)?\.)?(encoder\.)?layers[._]0\.blocks\.0\.")
+# Keys that every model of a convention has: its first block, by which roots are found, its embedding, its final norm.
+# A backbone has no final norm; then the root with the fewest missing anchors is the model's.
+ANCHORS = {
+    "Microsoft": ("layers.0.blocks.0.norm1.weight", "patch_embed.proj.weight", "norm.weight"),
+    "timm features": ("layers_0.blocks.0.norm1.weight", "patch_embed.proj.weight"),
+    **{
+        name: (
+            f"{prefix}encoder.layers.0.blocks.0.layernorm_before.weight",
+            f"{prefix}embeddings.patch_embeddings.projection.weight",
+            f"{prefix}layernorm.weight",
+        )
+        for name, prefix in (
+            ("transformers", "swin."),
+            ("transformers V2", "swinv2."),
+            ("transformers without a head", ""),
+        )
+    },
+}
 _HEAD = re.compile(rf"({'|'.join(map(re.escape, sorted(HEADS, key=len, reverse=True)))}|cls_head)\.(weight|bias)")
 _FEWEST = 0.5  # a root with fewer than this share of the best root's keys is no second model
 EMA, RAW = "ema", "raw"
@@ -56,9 +69,7 @@ def find_swin(state: Mapping[str, Tensor], asked: str, file: Path) -> FoundModel
 
     `names` takes off a prefix of wrappers alone, with nothing beside it.
     """
-    roots = _roots(state, lambda name: _OF_A_SWIN.match(name) is not None)
-    swins = {root for key in state for root, name in _splits(key) if _BLOCK.match(name)}
-    whole_ones = [root for root in roots if root in swins and (_WRAPPER.fullmatch(root) or _head_of(state, root))]
+    whole_ones = [root for root in swin_roots(state) if _WRAPPER.fullmatch(root) or _head_of(state, root)]
     if not whole_ones or larger_model(state):
         return FoundModel(dict(state))
     found = _below(state, whole_ones, asked, file, _HEAD.fullmatch)
@@ -77,13 +88,33 @@ def find_model(state: Mapping[str, Tensor], wanted: Iterable[str], asked: str, f
     return _below(state, roots, asked, file, names.__contains__) if roots else FoundModel(dict(state))
 
 
+def swin_roots(state: Mapping[str, Any]) -> list[str]:
+    """Find the roots of the Swins in a file, the shortest first: under each lie the anchors of one convention.
+
+    Where no root has all anchors of its convention, those with the fewest missing ones are returned.
+    """
+    missing = {
+        key.removesuffix(first): sum(f"{key.removesuffix(first)}{anchor}" not in state for anchor in anchors)
+        for first, *anchors in ANCHORS.values()
+        for key in state
+        if key == first or key.endswith(f".{first}")
+    }
+    best = [root for root, count in missing.items() if count == min(missing.values())]
+    return _apart(sorted(best, key=len))
+
+
 def _roots(state: Mapping[str, Tensor], is_own: Callable[[str], bool]) -> list[str]:
     """The prefixes of a model's names, one for each model, the one with most keys first."""
     votes = Counter(root for key in state for root, name in _splits(key) if is_own(name))
     best = max(votes.values(), default=0)
     left = sorted((r for r, count in votes.items() if count >= _FEWEST * best), key=lambda r: (-votes[r], len(r)))
+    return _apart(left)
+
+
+def _apart(roots: Sequence[str]) -> list[str]:
+    """`roots` without those that lie inside a model found earlier."""
     found: list[str] = []
-    for root in left:
+    for root in roots:
         if not any(_same_model(root, other) for other in found):
             found.append(root)
     return found
