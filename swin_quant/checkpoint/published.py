@@ -188,12 +188,12 @@ def _read_file(described: Description, source: Source, node: str) -> None:
 
 
 def _read_trainer(described: Description, args: Mapping[str, Any], name: str, where: str, node: str) -> None:
-    """Read the arguments of timm's training script; None means the default of the architecture `name`."""
+    """Read the arguments of timm's training script; None or "" means the default of the architecture `name`."""
     timm = import_timm()
     usual = timm.get_pretrained_cfg(name).to_dict() if timm.is_model(name) else {}
     size = args.get("img_size")
     own = {"input_size": None if size is None else [3, size, size], "num_classes": None}
-    own |= {key: args[key] for key in (*own, *_PREPARED) if args.get(key) is not None}
+    own |= {key: args[key] for key in (*own, *_PREPARED) if args.get(key) not in (None, "")}
     kept = {key: usual[key] for key in (*_PREPARED, "input_size", "crop_mode") if key in usual}
     config = kept | {key: value for key, value in own.items() if value is not None}
     layout = {"architecture": name, "pretrained_cfg": config, "model_args": args.get("model_kwargs")}
