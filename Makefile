@@ -41,10 +41,6 @@ quick-tests:
 all-tests:
 	$(PYTEST)
 
-nightly: $(STAMP)  ## what is too slow for CI, or needs what CI does not install (ray)
-	$(PIP) --quiet --no-build-isolation --editable '.[ray]'
-	$(PYTEST) tests/nightly
-
 kernels: $(STAMP)  ## every test of the CUDA engine's kernels: after a change of them; CI then runs a sample
 	KERNELS=all $(PYTEST) tests/backends/cuda
 	$(BIN)/python tests/helpers/kernels_green.py
@@ -101,6 +97,10 @@ $(STAMP): pyproject.toml constraints.txt swin_quant/base/__init__.py
 	$(PIP) --no-build-isolation --editable '.[dev]'
 	$(PIP) --no-deps $(PUBLISHERS)
 	touch $@
+
+nightly: $(STAMP)  ## what is too slow for CI, or needs what CI does not install (ray)
+	$(PIP) --quiet --no-build-isolation --editable '.[ray]'
+	$(PYTEST) tests/nightly
 
 dist: $(STAMP)  ## sdist and wheel, checked, in dist/
 	$(PIP) --quiet --no-build-isolation --editable '.[release]'

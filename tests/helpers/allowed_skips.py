@@ -1,4 +1,4 @@
-"""The reasons for which CI may skip a test. A skip for a missing library fails the run, any other unlisted one is shown."""
+"""The reasons for which CI may skip a test. A missing library fails the run; other reasons are shown."""
 
 import re
 from collections import Counter
