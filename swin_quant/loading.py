@@ -226,10 +226,10 @@ def baseline_of(
         weights, own = dict(float_model.named_parameters()), dict(model.module.named_parameters())
         same = own.keys() == weights.keys() and all(torch.equal(value, weights[name]) for name, value in own.items())
         return None if same else Baseline(float_model)
+    if original is None and model.original is not None:
+        return Baseline(model.original, whose=whose_weights(card))
     if original is None and not card.has_own_weights:
         return None
-    if original is None and model.original is not None and (whose := whose_weights(card)):
-        return Baseline(model.original, whose=whose)
     if original is None and not card.config:
         log.warning("%s", missing(card))
         return unnamed_baseline(card)

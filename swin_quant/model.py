@@ -1,5 +1,6 @@
 """A network with all that belongs to it, and how it is written: checkpoint, statistics and run card."""
 
+import copy
 import hashlib
 import re
 from collections.abc import Callable, Mapping
@@ -127,8 +128,6 @@ class Model:
     calibrated a wrapped module.
     """
 
-    # The float network before passes changed its weights, where no config tells how to build it again.
-    original: nn.Module | None = None
     examples: Tensor | None = None
 
     def __init__(
@@ -144,6 +143,8 @@ class Model:
         self.card = card or RunCard(name, {}, preprocess.to_dict() if preprocess else {})
         self.file = file
         self._saved = _weights_digest(module) if file else None
+        self._original: nn.Module | None = None
+        self._stood_for = self._saved  # the weights of which `_original` is the float module
         self._looked = False  # at what it is called with
         self.took = ""
         self.calibration: Calibration | None = None
@@ -240,6 +241,29 @@ class Model:
     def is_changed(self) -> bool:
         """Whether its weights are no longer those of its `file`; ranges do not count. False where it has none."""
         return self.file is not None and _weights_digest(self.module) != self._saved
+
+    @property
+    def original(self) -> nn.Module | None:
+        """The float network of its weights as they were given, before a fold or a pass; None where it is not known: it
+        was not kept, or other weights were loaded or trained since."""
+        is_known = self._original is not None and _weights_digest(self.module) == self._stood_for
+        return self._original if is_known else None
+
+    def keep_original(self, original: nn.Module | None = None) -> bool:
+        """Keep the float network that comparisons refer to: `original`, else the one that is kept if the weights are
+        still its own, else a copy of the module; False for a copy of weights that are new."""
+        now = _weights_digest(self.module)
+        is_same = now == self._stood_for
+        if original is not None:
+            self._original = original
+        elif not is_same or (self._original is None and not self.card.has_own_weights):
+            self._original = copy.deepcopy(self.module)
+        self._stood_for = now
+        return is_same or original is not None
+
+    def keep_weights(self) -> None:
+        """Note that a fold or passes changed the weights, whose original stays the same."""
+        self._stood_for = _weights_digest(self.module)
 
     @property
     def is_calibrated(self) -> bool:

@@ -17,6 +17,7 @@ from swin_quant.data.inputs import Inputs
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.model import Model
 from swin_quant.models.captured import captured
+from swin_quant.quant.fold import is_fold_exact
 from swin_quant.quant.policy import apply_policy, policy_from_dict
 
 _CLOSE = 1e-4  # share of the largest output: folded constants may round otherwise
@@ -78,6 +79,8 @@ def wrap(
         if not has_classes:
             network.output_kind, network.any_size, network.output_names = FEATURES, False, tuple(wanted)
         found = network.eval()(images)
+        if not is_fold_exact(network, images):
+            network.foldable, network.own_exchanges = {}, ()
     for ours, theirs in zip(found if isinstance(found, list) else [found], wanted.values(), strict=True):
         if (ours - theirs).abs().max() > _CLOSE * theirs.abs().max():
             raise SwinQuantError(
@@ -88,7 +91,24 @@ def wrap(
     if inputs:
         how["inputs"] = inputs.records()
     made = preprocess.to_dict() if preprocess else {}
-    return Model(network, card=RunCard(name, {}, made, wrapped=how, class_names=list(class_names)))
+    model = Model(network, card=RunCard(name, {}, made, wrapped=how, class_names=list(class_names)))
+    model.keep_original(GivenModule(copy.deepcopy(module).eval(), places, inputs))
+    return model
+
+
+class GivenModule(nn.Module):
+    """A copy of the module as the user gave it, which every comparison refers to: [B, *input_shape] -> the outputs at
+    `places` in the tree of its output, a single one alone."""
+
+    def __init__(self, module: nn.Module, places: Sequence[int], inputs: Inputs | None) -> None:
+        super().__init__()
+        self.module, self.places, self.inputs = module, tuple(places), inputs
+
+    def forward(self, images: Tensor) -> Tensor | list[Tensor]:
+        output = self.module(**self.inputs.unpack(images)) if self.inputs else self.module(images)
+        leaves, _ = _pytree.tree_flatten(output)
+        found = [leaves[place] for place in self.places]
+        return found[0] if len(found) == 1 else found
 
 
 def wrapped_again(checkpoint: OpenedCheckpoint, module: nn.Module, device: str = "cpu") -> Model:

@@ -115,8 +115,10 @@ def output_role(node: fx.Node, root: nn.Module, norms: Mapping[str, str]) -> Rol
 
 
 def foldable(graph: fx.Graph, root: nn.Module) -> dict[str, str]:
-    """Maps each batch norm that alone reads a layer to that layer, if both run once."""
+    """Maps each batch norm that alone reads a layer to that layer, if both run once and nothing else reads their
+    parameters."""
     calls = [str(node.target) for node in graph.nodes if node.op == "call_module"]
+    read = {str(node.target).rpartition(".")[0] for node in graph.nodes if node.op == "get_attr"}
     found = {}
     for node in graph.nodes:
         if word_of(node, root) not in NORMS or node.op != "call_module" or not isinstance(node.args[0], fx.Node):
@@ -124,6 +126,7 @@ def foldable(graph: fx.Graph, root: nn.Module) -> dict[str, str]:
         layer = node.args[0]
         names = str(node.target), str(layer.target)
         alone = layer.op == "call_module" and len(layer.users) == 1 and all(calls.count(name) == 1 for name in names)
+        alone = alone and read.isdisjoint(names)
         tracked = getattr(root.get_submodule(names[0]), "running_var", None) is not None
         if alone and tracked and word_of(layer, root) in LAYERS:
             found[names[0]] = names[1]

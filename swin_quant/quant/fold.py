@@ -6,12 +6,14 @@ is trained with its norms and calibrated without; a state_dict of either kind fi
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from swin_quant.quant.layer import computed
+from swin_quant.quant.layer import Borrowed, Lender, computed
+from swin_quant.quant.outputs import rows
 
 COUNTERS = ".num_batches_tracked"
 _KEYS = ("weight", "bias", "running_mean", "running_var")
@@ -52,18 +54,50 @@ def fold(model: nn.Module) -> None:
         layer.weight = nn.Parameter(weight)
         layer.bias = nn.Parameter(bias)
         model.set_submodule(name, Folded(norm))
+    for layer in model.modules():
+        if isinstance(layer, Borrowed):  # what it shared with a folded layer is now its own, and lies in files
+            layer.sources = {own: _own_now(model, layer, own, source) for own, source in layer.sources.items()}
+
+
+def _own_now(model: nn.Module, layer: Borrowed, own: str, source: Lender) -> Lender:
+    if source.function is not None or getattr(layer, own) is _parameter(model, source.keys[0]):
+        return source
+    return replace(source, function=torch.clone)
+
+
+def _parameter(model: nn.Module, key: str) -> Any:
+    owner, _, own = key.rpartition(".")
+    return getattr(model.get_submodule(owner), own)
+
+
+@torch.no_grad()
+def is_fold_exact(model: nn.Module, images: Tensor, tolerance: float = 1e-3) -> bool:
+    """Whether `model`, in evaluation mode, gives the same outputs when its norms are folded; it is left as it was.
+
+    `tolerance`: the allowed difference, as a share of an output's largest magnitude.
+    """
+    wanted, undo = rows(model(images)), unfolding(model)
+    try:
+        fold(model)
+        found = rows(model(images))
+    finally:
+        undo()
+    return bool((found - wanted).abs().max() <= tolerance * wanted.abs().max())
 
 
 def unfolding(model: nn.Module) -> Callable[[], None]:
     """A function that undoes a later `fold`: it restores the norms of `model` and the weights before them."""
     parts = [(name, model.get_submodule(name), model.get_submodule(layer)) for name, layer in norms_of(model).items()]
     weights = [(layer, layer.weight, layer.bias) for *_, layer in parts]
+    borrowed = [(layer, dict(layer.sources)) for layer in model.modules() if isinstance(layer, Borrowed)]
 
     def undo() -> None:
         for name, norm, _ in parts:
             model.set_submodule(name, norm)
         for layer, weight, bias in weights:
             layer.weight, layer.bias = weight, bias
+        for borrower, sources in borrowed:
+            borrower.sources = sources
 
     return undo
 

@@ -36,12 +36,13 @@ class Baseline:
     """The models beside a checkpoint whose weights are not the original's; None for a model that is not found.
 
     `original`: the float model. `ptq`: for QAT, the calibrated model at its start; `ptq_calibrator`: the methods that
-    found its ranges, if they were searched again. `whose`: the name of its own weights, qat or ptq.
+    found its ranges, if they were searched again. `whose`: the name of its own weights, qat or ptq; None: they are the
+    original's, a module as the user gave it.
     """
 
     original: nn.Module | None = None
     ptq: nn.Module | None = None
-    whose: str = QAT
+    whose: str | None = QAT
     ptq_calibrator: str | None = None
 
 
@@ -171,6 +172,8 @@ def engines_beside(
             if engine.policy
         }
     (_, unquantized), *quantized = torch_engines(model, device, None, policies).items()
+    if baseline.whose is None:
+        return engines | dict(quantized)
     found = [*quantized, (UNQUANTIZED[baseline.whose], unquantized)]
     return engines | {key: replace(engine, weights=baseline.whose) for key, engine in found}
 
@@ -178,4 +181,5 @@ def engines_beside(
 def engines_of_original(baseline: Baseline, device: torch.device, half: str | None) -> dict[str, Engine]:
     """float32 and `half` of the original, by label; no engine if it was not found."""
     engines = torch_engines(baseline.original, device, half) if baseline.original else {}
-    return {key: replace(engine, weights=ORIGINAL) for key, engine in engines.items()}
+    weights = ORIGINAL if baseline.whose else None
+    return {key: replace(engine, weights=weights) for key, engine in engines.items()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -140,8 +139,13 @@ def calibrate(
     else:
         batches = of_tensors(pictures, model.prepared)
     scratch = Scratch(Path(folder) / f"{model.name}_calib.passes") if folder is not None else Scratch()
-    with all_or_nothing(model.module):
-        calibrate_model(model, batches, chosen, plan, world, scratch)
+    before = dict(vars(model))
+    try:
+        with all_or_nothing(model.module):
+            calibrate_model(model, batches, chosen, plan, world, scratch)
+    except BaseException:
+        vars(model).update(before)
+        raise
     scratch.clear()
     return model
 
@@ -155,7 +159,8 @@ def calibrate_model(
     from swin_quant.verbs.calibration_result import calibrated_on
 
     source = _source(model)  # before passes change its weights
-    before = model.card if model.card.has_own_weights or model.card.calibration else None
+    is_known = bool(model.card.config) or model.keep_original()
+    before = model.card if is_known and (model.card.has_own_weights or model.card.calibration) else None
     apply_policy(model.module, policy)
     passes = plan.passes.for_model(model.module)
     names = model.class_names
@@ -163,8 +168,6 @@ def calibrate_model(
         with contextlib.suppress(UsageError):  # it need not say how many classes it has
             names = stated(batches.class_names, model.classes)
     result = calibrated_on(model.module, batches, plan.method)
-    if model.original is None and not model.card.config:
-        model.original = copy.deepcopy(model.module)
     result = result.improved(model.module, passes, world, before, scratch)
     model.card = model.card.with_new_weights(
         source=source,
@@ -175,6 +178,8 @@ def calibrate_model(
         class_names=names,
     )
     model.calibration, model.file = result.calibration, None
+    if not model.card.config:
+        model.keep_weights()
     model.examples = result.images[0][1][:KEPT].cpu() if model.card.wrapped and result.images else None
 
 

@@ -302,10 +302,10 @@ class PolicyCosts:
     def _original(self) -> nn.Module | None:
         """The float model that the user had, if passes changed the weights; None for a QAT model, its own original."""
         card = self.subject.card
+        if (given := self.subject.original) is not None:
+            return given.to(self.world.device).eval()
         if card.is_qat or not card.has_own_weights:
             return None
-        if self.subject.original is not None:
-            return self.subject.original.to(self.world.device).eval()
         file = original_of(card, [self.file.resolve().parent])
         if file is None:
             log.warning(

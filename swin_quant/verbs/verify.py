@@ -120,7 +120,7 @@ def verify_artifact(
         preprocess_of,
     )
     from swin_quant.quant.watch import eval_mode
-    from swin_quant.score.baseline import engines_beside, unnamed_baseline
+    from swin_quant.score.baseline import Baseline, engines_beside, unnamed_baseline
     from swin_quant.score.run_engines import infer, infer_batches
 
     place = options.place
@@ -131,7 +131,9 @@ def verify_artifact(
     origin, policies = load_origin(artifact, cfg, checkpoint, world, origin)
     shown = pictures() if callable(pictures) else pictures
     policies = policies if is_quantized(artifact.record["precision"]) else []
-    references = engines_beside(origin.module, world.device, None, policies, unnamed_baseline(artifact.card))
+    is_given = origin.original is not None and not artifact.card.has_own_weights
+    baseline = Baseline(origin.original, whose=None) if is_given else unnamed_baseline(artifact.card)
+    references = engines_beside(origin.module, world.device, None, policies, baseline)
     engines = load_engines(artifact, names, options.engines.options(world.device.type))
     everything = references | engines
     with eval_mode(origin.module):
