@@ -61,7 +61,8 @@ def wrap(
     images = images.to(device)
     with torch.no_grad():
         try:
-            result, again = (original(**inputs.unpack(images)) if inputs else original(images) for _ in range(2))
+            given = [images.clone() for _ in range(2)]  # it may write into its input
+            result, again = (original(**inputs.unpack(one)) if inputs else original(one) for one in given)
         except Exception as error:
             shown = f"inputs {listed(inputs.names, 8)}" if inputs else list(images.shape)
             raise SwinQuantError(f"{name}: does not take {shown}: {first_line(error)[:200]}") from error

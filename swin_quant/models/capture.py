@@ -50,9 +50,6 @@ def capture(
     `any_size`: for every height and width too, if the module can. `outputs`: the positions of the wanted outputs in the
     tree of its output. SwinQuantError names `what`, the obstacle, and the line of the user's code.
     """
-    for part in module.modules():
-        if getattr(part, "inplace", False):
-            part.inplace = False  # type: ignore[assignment]  # a flag of torch's activations
     named = pictures if isinstance(pictures, Mapping) else {}
     given = tuple(named.values()) or (pictures,)
     shapes: Any = torch.export.ShapesCollection()
@@ -78,11 +75,14 @@ def capture(
     graph.owning_module = module  # type: ignore[assignment] # it expects modules only
     _mark_dependence(graph)
     _fold_constants(graph, module)
-    _call_modules(graph, module)
     if not _out_of_place(graph):
         if decompose:
             raise SwinQuantError(f"{what}: writes into tensors in a way that is not supported")
         return capture(module, pictures, what, any_size=any_size, outputs=outputs, decompose=True)
+    for part in module.modules():
+        if getattr(part, "inplace", False):
+            part.inplace = False  # type: ignore[assignment]  # the graph has what it wrote
+    _call_modules(graph, module)
     for node in graph.nodes:
         if node.target is torch.ops.aten.view.default:  # strides are from another pass
             node.target = torch.ops.aten.reshape.default
@@ -187,7 +187,7 @@ def _on_attributes(
         elif kind != "USER_INPUT":
             raise SwinQuantError(f"{what}: reads {spec.target or spec.arg.name}, which is no tensor: not supported")
     kinds = [spec.kind.name for spec in program.graph_signature.output_specs]
-    if set(kinds) != {"USER_OUTPUT"}:
+    if not {*kinds} <= {"USER_OUTPUT", "USER_INPUT_MUTATION"}:
         raise SwinQuantError(f"{what}: its forward pass changes buffers in evaluation: a state is not supported")
     graph, copies = fx.Graph(), {}
     names = iter(inputs)
@@ -199,6 +199,7 @@ def _on_attributes(
             copies[node] = graph.placeholder(next(names, node.name))
             copies[node].meta = dict(node.meta)
     flat = _copy(program.graph_module, graph, copies)
+    flat = [one for one, kind in zip(flat, kinds, strict=True) if kind == "USER_OUTPUT"]  # pictures stay as they are
     wanted = list(flat) if outputs is None else [flat[place] for place in outputs]
     alone = len(wanted) == 1 and (outputs is not None or program.call_spec.out_spec.is_leaf())
     graph.output(wanted[0] if alone else wanted)

@@ -170,6 +170,9 @@ def captured(
     for node in list(graph.nodes):
         if word_of(node, module) == "scaleddotproductattention":
             _spell_out(graph, node, module, what)
+        if packet(node).startswith("conv") and any(isinstance(_size(one), torch.SymInt) for one in node.args[6:]):
+            remedy = "multiply patches (torch.nn.functional.unfold) by the kernels with torch.matmul"
+            raise SwinQuantError(f"{what}: {node.name} has kernels for each picture, which no engine takes: {remedy}")
     take_from_nearby(graph)
     _call_norms(graph, module)
     layers = quantized_layers(graph, module, stem)
@@ -186,6 +189,11 @@ def captured(
     network = CapturedNetwork(module, graph, input_shape, classes, norms)
     network.inputs = inputs
     return network
+
+
+def _size(argument: Any) -> Any:
+    """The value of a node without data; any other argument itself."""
+    return argument.meta.get("val") if isinstance(argument, fx.Node) else argument
 
 
 def _call_norms(graph: fx.Graph, root: nn.Module) -> None:

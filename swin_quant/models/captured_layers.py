@@ -1,7 +1,7 @@
 """Replace the linears and convolutions of a captured graph by ours, which take over their parameters."""
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -110,12 +110,26 @@ def _own_name(node: fx.Node, root: nn.Module) -> str:
     if not isinstance(weight, fx.Node) or weight.op != "get_attr" or own != "weight" or not name:
         return ""
     module = root.get_submodule(name)
+    its_bias = None if getattr(module, "bias", None) is None else f"{name}.bias"
+    if its_bias != getattr(bias, "target", bias) or not _multiplies_as(module, node):
+        return ""
     if isinstance(module, QuantizedLayer):
         return name
-    its_bias = None if getattr(module, "bias", None) is None else f"{name}.bias"
     alone = not list(module.children()) and {*module._parameters} <= {"weight", "bias"}
-    same = its_bias == getattr(bias, "target", bias) and all(_same_product(node, user) for user in weight.users)
-    return name if alone and same else ""
+    return name if alone and all(_same_product(node, user) for user in weight.users) else ""
+
+
+def _multiplies_as(module: Any, node: fx.Node) -> bool:
+    """Whether torch's own convolution, or ours, has the stride, padding, dilation and groups of an operation."""
+    if type(module) not in _PLAIN and not isinstance(module, QuantizedLayer) or isinstance(module, nn.Linear):
+        return True
+    own = module.stride, module.padding, module.dilation, module.groups
+    dims = module.weight.dim() - 2
+
+    def tuples(how: Sequence[Any]) -> list[Any]:
+        return [tuple(one) if isinstance(one, list | tuple) else (one,) * dims for one in how]
+
+    return module.padding_mode == "zeros" and tuples(own) == tuples(_how(node))
 
 
 def _same_product(node: fx.Node, other: fx.Node) -> bool:

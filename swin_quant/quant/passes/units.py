@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from swin_quant.base.progress import track
+from swin_quant.quant.outputs import Output, rows
 from swin_quant.quant.watch import watching
 
 
@@ -90,14 +91,19 @@ def given_by(units: Mapping[str, nn.Module], model: nn.Module, images: Tensor) -
     """The output of `model`, and the outputs of its `units` by name."""
     seen: dict[str, Tensor] = {}
 
-    def look(name: str, module: nn.Module, inputs: tuple[Any, ...], y: Tensor) -> None:
-        seen[name] = y.float()
+    def look(name: str, module: nn.Module, inputs: tuple[Any, ...], y: Output) -> None:
+        seen[name] = _joined(y).float()
 
     with watching({name: model.get_submodule(name) for name in units}, look):
         return model(images), seen
 
 
 @torch.inference_mode()
-def through(unit: Callable[[Tensor], Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
-    """The output of a unit for each batch."""
-    return [unit(x) for x in inputs]
+def through(unit: Callable[[Tensor], Output], inputs: Sequence[Tensor]) -> list[Tensor]:
+    """The output of a unit for each batch; several outputs, of a whole network, are concatenated, [B, N]."""
+    return [_joined(unit(x)) for x in inputs]
+
+
+def _joined(output: Output) -> Tensor:
+    """A unit's output; several outputs, of a whole network, as rows."""
+    return output if isinstance(output, Tensor) else rows(output)

@@ -1,0 +1,135 @@
+"""Plain PyTorch that is captured as it computes: writes in place, weights read twice, kernels from the input."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import swin_quant as sq
+
+
+def _module(run, **parts):
+    """A module with these parts whose forward pass is `run`, a function of it and its input."""
+
+    class Module(nn.Module):
+        def __init__(self):
+            super().__init__()
+            for name, part in parts.items():
+                setattr(self, name, part())
+
+        def forward(self, x):
+            return run(self, x)
+
+    return Module()
+
+
+def _conv(channels=8, **options):
+    return lambda: nn.Conv2d(3, channels, 3, **options)
+
+
+def _then(kind, **options):
+    """A convolution, and an activation in place whose input is read again."""
+
+    def run(net, x):
+        t = net.a(x)
+        return net.b(net.act(t)) + t
+
+    return lambda: _module(run, a=_conv(), act=lambda: kind(inplace=True, **options), b=lambda: nn.Conv2d(8, 8, 1))
+
+
+def _of_view(net, x):
+    t = net.a(x)
+    net.act(t[:, :4])
+    return net.b(t) + t
+
+
+def _item(net, x):
+    t = net.a(x)
+    t[:, 0] = t[:, 1] * 2
+    t[:, 2:4] += 1
+    return net.b(t)
+
+
+def _per_picture(net, x):
+    batch, channels, height, width = x.shape
+    kernels = net.kernels(x.mean((2, 3))).reshape(batch * channels, 1, 3, 3)
+    y = F.conv2d(x.reshape(1, batch * channels, height, width), kernels, padding=1, groups=batch * channels)
+    return net.out(y.reshape(x.shape))
+
+
+def _tokens(x):
+    return x.flatten(2).transpose(1, 2)
+
+
+def _tokens_linear():
+    return nn.Linear(3, 8)
+
+
+MODULES = {
+    **{kind.__name__: _then(kind) for kind in (nn.ReLU, nn.SiLU, nn.Hardswish, nn.LeakyReLU, nn.ReLU6, nn.Dropout)},
+    "view": lambda: _module(_of_view, a=_conv(), act=lambda: nn.ReLU(inplace=True), b=lambda: nn.Conv2d(8, 8, 1)),
+    "item": lambda: _module(_item, a=_conv(), b=lambda: nn.Conv2d(8, 8, 1)),
+    "pictures": lambda: nn.Sequential(nn.ReLU(inplace=True), nn.Conv2d(3, 8, 3)),
+    "normalised": lambda: _module(lambda net, x: net.a(x.sub_(0.5).div_(2)), a=_conv()),
+    "bias": lambda: _module(lambda net, x: net.a(_tokens(x)) + F.linear(_tokens(x), net.a.weight), a=_tokens_linear),
+    "bias first": lambda: _module(
+        lambda net, x: F.linear(_tokens(x), net.a.weight) + net.a(_tokens(x)), a=_tokens_linear
+    ),
+    "dilation": lambda: _module(
+        lambda net, x: net.a(x)[:, :, 1:-1, 1:-1] + F.conv2d(x, net.a.weight, net.a.bias, dilation=2), a=_conv()
+    ),
+    "stride first": lambda: _module(
+        lambda net, x: F.conv2d(x, net.a.weight, net.a.bias, 2, 1) + F.avg_pool2d(net.a(x), 2), a=_conv(padding=1)
+    ),
+    "circular": lambda: _module(
+        lambda net, x: net.a(x) + F.conv2d(x, net.a.weight, net.a.bias, padding=1),
+        a=_conv(padding=1, padding_mode="circular"),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", MODULES)
+def test_it_computes_what_the_module_does_in_float_in_int8_and_on_an_engine(kind, tmp_path):
+    pytest.importorskip("onnxruntime")
+    torch.manual_seed(0)
+    module, x = MODULES[kind]().eval(), torch.randn(6, 3, 8, 8)
+    model = sq.wrap(copy.deepcopy(module), 8, name="mine")
+    with torch.no_grad():
+        for batch in (1, 3, 5):
+            given = x[:batch].clone()
+            torch.testing.assert_close(model.module(given), module(given.clone()))
+            assert torch.equal(given, x[:batch]), "it changes its input"
+        wanted = module(x.clone())
+    sq.calibrate(model, [x[:3], x[3:]], "qdq", passes=[])
+    noise = model(x) - wanted
+    assert wanted.square().sum() > 1000 * noise.square().sum()
+    noise = sq.export(model, "onnxruntime", tmp_path).load()(x) - wanted
+    assert wanted.square().sum() > 1000 * noise.square().sum()
+
+
+def test_several_outputs_with_outlying_channels_are_calibrated():
+    torch.manual_seed(0)
+    heads = {"a": _conv(padding=1), "b": lambda: nn.Conv2d(8, 5, 1), "c": lambda: nn.Conv2d(8, 4, 1)}
+
+    def run(net, x):
+        t = F.relu(net.a(x))
+        return [net.b(t), net.c(t)]
+
+    module, x = _module(run, **heads).eval(), torch.randn(6, 3, 8, 8)
+    with torch.no_grad():
+        module.a.weight[0] *= 100
+        module.b.weight[:, 0] /= 100
+        module.c.weight[:, 0] /= 100
+        wanted = module(x)
+    model = sq.calibrate(sq.wrap(copy.deepcopy(module), 8), [x], "qdq")
+    with torch.no_grad():
+        for ours, theirs in zip(model.module(x), wanted, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+
+
+def test_a_convolution_with_kernels_for_each_picture_is_refused_in_one_line():
+    module = _module(_per_picture, kernels=lambda: nn.Linear(3, 27), out=lambda: nn.Conv2d(3, 5, 1))
+    with pytest.raises(sq.SwinQuantError, match=r"^x: conv2d has kernels for each picture, .*torch.matmul$"):
+        sq.wrap(module, 8, name="x")
