@@ -31,7 +31,8 @@ _OPENMMLAB = (
 )
 _MERGED = re.compile(r"layers\.\d+\.downsample\.(reduction\.weight|norm\.(weight|bias))")
 _DETECTORS = re.compile(  # parts of mmdetection's and mmsegmentation's models; mmpretrain may have a neck, too
-    r"(.*\.)?(rpn|rpn_head|roi_head|bbox_head|mask_head|query_embed(ding)?|(decode|auxiliary|panoptic\w*|semantic)_head|"
+    r"((module|model|ema|detector|teacher|student)\.)*(rpn|rpn_head|roi_head|bbox_head|mask_head|query_embed(ding)?|"
+    r"(decode|auxiliary|panoptic\w*|semantic)_head|"
     r"encoder|decoder|neck\.(fpn|lateral|convs))\b"
 )
 _OURS_IN_THEIRS = [0, 2, 1, 3]  # place of our (0, 0), (1, 0), (0, 1), (1, 1) in the order of nn.Unfold

@@ -274,7 +274,12 @@ def test_mmpretrains_backbones_at_their_published_size(version, sizes, outputs, 
 
 @pytest.mark.parametrize(
     ("beside", "windows"),
-    [("roi_head.w", "detection"), ("decode_head.w", "detection"), ("head.fc.weight", "mmpretrain")],
+    [
+        ("roi_head.w", "detection"),
+        ("decode_head.w", "detection"),
+        ("head.fc.weight", "mmpretrain"),
+        ("neck.decoder.0.w", "mmpretrain"),
+    ],
 )
 def test_parts_beside_openmmlabs_names_tell_the_library(beside, windows, of_detection, tmp_path):
     _, state = of_detection("swin", WINDOWS="detection", NORM="each")
