@@ -17,7 +17,7 @@ from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.base.progress import log
 from swin_quant.checkpoint.names import below, renamed, to_microsoft
 from swin_quant.checkpoint.opened import Weights
-from swin_quant.config.outputs import DETECTION, EACH
+from swin_quant.config.outputs import DETECTION, EACH, MMPRETRAIN
 
 _ENTRANCE = re.compile(r"(.*?)(patch_embed\.proj(ection)?|embeddings\.patch_embeddings\.projection)\.weight")
 _OUTPUT_NORM = re.compile(r"norm(\d)\.weight")
@@ -30,13 +30,19 @@ _OPENMMLAB = (
     (r"\.ffn\.layers\.1\.", ".mlp.fc2."),
 )
 _MERGED = re.compile(r"layers\.\d+\.downsample\.(reduction\.weight|norm\.(weight|bias))")
+_DETECTORS = re.compile(  # parts of mmdetection's and mmsegmentation's models; mmpretrain may have a neck, too
+    r"((module|model|ema|detector|teacher|student)\.)*(rpn|rpn_head|roi_head|bbox_head|mask_head|query_embed(ding)?|"
+    r"(decode|auxiliary|panoptic\w*|semantic)_head|"
+    r"encoder|decoder|neck\.(fpn|lateral|convs))\b"
+)
 _OURS_IN_THEIRS = [0, 2, 1, 3]  # place of our (0, 0), (1, 0), (0, 1), (1, 1) in the order of nn.Unfold
 
 
-def as_backbone(weights: Weights) -> tuple[Weights, dict[str, Any]]:
+def as_backbone(weights: Weights, warns: bool = False) -> tuple[Weights, dict[str, Any]]:
     """The Swin in a file under Microsoft's names, and the keys of MODEL.FEATURES that the file determines.
 
-    Other parts (a neck, heads) are left out and logged. A classifier's file comes back unchanged.
+    `warns`: log a warning where the rule for windows is assumed. Other parts (a neck, heads) are left out and logged.
+    A classifier's file comes back unchanged.
     SwinQuantError for a file with several backbones.
     """
     found = sorted({match[1] for match in map(_ENTRANCE.fullmatch, weights.state) if match})
@@ -47,21 +53,41 @@ def as_backbone(weights: Weights) -> tuple[Weights, dict[str, Any]]:
     norms = {key: match for key in weights.state if (match := _STATE_NORM.fullmatch(key))}
     if beside := [key for key in weights.state if not key.startswith(prefix) and key not in norms]:
         log.info("%s: the backbone is %s*, left out: %s", weights.source.path, prefix, listed(beside, 3))
-    state, convention = to_microsoft({key: value for key, value in state.items() if f"{prefix}{key}" not in norms})
+    state = {key: value for key, value in state.items() if f"{prefix}{key}" not in norms}
+    is_openmmlab = any(".attn.w_msa." in key for key in state)
+    state, convention = to_microsoft(from_openmmlab(state) if is_openmmlab else state)
     for key, match in norms.items():
         stage = int(match[2]) - bool(match[1])
         state[f"norm{stage}.{match[3]}"] = weights.state[key]
-    if is_openmmlab := any(".attn.w_msa." in key for key in state):
-        state, convention = from_openmmlab(state), "OpenMMLab"
     keys: dict[str, Any] = {}
     if stages := sorted(int(match[1]) for match in map(_OUTPUT_NORM.fullmatch, state) if match):
         keys |= {"MODEL.FEATURES.STAGES": stages, "MODEL.FEATURES.NORM": EACH}
     if stages or is_openmmlab:
-        keys["MODEL.FEATURES.WINDOWS"] = DETECTION
+        keys["MODEL.FEATURES.WINDOWS"] = _mm_windows(weights, state, stages, warns) if is_openmmlab else DETECTION
     if prefix or norms or is_openmmlab:
-        source = replace(weights.source, format=f"{weights.source.format}, backbone of {convention} names")
+        named = "OpenMMLab" if is_openmmlab else convention
+        source = replace(weights.source, format=f"{weights.source.format}, backbone of {named} names")
         weights = replace(weights, source=source)
     return replace(weights, state=state), keys
+
+
+def _mm_windows(weights: Weights, state: Mapping[str, Tensor], stages: list[int], warns: bool) -> str:
+    """How the library that wrote a file cuts maps: mmpretrain has V2, classifiers, and by default the last output.
+
+    A V1 backbone alone has the same names in all three libraries, and mmpretrain's is assumed with a warning.
+    """
+    whole = weights.raw or weights.state
+    if any(_DETECTORS.match(key) for key in whole):
+        return DETECTION
+    last = max(int(key.split(".")[1]) for key in state if key.startswith("layers."))
+    if stages == [last] or any(key.endswith((".logit_scale", "head.fc.weight")) for key in whole):
+        return MMPRETRAIN
+    if warns:
+        alike = "mmpretrain, mmdetection and mmsegmentation name a backbone alike"
+        taken = "taken for mmpretrain's, which does not shift a map of one window"
+        advice = "for the others set MODEL.FEATURES.WINDOWS detection"
+        log.warning("%s: %s: %s; %s", weights.source.path, alike, taken, advice)
+    return MMPRETRAIN
 
 
 def from_openmmlab(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -152,7 +152,7 @@ def config_for(checkpoint: Checkpoint, overrides: Mapping[str, Any] | None = Non
     weights = checkpoint.weights(str(overrides.get("MODEL.WEIGHTS", "")))
     kind = overrides.get("MODEL.OUTPUT_KIND", LOGITS)
     if kind == FEATURES:
-        weights, features = as_backbone(weights)
+        weights, features = as_backbone(weights, warns="MODEL.FEATURES.WINDOWS" not in overrides)
         overrides = features | dict(overrides)
     if (of_timm := _timm_config(weights)) is not None:
         return _from_timm(of_timm, weights, overrides)

@@ -9,9 +9,10 @@ from swin_quant.base.schema import one_of, within
 
 LOGITS, EMBEDDING, FEATURES = OUTPUT_KINDS = ("logits", "embedding", "features")
 """Logits of a classifier; the pooled input of its head; the maps of its stages."""
-TIMM, DETECTION = WINDOWS = ("timm", "detection")
-"""How maps of any size are cut: as timm does (windows and shifts of the trained size; rolled, then padded), or as
-Microsoft's detection code and mmdetection do (whole windows, every other block shifted; padded, then rolled)."""
+TIMM, DETECTION, MMPRETRAIN = WINDOWS = ("timm", "detection", "mmpretrain")
+"""How maps of any size are cut: as timm does (windows and shifts of the trained size; rolled, then padded), as
+Microsoft's detection code and mmdetection do (whole windows, every other block shifted; padded, then rolled), or as
+mmpretrain does: the same, but a map whose shorter side is one window is not shifted."""
 PLAIN, LAST, EACH = NORMS = ("none", "last", "each")
 """Norms behind maps: none, the classifier's last norm behind the last stage, or one for each output."""
 

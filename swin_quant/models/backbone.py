@@ -15,7 +15,7 @@ from torch import Tensor
 from yacs.config import CfgNode
 
 from swin_quant.base.errors import UsageError
-from swin_quant.config.outputs import DETECTION, EACH, FEATURES, LAST, stages_of
+from swin_quant.config.outputs import EACH, FEATURES, LAST, MMPRETRAIN, TIMM, stages_of
 from swin_quant.models import swin, swin_v2
 from swin_quant.models.geometry import Geometry, geometry_of
 from swin_quant.models.layers import BlockFactory, LayerNorm, PatchEmbed, PatchMerging, Swin, WindowBlock, initialise
@@ -28,7 +28,7 @@ class MapBlock(WindowBlock):
     """A block on maps [B, H, W, C] of any size. Masks depend on the map and are computed for each call."""
 
     def set_windows(self, g: Geometry, stage: int, index: int) -> None:
-        self.cut = Cut(g.windows(stage), g.shifts(stage, index), pad_first=g.whole_windows)
+        self.cut = Cut(g.windows(stage), g.shifts(stage, index), g.whole_windows, g.rests)
         self.register_buffer("attn_mask", None)
 
     def window_attention(self, x: Tensor) -> Tensor:
@@ -142,8 +142,8 @@ def _of_maps(
     cfg: CfgNode, factory: Callable[..., WindowBlock], kind: type[MapBlock], merging: type[MapMerging]
 ) -> MapSwin:
     """A backbone or a classifier, by MODEL.OUTPUT_KIND, of blocks of this kind."""
-    detection = cfg.MODEL.OUTPUT_KIND == FEATURES and cfg.MODEL.FEATURES.WINDOWS == DETECTION
-    geometry = replace(geometry_of(cfg), whole_windows=detection)
+    windows = cfg.MODEL.FEATURES.WINDOWS if cfg.MODEL.OUTPUT_KIND == FEATURES else TIMM
+    geometry = replace(geometry_of(cfg), whole_windows=windows != TIMM, rests=windows == MMPRETRAIN)
     block = partial(factory, kind=kind)
     if cfg.MODEL.OUTPUT_KIND != FEATURES:
         return MapSwin(geometry, block, merging)

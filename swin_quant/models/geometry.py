@@ -14,8 +14,8 @@ from swin_quant.config.swin import SWIN, SWINV2
 class Geometry:
     """The architecture in a config; sizes are in pixels, tokens or channels as the names say.
 
-    `whole_windows`: no map clips a window or removes a shift, as in detection code. `image_width`: width of pictures
-    that are not square; `image_size` is then their height.
+    `whole_windows`: no map clips a window or removes a shift, as in detection code. `rests`: as `models.maps.Cut` has
+    it. `image_width`: width of pictures that are not square; `image_size` is then their height.
     """
 
     image_size: int
@@ -35,6 +35,7 @@ class Geometry:
     patch_norm: bool
     pretrained_windows: tuple[int, ...]
     whole_windows: bool = False
+    rests: bool = False
     image_width: int | None = None
 
     @property

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from swin_quant.base.errors import UsageError
 from swin_quant.models.windows import MASKED, relative_coords_table, relative_position_index
 
 Window = tuple[int, int]
@@ -93,19 +94,21 @@ class Cut:
     """The cut of a map into windows of height and width `window`, rolled up and left by `shift`.
 
     `pad_first`: zeros are added, then the map is rolled, as in Microsoft's detection code and mmdetection. Otherwise
-    the map is rolled first, as in timm: both agree without zeros or without a shift. The mask is the same.
+    the map is rolled first, as in timm: both agree without zeros or without a shift. The mask is the same. `rests`: a
+    map whose shorter side is one window is not shifted, and a smaller map is refused, as in mmpretrain.
     """
 
     window: Window
     shift: Window = (0, 0)
     pad_first: bool = False
+    rests: bool = False
 
     def partition(self, x: Tensor) -> Tensor:
         """[B, H, W, C] -> [B, nW, L, C]."""
         if self.pad_first:
             x = pad_up(x, self.window)
-        if any(self.shift):
-            x = torch.roll(x, [-by for by in self.shift], dims=(1, 2))
+        if any(shift := self.shift_of(x)):
+            x = torch.roll(x, [-by for by in shift], dims=(1, 2))
         return cut(pad_up(x, self.window), self.window)
 
     def reverse(self, windows: Tensor, like: Tensor) -> Tensor:
@@ -114,15 +117,25 @@ class Cut:
         x = joined(windows, self.window, *self._padded(like))
         if not self.pad_first:
             x = x[:, :height, :width]
-        if any(self.shift):
-            x = torch.roll(x, self.shift, dims=(1, 2))
+        if any(shift := self.shift_of(like)):
+            x = torch.roll(x, shift, dims=(1, 2))
         return x[:, :height, :width]
 
     def mask(self, like: Tensor) -> Tensor | None:
         """[nW, L, L] for a map [B, H, W, C]; None without a shift."""
-        if not any(self.shift):
-            return None
-        return mask(*self._padded(like), self.window, self.shift).to(like.device)
+        shift = self.shift_of(like)
+        return mask(*self._padded(like), self.window, shift).to(like.device) if any(shift) else None
+
+    def shift_of(self, like: Tensor) -> Window:
+        """The shift on a map [B, H, W, C]. UsageError for a map that mmpretrain refuses."""
+        if self.rests and (shorter := min(like.shape[1:3])) <= self.window[0]:
+            if shorter < self.window[0]:
+                raise UsageError(
+                    f"a map of {like.shape[1]} x {like.shape[2]} is smaller than a window of {self.window[0]}, which "
+                    "mmpretrain refuses: give larger pictures, or MODEL.FEATURES.WINDOWS detection for pad_small_map"
+                )
+            return 0, 0
+        return self.shift
 
     def _padded(self, like: Tensor) -> tuple[int, int]:
         """Height and width of a map [B, H, W, C] whose windows are whole."""

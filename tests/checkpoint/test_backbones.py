@@ -7,6 +7,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+import swin_quant
+from swin_quant.base.compat import import_torchvision
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.checkpoint import load_float
 from swin_quant.checkpoint.identify import config_for
@@ -239,3 +241,49 @@ def test_layouts_with_some_outputs_load_at_another_size(layout, of_detection, tm
     found = build_model(cfg)
     load_float(found, file)
     assert torch.equal(found.eval()(IMAGES)[0], model(IMAGES)[1])
+
+
+@pytest.fixture(scope="module")
+def mmpretrain():
+    import_torchvision()
+    return pytest.importorskip("mmpretrain.models.backbones")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("version", "sizes"), [("", [(224, 224), (448, 448), (224, 320)]), ("V2", [(256, 256)])])
+@pytest.mark.parametrize("outputs", [(0, 1, 2, 3), (3,)])
+def test_mmpretrains_backbones_at_their_published_size(version, sizes, outputs, mmpretrain, tmp_path, caplog):
+    """At 224 the last map of V1 is one window, which mmpretrain does not shift; at 448 it is four, which it does."""
+    torch.manual_seed(0)
+    theirs = getattr(mmpretrain, f"SwinTransformer{version}")(out_indices=outputs)
+    theirs.eval()  # returns nothing
+    for value in theirs.parameters():
+        value.data += 0.05 * torch.randn_like(value)
+    torch.save({"state_dict": {f"backbone.{key}": x for key, x in theirs.state_dict().items()}}, tmp_path / "mm.pth")
+    ours = swin_quant.load(tmp_path / "mm.pth", output_kind="features").module.eval()
+    assert ("name a backbone alike" in caplog.text) == (not version and len(outputs) > 1)
+    for size in sizes:
+        images = torch.randn(1, 3, *size)
+        with torch.inference_mode():
+            for found, expected in zip(ours(images), theirs(images), strict=True):
+                assert (found - expected).abs().max() < 1e-5 * expected.abs().max()
+    if not version:
+        with pytest.raises(UsageError, match="a map of 5 x 5 is smaller than a window of 7, which mmpretrain refuses"):
+            ours(torch.randn(1, 3, 160, 160))
+
+
+@pytest.mark.parametrize(
+    ("beside", "windows"),
+    [
+        ("roi_head.w", "detection"),
+        ("decode_head.w", "detection"),
+        ("head.fc.weight", "mmpretrain"),
+        ("neck.decoder.0.w", "mmpretrain"),
+    ],
+)
+def test_parts_beside_openmmlabs_names_tell_the_library(beside, windows, of_detection, tmp_path):
+    _, state = of_detection("swin", WINDOWS="detection", NORM="each")
+    inside = {f"backbone.{key}": value for key, value in openmmlab(state).items()}
+    torch.save({"state_dict": inside | {beside: torch.ones(2, 2)}}, tmp_path / "mm.pth")
+    cfg = config_for(tmp_path / "mm.pth", {"MODEL.OUTPUT_KIND": "features", "DATA.IMG_SIZE": 32})
+    assert cfg.MODEL.FEATURES.WINDOWS == windows

@@ -164,7 +164,7 @@ def test_calibration_takes_pictures_of_any_sizes(tiny_backbone):
         ({"STAGES": [1, 0]}, "each stage once, in ascending order"),
         ({"STAGES": [0], "NORM": "last"}, r"MODEL.FEATURES.NORM last is behind stage 1"),
         ({"APE": True}, "absolute positions .APE. fit one size of pictures"),
-        ({"WINDOWS": "whole"}, "MODEL.FEATURES.WINDOWS is .whole., but must be one of timm, detection"),
+        ({"WINDOWS": "whole"}, "MODEL.FEATURES.WINDOWS is .whole., but must be one of timm, detection, mmpretrain"),
     ],
 )
 def test_outputs_that_there_are_not_are_refused(tiny_backbone, keys, message):

@@ -1,6 +1,8 @@
 """Backbones as ONNX files of any height and width, and classifiers of pictures that are not square, on ONNX Runtime
 and OpenVINO."""
 
+from dataclasses import replace
+
 import onnx
 import pytest
 import torch
@@ -67,8 +69,29 @@ def test_operators_are_the_models_own_code(window, shift):
         assert torch.equal(map_join(windows, x, window, shift, pad_first), x)
     if any(shift):
         assert torch.equal(map_mask(x, window, shift), Cut(window, shift).mask(x))
+        assert not map_mask(x[:, : window[0]], window, shift, rests=True).any()
     assert torch.equal(map_patches(images, 4), patches(images, 4))
     assert torch.equal(map_neighbours(x), neighbours(x))
+
+
+@pytest.mark.slow
+def test_a_file_shifts_as_mmpretrain_by_the_map_in_use(calibrated, tmp_path):
+    """The second map is 4 x 4, 8 x 8, 4 x 10 and 6 x 4 tokens, in windows of 4."""
+    model, card = calibrated("swin", "cpu", **SHAPE | {"DEPTHS": [2, 2]}, WINDOWS="mmpretrain")
+    artifact = export(model, card, tmp_path, OnnxOptions(precision="float"))
+    engines = [engine_loader(name)(artifact) for name in ("onnxruntime", "openvino")]
+    dequantize(model)
+    patch = model.geometry.patch_size
+    for tokens in [(8, 8), (16, 16), (8, 20), (11, 8)]:
+        images = torch.randn(2, 3, *(patch * side for side in tokens))
+        with torch.inference_mode():
+            expected = model(images)
+        for engine in engines:
+            assert difference_of_outputs([engine(images)], [expected])["mean"] < 1e-5, tokens
+    for block in (block for layer in model.layers for block in layer.blocks):
+        block.cut = replace(block.cut, rests=False)
+    with torch.inference_mode():
+        assert difference_of_outputs([model(images)], [expected])["mean"] > 1e-3  # the rule matters at this size
 
 
 def test_what_cannot_be_exported_is_one_line(backbone):

@@ -41,24 +41,25 @@ def map_neighbours(x: Tensor) -> Tensor:
 
 
 @torch.library.custom_op("swin_quant::map_windows", mutates_args=())
-def map_windows(x: Tensor, window: Sequence[int], shift: Sequence[int], pad_first: bool) -> Tensor:
+def map_windows(x: Tensor, window: Sequence[int], shift: Sequence[int], pad_first: bool, rests: bool = False) -> Tensor:
     """`Cut.partition`."""
-    return _own(Cut(_pair(window), _pair(shift), pad_first).partition(x))
+    return _own(Cut(_pair(window), _pair(shift), pad_first, rests).partition(x))
 
 
 @torch.library.custom_op("swin_quant::map_join", mutates_args=())
-def map_join(windows: Tensor, like: Tensor, window: Sequence[int], shift: Sequence[int], pad_first: bool) -> Tensor:
+def map_join(
+    windows: Tensor, like: Tensor, window: Sequence[int], shift: Sequence[int], pad_first: bool, rests: bool = False
+) -> Tensor:
     """`Cut.reverse`."""
-    return _own(Cut(_pair(window), _pair(shift), pad_first).reverse(windows, like))
+    return _own(Cut(_pair(window), _pair(shift), pad_first, rests).reverse(windows, like))
 
 
 @torch.library.custom_op("swin_quant::map_mask", mutates_args=())
-def map_mask(like: Tensor, window: Sequence[int], shift: Sequence[int]) -> Tensor:
-    """`Cut.mask` of a shifted cut."""
-    mask = Cut(_pair(window), _pair(shift)).mask(like)
-    if mask is None:
-        raise ValueError("windows that are not shifted have no mask")
-    return mask
+def map_mask(like: Tensor, window: Sequence[int], shift: Sequence[int], rests: bool = False) -> Tensor:
+    """`Cut.mask` of a shifted cut; zeros for a map that rests."""
+    mask = (cut := Cut(_pair(window), _pair(shift), rests=rests)).mask(like)
+    count = cut.partition(like[:1, :, :, :1]).shape[1]
+    return like.new_zeros(count, *[math.prod(window)] * 2, dtype=torch.float32) if mask is None else mask
 
 
 def _own(x: Tensor) -> Tensor:
@@ -88,18 +89,20 @@ def _(x: Tensor) -> Tensor:
 
 
 @map_windows.register_fake
-def _(x: Tensor, window: Sequence[int], shift: Sequence[int], pad_first: bool) -> Tensor:
+def _(x: Tensor, window: Sequence[int], shift: Sequence[int], pad_first: bool, rests: bool = False) -> Tensor:
     (batch, height, width, channels), (high, wide) = x.shape, window
     return x.new_empty(batch, _times(height, high) * _times(width, wide), high * wide, channels)
 
 
 @map_join.register_fake
-def _(windows: Tensor, like: Tensor, window: Sequence[int], shift: Sequence[int], pad_first: bool) -> Tensor:
+def _(
+    windows: Tensor, like: Tensor, window: Sequence[int], shift: Sequence[int], pad_first: bool, rests: bool = False
+) -> Tensor:
     return windows.new_empty(like.shape)
 
 
 @map_mask.register_fake
-def _(like: Tensor, window: Sequence[int], shift: Sequence[int]) -> Tensor:
+def _(like: Tensor, window: Sequence[int], shift: Sequence[int], rests: bool = False) -> Tensor:
     high, wide = window
     count = _times(like.shape[1], high) * _times(like.shape[2], wide)
     return like.new_empty(count, high * wide, high * wide, dtype=torch.float32)
@@ -133,9 +136,17 @@ def translations() -> dict[Any, Callable[..., Any]]:
         begin, end, along = ints(0), ints(_END), ints(axis)
         return op.Concat(op.Slice(x, by, end, along), op.Slice(x, begin, by, along), axis=axis)
 
-    def shifted(x: Any, shift: Sequence[int], back: bool = False) -> Any:
-        for axis, by in ((axis, by) for axis, by in zip((1, 2), shift, strict=True) if by):
-            x = rolled(x, axis, op.Sub(size(x, axis), op.Mod(ints(by), size(x, axis))) if back else ints(by))
+    def shifts(like: Any, window: Sequence[int], shift: Sequence[int], rests: bool) -> list[Any]:
+        """`Cut.shift_of`, each [1]; None without a shift."""
+        found = [ints(by) if by else None for by in shift]
+        if not rests:
+            return found
+        moves = op.Cast(op.Greater(op.Min(size(like, 1), size(like, 2)), ints(window[0])), to=7)
+        return [None if by is None else op.Mul(by, moves) for by in found]
+
+    def shifted(x: Any, shift: Sequence[Any], back: bool = False) -> Any:
+        for axis, by in ((axis, by) for axis, by in zip((1, 2), shift, strict=True) if by is not None):
+            x = rolled(x, axis, op.Sub(size(x, axis), op.Mod(by, size(x, axis))) if back else by)
         return x
 
     def blocks(x: Any, high: int, wide: int) -> Any:
@@ -159,9 +170,9 @@ def translations() -> dict[Any, Callable[..., Any]]:
         channels = op.Mul(size(x, 3), ints(4))
         return op.Reshape(four, op.Concat(size(four, 0), size(four, 1), size(four, 2), channels, axis=0))
 
-    def of_windows(x: Any, window: Sequence[int], shift: Sequence[int], pad_first: bool) -> Any:
-        x = padded(x, window) if pad_first else x
-        x = shifted(x, shift)
+    def of_windows(x: Any, window: Sequence[int], shift: Sequence[int], pad_first: bool, rests: bool = False) -> Any:
+        by = shifts(x, window, shift, rests)
+        x = shifted(padded(x, window) if pad_first else x, by)
         return cut(x if pad_first else padded(x, window), window)
 
     def whole(like: Any, window: Sequence[int]) -> tuple[Any, Any]:
@@ -169,30 +180,33 @@ def translations() -> dict[Any, Callable[..., Any]]:
         high, wide = (op.Add(size(like, at), missing(size(like, at), window[at - 1])) for at in (1, 2))
         return high, wide
 
-    def of_join(windows: Any, like: Any, window: Sequence[int], shift: Sequence[int], pad_first: bool) -> Any:
-        (high, wide), channels = whole(like, window), size(like, 3)
+    def of_join(
+        windows: Any, like: Any, window: Sequence[int], shift: Sequence[int], pad_first: bool, rests: bool = False
+    ) -> Any:
+        (high, wide), channels, by = whole(like, window), size(like, 3), shifts(like, window, shift, rests)
         rows, columns = op.Div(high, ints(window[0])), op.Div(wide, ints(window[1]))
         x = op.Reshape(windows, op.Concat(size(like, 0), rows, columns, ints(*window), channels, axis=0))
         x = op.Transpose(x, perm=[0, 1, 3, 2, 4, 5])
         x = op.Reshape(x, op.Concat(size(like, 0), high, wide, channels, axis=0))
         inside = ints(0, 0), op.Concat(size(like, 1), size(like, 2), axis=0), ints(1, 2)
         if not pad_first:
-            return shifted(op.Slice(x, *inside), shift, back=True)
-        return op.Slice(shifted(x, shift, back=True), *inside)
+            return shifted(op.Slice(x, *inside), by, back=True)
+        return op.Slice(shifted(x, by, back=True), *inside)
 
-    def band(length: Any, window: int, shift: int) -> Any:
+    def band(length: Any, window: int, shift: Any) -> Any:
         """float [length]: the number, 0 to 2, of the part of a shifted axis that each place belongs to."""
         scalar = op.Squeeze(length, ints(0))
         zero, one = (op.Constant(value=from_array(np.array(value, np.int64))) for value in (0, 1))
         places = op.Range(zero, scalar, one)
-        parts = [op.GreaterOrEqual(places, op.Sub(length, ints(end))) for end in (window, shift)]
+        parts = [op.GreaterOrEqual(places, op.Sub(length, end)) for end in (ints(window), shift)]
         return op.Add(*(op.Cast(part, to=1) for part in parts))
 
-    def of_mask(like: Any, window: Sequence[int], shift: Sequence[int]) -> Any:
+    def of_mask(like: Any, window: Sequence[int], shift: Sequence[int], rests: bool = False) -> Any:
         high, wide = whole(like, window)
+        down_by, right_by = (ints(0) if by is None else by for by in shifts(like, window, shift, rests))
         three = op.Constant(value=from_array(np.array(3, np.float32)))
-        down = op.Mul(op.Unsqueeze(band(high, window[0], shift[0]), ints(1)), three)
-        region = op.Add(down, op.Unsqueeze(band(wide, window[1], shift[1]), ints(0)))
+        down = op.Mul(op.Unsqueeze(band(high, window[0], down_by), ints(1)), three)
+        region = op.Add(down, op.Unsqueeze(band(wide, window[1], right_by), ints(0)))
         windows = op.Squeeze(cut(op.Unsqueeze(region, ints(0, 3)), window), ints(0, 3))
         same = op.Equal(op.Unsqueeze(windows, ints(2)), op.Unsqueeze(windows, ints(1)))
         allowed, masked = (op.Constant(value=from_array(np.array(value, np.float32))) for value in (0, -100))
@@ -218,9 +232,9 @@ class MapAttention(QuantizedAttention):
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """`mask` is ignored: it is computed from the map."""
         cut = self.cut
-        windows = map_windows(x, cut.window, cut.shift, cut.pad_first)
-        mask = map_mask(x, cut.window, cut.shift) if any(cut.shift) else None
-        return map_join(self.inside(windows, mask), x, cut.window, cut.shift, cut.pad_first)
+        windows = map_windows(x, cut.window, cut.shift, cut.pad_first, cut.rests)
+        mask = map_mask(x, cut.window, cut.shift, cut.rests) if any(cut.shift) else None
+        return map_join(self.inside(windows, mask), x, cut.window, cut.shift, cut.pad_first, cut.rests)
 
     def inside(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """x: [B, nW, L, C], mask: [nW, L, L] or None; the result has x's shape."""

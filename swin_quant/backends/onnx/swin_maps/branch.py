@@ -69,4 +69,10 @@ def _call(block: Any) -> None:
     set_forward(block, lambda self, x: self.attn(x), "attended")
 
 
-MAP_BRANCH = OperatorRewrite(holders("attn", OrderedBlock), fault_of_branch, is_fast_branch, _call)
+def _fault(block: Any) -> str | None:
+    if block.attn.cut.rests and any(block.attn.cut.shift):
+        return "shifts by the size of its map (MODEL.FEATURES.WINDOWS mmpretrain)"
+    return fault_of_branch(block)
+
+
+MAP_BRANCH = OperatorRewrite(holders("attn", OrderedBlock), _fault, is_fast_branch, _call)
