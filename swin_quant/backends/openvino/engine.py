@@ -158,8 +158,8 @@ class _Graphs:
     def _ran(self, shape: tuple[int, ...], values: list[Any]) -> Any:
         """The request for inputs of this shape, which has run. RuntimeError if it leaves an output unwritten.
 
-        With one thread, OpenVINO 2026.4 drops the exception of a node, and outputs stay as they were. The next inference
-        of that request may crash: another one, with two threads, raises the exception.
+        With one thread, OpenVINO 2026.4 drops the exception of a node, and outputs stay as they were. The next
+        inference of that request may crash: another one, with two threads, raises the exception.
         """
         request = self.request(shape)
         if _unwritten(request, values, 0xA5) is None:

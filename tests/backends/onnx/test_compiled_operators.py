@@ -184,6 +184,25 @@ def test_a_damaged_constant_of_attention_is_refused_before_anything_runs(calibra
         assert found.startswith("Attention: [2,64,96] and a constant [") and found.endswith("are not those of 1 heads")
 
 
+@pytest.mark.parametrize("plugins", [None, MANY], ids=["plain", "operators"])
+@pytest.mark.parametrize("kind", ["swin", "swinv2"])
+def test_a_file_reshaped_to_pictures_of_another_size_is_refused(kind, plugins, calibrated_for, library, tmp_path):
+    """Four pictures of 16 pixels have the values of one of 32: either was taken for the other."""
+    model, card = calibrated_for(kind, 4, DEPTHS=[2, 2], NUM_HEADS=[1, 2])
+    options = OnnxOptions(target="openvino", plugin=plugins) if plugins else OnnxOptions(target="openvino", plain=True)
+    artifact = export(deepcopy(model), card, tmp_path, options)
+    core = core_with(str(library))
+    for shape in ([1, 3, 32, 32], [1, 3, 16, 64], [16, 3, 4, 4], [1, 3, 32, 16], [1, 3, 18, 16], [1, 1, 16, 16]):
+        with pytest.raises(RuntimeError):
+            found = core.read_model(artifact.file)
+            found.reshape(shape)
+            core.compile_model(found, "CPU")
+    images = pictures(3, 16)
+    with torch.no_grad():
+        wanted = model(images)
+    assert float((engine.load(artifact, EngineOptions())(images) - wanted).abs().mean()) < ONNX_TOLERANCES.quantized
+
+
 def test_no_pictures_give_no_logits(file, with_operators):
     for threads in (1, 2):
         assert engine.load(file, EngineOptions(threads=threads))(pictures(0, 28)).shape[0] == 0
