@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attention_fast.hpp"
+#include "attributes.hpp"
 #include "openvino/op/op.hpp"
 #include "threads.hpp"
 
@@ -26,7 +27,12 @@ public:
         OPENVINO_ASSERT(constant.compatible(ov::element::f32), "Attention: its constant must be f32, not ", constant);
         OPENVINO_ASSERT(m_heads > 0 && (m_scales.size() == 4 || m_scales.size() == 5),
                         "Attention: wants heads, and 4 or 5 scales");
+        OPENVINO_ASSERT(std::all_of(m_scales.begin(), m_scales.end(), [](float scale) { return scale >= 0; }) &&
+                            m_scales.back() > 0,
+                        "Attention: its scales must be above 0");
         auto shape = get_input_partial_shape(0);
+        if (shape.is_static() && get_input_partial_shape(1).is_static())
+            want_rounds(shape.to_shape(), get_input_shape(1));
         if (shape.rank().is_static()) {
             auto& channels = shape[shape.rank().get_length() - 1];
             OPENVINO_ASSERT(channels.is_dynamic() || channels.get_length() % (3 * m_heads) == 0,
@@ -42,7 +48,7 @@ public:
 
     bool visit_attributes(ov::AttributeVisitor& visitor) override {
         visitor.on_attribute("heads", m_heads);
-        visitor.on_attribute("scales", m_scales);
+        visit_bits(visitor, "scales", m_scales);
         return true;
     }
 
@@ -53,17 +59,12 @@ public:
     bool evaluate(ov::TensorVector& outputs, const ov::TensorVector& inputs) const override {
         auto shape = inputs[0].get_shape();
         const auto of_constant = inputs[1].get_shape();
-        OPENVINO_ASSERT(of_constant.size() == 3 && of_constant[2] > 0 && of_constant[1] == of_constant[2] &&
-                            of_constant[0] > 0 && of_constant[0] % m_heads == 0 && !shape.empty() && shape.back() > 0 &&
-                            shape.back() % (3 * m_heads) == 0,
-                        "Attention: ", shape, " and a constant ", of_constant, " are not those of ", m_heads, " heads");
+        want_rounds(shape, of_constant);
         const size_t heads = m_heads, channels = shape.back() / 3, depth = channels / heads;
         const size_t length = inputs[1].get_shape().back(), square = length * length;
         const size_t rounds = inputs[1].get_size() / (heads * square);
         shape.back() = channels;
         outputs[0].set_shape(shape);
-        OPENVINO_ASSERT(rounds > 0 && outputs[0].get_size() % (rounds * length * channels) == 0,
-                        "Attention: ", shape, " are not rounds of ", rounds, " windows of ", length, " tokens");
         const auto* x = inputs[0].data<const int8_t>();
         const auto* constants = inputs[1].data<const float>();
         auto* result = outputs[0].data<int8_t>();
@@ -88,6 +89,15 @@ public:
     }
 
 private:
+    // Tokens must be rounds of the windows that the constant is of.
+    void want_rounds(const ov::Shape& x, const ov::Shape& constant) const {
+        const size_t heads = m_heads;
+        OPENVINO_ASSERT(constant.size() == 3 && constant[2] > 0 && constant[1] == constant[2] && constant[0] > 0 &&
+                            constant[0] % heads == 0 && !x.empty() && x.back() > 0 && x.back() % (3 * heads) == 0 &&
+                            ov::shape_size(x) / x.back() % (constant[0] / heads * constant[1]) == 0,
+                        "Attention: ", x, " and a constant ", constant, " are not those of ", heads, " heads");
+    }
+
     int64_t m_heads = 1;
     std::vector<float> m_scales;
 };

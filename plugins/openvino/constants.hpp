@@ -5,6 +5,7 @@
 
 #include "linear.hpp"
 #include "openvino/op/constant.hpp"
+#include "openvino/op/convert.hpp"
 #include "openvino/op/op.hpp"
 
 namespace swin_quant {
@@ -13,6 +14,8 @@ enum OfLinear { SCALE, ZERO, WEIGHTS, SCALES, BIASES, OF_LINEAR };  // what a li
 
 // Input `i` of a node must be a constant of one of these types, with so many values.
 inline void want_constant(const ov::Node& node, size_t i, std::initializer_list<ov::element::Type> types, size_t size) {
+    OPENVINO_ASSERT(!ov::is_type<ov::op::v0::Convert>(node.get_input_node_ptr(i)), node.get_type_name(), ": its input ", i,
+                    " is converted, as `save_model` writes float16: save the model with compress_to_fp16=False");
     const auto type = node.get_input_element_type(i);
     const bool fits = std::find(types.begin(), types.end(), type) != types.end();
     OPENVINO_ASSERT(fits && ov::is_type<ov::op::v0::Constant>(node.get_input_node_ptr(i)), node.get_type_name(), ": its input ",

@@ -3,6 +3,7 @@
 
 #include <mutex>
 
+#include "attributes.hpp"
 #include "constants.hpp"
 #include "threads.hpp"
 #include "window_branch_fast.hpp"
@@ -17,7 +18,7 @@ class WindowOperator : public ov::op::Op {
 public:
     bool visit_attributes(ov::AttributeVisitor& visitor) override {
         visitor.on_attribute("heads", m_heads);
-        visitor.on_attribute("scales", m_scales);
+        visit_bits(visitor, "scales", m_scales);
         visitor.on_attribute("norm_last", m_norm_last);
         visitor.on_attribute("epsilon", m_epsilon);
         return true;

@@ -193,6 +193,7 @@ class OnnxTarget:
     `symmetric`: the engine takes no zero points. `int4`: it was seen to run INT4 weights. `fp8`: it takes float8.
     `fuses_attention`: it fuses attention of rank 4 into one operator.
     `unsigned`: Q/DQ pairs that a convolution and other operators read are uint8.
+    `reshaped`: users of the engine give a file other shapes, which must then fail.
     `ends`: it takes uint8 pictures and files with more outputs than logits.
     `compiled`: plugins for its files by default, which are compiled at first use; `are_compiled`: names a function that
     says whether an architecture's files have an operator here; `tuned`: the groups of them that `export --tune` times.
@@ -207,6 +208,7 @@ class OnnxTarget:
     fp8: bool = False
     unsigned: bool = False
     fuses_attention: bool = True
+    reshaped: bool = False
     ends: bool = True
     compiled: tuple[str, ...] = ()
     are_compiled: str = ""

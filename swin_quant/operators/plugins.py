@@ -240,12 +240,14 @@ def compiled(sources: Path, what: str, built_for: Mapping[str, str]) -> Path:
     if not _is_whole(library):
         with one_at_a_time(folder):  # a process that waited finds it built
             if not _is_whole(library):
+                if library.exists():
+                    log.warning("%s: is not the library that was built there: it is built again", library)
                 _build(sources, library, what, built_for)
     return library
 
 
 def own_folder() -> Path:
-    """The user's folder of libraries, made with mode 0700. SwinQuantError if others have access."""
+    """The user's folder of libraries, made with mode 0700. SwinQuantError if others can write to it or above it."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     folder = (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "swin-quant" / "operators"
     try:
@@ -257,7 +259,19 @@ def own_folder() -> Path:
         raise SwinQuantError(f"{folder}: is not a folder of yours: move it away")
     if stat.S_IMODE(found.st_mode) & 0o077:
         raise SwinQuantError(f"{folder}: others have access: `chmod 700` it if what lies in it is yours, or remove it")
+    for parent in {*folder.absolute().parents, *folder.resolve().parents}:  # a new name there puts another one in place
+        above = parent.lstat()
+        if above.st_uid not in (0, os.geteuid()):
+            raise SwinQuantError(f"{folder}: {parent} belongs to another user: set XDG_CACHE_HOME to a folder of yours")
+        if _others_write(above) and not above.st_mode & stat.S_ISVTX and not stat.S_ISLNK(above.st_mode):
+            raise SwinQuantError(f"{folder}: others can write to {parent}: `chmod go-w` it, or set XDG_CACHE_HOME")
     return folder
+
+
+def _others_write(found: os.stat_result) -> bool:
+    """Whether other users can write to a file or folder. A group with the number of its owner is the owner's alone."""
+    shared = found.st_mode & stat.S_IWGRP and found.st_gid != found.st_uid
+    return bool(shared or found.st_mode & stat.S_IWOTH)
 
 
 def compiler() -> str:
@@ -272,12 +286,28 @@ def compiler() -> str:
 
 
 def _is_whole(library: Path) -> bool:
-    """Whether a library is there as it was built. SwinQuantError if it failed its self-test, after which it stays
-    refused."""
+    """Whether a library is there as it was built.
+
+    SwinQuantError if others may have put it or its record there, or if it failed its self-test: it stays refused.
+    """
     if (failed := library.with_suffix(".failed")).exists():
         raise SwinQuantError(f"its self-test failed before (remove {failed} to try again)")
+    record = library.with_suffix(".json")
+    for file in (library, record):
+        try:
+            found = file.lstat()
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise SwinQuantError(f"{file}: {reason(error)}") from error
+        if not stat.S_ISREG(found.st_mode):
+            raise SwinQuantError(f"{file}: is a link, or no file: remove it, and it is built again")
+        if found.st_uid != os.geteuid():
+            raise SwinQuantError(f"{file}: belongs to another user: remove it, and it is built again")
+        if _others_write(found):
+            raise SwinQuantError(f"{file}: others can write to it: remove it, and it is built again")
     try:
-        return bool(sha256_of(library) == read_json(library.with_suffix(".json"), "record of a library")["sha256"])
+        return bool(sha256_of(library) == read_json(record, "record of a library")["sha256"])
     except (SwinQuantError, TypeError, KeyError):
         return False
 
@@ -297,7 +327,9 @@ def _build(sources: Path, library: Path, what: str, built_for: Mapping[str, str]
         if failure := self_test(sources, built):
             library.with_suffix(".failed").write_text(f"{failure}\n")
             raise SwinQuantError(f"its self-test failed: {failure}")
+        built.chmod(0o700)
         write_json(library.with_suffix(".json"), {"sha256": sha256_of(built)})
+        library.with_suffix(".json").chmod(0o600)
         built.replace(library)
     except (OSError, ValueError) as error:
         why = reason(error) if isinstance(error, OSError) else "its build wrote no library"

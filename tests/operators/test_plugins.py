@@ -109,7 +109,7 @@ def test_a_library_that_fails_its_self_test_is_refused_and_not_built_again(sourc
 
 
 @pytest.mark.parametrize("damage", ["library", "record", "none"])
-def test_a_library_that_was_changed_is_built_again(sources, damage):
+def test_a_library_that_was_changed_is_built_again(sources, damage, caplog):
     library = compiled(sources, "sums", {"ENGINE": "1"})
     if damage == "library":
         library.write_text("foreign")
@@ -118,6 +118,7 @@ def test_a_library_that_was_changed_is_built_again(sources, damage):
     else:
         library.unlink()
     assert compiled(sources, "sums", {"ENGINE": "1"}).read_text() == "code\n" and builds(sources) == 2
+    assert damage == "none" or f"{library}: is not the library that was built there" in caplog.text
 
 
 def test_a_folder_that_others_can_enter(sources, tmp_path, monkeypatch):
@@ -134,6 +135,58 @@ def test_a_folder_that_others_can_enter(sources, tmp_path, monkeypatch):
     (tmp_path / "links" / "swin-quant" / "operators").symlink_to(folder)
     assert refusal(sources).endswith("operators: is not a folder of yours: move it away")
     assert builds(sources) == 1
+
+
+def own(file, user):
+    if os.geteuid() != 0:
+        pytest.skip("only root gives a file to another user")
+    os.lchown(file, user, user)
+
+
+@pytest.mark.parametrize("suffix", [".so", ".json"])
+@pytest.mark.parametrize("damage", ["owner", "mode", "link", "dangling link", "folder"])
+def test_a_library_that_others_may_have_written_is_refused_by_name(sources, damage, suffix):
+    """Also with the right hash. It is not loaded, and nothing is built in its place."""
+    file = compiled(sources, "sums", {"ENGINE": "1"}).with_suffix(suffix)
+    moved = file.with_name("moved")
+    if damage == "owner":
+        own(file, 12345)
+    elif damage == "mode":
+        file.chmod(0o777)
+    else:
+        file.rename(moved)
+        file.mkdir() if damage == "folder" else file.symlink_to(moved if damage == "link" else "nowhere")
+    said = {"owner": "belongs to another user", "mode": "others can write to it"}.get(damage, "is a link, or no file")
+    assert refusal(sources) == f"{file}: {said}: remove it, and it is built again"
+    assert builds(sources) == 1
+    file.rmdir() if damage == "folder" else file.unlink()
+    assert compiled(sources, "sums", {"ENGINE": "1"}).read_text() == "code\n" and builds(sources) == 2
+
+
+def test_a_library_is_its_owner_s_alone_whatever_the_umask(sources):
+    before = os.umask(0o002)
+    try:
+        library = compiled(sources, "sums", {"ENGINE": "1"})
+    finally:
+        os.umask(before)
+    assert [file.stat().st_mode & 0o777 for file in (library, library.with_suffix(".json"))] == [0o700, 0o600]
+
+
+@pytest.mark.parametrize("level", ["cache", "cache/swin-quant", "link"])
+@pytest.mark.parametrize("damage", ["owner", "mode"])
+def test_a_cache_below_a_folder_that_others_can_write_to_is_refused(sources, tmp_path, monkeypatch, level, damage):
+    """Who renames a parent puts a folder of his own in place; also where a link leads there."""
+    compiled(sources, "sums", {"ENGINE": "1"})
+    parent = tmp_path / ("cache" if level == "link" else level)
+    if level == "link":
+        (tmp_path / "link").symlink_to(parent)
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "link"))
+    own(parent, 12345) if damage == "owner" else parent.chmod(0o777)
+    said = f"{parent} belongs to another user" if damage == "owner" else f"others can write to {parent}"
+    assert said in refusal(sources) and builds(sources) == 1
+    if damage == "mode":
+        parent.chmod(0o1777)  # as /tmp: nobody renames what is another's
+        compiled(sources, "sums", {"ENGINE": "1"})
 
 
 def test_a_home_that_cannot_be_written(sources, tmp_path, monkeypatch):

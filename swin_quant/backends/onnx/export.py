@@ -288,7 +288,8 @@ def to_onnx(
         raise SwinQuantError("torch's exporter wrote no graph")
     check_used(options.replace, replacing, plugging)
     asked = options.opset is not None
-    opset = finish(program.model, options.version, options.wants.unsigned, not options.wants.symmetric, asked)
+    wants = options.wants
+    opset = finish(program.model, options.version, wants.unsigned, not wants.symmetric, asked, wants.reshaped)
     store_int4(program.model, int4)
     proto = program.model_proto
     proto.graph.ClearField("value_info")  # readers infer shapes themselves

@@ -13,13 +13,22 @@ if TYPE_CHECKING:
 _SCOPES = "pkg.torch.onnx.name_scopes"  # the exporter's note of an operator's modules, outermost first
 
 
-def finish(model: "ir.Model", opset: int, unsigned: bool = False, zero_points: bool = True, asked: bool = True) -> int:
+def finish(
+    model: "ir.Model",
+    opset: int,
+    unsigned: bool = False,
+    zero_points: bool = True,
+    asked: bool = True,
+    reshaped: bool = False,
+) -> int:
     """Fold, name and bring to `opset`, in place. Every parameter keeps the name that it has in the trained model.
 
     `unsigned`: see `OnnxTarget`. `zero_points`: whether the engine takes some. Returns the opset: 18 for a graph that
-    17 cannot hold; UsageError for such a graph if 17 was `asked` for.
+    17 cannot hold; UsageError for such a graph if 17 was `asked` for. `reshaped`: see `OnnxTarget`.
     """
     simplify(model)
+    if reshaped:
+        _keep_batches(model.graph)
     finish_pairs(model.graph, unsigned, zero_points)
     if opset == 17 and (newer := _newer_than_17(model.graph)):
         if asked:
@@ -51,6 +60,30 @@ def simplify(model: "ir.Model") -> None:
     _share_constants(model.graph)
     common.CommonSubexpressionEliminationPass()(model)
     common.RemoveUnusedNodesPass()(model)
+
+
+def _keep_batches(graph: "ir.Graph") -> None:
+    """Let each Reshape that keeps the batch copy it from its input.
+
+    The exporter writes -1, which takes what is left: a file reshaped to larger pictures would take one for several. It
+    goes to the end, where the next product has another number of channels: OpenVINO counts no values of other shapes.
+    """
+    import numpy as np
+    import onnx_ir as ir
+
+    for number, node in enumerate(graph):
+        x, shape = node.inputs[:2] if node.op_type == "Reshape" else (None, None)
+        y = node.outputs[0]
+        if x is None or shape is None or shape.const_value is None or not x.shape or not y.shape:
+            continue
+        first, *others = shape.const_value.numpy().tolist()
+        if first == -1 and 0 not in others and x.shape[0] == y.shape[0]:
+            copied = ir.Value(name=f"val_batch_{number}", const_value=ir.tensor(np.array([0, *others[:-1], -1])))
+            graph.register_initializer(copied)
+            node.replace_input_with(1, copied)
+            node.attributes.pop("allowzero", None)
+            if not shape.uses() and shape.name in graph.initializers:
+                del graph.initializers[shape.name]
 
 
 def _small_enough(node: "ir.Node") -> bool | None:

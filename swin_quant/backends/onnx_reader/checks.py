@@ -30,7 +30,8 @@ _MOST_INLINED = 10**5  # nodes: Swin-L has 44 rolls, of 20 nodes each
 _SHAPE_BYTES = 4096  # shape inference reads only tensors smaller than this
 _TYPED_FIELDS = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data")
 _WHERE = re.compile(r"^\[ONNXRuntimeError\] .*? failed:(/.*:\d+ .*\) )?")  # its place in ONNX Runtime's sources
-_SAYING_NOTHING = ("Exception from ", "Model wasn't fully converted")  # OpenVINO's first lines, before the reason
+# OpenVINO's first lines, before the reason
+_SAYING_NOTHING = re.compile(r"Exception from |Model wasn't fully converted|Node \S+ of type \w+$")
 
 
 def scopes(*outermost: Any) -> Iterator[tuple[Any, ...]]:
@@ -312,5 +313,5 @@ def first_line(error: Exception) -> str:
     Lines that name a place in the library, or end with a colon because more follows, are skipped.
     """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    said = [line for line in lines if not line.startswith(_SAYING_NOTHING) and not line.endswith(":")] or lines
+    said = [line for line in lines if not _SAYING_NOTHING.match(line) and not line.endswith(":")] or lines
     return shown(_WHERE.sub("", said[0]) if said else type(error).__name__, 200)

@@ -19,6 +19,7 @@ BACKEND = Backend(
         OnnxTarget(
             "openvino",
             int4=True,
+            reshaped=True,
             compiled=tuple(f"{operator}={DOMAIN}::{node}" for operator, node in COMPILED.items()),
             are_compiled="swin_quant.backends.openvino.operators:are_faster_here",
             tuned=(

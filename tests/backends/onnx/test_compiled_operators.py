@@ -14,10 +14,12 @@ import onnx
 import pytest
 import torch
 from draws import drawn
+from operator_nodes import core_with
 
 from swin_quant.backends.backend import ONNX_TOLERANCES
 from swin_quant.backends.onnx.export import OnnxOptions, export
-from swin_quant.backends.openvino import engine, operators
+from swin_quant.backends.onnx_reader.checks import first_line
+from swin_quant.backends.openvino import COMPILED, engine, operators
 from swin_quant.backends.saturation import caution
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.cards.card import RunCard
@@ -109,6 +111,96 @@ def test_a_file_with_the_operator_computes_what_fake_quant_does(
     np.testing.assert_array_equal(found(spoilt)[1:], got[1:])
     two_threads = engine.load(artifact, EngineOptions(threads=2))
     np.testing.assert_allclose(two_threads(images), got, atol=1e-5)
+
+
+MANY = (*BRANCH, *(f"{one}=swin_quant::{COMPILED[one]}" for one in ("mlp", "patch_merging", "patch_embedding")))
+KEPT = ["cache", "cache for speed", "cache for size", "saved", "saved again", "exported", "saved as float16"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plugins", [tuple(OPERATOR), BRANCH, MANY], ids=["attention", "branch", "all"])
+@pytest.mark.parametrize("kind", ["swin", "swinv2"])
+def test_what_openvino_keeps_of_a_file_computes_the_same_bits(kind, plugins, calibrated_for, library, tmp_path):
+    """Its caches, saved models and exports; float16, as `save_model` rounds where no Q/DQ pair is left, is refused."""
+    import openvino
+
+    model, card = calibrated_for(kind, 8, DEPTHS=[2, 2], NUM_HEADS=[1, 2])
+    artifact = export(deepcopy(model), card, tmp_path, OnnxOptions(target="openvino", plugin=tuple(plugins)))
+    core = core_with(str(library))
+    exact = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}
+    images = pictures(2, 32).numpy()
+
+    def read():
+        found = core.read_model(artifact.file)
+        found.reshape(images.shape)
+        return found
+
+    def result(compiled):
+        return np.array(compiled([images])[0])
+
+    def saved(found, name, **options):
+        openvino.save_model(found, tmp_path / f"{name}.xml", **options)  # a new one: the weights of another are mapped
+        return core.read_model(tmp_path / f"{name}.xml")
+
+    def kept(how):
+        if how.startswith("cache"):
+            mode = {"cache for speed": "OPTIMIZE_SPEED", "cache for size": "OPTIMIZE_SIZE"}.get(how)
+            settings = exact | {"CACHE_DIR": str(tmp_path / how)} | ({"CACHE_MODE": mode} if mode else {})
+            core.compile_model(read(), "CPU", settings)
+            assert list((tmp_path / how).iterdir())
+            return result(core.compile_model(read(), "CPU", settings))
+        if how == "exported":
+            return result(core.import_model(core.compile_model(read(), "CPU", exact).export_model(), "CPU", exact))
+        found = saved(read(), how, compress_to_fp16=how == "saved as float16")
+        if how == "saved again":
+            found = saved(found, "twice", compress_to_fp16=False)
+        return result(core.compile_model(found, "CPU", exact))
+
+    wanted = result(core.compile_model(read(), "CPU", exact))
+    for how in KEPT:
+        if plugins == MANY and how == "saved as float16":
+            with pytest.raises(RuntimeError, match="PatchEmbedding: its input 2 .* with compress_to_fp16=False"):
+                kept(how)
+        else:
+            np.testing.assert_array_equal(kept(how), wanted, how)
+
+
+@pytest.mark.slow
+def test_a_damaged_constant_of_attention_is_refused_before_anything_runs(calibrated_for, library, tmp_path):
+    """With one thread OpenVINO drops what an operator says while it runs."""
+    model, card = calibrated_for("swin", 4)
+    artifact = export(deepcopy(model), card, tmp_path, OnnxOptions(target="openvino", plugin=tuple(OPERATOR)))
+    damaged = onnx.load(artifact.file)
+    node = [node for node in damaged.graph.node if node.op_type == "Attention"][-1]
+    node.input[1] = "damaged"
+    core = core_with(str(library))
+    for shape in ((3, 16, 16), (1, 15, 15), (1, 16, 8), (16, 16), (0, 16, 16)):
+        constant = onnx.numpy_helper.from_array(np.zeros(shape, np.float32), "damaged")
+        damaged.graph.initializer.append(constant)
+        with pytest.raises(RuntimeError) as caught:
+            core.read_model(damaged.SerializeToString()).reshape([2, 3, 16, 16])
+        damaged.graph.initializer.pop()
+        found = first_line(caught.value)
+        assert found.startswith("Attention: [2,64,96] and a constant [") and found.endswith("are not those of 1 heads")
+
+
+@pytest.mark.parametrize("plugins", [None, MANY], ids=["plain", "operators"])
+@pytest.mark.parametrize("kind", ["swin", "swinv2"])
+def test_a_file_reshaped_to_pictures_of_another_size_is_refused(kind, plugins, calibrated_for, library, tmp_path):
+    """Four pictures of 16 pixels have the values of one of 32: either was taken for the other."""
+    model, card = calibrated_for(kind, 4, DEPTHS=[2, 2], NUM_HEADS=[1, 2])
+    options = OnnxOptions(target="openvino", plugin=plugins) if plugins else OnnxOptions(target="openvino", plain=True)
+    artifact = export(deepcopy(model), card, tmp_path, options)
+    core = core_with(str(library))
+    for shape in ([1, 3, 32, 32], [1, 3, 16, 64], [16, 3, 4, 4], [1, 3, 32, 16], [1, 3, 18, 16], [1, 1, 16, 16]):
+        with pytest.raises(RuntimeError):
+            found = core.read_model(artifact.file)
+            found.reshape(shape)
+            core.compile_model(found, "CPU")
+    images = pictures(3, 16)
+    with torch.no_grad():
+        wanted = model(images)
+    assert float((engine.load(artifact, EngineOptions())(images) - wanted).abs().mean()) < ONNX_TOLERANCES.quantized
 
 
 def test_no_pictures_give_no_logits(file, with_operators):
