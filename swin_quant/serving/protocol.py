@@ -85,9 +85,13 @@ def _read_images(
     takes = " or ".join(f"{kind} [n, {sides[kind]}]" for kind in shapes)
     if not isinstance(type_, str) or type_ not in shapes:
         raise Refused(400, f"{name}: datatype is {type_!r:.20}: must be {takes}")
-    is_shape = isinstance(shape, list) and len(shape) == 4 and all(type(size) is int for size in shape)
-    if not is_shape or not all(
-        1 <= size <= MAX_SIZE if due == ANY else size == due for size, due in zip(shape[1:], shapes[type_], strict=True)
+    if (
+        not isinstance(shape, list)
+        or [type(size) for size in shape] != [int] * 4
+        or not all(
+            1 <= size <= MAX_SIZE if due == ANY else size == due
+            for size, due in zip(shape[1:], shapes[type_], strict=True)
+        )
     ):
         raise Refused(400, f"{name}: {type_} {shape!r:.80} came: must be {takes}")
     if not 1 <= shape[0] <= most:
