@@ -1,1 +1,1 @@
-"""An engine behind HTTP: the KServe v2 protocol, picture files as they are, batches of waiting requests."""
+"""A small HTTP service of one engine: pictures or KServe v2 tensors in, classes or tensors out."""

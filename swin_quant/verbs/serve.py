@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import shutil
 import socket
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from glob import escape
 from pathlib import Path
@@ -19,7 +17,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from swin_quant.backends.registry import engine_named, takers
 from swin_quant.base import __version__
 from swin_quant.base.errors import SwinQuantError, UsageError
-from swin_quant.base.extras import library
 from swin_quant.base.files import reason
 from swin_quant.base.progress import log
 from swin_quant.cards.paths import card_path
@@ -40,11 +37,7 @@ EXAMPLES = """examples:
   curl --data-binary @cat.jpg localhost:8000/predict
   curl -F file=@cat.jpg localhost:8000/predict
 
-Ctrl-C or SIGTERM ends it: requests that had come are answered first. More in docs/shipping.md."""
-MOST_DECODERS = 256
-_BACKLOG = 1000  # connections that may wait to be accepted
-_M_MMAP_THRESHOLD, _KEPT = -3, 4 << 20  # bytes: larger blocks go back to the system when they are free
-_SWITCH_S = 0.0001  # a thread that decodes lets the one that answers go on after this; Python's own is 50 times longer
+Ctrl-C or SIGTERM ends it. In production use a model server: `package` writes its folder (docs/shipping.md)."""
 
 
 @dataclass(frozen=True)
@@ -54,20 +47,12 @@ class LimitFlags:
     TITLE = "limits"
     max_batch: Annotated[int, Flag("pictures at a time", "N")] = ServiceLimits.max_batch
     delay_us: Annotated[int, Flag("microseconds that a request waits for others", "N")] = ServiceLimits.delay_us
-    max_queue: Annotated[int, Flag("requests that may wait to be decoded, and pictures for the engine", "N")] = (
-        ServiceLimits.max_queue
-    )
+    max_queue: Annotated[int, Flag("requests in work at a time, and pictures that wait", "N")] = ServiceLimits.max_queue
     max_megabytes: Annotated[float, Flag("megabytes of a request", "N")] = ServiceLimits.max_megabytes
-    timeout_s: Annotated[float, Flag("seconds of a request, from its first byte to its answer", "N")] = (
-        ServiceLimits.timeout_s
+    timeout_s: Annotated[float, Flag("seconds for a body, and again for its answer", "N")] = ServiceLimits.timeout_s
+    max_megapixels: Annotated[float, Flag("megapixels of a picture, counting all scans of a JPEG", "N")] = (
+        ServiceLimits.max_megapixels
     )
-    max_megapixels: Annotated[
-        float, Flag("megapixels of a picture, counting every scan of a progressive JPEG", "N")
-    ] = ServiceLimits.max_megapixels
-    budget_megabytes: Annotated[float, Flag("megabytes of memory that all requests hold at a time", "N")] = (
-        ServiceLimits.budget_megabytes
-    )
-    decoders: Annotated[int, Flag("threads that decode", "N")] = 2
 
     def limits(self) -> ServiceLimits:
         return ServiceLimits(**{name: getattr(self, name) for name in ServiceLimits.__dataclass_fields__})
@@ -99,8 +84,7 @@ def app(
 ) -> Any:
     """The ASGI application that `swin-quant serve` runs, for servers and clusters of your own (docs/shipping.md).
 
-    `device`: cpu or cuda, torch's current GPU. `limits`: max_batch, delay_us, max_queue, max_megabytes, timeout_s,
-    max_megapixels, budget_megabytes.
+    `device`: cpu or cuda, torch's current GPU. `limits`: those of `ServiceLimits`.
     """
     from swin_quant.backends.artifact import open_artifact
     from swin_quant.serving.app import build_app
@@ -111,33 +95,25 @@ def app(
 
 
 def run(options: ServeOptions, world: World) -> None:
-    """Serve until SIGTERM or Ctrl-C: then no more requests are taken, and those that came are answered."""
+    """Serve until SIGTERM or Ctrl-C: then no more requests are taken, and those in work have two seconds to end."""
     from swin_quant.backends.artifact import open_artifact
-    from swin_quant.serving.app import build_app
+    from swin_quant.serving.app import build_app, build_server
 
     one_process(world, "serve")
-    decoders = options.limits.decoders
-    if not 1 <= decoders <= MOST_DECODERS:
-        raise UsageError(f"--decoders {decoders}: must be from 1 to {MOST_DECODERS}")
+    limits = options.limits.limits()
     artifact = open_artifact(options.artifact)
-
-    library("uvicorn", "serve")  # an absent library is an error before an engine is loaded
-    from swin_quant.serving.server import server_of
-
     with private_copy(artifact) as copy, _listening(options.host, options.port) as listener:
         service = service_of(copy, options, world.device.type)
-        app = build_app(service)
-        server = server_of(app, options.limits.limits(), app.state.count)
+        server = build_server(build_app(service), limits)
         where = "http://{}:{}".format(*listener.getsockname()[:2])
         names = copy.file.name, service.about["engine"], where, service.model.name, where
         log.info("%s on %s: %s/v2/models/%s, pictures to %s/predict", *names)
-        _tune_process()
         try:
             server.run(sockets=[listener])
         except KeyboardInterrupt:  # the server handles it, and raises it again when it has ended
             if not server.should_exit:
                 raise
-        log.info("stopped: all requests that had come were answered")
+        log.info("stopped")
 
 
 def service_of(artifact: Artifact, options: ServeOptions, device: str = "cpu") -> Service:
@@ -159,15 +135,16 @@ def service_of(artifact: Artifact, options: ServeOptions, device: str = "cpu") -
     if kind != FEATURES and not preprocess.is_square:
         raise UsageError(f"{artifact.file}: classifies pictures of any size: only maps are served for these")
     chosen, limits = one_engine(artifact, options.engines.engine), options.limits.limits()
-    sizes = graphs_for(limits.max_batch) if engine_named(chosen).graph_per_shape else ()
+    powers = [2**power for power in range(12) if 2**power < limits.max_batch]
+    sizes = (*powers, limits.max_batch) if engine_named(chosen).graph_per_shape else ()  # smaller batches are padded
     how = options.engines.options(device)
-    how = replace(how, graphs=max(how.graphs, len(sizes)))
-    (engine,) = load_engines(artifact, [chosen], how).values()
+    (engine,) = load_engines(artifact, [chosen], replace(how, graphs=max(how.graphs, len(sizes)))).values()
     if engine.max_batch:
         sizes, limits = (), replace(limits, max_batch=min(limits.max_batch, engine.max_batch))
     preprocess(Image.new("RGB", preprocess.sides))  # imports what it needs now
+    prepared = sizes or [*(size for size in engine.sizes if size < limits.max_batch), limits.max_batch]
     # The largest batch first: where programs share memory in turns, it needs the most.
-    for size in reversed(sizes or _prepared(engine.sizes, limits.max_batch)):
+    for size in reversed(prepared) if sizes or engine.sizes else (1,):
         with torch.inference_mode():
             outputs = engine(torch.zeros(size, 3, *preprocess.sides))
     names = class_names(cfg.MODEL.NUM_CLASSES, options.labels, labels_in(artifact)) if kind == LOGITS else []
@@ -180,19 +157,7 @@ def service_of(artifact: Artifact, options: ServeOptions, device: str = "cpu") -
         "policy": engine.policy,
     }
     model = described(artifact, names, options.name, parts_of(outputs)[0].shape[1])
-    return Service(model, engine, preprocess, sizes, limits, options.limits.decoders, about)
-
-
-def graphs_for(largest: int) -> tuple[int, ...]:
-    """1, 2, 4, ... up to the largest batch: where each size costs a graph, pictures are filled up to one of these."""
-    powers = [2**power for power in range(largest.bit_length()) if 2**power < largest]
-    return (*powers, largest)
-
-
-def _prepared(sizes: Sequence[int], largest: int) -> tuple[int, ...]:
-    """The batches to run once, after which an engine of these `sizes` has all that any batch up to the largest
-    needs."""
-    return (*(size for size in sizes if size < largest), largest) if sizes else (1,)
+    return Service(model, engine, preprocess, sizes, limits, about)
 
 
 @contextmanager
@@ -213,20 +178,13 @@ def private_copy(artifact: Artifact) -> Iterator[Artifact]:
             raise type(error)(error.args[0].replace(f"{folder}/", f"{artifact.file.parent}/")) from error
 
 
-def _tune_process() -> None:
-    """Settings of the whole process, which an application mounted in another one must not touch."""
-    sys.setswitchinterval(_SWITCH_S)
-    with suppress(OSError, AttributeError):  # glibc alone has it: it would keep a large picture's memory for the next
-        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _KEPT)
-
-
 @contextmanager
 def _listening(host: str, port: int) -> Iterator[socket.socket]:
     if not 0 <= port <= 65535:
         raise UsageError(f"‹port› {port}: must be from 0 to 65535")
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        listener = socket.create_server((host, port), family=family, backlog=1000)
     except OSError as error:
         is_taken = error.errno == errno.EADDRINUSE
         why = f"{os.strerror(errno.EADDRINUSE)}: give another ‹port›" if is_taken else reason(error)

@@ -73,7 +73,7 @@ def posted(service, *requests, at_once=False):
 
 @contextmanager
 def listening(server):
-    """The address of a server of `server_of`, which runs in a thread of its own meanwhile."""
+    """The address of a server of `build_server`, which runs in a thread of its own meanwhile."""
     server.install_signal_handlers = lambda: None
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
