@@ -20,7 +20,7 @@ from operator_nodes import (
 )
 
 from swin_quant.backends.onnx.swin.int8_operators import mlp
-from swin_quant.backends.onnx_reader.checks import check_scales
+from swin_quant.backends.onnx_reader.checks import check_scales, infer_shapes
 from swin_quant.backends.onnx_reader.file import open_onnx
 from swin_quant.backends.onnxruntime.engine import products
 from swin_quant.backends.openvino import engine
@@ -136,4 +136,4 @@ def test_a_scale_that_a_call_gives_to_the_function_is_checked(place, said, expor
     else:
         del node.input[3:]
     with pytest.raises(SwinQuantError, match=said):
-        check_scales(model.graph, tmp_path, model.functions)
+        check_scales(infer_shapes(model), tmp_path)
