@@ -202,4 +202,4 @@ def _open(files: list[Path], request: DataRequest) -> IlsvrcPictures:
     return IlsvrcPictures(folder, places)
 
 
-SOURCE = DataSource("ilsvrc", "ILSVRC2012_val_*.JPEG in one folder, and their labels", _find, _open)
+SOURCES = [DataSource("ilsvrc", "ILSVRC2012_val_*.JPEG in one folder, and their labels", _find, _open)]

@@ -151,6 +151,8 @@ def _check_end(file: BinaryIO, offset: int) -> None:
         raise tarfile.ReadError(f"{problem} at byte {offset}")
 
 
-SOURCE = DataSource(
-    "wds", "tar shards of key.jpg and key.cls", lambda request: files_of(request, ".tar", "*.tar"), ShardPictures
-)
+SOURCES = [
+    DataSource(
+        "wds", "tar shards of key.jpg and key.cls", lambda request: files_of(request, ".tar", "*.tar"), ShardPictures
+    )
+]

@@ -91,12 +91,16 @@ def _serve(pipe: Connection) -> None:
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    most = resource.getrlimit(resource.RLIMIT_DATA)[1]
     while True:
         try:
             task, model = pipe.recv_bytes().decode(), pipe.recv_bytes()
         except EOFError:
             return
-        resource.setrlimit(resource.RLIMIT_DATA, (_BYTES + 2 * len(model), resource.RLIM_INFINITY))
+        allowed = _BYTES + 2 * len(model)
+        resource.setrlimit(
+            resource.RLIMIT_DATA, (allowed if most == resource.RLIM_INFINITY else min(allowed, most), most)
+        )
         signal.setitimer(signal.ITIMER_PROF, _SECONDS)  # seconds of CPU; the signal ends the process even in C++
         try:
             parsed = _checked(ModelProto.FromString(model))
