@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
 MAX_FIELDS = 600_000  # messages and texts; a Swin-L has a third of that
-_SECONDS, _BYTES = 30, 768 << 20  # limits of one request, which may also take twice the size of its model
+_SECONDS, _BYTES, _TIMES = 30, 768 << 20, 4  # limits of one request: the last one for each byte of its model
 _START = (
     "import json, runpy, sys; sys.path[:] = json.loads(sys.argv[1]); runpy.run_path(sys.argv[2], run_name='__main__')"
 )
@@ -39,7 +39,7 @@ def ask(model: bytes, task: str) -> bytes:
     with _lock:
         _, pipe, _ = _running()
         try:
-            pipe.send_bytes(task.encode())
+            pipe.send_bytes(f"{task} {len(model)}".encode())  # its limit holds while the model arrives
             pipe.send_bytes(model)
             fault, answer = pipe.recv_bytes(), pipe.recv_bytes()
         except (OSError, EOFError) as error:
@@ -94,13 +94,13 @@ def _serve(pipe: Connection) -> None:
     most = resource.getrlimit(resource.RLIMIT_DATA)[1]
     while True:
         try:
-            task, model = pipe.recv_bytes().decode(), pipe.recv_bytes()
+            task, size = pipe.recv_bytes().decode().split()
+            allowed = _BYTES + _TIMES * int(size)
+            allowed = allowed if most == resource.RLIM_INFINITY else min(allowed, most)
+            resource.setrlimit(resource.RLIMIT_DATA, (allowed, most))
+            model = pipe.recv_bytes()
         except EOFError:
             return
-        allowed = _BYTES + 2 * len(model)
-        resource.setrlimit(
-            resource.RLIMIT_DATA, (allowed if most == resource.RLIM_INFINITY else min(allowed, most), most)
-        )
         signal.setitimer(signal.ITIMER_PROF, _SECONDS)  # seconds of CPU; the signal ends the process even in C++
         try:
             parsed = _checked(ModelProto.FromString(model))

@@ -68,6 +68,14 @@ def test_the_next_graph_is_none_the_worse(model):
     assert [value.name for value in known] == ["h"]
 
 
+@pytest.mark.slow
+def test_a_large_file_is_read_behind_a_small_one(model, write_onnx):
+    """The limit on memory grows with the file, before the file reaches the worker."""
+    assert open_onnx(write_onnx(model)).sizes == (8, 8)
+    model.graph.initializer.append(numpy_helper.from_array(np.zeros(800 << 18, np.float32), "large"))
+    assert open_onnx(write_onnx(model)).sizes == (8, 8)
+
+
 def test_a_graph_that_ends_the_library_can_be_inspected(model, write_onnx):
     report = inspect_model(read_model(write_onnx(split(model, 1))))
     assert report.opset == 20 and report.gemms
