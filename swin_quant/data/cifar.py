@@ -1,27 +1,35 @@
-"""CIFAR-10 and CIFAR-100 in their authors' binary version: records of labels and 3 x 32 x 32 bytes."""
+"""CIFAR-10 and CIFAR-100 in their authors' binary and python versions; pickles are read as data, never unpickled.
 
+Source: the formats' description at https://www.cs.toronto.edu/~kriz/cifar.html
+"""
+
+import io
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
-from swin_quant.base.errors import SwinQuantError
-from swin_quant.base.files import open_plain, read_lines
-from swin_quant.data.pictures import Pictures, bytes_of
+from swin_quant.base import pickled
+from swin_quant.base.errors import SwinQuantError, one_line
+from swin_quant.base.files import read_bounded, read_lines
+from swin_quant.data.pictures import Pictures, printable
 from swin_quant.data.source import DataRequest, DataSource
 
-SIDE = 32
-PIXELS = 3 * SIDE * SIDE
+_SHAPE = (3, 32, 32)
+_PIXELS = 3 * 32 * 32
 _VAL = ("val", "test", "validation")
-_MAX_RECORDS = 1_000_000
+_MAX_BYTES = 256 << 20  # for a batch: CIFAR-100's training pictures are 155 MB
 
 
 @dataclass(frozen=True)
 class CifarForm:
-    """CIFAR-10 or CIFAR-100: its folder, training files, test file, file of class names, and number of classes.
+    """A version of a data set: its folder, training files, test file, file of class names, and number of classes.
 
     `labels`: in a binary batch the bytes before a picture, of which the last is the label. `keys`: in a pickled one the
     keys of its labels and of the class names; its folder is known by the file of names.
@@ -36,14 +44,104 @@ class CifarForm:
     keys: tuple[str, ...] = ()
 
 
-_TEN = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
-_FORMS = (
-    CifarForm("cifar-10-batches-bin", _TEN, "test_batch.bin", "batches.meta.txt", 10, labels=1),
-    CifarForm("cifar-100-binary", ("train.bin",), "test.bin", "fine_label_names.txt", 100, labels=2),
+_TEN = tuple(f"data_batch_{number}" for number in range(1, 6))
+_BINARY = (
+    CifarForm("cifar-10-batches-bin", tuple(f"{n}.bin" for n in _TEN), "test_batch.bin", "batches.meta.txt", 10, 1),
+    CifarForm("cifar-100-binary", ("train.bin",), "test.bin", "fine_label_names.txt", 100, 2),
+)
+_PICKLED = (
+    CifarForm("cifar-10-batches-py", _TEN, "test_batch", "batches.meta", 10, keys=("labels", "label_names")),
+    CifarForm("cifar-100-python", ("train",), "test", "meta", 100, keys=("fine_labels", "fine_label_names")),
 )
 
 
-def batches_of(request: DataRequest, forms: Sequence[CifarForm]) -> list[Path]:
+class CifarPictures(Pictures):
+    """The pictures of batches, in order, named `<batch>/<number>`, held in memory; CIFAR-100 with its 100 fine labels.
+
+    Raises:
+        SwinQuantError: a batch that is missing, truncated or none, or a label that is no class.
+    """
+
+    def __init__(self, files: list[Path]) -> None:
+        form = next(one for one in (*_BINARY, *_PICKLED) if files[0].name in (*one.train, one.test))
+        self._pixels: list[NDArray[np.uint8]] = []
+        self.names, self.labels = [], []
+        for file in files:
+            if not file.is_file():
+                raise SwinQuantError(f"{file}: no such batch of CIFAR")
+            found, labels = _pickled(file, form) if form.keys else _records(file, form)
+            for number, label in enumerate(labels):
+                if not 0 <= label < form.classes:
+                    raise SwinQuantError(f"{file}, record {number}: label {label} is outside 0 to {form.classes - 1}")
+            self._pixels += list(found.reshape(-1, *_SHAPE))
+            self.names += [f"{file.name}/{number:05d}" for number in range(len(labels))]
+            self.labels += labels
+        if not self.names:
+            raise SwinQuantError(f"{files[0]}: is empty")
+        self.class_names = _class_names(files[0].parent / form.names, form)
+
+    def open(self, index: int) -> Image.Image:
+        """Return one picture, 32 x 32, RGB."""
+        return Image.fromarray(np.ascontiguousarray(self._pixels[index].transpose(1, 2, 0)))
+
+
+def _records(path: Path, form: CifarForm) -> tuple[NDArray[np.uint8], list[int]]:
+    """The pictures [N, 3072] and labels of a binary batch."""
+    data, size = read_bounded(path, "batch of CIFAR", _MAX_BYTES), form.labels + _PIXELS
+    if len(data) % size:
+        raise SwinQuantError(f"{path}: {len(data)} bytes are not records of {size}: it is cut off")
+    records = np.frombuffer(data, np.uint8).reshape(-1, size)
+    return records[:, form.labels :], records[:, form.labels - 1].tolist()
+
+
+def _pickled(path: Path, form: CifarForm) -> tuple[NDArray[np.uint8], list[int]]:
+    """The pictures [N * 3072] and labels of a pickled batch."""
+    content, written = _content(path, form.keys[0])
+    array = content.get("data")
+    state = list(array.values()) if isinstance(array, pickled.Attributes) else []
+    pixels = state[-1] if state else b""
+    pixels = pixels if isinstance(pixels, bytes) else _text(pixels).encode("latin-1", "replace")
+    labels = [label for label in written if type(label) is int]
+    if not labels or len(pixels) != _PIXELS * len(labels):
+        raise SwinQuantError(f"{path}: {len(pixels)} bytes of pictures, but {len(labels)} labels")
+    return np.frombuffer(pixels, np.uint8), labels
+
+
+def _class_names(path: Path, form: CifarForm) -> list[str]:
+    """The names in their file; numbers if there is none."""
+    names: list[str] = []
+    if path.is_file() and form.keys:
+        names = [printable(_text(name)) for name in _content(path, form.keys[1])[1]]
+    elif path.is_file():
+        names = read_lines(path, "list of class names")
+    if names and len(names) != form.classes:
+        raise SwinQuantError(f"{path}: {len(names)} names of {form.classes} classes")
+    return names or list(map(str, range(form.classes)))
+
+
+def _content(path: Path, key: str) -> tuple[dict[str, Any], list[Any]]:
+    """The dictionary in a pickle, and its list under `key`."""
+    data = read_bounded(path, "batch of CIFAR", _MAX_BYTES)
+    try:
+        found = pickled.mapping(pickled.load(io.BytesIO(data), _stand_in))
+        content = {_text(key): value for key, value in found.items()}
+        return content, pickled.items(content.get(key, []))
+    except ValueError as error:
+        raise SwinQuantError(f"{path}: is no batch of CIFAR, or is cut off: {one_line(str(error))[:200]}") from error
+
+
+def _stand_in(name: str) -> pickled.Known:
+    """Text for what python 3 wrote of bytes; else an object of numpy, whose last part is its values."""
+    if name == "_codecs.encode":
+        return pickled.Known(name, lambda text, *how: text)
+    return pickled.Known(name, lambda *arguments: pickled.Attributes())
+
+
+def _text(value: Any) -> str:
+    return value.decode("latin-1") if isinstance(value, bytes) else str(value)
+
+
+def _find(request: DataRequest, forms: Sequence[CifarForm]) -> list[Path]:
     """The files of a split at a place, or in CIFAR's own folder there; none for a folder of splits."""
     if not os.path.isdir(request.place) or request.folder.is_dir():
         return []
@@ -56,69 +154,10 @@ def batches_of(request: DataRequest, forms: Sequence[CifarForm]) -> list[Path]:
     return []
 
 
-def form_of(file: Path, forms: Sequence[CifarForm]) -> CifarForm:
-    """The form that has a file of this name."""
-    return next(form for form in forms if file.name in (*form.train, form.test))
-
-
-class CifarPictures(Pictures):
-    """The records of binary batches, in order, named `<batch>/<number>`; CIFAR-100 with its 100 fine labels.
-
-    Source: the format's description at https://www.cs.toronto.edu/~kriz/cifar.html
-
-    Raises:
-        SwinQuantError: a missing or truncated batch, or a label that is no class.
-    """
-
-    def __init__(self, files: list[Path]) -> None:
-        self._form = form = form_of(files[0], _FORMS)
-        self._record = form.labels + PIXELS
-        self._places: list[tuple[Path, int]] = []
-        self.names, self.labels = [], []
-        for file in files:
-            for number, label in enumerate(self._read_labels(file)):
-                self._places.append((file, number))
-                self.names.append(f"{file.name}/{number:05d}")
-                self.labels.append(label)
-        if not self.names:
-            raise SwinQuantError(f"{files[0]}: is empty")
-        path = files[0].parent / form.names
-        names = read_lines(path, "list of class names") if path.is_file() else []
-        if names and len(names) != form.classes:
-            raise SwinQuantError(f"{path}: {len(names)} names of {form.classes} classes")
-        self.class_names = names or list(map(str, range(form.classes)))
-
-    def open(self, index: int) -> Image.Image:
-        """Return one picture, 32 x 32, RGB. Raises UnreadablePicture."""
-        path, number = self._places[index]
-        data = bytes_of(self.names[index], path, number * self._record + self._form.labels, PIXELS)
-        return Image.fromarray(np.frombuffer(data, np.uint8).reshape(3, SIDE, SIDE).transpose(1, 2, 0).copy())
-
-    def _read_labels(self, path: Path) -> list[int]:
-        try:
-            with open_plain(path) as file:
-                size = os.fstat(file.fileno()).st_size
-                if size % self._record:
-                    raise SwinQuantError(f"{path}: {size} bytes are not records of {self._record}: it is cut off")
-                if size // self._record > _MAX_RECORDS:
-                    raise SwinQuantError(f"{path}: more than {_MAX_RECORDS:,} records: it is no batch of CIFAR")
-                labels = []
-                for number in range(size // self._record):
-                    file.seek(number * self._record + self._form.labels - 1)
-                    labels.append(file.read(1)[0])
-        except FileNotFoundError as error:
-            raise SwinQuantError(f"{path}: no such batch of CIFAR") from error
-        except (OSError, IndexError) as error:
-            raise SwinQuantError(f"{path}: cannot be read: {error}") from error
-        for number, label in enumerate(labels):
-            if label >= self._form.classes:
-                raise SwinQuantError(f"{path}, record {number}: label {label} is outside 0 to {self._form.classes - 1}")
-        return labels
-
-
-SOURCE = DataSource(
-    "cifar",
-    "CIFAR's binary batches (data_batch_1.bin, ...)",
-    lambda request: batches_of(request, _FORMS),
-    lambda files, request: CifarPictures(files),
-)
+SOURCES = [
+    DataSource(prefix, what, partial(_find, forms=forms), lambda files, request: CifarPictures(files))
+    for prefix, what, forms in (
+        ("cifar", "CIFAR's binary batches (data_batch_1.bin, ...)", _BINARY),
+        ("cifar-python", "CIFAR's python batches (data_batch_1, ...)", _PICKLED),
+    )
+]

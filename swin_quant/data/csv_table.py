@@ -96,4 +96,4 @@ def _open(files: list[Path], request: DataRequest) -> TablePictures:
     return TablePictures(files[0], request)
 
 
-SOURCE = DataSource("csv", "table of path and label (<split>.csv)", _find, _open, names_own=True)
+SOURCES = [DataSource("csv", "table of path and label (<split>.csv)", _find, _open, names_own=True)]

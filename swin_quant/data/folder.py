@@ -146,9 +146,11 @@ def _open_wnids(files: list[Path], request: DataRequest) -> FolderPictures:
     return pictures
 
 
-SOURCE = DataSource(
-    "wnids",
-    "folders named by wnid (n01440764, ...)",
-    lambda request: [request.folder] if request.prefix and subfolders(request.folder) else [],
-    _open_wnids,
-)
+SOURCES = [
+    DataSource(
+        "wnids",
+        "folders named by wnid (n01440764, ...)",
+        lambda request: [request.folder] if request.prefix and subfolders(request.folder) else [],
+        _open_wnids,
+    )
+]

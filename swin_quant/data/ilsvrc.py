@@ -147,33 +147,23 @@ def _text(path: Path) -> Iterator[tuple[str, str]]:
 
 def _matlab(path: Path) -> list[tuple[str, str]]:
     content = read_bounded(path, "table of wnids", _MAX_META_BYTES)
+    order = "<" if content[126:128] == b"IM" else ">"
+    at, left = 128, _MAX_INFLATED_BYTES  # version 5: behind 128 bytes, which end with the byte order, elements
     try:
-        _check_inflated(path, content)
+        while at + 8 <= len(content):
+            kind, size = struct.unpack_from(f"{order}II", content, at)
+            if kind == _COMPRESSED:  # zlib packs thousandfold
+                left -= len(zlib.decompressobj().decompress(content[at + 8 : at + 8 + size], left + 1))
+            if left < 0:
+                limit = f"{_MAX_INFLATED_BYTES >> 20} MB"
+                raise SwinQuantError(f"{path}: holds more than {limit}: is not the devkit's meta.mat")
+            at += 8 + size
         table: Any = library("scipy.io", "data").loadmat(BytesIO(content), variable_names=["synsets"], squeeze_me=True)
         return [(str(int(row["ILSVRC2012_ID"])), str(row["WNID"])) for row in table["synsets"]]
     except SwinQuantError:
         raise
     except Exception as error:  # scipy raises a dozen unrelated types on damaged files
         raise SwinQuantError(f"{path}: is not the devkit's meta.mat: {type(error).__name__}: {error}") from error
-
-
-def _check_inflated(path: Path, content: bytes) -> None:
-    """SwinQuantError if compressed variables hold more than `_MAX_INFLATED_BYTES`: zlib packs thousandfold.
-
-    Version 5: a header of 128 bytes, which ends with the byte order, then elements of a type and a size.
-    """
-    order = "<" if content[126:128] == b"IM" else ">"
-    at, left = 128, _MAX_INFLATED_BYTES
-    while at + 8 <= len(content):
-        kind, size = struct.unpack_from(f"{order}II", content, at)
-        at += 8
-        if kind == _COMPRESSED:
-            left -= len(zlib.decompressobj().decompress(content[at : at + size], left + 1))
-            if left < 0:
-                raise SwinQuantError(
-                    f"{path}: holds more than {_MAX_INFLATED_BYTES >> 20} MB: is not the devkit's meta.mat"
-                )
-        at += size
 
 
 def _folder(request: DataRequest) -> Path | None:
@@ -202,4 +192,4 @@ def _open(files: list[Path], request: DataRequest) -> IlsvrcPictures:
     return IlsvrcPictures(folder, places)
 
 
-SOURCE = DataSource("ilsvrc", "ILSVRC2012_val_*.JPEG in one folder, and their labels", _find, _open)
+SOURCES = [DataSource("ilsvrc", "ILSVRC2012_val_*.JPEG in one folder, and their labels", _find, _open)]

@@ -4,7 +4,6 @@ import io
 import re
 import tarfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -20,11 +19,7 @@ _MAX_HEADER_BYTES = 1 << 16  # for one read of tarfile: long names, pax records
 _MAX_MEMBERS = 1 << 24  # in all shards together
 
 
-@dataclass(frozen=True)
-class _Member:
-    shard: int
-    start: int
-    size: int
+_Place = tuple[int, int, int]  # number of the shard, first byte and size of a member
 
 
 class ShardPictures(Pictures):
@@ -39,42 +34,38 @@ class ShardPictures(Pictures):
     """
 
     def __init__(self, shards: Sequence[Path], request: DataRequest) -> None:
-        self._shards = list(shards)
-        pictures: dict[tuple[int, str], tuple[str, _Member]] = {}
+        self._shards, folder = list(shards), shards[0].parent
+        what = f"{shards[0]}" + (f" and {len(shards) - 1} more" if len(shards) > 1 else "")
+        pictures: dict[tuple[int, str], tuple[str, _Place]] = {}
         labels: dict[tuple[int, str], str] = {}
         for number, shard in enumerate(shards):
-            for name, member, label in _members(number, shard):
-                folder, _, last = name.rpartition("/")
-                key = number, f"{folder}/{last.partition('.')[0]}"
+            for name, place, label in _members(number, shard):
+                parent, _, last = name.rpartition("/")
+                key = number, f"{parent}/{last.partition('.')[0]}"
                 if label is not None:
                     labels[key] = label
                     continue
                 if key in pictures:
                     raise SwinQuantError(f"{shard}: {printable(name)[:200]}: a second picture of its key")
-                pictures[key] = f"{shard.name}/{name}", member
+                pictures[key] = f"{shard.name}/{name}", place
                 if len(pictures) > _MAX_MEMBERS:
                     raise SwinQuantError(f"{shard}: more than {_MAX_MEMBERS:,} pictures in one data set")
         if alone := [f"{shards[number].name}/{key.lstrip('/')}" for number, key in labels.keys() - pictures.keys()]:
             names = listed(map(printable, sorted(alone)), 3)
-            log.warning("%s: %d labels have no picture of a known kind: %s", listed_shards(shards), len(alone), names)
+            log.warning("%s: %d labels have no picture of a known kind: %s", what, len(alone), names)
         if not pictures:
-            raise SwinQuantError(f"{listed_shards(shards)}: no pictures in it; expected key.jpg and key.cls")
+            raise SwinQuantError(f"{what}: no pictures in it; expected key.jpg and key.cls")
         self.names = [printable(name) for name, _ in pictures.values()]
-        self._members = [member for _, member in pictures.values()]
+        self._places = [place for _, place in pictures.values()]
         written = [labels.get(key) for key in pictures]
         self.labels, self.class_names = classed(
-            written, request.classes, self._shards[0].parent, lambda place: f"{shards[0].parent / self.names[place]}"
+            written, request.classes, folder, lambda place: f"{folder / self.names[place]}"
         )
 
     def open(self, index: int) -> bytes:
         """Return the bytes of one member. Raises UnreadablePicture."""
-        member = self._members[index]
-        return bytes_of(self.names[index], self._shards[member.shard], member.start, member.size)
-
-
-def listed_shards(shards: Sequence[Path]) -> str:
-    """The shards in a message: the first, and how many more."""
-    return f"{shards[0]}" + (f" and {len(shards) - 1} more" if len(shards) > 1 else "")
+        shard, start, size = self._places[index]
+        return bytes_of(self.names[index], self._shards[shard], start, size)
 
 
 class _Careful(io.RawIOBase):
@@ -95,25 +86,30 @@ class _Careful(io.RawIOBase):
         return self._file.tell()
 
 
-def _members(number: int, shard: Path) -> Iterator[tuple[str, _Member, str | None]]:
+def _members(number: int, shard: Path) -> Iterator[tuple[str, _Place, str | None]]:
     """(name, place, label) of each picture and label file in a shard; the label is None for a picture."""
     try:
         with open_plain(shard) as file:
             if file.read(4)[:2] in (b"\x1f\x8b", b"BZ", b"\xfd7", b"(\xb5"):
                 raise SwinQuantError(f"{shard}: is compressed: unpack it to a plain .tar, whose members can be reached")
             file.seek(0)
-            careful = _Careful(file)
-            archive = tarfile.TarFile(fileobj=careful)
+            archive = tarfile.TarFile(fileobj=_Careful(file))
             while (member := archive.next()) is not None:
                 archive.members.clear()  # type: ignore[attr-defined]  # it would keep them all
-                if not member.isreg() or member.issparse():
+                name = member.name
+                while name.startswith("./"):
+                    name = name[2:]
+                is_label = name.endswith(".cls")
+                if not member.isreg() or member.issparse() or not (is_label or is_picture(name)):
                     continue
-                name, place = _plain(member.name), _Member(number, member.offset_data, member.size)
-                if is_picture(name):
-                    yield name, place, None
-                elif name.endswith(".cls"):
-                    yield name, place, _label(file, member, name)
-            _check_end(file, archive.offset)
+                if name.startswith("/") or ".." in name.split("/") or "\\" in name:  # it is shown and hashed
+                    raise ValueError(f"{printable(name)[:200]!r} is not a plain relative path with '/'")
+                place = number, member.offset_data, member.size
+                yield name, place, _label(file, member, name) if is_label else None
+            file.seek(archive.offset)  # tarfile takes damage in the middle for the end
+            if (block := file.read(tarfile.BLOCKSIZE)) != bytes(tarfile.BLOCKSIZE):
+                problem = "damaged" if len(block) == tarfile.BLOCKSIZE else "cut off"
+                raise tarfile.ReadError(f"{problem} at byte {archive.offset}")
     except SwinQuantError:
         raise
     except FileNotFoundError as error:
@@ -122,15 +118,6 @@ def _members(number: int, shard: Path) -> Iterator[tuple[str, _Member, str | Non
         raise SwinQuantError(f"{shard}: cannot be read: {reason(error)}") from error
     except Exception as error:  # tarfile's own errors, and ValueError, UnicodeError, OverflowError of damaged headers
         raise SwinQuantError(f"{shard}: not a readable tar archive: {error}") from error
-
-
-def _plain(name: str) -> str:
-    """A member's name, checked: nothing is extracted, but the name is shown and hashed."""
-    while name.startswith("./"):
-        name = name[2:]
-    if name.startswith("/") or ".." in name.split("/") or "\\" in name:
-        raise ValueError(f"{printable(name)[:200]!r} is not a plain relative path with '/'")
-    return name
 
 
 def _label(file: BinaryIO, member: tarfile.TarInfo, name: str) -> str:
@@ -143,14 +130,8 @@ def _label(file: BinaryIO, member: tarfile.TarInfo, name: str) -> str:
     return text
 
 
-def _check_end(file: BinaryIO, offset: int) -> None:
-    """tarfile.ReadError unless a block of zeros follows: tarfile itself takes damage in the middle for the end."""
-    file.seek(offset)
-    if (block := file.read(tarfile.BLOCKSIZE)) != bytes(tarfile.BLOCKSIZE):
-        problem = "damaged" if len(block) == tarfile.BLOCKSIZE else "cut off"
-        raise tarfile.ReadError(f"{problem} at byte {offset}")
-
-
-SOURCE = DataSource(
-    "wds", "tar shards of key.jpg and key.cls", lambda request: files_of(request, ".tar", "*.tar"), ShardPictures
-)
+SOURCES = [
+    DataSource(
+        "wds", "tar shards of key.jpg and key.cls", lambda request: files_of(request, ".tar", "*.tar"), ShardPictures
+    )
+]

@@ -22,8 +22,8 @@ from swin_quant.data.zip import ZipPictures
 
 DIGITS = "digits"
 TRAIN = "train"
-# Files here with a SOURCE, in the order tried.
-KINDS = ("folder", "ilsvrc", "csv_table", "shards", "parquet", "cifar", "cifar_python")
+# Files here with SOURCES, in the order tried.
+KINDS = ("folder", "ilsvrc", "csv_table", "shards", "parquet", "cifar")
 SPLITS = ("train", "val")
 _VAL_EVERY = 5  # every fifth picture of each class is for validation
 
@@ -98,7 +98,7 @@ def is_archive(data_path: str, split: str) -> bool:
 @cache
 def sources() -> dict[str, DataSource]:
     """The kinds of data set by prefix."""
-    found: list[DataSource] = [importlib.import_module(f"swin_quant.data.{kind}").SOURCE for kind in KINDS]
+    found = (source for kind in KINDS for source in importlib.import_module(f"swin_quant.data.{kind}").SOURCES)
     return {source.prefix: source for source in found}
 
 

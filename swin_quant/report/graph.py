@@ -10,10 +10,7 @@ from typing import Any
 
 from swin_quant.backends.backend import function
 from swin_quant.backends.onnx_reader.file import open_onnx, read_model
-from swin_quant.backends.onnx_reader.inspect import Inspection
-from swin_quant.backends.onnx_reader.inspect.attention import Verdict
-from swin_quant.backends.onnx_reader.inspect.gemms import FLOAT8, QUANTIZED, Gemm, find_gemms
-from swin_quant.backends.onnx_reader.inspect.graph import index
+from swin_quant.backends.onnx_reader.products import FLOAT8, QUANTIZED, Gemm, Inspection, inspect_model
 from swin_quant.backends.registry import takers
 from swin_quant.base.errors import listed, one_line
 from swin_quant.base.extras import library
@@ -64,7 +61,7 @@ def quantized_products(file: Path, in_functions: bool = True) -> list[str]:
     model = read_model(file)
     if not in_functions:
         del model.functions[:]
-    return [gemm.node.name for gemm in find_gemms(index(model)) if gemm.int8]
+    return [gemm.node.name for gemm in inspect_model(model).gemms if gemm.int8]
 
 
 def integer_products(quantized: list[str], ran: Mapping[str, str]) -> IntegerProducts:
@@ -95,29 +92,18 @@ def by_engine(file: Path, engines: tuple[str, ...] = ()) -> dict[str, IntegerPro
     }
 
 
-Line = tuple[str, str]  # text and style
-
-
 @dataclass(frozen=True)
 class BlockRow:
-    """The products of a block, and its attention if it has one. `why`: the reason that it is not one int8 kernel."""
+    """The products of a block."""
 
     block: str
     gemms: list[Gemm]
-    verdict: Verdict | None
-    why: str
 
     @property
     def floats(self) -> str:
         """The products that are not quantized, by their names without the block's."""
         names = (gemm.name for gemm in self.gemms if gemm.format is None)
         return listed((name.split(f"{self.block}.")[-1].rsplit("/", 2)[-1] for name in names), 6)
-
-
-def _style(row: BlockRow) -> str:
-    if row.verdict is None:
-        return ""
-    return "green" if row.verdict.pattern in ("fusible int8", "fusible float8") else "yellow"
 
 
 def _share(row: BlockRow, format: str) -> str | None:
@@ -131,8 +117,6 @@ BLOCKS: tuple[Column[BlockRow], ...] = (
     Column("int8", "int8", lambda row: _share(row, "int8"), may_lack=True),
     Column("float8", "float8", lambda row: _share(row, FLOAT8), may_lack=True),
     Column("float_products", "float products", field("floats"), fold=True, blank=""),
-    Column("attention", "attention", lambda row: row.verdict.pattern if row.verdict else None, blank="", style=_style),
-    Column("why", "why not one int8 kernel", field("why"), fold=True, blank=""),
 )
 
 
@@ -147,44 +131,19 @@ def inspection_text(
         f"{report.pairs[0]} QuantizeLinear, {report.pairs[1]} DequantizeLinear"
     )
     ran = [(f"{name}: {one}", "yellow" if one.integer < one.quantized else "green") for name, one in engines.items()]
-    above, below = _folded([(head, "bold"), *ran], width, color), _folded(_findings(report), width, color)
-    return above + terminal(ReportTable(BLOCKS, _rows(report)), width, color) + below
+    floats = ", ".join(f"{op} {count}" for op, count in report.float_ops.items()) or "none"
+    below = [(f"float ops: {floats}", "")]
+    if report.asymmetric:
+        below.append((f"not int8 with zero point 0, which TensorRT needs: {listed(report.asymmetric, 3)}", "yellow"))
+    rows = [BlockRow(block, gemms) for block, gemms in report.blocks.items()]
+    table = terminal(ReportTable(BLOCKS, rows), width, color)
+    return _folded([(head, "bold"), *ran], width, color) + table + _folded(below, width, color)
 
 
-def _rows(report: Inspection) -> list[BlockRow]:
-    verdicts = {verdict.attention.block or verdict.attention.name: verdict for verdict in report.verdicts}
-    rows = []
-    for block in dict.fromkeys((*report.blocks, *verdicts)):
-        verdict = verdicts.get(block)
-        float_model = verdict is not None and verdict.fusible and not report.pairs[0]
-        why = next(iter(verdict.failed.values()), "") if verdict and not float_model else ""
-        rows.append(BlockRow(block, report.blocks.get(block, []), verdict, why))
-    return rows
-
-
-def _findings(report: Inspection) -> Iterator[Line]:
-    yield f"float ops: {_counts(report.float_ops)}", ""
-    yield f"layout ops: {_counts(report.layout_ops)}", ""
-    for finding in report.findings:
-        yield f"{finding.backend}: {finding.rule}: {listed(finding.nodes, 3)}", "yellow"
-        yield f"    {finding.why} [{finding.source}]", "dim"
-    for problem in report.unrecognised:
-        yield f"not recognised: {problem}", "yellow"
-
-
-def _folded(lines: Iterator[Line] | list[Line], width: int, color: bool) -> str:
-    each = ((line, style) for text, style in lines for line in _indented(one_line(text), width))
+def _folded(lines: list[tuple[str, str]], width: int, color: bool) -> str:
+    """Texts, each with its style."""
+    each = ((line, style) for text, style in lines for line in folded(one_line(text), width))
     return "".join(f"{styled(line, style if color else '')}\n" for line, style in each)
-
-
-def _indented(text: str, width: int) -> list[str]:
-    """The lines of a text, all as far from the margin as its first."""
-    margin = len(text) - len(text.lstrip())
-    return [" " * margin + line for line in folded(text.lstrip(), width - margin)]
-
-
-def _counts(counts: dict[str, int]) -> str:
-    return ", ".join(f"{op} {count}" for op, count in counts.items()) or "none"
 
 
 MARKS = {SUPPORTED: "yes", REPLACED: "other", UNSUPPORTED: "no", NOT_KNOWN: "?"}
@@ -330,6 +289,6 @@ def _details(analysis: Analysis) -> Iterator[str]:
 
 def _looked_at(analysis: Analysis) -> str:
     if not analysis.weighed:
-        return "not looked for: there are no weights"
+        return "not looked for: they show in a checkpoint's weights"
     pictures = f", {analysis.pictures} pictures" if analysis.pictures else "; pictures, where they are given, show more"
     return f"looked at: weights, calibrated ranges if there are any{pictures}"

@@ -153,7 +153,7 @@ def analyze_checkpoint(
 @reads("ONNX file")
 def analyze_onnx(path: Path, batch: int = 1, targets: Sequence[str] = ()) -> Analysis:
     """Analyse the graph of any ONNX file for `batch` pictures, without running it. SwinQuantError names the file."""
-    from swin_quant.backends.onnx_reader.calls import by_file, counted
+    from swin_quant.backends.onnx_reader.calls import counted
     from swin_quant.operators.analysis import Analysis
     from swin_quant.operators.support import chosen_targets, status_of
     from swin_quant.operators.trace import Variation
@@ -176,7 +176,7 @@ def analyze_onnx(path: Path, batch: int = 1, targets: Sequence[str] = ()) -> Ana
             for name in dict.fromkeys(call.name for call in found.calls)
         },
         [follows],
-        risks=[*by_file(path)],
+        weighed=False,
         depending=found.depending,
         types="the types of the file",
     )

@@ -1,4 +1,4 @@
-"""Report on an ONNX file: which products are int8, which attention fuses, what an engine will not fuse, and why."""
+"""Report on an ONNX file: which products are int8, what stays float, and how many run in int8 on each engine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """examples:
   swin-quant inspect out/swin_tiny_int8.onnx
-  swin-quant inspect out/swin_tiny_int8.onnx --engine tensorrt --json report.json
+  swin-quant inspect out/swin_tiny_int8.onnx --engine onnxruntime --json report.json
   swin-quant inspect some_swin_of_timm.onnx                                 (any ONNX file)"""
 
 
@@ -32,21 +32,22 @@ class InspectOptions:
 
     model: Annotated[str, Flag(metavar="MODEL.onnx", place=True)]
     engine: Annotated[
-        str | None, Flag("only what this engine will not fuse (default: all)", choices=partial(engines_for, "onnx"))
+        str | None,
+        Flag("count what this engine alone runs in int8 (default: all)", choices=partial(engines_for, "onnx")),
     ] = None
     json: shared.Json = None
 
 
 def run(options: InspectOptions) -> None:
     from swin_quant.backends.onnx_reader.file import read_model
-    from swin_quant.backends.onnx_reader.inspect import inspect_model
+    from swin_quant.backends.onnx_reader.products import inspect_model
     from swin_quant.report.graph import by_engine, inspection_text
 
     file, asked = Path(options.model), (options.engine,) if options.engine else ()
     try:
         with reading(options.model, "ONNX file"):
             model = read_model(file)
-            report = inspect_model(model, asked or None)
+            report = inspect_model(model)
     except SwinQuantError as error:
         named = str(error).startswith(options.model)
         raise error if named else SwinQuantError(f"{options.model}: {error}") from error

@@ -157,6 +157,16 @@ def test_an_unlabelled_row_and_a_category_are_read(tmp_path, pyarrow, files):
     assert pictures.labels == [0, -1, 1, 0, 1, 2] and pictures.class_names == ["cat", "dog", "fox"]
 
 
+def test_metadata_of_many_parts_are_refused(tmp_path, pyarrow, files):
+    """Arrow makes an object of 700 bytes of a part, which may take 4 in the file."""
+    table = pyarrow.table({"image": list(files.values())[:1]})
+    with pyarrow.parquet.ParquetWriter(tmp_path / "val.parquet", table.schema) as writer:
+        writer.write_table(table)
+        writer.add_key_value_metadata(dict.fromkeys(map(str, range(10**5)), ""))
+    with pytest.raises(SwinQuantError, match="val.parquet: not a readable Parquet file"):
+        open_pictures(str(tmp_path), "val")
+
+
 @pytest.mark.parametrize("damage", ["footer", "page"])
 def test_pages_that_are_none_are_damage(tmp_path, pyarrow, files, damage):
     path = tmp_path / "val.parquet"

@@ -36,7 +36,7 @@ from swin_quant.backends.fastertransformer.manifest import read_export
 from swin_quant.backends.fastertransformer.tuner import Tuned, read_tuned, write_tuned
 from swin_quant.backends.onnx_reader import metadata as onnx_metadata
 from swin_quant.backends.onnx_reader.file import open_onnx, read_model, verified
-from swin_quant.backends.onnx_reader.inspect import inspect_model
+from swin_quant.backends.onnx_reader.products import inspect_model
 from swin_quant.backends.registry import engines_for
 from swin_quant.backends.saturation import caution, exact_kernels
 from swin_quant.base.distributed import World
@@ -502,7 +502,6 @@ def open_graph(folder: Path) -> None:
     finally:  # read further even if it is no classifier
         found = read_model(folder / "x.onnx")
         inspect_model(found)
-        onnx_metadata.read(found)
 
 
 @functools.cache

@@ -36,14 +36,14 @@ def model(tmp_path):
     return file
 
 
-def test_the_table_says_what_is_int8_and_what_engines_will_not_fuse(run, model):
+def test_the_table_says_what_is_int8_and_what_stays_float(run, model):
     done = run("inspect", model).ok()
     lines = done.out.splitlines()
     assert lines[0] == "opset 20, float32 body; 1 of 2 products int8; 1 QuantizeLinear, 2 DequantizeLinear"
     (row,) = [line.split() for line in lines if line.startswith("layers.0.blocks.1")]
     assert row == ["layers.0.blocks.1", "1/1"]
     assert any(line.split() == ["(outside", "blocks)", "0/1", "head"] for line in lines)
-    assert "tensorrt: float32 body: the graph" in lines and "not recognised: no attention" in done.out
+    assert lines[-1] == "float ops: none"
 
 
 def test_operators_that_stand_for_plain_nodes_are_named(run, model):
@@ -59,7 +59,7 @@ def test_operators_that_stand_for_plain_nodes_are_named(run, model):
 
 
 def test_one_backend_alone(run, model):
-    assert "tensorrt: " not in run("inspect", model, "--engine", "openvino").out
+    assert "onnxruntime " not in run("inspect", model, "--engine", "openvino").out
     assert "invalid choice: 'tvm'" in run("inspect", model, "--engine", "tvm").error(2)
 
 
@@ -69,7 +69,6 @@ def test_the_report_goes_to_a_file(run, model, tmp_path):
     report = json.loads((tmp_path / "report.json").read_text())
     assert (report["file"], report["int8_gemms"], len(report["gemms"])) == ("model.onnx", 1, 2)
     assert report["gemms"][0]["name"] == "layers.0.blocks.1.mlp.fc1" and report["gemms"][0]["weight"] == "per-channel"
-    assert report["findings"][0]["source"]
 
 
 def test_files_that_are_no_onnx(run, tmp_path):

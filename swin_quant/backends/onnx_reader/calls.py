@@ -1,27 +1,17 @@
-"""Counts the operators of an ONNX graph for `analyze`, and finds risks in half precision and INT8. Nothing runs.
-
-Shapes come from ONNX's shape inference for a given batch (`operators/trace.py` counts a torch model); risks from
-weights, types and scales.
-"""
+"""Counts the operators of an ONNX graph for `analyze`, by ONNX's shape inference for a given batch. Nothing runs."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from swin_quant.backends.onnx_reader.checks import check_operators, graphs, infer_shapes, label, nodes, shown
-from swin_quant.backends.onnx_reader.file import GEMMS, naming, read_model
+from swin_quant.backends.onnx_reader.file import naming, read_model
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.extras import library
 from swin_quant.base.reading import reads
-from swin_quant.operators.analysis import WIDE_WEIGHTS, told
 from swin_quant.operators.trace import Call, Shape
-from swin_quant.quant.advice import Advice
-from swin_quant.quant.calibration import LARGEST_HALF
-from swin_quant.quant.outlier_channels import UNREACHED
 
 VIEWS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity"})
 DEPENDING = frozenset({"If", "Loop", "Scan", "NonZero", "Unique", "NonMaxSuppression", "Compress"})
@@ -29,17 +19,6 @@ _MATRIX = frozenset({"MatMul", "Gemm", "MatMulInteger", "QLinearMatMul"})
 _KERNEL = frozenset({"Conv", "ConvInteger", "QLinearConv"})
 _INDEX_TYPES = (7, 8, 9)  # TensorProto's INT64, STRING, BOOL: shapes and indices, no parameters
 _WEIGHT_OF = {"QLinearMatMul": 3, "QLinearConv": 3}
-_FLOATS = (1, 10, 11, 16)  # FLOAT, FLOAT16, DOUBLE, BFLOAT16 of TensorProto
-_HALF = 10
-_OF_HALF = (
-    "LayerNormalization",
-    "InstanceNormalization",
-    "ReduceMean",
-    "ReduceL2",
-    "ReduceSumSquare",
-    "Softmax",
-    "Pow",
-)
 
 
 @dataclass(frozen=True)
@@ -152,79 +131,3 @@ def _bytes(kind: int, shape: Any) -> int:
         return math.prod(shape) * onnx.helper.tensor_dtype_to_np_dtype(kind).itemsize
     except (KeyError, TypeError, ValueError):
         return 0
-
-
-def by_file(path: Path) -> Iterator[Advice]:
-    """The risks of the file at `path`."""
-    model = read_model(path)
-    held = {tensor.name: tensor for graph in graphs(model.graph) for tensor in graph.initializer}
-    floats = {name: tensor for name, tensor in held.items() if tensor.data_type in _FLOATS}
-    largest: dict[str, float] = {}
-    broken, dead, wide = [], {}, {}
-    outputs = {node.input[1]: _channels(node) for node in nodes(model.graph) if _multiplies(node)}
-    for name, tensor in floats.items():
-        values = _values(tensor, path)
-        if not values.size:
-            continue
-        if not np.isfinite(values).all():
-            broken.append(shown(name))
-            continue
-        largest[shown(name)] = float(np.abs(values).max())
-        if name in outputs and values.ndim > 1:
-            size = np.abs(np.moveaxis(values, outputs[name], 0).reshape(values.shape[outputs[name]], -1)).max(1)
-            if gone := int((size == 0).sum()):
-                dead[shown(name)] = gone
-            if (middle := float(np.median(size))) > 0 and (times := float(size.max()) / middle) > UNREACHED:
-                wide[shown(name)] = times
-    yield from told("not-finite", "{count} tensors hold NaN or infinity: {some}", broken, warns=True)
-    over = [name for name, value in largest.items() if value > LARGEST_HALF]
-    yield from told("weights-beyond-half", "{count} tensors exceed the largest float16: {some}", over, warns=True)
-    yield from told("dead-channels", "dead output channels (weights of 0) in {count} products: {most}", dead)
-    yield from told("outlier-weights", WIDE_WEIGHTS, wide)
-    yield from _of_types(model, {name for name, tensor in floats.items() if tensor.data_type == _HALF})
-    yield from _of_scales(model, held)
-
-
-def _of_types(model: Any, half: set[str]) -> Iterator[Advice]:
-    """Operators that sum or square in float16; types are followed from casts, weights and pictures."""
-    for value in model.graph.input:
-        if value.type.tensor_type.elem_type == _HALF:
-            half.add(value.name)
-    risky = []
-    for node in nodes(model.graph):
-        to = next((one.i for one in node.attribute if node.op_type == "Cast" and one.name == "to"), None)
-        if to == _HALF or (to is None and any(name in half for name in node.input[:1])):
-            half.update(node.output)
-            if node.op_type in _OF_HALF and to is None:
-                risky.append(label(node))
-    text = "{count} norms, sums and softmaxes compute in float16, whose squares overflow beyond 256: {some}"
-    yield from told("norm-variance", text, risky, warns=True)
-
-
-def _of_scales(model: Any, held: Mapping[str, Any]) -> Iterator[Advice]:
-    """Weights that are quantized with one scale for all channels."""
-    whole = [
-        label(node)
-        for node in nodes(model.graph)
-        if node.op_type == "DequantizeLinear" and len(node.input) > 1 and node.input[1] in held
-        if not held[node.input[1]].dims and node.input[0] in held and len(held[node.input[0]].dims) > 1
-    ]
-    text = (
-        "{count} weights have one scale for the whole tensor: {some}; one for each output channel costs engines nothing"
-    )
-    yield from told("tensor-scales", text, whole)
-
-
-def _multiplies(node: Any) -> bool:
-    return node.op_type in GEMMS and len(node.input) > 1
-
-
-def _channels(node: Any) -> int:
-    """The dimension of a weight's output channels."""
-    turned = any(one.name == "transB" and one.i for one in node.attribute)
-    return {"Conv": 0, "ConvTranspose": 1}.get(node.op_type, 0 if turned else -1)
-
-
-def _values(tensor: Any, path: Path) -> Any:
-    onnx = library("onnx", "onnx")
-    return onnx.numpy_helper.to_array(tensor, base_dir=str(path.parent)).astype(np.float32, copy=False)

@@ -7,27 +7,25 @@ must be as large as its data, and shape inference bounds the tensors that the gr
 import math
 import os
 import re
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import ChainMap
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
-from swin_quant.backends.onnx_reader.worker import InferenceError, infer
+from swin_quant.backends.onnx_reader.worker import InferenceError, ask
 from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.base.extras import library
 from swin_quant.data.pictures import printable
 
 OPSETS = range(17, 22)  # LayerNormalization came with 17; INT4 weights need 21, whose other Q/DQ engines may refuse
 MAX_ELEMENTS = 2**30  # in one tensor, for one picture; Swin V2-L at 384 pixels needs 2**25
+STANDARD = ("", "ai.onnx")
 _SCALED = ("QuantizeLinear", "DequantizeLinear")
-_Constant: TypeAlias = tuple[Any, tuple[int, ...]]
-_STANDARD = ("", "ai.onnx")
 _MOST_DIMENSIONS = 32
 _MOST_CASTS = 8  # one behind the other, of one scale
-_MOST_INLINED = 10**5  # nodes: Swin-L has 44 rolls, of 20 nodes each
-_SHAPE_BYTES = 4096  # shape inference reads only tensors smaller than this
+_KEPT_BYTES = 1 << 18  # in each tensor that shape inference gets: shapes and scales are smaller
 _TYPED_FIELDS = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data")
 _WHERE = re.compile(r"^\[ONNXRuntimeError\] .*? failed:(/.*:\d+ .*\) )?")  # its place in ONNX Runtime's sources
 # OpenVINO's first lines, before the reason
@@ -61,12 +59,14 @@ def nodes(*outermost: Any) -> Iterator[Any]:
 def check_operators(model: Any) -> int:
     """The opset of the standard operators. SwinQuantError for a node that is no such operator and no own function."""
     opsets = {entry.domain: entry.version for entry in model.opset_import}
-    opset: int | None = next((opsets[domain] for domain in _STANDARD if domain in opsets), None)
+    opset: int | None = next((opsets[domain] for domain in STANDARD if domain in opsets), None)
     if opset is None or opset not in OPSETS:
         raise SwinQuantError(f"is of opset {opset}: must be {OPSETS[0]} to {OPSETS[-1]}: export it again")
-    own = _functions(model)
-    for node in nodes(model.graph):
-        if node.domain not in _STANDARD and (node.domain, node.op_type) not in own:
+    own = {(function.domain, function.name) for function in model.functions}
+    if hidden := [name for domain, name in own if domain in STANDARD]:
+        raise SwinQuantError(f"has functions of its own ({shown(min(hidden))}) in ONNX's domain: rename them")
+    for node in nodes(model.graph, *model.functions):
+        if node.domain not in STANDARD and (node.domain, node.op_type) not in own:
             raise SwinQuantError(
                 f"node {label(node)} is {shown(node.domain)}.{shown(node.op_type)}: not an operator of ONNX, "
                 "and no function of the file says what it computes"
@@ -74,40 +74,17 @@ def check_operators(model: Any) -> int:
     return opset
 
 
-def _functions(model: Any) -> set[tuple[str, str]]:
-    """Domain and name of each of the model's own functions. SwinQuantError for non-standard or too many operators."""
-    calls = Counter((node.domain, node.op_type) for node in nodes(model.graph))
-    total = 0
-    for function in model.functions:
-        inner = list(nodes(function))
-        for node in inner:
-            is_scaled = node.op_type in _SCALED and _scale_of(node) not in function.input
-            if node.domain not in _STANDARD or is_scaled:
-                raise SwinQuantError(
-                    f"has a function of its own, {shown(function.name)}, with the node {shown(node.op_type)}: "
-                    "a function may hold standard operators, and scales of the call: export it without"
-                )
-        if function.domain in _STANDARD:
-            raise SwinQuantError(f"has functions of its own ({shown(function.name)}) in ONNX's domain: rename them")
-        total += len(inner) * calls[function.domain, function.name]
-    if total > _MOST_INLINED:
-        raise SwinQuantError(f"its own functions stand for {total} nodes: no Swin has so many")
-    return {(function.domain, function.name) for function in model.functions}
-
-
 def tensors(model: Any) -> Iterator[Any]:
     """Every tensor that the file holds: initializers and attributes."""
     for graph in graphs(model.graph, *model.functions):
-        if getattr(graph, "sparse_initializer", None):
+        attributes = [attribute for node in graph.node for attribute in node.attribute]
+        if getattr(graph, "sparse_initializer", None) or any(
+            one.HasField("sparse_tensor") or one.sparse_tensors for one in attributes
+        ):
             raise SwinQuantError("has sparse tensors, which no engine here reads")
         yield from getattr(graph, "initializer", ())
-        for node in graph.node:
-            for attribute in node.attribute:
-                if attribute.HasField("sparse_tensor") or attribute.sparse_tensors:
-                    raise SwinQuantError("has sparse tensors, which no engine here reads")
-                yield from attribute.tensors
-                if attribute.HasField("t"):
-                    yield attribute.t
+        for one in attributes:
+            yield from (*one.tensors, one.t) if one.HasField("t") else one.tensors
 
 
 def external_parts(model: Any, folder: Path) -> tuple[Path, ...]:
@@ -124,9 +101,8 @@ def _check_tensor(tensor: Any, folder: Path) -> Path | None:
         raise SwinQuantError(f"tensor {name} has a negative size")
     if len(tensor.dims) > _MOST_DIMENSIONS:
         raise SwinQuantError(f"tensor {name} has {len(tensor.dims)} dimensions: no engine has so many")
-    elements = math.prod(tensor.dims)
     packed = 2 if tensor.data_type in (onnx.TensorProto.INT4, onnx.TensorProto.UINT4) else 1
-    units = -(-elements // packed)  # stored numbers: a byte holds two of INT4
+    units = -(-math.prod(tensor.dims) // packed)  # stored numbers: a byte holds two of INT4
     try:
         expected = units * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
     except (KeyError, TypeError, ValueError) as error:
@@ -134,11 +110,10 @@ def _check_tensor(tensor: Any, folder: Path) -> Path | None:
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
         return _external(tensor, name, expected, folder)
     if tensor.HasField("raw_data"):
-        held = len(tensor.raw_data)
+        fits = len(tensor.raw_data) == expected
     else:
-        count = max(len(getattr(tensor, field)) for field in _TYPED_FIELDS)
-        held = expected if count == units else -1
-    if held != expected:
+        fits = max(len(getattr(tensor, field)) for field in _TYPED_FIELDS) == units
+    if not fits:
         raise SwinQuantError(f"tensor {name} declares {listed(map(str, tensor.dims), 8)}, which is not what it holds")
     return None
 
@@ -148,16 +123,13 @@ def _external(tensor: Any, name: str, expected: int, folder: Path) -> Path:
     location = entries.get("location", "")
     home = Path(os.path.realpath(folder))
     part = Path(os.path.realpath(home / location)) if location.isprintable() else home
+    where = f"tensor {name} is in {shown(location)!r}"
     if part.parent != home or "\\" in location or Path(location).is_absolute():
-        raise SwinQuantError(
-            f"tensor {name} is in {shown(location)!r}: external data must be a file of the same folder"
-        )
+        raise SwinQuantError(f"{where}: external data must be a file of the same folder")
     if not os.path.isfile(part):
-        raise SwinQuantError(f"tensor {name} is in {shown(location)!r}, which is missing")
+        raise SwinQuantError(f"{where}, which is missing")
     if part.stat().st_nlink > 1:
-        raise SwinQuantError(
-            f"tensor {name} is in {shown(location)!r}, which has a second name, perhaps in another folder: copy it"
-        )
+        raise SwinQuantError(f"{where}, which has a second name, perhaps in another folder: copy it")
     try:
         offset, length = int(entries.get("offset", 0)), int(entries.get("length", expected))
     except ValueError as error:
@@ -167,85 +139,48 @@ def _external(tensor: Any, name: str, expected: int, folder: Path) -> Path:
     return part
 
 
-def _scale_of(node: Any) -> str:
-    """The name of the scale of a Q/DQ node; empty if it is missing."""
-    return node.input[1] if len(node.input) > 1 else ""
-
-
-def check_scales(graph: Any, folder: Path, functions: Iterable[Any] = ()) -> None:
+def check_scales(graph: Any, folder: Path) -> None:
     """SwinQuantError unless every Q/DQ node, also inside If, Loop and Scan, has a constant, finite, positive scale.
 
-    The scale may pass through Casts, as in float16, if it is still finite and positive behind them. Calls of
-    `functions` give the scales of the nodes inside.
+    The scale may pass through Casts, as in float16, if it is still finite and positive behind them. `graph` comes from
+    `infer_shapes`: functions are inlined, and every tensor follows the ones that it is made of.
     """
-    given = {
-        (one.domain, one.name): {
-            list(one.input).index(_scale_of(node)) for node in nodes(one) if node.op_type in _SCALED
-        }
-        for one in functions
-    }
-    every = list(scopes(graph))
-    held = {id(scope[-1]): _names_in(scope[-1]) for scope in every}
-    ends: dict[tuple[int, str], _Constant] = {}
-    extremes: dict[int, Any] = {}  # many nodes may share a large tensor
-    for scope in every:
-        names = [held[id(one)] for one in reversed(scope)]
+    known: dict[int, ChainMap[str, tuple[Any, tuple[int, ...]] | None]] = {}
+    extremes: dict[int, Any] = {}  # many nodes may share a tensor
+    for scope in scopes(graph):
+        # Name -> its constant and the types that it is cast to, or None for a value that is computed
+        names = known[id(scope[-1])] = known[id(scope[-2])].new_child() if len(scope) > 1 else ChainMap()
+        names.update({value.name: None for value in scope[-1].input})
+        names.update({tensor.name: (tensor, ()) for tensor in scope[-1].initializer})
         for node in scope[-1].node:
-            where = f"node {label(node)} ({node.op_type})"
-            places = {1} if node.op_type in _SCALED else given.get((node.domain, node.op_type), set())
-            for scale in (node.input[place] if place < len(node.input) else "" for place in sorted(places)):
-                tensor, casts = _constant_behind(scale, names, ends)
-                if tensor is None:
-                    fault = "is computed, not constant" if _found(scale, names)[1] else "is missing"
-                    raise SwinQuantError(f"{where} cannot be run: its scale {shown(scale)!r} {fault}; export it again")
-                if id(tensor) not in extremes:
-                    extremes[id(tensor)] = _extremes(tensor, folder)
-                if fault := _fault_of_scale(extremes[id(tensor)], casts):
-                    raise SwinQuantError(f"{where}: its scale {shown(scale)!r} {fault}")
+            names.update(dict.fromkeys(node.output))
+            source = names.get(next(iter(node.input), ""))
+            if node.op_type == "Constant":
+                values = [one.t for one in node.attribute if one.name == "value"]
+                names.update({name: (value, ()) for name in node.output for value in values})
+            elif node.op_type in ("Cast", "Identity") and source and len(source[1]) < _MOST_CASTS:
+                to = tuple(one.i for one in node.attribute if one.name == "to" and (one.i,) != source[1][-1:])
+                names[node.output[0]] = source[0], source[1] + to
+            elif node.op_type in _SCALED:
+                _check_scale(node, names, folder, extremes)
 
 
-def _names_in(graph: Any) -> dict[str, Any]:
-    """Name -> its tensor, the node that computes it, or None for an input of the graph."""
-    found = {value.name: None for value in graph.input} | {tensor.name: tensor for tensor in graph.initializer}
-    for node in graph.node:
-        values = [one.t for one in node.attribute if node.op_type == "Constant" and one.name == "value"]
-        found |= dict.fromkeys(node.output, next(iter(values), node))
-    found.pop("", None)
-    return found
-
-
-def _found(name: str, names: Sequence[Mapping[str, Any]]) -> tuple[Any, Sequence[Mapping[str, Any]]]:
-    """The entry of `name` in the innermost of `names` that has it, and the names of that graph and its outer ones."""
-    place = next((place for place, known in enumerate(names) if name in known), len(names))
-    return (names[place][name] if place < len(names) else None), names[place:]
-
-
-def _constant_behind(
-    name: str, names: Sequence[Mapping[str, Any]], ends: dict[tuple[int, str], _Constant]
-) -> _Constant:
-    """The constant tensor behind a name, or None, and the types that it is cast to, the last one first.
-
-    `ends` keeps the answer for every name on the way.
-    """
-    way: dict[tuple[int, str], int] = {}  # the names passed: a hostile graph may lead in a circle
-    casts: list[int] = []
-    while True:
-        found, names = _found(name, names)
-        key = (id(names[0]) if names else 0, name)
-        moves = getattr(found, "op_type", None) in ("Cast", "Identity")
-        if key in way or key in ends or not moves or len(casts) > _MOST_CASTS:
-            break
-        way[key] = len(casts)
-        casts += [one.i for one in found.attribute if one.name == "to" and [one.i] != casts[-1:]]
-        name = next(iter(found.input), "")
-    tensor, before = ends.get(key, (None if hasattr(found, "op_type") else found, ()))
-    casts += before[: _MOST_CASTS - len(casts)]
-    ends |= {key: (tensor, tuple(casts[start:])) for key, start in way.items()}
-    return tensor, tuple(casts)
+def _check_scale(node: Any, names: ChainMap[str, Any], folder: Path, extremes: dict[int, Any]) -> None:
+    scale = node.input[1] if len(node.input) > 1 else ""
+    where = f"node {label(node)} ({node.op_type})"
+    found = names.get(scale)
+    if found is None:
+        fault = "is computed, not constant" if scale in names else "is missing"
+        raise SwinQuantError(f"{where} cannot be run: its scale {shown(scale)!r} {fault}; export it again")
+    tensor, casts = found
+    if id(tensor) not in extremes:
+        extremes[id(tensor)] = _extremes(tensor, folder)
+    if fault := _fault_of_scale(extremes[id(tensor)], casts):
+        raise SwinQuantError(f"{where}: its scale {shown(scale)!r} {fault}")
 
 
 def _extremes(tensor: Any, folder: Path) -> Any:
-    """The least and the largest value, in the tensor's type; None for text, an empty array for no values."""
+    """The least and the largest value, in the tensor's type; None for text and for more than a network's channels."""
     onnx = library("onnx", "onnx")
     try:
         values = onnx.numpy_helper.to_array(tensor, base_dir=str(folder))
@@ -258,7 +193,7 @@ def _fault_of_scale(values: Any, casts: Sequence[int]) -> str:
     onnx = library("onnx", "onnx")
     try:
         with np.errstate(all="ignore"):
-            for kind in reversed(casts):
+            for kind in casts:
                 values = values.astype(onnx.helper.tensor_dtype_to_np_dtype(kind))
             values = values.astype(np.float64)
     except (AttributeError, ValueError, TypeError, KeyError):
@@ -270,26 +205,24 @@ def _fault_of_scale(values: Any, casts: Sequence[int]) -> str:
 def without_data(model: Any) -> Any:
     """`model` itself, without the data of large tensors, which shape inference does not read."""
     for tensor in tensors(model):
-        if tensor.ByteSize() > _SHAPE_BYTES:
+        if tensor.ByteSize() > _KEPT_BYTES:
             for field in ("raw_data", *_TYPED_FIELDS):
                 tensor.ClearField(field)
     return model
 
 
 def infer_shapes(model: Any) -> Any:
-    """The graph with the shape of every tensor. Drops the data of large tensors from `model`.
+    """The graph with functions inlined and the shape of every tensor. Drops the data of large tensors from `model`.
 
     SwinQuantError for a graph that contradicts itself or has a tensor of more than MAX_ELEMENTS.
     """
     onnx = library("onnx", "onnx")
     try:
-        bare = without_data(model).SerializeToString()
-        graph = onnx.ModelProto.FromString(infer(bare, strict=True, inline=bool(model.functions))).graph
+        graph = onnx.ModelProto.FromString(ask(without_data(model).SerializeToString(), "strict")).graph
     except InferenceError as error:
         raise SwinQuantError(f"its graph makes no sense: {first_line(error)}") from error
     for value in (value for each in graphs(graph) for value in (*each.input, *each.value_info, *each.output)):
-        kind = value.type.tensor_type
-        elements = math.prod(max(size.dim_value, 1) for size in kind.shape.dim)  # an open size counts as one
+        elements = math.prod(max(size.dim_value, 1) for size in value.type.tensor_type.shape.dim)  # an open size is 1
         if elements > MAX_ELEMENTS:
             raise SwinQuantError(
                 f"tensor {shown(value.name)} would have {float(elements):.3g} elements: no Swin has that"

@@ -4,7 +4,6 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,10 @@ from swin_quant.backends.onnx_reader.checks import (
     first_line,
     graphs,
     infer_shapes,
-    label,
     nodes,
     shown,
 )
+from swin_quant.backends.onnx_reader.worker import InferenceError, ask
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.extras import library
 from swin_quant.base.files import read_bounded
@@ -37,80 +36,13 @@ from swin_quant.quant.outputs import Output
 MAX_FILE_BYTES = 2**31 - 1  # the limit of a protobuf message
 MOST_INPUTS, MOST_OUTPUTS = 16, 64
 SOME_SIZE = (224, 224)  # the pictures to compile for, where a file takes any and none were run yet
-_INPUT_TYPES: dict[str, TypeName] = {"FLOAT": "float32", "INT64": "int64", "INT32": "int32", "BOOL": "bool"}
 _FLOAT8 = range(17, 21)  # TensorProto's numbers of the four float8 types
 PIXELS = "uint8"
+# TensorProto's number of a type -> its name, for one of several inputs and for pictures
+_INPUT_TYPES: dict[int, TypeName] = {1: "float32", 7: "int64", 6: "int32", 9: "bool"}
+_PICTURE_TYPES = {1: "float32", 10: "float16", 2: PIXELS}
 PREPROCESS = "swin_quant.preprocess"  # the metadata that says how pictures were prepared
 EXTRAS = ("probabilities", "top_classes", "top_probabilities")  # outputs beside logits, which our engines ignore
-GEMMS = ("MatMul", "Gemm", "Conv", "ConvTranspose")
-MAX_FIELDS = 600_000  # a Swin-L has a third of that
-MAX_SMALL_NUMBERS = 2**24  # integers of variable length, which take 8 bytes of memory for 1 in the file
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-_TEXT, _MESSAGE, _RAW = 9, 11, 12  # FieldDescriptor.Type
-_FIXED = {_FIXED64: 8, _FIXED32: 4}
-_FIXED_TYPES = (1, 2, 6, 7, 15, 16)  # double, float and the fixed integers: as large in memory as in the file
-
-
-def check_wire(data: bytes, descriptor: Any) -> None:
-    """SwinQuantError unless `data` is a protobuf message of `descriptor`, within bounds, with every text in UTF-8."""
-    try:
-        _walk(data, descriptor)
-    except (IndexError, UnicodeDecodeError) as error:
-        fault = "a text in it is not UTF-8" if isinstance(error, UnicodeDecodeError) else "it is cut short"
-        raise SwinQuantError(f"is not an ONNX file: {fault}") from error
-
-
-def _walk(data: bytes, descriptor: Any) -> None:
-    count = small = 0
-    pending = [(0, len(data), descriptor)]
-    while pending:
-        at, end, kind = pending.pop()
-        fields = _fields(kind)
-        while at < end:
-            count += 1
-            tag, at = _varint(data, at)
-            number, wire = tag >> 3, tag & 7
-            if wire == _VARINT:
-                _, at = _varint(data, at)
-            elif wire == _BYTES:
-                size, start = _varint(data, at)
-                at = start + size
-                if at > end:
-                    raise IndexError
-                type_, message = fields.get(number, (_RAW, None))
-                if type_ == _MESSAGE:
-                    pending.append((start, at, message))
-                elif type_ == _TEXT:
-                    data[start:at].decode()
-                elif type_ != _RAW and type_ not in _FIXED_TYPES:
-                    small += size
-            elif wire in _FIXED:
-                at += _FIXED[wire]
-            else:
-                raise IndexError
-            if at > end:
-                raise IndexError
-            if count > MAX_FIELDS or small > MAX_SMALL_NUMBERS:
-                raise SwinQuantError(f"holds more than {MAX_FIELDS:,} fields: no Swin has that")
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """A number of up to ten bytes, seven bits each, and the place behind it."""
-    value = shift = 0
-    while True:
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at
-        shift += 7
-        if shift > 63:
-            raise IndexError
-
-
-@cache
-def _fields(descriptor: Any) -> dict[int, tuple[int, Any]]:
-    return {number: (field.type, field.message_type) for number, field in descriptor.fields_by_number.items()}
 
 
 @dataclass(frozen=True)
@@ -119,10 +51,10 @@ class OnnxFile:
 
     `batch`: None if the file takes any. `sizes`: of the input's dimensions but batch and channels, such as (height,
     width); None if it takes any height and width. `outputs`: the names of logits, an embedding, a backbone's maps, or
-    whatever a module of the user's gives. `gemms`: the names of its MatMul, Gemm and Conv nodes. `float8`: it holds
-    float8 tensors. `quantizers`: how many QuantizeLinear nodes it has. `parts`: the files of its external data.
-    `functions`: it has functions of its own. `pixels`: the normalisation in a file that takes uint8 [batch, height,
-    width, channels]. `inputs`: several by name; `input` is then the first, and the rest tells of one row with all.
+    whatever a module of the user's gives. `float8`: it holds float8 tensors. `quantizers`: how many QuantizeLinear
+    nodes it has. `parts`: the files of its external data. `functions`: it has functions of its own. `pixels`: the
+    normalisation in a file that takes uint8 [batch, height, width, channels]. `inputs`: several by name; `input` is
+    then the first, and the rest tells of one row with all.
     """
 
     path: Path
@@ -133,7 +65,6 @@ class OnnxFile:
     sizes: tuple[int, ...] | None
     outputs: tuple[str, ...]
     opset: int
-    gemms: tuple[str, ...]
     quantizers: int
     metadata: Mapping[str, str]
     parts: tuple[Path, ...]
@@ -181,11 +112,10 @@ def read_model(path: str | Path) -> Any:
     if not path.is_file():
         raise SwinQuantError(f"{path}: no such file")
     data = read_bounded(path, "ONNX file", MAX_FILE_BYTES)
-    with naming(path):
-        check_wire(data, onnx.ModelProto.DESCRIPTOR)
     try:
+        ask(data, "parse")
         model = onnx.ModelProto.FromString(data)
-    except Exception as error:  # protobuf's own error types differ between its implementations
+    except InferenceError as error:
         raise SwinQuantError(f"{path}: is not an ONNX file: {first_line(error)}") from error
     if not model.graph.node:
         raise SwinQuantError(f"{path}: is not an ONNX file: it has no graph")
@@ -264,8 +194,8 @@ def _checked(path: Path, model: Any) -> OnnxFile:
         )
     opset = check_operators(model)
     parts = external_parts(model, path.parent)
-    check_scales(model.graph, path.parent, model.functions)
     graph = infer_shapes(model)
+    check_scales(graph, path.parent)
     inputs = [value for value in graph.input if value.name not in {tensor.name for tensor in graph.initializer}]
     outputs = [value for value in graph.output if value.name not in EXTRAS] or list(graph.output)
     maps = all(len(value.type.tensor_type.shape.dim) == 4 for value in outputs)
@@ -292,7 +222,6 @@ def _checked(path: Path, model: Any) -> OnnxFile:
         sizes=sizes,
         outputs=tuple(value.name for value in outputs),
         opset=opset,
-        gemms=tuple(label(node) for node in nodes(graph) if node.op_type in GEMMS),
         float8=any(tensor.data_type in _FLOAT8 for each in graphs(graph) for tensor in each.initializer),
         quantizers=sum(node.op_type == "QuantizeLinear" for node in nodes(graph)),
         metadata=metadata,
@@ -303,27 +232,23 @@ def _checked(path: Path, model: Any) -> OnnxFile:
     )
 
 
-def _given(value: Any) -> tuple[int, list[Any], str]:
-    """TensorProto's number of an input's type, its sizes, None for an open one, and both in words."""
-    kind = value.type.tensor_type
-    sizes = [size.dim_value if size.HasField("dim_value") else None for size in kind.shape.dim]
+def _sizes(value: Any) -> tuple[list[Any], str]:
+    """The sizes of an input, None for an open one, and the same in words."""
+    sizes = [size.dim_value if size.HasField("dim_value") else None for size in value.type.tensor_type.shape.dim]
     given = ", ".join("?" if size is None else str(size) for size in sizes)
-    return kind.elem_type, sizes, f"its input {shown(value.name)} is [{given}]"
+    return sizes, f"its input {shown(value.name)} is [{given}]"
 
 
 def _inputs(values: Sequence[Any]) -> tuple[Inputs, int | None]:
     """Several inputs, and the batch that all are for; None if it is open."""
-    onnx = library("onnx", "onnx")
-    types: dict[int, TypeName] = {getattr(onnx.TensorProto, word): name for word, name in _INPUT_TYPES.items()}
     parts, batches = list[Input](), set[int | None]()
     for value in values:
-        kind, sizes, given = _given(value)
-        if kind not in types or not sizes or None in sizes[1:] or not value.name.isidentifier():
-            raise SwinQuantError(
-                f"{given}: one of several must be [batch, ...] of fixed sizes, {' or '.join(types.values())}"
-            )
+        kind, (sizes, given) = _INPUT_TYPES.get(value.type.tensor_type.elem_type), _sizes(value)
+        if kind is None or not sizes or None in sizes[1:] or not value.name.isidentifier():
+            types = " or ".join(_INPUT_TYPES.values())
+            raise SwinQuantError(f"{given}: one of several must be [batch, ...] of fixed sizes, {types}")
         batches.add(sizes[0])
-        parts.append(Input(value.name, tuple(sizes[1:]), types[kind]))
+        parts.append(Input(value.name, tuple(sizes[1:]), kind))
     if len(batches) > 1:
         raise SwinQuantError("its inputs are for batches of several sizes")
     return Inputs(tuple(parts)), batches.pop()
@@ -334,21 +259,17 @@ def _input(value: Any, maps: bool) -> tuple[str, int | None, int, tuple[int, ...
 
     Height and width may both be open, too, in a file whose outputs are `maps`: their sizes are None.
     """
-    onnx = library("onnx", "onnx")
-    kind, sizes, given = _given(value)
-    known = (("FLOAT", "float32"), ("FLOAT16", "float16"), ("UINT8", PIXELS))
-    names = {getattr(onnx.TensorProto, name): type_ for name, type_ in known}
+    kind, (sizes, given) = _PICTURE_TYPES.get(value.type.tensor_type.elem_type), _sizes(value)
     is_open = maps and sizes[2:] == [None, None]
-    pixels = names.get(kind) == PIXELS
-    fits = len(sizes) == 4 if pixels else len(sizes) >= 2
-    if kind not in names or not fits or None in (sizes[1:2] if is_open else sizes[1:]):
+    fits = len(sizes) == 4 if kind == PIXELS else len(sizes) >= 2
+    if kind is None or not fits or None in (sizes[1:2] if is_open else sizes[1:]):
         raise SwinQuantError(
             f"{given}: must be [batch, channels, ...] of fixed sizes, float32 or float16, or [batch, height, width, "
             "channels], uint8"
         )
-    if pixels:
+    if kind == PIXELS:
         return PIXELS, sizes[0], sizes[3], tuple(sizes[1:3])
-    return names[kind], sizes[0], sizes[1], None if is_open else tuple(sizes[2:])
+    return kind, sizes[0], sizes[1], None if is_open else tuple(sizes[2:])
 
 
 def _preprocess_in(metadata: Mapping[str, str]) -> Preprocess:

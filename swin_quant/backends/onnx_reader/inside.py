@@ -4,8 +4,7 @@ The exporter names an operator and its output `<module>.<operator>`: a module's 
 """
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,26 +29,6 @@ class OpenedUp:
 
     file: OnnxFile
     tensors: dict[str, str]
-
-
-@contextmanager
-def opened_up(file: OnnxFile) -> Iterator[OpenedUp]:
-    """A copy of the file, external data included, in a temporary folder that the end of the context removes."""
-    onnx = library("onnx", "onnx")
-    model = read_model(file.path)
-    tensors = modules_of(model, file.input_names)
-    if any(part.stat().st_size for part in file.parts):
-        onnx.load_external_data_for_model(model, str(file.path.parent))
-    held = {value.name for value in model.graph.output}
-    for name in dict.fromkeys(tensors.values()):
-        if name not in held:
-            model.graph.output.append(onnx.ValueInfoProto(name=name))
-    if model.ByteSize() > MAX_FILE_BYTES:
-        raise SwinQuantError(f"{file.path}: is too large to be looked into: its weights take more than 2 GB")
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder, file.path.name)
-        copy.write_bytes(model.SerializeToString())
-        yield OpenedUp(replace(file, path=copy, parts=()), tensors)
 
 
 def modules_of(model: Any, inputs: Sequence[str]) -> dict[str, str]:
@@ -97,16 +76,29 @@ def inside(
 ) -> Callable[[Tensor], dict[str, Tensor]]:
     """A function from images [B, 3, S, S] to the output of each module, float32, by its name.
 
-    `start` loads a copy of the file in which every module's output is a graph output, and gives the function from
-    images to these outputs by name; fusions stop at them.
+    `start` loads a temporary copy of the file in which every module's output is a graph output, and gives the function
+    from images to these outputs by name; fusions stop at them.
     """
+    onnx = library("onnx", "onnx")
     file = verified(artifact)
-    with opened_up(file) as copy:
-        run = start(file, copy)
+    model = read_model(file.path)
+    tensors = modules_of(model, file.input_names)
+    if any(part.stat().st_size for part in file.parts):
+        onnx.load_external_data_for_model(model, str(file.path.parent))
+    held = {value.name for value in model.graph.output}
+    model.graph.output.extend(
+        onnx.ValueInfoProto(name=name) for name in dict.fromkeys(tensors.values()) if name not in held
+    )
+    if model.ByteSize() > MAX_FILE_BYTES:
+        raise SwinQuantError(f"{file.path}: is too large to be looked into: its weights take more than 2 GB")
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder, file.path.name)
+        copy.write_bytes(model.SerializeToString())
+        run = start(file, OpenedUp(replace(file, path=copy, parts=()), tensors))
 
     def of_modules(images: Tensor) -> dict[str, Tensor]:
         found = run(images)
-        outputs = {module: torch.from_numpy(found[name]).float() for module, name in copy.tensors.items()}
+        outputs = {module: torch.from_numpy(found[name]).float() for module, name in tensors.items()}
         if not (batch := file.batch):
             return outputs
         # Without the rows of the zeros that filled up a fixed batch

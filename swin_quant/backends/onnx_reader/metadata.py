@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.onnx_reader.file import PREPROCESS, open_onnx
-from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.files import sha256_of_data
 from swin_quant.base.schema import checked
 from swin_quant.cards.card import RunCard, without_paths
@@ -21,7 +20,6 @@ POLICY = PREFIX + "policy"
 OPTIONS = PREFIX + "options"
 CARD_SHA256 = PREFIX + "run_card_sha256"
 CHECKPOINT_SHA256 = PREFIX + "checkpoint_sha256"
-TEXTS = (NAME, CARD_SHA256, CHECKPOINT_SHA256)
 
 
 def card_sha256(card: RunCard) -> str:
@@ -55,15 +53,3 @@ def labels_of(artifact: Artifact) -> list[str]:
     except (ValueError, RecursionError):
         names = None
     return checked(list[str], names, str(artifact.file), f"its metadata {LABELS}")
-
-
-def read(model: "ModelProto") -> dict[str, Any]:
-    """Prefixed key -> the value given to `write`; empty for a file that is not ours. SwinQuantError if broken."""
-    found: dict[str, Any] = {}
-    for entry in model.metadata_props:
-        if entry.key.startswith(PREFIX):
-            try:
-                found[entry.key] = entry.value if entry.key in TEXTS else json.loads(entry.value)
-            except (ValueError, RecursionError) as error:
-                raise SwinQuantError(f"the ONNX metadata {entry.key:.60} is not JSON: export the file again") from error
-    return found

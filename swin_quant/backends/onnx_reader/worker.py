@@ -1,8 +1,7 @@
-"""Runs ONNX's shape inference in a process of its own, so that a hostile graph can crash only that process.
+"""Parses foreign ONNX graphs and infers their shapes in a process of its own, which a hostile graph alone can crash.
 
-The parent starts this file as a script when it first needs it. A request and its answer are a length, then bytes. The
-worker ends with its parent, or when a request crashes it, takes too long or takes too much memory. The next request
-then starts another worker.
+The parent starts this file as a script when it first needs it. The worker ends with its parent, or when a request
+crashes it, takes too long or takes too much memory. The next request then starts another worker.
 """
 
 import atexit
@@ -12,9 +11,11 @@ import signal
 import subprocess
 import sys
 import threading
-from typing import BinaryIO, cast
+from multiprocessing.connection import Connection, Pipe
+from typing import Any
 
-_SECONDS, _BYTES = 30, 768 << 20  # limits of one request
+MAX_FIELDS = 600_000  # messages and texts; a Swin-L has a third of that
+_SECONDS, _BYTES, _TIMES = 30, 768 << 20, 4  # limits of one request: the last one for each byte of its model
 _START = (
     "import json, runpy, sys; sys.path[:] = json.loads(sys.argv[1]); runpy.run_path(sys.argv[2], run_name='__main__')"
 )
@@ -24,43 +25,44 @@ class InferenceError(Exception):
     """The library's objection to a graph, or the way in which the worker ended."""
 
 
-def infer(model: bytes, *, strict: bool, inline: bool = False) -> bytes:
-    """`model`, serialized, with the shapes of its tensors added.
+_lock = threading.Lock()
+_worker: tuple[subprocess.Popen[bytes], Connection, int] | None = None  # with the process id of its owner
 
-    `inline`: the model's own functions are inlined first. `strict`: InferenceError for a graph that contradicts itself;
-    otherwise its shapes stay unknown. InferenceError also where the library crashes.
+
+def ask(model: bytes, task: str) -> bytes:
+    """Parse a serialized model and, unless `task` is "parse", return it with functions inlined and shapes inferred.
+
+    Raises:
+        InferenceError: it is no ONNX model, has too many fields, takes much more memory than its size, crashes the
+            library or, if `task` is "strict", contradicts itself; for "lenient" its shapes stay unknown.
     """
-    request = json.dumps({"strict": strict, "inline": inline}).encode()
     with _lock:
-        worker = _running()
+        _, pipe, _ = _running()
         try:
-            into, out_of = cast(BinaryIO, worker.stdin), cast(BinaryIO, worker.stdout)
-            _send(into, request)
-            _send(into, model)
-            good, answer = _receive(out_of), _receive(out_of)
+            pipe.send_bytes(f"{task} {len(model)}".encode())  # its limit holds while the model arrives
+            pipe.send_bytes(model)
+            fault, answer = pipe.recv_bytes(), pipe.recv_bytes()
         except (OSError, EOFError) as error:
             raise InferenceError(f"the ONNX library does not survive it ({_end()})") from error
         except BaseException:  # interrupted: its answer must not reach the next request
-            worker.kill()
+            _end()
             raise
-    if not good:
-        raise InferenceError(answer.decode(errors="replace"))
+    if fault:
+        raise InferenceError(fault.decode(errors="replace"))
     return answer
 
 
-_lock = threading.Lock()
-_worker: subprocess.Popen[bytes] | None = None
-_owner = 0  # process id: a forked process must not use its parent's worker
-
-
-def _running() -> subprocess.Popen[bytes]:
-    global _worker, _owner
-    if _worker is None or _owner != os.getpid() or _worker.poll() is not None:
+def _running() -> tuple[subprocess.Popen[bytes], Connection, int]:
+    global _worker
+    if _worker is None or _worker[2] != os.getpid() or _worker[0].poll() is not None:  # a fork has its own worker
+        here, there = Pipe()
         # "" is the current folder, which may hold anything.
         path = json.dumps([entry for entry in sys.path if entry])
-        command = [sys.executable, "-I", "-c", _START, path, os.path.abspath(__file__)]
-        _worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-        _owner = os.getpid()
+        command = [sys.executable, "-I", "-c", _START, path, os.path.abspath(__file__), str(there.fileno())]
+        process = subprocess.Popen(command, pass_fds=[there.fileno()], stdin=subprocess.DEVNULL,
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
+        there.close()
+        _worker = process, here, os.getpid()
     return _worker
 
 
@@ -68,66 +70,77 @@ def _running() -> subprocess.Popen[bytes]:
 def _end() -> str:
     """End the worker and say how it ended."""
     global _worker
-    worker, _worker = _worker, None
-    if worker is None or _owner != os.getpid():
+    ended, _worker = _worker, None
+    if ended is None or ended[2] != os.getpid():
         return ""
-    for pipe in (worker.stdin, worker.stdout):
-        try:
-            cast(BinaryIO, pipe).close()
-        except OSError:  # the worker ended before it read everything
-            pass
-    code = worker.wait()
+    ended[1].close()
+    try:
+        code = ended[0].wait(timeout=1)
+    except subprocess.TimeoutExpired:  # it still computes an answer that nobody wants
+        ended[0].kill()
+        code = ended[0].wait()
     if code == -signal.SIGPROF:
         return f"no end in {_SECONDS} s"
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
-def _send(pipe: BinaryIO, data: bytes) -> None:
-    pipe.write(len(data).to_bytes(8, "little"))
-    pipe.write(data)
-    pipe.flush()
-
-
-def _receive(pipe: BinaryIO) -> bytes:
-    size = pipe.read(8)
-    data = pipe.read(int.from_bytes(size, "little"))
-    if len(size) < 8 or len(data) < int.from_bytes(size, "little"):
-        raise EOFError
-    return data
-
-
-def _serve() -> None:
+def _serve(pipe: Connection) -> None:
     import resource
 
-    from onnx import ModelProto, inliner, shape_inference
+    from onnx import ModelProto
 
-    requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the library may print
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_DATA, (_BYTES, _BYTES))
+    most = resource.getrlimit(resource.RLIMIT_DATA)[1]
     while True:
         try:
-            options, model = json.loads(_receive(requests)), _receive(requests)
+            task, size = pipe.recv_bytes().decode().split()
+            allowed = _BYTES + _TIMES * int(size)
+            allowed = allowed if most == resource.RLIM_INFINITY else min(allowed, most)
+            resource.setrlimit(resource.RLIMIT_DATA, (allowed, most))
+            model = pipe.recv_bytes()
         except EOFError:
             return
         signal.setitimer(signal.ITIMER_PROF, _SECONDS)  # seconds of CPU; the signal ends the process even in C++
         try:
-            parsed = ModelProto.FromString(model)
-            parsed = inliner.inline_local_functions(parsed) if options["inline"] else parsed
-            strict = options["strict"]
-            try:
-                parsed = shape_inference.infer_shapes(parsed, check_type=strict, strict_mode=strict, data_prop=strict)
-            except Exception:
-                if strict:
-                    raise
-            good, data = b"1", parsed.SerializeToString()
+            parsed = _checked(ModelProto.FromString(model))
+            fault, answer = b"", b"" if task == "parse" else _inferred(parsed, task == "strict").SerializeToString()
         except Exception as error:  # noqa: BLE001  the parent reports it
-            good, data = b"", str(error).encode(errors="replace")
+            fault, answer = str(error).encode(errors="replace") or type(error).__name__.encode(), b""
         signal.setitimer(signal.ITIMER_PROF, 0)
-        _send(answers, good)
-        _send(answers, data)
+        parsed = model = None  # type: ignore[assignment]  # free it before the next one
+        pipe.send_bytes(fault)
+        pipe.send_bytes(answer)
+
+
+def _checked(model: Any) -> Any:
+    """The model. ValueError for too many fields, and for a text that is not UTF-8."""
+    pending, count = [model], 0
+    while pending:
+        for field, value in pending.pop().ListFields():
+            several = value if hasattr(value, "append") else (value,)
+            if field.type in (field.TYPE_MESSAGE, field.TYPE_STRING):
+                count += len(several)
+                if count > MAX_FIELDS:
+                    raise ValueError(f"it holds more than {MAX_FIELDS:,} fields: no Swin has that")
+                if field.type == field.TYPE_MESSAGE:
+                    pending += several
+                elif any(isinstance(text, bytes) for text in several):  # protobuf does not decode it, then
+                    raise ValueError("a text in it is not UTF-8")
+    return model
+
+
+def _inferred(model: Any, strict: bool) -> Any:
+    from onnx import inliner, shape_inference
+
+    model = inliner.inline_local_functions(model) if model.functions else model
+    try:
+        model = shape_inference.infer_shapes(model, check_type=strict, strict_mode=strict, data_prop=strict)
+    except Exception:
+        if strict:
+            raise
+    return _checked(model)
 
 
 if __name__ == "__main__":
-    _serve()
+    _serve(Connection(int(sys.argv[-1])))

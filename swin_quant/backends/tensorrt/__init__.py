@@ -13,7 +13,7 @@ BACKEND = Backend(
             "tensorrt", float_type="float16", takes_float16=True, constants=True, symmetric=True, fp8=True, ends=False
         ),
         ("tensorrt", "qdq", "tensorrt-centred", "tensorrt-fp8", "cuda-fp8"),
-        ("swin-quant inspect {file} --engine tensorrt", "swin-quant tensorrt build-engine {file} --data-path DIR"),
+        ("swin-quant inspect {file}", "swin-quant tensorrt build-engine {file} --data-path DIR"),
     ),
     writes="ONNX in mixed precision: float16, float32 norms, int8",
     runs_on="TensorRT, by `swin-quant tensorrt build-engine`",

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from swin_quant.backends.onnx_reader.inspect.gemms import QUANTIZED, Gemm
+from swin_quant.backends.onnx_reader.products import QUANTIZED, Gemm
 from swin_quant.base.errors import SwinQuantError
 
 # A kernel's name holds its operand types (i8i8_i8i32, imma, f16f16_f16f32, h1688, tf32, f32f32); the first match wins.

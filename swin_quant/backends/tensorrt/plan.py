@@ -6,9 +6,7 @@ from pathlib import Path
 
 from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.onnx_reader.file import OnnxFile, read_model, verified
-from swin_quant.backends.onnx_reader.inspect import Inspection, inspect_model
-from swin_quant.backends.onnx_reader.inspect.gemms import FLOAT8
-from swin_quant.backends.onnx_reader.inspect.rules import NOT_SYMMETRIC
+from swin_quant.backends.onnx_reader.products import FLOAT8, Inspection, inspect_model
 from swin_quant.backends.tensorrt.host import Gpu
 from swin_quant.base.errors import UsageError, listed
 from swin_quant.base.files import ensure_writable_dir
@@ -91,21 +89,19 @@ def make_plan(artifact: Artifact, options: BuildOptions) -> EnginePlan:
         )
     if file.pixels:
         raise UsageError(f"{file.path}: takes pixels: engines are built here of files that take prepared pictures")
-    report = inspect_model(read_model(file.path), ["tensorrt"])
+    report = inspect_model(read_model(file.path))
     if report.body == "float32" and report.pairs[0] and not options.float32:
         raise UsageError(
             f"{file.path}: what is not int8 in this graph is float32, so TensorRT would run it in float32, slower than "
             "a float16 model: `export --for tensorrt` (float16 body), or give ‹allow_float32›"
         )
-    if zero_points := [finding.nodes for finding in report.findings if finding.rule == NOT_SYMMETRIC]:
+    if report.asymmetric:
         raise UsageError(
-            f"{file.path}: TensorRT takes no zero points, and this graph has them at {listed(zero_points[0], 2)}: "
+            f"{file.path}: TensorRT takes no zero points, and this graph has them at {listed(report.asymmetric, 2)}: "
             "`export --for tensorrt`"
         )
     if report.body == "float32" and not report.pairs[0]:
         log.warning("%s: is a float32 graph: its engine is no baseline for speed; export float16", file.path.name)
-    for finding in report.findings:
-        log.info("%s: %s: %s", finding.rule, listed(finding.nodes, 3), finding.why)
     return EnginePlan(artifact, file, report, options)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from swin_quant.backends.onnx.export import OnnxOptions, export
 from swin_quant.backends.onnx_reader.file import open_onnx
-from swin_quant.backends.onnx_reader.inspect import inspect_model
+from swin_quant.backends.onnx_reader.products import inspect_model
 from swin_quant.backends.registry import engine_named
 from swin_quant.base.errors import UsageError
 from swin_quant.quant.fake_quant import fake_quant as simulate
