@@ -17,7 +17,7 @@ from swin_quant.base.schema import checked
 
 NAME = "cuda_engine"
 SOURCES = (
-    *("swin_quant/backends", "swin_quant/models", "swin_quant/quant"),
+    *("swin_quant/backends", "swin_quant/models", "swin_quant/quant", "configs/machines"),
     *("benchmarks/cuda_candidates.py", "benchmarks/cuda_timing.py"),
 )
 COMPILED, TUNED = "compile fp16", "max-autotune fp16"

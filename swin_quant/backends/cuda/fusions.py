@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from os.path import commonprefix
 from typing import Any
 
-from swin_quant.backends.cuda.floors import Group
 from swin_quant.backends.cuda.kernels.windows import whole_map
 from swin_quant.backends.cuda.program import Launch, Program, TensorRef, make_program
 
+Group = Sequence[Launch]
+"""Launches, in order, that one kernel can replace."""
 STEP = 32  # channels: kernels hold rows in parts, whose widths are powers of two from this one up
 _NORM1 = r"norm_quantize:.*(norm1|attn\.qkv\._input_quantizer)"
 _NORM2 = r"(norm_quantize:.*norm2|norm_residual:.*norm1)"
