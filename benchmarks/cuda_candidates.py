@@ -20,9 +20,8 @@ from typing import Any
 
 import torch
 from cuda_timing import Run, by_plain_calls, milliseconds, once
-from estimates import floor_us
+from cuda_tools import COPIES, filled, floor_us, microseconds
 from torch import Tensor, nn
-from tune import COPIES, filled, microseconds
 
 from swin_quant.backends.artifact import open_artifact
 from swin_quant.backends.cuda.binding import Bound, bind

@@ -30,11 +30,10 @@ from itertools import chain
 from pathlib import Path
 
 import torch
-from crosscompile import compile_ahead
 from cuda_candidates import INPUTS, LAUNCHES, OURS, Job, Place, Timed, measure
 from cuda_report import COMPILED, TUNED, Report, Row, named, sources_hash
 from cuda_timing import REPLAYS
-from estimates import floor_us
+from cuda_tools import compile_ahead, floor_us
 from pages import script_parser, versions_here
 
 from swin_quant.backends.cuda.choose_fusions import fused_program

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 
-from crosscompile import OLDEST_FLOAT8, KernelCall, kernels_of
+from cuda_tools import OLDEST_FLOAT8, KernelCall, kernels_of
 from pages import RESULTS, ROOT, read_table, script_parser, write_table
 
 from swin_quant.backends.cuda.fusions import candidates

@@ -21,7 +21,6 @@ from swin_quant.base.files import atomic_write_bytes
 from swin_quant.cards.card import versions
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.append(str(ROOT / "tools" / "cuda"))
 RESULTS, EXAMPLES = ROOT / "docs" / "results", ROOT / "examples" / "checkpoints"
 
 
