@@ -211,8 +211,8 @@ def tune(path: str | Path, batches: Sequence[int] = BATCHES, seconds: float = SE
     }  # fused launches too, so that measured times decide
     launches = program_of(spec, 1).launches
     known = {(one["launch"], one["batch"]): one for one in timed_before(file, place, launches)}
-    # Launches that failed are tried again.
-    todo = {which: launch for which, launch in wanted.items() if not known.get(which, {}).get("tiles")}
+    done = {which for which, one in known.items() if one["tiles"]}  # launches that failed are tried again
+    todo = {which: launch for which, launch in wanted.items() if which not in done}
     failed, now, before, end = 0, [], [], time.monotonic() + seconds
     choices = ((one, tiles) for one in todo.values() for tiles in tiles_to_try(one))
     compile_ahead(choices, capability_here(), COMPILING * seconds)

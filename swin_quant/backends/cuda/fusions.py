@@ -145,17 +145,6 @@ ATTENTION = Fusion(
 
 FUSIONS = (PROLOGUE, ATTENTION, EPILOGUE, MLP_NORM, MLP, FC2_NORM, MERGING, MERGING_NORM, PROLOGUE2)
 """Every fusion that has a kernel; where several fit, the planner compares them."""
-APART, ALL = "each apart", "all that fit"
-CHOICES: dict[str, tuple[Fusion, ...]] = {
-    APART: (),
-    "norm1 into qkv": (PROLOGUE,),
-    "norm2 into proj": (EPILOGUE,),
-    "merging into its linear": (MERGING,),
-    "one MLP, where it fits": (MLP_NORM, MLP),
-    "attention, proj and norm2": (ATTENTION,),
-    ALL: FUSIONS,
-}
-"""Sets of fusions to compare, by title; at a launch, the first of a set that fits is taken."""
 Row = tuple[Fusion | None, Group]
 """A fusion and the launches that it merges, or None and a single launch."""
 
