@@ -138,8 +138,9 @@ def scored(given: tuple[Path, Path], args, split: str, count: int, wanted: tuple
 
 def compile_all(artifacts, batch: int) -> None:
     """Compile all artifacts' kernels for a batch, in several processes."""
+    from cuda_tools import compile_ahead
+
     from swin_quant.backends.cuda.choose_fusions import fused_program
-    from swin_quant.backends.cuda.crosscompile import compile_ahead
     from swin_quant.backends.cuda.engine import capability_here, machine_here
     from swin_quant.backends.cuda.export import LARGEST_BATCH
     from swin_quant.backends.cuda.file import read_network

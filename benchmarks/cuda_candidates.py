@@ -20,20 +20,18 @@ from typing import Any
 
 import torch
 from cuda_timing import Run, by_plain_calls, milliseconds, once
+from cuda_tools import COPIES, filled, floor_us, microseconds
 from torch import Tensor, nn
 
 from swin_quant.backends.artifact import open_artifact
 from swin_quant.backends.cuda.binding import Bound, bind
 from swin_quant.backends.cuda.choose_fusions import fused_program
-from swin_quant.backends.cuda.crosscompile import kernel_of
 from swin_quant.backends.cuda.engine import machine_here
-from swin_quant.backends.cuda.floors import floor_of
 from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.network import Network, pack
-from swin_quant.backends.cuda.program import Launch
+from swin_quant.backends.cuda.program import Launch, kernel_of
 from swin_quant.backends.cuda.sessions import HostSession
 from swin_quant.backends.cuda.spec_from_policy import spec_for
-from swin_quant.backends.cuda.tune import COPIES, filled, microseconds
 from swin_quant.backends.cuda.tuning import NO_TILES, TileTable, here, read_tiles
 from swin_quant.base.compat import import_timm
 from swin_quant.base.errors import SwinQuantError
@@ -315,7 +313,7 @@ def single_launches(name: str, batch: int, place: Place, precision: str) -> Iter
         except Exception as error:
             yield f"| {launch.name} | {launch.op} | {type(error).__name__}: {str(error)[:80]!r} | - | - | - | - |"
             continue
-        floor = floor_of([launch], machine).us if machine else None
+        floor = floor_us(launch, machine) if machine else None
         over = f"{floor:.1f} | {us / floor:.1f}" if floor else "- | -"
         rates = f"{launch.bytes_moved / us / 1e3:.0f} | {launch.operations / us / 1e6:.1f}"
         yield f"| {launch.name} | {launch.op} | {us:.1f} | {over} | {rates} |"

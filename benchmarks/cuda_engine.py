@@ -11,8 +11,8 @@ delete it to measure everything again.
 Our kernels are compiled first, in as many processes as there are cores; `--only-compile` then ends, and also compiles
 kernels for other fusions. Everything else runs in another process, which is replaced after a candidate that hangs,
 dies, or corrupts the GPU: that candidate is listed as failed, and comes last in the next run. Our engine fails too if
-its logits are not its references': wrong kernels are not timed. Tiles come from `--tiles`, a file of `swin-quant cuda
-tune`, or from cuda_engine.tiles.json in the output folder.
+its logits are not its references': wrong kernels are not timed. Tiles come from `--tiles`, a file of `python
+tools/cuda/tune.py`, or from cuda_engine.tiles.json in the output folder.
 
 Writes cuda_engine.md and cuda_engine.json after each result. `--device cpu` is a dry run of this script with micro
 models: it measures no GPU. The candidates are in cuda_candidates.py.
@@ -33,17 +33,16 @@ import torch
 from cuda_candidates import INPUTS, LAUNCHES, OURS, Job, Place, Timed, measure
 from cuda_report import COMPILED, TUNED, Report, Row, named, sources_hash
 from cuda_timing import REPLAYS
+from cuda_tools import compile_ahead, floor_us
 from pages import script_parser, versions_here
 
 from swin_quant.backends.cuda.choose_fusions import fused_program
-from swin_quant.backends.cuda.crosscompile import compile_ahead
 from swin_quant.backends.cuda.engine import capability_here
-from swin_quant.backends.cuda.floors import floor_of
 from swin_quant.backends.cuda.fusions import candidates
 from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.launches import program_of
-from swin_quant.backends.cuda.planning import spec_of_config
 from swin_quant.backends.cuda.program import Launch, Program
+from swin_quant.backends.cuda.spec import spec_of_config
 from swin_quant.backends.cuda.tuning import SUFFIX, TileTable, here, read_tiles
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.config import load_config
@@ -233,7 +232,7 @@ def plan(row: Row, program: Program, machine: Machine | None) -> None:
     """The int8 list's bytes and operations, and the sum of its floors."""
     row.bytes, row.operations = program.bytes_moved, program.operations
     if machine:
-        row.floor_ms = sum(floor_of([one], machine).us for one in program.launches) / 1000
+        row.floor_ms = sum(floor_us(one, machine) for one in program.launches) / 1000
 
 
 def heading(place: Place, machine: Machine | None) -> list[str]:

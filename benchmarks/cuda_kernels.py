@@ -18,14 +18,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 
+from cuda_tools import OLDEST_FLOAT8, KernelCall, kernels_of
 from pages import RESULTS, ROOT, read_table, script_parser, write_table
 
-from swin_quant.backends.cuda.crosscompile import OLDEST_FLOAT8, KernelCall, kernels_of
 from swin_quant.backends.cuda.fusions import candidates
 from swin_quant.backends.cuda.kernels.call import settle_cache_keys
 from swin_quant.backends.cuda.launches import program_of
-from swin_quant.backends.cuda.planning import spec_of_config
-from swin_quant.backends.cuda.spec import NetworkSpec
+from swin_quant.backends.cuda.spec import NetworkSpec, spec_of_config
 from swin_quant.base.files import read_json, sha256_of_data, write_json
 from swin_quant.config import load_config
 from swin_quant.config.load import find_config

@@ -17,7 +17,7 @@ from swin_quant.base.schema import checked
 
 NAME = "cuda_engine"
 SOURCES = (
-    *("swin_quant/backends", "swin_quant/models", "swin_quant/quant"),
+    *("swin_quant/backends", "swin_quant/models", "swin_quant/quant", "configs/machines"),
     *("benchmarks/cuda_candidates.py", "benchmarks/cuda_timing.py"),
 )
 COMPILED, TUNED = "compile fp16", "max-autotune fp16"
@@ -140,7 +140,8 @@ def sources_hash() -> str:
     changed."""
     digest = hashlib.sha256()
     for place in SOURCES:
-        for file in sorted((ROOT / place).rglob("*.py")) or [ROOT / place]:
+        files = [file for file in (ROOT / place).rglob("*") if file.suffix in (".py", ".yaml")]
+        for file in sorted(files) or [ROOT / place]:
             digest.update(file.relative_to(ROOT).as_posix().encode() + b"\0" + file.read_bytes() + b"\0")
     return digest.hexdigest()
 

@@ -43,7 +43,7 @@ from gpu_steps import Place, Step, steps_of
 
 ROOT = Path(__file__).resolve().parents[1]
 ARCHIVE, SUMMARY, RECORD = "gpu_check.tar.gz", "summary.md", "run.json"
-SOURCES = ("swin_quant", "tests", "benchmarks", "scripts")
+SOURCES = ("swin_quant", "tests", "benchmarks", "scripts", "tools")
 WHOLE = 525  # seconds that each step's `least` is a part of; an interrupted step takes up to GRACE more
 GRACE = 10
 ENDING = 3  # seconds for an interrupted step to end and the next to begin

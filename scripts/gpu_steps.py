@@ -202,8 +202,7 @@ def deployed(place: Place) -> Iterator[Step]:
                      "--max-batch", 1, needs="export_uint8", skipped=place.lacks("server"))  # fmt: skip
     yield place.swin_quant("align", "align", place.calibrated, int8, "--policy", "cuda", "--data-path", "digits",
                            "--pictures", 8, needs="calibrate export")  # fmt: skip
-    yield place.step("tune", "-m", "swin_quant", "cuda", "tune", int8, "--batch", batch, "--seconds", "{seconds}",
-                     needs="export")  # fmt: skip
+    yield place.step("tune", "tools/cuda/tune.py", int8, "--batch", batch, "--seconds", "{seconds}", needs="export")
     # The GPU needs no more threads, and in a dry run several would wait for each other on a busy CPU.
     yield place.swin_quant("bench", "bench", int8, "--checkpoint", place.calibrated, "--batch", batch, "--rounds", 2,
                            "--seconds", 0.2, "--threads", 1, needs="calibrate export")  # fmt: skip

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from swin_quant.verbs.align_sides import Alignment as Alignment
     from swin_quant.verbs.analyze import analyze as analyze
     from swin_quant.verbs.calibrate import calibrate as calibrate
-    from swin_quant.verbs.cuda_plan import plan as plan
     from swin_quant.verbs.doctor import doctor as doctor
     from swin_quant.verbs.evaluate import Evaluation as Evaluation
     from swin_quant.verbs.evaluate import evaluate as evaluate
@@ -57,7 +56,6 @@ _FACE = {
     "Policy": "swin_quant.quant.policy",
     "Preprocess": "swin_quant.data.preprocess",
     "analyze": "swin_quant.verbs.analyze",
-    "plan": "swin_quant.verbs.cuda_plan",
     "quantize": "swin_quant.verbs.quantize",
     "Quantized": "swin_quant.verbs.quantize",
     "finetune": "swin_quant.verbs.finetune",

@@ -335,25 +335,6 @@ def test_what_is_taken_apart_is_put_together_again(benchmark):
         dequantize(model)
 
 
-@pytest.mark.slow
-def test_every_fusion_has_a_prediction_and_what_only_saves_saves(benchmark):
-    script = benchmark("cuda_predictions")
-    case = script.Case("swin_tiny_patch4_window7_224", 32, script.load_machine("h200"))
-    us = {one.title: (one.before(case), one.after(case)) for one in script.OPTIMIZATIONS if one.before}
-    assert {title.removeprefix("fusion: ") for title in us} >= set(script.CHOICES) - {"each apart", "all that fit"}
-    costs = {title for title in us if title.startswith(("rows of the position bias", "a batch larger by one"))}
-    assert all(after >= before if title in costs else after <= before for title, (before, after) in us.items())
-    assert len(costs) == 2 and us["uint8 pictures"][1] < us["uint8 pictures"][0]
-    text = "\n".join(script.page("h200"))
-    assert text.count("| not measured |") == len(script.OPTIMIZATIONS)
-    # By hand: 3 channels of 224 x 224 halves and a byte each, at 4.8 TB/s.
-    assert us["uint8 pictures"][0] - us["uint8 pictures"][1] == pytest.approx(32 * 3 * 224**2 / 4.8e6, rel=1e-3)
-    # A window of 7: rows grow from 49 values to 56, where memory limits a launch.
-    heads = 3 * 2 + 6 * 2 + 12 * 6
-    before, after = us["rows of the position bias filled to vectors"]
-    assert after - before == pytest.approx(heads * 49 * 7 * 2 / 4.8e6, rel=1e-3)
-
-
 def test_the_page_of_cpu_engines_and_the_measured_gains_are_those_of_its_data(benchmark):
     script = benchmark("cpu_page")
     assert script.page(script.read()) == script.PAGE.read_text()

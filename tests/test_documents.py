@@ -47,8 +47,6 @@ NOT_RUN = {
     "tensorrt build-engine": "needs TensorRT; test_build_engine has a stand-in",
     "serve": "serves until it is told to end; test_serve does",
     "demo": "trains for a minute; test_demo cuts it short",
-    "cuda tune": "needs a GPU",
-    "cuda plan --static": "the stand-in for Swin-T has other kernels, which nobody counted; test_plan runs it",
     "search": "an export and a process for each kind of layer; test_search runs it",
     "quantize my.pth --data-path imagenet --for openvino --policy auto": "searches; test_search",
     "bench out/my_": "a process an engine, a file a baseline; test_bench runs both",

@@ -25,14 +25,12 @@ SECTIONS = {
         "package": "ONNX artifact -> a folder that runs without torch: Python, C++, Docker, Triton, OpenVINO, KServe",
         "serve": "an artifact over HTTP on this machine: KServe v2 protocol, dynamic batching, metrics",
         "tensorrt build-engine": "ONNX file -> TensorRT engine for this GPU, and which layers really run in int8",
-        "cuda tune": "the fastest tiles of the CUDA engine's kernels on this GPU, in a file beside the artifact",
     },
     "look": {
         "analyze": "operators, MACs, shapes, precision risks, limits and replacements, before anything is quantized",
         "nodes": "every quantizer node: state, bits, granularity, range, shape",
         "policies": "the built-in policies: the purpose of each, and the backends that take it",
         "inspect": "an ONNX file: int8 products, attention patterns, what an engine will not fuse and why",
-        "cuda plan": "the most that INT8 can give on a GPU, launch by launch: computed, without the GPU",
     },
     "FasterTransformer": {
         "ft export": "calibrated checkpoint -> FasterTransformer's weights, manifest and loader",

@@ -5,9 +5,10 @@ arithmetic at the peak, and as its bytes at the bandwidth.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+from swin_quant.base.errors import UsageError
 from swin_quant.base.files import shipped_files
 from swin_quant.base.schema import checked, within
 from swin_quant.base.yaml_file import read_yaml, shipped_or_file
@@ -27,12 +28,15 @@ class GpuFacts:
     `launch_us`: the least microseconds of a launch inside a CUDA graph. LAUNCH_US is the sum of two published
     measurements, neither on the newest GPUs: 1.1 for adding 1,024 numbers (pytorch issue 161104) and 0.5 between
     kernels (3.4 a kernel of 2.9: NVIDIA, "Getting Started with CUDA Graphs", 2019).
+    `fusions`: for operands (int8, float8, half), a fusion's title and a width in channels, the tokens in a batch from
+    which it is taken, left, taken again, and so on.
     """
 
     capability: Annotated[int, within(least=70, most=200)]
     sms: Annotated[int, within(least=1)]
     fp8_tflops: Annotated[float | None, within(above=0)] = None
     launch_us: Annotated[float, within(least=0)] = LAUNCH_US
+    fusions: dict[str, dict[str, dict[str, list[int]]]] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,7 @@ def machines() -> list[str]:
 
 
 def gpus() -> list[str]:
-    """The names of the shipped machines that our CUDA kernels can be planned for."""
+    """The names of the shipped machines that our CUDA kernels run on."""
     return [name for name in machines() if load_machine(name).gpu]
 
 
@@ -63,6 +67,13 @@ def load_machine(name_or_path: str) -> Machine:
     """A shipped machine by name, or one from a YAML file. UsageError names the file and what is wrong."""
     path = shipped_or_file(name_or_path, shipped_files("machines"), "machine")
     return checked(Machine, read_yaml(path, "machine"), str(path))
+
+
+def gpu_of(machine: Machine) -> GpuFacts:
+    """The machine's GPU data. UsageError for a machine that the kernels do not run on."""
+    if machine.gpu is None:
+        raise UsageError(f"{machine.description}: is no GPU that the CUDA engine runs on: its file has no key `gpu`")
+    return machine.gpu
 
 
 @dataclass(frozen=True)

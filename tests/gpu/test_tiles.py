@@ -4,14 +4,15 @@ from functools import partial
 
 import pytest
 import torch
+from crosscompile import compile_ahead
+from tune import best_tiles, filled, tile_choices
 
-from swin_quant.backends.cuda.crosscompile import compile_ahead, kernel_of
 from swin_quant.backends.cuda.engine import capability_here
 from swin_quant.backends.cuda.fusions import with_fusions
 from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.launches import program_of
-from swin_quant.backends.cuda.planning import spec_of_config
-from swin_quant.backends.cuda.tune import best_tiles, filled, tile_choices
+from swin_quant.backends.cuda.program import kernel_of
+from swin_quant.backends.cuda.spec import spec_of_config
 
 MANY = 1 << 20  # programs, so that several windows a program are tried too
 

@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from swin_quant.backends.cuda.crosscompile import KernelCall, compiled, tool, usage
-from swin_quant.backends.cuda.estimates import resident_programs
+from crosscompile import KernelCall, compiled, tool, usage
+from estimates import resident_programs
 
 TARGETS = (80, 86, 89, 90, 100, 120)
 _MMA = re.compile(r"\b(I|IG|H|HG|Q|QG|O|UTC[A-Z]*)(?=MMA\b)")

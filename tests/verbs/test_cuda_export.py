@@ -125,12 +125,10 @@ def on_gpu(run, calibrated_32, pictures, tmp_path):
         "verify": ("--checkpoint", calibrated_32, *data),
         "bench": ("--checkpoint", calibrated_32, "--quiet", "--output", tmp_path),
         "align": (calibrated_32, "--policy", "cuda", *data),
-        "cuda tune": (),
     }
 
     def refused(command, file):
-        device = () if command == "cuda tune" else ("--device", "cuda")
-        line = run(*command.removesuffix(" --logits").split(), file, *words[command], *device).error(2)
+        line = run(*command.removesuffix(" --logits").split(), file, *words[command], "--device", "cuda").error(2)
         assert not list(tmp_path.iterdir())
         return line
 
@@ -217,7 +215,7 @@ OLD = {
     "cuda": ("Tesla T4", (7, 5), "is of compute capability 7.5, and the CUDA engine needs 8.0 or above"),
     "cuda-fp8": ("NVIDIA A100", (8, 0), "is of compute capability 8.0, and float8 needs 8.9 or above: export with"),
 }
-REFUSED = [(command, policy) for command in ("evaluate", "predict", "verify", "align", "cuda tune") for policy in OLD]
+REFUSED = [(command, policy) for command in ("evaluate", "predict", "verify", "align") for policy in OLD]
 
 
 @pytest.mark.parametrize(("command", "policy"), [*REFUSED, ("bench", "cuda")])
@@ -281,7 +279,7 @@ def fake_gpu(monkeypatch):
         ({}, None),
         ({"gpu": "NVIDIA A100"}, "was tuned on gpu NVIDIA A100, not on NVIDIA H200 with triton 3.6.0"),
         ({"triton": "3.7.1"}, "was tuned on triton 3.7.1, not on NVIDIA H200 with triton 3.6.0"),
-        ({"kernels": "0" * 64}, "was tuned for other kernels than these: run `swin-quant cuda tune` again"),
+        ({"kernels": "0" * 64}, "was tuned for other kernels than these: run `python tools/cuda/tune.py` again"),
     ],
 )
 def test_tiles_of_another_place_are_told_of_and_left_aside(run, file, pictures, tmp_path, fake_gpu, other, said):

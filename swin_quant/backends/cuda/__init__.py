@@ -19,7 +19,7 @@ BACKEND = Backend(
         next_step=("swin-quant verify {file} --checkpoint {checkpoint} --data-path DIR",),
     ),
     writes="one file for our own Triton kernels",
-    runs_on="GPUs of sm 80 and newer (`swin-quant cuda plan`); here an emulator",
+    runs_on="GPUs of sm 80 and newer; here an emulator",
     runs=("cuda",),
     load="swin_quant.backends.cuda.engine:load",
     tolerances=Tolerances(quantized=0.05, float32=0.02, half=0.05),

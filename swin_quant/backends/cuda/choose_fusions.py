@@ -1,57 +1,88 @@
-"""Choose the fusions that make a program fastest on a GPU: by measured times, by counts of the compiled kernels, or by
-floors.
+"""Choose the fusions of a program for a GPU: by measured times, else by the table in `configs/machines`.
 
-Without counts of every kernel that could be chosen (`estimates`), floors get two limits for kernels whose programs hold
-whole rows. With fewer programs than multiprocessors, the other multiprocessors idle. Each program reads all weights
-from the cache at the rate of one multiprocessor. Fused attention computes heads one after another, which no floor
-counts: by floors it is chosen only if its programs are at least half as many as the multiprocessors.
+`python tools/cuda/fusions.py` writes a GPU's table into its file.
 """
 
-from collections.abc import Callable, Sequence
-from math import inf, prod
+from bisect import bisect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
-from swin_quant.backends.cuda.crosscompile import kernel_of
-from swin_quant.backends.cuda.estimates import counts_of, estimate_of, read_by_program
-from swin_quant.backends.cuda.floors import floor_of, gpu_of
-from swin_quant.backends.cuda.fusions import FUSIONS, Row, fused, with_fusions
+import torch
+
+from swin_quant.backends.cuda.fusions import FUSIONS, Fusion, Group, Row, fused, with_fusions
 from swin_quant.backends.cuda.launches import program_of
-from swin_quant.backends.cuda.program import Launch, Program
+from swin_quant.backends.cuda.program import Launch, Program, kernel_of
 from swin_quant.backends.cuda.spec import NetworkSpec
 from swin_quant.backends.cuda.tuning import NO_TILES, TileTable, shape_of
 from swin_quant.base.errors import SwinQuantError
-from swin_quant.operators.roofline import Machine
+from swin_quant.operators.roofline import Machine, gpu_of
 
-# From the L2 cache into one multiprocessor: 64 bytes a clock (V100: Jia et al., 2018) at 1.5 GHz.
-CACHE_BYTES_US = 96_000
-FUSED = {fusion.op for fusion in FUSIONS}
+OPERANDS = {torch.int8: "int8", torch.float8_e4m3fn: "float8"}
+
+
+@dataclass(frozen=True)
+class Size:
+    """What the choice of a fusion depends on: the type of its products' operands (int8, float8 or half), their
+    narrowest side in channels, and the number of tokens in a batch."""
+
+    operands: str
+    channels: int
+    tokens: int
+
+
+def size_of(group: Group) -> Size:
+    """The size of launches that can be fused."""
+    products = [one.arguments for one in group if one.op == "gemm"]
+    weights, a = [one["w"] for one in products], products[0]["a"]
+    channels = min(side for weight in weights for side in weight.shape)
+    return Size(OPERANDS.get(weights[0].dtype, "half"), channels, a.shape[0])
 
 
 def fused_program(spec: NetworkSpec, batch: int, machine: Machine | None, tuned: TileTable = NO_TILES) -> Program:
     """The program of `spec` as a GPU runs it; without a machine, nothing is fused.
 
-    Measured times are used only if every kernel that could be chosen was timed at one nearby batch: a time cannot be
-    compared with a floor, nor with a time at another batch.
+    Measured times are used only if every kernel that could be chosen was timed at one nearby batch: times at two
+    batches cannot be compared.
     """
     program = program_of(spec, batch)
     if machine is None:
         return program
     launches = program.launches
-    times = tuned.times_of(with_fusions(launches), batch)
-    modelled = model_of(launches, machine)
-
-    def us(launch: Launch) -> float:
-        return times[shape_of(launch)] if times else modelled(launch)
-
-    return fused(program, chosen(launches, us))
+    if times := tuned.times_of(with_fusions(launches), batch):
+        return fused(program, chosen(launches, lambda launch: times[shape_of(launch)]))
+    return fused(program, listed(launches, gpu_of(machine).fusions))
 
 
-def model_of(launches: Sequence[Launch], machine: Machine) -> Callable[[Launch], float]:
-    """Microseconds of one of these launches, or of a fusion of them: estimated if the counts of all are at hand, else
-    by floors. An estimate cannot be compared with a floor."""
-    counts = counts_of(with_fusions(launches), machine)
-    if counts is None:
-        return lambda launch: modelled_us(launch, machine)
-    return lambda launch: estimate_of(launch, counts[launch.name], machine).us
+def listed(launches: Sequence[Launch], table: Mapping[str, Mapping[str, Mapping[str, Sequence[int]]]]) -> list[Row]:
+    """The grouping of launches by a GPU's table: at each launch the first fusion that fits and is in the table."""
+    rows: list[Row] = []
+    at = 0
+    while at < len(launches):
+        one = next((fusion for fusion in FUSIONS if _is_listed(fusion, launches[at:], table)), None)
+        end = at + (len(one.patterns) if one else 1)
+        rows.append((one, launches[at:end]))
+        at = end
+    return rows
+
+
+def _is_listed(
+    fusion: Fusion, launches: Sequence[Launch], table: Mapping[str, Mapping[str, Mapping[str, Sequence[int]]]]
+) -> bool:
+    if not fusion.fits(launches):
+        return False
+    group = launches[: len(fusion.patterns)]
+    size = size_of(group)
+    widths = table.get(size.operands, {}).get(fusion.title)
+    if not widths:
+        return False
+    nearest = min(widths, key=lambda word: max(int(word) / size.channels, size.channels / int(word)))
+    if bisect(widths[nearest], size.tokens) % 2 == 0:
+        return False
+    try:
+        kernel_of(fusion.merged(group)).prepare()
+    except SwinQuantError:  # the network is narrower than the tiles
+        return False
+    return True
 
 
 def chosen(launches: Sequence[Launch], us: Callable[[Launch], float]) -> list[Row]:
@@ -74,21 +105,3 @@ def chosen(launches: Sequence[Launch], us: Callable[[Launch], float]) -> list[Ro
         rows.append(best[at])
         at += len(best[at][1])
     return rows
-
-
-def modelled_us(launch: Launch, machine: Machine) -> float:
-    """The launch's floor; for a fused kernel also the limits of its programs. Infinite for sizes that a fused kernel
-    does not take."""
-    floor = floor_of([launch], machine)
-    if launch.op not in FUSED:
-        return floor.us
-    try:
-        prepared = kernel_of(launch).prepare()
-    except SwinQuantError:  # the network is narrower than the tiles
-        return inf
-    sms, programs = gpu_of(machine).sms, prod(prepared.grid)
-    if launch.op == "attention_norm" and 2 * programs < sms:
-        return inf
-    idle = max(1.0, sms / programs)
-    weights = read_by_program(launch, prepared.constants)
-    return max(floor.us, floor.compute_us * idle, weights * max(1.0, programs / sms) / CACHE_BYTES_US)

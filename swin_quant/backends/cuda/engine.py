@@ -8,7 +8,6 @@ import torch
 from swin_quant.backends.artifact import Artifact, Details, policy_of
 from swin_quant.backends.cuda.binding import by_interpreter, by_kernels
 from swin_quant.backends.cuda.file import read_network
-from swin_quant.backends.cuda.floors import gpu_of
 from swin_quant.backends.cuda.gpu_errors import check_launcher
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.network import Network
@@ -19,7 +18,7 @@ from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.extras import library
 from swin_quant.base.progress import log
 from swin_quant.data.preprocess import Preprocess
-from swin_quant.operators.roofline import Machine, gpus, load_machine
+from swin_quant.operators.roofline import Machine, gpu_of, gpus, load_machine
 from swin_quant.quant.fake_quant import FP8
 from swin_quant.score.engine import Engine
 from swin_quant.score.options import EngineOptions
@@ -80,7 +79,7 @@ def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine
 
 
 def machine_here() -> Machine:
-    """The peaks of this GPU: the shipped machine whose name matches its name, else the one with the nearest compute
+    """The file of this GPU: the shipped machine whose name matches its name, else the one with the nearest compute
     capability and, among these, the nearest number of multiprocessors, which a line names."""
     known, gpu = {name: load_machine(name) for name in gpus()}, torch.cuda.get_device_name()
     if named := [name for name in known if _words(name) <= _words(gpu)]:
@@ -88,11 +87,11 @@ def machine_here() -> Machine:
     capability, sms = capability_here(), torch.cuda.get_device_properties("cuda").multi_processor_count
 
     def unlike(machine: Machine) -> tuple[int, int]:
-        peaks = gpu_of(machine)
-        return abs(peaks.capability - capability), abs(peaks.sms - sms)
+        known = gpu_of(machine)
+        return abs(known.capability - capability), abs(known.sms - sms)
 
     nearest = min(known, key=lambda name: unlike(known[name]))
-    log.info("%s: no file of configs/machines is for it; fusions and floors are those of the nearest, %s", gpu, nearest)
+    log.info("%s: no file of configs/machines is for it; fusions are those of the nearest, %s", gpu, nearest)
     return known[nearest]
 
 

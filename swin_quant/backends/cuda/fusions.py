@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from os.path import commonprefix
 from typing import Any
 
-from swin_quant.backends.cuda.floors import Group
 from swin_quant.backends.cuda.kernels.windows import whole_map
 from swin_quant.backends.cuda.program import Launch, Program, TensorRef, make_program
 
+Group = Sequence[Launch]
+"""Launches, in order, that one kernel can replace."""
 STEP = 32  # channels: kernels hold rows in parts, whose widths are powers of two from this one up
 _NORM1 = r"norm_quantize:.*(norm1|attn\.qkv\._input_quantizer)"
 _NORM2 = r"(norm_quantize:.*norm2|norm_residual:.*norm1)"
@@ -144,17 +145,6 @@ ATTENTION = Fusion(
 
 FUSIONS = (PROLOGUE, ATTENTION, EPILOGUE, MLP_NORM, MLP, FC2_NORM, MERGING, MERGING_NORM, PROLOGUE2)
 """Every fusion that has a kernel; where several fit, the planner compares them."""
-APART, ALL = "each apart", "all that fit"
-CHOICES: dict[str, tuple[Fusion, ...]] = {
-    APART: (),
-    "norm1 into qkv": (PROLOGUE,),
-    "norm2 into proj": (EPILOGUE,),
-    "merging into its linear": (MERGING,),
-    "one MLP, where it fits": (MLP_NORM, MLP),
-    "attention, proj and norm2": (ATTENTION,),
-    ALL: FUSIONS,
-}
-"""Sets of fusions to compare, by title; at a launch, the first of a set that fits is taken."""
 Row = tuple[Fusion | None, Group]
 """A fusion and the launches that it merges, or None and a single launch."""
 

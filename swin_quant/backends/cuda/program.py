@@ -13,6 +13,7 @@ import torch
 from swin_quant.backends.cuda.kernels import KERNELS
 from swin_quant.backends.cuda.kernels.kernel import Kernel
 
+SOME_NUMBER = 0.5
 ALIGNMENT = 256  # bytes, as in the CUDA allocator: vector loads rely on it
 
 
@@ -126,6 +127,16 @@ def make_program(batch: int, launches: tuple[Launch, ...], images: TensorRef, lo
     """A program with its buffers placed; `images` and `logits` share bytes with no other."""
     places, nbytes = _placed(launches, {images.name, logits.name})
     return Program(batch, launches, images, logits, places, nbytes)
+
+
+def without_memory(ref: TensorRef) -> torch.Tensor:
+    """A tensor on the meta device, which has only a shape and a type."""
+    return torch.empty(ref.shape, dtype=ref.dtype, device="meta")
+
+
+def kernel_of(launch: Launch, tensor: Callable[[TensorRef], torch.Tensor] = without_memory) -> Kernel:
+    """The launch's kernel, with tensors made by `tensor` and an arbitrary number for each scalar."""
+    return launch.kernel(tensor, lambda name: SOME_NUMBER)
 
 
 def parts_of(value: Any) -> dict[str, Any]:

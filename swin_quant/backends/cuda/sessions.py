@@ -74,7 +74,7 @@ class GraphSession:
 
     Work is queued on the caller's stream; nothing waits for it before the session is dropped. With pictures on the GPU
     in the network's own format, a call allocates only the logits that it returns, and nothing if `out` is given.
-    Programs are captured when a batch first needs them, for `sizes` up to `largest`, with the fusions that pay on
+    Programs are captured when a batch first needs them, for `sizes` up to `largest`, with the fusions of
     `machine`. A program captured after a larger one shares its memory.
     """
 
@@ -138,7 +138,8 @@ class GraphSession:
                     if program.launches == apart.launches and self.tuned is NO_TILES:
                         raise
                     log.warning(
-                        "%s: its launches run apart, with default tiles; `swin-quant cuda tune` may mend it", refused
+                        "%s: its launches run apart, with default tiles; `python tools/cuda/tune.py` may mend it",
+                        refused,
                     )
                     self._captured[size] = self._made(apart, NO_TILES)
             return self._captured[size]

@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
+from yacs.config import CfgNode
 
-from swin_quant.models.geometry import Geometry
+from swin_quant.config.swin import SWINV2
+from swin_quant.models.geometry import Geometry, geometry_of
 from swin_quant.quant.fake_quant import FP8
 from swin_quant.score.engine import HALF_TYPES
 
@@ -118,3 +120,8 @@ def spec_of(geometry: Geometry, version: int, precision: str = "int8", float_typ
         return spec
     chosen = (name for name in spec.products() if not name.endswith("a v"))
     return replace(spec, quantized=frozenset(chosen), format=precision)
+
+
+def spec_of_config(cfg: CfgNode, precision: str = "int8") -> NetworkSpec:
+    """The spec of a Swin by its shapes alone: every product in int8 or, with precision float, none."""
+    return spec_of(geometry_of(cfg), 2 if cfg.MODEL.TYPE == SWINV2.name else 1, precision)

@@ -13,10 +13,9 @@ from math import inf
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict
 
-from swin_quant.backends.cuda.crosscompile import kernel_of
 from swin_quant.backends.cuda.fusions import with_fusions
 from swin_quant.backends.cuda.kernels.tiles import MOST_WARPS, Tiles
-from swin_quant.backends.cuda.program import Launch, ScalarRef, TensorRef, parts_of
+from swin_quant.backends.cuda.program import Launch, ScalarRef, TensorRef, kernel_of, parts_of
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.files import read_json, write_json
 from swin_quant.base.progress import log
@@ -133,25 +132,29 @@ def read_timed(path: Path, place: TunedFor, launches: Sequence[Launch] = ()) -> 
     kernels of these `launches`, single or fused, do not take."""
     data = read_json(path, "tiles file")
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
-        raise SwinQuantError(f"{path}: is no tiles file of this version ({SCHEMA}): run `swin-quant cuda tune` again")
+        raise SwinQuantError(
+            f"{path}: is no tiles file of this version ({SCHEMA}): run `python tools/cuda/tune.py` again"
+        )
     file: TilesFile = checked(TilesFile, data, str(path))
     if other := [f"{word} {file[word]:.40}" for word in ("gpu", "triton") if file[word] != getattr(place, word)]:
         raise SwinQuantError(
-            f"{path}: was tuned on {', '.join(other)}, not on {place.gpu} with triton {place.triton}: run `swin-quant "
-            "cuda tune` here"
+            f"{path}: was tuned on {', '.join(other)}, not on {place.gpu} with triton {place.triton}: run `python "
+            "tools/cuda/tune.py` here"
         )
     if file["kernels"] != place.kernels:
-        raise SwinQuantError(f"{path}: was tuned for other kernels than these: run `swin-quant cuda tune` again")
+        raise SwinQuantError(f"{path}: was tuned for other kernels than these: run `python tools/cuda/tune.py` again")
     run = {shape_of(launch): launch for launch in with_fusions(launches)}
     for number, one in enumerate(file["timed"]):
         if (one["tiles"] is None) != (one["us"] is None):
-            raise SwinQuantError(f"{path}: timed[{number}]: has tiles or time alone: run `swin-quant cuda tune` again")
+            raise SwinQuantError(
+                f"{path}: timed[{number}]: has tiles or time alone: run `python tools/cuda/tune.py` again"
+            )
         if one["tiles"] is None:
             continue
         if not one["tiles"].are_possible():
             raise SwinQuantError(
                 f"{path}: timed[{number}].tiles: sides, warps and windows must be powers of two, warps at most "
-                f"{MOST_WARPS}: run `swin-quant cuda tune` again"
+                f"{MOST_WARPS}: run `python tools/cuda/tune.py` again"
             )
         if one["launch"] in run:
             _check(run[one["launch"]], one["tiles"], f"{path}: timed[{number}].tiles")
@@ -171,7 +174,7 @@ def _check(launch: Launch, tiles: Tiles, where: str) -> None:
     try:
         kernel_of(launch).prepare(tiles)
     except SwinQuantError as error:
-        raise SwinQuantError(f"{where}: {launch.op}: {error}: run `swin-quant cuda tune` again") from error
+        raise SwinQuantError(f"{where}: {launch.op}: {error}: run `python tools/cuda/tune.py` again") from error
 
 
 def tiles_beside(artifact: Path, place: TunedFor, launches: Sequence[Launch]) -> TileTable:

@@ -9,13 +9,13 @@ from dataclasses import replace
 
 import pytest
 from compiled_kernels import TARGETS, CompiledKernel, cross_compile, kernel_faults
+from crosscompile import OLDEST_FLOAT8, KernelCall, compiled, kernels_of, kernels_with_tiles
 from kernel_runs import DRAWS
+from tune import tiles_to_try
 
-from swin_quant.backends.cuda.crosscompile import OLDEST_FLOAT8, KernelCall, compiled, kernels_of, kernels_with_tiles
 from swin_quant.backends.cuda.fusions import candidates, with_fusions
 from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.launches import program_of
-from swin_quant.backends.cuda.tune import tiles_to_try
 from swin_quant.base.errors import UsageError
 from tests.backends.cuda.conftest import launches_of, spec_of_model
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 from compiled_kernels import CompiledKernel, cross_compile
+from crosscompile import recorded
 
-from swin_quant.backends.cuda.crosscompile import recorded
 from swin_quant.backends.cuda.kernels.call import without_spills
 
 triton = pytest.importorskip("triton")

@@ -304,12 +304,12 @@ OTHER = [
 
 
 @pytest.mark.parametrize(("gpu", "capability", "sms", "machine"), KNOWN + OTHER)
-def test_whose_peaks_a_gpu_is_taken_to_have(gpu_is, caplog, gpu, capability, sms, machine):
+def test_whose_fusions_a_gpu_takes(gpu_is, caplog, gpu, capability, sms, machine):
     """For another GPU, those of the nearest by compute capability, then multiprocessors, which is named."""
     gpu_is(gpu, capability, sms)
     with caplog.at_level("INFO"):
         assert machine_here() == load_machine(machine)
-    said = f"{gpu}: no file of configs/machines is for it; fusions and floors are those of the nearest, {machine}"
+    said = f"{gpu}: no file of configs/machines is for it; fusions are those of the nearest, {machine}"
     assert caplog.messages == ([said] if (gpu, capability, sms, machine) in OTHER else [])
 
 

@@ -6,16 +6,17 @@ from dataclasses import replace
 
 import pytest
 import torch
+import tune
+from crosscompile import kernels_of, kernels_with_tiles, recorded
+from tune import BATCHES, tile_choices, tiles_to_try
 
-from swin_quant.backends.cuda import binding, tune, tuning
+from swin_quant.backends.cuda import binding, tuning
 from swin_quant.backends.cuda.binding import bind
-from swin_quant.backends.cuda.crosscompile import kernels_of, kernels_with_tiles, recorded
 from swin_quant.backends.cuda.fusions import with_fusions
 from swin_quant.backends.cuda.kernels.rows import NormQuantizeKernel
 from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.launches import program_of
-from swin_quant.backends.cuda.planning import spec_of_config
-from swin_quant.backends.cuda.tune import BATCHES, tile_choices, tiles_to_try
+from swin_quant.backends.cuda.spec import spec_of_config
 from swin_quant.backends.cuda.tuning import TimedTiles, TunedFor, read_tiles, shape_of, tiles_beside, tiles_path
 from swin_quant.base.errors import SwinQuantError
 
@@ -144,7 +145,7 @@ def test_tiles_that_are_not_for_their_kernel_are_refused(of_both, tmp_path, capl
     tiles = replace(tiles_to_try(launch)[0], **sides)
     path = tiles_path(tmp_path / "my_int8_cuda.safetensors", HERE.gpu)
     tuning.write_tiles(path, HERE, [TimedTiles(launch=shape_of(launch), batch=8, tiles=tiles, us=3.5)])
-    with pytest.raises(SwinQuantError, match=f"{path.name}: .*{op}: {said}: run .swin-quant cuda tune. again"):
+    with pytest.raises(SwinQuantError, match=f"{path.name}: .*{op}: {said}: run .python tools/cuda/tune.py. again"):
         read_tiles(path, HERE, of_both)
     with caplog.at_level(logging.WARNING):
         assert tiles_beside(tmp_path / "my_int8_cuda.safetensors", HERE, of_both) is tuning.NO_TILES

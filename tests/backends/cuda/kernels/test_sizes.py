@@ -11,11 +11,10 @@ import pytest
 import torch
 from kernel_runs import BYTES, LARGEST_WEIGHT, SQUARES, Draw, assert_near, attention_moves, both, poisoned
 
-from swin_quant.backends.cuda.crosscompile import kernel_of
 from swin_quant.backends.cuda.fusions import FUSIONS, with_fusions
 from swin_quant.backends.cuda.launches import program_of
-from swin_quant.backends.cuda.planning import spec_of_config
-from swin_quant.backends.cuda.program import ScalarRef, TensorRef
+from swin_quant.backends.cuda.program import ScalarRef, TensorRef, kernel_of
+from swin_quant.backends.cuda.spec import spec_of_config
 from swin_quant.backends.cuda.spec_from_policy import LARGEST_HEAD_DIM
 from swin_quant.backends.cuda.tuning import shape_of
 from tests.backends.conftest import MICRO, MORE

@@ -6,29 +6,26 @@ kernel after another, so several processes compile (`compile_ahead`). Their resu
 under the names that the launches look up.
 """
 
-import concurrent.futures
 import importlib
 import multiprocessing
 import os
 import re
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from swin_quant.backends.cuda.kernels.call import settle_cache_keys, without_spills
-from swin_quant.backends.cuda.kernels.kernel import Kernel
 from swin_quant.backends.cuda.kernels.tiles import Tiles
-from swin_quant.backends.cuda.program import Launch, TensorRef
+from swin_quant.backends.cuda.program import Launch, kernel_of
 from swin_quant.base.errors import UsageError
-from swin_quant.base.progress import log
 
 OLDEST_FLOAT8 = 89
 _TYPES = {
@@ -39,7 +36,6 @@ _TYPES = {
 _OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "enable_fp_fusion")
 _ALIGNED = 16  # the launcher tells the compiler which addresses and integers are multiples of this
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
-SOME_NUMBER = 0.5
 
 
 @dataclass(frozen=True)
@@ -196,23 +192,11 @@ def kernels_with_tiles(wanted: Iterable[tuple[Launch, Tiles | None]]) -> list[Ke
     return found
 
 
-def without_memory(ref: TensorRef) -> torch.Tensor:
-    """A tensor on the meta device, which has only a shape and a type."""
-    return torch.empty(ref.shape, dtype=ref.dtype, device="meta")
-
-
-def kernel_of(launch: Launch, tensor: Callable[[TensorRef], torch.Tensor] = without_memory) -> Kernel:
-    """The launch's kernel, with tensors made by `tensor` and an arbitrary number for each scalar."""
-    return launch.kernel(tensor, lambda name: SOME_NUMBER)
-
-
-@dataclass(frozen=True)
-class CompiledAhead:
-    """`done`: kernels compiled, or found in the cache; `refused`: each kernel with the compiler's error; `left`:
-    kernels that were not reached."""
+class CompiledAhead(NamedTuple):
+    """Kernels compiled or found in the cache, the errors of those that were refused, and kernels not reached."""
 
     done: int
-    refused: tuple[str, ...]
+    refused: list[str]
     left: int
 
 
@@ -220,45 +204,30 @@ def compile_ahead(
     wanted: Iterable[tuple[Launch, Tiles | None]], capability: int, seconds: float, processes: int | None = None
 ) -> CompiledAhead:
     """Compile the kernels of the `wanted` launches with these tiles (None: the default) for a GPU of compute
-    `capability`.
+    `capability`, by all cores.
 
-    Stops after about `seconds` and ends its processes, so that later work has all cores. It raises nothing: Triton
-    compiles the kernels that are left at their first launch.
+    Stops after about `seconds` and ends its processes. Triton compiles the kernels that are left at their first launch.
     """
     if os.environ.get("TRITON_INTERPRET") == "1":
-        return CompiledAhead(0, (), 0)
-    end = time.monotonic() + seconds
+        return CompiledAhead(0, [], 0)
+    end, said = time.monotonic() + seconds, []
     calls = kernels_with_tiles(wanted)
     context = multiprocessing.get_context("forkserver")  # a process with a GPU's context cannot be forked
     context.set_forkserver_preload([__name__])
-    pool = ProcessPoolExecutor(min(processes or len(os.sched_getaffinity(0)), max(len(calls), 1)), context)
-    done, refused, others = 0, [], set(multiprocessing.active_children())
-    futures = {pool.submit(compile_one, call, capability): call.name for call in calls}
-    workers = set(multiprocessing.active_children()) - others
-    try:
-        for future in as_completed(futures, max(0.0, end - time.monotonic())):
-            if said := future.result():
-                refused.append(f"{futures[future]}: {said}")
-            done += 1
-    except concurrent.futures.TimeoutError:  # in Python 3.10 this is not the built-in TimeoutError
-        log.info("compiling ahead: %d of %d kernels in %.0f s", done, len(calls), seconds)
-    except Exception as error:  # a pool that breaks costs time, not the work
-        log.warning("compiling ahead ended (%s): kernels are compiled at their first launch", error)
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-        if done < len(calls):
-            for worker in workers:  # they would finish the kernels that they have begun
-                worker.kill()
-    return CompiledAhead(done - len(refused), tuple(refused), len(calls) - done)
+    with context.Pool(processes or len(os.sched_getaffinity(0))) as pool, suppress(multiprocessing.TimeoutError):
+        found = pool.imap_unordered(partial(compile_one, capability=capability), calls)
+        for _ in calls:
+            said.append(found.next(max(0.0, end - time.monotonic())))
+    refused = [one for one in said if one]
+    return CompiledAhead(len(said) - len(refused), refused, len(calls) - len(said))
 
 
 def compile_one(call: KernelCall, capability: int) -> str:
-    """Compile one kernel in a process of the pool. Returns "" or the compiler's error."""
+    """Compile one kernel in a process of the pool. Returns "" or the kernel's name and the compiler's error."""
     try:
         source, made = compiled(call, capability)
-    # tiles that do not fit: the tuner leaves them out
-    except Exception as error:
-        return f"{type(error).__name__}: {str(error)[:200]}"
+    except Exception as error:  # tiles that do not fit: the tuner leaves them out
+        return f"{call.name}: {type(error).__name__}: {str(error)[:200]}"
     with suppress(Exception):  # without the driver, or with a Triton that has no such class
         from triton.backends.nvidia.driver import CudaLauncher
 

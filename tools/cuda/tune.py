@@ -1,33 +1,36 @@
 """Find the fastest tiles of an artifact's kernels on this GPU, and write them to a file beside it.
 
-The file is written again after each kernel, and its entries are not timed again. Kernels run in another process: one
-that hangs, dies or corrupts the GPU costs only its own time.
+    python tools/cuda/tune.py out/my_int8_cuda.safetensors [--batch 1 8 32] [--seconds 300]
+
+The engine takes the file where it lies beside its artifact and was made by the same kernels and compiler on such a GPU;
+any other file is left aside with a warning. The file is written again after each kernel, and its entries are not timed
+again. Kernels run in another process: one that hangs, dies or corrupts the GPU costs only its own time.
 """
 
+import argparse
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from math import inf, prod
 from pathlib import Path
 from typing import Any
 
 import torch
+from crosscompile import compile_ahead
 
 from swin_quant.backends.artifact import open_artifact
-from swin_quant.backends.cuda.crosscompile import compile_ahead, kernel_of
 from swin_quant.backends.cuda.engine import capability_here, check_gpu
 from swin_quant.backends.cuda.file import read_network
-from swin_quant.backends.cuda.floors import RESULTS
 from swin_quant.backends.cuda.fusions import with_fusions
 from swin_quant.backends.cuda.gpu_errors import check_launcher
 from swin_quant.backends.cuda.kernels.tiles import FILLED, Tiles, part_columns
 from swin_quant.backends.cuda.launches import program_of
-from swin_quant.backends.cuda.program import Launch, TensorRef
+from swin_quant.backends.cuda.program import Launch, TensorRef, kernel_of
 from swin_quant.backends.cuda.spec_from_policy import check_batch
 from swin_quant.backends.cuda.tuning import (
-    SUFFIX,
     TimedTiles,
     here,
     shape_of,
@@ -37,7 +40,6 @@ from swin_quant.backends.cuda.tuning import (
 )
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.files import ensure_writable_dir, one_at_a_time
-from swin_quant.base.progress import log
 from swin_quant.score.jobs import JobFailed, JobProcess
 
 # rows, columns, warps, stages; `inner` is the default's, and half as much.
@@ -60,6 +62,7 @@ STAGES = {
     "mlp": (1, 2, 3),
     "attention_norm": (1, 2),
 }  # for kernels that loop over weights
+RESULTS = "out", "out_quantized"
 COPIES, REPEATS, REPLAYS = 3, 10, 7
 LEVEL, NEAR, FLOAT8 = 1.0, 0.02, 0.13  # allowed difference: int8 levels, relative, and relative of float8
 FEW = 0.05  # the share of values that may differ by more
@@ -109,7 +112,6 @@ def best_tiles(launch: Launch, batch: int, device: torch.device) -> tuple[TimedT
             expected = expected or found
             times[tiles] = microseconds([partial(one.launch, tiles) for one in copies])
         except Exception as error:  # the tiles do not fit on the GPU, or the compiler refuses them
-            log.debug("%s: %s: %s", launch.name, tiles, error)
             last = error
     if not times:
         raise last
@@ -184,36 +186,16 @@ COMPILING = 0.5  # the largest share of the time
 LONGEST = 120.0  # seconds for one kernel with all of its tiles, including the start of a process
 
 
-@dataclass(frozen=True)
-class TuneReport:
-    """`timed`: launches with their best tiles; `default_us`: their times before; `before`: launches that the file
-    already held; `refused`: launches that ran with no tiles, which the file notes; `left`: launches not reached in
-    time."""
-
-    file: Path
-    gpu: str
-    timed: list[TimedTiles]
-    default_us: list[float]
-    before: int
-    refused: int
-    left: int
-
-
-def tune(
-    path: str | Path, batches: Sequence[int] = BATCHES, to: str | Path | None = None, seconds: float = SECONDS
-) -> TuneReport:
+def tune(path: str | Path, batches: Sequence[int] = BATCHES, seconds: float = SECONDS) -> str:
     """Time candidate tiles for every kernel shape of the artifact at `path`, for these batches, until `seconds` are
-    over.
+    over. Returns a line that says what was done.
 
-    The file is written to `to`, or beside the artifact, where the engine looks for it. Its entries for this GPU, these
-    kernels and this compiler are kept. UsageError without a GPU, and for an invalid time or file.
+    Entries of the file for this GPU, these kernels and this compiler are kept. UsageError without a GPU.
     """
     if not torch.cuda.is_available():
         raise UsageError("tune times kernels on a GPU, and torch finds none here")
-    if strange := [batch for batch in batches if batch < 1]:
-        raise UsageError(f"‹batch› {strange[0]}: must be at least 1")
-    if not 0 < seconds < inf:
-        raise UsageError(f"‹seconds› {seconds:g}: must be a number above 0")
+    if min(batches) < 1 or not 0 < seconds < inf:
+        raise UsageError("--batch must be at least 1, and --seconds a number above 0")
     artifact = open_artifact(path)
     spec = read_network(artifact.file).spec
     check_gpu(spec.format)
@@ -221,58 +203,68 @@ def tune(
     for batch in batches:
         check_batch(spec, batch)
     place = here()
-    file = Path(to or tiles_path(artifact.file, place.gpu))
-    if file.is_dir():
-        raise UsageError(f"‹to› {file}: is a directory: name a file in it")
-    if file.exists() and not file.name.endswith(SUFFIX):
-        raise UsageError(f"‹to› {file}: is there already, and no file *{SUFFIX}: name another")
+    file = tiles_path(artifact.file, place.gpu)
     ensure_writable_dir(file.parent)
     lists = {batch: program_of(spec, batch).launches for batch in batches}
     wanted = {
         (shape_of(one), batch): one for batch, found in lists.items() for one in with_fusions(found)
     }  # fused launches too, so that measured times decide
     launches = program_of(spec, 1).launches
-    before = timed_before(file, place, launches)
-    known = {(one["launch"], one["batch"]): one for one in before}
+    known = {(one["launch"], one["batch"]): one for one in timed_before(file, place, launches)}
     done = {which for which, one in known.items() if one["tiles"]}  # launches that failed are tried again
     todo = {which: launch for which, launch in wanted.items() if which not in done}
-    timed, default_us, failed, end = [], [], 0, time.monotonic() + seconds
-    ahead = compile_ahead(
-        ((one, tiles) for one in todo.values() for tiles in tiles_to_try(one)), capability_here(), COMPILING * seconds
-    )
-    log.info("%d kernels compiled, %d refused, %d left", ahead.done, len(ahead.refused), ahead.left)
+    failed, now, before, end = 0, [], [], time.monotonic() + seconds
+    choices = ((one, tiles) for one in todo.values() for tiles in tiles_to_try(one))
+    compile_ahead(choices, capability_here(), COMPILING * seconds)
     process = JobProcess(time_kernel)
     try:
         for (shape, batch), launch in todo.items():
-            left = end - time.monotonic()
-            if left <= 0:
+            if (left := end - time.monotonic()) <= 0:
                 break
             try:
                 known[shape, batch], default = process.do((launch, batch), min(LONGEST, left))
             except JobFailed as error:
                 if time.monotonic() >= end:
                     break
-                log.warning("%s, batch %d: not timed: %s", launch.name, batch, error)
+                print(f"{launch.name}, batch {batch}: not timed: {error}", file=sys.stderr)
                 failed += 1
                 known[shape, batch] = TimedTiles(launch=shape, batch=batch, tiles=None, us=None)
             else:
-                timed.append(known[shape, batch])
-                default_us.append(default)
-                log.info("%s, batch %d: %.1f µs, by default %.1f", launch.name, batch, timed[-1]["us"], default)
-            if timed:  # a GPU that runs nothing gets no file
+                now.append(known[shape, batch]["us"] or 0.0)
+                before.append(default)
+            if now:  # a GPU that runs nothing gets no file
                 with one_at_a_time(file.parent):  # another process may tune for other batches
                     held = timed_before(file, place, launches, is_told=False)  # a file for another GPU was told of
                     known = {(one["launch"], one["batch"]): one for one in held} | known
                     write_tiles(file, place, list(known.values()))
     finally:
         process.close()
-    if failed and not timed:
-        raise SwinQuantError(f"{artifact.file}: no kernel could be timed on {place.gpu}: see the warnings above")
-    left = len(todo) - len(timed) - failed
-    return TuneReport(file, place.gpu, timed, default_us, len(wanted) - len(todo), failed, left)
+    if failed and not now:
+        raise SwinQuantError(f"{artifact.file}: no kernel could be timed on {place.gpu}: see the lines above")
+    left_out = len(todo) - len(now) - failed
+    return (
+        f"{file}: {len(now)} kernels on {place.gpu}: {sum(now):.0f} µs together, by default {sum(before):.0f}; "
+        f"{len(wanted) - len(todo)} were timed before, {failed} ran with no tiles, {left_out} were not reached"
+    )
 
 
 def time_kernel(job: tuple[Launch, int]) -> tuple[TimedTiles, float]:
     """Time one launch and batch, in the kernels' process."""
     launch, batch = job
     return best_tiles(launch, batch, torch.device("cuda"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("artifact", help="a file that `swin-quant export --for cuda` wrote")
+    parser.add_argument("--batch", type=int, nargs="+", default=BATCHES)
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="at most, about (default: %(default)g)")
+    args = parser.parse_args()
+    try:
+        print(tune(args.artifact, args.batch, args.seconds))
+    except SwinQuantError as error:
+        sys.exit(f"tune.py: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""Estimates of launches from counts: by hand, and what they are made of."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from estimates import REACHED, KernelCounts, clock_ghz, estimate_of, floor_us, resident_programs
+from hypothesis import given
+from hypothesis import strategies as st
+from sass import Counts
+
+from swin_quant.backends.cuda.program import Launch, TensorRef
+from swin_quant.base.errors import UsageError
+from swin_quant.operators.roofline import GpuFacts, Machine, gpu_of, gpus, load_machine
+from tests.backends.cuda.conftest import launches_of
+
+LAUNCHES = launches_of("swin_tiny_patch4_window7_224")
+QKV = next(one for one in LAUNCHES if one.name == "layers.0.blocks.0.attn.qkv")  # 784 x 3 tiles of 128 x 128
+NOTHING = Counts(0, 0, 0, 0, 0, 0, 0)
+H200 = load_machine("h200")
+
+
+def kernel(**numbers):
+    return KernelCounts(replace(NOTHING, **numbers), 8, 64, 1024)
+
+
+def test_the_clock_is_that_of_the_data_sheet():
+    """Boost clocks: NVIDIA's white papers; H100's follows from its peak."""
+    known = {"a100": 1.41, "a10": 1.695, "l40s": 2.52, "rtx4090": 2.52, "rtx5090": 2.407, "h100": 1.83, "h200": 1.83}
+    assert {name: clock_ghz(load_machine(name)) for name in known} == pytest.approx(known, rel=1e-3)
+    assert all(1 < clock_ghz(load_machine(name)) < 2.6 for name in gpus())
+
+
+def test_programs_share_registers_memory_and_threads():
+    assert resident_programs(90, 8, 255, 0) == 1  # 256 x 32 x 8 registers
+    assert resident_programs(90, 4, 64, 0) == 8
+    assert resident_programs(90, 4, 32, 98304) == 2  # of 228 KB, 1 KB each beside
+    assert resident_programs(90, 1, 16, 0) == 32
+    assert resident_programs(80, 4, 32, 164 << 10) == 0
+
+
+def test_instructions_take_the_schedulers_of_the_busiest_multiprocessor():
+    found = estimate_of(QKV, kernel(issue=1000, alu=1500), H200)
+    clock = clock_ghz(H200) * 1e3
+    each = -(-2352 // 132)  # programs, of 8 warps for 4 schedulers
+    assert found.bounds["issue"] == pytest.approx(each * 2 * 1000 / clock)
+    assert found.bounds["alu"] == pytest.approx(1.5 * found.bounds["issue"])
+    assert found.bounds["chain"] == pytest.approx(-(-each // 4) * 4400 / clock)
+    assert found.bounds["memory"] == pytest.approx((100352 * 96 + 288 * 96 + 2 * 288 * 4 + 100352 * 288) / 4.8e6)
+    assert found.bounds["cache"] == pytest.approx(each * (128 + 128) * 96 / 64 / clock)
+    assert found.bound == "alu" and found.us == pytest.approx(1.6 + found.bounds["alu"] / 0.85)
+
+
+@given(st.lists(st.floats(0, 1e5), min_size=7, max_size=7), st.sampled_from(["issue", "tensor", "memory", "alu"]))
+def test_more_of_anything_is_never_faster(numbers, word):
+    some = dict(zip(("issue", "alu", "fma", "special", "memory", "tensor", "operations"), numbers, strict=True))
+    less, more = (estimate_of(QKV, kernel(**counts), H200) for counts in (some, {**some, word: 2 * some[word]}))
+    assert 1.6 < less.us <= more.us
+    assert less.us >= max(time / REACHED[name] for name, time in less.bounds.items())
+
+
+def test_a_launch_takes_the_longest_of_bytes_products_and_launching():
+    gpu = Machine("by hand", "here", "float16", 1.0, 4.0, 1.0, GpuFacts(90, 2, fp8_tflops=2.0, launch_us=1.0))
+    x, w = (TensorRef(name, torch.int8, (size,)) for name, size in (("x", 3000), ("w", 600)))
+    assert floor_us(Launch("gemm", "a", {"a": x, "w": w}, 8_000_000, "int8"), gpu) == pytest.approx(3.6)
+    assert floor_us(Launch("gemm", "a", {"a": x, "w": w}, 8_000_000, "fp8"), gpu) == pytest.approx(4.0)
+    assert floor_us(Launch("gemm", "a", {"a": w}, 800_000, "float16"), gpu) == 1.0
+
+
+def test_a_gpu_without_the_kernels_is_refused():
+    with pytest.raises(UsageError, match="T4.* is no GPU that the CUDA engine runs on"):
+        gpu_of(load_machine("t4"))

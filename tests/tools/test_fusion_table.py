@@ -1,0 +1,62 @@
+"""tools/cuda/fusions.py: the table says what the least sum of times says."""
+
+import re
+from random import Random
+
+import fusions as tool
+import pytest
+
+from swin_quant.backends.cuda.choose_fusions import chosen, listed
+from swin_quant.backends.cuda.fusions import FUSIONS
+from swin_quant.backends.cuda.tuning import shape_of
+from swin_quant.operators.roofline import load_machine
+
+
+def test_changes_lie_between_known_sizes():
+    assert tool.changes({49: 1, 196: 1, 784: -1, 3136: 3}) == [0, 392, 1568]
+    assert tool.changes({49: -1, 196: 0}) == [] and tool.changes({}) == []
+
+
+def test_by_the_table_the_engine_takes_the_fusions_of_the_least_sum(monkeypatch):
+    """Of any times, if blocks of one size have one best choice."""
+    batches = (1, 8)
+    programs = tool.programs_of(["swin_tiny_patch4_window7_224"], batches)
+    random = Random(3)
+    times = {}
+
+    def model_of(machine, batch, counted, capability):
+        def us(launch):  # the same with a shift and without
+            key = re.sub(r"shift=\d+", "", shape_of(launch)), batch
+            return times.setdefault(key, random.uniform(1, 4))
+
+        return us
+
+    monkeypatch.setattr(tool, "model_of", model_of)
+    machine = load_machine("h200")
+    table = tool.table_of(programs, machine, {}, 90)
+    assert set(table) == {"int8", "float8", "half"}
+    for (_, _, batch), launches in programs.items():
+        best = chosen(launches, model_of(machine, batch, {}, 90))
+        assert [fusion for fusion, _ in listed(launches, table)] == [fusion for fusion, _ in best]
+
+
+def test_a_table_takes_the_place_of_the_one_in_the_file(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text((tool.MACHINES / "a100.yaml").read_text())
+    before = load_machine(str(path))
+    table = {"int8": {FUSIONS[0].title: {"192": [10, 20], "96": []}}}
+    for _ in range(2):
+        tool.write_table(path, table, "me")
+        found = load_machine(str(path))
+        assert found.gpu.fusions == table and found.int8_tops == before.int8_tops
+    assert path.read_text().count("fusions:") == 1
+
+
+@pytest.mark.slow
+def test_kernels_are_counted_once_for_all_that_share_them():
+    pytest.importorskip("triton")
+    programs = tool.programs_of(["swin_tiny_patch4_window7_224"], (1,))
+    few = {key: launches[-2:] for key, launches in programs.items()}
+    found = tool.count_all(few, 80)
+    assert {batch for _, batch, _ in found} == {1} and all(one.registers for one in found.values())
+    assert len(found) == 2

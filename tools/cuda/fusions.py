@@ -1,0 +1,158 @@
+"""Choose the fusions of Swin's kernels for GPUs that are not here, and write them into `configs/machines/GPU.yaml`.
+
+    python tools/cuda/fusions.py [GPU ...] [--capability 90] [--batch 1 8 32] [--models NAME ...]
+
+Each kernel that the engine could launch is compiled, its machine code counted, and its time estimated (estimates.py).
+For each network and batch the fusions with the least sum are taken; the table says, for a type of operands, a fusion
+and a width in channels, from how many tokens on it is taken, left, taken again, and so on. `--capability`: compile for
+this one instead of the GPU's own, so that all GPUs share the compiler's work. Nothing is measured; nothing needs a GPU.
+"""
+
+import argparse
+import os
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from math import inf, isqrt
+from pathlib import Path
+
+from crosscompile import OLDEST_FLOAT8
+from estimates import KernelCounts, count, estimate_of
+
+from swin_quant.backends.cuda.choose_fusions import chosen, size_of
+from swin_quant.backends.cuda.fusions import FUSIONS, with_fusions
+from swin_quant.backends.cuda.launches import program_of
+from swin_quant.backends.cuda.program import Launch, kernel_of
+from swin_quant.backends.cuda.spec import spec_of_config
+from swin_quant.backends.cuda.tuning import shape_of
+from swin_quant.base.errors import SwinQuantError
+from swin_quant.base.files import atomic_write_bytes
+from swin_quant.config import find_config, load_config
+from swin_quant.operators.roofline import Machine, gpu_of, gpus, load_machine
+
+MACHINES = Path(__file__).resolve().parents[2] / "configs" / "machines"
+MODELS = (
+    "swin_tiny_patch4_window7_224",
+    "swin_base_patch4_window7_224",
+    "swinv2_tiny_patch4_window8_256",
+    "swinv2_base_patch4_window8_256",
+)
+PRECISIONS = {"int8": "int8", "fp8": "float8", "float": "half"}
+BATCHES = (1, 8, 32)
+Programs = Mapping[tuple[str, str, int], Sequence[Launch]]
+Counted = Mapping[tuple[str, int, int], KernelCounts | None]
+Table = dict[str, dict[str, dict[str, list[int]]]]
+
+
+def programs_of(models: Sequence[str], batches: Sequence[int]) -> Programs:
+    """The launches of each network, precision and batch, none fused."""
+    configs = {name: load_config(find_config(name)) for name in models}
+    return {
+        (name, precision, batch): program_of(spec_of_config(cfg, precision), batch).launches
+        for name, cfg in configs.items()
+        for precision in PRECISIONS
+        for batch in batches
+    }
+
+
+def count_all(programs: Programs, capability: int) -> Counted:
+    """Counts of every launch and fusion, by its shape, batch and capability, compiled by all cores."""
+    wanted = {
+        (shape_of(one), batch, capability): one
+        for (_, precision, batch), launches in programs.items()
+        if precision != "fp8" or capability >= OLDEST_FLOAT8
+        for one in with_fusions(launches)
+    }
+    with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        found = pool.map(count_one, wanted.values(), [capability] * len(wanted), chunksize=8)
+        return dict(zip(wanted, found, strict=True))
+
+
+def count_one(launch: Launch, capability: int) -> KernelCounts | None:
+    """`count`; None for a network that is narrower than the kernel's tiles."""
+    try:
+        kernel_of(launch).prepare()
+    except SwinQuantError:
+        return None
+    return count(launch, capability)
+
+
+def model_of(machine: Machine, batch: int, counted: Counted, capability: int) -> Callable[[Launch], float]:
+    """Estimated microseconds of a launch; infinite where its kernel does not take it."""
+
+    def us(launch: Launch) -> float:
+        counts = counted[shape_of(launch), batch, capability]
+        return estimate_of(launch, counts, machine).us if counts else inf
+
+    return us
+
+
+def table_of(programs: Programs, machine: Machine, counted: Counted, capability: int) -> Table:
+    """The fusions that are taken on a machine: for operands, fusion and channels, the tokens at which it is taken,
+    left, and so on. Where blocks of one size differ, as with and without a shift, most of them decide."""
+    votes: dict[tuple[str, str, int], dict[int, int]] = defaultdict(lambda: defaultdict(int))
+    for (_, precision, batch), launches in programs.items():
+        if precision == "fp8" and not gpu_of(machine).fp8_tflops:
+            continue
+        at = 0
+        for taken, group in chosen(launches, model_of(machine, batch, counted, capability)):
+            for fusion in FUSIONS:
+                if fusion.fits(launches[at:]):
+                    size = size_of(launches[at : at + len(fusion.patterns)])
+                    key = size.operands, fusion.title, size.channels
+                    votes[key][size.tokens] += 1 if fusion is taken else -1
+            at += len(group)
+    table: Table = {}
+    for (operands, title, channels), of_tokens in sorted(votes.items()):
+        table.setdefault(operands, {}).setdefault(title, {})[str(channels)] = changes(of_tokens)
+    return table
+
+
+def changes(votes: Mapping[int, int]) -> list[int]:
+    """The numbers of tokens at which a fusion is taken, left, taken, ...: halfway, by factor, between known ones."""
+    found: list[int] = []
+    before, was = 0, False
+    for tokens, vote in sorted(votes.items()):
+        if (vote > 0) != was:
+            found.append(isqrt(before * tokens))
+            was = not was
+        before = tokens
+    return found
+
+
+def write_table(path: Path, table: Table, command: str) -> None:
+    """Put the table at the end of a GPU's file, in place of the one that is there."""
+    text = path.read_text(encoding="utf-8").partition("  # Fusions")[0]
+    lines = [f"  # Fusions, estimated and not measured: `{command}` writes them", "  fusions:"]
+    for operands, fusions in table.items():
+        lines.append(f"    {operands}:")
+        for title, widths in fusions.items():
+            words = ", ".join(
+                f'"{width}": {tokens}' for width, tokens in sorted(widths.items(), key=lambda item: int(item[0]))
+            )
+            lines.append(f'      "{title}": {{{words}}}')
+    atomic_write_bytes(path, (text + "\n".join(lines) + "\n").encode())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("gpus", nargs="*", metavar="GPU", help="default: every one of configs/machines")
+    parser.add_argument("--capability", type=int, help="compile for this one, not the GPU's own")
+    parser.add_argument("--batch", type=int, nargs="+", default=BATCHES)
+    parser.add_argument("--models", nargs="+", default=MODELS)
+    args = parser.parse_args()
+    programs = programs_of(args.models, args.batch)
+    machines = {name: load_machine(name) for name in args.gpus or gpus()}
+    counted: dict[tuple[str, int, int], KernelCounts | None] = {}
+    for name, machine in machines.items():
+        capability = args.capability or gpu_of(machine).capability
+        if not any(known == capability for _, _, known in counted):
+            counted |= count_all(programs, capability)
+        table = table_of(programs, machine, counted, capability)
+        for_one = f" --capability {args.capability}" if args.capability else ""
+        write_table(MACHINES / f"{name}.yaml", table, f"python tools/cuda/fusions.py {name}{for_one}")
+        print(MACHINES / f"{name}.yaml", flush=True)
+
+
+if __name__ == "__main__":
+    main()
