@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from swin_quant.base.distributed import World
     from swin_quant.checkpoint.opened import Checkpoint, OpenedCheckpoint
+    from swin_quant.data.picture_set import PictureSet
     from swin_quant.data.pictures import Pictures
     from swin_quant.quant.calibration import Method
     from swin_quant.quant.passes.run import PassPlan
@@ -90,6 +91,11 @@ class ModelOptions:
     def keys(self) -> dict[str, Any]:
         windows = {"MODEL__SWIN__WINDOW_SIZE": self.window, "MODEL__SWINV2__WINDOW_SIZE": self.window}
         return _set_keys(MODEL__WEIGHTS=self.weights, DATA__IMG_SIZE=_sides_in(self.img_size), **windows)
+
+
+def upright_opts(pictures: PictureSet) -> tuple[str, ...]:
+    """The words of --opts that turn pictures as this set does; none where it leaves that to the model."""
+    return () if pictures.upright is None else ("DATA.UPRIGHT", str(pictures.upright))
 
 
 def _sides_in(text: str | None) -> int | list[int] | None:

@@ -77,13 +77,16 @@ class DeployVerdict:
 
 
 def loss_in_words(delta: float | None, error: float | None, pictures: int) -> str:
-    """The top-1 delta in points, and whether so many pictures can show it."""
+    """The top-1 delta in points, and whether so many pictures can show it.
+
+    Pictures that all change alike have a standard error of 0; the weight of one picture then takes its place.
+    """
     if delta is None:
         return "its cost in accuracy is not known, since float32 was not scored"
     if error is None:
         return f"{delta:+.2f} points of top-1"
     figures = f"{delta:+.2f} ±{error:.2f} points of top-1"
-    if abs(delta) <= 2 * error or not error:
+    if abs(delta) <= 2 * (error or 100 / pictures):
         return f"no loss that {pictures:,} pictures can show ({figures})"
     return f"{'costs' if delta < 0 else 'gains'} {abs(delta):.2f} ±{error:.2f} points of top-1 on {pictures:,} pictures"
 
@@ -198,9 +201,10 @@ def _target_for(policy: str | None) -> str:
 def _against_ptq(delta: float, error: float, pictures: int) -> tuple[str, bool]:
     """The paired difference of QAT and PTQ in words, and whether QAT is better."""
     figures = f"QAT - PTQ {delta:+.2f} ±{error:.2f} points on {pictures:,} pictures"
-    if delta > 2 * error:
+    shown = 2 * (error or 100 / pictures)
+    if delta > shown:
         return f"{figures}: deploy QAT", True
-    return f"{figures}: PTQ is {'better' if delta < -2 * error else 'as good'}: keep it", False
+    return f"{figures}: PTQ is {'better' if delta < -shown else 'as good'}: keep it", False
 
 
 def _command(template: str, **words: object) -> str:

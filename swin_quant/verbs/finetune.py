@@ -162,12 +162,12 @@ def finetune(
         file = str(file_of(model, ensure_writable_dir(folder)))
     options = FinetuneOptions(
         file,
-        shared.ModelOptions(cfg=str(config) if config else None),
+        shared.ModelOptions(cfg=str(config) if config else None, opts=shared.upright_opts(source)),
         data=shared.ScoringOptions(data_path=source.path, batch=batch_size),
         training=TrainingOptions(recipe, epochs=epochs, go_on=resume, overwrite=overwrite),
         qat=QatOptions(distill, str(teacher) if teacher else None, amax=amax),
         original=str(original) if original else None,
-        run=shared.RunOptions(seed=source.seed or None),
+        run=shared.RunOptions(seed=source.seed if isinstance(pictures, PictureSet) else None),
     )
     chosen = [load_policy(policy)] if policy else []
     with called(**{"continue": "resume", "output": "folder", "batch": "batch_size"}):

@@ -122,7 +122,7 @@ def quantize(
                 QuantizeOptions(
                     backend=backend,
                     checkpoint=(str(model),),
-                    model=shared.ModelOptions(cfg=str(config) if config else None),
+                    model=shared.ModelOptions(cfg=str(config) if config else None, opts=shared.upright_opts(source)),
                     data=shared.ScoringOptions(data_path=source.path),
                     sample=SampleOptions(source.count, source.split),
                     ranges=shared.RangeOptions(method),
@@ -131,7 +131,7 @@ def quantize(
                     budget=budget,
                     int4_weights=int4_weights,
                     tune=tune,
-                    run=shared.RunOptions(seed=source.seed or None),
+                    run=shared.RunOptions(seed=source.seed if isinstance(pictures, PictureSet) else None),
                     output=str(folder),
                 )
             )

@@ -77,3 +77,26 @@ def test_a_classifier_of_oblong_pictures_is_computed_as_transformers_does_or_ref
         logits = theirs(images).logits
         distance = (ours(images) - logits).abs().max() / logits.std()
     assert distance < 1e-5 if is_ours else distance > 1e-3
+
+
+@pytest.mark.slow
+def test_a_network_that_torch_exports_for_one_batch_alone_is_refused(tmp_path):
+    """ZoeDepth is captured for every batch, and torch's ONNX exporter then fixes it at that of the example."""
+    import_timm()  # allows torchvision beside a CPU-only torch
+    import transformers
+
+    backbone = transformers.BeitConfig(
+        hidden_size=32, num_hidden_layers=4, num_attention_heads=2, intermediate_size=64, image_size=64, patch_size=16,
+        out_features=["stage1", "stage2", "stage3", "stage4"], reshape_hidden_states=False,
+    )  # fmt: skip
+    config = transformers.ZoeDepthConfig(
+        backbone_config=backbone, backbone_hidden_size=32, neck_hidden_sizes=[8, 16, 16, 16], fusion_hidden_size=16,
+        bottleneck_features=16, num_relative_features=8, num_attractors=[4, 2, 2, 1], bin_embedding_dim=8,
+        bin_configurations=[{"n_bins": 8, "min_depth": 0.001, "max_depth": 10.0, "name": "NYU"}],
+    )  # fmt: skip
+    module = transformers.ZoeDepthForDepthEstimation(config).eval()
+    model = sq.wrap(module, 64, name="zoe", output="predicted_depth")
+    sq.calibrate(model, [torch.randn(4, 3, 64, 64)], "qdq", passes=[])
+    with pytest.raises(sq.SwinQuantError, match="for one batch size alone"):
+        sq.export(model, "onnxruntime", tmp_path)
+    assert not list(tmp_path.glob("*.onnx"))

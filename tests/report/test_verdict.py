@@ -7,6 +7,7 @@ import shlex
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 from cards_of_results import INT8, OWN, TORCH, TRAINING, card_of
 
@@ -16,7 +17,7 @@ from swin_quant.cli.session import command_of, parser_of
 from swin_quant.quant.distance import Loss
 from swin_quant.quant.policy import load_policy
 from swin_quant.quant.search import SearchResult, TriedPolicy
-from swin_quant.report.verdict import FLOAT, of_artifact, of_search, of_training
+from swin_quant.report.verdict import FLOAT, loss_in_words, of_artifact, of_search, of_training
 
 FILE, CHECKPOINT = Path("my out/x_int8_openvino.onnx"), Path("my out/x_calib.pth")
 
@@ -62,6 +63,18 @@ def test_a_loss_beyond_chance_is_called_one_and_a_large_one_leads_to_a_search():
     much = said_of(TORCH, dataclasses.replace(INT8, acc1=77.0, delta_acc1=-3.0))
     asked = parsed(much.next)
     assert (asked["checkpoint"], asked["engine"], asked["data_path"]) == (str(CHECKPOINT), "openvino", "data")
+
+
+@pytest.mark.parametrize(
+    ("lost", "pictures", "is_shown"),
+    [(50, 50, True), (-50, 50, True), (1, 1, False), (1, 50, False), (0, 50, False), (10, 50, True)],
+)
+def test_pictures_that_all_change_alike_have_no_error_and_are_no_proof_of_no_loss(lost, pictures, is_shown):
+    """Brute force over the paired outcomes: the standard error of n equal differences is 0."""
+    changes = np.array([-100.0 * np.sign(lost)] * abs(lost) + [0.0] * (pictures - abs(lost)))
+    delta, error = changes.mean(), changes.std() / pictures**0.5
+    said = loss_in_words(delta, error, pictures)
+    assert said.startswith("no loss") is not is_shown
 
 
 def test_where_float_is_faster_on_the_engine_it_is_what_to_deploy():

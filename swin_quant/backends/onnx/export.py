@@ -293,6 +293,8 @@ def to_onnx(
     store_int4(program.model, int4)
     proto = program.model_proto
     proto.graph.ClearField("value_info")  # readers infer shapes themselves
+    if not options.batch and any(one.type.tensor_type.shape.dim[0].HasField("dim_value") for one in proto.graph.input):
+        raise SwinQuantError("torch's exporter can write this model for one batch size alone: give it by ‹batch› N")
     add_functions(proto, plugging.nodes, opset)
     proto.ir_version = _IR_VERSIONS[opset]
     proto.producer_name, proto.producer_version = "swin_quant", __version__

@@ -82,7 +82,7 @@ def _keep_batches(graph: "ir.Graph") -> None:
             graph.register_initializer(copied)
             node.replace_input_with(1, copied)
             node.attributes.pop("allowzero", None)
-            if not shape.uses() and shape.name in graph.initializers:
+            if shape.name is not None and not shape.uses() and shape.name in graph.initializers:
                 del graph.initializers[shape.name]
 
 
