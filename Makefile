@@ -9,8 +9,8 @@ TORCH_INDEX ?=
 WORKERS ?= 2
 
 TORCH := torch==2.13.0
-# OpenMMLab's libraries, which tests compare with; they ask for OpenCV's build with windows, the extra dev has the other.
-PUBLISHERS := mmpretrain mmengine mmcv-lite
+# Tests compare with these. They ask for more than their parts need that we compare with: OpenCV with windows, a cluster.
+PUBLISHERS := mmpretrain mmengine mmcv-lite kserve
 BIN := .venv/bin
 STAMP := .venv/.installed
 PYTEST := OMP_NUM_THREADS=1 MAKEFLAGS= $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder

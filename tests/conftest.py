@@ -98,7 +98,7 @@ def parsed_once():
 
 
 def pytest_configure(config):
-    """In CI a test that is skipped for a missing library is a failure: 29 once waited for a library for months."""
+    """In CI a skip for a reason that is not listed is a failure: 29 tests once waited for a library for months."""
     if os.environ.get("CI") == "true" and "PYTEST_XDIST_WORKER" not in os.environ:
         config.pluginmanager.register(SkipReport(), "skips")
 

@@ -40,6 +40,13 @@ class Attributes(dict[Any, Any]):
     """A stand-in for an object that is kept: its attributes by name, or the parts of its state by number."""
 
 
+class Ordered(dict[Any, Any]):
+    """A stand-in for an OrderedDict; a module's state_dict has `versions`, {module: its version}."""
+
+    __slots__ = ("versions",)
+    versions: dict[Any, Any]
+
+
 def load(
     file: BinaryIO, find: Callable[[str], Known], persistent: Callable[[Any], Any] = lambda key: _refuse("PERSID")
 ) -> Any:
@@ -135,7 +142,7 @@ def mapping(pairs: Any = ()) -> dict[Any, Any]:
         raise Malformed(
             "a dictionary made of something else than pairs"
         )  # long ones, each the same, would take all memory
-    return _put({}, [item for pair in found for item in pair])
+    return _put(Ordered(), [item for pair in found for item in pair])
 
 
 def items(values: Any = ()) -> list[Any]:
@@ -195,12 +202,16 @@ def _fill(m: _Machine, flat: list[Any]) -> None:
 
 
 def _build(m: _Machine) -> None:
-    """Set attributes on a stand-in that keeps them; other objects drop them."""
+    """Set attributes on a stand-in that keeps them, and the versions in a state_dict's `_metadata`; drop any others."""
     state = m.stack.pop()
     if isinstance(m.stack[-1], Attributes):
         attributes = dict(enumerate(state)) if isinstance(state, tuple) else _expect(dict, state)
         m.charge(attributes, 0)
         m.stack[-1].update(attributes)
+    elif isinstance(m.stack[-1], Ordered) and isinstance(state, dict):
+        notes = state.get("_metadata")
+        pairs = notes.items() if isinstance(notes, dict) else ()
+        m.stack[-1].versions = {key: note.get("version") for key, note in pairs if isinstance(note, dict)}
 
 
 def _collect(make: Callable[[list[Any]], Any]) -> Callable[[_Machine], None]:

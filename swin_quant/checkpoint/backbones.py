@@ -17,6 +17,7 @@ from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.base.progress import log
 from swin_quant.checkpoint.names import below, renamed, to_microsoft
 from swin_quant.checkpoint.opened import Weights
+from swin_quant.checkpoint.read import VERSIONS
 from swin_quant.config.outputs import DETECTION, EACH, MMPRETRAIN
 
 _ENTRANCE = re.compile(r"(.*?)(patch_embed\.proj(ection)?|embeddings\.patch_embeddings\.projection)\.weight")
@@ -35,6 +36,7 @@ _DETECTORS = re.compile(  # parts of mmdetection's and mmsegmentation's models; 
     r"(decode|auxiliary|panoptic\w*|semantic)_head|"
     r"encoder|decoder|neck\.(fpn|lateral|convs))\b"
 )
+_MMPRETRAIN_VERSION = 3
 _OURS_IN_THEIRS = [0, 2, 1, 3]  # place of our (0, 0), (1, 0), (0, 1), (1, 1) in the order of nn.Unfold
 
 
@@ -71,12 +73,23 @@ def as_backbone(weights: Weights, warns: bool = False) -> tuple[Weights, dict[st
     return replace(weights, state=state), keys
 
 
+def as_embedding(weights: Weights) -> Weights:
+    """The Swin in a file as `as_backbone` finds it, with the norm of its last stage as the final one."""
+    found, _ = as_backbone(weights)
+    last = max((int(key.split(".")[1]) for key in found.state if re.match(r"layers\.\d+\.", key)), default=0)
+    state = {re.sub(rf"^norm{last}\.", "norm.", key): value for key, value in found.state.items()}
+    return replace(found, state={key: value for key, value in state.items() if not re.match(r"norm\d\.", key)})
+
+
 def _mm_windows(weights: Weights, state: Mapping[str, Tensor], stages: list[int], warns: bool) -> str:
     """How the library that wrote a file cuts maps: mmpretrain has V2, classifiers, and by default the last output.
 
-    A V1 backbone alone has the same names in all three libraries, and mmpretrain's is assumed with a warning.
+    A V1 backbone alone has the same names in all three libraries. mmpretrain's module has version 3 in the metadata of
+    its state_dict, the others' 1; a file without metadata is taken for mmpretrain's, with a warning.
     """
     whole = weights.raw or weights.state
+    if versions := weights.source.notes.get(VERSIONS):
+        return MMPRETRAIN if _MMPRETRAIN_VERSION in versions.values() else DETECTION
     if any(_DETECTORS.match(key) for key in whole):
         return DETECTION
     last = max(int(key.split(".")[1]) for key in state if key.startswith("layers."))

@@ -22,16 +22,16 @@ from swin_quant.base.files import parts_of
 from swin_quant.base.progress import log
 from swin_quant.base.reading import reads
 from swin_quant.cards.paths import card_path
-from swin_quant.checkpoint.backbones import as_backbone
+from swin_quant.checkpoint.backbones import as_backbone, as_embedding
 from swin_quant.checkpoint.geometry import Geometry, changes_model, difference, differing, geometry, stage_windows
 from swin_quant.checkpoint.opened import Checkpoint, Weights, open_checkpoint
 from swin_quant.checkpoint.published import described_by_timm, published
 from swin_quant.checkpoint.publishers import HOW_PREPARED
 from swin_quant.checkpoint.sources import name_of, timm_name
-from swin_quant.checkpoint.unsupported import described, larger_model, unsupported_kind
+from swin_quant.checkpoint.unsupported import described, unsupported_kind
 from swin_quant.config import architecture, default_config, find_config, from_dict, load_config, to_dict
 from swin_quant.config.load import keys_set_in, shipped_configs
-from swin_quant.config.outputs import FEATURES, LOGITS
+from swin_quant.config.outputs import EMBEDDING, FEATURES, LOGITS
 from swin_quant.config.sides import clipped, map_of
 from swin_quant.config.timm import HEADS, named
 from swin_quant.config.values import merge, value_at
@@ -154,9 +154,14 @@ def config_for(checkpoint: Checkpoint, overrides: Mapping[str, Any] | None = Non
     if kind == FEATURES:
         weights, features = as_backbone(weights, warns="MODEL.FEATURES.WINDOWS" not in overrides)
         overrides = features | dict(overrides)
+    elif kind == EMBEDDING:
+        weights = as_embedding(weights)
     if (of_timm := _timm_config(weights)) is not None:
         return _from_timm(of_timm, weights, overrides)
     determined = _determined_geometry(weights)
+    if kind != FEATURES and "norm.weight" not in weights.state:
+        maps = "take its maps by ‹output_kind› features, or give the module to `sq.wrap`"
+        raise SwinQuantError(f"{file}: has no final norm, as Donut's and detectors' backbones: {maps}")
     explicit = set(overrides)
     # There is no head, whatever the description says about classes
     if kind != LOGITS and "NUM_CLASSES" not in determined:
@@ -255,7 +260,8 @@ def _determined_geometry(weights: Weights) -> Geometry:
     """The geometry that the tensors determine. SwinQuantError for tensors of no supported Swin."""
     determined = geometry(weights.state)
     if not determined or unsupported_kind(weights.state):
-        advice = "" if larger_model(weights.state) else "; if timm has the model, say which: ‹cfg› timm:NAME"
+        is_named = unsupported_kind(weights.state) or "no Swin"  # those that are no Swin may be a model of timm
+        advice = "; if timm has the model, say which: ‹cfg› timm:NAME" if is_named.endswith("no Swin") else ""
         raise SwinQuantError(f"{weights.source.path}: is {described(weights.state)}{advice}")
     _check_stages(weights, determined)
     return determined
@@ -277,7 +283,13 @@ def _check_stages(weights: Weights, determined: Geometry) -> None:
     """Refuse a model that no config can describe: a stage is missing, or each has its own window."""
     file, stages = weights.source.path, len(determined["DEPTHS"])
     if stages > _MOST_STAGES or any(f"layers.{i}.blocks.0.norm1.weight" not in weights.state for i in range(stages)):
-        raise SwinQuantError(f"{file}: is a damaged checkpoint of a Swin: not every stage has its first block")
+        absent = [
+            f"layers.{i}"
+            for i in range(min(stages, _MOST_STAGES))
+            if f"layers.{i}.blocks.0.norm1.weight" not in weights.state
+        ]
+        lost = f"no first block (norm1) in {listed(absent)}" if absent else f"{stages} stages"
+        raise SwinQuantError(f"{file}: is no whole Swin: it has {lost}: it is damaged, or a part of a model")
     windows = [window for window in stage_windows(weights.state, range(stages)) if window is not None]
     if len(windows) < stages:
         return

@@ -13,7 +13,7 @@ from swin_quant.base.compat import import_timm
 from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.base.progress import log
 from swin_quant.base.reading import reads
-from swin_quant.checkpoint.backbones import as_backbone
+from swin_quant.checkpoint.backbones import as_backbone, as_embedding
 from swin_quant.checkpoint.geometry import difference, geometry
 from swin_quant.checkpoint.opened import Checkpoint, Weights, open_checkpoint
 from swin_quant.checkpoint.ranges import assign_ranges, checked_ranges, is_range
@@ -21,7 +21,7 @@ from swin_quant.checkpoint.read import Source
 from swin_quant.checkpoint.roots import find_model
 from swin_quant.checkpoint.unsupported import described, unsupported_kind
 from swin_quant.config.defaults import families
-from swin_quant.config.outputs import FEATURES, LOGITS
+from swin_quant.config.outputs import EMBEDDING, FEATURES, LOGITS
 from swin_quant.quant.fold import fitted
 from swin_quant.quant.layer import all_factors
 
@@ -120,12 +120,17 @@ def _read(model: nn.Module, checkpoint: Checkpoint) -> Weights:
     """
     read = open_checkpoint(checkpoint).weights(getattr(model, "weights_set", ""))
     wanted = {key for key in model.state_dict() if not is_range(key) and not _is_derived(key)}
-    named = as_backbone(read)[0] if getattr(model, "output_kind", LOGITS) == FEATURES else read
+    kind = getattr(model, "output_kind", LOGITS)
+    named = as_backbone(read)[0] if kind == FEATURES else as_embedding(read) if kind == EMBEDDING else read
     have = len(wanted & named.state.keys())
     if read.raw is not None and (have < len(wanted) or read.asked):
         found = find_model(read.raw, wanted, read.asked, read.source.path)
         if len(wanted & found.state.keys()) > have:
             named = replace(read, state=found.state)
+    if have < len(wanted) and (convert := getattr(model, "convert_names", None)) is not None:
+        converted = convert(read.state)
+        if len(wanted & converted.keys()) > len(wanted & named.state.keys()):
+            named = replace(read, state=converted)
     if (pattern := getattr(model, "left_out", None)) is None:
         return named
     left = {key: value for key, value in named.state.items() if not re.match(pattern, key)}

@@ -35,6 +35,13 @@ _CONVERT = (
     "import pickle, torch; s = pickle.load(open('IN.pkl', 'rb')); "
     "torch.save({k: torch.as_tensor(v) for k, v in s.get('model', s).items()}, 'OUT.pth')"
 )
+_OF_OTHERS = {
+    ".pdparams": "is a checkpoint of PaddlePaddle: not supported: copy its arrays into a state_dict of torch (its "
+    "linear weights are transposed), and save that by torch.save",
+    ".npz": "is an archive of NumPy arrays: not supported: give the folder of FasterTransformer's files, or save a "
+    "state_dict by torch.save",
+}
+VERSIONS = "versions"  # in a source's notes: {module: its version}, of a state_dict that tells them
 _NOTES = ("config", "args", "arch")  # keys by which training scripts name the model, beside the weights
 
 
@@ -91,6 +98,7 @@ def read_state_dict(
     state, taken, several = _unwrap(path, content, weights)
     for part in (content, *filter(lambda value: isinstance(value, Mapping), content.values())):  # or one level deeper
         notes |= {key: part[key] for key in _NOTES if key not in notes and isinstance(part.get(key), Mapping | str)}
+        notes |= {VERSIONS: part.versions} if hasattr(part, VERSIONS) else {}
     return state, Source(path, hash_of(path), kind, notes=notes, weights=taken, several=several)
 
 
@@ -154,6 +162,7 @@ def read_pickled(path: Path) -> Any:
     except ValueError as error:
         what = f"is cut short or damaged, or torch.save did not write it ({error!s:.120})"
         problem = f"{what}: download or copy it again"
+        problem = _OF_OTHERS.get(path.suffix, problem)
         if path.suffix in (".pkl", ".pickle"):  # as detectron2's converters write: dicts of NumPy arrays
             problem = f"is a pickle that torch.save did not write: if you trust it, run `{_CONVERT}`"
     raise SwinQuantError(f"{path}: {problem}")

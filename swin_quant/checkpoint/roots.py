@@ -42,6 +42,7 @@ ANCHORS = {
     },
 }
 _HEAD = re.compile(rf"({'|'.join(map(re.escape, sorted(HEADS, key=len, reverse=True)))}|cls_head)\.(weight|bias)")
+_MASKED = re.compile(r"((swin(v2)?\.)?embeddings\.)?mask_token|decoder\.\d+\.(weight|bias)")
 _FEWEST = 0.5  # a root with fewer than this share of the best root's keys is no second model
 EMA, RAW = "ema", "raw"
 Shapes = Mapping[str, tuple[int, ...]]
@@ -69,6 +70,9 @@ def find_swin(state: Mapping[str, Tensor], asked: str, file: Path) -> FoundModel
 
     `names` takes off a prefix of wrappers alone, with nothing beside it.
     """
+    if len(masked := [key for key in state if _MASKED.fullmatch(key)]) > 1:
+        log.info("%s: no part of the model, left out: %s", file, listed(masked, 3))
+        state = {key: value for key, value in state.items() if key not in masked}
     whole_ones = [root for root in swin_roots(state) if _WRAPPER.fullmatch(root) or _head_of(state, root)]
     if not whole_ones or larger_model(state):
         return FoundModel(dict(state))

@@ -8,9 +8,23 @@ from torch import Tensor
 
 from swin_quant.base.errors import listed
 from swin_quant.checkpoint.geometry import geometry
-from swin_quant.checkpoint.names import below
+from swin_quant.checkpoint.names import below, to_microsoft
 
 _OPENMMLAB = "a Swin of OpenMMLab"
+_WRAP = "build it by its own library and give the module to `sq.wrap`"
+# Files of a model that torch or PEFT has changed: what it is -> the call that undoes it, and the patterns of its keys.
+_CHANGED = {
+    "a pruned model": ("torch.nn.utils.prune.remove(module, 'weight')", (r"weight_orig$", r"weight_mask$")),
+    "a model with spectral norm": ("torch.nn.utils.remove_spectral_norm(module)", (r"weight_orig$", r"weight_u$")),
+    "a model with weight norm": ("torch.nn.utils.remove_weight_norm(module)", (r"weight_g$", r"weight_v$")),
+    "a parametrized model": (
+        "torch.nn.utils.parametrize.remove_parametrizations(module, 'weight')",
+        (r"\.parametrizations\.\w+\.original\d*$",),
+    ),
+    "a model with LoRA adapters": ("model.merge_and_unload()", (r"\.lora_[AB]\.", r"\.base_layer\.")),
+    "LoRA adapters without their model": ("PeftModel.from_pretrained(...).merge_and_unload()", (r"\.lora_[AB]\.",)),
+    "a model of PEFT": ("model.merge_and_unload()", (r"\.modules_to_save\.", r"^base_model\.model\.")),
+}
 # Name of a model -> patterns that must all be found in its keys. The first that fits is taken.
 _RELATIVES = {
     "a Swin-MLP": (r"^layers\.\d+\.blocks\.\d+\.spatial_mlp\.",),
@@ -20,18 +34,32 @@ _RELATIVES = {
         r"^(swin2sr\.)?first_convolution\.",
         r"\bencoder\.stages\.\d+\.layers\.",
     ),
+    "the audio encoder of a CLAP": (r"\baudio_encoder\.(\w+\.)*patch_embed\.",),
     "a Swin-Unet (segmentation)": (r"\blayers_up\.\d+\.",),
     "a Swin V2-CR of timm": (r"^stages\.\d+\.blocks\.\d+\.attn\.meta_mlp\.",),
     "a Swin of torchvision": (r"^features\.\d+\.\d+\.attn\.(relative_position_bias_table|cpb_mlp\.)",),
     _OPENMMLAB: (r"\bstages\.\d+\.blocks\.\d+\.attn\.w_msa\.",),
     "a Swin of TensorFlow or Keras": (r"\bswin_transformer_block\w*/",),
     "a Donut or another encoder and decoder": (r"^encoder\.encoder\.layers\.\d+\.blocks\.", r"^decoder\."),
-    "a Swin of masked image modelling, which has no classifier": (r"\bmask_token$", r"^decoder\.\d*\.?weight$"),
+}
+_REMEDIES = {  # any other relative: no advice
+    _OPENMMLAB: " as a classifier, but as a backbone, by ‹output_kind› features",
+    **dict.fromkeys(
+        (
+            "a SwinIR (image restoration)",
+            "a Swin2SR of transformers (image restoration)",
+            "a Swin of torchvision",
+            "the audio encoder of a CLAP",
+        ),
+        f" as a file: {_WRAP}",
+    ),
+    "a Swin V2-CR of timm": " as a Swin: timm has it, by ‹cfg› timm:NAME",
 }
 _WHOLES = {
     "a detector": r"^(neck|rpn|rpn_head|roi_head|roi_heads|bbox_head|mask_head|query_head|proposal_generator|"
-    r"box_predictor|class_embed|bbox_embed|(\w+\.)?transformer\.decoder)\.",
-    "a segmenter": r"^(decode_head|auxiliary_head|sem_seg_head|panoptic_head|(model\.)?pixel_level_module)\.",
+    r"box_predictor|class_embed|bbox_embed|class_labels_classifier|bbox_predictor|(\w+\.)?transformer\.decoder)\.",
+    "a segmenter": r"^(decode_head|auxiliary_head|segmentation_head|sem_seg_head|panoptic_head|"
+    r"(model\.)?pixel_level_module)\.",
 }
 _OTHERS = {
     "a ViT": (r"\bblocks\.\d+\.attn\.qkv\.", r"\b(cls_token|pos_embed)$"),
@@ -47,10 +75,10 @@ _OTHERS = {
     "a YOLO": (r"^(model\.)?\d+\.(conv|cv1|m\.0)\.",),
     "a diffusion model": (r"\b(down_blocks|input_blocks)\.\d+\.",),
     "a language model": (r"\b(word_embeddings|embed_tokens|wte)\.weight$",),
-    "an adapter (LoRA), not the model": (r"\.lora_[AB]\.",),
 }
 _BACKBONE = re.compile(
-    r"^((?:\w+\.){1,4}?)(?=layers\.0\.blocks\.0\.|patch_embed\.|stages?\.0\.|layer1\.0\.|conv1\.|body\.)"
+    r"^((?:\w+\.){1,4}?)"
+    r"(?=layers[._]0\.blocks\.0\.|patch_embed\.|embeddings\.patch|stages?\.0\.|layer1\.0\.|conv1\.|body\.)"
 )
 
 
@@ -59,9 +87,10 @@ def unsupported_kind(state: Mapping[str, Tensor]) -> str | None:
     if _is_video(state):
         return "a Video Swin: not supported"
     keys = "\n".join(state)
+    if what := _named({name: patterns for name, (_, patterns) in _CHANGED.items()}, keys):
+        return f"{what}: undo it by {_CHANGED[what][0]}, and save again"
     if what := _named(_RELATIVES, keys):
-        advice = " as a classifier, but as a backbone, by ‹output_kind› features" if what == _OPENMMLAB else ""
-        return f"{what}: not supported{advice}"
+        return f"{what}: not supported{_REMEDIES.get(what, '')}"
     if kind := larger_model(state):
         backbone = _backbone(state)
         advice = "; its backbone is, by ‹output_kind› features" if backbone.startswith("a Swin V") else ""
@@ -95,7 +124,10 @@ def _backbone(state: Mapping[str, Tensor]) -> str:
     if prefix is None:
         return "not known to us"
     inner = below(state, prefix)
-    return _swin(inner) if geometry(inner) else _named(_RELATIVES | _OTHERS, "\n".join(inner)) or "not known to us"
+    microsoft, _ = to_microsoft(inner)
+    return (
+        _swin(microsoft) if geometry(microsoft) else _named(_RELATIVES | _OTHERS, "\n".join(inner)) or "not known to us"
+    )
 
 
 def _prefix(state: Mapping[str, Tensor]) -> str | None:

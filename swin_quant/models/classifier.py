@@ -1,7 +1,8 @@
 """The interface of every network, `Classifier`, and the entry of its `Architecture` in the registry."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 from yacs.config import CfgNode
@@ -21,6 +22,7 @@ class Classifier(nn.Module):
     `maps`: height and width of the map of tokens in each stage, for networks with maps.
     `output_kind`: the kind of output. Without logits there are no classes, and `left_out` (a pattern of `re`) matches
     the keys of a checkpoint that it does not need. Maps are of `output_stages`, or have `output_names`.
+    `convert_names`: gives the weights of another publisher the names of this network.
     `any_size`: whether it takes pictures of any height and width; None: if it gives maps.
     `weights_set`: the set of weights to take from a file that holds several (MODEL.WEIGHTS).
     `own_units`, `own_exchanges`, `own_stages`: found by tracing in a network of unknown structure; a known architecture
@@ -32,6 +34,7 @@ class Classifier(nn.Module):
     architecture: "Architecture | None" = None
     output_kind = LOGITS
     left_out: str | None = None
+    convert_names: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
     weights_set = ""
     output_stages: tuple[int, ...] = ()
     output_names: tuple[str, ...] = ()

@@ -5,11 +5,13 @@ Attention is built from its products (timm's fused attention is off), so that it
 
 import difflib
 import re
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 from yacs.config import CfgNode
 
@@ -98,7 +100,21 @@ def _captured(cfg: CfgNode, giving: Callable[[str, nn.Module], nn.Module], any_s
     stem = cfg.MODEL.TIMM.QUANTIZE_STEM
     model = captured(module, (3, height, width), cfg.MODEL.NUM_CLASSES, what=name, stem=stem, any_size=any_size)
     model.own_stages = stages
+    model.convert_names = partial(_convert_names, cfg)
     return model
+
+
+def _convert_names(cfg: CfgNode, state: Mapping[str, Any]) -> dict[str, Any]:
+    """A publisher's weights under the names of timm's model, by timm's own function; unchanged where it has none."""
+    timm, options = import_timm(), {**options_of(cfg, "the configuration"), "num_classes": cfg.MODEL.NUM_CLASSES}
+    height, width = sides(cfg.DATA.IMG_SIZE)
+    with torch.device("meta"):  # only its names and shapes are read
+        module = _made(timm, cfg.MODEL.TIMM.ARCHITECTURE, height if height == width else (height, width), options, cfg)
+    convert = getattr(sys.modules[type(module).__module__], "checkpoint_filter_fn", None)
+    try:
+        return dict(convert(dict(state), module)) if convert else dict(state)
+    except Exception:  # it expects the files of its own publishers
+        return dict(state)
 
 
 def _stages_with_weights(module: nn.Module) -> tuple[str, ...]:

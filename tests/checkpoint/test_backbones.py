@@ -272,6 +272,18 @@ def test_mmpretrains_backbones_at_their_published_size(version, sizes, outputs, 
             ours(torch.randn(1, 3, 160, 160))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("version", "windows"), [(3, "mmpretrain"), (1, "detection")])
+def test_the_versions_in_a_state_dict_tell_the_library(version, windows, mmpretrain, tmp_path, caplog):
+    """mmpretrain's module has version 3; those of mmdetection and mmsegmentation have torch's own, 1."""
+    state = torch.nn.ModuleDict({"backbone": mmpretrain.SwinTransformer(out_indices=(0, 1, 2, 3))}).state_dict()
+    assert state._metadata["backbone"] == {"version": 3}
+    state._metadata["backbone"] = {"version": version}
+    torch.save({"state_dict": state, "meta": {}}, tmp_path / "mm.pth")
+    cfg = config_for(tmp_path / "mm.pth", {"MODEL.OUTPUT_KIND": "features"})
+    assert cfg.MODEL.FEATURES.WINDOWS == windows and "name a backbone alike" not in caplog.text
+
+
 @pytest.mark.parametrize(
     ("beside", "windows"),
     [

@@ -1,24 +1,25 @@
-"""The reasons for which CI may skip a test. A missing library fails the run; other reasons are shown."""
+"""The reasons for which CI may skip a test; any other skip fails the run, above all one for a missing library."""
 
 import re
 from collections import Counter
 
 ALLOWED = (  # each is a regular expression for the whole reason
-    r"torch finds no GPU here",
-    r"it is a GPU's",
-    r".*needs (a|an NVIDIA) GPU.*",
-    r"loss scaling is for GPUs",
+    r"torch finds no GPU here|there is no GPU|it is a GPU's|loss scaling is for GPUs",
     r"torch does not count a CPU's memory",
-    r"OpenVINO sees this CPU's AVX-512 and asks for kernels that oneDNN must not use",  # no CPU of a second vendor
-    r"no bfloat16",  # the CPU
-    r"root may write anywhere",  # CI is root, or the test needs a user
-    r"this user may not mount",
-    r"this file system takes UTF-8 names only",
-    r"no package index",  # without a network
+    # another CPU, file system or user
+    r"OpenVINO sees this CPU's AVX-512 and asks for kernels that oneDNN must not use",
+    r"this CPU or its hypervisor does not let CPUID be trapped",
+    r"no bfloat16",
+    r"needs g\+\+ and AVX2",
+    r"root may write anywhere|this user may not mount|this file system takes UTF-8 names only",
+    r"no package index",
+    # combinations that do not exist, and what longer runs take
+    r"the kernels have no mode 2 for V2|has 8 bits a sample|got empty parameter set.*|takes no file by its place",
+    r"it is another commit's turn.*",
+    r"FAULT_CASES says how many|what a moved folder takes along depends on the moment: for make faults",
+    # headers that no package index has
+    r"ONNX Runtime's wheel has no headers: .*",
 )
-
-# Libraries that tests compare with: without one of them CI fails.
-COMPARED = "transformers|torchvision|timm|mmpretrain|onnxruntime|openvino"
 
 
 class SkipReport:
@@ -47,8 +48,7 @@ class SkipReport:
         ]
 
     def pytest_sessionfinish(self, session) -> None:
-        missing = [line for line in self.refused() if re.search(rf"could not import '({COMPARED})\b", line)]
-        if missing and session.exitstatus == 0:
+        if self.refused() and session.exitstatus == 0:
             session.exitstatus = 1
 
     def pytest_terminal_summary(self, terminalreporter) -> None:
