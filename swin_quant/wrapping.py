@@ -54,7 +54,7 @@ def wrap(
     input_shape = named.shape if isinstance(named, Inputs) else _shape_of(named, channels)
     _check_prepared(name, preprocess, input_shape)
     _check_float32(name, module)
-    original = copy.deepcopy(module).eval()
+    original = _copied(module).eval()
     device = next((parameter.device for parameter in original.parameters()), torch.device("cpu"))
     seeded = torch.Generator().manual_seed(0)
     images = inputs.noise(_EXAMPLES) if inputs else torch.randn(_EXAMPLES, *input_shape, generator=seeded)
@@ -79,22 +79,32 @@ def wrap(
         network = captured(original, input_shape, classes, what=name, stem=stem, outputs=places, inputs=inputs)
         if not has_classes:
             network.output_kind, network.any_size, network.output_names = FEATURES, False, tuple(wanted)
-        found = network.eval()(images)
+        network.eval()
         if not is_fold_exact(network, images):
             network.foldable, network.own_exchanges = {}, ()
-    for ours, theirs in zip(found if isinstance(found, list) else [found], wanted.values(), strict=True):
-        if (ours - theirs).abs().max() > _CLOSE * theirs.abs().max():
-            raise SwinQuantError(
-                f"{name}: computes something else when captured: its control flow depends on its input"
-            )
+        reference = GivenModule(_copied(module).eval(), places, inputs)
+        for pictures in (images, images[[0, 1, 0]]):  # as many as were captured, and another number
+            results = network(pictures.clone()), reference(pictures.clone())  # modules may write into their input
+            found, expected = ([one] if isinstance(one, Tensor) else one for one in results)
+            for ours, theirs in zip(found, expected, strict=True):
+                if ours.shape != theirs.shape or (ours - theirs).abs().max() > _CLOSE * theirs.abs().max():
+                    raise SwinQuantError(
+                        f"{name}: computes something else when captured: its control flow depends on its input"
+                    )
     asked = output if isinstance(output, str) else None
     how = WrappedRecord(shape=list(input_shape), stem=stem, output=asked, outputs=list(wanted), classes=classes)
     if inputs:
         how["inputs"] = inputs.records()
     made = preprocess.to_dict() if preprocess else {}
     model = Model(network, card=RunCard(name, {}, made, wrapped=how, class_names=list(class_names)))
-    model.keep_original(GivenModule(copy.deepcopy(module).eval(), places, inputs))
+    model.keep_original(reference)
     return model
+
+
+def _copied(module: nn.Module) -> nn.Module:
+    """A deep copy, also of a module whose weight a hook computes: torch copies no tensor with a gradient function."""
+    values = [value for part in module.modules() for value in vars(part).values() if isinstance(value, Tensor)]
+    return copy.deepcopy(module, {id(value): value.detach().clone() for value in values if not value.is_leaf})
 
 
 class GivenModule(nn.Module):

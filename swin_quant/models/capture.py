@@ -24,6 +24,7 @@ from torch import Tensor, fx, nn
 from torch.fx.experimental.symbolic_shapes import is_concrete_int
 
 from swin_quant.base.errors import SwinQuantError, first_line
+from swin_quant.models.symbolic_int import symbolic_int
 
 CONSTANT = "_tensor_constant"  # the start of the names of constants that capturing found
 _WHOLE = (nn.LayerNorm,)  # modules that stay one call, with their subclasses
@@ -55,7 +56,7 @@ def capture(
     shapes: Any = torch.export.ShapesCollection()
     for tensor in given:
         shapes[tensor] = {dim: torch.export.Dim.AUTO for dim in ((0, 2, 3) if any_size else (0,))}
-    with _noise_kept(module), _attention_opened(), _quiet(), torch.no_grad():
+    with _noise_kept(module), _attention_opened(), symbolic_int(module), _quiet(), torch.no_grad():
         try:
             program = torch.export.export(
                 module, () if named else given, dict(named), dynamic_shapes=shapes, strict=False
@@ -362,9 +363,10 @@ def _is_torchs(module: nn.Module) -> bool:
 
 
 def _is_whole(module: nn.Module) -> bool:
-    """Whether a module stays one call: it has no children, and is torch's, a layer norm, or acts only in training."""
+    """Whether a module stays one call: it is torch's, a layer norm, or acts only in training, without children, and
+    without hooks that compute its weight, as those of `nn.utils.weight_norm`, `spectral_norm` and `prune`."""
     known = isinstance(module, _WHOLE) or _NOISE.search(type(module).__name__) or _is_torchs(module)
-    return bool(known) and not list(module.children())
+    return bool(known) and not list(module.children()) and not module._forward_pre_hooks
 
 
 def _out_of_place(graph: fx.Graph) -> bool:

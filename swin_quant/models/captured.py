@@ -21,7 +21,7 @@ from swin_quant.models.classifier import Classifier
 from swin_quant.models.cuts import WHOLE, chain, channel_dim, taken_out
 from swin_quant.models.placement import SIZES, Place, foldable, output_role, places, products, word_of
 from swin_quant.models.plain_operations import spell_out, take_from_nearby
-from swin_quant.quant.layer import Borrowed, QuantConv, QuantizedLayer
+from swin_quant.quant.layer import Borrowed, QuantConv, QuantizedLayer, Reading
 from swin_quant.quant.passes.places import Exchange, Part, of_norm
 from swin_quant.quant.quantizer import Quantizer
 
@@ -136,7 +136,12 @@ def _give_constants(module: nn.Module, graph: fx.Graph, root: nn.Module) -> None
 
 
 def _compiled(graph: fx.Graph, root: nn.Module) -> Callable[..., Tensor]:
-    """A graph as a forward function."""
+    """A graph as a forward function. Parameters of our layers are read through `Reading`."""
+    for node in graph.nodes:
+        owner, _, own = str(node.target).rpartition(".")
+        if node.op == "get_attr" and isinstance(layer := root.get_submodule(owner), QuantizedLayer):
+            layer.read_by_others = getattr(layer, "read_by_others", None) or Reading(layer)
+            node.target = f"{owner}.read_by_others.{own}"
     code = graph.python_code("self")
     scope = dict(code.globals)
     exec(compile(code.src, f"<forward of {type(root).__name__}>", "exec"), scope)  # fx's own text of its graph

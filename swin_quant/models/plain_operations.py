@@ -1,10 +1,12 @@
 """Write operations that nodes or engines do not take by plain ones.
 
-`einsum` and `baddbmm` become a matrix product with reshapes, so that their factors get nodes. An average with a window
+A product with a parameter becomes a linear; any other `einsum` and `baddbmm` become a matrix product with reshapes, so
+that their factors get nodes. An average with a window
 larger than its map, which OpenVINO does not load, becomes a mean. Sizes and devices come from a nearby tensor.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -13,6 +15,14 @@ from torch import Tensor, fx, nn
 from swin_quant.models.capture import packet
 
 _ATEN = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class _Factor:
+    """One factor of an einsum, and its letters."""
+
+    node: fx.Node
+    word: str
 
 
 def spell_out(graph: fx.Graph) -> None:
@@ -49,6 +59,10 @@ def _einsum(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
     rows, columns = ([one for one in word if one not in batch + summed] for word in words)
     if not summed or {*batch, *rows, *columns} != {*wanted}:  # a letter of one factor is summed by itself
         return None
+    parts = [_Factor(factor, word) for factor, word in zip(factors, words, strict=True)]
+    for x, weight in (parts, parts[::-1]):
+        if not batch and x.node.meta["depends"] and _is_weight(graph, weight.node):
+            return _einsum_with_weight(graph, node, summed, wanted, x, weight)
     with graph.inserting_before(node):
         sizes = {
             letter: _size(graph, node, factor, dim)
@@ -62,6 +76,50 @@ def _einsum(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
         order = [*batch, *rows, *columns]
         whole = _call(graph, node, _ATEN.reshape.default, product, [sizes[letter] for letter in order])
         return _call(graph, node, _ATEN.permute.default, whole, [order.index(letter) for letter in wanted])
+
+
+def _einsum_with_weight(
+    graph: fx.Graph, node: fx.Node, summed: list[str], wanted: str, given: _Factor, weight: _Factor
+) -> fx.Node:
+    """linear(given [*rows, summed], weight [columns, summed]), each group but the rows flattened."""
+    rows, columns = ([one for one in factor.word if one not in summed] for factor in (given, weight))
+    with graph.inserting_before(node):
+        sizes = {
+            letter: _size(graph, node, factor.node, factor.word.index(letter))
+            for factor, letters in ((given, rows), (weight, columns))
+            for letter in letters
+        }
+        x = _call(graph, node, _ATEN.permute.default, given.node, [given.word.index(one) for one in rows + summed])
+        if len(summed) > 1:
+            x = _call(graph, node, _ATEN.flatten.using_ints, x, len(rows), -1)
+        matrix = _matrix(graph, node, weight.node, weight.word, [], columns, summed)
+        product = _call(graph, node, _ATEN.linear.default, x, matrix)
+        whole = _call(graph, node, _ATEN.reshape.default, product, [sizes[one] for one in rows + columns])
+        return _call(graph, node, _ATEN.permute.default, whole, [(rows + columns).index(one) for one in wanted])
+
+
+def _product(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
+    """x @ W, and b + x @ W, with a parameter W [in, out]: linear(x, W^T, b)."""
+    args: Any = node.args
+    bias, (x, weight) = (args[:1], args[1:]) if packet(node) == "addmm" else ((), args)
+    is_plain = not {key: value for key, value in node.kwargs.items() if value != 1}  # alpha and beta of addmm
+    if not is_plain or not _is_weight(graph, weight) or not x.meta["depends"] or weight.meta["val"].dim() != 2:
+        return None
+    if x.meta["val"].dim() < 2 or (bias and not (_is_weight(graph, bias[0]) and bias[0].meta["val"].dim() == 1)):
+        return None
+    with graph.inserting_before(node):
+        rows = _call(graph, node, _ATEN.permute.default, weight, [1, 0])
+        return _call(graph, node, _ATEN.linear.default, x, rows, *bias)
+
+
+def _is_weight(graph: fx.Graph, node: Any) -> bool:
+    """Whether a node is a parameter, with its dimensions in any order; a fixed table, as of a DFT, is none."""
+    while isinstance(node, fx.Node) and packet(node) in ("t", "transpose", "permute", "numpy_T"):
+        node = node.args[0]
+    if not isinstance(node, fx.Node) or node.op != "get_attr":
+        return False
+    owner, _, own = str(node.target).rpartition(".")
+    return isinstance(getattr(cast(nn.Module, graph.owning_module).get_submodule(owner), own), nn.Parameter)
 
 
 def _average(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
@@ -119,7 +177,12 @@ def _call(graph: fx.Graph, at: fx.Node, function: Any, *args: Any) -> fx.Node:
 
 
 _AVERAGE = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override")
-_REWRITES = {"avg_pool2d": _average, "baddbmm": _baddbmm, "einsum": _einsum}
+_REWRITES = {
+    "avg_pool2d": _average,
+    "baddbmm": _baddbmm,
+    "einsum": _einsum,
+    **dict.fromkeys(("matmul", "mm", "addmm"), _product),
+}
 
 
 def take_from_nearby(graph: fx.Graph) -> None:

@@ -269,3 +269,28 @@ def all_factors(model: nn.Module) -> Iterator[tuple[str, ChannelFactors]]:
     for name, module in model.named_modules():
         if isinstance(module, ChannelFactors):
             yield f"{name}.weight", module
+
+
+class Reading(nn.Module):
+    """The weight and bias of a layer as other parts of a forward pass read them; an exporter, whose layers hold other
+    values, replaces it by copies."""
+
+    def __init__(self, layer: QuantizedLayer) -> None:
+        super().__init__()
+        self.__dict__["layer"] = layer  # no submodule: it would contain itself
+
+    @property
+    def weight(self) -> Tensor:
+        return self.__dict__["layer"].weight
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self.__dict__["layer"].bias
+
+    def copies(self) -> nn.Module:
+        """The present values as buffers."""
+        made = nn.Module()
+        for own in ("weight", "bias"):
+            value = getattr(self, own)
+            made.register_buffer(own, None if value is None else value.detach().clone(), persistent=False)
+        return made

@@ -14,7 +14,7 @@ from swin_quant.base.errors import listed
 from swin_quant.base.progress import log
 from swin_quant.quant.calibration import LARGEST_HALF
 from swin_quant.quant.fake_quant import FP8, round_to_grid_
-from swin_quant.quant.layer import QuantizedLayer
+from swin_quant.quant.layer import QuantizedLayer, Reading
 from swin_quant.quant.quantizer import Quantizer
 from swin_quant.quant.watch import watching
 
@@ -203,13 +203,16 @@ def lower(model: nn.Module, centred: bool = False, read: Collection[str] = ()) -
     """
     for prefix, parent in list(model.named_modules()):
         for name, child in list(parent.named_children()):
-            is_read = f"{prefix}.{name}.weight".lstrip(".") in read
+            own = f"{prefix}.{name}.".lstrip(".")
+            is_read = any(key.startswith(own) for key in read)
             if isinstance(child, nn.Linear) and (isinstance(child, QuantizedLayer) or not is_read):
                 parent.add_module(name, Linear(child, centred))
             elif isinstance(child, QuantizedLayer):
                 parent.add_module(name, Product(child))
             elif isinstance(child, Quantizer) and not isinstance(parent, QuantizedLayer):
                 parent.add_module(name, lowered(child))
+            if isinstance(reading := getattr(child, "read_by_others", None), Reading):
+                parent.get_submodule(name).add_module("read_by_others", reading.copies())
 
 
 def fits_half(scale: Tensor) -> bool:
