@@ -17,7 +17,7 @@ import torch
 from pages import RESULTS, cpu, in_turns, place, script_parser
 
 import swin_quant as sq
-from swin_quant.backends.artifact import open_artifact
+from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.base.compat import import_timm
 from swin_quant.score.difference import difference_of_outputs
 

@@ -36,7 +36,8 @@ from cpu_rivals import CALIBRATION, nncf_candidates, own_quantization, seeded, t
 from pages import older_cpu, script_parser
 
 import swin_quant as sq
-from swin_quant.backends.artifact import Artifact, open_artifact
+from swin_quant.backends.artifact import Artifact
+from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.backends.onnx.export import OnnxOptions, export
 from swin_quant.backends.openvino.engine import float_types
 from swin_quant.backends.openvino.operators import LIMIT, are_faster_here, sources

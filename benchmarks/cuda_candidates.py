@@ -23,7 +23,7 @@ from cuda_timing import Run, by_plain_calls, milliseconds, once
 from cuda_tools import COPIES, filled, floor_us, microseconds
 from torch import Tensor, nn
 
-from swin_quant.backends.artifact import open_artifact
+from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.backends.cuda.binding import Bound, bind
 from swin_quant.backends.cuda.choose_fusions import fused_program
 from swin_quant.backends.cuda.engine import machine_here

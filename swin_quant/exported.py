@@ -10,8 +10,9 @@ from torch import nn
 from yacs.config import CfgNode
 
 from swin_quant.backends import engine_loader
-from swin_quant.backends.artifact import Artifact, open_artifact
+from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.backend import function
+from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.backends.registry import backends, engine_named, takers
 from swin_quant.base.distributed import World
 from swin_quant.base.errors import SwinQuantError, UsageError, listed, one_line

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from swin_quant.base.errors import SwinQuantError, UsageError, listed, one_line
 from swin_quant.base.files import one_at_a_time, require_file, sha256_of
@@ -95,7 +95,7 @@ def _choices(card: RunCard) -> dict[str, Any]:
 
 
 @reads("artifact")
-def open_artifact(path: str | Path) -> Artifact:
+def read_artifact(path: str | Path) -> Artifact:
     """The artifact at `path`. SwinQuantError without a card, with another file's card, or if a file was changed."""
     file = Path(path)
     require_file(file, "artifact")
@@ -111,6 +111,12 @@ def open_artifact(path: str | Path) -> Artifact:
     if artifact.record["file"] != file.name:
         raise SwinQuantError(f"{card_path(file)}: is the run card of {artifact.record['file']}, not of {file.name}")
     return artifact
+
+
+def refuse_card(artifact: Artifact, key: str, inside: Any) -> NoReturn:
+    """SwinQuantError: the card's `key` is not what the hashed file says, `inside`."""
+    said = f"{key} contradicts {artifact.file.name}, which says {inside!s:.120}"
+    raise SwinQuantError(f"{card_path(artifact.file)}: {said}: the card was changed: export again")
 
 
 class Details(Mapping[str, Any]):

@@ -103,6 +103,7 @@ class Backend:
     `only_quantized`: the engine runs no float export; `float_form` is the default type of a float export.
     `float8`: the engine runs float8 files.
     `labels`: names a function from an artifact of this backend to the class names in it.
+    `check_card`: names a function of an artifact of this backend, which refuses a run card that contradicts the file.
     `graph_per_shape`: the engine compiles a graph for each batch size, and keeps `EngineOptions.graphs` of them.
     `beside`: endings of files that the engine takes from beside an artifact, in place of its own ending; * is any text.
     `inside`: names a function `inside(artifact, options)`, which returns a function from images to the output of each
@@ -131,6 +132,7 @@ class Backend:
     float_form: str = "float32"
     saturation: Saturation | None = None
     labels: str | None = None
+    check_card: str | None = None
     graph_per_shape: bool = False
     beside: tuple[str, ...] = ()
     inside: str | None = None

@@ -110,6 +110,6 @@ def torch_engine(checkpoint: str, config: Mapping[str, Any], device: str = "cpu"
 
 def artifact_engine(file: str, backend: Backend, options: "EngineOptions") -> "Engine":
     """An artifact on the engine of `backend`, which is registered first: a new process may not know it."""
-    from swin_quant.backends.artifact import open_artifact
+    from swin_quant.backends.artifact import read_artifact
 
-    return register(backend).loader(open_artifact(file), options)
+    return register(backend).loader(read_artifact(file), options)

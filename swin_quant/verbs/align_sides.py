@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from yacs.config import CfgNode
 
-from swin_quant.backends.artifact import Artifact, open_artifact
+from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.backend import function
+from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.backends.registry import backends, engine_named
 from swin_quant.base.distributed import World
 from swin_quant.base.errors import SwinQuantError, UsageError, listed, one_line

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from yacs.config import CfgNode
 
-from swin_quant.backends.artifact import Artifact, open_artifact
+from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.backend import Backend, function
+from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.backends.registry import artifact_engine, engine_named, torch_engine
 from swin_quant.backends.registry import engines as known_engines
 from swin_quant.base.errors import SwinQuantError, UsageError

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from yacs.config import CfgNode
 
-from swin_quant.backends.artifact import Artifact, open_artifact
+from swin_quant.backends.artifact import Artifact
+from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.base.distributed import World, gather
 from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.base.files import ensure_writable_dir, sha256_of_data, write_json

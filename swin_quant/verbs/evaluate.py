@@ -270,7 +270,7 @@ def run(options: EvaluateOptions, world: World) -> None:
 
 def score_files(options: EvaluateOptions, world: World) -> list[Scored]:
     """The artifacts that options name, scored; nothing is printed or written."""
-    from swin_quant.backends.artifact import open_artifact
+    from swin_quant.backends.open_artifact import open_artifact
     from swin_quant.verbs.evaluate_artifacts import Scoring, score_artifacts
 
     scoring = Scoring(

@@ -191,7 +191,7 @@ def run(options: PredictOptions, world: World) -> None:
 
 
 def _of_artifact(options: PredictOptions, world: World) -> Classifying:
-    from swin_quant.backends.artifact import open_artifact
+    from swin_quant.backends.open_artifact import open_artifact
     from swin_quant.verbs.classify import of_artifact
 
     artifact = open_artifact(options.model)

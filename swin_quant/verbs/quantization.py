@@ -14,8 +14,9 @@ from typing import Any
 
 from yacs.config import CfgNode
 
-from swin_quant.backends.artifact import Artifact, open_artifact
+from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.backend import Backend
+from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.backends.registry import engine_named, targets
 from swin_quant.backends.saturation import without_saturation
 from swin_quant.base.cpu import cpu_kind

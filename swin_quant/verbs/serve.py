@@ -86,7 +86,7 @@ def app(
 
     `device`: cpu or cuda, torch's current GPU. `limits`: those of `ServiceLimits`.
     """
-    from swin_quant.backends.artifact import open_artifact
+    from swin_quant.backends.open_artifact import open_artifact
     from swin_quant.serving.app import build_app
 
     engines = EngineFlags((engine,) if engine else (), threads)
@@ -96,7 +96,7 @@ def app(
 
 def run(options: ServeOptions, world: World) -> None:
     """Serve until SIGTERM or Ctrl-C: then no more requests are taken, and those in work have two seconds to end."""
-    from swin_quant.backends.artifact import open_artifact
+    from swin_quant.backends.open_artifact import open_artifact
     from swin_quant.serving.app import build_app, build_server
 
     one_process(world, "serve")
@@ -163,7 +163,7 @@ def service_of(artifact: Artifact, options: ServeOptions, device: str = "cpu") -
 @contextmanager
 def private_copy(artifact: Artifact) -> Iterator[Artifact]:
     """The artifact in a folder of its own: replacing the file while it is served changes nothing."""
-    from swin_quant.backends.artifact import open_artifact
+    from swin_quant.backends.open_artifact import open_artifact
 
     with TemporaryDirectory(prefix="swin_quant_") as folder:
         names = [artifact.file.name, *(other["file"] for other in artifact.record["others"])]

@@ -52,7 +52,7 @@ def build_engine(options: BuildEngineOptions) -> tuple[Artifact, LayerReport, Pi
     The command of NVIDIA's own tool is logged first, also where TensorRT is missing. Pictures and checkpoint that
     are not there are refused before anything is built.
     """
-    from swin_quant.backends.artifact import open_artifact
+    from swin_quant.backends.open_artifact import open_artifact
     from swin_quant.backends.tensorrt import host
     from swin_quant.backends.tensorrt.build import build
     from swin_quant.backends.tensorrt.plan import SUFFIX, BuildOptions, default_output, make_plan

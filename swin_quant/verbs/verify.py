@@ -271,7 +271,7 @@ def failures(records: Sequence[VerificationRecord]) -> list[str]:
 
 def verified(options: VerifyOptions, world: World) -> tuple[Artifact, list[VerificationRecord]]:
     """The artifact that options name, and how far it is from its checkpoint; nothing is printed."""
-    from swin_quant.backends.artifact import open_artifact
+    from swin_quant.backends.open_artifact import open_artifact
 
     artifact = open_artifact(options.artifact)
     return artifact, verify_artifact(artifact, options.place.open, options, world)

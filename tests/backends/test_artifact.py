@@ -2,7 +2,8 @@
 
 import pytest
 
-from swin_quant.backends.artifact import finish_artifact, open_artifact
+from swin_quant.backends.artifact import finish_artifact
+from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import Result

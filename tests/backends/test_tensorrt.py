@@ -14,8 +14,9 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from swin_quant.backends import engine_loader
-from swin_quant.backends.artifact import finish_artifact, open_artifact
+from swin_quant.backends.artifact import finish_artifact
 from swin_quant.backends.onnx_reader.products import inspect_model
+from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.backends.tensorrt import host
 from swin_quant.backends.tensorrt.build import build
 from swin_quant.backends.tensorrt.engine import load

@@ -29,7 +29,7 @@ from PIL import Image
 from safetensors.torch import save as save_tensors
 from torch import nn
 
-from swin_quant.backends.artifact import Artifact, open_artifact, policy_of
+from swin_quant.backends.artifact import Artifact, policy_of
 from swin_quant.backends.fastertransformer.engine import load as load_emulator
 from swin_quant.backends.fastertransformer.export import FasterTransformerOptions, export
 from swin_quant.backends.fastertransformer.manifest import read_export
@@ -37,6 +37,7 @@ from swin_quant.backends.fastertransformer.tuner import Tuned, read_tuned, write
 from swin_quant.backends.onnx_reader import metadata as onnx_metadata
 from swin_quant.backends.onnx_reader.file import open_onnx, read_model, verified
 from swin_quant.backends.onnx_reader.products import inspect_model
+from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.backends.registry import engines_for
 from swin_quant.backends.saturation import caution, exact_kernels
 from swin_quant.base.distributed import World
@@ -467,7 +468,7 @@ def graphs() -> list[Files]:
     found = []
     plain = (nets.SmallNet(), nets.SmallNet(int8=False, opset=17, batch=2), nets.SmallNet(dtype=np.float16))
     for proto in (*(net.proto() for net in plain), branched(nets.SmallNet().proto())):
-        onnx_metadata.write(proto, card(), {"batch": 2}, ["cat", "dog"])
+        onnx_metadata.write(proto, card(), "int8", {"batch": 2}, ["cat", "dog"])
         found.append({"x.onnx": proto.SerializeToString(), "x.data": bytes(4096)})
     proto = nets.SmallNet(opset=18).proto()
     for tensor in (each for each in proto.graph.initializer if each.name in ("fc1.weight", "head.weight")):

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from swin_quant.backends.artifact import open_artifact
 from swin_quant.backends.fastertransformer import engine as emulator
 from swin_quant.backends.fastertransformer.export import FasterTransformerOptions, export
+from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.cards.card import RunCard
 from swin_quant.quant.policy import load_policy
 from swin_quant.score.engine import half_type, torch_engines

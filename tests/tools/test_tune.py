@@ -13,7 +13,6 @@ import tune
 from crosscompile import CompiledAhead
 from tune import tiles_to_try
 
-from swin_quant.backends.artifact import open_artifact
 from swin_quant.backends.cuda.export import CudaOptions, export
 from swin_quant.backends.cuda.file import read_network
 from swin_quant.backends.cuda.fusions import candidates
@@ -29,6 +28,7 @@ from swin_quant.backends.cuda.tuning import (
     tiles_beside,
     tiles_path,
 )
+from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.cards.card import RunCard
 from swin_quant.quant.calibration import calibrate
 from swin_quant.quant.policy import apply_policy, load_policy

@@ -8,7 +8,7 @@ import torch
 import yaml
 from draws import drawn
 
-from swin_quant.backends.artifact import open_artifact
+from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.cards.card import RunCard
 from swin_quant.checkpoint import save_float
 from swin_quant.config import load_config

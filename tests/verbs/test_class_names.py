@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 import swin_quant as sq
-from swin_quant.backends.artifact import open_artifact
+from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.checkpoint import read_state_dict
 from swin_quant.verbs.serve import ServeOptions, service_of
 

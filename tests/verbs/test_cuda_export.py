@@ -9,13 +9,13 @@ import torch
 import yaml
 
 import swin_quant as sq
-from swin_quant.backends.artifact import open_artifact
 from swin_quant.backends.cuda import engine
 from swin_quant.backends.cuda.gpu_errors import gpu_errors
 from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.sessions import HostSession, sizes
 from swin_quant.backends.cuda.tuning import TimedTiles, TunedFor, kernels_hash, shape_of, tiles_path, write_tiles
+from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.base.errors import UsageError
 from swin_quant.cli import main
 from swin_quant.quant.policy import load_policy

@@ -12,8 +12,8 @@ from safetensors import safe_open
 
 import swin_quant as sq
 from swin_quant.backends import saturation
-from swin_quant.backends.artifact import open_artifact
 from swin_quant.backends.onnx_reader.file import open_onnx
+from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.backends.registry import targets
 from swin_quant.base.errors import UsageError
 from swin_quant.base.files import sha256_of

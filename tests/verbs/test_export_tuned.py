@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import swin_quant as sq
-from swin_quant.backends.artifact import open_artifact
+from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.quant.policy import Rule, load_policy
 from swin_quant.verbs import export_tuned, quantization

@@ -6,8 +6,8 @@ import torch
 import yaml
 from norm_pairs import pairs_of
 
-from swin_quant.backends.artifact import open_artifact
 from swin_quant.backends.onnx.export import OnnxOptions, export
+from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.base.errors import UsageError
 from swin_quant.cards.card import RunCard
 from swin_quant.config import default_config, load_config

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from swin_quant.backends.artifact import open_artifact
+from swin_quant.backends.open_artifact import open_artifact
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import pytest
 from draws import drawn
 
 import swin_quant as sq
-from swin_quant.backends.artifact import open_artifact
+from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.base.errors import UsageError
 from swin_quant.base.files import sha256_of
 from swin_quant.cards.card import RunCard

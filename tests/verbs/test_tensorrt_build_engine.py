@@ -10,8 +10,8 @@ import onnx
 import pytest
 import torch
 
-from swin_quant.backends.artifact import open_artifact
 from swin_quant.backends.onnx.export import OnnxOptions, export
+from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.backends.tensorrt import host
 from swin_quant.backends.tensorrt.engine import Session, load
 from swin_quant.cards.card import RunCard

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from crosscompile import compile_ahead
 
-from swin_quant.backends.artifact import open_artifact
+from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.backends.cuda.engine import capability_here, check_gpu
 from swin_quant.backends.cuda.file import read_network
 from swin_quant.backends.cuda.fusions import with_fusions

@@ -26,6 +26,7 @@ BACKEND = Backend(
     fast_on="cuda",
     beside=(".tiles.json", ".*.tiles.json"),
     float8=True,
+    check_card="swin_quant.backends.cuda.file:check_card",
     inside="swin_quant.backends.cuda.inside:inside",
     float_form="float16",
 )

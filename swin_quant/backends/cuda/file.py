@@ -14,6 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from swin_quant.backends.artifact import Artifact, refuse_card
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.network import Network, is_finite
 from swin_quant.backends.cuda.spec import ARITHMETICS, NetworkSpec
@@ -194,3 +195,10 @@ def _checked(path: Path, name: str, tensor: Tensor, dtype: torch.dtype, shape: t
     if not is_finite(tensor):
         raise SwinQuantError(f"{path}: {name} holds NaN or Inf; export again")
     return tensor
+
+
+def check_card(artifact: Artifact) -> None:
+    """SwinQuantError where the card prepares pictures otherwise than the file, which takes pixels."""
+    inside = _preprocess(artifact.file, _header(artifact.file))
+    if inside is not None and inside != Preprocess.from_dict(artifact.card.preprocess):
+        refuse_card(artifact, "preprocess", inside.to_dict())

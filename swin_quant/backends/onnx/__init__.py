@@ -12,5 +12,6 @@ BACKEND = Backend(
     writes="ONNX with symmetric Q/DQ pairs",
     runs_on="ONNX Runtime, OpenVINO",
     labels="swin_quant.backends.onnx_reader.metadata:labels_of",
+    check_card="swin_quant.backends.onnx_reader.metadata:check_card",
     restore="swin_quant.backends.onnx.network:restoring",
 )

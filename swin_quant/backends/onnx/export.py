@@ -153,14 +153,14 @@ def export(model: Classifier, card: RunCard, folder: str | Path, options: OnnxOp
     proto = to_onnx(exported, images, options, int4, outputs, own, any_size=model.takes_any_size)
     (opset,) = [one.version for one in proto.opset_import if not one.domain]
     recorded = recorded_options(options, rewrites) | {"opset": opset} | {SAFE_ON: safe_on(model)}
-    metadata.write(proto, card, recorded, options.labels or _labels(model, card))
-    kind = "" if model.output_kind == LOGITS else f"_{model.output_kind}"
     quantized = precision_of(model)
+    precision = quantized if enabled_nodes(model) else options.floats
+    metadata.write(proto, card, precision, recorded, options.labels or _labels(model, card))
+    kind = "" if model.output_kind == LOGITS else f"_{model.output_kind}"
     called = "int4" if options.int4_weights else quantized.lower()
     file = folder / f"{card.name}{kind}_{options.suffix(called)}.onnx"
     others = store(proto, file)
     onnx.checker.check_model(str(file), full_check=True)
-    precision = quantized if enabled_nodes(model) else options.floats
     recorded[RUNS_ON] = requirements(card, precision, recorded)
     return finish_artifact(file, card, "onnx", precision, recorded, others)
 

@@ -4,11 +4,13 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from swin_quant.backends.artifact import Artifact
+from swin_quant.backends.artifact import Artifact, refuse_card
 from swin_quant.backends.onnx_reader.file import PREPROCESS, open_onnx
+from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.files import sha256_of_data
 from swin_quant.base.schema import checked
 from swin_quant.cards.card import RunCard, without_paths
+from swin_quant.cards.paths import card_path
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -18,6 +20,7 @@ NAME = PREFIX + "name"
 LABELS = PREFIX + "labels"
 POLICY = PREFIX + "policy"
 OPTIONS = PREFIX + "options"
+PRECISION = PREFIX + "precision"
 CARD_SHA256 = PREFIX + "run_card_sha256"
 CHECKPOINT_SHA256 = PREFIX + "checkpoint_sha256"
 
@@ -29,12 +32,19 @@ def card_sha256(card: RunCard) -> str:
     return sha256_of_data(content)
 
 
-def write(model: "ModelProto", card: RunCard, options: Mapping[str, Any], labels: Sequence[str] | None = None) -> None:
+def write(
+    model: "ModelProto",
+    card: RunCard,
+    precision: str,
+    options: Mapping[str, Any],
+    labels: Sequence[str] | None = None,
+) -> None:
     """Set the metadata of `model`, which was made from the checkpoint of `card`."""
     entries = {
         NAME: card.name,
         PREPROCESS: json.dumps(card.preprocess),
         POLICY: json.dumps(card.policy),
+        PRECISION: precision,
         OPTIONS: json.dumps(dict(options)),
         CARD_SHA256: card_sha256(card),
     }
@@ -53,3 +63,26 @@ def labels_of(artifact: Artifact) -> list[str]:
     except (ValueError, RecursionError):
         names = None
     return checked(list[str], names, str(artifact.file), f"its metadata {LABELS}")
+
+
+def check_card(artifact: Artifact) -> None:
+    """SwinQuantError where a run card contradicts the metadata of its file, which an engine or a user may read."""
+    card, file = artifact.card, open_onnx(artifact.file).metadata
+    try:
+        options = json.loads(file.get(OPTIONS, "{}"))
+        parts = {key: json.loads(file[PREFIX + key]) for key in ("preprocess", "policy") if PREFIX + key in file}
+    except (ValueError, RecursionError):
+        raise SwinQuantError(f"{artifact.file}: its metadata is no JSON: export again") from None
+    stated = parts | {
+        f"artifact.options.{key}": value for key, value in (options if isinstance(options, dict) else {}).items()
+    }
+    stated |= {"artifact.precision": file[PRECISION]} if PRECISION in file else {}
+    own = {"preprocess": card.preprocess, "policy": card.policy, "artifact.precision": artifact.record["precision"]}
+    own |= {f"artifact.options.{key}": value for key, value in artifact.record["options"].items()}
+    for key, value in stated.items():
+        if own.get(key) != value:
+            refuse_card(artifact, key, value)
+    if file.get(CARD_SHA256, card_sha256(card)) != card_sha256(card):
+        raise SwinQuantError(
+            f"{card_path(artifact.file)}: was changed since {artifact.file.name} was exported: export again"
+        )

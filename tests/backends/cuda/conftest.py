@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from swin_quant.backends.artifact import open_artifact
 from swin_quant.backends.cuda.export import CudaOptions, export
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.spec import spec_of_config
 from swin_quant.backends.fastertransformer.emulator import Emulator
 from swin_quant.backends.fastertransformer.export import export as export_ft
 from swin_quant.backends.fastertransformer.manifest import read_export
+from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.cards.card import RunCard
 from swin_quant.config import find_config, load_config
 from swin_quant.quant.policy import load_policy

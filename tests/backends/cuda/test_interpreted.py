@@ -7,8 +7,8 @@ import sys
 import pytest
 import torch
 
-from swin_quant.backends.artifact import open_artifact
 from swin_quant.backends.cuda.engine import load
+from swin_quant.backends.open_artifact import open_artifact
 from tests.backends.conftest import pictures
 from tests.backends.cuda.conftest import HEADS_OF_24
 
@@ -16,7 +16,7 @@ FORMS = [("swin", "ft-mode1"), ("swin", "ft-mode2"), ("swinv2", "ft-mode1"), ("s
 FORMS += [("swin", "cuda-fp8"), ("swinv2", "tensorrt-fp8")]
 CHILD = """
 import sys, torch
-from swin_quant.backends.artifact import open_artifact
+from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.backends.cuda.engine import load
 
 torch.set_num_threads(1)

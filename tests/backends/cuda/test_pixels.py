@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from swin_quant.backends.artifact import open_artifact
 from swin_quant.backends.cuda.engine import load
 from swin_quant.backends.cuda.export import CudaOptions, export
 from swin_quant.backends.cuda.sessions import as_input
+from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.cards.card import RunCard
 from swin_quant.data.preprocess import Preprocess

@@ -2,8 +2,8 @@
 
 import pytest
 
-from swin_quant.backends.artifact import open_artifact
 from swin_quant.backends.fastertransformer.export import FasterTransformerOptions, export
+from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.cards.card import RunCard
 from swin_quant.quant.policy import load_policy
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 import yaml
 
-from swin_quant.backends.artifact import open_artifact
 from swin_quant.backends.fastertransformer.engine import load
+from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.cli import main
 
 ARCHITECTURE = {"PATCH_SIZE": 2, "EMBED_DIM": 32, "DEPTHS": [2, 1], "NUM_HEADS": [1, 2], "WINDOW_SIZE": 2}

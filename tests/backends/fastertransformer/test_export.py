@@ -12,11 +12,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from swin_quant.backends.artifact import finish_artifact, open_artifact
+from swin_quant.backends.artifact import finish_artifact
 from swin_quant.backends.fastertransformer import export as module
 from swin_quant.backends.fastertransformer.engine import load
 from swin_quant.backends.fastertransformer.export import FasterTransformerOptions, check, export, summary
 from swin_quant.backends.fastertransformer.manifest import read_export
+from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.checkpoint import load_calibrated, load_float, save_calibrated
 from swin_quant.quant.quantizer import Role, named_nodes

@@ -12,10 +12,10 @@ import torch
 from draws import drawn
 
 from swin_quant.backends import exporter
-from swin_quant.backends.artifact import open_artifact
 from swin_quant.backends.onnx import export as exporting
 from swin_quant.backends.onnx.export import OnnxOptions, export
 from swin_quant.backends.onnx_reader import metadata as onnx_metadata
+from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.quant.fake_quant import fake_quant as simulate
 from swin_quant.quant.policy import Rule, enabled_nodes, load_policy, quantize

@@ -29,7 +29,7 @@ import sys
 import numpy, torch
 from swin_quant.base import progress
 from swin_quant.backends import engine_loader
-from swin_quant.backends.artifact import open_artifact
+from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.score.options import EngineOptions
 
 engine, folder, *files = sys.argv[1:]

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from served import posted
 
-from swin_quant.backends.artifact import open_artifact
+from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.cli import main
 from swin_quant.cli.shared import EngineFlags
 from swin_quant.verbs.serve import ServeOptions, service_of

@@ -19,7 +19,8 @@ import yaml
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
-from swin_quant.backends.artifact import finish_artifact, open_artifact
+from swin_quant.backends.artifact import finish_artifact
+from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.backends.saturation import SAFE_ON
 from swin_quant.base.files import sha256_of
 from swin_quant.cards.card import RunCard

@@ -72,7 +72,8 @@ def test_names_that_the_onnx_file_carries(run, predict, exports, pictures, tmp_p
     model.metadata_props.add(key="swin_quant.labels", value=json.dumps(["Katze", "Hund", "Fuchs"]))
     file = exports.onnx.with_name("named.onnx")
     onnx.save(model, file)
-    finish_artifact(file, RunCard.read(exports.onnx.with_suffix(".json")), "onnx", "int8", {})
+    card = RunCard.read(exports.onnx.with_suffix(".json"))
+    finish_artifact(file, card, "onnx", "int8", card.artifact["options"])
     one = next((pictures / "val").rglob("*.png"))
     (answer,) = predict(file, one)["pictures"]
     assert {guess["name"] for guess in answer["classes"]} == {"Katze", "Hund", "Fuchs"}
