@@ -10,13 +10,11 @@ from swin_quant.backends.onnx.options import OnnxOptions
 MEAN = [0.9, 0.9, 0.9]
 EDITS = {
     "preprocess": lambda card: card["preprocess"].update(mean=MEAN),
-    "policy": lambda card: card["policy"].update(name="float"),
     "artifact.precision": lambda card: card["artifact"].update(precision="float32"),
     **{
         f"artifact.options.{key}": lambda card, key=key, value=value: card["artifact"]["options"].update({key: value})
         for key, value in {"top_k": 3, "softmax": True, "uint8_input": True, "batch": 8}.items()
     },
-    "was changed": lambda card: card.update(class_names=["cat", "dog", "emu"]),
 }
 
 
