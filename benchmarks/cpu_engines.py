@@ -37,8 +37,8 @@ from pages import older_cpu, script_parser
 
 import swin_quant as sq
 from swin_quant.backends.artifact import Artifact
-from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.backends.onnx.export import OnnxOptions, export
+from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.backends.openvino.engine import float_types
 from swin_quant.backends.openvino.operators import LIMIT, are_faster_here, sources
 from swin_quant.backends.registry import artifact_engine, engine_named, torch_engine

@@ -23,7 +23,6 @@ from cuda_timing import Run, by_plain_calls, milliseconds, once
 from cuda_tools import COPIES, filled, floor_us, microseconds
 from torch import Tensor, nn
 
-from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.backends.cuda.binding import Bound, bind
 from swin_quant.backends.cuda.choose_fusions import fused_program
 from swin_quant.backends.cuda.engine import machine_here
@@ -33,6 +32,7 @@ from swin_quant.backends.cuda.program import Launch, kernel_of
 from swin_quant.backends.cuda.sessions import HostSession
 from swin_quant.backends.cuda.spec_from_policy import spec_for
 from swin_quant.backends.cuda.tuning import NO_TILES, TileTable, here, read_tiles
+from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.base.compat import import_timm
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.cards.card import RunCard

@@ -19,11 +19,11 @@ import torch
 from pages import RESULTS, save, script_parser
 from torch import Tensor
 
-from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.backends.fastertransformer import emulator, gelu_bias
 from swin_quant.backends.fastertransformer.emulator import Emulator, as_half, layer_norm, to_int8
 from swin_quant.backends.fastertransformer.manifest import Stored, read_export
 from swin_quant.backends.fastertransformer.weights import WeightSource
+from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.base.cpu import reproducible
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.paths import card_path

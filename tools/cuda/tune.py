@@ -21,7 +21,6 @@ from typing import Any
 import torch
 from crosscompile import compile_ahead
 
-from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.backends.cuda.engine import capability_here, check_gpu
 from swin_quant.backends.cuda.file import read_network
 from swin_quant.backends.cuda.fusions import with_fusions
@@ -38,6 +37,7 @@ from swin_quant.backends.cuda.tuning import (
     timed_before,
     write_tiles,
 )
+from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.files import ensure_writable_dir, one_at_a_time
 from swin_quant.score.jobs import JobFailed, JobProcess

@@ -65,7 +65,7 @@ def labels_of(artifact: Artifact) -> list[str]:
 
 
 def check_card(artifact: Artifact) -> None:
-    """SwinQuantError where a run card contradicts the file on what is fed into it, what comes out, and its precision."""
+    """SwinQuantError where a run card contradicts its file: on the input, the output or the precision."""
     file = open_onnx(artifact.file).metadata
     try:
         preprocess, options = (json.loads(file.get(key, "{}")) for key in (PREPROCESS, OPTIONS))
