@@ -28,7 +28,7 @@ from swin_quant.config.values import merge
 from swin_quant.data.inputs import Inputs
 from swin_quant.data.prepared import Prepared
 from swin_quant.data.preprocess import Preprocess
-from swin_quant.loading import load, load_for_scoring
+from swin_quant.loading import ModelFile, load, load_for_scoring
 from swin_quant.model import Model
 from swin_quant.quant.fake_quant import FP8
 from swin_quant.quant.outputs import named
@@ -128,9 +128,10 @@ def is_checkpoint(path: str) -> bool:
     return path.endswith(CHECKPOINTS) and not (card.is_file() and RunCard.read(card).artifact)
 
 
-def model_of(given: Any) -> Model:
-    """A Model, a module of our layers, or the checkpoint in a file. UsageError names the call for anything else."""
-    found = subject_of(given)
+def model_of(given: Any, policies: Sequence[Policy] = ()) -> Model:
+    """A Model, a module of our layers, or the checkpoint in a file, loaded under `policies`. UsageError names the call
+    for anything else."""
+    found = given.load(policies) if isinstance(given, ModelFile) else subject_of(given)
     if isinstance(found, Exported):
         raise UsageError(f"{found.file}: is an artifact, and this needs the model: give sq.load(CHECKPOINT)")
     return found

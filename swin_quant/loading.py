@@ -1,15 +1,17 @@
 """Load a model: from a checkpoint of any kind, with the run card beside it, its policies, and its float baseline."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import nn
 from yacs.config import CfgNode
 
-from swin_quant.base.distributed import World
+from swin_quant.base.arguments import Parameter
+from swin_quant.base.distributed import World, this_world
 from swin_quant.base.errors import SwinQuantError, UsageError, called
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
@@ -18,9 +20,10 @@ from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import CheckpointRecord, SourceRecord
 from swin_quant.checkpoint import Checkpoint, Source, load_calibrated, load_float, made_before, open_checkpoint
 from swin_quant.checkpoint.class_names import names_of
+from swin_quant.checkpoint.opened import OpenedCheckpoint
 from swin_quant.checkpoint.ranges import check_bits
-from swin_quant.config import from_dict, to_dict
-from swin_quant.config.load import portable_config
+from swin_quant.config import architecture, from_dict, to_dict
+from swin_quant.config.load import keys_and_values, portable_config
 from swin_quant.config.outputs import FEATURES, LOGITS
 from swin_quant.config.values import leaves
 from swin_quant.data.preprocess import Preprocess
@@ -37,6 +40,104 @@ from swin_quant.score.baseline import (
     whose_weights,
 )
 from swin_quant.wrapping import wrapped_again
+
+
+@dataclass(frozen=True)
+class ModelFile:
+    """A checkpoint, and how it becomes a model where the file does not say it or something else is wanted.
+
+    Args:
+        checkpoint: Microsoft's, timm's, Hugging Face's, FasterTransformer's or ours; timm:NAME, hf:NAME
+        cfg: YAML, or a shipped name (default: the checkpoint says)
+        weights: which, of a file that holds several sets: ema, raw, a name (default: as timm's loader)
+        img_size: side of the pictures, or HEIGHTxWIDTH, if not the file's (positions are interpolated)
+        window: side of the windows, if not the file's
+        opts: set keys of the config, as KEY VALUE pairs
+        replace_head: leave out a head of another number of classes
+        output_kind: the model's output: logits, embedding (the input of its head) or features (maps of its stages)
+        device: auto: a GPU if there is one
+        random_weights: without a checkpoint: untrained weights, to time them
+    """
+
+    checkpoint: str | None = None
+    cfg: str | None = None
+    weights: str | None = None
+    img_size: str | None = None
+    window: int | None = None
+    opts: tuple[str, ...] = ()
+    replace_head: bool = False
+    output_kind: Literal["logits", "embedding", "features"] | None = None
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    random_weights: Annotated[bool, Parameter(show=False)] = False
+
+    def config(self) -> CfgNode:
+        """The config: `cfg`, else the checkpoint's; then `opts`, then the other fields. UsageError without either."""
+        from swin_quant.checkpoint.identify import config_for, config_given
+
+        opened = self.opened
+        wanted = {
+            "MODEL.RESUME": opened and str(opened),
+            "MODEL.OUTPUT_KIND": self.output_kind,
+            "MODEL.WEIGHTS": self.weights,
+            "DATA.IMG_SIZE": _sides_in(self.img_size),
+            "MODEL.SWIN.WINDOW_SIZE": self.window,
+            "MODEL.SWINV2.WINDOW_SIZE": self.window,
+        }
+        wanted = {key: value for key, value in wanted.items() if value is not None}
+        if self.cfg:
+            cfg = config_given(self.cfg, opened, self.opts, wanted)
+        elif opened:
+            # A card's values name no folder of this machine.
+            elsewhere = {"DATA.DATA_PATH": "", "DATA.ZIP_MODE": False}
+            cfg = config_for(opened, elsewhere | keys_and_values(self.opts) | wanted)
+        else:
+            raise UsageError("no model: give a CHECKPOINT, or --cfg FILE")
+        if self.window and "WINDOW_SIZE" not in architecture(cfg):
+            raise UsageError(f"--window {self.window}: {cfg.MODEL.NAME} is no Swin, and has no windows of one size")
+        if not 0 <= cfg.SEED < 2**32:
+            raise UsageError(f"SEED (--seed) {cfg.SEED}: must be from 0 to {2**32 - 1}")
+        return cfg
+
+    @cached_property
+    def opened(self) -> OpenedCheckpoint | None:
+        """The checkpoint, opened once; None where none is named."""
+        return open_checkpoint(self.checkpoint) if self.checkpoint else None
+
+    def need_checkpoint(self) -> OpenedCheckpoint:
+        """The opened checkpoint. UsageError where none is named."""
+        if self.opened is None:
+            raise UsageError("no checkpoint: name one")
+        return self.opened
+
+    def load(self, policies: Sequence[Policy] = ()) -> Model:
+        """The model, calibrated if the file is: under `policies`, else its run card's."""
+        checkpoint = self.need_checkpoint()
+        if checkpoint.file.suffix == ".onnx" or (checkpoint.card and checkpoint.card.artifact):
+            raise UsageError(f"{checkpoint}: is an artifact, and this needs the checkpoint that it was made from")
+        cfg = self.config()
+        model, _ = load_for_scoring(cfg, checkpoint, policies, this_world(), self.replace_head)
+        if self.output_kind:
+            model.card = giving(model.card, cfg)
+        model.given = cfg
+        return model
+
+    def load_float(self) -> Model:
+        """The model in float, also of a calibrated file: its ranges are left out."""
+        if not self.checkpoint and not self.random_weights:
+            raise UsageError("no checkpoint: name one (or --random-weights to time an untrained model)")
+        cfg = self.config()
+        model, _ = load_float_model(cfg, self.opened, this_world(), self.replace_head)
+        model.given = cfg
+        return model
+
+
+def _sides_in(text: str | None) -> int | list[int] | None:
+    """`192x224` as [192, 224]. UsageError for any other text."""
+    words = text.split("x") if text else []
+    if len(words) > 2 or not all(word.isascii() and word.isdigit() and len(word) < 6 for word in words):
+        raise UsageError(f"‹img_size› {text!r:.40}: must be a number of pixels, or height and width as 192x224")
+    numbers = [int(word) for word in words]
+    return numbers if len(numbers) == 2 else numbers[0] if numbers else None
 
 
 def load(
@@ -93,6 +194,7 @@ def load(
     model, _ = load_for_scoring(cfg, opened, chosen, world, replace_head)
     if wanted:
         model.card = giving(model.card, cfg)
+    model.given = cfg
     return model
 
 

@@ -129,6 +129,7 @@ class Model:
     """
 
     examples: Tensor | None = None
+    given: CfgNode | None = None  # the config that it was loaded by; its DATA names pictures
 
     def __init__(
         self,
@@ -320,6 +321,14 @@ class Model:
         self.file = Path(place)
         self.card = finish(self.module, self.file, self.card, self.calibration, world)
         self._saved = _weights_digest(self.module)
+
+    def show(self) -> None:
+        """Print the file, or the model where it is in none."""
+        print(self.file or self)
+
+    def to_json(self) -> dict[str, Any]:
+        """The run card."""
+        return self.card.to_dict()
 
     def _forget_measured(self) -> None:
         if self.is_calibrated:

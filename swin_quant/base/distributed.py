@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from operator import itemgetter
 from typing import TypeVar
@@ -47,6 +47,28 @@ class World:
     def is_main(self) -> bool:
         """Whether this rank writes files and prints."""
         return self.rank == 0
+
+
+_this: list[World] = []
+
+
+def this_world(device: torch.device | None = None) -> World:
+    """This process among those that a launcher started: alone, outside `process_group`.
+
+    Args:
+        device: In place of the process's own.
+    """
+    world = _this[-1] if _this else World()
+    return world if device is None else replace(world, device=device)
+
+
+@contextmanager
+def _entered(world: World) -> Iterator[World]:
+    _this.append(world)
+    try:
+        yield world
+    finally:
+        _this.pop()
 
 
 def all_sum(values: Tensor, device: torch.device) -> Tensor:
@@ -138,7 +160,8 @@ def process_group(device: str = "auto", local_rank: int | None = None) -> Iterat
     """
     size = _number("WORLD_SIZE", 1) if "RANK" in os.environ else 1
     if size < 2:
-        yield World(device=choose_device(device))
+        with _entered(World(device=choose_device(device))) as world:
+            yield world
         return
     rank = _number("RANK", 0)
     if rank >= size:
@@ -155,7 +178,8 @@ def process_group(device: str = "auto", local_rank: int | None = None) -> Iterat
         backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=_PATIENCE)
         watchdog.joined()
-        yield World(rank, size, chosen)
+        with _entered(World(rank, size, chosen)) as world:
+            yield world
         watchdog.closing()
         dist.barrier()
         dist.destroy_process_group()

@@ -78,6 +78,16 @@ def called(**words: str) -> Iterator[None]:
 
 
 @contextmanager
+def called_in_python(**words: str) -> Iterator[None]:
+    """Rename these fields for a caller in Python; a command's flags keep their names."""
+    if _words:
+        yield
+        return
+    with speaking(words):
+        yield
+
+
+@contextmanager
 def memory_errors_named() -> Iterator[None]:
     """Turn running out of memory into a SwinQuantError that names the field to lower, if the context has one."""
     try:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from swin_quant.base import __version__
 from swin_quant.base.cpu import reproducible
-from swin_quant.cli.commands import COMMANDS, GROUPS, SECTIONS
+from swin_quant.cli.commands import COMMANDS, FUNCTIONS, GROUPS, SECTIONS
 
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # C++ stack dumps add nothing to our one line
 _WIDE = 140  # columns of help in a pipe
@@ -34,14 +34,16 @@ def _main(arguments: Sequence[str]) -> int:
     if arguments[0] == "--version":
         print(__version__)
         return 0
-    from swin_quant.cli.session import run
-
     if arguments[0].startswith(("--local-rank=", "--local_rank=")):  # torch.distributed.launch puts it first
         arguments = [*arguments[1:2], arguments[0], *arguments[2:]]
     if arguments[0] in GROUPS and (len(arguments) == 1 or arguments[1] in ("-h", "--help")):
         print(_usage(arguments[0]))
         return 0 if len(arguments) > 1 else 2
     name, rest = (" ".join(arguments[:2]), arguments[2:]) if arguments[0] in GROUPS else (arguments[0], arguments[1:])
+    if name in FUNCTIONS:
+        from swin_quant.cli.command import run
+    else:
+        from swin_quant.cli.session import run
     return run(name, rest)
 
 

@@ -44,3 +44,8 @@ SECTIONS = {
 }
 COMMANDS = {name: help for section in SECTIONS.values() for name, help in section.items()}
 GROUPS = {name.split()[0] for name in COMMANDS if " " in name}
+
+# The commands that are made of a function.
+FUNCTIONS = {
+    "calibrate": "swin_quant.verbs.calibrate:calibrate",
+}

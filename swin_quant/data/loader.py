@@ -1,7 +1,4 @@
-"""Load lists of indices as batches of tensors: in parallel, in order, and not stopped by a bad picture.
-
-A calibration's batches hold the same readable pictures on any number of ranks.
-"""
+"""Load lists of indices as batches of tensors: in parallel, in order, and not stopped by a bad picture."""
 
 import signal
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,7 +12,6 @@ from torch.utils.data import DataLoader, Dataset
 
 from swin_quant.base.compat import import_timm
 from swin_quant.base.cpu import usable_cores
-from swin_quant.base.distributed import World, all_sum, gather
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.data.pictures import Pictures, UnreadablePicture
 from swin_quant.data.preprocess import Preprocess, Transform
@@ -165,54 +161,51 @@ Numbered = tuple[int, Batch]
 
 
 class DrawnBatches:
-    """A seeded sample of pictures in numbered batches, one rank's share; pictures of several sizes come one by one.
+    """A seeded sample of pictures in numbered batches; pictures of several sizes come one by one.
 
-    Unreadable pictures are left out of their batch. When every rank has read its share, rank 0 replaces them by the
-    next readable pictures of the seeded order, in batches of their own. So any number of ranks takes the same pictures,
-    or fewer if the data hold no more. Every rank must read all of its batches. `size`: pictures of a batch; `count`:
-    batches of all ranks.
+    Unreadable pictures are left out of their batch, and at the end replaced by the next readable pictures of the seeded
+    order, in batches of their own. There are fewer pictures if the data hold no more.
+
+    Args:
+        pictures: The data.
+        transform: Makes a tensor of a picture.
+        sampling: The number of pictures, the seed, the size of a batch.
+        workers: Processes that load pictures.
     """
 
-    def __init__(
-        self, pictures: Pictures, transform: Transform, sampling: Sampling, world: World = World(), workers: int = 0
-    ) -> None:
+    def __init__(self, pictures: Pictures, transform: Transform, sampling: Sampling, workers: int = 0) -> None:
         has_one_size = not isinstance(transform, Preprocess) or transform.is_square
         self.pictures, self.transform, self.sampling, self.workers = pictures, transform, sampling, workers
         self.size = sampling.batch_size if has_one_size else 1
         self.count = -(-sampling.count // self.size)
         self.limit = UnreadableLimit(len(pictures), sampling.max_unreadable)
-        self._mine, self._is_main = range(world.rank, self.count, world.size), world.rank == 0
-        self._seen: list[tuple[int, list[int]]] = []
+        self._seen: list[int] = []
 
     def __len__(self) -> int:
-        return len(self._mine)
+        return self.count
 
     def __iter__(self) -> Iterator[Numbered]:
         for number, batch in self._numbered():
-            self._seen.append((number, batch.indices))
+            self._seen += batch.indices
             yield number, batch
 
     def names(self) -> list[str]:
-        """The pictures that all ranks read, in order; every rank asks for them."""
-        return [self.pictures.names[index] for _, indices in sorted(gather(self._seen)) for index in indices]
+        """The pictures that were read, in order."""
+        return [self.pictures.names[index] for index in self._seen]
 
     def unreadable(self) -> list[str]:
-        """The pictures that no rank could read; every rank asks for them."""
-        self.limit.count(gather(self.limit.names))
+        """The pictures that could not be read."""
         return sorted(self.limit.names)
 
     def _numbered(self) -> Iterator[Numbered]:
         total, wanted, seed, size = len(self.pictures), self.sampling.count, self.sampling.seed, self.size
         sample(total, wanted, seed)  # refuses more pictures than there are
         order = sample(total, total, seed)
-        first = [order[:wanted][number * size : (number + 1) * size] for number in self._mine]
-        missing = 0
-        for number, batch in zip(self._mine, self._loaded(first, self.workers), strict=True):
+        first = [order[:wanted][number * size : (number + 1) * size] for number in range(self.count)]
+        missing, spare = 0, order[wanted:]
+        for number, batch in enumerate(self._loaded(first, self.workers)):
             missing += len(batch.unreadable)
             yield number, batch
-
-        missing = int(all_sum(torch.tensor(missing), torch.device("cpu")))
-        spare = order[wanted:] if self._is_main else []
         for number in count(self.count):
             if not missing or not spare:
                 return

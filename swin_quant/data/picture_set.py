@@ -3,14 +3,15 @@
 import glob
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 from yacs.config import CfgNode
 
+from swin_quant.base.arguments import Parameter
 from swin_quant.base.distributed import World
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.progress import track
@@ -24,34 +25,48 @@ from swin_quant.data.sampling import sample, shard
 from swin_quant.data.sources import holds_split, is_archive, is_data_set, open_pictures
 from swin_quant.data.zip import ZipPictures
 
+_USUAL: dict[str, Any] = {"seed": 0, "workers": 8, "max_unreadable": 0.01, "zip_mode": False, "cache_mode": "no"}
+
 
 @dataclass(frozen=True)
 class PictureSet:
     """Pictures on disk, read when they are needed: a split of a data set, or named files.
 
-    Without a `split`, `calibrate`, `sensitivity` and `search` take a data set's training pictures, as the commands do,
-    and `evaluate` takes "val"; any other task takes the whole folder, or "val" if the path is no folder. Without a
-    `count`, `calibrate` takes 80 pictures, `verify` and `sensitivity` 64, `search` 1,024, any other task all. A smaller
-    count is drawn by `seed`, the same everywhere; `verify` and `align` spread theirs evenly, whatever the seed.
-    The rest is how they are read: `batch` at a time (None: as a task likes), in at most `workers`; `cache_mode`: an
-    archive's bytes to hold in memory from the start, no, this rank's part, or full. `classes` of the model: labels
-    of an archive are checked against them even where none are needed.
+    Without a `split`, `calibrate`, `sensitivity` and `search` take a data set's training pictures, and `evaluate` takes
+    "val"; any other task takes the whole folder, or "val" if the path is no folder. Without a `count`, `calibrate`
+    takes 80 pictures, `verify` and `sensitivity` 64, `search` 1,024, any other task all. A smaller count is drawn by
+    `seed`, the same everywhere; `verify` and `align` spread theirs evenly, whatever the seed.
+
+    Args:
+        path: train/ and val/, or their zips; digits, csv:FILE, ... (docs/data.md)
+        split: pictures to take (default: what suits the task)
+        count: how many pictures
+        seed: seed of the sample (default 0)
+        upright: turn pictures as their EXIF says (default: as the model's preprocessing says)
+        batch: pictures at a time, a rank
+        workers: processes that load pictures, at most (default 8)
+        max_unreadable: end the run when more than this share is unreadable (default 0.01)
+        zip_mode: zips and maps of the folder, though folders lie there
+        cache_mode: zip: bytes to hold in memory from the start: no, this rank's part, or full
+        images: instead of a data set: files, folders, 'patterns'
+        classes: the model's: labels of an archive are checked against them even where none are needed
     """
 
-    path: str
+    path: Annotated[str, Parameter(name="--data-path")] = ""
     split: str | None = None
-    count: int | None = None
-    seed: int = 0
+    count: Annotated[int | None, Parameter(name="--pictures")] = None
+    seed: int | None = None
     upright: bool | None = None
     batch: int | None = None
-    workers: int = 8
-    max_unreadable: float = 0.01
-    zip_mode: bool = False
-    cache_mode: str = "no"
-    classes: int | None = None
+    workers: int | None = None
+    max_unreadable: float | None = None
+    zip_mode: Annotated[bool | None, Parameter(name="--zip")] = None
+    cache_mode: Literal["no", "full", "part"] | None = None
+    images: tuple[str, ...] = ()
+    classes: Annotated[int | None, Parameter(parse=False)] = None
 
     @classmethod
-    def of_config(cls, cfg: CfgNode, split: str, **how: Any) -> "PictureSet":
+    def of_config(cls, cfg: CfgNode, split: str | None = None, **how: Any) -> "PictureSet":
         """A split of the config's data path, with the config's values for each field that `how` leaves out.
 
         UsageError for a model that does not take three colours.
@@ -60,11 +75,22 @@ class PictureSet:
         data = cfg.DATA
         kind = {"zip_mode": data.ZIP_MODE, "cache_mode": data.CACHE_MODE, "classes": classes_of(cfg), "seed": cfg.SEED}
         reading = {"workers": data.NUM_WORKERS, "batch": data.BATCH_SIZE, "count": data.SCORED or None}
-        return cls(data.DATA_PATH, split, **(kind | reading | how))
+        return cls(data.DATA_PATH, split, **(kind | reading | how)).settled()
+
+    def settled(self, cfg: CfgNode | None = None) -> "PictureSet":
+        """This set with a value for each field that was left open: the config's, else the usual one."""
+        if cfg is not None:
+            given = {one.name: getattr(self, one.name) for one in fields(self)}
+            given = {name: value for name, value in given.items() if value not in (None, "", ())}
+            path = given.pop("path", cfg.DATA.DATA_PATH)
+            found = replace(self.of_config(cfg), path=path, **given)
+            return replace(found, count=self.count)
+        missing = {name: value for name, value in _USUAL.items() if getattr(self, name) is None}
+        return replace(self, **missing) if missing else self
 
     def of_split(self, unless_said: str) -> "PictureSet":
         """This set with a split, if it has none and its path is a data set, or a folder that holds the split."""
-        if self.split is not None:
+        if self.split is not None or self.images:
             return self
         has_splits = is_data_set(self.path) or holds_split(self.path, unless_said)
         return replace(self, split=unless_said) if has_splits else self
@@ -72,6 +98,12 @@ class PictureSet:
     def open(self, classes: int | None = None, class_names: Sequence[str] = (), world: World = World()) -> Pictures:
         """The opened pictures. With `classes` they have labels, checked against that number, or matched with
         `class_names` if these are known. Raises as `open_pictures` does."""
+        if self.images:
+            if self.path:
+                raise UsageError("--data-path and --images both name the pictures: give one of them")
+            return NamedPictures(list(self.images))
+        if not self.path:
+            raise UsageError("no pictures: give ‹data_path› DIR or ‹images› PLACE ...")
         if self.split is None and not is_data_set(self.path):
             if not os.path.exists(self.path) and not glob.has_magic(self.path):
                 raise SwinQuantError(f"{self.path}: no such file or folder")
@@ -83,28 +115,32 @@ class PictureSet:
             if classes is None and (self.zip_mode or is_archive(self.path, split)):
                 classes = self.classes
             opened = open_pictures(
-                self.path, split, zip_mode=self.zip_mode, num_classes=classes, class_names=class_names
+                self.path, split, zip_mode=bool(self.zip_mode), num_classes=classes, class_names=class_names
             )
             if isinstance(opened, ZipPictures):
                 every = range(len(opened))
                 shares = {"no": every[:0], "part": shard(every, world.rank, world.size), "full": every}
-                share = shares[self.cache_mode]
+                share = shares[self.cache_mode or "no"]
                 opened.hold(track(share, f"reading {split}", len(share), "pictures"))
         opened.upright = self.upright
         return opened
 
     def indices(self, pictures: Pictures) -> list[int]:
         """The indices of this set in the opened pictures."""
-        return list(range(len(pictures))) if self.count is None else sample(len(pictures), self.count, self.seed)
+        return list(range(len(pictures))) if self.count is None else sample(len(pictures), self.count, self.seed or 0)
 
 
-Source: TypeAlias = "PictureSet | str | Path | Iterable[Any]"
+Source: TypeAlias = PictureSet | str | Path | Iterable[Any]
 """A PictureSet, the place of one, or batches: images, (images, labels) or a mapping with `images` or `pixel_values`.
 Images are float tensors [B, 3, H, W], preprocessed, or pictures, as `Prepared` takes them."""
 
 
 def pictures(
-    path: str | Path, split: str | None = None, count: int | None = None, seed: int = 0, upright: bool | None = None
+    path: str | Path,
+    split: str | None = None,
+    count: int | None = None,
+    seed: int | None = None,
+    upright: bool | None = None,
 ) -> PictureSet:
     """Pictures at `path`: class folders under `<path>/<split>`, `<split>.zip` with its map, the word "digits", or
     another kind of data set, recognised or named by its prefix: `csv:my.csv`, `wds:shards-{0..9}.tar` (docs/data.md).
@@ -124,11 +160,24 @@ def open_unlabelled(cfg: CfgNode, split: str) -> Pictures:
     return PictureSet.of_config(cfg, split, cache_mode="no").open()
 
 
-def source_of(given: Source) -> PictureSet | Iterable[Any]:
-    """The pictures that a place on disk stands for; batches as they are. UsageError for what is neither."""
+def source_of(given: Source, cfg: CfgNode | None = None) -> PictureSet | Iterable[Any]:
+    """The pictures that a verb was given.
+
+    Args:
+        given: A place on disk, a set, or batches.
+        cfg: The model's config, whose DATA fills in what a set leaves open.
+
+    Returns:
+        A set with all its fields, or the batches as they are.
+
+    Raises:
+        UsageError: It is neither.
+    """
     if isinstance(given, str | Path):
-        return pictures(given)
-    if isinstance(given, PictureSet) or (isinstance(given, Iterable) and not isinstance(given, Tensor | Mapping)):
+        given = pictures(given)
+    if isinstance(given, PictureSet):
+        return given.settled(cfg)
+    if isinstance(given, Iterable) and not isinstance(given, Tensor | Mapping):
         return given
     raise UsageError(
         f"pictures are {type(given).__name__}: give a folder, sq.pictures(FOLDER, SPLIT) or an iterable of batches, of "

@@ -1,8 +1,7 @@
 """Calibration (PTQ): observe the float values of every node, then search each node's range.
 
 All nodes are observed, whatever the policy: the policy decides later which are on. Nothing is quantized meanwhile, so
-ranges are the float model's. Over several ranks the statistics are reduced before the search: ranges are bit-identical
-to those of one rank, and on a CPU to those of any batch size (`BatchInvariance`).
+ranges are the float model's. On a CPU they are bit-identical for any batch size (`BatchInvariance`).
 """
 
 import copy
@@ -12,10 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
-from swin_quant.base.distributed import gather
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.progress import log, track
 from swin_quant.quant import AUTO, CALIBRATORS, DEFAULT_PERCENTILE
@@ -127,8 +124,7 @@ class Observation:
     def show(self, images: Tensor) -> Tensor:
         """Logits [B, classes], or other `rows`, of a batch [B, 3, H, W] that every node observes.
 
-        A batch without pictures (B = 0) runs too, since ranks of a sharded model wait for each other. SwinQuantError
-        for NaN or infinity in weights or activations, naming the first module.
+        SwinQuantError for NaN or infinity in weights or activations, naming the first module.
         """
         self.pictures += len(images)
         return self._batches.run(images)
@@ -145,8 +141,8 @@ class Observation:
         return logits
 
     def calibration(self) -> Calibration:
-        """The result over all ranks. SwinQuantError if no rank had a picture."""
-        observers, pictures = self.observers, _reduce(self.observers, self.pictures, self.device)
+        """The result. SwinQuantError if there was no picture."""
+        observers, pictures = self.observers, self.pictures
         if pictures == 0:
             raise SwinQuantError("calibration saw no picture: check ‹data_path› and ‹pictures›")
         statistics = {name: o.statistics() for name, o in observers.items() if o.histograms}
@@ -160,7 +156,7 @@ class Observation:
 
 @contextmanager
 def observing(model: nn.Module, method: Method = Method()) -> Iterator[Observation]:
-    """Inside the context, every activation node of the float model observes this rank's share of the pictures.
+    """Inside the context, every activation node of the float model observes the pictures.
 
     Foldable norms are folded first; afterwards every node is off. SwinQuantError for NaN or infinity in the weights.
     """
@@ -224,33 +220,6 @@ def search_ranges(
         else:
             found[name] = search(chosen, calibration.statistics[name], nodes[name], method.percentile)
     return found
-
-
-def _reduce(observers: dict[str, ActivationObserver], pictures: int, device: torch.device) -> int:
-    """Give every rank the statistics of all ranks; returns the number of pictures of all ranks."""
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return pictures
-    found = [[-observer.lowest, observer.highest] for observer in observers.values()]
-    ends = torch.tensor(found, dtype=torch.float64, device=device)
-    dist.all_reduce(ends, dist.ReduceOp.MAX)
-    for observer, (low, high) in zip(observers.values(), ends.tolist(), strict=True):
-        observer.lowest, observer.highest = -low, high
-    of_ranks = gather([[observer.peaks for observer in observers.values()]])
-    for observer, parts in zip(observers.values(), zip(*of_ranks, strict=True), strict=True):
-        observer.peaks = [peak for part in parts for peak in part]
-    histograms = [histogram for observer in observers.values() for histogram in observer.histograms]
-    if histograms:
-        exponents = torch.tensor([histogram.exponent for histogram in histograms], device=device)
-        dist.all_reduce(exponents, dist.ReduceOp.MAX)
-        for histogram, exponent in zip(histograms, exponents.tolist(), strict=True):
-            histogram.widen(exponent)
-        counts = torch.stack([histogram.counts for histogram in histograms])
-        dist.all_reduce(counts)
-        for histogram, row in zip(histograms, counts, strict=True):
-            histogram.counts = row
-    total = torch.tensor(pictures, device=device)
-    dist.all_reduce(total)
-    return int(total)
 
 
 def check_weights(model: nn.Module) -> None:

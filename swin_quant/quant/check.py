@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-from swin_quant.base.distributed import gather
 from swin_quant.config.outputs import LOGITS
 from swin_quant.quant.calibration import Calibration, Method, observe, search_ranges
 from swin_quant.quant.distance import decibels, noise
@@ -68,10 +67,9 @@ def check_ranges(
 ) -> Check | None:
     """Compare `model`, calibrated by `method` and under its policy, with itself in float; its ranges stay.
 
-    `batches`: this rank's part of some calibration pictures; the result is the same on any number of ranks. None if the
-    policy quantizes nothing, or there is no picture.
+    `batches`: some of the calibration pictures. None if the policy quantizes nothing, or there is no picture.
     """
-    pictures = sum(gather([len(batch.images) for batch in batches]))
+    pictures = sum(len(batch.images) for batch in batches)
     if not enabled_nodes(model) or not pictures:
         return None
     nodes = {name: node for name, node in enabled_nodes(model).items() if node.role is not Role.GEMM_WEIGHT}
@@ -116,13 +114,11 @@ def _suspects(nodes: Mapping[str, Quantizer], calibration: Calibration, ranges: 
 
 
 def _compared(model: nn.Module, batches: Sequence[CheckBatch]) -> tuple[float, float]:
-    """Top-1 agreement in percent and SQNR in dB of the quantized model, over the batches of all ranks.
-
-    Batches are summed in the order of their numbers, so the result is the same on any number of ranks.
-    """
+    """Top-1 agreement in percent and SQNR in dB of the quantized model, over the batches in the order of their
+    numbers."""
     with quantizing(model), torch.inference_mode(), eval_mode(model):
         found = [(batch.number, *_sums(rows(model(batch.images)), batch.logits)) for batch in batches]
-    return _figures([sums for _, *sums in sorted(gather(found))])
+    return _figures([sums for _, *sums in sorted(found)])
 
 
 def compare(model: nn.Module, batches: Sequence[Tensor], expected: Tensor) -> tuple[float, float]:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from swin_quant.base.distributed import gather
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.quant.distance import Loss, decibels, distance, loss_of, noise, summed
 from swin_quant.quant.policy import ROLES, dequantize, enabled_nodes, quantize
@@ -100,11 +99,10 @@ def sensitivity(
     tell: Callable[[Iterable[int], int], Iterable[int]] = lambda numbers, total: numbers,
     kinds: Sequence[str] = (NODE, LAYER, BLOCK, STAGE, ROLE),
 ) -> Sensitivity:
-    """Measure the enabled nodes of the model on this rank's share of (number, images [B, channels, S, S]).
+    """Measure the enabled nodes of the model on (number, images [B, channels, S, S]).
 
     `blocks` run one after another and take one tensor; they save time and do not change the result. `tell` iterates
-    over the numbers of groups, for a progress bar. Afterwards the model is as before, nodes off. The result is the same
-    on any number of ranks. SwinQuantError if no node is on, or there is no picture.
+    over the numbers of groups, for a progress bar. Afterwards the model is as before, nodes off. SwinQuantError if no node is on, or there is no picture.
     """
     nodes, parts = enabled_nodes(model), list(blocks.values())
     if not nodes:
@@ -132,7 +130,7 @@ def _result(
     groups: list[Group],
     blocks: list[str],
 ) -> Sensitivity:
-    rows = [row for _, row in sorted(gather(mine), key=lambda row: row[0])]
+    rows = [row for _, row in sorted(mine, key=lambda row: row[0])]
     if not rows:
         raise SwinQuantError("there was no picture to measure with: check ‹data_path› and ‹pictures›")
     overall, *others = zip(*rows, strict=True)  # each with a list of figures for every batch
@@ -147,7 +145,7 @@ def _result(
             for (kind, name, names), alone, without in zip(groups, losses[::2], losses[1::2], strict=True)
         ),
         {block: decibels(*summed(one)) for block, one in zip(blocks, depth, strict=True)},
-        sum(gather([computed])) / (units * len(rows)),
+        computed / (units * len(rows)),
     )
 
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 import torch
 from torch import Tensor, nn
 
-from swin_quant.base.distributed import all_sum
 from swin_quant.cards.records import RangesRecord
 from swin_quant.quant.calibration import Method, observe, set_ranges
 from swin_quant.quant.fake_quant import TINY_AMAX, lowest_inside
@@ -127,7 +126,7 @@ def settle_granularity(model: nn.Module, nodes: dict[str, Quantizer]) -> None:
 
 
 def clipped_shares(model: nn.Module, images: Iterable[Tensor]) -> dict[str, float]:
-    """The share of values, 0 to 1, that each enabled activation node clips, over the `images` of all ranks."""
+    """The share of values, 0 to 1, that each enabled activation node clips, over the `images`."""
     nodes = {name: node for name, node in enabled_nodes(model).items() if node.role is not Role.GEMM_WEIGHT}
     device = next(model.parameters()).device
     counts = torch.zeros(len(nodes), 2, dtype=torch.float64, device=device)
@@ -142,7 +141,7 @@ def clipped_shares(model: nn.Module, images: Iterable[Tensor]) -> dict[str, floa
     with torch.no_grad(), eval_mode(model), watching(nodes, count):
         for batch in images:
             model(batch)
-    clipped, seen = all_sum(counts, device).unbind(1)
+    clipped, seen = counts.cpu().unbind(1)
     return dict(zip(nodes, (clipped / seen.clamp(min=1)).tolist(), strict=True))
 
 

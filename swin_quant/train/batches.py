@@ -246,9 +246,9 @@ class TrainingBatches:
                 step = []
 
     def sample(self, batches: int, size: int = 8) -> Iterator[Tensor]:
-        """This rank's share of a fixed sample of `batches` batches of training pictures, without augmentation."""
+        """A fixed sample of `batches` batches of training pictures without augmentation, the same on every rank."""
         order = sample(self.count, min(batches * size, self.count), self.seed)
-        parts = [shard(part, self.world.rank, self.world.size) for part in chunks(order, size)]
+        parts = chunks(order, size)
         loaded = self.small.batches(parts) if self.small else load_batches(self.pictures, self.preprocess, parts)
         for batch in loaded:
             yield batch.images.to(self.world.device)

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import itemgetter
 
 import torch
 from torch import Tensor, nn
 
-from swin_quant.base.distributed import World, all_sum, from_main, gather
 from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.base.files import finite
 from swin_quant.base.progress import log
@@ -25,7 +25,7 @@ from swin_quant.quant.passes.run import CORRECTED, EVENED, Gain, PassPlan, run_p
 from swin_quant.quant.passes.scratch import Scratch
 from swin_quant.quant.policy import enabled_nodes
 
-CHUNK = 8  # pictures at a time, whatever the batches were: the same on any number of ranks
+CHUNK = 8  # pictures at a time, whatever the batches were
 
 
 def improve(
@@ -34,12 +34,11 @@ def improve(
     images: Sequence[tuple[int, Tensor]],
     method: Method,
     plan: PassPlan,
-    world: World = World(),
     scratch: Scratch = Scratch(),
 ) -> tuple[Calibration, list[PassRecord]]:
     """Run the passes of `plan` on a calibrated model under its policy: the last calibration, and a record a pass.
 
-    `images`: the numbered batches of this rank that calibrated it. `scratch`: where long passes keep finished parts.
+    `images`: the numbered batches that calibrated it. `scratch`: where long passes keep finished parts.
     """
     steps = plan.steps
     if not steps and not (plan.automatic and _is_known(model) and enabled_nodes(model)):
@@ -49,7 +48,7 @@ def improve(
         raise SwinQuantError(
             f"{names}: {type(model).__name__} names no units, which passes go through: sq.wrap finds those of a network"
         )
-    everyone = gathered(images, world)
+    everyone = chunked(images)
     parts = units_of(model), exchanges_of(model), scratch, padded_of(model), norms_without_weights(model)
     context = PassContext(model, everyone, method, *parts)
     if not steps and not (context.units and (steps := _automatic(model, context))):
@@ -70,7 +69,7 @@ def improve(
 def _automatic(model: nn.Module, context: PassContext) -> tuple[PassStep, ...]:
     """The passes that run where none is asked for."""
     steps: tuple[PassStep, ...] = ()
-    if found := from_main(outliers(context)):
+    if found := outliers(context):
         worst = max(found, key=found.__getitem__)
         log.info(
             "channels stand out in %d places, in %s by %.0f times: they are evened out; ‹no_equalize› leaves them",
@@ -83,17 +82,15 @@ def _automatic(model: nn.Module, context: PassContext) -> tuple[PassStep, ...]:
     return steps + CORRECTED if is_wrapped and norms_of(model) else steps
 
 
-def choose(
-    model: nn.Module, calibration: Calibration, images: Sequence[tuple[int, Tensor]], method: Method, world: World
-) -> Method:
+def choose(model: nn.Module, calibration: Calibration, images: Sequence[tuple[int, Tensor]], method: Method) -> Method:
     """Calibrator auto: give every node the range of the method that suits it, and return which that is."""
     units = units_of(model) if _is_known(model) else {}
-    found = choose_methods(PassContext(model, gathered(images, world), method, units), calibration)
+    found = choose_methods(PassContext(model, chunked(images), method, units), calibration)
     if found is None:  # nothing is on that could tell methods apart
         chosen = replace(method.alone(None), of_nodes={})
     else:
-        name, own = from_main((found.method.name, dict(found.method.of_nodes or {})))
-        chosen = replace(found.method, name=name, of_nodes=own)
+        name, own = found.method.name, dict(found.method.of_nodes or {})
+        chosen = replace(found.method, of_nodes=own)
         each = ", ".join(f"{name} {sqnr:.1f}" for name, sqnr in found.singles.items())
         log.info(
             "calibrator auto: %s, another at %d nodes; SQNR of the logits %.1f dB on %d pictures (%s)",
@@ -108,14 +105,14 @@ def choose(
 
 
 def outliers_left(
-    model: nn.Module, images: Sequence[tuple[int, Tensor]], passes: Sequence[PassRecord], world: World
+    model: nn.Module, images: Sequence[tuple[int, Tensor]], passes: Sequence[PassRecord]
 ) -> list[OutlierChannels]:
     """Channels that stand out in the first pictures, and remedies beside these passes."""
     if not _is_known(model) or not enabled_nodes(model):
         return []
     notes = [one["note"] for one in passes if one["name"] == "equalize" and one["kept"]]
     exchanged = any(not note.startswith(NO_GAIN) for note in notes)
-    context = PassContext(model, gathered(images, world), exchanges=exchanges_of(model))
+    context = PassContext(model, chunked(images), exchanges=exchanges_of(model))
     return outlier_channels(context, exchanged, tried=bool(notes))
 
 
@@ -146,17 +143,7 @@ def _record(gain: Gain) -> PassRecord:
     )
 
 
-def gathered(mine: Sequence[tuple[int, Tensor]], world: World) -> list[Tensor]:
-    """The pictures of all ranks in the order of their batches' numbers, in batches of CHUNK; on this rank's device."""
-    mine = [(number, batch) for number, batch in mine if len(batch)]  # one without a picture may be of another size
-    if world.size == 1:
-        batches = [batch for _, batch in sorted(mine, key=lambda pair: pair[0])]
-        return list(torch.cat(batches).split(CHUNK)) if batches else []
-    every = sorted(gather([[number, *batch.shape] for number, batch in mine]))
-    if not every:
-        return []
-    pictures = torch.zeros(sum(each[1] for each in every), *every[0][2:])
-    start = {number: sum(each[1] for each in every if each[0] < number) for number, *_ in every}
-    for number, batch in mine:
-        pictures[start[number] : start[number] + len(batch)] = batch.cpu()
-    return list(all_sum(pictures, torch.device("cpu")).to(world.device).split(CHUNK))
+def chunked(images: Sequence[tuple[int, Tensor]]) -> list[Tensor]:
+    """The pictures in the order of their batches' numbers, in batches of CHUNK."""
+    batches = [batch for _, batch in sorted(images, key=itemgetter(0)) if len(batch)]
+    return list(torch.cat(batches).split(CHUNK)) if batches else []

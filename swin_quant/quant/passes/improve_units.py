@@ -10,7 +10,6 @@ from typing import Any
 
 from torch import Tensor
 
-from swin_quant.base.distributed import from_main
 from swin_quant.base.errors import listed
 from swin_quant.base.progress import log
 from swin_quant.quant.passes import PassContext
@@ -28,7 +27,7 @@ def improve_units(
     """Improve each unit that has enabled nodes `by` a function; returns the gains of the pass `name` by unit, in dB.
 
     `changes`: endings of names in a unit's state that the pass changes. A unit that an interrupted run finished gets
-    the stored values, the same on all ranks.
+    the stored values.
     """
     key = key_of([context.model, context.original], images, [name, asdict(options)])
     gains: dict[str, float] = {}
@@ -39,7 +38,7 @@ def improve_units(
         if enabled_in(step.unit):
             file, before, device = f"{key}-{number}", state_of(step.unit), inputs[0].device
             changed = [value for value in before if value.endswith(changes)]
-            found = from_main(context.scratch.known(file, [*changed, "gain"], device))
+            found = context.scratch.known(file, [*changed, "gain"], device)
             known += found is not None
             if found is None:
                 found = by(step, inputs, number)

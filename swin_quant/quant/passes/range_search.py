@@ -8,13 +8,11 @@ unit, on the outputs of the quantized units before it. A channel's error is weig
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
-from swin_quant.base.distributed import from_main, shared_out
 from swin_quant.base.schema import SelfChecked, within
 from swin_quant.quant.layer import QuantizedLayer
 from swin_quant.quant.passes import Pass, PassContext
@@ -49,7 +47,7 @@ class _Search:
             part._weight_quantizer: part.weight for part in unit.modules() if isinstance(part, QuantizedLayer)
         }
         self.nodes = [node for node in enabled_in(unit) if node.setting.amax is None]
-        self.least = from_main(self.error())  # ranks with other kernels must choose the same
+        self.least = self.error()
 
     def error(self) -> float:
         return self.targets.cost(self.unit, self.targets.training)
@@ -59,26 +57,25 @@ class _Search:
         return self.error()
 
     def in_turn(self, finer: int) -> None:
-        """Node after node, each with the choices of those before it. The ranks share the ranges of a node."""
+        """Node after node, each with the choices of those before it."""
         for node in self.nodes:
-            before, candidates = node.range.clone(), from_main(list(self.candidates(node, finer)))
-            best, self.least = _best(shared_out(candidates, partial(self.error_with, node)), self.least)
+            before, candidates = node.range.clone(), list(self.candidates(node, finer))
+            best, self.least = _best([self.error_with(node, one) for one in candidates], self.least)
             _give(node, before if best is None else candidates[best])
 
     def together(self, finer: int) -> None:
-        """Each node with the old ranges of all others; all keep their old ranges if the choices together are no better.
-        The ranks share the nodes."""
+        """Each node with the old ranges of all others; all keep their old ranges if the choices together are no better."""
         nodes, before = self.nodes, [node.range.clone() for node in self.nodes]
-        candidates = from_main([list(self.candidates(node, finer)) for node in nodes])
+        candidates = [list(self.candidates(node, finer)) for node in nodes]
 
         def choice(number: int) -> int | None:
             best, _ = _best([self.error_with(nodes[number], each) for each in candidates[number]], self.least)
             _give(nodes[number], before[number])
             return best
 
-        for number, best in enumerate(shared_out(range(len(nodes)), choice)):
+        for number, best in enumerate([choice(number) for number in range(len(nodes))]):
             _give(nodes[number], before[number] if best is None else candidates[number][best])
-        error = from_main(self.error())
+        error = self.error()
         if error < self.least:
             self.least = error
         else:
@@ -144,9 +141,9 @@ def run(context: PassContext, options: RangeSearchOptions) -> str:
 def _found(unit: nn.Module, targets: Targets, options: RangeSearchOptions) -> Values:
     """The unit's new ranges and its `gain` in dB: 0 if they stay unchanged, NaN if something was not finite."""
     before = ranges_in(state_of(unit))
-    error = from_main(targets.cost(unit, targets.judging))
+    error = targets.cost(unit, targets.judging)
     search_ranges(unit, targets, options.rounds, options.together)
-    after = from_main(targets.cost(unit, targets.judging))
+    after = targets.cost(unit, targets.judging)
     kept = ranges_in(state_of(unit)) if after < error else before
     return {**kept, "gain": torch.tensor(gain_db(error, after))}
 

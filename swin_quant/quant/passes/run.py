@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from swin_quant.base.distributed import from_main
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.progress import log
 from swin_quant.cards.records import AdviceRecord, PassRecord
@@ -57,7 +56,7 @@ class Gain:
 def run_passes(context: PassContext, steps: Sequence[PassStep], observe_again: Callable[[], None]) -> list[Gain]:
     """Change `context.model`, which is calibrated under its policy; `observe_again` observes its ranges again.
 
-    UsageError if there is nothing to work on. All ranks get rank 0's result.
+    UsageError if there is nothing to work on.
     """
     _check(context, steps)
     images = context.first(PICTURES)
@@ -66,7 +65,6 @@ def run_passes(context: PassContext, steps: Sequence[PassStep], observe_again: C
     for step in steps:
         kept, start = state_of(context.model), time.perf_counter()
         note = step.kind.run(context, step.options)
-        _agree(context.model)
         left = state_of(context.model)
         renewed = step.kind.observes_again and not _same(left, kept)
         keeps = step.kind.keeps_function or _same(weights_in(left), weights_in(kept))
@@ -74,7 +72,7 @@ def run_passes(context: PassContext, steps: Sequence[PassStep], observe_again: C
         if renewed:
             observe_again()
         after = compare(context.model, images, expected)
-        harmless = from_main(step.kind.judges_itself or after[1] >= before[1] - _HARM_DB)
+        harmless = step.kind.judges_itself or after[1] >= before[1] - _HARM_DB
         if not harmless:
             give_state(context.model, kept)
         elif renewed:
@@ -143,11 +141,6 @@ def _features(context: PassContext, model: nn.Module) -> Values:
 
 def _same(one: Values, other: Values) -> bool:
     return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
-
-
-def _agree(model: nn.Module) -> None:
-    device = next(model.parameters()).device
-    give_state(model, {name: value.to(device) for name, value in from_main(state_of(model)).items()})
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,215 @@
+"""A command made of a function: its signature gives the flags, types and defaults, its docstring the help."""
+
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, fields
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Literal, Optional, Union, get_args, get_origin, get_type_hints
+
+import cyclopts
+import docstring_parser
+from cyclopts import App, Group, Parameter
+
+from swin_quant.base.arguments import Fields
+from swin_quant.base.errors import UsageError, memory_errors_named, speaking
+from swin_quant.cli.commands import FUNCTIONS
+
+Value = tuple[str, str]  # an argument of the function, and a field of it, or ""
+_LARGEST = 2**31 - 1  # every library can hold whole numbers up to it
+_COMMON = {
+    "json": Annotated[str | None, Parameter(help="write the result as JSON to FILE; -: print it", group="output")],
+    "verbose": Annotated[bool, Parameter(help="more messages, and tracebacks of errors", group="output")],
+    "quiet": Annotated[bool, Parameter(help="only results, warnings and errors", group="output")],
+    "local_rank": Annotated[int | None, Parameter(name=["--local_rank", "--local-rank"], show=False)],
+}
+
+
+class Command:
+    """The command `name`: parses arguments, calls its function, saves and shows the result."""
+
+    def __init__(self, name: str) -> None:
+        place, _, function = FUNCTIONS[name].partition(":")
+        module = importlib.import_module(place)
+        self.name, self.function = name, getattr(module, function)
+        self.examples: str = getattr(module, "EXAMPLES", "")
+        self.saves = "save_in" in dir(inspect.signature(self.function).return_annotation)
+        self.values: dict[str, Value] = {}  # flag's name in Python -> what it is a part of
+        self.app = App(
+            name=f"swin-quant {name}",
+            help=_summary(self.function),
+            help_epilogue=f"```\n{self.examples}\n```" if self.examples else None,
+            help_format="markdown",
+            version_flags=[],
+            default_parameter=Parameter(negative="", consume_multiple=True),
+            result_action="return_value",
+        )
+        self.app.default(self._flat())
+
+    @property
+    def words(self) -> dict[str, str]:
+        """Field of a message -> the flag that sets it."""
+        found = {}
+        for argument in self.app.assemble_argument_collection():
+            flag = next((name for name in argument.names if name.startswith("--")), None)
+            if flag and argument.field_info.name:
+                found |= {argument.field_info.name: flag, flag.lstrip("-").replace("-", "_"): flag}
+        return found
+
+    def _flat(self) -> Callable[..., None]:
+        """A function with an argument for each flag, for cyclopts to read."""
+        parts: dict[str, inspect.Parameter] = {}
+        notes = _notes(self.function)
+        hints = get_type_hints(self.function, include_extras=True)
+        for name, argument in inspect.signature(self.function).parameters.items():
+            hint, inside = hints[name], _fields_of(hints[name])
+            if inside is None:
+                if any(isinstance(note, Parameter) and note.parse is False for note in get_args(hint)[1:]):
+                    continue
+                self.values[name] = name, ""
+                parts[name] = _part(name, hint, argument.default, notes.get(name, ""), argument.kind)
+                continue
+            help, own = _notes(inside.kind), get_type_hints(inside.kind, include_extras=True)
+            for field in fields(inside.kind):
+                if any(isinstance(note, Parameter) and note.parse is False for note in get_args(own[field.name])[1:]):
+                    continue
+                is_placed = field.name in inside.positional
+                kind = inspect.Parameter.POSITIONAL_OR_KEYWORD if is_placed else inspect.Parameter.KEYWORD_ONLY
+                default = None if field.default is MISSING else field.default
+                self.values[field.name] = name, field.name
+                title = Group(inside.title)
+                parts[field.name] = _part(field.name, own[field.name], default, help.get(field.name, ""), kind, title)
+        if self.saves:
+            note = Parameter(help="folder of the results (default: output/<NAME>)", group="output")
+            parts["output"] = _part("output", Annotated[Path | None, note], None, "")
+        for name, hint in _COMMON.items():
+            parts[name] = _part(name, hint, False if name in ("verbose", "quiet") else None, "")
+
+        def flat(**_: Any) -> None:
+            """Never called: cyclopts reads its signature."""
+
+        ordered = sorted(parts.values(), key=lambda part: (part.kind, part.default is not inspect.Parameter.empty))
+        flat.__signature__ = inspect.Signature(ordered)  # type: ignore[attr-defined]
+        flat.__annotations__ = {part.name: part.annotation for part in ordered}
+        flat.__doc__ = None
+        return flat
+
+    def parse(self, arguments: Sequence[str]) -> dict[str, Any] | None:
+        """Flag's name -> its value, for the flags that were given; None where the help was printed."""
+        try:
+            called, bound, *_ = self.app.parse_args(arguments, exit_on_error=False, print_error=False)
+        except cyclopts.CycloptsError as error:
+            told = " ".join(str(error).split()).rstrip(".")
+            raise UsageError(f"{told}; see swin-quant {self.name} --help") from error
+        if getattr(called, "__name__", "") != "flat":
+            called(*bound.args, **bound.kwargs)
+            return None
+        return {name: _checked(name, value) for name, value in bound.arguments.items()}
+
+    def call(self, given: Mapping[str, Any]) -> Any:
+        """The function's result for the flags that were given."""
+        parts: dict[str, dict[str, Any]] = {}
+        direct: dict[str, Any] = {}
+        for name, value in given.items():
+            if name not in self.values:
+                continue
+            argument, field = self.values[name]
+            if field:
+                parts.setdefault(argument, {})[field] = value
+            else:
+                direct[argument] = value
+        if self.saves and "folder" in inspect.signature(self.function).parameters:
+            direct["folder"] = given.get("output") or Path("output")
+        hints = get_type_hints(self.function, include_extras=True)
+        for name, argument in inspect.signature(self.function).parameters.items():
+            inside = _fields_of(hints[name])
+            if inside and (name in parts or argument.default is inspect.Parameter.empty):
+                direct[name] = inside.kind(**parts.get(name, {}))
+        return self.function(**direct)
+
+
+def run(name: str, arguments: Sequence[str]) -> int:
+    """Run the command `name`. Returns 0; errors are raised."""
+    command = Command(name)
+    given = command.parse(arguments)
+    if given is None:
+        return 0
+    from swin_quant.base import progress
+    from swin_quant.base.distributed import process_group, rank_of_launcher
+    from swin_quant.base.files import check_writable, ensure_writable_dir
+    from swin_quant.cli.results import save, show
+
+    json = given.get("json")
+    if json not in (None, "-"):
+        check_writable(json)
+    progress.set_up(given.get("verbose", False), given.get("quiet", False), rank_of_launcher())
+    with speaking(command.words), process_group(given.get("device", "auto"), given.get("local_rank")) as world:
+        with memory_errors_named():
+            if command.saves and given.get("output"):
+                ensure_writable_dir(given["output"])  # before the work
+            result = command.call(given)
+            if command.saves:
+                save(result, given.get("output"), world)
+        if world.is_main and result is not None:
+            show(result, json)
+        sys.stdout.flush()  # flushed before this rank waits for the other ranks
+    return 0
+
+
+def _part(
+    name: str,
+    hint: Any,
+    default: Any,
+    help: str,
+    kind: Any = inspect.Parameter.KEYWORD_ONLY,
+    group: Group | None = None,
+) -> inspect.Parameter:
+    """An argument of the flat function: `hint` with its help and group."""
+    kinds, notes = (get_args(hint)[0], get_args(hint)[1:]) if get_origin(hint) is Annotated else (hint, ())
+    own = [note for note in notes if isinstance(note, Parameter)]
+    said = {"help": help} if help and not any(note.help for note in own) else {}
+    placed = {"group": group} if group and not any(note.group for note in own) else {}
+    hidden = {} if default or default == 0 and default is not False else {"show_default": False}
+    note = Parameter.combine(*own, Parameter(**said, **placed, **hidden))  # type: ignore[arg-type]
+    empty = default is inspect.Parameter.empty
+    return inspect.Parameter(
+        name, kind, default=inspect.Parameter.empty if empty else default, annotation=Annotated[_typed(kinds), note]
+    )
+
+
+def _typed(kind: Any) -> Any:
+    """The type that the command line reads for a type in Python: text for a name that also may be an object."""
+    if get_origin(kind) in (Union, UnionType):
+        some = [one for one in get_args(kind) if one is not type(None)]
+        plain = [one for one in some if one in (int, float, str, bool, Path) or get_origin(one) in (Literal, tuple)]
+        chosen = plain[0] if len(plain) == 1 else next((one for one in (str, Path) if one in plain), plain[0])
+        return Optional[chosen] if type(None) in get_args(kind) else chosen
+    return kind
+
+
+def _checked(name: str, value: Any) -> Any:
+    """The value, with a home folder for a leading ~, which shells leave in `--data-path=~/folder`."""
+    if isinstance(value, int) and abs(value) > _LARGEST:
+        raise UsageError(f"‹{name}› {value}: is beyond {_LARGEST}")
+    if isinstance(value, str | Path) and str(value).startswith("~/"):
+        return type(value)(os.path.expanduser(value))
+    return value
+
+
+def _fields_of(hint: Any) -> Fields | None:
+    notes = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
+    return next((note for note in notes if isinstance(note, Fields)), None)
+
+
+def _notes(described: Any) -> dict[str, str]:
+    """The help of each argument in a docstring."""
+    parsed = docstring_parser.parse(inspect.getdoc(described) or "", docstring_parser.DocstringStyle.GOOGLE)
+    return {one.arg_name: " ".join((one.description or "").split()) for one in parsed.params}
+
+
+def _summary(function: Callable[..., Any]) -> str:
+    parsed = docstring_parser.parse(inspect.getdoc(function) or "", docstring_parser.DocstringStyle.GOOGLE)
+    return "\n\n".join(filter(None, (parsed.short_description, parsed.long_description)))

@@ -1,0 +1,135 @@
+"""The policies of a verb: built-in ones by name, files, and changes of them."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+from swin_quant.backends.saturation import SAFE_WEIGHTS
+from swin_quant.base.arguments import Parameter
+from swin_quant.base.errors import UsageError, listed
+from swin_quant.base.progress import log
+from swin_quant.quant import AUTO
+from swin_quant.quant.policy import Policy, Rule, load_policy
+from swin_quant.report.nodes import policy_html
+
+Policy.html = policy_html  # `quant` lies below `report`, and does not import it
+
+
+@dataclass(frozen=True)
+class PolicyChoice:
+    """Policies by name, and changes that each of them gets.
+
+    Args:
+        policy: names of `swin-quant show policies`, or YAML files
+        wprec: bits of weights, 2 to 8 (default: the policy's, 8)
+        aprec: bits of activations, 2 to 8 (default: the policy's, 8)
+        quant_per_tensor: one range a weight, whatever the policy says
+        narrow_range: weights to -127..127 instead of -128..127
+        saturation_safe: weights of 7 bits: exact products on CPUs without VNNI
+        off: nodes that stay float: names with * and ?, or roles
+    """
+
+    policy: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = ()
+    wprec: int | None = None
+    aprec: int | None = None
+    quant_per_tensor: bool = False
+    narrow_range: bool = False
+    saturation_safe: bool = False
+    off: tuple[str, ...] = ()
+
+    def load(self) -> list[Policy]:
+        """The policies, in order; none if none is named.
+
+        Returns:
+            Each named policy with the changes; a policy that is changed has a name of its own, since its results are
+            not the original's.
+
+        Raises:
+            UsageError: A change without a policy, a policy twice, or values that are impossible.
+        """
+        if AUTO in self.policy:
+            raise UsageError("--policy auto: `quantize` has it, and `search` finds it for a calibrated checkpoint")
+        rules, policies = self._rules(), [load_policy(name) for name in self.policy]
+        if rules and not policies:
+            raise UsageError("--policy: name the policy that --off, --wprec or another option changes")
+        counted = Counter(policy.sha256 for policy in policies)
+        if twice := [policy.name for policy in policies if counted[policy.sha256] > 1]:
+            raise UsageError(f"--policy: {' and '.join(dict.fromkeys(twice))} is given twice, by its rules")
+        nothing, changes = load_policy("float").sha256, " ".join(self._changes())
+        return [
+            replace(policy.and_then(*rules), name=f"{policy.name} {changes}")
+            if rules and policy.sha256 != nothing
+            else policy
+            for policy in policies
+        ]
+
+    def _changes(self) -> list[str]:
+        words = {
+            f"W{self.wprec}": self.wprec,
+            f"A{self.aprec}": self.aprec,
+            "per-tensor": self.quant_per_tensor,
+            "narrow-range": self.narrow_range,
+            "saturation-safe": self.saturation_safe,
+        }
+        return [word for word, is_given in words.items() if is_given] + [f"-{selector}" for selector in self.off]
+
+    def _rules(self) -> list[Rule]:
+        if self.wprec and self.saturation_safe:
+            raise UsageError("--wprec and --saturation-safe both set the bits of weights: give one of them")
+        for flag, bits in (("--wprec", self.wprec), ("--aprec", self.aprec)):
+            if bits is not None and not 2 <= bits <= 8:
+                raise UsageError(f"{flag} {bits}: must be from 2 to 8")
+        rules = []
+        if self.wprec or self.quant_per_tensor or self.narrow_range:
+            granularity = "per-tensor" if self.quant_per_tensor else None
+            narrow = self.narrow_range or None
+            rules.append(
+                Rule(nodes=("role:gemm_weight",), bits=self.wprec, granularity=granularity, narrow_range=narrow)
+            )
+        if self.saturation_safe:
+            rules.append(SAFE_WEIGHTS)
+        if self.aprec:
+            rules.append(Rule(nodes=("role:activation",), bits=self.aprec))
+        if self.off:
+            rules.append(Rule(disable=self.off))
+        return rules
+
+
+Policies = str | Policy | PolicyChoice | Sequence[str | Policy] | None
+
+
+def policy(name_or_path: str) -> Policy:
+    """A built-in policy by name, or one from a YAML file.
+
+    Raises:
+        UsageError: It names the file, and what is wrong in it.
+    """
+    return load_policy(name_or_path)
+
+
+def policies_from(given: Policies) -> list[Policy]:
+    """The policies that a verb was given, loaded; none for None."""
+    if given is None:
+        return []
+    if isinstance(given, PolicyChoice):
+        return given.load()
+    return [load_policy(one) for one in ([given] if isinstance(given, str | Policy) else given)]
+
+
+def one_policy(given: Policies) -> Policy | None:
+    """The policy of a verb that takes one; None if none is named. UsageError for several."""
+    policies = policies_from(given)
+    if len(policies) > 1:
+        raise UsageError(f"--policy {' '.join(one.name for one in policies)}: give one")
+    return policies[0] if policies else None
+
+
+def tell_bits(policies: Sequence[Policy]) -> None:
+    """Say of policies with few bits what runs them. 7 bits are for export."""
+    if few := [policy.name for policy in policies if any(rule.bits and rule.bits < 7 for rule in policy.rules)]:
+        log.info(
+            "%s: fewer than 8 bits are simulated: ONNX files store such weights as int8 (4 bits also as INT4, by "
+            "`export --int4-weights`) and refuse such activations; FasterTransformer refuses both",
+            listed(few),
+        )
