@@ -6,6 +6,7 @@ one list can be an argument of every call, and each call may copy it.
 """
 
 import pickletools
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, BinaryIO
@@ -45,6 +46,10 @@ class Ordered(dict[Any, Any]):
 
     __slots__ = ("versions",)
     versions: dict[Any, Any]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As an OrderedDict, which every reader knows."""
+        return OrderedDict, (), None, None, iter(self.items())
 
 
 def load(
