@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +117,36 @@ def artifact(file: str | Path, module: nn.Module | None = None) -> Exported:
     if checkpoint is None:
         raise SwinQuantError(f"{file}: {no_checkpoint(opened)}")
     return Exported(opened, load(checkpoint, module))
+
+
+@dataclass(frozen=True)
+class SubjectFiles(ModelFile):
+    """A checkpoint, or artifacts, which all are scored on the same pictures.
+
+    Args:
+        files: a checkpoint, or artifacts with their run cards
+        checkpoint: what the artifacts were made from (default: looked for)
+    """
+
+    files: tuple[str, ...] = ()
+
+    def subjects(self) -> ModelFile | list[Exported]:
+        """The checkpoint that is named, or the artifacts. UsageError for fields that do not fit, and for none."""
+        files, checkpoint = self.files, self.checkpoint
+        if len(files) == 1 and is_checkpoint(files[0]):
+            if checkpoint:
+                raise UsageError(f"{files[0]} and --checkpoint {checkpoint} are both checkpoints: give one of them")
+            files, checkpoint = (), files[0]
+        if not files:
+            if not checkpoint:
+                raise UsageError("no file: name a checkpoint or an artifact")
+            given = {one.name: getattr(self, one.name) for one in fields(ModelFile)}
+            return ModelFile(**{**given, "checkpoint": checkpoint})
+        plain = ModelFile(checkpoint=checkpoint, device=self.device)
+        for one in fields(ModelFile):
+            if getattr(self, one.name) != getattr(plain, one.name):
+                raise UsageError(f"‹{one.name}› is not for artifacts: their run cards say that")
+        return [Exported(open_artifact(file)) for file in dict.fromkeys(files)]
 
 
 def is_checkpoint(path: str) -> bool:

@@ -206,8 +206,12 @@ def _fields_of(hint: Any) -> Fields | None:
 
 def _notes(described: Any) -> dict[str, str]:
     """The help of each argument in a docstring."""
-    parsed = docstring_parser.parse(inspect.getdoc(described) or "", docstring_parser.DocstringStyle.GOOGLE)
-    return {one.arg_name: " ".join((one.description or "").split()) for one in parsed.params}
+    kinds = reversed(described.__mro__) if isinstance(described, type) else [described]
+    found = {}
+    for kind in kinds:
+        parsed = docstring_parser.parse(inspect.cleandoc(kind.__doc__ or ""), docstring_parser.DocstringStyle.GOOGLE)
+        found |= {one.arg_name: " ".join((one.description or "").split()) for one in parsed.params}
+    return found
 
 
 def _summary(function: Callable[..., Any]) -> str:

@@ -48,4 +48,5 @@ GROUPS = {name.split()[0] for name in COMMANDS if " " in name}
 # The commands that are made of a function.
 FUNCTIONS = {
     "calibrate": "swin_quant.verbs.calibrate:calibrate",
+    "evaluate": "swin_quant.verbs.evaluate:evaluate",
 }

@@ -1,115 +1,69 @@
 """Score a checkpoint, or artifacts on their engines, on labelled pictures: the float model first."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, Literal
 
+from torch import nn
+
+from swin_quant.base.arguments import Fields, Parameter
+from swin_quant.base.distributed import World, this_world
 from swin_quant.base.errors import UsageError
-from swin_quant.base.files import check_writable, ensure_writable_dir, one_at_a_time
+from swin_quant.base.files import check_writable, one_at_a_time
 from swin_quant.base.progress import log
+from swin_quant.base.shards import ROWS, Sharding
 from swin_quant.cards.card import RunCard, update, with_results
 from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import Result, sha256_in
-from swin_quant.cli import shared
-from swin_quant.cli.flags import Flag, Rare, refuse_artifact_flags, refuse_checkpoint_flags
-from swin_quant.cli.output import sharding, show_cards, tell
-from swin_quant.config.outputs import LOGITS
-from swin_quant.report.table import html_facts
+from swin_quant.checkpoint.ranges import check_bits
+from swin_quant.data.picture_set import PictureSet, Source, source_of
+from swin_quant.data.preprocess import Preprocess
+from swin_quant.exported import Exported, SubjectFiles, find_checkpoint, subject_of
+from swin_quant.loading import ModelFile, baseline_of
+from swin_quant.model import Model
+from swin_quant.policies import Policies, PolicyChoice, policies_from, tell_bits
+from swin_quant.quant.outputs import has_classes
+from swin_quant.quant.policy import Policy
+from swin_quant.quant.watch import eval_mode
+from swin_quant.report.accuracy import AccuracyTable, as_html, render
+from swin_quant.report.table import NARROW, html_facts, print_text, screen_width
+from swin_quant.report.verdict import DeployVerdict, of_artifact
+from swin_quant.score.baseline import Baseline, engines_beside
+from swin_quant.score.difference import FeatureScore, compare_engines
+from swin_quant.score.engine import half_type
+from swin_quant.score.options import EngineOptions
+from swin_quant.score.saved_predictions import PredictionFolder
+from swin_quant.score.scoring import ModelInputs, score_engines
+from swin_quant.verbs.evaluate_artifacts import ELSEWHERE as ELSEWHERE
+from swin_quant.verbs.evaluate_artifacts import Scoring, score_artifacts, write_cards
 
-if TYPE_CHECKING:
-    from torch import nn
-    from yacs.config import CfgNode
-
-    from swin_quant.base.distributed import World
-    from swin_quant.base.shards import Sharding
-    from swin_quant.checkpoint.opened import Checkpoint
-    from swin_quant.data.picture_set import PictureSet, Source
-    from swin_quant.exported import Exported
-    from swin_quant.model import Model
-    from swin_quant.quant.policy import Policy
-    from swin_quant.report.verdict import DeployVerdict
-    from swin_quant.score.baseline import Baseline
-    from swin_quant.score.difference import FeatureScore
-    from swin_quant.verbs.evaluate_artifacts import Scored
-
-EXAMPLES = """examples:
-  swin-quant evaluate out/my_calib.pth --data-path imagenet                             (policy of its run card)
-  swin-quant evaluate out/my_calib.pth --data-path data --policy ft-mode1 ft-mode2 qdq
-  swin-quant evaluate my.pth --cfg my.yaml --data-path imagenet                         (a float checkpoint)
-  swin-quant evaluate out/my_int8.onnx --data-path imagenet                             (every engine installed)
-  swin-quant evaluate out/my_int8.onnx --data-path imagenet --answers answers           (Parquet; goes on if cut off)
-  torchrun --nproc_per_node 2 -m swin_quant evaluate out/my_int8.onnx --data-path imagenet --threads 1 --answers two"""
-
-
-@dataclass(frozen=True)
-class ScoredSample:
-    """How many pictures of the split are scored."""
-
-    TITLE = "pictures"
-    pictures: Annotated[int | None, Flag("score a seeded sample of so many (default: all)", "N", least=1)] = None
-
-    def keys(self) -> dict[str, Any]:
-        return {"DATA.SCORED": self.pictures} if self.pictures else {}
-
-
-@dataclass(frozen=True)
-class EvaluateOptions:
-    """The subject that is scored, its pictures, and the baselines beside it."""
-
-    files: Annotated[tuple[str, ...], Flag("a checkpoint, or artifacts with their run cards", "FILE", place=True)] = ()
-    checkpoint: Annotated[
-        str | None, Flag("to score, or what the artifacts were made from (default: looked for)", "FILE")
-    ] = None
-    model: shared.ModelOptions = shared.ModelOptions()
-    replace_head: shared.ReplaceHead = False
-    data: shared.ScoringOptions = shared.ScoringOptions()
-    sample: ScoredSample = ScoredSample()
-    policy: shared.PolicyOptions = shared.PolicyOptions()
-    engines: shared.EngineFlags = shared.EngineFlags()
-    original: shared.Original = None
-    run: shared.RunOptions = shared.RunOptions()
-    output: shared.Output = None
-    json: shared.Json = None
-    split: Annotated[str, Rare("pictures to score")] = "val"
-    all: Annotated[bool, Rare("show earlier results of the run card, too")] = False
-    answers: Annotated[
-        str | None, Flag("write answers to each picture there as Parquet, and go on if cut off", "DIR")
-    ] = None
-    shard: shared.Shard = None
-    fake_quant: Annotated[bool, Rare("score the simulation beside an artifact")] = False
-    no_own_float: Annotated[bool, Rare("do not score the float form on the engine beside an artifact")] = False
+EXAMPLES = """swin-quant evaluate out/my_calib.pth --data-path imagenet
+swin-quant evaluate out/my_calib.pth --data-path data --policy ft-mode1 ft-mode2 qdq
+swin-quant evaluate my.pth --cfg my.yaml --data-path imagenet
+swin-quant evaluate out/my_int8.onnx --data-path imagenet --answers answers
+torchrun --nproc_per_node 2 -m swin_quant evaluate out/my_int8.onnx --data-path imagenet --threads 1"""
 
 
 @dataclass(frozen=True)
 class Evaluation:
     """Results on one list of pictures, the float model's first; printed, it is the accuracy-delta table.
 
-    A model without logits has no `results`: its `outputs` are compared with float32's. An artifact has a `verdict`.
+    A model without logits has no `results`: its `outputs` are compared with float32's. One artifact has a `verdict`;
+    several have a card each in `cards`.
     """
 
     results: tuple[Result, ...]
     card: RunCard
     outputs: tuple[FeatureScore, ...] = ()
     verdict: DeployVerdict | None = None
+    cards: tuple[RunCard, ...] = ()
+    model: Model | None = None
+    before: RunCard | None = None  # the model's card before it was scored
 
-    def __str__(self) -> str:
-        from swin_quant.report.accuracy import render
-
-        if self.outputs:
-            return "\n".join(map(str, self.outputs))
-        table = [render([self.card])] if self.results else []
-        return "\n".join([*table, *([str(self.verdict)] if self.verdict else [])])
-
-    def _repr_html_(self) -> str:
-        from swin_quant.report.accuracy import as_html
-
-        if self.outputs:
-            return html_facts(self.card.name, {score.subject: score.figures for score in self.outputs})
-        table = as_html([self.card]) if self.results else ""
-        return table + (self.verdict._repr_html_() if self.verdict else "")
+    @property
+    def name(self) -> str:
+        return self.card.name
 
     @property
     def float32(self) -> Result | None:
@@ -121,48 +75,153 @@ class Evaluation:
         """The result of the first quantized engine."""
         return next((result for result in self.results if result.policy), None)
 
+    def save_in(self, folder: Path, world: World) -> None:
+        """Keep the results of a checkpoint: in its run card, else in a new card in `folder`."""
+        if self.model is None or self.before is None or self.outputs or not world.is_main:
+            return
+        path = self.model.card_file or folder / f"{self.name}_eval.json"
+        if self.model.card_file:
+            self.model.card = update(path, self.before, lambda card: with_results(card, self.results))
+        else:
+            with one_at_a_time(path.parent):
+                self.model.card = with_results(_with_earlier_results(self.before, path), self.results)
+                self.model.card.write(path)
+        log.info("run card: %s", path)
+
+    def show(self) -> None:
+        """Print the table as wide as the terminal, and the verdict."""
+        if self.outputs:
+            print(*self.outputs, sep="\n")
+            return
+        if self.results:
+            AccuracyTable.of(self.cards or [self.card]).show()
+        if self.verdict:
+            print_text("\n" + self.verdict.text(screen_width(NARROW)))
+
+    def to_json(self) -> Any:
+        """The table as data, with the verdict."""
+        if self.outputs:
+            return [score.to_dict() for score in self.outputs]
+        told = {"verdicts": [self.verdict.to_dict()]} if self.verdict else {}
+        return AccuracyTable.of(self.cards or [self.card]).as_data() | told
+
+    def __str__(self) -> str:
+        if self.outputs:
+            return "\n".join(map(str, self.outputs))
+        table = [render(list(self.cards or [self.card]))] if self.results else []
+        return "\n".join([*table, *([str(self.verdict)] if self.verdict else [])])
+
+    def _repr_html_(self) -> str:
+        if self.outputs:
+            return html_facts(self.card.name, {score.subject: score.figures for score in self.outputs})
+        table = as_html(list(self.cards or [self.card])) if self.results else ""
+        return table + (self.verdict._repr_html_() if self.verdict else "")
+
 
 def evaluate(
-    model: Model | nn.Module | Exported | str | Path,
-    pictures: Source,
-    policies: str | Policy | Sequence[str | Policy] | None = None,
+    model: Annotated[
+        Model | nn.Module | Exported | str | Path | SubjectFiles, Fields(SubjectFiles, "model", ("files",))
+    ],
+    pictures: Annotated[Source | None, Fields(PictureSet, "pictures")] = None,
+    policies: Annotated[Policies, Fields(PolicyChoice, "policy: which nodes are quantized, and how")] = None,
     *,
-    half: str = "auto",
-    batch_size: int = 32,
-    original: str | Path | None = None,
-    engine: str | None = None,
+    half: Literal["auto", "none", "float16", "bfloat16"] = "auto",
+    original: Annotated[str | Path | None, Parameter(name="--float")] = None,
+    engine: str | tuple[str, ...] | None = None,
+    threads: int | None = None,
+    float_type: Literal["float32", "bfloat16", "float16"] | None = None,
+    extension: tuple[str, ...] = (),
+    answers: str | Path | None = None,
+    shard: int | None = None,
+    fake_quant: bool = False,
+    own_float: Annotated[bool, Parameter(negative="--no-own-float")] = True,
+    batch_size: Annotated[int, Parameter(parse=False)] = 32,
 ) -> Evaluation:
-    """Score a model, an artifact or the file of one on labelled `pictures`: float32, half precision, and quantized.
+    """Score a model, or artifacts on their engines, on labelled pictures: float32, half precision, and quantized.
 
-    A model is scored under `policies`, one or several (None: its own); an artifact on `engine` (None: the one that it
-    was made for). Every engine sees the same pictures; deltas and their paired standard error compare with the float
-    model that the user had: `original`, or what the run card of a QAT checkpoint or of an artifact names, else the
-    model itself with its nodes off. The results go into the model's card in memory, or into the artifact's beside it. A
-    model without logits has SQNR and cosine against float32 instead, of all its outputs and of each by name; its
-    pictures need no labels. SwinQuantError where an enabled node has no range.
+    Every engine sees the same pictures. Deltas and their paired standard error compare with the float model that the
+    user had: `original`, or what the run card of a QAT checkpoint or of an artifact names, else the model itself with
+    its nodes off. The results go into the model's card in memory, or into the artifact's beside it. A model without
+    logits has SQNR and cosine against float32 instead, of all its outputs and of each by name, and needs no labels.
+
+    Args:
+        model: A model, a checkpoint, an artifact, or several artifacts.
+        pictures: A place on disk, of which val is scored, or batches with labels.
+        policies: One or several for a checkpoint (default: its run card's).
+        half: half-precision baseline (default: the device's)
+        original: the float checkpoint that QAT is compared with (default: looked for)
+        engine: engines that run an artifact (default: the one it was exported for, else all)
+        threads: threads of an engine (default: its own choice)
+        float_type: type of float layers, where the engine chooses
+        extension: openvino: libraries with operators of your own (docs/custom_operators.md)
+        answers: folder for the answers to each picture, as Parquet; a run that was cut off goes on there
+        shard: pictures a Parquet file (default 10000)
+        fake_quant: score the simulation beside an artifact
+        own_float: score the float form on the engine beside an artifact
+        batch_size: Pictures at a time, where the model came from no file.
+
+    Returns:
+        The results, the float model's first.
+
+    Raises:
+        SwinQuantError: An enabled node has no range, or an engine fails.
+        UsageError: Options that do not fit the subject.
     """
-    from swin_quant.base.distributed import World
-    from swin_quant.checkpoint.ranges import check_bits
-    from swin_quant.data.picture_set import PictureSet, source_of
-    from swin_quant.exported import Exported, subject_of
-    from swin_quant.loading import baseline_of
-    from swin_quant.quant.policy import Policy, load_policy
-
-    model, pictures = subject_of(model), source_of(pictures)
-    if isinstance(pictures, PictureSet):
-        pictures = replace(pictures, batch=batch_size)
-    if isinstance(model, Exported):
+    subject = model.subjects() if isinstance(model, SubjectFiles) else subject_of(model)
+    source = source_of(PictureSet() if pictures is None else pictures) if pictures is not None else PictureSet()
+    names = (engine,) if isinstance(engine, str) else tuple(engine or ())
+    if shard is not None and answers is None:
+        raise UsageError("--shard: is for --answers")
+    keep = Sharding(Path(answers), ROWS if shard is None else shard) if answers else None
+    if isinstance(subject, list | Exported):
+        exported = [subject] if isinstance(subject, Exported) else subject
         if policies is not None:
-            raise UsageError(f"policies: {model.file} is an artifact, which has its own: leave them out")
-        return _of_artifact(model, pictures, half, original, engine)
-    if engine:
-        raise UsageError(f"{model.name}: engine {engine} runs artifacts: export the model first")
-    named = [policies] if isinstance(policies, str | Policy) else policies
-    chosen = model.policies if named is None else [load_policy(one) for one in named]
-    if model.is_calibrated:
-        check_bits(model.module, model.card, chosen, model.name)
-    world = World(device=model.device)
-    return score_model(model, pictures, chosen, world, half, baseline_of(model, chosen, world, original))
+            raise UsageError(f"‹policy›: {exported[0].file} is an artifact, which has its own: leave it out")
+        if isinstance(source, PictureSet) and not isinstance(model, SubjectFiles):
+            source = replace(source, batch=batch_size)
+        options = EngineOptions(threads, float_type, this_world().device.type, extensions=extension)
+        scoring = Scoring(
+            source,
+            names or None,
+            options,
+            half,
+            model.checkpoint if isinstance(model, SubjectFiles) else None,
+            str(original) if original else None,
+            fake_quant,
+            own_float and answers is None,
+            keep,
+            exported[0].origin,
+        )
+        return _score_artifacts(exported, scoring)
+    if names or threads or extension or float_type:
+        raise UsageError(
+            f"{'‹engine› ' + names[0] if names else '‹threads›'}: is for artifacts: export the model first"
+        )
+    if fake_quant or not own_float:
+        raise UsageError("‹fake_quant› and ‹own_float› are for artifacts: name one")
+    chosen = policies_from(policies)
+    tell_bits(chosen)
+    from_file = isinstance(subject, ModelFile)
+    if isinstance(subject, ModelFile):
+        subject = subject.load(chosen)
+    chosen = chosen if policies is not None else subject.policies
+    if isinstance(source, PictureSet):
+        cfg = subject.given
+        if cfg is not None and subject.preprocess != Preprocess.from_config(cfg):
+            log.warning("preprocessing is that of the run card, which differs from the config: %s", subject.preprocess)
+        scored = source.count or (cfg.DATA.SCORED or None if cfg is not None else None)
+        source = replace(source.settled(cfg), count=scored)
+        source = source if from_file else replace(source, batch=batch_size)
+    if subject.is_calibrated:
+        check_bits(subject.module, subject.card, chosen, subject.name)
+    if keep and not has_classes(subject.module):
+        raise UsageError("--answers is for classifiers: maps and embeddings name no class")
+    if subject.card_file:
+        check_writable(subject.card_file)
+    world, before = this_world(subject.device), subject.card
+    baseline = baseline_of(subject, chosen, world, original, subject.given)
+    found = score_model(subject, source, chosen, world, half, baseline, keep)
+    return replace(found, model=subject, before=before)
 
 
 def score_model(
@@ -179,14 +238,6 @@ def score_model(
     Its nodes must be calibrated for the policies. `baseline`: what `baseline_of` found. Every rank scores its share,
     and all return the same. `answers`: the folder of saved predictions, where a run that was cut off goes on.
     """
-    from swin_quant.quant.outputs import has_classes
-    from swin_quant.quant.watch import eval_mode
-    from swin_quant.score.baseline import engines_beside
-    from swin_quant.score.difference import compare_engines
-    from swin_quant.score.engine import half_type
-    from swin_quant.score.saved_predictions import PredictionFolder
-    from swin_quant.score.scoring import ModelInputs, score_engines
-
     engines = engines_beside(model.module, world.device, half_type(half, world.device), policies, baseline)
     with eval_mode(model.module):
         if not has_classes(model.module):
@@ -202,134 +253,19 @@ def score_model(
     return Evaluation(tuple(results.values()), scored)
 
 
-def scored_on(cfg: CfgNode, model: Model, split: str = "val", max_unreadable: float = 0.01) -> PictureSet:
-    """The pictures of the config's data path that score a model, prepared as its card says."""
-    from swin_quant.data.picture_set import PictureSet
-    from swin_quant.data.preprocess import Preprocess
-
-    if model.preprocess != Preprocess.from_config(cfg):
-        log.warning("preprocessing is that of the run card, which differs from the config: %s", model.preprocess)
-    return PictureSet.of_config(cfg, split, max_unreadable=max_unreadable)
-
-
-def _of_artifact(
-    exported: Exported,
-    pictures: PictureSet | Iterable[Any],
-    half: str,
-    original: str | Path | None,
-    engine: str | None,
-) -> Evaluation:
-    from swin_quant.base.distributed import World
-    from swin_quant.exported import find_checkpoint
-    from swin_quant.report.verdict import of_artifact
-    from swin_quant.verbs.evaluate_artifacts import Scoring, score_artifacts, write_cards
-
-    scoring = Scoring(
-        [engine] if engine else None,
-        half=half,
-        original=str(original) if original else None,
-        pictures=pictures,
-        origin=exported.origin,
-        own_float=True,
-    )
-    (scored,) = score_artifacts([exported.artifact], scoring, World())
-    write_cards([scored])
-    card, file = with_results(replace(scored.card, results=[]), scored.measured), exported.file
-    place, checkpoint = getattr(pictures, "path", "DIR"), find_checkpoint(exported.artifact)
-    return Evaluation(scored.measured, card, verdict=of_artifact(card, file, checkpoint or Path("CHECKPOINT"), place))
-
-
-def run(options: EvaluateOptions, world: World) -> None:
-    from swin_quant.exported import is_checkpoint
-    from swin_quant.verbs.evaluate_artifacts import write_cards
-
-    files, checkpoint = options.files, options.checkpoint
-    if len(files) == 1 and is_checkpoint(files[0]):
-        if checkpoint:
-            raise UsageError(f"{files[0]} and --checkpoint {checkpoint} are both checkpoints: give one of them")
-        checkpoint, files = files[0], ()
-    if files:
-        mine = EvaluateOptions(replace_head=options.replace_head, output=options.output)
-        refuse_checkpoint_flags(options.model, options.policy, mine)
-    else:
-        mine = EvaluateOptions(fake_quant=options.fake_quant, no_own_float=options.no_own_float)
-        refuse_artifact_flags(options.engines, mine)
-    if options.shard is not None and options.answers is None:
-        raise UsageError("--shard: is for --answers")
-    if files:
-        scored = score_files(replace(options, files=files), world)
-        if world.is_main:
-            written = write_cards(scored)
-            measured = [with_results(replace(one.card, results=[]), one.measured) for one in scored]
-            show_cards(written if options.all else measured, options.json)
-    elif opened := shared.opened(checkpoint):
-        evaluate_checkpoint(options, opened, world)
-    else:
-        raise UsageError("nothing to score: name a checkpoint or an artifact")
-
-
-def score_files(options: EvaluateOptions, world: World) -> list[Scored]:
-    """The artifacts that options name, scored; nothing is printed or written."""
-    from swin_quant.backends.open_artifact import open_artifact
-    from swin_quant.verbs.evaluate_artifacts import Scoring, score_artifacts
-
-    scoring = Scoring(
-        options.engines.engine or None,
-        options.engines.options(world.device.type),
-        shared.OTHER_MACHINE | options.data.keys() | options.sample.keys() | options.run.keys(),
-        options.checkpoint,
-        options.split,
-        options.data.half,
-        options.fake_quant,
-        options.data.max_unreadable,
-        options.original,
-        sharding(options.answers, options.shard),
-        own_float=not options.no_own_float and options.answers is None,
-    )
-    artifacts = [open_artifact(path) for path in dict.fromkeys(options.files)]
-    for artifact in artifacts:
-        check_writable(card_path(artifact.file))  # which gets the results
-    return score_artifacts(artifacts, scoring, world)
-
-
-def evaluate_checkpoint(
-    options: EvaluateOptions, checkpoint: Checkpoint, world: World, folder: Path | None = None
-) -> RunCard:
-    """Score a checkpoint, show the results and keep them: in its run card, else in a new card in `folder`."""
-    from swin_quant.loading import baseline_of, load_for_scoring
-
-    data = options.data
-    cfg = shared.config_of(checkpoint, options.model, data, options.sample, options.run, OUTPUT=options.output)
-    model, policies = load_for_scoring(cfg, checkpoint, options.policy.policies(), world, options.replace_head)
-    shared.tell_bits(policies)
-    folder = folder or shared.output_dir(options.output, cfg)
-    path = model.card_file or folder / f"{cfg.MODEL.NAME}_eval.json"
-    ensure_writable_dir(path.parent)
-    baseline = baseline_of(model, policies, world, options.original, cfg)
-    if options.answers and cfg.MODEL.OUTPUT_KIND != LOGITS:
-        raise UsageError("--answers is for classifiers: maps and embeddings name no class")
-    before = model.card if model.card_file else _with_earlier_results(model.card, path)
-    pictures = scored_on(cfg, model, options.split, data.max_unreadable)
-    answers = sharding(options.answers, options.shard)
-    found = score_model(model, pictures, policies, world, data.half, baseline, answers)
-    if cfg.MODEL.OUTPUT_KIND != LOGITS:
-        scores = found.outputs
-        tell(options.json, lambda: print(*scores, sep="\n"), [score.to_dict() for score in scores])
-    elif world.is_main:
-        model.card = _kept(model, before, found.results, path)
-        log.info("run card: %s", path)
-        show_cards([model.card if options.all else found.card], options.json)
-    return model.card
-
-
-def _kept(model: Model, before: RunCard, results: Sequence[Result], path: Path) -> RunCard:
-    """The card at `path`, with the results in addition to `before`; another process may have changed it."""
-    if model.card_file:
-        return update(path, before, lambda card: with_results(card, results))
-    with one_at_a_time(path.parent):
-        card = with_results(_with_earlier_results(before, path), results)
-        card.write(path)
-    return card
+def _score_artifacts(exported: Sequence[Exported], scoring: Scoring) -> Evaluation:
+    for one in exported:
+        check_writable(card_path(one.file))  # which gets the results
+    found = score_artifacts([one.artifact for one in exported], scoring)
+    if this_world().is_main:
+        write_cards(found)
+    cards = [with_results(replace(one.card, results=[]), one.measured) for one in found]
+    results = tuple(result for one in found for result in one.measured)
+    if len(found) > 1:
+        return Evaluation(results, cards[0], cards=tuple(cards))
+    place, checkpoint = getattr(scoring.pictures, "path", "DIR"), find_checkpoint(exported[0].artifact)
+    verdict = of_artifact(cards[0], exported[0].file, checkpoint or Path("CHECKPOINT"), place)
+    return Evaluation(results, cards[0], verdict=verdict)
 
 
 def _with_earlier_results(card: RunCard, path: Path) -> RunCard:

@@ -12,7 +12,7 @@ from yacs.config import CfgNode
 from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.backend import function
 from swin_quant.backends.registry import engine_named
-from swin_quant.base.distributed import World
+from swin_quant.base.distributed import World, this_world
 from swin_quant.base.errors import SwinQuantError, UsageError, one_line
 from swin_quant.base.files import sha256_of
 from swin_quant.base.progress import log
@@ -59,27 +59,33 @@ from swin_quant.verbs.export import export_checkpoint
 class Scoring:
     """How artifacts are scored.
 
-    `engines` None: all installed; `half`: the half-precision baseline; `fake_quant`: the simulation is scored too;
-    `checkpoint`: the exported one, where it is not found; `original`: the float checkpoint that it came from, too;
-    `overrides`: keys of the config (data path, batch size, ...); `answers`: where the answers to each picture are kept.
-    `pictures`: in place of the config's. `origin`: the model of a wrapped module, which no file can build.
-    `own_float`: the float form of the same weights is scored on the engine, too, since int8 replaces it. It
-    takes the place of torch's half precision if `half` is auto.
+    Args:
+        pictures: A set on disk, or batches.
+        engines: None: all installed.
+        options: Of the engines.
+        half: The half-precision baseline.
+        checkpoint: The exported one, where it is not found.
+        original: The float checkpoint that it came from, likewise.
+        fake_quant: Score the simulation, too.
+        own_float: Score the float form of the same weights on the engine, too, since int8 replaces it. It takes the
+            place of torch's half precision if `half` is auto.
+        answers: Where the answers to each picture are kept.
+        origin: The model of a wrapped module, which no file can build.
     """
 
+    pictures: PictureSet | Iterable[Any]
     engines: Sequence[str] | None = None
     options: EngineOptions = EngineOptions()
-    overrides: Mapping[str, Any] | None = None
-    checkpoint: str | None = None
-    split: str = "val"
     half: str = "auto"
-    fake_quant: bool = False
-    max_unreadable: float = 0.01
+    checkpoint: str | None = None
     original: str | None = None
-    answers: Sharding | None = None
-    pictures: PictureSet | Iterable[Any] | None = None
-    origin: Model | None = None
+    fake_quant: bool = False
     own_float: bool = False
+    answers: Sharding | None = None
+    origin: Model | None = None
+
+
+ELSEWHERE = {"DATA.DATA_PATH": "", "DATA.ZIP_MODE": False}  # a card's values name no folder of this machine
 
 
 @dataclass(frozen=True)
@@ -89,17 +95,14 @@ class Scored(Artifact):
     measured: tuple[Result, ...] = ()
 
 
-def score_artifacts(
-    artifacts: Sequence[Artifact],
-    scoring: Scoring,
-    world: World = World(),
-) -> list[Scored]:
+def score_artifacts(artifacts: Sequence[Artifact], scoring: Scoring) -> list[Scored]:
     """The artifacts with results in their cards, nothing written: each with its baseline's and its own.
 
     Artifacts of one checkpoint and preprocessing are scored in one pass with one float baseline. One whose checkpoint
     is not found is scored without a baseline: no delta then, and a warning. Everything that can be refused (an engine
     that is not installed, a checkpoint of another hash) is refused before a picture is read.
     """
+    world = this_world()
     groups: dict[tuple[Any, ...], list[_Prepared]] = {}
     engines = [names_of_engines(artifact, scoring.engines) for artifact in artifacts]
     for artifact, names in zip(artifacts, engines, strict=True):
@@ -137,7 +140,7 @@ class _Prepared:
 
 
 def _prepare(artifact: Artifact, engines: list[str], scoring: Scoring) -> _Prepared:
-    cfg = config_of(artifact, scoring.overrides)
+    cfg = config_of(artifact, ELSEWHERE)
     need_logits(cfg.MODEL.OUTPUT_KIND, "accuracy")
     checkpoint = find_checkpoint(artifact, scoring.checkpoint)
     prepared = _Prepared(artifact, engines, cfg, prepared_by(artifact).preprocess, checkpoint)
@@ -194,8 +197,8 @@ def _score_group(
         whose["extensions"] = [sha256_of(file) for file in scoring.options.extensions]
     keeping = PredictionFolder(scoring.answers, whose) if scoring.answers else None
     cfg, pictures = first.cfg, scoring.pictures
-    if pictures is None:
-        pictures = PictureSet.of_config(cfg, scoring.split, max_unreadable=scoring.max_unreadable)
+    if isinstance(pictures, PictureSet):
+        pictures = pictures.settled(cfg)
     by = ModelInputs(prepared_by(first.artifact), classes_of(cfg), first.artifact.card.class_names)
     results = score_engines(engines, pictures, by, world, keeping)
     scored = []
