@@ -13,10 +13,11 @@ from swin_quant.backends import engine_loader
 from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.backend import function
 from swin_quant.backends.open_artifact import open_artifact
-from swin_quant.backends.registry import backends, engine_named, takers
+from swin_quant.backends.registry import backends, engine_named, takers, targets
 from swin_quant.base.distributed import World
 from swin_quant.base.errors import SwinQuantError, UsageError, listed, one_line
 from swin_quant.base.files import require_file, sha256_of
+from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.lineage import file_of_record
 from swin_quant.cards.paths import card_path
@@ -78,6 +79,29 @@ class Exported:
             run = loaded.run
             loaded = replace(loaded, run=lambda images: named(run(images), wrapped["outputs"]))
         return loaded
+
+    def show(self) -> None:
+        """Print the file; messages name its policy, run card and next steps."""
+        record, card = self.artifact.record, self.card
+        policy = f", policy {card.policy['name']}" if card.policy else ""
+        log.info("%s: %s%s, %.1f MB", record["backend"], record["precision"], policy, self.file.stat().st_size / 1e6)
+        if runs := record["options"].get("runs_on"):
+            log.info("runs on %s", " and ".join(f"{engine}{releases}" for engine, releases in runs.items()))
+        for other in record["others"]:
+            log.info("with it: %s", self.file.with_name(other["file"]))
+        log.info("run card: %s", card_path(self.file))
+        print(self.file)
+        target = targets()[str(record["options"].get("target", record["backend"]))]
+        runnable = card.policy is not None or not target.only_quantized
+        runnable &= card.config.get("MODEL", {}).get("OUTPUT_KIND", LOGITS) == LOGITS  # the next steps are about logits
+        for command in target.exporting.next_step if runnable else ():
+            log.info(
+                "next: %s", command.format(file=self.file, checkpoint=find_checkpoint(self.artifact) or "CHECKPOINT")
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        """The run card."""
+        return self.card.to_dict()
 
     def __repr__(self) -> str:
         record = self.artifact.record

@@ -62,6 +62,12 @@ def this_world(device: torch.device | None = None) -> World:
     return world if device is None else replace(world, device=device)
 
 
+def one_process(command: str) -> None:
+    """UsageError under a launcher of several processes."""
+    if this_world().size > 1:
+        raise UsageError(f"{command} runs in one process: start it without torchrun")
+
+
 @contextmanager
 def _entered(world: World) -> Iterator[World]:
     _this.append(world)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Literal, Optional, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import cyclopts
 import docstring_parser
@@ -155,6 +155,8 @@ def run(name: str, arguments: Sequence[str]) -> int:
                 save(result, given.get("output"), world)
         if world.is_main and result is not None:
             show(result, json)
+            if hasattr(result, "check"):
+                result.check()
         sys.stdout.flush()  # flushed before this rank waits for the other ranks
     return 0
 
@@ -186,7 +188,7 @@ def _typed(kind: Any) -> Any:
         some = [one for one in get_args(kind) if one is not type(None)]
         plain = [one for one in some if one in (int, float, str, bool, Path) or get_origin(one) in (Literal, tuple)]
         chosen = plain[0] if len(plain) == 1 else next((one for one in (str, Path) if one in plain), plain[0])
-        return Optional[chosen] if type(None) in get_args(kind) else chosen
+        return Union[chosen, None] if type(None) in get_args(kind) else chosen  # noqa: UP007  (may be text)
     return kind
 
 

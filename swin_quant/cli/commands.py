@@ -49,4 +49,6 @@ GROUPS = {name.split()[0] for name in COMMANDS if " " in name}
 FUNCTIONS = {
     "calibrate": "swin_quant.verbs.calibrate:calibrate",
     "evaluate": "swin_quant.verbs.evaluate:evaluate",
+    "export": "swin_quant.verbs.export:export",
+    "verify": "swin_quant.verbs.verify:verify",
 }

@@ -24,7 +24,7 @@ from swin_quant.score.baseline import whose_weights
 from swin_quant.score.candidate import BenchCandidate
 from swin_quant.score.engine import EAGER
 from swin_quant.score.options import EngineOptions
-from swin_quant.verbs.export import export_checkpoint
+from swin_quant.verbs.export_target import export_checkpoint
 from swin_quant.verbs.verify import is_quantized
 
 FLOAT32 = "float32"

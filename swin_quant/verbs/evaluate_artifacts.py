@@ -52,7 +52,7 @@ from swin_quant.score.options import EngineOptions
 from swin_quant.score.saved_predictions import PredictionFolder, unique_names
 from swin_quant.score.scoring import ModelInputs, score_engines
 from swin_quant.verbs.bench_candidates import has_float_baseline
-from swin_quant.verbs.export import export_checkpoint
+from swin_quant.verbs.export_target import export_checkpoint
 
 
 @dataclass(frozen=True)

@@ -1,62 +1,57 @@
 """Compare an artifact with the checkpoint it was exported from, on real pictures: pass or fail for each engine."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Literal
 
+from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.registry import engine_named
+from swin_quant.base.arguments import Fields
+from swin_quant.base.distributed import one_process, world_on
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.files import check_writable
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard, update
 from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import VerificationRecord
-from swin_quant.cli import shared
-from swin_quant.cli.output import Printed, tell
+from swin_quant.cli.output import Printed
 from swin_quant.config.outputs import LOGITS, classes_of
+from swin_quant.data.picture_set import PictureSet, Source, batches, source_of
+from swin_quant.data.sampling import digest
+from swin_quant.exported import (
+    Exported,
+    config_of,
+    find_checkpoint,
+    load_engines,
+    load_origin,
+    names_of_engines,
+    prepared_by,
+    preprocess_of,
+    subject_of,
+)
+from swin_quant.quant.watch import eval_mode
+from swin_quant.report.engines import verification_table
+from swin_quant.report.graph import IntegerProducts, integer_products, quantized_products
 from swin_quant.report.table import ReportTable
+from swin_quant.score.baseline import Baseline, engines_beside, unnamed_baseline
+from swin_quant.score.difference import difference, difference_of_outputs
+from swin_quant.score.engine import EAGER, FAKE_QUANT, HALF_TYPES, Engine
+from swin_quant.score.options import EngineOptions
+from swin_quant.score.run_engines import Inferred, infer, infer_batches
 
-if TYPE_CHECKING:
-    from swin_quant.backends.artifact import Artifact
-    from swin_quant.base.distributed import World
-    from swin_quant.data.picture_set import Source
-    from swin_quant.data.pictures import Pictures
-    from swin_quant.exported import Exported
-    from swin_quant.model import Model
-    from swin_quant.score.engine import Engine
-    from swin_quant.score.run_engines import Inferred
-
-PICTURES = 64
-EXAMPLES = """examples:
-  swin-quant verify out/my_int8.onnx --data-path imagenet
-  swin-quant verify out/my_int8.onnx --engine openvino --images cat.jpg 'holiday/*.jpg'
-
-A quantized artifact passes when its mean |Δlogit| against fake-quant is below the engine's tolerance, a float one when
-that against the float model is. Exit code 1 says that an engine failed."""
-
-
-@dataclass(frozen=True)
-class VerifyOptions:
-    """The artifact to verify, the engines that run it, and the pictures."""
-
-    artifact: shared.ArtifactFile
-    checkpoint: shared.MadeFrom = None
-    pictures: shared.Evenly = PICTURES
-    engines: shared.EngineFlags = shared.EngineFlags()
-    place: shared.PictureOptions = shared.PictureOptions()
-    json: shared.Json = None
-    device: shared.AnyDevice = "auto"
+PICTURES, BATCH = 64, 32
+EXAMPLES = """swin-quant verify out/my_int8.onnx --data-path imagenet
+swin-quant verify out/my_int8.onnx --engine openvino --images cat.jpg 'holiday/*.jpg'"""
 
 
 @dataclass(frozen=True)
 class Verification(Printed):
-    """How far the logits of an artifact are from its checkpoint's; printed, it is the table of `swin-quant verify`."""
+    """How far the logits of an artifact are from its checkpoint's; printed, it is a table."""
 
     records: Sequence[VerificationRecord]
+    file: Path
 
     @property
     def failures(self) -> list[str]:
@@ -66,105 +61,98 @@ class Verification(Printed):
     def __bool__(self) -> bool:
         return not self.failures
 
-    def tables(self) -> list[ReportTable[VerificationRecord]]:
-        from swin_quant.report.engines import verification_table
+    def check(self) -> None:
+        """SwinQuantError where an engine is not within its tolerance."""
+        if self.failures:
+            raise SwinQuantError(f"{self.file}: verification failed: {'; '.join(self.failures)}")
 
+    def tables(self) -> list[ReportTable[VerificationRecord]]:
         return [verification_table(self.records)]
+
+    def to_json(self) -> Sequence[VerificationRecord]:
+        """The records, as in the run card."""
+        return self.records
 
 
 def verify(
-    exported: Exported | str | Path, pictures: Source, engine: str | None = None, *, device: str = "cpu"
+    artifact: Exported | str | Path,
+    pictures: Annotated[Source | None, Fields(PictureSet, "pictures")] = None,
+    engine: str | tuple[str, ...] | None = None,
+    *,
+    checkpoint: str | Path | None = None,
+    threads: int | None = None,
+    float_type: Literal["float32", "bfloat16", "float16"] | None = None,
+    extension: tuple[str, ...] = (),
+    device: Literal["auto", "cpu", "cuda"] = "auto",
 ) -> Verification:
-    """Compare an artifact with the checkpoint that it was made from, on pictures; the result goes into its run card.
+    """Compare an artifact with the checkpoint that it was made from, on pictures without labels.
 
-    `pictures` need no labels; of a place on disk 64 are taken, unless it says how many. `device`: cpu or cuda, torch's
-    current GPU, of both. The artifact of a wrapped module is compared with the model in memory, or with the one
-    that `artifact(file, module)` loads.
+    A quantized artifact passes when its mean |delta of logits| against fake-quant is below the engine's tolerance, a
+    float one when that against the float model is. The result goes into the artifact's run card. An artifact of a
+    wrapped module is compared with the model in memory, or with the one that `artifact(file, module)` loads.
+
+    Args:
+        artifact: an exported file; its run card lies beside it
+        pictures: A place on disk, of which 64 pictures are taken, evenly spread, or batches.
+        engine: engines that run it (default: the one it was exported for, else all)
+        checkpoint: the checkpoint that was exported (default: looked for)
+        threads: threads of an engine (default: its own choice)
+        float_type: type of float layers, where the engine chooses
+        extension: openvino: libraries with operators of your own (docs/custom_operators.md)
+        device: auto: a GPU if there is one
+
+    Returns:
+        A record for each engine; false where one failed. The command then ends with exit code 1.
+
+    Raises:
+        SwinQuantError: The checkpoint is not found, or an engine cannot run the file.
     """
-    from swin_quant.base.distributed import world_on
-    from swin_quant.data.picture_set import PictureSet, source_of
-    from swin_quant.exported import Exported, subject_of
-
-    found, source = subject_of(exported), source_of(pictures)
+    one_process("verify")
+    found = subject_of(artifact)
     if not isinstance(found, Exported):
         raise UsageError(f"{found.name}: is a model, and `verify` compares an artifact with it: export it first")
-    engines = shared.EngineFlags((engine,) if engine else ())
-    count = source.count if isinstance(source, PictureSet) else None
-    shown = source.of_split("val").open if isinstance(source, PictureSet) else source
-    options = VerifyOptions(str(found.file), pictures=count or PICTURES, engines=engines)
-    return Verification(verify_artifact(found.artifact, shown, options, world_on(device), found.origin))
-
-
-def verify_artifact(
-    artifact: Artifact,
-    pictures: Callable[[], Pictures] | Iterable[Any],
-    options: VerifyOptions,
-    world: World,
-    origin: Model | None = None,
-) -> list[VerificationRecord]:
-    """Compare the artifact with its checkpoint, and keep the records in its run card; `failures` names the engines that
-    failed.
-
-    SwinQuantError where the checkpoint is not found. `pictures`: batches, or a function that opens them when everything
-    else is in order; `origin`: the model of a wrapped module.
-    """
-    from swin_quant.data.picture_set import batches
-    from swin_quant.data.pictures import Pictures
-    from swin_quant.exported import (
-        config_of,
-        find_checkpoint,
-        load_engines,
-        load_origin,
-        names_of_engines,
-        prepared_by,
-        preprocess_of,
-    )
-    from swin_quant.quant.watch import eval_mode
-    from swin_quant.score.baseline import Baseline, engines_beside, unnamed_baseline
-    from swin_quant.score.run_engines import infer, infer_batches
-
-    place = options.place
-    names = names_of_engines(artifact, options.engines.engine)
-    check_writable(card_path(artifact.file))  # which gets the records
-    cfg = config_of(artifact)
-    checkpoint = find_checkpoint(artifact, options.checkpoint)
-    origin, policies = load_origin(artifact, cfg, checkpoint, world, origin)
-    shown = pictures() if callable(pictures) else pictures
-    policies = policies if is_quantized(artifact.record["precision"]) else []
-    is_given = origin.original is not None and not artifact.card.has_own_weights
-    baseline = Baseline(origin.original, whose=None) if is_given else unnamed_baseline(artifact.card)
+    exported, world = found.artifact, world_on(device)
+    names = names_of_engines(exported, (engine,) if isinstance(engine, str) else engine)
+    check_writable(card_path(exported.file))  # which gets the records
+    cfg = config_of(exported)
+    origin, policies = load_origin(exported, cfg, find_checkpoint(exported, checkpoint), world, found.origin)
+    source = source_of(PictureSet() if pictures is None else pictures)
+    opened = source.of_split("val").open() if isinstance(source, PictureSet) else None
+    policies = policies if is_quantized(exported.record["precision"]) else []
+    is_given = origin.original is not None and not exported.card.has_own_weights
+    baseline = Baseline(origin.original, whose=None) if is_given else unnamed_baseline(exported.card)
     references = engines_beside(origin.module, world.device, None, policies, baseline)
-    engines = load_engines(artifact, names, options.engines.options(world.device.type))
+    options = EngineOptions(threads, float_type, world.device.type, extensions=extension)
+    engines = load_engines(exported, names, options)
     everything = references | engines
     with eval_mode(origin.module):
-        if isinstance(shown, Pictures):
+        if isinstance(source, PictureSet) and opened is not None:
             inferred = infer(
                 everything,
-                shown,
-                preprocess_of(artifact),
+                opened,
+                preprocess_of(exported),
                 classes_of(cfg),
-                batch_size=place.batch,
-                workers=place.workers,
-                count=options.pictures,
-                max_unreadable=place.max_unreadable,
+                batch_size=source.batch or BATCH,
+                workers=source.workers or 0,
+                count=source.count or PICTURES,
+                max_unreadable=source.max_unreadable or 0.0,
                 device=world.device,
             )
         else:
-            given = batches(shown, False, prepared_by(artifact))
+            given = batches(source, False, prepared_by(exported))  # type: ignore[arg-type]
             inferred = infer_batches(everything, given, classes_of(cfg), world.device)
-    float_type = artifact.record["options"].get("float_type")
-    has_logits = cfg.MODEL.OUTPUT_KIND == LOGITS
-    records = compare(engines, dict(zip(engines, names, strict=True)), references, inferred, float_type, has_logits)
-    counts = _integer_products(artifact, engines)
+    kind = exported.record["options"].get("float_type")
+    keys = dict(zip(engines, names, strict=True))
+    records = compare(engines, keys, references, inferred, kind, cfg.MODEL.OUTPUT_KIND == LOGITS)
+    counts = _integer_products(exported, engines)
     records = [{**record, **counts.get(record["engine"], {})} for record in records]  # type: ignore[typeddict-item]
-    update(card_path(artifact.file), artifact.card, lambda card: reduce(RunCard.with_verification, records, card))
-    return records
+    update(card_path(exported.file), exported.card, lambda card: reduce(RunCard.with_verification, records, card))
+    log.info("run card: %s", card_path(exported.file))
+    return Verification(records, exported.file)
 
 
 def _integer_products(artifact: Artifact, engines: Mapping[str, Engine]) -> dict[str, dict[str, int]]:
     """Engine -> the counts of its record, for an ONNX file with quantized products."""
-    from swin_quant.report.graph import integer_products, quantized_products
-
     found = {}
     for engine in engines.values():
         if artifact.record["backend"] == "onnx" and "gemms" in engine.details:
@@ -183,8 +171,6 @@ def tolerance_of(engine: str, precision: str, float_type: str | None = None) -> 
     `precision` is the engine's (int8, int8+bfloat16, float16, ...), `float_type` what the artifact was exported in:
     weights and scales that were rounded to half stay so on an engine that computes in float32.
     """
-    from swin_quant.score.engine import HALF_TYPES
-
     limits = engine_named(engine).tolerances
     if limits is None:
         raise SwinQuantError(f"engine {engine} says no tolerances: there is nothing to verify it against")
@@ -195,8 +181,6 @@ def tolerance_of(engine: str, precision: str, float_type: str | None = None) -> 
 
 def is_quantized(precision: str) -> bool:
     """Whether logits are to be compared with fake-quant's rather than the float model's."""
-    from swin_quant.score.engine import HALF_TYPES
-
     return precision != "float32" and precision not in HALF_TYPES
 
 
@@ -215,10 +199,6 @@ def compare(
     `keys` gives an engine's name by its key in `engines`; `inferred` has the logits of all by their keys;
     `float_type` is that of the artifact; `has_logits`: outputs are compared as logits.
     """
-    from swin_quant.data.sampling import digest
-    from swin_quant.score.difference import difference, difference_of_outputs
-    from swin_quant.score.engine import EAGER, FAKE_QUANT
-
     records: list[VerificationRecord] = []
     logits = inferred.logits if has_logits else {}
     for key, engine in engines.items():
@@ -250,8 +230,6 @@ def compare(
 
 def failures(records: Sequence[VerificationRecord]) -> list[str]:
     """A clause for each engine that runs quantized products in float, and each record beyond its tolerance."""
-    from swin_quant.report.graph import IntegerProducts
-
     counts = {
         record["engine"]: IntegerProducts(record["quantized_products"], record["int8_products"])
         for record in records
@@ -267,25 +245,3 @@ def failures(records: Sequence[VerificationRecord]) -> list[str]:
         for record in records
         if record["passed"] is False
     ]
-
-
-def verified(options: VerifyOptions, world: World) -> tuple[Artifact, list[VerificationRecord]]:
-    """The artifact that options name, and how far it is from its checkpoint; nothing is printed."""
-    from swin_quant.backends.open_artifact import open_artifact
-
-    artifact = open_artifact(options.artifact)
-    return artifact, verify_artifact(artifact, options.place.open, options, world)
-
-
-def run(options: VerifyOptions, world: World) -> None:
-    shared.one_process(world, "verify")
-    artifact, records = verified(options, world)
-    log.info("run card: %s", card_path(artifact.file))
-    tell(options.json, Verification(records).show, records)
-    refuse_failed(artifact, records)
-
-
-def refuse_failed(artifact: Artifact, records: Sequence[VerificationRecord]) -> None:
-    """SwinQuantError where an engine is not within its tolerance."""
-    if failed := failures(records):
-        raise SwinQuantError(f"{artifact.file}: verification failed: {'; '.join(failed)}")
