@@ -94,10 +94,9 @@ class Exported:
         target = targets()[str(record["options"].get("target", record["backend"]))]
         runnable = card.policy is not None or not target.only_quantized
         runnable &= card.config.get("MODEL", {}).get("OUTPUT_KIND", LOGITS) == LOGITS  # the next steps are about logits
+        checkpoint = find_checkpoint(self.artifact) or "CHECKPOINT"
         for command in target.exporting.next_step if runnable else ():
-            log.info(
-                "next: %s", command.format(file=self.file, checkpoint=find_checkpoint(self.artifact) or "CHECKPOINT")
-            )
+            log.info("next: %s", command.format(file=self.file, checkpoint=checkpoint))
 
     def to_json(self) -> dict[str, Any]:
         """The run card."""

@@ -70,7 +70,10 @@ class Command:
                 if any(isinstance(note, Parameter) and note.parse is False for note in get_args(hint)[1:]):
                     continue
                 self.values[name] = name, ""
-                parts[name] = _part(name, hint, argument.default, notes.get(name, ""), argument.kind)
+                named = [note.name for note in get_args(hint)[1:] if isinstance(note, Parameter) and note.name]
+                is_placed = argument.default is inspect.Parameter.empty and not named
+                kind = inspect.Parameter.POSITIONAL_OR_KEYWORD if is_placed else inspect.Parameter.KEYWORD_ONLY
+                parts[name] = _part(name, hint, argument.default, notes.get(name, ""), kind)
                 continue
             help, own = _notes(inside.kind), get_type_hints(inside.kind, include_extras=True)
             for field in fields(inside.kind):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,42 +9,12 @@ from typing import TYPE_CHECKING, Any
 from swin_quant.base.files import atomic_write_bytes, json_text
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
-from swin_quant.report.table import (
-    NARROW,
-    WIDE,
-    ReportTable,
-    html_table,
-    print_fitted,
-    print_text,
-    screen_width,
-    terminal,
-)
+from swin_quant.report.printed import Printed as Printed
+from swin_quant.report.table import NARROW, print_text, screen_width
 
 if TYPE_CHECKING:
     from swin_quant.base.shards import Sharding
     from swin_quant.report.verdict import DeployVerdict
-
-
-class Printed(ABC):
-    """A result that Python prints as its tables, 80 columns wide, and a notebook shows as HTML."""
-
-    @abstractmethod
-    def tables(self) -> Sequence[ReportTable[Any]]:
-        """The tables of the result, in order."""
-
-    def show(self, otherwise: int = WIDE) -> None:
-        """Print the tables as wide as the terminal, or `otherwise` columns wide into a pipe."""
-        print_fitted(self.text, otherwise)
-
-    def text(self, width: int, color: bool = False) -> str:
-        """The tables for a terminal of `width` columns."""
-        return "\n".join(terminal(one, width, color) for one in self.tables())
-
-    def __str__(self) -> str:
-        return self.text(NARROW)
-
-    def _repr_html_(self) -> str:
-        return "".join(map(html_table, self.tables()))
 
 
 def tell(target: str | None, show: Callable[[], object], data: Any) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from swin_quant.backends.artifact import Artifact
+from swin_quant.backends.registry import target_named
 from swin_quant.backends.saturation import at_risk, warn
 from swin_quant.base.arguments import Fields, Parameter
 from swin_quant.base.distributed import one_process
@@ -109,10 +110,9 @@ def export(
         saturation_safe = policy.saturation_safe
         policy = None if policy == PolicyChoice(saturation_safe=True) else policy
     asked = one_policy(policy)
-    flags = ExportTarget.of(backend, precision, None, saturation_safe).backend.exporting.flags
-    target = ExportTarget.of(
-        backend, precision, given | ({"check": check} if "check" in flags else {}), saturation_safe
-    )
+    flags = target_named(backend).exporting.flags
+    given |= {"check": check} if "check" in flags else {}
+    target = ExportTarget.of(backend, precision, given, saturation_safe)
     if isinstance(model, ModelFile):
         made, module = _from_file(model, target, folder, asked, tune)
         origin = None

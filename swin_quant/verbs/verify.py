@@ -16,7 +16,6 @@ from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard, update
 from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import VerificationRecord
-from swin_quant.cli.output import Printed
 from swin_quant.config.outputs import LOGITS, classes_of
 from swin_quant.data.picture_set import PictureSet, Source, batches, source_of
 from swin_quant.data.sampling import digest
@@ -34,6 +33,7 @@ from swin_quant.exported import (
 from swin_quant.quant.watch import eval_mode
 from swin_quant.report.engines import verification_table
 from swin_quant.report.graph import IntegerProducts, integer_products, quantized_products
+from swin_quant.report.printed import Printed
 from swin_quant.report.table import ReportTable
 from swin_quant.score.baseline import Baseline, engines_beside, unnamed_baseline
 from swin_quant.score.difference import difference, difference_of_outputs
