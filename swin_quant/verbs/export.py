@@ -25,7 +25,7 @@ from swin_quant.quant.quantizer import named_nodes
 from swin_quant.verbs.export_compared import check_export
 from swin_quant.verbs.export_compared import compared as beside_fake_quant
 from swin_quant.verbs.export_target import ExportTarget
-from swin_quant.verbs.export_tuned import check_tunable, tried_policies, write_fastest
+from swin_quant.verbs.export_tuned import check_tunable, tuned_forms, write_fastest
 
 EXAMPLES = """swin-quant export out/my_calib.pth --for openvino --output out/openvino
 swin-quant export out/my_calib.pth --for openvino --precision float --output out/openvino
@@ -86,7 +86,7 @@ def export(
         softmax: ONNX: give probabilities, too
         top_k: ONNX: give the N best classes and theirs, too
         labels: ONNX: file of class names, one a line, to travel in the file
-        tune: openvino: try policies and operators here, keep the fastest (minutes)
+        tune: openvino: try policies and operators here, keep the fastest (a minute)
         check: run or read back the export and compare it with the model
         saturation_safe: Weights of 7 bits for CPUs without VNNI.
         compared: Compare that of a wrapped module with fake-quant.
@@ -134,7 +134,7 @@ def _from_file(
     opened = file.need_checkpoint()
     if tune:
         check_tunable(target, asked, opened.card)
-    used = tried_policies(target) if tune else [target.policy(opened.card, opened.file, asked)]
+    used = [one for one, _ in tuned_forms(target)] if tune else [target.policy(opened.card, opened.file, asked)]
     model = file.load(used)
     assert model.given is not None, "`ModelFile.load` sets it"
     parts = model.network, giving(model.card, model.given), opened.file, folder
@@ -146,7 +146,7 @@ def _from_memory(
 ) -> tuple[Artifact, Classifier]:
     if tune:
         check_tunable(target, asked, model.card)
-    used = tried_policies(target)[0] if tune else target.policy(model.card, model.file, asked)
+    used = tuned_forms(target)[0][0] if tune else target.policy(model.card, model.file, asked)
     _need_ranges(model, used)
     file = file_of(model, ensure_writable_dir(folder))
     module = deepcopy(model.network).cpu().eval()  # the caller's keeps its policy and its place
