@@ -109,13 +109,14 @@ class ModelFile:
             raise UsageError("no checkpoint: name one")
         return self.opened
 
-    def load(self, policies: Sequence[Policy] = ()) -> Model:
-        """The model, calibrated if the file is: under `policies`, else its run card's."""
+    def load(self, policies: Sequence[Policy] = (), any_bits: bool = False) -> Model:
+        """The model, calibrated if the file is: under `policies`, else its run card's. `any_bits`: policies may have
+        other bits than the ranges were found for."""
         checkpoint = self.need_checkpoint()
         if checkpoint.file.suffix == ".onnx" or (checkpoint.card and checkpoint.card.artifact):
             raise UsageError(f"{checkpoint}: is an artifact, and this needs the checkpoint that it was made from")
         cfg = self.config()
-        model, _ = load_for_scoring(cfg, checkpoint, policies, this_world(), self.replace_head)
+        model, _ = load_for_scoring(cfg, checkpoint, policies, this_world(), self.replace_head, any_bits)
         if self.output_kind:
             model.card = giving(model.card, cfg)
         model.given = cfg

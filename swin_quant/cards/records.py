@@ -192,11 +192,12 @@ class CalibrationRecord(_CalibrationRecord, total=False):
     zeros; the values of `beyond_half` overflow float16. Ranges of activations were searched for `bits` bits, of some
     nodes for `other_bits`, by the method that `methods` has for that number, in the file `statistics` beside the card.
     `passes` came after it, in this order; `advice` was given at the end. `coverage`: how much of a captured
-    network the policy makes int8.
+    network the policy makes int8. `place`: the name of the data set.
     """
 
     check: CheckRecord | None
     coverage: CoverageRecord
+    place: str
     statistics: CheckpointRecord | None
     advice: list[AdviceRecord]
 

@@ -77,7 +77,9 @@ class Command:
                 continue
             help, own = _notes(inside.kind), get_type_hints(inside.kind, include_extras=True)
             for field in fields(inside.kind):
-                if any(isinstance(note, Parameter) and note.parse is False for note in get_args(own[field.name])[1:]):
+                if field.name in inside.without or any(
+                    isinstance(note, Parameter) and note.parse is False for note in get_args(own[field.name])[1:]
+                ):
                     continue
                 is_placed = field.name in inside.positional
                 kind = inspect.Parameter.POSITIONAL_OR_KEYWORD if is_placed else inspect.Parameter.KEYWORD_ONLY

@@ -51,4 +51,7 @@ FUNCTIONS = {
     "evaluate": "swin_quant.verbs.evaluate:evaluate",
     "export": "swin_quant.verbs.export:export",
     "verify": "swin_quant.verbs.verify:verify",
+    "quantize": "swin_quant.verbs.quantize:quantize",
+    "search": "swin_quant.verbs.search:search",
+    "sensitivity": "swin_quant.verbs.sensitivity:sensitivity",
 }

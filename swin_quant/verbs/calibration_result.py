@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, cast
 
 from torch import Tensor, nn
@@ -78,11 +79,16 @@ def draw(pictures: PictureSet, transform: Transform, augment: bool = False) -> C
         unreadable, names = drawn.unreadable(), drawn.names()
         sampled = {"batches": drawn.count, "batch_size": drawn.size, "seed": seed, "split": split}
         used = {"pictures_sha256": digest(names), "files": names, "unreadable": unreadable}
-        return cast("CalibrationRecord", {**sampled, "augment": augment, **used})
+        return cast("CalibrationRecord", {**sampled, "augment": augment, "place": place_named(found), **used})
 
     return CalibrationBatches(
         track(drawn, "calibrating", len(drawn), "batches"), drawn.size, record, opened.class_names
     )
+
+
+def place_named(pictures: PictureSet) -> str:
+    """The name of the place that pictures are from, as a run card has it: without folders of the machine."""
+    return Path(pictures.path).name
 
 
 def take(source: Iterable[Any], prepared: Prepared) -> CalibrationBatches:

@@ -1,56 +1,64 @@
 """From a float checkpoint to an artifact that was verified and scored: calibrate, export, verify, evaluate."""
 
-from __future__ import annotations
-
-import shlex
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Annotated, Any, Literal
+
+from torch import nn
 
 from swin_quant.backends.backend import Backend
-from swin_quant.backends.registry import takers, target_named
-from swin_quant.base.errors import SwinQuantError, UsageError, memory_errors_named, one_line
+from swin_quant.backends.registry import target_named
+from swin_quant.base.arguments import Fields, Parameter, as_command
+from swin_quant.base.distributed import one_process
+from swin_quant.base.errors import SwinQuantError, UsageError, called_in_python, memory_errors_named, one_line
 from swin_quant.base.files import ensure_writable_dir
 from swin_quant.base.progress import log
-from swin_quant.cli import shared
-from swin_quant.cli.flags import words_from
-from swin_quant.cli.output import show_cards
-from swin_quant.config.outputs import LOGITS
+from swin_quant.data.picture_set import PictureSet, Source, source_of
+from swin_quant.data.sources import TRAIN, place_has
+from swin_quant.exported import Exported, model_of
+from swin_quant.loading import ModelFile
+from swin_quant.model import Model
+from swin_quant.policies import Policies, PolicyChoice, one_policy
 from swin_quant.quant import AUTO
-from swin_quant.verbs import calibrate as calibrating
-from swin_quant.verbs import evaluate as evaluating
-from swin_quant.verbs import export as exporting
-from swin_quant.verbs import search as searching
-from swin_quant.verbs import verify as verifying
-from swin_quant.verbs.calibrate import CalibrateOptions, SampleOptions
-from swin_quant.verbs.evaluate import EvaluateOptions
-from swin_quant.verbs.quantize_options import NO_SEARCH, QuantizeOptions
-from swin_quant.verbs.search import Budget, SearchOptions
-from swin_quant.verbs.verify import VerifyOptions
+from swin_quant.quant.calibration import Method
+from swin_quant.quant.policy import load_policy
+from swin_quant.report.accuracy import AccuracyTable
+from swin_quant.report.table import NARROW, print_text, screen_width
+from swin_quant.report.verdict import DeployVerdict
+from swin_quant.verbs.budget import Budget
+from swin_quant.verbs.calibrate import calibrate
+from swin_quant.verbs.evaluate import Evaluation, evaluate
+from swin_quant.verbs.export import export
+from swin_quant.verbs.export_target import ExportTarget, check_policy, engine_for
+from swin_quant.verbs.export_tuned import check_tunable
+from swin_quant.verbs.quantization import Job
+from swin_quant.verbs.quantize_steps import finish, refuse_contradictions, refuse_useless, steps, verdict_on
+from swin_quant.verbs.search import search
+from swin_quant.verbs.verify import verify
 
-if TYPE_CHECKING:
-    from torch import nn
+EXAMPLES = """swin-quant quantize swin_tiny_patch4_window7_224.pth --data-path imagenet --for openvino --output out
+swin-quant quantize my.pth --data-path imagenet --for openvino --policy auto --max-drop 0.1 --output out
+swin-quant quantize my.pth swin_tiny_patch4_window7_224.pth --data-path imagenet --for openvino --output family"""
 
-    from swin_quant.backends.artifact import Artifact
-    from swin_quant.base.distributed import World
-    from swin_quant.data.picture_set import Source
-    from swin_quant.exported import Exported
-    from swin_quant.model import Model
-    from swin_quant.quant.policy import Policy
-    from swin_quant.report.verdict import DeployVerdict
-    from swin_quant.verbs.evaluate import Evaluation
-    from swin_quant.verbs.quantization import Quantization
-    from swin_quant.verbs.search_costs import Search
 
-EXAMPLES = """examples:
-  swin-quant quantize swin_tiny_patch4_window7_224.pth --data-path imagenet --for openvino --output out
-  swin-quant quantize my.pth --data-path imagenet --for openvino --policy auto --max-drop 0.1 --output out
-  swin-quant quantize my.pth swin_tiny_patch4_window7_224.pth --data-path imagenet --for openvino --output family
+@dataclass(frozen=True)
+class ModelFiles(ModelFile):
+    """Checkpoints, and how they become models.
 
-The policy is the backend's best where none is named; auto is found by `search`. A step whose result lies in the output
-folder is not done again. Several checkpoints have a folder each below --output."""
+    Args:
+        files: float or calibrated checkpoints, from anywhere; several have a folder each below --output
+    """
+
+    files: tuple[str, ...] = ()
+
+    def each(self) -> list[ModelFile]:
+        """The checkpoints one by one. UsageError where none is named."""
+        names = self.files or ((self.checkpoint,) if self.checkpoint else ())
+        if not names:
+            raise UsageError("no checkpoint: name a float or a calibrated one")
+        given = {one.name: getattr(self, one.name) for one in fields(ModelFile)}
+        return [ModelFile(**{**given, "checkpoint": name}) for name in names]
 
 
 @dataclass(frozen=True)
@@ -72,309 +80,231 @@ class Quantized:
     def _repr_html_(self) -> str:
         return self.evaluation._repr_html_()
 
+    def show(self) -> None:
+        """Print the table and the verdict."""
+        QuantizedFiles([self]).show()
+
+    def to_json(self) -> Any:
+        """The table as data, with the verdict."""
+        return QuantizedFiles([self]).to_json()
+
+
+@dataclass(frozen=True)
+class QuantizedFiles:
+    """What became of several checkpoints: those that were made, and why others failed."""
+
+    made: Sequence[Quantized]
+    failed: Sequence[SwinQuantError] = ()
+
+    def show(self) -> None:
+        """Print one table of all, and a verdict each."""
+        if cards := [one.artifact.card for one in self.made if one.artifact.card.results]:
+            AccuracyTable.of(cards).show()
+        for one in self.made:
+            print_text("\n" + one.verdict.text(screen_width(NARROW)))
+
+    def to_json(self) -> Any:
+        """The table as data, with the verdicts."""
+        cards = [one.artifact.card for one in self.made if one.artifact.card.results]
+        return AccuracyTable.of(cards).as_data() | {"verdicts": [one.verdict.to_dict() for one in self.made]}
+
+    def check(self) -> None:
+        """The error of what failed."""
+        if self.failed:
+            raise self.failed[0]
+
 
 def quantize(
-    model: Model | nn.Module | str | Path,
-    pictures: Source,
-    backend: str,
-    folder: str | Path,
-    policy: str | Policy | None = None,
+    model: Annotated[Model | nn.Module | str | Path | ModelFiles, Fields(ModelFiles, "model", ("files",))],
+    pictures: Annotated[Source, Fields(PictureSet, "pictures", without=("images",))],
+    backend: Annotated[str, Parameter(name="--for")],
+    folder: Annotated[str | Path | None, Parameter(name="--output")] = None,
+    policy: Annotated[Policies, Fields(PolicyChoice, "policy: which nodes are quantized, and how")] = None,
     *,
-    scored_on: Source | None = None,
-    method: str | None = None,
+    scored_on: Annotated[Source | None, Parameter(parse=False)] = None,
+    method: Annotated[str | None, Parameter(name="--calibrator")] = None,
+    percentile: float | None = None,
+    exact: bool = False,
     passes: str | Sequence[Any] | None = None,
+    budget: Annotated[Budget, Fields(Budget, "budget of --policy auto")] = Budget(),
     int4_weights: bool = False,
     tune: bool = False,
-    budget: Budget = Budget(),
-    config: str | Path | None = None,
-) -> Quantized:
-    """Calibrate, export for `backend` into `folder`, verify and score, as `swin-quant quantize` does.
+    float_type: Literal["float32", "bfloat16", "float16"] | None = None,
+    threads: int | None = None,
+    dry_run: bool = False,
+    config: Annotated[str | Path | None, Parameter(parse=False)] = None,
+) -> Quantized | QuantizedFiles | None:
+    """Calibrate, export for a backend, verify and score: from a float checkpoint to a file to deploy, and a verdict.
 
-    `policy` None: the backend's best; "auto" is searched for within the `budget`, as in `search`. `tune`: as in
-    `export`. `pictures`, `method` and `passes` are those of
-    `calibrate`; `scored_on` None: the place's val. A checkpoint's file with a place on disk goes on where a call was
-    cut off. A model in memory is done anew, and is then calibrated. `config`: for a checkpoint whose model no run card
-    or shape tells.
-    SwinQuantError where the artifact does not compute what the model computes, and where the budget cannot be met.
+    A step whose result lies in the output folder is not done again, so a run that was cut off goes on. A model in
+    memory is done anew, and is then calibrated.
+
+    Args:
+        model: A model, or checkpoints of any publisher.
+        pictures: A place on disk, whose training pictures calibrate and whose val scores, or batches.
+        backend: backend that will run it: onnxruntime, openvino, tensorrt, fastertransformer, cuda, torchscript, onnx
+        folder: folder of the results (default: output/<NAME>)
+        policy: Default: the backend's best; auto: `search` finds one within the budget.
+        scored_on: Pictures that score, in place of the place's val.
+        method: how ranges are found: max, percentile, mse, entropy; auto: node by node, by its cost (default: by bits)
+        percentile: of the percentile calibrator, which it means (default 99.99)
+        exact: count every value, not a sample of each picture
+        passes: what recovers accuracy afterwards: a recipe (fast, best, ...) or its file; none (default: channels that
+            stand out are evened out)
+        budget: Of a search; without a limit of the loss, 0.1 points of top-1.
+        int4_weights: ONNX: store weights of at most 4 bits as INT4 (policies w4a16, w4a8)
+        tune: openvino: try policies and operators here, keep the fastest
+        float_type: type of float layers (default float32; GPUs float16)
+        threads: threads of the engine (default: its own choice)
+        dry_run: print the steps, as commands, and do nothing
+        config: For a checkpoint whose model no run card or shape tells.
+
+    Returns:
+        The artifact with its results and the verdict.
+
+    Raises:
+        SwinQuantError: The artifact does not compute what the model computes, or the budget cannot be met.
+        UsageError: Options that contradict each other.
     """
-    from swin_quant.data.picture_set import PictureSet, source_of
-    from swin_quant.data.sources import place_has
-    from swin_quant.exported import model_of
-    from swin_quant.loading import load
-    from swin_quant.quant.policy import load_policy
-    from swin_quant.verbs.calibrate import calibrate
-    from swin_quant.verbs.export import export
-    from swin_quant.verbs.export_target import ExportTarget, check_policy
-    from swin_quant.verbs.export_tuned import check_tunable
-    from swin_quant.verbs.search import search
-
-    source, target = source_of(pictures), target_named(backend)
-    place = None
-    if isinstance(source, PictureSet):
-        place = source
-        is_plain = isinstance(policy, str | None) and isinstance(passes, str | None) and scored_on is None
-        if isinstance(model, str | Path) and is_plain:
-            return _as_the_command(
-                QuantizeOptions(
-                    backend=backend,
-                    checkpoint=(str(model),),
-                    model=shared.ModelOptions(cfg=str(config) if config else None, opts=shared.upright_opts(source)),
-                    data=shared.ScoringOptions(data_path=source.path),
-                    sample=SampleOptions(source.count, source.split),
-                    ranges=shared.RangeOptions(method),
-                    passes=shared.PassOptions(passes),  # type: ignore[arg-type]  # `is_plain`
-                    policy=shared.PolicyOptions((policy,) if policy else ()),  # type: ignore[arg-type]
-                    budget=budget,
-                    int4_weights=int4_weights,
-                    tune=tune,
-                    run=shared.RunOptions(seed=source.seed if isinstance(pictures, PictureSet) else None),
-                    output=str(folder),
-                )
-            )
-        if scored_on is None and place_has(source.path, "val"):
-            scored_on = source.path
-    if budget != Budget() and policy != AUTO:
-        raise UsageError(NO_SEARCH)
-    subject = model_of(load(model, config) if isinstance(model, str | Path) else model)
-    target.exporting.check_packages()
-    ensure_writable_dir(folder)
-    best = target.exporting.policies_for(subject.card.config)[0]
-    if tune:
-        wanted = ExportTarget.of(backend, "int8", {"int4_weights": int4_weights})
-        check_tunable(wanted, policy, replace(subject.card, policy=load_policy(best).to_dict()))
-    named = policy if policy and policy != AUTO else best
-    check_policy(target, load_policy(named))
-    calibrate(subject, source, named, method=method, passes=passes, folder=folder)
-    if policy == AUTO:
-        searched_on = replace(place, count=None) if place else source
-        refuse_useless(search(subject, searched_on, backend, folder, budget=budget), target, subject.checkpoint)
-    exported = export(subject, backend, folder, int4_weights=int4_weights, tune=tune)
-    scored = _checked(exported, target, source, scored_on)
-    data = place.path if place else "DIR"
-    unscored = f"{data} has no val split" if place else "no labelled pictures were given"
-    said = scored.verdict or verdict_on(exported.artifact, target, subject.checkpoint, data, unscored)
-    return Quantized(exported, replace(scored, verdict=said))
+    one_process("quantize")
+    choice = policy if isinstance(policy, PolicyChoice) else None
+    name = AUTO if policy == AUTO or (choice and choice.policy == (AUTO,)) else None
+    if budget != Budget() and not name:
+        raise UsageError(f"a budget needs ‹policy› {AUTO}, which searches for a policy that keeps it")
+    if tune and ((choice != PolicyChoice() if choice else policy) or float_type or int4_weights):
+        raise UsageError(
+            "‹tune› chooses the policy, and times files in the engine's fastest types: leave ‹policy› and what changes "
+            "one, ‹float_type› and ‹int4_weights› out"
+        )
+    source, target = source_of(PictureSet() if pictures is None else pictures), target_named(backend)
+    with called_in_python(calibrator="method"):
+        kind = "percentile" if method is None and percentile is not None else method
+        found_by = Method(kind, exact=exact) if percentile is None else Method(kind, percentile, exact)
+    if isinstance(model, str | Path):
+        model = ModelFiles(str(model), cfg=str(config) if config else None)
+    plain = isinstance(policy, str | PolicyChoice | None) and isinstance(passes, str | None) and scored_on is None
+    if isinstance(model, ModelFiles) and isinstance(source, PictureSet) and plain:
+        if choice is None:
+            choice = PolicyChoice((policy,) if isinstance(policy, str) else ())
+        _check_choice(choice)
+        each = model.each()
+        jobs = []
+        for file in each:
+            if isinstance(pictures, PictureSet) and pictures.upright is not None:
+                file = replace(file, opts=(*file.opts, "DATA.UPRIGHT", str(pictures.upright)))
+            cfg = file.config()
+            file.need_checkpoint().forget()
+            place = Path(folder or "output") / cfg.MODEL.NAME if len(each) > 1 or folder is None else Path(folder)
+            given = PictureSet() if not isinstance(pictures, PictureSet | str | Path) else pictures
+            settled = source_of(given, cfg)
+            assert isinstance(settled, PictureSet)
+            if not settled.path or (not place_has(settled.path, TRAIN) and not Path(settled.path).exists()):
+                settled.of_split(TRAIN).open()  # says what is missing, before the choice of a policy compiles operators
+            wanted = (choice, found_by, passes if isinstance(passes, str) else None, budget, int4_weights, tune)
+            jobs.append(Job(file, cfg, place, target, settled, *wanted, float_type, threads))
+        return _quantize_files(jobs, dry_run)
+    file = model.each()[0] if isinstance(model, ModelFiles) else None
+    return _quantize_in_memory(
+        file.load() if file else model_of(model), source, target, folder or "output", policy, scored_on,
+        {"method": method, "percentile": percentile, "exact": exact, "passes": passes},
+        {"int4_weights": int4_weights, "tune": tune}, budget,
+    )  # fmt: skip
 
 
-def _checked(exported: Exported, target: Backend, pictures: Source, scored_on: Source | None) -> Evaluation:
-    """The artifact verified, on `pictures` if there are no labelled ones, and scored, where its engine is here.
-
-    SwinQuantError where it does not compute what the model computes.
-    """
-    from swin_quant.verbs.evaluate import Evaluation, evaluate
-    from swin_quant.verbs.export_target import engine_for
-    from swin_quant.verbs.verify import refuse_failed, verify
-
-    if not (engine := engine_for(target)):
-        return Evaluation((), exported.card)
-    refuse_failed(exported.artifact, verify(exported, pictures if scored_on is None else scored_on, engine).records)
-    return Evaluation((), exported.card) if scored_on is None else evaluate(exported, scored_on, engine=engine)
+def _check_choice(choice: PolicyChoice) -> None:
+    if len(choice.policy) > 1:
+        raise UsageError(f"--policy {' '.join(choice.policy)}: give one")
+    if choice.policy != (AUTO,):
+        return
+    if changes := as_command("", _changes, choice=replace(choice, policy=(), saturation_safe=False)).split(None, 1)[1:]:
+        raise UsageError(
+            f"--policy {AUTO}: {changes[0]} is for a policy with a name: calibrate, then `search --policy NAME` with it"
+        )
+    if choice.saturation_safe:
+        raise UsageError("--saturation-safe: a search measures policies as they are: leave it out")
 
 
-def _as_the_command(options: QuantizeOptions) -> Quantized:
-    from swin_quant.base.distributed import World
-    from swin_quant.exported import Exported
-    from swin_quant.verbs.evaluate import Evaluation
-    from swin_quant.verbs.quantization import Quantization
-
-    job = Quantization.of(options, options.checkpoint[0], World())
-    refuse_contradictions(job)
-    artifact = finish(job)
-    card = artifact.card
-    return Quantized(Exported(artifact), Evaluation(tuple(card.measured()), card, verdict=verdict(job, artifact)))
+def _changes(choice: Annotated[PolicyChoice, Fields(PolicyChoice, "")]) -> None:
+    """Never called: `as_command` reads its signature."""
 
 
-def run(options: QuantizeOptions, world: World) -> None:
-    from swin_quant.verbs.quantization import Quantization
-
-    shared.one_process(world, "quantize")
-    several = len(options.checkpoint) > 1
-    jobs = [Quantization.of(options, checkpoint, world, several) for checkpoint in options.checkpoint]
+def _quantize_files(jobs: Sequence[Job], dry_run: bool) -> Quantized | QuantizedFiles | None:
+    """Each job in turn; where there are several, one that fails does not keep the others from being done."""
     named = {one.cfg.MODEL.NAME: one for one in jobs}
     if len(named) < len(jobs):
         raise UsageError("two checkpoints have one name, which would be their folder's: quantize them one by one")
     for one in jobs:
         refuse_contradictions(one)
-    if options.dry_run:
+    if dry_run:
         for one in jobs:
             for step in steps(one):
-                print(step.command + ("    # done" if step.is_done() else ""))
-        return
-    made, failed = quantize_all(named)
-    scored = [artifact.card for artifact in made.values() if artifact.card.results]
-    show_cards(scored, options.json, [verdict(named[name], artifact) for name, artifact in made.items()])
-    if failed:
-        raise failed[0]
-
-
-def quantize_all(jobs: Mapping[str, Quantization]) -> tuple[dict[str, Artifact], list[SwinQuantError]]:
-    """Each by its name, one after the other: the artifacts, and one error for all that failed; the rest go on."""
-    made: dict[str, Artifact] = {}
+                print(step.command + ("    # done" if step.is_done else ""))
+            if one.engine and not one.has_val:
+                print(f"# not scored: {one.pictures.path} has no val split")
+        return None
+    made: list[Quantized] = []
     failed: dict[str, SwinQuantError] = {}
-    for number, (name, one) in enumerate(jobs.items(), 1):
+    for number, (name, one) in enumerate(named.items(), 1):
         if len(jobs) > 1:
             log.info("%d of %d: %s", number, len(jobs), name)
         try:
             with memory_errors_named():
-                made[name] = finish(one)
+                artifact = finish(one)
         except SwinQuantError as error:
             failed[name] = error
         except (RuntimeError, OSError) as error:  # by exporters and engines
             if len(jobs) == 1:
                 raise
             failed[name] = SwinQuantError(one_line(f"{type(error).__name__}: {error}"))
+        else:
+            unscored = f"{one.pictures.path} has no val split"
+            verdict = verdict_on(artifact, one.target, one.calibrated, one.pictures.path, unscored)
+            results = tuple(artifact.card.measured())
+            made.append(Quantized(Exported(artifact), Evaluation(results, artifact.card, verdict=verdict)))
         if name in failed and number < len(jobs):
             log.warning("%s: %s: going on with the next", name, failed[name])
-    if len(jobs) == 1 or not failed:
-        return made, list(failed.values())
+    if len(jobs) == 1:
+        if failed:
+            raise next(iter(failed.values()))
+        return made[0]
     reasons = "; ".join(f"{name}: {error}" for name, error in failed.items())
-    return made, [SwinQuantError(f"{len(failed)} of {len(jobs)} checkpoints failed: {reasons}")]
+    error = SwinQuantError(f"{len(failed)} of {len(jobs)} checkpoints failed: {reasons}")
+    return QuantizedFiles(made, [error] if failed else [])
 
 
-class Step(NamedTuple):
-    """A verb with its options at that moment, and whether its result is there; `changed`: the options in which
-    a result that is there differs."""
-
-    verb: str
-    options: Callable[[], Any]
-    is_done: Callable[[], bool]
-    run: Callable[[Any], object]
-    changed: Callable[[], list[str] | None] = list
-
-    @property
-    def command(self) -> str:
-        return f"swin-quant {self.verb} {shlex.join(words_from(self.options()))}"
-
-
-def steps(job: Quantization) -> list[Step]:
-    """The steps of a job, in order."""
-    from swin_quant.verbs.evaluate_artifacts import write_cards
-    from swin_quant.verbs.quantization import artifact_of, changed, is_calibrated, is_found, is_scored, is_verified
-
-    def verify(options: VerifyOptions) -> None:
-        verifying.refuse_failed(*verifying.verified(options, job.world))
-
-    def score(options: EvaluateOptions) -> None:
-        write_cards(evaluating.score_files(options, job.world))
-
-    calibrating = partial(is_calibrated, job), partial(_calibrate, job), partial(changed, job)
-    found = [Step("calibrate", lambda: job.calibrating, *calibrating)]
-    if job.is_automatic:
-        found.append(Step("search", lambda: job.searching, partial(is_found, job), partial(_search, job)))
-    found.append(Step("export", lambda: job.exporting, lambda: artifact_of(job) is not None, exporting.exported_as))
-    if job.engine:
-        found.append(Step("verify", lambda: job.verifying, partial(is_verified, job), verify))
-    if job.engine and job.has_val:
-        found.append(Step("evaluate", lambda: job.scoring, partial(is_scored, job), score))
-    return found
-
-
-def refuse_contradictions(job: Quantization) -> None:
-    """UsageError for a policy that the target does not run, for INT4 where no file of the target, or no rule of the
-    policy, has such weights, and for ‹tune› where the target or the model cannot have it."""
-    from swin_quant.backends.onnx.options import INT4_BITS
-    from swin_quant.verbs.export_target import ExportTarget, check_policy, exporter_options
-    from swin_quant.verbs.export_tuned import check_tunable
-
-    check_policy(job.target, job.policy)
-    if job.is_automatic:
-        searching.timed_backend(job.target.name, job.world.device.type)
-    if job.options.int4_weights:
-        exporter_options(job.target, "int8", {"int4_weights": True})
-        if all(rule.bits is None or rule.bits > INT4_BITS for rule in job.policy.rules):
-            name = job.policy.name
-            raise UsageError(f"‹int4_weights›: policy {name} has no weights of {INT4_BITS} bits: give ‹policy› w4a16")
-    if job.options.tune:
-        card = job.checkpoint.card
-        before = replace(card, policy=job.policy.to_dict()) if card else None  # it is calibrated for that policy
-        check_tunable(ExportTarget.of(job.target.name, "int8"), None, before, job.cfg.MODEL.OUTPUT_KIND)
-
-
-def check_before(job: Quantization) -> None:
-    """Raise, before the first picture is read, for a package that a later step imports, a folder that cannot be written
-    and labels that do not fit; warn of a sample that is too small for the budget of a search."""
-    from swin_quant.verbs.quantization import is_found
-
-    if all(step.is_done() for step in steps(job)):
-        return
-    job.target.exporting.check_packages()
-    ensure_writable_dir(job.folder)
-    if job.engine and job.has_val:
-        job.scored_on  # noqa: B018  (opens them)
-    if job.is_automatic and not is_found(job):
-        job.searching.budget.or_default.tell_if_few(job.searching.data.pictures)
-
-
-def _calibrate(job: Quantization, options: CalibrateOptions) -> None:
-    from swin_quant.verbs.quantization import changed
-
-    others = changed(job)
-    usual = job.folder / f"{job.cfg.MODEL.NAME}_calib.pth"
-    if others and usual.samefile(job.checkpoint):
-        raise UsageError(
-            f"{job.checkpoint}: the options differ ({', '.join(others)}), and the result would be written "
-            "over it: give another ‹output›"
-        )
-    calibrating.run(options, job.world)
-
-
-def _search(job: Quantization, options: SearchOptions) -> None:
-    from swin_quant.checkpoint import open_checkpoint
-
-    found = searching.search_checkpoint(options, open_checkpoint(job.calibrated), job.cfg, job.world)
-    refuse_useless(found, job.target, job.calibrated)
-
-
-def refuse_useless(found: Search, target: Backend, checkpoint: Path) -> None:
-    """SwinQuantError where a search kept no budget, or left every layer float."""
-    if not found:
-        raise SwinQuantError(f"{found.unmet} ({found.verdict.summary})")
-    if not found.nodes:
-        raise SwinQuantError(
-            f"within the budget ({found.record['budget']}) every layer stays float: loosen it, or deploy the float "
-            f"model: `swin-quant export {shlex.quote(str(checkpoint))} --for {target.name} --precision float`"
-        )
-
-
-def finish(job: Quantization) -> Artifact:
-    """Do the steps that are not done yet; the artifact with all results in its card.
-
-    SwinQuantError where the artifact does not compute what the model computes: it is then not scored.
-    """
-    check_before(job)
-    todo = steps(job)
-    for number, step in enumerate(todo, 1):
-        done = step.is_done()
-        others = [] if done else step.changed()
-        state = ": done before" if done else f": done again, changed: {', '.join(others)}" if others else ""
-        log.info("%d/%d %s%s", number, len(todo), step.command, state)
-        if not done:
-            step.run(step.options())
-    return job.artifact
-
-
-def verdict(job: Quantization, artifact: Artifact) -> DeployVerdict:
-    """The verdict on the artifact of a job."""
-    return verdict_on(
-        artifact, job.target, job.calibrated, job.cfg.DATA.DATA_PATH, f"{job.cfg.DATA.DATA_PATH} has no val split"
-    )
-
-
-def verdict_on(artifact: Artifact, target: Backend, checkpoint: Path, data: str, unscored: str) -> DeployVerdict:
-    """The file to deploy; `unscored` says why one that its engine runs was not scored."""
-    from swin_quant.report.verdict import DeployVerdict, of_artifact
-    from swin_quant.verbs.export_target import engine_for
-
-    file, wrapped = artifact.file, artifact.card.wrapped
-    if found := of_artifact(artifact.card, file, checkpoint, data):
-        return found
-    if engine_for(target) is not None:
-        kind = artifact.card.config.get("MODEL", {}).get("OUTPUT_KIND", LOGITS)
-        has_classes = bool(wrapped.get("classes")) if wrapped else kind == LOGITS
-        said = f"not scored: {unscored}" if has_classes else "it gives no classes, whose accuracy could be scored"
-        return DeployVerdict(str(file), f"verified; {said}", f"swin-quant bench {file}")
-    engines = [target] if target.load else takers(target.exporting.artifact)
-    remedies = " or ".join(backend.remedy for backend in engines if backend.remedy)
-    why = f"neither verified nor scored: {target.name} does not run its file here as it is ({remedies})"
-    then = [step.format(file=file, checkpoint=checkpoint) for step in target.exporting.next_step]
-    return DeployVerdict(str(file), why, then[-1] if then else f"swin-quant inspect {file}")
+def _quantize_in_memory(
+    model: Model,
+    source: PictureSet | Iterable[Any],
+    target: Backend,
+    folder: str | Path,
+    policy: Policies,
+    scored_on: Source | None,
+    ranges: dict[str, Any],
+    exporting: dict[str, Any],
+    budget: Budget,
+) -> Quantized:
+    place = source if isinstance(source, PictureSet) else None
+    if place and scored_on is None and place_has(place.path, "val"):
+        scored_on = place.path
+    target.exporting.check_packages()
+    ensure_writable_dir(folder)
+    best = target.exporting.policies_for(model.card.config)[0]
+    asked = None if policy == AUTO else one_policy(policy)
+    if exporting["tune"]:
+        wanted = ExportTarget.of(target.name, "int8", {"int4_weights": exporting["int4_weights"]})
+        check_tunable(wanted, asked, replace(model.card, policy=load_policy(best).to_dict()))
+    named = asked or load_policy(best)
+    check_policy(target, named)
+    calibrate(model, source, named, **ranges, folder=folder)
+    if policy == AUTO:
+        searched_on = replace(place, count=None) if place else source
+        refuse_useless(search(model, searched_on, target.name, folder, budget=budget), target, model.checkpoint)
+    exported = export(model, target.name, folder, **exporting)
+    scored = Evaluation((), exported.card)
+    if engine := engine_for(target):
+        verify(exported, source if scored_on is None else scored_on, engine).check()
+        scored = scored if scored_on is None else evaluate(exported, scored_on, engine=engine)
+    data = place.path if place else "DIR"
+    unscored = f"{data} has no val split" if place else "no labelled pictures were given"
+    verdict = scored.verdict or verdict_on(exported.artifact, target, model.checkpoint, data, unscored)
+    return Quantized(exported, replace(scored, verdict=verdict))

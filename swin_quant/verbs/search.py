@@ -1,193 +1,93 @@
 """Find the policy that keeps the loss within a budget at the least latency, by measuring both; writes it as YAML."""
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_left
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.base.arguments import Fields, Parameter
+from swin_quant.base.distributed import one_process
 from swin_quant.base.files import ensure_writable_dir
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard, update
-from swin_quant.cli import shared
-from swin_quant.cli.flags import Flag, Rare
-from swin_quant.cli.output import print_verdicts, tell
+from swin_quant.checkpoint.ranges import check_bits
+from swin_quant.config.outputs import need_logits
+from swin_quant.data.picture_set import PictureSet, Source
+from swin_quant.exported import model_of
+from swin_quant.loading import ModelFile
+from swin_quant.model import Model
+from swin_quant.policies import Policies, PolicyChoice, one_policy
 from swin_quant.quant import SEARCHED_ON
+from swin_quant.quant.policy import Policy, apply_policy, load_policy
 from swin_quant.score.options import EngineOptions
+from swin_quant.verbs import search_costs as costs
+from swin_quant.verbs.budget import Budget as Budget
+from swin_quant.verbs.export import file_of, refuse_changed
+from swin_quant.verbs.search_costs import Search
+from swin_quant.verbs.sensitivity import read_sample
 
-if TYPE_CHECKING:
-    from yacs.config import CfgNode
+EXAMPLES = """swin-quant search out/my_calib.pth --data-path imagenet --engine openvino --max-drop 0.1 --output out
+swin-quant search out/my_calib.pth --data-path data --engine onnxruntime --min-sqnr 35 --batch 8 --output out
+swin-quant export out/my_calib.pth --for openvino --policy out/my_auto_openvino.yaml --output out"""
 
-    from swin_quant.backends.backend import Backend
-    from swin_quant.base.distributed import World
-    from swin_quant.checkpoint import Checkpoint
-    from swin_quant.data.picture_set import Source
-    from swin_quant.model import Model
-    from swin_quant.quant.distance import Loss
-    from swin_quant.quant.policy import Policy
-    from swin_quant.verbs.search_costs import Search
-
-EXAMPLES = """examples:
-  swin-quant search out/my_calib.pth --data-path imagenet --engine openvino --max-drop 0.1 --output out
-  swin-quant search out/my_calib.pth --data-path data --engine onnxruntime --min-sqnr 35 --batch 8 --output out
-  swin-quant export out/my_calib.pth --for openvino --policy out/my_auto_openvino.yaml --output out   (what it found)
-
-No labels are needed: the drop is estimated from the float model's probabilities where the two disagree, on pictures
-that did not choose, with two standard errors added, and doubled on training pictures, where a network is too sure.
-Exit code 1 says that the budget cannot be met; the best policy that was found is written all the same."""
-
-MAX_DROP = 0.1  # points that a policy may lose, where no budget is given
 _LESS = 0.7  # share of the divergence of a choice that was refuted, which the next may have
-_FEW = 100  # pictures times points: a sample of fewer may show no difference and still hide the drop
-_LIMITS = {  # the words for each, and the largest number that says something
-    "max_drop": ("expected drop of top-1 at most {:g} points", 100.0),
-    "min_agreement": ("agreement at least {:g} %", 100.0),
-    "min_sqnr": ("SQNR at least {:g} dB", math.inf),
-    "max_ms": ("at most {:g} ms", math.inf),
-}
-
-
-@dataclass(frozen=True)
-class Budget:
-    """Limits of a policy's loss and latency; None: no limit. The drop counts with two standard errors.
-
-    UsageError for a limit that no policy keeps, or that every policy keeps.
-    """
-
-    TITLE = "budget"
-    max_drop: Annotated[float | None, Flag(f"expected drop of top-1 accuracy (default {MAX_DROP})", "POINTS")] = None
-    min_agreement: Annotated[float | None, Rare("top-1 agreement with float", "PERCENT")] = None
-    min_sqnr: Annotated[float | None, Rare("SQNR of the logits", "DB")] = None
-    max_ms: Annotated[float | None, Rare("latency of a batch on the engine", "MS")] = None
-
-    def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
-            most = _LIMITS[name][1]
-            if value is not None and not (0 <= value <= most and value < math.inf):
-                raise UsageError(f"‹{name}› {value:g}: must be a number from 0 " + ("up", "to 100")[most < math.inf])
-
-    @property
-    def or_default(self) -> Budget:
-        """These limits; a drop of `MAX_DROP` where none of the loss is given."""
-        return self if replace(self, max_ms=None) != Budget() else replace(self, max_drop=MAX_DROP)
-
-    def allows(self, loss: Loss) -> bool:
-        return (
-            (self.max_drop is None or loss.most_drop <= self.max_drop)
-            and (self.min_agreement is None or loss.agreement >= self.min_agreement)
-            and (self.min_sqnr is None or loss.sqnr_db >= self.min_sqnr)
-        )
-
-    def tell_if_few(self, pictures: int) -> None:
-        """Warn where so many pictures may show no difference and still hide the drop."""
-        if (drop := self.max_drop) and pictures * drop < _FEW:
-            needed = math.ceil(_FEW / max(drop, 1e-6))
-            log.warning(
-                "%d pictures hardly tell a drop of %g points: give %d or more (‹pictures›)", pictures, drop, needed
-            )
-
-    def __str__(self) -> str:
-        return ", ".join(_LIMITS[name][0].format(value) for name, value in asdict(self).items() if value is not None)
-
-
-@dataclass(frozen=True)
-class TimingOptions:
-    """How policies are timed on an engine."""
-
-    TITLE = "timing"
-    threads: Annotated[int | None, Rare("threads of the engine (default: its own choice)", "N")] = None
-    float_type: Annotated[
-        Literal["float32", "bfloat16", "float16"] | None,
-        Rare("type of float layers (default float32; GPUs float16)"),
-    ] = None
-
-
-@dataclass(frozen=True)
-class MeasuredOptions(shared.LoadingOptions):
-    """The pictures on which losses are measured, and the batch that is timed."""
-
-    batch: Annotated[int | None, Flag("pictures of a batch that is timed (default 1)", "N")] = None
-    pictures: Annotated[int, Flag("how many; a quarter chooses, the others confirm", "N")] = SEARCHED_ON
-    split: Annotated[str, Flag("pictures to draw them from")] = "train"
-
-    def keys(self) -> dict[str, Any]:
-        return {key: value for key, value in super().keys().items() if key != "DATA.BATCH_SIZE"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class SearchOptions:
-    """Which checkpoint a policy is searched for, on which engine, and within which budget."""
-
-    checkpoint: shared.Calibrated = None
-    engine: Annotated[str, Flag("engine that is timed", "NAME")]
-    model: shared.ModelOptions = shared.ModelOptions()
-    budget: Budget = Budget()
-    data: MeasuredOptions = MeasuredOptions()
-    policy: shared.PolicyOptions = shared.PolicyOptions()
-    timing: TimingOptions = TimingOptions()
-    run: shared.RunOptions = shared.RunOptions()
-    output: shared.Output = None
-    json: shared.Json = None
 
 
 def search(
-    model: Model | str | Path,
-    pictures: Source,
+    model: Annotated[Model | str | Path | ModelFile, Fields(ModelFile, "model", ("checkpoint",))],
+    pictures: Annotated[Source | None, Fields(PictureSet, "pictures", without=("batch",))] = None,
     engine: str = "openvino",
-    folder: str | Path = "out",
-    policy: str | Policy | None = None,
+    folder: Annotated[str | Path, Parameter(name="--output")] = "out",
+    policy: Annotated[Policies, Fields(PolicyChoice, "policy: whose layers are switched")] = None,
     *,
-    budget: Budget = Budget(),
+    budget: Annotated[Budget, Fields(Budget, "budget")] = Budget(),
     batch: int = 1,
     threads: int | None = None,
-    float_type: str | None = None,
-    device: str = "cpu",
+    float_type: Literal["float32", "bfloat16", "float16"] | None = None,
 ) -> Search:
     """Find the layers that must stay float for a budget, at the least latency, and apply the policy.
 
     Each layer is measured alone on pictures, and each group of alike layers on the engine. Layers stay float in the
     order of their error for each millisecond that int8 saves there: as few as keep the budget on a quarter of the
-    pictures. The others confirm the choice; if they refute it, the next may have 0.7 of its divergence.
+    pictures. The others confirm the choice; if they refute it, the next may have 0.7 of its divergence. No labels are
+    needed: the drop is estimated from the float model's probabilities where the two disagree, with two standard errors
+    added, and doubled on training pictures, where a network is too sure. The command ends with exit code 1 where the
+    budget cannot be met; the best policy that was found is written all the same.
 
     Args:
-        model: A calibrated model. One that is in no file yet is saved in `folder` first.
-        pictures: They need no labels. From a place on disk 1,024 are drawn, unless it says how many, with its seed + 1:
-            another draw than the one that calibrates. On training pictures the drop counts twice.
-        engine: An engine whose latency is measured on `device`.
-        folder: The folder for the policy, <NAME>_auto_<ENGINE>.yaml.
-        policy: The policy whose layers are switched. None: the engine's best.
+        model: A calibrated model or checkpoint. A model that is in no file yet is saved in the folder first.
+        pictures: From a place on disk 1,024 are drawn, unless it says how many, with its seed + 1: another draw than
+            the one that calibrates.
+        engine: engine whose latency is measured
+        folder: folder for the policy, <NAME>_auto_<ENGINE>.yaml
+        policy: Default: the engine's best.
         budget: Limits; without one of the loss, 0.1 points of top-1.
-        batch: Pictures of a batch that is timed.
-        threads: Threads of the engine. None: its own choice.
-        float_type: Type of layers that are not int8.
-        device: "cpu" or "cuda", where losses are measured.
+        batch: pictures of a batch that is timed
+        threads: threads of the engine (default: its own choice)
+        float_type: type of float layers (default float32; GPUs float16)
 
     Returns:
-        The policy with all measurements. The model gets it, or keeps its own, with a warning, where no policy keeps the
-        budget; its card has the measurements.
+        The policy with all measurements; false where the budget cannot be met. The model gets it, or keeps its own,
+        with a warning; its card has the measurements.
 
     Raises:
-        UsageError: the model is not calibrated, gives no logits, or the engine cannot be timed here.
+        UsageError: The model is not calibrated, gives no logits, or the engine cannot be timed here.
     """
-    from swin_quant.checkpoint.ranges import check_bits
-    from swin_quant.config.outputs import need_logits
-    from swin_quant.data.picture_set import source_of
-    from swin_quant.exported import model_of
-    from swin_quant.quant.policy import apply_policy
-    from swin_quant.verbs import search_costs as costs
-    from swin_quant.verbs.export import file_of, refuse_changed
-    from swin_quant.verbs.sensitivity import read_sample
-
-    model, source, budget = model_of(model), source_of(pictures), budget.or_default
+    one_process("search")
+    asked, budget, file = one_policy(policy), budget.or_default, model if isinstance(model, ModelFile) else None
+    if file:
+        card = file.need_checkpoint().card
+        model = file.load([asked] if asked and not card else [], any_bits=True)
+    model, before = model_of(model), model_of(model).card
+    source = PictureSet() if pictures is None else pictures
+    device = model.device.type
     need_logits(model.network.output_kind, "search")
     model.need_calibrated()
     refuse_changed(model)
     options = EngineOptions(threads=threads, float_type=float_type, device=device)
-    timer = costs.Timer(model, engine, policy, batch, options)
+    timer = costs.Timer(model, engine, asked, batch, options)
     check_bits(model.module, model.card, [timer.base], model.name)
     sample = read_sample(model, source, SEARCHED_ON)
     budget.tell_if_few(sum(map(len, sample.batches)))
@@ -206,6 +106,8 @@ def search(
         count, most_kl = count + 1, _LESS * choose(count).kl
     found = costs.write_found(timer, losses, layers[:count], loss, budget, folder)
     model.card = model.card.with_search(found.record)
+    if file and model.card_file:
+        update(model.card_file, before, lambda now: now.with_search(found.record))
     if found:
         apply_policy(model.module, found.policy)
         model.card = replace(model.card, policy=found.policy.to_dict())
@@ -214,74 +116,9 @@ def search(
     return found
 
 
-def timed_backend(engine: str, device: str) -> Backend:
-    """The backend of an engine that is timed on a device. UsageError for another, and one that is not installed."""
-    from swin_quant.backends.registry import targets
-
-    known = {name: one for name, one in targets().items() if one.runs_its_export and one.is_fast_on(device)}
-    if engine not in known:
-        raise UsageError(f"‹engine› {engine}: latency is measured on {', '.join(known)}")
-    if not known[engine].is_installed:
-        raise UsageError(f"‹engine› {engine}: is not installed: {known[engine].remedy}")
-    return known[engine]
-
-
-def policy_file(folder: str | Path, name: str, engine: str) -> Path:
-    """The file of the policy that is found for a model of that name."""
-    return Path(folder) / f"{name}_auto_{engine}.yaml"
-
-
-def found_before(card: RunCard | None, asked: SearchOptions, file: Path) -> Policy | None:
+def found_before(card: RunCard | None, engine: str, batch: int, budget: Budget, file: Path) -> Policy | None:
     """The policy that an earlier search within the same budget wrote to `file`; None where there is none."""
-    from swin_quant.quant.policy import load_policy
-
-    key = asked.engine, asked.data.batch or 1, str(asked.budget.or_default)
+    key = engine, batch, str(budget.or_default)
     known = [one for one in card.searches if (one["engine"], one["batch"], one["budget"]) == key] if card else []
     policy = load_policy(str(file)) if known and known[-1]["met"] and file.is_file() else None
     return policy if policy and policy.sha256 == known[-1].get("policy_sha256") else None
-
-
-def run(options: SearchOptions, world: World) -> None:
-    from swin_quant.checkpoint import open_checkpoint
-    from swin_quant.report.nodes import search_data
-
-    shared.one_process(world, "search")
-    if not options.checkpoint:
-        raise UsageError("nothing to search for: name a calibrated checkpoint")
-    checkpoint = open_checkpoint(options.checkpoint)
-    cfg = shared.config_of(checkpoint, options.model, options.data, options.run, OUTPUT=options.output)
-    found = search_checkpoint(options, checkpoint, cfg, world)
-
-    def show() -> None:
-        found.show()
-        print_verdicts([found.verdict])
-
-    tell(options.json, show, search_data(found.record, found.file) | {"verdicts": [found.verdict.to_dict()]})
-    if not found:
-        raise SwinQuantError(found.unmet)
-
-
-def search_checkpoint(options: SearchOptions, checkpoint: Checkpoint, cfg: CfgNode, world: World) -> Search:
-    """Search as the options say; the checkpoint's run card, if there is one, gets the measurements."""
-    from swin_quant.data.picture_set import PictureSet
-    from swin_quant.loading import load_for_scoring
-
-    policy, data = options.policy.one(), options.data
-    model, _ = load_for_scoring(cfg, checkpoint, [policy] if policy and not checkpoint.card else [], world, any_bits=True)
-    before = model.card
-    count = None if data.pictures == SEARCHED_ON else data.pictures  # fewer, where there are no more
-    how = {"count": count, "max_unreadable": data.max_unreadable, "cache_mode": "no", "batch": None}
-    found = search(
-        model,
-        PictureSet.of_config(cfg, data.split, **how),
-        options.engine,
-        shared.output_dir(options.output, cfg),
-        policy,
-        budget=options.budget,
-        batch=1 if data.batch is None else data.batch,
-        device=world.device.type,
-        **asdict(options.timing),
-    )
-    if model.card_file:
-        update(model.card_file, before, lambda card: card.with_search(found.record))
-    return found

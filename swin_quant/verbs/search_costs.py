@@ -8,20 +8,20 @@ from functools import cached_property
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import yaml
 from torch import Tensor
 
-from swin_quant.backends.registry import artifact_engine
+from swin_quant.backends.backend import Backend
+from swin_quant.backends.registry import artifact_engine, targets
 from swin_quant.base.distributed import World, world_on
 from swin_quant.base.errors import SwinQuantError, UsageError, one_line
 from swin_quant.base.files import atomic_write_bytes, finite
 from swin_quant.base.progress import log, track
 from swin_quant.cards.costs import FloatLayerRecord, TriedPolicies, TriedRecord
 from swin_quant.cards.lineage import original_of
-from swin_quant.cli.output import Printed
 from swin_quant.model import Model
 from swin_quant.models.registry import blocks_or_units
 from swin_quant.quant.distance import Loss, distance, loss_of
@@ -36,15 +36,16 @@ from swin_quant.quant.policy import (
     quantize,
 )
 from swin_quant.quant.sensitivity import layer_losses, layers_of
-from swin_quant.report.nodes import search_table
-from swin_quant.report.table import ReportTable
+from swin_quant.report.nodes import search_data, search_table
+from swin_quant.report.printed import Printed
+from swin_quant.report.table import NARROW, WIDE, ReportTable, print_text, screen_width
 from swin_quant.report.verdict import DeployVerdict, of_search
 from swin_quant.score.baseline import load_original
 from swin_quant.score.candidate import time_calls
 from swin_quant.score.engine import Engine
 from swin_quant.score.options import EngineOptions
+from swin_quant.verbs.budget import Budget
 from swin_quant.verbs.export_target import ExportTarget, float_type_options
-from swin_quant.verbs.search import Budget, policy_file, timed_backend
 from swin_quant.verbs.sensitivity import Sample
 
 ROUNDS, SECONDS = 5, 0.2  # of timing, for each file
@@ -272,6 +273,20 @@ class Search(Printed):
     def _repr_html_(self) -> str:
         return super()._repr_html_() + self.verdict._repr_html_()
 
+    def show(self, otherwise: int = WIDE) -> None:
+        """Print the table and the verdict."""
+        super().show(otherwise)
+        print_text("\n" + self.verdict.text(screen_width(NARROW)))
+
+    def to_json(self) -> dict[str, Any]:
+        """The table as data, with the verdict."""
+        return search_data(self.record, self.file) | {"verdicts": [self.verdict.to_dict()]}
+
+    def check(self) -> None:
+        """SwinQuantError where the budget cannot be met."""
+        if not self:
+            raise SwinQuantError(self.unmet)
+
     def tables(self) -> list[ReportTable[TriedRecord]]:
         return [search_table(self.record, self.file)]
 
@@ -322,3 +337,18 @@ def write_found(
         record["policy_sha256"] = policy.sha256
     float_type = timer.options.float_type or timer.backend.float_form
     return Search(policy, file, record, of_search(record, file, str(timer.model.checkpoint), float_type))
+
+
+def timed_backend(engine: str, device: str) -> Backend:
+    """The backend of an engine that is timed on a device. UsageError for another, and one that is not installed."""
+    known = {name: one for name, one in targets().items() if one.runs_its_export and one.is_fast_on(device)}
+    if engine not in known:
+        raise UsageError(f"‹engine› {engine}: latency is measured on {', '.join(known)}")
+    if not known[engine].is_installed:
+        raise UsageError(f"‹engine› {engine}: is not installed: {known[engine].remedy}")
+    return known[engine]
+
+
+def policy_file(folder: str | Path, name: str, engine: str) -> Path:
+    """The file of the policy that is found for a model of that name."""
+    return Path(folder) / f"{name}_auto_{engine}.yaml"

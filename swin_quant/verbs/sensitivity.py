@@ -1,72 +1,46 @@
 """Measure what each node costs: the loss with only it quantized, and with all but it; nothing is changed."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
+from torch import Tensor, nn
+
+from swin_quant.base.arguments import Fields
+from swin_quant.base.distributed import one_process
 from swin_quant.base.errors import UsageError, listed
 from swin_quant.base.files import finite
 from swin_quant.base.progress import log, track
 from swin_quant.cards.card import update
 from swin_quant.cards.costs import GroupRecord, SensitivityRecord
-from swin_quant.cli import shared
-from swin_quant.cli.flags import Flag
-from swin_quant.cli.output import Printed, tell
+from swin_quant.checkpoint.ranges import check_bits
 from swin_quant.config.outputs import FEATURES, need_logits
+from swin_quant.data.loader import DrawnBatches, default_workers
+from swin_quant.data.picture_set import PictureSet, Source, batches, source_of
+from swin_quant.data.sampling import Sampling, digest
+from swin_quant.exported import model_of
+from swin_quant.loading import ModelFile
+from swin_quant.model import Model
+from swin_quant.models.classifier import Architecture
+from swin_quant.models.registry import blocks_or_units, stages_of
+from swin_quant.policies import Policies, PolicyChoice, one_policy
 from swin_quant.quant import GROUP_KINDS
-from swin_quant.report.table import ReportTable, comma_separated, print_text
+from swin_quant.quant import sensitivity as measuring
+from swin_quant.quant.outputs import has_classes
+from swin_quant.quant.policy import apply_policy
+from swin_quant.report.nodes import CostRow, profile_table, rows_of, sensitivity_table
+from swin_quant.report.printed import Printed
+from swin_quant.report.table import WIDE, ReportTable, comma_separated, print_text
 
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from swin_quant.base.distributed import World
-    from swin_quant.data.picture_set import Source
-    from swin_quant.model import Model
-    from swin_quant.quant.policy import Policy
-    from swin_quant.report.nodes import CostRow
-
-EXAMPLES = """examples:
-  swin-quant sensitivity out/my_calib.pth --data-path imagenet                          (policy of its run card)
-  swin-quant sensitivity out/my_calib.pth --data-path data --policy qdq --kind layer --top 20
-  swin-quant sensitivity out/my_calib.pth --data-path imagenet --format csv > costs.csv
-  swin-quant sensitivity out/my_calib.pth --data-path imagenet --kind profile --format csv > depth.csv
-
-The logits are compared with the float model's on pictures without labels. They are another sample than the one that
-`calibrate` draws by the same --seed, because ranges and weights suit that one. "off wins" is what SQNR gains by leaving
-a group float: begin there where accuracy drops (--off, or `disable` in a policy)."""
+EXAMPLES = """swin-quant sensitivity out/my_calib.pth --data-path imagenet
+swin-quant sensitivity out/my_calib.pth --data-path data --policy qdq --kind layer --top 20
+swin-quant sensitivity out/my_calib.pth --data-path imagenet --format csv > costs.csv
+swin-quant sensitivity out/my_calib.pth --data-path imagenet --kind profile --format csv > depth.csv"""
 PROFILE = "profile"
 COUNT, TOP, BATCH = 64, 8, 16  # a larger batch gains nothing, and the outputs of all blocks are kept in memory
-
-
-@dataclass(frozen=True)
-class SampleOfPictures(shared.LoadingOptions):
-    """The pictures on which losses are measured."""
-
-    pictures: Annotated[int, Flag("how many", "N")] = COUNT
-    split: Annotated[str, Flag("pictures to draw them from")] = "train"
-
-
-@dataclass(frozen=True)
-class SensitivityOptions:
-    """The checkpoint to measure, its pictures, the policy, and the form of the output."""
-
-    checkpoint: shared.Calibrated = None
-    model: shared.ModelOptions = shared.ModelOptions()
-    data: SampleOfPictures = SampleOfPictures()
-    policy: shared.PolicyOptions = shared.PolicyOptions()
-    run: shared.RunOptions = shared.RunOptions()
-    kind: Annotated[
-        tuple[str, ...],
-        Flag("groups to show, or the SQNR of each block's output (default: all)", choices=(*GROUP_KINDS, PROFILE)),
-    ] = ()
-    top: Annotated[int, Flag(f"rows of each kind, those that cost most; 0: all (default {TOP})", "N")] = TOP
-    format: Annotated[Literal["table", "csv"], Flag("form of the output")] = "table"
-    json: shared.Json = None
+Kind = Literal["node", "layer", "block", "stage", "role", "profile"]
 
 
 @dataclass(frozen=True)
@@ -76,16 +50,25 @@ class Costs(Printed):
     record: SensitivityRecord
     kinds: Sequence[str] = ()  # that are printed; empty: all
     top: int | None = TOP  # rows of each kind
+    csv: bool = False
 
     def rows(self, kind: str = "node") -> list[CostRow]:
         """The groups of a kind (role, stage, block, layer, node), the costliest first."""
-        from swin_quant.report.nodes import rows_of
-
         return rows_of(self.record, [kind])
 
-    def tables(self) -> list[ReportTable[Any]]:
-        from swin_quant.report.nodes import profile_table, sensitivity_table
+    def show(self, otherwise: int = WIDE) -> None:
+        """Print the tables, or the first one as CSV."""
+        if self.csv:
+            first = self.tables()[0]
+            print_text(comma_separated(first.columns, first.rows))
+        else:
+            super().show(otherwise)
 
+    def to_json(self) -> SensitivityRecord:
+        """The record, as in the run card."""
+        return self.record
+
+    def tables(self) -> list[ReportTable[Any]]:
         groups = [kind for kind in self.kinds or GROUP_KINDS if kind != PROFILE]
         has_profile = PROFILE in self.kinds if self.kinds else self.record["profile"]
         tables: list[ReportTable[Any]] = [sensitivity_table(self.record, groups, self.top)] if groups else []
@@ -113,61 +96,68 @@ def read_sample(model: Model, pictures: Source, usual: int) -> Sample:
             seed + 1; or batches, all of which are taken.
         usual: The number of pictures.
     """
-    from swin_quant.data.loader import DrawnBatches, default_workers
-    from swin_quant.data.picture_set import PictureSet, batches, source_of
-    from swin_quant.data.sampling import Sampling, digest
 
-    pictures = source_of(pictures)
+    pictures = source_of(pictures, model.given)
     if not isinstance(pictures, PictureSet):
         return Sample([batch.images for batch in batches(pictures, False, model.prepared)], None, "")
     pictures = pictures.of_split("train")
     opened = pictures.open()
     count = min(usual, len(opened)) if pictures.count is None else pictures.count
     size = min(pictures.batch or BATCH, BATCH)
-    sampling = Sampling(count, pictures.split or "", pictures.seed + 1, size, pictures.max_unreadable)
-    drawn = DrawnBatches(opened, model.preprocess, sampling, workers=default_workers(pictures.workers, 1, count))
+    sampling = Sampling(count, pictures.split or "", (pictures.seed or 0) + 1, size, pictures.max_unreadable or 0.0)
+    drawn = DrawnBatches(opened, model.preprocess, sampling, workers=default_workers(pictures.workers or 0, 1, count))
     read = [batch.images for _, batch in drawn if len(batch.labels)]
     if lost := drawn.unreadable():
         log.warning("%d pictures are unreadable, others are taken where there are more: %s", len(lost), listed(lost))
     return Sample(read, digest(drawn.names()), sampling.split)
 
 
-def sensitivity(model: Model | nn.Module | str | Path, pictures: Source, policy: str | Policy | None = None) -> Costs:
+def sensitivity(
+    model: Annotated[Model | nn.Module | str | Path | ModelFile, Fields(ModelFile, "model", ("checkpoint",))],
+    pictures: Annotated[Source | None, Fields(PictureSet, "pictures")] = None,
+    policy: Annotated[Policies, Fields(PolicyChoice, "policy: which nodes are quantized, and how")] = None,
+    *,
+    kind: tuple[Kind, ...] = (),
+    top: int = TOP,
+    format: Literal["table", "csv"] = "table",
+) -> Costs:
     """Measure the loss with only a node quantized, and with all but it, for every node and group of nodes.
 
-    The result goes into the model's card as well.
+    The logits are compared with the float model's. The column `off wins` is what SQNR gains by leaving a group float:
+    begin there where accuracy drops (--off, or `disable` in a policy). The result goes into the run card as well.
 
     Args:
         model: A calibrated model; one that QAT trained is compared with its own weights, nodes off.
         pictures: They need no labels. From a place on disk 64 are drawn, unless it says how many, with its seed + 1:
             another draw than the one that calibrates, though both may hold some pictures.
-        policy: None is the model's own.
+        policy: Default: the model's own.
+        kind: groups to show, or the SQNR of each block's output (default: all)
+        top: rows of each kind, those that cost most; 0: all
+        format: form of the output
 
     Returns:
-        The costs, which print as the table of the command.
+        The costs, which print as a table.
 
     Raises:
-        UsageError: the model has no policy, or gives no logits.
-        SwinQuantError: an enabled node has no range.
+        UsageError: The model has no policy, or gives no logits.
+        SwinQuantError: An enabled node has no range.
     """
-    from swin_quant.checkpoint.ranges import check_bits
-    from swin_quant.exported import model_of
-    from swin_quant.models.classifier import Architecture
-    from swin_quant.models.registry import blocks_or_units, stages_of
-    from swin_quant.quant import sensitivity as measuring
-    from swin_quant.quant.outputs import has_classes
-    from swin_quant.quant.policy import apply_policy, load_policy
-
-    model = model_of(model)
-    module = model.module
+    one_process("sensitivity")
+    is_csv = format == "csv"
+    if is_csv and PROFILE in kind and {PROFILE} != {*kind}:
+        raise UsageError("--kind profile: CSV has one table: ask for it alone")
+    asked = one_policy(policy)
+    file = model if isinstance(model, ModelFile) else None
+    model = file.load([asked] if asked else [], any_bits=True) if file else model_of(model)
+    module, before = model.module, model.card
     if not has_classes(module):
         need_logits(getattr(module, "output_kind", FEATURES), "sensitivity")
-    chosen = load_policy(policy) if policy else model.policy
+    chosen = asked or model.policy
     if chosen is None:
         raise UsageError(f"{model.name}: has no policy: name one, or calibrate the model")
-    if model.is_calibrated:
+    if model.is_calibrated and not file:
         check_bits(module, model.card, [chosen], model.name)
-    sample = read_sample(model, pictures, COUNT)
+    sample = read_sample(model, PictureSet() if pictures is None else pictures, COUNT)
     apply_policy(module, chosen)
     known = isinstance(getattr(module, "architecture", None), Architecture)  # a model of the user's own has no stages
     blocks, stages = blocks_or_units(module), list(stages_of(module)) if known else []
@@ -200,36 +190,7 @@ def sensitivity(model: Model | nn.Module | str | Path, pictures: Source, policy:
         )
     )
     model.card = replace(model.card, sensitivity=record)
-    return Costs(record)
-
-
-def run(options: SensitivityOptions, world: World) -> None:
-    """Measure a checkpoint, and write the result to its run card, if there is one."""
-    from swin_quant.checkpoint import open_checkpoint
-    from swin_quant.data.picture_set import PictureSet
-    from swin_quant.loading import load_for_scoring
-
-    shared.one_process(world, "sensitivity")
-    is_csv = options.format == "csv"
-    if is_csv and PROFILE in options.kind and {PROFILE} != {*options.kind}:
-        raise UsageError("--kind profile: CSV has one table: ask for it alone")
-    if not options.checkpoint:
-        raise UsageError("nothing to measure: name a calibrated checkpoint")
-    checkpoint, data = open_checkpoint(options.checkpoint), options.data
-    cfg = shared.config_of(checkpoint, options.model, data, options.run)
-    policy = options.policy.one()
-    how = {"count": data.pictures, "batch": data.batch, "max_unreadable": data.max_unreadable}
-    pictures = PictureSet.of_config(cfg, data.split, cache_mode="no", **how)
-    need_logits(cfg.MODEL.OUTPUT_KIND, "sensitivity")
-    model, policies = load_for_scoring(cfg, checkpoint, [policy] if policy else [], world, any_bits=True)
-    if not policies:
-        raise UsageError(f"{checkpoint}: is a float checkpoint: calibrate it first")
-    before = model.card
-    record = sensitivity(model, pictures, policies[0]).record
-    if model.card_file:
+    if file and model.card_file:
         update(model.card_file, before, lambda now: replace(now, sensitivity=record))
         log.info("run card: %s", model.card_file)
-    found = Costs(record, options.kind, None if is_csv else options.top or None)
-    first = found.tables()[0]
-    show = partial(print_text, comma_separated(first.columns, first.rows)) if is_csv else found.show
-    tell(options.json, show, record)
+    return Costs(record, kind, None if is_csv else top or None, is_csv)
