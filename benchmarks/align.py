@@ -77,7 +77,7 @@ def aligned(name: str, pictures: list, work: Path) -> list[str]:
     """The table lines of a model."""
     checkpoint = EXAMPLES / f"{name}.safetensors"
     folder = work / name
-    swin_quant("calibrate", checkpoint, *pictures, "--pictures", 80, "--no-eval", "--output", folder)
+    swin_quant("calibrate", checkpoint, *pictures, "--pictures", 80, "--output", folder)
     calibrated = folder / f"{name}_calib.pth"
     compare = ["--pictures", 16, *pictures, "--json"]
     lines, shown = [], set()

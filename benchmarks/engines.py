@@ -37,7 +37,7 @@ def scored(name: str, shared: Path, folder: Path) -> list[Path]:
     config, weights = (shared / "checkpoints" / f"{name}.{suffix}" for suffix in ("yaml", "pth"))
     pictures = ["--data-path", shared / "data" / "cifar10", "--zip"]
     calibrated = folder / f"{name}_calib.pth"
-    told = ["--policy", "ft-mode1", "--no-eval", "--output", folder]
+    told = ["--policy", "ft-mode1", "--output", folder]
     swin_quant("calibrate", "--cfg", config, "--checkpoint", weights, *pictures, *told)
     artifacts = []
     for place, flags in EXPORTS.items():

@@ -171,7 +171,7 @@ def fullsize(shared: Path, work: Path) -> None:
         output = work / name
         data = ["--data-path", str(shared / "data" / "imagenet_sample"), "--split", "val", "--batch", "8"]
         base = ["--cfg", name, "--random-weights", "--opts", "MODEL.NUM_CLASSES", "128", "--policy", "ft-mode1", *data]
-        for what, extra in (("calibrate, 80 pictures", ["--no-eval"]), ("and score 128 pictures, 3 precisions", [])):
+        for what, extra in (("calibrate, 80 pictures", []), ("and score 128 pictures, 3 precisions", [])):
             seconds, megabytes = swin_quant("calibrate", *base, *extra, "--output", str(output))
             rows.append(f"| {name} | {what} | {seconds:.1f} | {megabytes:.0f} |")
         cards.append(str(output / f"{name}_calib.json"))

@@ -88,7 +88,7 @@ def prepare(model: str, args: argparse.Namespace) -> None:
     source, data = EXAMPLES / model, ["--data-path", args.data_path, "--zip"]
     calibrated = args.work / f"{model}_calib.pth"
     if not calibrated.with_suffix(".json").exists():
-        told = ["--policy", "cpu", "--no-eval", "--output", args.work]
+        told = ["--policy", "cpu", "--output", args.work]
         swin_quant("calibrate", "--cfg", f"{source}.yaml", "--checkpoint", f"{source}.safetensors", *data, *told)
     for engine in ("openvino", "onnxruntime"):
         for way, flags in WAYS.items():

@@ -124,7 +124,7 @@ def prepare(args: argparse.Namespace, name: str, engine: str) -> dict[str, Path]
     source, data = EXAMPLES / name, ["--data-path", args.data_path, "--zip"]
     calibrated = args.work / f"{name}_calib.pth"
     if not calibrated.with_suffix(".json").exists():
-        told = ["--policy", "qdq", "--no-eval", "--output", args.work]
+        told = ["--policy", "qdq", "--output", args.work]
         swin_quant("calibrate", "--cfg", f"{source}.yaml", "--checkpoint", f"{source}.safetensors", *data, *told)
     made = {}
     for way, (base, selectors) in WAYS.items():

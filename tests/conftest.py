@@ -358,7 +358,7 @@ def float_flags(micro, pictures):
     """The options that every calibration needs: V1, its weights, the pictures, 2 batches of 4."""
     return [
         *("--cfg", micro / "swin.yaml", "--checkpoint", micro / "swin.pth", "--data-path", pictures),
-        *("--pictures", 8, "--batch", 4, "--device", "cpu", "--half", "none"),
+        *("--pictures", 8, "--batch", 4, "--device", "cpu"),
     ]
 
 
@@ -377,7 +377,9 @@ def calibrated(tmp_path_factory, float_flags) -> Path:
     folder = tmp_path_factory.mktemp("calibrated")
     words = [str(word) for word in (*float_flags, "--policy", "ft-mode1", "--output", folder, "--quiet")]
     assert main(["calibrate", *words]) == 0
-    return folder / "swin_micro_calib.pth"
+    file, place = folder / "swin_micro_calib.pth", words[words.index("--data-path") + 1]
+    assert main(["evaluate", str(file), "--data-path", place, *"--device cpu --half none --quiet".split()]) == 0
+    return file
 
 
 @pytest.fixture(scope="session")

@@ -44,7 +44,7 @@ class Command:
             help_epilogue=f"```\n{self.examples}\n```" if self.examples else None,
             help_format="markdown",
             version_flags=[],
-            default_parameter=Parameter(negative="", consume_multiple=True),
+            default_parameter=Parameter(negative="", consume_multiple=True, allow_repeating=True),
             result_action="return_value",
         )
         self.app.default(self._flat())

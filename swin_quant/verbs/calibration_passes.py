@@ -72,7 +72,7 @@ def _automatic(model: nn.Module, context: PassContext) -> tuple[PassStep, ...]:
     if found := outliers(context):
         worst = max(found, key=found.__getitem__)
         log.info(
-            "channels stand out in %d places, in %s by %.0f times: they are evened out; ‹no_equalize› leaves them",
+            "channels stand out in %d places, in %s by %.0f times: they are evened out; ‹passes› none leaves them",
             len(found),
             worst,
             found[worst],

@@ -54,7 +54,7 @@ def test_a_card_of_another_file_stops_only_what_was_calibrated(micro, tmp_path, 
 @pytest.mark.parametrize(
     "command, more",
     [
-        ("calibrate", ["--pictures", 4, "--no-eval"]),
+        ("calibrate", ["--pictures", 4]),
         ("evaluate", ["--half", "none"]),
         ("train", ["--epochs", 1, "--batch", 4, "--no-eval"]),
         ("nodes", ["--policy", "qdq"]),

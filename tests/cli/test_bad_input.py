@@ -55,14 +55,14 @@ def test_a_model_of_other_than_coloured_pictures(refused, float_flags, write_con
 
 
 def test_a_head_of_another_size_needs_the_flag(refused, float_flags):
-    line = refused(1, "calibrate", *float_flags, "--opts", "MODEL.NUM_CLASSES", 5, "--no-eval")
+    line = refused(1, "calibrate", *float_flags, "--opts", "MODEL.NUM_CLASSES", 5)
     has(line, "swin.pth", "3 classes", "MODEL.NUM_CLASSES is 5", "--replace-head")
 
 
 def test_a_float_checkpoint_is_never_written_over(run, float_flags, micro, tmp_path):
     path = Path(shutil.copy(micro / "swin.pth", tmp_path / "swin_micro_calib.pth"))
     before = path.read_bytes()
-    flags = [*float_flags, "--checkpoint", path, "--no-eval", "--output", tmp_path]
+    flags = [*float_flags, "--checkpoint", path, "--output", tmp_path]
     has(run("calibrate", *flags).error(2), path, "written over", "--output", "another folder")
     assert path.read_bytes() == before and [file.name for file in tmp_path.iterdir()] == [path.name]
 

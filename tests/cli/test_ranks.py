@@ -52,7 +52,7 @@ def both(run, forked, card_of, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [["--calibrator", "percentile", "--exact-histogram"], ["--calibrator", "max"]])
+@pytest.mark.parametrize("how", [["--calibrator", "percentile", "--exact"], ["--calibrator", "max"]])
 def test_two_ranks_give_the_ranges_and_figures_of_one(both, float_flags, how):
     """3 batches and 7 pictures of val: the ranks' shares are unequal in both passes."""
     ends, _, two = both(*float_flags, "--pictures", 9, "--batch", 3, "--policy", "ft-mode2", *how)
@@ -92,7 +92,7 @@ def test_a_rank_whose_kernels_measure_otherwise_does_as_rank_0_does(passes, fork
             worse = itertools.count()
             running._measured = lambda *given: (100.0, -float(next(worse)))
 
-    flags = [*float_flags, "--policy", "qdq", "--no-eval", *passes]
+    flags = [*float_flags, "--policy", "qdq", *passes]
     for world in (1, 2):
         ends = forked(world, "calibrate", *flags, "--output", tmp_path / str(world), before=before)
         assert [done.code for done in ends] == [0] * world, ends
@@ -125,7 +125,7 @@ def wide(tmp_path):
 def test_ranks_agree_on_whether_pictures_are_of_several_sizes(both, forked, float_flags, wide, tmp_path):
     """Each rank sees a single size: neither may wait alone for the other, or concatenate maps of different sizes."""
     flags = [*float_flags, "--data-path", wide((40, 24), (32, 48)), "--output-kind", "features", "--pictures", 2,
-             "--policy", "qdq", "--no-eval", "--opts", "TEST.SHAPE", "whole"]  # fmt: skip
+             "--policy", "qdq", "--opts", "TEST.SHAPE", "whole"]  # fmt: skip
     both(*flags)
     refused = forked(2, "calibrate", *flags[:-3], "--passes", "fast", *flags[-3:], "--output", tmp_path / "three")
     assert [done.code for done in refused] == [2, 2] and "needs pictures of one size" in refused[0].err
@@ -134,7 +134,7 @@ def test_ranks_agree_on_whether_pictures_are_of_several_sizes(both, forked, floa
 @pytest.mark.slow
 def test_a_picture_that_cannot_be_read_is_of_no_size(run, float_flags, wide, card_of, tmp_path):
     flags = [*float_flags, "--data-path", wide((48, 32), (48, 32), None, (48, 32)), "--output-kind", "features",
-             "--policy", "qdq", "--no-eval", "--opts", "TEST.SHAPE", "whole"]  # fmt: skip
+             "--policy", "qdq", "--opts", "TEST.SHAPE", "whole"]  # fmt: skip
     flags += ["--max-unreadable", 0.5, "--pictures", 3, "--passes", "fast", "--output", tmp_path]
     run("calibrate", *flags).ok()
     found = card_of(tmp_path / "swin_micro_calib.pth")["calibration"]

@@ -48,7 +48,7 @@ def test_launchers_may_give_a_local_rank_in_both_spellings(run, float_flags, ft_
     """torch.distributed.launch puts it before the command."""
     monkeypatch.chdir(tmp_path)
     flags = [*ft_flags, "--int8-mode", 1] if words[0] == "main.py" else [*float_flags, "--output", tmp_path]
-    assert run(*words, *flags, "--no-eval").code == 0 and list(tmp_path.rglob("swin_micro_calib.pth"))
+    assert run(*words, *flags).code == 0 and list(tmp_path.rglob("swin_micro_calib.pth"))
 
 
 def test_help_imports_nothing_that_takes_seconds():
@@ -71,7 +71,7 @@ def test_quiet_prints_results_and_warnings_only(run, float_flags, tmp_path):
     loud, quiet = run("calibrate", *flags), run("calibrate", *flags, "--quiet")
     assert "calibrated checkpoint:" in loud.err and quiet.err == "" and "int8" in quiet.out
     assert "\x1b" not in loud.err + loud.out and "\r" not in loud.err  # no bars and no colours without a terminal
-    weights = run("calibrate", *flags, "--quiet", "--checkpoint", tmp_path / "swin_micro_calib.pth", "--no-eval")
+    weights = run("calibrate", *flags, "--quiet", "--checkpoint", tmp_path / "swin_micro_calib.pth")
     assert weights.code == 0  # a calibrated checkpoint can be calibrated again
 
 

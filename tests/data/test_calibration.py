@@ -4,7 +4,6 @@ import pytest
 import torch
 from PIL import Image
 
-from swin_quant.base.distributed import World
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.data.loader import DrawnBatches
 from swin_quant.data.pictures import Pictures, UnreadablePicture
@@ -28,8 +27,8 @@ class Numbered(Pictures):
         return Image.new("RGB", (2, 2), (index, index, index))
 
 
-def batches(pictures, count, size, share=1.0, world=World()):
-    drawn = DrawnBatches(pictures, PREPROCESS, Sampling(count * size, "val", 5, size, share), world)
+def batches(pictures, count, size, share=1.0):
+    drawn = DrawnBatches(pictures, PREPROCESS, Sampling(count * size, "val", 5, size, share))
     return list(drawn), drawn.limit
 
 
@@ -45,15 +44,6 @@ def test_a_number_that_batches_do_not_divide_leaves_a_shorter_one():
     found = list(DrawnBatches(Numbered(40), PREPROCESS, Sampling(13, "val", 5, 8)))
     assert [(number, len(batch.images)) for number, batch in found] == [(0, 8), (1, 5)]
     assert [index for _, batch in found for index in batch.indices] == sample(40, 13, 5)
-
-
-@pytest.mark.parametrize("world", [2, 3, 5])
-def test_ranks_share_the_batches(world):
-    whole = dict(batches(Numbered(40), 3, 4)[0])
-    shares = [batches(Numbered(40), 3, 4, world=World(rank, world))[0] for rank in range(world)]
-    assert sorted(number for share in shares for number, _ in share) == [0, 1, 2]
-    for number, batch in (item for share in shares for item in share):
-        assert torch.equal(batch.images, whole[number].images)
 
 
 @pytest.mark.parametrize(("total", "broken_places"), [(40, [0, 5, 11]), (15, [4, 5, 6]), (40, [1, 12, 13, 14])])

@@ -75,7 +75,7 @@ def commands(micro, pictures, tmp_path_factory):
     recipe.write_text("epochs: 2\nbatch_size: 2\nsave_minutes: 1.0e-9\naugment: {crop: padded}\n")
     common = ["--cfg", micro / "swin.yaml", "--data-path", pictures, "--device", "cpu", "--half", "none", "--quiet"]
     made = Commands(common, micro / "swin.pth", folder / "calibrated" / f"{NAME}_calib.pth", recipe)
-    words = [*made.words("calibrate", folder / "calibrated"), "--no-eval"]
+    words = [*made.words("calibrate", folder / "calibrated")]
     process = multiprocessing.get_context("fork").Process(target=main, args=(words,))
     process.start()
     process.join(120)

@@ -83,7 +83,7 @@ def calibrated_32(tmp_path_factory, pictures, randomise):
     config.write_text(yaml.safe_dump({"DATA": {"IMG_SIZE": 32}, "MODEL": model, "TEST": {"CROP": False}}))
     torch.save({"model": randomise(build_model(load_config(config))).state_dict()}, folder / "micro.pth")
     words = ["calibrate", "--cfg", config, "--checkpoint", folder / "micro.pth", "--data-path", pictures]
-    words += [*"--pictures 8 --batch 4 --policy ft-mode1 --no-eval --device cpu --quiet --output".split(), folder]
+    words += [*"--pictures 8 --batch 4 --policy ft-mode1 --device cpu --quiet --output".split(), folder]
     assert main([str(word) for word in words]) == 0
     return folder / "micro_calib.pth"
 
@@ -121,10 +121,11 @@ def with_card(card_of, tmp_path):
 
 @pytest.fixture
 def calibrate(run, float_flags, card_of, tmp_path):
-    """calibrate(flags ...) -> (state_dict, card) of a calibration with `float_flags` and these."""
+    """calibrate(flags ...) -> (state_dict, card) of a calibration with `float_flags` and these; "--scored": on val."""
 
     def go(*flags, out="out", name="swin_micro"):
-        run("calibrate", *float_flags, "--output", tmp_path / out, *flags).ok()
+        asked = [flag for flag in flags if flag != "--scored"]
+        run("calibrate", *float_flags, "--output", tmp_path / out, *asked).ok()
         path = tmp_path / out / f"{name}_calib.pth"
         verify_checkpoint(RunCard.read(path.with_suffix(".json")), path)
         return torch.load(path, weights_only=True), card_of(path)

@@ -12,7 +12,7 @@ def kinds(card):
 
 @pytest.mark.slow
 def test_auto_is_recorded_node_by_node_and_exported(run, float_flags, scoring_flags, card_of, tmp_path):
-    flags = [*float_flags, "--policy", "ft-mode1", "--aprec", 5, "--calibrator", "auto", "--no-eval"]
+    flags = [*float_flags, "--policy", "ft-mode1", "--aprec", 5, "--calibrator", "auto"]
     done = run("calibrate", *flags, "--output", tmp_path)
     assert done.code == 0 and "calibrator auto: " in done.err, done
     record = card_of(tmp_path / FILE)["calibration"]
@@ -25,12 +25,12 @@ def test_auto_is_recorded_node_by_node_and_exported(run, float_flags, scoring_fl
     again = ["--cfg", scoring_flags[1], "--statistics", statistics, "--calibrator", "auto", "--policy", "ft-mode1"]
     assert "--calibrator auto: looks at pictures" in run("calibrate", *again, "--output", tmp_path / "again").error(2)
     anew = run("calibrate", *again[:4], "--calibrator", "max", "--policy", "ft-mode1", "--output", tmp_path / "again",
-               "--no-eval", "--device", "cpu")  # fmt: skip
+               "--device", "cpu")  # fmt: skip
     assert anew.code == 0 and "node_methods" not in card_of(tmp_path / "again" / FILE)["calibration"], anew
 
 
 def test_one_picture_and_pictures_that_are_all_alike(run, float_flags, card_of, tmp_path):
-    flags = [*float_flags, "--policy", "qdq", "--no-eval", "--output", tmp_path]
+    flags = [*float_flags, "--policy", "qdq", "--output", tmp_path]
     done = run("calibrate", *flags, "--pictures", 1)
     assert done.code == 0 and "advice: 1 picture is too few" in done.err and "--pictures" in done.err, done
     assert "sample" in kinds(card_of(tmp_path / FILE))

@@ -143,6 +143,6 @@ def test_analyze_takes_it_by_its_name_and_by_its_checkpoint(resnet, run):
 
 
 def test_it_is_calibrated_without_a_word_on_policy(resnet, run, pictures, tmp_path):
-    words = ("--cfg", resnet / "resnet.yaml", "--data-path", pictures, "--pictures", 2, "--no-eval")
+    words = ("--cfg", resnet / "resnet.yaml", "--data-path", pictures, "--pictures", 2)
     run("calibrate", resnet / "resnet.pth", *words, "--output", tmp_path).ok()
     assert RunCard.read(tmp_path / "micro_calib.json").policy["name"] == "qdq"

@@ -248,9 +248,9 @@ def test_ptq_beside_qat_of_fewer_bits_has_ranges_for_those_bits(runs, micro, pic
     """They equal the ranges of a calibration at those bits on the same pictures, and the table names both
     calibrators."""
     flags = [*flags_of(runs, pictures), "--quiet"]
-    calibration = ["--checkpoint", runs / "in" / "swin.pth", "--pictures", 8, "--no-equalize", "--policy", "qdq"]
+    calibration = ["--checkpoint", runs / "in" / "swin.pth", "--pictures", 8, "--passes", "none", "--policy", "qdq"]
     bits = ["--policy", "qdq", "--wprec", 4, "--aprec", 4]
-    command("calibrate", *flags, *calibration, "--no-eval", "--output", tmp_path / "eight")
+    command("calibrate", *flags, *calibration, "--output", tmp_path / "eight")
     command("calibrate", *flags, *calibration, *bits[2:], "--output", tmp_path / "four")
     start = ["--checkpoint", tmp_path / "eight" / "swin_micro_calib.pth", "--recipe", runs / "recipe.yaml"]
     command("finetune", *flags, *start, *bits, "--amax", "learned", "--output", tmp_path / "qat")

@@ -22,7 +22,7 @@ def of_8_bits(float_flags, tmp_path_factory):
     from swin_quant.cli import main
 
     folder = tmp_path_factory.mktemp("mse8")
-    words = [*float_flags, "--calibrator", "mse", "--policy", "ft-mode1", "--no-eval", "--output", folder]
+    words = [*float_flags, "--calibrator", "mse", "--policy", "ft-mode1", "--output", folder]
     assert main(["calibrate", *map(str, words)]) == 0
     return folder
 
@@ -33,8 +33,8 @@ def test_other_bits_are_refused_and_the_statistics_find_them(run, scoring_flags,
     line = run("evaluate", *scoring_flags, "--checkpoint", of_8_bits / f"{NAME}.pth", *four).error(2)
     assert "found by mse for 8 bits" in line and "ft-mode1 A4 has 4" in line and "from statistics" in line
     again = ["--cfg", scoring_flags[1], "--statistics", of_8_bits / f"{NAME}.stats.npz", "--calibrator", "mse", *four]
-    run("calibrate", *again, "--output", tmp_path / "again", "--device", "cpu", "--no-eval").ok()
-    direct = [*float_flags, "--calibrator", "mse", *four, "--no-eval", "--output", tmp_path / "direct"]
+    run("calibrate", *again, "--output", tmp_path / "again", "--device", "cpu").ok()
+    direct = [*float_flags, "--calibrator", "mse", *four, "--output", tmp_path / "direct"]
     assert run("calibrate", *direct).code == 0
     file = tmp_path / "again" / f"{NAME}.pth"
     assert file.read_bytes() == (tmp_path / "direct" / f"{NAME}.pth").read_bytes()
@@ -71,7 +71,7 @@ def test_learned_ranges_ask_for_training(run, scoring_flags, calibrated, tmp_pat
     assert card_of(tmp_path / "plain.pth")["training"]["ranges"] == {"weights": None, "activations": None}
 
 
-@pytest.mark.parametrize("flag", ["--pictures=2", "--split=val", "--augment", "--exact-histogram"])
+@pytest.mark.parametrize("flag", ["--pictures=2", "--split=val", "--augment", "--exact"])
 def test_statistics_have_their_pictures(run, scoring_flags, of_8_bits, tmp_path, flag):
     again = ["--cfg", scoring_flags[1], "--statistics", of_8_bits / f"{NAME}.stats.npz", "--policy", "ft-mode1", flag]
     line = run("calibrate", *again, "--output", tmp_path, "--device", "cpu").error(2)
@@ -89,13 +89,13 @@ def test_statistics_need_the_weights_they_were_counted_on(run, scoring_flags, of
 def test_few_bits_are_said_to_be_a_simulation_and_export_names_the_nodes(run, float_flags, scoring_flags, tmp_path):
     says = "ft-mode1 W4 A4: fewer than 8 bits are simulated: ONNX files store such weights as int8"
     four = ["--policy", "ft-mode1", "--wprec", 4, "--aprec", 4]
-    done = run("calibrate", *float_flags, *four, "--no-eval", "--output", tmp_path)
+    done = run("calibrate", *float_flags, *four, "--output", tmp_path)
     assert done.code == 0 and done.err.count(says) == 1, done
     file = tmp_path / f"{NAME}.pth"
     done = run("evaluate", *scoring_flags, "--checkpoint", file)  # with its card's policy
     assert done.code == 0 and done.err.count(says) == 1, done
     for policy in (["--policy", "ft-mode1"], ["--policy", "ft-mode1", "--saturation-safe"]):
-        done = run("calibrate", *float_flags, *policy, "--no-eval", "--output", tmp_path / "more")
+        done = run("calibrate", *float_flags, *policy, "--output", tmp_path / "more")
         assert done.code == 0 and "simulated" not in done.err, done
     (tmp_path / "four.yaml").write_text("name: four\nrules:\n- {enable: 'role:gemm_input', bits: 4}\n")
     for backend, code in (("onnx", 1), ("fastertransformer", 2)):

@@ -10,7 +10,6 @@ from draws import drawn
 from pass_contexts import CutOff, Step, same
 from PIL import Image
 
-from swin_quant.base.distributed import World
 from swin_quant.checkpoint import save_float
 from swin_quant.config import load_config
 from swin_quant.models import build_model
@@ -21,7 +20,7 @@ from swin_quant.quant.passes.recipe import load_passes, steps_of
 from swin_quant.quant.passes.run import PassPlan
 from swin_quant.quant.passes.trial import state_of
 from swin_quant.quant.policy import Rule, apply_policy, enabled_nodes, load_policy
-from swin_quant.verbs.calibration_passes import gathered, improve, outliers_left
+from swin_quant.verbs.calibration_passes import improve, outliers_left
 from swin_quant.verbs.calibration_result import CalibrationResult
 from tests.outliers import plant
 
@@ -50,16 +49,6 @@ HALVE, SPOIL = (Step(Pass(run, type(None), keeps_function=True)) for run in (hal
 @pytest.fixture
 def model(tiny_model, use_policy):
     return use_policy(tiny_model("swin", **TWO_BLOCKS), "qdq")
-
-
-def test_pictures_of_all_ranks_come_together_in_the_order_of_their_batches(ranks):
-    batches = [torch.full((count, 3, 2, 2), float(count)) for count in (4, 3, 2, 5)]
-
-    def work(world):
-        mine = [(number, batch) for number, batch in enumerate(batches) if number % world.size == world.rank]
-        return torch.cat(gathered(mine, world)).tolist()
-
-    assert ranks(work) == [torch.cat(batches).tolist()] * 2
 
 
 def test_channels_that_stand_out_still_were_not_evened_out_unasked():
@@ -92,7 +81,7 @@ def test_calibrator_auto_chooses_in_front_of_a_pass_that_gives_ranges(model):
     method = Method(AUTO)
     found = CalibrationResult(calibrate(model, [IMAGES], method), {}, method, [], [(0, IMAGES)])
     step = Step(Pass(widen, type(None), keeps_function=True, of_ranges=True, judges_itself=True))
-    record = found.improved(model, PassPlan((HALVE, step)), World()).record
+    record = found.improved(model, PassPlan((HALVE, step))).record
     assert [one["kept"] for one in record["passes"]] == [True, True]
     assert all(torch.equal(node.range, given[name]) for name, node in enabled_nodes(model).items())
 
@@ -108,7 +97,7 @@ def test_what_equalize_does_not_cure_stands_out_still(least, cured, model, monke
     _, records = improve(model, first, [(0, images)], Method(), PassPlan(steps_of(["equalize"])))
 
     def places():
-        return [one.place for one in outliers_left(model, [(0, images)], records, World()) if one.cure]
+        return [one.place for one in outliers_left(model, [(0, images)], records) if one.cure]
 
     assert records[0]["kept"] and (places() == []) is cured
     apply_policy(model, load_policy("qdq").and_then(Rule(disable=("layers.*",))))
@@ -123,7 +112,7 @@ def test_a_network_in_training_mode_is_improved_as_out_of_it_and_stays_in_it(nam
         model = use_policy(tiny_model("swin", **TWO_BLOCKS, DROP_RATE=0.5, DROP_PATH_RATE=0.5), "qdq").train(training)
         model.layers[0].eval()
         first = CalibrationResult(calibrate(model, [IMAGES], method), {}, method, [], [(0, IMAGES)])
-        found.append((first.improved(model, PassPlan(steps_of(["gptq"])), World()).method, state_of(model)))
+        found.append((first.improved(model, PassPlan(steps_of(["gptq"]))).method, state_of(model)))
         assert model.training is model.layers[1].training is training and not model.layers[0].training
     (method, state), (again, other) = found
     assert method == again and same(state, other)
@@ -165,11 +154,11 @@ def told_in(card):
 def test_channels_that_stand_out_are_evened_out_unasked_and_said(run, float_flags, planted, card_of, tmp_path):
     flags = [*float_flags, "--checkpoint", planted, "--policy", "ft-mode1", "--output"]
     done = run("calibrate", *flags, tmp_path / "on")
-    assert done.code == 0 and "channels stand out" in done.err and "--no-equalize" in done.err, done
+    assert done.code == 0 and "channels stand out" in done.err and "--passes none" in done.err, done
     (one,) = card_of(tmp_path / "on" / "swin_micro_calib.pth")["calibration"]["passes"]
     assert one["name"] == "equalize" and one["kept"] and one["sqnr_db"][1] > one["sqnr_db"][0] + 5
     assert "outliers" not in told_in(card_of(tmp_path / "on" / "swin_micro_calib.pth"))
-    off = run("calibrate", *flags, tmp_path / "off", "--no-equalize")
+    off = run("calibrate", *flags, tmp_path / "off", "--passes", "none")
     card = card_of(tmp_path / "off" / "swin_micro_calib.pth")
     assert off.code == 0 and "passes" not in card["calibration"]
     (line,) = [line for line in off.err.splitlines() if "channels stand out" in line and "equalize" in line]
@@ -209,7 +198,7 @@ def test_fasterTransformers_front_door_leaves_weights_alone_unless_asked(
     ],
 )  # fmt: skip
 def test_two_ranks_find_what_one_finds(run, forked, float_flags, flags, passes, card_of, tmp_path):
-    flags = [*float_flags, "--pictures", 9, "--batch", 3, "--no-eval", *flags]
+    flags = [*float_flags, "--pictures", 9, "--batch", 3, *flags]
     if passes:
         (tmp_path / "mine.yaml").write_text(f"passes: {passes}\n")
         flags += ["--passes", tmp_path / "mine.yaml"]
@@ -238,18 +227,17 @@ def test_figures_compare_with_the_float_file_that_the_user_had(run, float_flags,
     "flags, message",
     [
         (["--passes", "slow"], "fast"),
-        (["--passes", "fast", "--no-equalize"], "leave one of them out"),
         (["--passes", "fast", "--policy", "float"], "quantizes nothing"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(flags, message, run, float_flags, tmp_path):
-    done = run("calibrate", *float_flags, "--no-eval", "--output", tmp_path, *flags)
+    done = run("calibrate", *float_flags, "--output", tmp_path, *flags)
     assert message in done.error(2)
 
 
 def test_the_pass_that_a_policy_forbids_is_named(run, float_flags, write_config, tmp_path):
     flags = ["--cfg", write_config(tmp_path, "swin", EMBED_DIM=32), "--random-weights", *float_flags[4:]]
-    done = run("calibrate", *flags, "--policy", "w4a16-blocks", "--passes", "fast", "--no-eval", "--output", tmp_path)
+    done = run("calibrate", *flags, "--policy", "w4a16-blocks", "--passes", "fast", "--output", tmp_path)
     assert done.code == 2 and "error: gptq: takes no weights in blocks" in done.err.splitlines()[-1], done
     assert "equalize" not in done.err and [file.name for file in tmp_path.iterdir()] == ["swin.yaml"]
 
@@ -268,7 +256,7 @@ def test_of_one_picture_or_grey_ones_there_is_a_checkpoint_and_a_word(
     recipe.write_text(
         "passes:\n  - {name: equalize, alpha: [0.5]}\n  - gptq\n  - range_search\n  - {name: distill, iterations: 2}\n"
     )
-    flags = [*float_flags, "--data-path", own_pictures, "--pictures", count, "--batch", count, "--no-eval"]
+    flags = [*float_flags, "--data-path", own_pictures, "--pictures", count, "--batch", count]
     done = run("calibrate", *flags, "--policy", "cpu", "--passes", recipe, "--output", tmp_path)
     assert done.code == 0 and says in done.err, done
     passes = card_of(tmp_path / "swin_micro_calib.pth")["calibration"]["passes"]
@@ -288,7 +276,7 @@ def long_recipe(tmp_path):
 def test_a_reconstruction_that_was_cut_off_goes_on_and_gives_the_same_bytes(
     run, float_flags, long_recipe, card_of, tmp_path, monkeypatch
 ):
-    flags = [*float_flags, "--pictures", 8, "--policy", "qdq", "--wprec", 4, "--aprec", 4, "--no-eval", "--passes",
+    flags = [*float_flags, "--pictures", 8, "--policy", "qdq", "--wprec", 4, "--aprec", 4, "--passes",
              long_recipe, "--output"]  # fmt: skip
     assert run("calibrate", *flags, tmp_path / "whole").code == 0
     learn = CutOff(reconstruct.train_unit, 3)
@@ -326,7 +314,7 @@ def changed_once(request, write_config, randomise, pictures, tmp_path_factory):
     model = plant(randomise(build_model(load_config(config))), "v", 100)
     save_float(model, folder / "planted.pth")
     words = ["calibrate", folder / "planted.pth", "--cfg", config, "--data-path", pictures, "--pictures", 8]
-    words += ["--batch", 4, "--half", "none", "--no-eval", "--policy", "ft-mode1", "--passes", "fast"]
+    words += ["--batch", 4, "--half", "none", "--policy", "ft-mode1", "--passes", "fast"]
     command(*words, "--output", folder)
     return folder / f"{kind}_micro_calib.pth"
 

@@ -14,12 +14,13 @@ from PIL import Image
 
 import swin_quant as sq
 from swin_quant.base.errors import SwinQuantError
-from swin_quant.verbs.calibration_result import CalibrationPlan
+from swin_quant.data.picture_set import PictureSet
+from swin_quant.verbs.calibration_result import draw
 
 
 @pytest.fixture
 def flags(micro):
-    return ["--cfg", micro / "swin.yaml", "--device", "cpu", "--half", "none", "--batch", 4]
+    return ["--cfg", micro / "swin.yaml", "--device", "cpu", "--batch", 4]
 
 
 def test_one_table_calibrates_but_is_not_scored_on_the_same_pictures(run, micro, flags, pictures, tmp_path):
@@ -55,7 +56,7 @@ def test_shards_are_scored_as_their_folder_is(run, micro, flags, pictures, tmp_p
 @pytest.mark.slow
 def test_the_sample_is_seeded_and_batches_only_cut_it(calibrate):
     def ranges(*flags):
-        state, card = calibrate(*flags, "--no-eval")
+        state, card = calibrate(*flags)
         return {key: value.item() for key, value in state.items() if key.endswith("_amax")}, card["calibration"]
 
     base, record = ranges()
@@ -68,9 +69,9 @@ def test_the_sample_is_seeded_and_batches_only_cut_it(calibrate):
 
 @pytest.mark.slow
 def test_augmented_crops_are_other_pictures_but_repeatable(calibrate):
-    plain, _ = calibrate("--no-eval")
-    one, card = calibrate("--augment", "--no-eval", out="a")
-    two, _ = calibrate("--augment", "--no-eval", "--pictures", 8, "--batch", 2, out="b")
+    plain, _ = calibrate()
+    one, card = calibrate("--augment", out="a")
+    two, _ = calibrate("--augment", "--pictures", 8, "--batch", 2, out="b")
     assert card["calibration"]["augment"] is True
     assert all(torch.equal(value, two[key]) for key, value in one.items())
     assert any(not torch.equal(value, plain[key]) for key, value in one.items())
@@ -87,7 +88,7 @@ def test_calibration_needs_no_labels_and_no_val(run, float_flags, card_of, pictu
 
 
 def test_another_split(calibrate):
-    _, card = calibrate("--split", "val", "--pictures", 4, "--no-eval")
+    _, card = calibrate("--split", "val", "--pictures", 4)
     assert card["calibration"]["split"] == "val"
 
 
@@ -115,7 +116,7 @@ def test_a_zip_gives_the_ranges_of_its_folder(calibrate, pictures, tmp_path):
 
 @pytest.mark.slow
 def test_digits_need_no_folder(run, card_of, tmp_path):
-    flags = ["--data-path", "digits", "--random-weights", "--pictures", 8, "--batch", 4, "--no-eval"]
+    flags = ["--data-path", "digits", "--random-weights", "--pictures", 8, "--batch", 4]
     done = run("calibrate", "--cfg", "swin_digits", *flags, "--output", tmp_path)
     assert done.code == 0 and "random weights" in done.err
     card = card_of(tmp_path / "swin_micro_digits_calib.pth")
@@ -182,6 +183,10 @@ def test_python_keeps_the_limit_of_broken_pictures(model, own_pictures):
     assert record["unreadable"] == [f"{broken.parent.name}/{broken.name}"]
 
 
-def test_batches_divide_the_pictures_and_hold_at_most_eight():
-    plans = (CalibrationPlan.of(80, 32), CalibrationPlan.of(9, 4), CalibrationPlan.of(7), CalibrationPlan.of(12))
-    assert [(plan.count, plan.batch_size) for plan in plans] == [(80, 8), (9, 3), (7, 7), (12, 6)]
+def test_batches_divide_the_pictures_and_hold_at_most_eight(micro):
+    model = sq.load(micro / "swin.pth", config=micro / "swin.yaml")
+
+    def size(count, batch=None):
+        return draw(PictureSet("digits", count=count, batch=batch).settled(), model.preprocess).size
+
+    assert [size(80, 32), size(9, 4), size(7), size(12)] == [8, 3, 7, 6]

@@ -70,7 +70,7 @@ def test_names_go_all_the_way(run, permuted, pictures, float_flags, scoring_flag
     """Calibrated, trained, exported and asked, a model always has the names of its head, in its order."""
     flags, out = ["--data-path", pictures, "--device", "cpu", "--half", "none"], tmp_path / "out"
     calibration = ["--cfg", float_flags[1], "--pictures", 8, "--batch", 4, "--policy", "qdq", "--output", out]
-    assert run("calibrate", permuted, *flags, *calibration, "--no-eval").code == 0
+    assert run("calibrate", permuted, *flags, *calibration).code == 0
     calibrated = out / "swin_micro_calib.pth"
     training = ["--epochs", 1, "--batch", 4, "--set", "augment.crop=padded", "--no-eval", "--output", out]
     assert run("finetune", calibrated, *flags, *training).code == 0
@@ -109,7 +109,7 @@ def test_who_only_guesses_is_warned_of_before_it_is_trained(run, micro, pictures
             shutil.copyfile(f"/{name}" if not name.startswith("/") else name, file)
     flags = ["--data-path", data, "--output", tmp_path / "out"]
     assert GUESSING in run("evaluate", micro / "swin.pth", *scoring_flags, *flags).err
-    assert run("calibrate", *float_flags, *flags, "--no-eval", "--policy", "qdq").code == 0
+    assert run("calibrate", *float_flags, *flags, "--policy", "qdq").code == 0
     training = ["--epochs", 1, "--batch", 4, "--set", "augment.crop=padded", "--no-eval"]
     told = run("finetune", tmp_path / "out" / "swin_micro_calib.pth", *scoring_flags, *flags, *training).err
     assert GUESSING in told and told.index(GUESSING) < told.index("1 epochs of")
@@ -119,7 +119,7 @@ def test_who_only_guesses_is_warned_of_before_it_is_trained(run, micro, pictures
 def exported(run, permuted, pictures, float_flags, tmp_path):
     """Calibrated and exported with the names of a head in its order."""
     pytest.importorskip("onnxruntime")
-    flags = ["--cfg", float_flags[1], "--data-path", pictures, "--pictures", 8, "--device", "cpu", "--no-eval"]
+    flags = ["--cfg", float_flags[1], "--data-path", pictures, "--pictures", 8, "--device", "cpu"]
     assert run("calibrate", permuted, *flags, "--policy", "onnxruntime", "--output", tmp_path / "out").code == 0
     calibrated = tmp_path / "out" / "swin_micro_calib.pth"
     assert run("export", calibrated, "--for", "onnxruntime", "--output", tmp_path / "out").code == 0

@@ -70,7 +70,7 @@ def after_passes(run, float_flags, tmp_path):
 
     def made(passes, *flags):
         (tmp_path / "mine.yaml").write_text(f"passes: {passes}\n")
-        words = ["--pictures", 4, "--passes", tmp_path / "mine.yaml", "--no-eval", "--output", tmp_path]
+        words = ["--pictures", 4, "--passes", tmp_path / "mine.yaml", "--output", tmp_path]
         run("calibrate", *float_flags, *words, *flags).ok()
         run("convert", tmp_path / "swin_micro_calib.pth", "--to", tmp_path / "x.pth").ok()
         return tmp_path / "x.pth"

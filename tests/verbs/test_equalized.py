@@ -32,7 +32,7 @@ def test_a_classifier_whose_stream_was_evened_out_is_no_backbone(micro, tmp_path
 @pytest.mark.parametrize("verb", ["calibrate", "convert"])
 def test_nor_is_what_is_made_of_it(run, micro, pictures, tmp_path, verb):
     file, made = calibrated(micro, tmp_path / "planted.pth", "stream"), tmp_path / "made.pth"
-    told = ["--data-path", pictures, "--pictures", 4, "--no-eval", "--output", tmp_path, "--device", "cpu"]
+    told = ["--data-path", pictures, "--pictures", 4, "--output", tmp_path, "--device", "cpu"]
     if verb == "convert":
         assert run("convert", file, "--to", made).code == 0
     done = run("calibrate", made if verb == "convert" else file, *told, "--output-kind", "features")

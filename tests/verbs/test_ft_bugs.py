@@ -44,7 +44,7 @@ def observed(forwards):
 
 @pytest.mark.parametrize("batches", [1, 3])
 def test_bug_2_n_calibration_batches_are_n_and_not_one_more(run, float_flags, card_of, forwards, tmp_path, batches):
-    flags = [*float_flags, "--pictures", 4 * batches, "--no-eval", "--output", tmp_path]
+    flags = [*float_flags, "--pictures", 4 * batches, "--output", tmp_path]
     assert run("calibrate", *flags).code == 0
     assert observed(forwards) == [4] * batches
     card = card_of(tmp_path / "swin_micro_calib.pth")["calibration"]
@@ -71,7 +71,7 @@ def test_bug_5_the_output_path_may_be_unset_or_deep(run, ft_flags, float_flags, 
     monkeypatch.chdir(tmp_path)
     assert run("main.py", "--calib", *ft_flags, "--policy", "ft-mode1").code == 0
     assert (tmp_path / "output/swin_micro/default/swin_micro_calib.pth").exists()
-    assert run("calibrate", *float_flags, "--no-eval", "--output", "three/levels/deep").code == 0
+    assert run("calibrate", *float_flags, "--output", "three/levels/deep").code == 0
     assert (tmp_path / "three/levels/deep/swin_micro_calib.pth").exists()
 
 
@@ -135,7 +135,7 @@ def test_bug_13_calibration_sees_the_evaluation_transform_and_keeps_no_graph(
     monkeypatch.setattr(
         "swin_quant.data.preprocess.augmented", lambda *_: pytest.fail("augmented crops without --augment")
     )
-    assert run("calibrate", *float_flags, "--no-eval", "--output", tmp_path).code == 0
+    assert run("calibrate", *float_flags, "--output", tmp_path).code == 0
     assert observed(forwards) == [4] * 2
     assert {(recording, recorded) for _, recording, recorded, _ in forwards} == {(False, False)}
     assert card_of(tmp_path / "swin_micro_calib.pth")["calibration"]["augment"] is False

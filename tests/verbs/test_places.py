@@ -18,7 +18,7 @@ def calibrate(run, float_flags, tmp_path):
     """calibrate(flags ...) -> the checkpoint written in the folder, and the messages."""
 
     def go(*flags):
-        done = run("calibrate", *float_flags, "--no-eval", "--output", tmp_path, *flags).ok()
+        done = run("calibrate", *float_flags, "--output", tmp_path, *flags).ok()
         line = next(line for line in done.err.splitlines() if line.startswith("calibrated checkpoint: "))
         return line.removeprefix("calibrated checkpoint: "), done.err
 

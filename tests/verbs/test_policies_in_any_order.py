@@ -38,7 +38,7 @@ def checkpoints(scoring_flags, float_flags, tmp_path_factory):
     for bits in (8, 4):
         precision = ["--wprec", bits, "--aprec", bits, "--calibrator", "mse"]
         folder = root / f"ptq{bits}"
-        command("calibrate", *float_flags, "--policy", "ft-mode1", *precision, "--no-eval", "--output", folder)
+        command("calibrate", *float_flags, "--policy", "ft-mode1", *precision, "--output", folder)
         made[f"PTQ {bits}"] = folder / "swin_micro_calib.pth", bits
     for name, (policy, bits) in LEARNED.items():
         start = ["--checkpoint", root / f"ptq{bits}" / "swin_micro_calib.pth", "--policy", policy]

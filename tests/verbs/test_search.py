@@ -36,7 +36,7 @@ def calibrated(tmp_path_factory, write_config, randomise, pictures):
     folder = tmp_path_factory.mktemp("search")
     config = write_config(folder, "swin", DEPTHS=[1], NUM_HEADS=[2])
     torch.save({"model": randomise(build_model(load_config(config))).state_dict()}, folder / "x.pth")
-    words = ["--cfg", config, "--data-path", pictures, "--no-eval", "--device", "cpu", "--output", folder]
+    words = ["--cfg", config, "--data-path", pictures, "--device", "cpu", "--output", folder]
     command("calibrate", folder / "x.pth", "--pictures", 8, *words)
     return folder
 
@@ -215,7 +215,7 @@ def test_a_budget_counts_the_drop_with_two_errors(limit, met):
 
 def test_losses_are_to_the_model_that_the_user_had(clock, calibrated, run, pictures, tmp_path):
     """After passes that change what weights compute, the checkpoint without quantization is no float model."""
-    told = ["--cfg", calibrated / "swin.yaml", "--data-path", pictures, "--no-eval", "--device", "cpu"]
+    told = ["--cfg", calibrated / "swin.yaml", "--data-path", pictures, "--device", "cpu"]
     told += ["--policy", "qdq", "--wprec", 2, "--passes", "fast", "--pictures", 8, "--output", tmp_path]
     assert run("calibrate", calibrated / "x.pth", *told).code == 0
     words = ["search", tmp_path / "swin_micro_calib.pth", "--engine", "onnxruntime", "--data-path", pictures]

@@ -113,7 +113,7 @@ def test_the_way_that_the_documents_show(served, run, micro, pictures, tmp_path,
     Path("my.yaml").write_text(yaml.safe_dump(config))
     Path("imagenet").symlink_to(pictures)
     for command, *words in lines[:-1]:
-        run(command, *words, *(["--pictures", 8, "--no-eval"] if command == "calibrate" else [])).ok()
+        run(command, *words, *(["--pictures", 8] if command == "calibrate" else [])).ok()
     _, file, *words = lines[-1]
     address, _, child = served(file, *words, "--max-batch", 2, begin=own_process)
     picture = next((pictures / "val").rglob("*.png")).read_bytes()
