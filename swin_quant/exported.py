@@ -91,7 +91,10 @@ class Exported:
             log.info("with it: %s", self.file.with_name(other["file"]))
         log.info("run card: %s", card_path(self.file))
         print(self.file)
-        target = targets()[str(record["options"].get("target", record["backend"]))]
+        known = targets()
+        target = known.get(str(record["options"].get("target"))) or known.get(record["backend"])
+        if target is None:
+            return
         runnable = card.policy is not None or not target.only_quantized
         runnable &= card.config.get("MODEL", {}).get("OUTPUT_KIND", LOGITS) == LOGITS  # the next steps are about logits
         checkpoint = find_checkpoint(self.artifact) or "CHECKPOINT"
