@@ -50,6 +50,13 @@ class Command:
         self.app.default(self._flat())
 
     @property
+    def flags(self) -> set[str]:
+        """Every flag, in all its spellings."""
+        return {
+            name for argument in self.app.assemble_argument_collection() for name in argument.names if name[:2] == "--"
+        }
+
+    @property
     def words(self) -> dict[str, str]:
         """Field of a message -> the flag that sets it."""
         found = {}

@@ -8,9 +8,8 @@ import pytest
 from shown import FILES, PARSERS, ROOT, command_and_words, place, shell_lines, texts
 
 from swin_quant.base.errors import UsageError
-from swin_quant.cli.session import command_of, words_of
 
-FLAGS = {name: set(parser._option_string_actions) for name, parser in PARSERS.items()}
+FLAGS = {name: command.flags | {"--help"} for name, command in PARSERS.items()}
 OURS = {"--version"}.union(*FLAGS.values())
 OTHERS = {
     "torchrun": {"--nproc_per_node", "--master_port"},
@@ -52,7 +51,7 @@ def test_the_library_speaks_of_fields_and_not_of_flags():
 
 
 def test_every_field_is_called_something_by_a_command():
-    words = {field for name, parser in PARSERS.items() for field in words_of(parser, command_of(name))}
+    words = {field for command in PARSERS.values() for field in command.words}
     assert {field for path in LIBRARY for field in fields_said(path)} - words == set()
 
 
@@ -85,6 +84,6 @@ def test_commands_that_are_shown_can_be_given():
             assert {word for word in words if word.startswith("--")} <= FLAGS[command], (where, command, words)
             continue
         try:
-            PARSERS[command].parse_args(words)
+            PARSERS[command].parse(words)
         except UsageError as error:
             pytest.fail(f"{where}: {command} {shlex.join(words)}: {error}")

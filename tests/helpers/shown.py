@@ -5,17 +5,12 @@ import functools
 import re
 from pathlib import Path
 
-from swin_quant.cli.commands import COMMANDS, GROUPS
-from swin_quant.cli.session import FRONT_DOOR, command_of, parser_of
+from swin_quant.cli.command import Command
+from swin_quant.cli.commands import COMMANDS
 
 ROOT = Path(__file__).parents[2]
-PARSERS = {name: parser_of(name, command_of(name)) for name in (*COMMANDS, FRONT_DOOR)}
-SCRIPTS = {
-    "main.py": FRONT_DOOR,
-    "calibrate.py": "calibrate",
-    "qat_finetune.py": "finetune",
-    "export_ft.py": "ft export",
-}
+PARSERS = {name: Command(name) for name in COMMANDS}
+SCRIPTS = {"calibrate.py": "calibrate", "qat_finetune.py": "finetune"}
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "examples").rglob("*.md"))]
 FILES = [*DOCUMENTS, *sorted((ROOT / "swin_quant").rglob("*.py"))]
 
@@ -50,17 +45,17 @@ def command_and_words(line):
         if word in SCRIPTS:
             return SCRIPTS[word], words[place + 1 :]
         if word in ("swin-quant", "swin_quant") and words[place + 1 :]:
-            size = 2 if words[place + 1] in GROUPS else 1
-            return " ".join(words[place + 1 : place + 1 + size]), words[place + 1 + size :]
+            return words[place + 1], words[place + 2 :]
     return (words[0], words[1:]) if words and words[0] in PARSERS else (None, words)
 
 
 def shell_lines(path):
-    """Our commands in bash blocks and in examples of --help, with continued lines joined."""
-    if not re.search(r"examples:|```bash\n", path.read_text(encoding="utf-8")):
+    """Our commands in bash blocks and in the examples of --help, with continued lines joined."""
+    if not re.search(r"EXAMPLES|```bash\n", path.read_text(encoding="utf-8")):
         return  # most modules: parsing them takes seconds
     for _, text in texts(path):
-        blocks = [text] if text.startswith("examples:") else re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
+        is_example = text.startswith(("swin-quant ", "torchrun ")) and "\n" in text
+        blocks = [text] if is_example else re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
         for block in blocks:
             for line in re.sub(r"\\\n\s*", " ", block).splitlines():
                 command, words = command_and_words(line)

@@ -142,7 +142,12 @@ def test_the_default_calibrator_follows_the_bits(calibrate):
 @pytest.mark.slow
 def test_a_second_run_replaces_the_first_and_its_card(run, float_flags, calibrate, card_of, tmp_path):
     first, card = calibrate("--policy", "ft-mode1")
-    run("evaluate", tmp_path / "out" / "swin_micro_calib.pth", "--data-path", float_flags[float_flags.index("--data-path") + 1]).ok()
+    run(
+        "evaluate",
+        tmp_path / "out" / "swin_micro_calib.pth",
+        "--data-path",
+        float_flags[float_flags.index("--data-path") + 1],
+    ).ok()
     second, other = calibrate("--policy", "ft-mode2", "--calibrator", "max")
     assert other["calibration"]["method"] == "max" and other["policy"]["name"] == "ft-mode2"
     assert other["results"] == []  # no result of the first is left
