@@ -1,4 +1,4 @@
-"""Benchmark scripts: each imports and has its help; pages that are rendered from recorded rows are those of the rows."""
+"""Benchmark scripts: each imports and has its help; rendered pages are those of their recorded rows."""
 
 import ast
 import importlib
