@@ -102,6 +102,7 @@ $(STAMP): pyproject.toml constraints.txt swin_quant/base/__init__.py
 nightly: $(STAMP)  ## what is too slow for CI, or needs what CI does not install (ray)
 	$(PIP) --quiet --no-build-isolation --editable '.[ray]'
 	$(PYTEST) tests/nightly
+	@$(MAKE) --no-print-directory releases FORM=short
 
 dist: $(STAMP)  ## sdist and wheel, checked, in dist/
 	$(PIP) --quiet --no-build-isolation --editable '.[release]'

@@ -2,9 +2,8 @@
 
     python tools/code_size.py [--trace]
 
---trace also counts the files of swin_quant that a command enters: with a checkpoint in `calibrate`, and with a picture
-in `evaluate`. Both run on the micro Swin of examples/checkpoints and four noise pictures, under `sys.setprofile`. A
-file counts from the first entry into the folder of `STARTS` on.
+--trace also counts the files of swin_quant that `calibrate` and `evaluate` of a micro checkpoint enter on noise, by
+`sys.setprofile`, from the first entry into the folder of `STARTS` on.
 """
 
 import argparse
@@ -20,6 +19,7 @@ from tempfile import TemporaryDirectory
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE, TESTS = ROOT / "swin_quant", ROOT / "tests"
 CHECKPOINT = ROOT / "examples" / "checkpoints" / "swin_micro_cifar10.safetensors"
+CLASSES = "airplane automobile bird cat deer dog frog horse ship truck".split()  # of CIFAR-10
 STARTS = {"calibrate": "verbs/", "evaluate": "data/"}  # entering the first file there starts the count
 
 
@@ -28,17 +28,15 @@ def main() -> None:
     parser.add_argument("--trace", action="store_true", help="count the files that two commands enter")
     args = parser.parse_args()
     found = measure() | (trace() if args.trace else {})
-    print("| what | count |\n|---|---:|")
-    for name, value in found.items():
-        print(f"| {name} | {value} |")
+    print("| what | count |\n|---|---:|", *(f"| {name} | {value} |" for name, value in found.items()), sep="\n")
 
 
 def measure() -> dict[str, object]:
     """Counts by name, first the folders with files and lines."""
-    found: dict[str, object] = {}
-    for top in (PACKAGE, TESTS):
-        for folder, files in by_folder(top).items():
-            found[f"{folder}: files, lines"] = f"{len(files):,}, {sum(map(lines_of, files)):,}"
+    groups = by_folder(PACKAGE) | by_folder(TESTS)
+    found: dict[str, object] = {
+        f"{folder}: files, lines": f"{len(files):,}, {lines(files):,}" for folder, files in groups.items()
+    }
     functions = [length for file in PACKAGE.rglob("*.py") for length in function_lengths(file.read_text("utf-8"))]
     found["functions of swin_quant"] = len(functions)
     found["their median lines"] = int(statistics.median(functions))
@@ -47,7 +45,7 @@ def measure() -> dict[str, object]:
 
     found["commands"] = len(COMMANDS)
     scripts = list((ROOT / "benchmarks").glob("*.*"))
-    found["benchmarks: files, lines"] = f"{len(scripts)}, {sum(map(lines_of, scripts)):,}"
+    found["benchmarks: files, lines"] = f"{len(scripts)}, {lines(scripts):,}"
     results = [file.suffix for file in (ROOT / "docs" / "results").iterdir()]
     found["docs/results: files, pages"] = f"{len(results)}, {results.count('.md')}"
     return found
@@ -63,8 +61,8 @@ def by_folder(top: Path) -> dict[str, list[Path]]:
     return groups
 
 
-def lines_of(file: Path) -> int:
-    return file.read_bytes().count(b"\n")
+def lines(files: list[Path]) -> int:
+    return sum(file.read_bytes().count(b"\n") for file in files)
 
 
 def function_lengths(source: str) -> Iterator[int]:
@@ -75,21 +73,21 @@ def function_lengths(source: str) -> Iterator[int]:
 
 
 def trace() -> dict[str, int]:
-    """Files of swin_quant that `calibrate` enters with a checkpoint, and `evaluate` with a picture."""
+    """The number of files of swin_quant that each command enters."""
     import numpy as np
     from PIL import Image
 
     with TemporaryDirectory() as work:
-        for split, name in ((split, name) for split in ("train", "val") for name in "ab"):
+        for split, name in ((split, name) for split in ("train", "val") for name in CLASSES):
             folder = Path(work, "pictures", split, name)
             folder.mkdir(parents=True)
-            pixels = np.random.default_rng(ord(name)).integers(0, 256, (32, 32, 3), np.uint8)
+            pixels = np.random.default_rng(len(name)).integers(0, 256, (32, 32, 3), np.uint8)
             Image.fromarray(pixels).save(folder / "1.png")
         data = ["--data-path", f"{work}/pictures", "--quiet", "--output", work]
         calibrate = ["calibrate", str(CHECKPOINT), "--pictures", "2", "--policy", "qdq", "--no-eval", *data]
         entered = {"calibrate": entered_by(calibrate)}
-        (calibrated,) = Path(work).glob("*_calib.pth")
-        entered["evaluate"] = entered_by(["evaluate", str(calibrated), *data])
+        (made,) = Path(work).glob("*_calib.pth")
+        entered["evaluate"] = entered_by(["evaluate", str(made), *data])
     return {f"files entered by `{name}`": len(files) for name, files in entered.items()}
 
 
