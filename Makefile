@@ -45,7 +45,7 @@ kernels: $(STAMP)  ## every test of the CUDA engine's kernels: after a change of
 	KERNELS=all $(PYTEST) tests/backends/cuda
 	$(BIN)/python tests/helpers/kernels_green.py
 
-dry-run: $(STAMP)  ## every step of scripts/gpu_check.sh without a GPU, a quarter of an hour; CI takes a share of them
+dry-run: $(STAMP)  ## every step of scripts/gpu_check.sh without a GPU, a quarter of an hour
 	PYTHON=$(BIN)/python scripts/gpu_check.sh --device cpu --seconds 1700
 
 faults: CASES ?= 96

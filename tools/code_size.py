@@ -2,16 +2,14 @@
 
     python tools/code_size.py [--trace]
 
---trace also counts the files of swin_quant that `calibrate` and `evaluate` of a micro checkpoint enter on noise, by
-`sys.setprofile`, from the first entry into the folder of `STARTS` on.
+--trace also counts the files of swin_quant whose functions are given the checkpoint in `calibrate`, and a picture in
+`evaluate`: the path, an object that holds it, the picture's pixels, or a batch of them.
 """
 
 import argparse
 import ast
 import statistics
 import sys
-import threading
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,26 +18,22 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE, TESTS = ROOT / "swin_quant", ROOT / "tests"
 CHECKPOINT = ROOT / "examples" / "checkpoints" / "swin_micro_cifar10.safetensors"
 CLASSES = "airplane automobile bird cat deer dog frog horse ship truck".split()  # of CIFAR-10
-STARTS = {"calibrate": "verbs/", "evaluate": "data/"}  # entering the first file there starts the count
+PIXELS = {(3, 32, 32), (32, 32, 3)}  # shapes of a picture
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trace", action="store_true", help="count the files that two commands enter")
-    args = parser.parse_args()
-    found = measure() | (trace() if args.trace else {})
+    found = measure() | (trace() if parser.parse_args().trace else {})
     print("| what | count |\n|---|---:|", *(f"| {name} | {value} |" for name, value in found.items()), sep="\n")
 
 
 def measure() -> dict[str, object]:
     """Counts by name, first the folders with files and lines."""
     groups = by_folder(PACKAGE) | by_folder(TESTS)
-    found: dict[str, object] = {
-        f"{folder}: files, lines": f"{len(files):,}, {lines(files):,}" for folder, files in groups.items()
-    }
+    found: dict[str, object] = {f"{name}: files, lines": f"{len(of):,}, {lines(of):,}" for name, of in groups.items()}
     functions = [length for file in PACKAGE.rglob("*.py") for length in function_lengths(file.read_text("utf-8"))]
-    found["functions of swin_quant"] = len(functions)
-    found["their median lines"] = int(statistics.median(functions))
+    found |= {"functions of swin_quant": len(functions), "their median lines": int(statistics.median(functions))}
     sys.path.insert(0, str(ROOT))
     from swin_quant.cli.commands import COMMANDS
 
@@ -85,35 +79,41 @@ def trace() -> dict[str, int]:
             Image.fromarray(pixels).save(folder / "1.png")
         data = ["--data-path", f"{work}/pictures", "--quiet", "--output", work]
         calibrate = ["calibrate", str(CHECKPOINT), "--pictures", "2", "--policy", "qdq", "--no-eval", *data]
-        entered = {"calibrate": entered_by(calibrate)}
-        (made,) = Path(work).glob("*_calib.pth")
-        entered["evaluate"] = entered_by(["evaluate", str(made), *data])
-    return {f"files entered by `{name}`": len(files) for name, files in entered.items()}
+        first = entered_by(calibrate, str(CHECKPOINT))
+        second = entered_by(["evaluate", *map(str, Path(work).glob("*_calib.pth")), *data])
+    return {"files entered by a checkpoint in `calibrate`": first, "by a picture in `evaluate`": second}
 
 
-def entered_by(words: list[str]) -> Counter[str]:
-    """Calls by file of swin_quant, without modules, from the first one below the folder of STARTS on."""
+def is_followed(value: object, path: str, depth: int = 1) -> bool:
+    """Whether a value is a path, pixels of a picture, or an object that holds one."""
+    if isinstance(value, str | Path):
+        return str(value) == path
+    if (shape := getattr(value, "shape", None)) is not None or hasattr(value, "getpixel"):  # an image of PIL has none
+        return not path and (shape is None or tuple(shape)[-3:] in PIXELS)
+    return depth > 0 and any(is_followed(one, path, depth - 1) for one in getattr(value, "__dict__", {}).values())
+
+
+def entered_by(words: list[str], path: str = "") -> int:
+    """The number of files whose functions are given the path, or without one a picture."""
     from swin_quant.cli import main as run
 
-    calls: Counter[str] = Counter()
+    files: set[str] = set()
 
     def note(frame, event: str, _: object) -> None:  # type: ignore[no-untyped-def]
-        name = frame.f_code.co_filename
-        if event == "call" and name.startswith(f"{PACKAGE}/") and frame.f_code.co_name != "<module>":
-            inside = name.removeprefix(f"{PACKAGE}/")
-            if calls or inside.startswith(STARTS[words[0]]):
-                calls[inside] += 1
+        code = frame.f_code
+        if event != "call" or not code.co_filename.startswith(f"{PACKAGE}/") or code.co_filename in files:
+            return
+        given = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        if any(is_followed(frame.f_locals.get(name), path) for name in given):
+            files.add(code.co_filename)
 
-    threading.setprofile(note)
     sys.setprofile(note)
     try:
-        code = run(words)
+        if code := run(words):
+            sys.exit(f"swin-quant {words[0]} ended with {code}")
     finally:
         sys.setprofile(None)
-        threading.setprofile(None)  # type: ignore[arg-type]
-    if code:
-        sys.exit(f"swin-quant {words[0]} ended with {code}")
-    return calls
+    return len(files)
 
 
 if __name__ == "__main__":
