@@ -45,7 +45,7 @@ kernels: $(STAMP)  ## every test of the CUDA engine's kernels: after a change of
 	KERNELS=all $(PYTEST) tests/backends/cuda
 	$(BIN)/python tests/helpers/kernels_green.py
 
-dry-run: $(STAMP)  ## every step of scripts/gpu_check.sh without a GPU, a quarter of an hour; CI takes a share of them
+dry-run: $(STAMP)  ## every step of scripts/gpu_check.sh without a GPU, a quarter of an hour
 	PYTHON=$(BIN)/python scripts/gpu_check.sh --device cpu --seconds 1700
 
 faults: CASES ?= 96
@@ -102,6 +102,7 @@ $(STAMP): pyproject.toml constraints.txt swin_quant/base/__init__.py
 nightly: $(STAMP)  ## what is too slow for CI, or needs what CI does not install (ray)
 	$(PIP) --quiet --no-build-isolation --editable '.[ray]'
 	$(PYTEST) tests/nightly
+	@$(MAKE) --no-print-directory releases FORM=short
 
 dist: $(STAMP)  ## sdist and wheel, checked, in dist/
 	$(PIP) --quiet --no-build-isolation --editable '.[release]'

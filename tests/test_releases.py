@@ -1,14 +1,11 @@
-"""The matrix of releases: a cell says right, wrong or refused; its short form runs old files on old engines."""
+"""The matrix of releases: a cell says right, wrong or refused. `make nightly` runs its short form."""
 
 import json
-import subprocess
 import sys
-from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from draws import drawn
 
 ROOT = Path(__file__).parents[1]
 
@@ -62,25 +59,3 @@ def test_an_error_has_its_reason_and_no_path_of_a_machine(script, tmp_path, caps
 
 def test_the_latest_patch_of_each_minor_release_is_tried(script):
     assert script.latest(["1.18.0", "1.17.3", "1.17.1", "1.9.0", "1.16.3"], "1.16") == ["1.16.3", "1.17.3", "1.18.0"]
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="wheels of three years")
-def test_the_short_form_runs_on_a_release(script, tmp_path):
-    """The oldest, the middle or the newest of an engine, at every second commit: each is dear to install."""
-    turn = drawn(list(product(script.OLDEST, ("oldest", "middle", "newest"))), 12)
-    if not turn:
-        pytest.skip("it is another commit's turn; this one takes a share of the dry run of the GPU check")
-    ((engine, place),) = turn
-    try:
-        found = script.releases(engine)
-    except ValueError:  # pip lists none
-        pytest.skip("no package index")
-    tried = [{"oldest": found[0], "middle": found[len(found) // 2], "newest": found[-1]}[place]]
-    command = [sys.executable, ROOT / "benchmarks" / "releases.py", "--form", "short", "--engines", engine]
-    command += ["--only", *tried, "--work", tmp_path, "--output", tmp_path / "page.md"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    said = [line.partition(":") for line in done.stdout.splitlines() if " files, " in line]
-    assert [release for release, _, _ in said] == [f"{engine} {release}" for release in tried]
-    assert all(counts.endswith(" 0 refused, 0 wrong") for _, _, counts in said), said

@@ -44,7 +44,7 @@ _AT_ONCE = 6  # engines in memory while they are timed in turns
 _ALL_ON, _FLOAT = "all", "float"
 _LEARNED_FROM = ("train", "")  # splits of training pictures; "": unknown, and perhaps one
 # The factor from the drop on training pictures to that on unseen ones, of which a network is less sure: on the hard
-# models of docs/results/hard.md under eight policies, 1.0 to 2.0 times as many val as training pictures changed class.
+# models of tests/outliers.py under eight policies, 1.0 to 2.0 times as many val as training pictures changed class.
 _UNSEEN = 2.0
 _ALONE = 64  # pictures on which each layer is measured alone
 

@@ -1,7 +1,7 @@
 """The engine's kernels for every kind of GPU, none of which is here: one of each kind, from Swin-T and SwinV2-T at full
 size, and all shapes of larger models on one GPU each, in int8, half precision and float8.
 
-`benchmarks/cuda_kernels.py` compiles all of them.
+`tools/cuda/crosscompile.py` compiles others.
 """
 
 import re
