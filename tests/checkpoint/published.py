@@ -18,6 +18,7 @@ from swin_quant.base.compat import import_timm, import_torchvision
 
 torchvision, timm = import_torchvision(), import_timm()
 import transformers  # noqa: E402  # it imports torchvision
+from transformers.core_model_loading import revert_weight_conversion  # noqa: E402
 
 # Names of the configurations in Microsoft's repository, of V1 and V2.
 MICROSOFT = """
@@ -33,6 +34,7 @@ MICROSOFT = """
     swinv2_base_patch4_window12to24_192to384_22kto1k_ft swinv2_large_patch4_window12_192_22k
     swinv2_large_patch4_window12to16_192to256_22kto1k_ft swinv2_large_patch4_window12to24_192to384_22kto1k_ft
 """.split()
+V1 = [name for name in MICROSOFT if name.startswith("swin_")]
 # Repositories of Microsoft on huggingface.co, which transformers opens.
 TRANSFORMERS = """
     swin-tiny-patch4-window7-224 swin-small-patch4-window7-224 swin-base-patch4-window7-224
@@ -186,7 +188,8 @@ def of_transformers(name):
     kind = {"swin": "Swin", "swinv2": "Swinv2"}[geometry["TYPE"]]
     config = getattr(transformers, f"{kind}Config")(image_size=geometry["IMG_SIZE"], **arguments(geometry))
     with Shapes():
-        state = getattr(transformers, f"{kind}ForImageClassification")(config).state_dict()
+        model = getattr(transformers, f"{kind}ForImageClassification")(config)
+    state = revert_weight_conversion(model, model.state_dict())  # the names that it writes
     return Published("transformers", name, state, geometry, config)
 
 
