@@ -13,11 +13,12 @@ from typing import Any
 
 from torch import Tensor
 
-from swin_quant.base.errors import SwinQuantError, listed
+from swin_quant.base.errors import listed
 from swin_quant.base.progress import log
 from swin_quant.checkpoint.names import below, renamed, to_microsoft
 from swin_quant.checkpoint.opened import Weights
 from swin_quant.checkpoint.read import VERSIONS
+from swin_quant.checkpoint.roots import WRAPPER, choose_set
 from swin_quant.config.outputs import DETECTION, EACH, MMPRETRAIN
 
 _ENTRANCE = re.compile(r"(.*?)(patch_embed\.proj(ection)?|embeddings\.patch_embeddings\.projection)\.weight")
@@ -32,7 +33,7 @@ _OPENMMLAB = (
 )
 _MERGED = re.compile(r"layers\.\d+\.downsample\.(reduction\.weight|norm\.(weight|bias))")
 _DETECTORS = re.compile(  # parts of mmdetection's and mmsegmentation's models; mmpretrain may have a neck, too
-    r"((module|model|ema|detector|teacher|student)\.)*(rpn|rpn_head|roi_head|bbox_head|mask_head|query_embed(ding)?|"
+    rf"({WRAPPER}|detector\.)*(rpn|rpn_head|roi_head|bbox_head|mask_head|query_embed(ding)?|"
     r"(decode|auxiliary|panoptic\w*|semantic)_head|"
     r"encoder|decoder|neck\.(fpn|lateral|convs))\b"
 )
@@ -45,12 +46,16 @@ def as_backbone(weights: Weights, warns: bool = False) -> tuple[Weights, dict[st
 
     `warns`: log a warning where the rule for windows is assumed. Other parts (a neck, heads) are left out and logged.
     A classifier's file comes back unchanged.
-    SwinQuantError for a file with several backbones.
+    Of several backbones, `weights.asked` chooses (MoBY's `encoder`, beside its momentum encoder `encoder_k`).
+    SwinQuantError where it does not.
     """
     found = sorted({match[1] for match in map(_ENTRANCE.fullmatch, weights.state) if match})
-    if len(found) > 1:
-        raise SwinQuantError(f"{weights.source.path}: holds several backbones, under {listed(found)}: save one alone")
     prefix = found[0] if found else ""
+    if len(found) > 1:
+        inside = {root[:-1]: below(weights.state, root) for root in found}
+        shapes = {name: {key: tuple(x.shape) for key, x in each.items()} for name, each in inside.items()}
+        name, _ = choose_set(weights.source.path, shapes, weights.asked)
+        prefix = f"{name}." if name else ""
     state = below(weights.state, prefix)
     norms = {key: match for key in weights.state if (match := _STATE_NORM.fullmatch(key))}
     if beside := [key for key in weights.state if not key.startswith(prefix) and key not in norms]:

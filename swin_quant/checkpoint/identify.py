@@ -27,6 +27,7 @@ from swin_quant.checkpoint.geometry import Geometry, changes_model, difference, 
 from swin_quant.checkpoint.opened import Checkpoint, Weights, open_checkpoint
 from swin_quant.checkpoint.published import described_by_timm, published
 from swin_quant.checkpoint.publishers import HOW_PREPARED
+from swin_quant.checkpoint.roots import is_final_norm, nearest_convention
 from swin_quant.checkpoint.sources import name_of, timm_name
 from swin_quant.checkpoint.unsupported import described, unsupported_kind
 from swin_quant.config import architecture, default_config, find_config, from_dict, load_config, to_dict
@@ -56,8 +57,7 @@ class Candidate:
 def fitting(known: Geometry) -> list[Candidate]:
     """The shipped configurations that contradict nothing of `known`; a head with another number of
     classes is no contradiction."""
-    same = [each for each in _shipped() if set(differing(known, each.geometry)) <= {"NUM_CLASSES"}]
-    return [each for each in same if not differing(known, each.geometry)] or same
+    return [each for each in _shipped() if set(differing(known, each.geometry)) <= {"NUM_CLASSES"}]
 
 
 def windows_of(name: str, known: Geometry) -> Geometry:
@@ -84,11 +84,15 @@ def _entries(value: Any) -> list[float]:
 
 
 def choose(candidates: Sequence[Candidate], known: Geometry, name: str, file: Path) -> Candidate:
-    """The candidate that fits a model's name, or the plainest of several that differ only in training.
+    """The candidate that fits a model's name, then its number of classes; the plainest of several that differ only in
+    training.
 
     UsageError, with the file and the candidates, if these are different models.
     """
-    left = _named_alike(candidates, _plain(name)) or candidates
+    alike = _named_alike(candidates, _plain(name)) or candidates
+    models = {each.model for each in alike}
+    left = [each for each in candidates if each.model in models and not differing(known, each.geometry)] or alike
+    left = _named_alike(left, _plain(name)) or left
     if len({each.model for each in left}) > 1:
         keys = {key for each in left for key in differing(left[0].geometry, each.geometry)} - known.keys()
         raise UsageError(
@@ -282,14 +286,13 @@ def _known(determined: Geometry, public: Mapping[str, Any], overrides: Mapping[s
 def _check_stages(weights: Weights, determined: Geometry) -> None:
     """Refuse a model that no config can describe: a stage is missing, or each has its own window."""
     file, stages = weights.source.path, len(determined["DEPTHS"])
-    if stages > _MOST_STAGES or any(f"layers.{i}.blocks.0.norm1.weight" not in weights.state for i in range(stages)):
-        absent = [
-            f"layers.{i}"
-            for i in range(min(stages, _MOST_STAGES))
-            if f"layers.{i}.blocks.0.norm1.weight" not in weights.state
-        ]
-        lost = f"no first block (norm1) in {listed(absent)}" if absent else f"{stages} stages"
-        raise SwinQuantError(f"{file}: is no whole Swin: it has {lost}: it is damaged, or a part of a model")
+    if stages > _MOST_STAGES:
+        raise SwinQuantError(f"{file}: is no whole Swin: it has {stages} stages")
+    conventions = [nearest_convention(weights.state), nearest_convention(weights.raw or weights.state)]
+    if [key for key in conventions[0][1] if not is_final_norm(key)]:  # a backbone has none
+        publisher, missing = min((each for each in conventions if each[1]), key=lambda each: len(each[1]))
+        lost = f"the nearest names are those of {publisher}, with {len(missing)} missing: {listed(missing, 3)}"
+        raise SwinQuantError(f"{file}: is no whole Swin: {lost}: it is damaged, or a part of a model")
     windows = [window for window in stage_windows(weights.state, range(stages)) if window is not None]
     if len(windows) < stages:
         return

@@ -170,7 +170,9 @@ def of_microsoft(name, masks=True):
         window = min(geometry["WINDOW_SIZE"], side)
         for block in range(depth):
             attention, tokens = f"layers.{stage}.blocks.{block}.attn", window**2
-            state[f"{attention}.relative_position_index"] = torch.zeros(tokens, tokens, dtype=torch.int64, device="meta")
+            state[f"{attention}.relative_position_index"] = torch.zeros(
+                tokens, tokens, dtype=torch.int64, device="meta"
+            )
             if block % 2 and side > window and masks:
                 shape = (-(-side // window)) ** 2, tokens, tokens
                 state[f"layers.{stage}.blocks.{block}.attn_mask"] = torch.empty(shape, device="meta")

@@ -85,7 +85,12 @@ HEADS = {
     "mmpretrain": ("backbone.", ("neck.w", "head.fc.weight"), "mmpretrain", "OpenMMLab: not supported as a classifier"),
     "mmdetection, mmsegmentation": ("backbone.", ("neck.fpn.w", "bbox_head.w"), "detection", "OpenMMLab|a detector"),
     "detectron2": ("backbone.bottom_up.", ("roi_heads.w",), "detection", "a detector whose backbone is a Swin V1"),
-    "SimMIM": ("encoder.", ("encoder.mask_token", "decoder.0.weight"), "timm", "SimMIM|no head"),
+    "SimMIM": (
+        "encoder.",
+        ("encoder.mask_token", "decoder.0.weight"),
+        "timm",
+        "under encoder.: take its maps by output_kind features",
+    ),
 }
 
 
@@ -112,8 +117,8 @@ def test_the_models_that_timm_alone_has_are_timm_s(name, tmp_path):
             checkpoint = opened(wrap(state), file)
             cfg = config_given(f"timm:{name}", checkpoint)
             assert (cfg.MODEL.TYPE, cfg.MODEL.NUM_CLASSES) == ("timm", classes)
-            assert cfg.MODEL.TIMM.ARCHITECTURE == name
-        with pytest.raises(SwinQuantError, match=r"Swin-S3: not supported|timm has it, by ‹cfg› timm:NAME"):
+            assert name.partition(".")[0] == cfg.MODEL.TIMM.ARCHITECTURE
+        with pytest.raises(SwinQuantError, match=r"Swin-S3: not supported|timm has it, by cfg timm:NAME"):
             config_for(checkpoint)
 
 
@@ -199,6 +204,28 @@ def test_timm_s_own_kinds_give_their_logits(name, tmp_path):
     torch.save({"state_dict": under("module.")(model.state_dict())}, tmp_path / "x.pth")
     images = torch.randn(1, 3, 224, 224)
     assert is_close(sq.load(tmp_path / "x.pth", config=f"timm:{name}").module(images), model(images))
+
+
+@torch.no_grad()
+@pytest.mark.slow
+def test_weights_chooses_among_the_encoders_of_moby(tmp_path):
+    """Its file holds an encoder, and the average of it, `encoder_k`."""
+    models = {prefix: randomised(timm.create_model(V1, num_classes=0)) for prefix in ("encoder.", "encoder_k.")}
+    models["encoder_k."].layers[0].blocks[0].mlp.fc2.weight.data += 1
+    state = {}
+    for prefix, model in models.items():
+        state |= under(prefix)(published.microsoft_names(model.state_dict()))
+    torch.save({"model": state | {"queue1": torch.ones(256, 8)}, "epoch": 3}, tmp_path / "moby.pth")
+    images = torch.randn(1, 3, 224, 224)
+    for prefix, model in models.items():
+        loaded = sq.load(tmp_path / "moby.pth", output_kind="embedding", weights=prefix[:-1])
+        assert is_close(loaded.module(images), model(images))
+        maps = sq.load(tmp_path / "moby.pth", output_kind="features", weights=prefix[:-1]).module(images)
+        first = model.layers[0](model.patch_embed(images)).permute(0, 3, 1, 2)
+        assert is_close(maps[0], first)
+    for kind in ("embedding", "features"):
+        with pytest.raises(SwinQuantError, match="encoder, encoder_k could each be the model: choose one by weights"):
+            sq.load(tmp_path / "moby.pth", output_kind=kind)
 
 
 @torch.no_grad()

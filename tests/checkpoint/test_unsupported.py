@@ -109,7 +109,8 @@ def test_the_backbone_of_a_detector_is_described():
 def test_a_swin_inside_of_something_says_where():
     state = {f"student.encoder.{key}": value for key, value in swin().items()} | {"projector.weight": torch.zeros(1)}
     assert described(state).endswith(
-        "under student.encoder.: save that part alone, without the student.encoder. of its keys"
+        "under student.encoder.: take its maps by ‹output_kind› features, or save that part alone, "
+        "without the student.encoder. of its keys"
     )
 
 
