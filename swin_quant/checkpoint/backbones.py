@@ -15,6 +15,7 @@ from torch import Tensor
 
 from swin_quant.base.errors import listed
 from swin_quant.base.progress import log
+from swin_quant.checkpoint.conventions import OPENMMLAB
 from swin_quant.checkpoint.names import below, renamed, to_microsoft
 from swin_quant.checkpoint.opened import Weights
 from swin_quant.checkpoint.read import VERSIONS
@@ -24,13 +25,6 @@ from swin_quant.config.outputs import DETECTION, EACH, MMPRETRAIN
 _ENTRANCE = re.compile(r"(.*?)(patch_embed\.proj(ection)?|embeddings\.patch_embeddings\.projection)\.weight")
 _OUTPUT_NORM = re.compile(r"norm(\d)\.weight")
 _STATE_NORM = re.compile(r"(?:.*\.)?hidden_states_norms\.(stage)?(\d)\.(weight|bias)")
-_OPENMMLAB = (
-    (r"^patch_embed\.projection\.", "patch_embed.proj."),
-    (r"^stages\.", "layers."),
-    (r"\.attn\.w_msa\.", ".attn."),
-    (r"\.ffn\.layers\.0\.0\.", ".mlp.fc1."),
-    (r"\.ffn\.layers\.1\.", ".mlp.fc2."),
-)
 _MERGED = re.compile(r"layers\.\d+\.downsample\.(reduction\.weight|norm\.(weight|bias))")
 _DETECTORS = re.compile(  # parts of mmdetection's and mmsegmentation's models; mmpretrain may have a neck, too
     rf"({WRAPPER}|detector\.)*(rpn|rpn_head|roi_head|bbox_head|mask_head|query_embed(ding)?|"
@@ -110,7 +104,7 @@ def _mm_windows(weights: Weights, state: Mapping[str, Tensor], stages: list[int]
 
 def from_openmmlab(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A Swin of OpenMMLab under Microsoft's names, the neighbours of patch merging in its order."""
-    found = renamed(state, "OpenMMLab", *_OPENMMLAB)
+    found = renamed(state, OPENMMLAB.name, *OPENMMLAB.renames)
     norms_all = {key for key in found if _MERGED.fullmatch(key) and _reads_all(found, key)}
     return {key: _reordered(value) if key in norms_all else value for key, value in found.items()}
 

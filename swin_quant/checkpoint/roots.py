@@ -18,63 +18,13 @@ from torch import Tensor
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.pickled import Opaque
 from swin_quant.base.progress import log
+from swin_quant.checkpoint.conventions import OPENMMLAB, PUBLISHERS
 from swin_quant.checkpoint.names import below
 from swin_quant.checkpoint.unsupported import larger_model
 from swin_quant.config.timm import HEADS
 
 WRAPPER = r"(_orig_mod|module|model|net|network|_?model_ema|ema_model|ema|teacher|student)\."
 _WRAPPER = re.compile(rf"({WRAPPER})*")
-
-
-@dataclass(frozen=True)
-class Anchors:
-    """Names of keys that every model of a publisher has: its blocks', its embedding's, its final norm's.
-
-    A backbone has no final norm.
-    """
-
-    publisher: str
-    block: str  # with places for its stage and its number there
-    embedding: str
-    norm: str = ""
-
-    @property
-    def first(self) -> str:
-        return self.block.format(0, 0)
-
-    def keys(self, state: Mapping[str, Any], root: str) -> list[str]:
-        """The keys that a model under `root` must have: the first block of each stage, the last, embedding and norm.
-
-        The last stage is the deepest that any key names, or that the width of the final norm tells.
-        """
-        before, between, _ = self.block.split("{}")
-        pattern = re.compile(rf"{re.escape(root + before)}(\d{{1,2}}){re.escape(between)}(\d{{1,4}})\.", re.ASCII)
-        stages = {0: 0}
-        for match in filter(None, map(pattern.match, state)):
-            stages[int(match[1])] = max(stages.get(int(match[1]), 0), int(match[2]))
-        deepest = max(stages)
-        narrow, wide = (getattr(state.get(root + key), "shape", ()) for key in (self.embedding, self.norm))
-        if narrow and wide and wide[0] > narrow[0] > 0:
-            deepest = max(deepest, (wide[0] // narrow[0]).bit_length() - 1)
-        blocks = [self.block.format(stage, 0) for stage in range(deepest + 1)]
-        last = self.block.format(deepest, stages.get(deepest, 0))
-        return [root + key for key in dict.fromkeys(filter(None, [*blocks, last, self.embedding, self.norm]))]
-
-
-ANCHORS = (
-    Anchors("Microsoft", "layers.{}.blocks.{}.norm1.weight", "patch_embed.proj.weight", "norm.weight"),
-    Anchors("timm (features_only)", "layers_{}.blocks.{}.norm1.weight", "patch_embed.proj.weight"),
-    *(
-        Anchors(
-            "transformers",
-            f"{prefix}encoder.layers.{{}}.blocks.{{}}.layernorm_before.weight",
-            f"{prefix}embeddings.patch_embeddings.projection.weight",
-            f"{prefix}layernorm.weight",
-        )
-        for prefix in ("swin.", "swinv2.", "")
-    ),
-    Anchors("OpenMMLab", "stages.{}.blocks.{}.norm1.weight", "patch_embed.projection.weight"),
-)
 _HEAD = re.compile(rf"({'|'.join(map(re.escape, sorted(HEADS, key=len, reverse=True)))}|cls_head)\.(weight|bias)")
 _MASKED = re.compile(r"((swin(v2)?\.)?embeddings\.)?mask_token|decoder\.\d+\.(weight|bias)")
 _FEWEST = 0.5  # a root with fewer than this share of the best root's keys is no second model
@@ -133,8 +83,8 @@ def swin_roots(state: Mapping[str, Any]) -> list[str]:
     """
     missing = {
         root: sum(key not in state for key in one.keys(state, root))
-        for one in ANCHORS
-        if one.publisher != "OpenMMLab"  # whose models are backbones, which `backbones` finds
+        for one in PUBLISHERS
+        if one is not OPENMMLAB  # whose models are backbones, which `backbones` finds
         for root in _roots_of(one.first, state)
     }
     best = [root for root, count in missing.items() if count == min(missing.values())]
@@ -144,8 +94,8 @@ def swin_roots(state: Mapping[str, Any]) -> list[str]:
 def nearest_convention(state: Mapping[str, Any]) -> tuple[str, list[str]]:
     """The publisher most of whose anchors are in `state` under one root, and those that are missing."""
     found = [
-        (one.publisher, one.keys(state, root))
-        for one in ANCHORS
+        (one.name, one.keys(state, root))
+        for one in PUBLISHERS
         for anchor in (one.first, one.embedding)
         for root in _roots_of(anchor, state) or [""]
     ]
@@ -159,7 +109,7 @@ def _roots_of(anchor: str, state: Iterable[str]) -> list[str]:
 
 def is_final_norm(key: str) -> bool:
     """Whether a key is a publisher's final norm."""
-    return key.endswith(tuple(one.norm for one in ANCHORS if one.norm))
+    return key.endswith(tuple(one.norm for one in PUBLISHERS if one.norm))
 
 
 def _roots(state: Mapping[str, Tensor], is_own: Callable[[str], bool]) -> list[str]:
