@@ -11,7 +11,6 @@ import logging
 import math
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,17 +69,16 @@ def windows_of(name: str, known: Geometry) -> Geometry:
 
 def nearest(known: Geometry) -> Candidate:
     """The shipped configuration that contradicts `known` in the fewest keys, then by the smallest amount."""
-    return min((each for each in _shipped() if each.geometry["TYPE"] == known["TYPE"]), key=partial(_distance, known))
 
+    def entries(value: Any) -> list[float]:
+        return value if isinstance(value, list) else [value]
 
-def _distance(known: Geometry, candidate: Candidate) -> tuple[int, float]:
-    keys = [key for key in differing(known, candidate.geometry) if key != "NUM_CLASSES"]
-    pairs = [(_entries(known[key]), _entries(candidate.geometry[key])) for key in keys]
-    return len(keys), sum(abs(a - b) for one, other in pairs for a, b in zip(one, other, strict=False))
+    def distance(candidate: Candidate) -> tuple[int, float]:
+        keys = [key for key in differing(known, candidate.geometry) if key != "NUM_CLASSES"]
+        pairs = [(entries(known[key]), entries(candidate.geometry[key])) for key in keys]
+        return len(keys), sum(abs(a - b) for one, other in pairs for a, b in zip(one, other, strict=False))
 
-
-def _entries(value: Any) -> list[float]:
-    return value if isinstance(value, list) else [value]
+    return min((each for each in _shipped() if each.geometry["TYPE"] == known["TYPE"]), key=distance)
 
 
 def choose(candidates: Sequence[Candidate], known: Geometry, name: str, file: Path) -> Candidate:
@@ -118,14 +116,13 @@ def _plain(name: str) -> str:
 
 @functools.cache
 def _shipped() -> tuple[Candidate, ...]:
-    return tuple(_candidate(name, file) for name, file in shipped_configs().items())
-
-
-def _candidate(name: str, file: Path) -> Candidate:
-    cfg = load_config(file)
-    own = {"TYPE": cfg.MODEL.TYPE, "IMG_SIZE": cfg.DATA.IMG_SIZE, "NUM_CLASSES": cfg.MODEL.NUM_CLASSES}
-    own |= {key: value for key, value in architecture(cfg).items() if key != "QK_SCALE"}
-    return Candidate(name, file, own, (cfg.TEST.CROP, cfg.DATA.INTERPOLATION))
+    found = []
+    for name, file in shipped_configs().items():
+        cfg = load_config(file)
+        own = {"TYPE": cfg.MODEL.TYPE, "IMG_SIZE": cfg.DATA.IMG_SIZE, "NUM_CLASSES": cfg.MODEL.NUM_CLASSES}
+        own |= {key: value for key, value in architecture(cfg).items() if key != "QK_SCALE"}
+        found.append(Candidate(name, file, own, (cfg.TEST.CROP, cfg.DATA.INTERPOLATION)))
+    return tuple(found)
 
 
 _ELSEWHERE = {"TYPE": "MODEL.TYPE", "NUM_CLASSES": "MODEL.NUM_CLASSES", "IMG_SIZE": "DATA.IMG_SIZE"}
@@ -358,12 +355,9 @@ def _place(key: str, known: Geometry) -> str:
 
 def _timm_config(weights: Weights) -> str | None:
     """`timm:NAME` for weights of another model than a Swin, if their repository names it; else None."""
-    file = weights.source.path
     if geometry(weights.state):
         return None
-    if (name := timm_name(file)) is not None:
-        return f"timm:{name}"
-    name = described_by_timm(weights.source).get("architecture")
+    name = timm_name(weights.source.path) or described_by_timm(weights.source).get("architecture")
     return f"timm:{name}" if isinstance(name, str) else None
 
 

@@ -134,21 +134,20 @@ def _joined(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         match = _PART.fullmatch(key)
         if match is None:
             found[key] = tensor
-        elif f"{match[1]}qkv.{match[2]}" not in found:
-            found |= _join(state, *match.groups())
+            continue
+        attention, kind = match.groups()
+        joined = f"{attention}qkv.{kind}"
+        if joined in found:
+            continue
+        parts = {part: state[name] for part in "qkv" if (name := f"{attention}{part}.{kind}") in state}
+        if kind == "bias" and [*parts] == ["q", "v"] and f"{attention}logit_scale" in state:
+            found |= {f"{attention}{part}_bias": x for part, x in parts.items()}
+            continue
+        forms = {(part.shape, part.dtype) for part in parts.values()}
+        if len(parts) < 3 or len(forms) > 1 or not parts["q"].ndim:
+            raise SwinQuantError(f"q, k and v of {joined} are not three tensors of one shape and type")
+        found[joined] = torch.cat([*parts.values()])
     return found
-
-
-def _join(state: Mapping[str, Tensor], attention: str, kind: str) -> dict[str, Tensor]:
-    """q, k and v of one attention together, its weights or its biases."""
-    names = {part: f"{attention}{part}.{kind}" for part in "qkv"}
-    parts = {part: state[name] for part, name in names.items() if name in state}
-    if kind == "bias" and [*parts] == ["q", "v"] and f"{attention}logit_scale" in state:
-        return {f"{attention}{part}_bias": x for part, x in parts.items()}
-    forms = {(part.shape, part.dtype) for part in parts.values()}
-    if len(parts) < 3 or len(forms) > 1 or not parts["q"].ndim:
-        raise SwinQuantError(f"q, k and v of {attention}qkv.{kind} are not three tensors of one shape and type")
-    return {f"{attention}qkv.{kind}": torch.cat([*parts.values()])}
 
 
 MINDSPORE = "MindSpore"

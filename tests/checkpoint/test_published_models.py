@@ -75,10 +75,10 @@ def test_a_classifier_is_identified_whatever_wraps_it(kind, name, tmp_path):
         assert not classes or classes == cfg.MODEL.NUM_CLASSES
         if kind == "Microsoft" and classes == model.geometry["NUM_CLASSES"]:
             assert name == cfg.MODEL.NAME
-        for wrap in WRAPPERS.values():
-            found = opened(wrap(state), file).weights().state
-            assert {key: x.shape for key, x in found.items()} == {k: x.shape for k, x in bare.weights().state.items()}
-            assert all(found[key] is x for key, x in bare.weights().state.items() if ".qkv." not in key)
+        for wrap in WRAPPERS.values() if classes in (37, 0) else ():  # a number of classes changes no name
+            found, expected = opened(wrap(state), file).weights().state, bare.weights().state
+            assert {key: x.shape for key, x in found.items()} == {key: x.shape for key, x in expected.items()}
+            assert all(found[key] is x for key, x in expected.items() if ".qkv." not in key)
 
 
 HEADS = {
@@ -185,8 +185,8 @@ def test_a_classifier_gives_its_publisher_s_logits(kind, name, tmp_path):
 @pytest.mark.parametrize("kind", ["Swin", "Swinv2"])
 @pytest.mark.parametrize("in_memory", [False, True])
 def test_a_folder_of_transformers_gives_its_logits(kind, in_memory, tmp_path):
-    sizes = {"image_size": 256, "window_size": 8} if kind == "Swinv2" else {}
-    config = getattr(transformers, f"{kind}Config")(num_labels=37, **sizes)
+    sizes = {"image_size": 256, "window_size": 16, "pretrained_window_sizes": [12, 12, 12, 6]}
+    config = getattr(transformers, f"{kind}Config")(num_labels=37, **(sizes if kind == "Swinv2" else {}))
     model = randomised(getattr(transformers, f"{kind}ForImageClassification")(config))
     model.save_pretrained(tmp_path)
     if in_memory:  # V1's names differ there
