@@ -105,17 +105,12 @@ def _mm_windows(weights: Weights, state: Mapping[str, Tensor], stages: list[int]
 def from_openmmlab(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A Swin of OpenMMLab under Microsoft's names, the neighbours of patch merging in its order."""
     found = renamed(state, OPENMMLAB.name, *OPENMMLAB.renames)
-    norms_all = {key for key in found if _MERGED.fullmatch(key) and _reads_all(found, key)}
-    return {key: _reordered(value) if key in norms_all else value for key, value in found.items()}
-
-
-def _reads_all(state: Mapping[str, Tensor], key: str) -> bool:
-    """Whether the last dimension holds the four neighbours; V2's norm comes after the reduction and has fewer."""
-    reduction = state.get(re.sub(r"downsample\..*", "downsample.reduction.weight", key))
-    width = state[key].shape[-1] if state[key].ndim else 0
-    return reduction is not None and reduction.ndim == 2 and width == reduction.shape[1] and width % 4 == 0
-
-
-def _reordered(value: Tensor) -> Tensor:
-    """[..., C * 4] of nn.Unfold -> [..., 4 * C] of Microsoft."""
-    return value.unflatten(-1, (-1, 4))[..., _OURS_IN_THEIRS].transpose(-1, -2).flatten(-2)
+    reductions = {key: x for key, x in found.items() if key.endswith("downsample.reduction.weight") and x.ndim == 2}
+    for key, value in [each for each in found.items() if _MERGED.fullmatch(each[0]) and each[1].ndim]:
+        reduction = reductions.get(re.sub(r"downsample\..*", "downsample.reduction.weight", key))
+        # The last dimension holds the four neighbours; V2's norm comes after the reduction and has fewer
+        if reduction is not None and value.shape[-1] == reduction.shape[1] and reduction.shape[1] % 4 == 0:
+            # [..., C * 4] of nn.Unfold -> [..., 4 * C] of Microsoft
+            neighbours = value.unflatten(-1, (-1, 4))[..., _OURS_IN_THEIRS]
+            found[key] = neighbours.transpose(-1, -2).flatten(-2)
+    return found

@@ -162,7 +162,9 @@ def _checked_weights(
         wanted.pop(key, None)
         wanted |= {key: torch.empty(factors.channels)} if key in stored else {}
     if resizes:
-        stored = _at_model_size(_without_foreign(stored, wanted, path), wanted, _grids(model), read.source)
+        windows = {name: getattr(module, "window_sides", None) for name, module in model.named_modules()}
+        grids = {f"{name}.{_BIASES}": (2 * of[0] - 1, 2 * of[1] - 1) for name, of in windows.items() if of}
+        stored = _at_model_size(_without_foreign(stored, wanted, path), wanted, grids, read.source)
     faults = {kind: keys for kind, keys in _compare(stored, wanted).items() if keys}
     if faults:
         diagnosis = _diagnosis(sum(faults.values(), []), stored, wanted, can_replace=replace_head is not None)
@@ -183,12 +185,6 @@ def _without_foreign(stored: Mapping[str, Tensor], wanted: Mapping[str, Tensor],
         return stored
     log.warning("%s: no part of the model, left out: %s", path, listed(foreign, 3))
     return {key: value for key, value in stored.items() if key not in foreign}
-
-
-def _grids(model: nn.Module) -> dict[str, Grid]:
-    """Rows and columns of each table of biases, by its key."""
-    windows = {name: getattr(module, "window_sides", None) for name, module in model.named_modules()}
-    return {f"{name}.{_BIASES}": (2 * sides[0] - 1, 2 * sides[1] - 1) for name, sides in windows.items() if sides}
 
 
 def _at_model_size(

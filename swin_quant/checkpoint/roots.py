@@ -223,7 +223,8 @@ def is_averaged(name: str) -> bool:
 def _large(sets: Mapping[str, Shapes]) -> Mapping[str, Shapes]:
     sizes = {name: sum(map(math.prod, shapes.values())) for name, shapes in sets.items()}
     least = _LEAST * max(sizes.values(), default=0)
-    return {name: shapes for name, shapes in sets.items() if sizes[name] >= least or (name and _is_known(name))}
+    known = {name for name in sets if is_averaged(name) or any(part in _RAW for part in name.split("."))}
+    return {name: shapes for name, shapes in sets.items() if sizes[name] >= least or (name and name in known)}
 
 
 def _default(file: Path, sets: Mapping[str, Shapes], among: Mapping[str, Shapes] | None = None) -> str:
@@ -244,10 +245,6 @@ def _rank(name: str) -> int:
     if is_averaged(name):
         return _RAW.index(parts[0]) if parts[0] in _PREFERRED else len(_RAW) + 1
     return min((_RAW.index(part) for part in parts if part in _RAW), default=len(_RAW))
-
-
-def _is_known(name: str) -> bool:
-    return is_averaged(name) or any(part in _RAW for part in name.split("."))
 
 
 def _shown(names: Any) -> str:
