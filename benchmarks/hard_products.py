@@ -1,21 +1,20 @@
 """Products with a channel far from the others, in FasterTransformer's modes: writes docs/results/hard_products.md.
 
-    python benchmarks/hard_products.py --data-path DIR [--work W] [--mlp 0.1] [--merging 5 10] [--max-drop 0.3]
+    python benchmarks/hard_products.py --data-path DIR [--work W] [--mlp 0.1] [--merging 5 10]
 
 DIR is CIFAR-10 as zip files and maps. In the micro Swin V1 of examples/checkpoints such channels are planted by
 tests/heavy_products.py, in fc2 of every MLP (--mlp: by these shares of its hidden units) or in every patch merging
 (--merging: this many times the largest product). fc2's inputs and weights do not grow, but its product does, on one
 channel, and mode 1 writes it in int8 with one range. Each model goes through `swin-quant quantize --for
-fastertransformer` in mode 1 and with `--policy auto`, and is scored on the emulator.
+fastertransformer` in modes 1 and 2, and is scored on the emulator.
 """
 
 import argparse
-import json
 import sys
 import textwrap
 from pathlib import Path
 
-from hard import quantized, take_calibration
+from hard import quantized
 from pages import EXAMPLES, RESULTS, ROOT, save, script_parser
 
 sys.path.insert(0, str(ROOT))
@@ -31,9 +30,8 @@ again. *patch merging*: the channel of each of its products that varies least is
 product; the norm behind it is fitted to that, and the projection of the next block takes it off the residual stream.
 The float model is the changed one. Mode 1 of FasterTransformer writes these products in int8, each with one range. 80
 training pictures calibrate, all 5,000 of `val` score, on the emulator of FasterTransformer's kernels, whose latency
-means nothing. *auto*: `quantize --for fastertransformer --policy auto --max-drop {max_drop:g}`, without labels. The
-kernels run mode 1 and mode 2 only, and it takes the one that leaves the fewest nodes float within the budget. Mode 2
-turns off the int8 products of fc2 and of patch merging. Written by `python benchmarks/hard_products.py`.
+means nothing. Mode 2 turns off the int8 products of fc2 and of patch merging. Written by
+`python benchmarks/hard_products.py`.
 """
 
 
@@ -43,21 +41,15 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("out/hard_products"))
     parser.add_argument("--mlp", type=float, nargs="*", default=[0.1])
     parser.add_argument("--merging", type=float, nargs="*", default=[5.0, 10.0])
-    parser.add_argument("--max-drop", type=float, default=0.3)
     args = parser.parse_args()
-    rows, found = [], []
+    rows = []
     for title, place, much in cases(args):
         checkpoint = planted(place, much, args.data_path, args.work)
-        ways = {"ft-mode1": ["ft-mode1"], "auto": ["auto", "--max-drop", str(args.max_drop)]}
-        for way, words in ways.items():
-            folder = checkpoint.parent / way
-            if way == "auto":
-                take_calibration(checkpoint.parent / "ft-mode1", folder)
-            words = ["--for", "fastertransformer", "--policy", *words]
+        for way in ("ft-mode1", "ft-mode2"):
+            folder, words = checkpoint.parent / way, ["--for", "fastertransformer", "--policy", way]
             card = quantized(checkpoint, CONFIG, args.data_path, folder, words, f"{NAME}_int8_*.json")
             rows += rows_of(title, way, card)
-        found.append(found_of(title, json.loads((folder / f"{NAME}_calib.json").read_text())))
-    write(rows, found, args)
+    write(rows)
 
 
 def cases(args: argparse.Namespace) -> list[tuple[str, str, float]]:
@@ -117,31 +109,15 @@ def rows_of(title: str, way: str, card: dict) -> list[str]:
     return rows
 
 
-def found_of(title: str, calibrated: dict) -> str:
-    """The search's measurements of the modes, and its choice."""
-    record = calibrated["searches"][-1]
-    modes = [one for one in record["tried"] if one["policy"] != "float"]
-    said = [
-        f"{one['policy']} ({one['nodes']} nodes on) {one['loss']['sqnr_db']:.1f} dB, expected drop "
-        f"{one['loss']['drop']:.2f} ± {one['loss']['drop_error']:.2f} points{', taken' if one['found'] else ''}"
-        for one in modes
-    ]
-    return f"* **{title}**: {'; '.join(said)}."
-
-
-def write(rows: list[str], found: list[str], args: argparse.Namespace) -> None:
+def write(rows: list[str]) -> None:
     page = [
         "# Products with a channel far from the others",
         "",
-        *textwrap.wrap(HEAD.format(name=NAME, max_drop=args.max_drop), 118),
+        *textwrap.wrap(HEAD.format(name=NAME), 118),
         "",
         "| planted | policy | acc@1 | Δ acc@1 | agree % | SQNR dB |",
         "|---|---|---:|---:|---:|---:|",
         *rows,
-        "",
-        "Measured by the search, on 1,024 training pictures in fake-quant; the drop counts twice there:",
-        "",
-        *found,
     ]
     save(PAGE, "\n".join(page) + "\n")
 

@@ -267,7 +267,8 @@ def search_checkpoint(options: SearchOptions, checkpoint: Checkpoint, cfg: CfgNo
     from swin_quant.loading import load_for_scoring
 
     policy, data = options.policy.one(), options.data
-    model, _ = load_for_scoring(cfg, checkpoint, [policy] if policy and not checkpoint.card else [], world, any_bits=True)
+    named = [policy] if policy and not checkpoint.card else []
+    model, _ = load_for_scoring(cfg, checkpoint, named, world, any_bits=True)
     before = model.card
     count = None if data.pictures == SEARCHED_ON else data.pictures  # fewer, where there are no more
     how = {"count": count, "max_unreadable": data.max_unreadable, "cache_mode": "no", "batch": None}
