@@ -49,7 +49,7 @@ from swin_quant.verbs.evaluate import EvaluateOptions
 from swin_quant.verbs.export import ExportOptions, OnnxFlags
 from swin_quant.verbs.export_target import engine_for, float_type_options
 from swin_quant.verbs.quantize_options import QuantizeOptions
-from swin_quant.verbs.search import MeasuredOptions, SearchOptions, found_before, policy_file
+from swin_quant.verbs.search_options import MeasuredOptions, SearchOptions, found_before, policy_file
 from swin_quant.verbs.verify import VerifyOptions, failures
 
 ARTIFACT = "ARTIFACT"  # its name in commands until its exporter names it

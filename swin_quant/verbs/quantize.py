@@ -27,7 +27,7 @@ from swin_quant.verbs import verify as verifying
 from swin_quant.verbs.calibrate import CalibrateOptions, SampleOptions
 from swin_quant.verbs.evaluate import EvaluateOptions
 from swin_quant.verbs.quantize_options import NO_SEARCH, QuantizeOptions
-from swin_quant.verbs.search import Budget, SearchOptions
+from swin_quant.verbs.search_options import Budget, SearchOptions, timed_backend
 from swin_quant.verbs.verify import VerifyOptions
 
 if TYPE_CHECKING:
@@ -278,7 +278,7 @@ def refuse_contradictions(job: Quantization) -> None:
 
     check_policy(job.target, job.policy)
     if job.is_automatic:
-        searching.timed_backend(job.target.name, job.world.device.type)
+        timed_backend(job.target.name, job.world.device.type)
     if job.options.int4_weights:
         exporter_options(job.target, "int8", {"int4_weights": True})
         if all(rule.bits is None or rule.bits > INT4_BITS for rule in job.policy.rules):

@@ -11,7 +11,7 @@ from swin_quant.cli import shared
 from swin_quant.cli.flags import Flag, Group, words_from
 from swin_quant.quant import AUTO
 from swin_quant.verbs.calibrate import SampleOptions
-from swin_quant.verbs.search import Budget, TimingOptions
+from swin_quant.verbs.search_options import Budget, TimingOptions
 
 NO_SEARCH = f"a budget needs ‹policy› {AUTO}, which searches for a policy that keeps it"
 

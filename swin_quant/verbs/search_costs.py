@@ -44,7 +44,7 @@ from swin_quant.score.candidate import time_calls
 from swin_quant.score.engine import Engine
 from swin_quant.score.options import EngineOptions
 from swin_quant.verbs.export_target import ExportTarget, float_type_options
-from swin_quant.verbs.search import Budget, policy_file, timed_backend
+from swin_quant.verbs.search_options import Budget, policy_file, timed_backend
 from swin_quant.verbs.sensitivity import Sample
 
 ROUNDS, SECONDS = 5, 0.2  # of timing, for each file
