@@ -32,7 +32,7 @@ measure() {
     ours evaluate "$calibrated" "${scored[@]}" --policy "$policy" ft-mode1 ft-mode2
     ours evaluate "$work"/*/*_int8_*.onnx --checkpoint "$calibrated" "${scored[@]}"
     ours search "$calibrated" "${data[@]}" --engine openvino --batch 8 --min-sqnr 36 --pictures "${SEARCHED:-128}" \
-        --rounds 2 --seconds 0.1 --output "$work/cpu"
+        --output "$work/cpu"
 }
 
 draw() {

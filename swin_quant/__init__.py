@@ -39,8 +39,9 @@ if TYPE_CHECKING:
     from swin_quant.verbs.predict import predict as predict
     from swin_quant.verbs.quantize import Quantized as Quantized
     from swin_quant.verbs.quantize import quantize as quantize
-    from swin_quant.verbs.search import Search as Search
     from swin_quant.verbs.search import search as search
+    from swin_quant.verbs.search_costs import Search as Search
+    from swin_quant.verbs.search_options import Budget as Budget
     from swin_quant.verbs.sensitivity import sensitivity as sensitivity
     from swin_quant.verbs.serve import app as app
     from swin_quant.verbs.verify import Verification as Verification
@@ -66,7 +67,8 @@ _FACE = {
     "wrap": "swin_quant.wrapping",
     "sensitivity": "swin_quant.verbs.sensitivity",
     "search": "swin_quant.verbs.search",
-    "Search": "swin_quant.verbs.search",
+    "Search": "swin_quant.verbs.search_costs",
+    "Budget": "swin_quant.verbs.search_options",
     "export": "swin_quant.verbs.export",
     "verify": "swin_quant.verbs.verify",
     "Verification": "swin_quant.verbs.verify",

@@ -80,8 +80,9 @@ class TriedPolicies(_TriedPolicies, total=False):
     """The policies that `search` measured on an engine. `pictures`: the number on which losses were measured.
 
     `left_float`: the layers that the policy it found leaves float; they cost `cost_ms` milliseconds a batch more than
-    with all layers quantized.
+    with all layers quantized. `policy_sha256`: of the policy that was found.
     """
 
     left_float: list[FloatLayerRecord]
     cost_ms: float
+    policy_sha256: str

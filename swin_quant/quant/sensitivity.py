@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from swin_quant.base.distributed import gather
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.quant.distance import Loss, decibels, distance, loss_of, noise, summed
 from swin_quant.quant.policy import ROLES, dequantize, enabled_nodes, quantize
@@ -46,6 +45,11 @@ def replayed(parts: Sequence[nn.Module], outputs: Sequence[Tensor]) -> Iterator[
 
 NODE, LAYER, BLOCK, STAGE, ROLE = "node", "layer", "block", "stage", "role"
 Group = tuple[str, str, tuple[str, ...]]  # kind, name, nodes
+Tell = Callable[[Iterable[int], int], Iterable[int]]  # iterates over numbers of groups, for a progress bar
+
+
+def _silently(numbers: Iterable[int], total: int) -> Iterable[int]:
+    return numbers
 
 
 @dataclass(frozen=True)
@@ -78,13 +82,18 @@ class Sensitivity:
         return sorted((group for group in self.groups if group.kind == kind), key=lambda group: -group.without.sqnr_db)
 
 
-def groups_of(nodes: Mapping[str, Quantizer], blocks: Iterable[str] = (), stages: Iterable[str] = ()) -> list[Group]:
-    """Every node by itself; the nodes of each layer, block and stage, by name; and of each role."""
-    found: list[Group] = [(NODE, name, (name,)) for name in nodes]
+def layers_of(nodes: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """The names of nodes by the layer that they belong to."""
     layers: dict[str, list[str]] = {}
     for name in nodes:
         layers.setdefault(name.rpartition(".")[0], []).append(name)
-    found += [(LAYER, layer, tuple(names)) for layer, names in layers.items()]
+    return {layer: tuple(names) for layer, names in layers.items()}
+
+
+def groups_of(nodes: Mapping[str, Quantizer], blocks: Iterable[str] = (), stages: Iterable[str] = ()) -> list[Group]:
+    """Every node by itself; the nodes of each layer, block and stage, by name; and of each role."""
+    found: list[Group] = [(NODE, name, (name,)) for name in nodes]
+    found += [(LAYER, layer, names) for layer, names in layers_of(nodes).items()]
     for kind, places in ((BLOCK, blocks), (STAGE, stages)):
         inside = {place: tuple(name for name in nodes if name.startswith(f"{place}.")) for place in places}
         found += [(kind, place, names) for place, names in inside.items() if names]
@@ -94,51 +103,42 @@ def groups_of(nodes: Mapping[str, Quantizer], blocks: Iterable[str] = (), stages
 
 def sensitivity(
     model: nn.Module,
-    batches: Iterable[tuple[int, Tensor]],
+    batches: Iterable[Tensor],
     blocks: Mapping[str, nn.Module],
     stages: Iterable[str] = (),
-    tell: Callable[[Iterable[int], int], Iterable[int]] = lambda numbers, total: numbers,
-    kinds: Sequence[str] = (NODE, LAYER, BLOCK, STAGE, ROLE),
+    tell: Tell = _silently,
 ) -> Sensitivity:
-    """Measure the enabled nodes of the model on this rank's share of (number, images [B, channels, S, S]).
+    """Measure the enabled nodes of a model, and the groups that they form.
 
-    `blocks` run one after another and take one tensor; they save time and do not change the result. `tell` iterates
-    over the numbers of groups, for a progress bar. Afterwards the model is as before, nodes off. The result is the same
-    on any number of ranks. SwinQuantError if no node is on, or there is no picture.
+    Afterwards the model is as before, nodes off.
+
+    Args:
+        model: A calibrated model under a policy.
+        batches: Images [B, channels, S, S].
+        blocks: Modules that run one after another and take one tensor; they save time and do not change the result.
+        stages: Names of modules that are groups.
+        tell: Iterates over the numbers of groups, for a progress bar.
+
+    Raises:
+        SwinQuantError: no node is on, or there is no picture.
     """
-    nodes, parts = enabled_nodes(model), list(blocks.values())
-    if not nodes:
-        raise SwinQuantError("no node is on: choose a ‹policy› that quantizes something")
-    groups = [group for group in groups_of(nodes, blocks, stages) if group[0] in kinds]
-    rows: list[tuple[int, list[list[float]]]] = []
+    nodes, parts = _enabled(model), list(blocks.values())
+    groups = groups_of(nodes, blocks, stages)
+    rows: list[list[list[float]]] = []
     computed = 0
-    try:
-        with torch.inference_mode(), eval_mode(model):
-            for number, images in batches:
-                batch = _Batch(model, nodes, parts, images)
-                measured = [batch.overall(), *batch.profile()]
-                for index in tell(range(len(groups)), len(groups)):
-                    measured += batch.both(groups[index][2])
-                rows.append((number, measured))
-                computed += batch.computed
-    finally:
-        dequantize(model)
-    return _result(rows, computed, groups, list(blocks))
-
-
-def _result(
-    mine: list[tuple[int, list[list[float]]]],
-    computed: int,
-    groups: list[Group],
-    blocks: list[str],
-) -> Sensitivity:
-    rows = [row for _, row in sorted(gather(mine), key=lambda row: row[0])]
+    with _measuring(model):
+        for images in batches:
+            batch = _Batch(model, nodes, parts, images)
+            row = [batch.overall(), *batch.profile()]
+            for index in tell(range(len(groups)), len(groups)):
+                row += [batch.alone(groups[index][2]), batch.without(groups[index][2])]
+            rows.append(row)
+            computed += batch.computed
     if not rows:
         raise SwinQuantError("there was no picture to measure with: check ‹data_path› and ‹pictures›")
     overall, *others = zip(*rows, strict=True)  # each with a list of figures for every batch
     depth, pairs = others[: len(blocks)], others[len(blocks) :]
     losses = [loss_of(one) for one in pairs]
-    units = len(blocks) + 1  # the rest after the last block counts as one more
     return Sensitivity(
         int(summed(overall)[-1]),
         loss_of(overall),
@@ -147,8 +147,37 @@ def _result(
             for (kind, name, names), alone, without in zip(groups, losses[::2], losses[1::2], strict=True)
         ),
         {block: decibels(*summed(one)) for block, one in zip(blocks, depth, strict=True)},
-        sum(gather([computed])) / (units * len(rows)),
+        computed / ((len(blocks) + 1) * len(rows)),  # the rest after the last block counts as one more
     )
+
+
+def layer_losses(
+    model: nn.Module, images: Tensor, blocks: Mapping[str, nn.Module], tell: Tell = _silently
+) -> dict[str, Loss]:
+    """The loss with only the enabled nodes of one layer quantized, by layer; arguments as in `sensitivity`."""
+    nodes = _enabled(model)
+    layers = list(layers_of(nodes).items())
+    with _measuring(model):
+        batch = _Batch(model, nodes, list(blocks.values()), images)
+        return {
+            layers[index][0]: loss_of([batch.alone(layers[index][1])])
+            for index in tell(range(len(layers)), len(layers))
+        }
+
+
+def _enabled(model: nn.Module) -> dict[str, Quantizer]:
+    if not (nodes := enabled_nodes(model)):
+        raise SwinQuantError("no node is on: choose a ‹policy› that quantizes something")
+    return nodes
+
+
+@contextmanager
+def _measuring(model: nn.Module) -> Iterator[None]:
+    try:
+        with torch.inference_mode(), eval_mode(model):
+            yield
+    finally:
+        dequantize(model)
 
 
 class _Batch:
@@ -175,19 +204,20 @@ class _Batch:
         pairs = zip(self.quantized, self.floats, strict=True)
         return [list(noise(one.double(), other.double())) for one, other in pairs]
 
-    def both(self, names: Sequence[str]) -> list[list[float]]:
-        """The sums of `distance` with only these nodes quantized, and with all others."""
+    def alone(self, names: Sequence[str]) -> list[float]:
+        """The sums of `distance` with only these nodes quantized."""
+        return self._switched(names, State.QUANTIZE, State.OFF, self.floats)
+
+    def without(self, names: Sequence[str]) -> list[float]:
+        """The sums of `distance` with all nodes but these quantized."""
+        return self._switched(names, State.OFF, State.QUANTIZE, self.quantized)
+
+    def _switched(self, names: Sequence[str], inside: State, outside: State, before: Sequence[Tensor]) -> list[float]:
         begin = min(self.begins[name] for name in names)
-        found = []
-        for inside, outside, outputs in (
-            (State.QUANTIZE, State.OFF, self.floats),
-            (State.OFF, State.QUANTIZE, self.quantized),
-        ):
-            for name, node in self.nodes.items():
-                node.state = inside if name in names else outside
-            with replayed(self.parts, outputs[:begin]):
-                found.append(distance(self._forward(begin), self.expected))
-        return found
+        for name, node in self.nodes.items():
+            node.state = inside if name in names else outside
+        with replayed(self.parts, before[:begin]):
+            return distance(self._forward(begin), self.expected)
 
     def _forward(self, begin: int) -> Tensor:
         self.computed += len(self.parts) + 1 - begin

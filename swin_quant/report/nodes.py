@@ -2,19 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from swin_quant.base.errors import listed
-from swin_quant.base.files import finite
-from swin_quant.cards.costs import GroupRecord, SensitivityRecord
+from swin_quant.cards.costs import GroupRecord, SensitivityRecord, TriedPolicies, TriedRecord
 from swin_quant.quant import GROUP_KINDS
 from swin_quant.quant.policy import Policy, Rule
 from swin_quant.quant.quantizer import named_nodes
 from swin_quant.quant.ranges import range_of
-from swin_quant.quant.search import SearchResult, TriedPolicy
 from swin_quant.quant.watch import watching
 from swin_quant.report.table import Column, ReportTable, field, figure, html_table, records
 
@@ -147,8 +146,8 @@ _DEPTH: tuple[Column[tuple[str, float | None]], ...] = (
     Column("block", "output of", lambda row: row[0], fold=True),
     figure("sqnr_db", "SQNR dB", lambda row: row[1], "{:.1f}"),
 )
-_TRIED: tuple[Column[TriedPolicy], ...] = (
-    Column("policy", "policy", field("policy"), show=lambda row: row.policy.replace(" layers ", " "), fold=True),
+_TRIED: tuple[Column[TriedRecord], ...] = (
+    Column("policy", "policy", field("policy"), fold=True),
     figure("nodes", "nodes", field("nodes")),
     figure("ms", "ms", field("ms"), "{:.3f}", may_lack=True),
     figure("sqnr_db", "SQNR dB", field("loss", "sqnr_db"), "{:.1f}"),
@@ -156,7 +155,7 @@ _TRIED: tuple[Column[TriedPolicy], ...] = (
     figure("drop", "drop", field("loss", "drop"), "{:.3f}"),
     figure("drop_error", "±", field("loss", "drop_error"), "{:.3f}"),
     Column("kl", "", field("loss", "kl")),
-    Column("front", "", lambda row: "found" if row.is_found else "front" if row.on_front else "", blank=""),
+    Column("front", "", lambda row: "found" if row["found"] else "front" if row["front"] else "", blank=""),
 )
 
 
@@ -196,32 +195,19 @@ def _gain(without: float | None, overall: float | None) -> float | None:
     return without - overall if without is not None and overall is not None else None
 
 
-def search_table(result: SearchResult, budget: str, what: str) -> ReportTable[TriedPolicy]:
-    """A line for each policy that was measured."""
-    timed = any(one.ms is not None for one in result.candidates)
-    better = "is faster" if timed else "leaves fewer nodes float"
+def search_table(record: TriedPolicies, file: Path) -> ReportTable[TriedRecord]:
+    """A line for each policy that was timed; `file` holds the one that was found."""
     remarks = [
-        f"{what}; agreement in %, expected drop of top-1 ± its error, against float32 on {result.pictures} pictures; "
-        f"front: no other policy is as near to float and {better}",
-        f"budget: {budget}: {'met' if result.met else 'NOT met; this is the best that was found'}",
+        f"{record['engine']}, batch {record['batch']}; agreement in %, expected drop of top-1 ± its error, against "
+        f"float32 on {record['pictures']} pictures; front: no other policy is as near to float and is faster",
+        f"budget: {record['budget']}: {'met' if record['met'] else 'NOT met; this is the best that was found'}",
     ]
-    if not timed:
-        remarks.append("no latency was measured: the kernels of this engine do not run here")
-    if layers := [f"{unit.name} ({unit.sqnr_db:.1f} dB alone)" for unit in result.left_float]:
-        remarks.append(f"float: {listed(layers)}; that costs {result.cost_ms:+.3f} ms (each in {result.file})")
-    return ReportTable(_TRIED, result.candidates, remarks, style=lambda row: "bold" * row.is_found)
+    if layers := [f"{one['layer']} ({_height(one['sqnr_db']):.1f} dB alone)" for one in record["left_float"]]:
+        remarks.append(f"float: {listed(layers)}; that costs {record['cost_ms']:+.3f} ms (each in {file})")
+    return ReportTable(_TRIED, record["tried"], remarks, style=lambda row: "bold" * row["found"])
 
 
-def search_data(result: SearchResult) -> dict[str, Any]:
+def search_data(record: TriedPolicies, file: Path) -> dict[str, Any]:
     """For JSON: the policy's file, whether it met the budget, the layers that it leaves float, the candidates."""
-    layers = [
-        {"layer": unit.name, "sqnr_db": finite(unit.sqnr_db), "saved_ms": unit.saved_ms} for unit in result.left_float
-    ]
-    return {
-        "policy": str(result.file),
-        "met": result.met,
-        "pictures": result.pictures,
-        "left_float": layers,
-        "cost_ms": result.cost_ms,
-        "candidates": records(_TRIED, result.candidates),
-    }
+    kept = {key: record[key] for key in ("met", "pictures", "left_float", "cost_ms")}
+    return {"policy": str(file), **kept, "candidates": records(_TRIED, record["tried"])}

@@ -1,6 +1,5 @@
 """The end of a run in three lines: the file to deploy, its cost in accuracy and gain in time, the next command."""
 
-import math
 import shlex
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -9,8 +8,8 @@ from typing import Any
 from swin_quant.backends.registry import targets
 from swin_quant.base.errors import command_lines
 from swin_quant.cards.card import RunCard
+from swin_quant.cards.costs import TriedPolicies
 from swin_quant.cards.records import ORIGINAL, PTQ, QAT
-from swin_quant.quant.search import SearchResult
 from swin_quant.report.accuracy.footnotes import is_simulated
 from swin_quant.report.accuracy.rows import latency, rows_of
 from swin_quant.report.table import NARROW, folded, html_facts
@@ -145,23 +144,25 @@ def of_card(card: RunCard) -> DeployVerdict | None:
     return of_training(card, Path(card.checkpoint["file"])) if card.training and card.checkpoint else None
 
 
-def of_search(result: SearchResult, checkpoint: str, engine: str, float_type: str, limits: str) -> DeployVerdict:
-    """The verdict on the policy that a search found."""
-    found, loss = result.found, result.found.loss
-    beside = next((one.ms for one in result.candidates if not one.nodes), None)
-    is_slow = bool(found.ms and beside and beside <= found.ms)
-    drop = loss_in_words(-loss.drop, loss.drop_error, result.pictures).replace("points", "expected points")
-    speed = speed_in_words(found.ms, beside, float_type, engine) if found.ms else "no latency was measured"
-    sqnr = "equal logits" if loss.sqnr_db == math.inf else f"SQNR {loss.sqnr_db:.1f} dB"
+def of_search(record: TriedPolicies, file: Path, checkpoint: str, float_type: str) -> DeployVerdict:
+    """The verdict on the policy that a search found and wrote to `file`."""
+    engine, pictures = record["engine"], record["pictures"]
+    found = next(one for one in record["tried"] if one["found"])
+    beside = next((one["ms"] for one in record["tried"] if not one["nodes"]), None)
+    loss, ms = found["loss"], found["ms"]
+    error = loss.get("drop_error", 0.0)
+    drop = loss_in_words(-loss["drop"], error, pictures).replace("points", "expected points")
+    speed = speed_in_words(ms, beside, float_type, engine) if ms else "no latency was measured"
+    sqnr = "equal logits" if loss["sqnr_db"] is None else f"SQNR {loss['sqnr_db']:.1f} dB"
     summary = f"{drop}, {sqnr}; {speed}"
-    keeps_float = result.is_float or is_slow
-    words = {"checkpoint": checkpoint, "target": engine, "policy": result.file, "folder": result.file.parent}
+    keeps_float = not found["nodes"] or bool(ms and beside and beside <= ms)
+    words = {"checkpoint": checkpoint, "target": engine, "policy": file, "folder": file.parent}
     then = _command(_EXPORT_FLOAT if keeps_float else _EXPORT_FOUND, **words)
-    if not result.met:
-        summary = f"the budget is NOT met ({limits}); the best that was found: {summary}"
-    figures = (result.pictures, -loss.drop, loss.drop_error)
-    times = {"engine": engine, "ms": found.ms, "float_ms": beside, "float_type": float_type}
-    return DeployVerdict(FLOAT if keeps_float else str(result.file), summary, then, *figures, **times)  # type: ignore[arg-type]
+    if not record["met"]:
+        summary = f"the budget is NOT met ({record['budget']}); the best that was found: {summary}"
+    figures = (pictures, -loss["drop"], error)
+    times = {"engine": engine, "ms": ms, "float_ms": beside, "float_type": float_type}
+    return DeployVerdict(FLOAT if keeps_float else str(file), summary, then, *figures, **times)  # type: ignore[arg-type]
 
 
 def of_training(card: RunCard, file: Path) -> DeployVerdict | None:

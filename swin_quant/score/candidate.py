@@ -150,7 +150,7 @@ def _serve(pipe: Connection, load: Callable[[], Engine], threads: int) -> None:
             return
 
 
-def _time(engine: Engine, batch: int, shape: Sequence[int], seconds: float) -> list[float]:
+def time_calls(engine: Engine, batch: int, shape: Sequence[int], seconds: float) -> list[float]:
     images = torch.randn(batch, *shape, generator=torch.Generator().manual_seed(0)).to(engine.device)
     with torch.inference_mode():
         engine(images)
@@ -173,7 +173,7 @@ def _peak(engine: Engine) -> float:
     return memory_mb("VmHWM")
 
 
-_ANSWERS: dict[str, Callable[..., Any]] = {"time": _time, "logits": _logits, "details": _details, "peak": _peak}
+_ANSWERS: dict[str, Callable[..., Any]] = {"time": time_calls, "logits": _logits, "details": _details, "peak": _peak}
 
 
 def memory_mb(field: str) -> float:

@@ -190,13 +190,13 @@ def export(
     from swin_quant.exported import Exported, model_of
     from swin_quant.quant.policy import apply_policy, load_policy
     from swin_quant.verbs.export_target import ExportTarget
-    from swin_quant.verbs.export_tuned import check_tunable, tried_policies, write_fastest
+    from swin_quant.verbs.export_tuned import check_tunable, tuned_forms, write_fastest
 
     model, target = model_of(model), ExportTarget.of(backend, precision, options, saturation_safe)
     asked = load_policy(policy) if policy else None
     if tune:
         check_tunable(target, asked, model.card)
-    used = tried_policies(target)[0] if tune else target.policy(model.card, model.file, asked)
+    used = tuned_forms(target)[0][0] if tune else target.policy(model.card, model.file, asked)
     _need_ranges(model, used)
     file = file_of(model, ensure_writable_dir(folder))
     module = deepcopy(model.network).cpu().eval()  # the caller's keeps its policy and its place
@@ -231,12 +231,12 @@ def export_checkpoint(
     from swin_quant.checkpoint.opened import open_checkpoint
     from swin_quant.loading import giving, load_for_scoring
     from swin_quant.verbs.export_target import ExportTarget
-    from swin_quant.verbs.export_tuned import check_tunable, tried_policies, write_fastest
+    from swin_quant.verbs.export_tuned import check_tunable, tuned_forms, write_fastest
 
     target, opened = ExportTarget.of(backend, precision, options, saturation_safe), open_checkpoint(checkpoint)
     if tune:
         check_tunable(target, policy, opened.card)
-    used = tried_policies(target) if tune else [target.policy(opened.card, opened.file, policy)]
+    used = [policy for policy, _ in tuned_forms(target)] if tune else [target.policy(opened.card, opened.file, policy)]
     if cfg is None:
         if opened.card is None:
             raise UsageError(f"{checkpoint}: has no run card {card_path(checkpoint).name} beside it: give ‹cfg›")

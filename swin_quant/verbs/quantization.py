@@ -42,17 +42,14 @@ from swin_quant.quant.calibration import Method
 from swin_quant.quant.policy import Policy
 from swin_quant.score.engine import HALF_TYPES
 from swin_quant.score.scoring import dataset_record, open_labelled
-from swin_quant.verbs import search
 from swin_quant.verbs.calibrate import CalibrateOptions, plan_of
 from swin_quant.verbs.calibration_passes import of_weights
 from swin_quant.verbs.calibration_result import CalibrationPlan
 from swin_quant.verbs.evaluate import EvaluateOptions
 from swin_quant.verbs.export import ExportOptions, OnnxFlags
 from swin_quant.verbs.export_target import engine_for, float_type_options
-from swin_quant.verbs.policy_search import found_before
 from swin_quant.verbs.quantize_options import QuantizeOptions
-from swin_quant.verbs.search import MeasuredOptions, SearchOptions
-from swin_quant.verbs.search_settings import SearchSettings
+from swin_quant.verbs.search_options import MeasuredOptions, SearchOptions, found_before, policy_file
 from swin_quant.verbs.verify import VerifyOptions, failures
 
 ARTIFACT = "ARTIFACT"  # its name in commands until its exporter names it
@@ -134,9 +131,21 @@ class Quantization:
         return place_of(*named, lambda file: _changed(self, file) == [], tell=False)
 
     @property
+    def is_automatic(self) -> bool:
+        """Whether the policy is searched for."""
+        return self.options.policy.policy == (AUTO,)
+
+    @property
+    def found_file(self) -> Path:
+        """The file of the policy that is searched for."""
+        return policy_file(self.folder, self.cfg.MODEL.NAME, self.target.name)
+
+    @property
     def exported_policy(self) -> Policy | None:
         """The policy of the artifact; None while it is not found yet."""
-        return found_before(self.search) if self.search else self.policy
+        if not self.is_automatic:
+            return self.policy
+        return found_before(_card(self.calibrated), self.searching, self.found_file)
 
     @property
     def artifact(self) -> Artifact:
@@ -177,16 +186,9 @@ class Quantization:
             output=str(self.folder),
         )
 
-    @cached_property
-    def search(self) -> SearchSettings | None:
-        """The search for the policy; None where one was named."""
-        if self.options.policy.policy != (AUTO,):
-            return None
-        return search.settings_of(self.searching, str(self.calibrated), self.cfg, self.world)
-
     @property
     def exporting(self) -> ExportOptions:
-        policy = shared.PolicyOptions((str(self.search.file),)) if self.search else self.policy_options
+        policy = shared.PolicyOptions((str(self.found_file),)) if self.is_automatic else self.policy_options
         policy = shared.PolicyOptions() if self.options.tune else policy
         return ExportOptions(
             backend=self.options.backend,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,8 +26,8 @@ from swin_quant.verbs import search as searching
 from swin_quant.verbs import verify as verifying
 from swin_quant.verbs.calibrate import CalibrateOptions, SampleOptions
 from swin_quant.verbs.evaluate import EvaluateOptions
-from swin_quant.verbs.quantize_options import QuantizeOptions
-from swin_quant.verbs.search import BudgetOptions, SearchOptions
+from swin_quant.verbs.quantize_options import NO_SEARCH, QuantizeOptions
+from swin_quant.verbs.search_options import Budget, SearchOptions, timed_backend
 from swin_quant.verbs.verify import VerifyOptions
 
 if TYPE_CHECKING:
@@ -39,11 +39,10 @@ if TYPE_CHECKING:
     from swin_quant.exported import Exported
     from swin_quant.model import Model
     from swin_quant.quant.policy import Policy
-    from swin_quant.quant.search import SearchResult
     from swin_quant.report.verdict import DeployVerdict
     from swin_quant.verbs.evaluate import Evaluation
     from swin_quant.verbs.quantization import Quantization
-    from swin_quant.verbs.search_settings import SearchSettings
+    from swin_quant.verbs.search_costs import Search
 
 EXAMPLES = """examples:
   swin-quant quantize swin_tiny_patch4_window7_224.pth --data-path imagenet --for openvino --output out
@@ -86,16 +85,13 @@ def quantize(
     passes: str | Sequence[Any] | None = None,
     int4_weights: bool = False,
     tune: bool = False,
-    max_drop: float | None = None,
-    min_agreement: float | None = None,
-    min_sqnr: float | None = None,
-    max_ms: float | None = None,
+    budget: Budget = Budget(),
     config: str | Path | None = None,
 ) -> Quantized:
     """Calibrate, export for `backend` into `folder`, verify and score, as `swin-quant quantize` does.
 
-    `policy` None: the backend's best; "auto" is searched for within the budget (`max_drop` and the rest as in `search`;
-    0.1 points of top-1 where none is given). `tune`: as in `export`. `pictures`, `method` and `passes` are those of
+    `policy` None: the backend's best; "auto" is searched for within the `budget`, as in `search`. `tune`: as in
+    `export`. `pictures`, `method` and `passes` are those of
     `calibrate`; `scored_on` None: the place's val. A checkpoint's file with a place on disk goes on where a call was
     cut off. A model in memory is done anew, and is then calibrated. `config`: for a checkpoint whose model no run card
     or shape tells.
@@ -113,7 +109,7 @@ def quantize(
     from swin_quant.verbs.search import search
 
     source, target = source_of(pictures), target_named(backend)
-    budget, place = BudgetOptions(max_drop, min_agreement, min_sqnr, max_ms), None
+    place = None
     if isinstance(source, PictureSet):
         place = source
         is_plain = isinstance(policy, str | None) and isinstance(passes, str | None) and scored_on is None
@@ -137,7 +133,8 @@ def quantize(
             )
         if scored_on is None and place_has(source.path, "val"):
             scored_on = source.path
-    budget.need_policy_auto(policy)
+    if budget != Budget() and policy != AUTO:
+        raise UsageError(NO_SEARCH)
     subject = model_of(load(model, config) if isinstance(model, str | Path) else model)
     target.exporting.check_packages()
     ensure_writable_dir(folder)
@@ -150,8 +147,7 @@ def quantize(
     calibrate(subject, source, named, method=method, passes=passes, folder=folder)
     if policy == AUTO:
         searched_on = replace(place, count=None) if place else source
-        found = search(subject, searched_on, backend, folder, **asdict(budget.or_default))
-        refuse_useless(found.settings, found.result, found.settings.checkpoint, target)
+        refuse_useless(search(subject, searched_on, backend, folder, budget=budget), target, subject.checkpoint)
     exported = export(subject, backend, folder, int4_weights=int4_weights, tune=tune)
     scored = _checked(exported, target, source, scored_on)
     data = place.path if place else "DIR"
@@ -263,7 +259,7 @@ def steps(job: Quantization) -> list[Step]:
 
     calibrating = partial(is_calibrated, job), partial(_calibrate, job), partial(changed, job)
     found = [Step("calibrate", lambda: job.calibrating, *calibrating)]
-    if job.search:
+    if job.is_automatic:
         found.append(Step("search", lambda: job.searching, partial(is_found, job), partial(_search, job)))
     found.append(Step("export", lambda: job.exporting, lambda: artifact_of(job) is not None, exporting.exported_as))
     if job.engine:
@@ -281,6 +277,8 @@ def refuse_contradictions(job: Quantization) -> None:
     from swin_quant.verbs.export_tuned import check_tunable
 
     check_policy(job.target, job.policy)
+    if job.is_automatic:
+        timed_backend(job.target.name, job.world.device.type)
     if job.options.int4_weights:
         exporter_options(job.target, "int8", {"int4_weights": True})
         if all(rule.bits is None or rule.bits > INT4_BITS for rule in job.policy.rules):
@@ -303,8 +301,8 @@ def check_before(job: Quantization) -> None:
     ensure_writable_dir(job.folder)
     if job.engine and job.has_val:
         job.scored_on  # noqa: B018  (opens them)
-    if job.search and not is_found(job):
-        job.search.tell_if_few(job.search.sampling.count)
+    if job.is_automatic and not is_found(job):
+        job.searching.budget.or_default.tell_if_few(job.searching.data.pictures)
 
 
 def _calibrate(job: Quantization, options: CalibrateOptions) -> None:
@@ -321,19 +319,20 @@ def _calibrate(job: Quantization, options: CalibrateOptions) -> None:
 
 
 def _search(job: Quantization, options: SearchOptions) -> None:
-    settings = searching.settings_of(options, str(job.calibrated), job.cfg, job.world)
-    found = searching.find_and_keep(searching.costs_of(settings, settings.checkpoint))
-    refuse_useless(settings, found, str(job.calibrated), job.target)
+    from swin_quant.checkpoint import open_checkpoint
+
+    found = searching.search_checkpoint(options, open_checkpoint(job.calibrated), job.cfg, job.world)
+    refuse_useless(found, job.target, job.calibrated)
 
 
-def refuse_useless(settings: SearchSettings, found: SearchResult, checkpoint: str, target: Backend) -> None:
+def refuse_useless(found: Search, target: Backend, checkpoint: Path) -> None:
     """SwinQuantError where a search kept no budget, or left every layer float."""
-    if not found.met:
-        raise SwinQuantError(f"{settings.unmet(found.file)} ({found.found.figures})")
-    if found.is_float:
+    if not found:
+        raise SwinQuantError(f"{found.unmet} ({found.verdict.summary})")
+    if not found.nodes:
         raise SwinQuantError(
-            f"within the budget ({settings.limits}) every layer stays float: loosen it, or deploy the float model: "
-            f"`swin-quant export {shlex.quote(checkpoint)} --for {target.name} --precision float`"
+            f"within the budget ({found.record['budget']}) every layer stays float: loosen it, or deploy the float "
+            f"model: `swin-quant export {shlex.quote(str(checkpoint))} --for {target.name} --precision float`"
         )
 
 

@@ -11,7 +11,9 @@ from swin_quant.cli import shared
 from swin_quant.cli.flags import Flag, Group, words_from
 from swin_quant.quant import AUTO
 from swin_quant.verbs.calibrate import SampleOptions
-from swin_quant.verbs.search import BudgetOptions, TimingOptions
+from swin_quant.verbs.search_options import Budget, TimingOptions
+
+NO_SEARCH = f"a budget needs ‹policy› {AUTO}, which searches for a policy that keeps it"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +31,7 @@ class QuantizeOptions:
     ranges: shared.RangeOptions = shared.RangeOptions()
     passes: shared.PassOptions = shared.PassOptions()
     policy: shared.PolicyOptions = shared.PolicyOptions()
-    budget: Annotated[BudgetOptions, Group("budget of --policy auto")] = BudgetOptions()
+    budget: Annotated[Budget, Group("budget of --policy auto")] = Budget()
     int4_weights: shared.Int4Weights = False
     tune: shared.Tune = False
     timing: Annotated[TimingOptions, Group("options")] = TimingOptions()
@@ -44,9 +46,8 @@ class QuantizeOptions:
         if len(self.policy.policy) > 1:
             raise UsageError(f"--policy {' '.join(self.policy.policy)}: give one")
         automatic = self.policy.policy == (AUTO,)
-        self.budget.need_policy_auto(self.policy.policy)
-        if (timing := self.timing.measuring()) and not automatic:
-            raise UsageError(f"--{next(iter(timing))} is for --policy {AUTO}: nothing is timed for other policies")
+        if self.budget != Budget() and not automatic:
+            raise UsageError(NO_SEARCH)
         if self.tune and (self.policy != shared.PolicyOptions() or self.timing.float_type or self.int4_weights):
             raise UsageError(
                 "‹tune› chooses the policy, and times files in the engine's fastest types: leave ‹policy› and what "

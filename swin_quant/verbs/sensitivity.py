@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
-from swin_quant.base.errors import UsageError
+from swin_quant.base.errors import UsageError, listed
 from swin_quant.base.files import finite
 from swin_quant.base.progress import log, track
 from swin_quant.cards.card import update
@@ -22,11 +22,10 @@ from swin_quant.quant import GROUP_KINDS
 from swin_quant.report.table import ReportTable, comma_separated, print_text
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from swin_quant.base.distributed import World
-    from swin_quant.data.loader import Numbered
-    from swin_quant.data.picture_set import PictureSet, Source
+    from swin_quant.data.picture_set import Source
     from swin_quant.model import Model
     from swin_quant.quant.policy import Policy
     from swin_quant.report.nodes import CostRow
@@ -93,67 +92,91 @@ class Costs(Printed):
         return [*tables, profile_table(self.record)] if has_profile else tables
 
 
-def sensitivity(model: Model | nn.Module | str | Path, pictures: Source, policy: str | Policy | None = None) -> Costs:
-    """The loss with only a node quantized, and with all but it, for every node and group of the calibrated `model`.
+class Sample(NamedTuple):
+    """Pictures that losses are measured on, without labels.
 
-    `policy` None is the model's own. `pictures` need no labels; from a place on disk 64 are drawn, unless it says how
-    many, with its seed + 1: another draw than the one that calibrates, though both may hold some pictures. The result
-    goes into the model's card as well. SwinQuantError where an enabled node has no range.
+    `batches`: images [B, channels, S, S]; `sha256`: the hash of the pictures' names, None for tensors, which have none;
+    `split`: "" where nobody said which.
     """
-    from swin_quant.base.distributed import World
-    from swin_quant.checkpoint.ranges import check_bits
-    from swin_quant.data.picture_set import source_of
-    from swin_quant.exported import model_of
-    from swin_quant.quant.outputs import has_classes
-    from swin_quant.quant.policy import load_policy
 
-    model, pictures = model_of(model), source_of(pictures)
-    if not has_classes(model.module):
-        need_logits(getattr(model.module, "output_kind", FEATURES), "sensitivity")
+    batches: list[Tensor]
+    sha256: str | None
+    split: str
+
+
+def read_sample(model: Model, pictures: Source, usual: int) -> Sample:
+    """Read the pictures that losses are measured on: another draw than the one that calibrates.
+
+    Args:
+        model: The model that takes them.
+        pictures: A place on disk, from whose training pictures `usual` are drawn unless it says how many, with its
+            seed + 1; or batches, all of which are taken.
+        usual: The number of pictures.
+    """
+    from swin_quant.data.loader import DrawnBatches, default_workers
+    from swin_quant.data.picture_set import PictureSet, batches, source_of
+    from swin_quant.data.sampling import Sampling, digest
+
+    pictures = source_of(pictures)
+    if not isinstance(pictures, PictureSet):
+        return Sample([batch.images for batch in batches(pictures, False, model.prepared)], None, "")
+    pictures = pictures.of_split("train")
+    opened = pictures.open()
+    count = min(usual, len(opened)) if pictures.count is None else pictures.count
+    size = min(pictures.batch or BATCH, BATCH)
+    sampling = Sampling(count, pictures.split or "", pictures.seed + 1, size, pictures.max_unreadable)
+    drawn = DrawnBatches(opened, model.preprocess, sampling, workers=default_workers(pictures.workers, 1, count))
+    read = [batch.images for _, batch in drawn if len(batch.labels)]
+    if lost := drawn.unreadable():
+        log.warning("%d pictures are unreadable, others are taken where there are more: %s", len(lost), listed(lost))
+    return Sample(read, digest(drawn.names()), sampling.split)
+
+
+def sensitivity(model: Model | nn.Module | str | Path, pictures: Source, policy: str | Policy | None = None) -> Costs:
+    """Measure the loss with only a node quantized, and with all but it, for every node and group of nodes.
+
+    The result goes into the model's card as well.
+
+    Args:
+        model: A calibrated model; one that QAT trained is compared with its own weights, nodes off.
+        pictures: They need no labels. From a place on disk 64 are drawn, unless it says how many, with its seed + 1:
+            another draw than the one that calibrates, though both may hold some pictures.
+        policy: None is the model's own.
+
+    Returns:
+        The costs, which print as the table of the command.
+
+    Raises:
+        UsageError: the model has no policy, or gives no logits.
+        SwinQuantError: an enabled node has no range.
+    """
+    from swin_quant.checkpoint.ranges import check_bits
+    from swin_quant.exported import model_of
+    from swin_quant.models.classifier import Architecture
+    from swin_quant.models.registry import blocks_or_units, stages_of
+    from swin_quant.quant import sensitivity as measuring
+    from swin_quant.quant.outputs import has_classes
+    from swin_quant.quant.policy import apply_policy, load_policy
+
+    model = model_of(model)
+    module = model.module
+    if not has_classes(module):
+        need_logits(getattr(module, "output_kind", FEATURES), "sensitivity")
     chosen = load_policy(policy) if policy else model.policy
     if chosen is None:
         raise UsageError(f"{model.name}: has no policy: name one, or calibrate the model")
     if model.is_calibrated:
-        check_bits(model.module, model.card, [chosen], model.name)
-    record = _measured(model, chosen, pictures, World(device=model.device))
-    model.card = replace(model.card, sensitivity=record)
-    return Costs(record)
-
-
-def _measured(model: Model, policy: Policy, pictures: PictureSet | Iterable[Any], world: World) -> SensitivityRecord:
-    """The costs on batches, or on a seeded sample of a place on disk, the same on any number of ranks; the model is
-    left under `policy`, nodes off."""
-    from swin_quant.data.loader import DrawnBatches, default_workers
-    from swin_quant.data.picture_set import PictureSet, batches
-    from swin_quant.data.sampling import Sampling, digest
-    from swin_quant.models.classifier import Architecture
-    from swin_quant.models.registry import blocks_or_units, stages_of
-    from swin_quant.quant.policy import apply_policy
-    from swin_quant.quant.sensitivity import sensitivity
-
-    drawn = None
-    if isinstance(pictures, PictureSet):
-        pictures = pictures.of_split("train")
-        opened = pictures.open()
-        count = min(COUNT, len(opened)) if pictures.count is None else pictures.count
-        size = min(pictures.batch or BATCH, BATCH)
-        sampling = Sampling(count, pictures.split or "", pictures.seed + 1, size, pictures.max_unreadable)
-        workers = default_workers(pictures.workers, world.size, count)
-        drawn = DrawnBatches(opened, model.preprocess, sampling, world, workers)
-        given: Iterable[Numbered] = drawn
-    else:
-        given = enumerate(batches(pictures, False, model.prepared))
-    module = model.module
-    apply_policy(module, policy)
+        check_bits(module, model.card, [chosen], model.name)
+    sample = read_sample(model, pictures, COUNT)
+    apply_policy(module, chosen)
     known = isinstance(getattr(module, "architecture", None), Architecture)  # a model of the user's own has no stages
     blocks, stages = blocks_or_units(module), list(stages_of(module)) if known else []
-    started, expected = itertools.count(1), "" if drawn is None else f" of {len(drawn)}"
+    started = itertools.count(1)
 
     def bar(groups: Iterable[int], total: int) -> Iterable[int]:
-        return track(groups, f"measuring nodes, batch {next(started)}{expected}", total, "groups")
+        return track(groups, f"measuring nodes, batch {next(started)} of {len(sample.batches)}", total, "groups")
 
-    images = ((number, batch.images.to(world.device)) for number, batch in given)
-    found = sensitivity(module, images, blocks, stages, bar)
+    found = measuring.sensitivity(module, (one.to(model.device) for one in sample.batches), blocks, stages, bar)
     groups = [
         GroupRecord(
             kind=group.kind,
@@ -166,28 +189,27 @@ def _measured(model: Model, policy: Policy, pictures: PictureSet | Iterable[Any]
     ]
     record: SensitivityRecord = finite(
         SensitivityRecord(
-            policy=policy.name,
-            policy_sha256=policy.sha256,
+            policy=chosen.name,
+            policy_sha256=chosen.sha256,
             pictures=found.pictures,
-            pictures_sha256=None if drawn is None else digest(drawn.names()),  # tensors have no names
+            pictures_sha256=sample.sha256,
             overall=found.overall.record(),
             groups=groups,
             profile=dict(found.profile),
             forwards=found.forwards,
         )
     )
-    return record
+    model.card = replace(model.card, sensitivity=record)
+    return Costs(record)
 
 
 def run(options: SensitivityOptions, world: World) -> None:
-    """Measure a checkpoint; rank 0 writes the result to its run card, if there is one.
-
-    A checkpoint that QAT trained is compared with its own weights, nodes off.
-    """
+    """Measure a checkpoint, and write the result to its run card, if there is one."""
     from swin_quant.checkpoint import open_checkpoint
     from swin_quant.data.picture_set import PictureSet
     from swin_quant.loading import load_for_scoring
 
+    shared.one_process(world, "sensitivity")
     is_csv = options.format == "csv"
     if is_csv and PROFILE in options.kind and {PROFILE} != {*options.kind}:
         raise UsageError("--kind profile: CSV has one table: ask for it alone")
@@ -199,14 +221,13 @@ def run(options: SensitivityOptions, world: World) -> None:
     how = {"count": data.pictures, "batch": data.batch, "max_unreadable": data.max_unreadable}
     pictures = PictureSet.of_config(cfg, data.split, cache_mode="no", **how)
     need_logits(cfg.MODEL.OUTPUT_KIND, "sensitivity")
-    model, policies = load_for_scoring(cfg, checkpoint, [policy] if policy else [], world)
+    model, policies = load_for_scoring(cfg, checkpoint, [policy] if policy else [], world, any_bits=True)
     if not policies:
         raise UsageError(f"{checkpoint}: is a float checkpoint: calibrate it first")
-    record = _measured(model, policies[0], pictures, world)
-    if not world.is_main:
-        return
+    before = model.card
+    record = sensitivity(model, pictures, policies[0]).record
     if model.card_file:
-        update(model.card_file, model.card, lambda now: replace(now, sensitivity=record))
+        update(model.card_file, before, lambda now: replace(now, sensitivity=record))
         log.info("run card: %s", model.card_file)
     found = Costs(record, options.kind, None if is_csv else options.top or None)
     first = found.tables()[0]

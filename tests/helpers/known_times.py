@@ -1,8 +1,7 @@
 """An engine for searches whose time is known."""
 
 from swin_quant.quant.policy import settings_for
-from swin_quant.score.candidate import Timing
-from swin_quant.verbs.policy_costs import PolicyTimer
+from swin_quant.verbs.search_costs import Timer
 
 
 def with_known_times(monkeypatch):
@@ -11,9 +10,7 @@ def with_known_times(monkeypatch):
     def milliseconds(model, policy):
         return 3 - 0.01 * sum(one.enabled for one in settings_for(model, policy).values()) if policy else 3.0
 
-    def interleaved(timer, policies):
-        shown = {"all": timer.settings.start, **policies}
-        times = {name: milliseconds(timer.model.network, policy) for name, policy in shown.items()}
-        return {name: Timing(name, 1, rounds=[[ms]]) for name, ms in times.items()}
+    def rounds(timer, policy):
+        return [(milliseconds(timer.model.network, timer.base), milliseconds(timer.model.network, policy))]
 
-    monkeypatch.setattr(PolicyTimer, "_interleaved", interleaved)
+    monkeypatch.setattr(Timer, "rounds", rounds)

@@ -11,7 +11,7 @@ from swin_quant.models.registry import blocks_of, stages_of
 from swin_quant.quant.calibration import calibrate
 from swin_quant.quant.policy import apply_policy, enabled_nodes, load_policy, quantize
 from swin_quant.quant.quantizer import State, named_nodes
-from swin_quant.quant.sensitivity import BLOCK, LAYER, NODE, ROLE, STAGE, recorded, replayed, sensitivity
+from swin_quant.quant.sensitivity import BLOCK, LAYER, NODE, ROLE, STAGE, layer_losses, recorded, replayed, sensitivity
 from swin_quant.quant.watch import watching
 
 KINDS = pytest.mark.parametrize("kind", ["swin", "swinv2"])
@@ -28,7 +28,7 @@ def subject(tiny_model):
         policy = load_policy("ft-mode1").bits("role:activation", 4)
         apply_policy(model, policy)
         calibrate(model, [images])
-        return model, policy, list(enumerate(images.split(4)))
+        return model, policy, list(images.split(4))
 
     return make
 
@@ -49,7 +49,7 @@ def measured(subject):
 
 def logits(model, batches):
     with torch.inference_mode():
-        return torch.cat([model(images) for _, images in batches]).double().numpy()
+        return torch.cat([model(images) for images in batches]).double().numpy()
 
 
 def by_hand(found, expected):
@@ -109,7 +109,7 @@ def test_all_of_a_swin_tiny_takes_less_than_two_forwards_a_node(tiny_model, use_
     keys = {"EMBED_DIM": 8, "DEPTHS": [2, 2, 6, 2], "NUM_HEADS": [1, 1, 1, 1], "IMG_SIZE": 64}
     model, images = use_policy(tiny_model(**keys), "ft-mode1"), torch.randn(1, 3, 64, 64)
     calibrate(model, [images])
-    found = sensitivity(model, [(0, images)], blocks_of(model), stages_of(model))
+    found = sensitivity(model, [images], blocks_of(model), stages_of(model))
     nodes = [group for group in found.groups if group.kind == NODE]
     assert len(nodes) == 201
     assert found.forwards < 2 * len(nodes)  # 1.7; whole forward passes would be 2.9
@@ -138,11 +138,14 @@ def test_the_profile_is_the_error_of_each_block(measured):
     apply_policy(model, policy)
 
 
-@pytest.mark.slow
-def test_the_order_of_batches_is_no_matter_to_the_bit(measured):
-    model, policy, batches, found = measured("swin")
+@KINDS
+def test_the_losses_of_layers_are_those_of_sensitivity(kind, measured):
+    model, policy, batches, found = measured(kind)
     apply_policy(model, policy)
-    assert sensitivity(model, batches[::-1], blocks_of(model), stages_of(model)) == found
+    images = torch.cat(batches)
+    alone = {group.name: group.alone for group in sensitivity(model, [images], {}).groups if group.kind == LAYER}
+    apply_policy(model, policy)
+    assert layer_losses(model, images, blocks_of(model)) == alone
 
 
 def test_the_costly_come_first(measured):
@@ -169,7 +172,7 @@ def test_a_node_that_costs_nothing_is_infinitely_good_alone(tiny_model):
     layer = model.layers[0].blocks[0].attn.qkv
     layer.weight.data = torch.randint(-127, 128, layer.weight.shape) / 127.0  # on the grid
     layer._weight_quantizer.amax = torch.tensor(1.0)
-    (group,) = [group for group in sensitivity(model, [(0, images)], blocks_of(model)).groups if group.kind == NODE]
+    (group,) = [group for group in sensitivity(model, [images], blocks_of(model)).groups if group.kind == NODE]
     assert group.alone.sqnr_db == pytest.approx(math.inf) or group.alone.sqnr_db > 100
 
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import math
 import shlex
 import subprocess
 from pathlib import Path
@@ -14,9 +13,6 @@ from cards_of_results import INT8, OWN, TORCH, TRAINING, card_of
 from swin_quant.backends.registry import targets
 from swin_quant.cards.records import ORIGINAL, PTQ, QAT
 from swin_quant.cli.session import command_of, parser_of
-from swin_quant.quant.distance import Loss
-from swin_quant.quant.policy import load_policy
-from swin_quant.quant.search import SearchResult, TriedPolicy
 from swin_quant.report.verdict import FLOAT, loss_in_words, of_artifact, of_search, of_training
 
 FILE, CHECKPOINT = Path("my out/x_int8_openvino.onnx"), Path("my out/x_calib.pth")
@@ -121,14 +117,14 @@ def test_qat_is_held_against_ptq_with_the_error_of_their_own_difference(delta, s
 
 
 def found(ms=0.5, float_ms=1.0, met=True, drop=0.05):
-    loss, exact = Loss(36.0, 1e-4, 99.0, drop, 0.02), Loss(math.inf, 0.0, 100.0, 0.0)
-    tried = (
-        TriedPolicy("mine", 10, loss, ms, is_found=True),
-        TriedPolicy("float", 0, exact, float_ms),
-    )
-    policy = load_policy("cpu")
-    result = SearchResult(policy, Path("out/x_auto_openvino.yaml"), tried, 1024, met, (), 0.1 if ms else None)
-    return of_search(result, "out/x_calib.pth", "openvino", "float32", "drop at most 0.1 points")
+    loss = {"sqnr_db": 36.0, "kl": 1e-4, "agreement": 99.0, "drop": drop, "drop_error": 0.02}
+    exact = {"sqnr_db": None, "kl": 0.0, "agreement": 100.0, "drop": 0.0}
+    tried = [
+        {"policy": "mine", "nodes": 10, "loss": loss, "ms": ms, "found": True, "front": True},
+        {"policy": "float", "nodes": 0, "loss": exact, "ms": float_ms, "found": False, "front": True},
+    ]
+    record = {"engine": "openvino", "batch": 1, "budget": "drop at most 0.1 points", "met": met, "pictures": 1024}
+    return of_search({**record, "tried": tried}, Path("out/x_auto_openvino.yaml"), "out/x_calib.pth", "float32")
 
 
 def test_a_search_ends_with_the_policy_and_the_command_that_exports_it():

@@ -21,12 +21,10 @@ from swin_quant.config.load import portable_config
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.loading import load_for_scoring
 from swin_quant.models import build_model
-from swin_quant.quant.search import Budget
-from swin_quant.score.candidate import Timing
 from swin_quant.score.options import EngineOptions
-from swin_quant.verbs import policy_costs, quantization
+from swin_quant.verbs import quantization
 from swin_quant.verbs import quantize as quantizing
-from swin_quant.verbs.search_settings import SearchedNetwork, SearchSettings
+from swin_quant.verbs.search_costs import Timer
 
 
 def words_for(micro, pictures, folder):
@@ -219,9 +217,9 @@ def test_the_floats_beside_int8_are_those_asked_for_at_every_step(run, words, ma
     planned = run(*dry, "--float-type", "bfloat16").out.splitlines()
     assert ["# done" in line for line in planned] == [True, True, False, False]
     assert ["--float-type bfloat16" in line for line in planned] == [False, False, True, True]
-    found = ["--for", "openvino", "--policy", "auto", "--float-type", "bfloat16", "--rounds", 2, "--seconds", 0.1]
+    found = ["--for", "openvino", "--policy", "auto", "--float-type", "bfloat16"]
     search = run("quantize", *words, *found, "--dry-run").out.splitlines()[1]
-    assert "--float-type bfloat16 --rounds 2 --seconds 0.1" in search
+    assert "--float-type bfloat16" in search
 
 
 def test_floats_that_an_engine_takes_from_its_file_are_given_to_the_exporter(run, words, tmp_path):
@@ -253,24 +251,13 @@ def test_floats_that_an_engine_takes_from_its_file_are_those_of_the_export(run, 
 
 
 @pytest.mark.parametrize("float_type", [None, "bfloat16"])
-def test_what_a_search_times_was_exported_in_the_floats_that_are_asked_for(
-    in_bfloat16, tmp_path, monkeypatch, float_type
-):
-    written = []
-
-    def interleave(candidates, *_):
-        written.extend(open_artifact(one.file).record["options"]["float_type"] for one in candidates)
-        return [Timing(one.name, 1, rounds=[[1.0]]) for one in candidates]
-
-    monkeypatch.setattr(policy_costs, "interleave", interleave)
-    options = EngineOptions(device="cuda", float_type=float_type)
+def test_what_a_search_times_is_exported_in_the_floats_that_are_asked_for(in_bfloat16, tmp_path, float_type):
     folder = Path(in_bfloat16[0]).parent
-    calibrated, cfg = folder / "out" / "swin_micro_calib.pth", load_config(folder / "swin.yaml")
-    network = SearchedNetwork.of_config(cfg)
-    settings = SearchSettings(network, str(calibrated), "cuda", tmp_path, budget=Budget(min_sqnr=0), options=options)
-    model, _ = load_for_scoring(cfg, calibrated, [settings.start])
-    assert policy_costs.PolicyTimer(settings, model).extremes() == (1.0, 1.0)
-    assert written == 2 * [float_type or "float16"]
+    model, _ = load_for_scoring(load_config(folder / "swin.yaml"), folder / "out" / "swin_micro_calib.pth")
+    timer = Timer(model, "cuda", None, 1, EngineOptions(device="cuda", float_type=float_type))
+    assert open_artifact(timer.export(timer.base, tmp_path)).record["options"]["float_type"] == (
+        float_type or "float16"
+    )
 
 
 @pytest.mark.parametrize("engine, float_type", [("onnxruntime", "bfloat16"), ("torchscript", "float16"),

@@ -8,7 +8,7 @@ import pytest
 from swin_quant.backends.backend import Exports
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.verbs import calibrate
-from swin_quant.verbs.policy_costs import PolicyCosts
+from swin_quant.verbs.search_costs import Losses
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_too_few_pictures_for_the_budget(quantize, run, calibrated, pictures, tm
     done = quantize("--for", "onnxruntime", "--policy", "auto", "--max-drop", 0.05)
     assert "1024 pictures hardly tell a drop of 0.05 points: give 2000 or more" in done.err, done
     assert done.err.index("hardly tell") < done.err.index("it calibrates already")
-    monkeypatch.setattr(PolicyCosts, "_logits", too_early)
+    monkeypatch.setattr(Losses, "__init__", too_early)
     copy = shutil.copytree(calibrated.parent, tmp_path / "copy") / calibrated.name
     words = ["--data-path", pictures, "--engine", "onnxruntime", "--max-drop", 5, "--pictures", 8, "--device", "cpu"]
     done = run("search", copy, *words, "--output", tmp_path / "found")
