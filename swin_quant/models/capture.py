@@ -69,7 +69,7 @@ def capture(
     graph = _on_attributes(program, module, what, outputs, named)
     for value in (node.meta["val"] for node in graph.nodes if node.op == "placeholder"):
         if is_concrete_int(value.shape[0]):
-            remedy = "take the batch from `x.shape[0]`, not from `len(x)` or a number"
+            remedy = "take the batch from `x.shape[0]`, as a whole number, and loop over no batch"
             fixed = f"its forward pass fits batches of {len(value)} alone{_fixed_at(value)}"
             raise SwinQuantError(f"{what}: {fixed}: {remedy}")
     _drop_checks(graph)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from swin_quant.arguments import checked
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.files import ensure_writable_dir
 from swin_quant.base.progress import log
@@ -172,6 +173,7 @@ class Search(Printed):
         return [search_table(self.result, settings.limits, f"{settings.engine}, batch {settings.batch}")]
 
 
+@checked
 def search(
     model: Model | str | Path,
     pictures: Source,

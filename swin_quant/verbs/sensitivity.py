@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from swin_quant.arguments import checked
 from swin_quant.base.errors import UsageError
 from swin_quant.base.files import finite
 from swin_quant.base.progress import log, track
@@ -93,6 +94,7 @@ class Costs(Printed):
         return [*tables, profile_table(self.record)] if has_profile else tables
 
 
+@checked
 def sensitivity(model: Model | nn.Module | str | Path, pictures: Source, policy: str | Policy | None = None) -> Costs:
     """The loss with only a node quantized, and with all but it, for every node and group of the calibrated `model`.
 
