@@ -58,7 +58,7 @@ def wrap(
     inputs = named if isinstance(named, Inputs) else None
     input_shape = named.shape if isinstance(named, Inputs) else _shape_of(named, channels)
     _check_prepared(name, preprocess, input_shape)
-    _check_float32(name, module)
+    _check_parts(name, module)
     original = _copied(module).eval()
     device = next((parameter.device for parameter in original.parameters()), torch.device("cpu"))
     seeded = torch.Generator().manual_seed(0)
@@ -165,9 +165,14 @@ def _check_prepared(name: str, preprocess: Preprocess | None, shape: tuple[int, 
         raise UsageError(f"{name}: takes {list(shape)}, and its `preprocess` makes {list(made)}: give another `size`")
 
 
-def _check_float32(name: str, module: nn.Module) -> None:
-    """SwinQuantError for a parameter of another float type."""
+def _check_parts(name: str, module: nn.Module) -> None:
+    """SwinQuantError for a scripted part, and for a parameter that is not made yet or of another float type."""
+    for key, part in module.named_modules():
+        if isinstance(part, torch.jit.ScriptModule):
+            raise SwinQuantError(f"{name}: {key or 'it'} is scripted: give the module that torch.jit.script was given")
     for key, parameter in module.named_parameters():
+        if isinstance(parameter, nn.parameter.UninitializedParameter):
+            raise SwinQuantError(f"{name}: {key} is not initialized: call the module once on an example")
         if parameter.is_floating_point() and parameter.dtype is not torch.float32:
             raise SwinQuantError(f"{name}: {key} is {str(parameter.dtype).removeprefix('torch.')}: give module.float()")
 

@@ -364,9 +364,9 @@ def _is_torchs(module: nn.Module) -> bool:
 
 def _is_whole(module: nn.Module) -> bool:
     """Whether a module stays one call: it is torch's, a layer norm, or acts only in training, without children, and
-    without hooks that compute its weight, as those of `nn.utils.weight_norm`, `spectral_norm` and `prune`."""
+    without hooks: those of `nn.utils.weight_norm`, `spectral_norm` and `prune` compute a weight, others an output."""
     known = isinstance(module, _WHOLE) or _NOISE.search(type(module).__name__) or _is_torchs(module)
-    return bool(known) and not list(module.children()) and not module._forward_pre_hooks
+    return bool(known) and not list(module.children()) and not (module._forward_pre_hooks or module._forward_hooks)
 
 
 def _out_of_place(graph: fx.Graph) -> bool:

@@ -7,6 +7,7 @@ own modules stay modules, which train as before (`capture`). The graph shows whe
 """
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -284,7 +285,19 @@ def _add(graph: fx.Graph, root: nn.Module, place: Place) -> None:
 
 
 def exchanges(graph: fx.Graph, root: nn.Module, norms: Mapping[str, str]) -> Iterator[Exchange]:
-    """The exchanges of a graph whose layers are ours. `norms`: batch norms that are folded into layers (`foldable`)."""
+    """The exchanges of a graph whose layers are ours. `norms`: batch norms that are folded into layers (`foldable`).
+
+    Parameters that another layer shares, or the forward pass reads itself, stay as they are.
+    """
+    owners = Counter(id(one) for part in root.modules() for one in part._parameters.values())
+    fixed = {key for key, one in root.named_parameters(remove_duplicate=False) if owners[id(one)] > 1}
+    fixed |= {str(node.target) for node in graph.nodes if node.op == "get_attr"}
+    for one in _exchanges(graph, root, norms):
+        if fixed.isdisjoint(part.name for part in one.before + one.after):
+            yield one
+
+
+def _exchanges(graph: fx.Graph, root: nn.Module, norms: Mapping[str, str]) -> Iterator[Exchange]:
     calls = [str(node.target) for node in graph.nodes if node.op == "call_module"]
     for node in graph.nodes:
         name = str(node.target)

@@ -99,11 +99,13 @@ def sensitivity(
     stages: Iterable[str] = (),
     tell: Callable[[Iterable[int], int], Iterable[int]] = lambda numbers, total: numbers,
     kinds: Sequence[str] = (NODE, LAYER, BLOCK, STAGE, ROLE),
+    reference: nn.Module | None = None,
 ) -> Sensitivity:
     """Measure the enabled nodes of the model on this rank's share of (number, images [B, channels, S, S]).
 
     `blocks` run one after another and take one tensor; they save time and do not change the result. `tell` iterates
-    over the numbers of groups, for a progress bar. Afterwards the model is as before, nodes off. The result is the same
+    over the numbers of groups, for a progress bar. `reference`: the float network that logits are compared with, None:
+    the model with its nodes off. Afterwards the model is as before, nodes off. The result is the same
     on any number of ranks. SwinQuantError if no node is on, or there is no picture.
     """
     nodes, parts = enabled_nodes(model), list(blocks.values())
@@ -116,6 +118,8 @@ def sensitivity(
         with torch.inference_mode(), eval_mode(model):
             for number, images in batches:
                 batch = _Batch(model, nodes, parts, images)
+                if reference is not None:
+                    batch.expected = reference(images)
                 measured = [batch.overall(), *batch.profile()]
                 for index in tell(range(len(groups)), len(groups)):
                     measured += batch.both(groups[index][2])

@@ -123,8 +123,8 @@ def sensitivity(model: Model | nn.Module | str | Path, pictures: Source, policy:
 
 
 def _measured(model: Model, policy: Policy, pictures: PictureSet | Iterable[Any], world: World) -> SensitivityRecord:
-    """The costs on batches, or on a seeded sample of a place on disk, the same on any number of ranks; the model is
-    left under `policy`, nodes off."""
+    """The costs on batches, or on a seeded sample of a place on disk, the same on any number of ranks, against the
+    float network as it was given, where it is known; the model is left under `policy`, nodes off."""
     from swin_quant.data.loader import DrawnBatches, default_workers
     from swin_quant.data.picture_set import PictureSet, batches
     from swin_quant.data.sampling import Sampling, digest
@@ -155,7 +155,7 @@ def _measured(model: Model, policy: Policy, pictures: PictureSet | Iterable[Any]
         return track(groups, f"measuring nodes, batch {next(started)}{expected}", total, "groups")
 
     images = ((number, batch.images.to(world.device)) for number, batch in given)
-    found = sensitivity(module, images, blocks, stages, bar)
+    found = sensitivity(module, images, blocks, stages, bar, reference=model.original)
     groups = [
         GroupRecord(
             kind=group.kind,
