@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from given_files import (
@@ -378,6 +379,110 @@ def words_before_file(folder: Path, pictures: Path) -> str:
     model = EXAMPLES / "swin_micro_cifar10.safetensors"
     done = command("nodes", "--policy", "ft-mode1", model)
     return f"{len(done.stdout.splitlines())} lines" if not done.returncode else answer(done)
+
+
+# Modules of plain PyTorch
+
+
+def wrapped(run: Callable[..., Any], change: Callable[[Any], Any] = lambda module: None, **parts: Any) -> str:
+    """The SQNR of a module's int8 form against the module, and how far its float form is after `calibrate`."""
+
+    class Module(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return run(self, x)
+
+    import swin_quant as sq
+
+    torch.manual_seed(0)
+    module = Module()
+    for name, part in parts.items():
+        setattr(module, name, part())
+    change(module.eval())
+    x = torch.randn(6, 3, 8, 8)
+    with torch.no_grad():
+        wanted = module(x)
+    model = sq.calibrate(sq.wrap(module, 8), [x], "qdq", passes=["equalize"])
+    noise, moved = model(x) - wanted, (model.module(x) - wanted).abs().max() / wanted.abs().max()
+    return f"int8 {10 * (wanted.square().sum() / noise.square().sum()).log10():.0f} dB, float moved by {moved:.0e}"
+
+
+@case("modules", "batch norm before a layer whose weight the forward pass reads again")
+def tied_decoder(folder: Path, pictures: Path) -> str:
+    def spread(module: Any) -> None:
+        module.n.running_var.uniform_(0.1, 9)
+
+    def run(module: Any, x: Any) -> Any:
+        return torch.nn.functional.conv_transpose2d(module.n(module.a(x)).relu(), module.a.weight)
+
+    return wrapped(run, spread, a=lambda: torch.nn.Conv2d(3, 8, 3), n=lambda: torch.nn.BatchNorm2d(8))
+
+
+@case("modules", "equalization of a layer whose weight the forward pass reads again")
+def equalized_elsewhere(folder: Path, pictures: Path) -> str:
+    def loud(module: Any) -> None:
+        module.a.weight.data[0] *= 100
+
+    def run(module: Any, x: Any) -> Any:
+        return module.b(module.a(x).relu()) + torch.nn.functional.conv2d(x, module.a.weight)
+
+    return wrapped(run, loud, a=lambda: torch.nn.Conv2d(3, 8, 3), b=lambda: torch.nn.Conv2d(8, 8, 1))
+
+
+@case("modules", "an activation in place whose input is read again")
+def read_again(folder: Path, pictures: Path) -> str:
+    def run(module: Any, x: Any) -> Any:
+        t = module.a(x)
+        return module.b(module.r(t)) + t
+
+    parts = {"a": lambda: torch.nn.Conv2d(3, 8, 3), "b": lambda: torch.nn.Conv2d(8, 8, 1)}
+    return wrapped(run, r=lambda: torch.nn.ReLU(inplace=True), **parts)
+
+
+@case("modules", "a forward hook on a convolution")
+def hooked(folder: Path, pictures: Path) -> str:
+    def hook(module: Any) -> None:
+        module.a.register_forward_hook(lambda layer, inputs, output: output * 2)
+
+    return wrapped(lambda module, x: module.a(x), hook, a=lambda: torch.nn.Conv2d(3, 8, 3))
+
+
+@case("modules", "`torch.nn.utils.weight_norm` on a linear")
+def weight_norm(folder: Path, pictures: Path) -> str:
+    linear = torch.nn.utils.weight_norm
+    return wrapped(lambda module, x: module.a(x.flatten(1)), a=lambda: linear(torch.nn.Linear(192, 5)))
+
+
+@case("modules", "`int(x.shape[0])` as the batch")
+def int_of_batch(folder: Path, pictures: Path) -> str:
+    def run(module: Any, x: Any) -> Any:
+        return module.a(x).view(int(x.shape[0]) * 2, -1).view(int(x.shape[0]), -1)
+
+    return wrapped(run, a=lambda: torch.nn.Conv2d(3, 8, 3))
+
+
+@case("modules", "pickle of a wrapped model")
+def pickled(folder: Path, pictures: Path) -> str:
+    import swin_quant as sq
+
+    torch.save(sq.wrap(torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3)), 8), folder / "model.pth")
+    return "saved"
+
+
+@case("modules", '`sq.calibrate(model, "qdq", data)`')
+def exchanged(folder: Path, pictures: Path) -> str:
+    import swin_quant as sq
+
+    model = sq.wrap(torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3)), 8)
+    sq.calibrate(model, "qdq", [torch.randn(6, 3, 8, 8)])  # type: ignore[arg-type]
+    return "calibrated"
+
+
+@case("modules", "`sq.wrap(net)` without a size")
+def without_size(folder: Path, pictures: Path) -> str:
+    import swin_quant as sq
+
+    sq.wrap(torch.nn.Linear(8, 5))  # type: ignore[call-arg]
+    return "wrapped"
 
 
 def main(name: str, folder: str, pictures: str) -> None:

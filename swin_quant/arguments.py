@@ -11,7 +11,8 @@ import torch
 from swin_quant.base.errors import UsageError
 from swin_quant.base.files import shipped_files
 
-_P, _R = ParamSpec("_P"), TypeVar("_R")
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 _WORDS = {"model": "a model", "pictures": "pictures", "policy": "a policy", "backend": "a backend"}
 _EXPECTED = {  # the kind of a parameter, by its name
     **dict.fromkeys(("model", "module", "exported"), "model"),
