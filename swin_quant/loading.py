@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from yacs.config import CfgNode
 
+from swin_quant.arguments import checked
 from swin_quant.base.distributed import World
 from swin_quant.base.errors import SwinQuantError, UsageError, called
 from swin_quant.base.progress import log
@@ -39,6 +40,7 @@ from swin_quant.score.baseline import (
 from swin_quant.wrapping import wrapped_again
 
 
+@checked
 def load(
     checkpoint: str | Path,
     config: str | Path | CfgNode | nn.Module | None = None,

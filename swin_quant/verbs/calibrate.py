@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from swin_quant.arguments import checked
 from swin_quant.base.errors import SwinQuantError, UsageError, called
 from swin_quant.base.files import ensure_writable_dir
 from swin_quant.base.progress import log
@@ -76,6 +77,7 @@ class CalibrateOptions:
     random_weights: Annotated[bool, Rare("without a checkpoint: time untrained weights")] = False
 
 
+@checked
 def calibrate(
     model: Model | nn.Module | str | Path,
     pictures: Source,

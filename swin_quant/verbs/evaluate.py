@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from swin_quant.arguments import checked
 from swin_quant.base.errors import UsageError
 from swin_quant.base.files import check_writable, ensure_writable_dir, one_at_a_time
 from swin_quant.base.progress import log
@@ -122,6 +123,7 @@ class Evaluation:
         return next((result for result in self.results if result.policy), None)
 
 
+@checked
 def evaluate(
     model: Model | nn.Module | Exported | str | Path,
     pictures: Source,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from swin_quant.arguments import checked
 from swin_quant.backends.backend import PRECISIONS, Backend
 from swin_quant.backends.registry import targets
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
@@ -166,6 +167,7 @@ def _print(artifact: Artifact, target: Backend, checkpoint: str) -> None:
         log.info("next: %s", command.format(file=artifact.file, checkpoint=Path(checkpoint)))
 
 
+@checked
 def export(
     model: Model | str | Path,
     backend: str,

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from swin_quant.arguments import checked
 from swin_quant.backends.backend import Backend
 from swin_quant.backends.registry import takers, target_named
 from swin_quant.base.errors import SwinQuantError, UsageError, memory_errors_named, one_line
@@ -73,6 +74,7 @@ class Quantized:
         return self.evaluation._repr_html_()
 
 
+@checked
 def quantize(
     model: Model | nn.Module | str | Path,
     pictures: Source,

@@ -9,6 +9,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from swin_quant.arguments import checked
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.files import ensure_writable_dir
 from swin_quant.base.progress import log
@@ -41,6 +42,7 @@ Exit code 1 says that the budget cannot be met; the best policy that was found i
 _LESS = 0.7  # share of the divergence of a choice that was refuted, which the next may have
 
 
+@checked
 def search(
     model: Model | str | Path,
     pictures: Source,

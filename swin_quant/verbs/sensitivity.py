@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
+from swin_quant.arguments import checked
 from swin_quant.base.errors import UsageError, listed
 from swin_quant.base.files import finite
 from swin_quant.base.progress import log, track
@@ -132,6 +133,7 @@ def read_sample(model: Model, pictures: Source, usual: int) -> Sample:
     return Sample(read, digest(drawn.names()), sampling.split)
 
 
+@checked
 def sensitivity(model: Model | nn.Module | str | Path, pictures: Source, policy: str | Policy | None = None) -> Costs:
     """Measure the loss with only a node quantized, and with all but it, for every node and group of nodes.
 
@@ -176,7 +178,7 @@ def sensitivity(model: Model | nn.Module | str | Path, pictures: Source, policy:
     def bar(groups: Iterable[int], total: int) -> Iterable[int]:
         return track(groups, f"measuring nodes, batch {next(started)} of {len(sample.batches)}", total, "groups")
 
-    found = measuring.sensitivity(module, (one.to(model.device) for one in sample.batches), blocks, stages, bar)
+    found = measuring.sensitivity(module, (one.to(model.device) for one in sample.batches), blocks, stages, bar, model.original)
     groups = [
         GroupRecord(
             kind=group.kind,

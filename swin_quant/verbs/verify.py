@@ -8,6 +8,7 @@ from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from swin_quant.arguments import checked
 from swin_quant.backends.registry import engine_named
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.files import check_writable
@@ -72,6 +73,7 @@ class Verification(Printed):
         return [verification_table(self.records)]
 
 
+@checked
 def verify(
     exported: Exported | str | Path, pictures: Source, engine: str | None = None, *, device: str = "cpu"
 ) -> Verification:
