@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from draws import drawn
+from nightly import share
 from operator_nodes import core_with
 
 from swin_quant.backends.backend import ONNX_TOLERANCES
@@ -80,12 +80,9 @@ def attentions(artifact):
 CASES = [("swin", 7, None), ("swinv2", 8, None)]
 SLOW_CASES = [(kind, window, None) for kind in ("swin", "swinv2") for window in (4, 7, 8, 12, 16, 24)]
 SLOW_CASES = [case for case in SLOW_CASES if case not in CASES] + [("swin", 8, 12), ("swinv2", 8, 12)]
-SLOW_CASES = drawn(SLOW_CASES, 3)
 
 
-@pytest.mark.parametrize(
-    "kind, window, side", [*CASES, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW_CASES)]
-)
+@pytest.mark.parametrize("kind, window, side", [*CASES, *share(SLOW_CASES, 3, pytest.mark.slow)])
 def test_a_file_with_the_operator_computes_what_fake_quant_does(
     kind, window, side, calibrated_for, with_operators, tmp_path
 ):
@@ -437,7 +434,7 @@ def tiles(library, tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", drawn(["swin", "swinv2"], 4))
+@pytest.mark.parametrize("kind", share(["swin", "swinv2"], 4))
 def test_tiles_sum_the_same_products(kind, calibrated_for, library, tiles, tmp_path):
     """Windows of 16 tokens and more, widths of 32 and 64: rows that are not whole tiles, for any batch."""
     assert self_test(operators.sources(), tiles) is None

@@ -5,7 +5,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from draws import drawn
+from nightly import share
 from onnx.numpy_helper import to_array
 
 from swin_quant.backends import engine_loader
@@ -37,7 +37,7 @@ def test_opset_19_is_enough(exported, run, assert_quantized_alike, images):
 
 @KINDS
 @pytest.mark.slow
-@pytest.mark.parametrize("options", drawn([{}, {"target": "tensorrt"}], 2))
+@pytest.mark.parametrize("options", share([{}, {"target": "tensorrt"}], 2))
 def test_our_engine_runs_it_with_its_optimizations(kind, options, exported, assert_quantized_alike, images):
     artifact = exported(kind, "tensorrt-fp8", **options)
     engine = engine_loader("onnxruntime")(artifact)

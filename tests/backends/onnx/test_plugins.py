@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from draws import drawn
+from nightly import share
 from operator_nodes import core_with
 
 from swin_quant.backends.onnx.export import OnnxOptions
@@ -180,7 +180,7 @@ ATTENDING = {  # -> the number of scales of the three attentions: one for the so
 }
 
 
-@pytest.fixture(scope="session", params=drawn(list(ATTENDING), 2), ids="-".join)
+@pytest.fixture(scope="session", params=share([(one,) for one in ATTENDING], 2), ids="-".join)
 def attending(exported, request):
     """Attention in windows of 16 tokens, shifted and not: exported as plain nodes, and with the operator."""
     return exported(*request.param), exported(*request.param, plugin=("attention=swin_quant::Attention",))

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from draws import drawn
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """Damaged files of every kind that the tool reads: it reads or refuses them in one line, quickly, within limits.
 
 Foreign code, files that appear, other exceptions, crashes, 2 s of computing and 512 MB are faults. `make fuzz` tries
-more, by coverage as well where atheris is installed; `python tests/fuzz/run.py --parser NAME --case NUMBER
+more, by coverage as well where atheris is installed; `python tests/nightly/fuzz/run.py --parser NAME --case NUMBER
 --keep FOLDER` writes the files of one case.
 """
 
