@@ -313,18 +313,6 @@ def test_policies_go_to_plain_data_and_back(policy):
     assert policy_from_dict(policy.to_dict(), "there and back") == policy
 
 
-@pytest.mark.parametrize("name", ["ft-mode1", "ft-mode2", "qdq", "float"])
-def test_built_in_policies_go_to_plain_data_and_back(name):
-    policy = load_policy(name)
-    assert policy_from_dict(policy.to_dict(), name) == policy and policy.name == name and policy.description
-
-
-def test_rules_can_be_added_behind():
-    first = load_policy("ft-mode1")
-    longer = first.and_then(Rule(disable=("*.attn.qkv.*",)))
-    assert longer.rules[:-1] == first.rules and longer.rules[-1].disable == ("*.attn.qkv.*",)
-
-
 @pytest.fixture(scope="module")
 def calibrated(tiny_model):
     def make(kind="swin"):

@@ -13,7 +13,6 @@ from swin_quant.train.distill import (
     kl_divergence,
     kl_divergence_ft,
     load_teacher,
-    stage_outputs,
 )
 from swin_quant.train.recipe import Distillation
 
@@ -25,12 +24,6 @@ def test_kl_is_the_mean_over_pictures_times_t_squared():
     assert kl_divergence(teacher, teacher, t).abs() < 1e-6
     twice = kl_divergence(student.repeat(2, 1), teacher.repeat(2, 1), t)
     assert torch.isclose(twice, kl_divergence(student, teacher, t))
-
-
-def test_the_gradient_hardly_depends_on_the_temperature():
-    student, teacher = (1e-3 * torch.randn(4, 10)).requires_grad_(), 1e-3 * torch.randn(4, 10)
-    gradients = [torch.autograd.grad(kl_divergence(student, teacher, t), student)[0] for t in (1.0, 10.0)]
-    assert torch.allclose(gradients[0], gradients[1], rtol=0.02, atol=1e-7)
 
 
 @pytest.mark.parametrize("classes", [10, 1000])
@@ -50,17 +43,6 @@ def test_features_of_another_width_are_compared_by_the_similarities_of_tokens():
     wider = torch.cat([turned, torch.zeros(2, 6, 3)], dim=2)
     assert feature_distance(3 * wider, a) < 1e-6
     assert feature_distance(torch.randn(2, 6, 11), a) > 0.1
-
-
-def test_stage_outputs_are_those_of_every_stage(tiny_model):
-    model = tiny_model(DEPTHS=[1, 1], NUM_HEADS=[1, 2])
-    with stage_outputs(model, True) as found:
-        model(torch.randn(2, 3, 32, 32))
-        assert [tuple(output.shape) for output in found] == [(2, 64, 64), (2, 64, 64)]
-    model(torch.randn(1, 3, 32, 32))
-    assert len(found) == 2
-    with stage_outputs(None, False) as found:
-        assert found == []
 
 
 CPU = torch.device("cpu")

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-import torch
 
 from swin_quant.backends.cuda.export import CudaOptions, export
 from swin_quant.backends.cuda.launches import program_of

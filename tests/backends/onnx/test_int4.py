@@ -43,14 +43,6 @@ def test_the_levels_are_fake_quant_s_two_in_a_byte(kind, policy, exported, calib
         assert np.array_equal(levels, (simulate(weight, amax, -8, 7) / (amax / 7)).round().numpy()), name
 
 
-@pytest.mark.slow
-@BOTH
-def test_the_weights_take_half_of_what_int8_takes(kind, policy, exported, calibrated):
-    count = sum(model.weight.numel() for model in calibrated(kind, policy)[0].modules() if hasattr(model, "add_nodes"))
-    sizes = [exported(kind, policy, int4_weights=small).file.stat().st_size for small in (False, True)]
-    assert sizes[0] - sizes[1] >= 0.5 * count
-
-
 @pytest.mark.kernels
 @ALL
 def test_onnx_s_own_reference_computes_the_same(kind, policy, exported, images, assert_quantized_alike):

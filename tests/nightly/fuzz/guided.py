@@ -1,4 +1,4 @@
-"""The attack by coverage: `python tests/nightly/fuzz/guided.py --seconds 60 [--parser NAME]`, where atheris is installed.
+"""The attack by coverage: `python tests/nightly/fuzz/guided.py --seconds 60 [--parser NAME]`, with atheris.
 
 Atheris changes one file of a valid case, and keeps changes that reach new code. Faults are other exceptions than a
 one-line error, 2 s for one case, and 2 GB. A case with a fault is stored in `--keep`, for `--replay FILE`.

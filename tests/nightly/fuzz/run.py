@@ -1,4 +1,4 @@
-"""The attack from the command line: `python tests/nightly/fuzz/run.py --cases 5000 --table docs/results/reliability.md`.
+"""The attack as a command: `python tests/nightly/fuzz/run.py --cases 5000 --table docs/results/reliability.md`.
 
 `--parser NAME --case NUMBER --keep FOLDER` writes the files of one case, to look at.
 """

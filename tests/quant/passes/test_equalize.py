@@ -70,11 +70,6 @@ def test_a_channel_of_zeros_keeps_its_size():
     assert factors(torch.zeros(3), torch.ones(3), 0.5).tolist() == [1, 1, 1]
 
 
-def test_last_bits_of_a_measurement_do_not_matter():
-    size = torch.rand(64) + 0.1
-    assert torch.equal(factors(size, None, 0.7), factors(size * (1 + 2**-22), None, 0.7))
-
-
 @pytest.mark.parametrize("kind, where", PLACES)
 def test_planted_outliers_keep_the_function_and_are_found(kind, where, shallow, images, make_context, use_policy):
     model = shallow(kind)
@@ -192,14 +187,6 @@ def test_a_stream_begins_with_whatever_the_config_has(keys, tiny_model, images, 
         rescale(model, stream, torch.rand(model.layers[stage].blocks[0].norm1.weight.shape) + 0.5)
         assert torch.allclose(logits(model, images), expected, atol=1e-4)
     assert stage == 1
-
-
-def test_no_unit_is_worse(shallow, images, make_context, use_policy):
-    model = use_policy(shallow("swin"), "qdq")
-    expected = logits(model, images)
-    before = worth(model, images, expected)
-    run(make_context(model, images), EqualizeOptions())
-    assert worth(model, images, expected) > before - 0.5
 
 
 def test_where_nothing_stands_out_nothing_is_changed(shallow, images, make_context, use_policy):
